@@ -62,14 +62,14 @@ class Notes:
 
     # ---- in a worker -----------------------------------------------------------------
 
-    def ends(self, error: BaseException) -> None:
-        """The process ends with this exception."""
+    def ends(self, error: BaseException, pid: int | None = None) -> None:
+        """The process, or the one with this id, ends with this exception."""
         with contextlib.suppress(Exception):  # a text of the user's own may fail
             what = "".join(traceback.format_exception_only(type(error), error)).strip()
             frames = traceback.extract_tb(error.__traceback__)
             where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
             text = f"{what[:MOST_OF_ONE]}{where}"
-            self._append({"pid": os.getpid(), "text": text})
+            self._append({"pid": pid or os.getpid(), "text": text})
 
     def makes_trials(self) -> bool:
         """Whether this process is the first of the workers to ask (``seeding/held.py``)."""

@@ -138,6 +138,22 @@ def never_began(pid: int | None) -> str:
     )
 
 
+def starter_died(pid: int | None, hung: bool) -> str:
+    """Of the process that starts workers, and of its parent, which would start another."""
+    said = _said_by(pid or 0)
+    how = f"died unexpectedly, because it was ended by {said}" if said else "died unexpectedly"
+    if hung:
+        how = (
+            "was ended, because it had hung when a worker was to be started or had died. Somebody "
+            "may have stopped it, or a function that was given to os.register_at_fork() does not "
+            "return there"
+        )
+    return (
+        f"The process that starts DataLoader workers (pid {pid}) {how}; workers cannot be watched or "
+        "replaced any more. Make a new iterator."
+    )
+
+
 def not_loaded(pid: int, error: BaseException) -> RuntimeError:
     """Of a worker that inherits nothing, and could not get what it works with."""
     told = RuntimeError(

@@ -19,7 +19,7 @@ static pid_t
 thread_of(const struct mn_worker *k)
 {
     uint32_t tid = mn_a32_load_relaxed(&k->tid);
-    return (pid_t)(tid != 0 ? tid : mn_a32_load_relaxed(&k->pid));
+    return (pid_t)(tid != 0 ? tid : mn_worker_pid(k));
 }
 
 static uint64_t
@@ -42,7 +42,7 @@ busiest(const struct mn_engine *e)
         if (mn_a32_load_relaxed(&k->tid) == 0 && rows >= most
             && mn_a32_load_acquire(&k->state) == MN_WORKER_READY) {
             most = rows;
-            pid = (pid_t)mn_a32_load_relaxed(&k->pid);
+            pid = (pid_t)mn_worker_pid(k);
         }
     }
     return pid;

@@ -102,18 +102,11 @@ open_parts(struct mn_engine *e)
 }
 
 static void
-close_lifeline_end(struct mn_engine *e)
+destroy(struct mn_engine *e)
 {
     if (e->lifeline_end >= 0) {
         (void)close(e->lifeline_end);
     }
-    e->lifeline_end = -1;
-}
-
-static void
-destroy(struct mn_engine *e)
-{
-    close_lifeline_end(e);
     mn_lifeline_close(&e->lifeline);
     mn_plan_close(e->plan);
     mn_worker_views_close(&e->views);
@@ -251,7 +244,6 @@ mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd)
     /* Forked and spawned processes have their mapping by now, and holes are punched through
      * the mapping: one descriptor less for as long as the loader lives. */
     mn_memory_file_close(&e->file);
-    close_lifeline_end(e);
     MN_FAULT("engine.start");
     return mn_thread_start(&e->thread, "minato-engine", engine_main, e);
 }

@@ -89,10 +89,18 @@ mn_engine_retire_worker(struct mn_engine *e, uint32_t worker);
 int
 mn_engine_ask_to_leave(struct mn_engine *e, uint32_t worker, enum mn_leave how);
 
-/* Signals its process, whoever watches it, and nobody who has got its number since. 0; -ESRCH: it
- * does not live; -errno. */
+/* Signals its process. 0; -ESRCH: it does not live; -errno. */
 int
 mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig);
+
+/* Signals the zygote. 0; -ESRCH: there is none that lives; -errno. */
+int
+mn_engine_kill_zygote(struct mn_engine *e, int sig);
+
+/* Another zygote has taken the place of one that is gone. The caller has put its descriptors in
+ * place of those that mn_engine_start() was given, under the same numbers. */
+void
+mn_engine_zygote_replaced(struct mn_engine *e);
 
 /* The number of workers, within its bounds, as if that had been decided; decisions go on from
  * there. -EINVAL where it is fixed. */

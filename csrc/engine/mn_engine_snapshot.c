@@ -85,7 +85,7 @@ struct mn_health
 mn_engine_health(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
-    struct mn_health h = {.zygote_lost = e->crew.lost,
+    struct mn_health h = {.zygote_lost = mn_a32_load_relaxed(&e->crew.lost) != 0,
                           .zygote_hung = e->crew.hung,
                           .deaths = e->crew.ndeaths,
                           .crash_loop = mn_crew_crash_loop(&e->crew),

@@ -100,7 +100,7 @@ struct mn_engine {
     struct mn_shm shm;       /* the mapping, as the parts see it */
     struct mn_memory_file file; /* where it comes from */
     struct mn_lifeline lifeline; /* by which zygote and workers see that the trainer is gone */
-    int lifeline_end;            /* what they inherit of it; -1: closed here */
+    int lifeline_end;            /* what they inherit of it; -1: there is none */
     struct mn_pagelocks locks;  /* what of it a device may read; goes before the file */
     struct mn_mutex mutex;
     struct mn_thread thread; /* the engine's; not running before mn_engine_start */

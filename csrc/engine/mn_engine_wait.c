@@ -32,7 +32,8 @@ static bool
 trouble(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
-    bool bad = e->crew.lost || (e->plan == NULL && e->crew.ndeaths != 0)
+    bool bad = mn_a32_load_relaxed(&e->crew.lost) != 0
+               || (e->plan == NULL && e->crew.ndeaths != 0)
                || mn_crew_live(&e->crew) == 0 || mn_a32_load_acquire(&e->shm.ctl->stop) != 0;
     mn_mutex_unlock(&e->mutex);
     return bad;

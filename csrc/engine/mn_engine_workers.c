@@ -46,6 +46,20 @@ mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig)
 }
 
 int
+mn_engine_kill_zygote(struct mn_engine *e, int sig)
+{
+    return mn_proc_kill((pid_t)mn_a32_load_acquire(&e->shm.ctl->zygote), sig);
+}
+
+void
+mn_engine_zygote_replaced(struct mn_engine *e)
+{
+    mn_mutex_lock(&e->mutex);
+    mn_crew_replace_executor(&e->crew);
+    mn_engine_unlock(e);
+}
+
+int
 mn_engine_move_to(struct mn_engine *e, int32_t workers)
 {
     if (e->autoscale == NULL) {

@@ -7,11 +7,10 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -66,17 +65,6 @@ mn_proc_alive(pid_t pid)
     return rc;
 }
 
-/* of <linux/wait.h>, which older C libraries do not know */
-#define OF_PIDFD ((idtype_t)3)
-
-bool
-mn_proc_is_stopped(int fd)
-{
-    siginfo_t info = {0};
-    return fd >= 0 && waitid(OF_PIDFD, (id_t)fd, &info, WSTOPPED | WNOHANG | WNOWAIT) == 0
-           && info.si_pid != 0;
-}
-
 int
 mn_proc_kill_pidfd(int fd, int sig)
 {
@@ -115,4 +103,10 @@ mn_proc_wait_pidfd(int fd, int64_t timeout_ns)
         return -ETIMEDOUT;
     }
     return (p.revents & POLLNVAL) != 0 ? -EBADF : 0;
+}
+
+int
+mn_proc_adopt_orphans(void)
+{
+    return prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0 ? 0 : -errno;
 }

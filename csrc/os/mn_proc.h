@@ -39,10 +39,10 @@ mn_proc_alive(pid_t pid);
 int
 mn_proc_kill(pid_t pid, int sig);
 
-/* Whether the process of a pidfd, a child of this one, is stopped by a signal. False where that
- * cannot be found out. */
-bool
-mn_proc_is_stopped(int fd);
+/* Makes the calling process the parent of each descendant whose own parent dies, in place of init.
+ * 0 or -errno. */
+int
+mn_proc_adopt_orphans(void);
 
 /* Signals the process of a pidfd. 0, -ESRCH when it has ended, or another -errno. */
 int

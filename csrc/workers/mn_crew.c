@@ -161,7 +161,7 @@ static bool
 names_nobody(struct mn_worker *k, uint32_t state)
 {
     return state == MN_WORKER_EMPTY
-           || (mn_a32_load_acquire(&k->pid) == 0 && state != MN_WORKER_WANTED
+           || (mn_worker_pid(k) == 0 && state != MN_WORKER_WANTED
                && state != MN_WORKER_STARTING && state != MN_WORKER_SWEPT);
 }
 
@@ -242,9 +242,18 @@ mn_crew_live(const struct mn_crew *c)
 void
 mn_crew_lose_executor(struct mn_crew *c, bool hung)
 {
-    c->wakes.everybody |= !c->lost;
-    c->hung = c->lost ? c->hung : hung;
-    c->lost = true;
+    if (mn_a32_load_relaxed(&c->lost) == 0) {
+        c->wakes.everybody = true;
+        c->hung = hung;
+        mn_a32_store_relaxed(&c->lost, 1);
+    }
+}
+
+void
+mn_crew_replace_executor(struct mn_crew *c)
+{
+    mn_a32_store_relaxed(&c->lost, 0);
+    c->wakes.engine = true;
 }
 
 /* ---- wake-ups ------------------------------------------------------------------------ */

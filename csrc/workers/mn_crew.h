@@ -36,10 +36,8 @@ struct mn_executor {
     void (*look)(struct mn_executor *self);
     /* Whether nobody will look any more. No lock is held. */
     bool (*gone)(struct mn_executor *self);
-    /* Whether it is stopped, by a signal, and does nothing. No lock is held. */
-    bool (*stopped)(struct mn_executor *self);
-    /* It does not answer, and is to be gone. */
-    void (*end)(struct mn_executor *self);
+    /* Ends an executor that does not answer. all: and the process that would start another. */
+    void (*end)(struct mn_executor *self, bool all);
     bool processes; /* its workers have processes of their own */
 };
 
@@ -72,7 +70,7 @@ struct mn_crew {
     bool respawn;        /* the dead are replaced */
     uint32_t ndeaths;    /* unexpected ones */
     struct mn_death death; /* the last */
-    bool lost;           /* the executor is gone, */
+    mn_a32 lost;         /* the executor is gone; written under the lock */
     bool hung;           /* and was ended, because it did not answer */
     struct mn_wakes wakes;
 };
@@ -162,6 +160,10 @@ mn_crew_live(const struct mn_crew *c);
 void
 mn_crew_lose_executor(struct mn_crew *c, bool hung);
 
+/* Another executor has taken the place of one that is gone. */
+void
+mn_crew_replace_executor(struct mn_crew *c);
+
 /* What is due, which is the caller's to make now. */
 struct mn_wakes
 mn_crew_take_wakes(struct mn_crew *c);
@@ -184,7 +186,7 @@ mn_crew_notify_all(const struct mn_crew *c);
 struct mn_zygote {
     struct mn_executor executor;
     struct mn_shm shm;
-    int pidfd; /* of the zygote; -1: none */
+    int pidfd; /* of the standby, the zygote's parent; -1: none */
     int cmd;   /* write end of its pipe: one byte = look; -1: threads */
 };
 

@@ -22,29 +22,30 @@ zygote_look(struct mn_executor *self)
     }
 }
 
+/* The zygote outlives its standby, if that is killed. */
 static bool
 zygote_gone(struct mn_executor *self)
 {
     const struct mn_zygote *z = (const struct mn_zygote *)self;
-    return z->pidfd >= 0 && mn_proc_wait_pidfd(z->pidfd, 0) == 0;
-}
-
-static bool
-zygote_stopped(struct mn_executor *self)
-{
-    return mn_proc_is_stopped(((const struct mn_zygote *)self)->pidfd);
+    return z->pidfd >= 0 && mn_proc_wait_pidfd(z->pidfd, 0) == 0
+           && mn_proc_alive((pid_t)mn_a32_load_acquire(&z->shm.ctl->zygote)) != 1;
 }
 
 static void
-zygote_end(struct mn_executor *self)
+zygote_end(struct mn_executor *self, bool all)
 {
-    (void)mn_proc_kill_pidfd(((const struct mn_zygote *)self)->pidfd, SIGKILL);
+    const struct mn_zygote *z = (const struct mn_zygote *)self;
+    if (all) {
+        (void)mn_proc_kill_pidfd(z->pidfd, SIGKILL); /* first: the standby must not fork another */
+    }
+    if (mn_proc_kill((pid_t)mn_a32_load_acquire(&z->shm.ctl->zygote), SIGKILL) != 0) {
+        (void)mn_proc_kill_pidfd(z->pidfd, SIGKILL);
+    }
 }
 
 void
 mn_zygote_init(struct mn_zygote *z, const struct mn_shm *shm, int pidfd, int cmd)
 {
-    struct mn_executor executor = {zygote_look, zygote_gone, zygote_stopped, zygote_end,
-                                   pidfd >= 0};
+    struct mn_executor executor = {zygote_look, zygote_gone, zygote_end, pidfd >= 0};
     *z = (struct mn_zygote){executor, *shm, pidfd, cmd};
 }

@@ -19,6 +19,9 @@
  * of each worker to import the program, that may take minutes. */
 #define STARTS_NOBODY_MOST 30u
 #define STARTS_NOBODY_MOST_EACH 600u
+/* So many zygotes in a row that hang are an error: a function that the program has registered for
+ * forks may hang in each. */
+#define HUNG_MOST 2u
 
 void
 mn_watch_init(struct mn_watch *w, struct mn_crew *crew, struct mn_mutex *guard)
@@ -126,7 +129,7 @@ is_to_come(const struct mn_crew *c)
         uint32_t state = mn_a32_load_acquire(&k->state);
         bool nobody = c->members[i].pid == 0; /* else somebody is there, whatever it says */
         if (nobody && (state == MN_WORKER_WANTED
-                       || (state == MN_WORKER_STARTING && mn_a32_load_relaxed(&k->pid) == 0))) {
+                       || (state == MN_WORKER_STARTING && mn_worker_pid(k) == 0))) {
             return true;
         }
     }
@@ -155,15 +158,18 @@ expect_answer(struct mn_watch *w, bool owed, bool to_come)
     const struct mn_crew *c = w->crew;
     uint32_t starts = 0;
     for (uint32_t i = 0; i < c->shm.ctl->nworkers; i++) {
-        starts += mn_a32_load_relaxed(&mn_worker_at(&c->shm, i)->starts);
+        starts += mn_worker_starts(mn_worker_at(&c->shm, i));
     }
     bool none = starts == w->starts_seen;
-    w->unanswered = owed && none ? w->unanswered + 1 : 0;
     bool loaded = how_made(c) != MN_START_UNKNOWN;
+    w->unanswered = owed && loaded && none ? w->unanswered + 1 : 0;
     w->starts_nobody = to_come && loaded && none ? w->starts_nobody + 1 : 0;
     w->starts_seen = starts;
+    w->hung = owed || to_come ? w->hung : 0;
     if (has_hung(w)) {
-        c->executor->end(c->executor);
+        w->hung++;
+        w->unanswered = w->starts_nobody = 0; /* another zygote begins anew */
+        c->executor->end(c->executor, w->hung >= HUNG_MOST);
     }
 }
 
@@ -171,7 +177,8 @@ void
 mn_watch_look(struct mn_watch *w, uint64_t now_ns)
 {
     struct mn_crew *c = w->crew;
-    if (!c->executor->processes || c->lost || mn_a32_load_acquire(&c->shm.ctl->stop) != 0) {
+    if (!c->executor->processes || mn_a32_load_relaxed(&c->lost) != 0
+        || mn_a32_load_acquire(&c->shm.ctl->stop) != 0) {
         return;
     }
     bool due = now_ns - w->looked_ns >= LOOK_NS, owed = false;
@@ -180,13 +187,11 @@ mn_watch_look(struct mn_watch *w, uint64_t now_ns)
     }
     if (due) {
         w->looked_ns = now_ns;
-        bool to_come = is_to_come(c);
-        /* A zygote that is stopped never comes to make who is to come: it owes that. */
-        expect_answer(w, owed || (to_come && c->executor->stopped(c->executor)), to_come);
+        expect_answer(w, owed, is_to_come(c));
     }
     if (c->executor->gone(c->executor)) {
         mn_mutex_lock(w->guard);
-        mn_crew_lose_executor(c, has_hung(w));
+        mn_crew_lose_executor(c, w->hung != 0);
         unlock(w);
     }
 }

@@ -26,6 +26,7 @@ struct mn_watch {
     uint32_t unanswered;    /* at which it owed an answer */
     uint32_t starts_nobody; /* at which somebody was to be started */
     uint32_t starts_seen;   /* processes that it had started by then */
+    uint32_t hung; /* zygotes in a row that were ended because they hung */
 };
 
 void

@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Actors.  The *trainer* (the user's thread and the engine thread, one at a time, under the
- * engine's mutex), the *zygote* (forks and reaps workers) and the *workers*.
+ * engine's mutex), the *zygote* (forks and reaps workers), the *standby* (its parent, and
+ * the parent of workers whose zygote has died) and the *workers*.
  *
  * The mapping, by offset (never by pointer: every process may map it elsewhere):
  *
@@ -269,11 +270,10 @@ enum mn_leave {
 struct mn_worker {
     struct mn_event event;  /* of a worker without a task; notified by the trainer */
     mn_a32 state; /* enum mn_worker_state, which says who writes which */
-    /* pid, starts, tid and exit_status are written for a process by the zygote (pid by the worker,
-     * too), and by a thread itself. The trainer looks at them at any time, for statistics and to
-     * see who is there: relaxed, but for pid, which is published by release. */
-    mn_a32 pid;
-    mn_a32 starts;  /* processes, or threads, that have had this slot */
+    /* A process's parent writes owner, tid and exit_status; the worker writes owner, too. A thread
+     * writes its own. The trainer reads them at any time, for statistics and to see which process
+     * is there: relaxed, except owner. */
+    mn_a64 owner; /* starts << 32 | pid, see mn_worker_take_entry */
     mn_a32 tid;     /* the thread that works; 0: the process's first */
     uint16_t began;   /* worker, before READY: 1; trainer, before SWEPT: 0 */
     uint16_t pause_ms; /* trainer, before SWEPT: the other is forked not sooner than after that */
@@ -311,7 +311,39 @@ MN_STATIC_ASSERT(sizeof(struct mn_worker) == 192, "worker entry layout");
 static inline uint32_t
 mn_worker_pid(const struct mn_worker *k)
 {
-    return mn_a32_load_acquire(&k->pid);
+    return (uint32_t)mn_a64_load_acquire(&k->owner);
+}
+
+/* Number of processes or threads that have had this entry, including the present one. */
+static inline uint32_t
+mn_worker_starts(const struct mn_worker *k)
+{
+    return (uint32_t)(mn_a64_load_relaxed(&k->owner) >> 32);
+}
+
+static inline void
+mn_worker_set_owner(struct mn_worker *k, uint32_t starts, uint32_t pid)
+{
+    mn_a64_store_release(&k->owner, (uint64_t)starts << 32 | pid);
+}
+
+/* Notes which process is this start of the entry. The worker and its parent both do so. If the
+ * parent has died before it could, the standby calls mn_worker_give_up_entry() instead. All of them
+ * exchange the same word, so the first wins: false, if the standby did. */
+static inline bool
+mn_worker_take_entry(struct mn_worker *k, uint32_t starts, uint32_t pid)
+{
+    uint64_t seen = (uint64_t)starts << 32, mine = seen | pid;
+    return mn_a64_cas_acqrel(&k->owner, &seen, mine) || seen == mine;
+}
+
+/* Counts a start that no process took. True: a process that tries to take it now is refused. False:
+ * a process has taken the entry. */
+static inline bool
+mn_worker_give_up_entry(struct mn_worker *k)
+{
+    uint64_t seen = mn_a64_load_acquire(&k->owner);
+    return (uint32_t)seen == 0 && mn_a64_cas_acqrel(&k->owner, &seen, seen + (UINT64_C(1) << 32));
 }
 
 /* The task that a worker has begun, and when. A look, no more: it may just be over. False
@@ -373,6 +405,8 @@ struct mn_ctl {
     uint32_t spin_ns; /* how long who waits for tasks or batches spins before it sleeps; 0: not */
     uint32_t trainer_pid;
     mn_a32 start;  /* zygote: enum mn_start */
+    mn_a32 zygote; /* its process id; 0: none has begun, or it has ended. The standby, its parent,
+                    * writes 0 before it reaps it, so the id is no other process's */
     /* line: what the trainer tells workers at any time; seq_cst */
     MN_ALIGNED(MN_CACHELINE) mn_a32 stop;
     mn_a32 fence_word;  /* counted up where a seq_cst write must lie between a plain one and a

@@ -20,9 +20,8 @@ static void
 come(struct mn_worker_side *w)
 {
     w->lease_off = w->lease_end = w->used_end = 0; /* the last life's were taken back */
-    mn_a32_store_relaxed(&w->me->pid, (uint32_t)getpid());
     mn_a32_store_relaxed(&w->me->tid, mn_thread_number());
-    mn_a32_add_relaxed(&w->me->starts, 1);
+    mn_worker_set_owner(w->me, mn_worker_starts(w->me) + 1, (uint32_t)getpid());
     mn_a32_store_relaxed(&w->me->exit_status, 0);
     w->me->began = 1;
     mn_a32_store_seqcst(&w->me->state, MN_WORKER_READY); /* [R1] */

@@ -16,7 +16,7 @@ from torch.utils.data import _utils
 from .._core import Block, Engine
 from .._deadline import Deadline
 from .._system_refusals import NOT_STARTED
-from ..errors import DAMAGED, WorkerLost, describe_death, never_began
+from ..errors import DAMAGED, WorkerLost, describe_death, never_began, starter_died
 from ..observe.stats import Served, engine_stats
 from ..observe.trace import Trace, tracer
 from ..observe.trace import writer as trace_writer
@@ -166,23 +166,12 @@ class Supervisor:
         health = self.engine.health()
         unstarted = health["deaths"] > 0 and NOT_STARTED <= health["status"] < DAMAGED
         if health["zygote_lost"] and not unstarted:
-            if not done():
+            if not done() and not self._restart(health["zygote_hung"]):
                 pid = self.pool.starter() if self.pool is not None else None
-                began, unbegun = self.engine.segment.start, never_began(pid)
+                unbegun = not (self.engine.segment.start or health["zygote_hung"])
+                died = never_began(pid) if unbegun else starter_died(pid, health["zygote_hung"])
                 self.stop()  # nobody could see them end, or replace them
-                how = "died unexpectedly"
-                if health["zygote_hung"]:
-                    how = (
-                        "was ended, because it had hung when a worker was to be started or had "
-                        "died. Somebody may have stopped it, or a function that was given to "
-                        "os.register_at_fork() does not return there"
-                    )
-                elif not began:
-                    raise RuntimeError(unbegun)
-                raise RuntimeError(
-                    f"The process that starts DataLoader workers (pid {pid}) {how}; workers "
-                    "cannot be watched or replaced any more. Make a new iterator."
-                )
+                raise RuntimeError(died)
         elif health["deaths"]:
             died = describe_death(health["pid"], health["status"])
             if not self.served.balanced or health["live"] == 0 or health["zygote_lost"]:
@@ -194,6 +183,14 @@ class Supervisor:
                 self._tell_of_fewer(died)
             elif health["crash_loop"] >= CRASH_LOOP:
                 self._tell_of_loop(_of_a_row(died, health["crash_loop"]))
+
+    def _restart(self, hung: bool) -> bool:
+        """Whether another process that starts workers could be started."""
+        try:
+            return self.pool is not None and not hung and self.pool.restart()
+        except BaseException:
+            self.stop()
+            raise
 
     def _tell_of_fewer(self, died: str) -> None:
         if not self._told_of_fewer:

@@ -44,6 +44,10 @@ class Executor(Protocol):
     def starter(self) -> int | None:
         """Process id of who starts them; None: the loading process itself."""
 
+    def restart(self) -> bool:
+        """Where the process that starts workers is gone, starts another; workers go on. False: that
+        would not help."""
+
     def stack_of(self, number: int) -> str:
         """Where a worker is in its Python code, the latest call first; empty where that is not
         known."""

@@ -21,9 +21,10 @@ class Memory:
     """The shared mapping, and what tells of the trainer's end, on their way: inherited under fork,
     else by their descriptors."""
 
-    def __init__(self, engine: Any) -> None:
-        self.segment = engine.segment
-        self._fd = engine.fd
+    def __init__(self, segment: Any, fd: int) -> None:
+        """fd: the mapping's descriptor; -1: processes inherit the mapping."""
+        self.segment = segment
+        self._fd = fd
 
     def __getstate__(self) -> Any:
         return DupFd(self._fd), DupFd(self.segment.lifeline)
@@ -69,7 +70,6 @@ class Job:
     #: by worker, where an iterable dataset goes on: snapshot, and batches delivered since
     starts: list[tuple[bytes | None, int]] | None = None
     notes: Notes | None = None  # that processes write to
-    zygote: int = 0  # its process id
     identity: tuple[int, ...] = ()  # of worker 0, as multiprocessing counts the trainer's children
     forked: bool = False  # from the program, the zygote is
     handled: frozenset[int] = frozenset()  # signals by the program, see workers/signals.py

@@ -6,8 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import random
-import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,14 +79,6 @@ def allow_processes() -> None:
     me.__class__ = type(type(me).__name__, (type(me),), {"daemon": True, "__slots__": ()})
 
 
-def _end_starter(zygote: int) -> None:
-    """The trainer is gone. A zygote that works would have ended this process long before a
-    second is over; one that was stopped, or hangs, is ended with it."""
-    time.sleep(1.0)
-    if os.getppid() == zygote:
-        os.kill(zygote, signal.SIGKILL)
-
-
 def release_signals(job: Job) -> None:
     """Takes signals as a worker does."""
     signals.released(job.blocked, job.memory.segment.trainer_pid, job.handled, job.forked)
@@ -121,11 +111,13 @@ def main(job: Job, number: int) -> None:
     worker.ready(*runner.init_states)
     while not serve(worker, runner):
         if not segment.trainer_lives():
-            return _end_starter(job.zygote)
+            return
 
 
-def run(job: Job, number: int) -> None:
-    """Target of a worker's process object."""
+def run(job: Job, number: int, starts: int) -> None:
+    """Target of a worker's process object. starts: number of processes of this worker so far."""
+    if not job.memory.segment.claim(number, starts, os.getpid()):
+        return  # the zygote died as it forked this process, and another is forked in its place
     allow_processes()
     release_signals(job)
     *parents, first = job.identity

@@ -26,8 +26,8 @@ from .._system_refusals import explained
 from . import grace, library_threads, open_files, signals, start_payload
 from .job import Job, Memory
 from .process import may_start_processes
-from .zygote import FORKED, LEAVING
-from .zygote import main as run_zygote
+from .standby import main as run_standby
+from .zygote import FORKED, LEAVING, UNKNOWN_START
 
 if TYPE_CHECKING:
     from .._core import _WorkerEntry
@@ -37,6 +37,8 @@ log = logging.getLogger("minato")
 
 #: worker states of csrc/workers/mn_records.h that mean a process may be there
 _ALIVE = (1, 2, 3)
+#: an iterator starts another standby and zygote so many times when both were killed
+RESTARTS_MOST = 10
 #: how long somebody who asks for a worker's process id waits for it. A start takes that long
 #: where a dataset is large, or a main module imports a lot on a busy machine.
 PID_SECONDS = 60.0
@@ -188,10 +190,12 @@ class Pool:
         job: dict[str, Any],
     ) -> None:
         self.started = self.stopped = False
+        self.restarts = 0
         self.base_seed: int = job["base_seed"]
         self._entries: list[_WorkerEntry] | None = None
         self._owner = os.getpid()
         self._pidfd = -1
+        self._mapping = -1  # the mapping's descriptor, where another standby does not inherit it
         self._commands: Connection | None = None
         self.zygote: Any = None
         self._context = context
@@ -205,63 +209,102 @@ class Pool:
         self._workers = workers
         self.notes = Notes()
         self._job: Job | None = Job(
-            memory=Memory(self.engine),
+            memory=Memory(self.engine.segment, self.engine.fd),
             one_thread=one_thread,
             blocked=frozenset(),
             notes=self.notes,
             **job,
         )
-        if method != "fork":
-            # Not in start(): they outlive the signals that are blocked there and would pass that
+        self._pickle()
+
+    def _pickle(self) -> None:
+        """For a process that inherits nothing."""
+        if self._method != "fork" and self._job is not None:
+            # Not in _start(): they outlive the signals that are blocked there and would pass that
             # on. And a fork server that is new starts while this process pickles.
             resource_tracker.ensure_running()
-            if method == "forkserver":
+            if self._method == "forkserver":
                 forkserver.ensure_running()
             with _warned(), explained():
                 self._job.pickle()
 
     def start(self) -> None:
-        """Starts the zygote, and it the workers. What an exception leaves behind is for
-        ``stop()``; Ctrl-C comes before or after."""
+        """Starts the standby, which starts the zygote, and that the workers. What an exception
+        leaves behind is for ``stop()``; Ctrl-C comes before or after."""
         with signals.Held() as held, explained():
             self._start(held)
             self.handles += [WorkerHandle(self, w) for w in range(self._workers)]
 
+    def restart(self) -> bool:
+        """Starts another standby and zygote in place of those that were killed. What they begin
+        with is pickled or forked anew. The zygote takes over the workers, which go on. False, and
+        nothing done: the first has never begun, the last was not killed but ended by an error, or
+        there were too many. What an exception leaves behind is for ``stop()``."""
+        begun = self.engine.segment.start != UNKNOWN_START or self.restarts > 0
+        if not self.mine() or not begun or self.restarts == RESTARTS_MOST:
+            return False
+        self._await_zygote(grace.KILL)  # it has ended, but with forkserver its status comes later
+        if (self.zygote.exitcode or 0) >= 0 or self.notes.said_by(self.zygote.pid):
+            return False
+        self.restarts += 1
+        self._pickle()
+        with signals.Held() as held, explained():
+            self._start(held)
+        return True
+
     def _start(self, held: signals.Held) -> None:
-        self.started = True
-        job, self._job = self._job, None
+        first, self.started, job, segment = not self.started, True, self._job, self.engine.segment
         assert job is not None
         job.blocked, job.handled = frozenset(held.blocked), signals.handled()
         job.forked = self._method == "fork"
-        if self._method == "fork":
-            self.engine.segment.set_start(FORKED)
-            job.files = open_files.find()
+        segment.set_start(FORKED if job.forked else UNKNOWN_START)
+        segment.set_zygote(0)
+        if job.forked:
             library_threads.end_openmp_threads()
-        reader, self._commands = multiprocessing.Pipe(duplex=False)
-        _commands.add(self._commands)
+        if first and job.forked:
+            job.files = open_files.find()
+        elif first:
+            self._mapping = os.dup(self.engine.fd)
+        else:
+            job.memory = Memory(segment, self._mapping)
+        reader, writer = multiprocessing.Pipe(duplex=False)
+        if self._commands is None:
+            self._commands = writer
+            _commands.add(writer)
+        else:  # the engine writes to the descriptor of this number
+            os.dup2(writer.fileno(), self._commands.fileno(), inheritable=False)
+            writer.close()
         try:
             os.set_blocking(self._commands.fileno(), False)
             inherited = self._commands if self._method == "fork" else None
             zygote = self._context.Process(
-                target=run_zygote,
+                target=run_standby,
                 args=(job, reader, inherited, self._method),
                 name=signals.Deaf("minato-zygote"),
                 daemon=True,
             )
-            job.identity = _identities(zygote, job.num_workers)
+            job.identity = job.identity or _identities(zygote, job.num_workers)
             without_main = start_payload.without_main(signals.Deaf)
             with _warned(), may_start_processes(), without_main:
                 zygote.start()
             zygote.name = "minato-zygote"  # for whoever else pickles or copies it
+            if not first:
+                self._close_zygote()
             self.zygote = zygote
             _limit_join(zygote, self)
-            self._pidfd = os.pidfd_open(zygote.pid)
-            _pools.add(self)
-            self.engine.start(self._pidfd, self._commands.fileno())
+            pidfd = os.pidfd_open(zygote.pid)
+            if first:
+                self._pidfd = pidfd
+                _pools.add(self)
+                self.engine.start(self._pidfd, self._commands.fileno())
+            else:  # the engine looks at the descriptor of this number
+                os.dup2(pidfd, self._pidfd, inheritable=False)
+                os.close(pidfd)
+                self.engine.zygote_replaced()
         finally:
             reader.close()
             if job.pickled is not None:
-                self._shared = job.pickled.shared
+                self._shared += job.pickled.shared
                 job.pickled.close()
 
     def mine(self) -> bool:
@@ -279,8 +322,9 @@ class Pool:
         return self.mine() and not self.engine.health()["zygote_lost"]
 
     def starter(self) -> int | None:
-        """Process id of the zygote."""
-        return self.zygote.pid if self.zygote is not None else None
+        """Process id of the zygote; of the standby where that has none."""
+        parent = self.zygote.pid if self.zygote is not None else None
+        return self.engine.segment.zygote or parent
 
     def stack_of(self, number: int) -> str:
         """Where the main thread of a worker is, the latest call first, if it says so."""
@@ -305,10 +349,12 @@ class Pool:
             return
         with signals.Held() as held, contextlib.ExitStack() as last_first:
             self.stopped = True
+            self._job = None
             last_first.callback(self._shared.clear)
             last_first.callback(self.notes.close)
-            if self._pidfd >= 0:
-                last_first.callback(os.close, self._pidfd)
+            for fd in self._pidfd, self._mapping:
+                if fd >= 0:
+                    last_first.callback(os.close, fd)
             if self._commands is not None:
                 last_first.callback(_commands.discard, self._commands)
                 last_first.callback(self._commands.close)
@@ -356,12 +402,22 @@ class Pool:
     def _await_zygote(self, seconds: float) -> None:
         """As its join(), which waits for a pipe to close that whatever a worker has started may
         hold open, too. With forkserver it is the server that writes there, a moment later."""
+        until = time.monotonic() + seconds
         if self._pidfd < 0 or self._method == "forkserver":
             self.zygote.join(seconds)
-            return
-        ended = select.poll()
-        ended.register(self._pidfd, select.POLLIN)
-        ended.poll(1000 * seconds)
+        else:
+            ended = select.poll()
+            ended.register(self._pidfd, select.POLLIN)
+            ended.poll(1000 * seconds)
+        while self._zygote_lives(0) and time.monotonic() < until:  # its parent was killed
+            time.sleep(0.002)
+
+    def _zygote_lives(self, signal_number: int) -> bool:
+        """Signals the zygote itself. Whether it may still have been there."""
+        try:
+            return self.engine.kill_zygote(signal_number)
+        except OSError:  # no descriptor is left to find that out by
+            return True
 
     def signal_zygote(self, number: int) -> None:
         """Once there is a descriptor of it."""
@@ -387,6 +443,7 @@ class Pool:
             self.signal_zygote(signal.SIGKILL)
         else:
             self.zygote.kill()
+        self._zygote_lives(signal.SIGKILL)
         self._await_zygote(grace.KILL)
         # from now on: a zygote that the system does not end leaves them as much time
         deadline = time.monotonic() + grace.KILL

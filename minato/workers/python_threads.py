@@ -154,7 +154,7 @@ class PythonPool(ThreadPool):
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._notes = Notes()
         shared = Job(
-            memory=Memory(engine),
+            memory=Memory(engine.segment, engine.fd),
             one_thread=True,
             blocked=frozenset(),
             notes=self._notes,

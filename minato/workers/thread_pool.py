@@ -111,6 +111,10 @@ class ThreadPool:
         """As ``Pool``'s: nobody."""
         return None
 
+    def restart(self) -> bool:
+        """As ``Pool``'s: there is no such process."""
+        return False
+
     def stack_of(self, number: int) -> str:
         """Where a worker's thread is, the latest call first; empty for one in C."""
         thread = list(self._threads)[number]

@@ -3,14 +3,14 @@
 It is a process of the loader's own multiprocessing context, made at ``iter()`` and gone
 with the iterator.  Under fork it has the dataset, exactly as old as torch's workers would have
 it.  Under spawn and forkserver it imports torch, NumPy and minato, and nothing of the program's:
-each worker imports that, and loads the dataset, by itself.  It alone can reap: it reports (pid, status), waits until the loader has taken the dead
-worker's tasks back, and reaps then, so a pid names the dead worker until nobody needs it.
+each worker imports that, and loads the dataset, by itself.  It alone can reap: it reports (pid,
+status), waits until the loader has taken the dead worker's tasks back, and reaps then, so a pid
+names the dead worker until nobody needs it.  Its parent, the standby (standby.py), replaces it.
 """
 
 from __future__ import annotations
 
 import atexit
-import gc
 import multiprocessing
 import os
 import select
@@ -24,17 +24,14 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import torch
-
 from .._system_refusals import NOT_STARTED
-from ..seeding import generator_states
-from . import grace, library_threads, signals
+from . import grace, signals
 from .job import Job
 from .process import may_start_processes
 from .process import run as run_worker
 
-WANTED, LEAVING = 1, 6  # of csrc/workers/mn_records.h
-FORKED, THREADS = 1, 2  # enum mn_start there
+WANTED, EXITED, SWEPT, LEAVING = 1, 4, 5, 6  # of csrc/workers/mn_records.h
+UNKNOWN_START, FORKED, THREADS = 0, 1, 2  # enum mn_start there
 
 #: from Python 3.13 on it is an exit function, and not the end of _bootstrap(), that does what
 #: multiprocessing registered for a process's end: to write what its queues hold, say
@@ -45,6 +42,8 @@ ACK_SECONDS = 0.01
 #: how often children are looked at whose end no signal has told: a sanitizer holds signals back,
 #: and a library may have taken the handler
 LOOK_SECONDS = 1.0
+#: in place of an exit code that is not known
+UNKNOWN = 255
 #: how long a replacement that the system refuses is tried again before the loader hears of it
 REFUSED_SECONDS = 10.0
 
@@ -59,6 +58,22 @@ def _parent(pid: int) -> list[int]:
         os.close(fd)
         return []
     return [fd]
+
+
+def wake_pipe() -> tuple[int, int]:
+    """A pipe that signals write to, so that they end a wait."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    return read, write
+
+
+def drain(read: int) -> None:
+    try:
+        os.read(read, 4096)
+    except BlockingIOError:
+        pass
 
 
 class _Child:
@@ -85,6 +100,50 @@ class _Child:
 
     def reap(self) -> None:
         os.waitpid(self.pid, 0)
+
+
+class Adopted(_Child):
+    """A worker that a zygote before this one has left. ``parent`` (the standby, or 0) reports its
+    death; if that process is gone, a pidfd shows the death, without the exit status."""
+
+    def __init__(self, number: int, pid: int, segment: Any, parent: int) -> None:
+        super().__init__(number, pid)
+        self.segment = segment
+        self.parent = parent
+        self._pidfd: int | None = None
+
+    def _was_reported(self) -> bool:
+        return self.segment.state(self.number) in (EXITED, SWEPT)
+
+    def signal(self, number: int) -> None:
+        """A worker ignores SIGTERM from a zygote that is not its parent, unless its program has a
+        handler; SIGKILL follows."""
+        if self.pid != 0 and not self._was_reported():
+            super().signal(number)
+
+    def ended(self) -> int | None:
+        self.reported |= self._was_reported()
+        if not self.reported and (os.getppid() == self.parent or not self._is_gone()):
+            return None
+        return UNKNOWN
+
+    def _is_gone(self) -> bool:
+        if self._pidfd is None:
+            if self.pid == 0:
+                return True
+            try:
+                self._pidfd = os.pidfd_open(self.pid)
+            except ProcessLookupError:
+                return True
+            except OSError:  # no descriptor is left: the next look may find one
+                return False
+        gone = select.poll()
+        gone.register(self._pidfd, select.POLLIN)
+        return bool(gone.poll(0))
+
+    def reap(self) -> None:
+        if self._pidfd is not None:
+            os.close(self._pidfd)
 
 
 class _Stillborn(_Child):
@@ -142,12 +201,20 @@ class Zygote:
         self.lived: set[int] = set()  # numbers of workers that there have been
         self.later: dict[int, _Later] = {}  # their replacements, by number
         self.terminated = False  # SIGTERM has come
+        self.standby = 0  # process id of the parent, if that adopts workers
         self.start = THREADS if method != "fork" and runs_threads() else FORKED
         if self.start == FORKED:
             job.memory.settle()
             if job.pickled is not None:
                 job.pickled.load_apart()
         self.segment.set_start(self.start)  # under fork it was known before
+
+    def take_over(self, standby: int, left: list[Adopted]) -> None:
+        """Takes workers that zygotes before this one have left. In a fork of the standby, before
+        run()."""
+        self.standby = standby
+        self.children = {worker.number: worker for worker in left}
+        self.lived.update(self.children)
 
     # ---- starting --------------------------------------------------------------------
 
@@ -163,7 +230,7 @@ class Zygote:
             try:
                 forked = self.start == FORKED
                 child = self._fork(number) if forked else self._start(number)
-                self.segment.set_pid(number, child.pid)
+                self.segment.claim(number, self.segment.starts(number), child.pid)
                 self.lived.add(number)
             except OSError as error:
                 if number in self.lived and self._put_off(number):
@@ -191,7 +258,7 @@ class Zygote:
     def _process(self, number: int, context: Any) -> Any:
         return context.Process(
             target=run_worker,
-            args=(self.job, number),
+            args=(self.job, number, self.segment.starts(number)),
             name=f"minato-worker-{number}",
             daemon=True,
         )
@@ -247,6 +314,14 @@ class Zygote:
     # ---- watching --------------------------------------------------------------------
 
     def run(self) -> None:
+        self.segment.set_zygote(os.getpid())
+        try:
+            self._watch()
+        finally:
+            if self.standby != 0 and os.getppid() == self.standby:
+                os.kill(self.standby, signal.SIGCONT)  # a stopped standby would never end
+
+    def _watch(self) -> None:
         try:
             self._listen()
         except OSError as error:
@@ -269,40 +344,36 @@ class Zygote:
                     self._end(0.0, grace.TERM)
                     return
             if self.wake_read in ready:
-                self._drain()
+                drain(self.wake_read)
             self.start_wanted()
         if not self.terminated:
             self._end(grace.LEAVE, grace.TERM, grace.FINISH)
         else:
             self._end(0.0, grace.TERMINATED)
-        if self.terminated:
-            os._exit(0)  # as by a signal, so without exit functions
+
+    def take_signals(self) -> None:
+        """In the standby, and in each zygote before it runs: SIGTERM, and signals that the program
+        has handlers for, count only if the trainer or the parent sends them."""
+        signal.signal(signal.SIGTERM, self.terminate)
+        signals.leave_to_trainer(self.segment.trainer_pid, {signal.SIGTERM, *self.job.handled})
+
+    def trainer_ends(self) -> list[int]:
+        """Descriptors that become readable when the trainer ends."""
+        return [self.segment.lifeline, *_parent(self.segment.trainer_pid)]
 
     def _listen(self) -> None:
-        self.wake_read, self.wake_write = os.pipe()
-        os.set_blocking(self.wake_read, False)
-        os.set_blocking(self.wake_write, False)
+        self.wake_read, self.wake_write = wake_pipe()
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, self._terminate)
-        signals.leave_to_trainer(self.segment.trainer_pid)
-        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
-        #: by each of which the system tells of the trainer's end
-        self.trainer = [self.segment.lifeline, *_parent(self.segment.trainer_pid)]
+        self.trainer = self.trainer_ends()
         self.poller = select.poll()
         for fd in (self.wake_read, self.commands.fileno(), *self.trainer):
             self.poller.register(fd, select.POLLIN)
 
-    def _terminate(self, _number: int, _frame: Any) -> None:
+    def terminate(self, _number: int, _frame: Any) -> None:
         """multiprocessing ends its daemons so when the interpreter exits. Only noted: it may come
         when a worker has been forked and is not among the children yet. The descriptor of
         wake-ups ends a wait."""
         self.terminated = True
-
-    def _drain(self) -> None:
-        try:
-            os.read(self.wake_read, 4096)
-        except BlockingIOError:
-            pass
 
     def _report(self) -> bool:
         """Reports the dead; reaps those the loader has dealt with. True if some wait."""
@@ -312,8 +383,9 @@ class Zygote:
                 status = child.ended()
                 if status is None:
                     continue
-                self.segment.exited(child.number, status)
-                child.reported = True
+                if not child.reported:
+                    self.segment.exited(child.number, status)
+                    child.reported = True
             pause_ms = self.segment.reap(child.number)
             if pause_ms is None:
                 pending = True
@@ -361,7 +433,7 @@ class Zygote:
             if left <= 0:
                 return False
             woken.poll(1000 * min(left, 0.02))
-            self._drain()
+            drain(self.wake_read)
 
     def _end(self, leave: float, term: float, finish: float = 0.0) -> None:
         """Seconds for workers to leave by themselves, then to obey SIGTERM, and for those that
@@ -374,27 +446,3 @@ class Zygote:
                 return
         if not self._press(term, True):
             self._await_children(grace.KILLED, grace.KILLED)
-
-
-def main(job: Job, commands: Connection, unused: Connection | None, method: str) -> None:
-    """Target of the zygote's process object."""
-    try:
-        _begin(job, commands, unused, method).run()
-    except BaseException as error:
-        if job.notes is not None:
-            job.notes.ends(error)
-        raise
-
-
-def _begin(job: Job, commands: Connection, unused: Connection | None, method: str) -> Zygote:
-    signals.released(job.blocked, job.memory.segment.trainer_pid, job.handled)
-    if unused is not None:
-        unused.close()  # the loader's end, inherited by a fork
-    library_threads.limit(job.one_thread)
-    job.zygote = os.getpid()
-    torch.multiprocessing._set_thread_name("minato_zygote")
-    zygote = Zygote(job, commands, method)
-    if job.seed_per_sample and zygote.start == FORKED:
-        generator_states.probe_globals()
-    gc.freeze()  # collections in workers then leave the pages alone that they share with it
-    return zygote

@@ -107,6 +107,18 @@ def kill(pid: int | None, number: int = signal.SIGKILL) -> None:
             pass
 
 
+def zygote_of(iterator: Any) -> int:
+    """Process id of what forks its workers; 0: none has begun."""
+    return iterator._engine.segment.zygote
+
+
+def kill_starters(iterator: Any) -> None:
+    """The process that forks its workers, and the one that would fork another."""
+    zygote = wait_for(lambda: zygote_of(iterator), "a zygote")
+    kill(iterator._pool.zygote.pid)
+    kill(zygote)
+
+
 def workers_of(iterator: Any) -> list[int]:
     """Process ids of an iterator's workers."""
     return [worker.pid for worker in iterator._workers]

@@ -48,7 +48,7 @@ class Worker(ctypes.Structure):
     """struct mn_worker"""
 
     _fields_ = [
-        ("event", U32), ("state", U32), ("pid", U32), ("starts", U32), ("tid", U32),
+        ("event", U32), ("state", U32), ("owner", U64), ("tid", U32),
         ("began", U16), ("pause_ms", U16), ("exit_status", I32), ("respawn", U16),
         ("retired", U16), ("line1", U64 * 4), ("lease_state", U32), ("room", U32),
         ("lease_off", U64), ("lease_len", U64), ("want_bytes", U64), ("used_end", U64),

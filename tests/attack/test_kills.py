@@ -21,6 +21,7 @@ import torch
 import minato
 from minato.iterators.across_iterators import memo_of
 from minato.workers import process_pool, zygote
+from minato.workers.standby import Standby
 from minato.workers.zygote import Zygote
 
 from .datasets import Counting, Images, Noisy, Ragged, Slow, Wordy, keep_list
@@ -34,12 +35,14 @@ from .support import (
     descendants,
     epochs,
     kill,
+    kill_starters,
     run_script,
     same,
     start_script,
     wait_for,
     worker_entries,
     workers_of,
+    zygote_of,
 )  # fmt: skip
 
 #: enum mn_worker_state
@@ -175,24 +178,27 @@ def test_every_worker_at_once(seed):
     expected = [copied(batch) for batch in make(Noisy(200))]
     torch.manual_seed(1234)
     iterator = iter(loader)
-    got = []
+    got, killed = [], set()
     for number, batch in enumerate(iterator):
         got.append(batch)
         if number in (3, 11):
-            wait_for(lambda: len(workers_of(iterator)) >= 2, "workers to be there")
-            for pid in workers_of(iterator):
+            wait_for(lambda: len({*workers_of(iterator)} - killed) >= 2, "workers to be there")
+            new = {*workers_of(iterator)} - killed
+            for pid in new:
                 kill(pid)
+            killed |= new
     assert same(got, expected)
     wait_for(lambda: iterator._engine.health()["deaths"] >= 4, "deaths to be seen")
 
 
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
-def test_killed_zygote_is_an_error(scheduling):
+def test_killed_zygote_and_standby_too_often_are_an_error(scheduling, monkeypatch):
+    monkeypatch.setattr(process_pool, "RESTARTS_MOST", 0)
     # so many samples that the end of the data cannot come first
     iterator = iter(make(Slow(10**6, 0.02), batch_size=2, scheduling=scheduling))
     next(iterator)
     workers = [psutil.Process(pid) for pid in workers_of(iterator)]  # with when they were started
-    kill(iterator._pool.zygote.pid)
+    kill_starters(iterator)
     with pytest.raises(RuntimeError, match="died unexpectedly"):
         for _ in iterator:
             pass
@@ -200,14 +206,164 @@ def test_killed_zygote_is_an_error(scheduling):
     wait_for(lambda: not any(w.is_running() and alive(w.pid) for w in workers), f"{workers} to end")
 
 
+KILLED_WITH = {
+    "zygote": lambda i: [zygote_of(i)],
+    "standby": lambda i: [i._pool.zygote.pid],
+    "worker and zygote": lambda i: [i._workers[0].pid, zygote_of(i)],
+    "zygote and worker": lambda i: [zygote_of(i), i._workers[0].pid],
+}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("killed", KILLED_WITH)
+def test_a_killed_zygote_takes_no_sample_along(killed, method):
+    """Three times an epoch; the standby can be killed once, and the zygote is alone then."""
+    options = {"persistent_workers": True, "multiprocessing_context": method}
+    loader, undisturbed = make(Noisy(300), **options), make(Noisy(300), **options)
+    torch.manual_seed(1234)
+    expected = [[copied(batch) for batch in undisturbed] for _ in range(2)]
+    torch.manual_seed(1234)
+    for epoch in range(2):
+        iterator, got, zygotes = iter(loader), [], set()
+        for number, batch in enumerate(iterator):
+            got.append(copied(batch))
+            if number in (5, 15, 25):
+                seen = zygotes if killed != "standby" else set()
+                zygotes.add(wait_for(lambda: {zygote_of(iterator)} - {0, *seen}, "a zygote").pop())
+                for pid in KILLED_WITH[killed](iterator):
+                    kill(pid)
+        assert same(got, expected[epoch])
+        assert len(zygotes) == (1 if killed == "standby" else 3)
+    assert bool(iterator._engine.health()["deaths"]) == ("worker" in killed)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("scheduling", ["balanced", "static", "iterable"])
+def test_killed_zygote_and_standby_are_both_replaced(scheduling, method):
+    """Twice. The program starts others, and workers go on."""
+    dataset = Counting(64, 0.02) if scheduling == "iterable" else Slow(64, 0.02)
+    options = {} if scheduling == "iterable" else {"scheduling": scheduling}
+    if scheduling == "balanced":
+        options["shuffle"] = True
+    iterator = iter(make(
+        dataset, batch_size=2, num_workers=2, multiprocessing_context=method,
+        persistent_workers=True, **{"shuffle": False, **options},
+    ))  # fmt: skip
+    got, workers, starters = [next(iterator)], workers_of(iterator), set()
+    for batch in iterator:
+        got.append(batch)
+        if iterator._pool.restarts == len(starters) < 2:
+            starters.add(wait_for(lambda: {zygote_of(iterator)} - {0, *starters}, "a zygote").pop())
+            kill_starters(iterator)
+    assert iterator._pool.restarts == 2 and workers_of(iterator) == workers
+    assert sorted(torch.cat(got).tolist()) == list(range(64))
+    wait_for(lambda: zygote_of(iterator) not in {0, *starters}, "the third zygote")
+    iterator._shutdown_workers()
+    assert not any(map(alive, workers))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_all_processes_killed_at_once_lose_no_sample(method):
+    expected = [copied(batch) for batch in make(Noisy(200))]
+    torch.manual_seed(1234)
+    iterator = iter(make(Noisy(200), persistent_workers=True, multiprocessing_context=method))
+    got = []
+    for number, batch in enumerate(iterator):
+        got.append(copied(batch))
+        if number in (3, 11):
+            workers = wait_for(lambda: [w["pid"] for w in worker_entries(iterator) if w["pid"]], "workers")
+            kill_starters(iterator)
+            for pid in workers:
+                kill(pid)
+    assert same(got, expected) and iterator._pool.restarts == 2
+
+
+def test_all_processes_of_static_workers_killed_are_an_error():
+    iterator = iter(make(Slow(10**6, 0.02), batch_size=2, scheduling="static"))
+    next(iterator)
+    workers = workers_of(iterator)
+    kill_starters(iterator)
+    for pid in workers:
+        kill(pid)
+    with pytest.raises(minato.WorkerLost):
+        for _ in iterator:
+            pass
+
+
+@pytest.mark.parametrize("scheduling", ["static", "balanced"])
+def test_workers_of_a_killed_zygote_go_on(scheduling):
+    """They are not replaced: their tasks, and a static worker's stream, stay."""
+    iterator = iter(make(Slow(64, 0.02), batch_size=2, scheduling=scheduling))
+    got = [next(iterator)]
+    workers = workers_of(iterator)
+    for _ in range(2):
+        zygote = wait_for(lambda: zygote_of(iterator), "a zygote")
+        kill(zygote)
+        wait_for(lambda: zygote_of(iterator) not in (0, zygote), "another")
+    got += iterator
+    assert workers_of(iterator) == workers and sorted(torch.cat(got).tolist()) == list(range(64))
+
+
+def test_an_adopted_worker_is_replaced_when_it_dies():
+    """By the zygote that came after its own; also where the standby has died that had adopted it."""
+    for standby_dies in False, True:
+        iterator = iter(make(Slow(64, 60.0), num_workers=2))
+        wait_for(lambda: all(w["running"] for w in worker_entries(iterator)), "workers at work")
+        before = workers_of(iterator)
+        zygote = zygote_of(iterator)
+        kill(zygote)
+        wait_for(lambda: zygote_of(iterator) not in (0, zygote), "another zygote")
+        if standby_dies:
+            kill(iterator._pool.zygote.pid)
+        kill(before[0])
+        wait_for(lambda: iterator._engine.health()["deaths"], "the death to be seen")
+        wait_for(lambda: all(w["running"] for w in worker_entries(iterator)), "workers at work")
+        now = workers_of(iterator)
+        assert now[0] != before[0] and now[1] == before[1]
+        iterator._shutdown_workers()
+        assert not any(map(alive, now))
+        assert standby_dies or not any(map(psutil.pid_exists, now))  # it has reaped its own
+
+
+def test_a_zygotes_exception_is_in_the_error(monkeypatch):
+    """It is no death that another zygote would make up for."""
+
+    def fail(_zygote):
+        raise ValueError("of the zygote")
+
+    monkeypatch.setattr(Zygote, "_watch", fail)
+    with pytest.raises(RuntimeError, match="died unexpectedly, because .*ValueError: of the zygote"):
+        list(make(Slow(64, 0.0)))
+
+
+def test_zygotes_that_die_at_once_are_an_error(monkeypatch):
+    monkeypatch.setattr(Zygote, "_watch", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(RuntimeError, match=r"10 processes .* ended by signal 9 within a second"):
+        list(make(Slow(64, 0.0)))
+
+
+def test_the_standby_forks_workers_where_it_has_no_zygote(monkeypatch):
+    """As where a limit on processes allows for one more, and that is needed for a worker."""
+
+    def refused(_standby):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(Standby, "_begin", refused)
+    iterator = iter(make(Slow(64, 0.0), batch_size=2))
+    got = [next(iterator)]
+    assert zygote_of(iterator) == iterator._pool.zygote.pid
+    assert sorted(torch.cat([*got, *iterator]).tolist()) == list(range(64))
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"in_order": False, "batching": "ready"}, {"scheduling": "static"}]
 )
-def test_a_persistent_loader_makes_another_zygote(options):
+def test_a_persistent_loader_makes_another_zygote(options, monkeypatch):
+    monkeypatch.setattr(process_pool, "RESTARTS_MOST", 0)
     loader = make(Slow(64, 0.02), batch_size=2, persistent_workers=True, **options)
     iterator = iter(loader)
     next(iterator)
-    kill(iterator._pool.zygote.pid)
+    kill_starters(iterator)
     with pytest.raises(RuntimeError, match="died unexpectedly"):
         for _ in iterator:
             pass
@@ -250,25 +406,53 @@ def test_killed_trainer_takes_all_with_it(dataset, method):
         process.communicate()
 
 
+@pytest.mark.parametrize("stopped", ["standby", "zygote"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_killed_trainer_beside_a_stopped_zygote(method):
-    """Workers see for themselves that the trainer is gone, and end who cannot."""
+def test_killed_trainer_beside_a_stopped_zygote(method, stopped):
+    """Workers see for themselves that the trainer is gone; zygote and standby wake each other."""
     script = (
         "import minato\nfrom attack.datasets import *\n"
         "if __name__ == '__main__':\n"
         "    it = iter(minato.DataLoader(Slow(4, 0.0), num_workers=2, persistent_workers=True,\n"
         f"        multiprocessing_context={method!r}))\n"
         "    list(it)\n"
-        "    print(it._pool.zygote.pid, *(w.pid for w in it._workers), flush=True)\n"
+        "    print(it._pool.zygote.pid, it._engine.segment.zygote, *(w.pid for w in it._workers),\n"
+        "          flush=True)\n"
         "    input()\n"
     )
     process = start_script(script, stdin=subprocess.PIPE)
     try:
         family = [int(pid) for pid in process.stdout.readline().split()]
-        assert len(family) == 3
-        kill(family[0], signal.SIGSTOP)
+        assert len(family) == 4
+        kill(family[stopped == "zygote"], signal.SIGSTOP)
         kill(process.pid)
         wait_for(lambda: not any(map(alive, family)), "workers and zygote to end")
+    finally:
+        for pid in (process.pid, *family):
+            kill(pid)
+        process.communicate()
+
+
+def test_killed_trainer_beside_a_hung_zygote_leaves_none():
+    """The standby ends the zygote then, and forks no other."""
+    script = (
+        "import os, time\nimport minato\n"
+        "hung, hangs = os.pipe()\n"
+        "def hang():\n"
+        "    if open('/proc/self/comm').read() == 'minato_zygote\\n':\n"
+        "        os.write(hangs, b'.')\n"
+        "        time.sleep(1000)\n"
+        "os.register_at_fork(before=hang)\n"
+        "it = iter(minato.DataLoader([0, 1], num_workers=1))\n"
+        "os.read(hung, 1)\n"
+        "print(it._pool.zygote.pid, it._engine.segment.zygote, flush=True)\n"
+        "input()\n"
+    )
+    process = start_script(script, stdin=subprocess.PIPE)
+    family = [int(pid) for pid in process.stdout.readline().split()]
+    try:
+        kill(process.pid)
+        wait_for(lambda: not any(map(alive, family)), "standby and zygote to end")
     finally:
         for pid in (process.pid, *family):
             kill(pid)
@@ -279,21 +463,25 @@ def test_a_program_that_ends_while_its_workers_start_leaves_none(tmp_path):
     """multiprocessing asks the zygote to end then, here while it is in a fork whose worker has
     begun already."""
     script = (
-        "import multiprocessing, os, signal, sys, time\nimport minato\n"
-        "begun, begins = os.pipe()\n"
+        "import os, signal, sys, time\nimport minato\n"
+        "(begun, begins), (asked, asks) = os.pipe(), os.pipe()\n"
         "class Begins:\n"
         "    def __len__(self):\n        return 4\n"
         "    def __getitem__(self, index):\n"
         "        os.write(begins, b'.')\n"
         "        time.sleep(60)\n"
         "def end():\n"
-        "    if multiprocessing.current_process().name == 'minato-zygote':\n"
+        "    if open('/proc/self/comm').read() == 'minato_zygote\\n':\n"
         "        os.read(begun, 1)\n"
-        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        os.write(asks, b'.')\n"
+        "        while signal.SIGTERM not in signal.sigpending():\n"
+        "            time.sleep(0.001)\n"
         "def note():\n"
         "    with open(sys.argv[1], 'a') as file:\n        print(os.getpid(), file=file)\n"
         "os.register_at_fork(after_in_parent=end, after_in_child=note)\n"
         "it = iter(minato.DataLoader(Begins(), num_workers=3))\n"
+        "os.read(asked, 1)\n"
+        "it._pool.zygote.terminate()\n"
         "it._pool.zygote.join()\n"
         "os._exit(0)\n"
     )
@@ -301,7 +489,7 @@ def test_a_program_that_ends_while_its_workers_start_leaves_none(tmp_path):
     process.wait(3 * PATIENCE)
     family = [int(pid) for pid in (tmp_path / "family").read_text().split()]
     try:
-        assert len(family) == 2  # the zygote, and its first worker
+        assert len(family) == 3  # the standby, the zygote and its first worker
         wait_for(lambda: not any(map(alive, family)), "the worker to end")
     finally:
         for pid in family:
@@ -309,18 +497,19 @@ def test_a_program_that_ends_while_its_workers_start_leaves_none(tmp_path):
         process.communicate()
 
 
-def test_a_program_ends_beside_a_stopped_zygote():
+@pytest.mark.parametrize("stopped", ["standby", "zygote"])
+def test_a_program_ends_beside_a_stopped_zygote(stopped):
     script = (
         "import minato\nfrom attack.datasets import *\n"
         "it = iter(minato.DataLoader(Slow(4, 0.0), num_workers=2, persistent_workers=True))\n"
         "list(it)\n"
-        "print(it._pool.zygote.pid, *(w.pid for w in it._workers), flush=True)\n"
+        "print(it._pool.zygote.pid, it._engine.segment.zygote, *(w.pid for w in it._workers), flush=True)\n"
         "input()\n"
     )
     process = start_script(script, stdin=subprocess.PIPE)
     family = [int(pid) for pid in process.stdout.readline().split()]
     try:
-        kill(family[0], signal.SIGSTOP)
+        kill(family[stopped == "zygote"], signal.SIGSTOP)
         process.communicate("go on", timeout=3 * PATIENCE)
         assert process.returncode == 0
         wait_for(lambda: not any(map(alive, family)), "workers and zygote to end")
@@ -334,10 +523,11 @@ def test_a_killed_zygote_is_an_error_where_a_broken_pipe_ends_programs():
     """SIGPIPE's own action is what programs ask for that are piped to others."""
     script = (
         "import os, signal\nimport minato\nfrom attack.datasets import *\n"
+        "minato.workers.process_pool.RESTARTS_MOST = 0\n"
         "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
         "it = iter(minato.DataLoader(Slow(4000, 0.01), num_workers=2))\n"
         "next(it)\n"
-        "os.kill(it._pool.zygote.pid, signal.SIGKILL)\n"
+        "for pid in it._pool.zygote.pid, it._engine.segment.zygote:\n    os.kill(pid, signal.SIGKILL)\n"
         "try:\n    list(it)\n"
         "except RuntimeError as error:\n    print(error)\n"
         "assert signal.SIGPIPE not in signal.sigpending()\n"
@@ -472,15 +662,17 @@ def test_the_only_worker_is_killed_again_and_again(seed):
 
 
 def test_a_stopped_zygote_hides_no_death():
-    """The loader sees by itself that a worker has died, and waits for ten seconds to be told."""
+    """The loader sees by itself that a worker has died, waits for ten seconds to be told, and ends
+    the zygote. Another goes on."""
     iterator = iter(make(Slow(64, 60.0), num_workers=1, timeout=PATIENCE))
     wait_for(lambda: worker_entries(iterator)[0]["running"], "a worker at work")
-    zygote = iterator._pool.zygote.pid
+    zygote = zygote_of(iterator)
     kill(zygote, signal.SIGSTOP)
     try:
         kill(workers_of(iterator)[0])
-        with pytest.raises(RuntimeError, match=rf"pid {zygote}\) was ended, because it had hung"):
-            next(iterator)
+        wait_for(lambda: iterator._engine.health()["deaths"], "the death to be seen")
+        wait_for(lambda: worker_entries(iterator)[0]["running"], "another at work")
+        assert zygote_of(iterator) != zygote
     finally:
         kill(zygote, signal.SIGCONT)
 
@@ -491,7 +683,7 @@ def test_an_entry_without_a_worker_names_no_process():
     other = subprocess.Popen(["sleep", "100"])
     try:
         engine.segment.starting(0)
-        engine.segment.set_pid(0, other.pid)
+        assert engine.segment.claim(0, engine.segment.starts(0), other.pid)
         assert engine.kill_worker(0, signal.SIGCONT)
         (entry,) = struct.unpack("Q", os.pread(engine.fd, 8, 24))  # mn_ctl.workers_off
         state = entry + 4  # mn_worker.state

@@ -114,23 +114,24 @@ if __name__ == "__main__":
         os.read(read, 1)  # as long as the test
         os._exit(0)
     pools = [loader._iterator._pool for loader in loaders]
-    print(child, *(p.zygote.pid for p in pools), *(p.handles[0].pid for p in pools), flush=True)
+    print(child, *(p.zygote.pid for p in pools), *(p.engine.segment.zygote for p in pools),
+          *(p.handles[0].pid for p in pools), flush=True)
     sys.stdin.read()
 """
 
 
 def test_workers_end_while_a_fork_of_the_trainer_lives() -> None:
     """The second loader's workers are forked while the first has its pipe open, too. Stopped zygotes
-    leave it to the workers to see the end."""
+    and standbys leave it to the workers to see the end."""
     process = start_script(OUTLIVED, stdin=subprocess.PIPE)
     child, *family = [int(pid) for pid in process.stdout.readline().split()]  # type: ignore[union-attr]
     try:
-        assert len(family) == 4 and {child, *family} <= {p.pid for p in descendants(process.pid)}
-        for pid in family[:2]:
+        assert len(family) == 6 and {child, *family} <= {p.pid for p in descendants(process.pid)}
+        for pid in family[:4]:
             kill(pid, signal.SIGSTOP)
         kill(child, signal.SIGSTOP)  # or it would end with the pipe that it reads from
         kill(process.pid)
-        wait_for(lambda: not any(map(alive, family)), "workers and zygotes to end")
+        wait_for(lambda: not any(map(alive, family[4:])), "workers to end")
         assert alive(child)
     finally:
         for pid in (process.pid, child, *family):

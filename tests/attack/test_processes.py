@@ -38,6 +38,7 @@ from .support import (
     epochs,
     in_child,
     kill,
+    kill_starters,
     resources,
     run_script,
     same,
@@ -122,7 +123,7 @@ def test_what_a_worker_has_started_holds_nothing_up(zygote_dies, monkeypatch):
         assert [name for name in descriptors if "memfd" in name] == []
         assert "memfd:minato" not in (process / "maps").read_text()
         if zygote_dies:
-            kill(iterator._pool.zygote.pid)
+            kill_starters(iterator)
         begin = time.monotonic()
         iterator._shutdown_workers()
         assert time.monotonic() - begin < PATIENCE and alive(dataset.pid.value)
@@ -564,7 +565,7 @@ def test_a_sample_of_many_tensors_needs_no_descriptors():
 MANY_DESCRIPTORS = """
 import gc, os, resource, minato
 from attack.datasets import Slow
-from attack.support import descendants, kill, wait_for
+from attack.support import descendants, kill_starters, wait_for
 resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 others = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
 before = len(os.listdir("/proc/self/fd"))
@@ -572,7 +573,7 @@ for zygote_dies in (False, True):
     iterator = iter(minato.DataLoader(Slow(64, 60.0), num_workers=2))
     wait_for(lambda: all(w["running"] for w in iterator._engine.workers()), "workers at work")
     if zygote_dies:
-        kill(iterator._pool.zygote.pid)
+        kill_starters(iterator)
     iterator._shutdown_workers()
     iterator = None
     gc.collect()

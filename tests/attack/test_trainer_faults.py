@@ -29,7 +29,7 @@ from .support import PATIENCE, kill, wait_for
 POINTS = (
     "engine.start", "engine.wait", "engine.taken", "engine.sweep.buried", "engine.sweep.tasks",
     "engine.sweep.done", "engine.stop", "engine.close", "runqueue.publish.word",
-    "runqueue.cancelled", "crew.wake", "lease.answer",
+    "runqueue.cancelled", "crew.wake", "lease.answer", "watch.looks",
 )  # fmt: skip
 #: moments of the program around the loader
 MOMENTS = ("between epochs", "with a lock", "while workers start")

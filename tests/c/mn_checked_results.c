@@ -926,7 +926,8 @@ entries_that_make_no_sense(void)
         for (uint32_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
             mn_a64_store_relaxed(fields[i], value);
         }
-        k->pid = k->tid = k->starts = UINT32_MAX;
+        mn_a64_store_relaxed(&k->owner, UINT64_MAX);
+        k->tid = UINT32_MAX;
         k->exit_status = INT32_MIN;
         mn_a32_store_relaxed(&k->event.word, 77);
         mn_a32_store_relaxed(&k->room.word, 77);
@@ -965,7 +966,7 @@ put_process(struct bench *s, uint32_t number)
             pause();
         }
     }
-    mn_a32_store_release(&k->pid, (uint32_t)pid);
+    mn_worker_set_owner(k, mn_worker_starts(k), (uint32_t)pid);
     return pid;
 }
 
@@ -1009,7 +1010,7 @@ lies_about_its_process(uint32_t state, bool seen)
     uint32_t task = claim(&s.w[0]);
     if (seen) {
         mn_watch_look(&e->watch, SECOND_NS);
-        k->pid = (uint32_t)getpid(); /* it would name another now */
+        mn_worker_set_owner(k, 1, (uint32_t)getpid()); /* it would name another now */
     }
     mn_a32_store_seqcst(&k->state, state);
     if (!seen) {
@@ -1138,10 +1139,10 @@ a_place_of_one_who_is_gone(void)
     mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
     uint64_t now = SECOND_NS;
     uint32_t pid = mn_worker_pid(s.w[0].side.me);
-    mn_a32_store_release(&s.w[0].side.me->pid, 0);
+    mn_worker_set_owner(s.w[0].side.me, 1, 0);
     CHECK_EQ(kill(gone, SIGKILL), 0);
     CHECK_EQ(end_of(gone), SIGKILL);
-    mn_a32_store_release(&k->pid, pid);
+    mn_worker_set_owner(k, 1, pid);
     mn_a64_store_relaxed(&k->running, UINT64_MAX);
     mn_a32_store_seqcst(&k->state, MN_WORKER_READY);
     for (int i = 0; i < 20; i++, now += SECOND_NS) {
@@ -1163,6 +1164,7 @@ zygote_hangs(bool swept)
     struct mn_engine *e = set_up(&s, false, 1);
     struct mn_worker *k = s.w[0].side.me;
     pid_t zygote = put_process(&s, 1), worker = put_process(&s, 0);
+    mn_a32_store_release(&e->shm.ctl->start, MN_START_FORKED);
     mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
     uint64_t now = SECOND_NS;
     for (int i = 0; i < 20; i++, now += SECOND_NS) {
@@ -1181,7 +1183,8 @@ zygote_hangs(bool swept)
         mn_watch_look(&e->watch, now + 1); /* a look between that does not count */
         CHECK_EQ(mn_proc_wait_pidfd(e->zygote.pidfd, 0), -ETIMEDOUT);
     }
-    s.w[1].side.me->starts++; /* it was forking: it begins anew */
+    /* it was forking: it begins anew */
+    mn_worker_set_owner(s.w[1].side.me, 7, (uint32_t)zygote);
     for (int i = 0; i < 10; i++, now += SECOND_NS) {
         mn_watch_look(&e->watch, now);
         CHECK_EQ(mn_proc_wait_pidfd(e->zygote.pidfd, 0), -ETIMEDOUT);
@@ -1189,7 +1192,7 @@ zygote_hangs(bool swept)
     mn_watch_look(&e->watch, now);
     CHECK_EQ(end_of(zygote), SIGKILL);
     mn_watch_look(&e->watch, now);
-    CHECK(e->crew.lost && e->crew.hung);
+    CHECK(mn_a32_load_relaxed(&e->crew.lost) && e->crew.hung);
     CHECK_EQ(end_of(worker), SIGKILL);
     close(e->zygote.pidfd);
     mn_engine_close(e);

@@ -32,9 +32,8 @@ struct table {
 struct fake {
     struct mn_executor executor;
     struct mn_shm shm;
-    uint32_t looks, made;
+    uint32_t looks, made, ended;
     bool gone;
-    bool stopped;
     bool unready; /* those it makes do not come to be READY */
 };
 
@@ -61,16 +60,11 @@ fake_gone(struct mn_executor *self)
     return ((struct fake *)self)->gone;
 }
 
-static bool
-fake_stopped(struct mn_executor *self)
-{
-    return ((struct fake *)self)->stopped;
-}
-
 static void
-fake_end(struct mn_executor *self)
+fake_end(struct mn_executor *self, bool all)
 {
-    ((struct fake *)self)->gone = true;
+    ((struct fake *)self)->ended++;
+    ((struct fake *)self)->gone = all;
 }
 
 struct bench {
@@ -100,7 +94,7 @@ set_up(struct bench *s, uint32_t max_retries)
     }
     CHECK_EQ(mn_tasks_open(&s->tasks, &s->shm, max_retries), 0);
     CHECK_EQ(mn_crew_open(&s->crew, &s->shm, true), 0);
-    s->fake = (struct fake){{fake_look, fake_gone, fake_stopped, fake_end, true}, .shm = s->shm};
+    s->fake = (struct fake){{fake_look, fake_gone, fake_end, true}, .shm = s->shm};
     s->crew.executor = &s->fake.executor;
     for (uint32_t w = 0; w < WORKERS; w++) {
         mn_crew_want(&s->crew, w);
@@ -337,7 +331,7 @@ a_damaged_worker_is_told_to_leave_and_counted_once(void)
     struct bench s;
     set_up(&s, 2);
     s.crew.members[2].pid = 1234; /* as it was seen while it lived */
-    s.t->workers[2].pid = 99;
+    mn_worker_set_owner(&s.t->workers[2], 1, 99);
     mn_crew_damaged(&s.crew, 2, MN_DAMAGE_TIMES);
     CHECK_EQ(s.crew.death.pid, 1234);
     mn_crew_damaged(&s.crew, 2, MN_DAMAGE_LEASE);
@@ -371,15 +365,15 @@ a_lost_executor_is_told_once(void)
     struct mn_watch watch;
     set_up_watch(&s, &guard, &watch);
     mn_watch_look(&watch, 1000000000);
-    CHECK(!s.crew.lost);
+    CHECK(!mn_a32_load_relaxed(&s.crew.lost));
     s.fake.gone = true;
     mn_a32_store_seqcst(&s.t->ctl.stop, 1); /* it was told to end */
     mn_watch_look(&watch, 1000000000);
-    CHECK(!s.crew.lost);
+    CHECK(!mn_a32_load_relaxed(&s.crew.lost));
     mn_a32_store_seqcst(&s.t->ctl.stop, 0);
     mn_event_prepare_wait(&s.t->ctl.trainer);
     mn_watch_look(&watch, 1000000000);
-    CHECK(s.crew.lost && !s.crew.hung);
+    CHECK(mn_a32_load_relaxed(&s.crew.lost) && !s.crew.hung);
     CHECK_EQ(mn_a32_load_acquire(&s.t->ctl.trainer.word), MN_EVENT_AWAKE);
     mn_crew_lose_executor(&s.crew, true);
     CHECK(!s.crew.hung && !mn_crew_take_wakes(&s.crew).everybody);
@@ -387,32 +381,46 @@ a_lost_executor_is_told_once(void)
     tear_down(&s);
 }
 
-/* For ten seconds, and only where it would have to make somebody. */
 static void
-a_stopped_executor_is_ended_if_somebody_is_to_come(void)
+a_replaced_executor_is_watched_again(void)
 {
     struct bench s;
     struct mn_mutex guard;
     struct mn_watch watch;
     set_up_watch(&s, &guard, &watch);
+    for (int i = 0; i < 2; i++) {
+        s.fake.gone = true;
+        mn_watch_look(&watch, 1000000000);
+        CHECK(mn_a32_load_relaxed(&s.crew.lost) != 0);
+        s.fake.gone = false;
+        mn_crew_replace_executor(&s.crew);
+        CHECK(mn_crew_take_wakes(&s.crew).engine);
+        mn_watch_look(&watch, 1000000000);
+        CHECK(mn_a32_load_relaxed(&s.crew.lost) == 0 && !s.crew.hung);
+    }
+    mn_mutex_fini(&guard);
+    tear_down(&s);
+}
+
+/* One that imports torch, as where the program has started it anew, may take its time. */
+static void
+an_executor_that_has_not_begun_is_no_hung_one(void)
+{
+    struct bench s;
+    struct mn_mutex guard;
+    struct mn_watch watch;
+    set_up_watch(&s, &guard, &watch);
+    mn_a32_store_seqcst(&s.t->workers[1].state, MN_WORKER_SWEPT); /* and waits to be reaped */
     uint64_t now_ns = 0;
-    s.fake.stopped = true;
-    for (int i = 0; i < 30; i++) {
+    for (int i = 0; i < 100; i++) {
         mn_watch_look(&watch, now_ns += 1000000000);
     }
-    CHECK(!s.crew.lost);
-    mn_crew_want(&s.crew, 1);
-    s.fake.stopped = false; /* the system refuses, perhaps */
-    for (int i = 0; i < 30; i++) {
-        mn_watch_look(&watch, now_ns += 1000000000);
-    }
-    CHECK(!s.crew.lost);
-    s.fake.stopped = true;
+    CHECK_EQ(s.fake.ended, 0);
+    mn_a32_store_release(&s.t->ctl.start, MN_START_FORKED);
     for (int i = 0; i < 10; i++) {
-        CHECK(!s.crew.lost);
         mn_watch_look(&watch, now_ns += 1000000000);
     }
-    CHECK(s.crew.lost && s.crew.hung);
+    CHECK_EQ(s.fake.ended, 1);
     mn_mutex_fini(&guard);
     tear_down(&s);
 }
@@ -435,12 +443,13 @@ an_executor_that_makes_nobody_is_ended(void)
             mn_watch_look(&watch, now_ns += 1000000000);
         }
         mn_a32_store_release(&s.t->ctl.start, starts[n]);
-        s.t->workers[1].pid = 0;
+        mn_worker_set_owner(&s.t->workers[1], 1, 0);
         mn_a32_store_seqcst(&s.t->workers[1].state, MN_WORKER_STARTING);
-        for (uint32_t i = 0; i < 2 * most[starts[n]]; i++) {
-            s.t->workers[1].starts += i == most[starts[n]] - 1;
+        for (uint32_t i = 0; i < 3 * most[starts[n]]; i++) { /* what follows it hangs, too */
+            mn_worker_set_owner(&s.t->workers[1], 1 + (i >= most[starts[n]] - 1), 0);
             mn_watch_look(&watch, now_ns += 1000000000);
-            CHECK_EQ(s.crew.lost, i == 2 * most[starts[n]] - 1);
+            CHECK_EQ(s.fake.ended, (i + 1) / most[starts[n]] - (i + 1 >= most[starts[n]]));
+            CHECK_EQ(mn_a32_load_relaxed(&s.crew.lost), i == 3 * most[starts[n]] - 1);
         }
         CHECK(s.crew.hung);
         mn_mutex_fini(&guard);
@@ -570,7 +579,8 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", who_has_worked_and_left_begins_another_row),
     MN_TEST("plain", a_damaged_worker_is_told_to_leave_and_counted_once),
     MN_TEST("plain", a_lost_executor_is_told_once),
-    MN_TEST("plain", a_stopped_executor_is_ended_if_somebody_is_to_come),
+    MN_TEST("plain", a_replaced_executor_is_watched_again),
+    MN_TEST("plain", an_executor_that_has_not_begun_is_no_hung_one),
     MN_TEST("plain", an_executor_that_makes_nobody_is_ended),
     MN_TEST("plain", rings_go_to_who_may_take_the_task),
     MN_TEST("plain", what_a_worker_owes_comes_back_once),

@@ -140,7 +140,7 @@ slow_samples_are_watched_without_the_mutex(void)
     CHECK_EQ(mn_engine_open(&e, &cfg), 0);
     struct mn_worker *k = mn_worker_at(&e->shm, 0);
     uint64_t now = UINT64_C(1000000000);
-    k->pid = (uint32_t)getpid();
+    mn_worker_set_owner(k, 1, (uint32_t)getpid());
     mn_a64_store_relaxed(&k->since_ns, now);
     mn_a32_store_seqcst(&k->state, MN_WORKER_READY);
     while (mn_a32_load_relaxed(&mn_worker_at(&e->shm, 1)->state) == MN_WORKER_EMPTY) {

@@ -91,16 +91,14 @@ a_life(void)
 
     int fd = mn_proc_pidfd(pid);
     CHECK(fd >= 0);
-    CHECK(!mn_proc_is_stopped(fd) && !mn_proc_is_stopped(-1));
     CHECK_EQ(mn_proc_kill(pid, SIGSTOP), 0);
-    while (!mn_proc_is_stopped(fd)) {
+    while (mn_test_state(pid, pid) != 'T') {
         sched_yield();
     }
     CHECK_EQ(mn_proc_alive(pid), 1);
     CHECK_EQ(mn_proc_kill(pid, SIGKILL), 0);
     CHECK_EQ(mn_proc_wait_pidfd(fd, -1), 0);
     CHECK_EQ(mn_proc_wait_pidfd(fd, 0), 0);
-    CHECK(!mn_proc_is_stopped(fd));
     CHECK_EQ(mn_test_state(pid, pid), 'Z');
     CHECK_EQ(mn_proc_alive(pid), 0); /* a zombie, not reaped yet */
     CHECK_EQ(mn_proc_kill(pid, SIGKILL), -ESRCH);
@@ -152,6 +150,37 @@ a_headless_process_lives(void)
     CHECK_EQ(mn_test_reap(pid), 0);
     close(fd);
     lifeline_end(&l);
+}
+
+/* Its child's child, once that is an orphan, is its own. */
+static void
+adopt(void *arg)
+{
+    int down[2];
+    (void)arg;
+    CHECK_EQ(mn_proc_adopt_orphans(), 0);
+    CHECK(pipe2(down, O_CLOEXEC) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        pid_t grandchild = fork();
+        if (grandchild == 0) {
+            char c;
+            close(down[1]);
+            (void)!read(down[0], &c, 1);
+            _exit(7);
+        }
+        _exit(grandchild > 0 ? 0 : 1);
+    }
+    CHECK_EQ(mn_test_reap(child), 0);
+    close(down[1]);
+    int status;
+    CHECK(wait(&status) > 0 && WEXITSTATUS(status) == 7);
+}
+
+static void
+orphans_are_adopted(void)
+{
+    CHECK_EQ(mn_test_reap(mn_test_fork(adopt, NULL)), 0);
 }
 
 static void
@@ -211,6 +240,7 @@ static const struct mn_test tests[] = {
     MN_TEST("fork", forks_know_themselves),
     MN_TEST("fork", a_life),
     MN_TEST("fork", a_headless_process_lives),
+    MN_TEST("fork", orphans_are_adopted),
     MN_TEST("fork", signals_end_the_wait),
 };
 

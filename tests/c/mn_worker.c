@@ -92,7 +92,7 @@ fork_worker(struct nursery *n, uint32_t number)
     if (pid == 0) {
         be_worker(n, number);
     }
-    k->pid = (uint32_t)pid;
+    mn_worker_set_owner(k, 1, (uint32_t)pid);
     n->pids[number] = pid;
 }
 

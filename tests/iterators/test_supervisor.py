@@ -30,6 +30,7 @@ class Pool:
         )  # fmt: skip
         self.fails = fails
         self.stopped = self.started = False
+        self.restartable, self.restarts = False, 0
         self.done: list[str] = []
 
     def start(self) -> None:
@@ -39,6 +40,10 @@ class Pool:
 
     def mine(self) -> bool:
         return not self.stopped
+
+    def restart(self) -> bool:
+        self.restarts += 1
+        return self.restartable
 
     def starter(self) -> int:
         return 4711
@@ -129,6 +134,21 @@ def test_without_the_process_that_starts_them_they_are_stopped() -> None:
     with pytest.raises(RuntimeError, match=r"The process that starts DataLoader workers \(pid 4711\)"):
         supervisor.check(never)
     assert pool.stopped
+
+
+def test_a_restarted_starter_is_no_error() -> None:
+    supervisor = supervisor_of(pool := Pool(zygote_lost=True))
+    pool.restartable = True
+    supervisor.check(never)
+    assert pool.restarts == 1 and not pool.stopped
+
+
+def test_a_hung_starter_is_not_restarted() -> None:
+    supervisor = supervisor_of(pool := Pool(zygote_lost=True, zygote_hung=True))
+    pool.restartable = True
+    with pytest.raises(RuntimeError, match="had hung"):
+        supervisor.check(never)
+    assert pool.restarts == 0 and pool.stopped
 
 
 def test_one_that_never_started_any_printed_why() -> None:

@@ -14,6 +14,13 @@
 #include "py/module/mn_numpy.h"
 #include "py/seeding/mn_seed.h"
 
+static PyObject *
+adopt_orphans(PyObject *module, PyObject *Py_UNUSED(ignored))
+{
+    (void)module;
+    return PyBool_FromLong(mn_proc_adopt_orphans() == 0);
+}
+
 PyDoc_STRVAR(bind_torch_doc,
 "bind_torch(tensor_type, exchange_api, plain_tensor, from_view, weak_ref, expired,\n"
 "free_weak, iterator)\n\n"
@@ -153,6 +160,9 @@ static PyMethodDef core_methods[] = {
     {"native_info", mn_native_info, METH_O, mn_native_info_doc},
     {"disposition", disposition, METH_VARARGS, disposition_doc},
     {"filter_signal", filter_signal, METH_VARARGS, filter_signal_doc},
+    {"adopt_orphans", adopt_orphans, METH_NOARGS,
+     PyDoc_STR("adopt_orphans() -> bool: makes this process the parent of descendants whose parent "
+               "dies. False: the system refuses.")},
     {"machine", machine, METH_NOARGS,
      PyDoc_STR("machine() -> {cpus, memory_total, memory_available}: what this process may "
                "use (affinity, cgroups), bytes")},

@@ -126,8 +126,7 @@ worker_dict(PyObject *read, const struct mn_ctl *c, struct mn_worker *k,
     /* Relaxed: of a copy. */
     return Py_BuildValue(
         "{sI sI sI sN sK sK sK sK sK}", "state", mn_a32_load_relaxed(&k->state), "pid",
-        mn_a32_load_relaxed(&k->pid),
-        "starts", mn_a32_load_relaxed(&k->starts), "running", running, "since_ns",
+        mn_worker_pid(k), "starts", mn_worker_starts(k), "running", running, "since_ns",
         (unsigned long long)mn_a64_load_relaxed(&k->since_ns), "tasks",
         (unsigned long long)mn_a64_load_relaxed(&k->tasks_done), "rows",
         (unsigned long long)mn_a64_load_relaxed(&k->rows_done), "busy_ns",

@@ -201,7 +201,7 @@ mn_engine_py_workers(PyObject *self, PyObject *ignored)
                 : Py_BuildValue(
                       "{sI sI si sN sK sK sK sK sK s(KKK)}", "state",
                       mn_a32_load_acquire(&k->state), /* [S2] */
-                      "pid", mn_a32_load_relaxed(&k->pid), "status",
+                      "pid", mn_worker_pid(k), "status",
                       (int32_t)mn_a32_load_relaxed(&k->exit_status), "running", running, "since_ns",
                       (unsigned long long)mn_a64_load_relaxed(&k->since_ns), "tasks",
                       (unsigned long long)mn_a64_load_relaxed(&k->tasks_done), "rows",
@@ -238,8 +238,7 @@ mn_engine_py_retire_worker(PyObject *self, PyObject *number)
 }
 
 const char mn_engine_kill_worker_doc[] =
-    "kill_worker(number, signal) -> bool: signals the worker's process, whoever watches it, and\n"
-    "nobody who has got its id since. Whether it lived.";
+    "kill_worker(number, signal) -> bool: signals the worker's process. Whether it lived.";
 
 PyObject *
 mn_engine_py_kill_worker(PyObject *self, PyObject *args)
@@ -259,6 +258,32 @@ mn_engine_py_kill_worker(PyObject *self, PyObject *args)
         return NULL;
     }
     return PyBool_FromLong(rc == 0);
+}
+
+PyObject *
+mn_engine_py_kill_zygote(PyObject *self, PyObject *number)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    long sig = e != NULL ? PyLong_AsLong(number) : -1;
+    if (e == NULL || PyErr_Occurred()) {
+        return NULL;
+    }
+    int rc = mn_engine_kill_zygote(e, (int)sig);
+    if (rc != -ESRCH && mn_raise_errno(rc, "cannot signal the process that starts workers") < 0) {
+        return NULL;
+    }
+    return PyBool_FromLong(rc == 0);
+}
+
+PyObject *
+mn_engine_py_zygote_replaced(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_engine *e = mn_engine_get(self);
+    if (e == NULL) {
+        return NULL;
+    }
+    mn_engine_zygote_replaced(e);
+    Py_RETURN_NONE;
 }
 
 static int

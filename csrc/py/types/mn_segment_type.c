@@ -86,7 +86,7 @@ static PyObject *
 segment_starts(PyObject *self, PyObject *arg)
 {
     struct mn_worker *k = entry_of(self, arg);
-    return k != NULL ? PyLong_FromUnsignedLong(mn_a32_load_relaxed(&k->starts)) : NULL;
+    return k != NULL ? PyLong_FromUnsignedLong(mn_worker_starts(k)) : NULL;
 }
 
 /* The zygote is about to fork worker w. Before the fork, so that the child finds it done. */
@@ -97,8 +97,7 @@ segment_starting(PyObject *self, PyObject *arg)
     if (k == NULL) {
         return NULL;
     }
-    mn_a32_store_relaxed(&k->pid, 0);
-    mn_a32_add_relaxed(&k->starts, 1);
+    mn_worker_set_owner(k, mn_worker_starts(k) + 1, 0);
     mn_a32_store_release(&k->state, MN_WORKER_STARTING);
     MN_FAULT("zygote.starting");
     Py_RETURN_NONE;
@@ -112,23 +111,49 @@ segment_not_started(PyObject *self, PyObject *arg)
     if (k == NULL) {
         return NULL;
     }
-    mn_a32_add_relaxed(&k->starts, UINT32_MAX); /* one less */
+    mn_worker_set_owner(k, mn_worker_starts(k) - 1, 0);
     mn_a32_store_release(&k->state, MN_WORKER_WANTED);
     Py_RETURN_NONE;
 }
 
-/* Both the zygote after its fork and the worker itself write the same. */
+PyDoc_STRVAR(claim_doc,
+"claim(number, starts, pid) -> bool: notes the process of an entry; the worker and its parent do\n"
+"so. False: the parent has died before it could, and this worker must end.");
+
 static PyObject *
-segment_set_pid(PyObject *self, PyObject *args)
+segment_claim(PyObject *self, PyObject *args)
 {
     unsigned long w;
-    unsigned int pid;
+    unsigned int starts, pid;
     struct mn_worker *k;
-    if (!PyArg_ParseTuple(args, "kI", &w, &pid) || (k = entry(self, w)) == NULL) {
+    if (!PyArg_ParseTuple(args, "kII", &w, &starts, &pid) || (k = entry(self, w)) == NULL) {
         return NULL;
     }
-    mn_a32_store_release(&k->pid, pid);
-    Py_RETURN_NONE;
+    MN_FAULT("zygote.claim");
+    return PyBool_FromLong(mn_worker_take_entry(k, starts, pid));
+}
+
+PyDoc_STRVAR(adopt_doc,
+"adopt(number) -> int | None: in the standby, once a zygote has died. The process id of the\n"
+"worker in this entry, or 0 where the system refused to make one. None: there is no worker. One\n"
+"that the zygote was about to fork is wanted again.");
+
+static PyObject *
+segment_adopt(PyObject *self, PyObject *arg)
+{
+    struct mn_worker *k = entry_of(self, arg);
+    if (k == NULL) {
+        return NULL;
+    }
+    uint32_t state = mn_a32_load_acquire(&k->state);
+    if (state == MN_WORKER_STARTING && mn_worker_give_up_entry(k)) {
+        mn_a32_store_release(&k->state, MN_WORKER_WANTED);
+        state = MN_WORKER_WANTED;
+    }
+    if (state == MN_WORKER_EMPTY || state == MN_WORKER_WANTED) {
+        Py_RETURN_NONE;
+    }
+    return PyLong_FromUnsignedLong(mn_worker_pid(k));
 }
 
 /* The process of worker w has done its last task. Where it was not the loader that stopped, its
@@ -248,6 +273,17 @@ segment_set_start(PyObject *self, PyObject *how)
 }
 
 static PyObject *
+segment_set_zygote(PyObject *self, PyObject *id)
+{
+    unsigned long pid = PyLong_AsUnsignedLong(id);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    mn_a32_store_release(&((struct mn_segment *)self)->shm.ctl->zygote, (uint32_t)pid);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 segment_dontfork(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_segment *s = (struct mn_segment *)self;
@@ -262,7 +298,9 @@ static PyMethodDef segment_methods[] = {
     {"starting", segment_starting, METH_O, PyDoc_STR("starting(number): about to fork it")},
     {"not_started", segment_not_started, METH_O,
      PyDoc_STR("not_started(number): it could not be forked, and is wanted still")},
-    {"set_pid", segment_set_pid, METH_VARARGS, PyDoc_STR("set_pid(number, pid)")},
+    {"claim", segment_claim, METH_VARARGS, claim_doc},
+    {"adopt", segment_adopt, METH_O, adopt_doc},
+    {"set_zygote", segment_set_zygote, METH_O, PyDoc_STR("set_zygote(pid): 0 when it has died.")},
     {"leaving", segment_leaving, METH_O,
      PyDoc_STR("leaving(number): the loader has stopped, and this worker does what ends it")},
     {"exited", segment_exited, METH_VARARGS,
@@ -294,6 +332,14 @@ segment_get_trainer(PyObject *self, void *closure)
 }
 
 static PyObject *
+segment_get_zygote(PyObject *self, void *closure)
+{
+    (void)closure;
+    struct mn_ctl *c = ((struct mn_segment *)self)->shm.ctl;
+    return PyLong_FromUnsignedLong(mn_a32_load_acquire(&c->zygote));
+}
+
+static PyObject *
 segment_get_start(PyObject *self, void *closure)
 {
     (void)closure;
@@ -314,6 +360,7 @@ static PyGetSetDef segment_getset[] = {
     {"lifeline", segment_get_lifeline, NULL,
      PyDoc_STR("descriptor that hangs up when the process that made the mapping is gone; or -1"),
      NULL},
+    {"zygote", segment_get_zygote, NULL, PyDoc_STR("process id of the zygote; 0: none"), NULL},
     {"trainer_pid", segment_get_trainer, NULL, PyDoc_STR("process that made it"), NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

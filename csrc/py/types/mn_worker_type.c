@@ -387,7 +387,6 @@ worker_ready(PyObject *self, PyObject *args)
      * MiB is the most glibc takes for the threshold. */
     (void)mallopt(M_MMAP_THRESHOLD, 32 * 1024 * 1024);
     (void)mallopt(M_TRIM_THRESHOLD, 128 * 1024 * 1024);
-    mn_a32_store_release(&o->side.me->pid, (uint32_t)getpid());
     mn_worker_waited(&o->clock);
     o->side.me->began = 1;
     mn_a32_store_seqcst(&o->side.me->state, MN_WORKER_READY); /* [R1] */

@@ -1,0 +1,297 @@
+"""The standby: parent of the zygote, and asleep until the zygote dies.
+
+Parents and children::
+
+    trainer ---> standby ---> zygote ---> workers
+                    |                        |
+                    +------- adopts <--------+   once the zygote has died
+
+The trainer starts the standby, which forks the zygote and sleeps.  When the zygote dies, the system
+makes its workers children of the standby (``PR_SET_CHILD_SUBREAPER``).  The standby forks another
+zygote, which forks and replaces workers from then on.  Running workers do not notice.
+
+A worker's death is reported once, by its parent: the zygote reports those that it has forked, the
+standby those that it has adopted.  The zygote does everything else, also for adopted workers: it
+moves their entries on, replaces them and ends them.  Each parent reaps its own children, and only
+after the table names them no more, so a process id in the table is never another process's.
+
+A kill leaves behind:
+
+- The zygote, before it has noted a worker that it has just forked: the entry is STARTING and has no
+  process id.  The standby gives it up, by an exchange of the word in which the worker would claim
+  it.  A worker that comes too late ends, and the next zygote forks another.
+- The zygote, between a worker's death and its report: the dead worker is a child of the standby,
+  which reports it.
+- The zygote, after the report or while it reaps: the entry is EXITED, SWEPT or WANTED, and the next
+  zygote goes on from there.
+- The standby: the zygote goes on alone.  Workers that the standby had adopted have no parent here
+  any more, and the zygote sees their end by a pidfd of each, without the exit status.
+- Both: the trainer starts another standby when ``next()`` has to wait (``Pool.restart``).  Workers
+  go on, and the new zygote watches them by pidfds.
+
+Each iterator pays for a standby with one more fork at its start, and with the pages that standby
+and zygote do not share any more.  docs/how-it-works.md has figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import time
+import traceback
+from multiprocessing import util
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..seeding import generator_states
+from . import library_threads, signals
+from .job import Job
+from .zygote import EXITED, FORKED, LOOK_SECONDS, SWEPT, Adopted, Zygote, drain, wake_pipe
+
+#: how often the standby looks whether the trainer has dealt with a death
+ACK_SECONDS = 0.01
+#: once the trainer is gone, the zygote has so long to end; then it is killed (it may be stopped)
+ORPHANED_SECONDS = 2.0
+#: so many zygotes in a row that each die within so many seconds are an error
+SOON_SECONDS, SOON_MOST = 1.0, 10
+
+
+class Standby:
+    def __init__(self, zygote: Zygote) -> None:
+        self.zygote = zygote  # as each of them begins
+        self.segment = zygote.segment
+        self.pid = 0  # of the present zygote
+        self.pidfd = -1  # of the present zygote
+        self.told = False  # the present zygote has been told to end
+        self.begun = False  # there has been a zygote
+        self.adopted: dict[int, Adopted] = {}  # by process id
+        self.foreign: list[Adopted] = []  # other workers in the table, which are no children
+
+    def run(self) -> None:
+        """Returns when there is nothing left to do."""
+        torch.multiprocessing._set_thread_name("minato_standby")
+        self._listen()
+        self._adopt()  # what another standby and its zygote have left
+        soon = 0
+        while True:
+            begun = time.monotonic()
+            try:
+                self._begin()
+            except OSError:
+                if self.begun:
+                    raise
+                return self.zygote.run()  # there cannot be another process: this one is the zygote
+            self.begun = True
+            how = self._await_end()
+            if how == 0 or self.zygote.terminated or not self.segment.trainer_lives():
+                return self._end_all()
+            soon = soon + 1 if time.monotonic() - begun < SOON_SECONDS else 0
+            if how > 0:  # an exception, which the zygote has printed and noted
+                os._exit(1)
+            if soon == SOON_MOST:
+                raise RuntimeError(
+                    f"{SOON_MOST} processes that start workers, one after the other, were ended by "
+                    f"signal {-how} within a second each"
+                )
+
+    def _listen(self) -> None:
+        self.wake_read, self.wake_write = wake_pipe()
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.trainer = self.zygote.trainer_ends()
+        self.poller = select.poll()
+        for fd in (self.wake_read, *self.trainer):
+            self.poller.register(fd, select.POLLIN)
+
+    # ---- the zygote ------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Forks a zygote, which never returns from here."""
+        # until the zygote has handlers of its own
+        held = {signal.SIGTERM, *self.zygote.job.handled}
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+        self.told = self.zygote.terminated
+        standby, pid = os.getpid(), -1
+        vars(util)["_flush_std_streams"]()
+        try:
+            pid = os.fork()
+        finally:
+            if pid != 0:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if pid != 0:
+            self.pid = pid
+            try:
+                self.pidfd = os.pidfd_open(pid)
+                self.poller.register(self.pidfd, select.POLLIN)
+            except OSError:  # no descriptor is left
+                self.pidfd = -1
+            return
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for fd in (self.wake_read, self.wake_write, *self.trainer[1:]):
+                os.close(fd)
+            torch.multiprocessing._set_thread_name("minato_zygote")
+            self.zygote.take_over(standby, [*self.adopted.values(), *self.foreign])
+            self.zygote.take_signals()
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            self.zygote.run()
+            code = 0
+        except BaseException as error:
+            traceback.print_exc()
+            _note(self.zygote.job, error)
+            _note(self.zygote.job, error, standby)  # the standby ends, too
+        finally:
+            vars(util)["_flush_std_streams"]()
+            os._exit(code)
+
+    def _signal_zygote(self, number: int) -> None:
+        """The standby has not reaped it, so the id is still its own."""
+        os.kill(self.pid, number)
+        os.kill(self.pid, signal.SIGCONT)  # a stopped process would not get the signal
+
+    def _await_end(self) -> int:
+        """Sleeps until the zygote ends. Returns its exit code, or minus the signal."""
+        until: float | None = None  # when a zygote is killed that does not end by itself
+        while True:
+            waiting, how = self._look()
+            if how is not None:
+                return how
+            if self.zygote.terminated and not self.told:
+                self.told = True
+                self._signal_zygote(signal.SIGTERM)
+            asleep = self.pidfd >= 0 and not self.adopted
+            patience = ACK_SECONDS if waiting else None if asleep else LOOK_SECONDS
+            if until is not None:
+                left = max(0.0, until - time.monotonic())
+                patience = left if patience is None else min(left, patience)
+                if left == 0:
+                    until, patience = None, None
+                    self._signal_zygote(signal.SIGKILL)
+            ready = dict(self.poller.poll(None if patience is None else 1000 * patience))
+            if self.wake_read in ready:
+                drain(self.wake_read)
+            if not ready.keys().isdisjoint(self.trainer):
+                until = time.monotonic() + ORPHANED_SECONDS
+                self._signal_zygote(signal.SIGTERM)
+                for fd in self.trainer:
+                    if fd in ready:
+                        self.poller.unregister(fd)
+
+    # ---- children --------------------------------------------------------------------
+
+    def _look(self) -> tuple[bool, int | None]:
+        """Reports adopted workers that have died, and reaps those that the table names no more.
+        Returns whether some are to be reaped later, and how the zygote has ended, if it has."""
+        waiting = False
+        for pid, worker in list(self.adopted.items()):
+            status = _ended(pid)
+            if status is not None and not worker.reported:
+                self.segment.exited(worker.number, status)
+                worker.reported = True
+            if status is not None and self.segment.state(worker.number) in (EXITED, SWEPT):
+                waiting = True
+            elif status is not None:
+                os.waitpid(pid, 0)
+                del self.adopted[pid]
+        how = _ended(self.pid)
+        if how is not None:
+            self.segment.set_zygote(0)
+            if how != 0:
+                self._adopt()
+            if self.pidfd >= 0:
+                self.poller.unregister(self.pidfd)
+                os.close(self.pidfd)
+            os.waitpid(self.pid, 0)
+            return False, how
+        self._reap_strangers()
+        return waiting, None
+
+    def _adopt(self) -> None:
+        """Notes the workers that a dead zygote has left, living and dead."""
+        self.foreign = []
+        for number in range(self.segment.workers):
+            pid = self.segment.adopt(number)
+            if pid is None or pid in self.adopted:
+                continue
+            if pid != 0 and _is_child(pid):
+                worker = self.adopted[pid] = Adopted(number, pid, self.segment, os.getpid())
+                worker.reported = self.segment.state(number) in (EXITED, SWEPT)
+            else:
+                self.foreign.append(Adopted(number, pid, self.segment, 0))
+
+    def _reap_strangers(self) -> None:
+        """Reaps what is neither zygote nor worker: a process whose parent, a worker or a process of
+        a worker, has ended. Workers come here only when their zygote has died, and then _adopt()
+        is first."""
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if info is None or info.si_pid in self.adopted or _ended(self.pid) is not None:
+                return
+            os.waitpid(info.si_pid, 0)
+
+    def _end_all(self) -> None:
+        """At the end, when the table does not matter any more. A zygote that was killed has left
+        its workers."""
+        for pid in self.adopted:
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0] != 0:
+                pass
+
+
+def _is_child(pid: int) -> bool:
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _ended(pid: int) -> int | None:
+    """Exit code of a child, or minus the signal, if it has died. Does not reap it."""
+    info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if info is None:
+        return None
+    return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+
+
+def _note(job: Job, error: BaseException, pid: int | None = None) -> None:
+    """Notes for the trainer with which exception this process, or that with this id, ends."""
+    if job.notes is not None:
+        job.notes.ends(error, pid)
+
+
+def main(job: Job, commands: Connection, unused: Connection | None, method: str) -> None:
+    """Target of the process that the trainer begins."""
+    try:
+        zygote = _begin(job, commands, unused, method)
+        _core.adopt_orphans()  # where it is refused, zygotes see by pidfds that a worker has died
+        Standby(zygote).run()
+    except BaseException as error:
+        _note(job, error)
+        raise
+    if zygote.terminated:
+        os._exit(0)  # as by a signal, so without exit functions
+
+
+def _begin(job: Job, commands: Connection, unused: Connection | None, method: str) -> Zygote:
+    signals.released(job.blocked, job.memory.segment.trainer_pid, job.handled)
+    if unused is not None:
+        unused.close()  # the loader's end, inherited by a fork
+    library_threads.limit(job.one_thread)
+    torch.multiprocessing._set_thread_name("minato_zygote")
+    zygote = Zygote(job, commands, method)
+    if job.seed_per_sample and zygote.start == FORKED:
+        generator_states.probe_globals()
+    gc.freeze()  # collections in workers then leave the pages alone that they share with it
+    zygote.take_signals()
+    return zygote
