@@ -3,7 +3,8 @@
     python benchmarks/kills.py [--kills 2000] [--peers] [--json FILE] [--quick]
 
 minato: kill -9 of random workers, 30 to 200 ms apart, spread evenly over the workloads and start
-methods of the table. Every sample draws noise and is compared, bit for bit, with what an
+methods of the table. One kill in eight is of the process that forks the workers instead, and one in
+four of these of its standby, too (``of helpers``). Every sample draws noise and is compared, bit for bit, with what an
 undisturbed loader with one worker makes; in order also the order. A worker is back when another
 process stands in its place and is ready for samples. ``most waited`` is the longest that
 ``next()`` took. What is left behind is counted after the last epoch: processes, descriptors
@@ -16,6 +17,7 @@ or stays silent; SPDL (with --peers; spdl-core) runs the same fetch in a pool of
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import gc
 import glob
@@ -103,7 +105,7 @@ class Killer(threading.Thread):
     def __init__(self, iterator: Any, seed: str, most: int) -> None:
         super().__init__(daemon=True)
         self.iterator, self.rng, self.most = iterator, random.Random(seed), most
-        self.kills, self.recovered, self.dead = 0, [], {}
+        self.kills, self.helpers, self.recovered, self.dead = 0, 0, [], {}
         self.end = threading.Event()
 
     def run(self) -> None:
@@ -120,7 +122,10 @@ class Killer(threading.Thread):
                     del self.dead[place]
             if now >= next_kill and self.kills < self.most:
                 next_kill = now + self.rng.uniform(0.03, 0.2)
-                self._kill(entries, now)
+                if self.rng.random() < 1 / 8:
+                    self._kill_helpers()
+                else:
+                    self._kill(entries, now)
 
     def _kill(self, entries: list[dict[str, Any]], now: float) -> None:
         living = [p for p, e in enumerate(entries) if e["pid"] and p not in self.dead]
@@ -132,6 +137,17 @@ class Killer(threading.Thread):
                 return
             self.dead[place] = entries[place]["pid"], now
             self.kills += 1
+
+
+    def _kill_helpers(self) -> None:
+        with contextlib.suppress(ProcessLookupError, RuntimeError, ValueError):  # it ends by itself
+            both = self.rng.random() < 1 / 4
+            zygote, standby = self.iterator._engine.segment.zygote, self.iterator._pool.zygote.pid
+            if zygote != 0:
+                if both:
+                    os.kill(standby, signal.SIGKILL)
+                os.kill(zygote, signal.SIGKILL)
+                self.kills, self.helpers = self.kills + 1, self.helpers + 1
 
 
 def watchdog() -> threading.Timer:
@@ -173,7 +189,7 @@ def hunt(request: dict[str, Any]) -> dict[str, Any]:
     """Epochs under fire, each beside the undisturbed one."""
     workload, method = request["workload"], request["method"]
     context = {"multiprocessing_context": method, "persistent_workers": True}
-    total = {"kills": 0, "lost": 0, "doubled": 0, "changed": 0, "out of order": 0, "epochs": 0}
+    total = {"kills": 0, "of helpers": 0, "lost": 0, "doubled": 0, "changed": 0, "out of order": 0, "epochs": 0}
     recovered: list[float] = []
     most = 0.0
     before: dict[str, int] = {}
@@ -194,6 +210,7 @@ def hunt(request: dict[str, Any]) -> dict[str, Any]:
             expected = dict(read(iter(calm))[0])
             indices = [index for index, _ in got]
             total["kills"] += killer.kills
+            total["of helpers"] += killer.helpers
             total["epochs"] += 1
             total["lost"] += len(set(expected) - set(indices))
             total["doubled"] += len(indices) - len(set(indices))
@@ -277,12 +294,12 @@ def report(rows: dict[str, dict[str, Any]], others: dict[str, list[dict[str, Any
     for name, found in rows.items():
         p50, p99 = np.quantile(found["recovered"] or [0.0], [0.5, 0.99], method="higher")
         lines.append([
-            name, str(found["kills"]), str(found["epochs"]), str(found["lost"]),
+            name, str(found["kills"]), str(found["of helpers"]), str(found["epochs"]), str(found["lost"]),
             str(found["doubled"]), str(found["changed"]), str(found["out of order"]),
             f"{p50 * 1e3:.0f} ms", f"{p99 * 1e3:.0f} ms",
             f"{found['most'] * 1e3:.0f} ms", describe_left(found["left"]),
         ])  # fmt: skip
-    head = ["minato", "kills", "epochs", "lost", "doubled", "changed", "misordered", "back, p50",
+    head = ["minato", "kills", "of helpers", "epochs", "lost", "doubled", "changed", "misordered", "back, p50",
             "p99", "most waited", "left behind"]  # fmt: skip
     text = [common.table(head, lines)]
     for name, results in others.items():
@@ -301,7 +318,7 @@ def describe_left(left: dict[str, int]) -> str:
 def total_of(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     whole: dict[str, Any] = {"recovered": [], "most": 0.0, "left": {}}
     for found in rows.values():
-        for key in ("kills", "epochs", "lost", "doubled", "changed", "out of order"):
+        for key in ("kills", "of helpers", "epochs", "lost", "doubled", "changed", "out of order"):
             whole[key] = whole.get(key, 0) + found[key]
         whole["recovered"] += found["recovered"]
         whole["most"] = max(whole["most"], found["most"])
