@@ -9,13 +9,13 @@
 #include "engine/mn_engine_state.h"
 #include "engine/mn_next_delivery.h"
 
-/* With few samples in such a time their number says little: it lasts until each worker has
- * made two on average, but not for longer than so many of them. */
+/* If few samples are made in one interval, their number says little. The interval then lasts until
+ * each worker has made two on average, but at most this many intervals. */
 #define INTERVALS_MOST 8u
-/* Of the cores, whatever other programs do. */
+/* Of the cores: our fair share, whatever other programs use. */
 #define FAIR_PERMILLE 500
-/* A flagged sample is watched for so long to see whether it waits or computes; a shorter one
- * would be over before a worker more had started. */
+/* A flagged sample is watched for this time to see whether it waits or computes. A shorter one
+ * would be over before an added worker had started. */
 #define WATCH_FLAG_NS UINT64_C(100000000)
 #define NAP_MOST_NS INT64_C(100000000)
 
@@ -63,7 +63,8 @@ mn_autoscale_saw(struct mn_engine *e, int64_t ready, int64_t window)
     s->occupancy_n++;
 }
 
-/* Into the log of decisions. in: what it was decided on; NULL: a standby came or went. */
+/* Writes to the log of decisions. in: the inputs of the decision; NULL: a standby worker was added
+ * or removed. */
 static void
 note(struct mn_autoscale *s, uint64_t now, int32_t from, int32_t to, int32_t reason,
      const struct mn_scaler_input *in)
@@ -113,7 +114,7 @@ ask_to_leave(struct mn_engine *e, uint32_t w)
     e->crew.wakes.everybody = true;
 }
 
-/* The worker with the highest number that nobody has asked yet. */
+/* Asks the worker with the highest number that was not asked yet to exit. */
 static bool
 end_one(struct mn_engine *e)
 {
@@ -121,7 +122,7 @@ end_one(struct mn_engine *e)
         struct mn_worker *k = mn_worker_at(&e->shm, w);
         uint32_t st = mn_a32_load_acquire(&k->state);
         bool there = st == MN_WORKER_STARTING || st == MN_WORKER_READY;
-        if (there && mn_a32_load_relaxed(&k->leave) == 0 /* ours */
+        if (there && mn_a32_load_relaxed(&k->leave) == 0 /* written by the trainer */
             && !is_standby(e->autoscale, e->cfg.max_workers, (int32_t)w)) {
             ask_to_leave(e, w);
             return true;
@@ -130,8 +131,9 @@ end_one(struct mn_engine *e)
     return false;
 }
 
-/* Workers that are here or are to come, and that nobody has asked to leave; without standbys. Fewer
- * than are counted where a place was given up: its workers have died, or could not be made. */
+/* Returns the number of workers that exist or will, and were not asked to exit, without standby
+ * workers. It is smaller than active where an entry was given up because its workers died or could
+ * not be started. */
 static uint32_t
 staying(const struct mn_engine *e)
 {
@@ -193,8 +195,9 @@ rows_done(struct mn_engine *e)
     return rows;
 }
 
-/* Whether it is time to decide, or, after a while without a sign from the consumer, to begin
- * anew: it saves a model, or is between two epochs, and that says nothing about workers. */
+/* Returns whether it is time to decide. If the caller has asked for nothing for a while, it starts
+ * a new interval instead: the caller saves a model, or is between two epochs. That says nothing
+ * about workers. */
 static bool
 is_time(struct mn_engine *e, uint64_t now, bool *sign)
 {
@@ -212,15 +215,15 @@ is_time(struct mn_engine *e, uint64_t now, bool *sign)
            || (*sign && rows_done(e) - s->rows >= 2 * (uint64_t)e->active);
 }
 
-/* What has gone into the task in hand, which is in no sum yet. */
+/* Time spent so far on the worker's current task, which is in no sum yet. */
 static uint64_t
 begun_of(const struct mn_worker *k, uint64_t now)
 {
-    uint64_t since = mn_a64_load_relaxed(&k->since_ns); /* a look, no more */
+    uint64_t since = mn_a64_load_relaxed(&k->since_ns); /* a glance */
     return since != 0 && since < now ? now - since : 0;
 }
 
-/* Fills what has changed since the last look. False on the first one. */
+/* Fills in what has changed since the last look. Returns false on the first one. */
 static bool
 measure(struct mn_engine *e, uint64_t now, struct mn_scaler_input *in)
 {
@@ -240,21 +243,21 @@ measure(struct mn_engine *e, uint64_t now, struct mn_scaler_input *in)
     if (!first) {
         uint64_t spent = worker_ns - s->busy_ns, on_cpu = cpu_ns - s->cpu_ns;
         int32_t others = permille(busy - s->machine_busy, total - s->machine_total);
-        /* A quota may leave fewer cores than there are CPUs: then idle ones are no help. And
-         * what others use we may have our share of: half of it is taken to be ours. */
+        /* A quota may leave fewer cores than there are CPUs: then idle CPUs are no help. We may
+         * take our share of what other programs use: we count half of it as ours. */
         int32_t ours = permille(on_cpu + own_ns - s->own_ns,
                                 took * (uint64_t)in->cores_milli / 1000);
         int32_t all = others < ours + FAIR_PERMILLE ? others : ours + FAIR_PERMILLE;
         in->cpu_permille = ours > all ? ours : all;
-        /* A task that waits for a core would not leave one to a worker more. Workers that
-         * have gone took their part of the sum with them: no news then. */
+        /* A task that waits for a core would leave none to an added worker. Workers that have
+         * exited took their part of the sum with them: then there is no news. */
         uint64_t queued = queued_ns > s->queued_ns ? queued_ns - s->queued_ns : 0;
         in->wait_permille = 1000 - permille(on_cpu + queued, spent);
         in->rate_milli = (int64_t)((rows - s->rows) * UINT64_C(1000000000000) / took);
         double speed = spent == 0 ? 0
                                   : (double)(rows - s->rows) * 1e12 * (double)in->workers
                                         / (double)spent;
-        in->speed_milli = speed < 1e18 ? (int64_t)speed : 0; /* counted by nobody */
+        in->speed_milli = speed < 1e18 ? (int64_t)speed : 0; /* not a measurable speed */
         uint64_t held = spent + begun_ns;
         in->busy_permille = permille(held > s->begun_ns ? held - s->begun_ns : 0,
                                      took * (uint64_t)in->workers);
@@ -276,8 +279,9 @@ measure(struct mn_engine *e, uint64_t now, struct mn_scaler_input *in)
     return !first;
 }
 
-/* Tasks that could start but for a free worker. While one idles, on average since the last
- * look, what has not begun is held back by something else: memory, or the end of the epoch. */
+/* Returns the number of tasks that only lack a free worker. If a worker has been idle, on average
+ * since the last look, something else holds back what has not started: memory, or the end of the
+ * epoch. */
 static int64_t
 backlog(struct mn_engine *e, const struct mn_scaler_input *in)
 {
@@ -287,9 +291,9 @@ backlog(struct mn_engine *e, const struct mn_scaler_input *in)
     return idle ? queued : queued + (int64_t)mn_plan_waiting(p);
 }
 
-/* How many workers more memory has room for, by what the one that has done most takes, beside
- * what it shares with the zygote; half of what is available is left to the trainer. Threads take
- * next to nothing. */
+/* Returns how many more workers fit into memory, judged by the private memory of the worker that
+ * has made the most samples. Half of the available memory is left to the trainer. Threads take next
+ * to nothing. */
 static int32_t
 room(const struct mn_facts *f)
 {
@@ -338,8 +342,8 @@ straggler_after(struct mn_engine *e)
     return e->cfg.costs != NULL ? mn_plan_known(e->plan)->timeout_ns : INT64_MAX;
 }
 
-/* Whether a flagged sample was watched for long enough, and there is a core for the standby
- * worker: the machine's idle, or the one the sample does not use. */
+/* Returns whether a flagged sample was watched for long enough and a core is free for the standby
+ * worker. The core may be an idle one, or the one that the sample does not use. */
 static bool
 can_help(const struct mn_engine *e, const struct mn_flag *f)
 {
@@ -366,7 +370,7 @@ watch_worker(struct mn_engine *e, uint32_t w, int64_t limit, uint64_t now)
 {
     struct mn_worker *k = mn_worker_at(&e->shm, w);
     struct mn_flag *f = &e->autoscale->flags[w];
-    uint64_t since = mn_a64_load_relaxed(&k->since_ns); /* a look, no more */
+    uint64_t since = mn_a64_load_relaxed(&k->since_ns); /* a glance */
     if (f->since_ns != 0 && since != f->since_ns) {
         retire_standby(e, f, now);
     }

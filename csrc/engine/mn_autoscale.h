@@ -1,14 +1,14 @@
-/* mn_autoscale.h - how many workers there are: grows, shrinks, and stands in for slow ones.
+/* mn_autoscale.h - the number of workers: grows it, shrinks it, and adds standby workers.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Part of the engine, run by its thread under its mutex; exists when the number of workers may
- * move between two bounds.  The decisions are those of policy_autoscale.h and policy_slow.h; this
- * file measures their inputs and carries them out through the workers' entries:
- *   more     an EMPTY entry becomes WANTED, the zygote forks
- *   fewer    leave is set in the entry of a worker, which exits when it has nothing in hand
- *   standby  a worker more while a flagged sample keeps its own one busy, if it can help:
- *            a core is idle, or the flagged sample waits rather than computes; it leaves when
- *            that sample is done.  Nothing is ever run twice.
+ * Part of the engine.  The engine thread runs it under the engine's mutex.  It exists only when the
+ * number of workers may move between two bounds.  policy_autoscale.h and policy_slow.h decide; this
+ * file measures their inputs and carries out the decisions through the workers' entries:
+ *   more     an EMPTY entry becomes WANTED, and the zygote forks a worker for it
+ *   fewer    leave is set in a worker's entry; the worker exits once it has no task
+ *   standby  an extra worker while a straggler keeps its own worker busy.  It is added only
+ *            if it can help: a core is idle, or the straggler waits instead of computing.  It
+ *            exits when the straggler is done.  No sample is ever run twice.
  */
 #ifndef MN_AUTOSCALE_H
 #define MN_AUTOSCALE_H
@@ -20,101 +20,101 @@
 struct mn_engine;
 
 #define MN_AUTOSCALE_LOG 64u
-/* Decisions are this far apart: some tens of batches of ordinary jobs, and the effect of a
- * worker more shows. */
+/* Time between two decisions: some tens of batches of an ordinary job, long enough for the effect
+ * of an added worker to show. */
 #define MN_AUTOSCALE_INTERVAL_NS UINT64_C(250000000)
-/* The engine thread looks again after so long at the least. */
+/* The engine thread looks again after this time at the latest. */
 #define MN_AUTOSCALE_NAP_NS INT64_C(5000000)
 
 enum mn_standby_reason { MN_STANDBY_ADMITTED = -1, MN_STANDBY_RETIRED = -2 };
 
-/* One change of the number of workers, or of the reason not to. */
+/* One change of the number of workers, or the reason why it did not change. */
 struct mn_decision {
     uint64_t at_ns;
     int32_t from, to;
     int32_t reason; /* enum mn_scaler_reason, or enum mn_standby_reason */
-    int32_t occupancy, cpu, wait; /* permille, what it was decided on */
+    int32_t occupancy, cpu, wait; /* permille; the inputs of the decision */
     int64_t rate_milli;
 };
 
-/* What one iterator leaves to the next. */
+/* State that one iterator passes to the next. */
 struct mn_autoscale_keep {
     uint32_t active;
     struct mn_scaler policy;
 };
 
 struct mn_flag {
-    uint64_t since_ns; /* of the flagged task; 0: none */
-    uint64_t first_ns; /* when its worker's CPU time was read for the first time, */
-    uint64_t cpu_ns;   /* what that was, */
-    uint64_t seen_ns;  /* when it was read last (0: not yet), */
-    uint64_t used_ns;  /* and what had been used between the two */
-    int32_t standby;   /* entry admitted for it, -1 none */
+    uint64_t since_ns; /* start of the flagged task; 0: no task is flagged */
+    uint64_t first_ns; /* when its worker's CPU time was first read */
+    uint64_t cpu_ns;   /* that CPU time */
+    uint64_t seen_ns;  /* when the CPU time was last read; 0: not yet */
+    uint64_t used_ns;  /* CPU time used between the two reads */
+    int32_t standby;   /* entry of the standby worker added for it; -1: none */
 };
 
-/* What the system says. Files are read for it, some of which take it milliseconds. */
+/* Measurements of the system. They come from files, some of which take milliseconds to read. */
 struct mn_facts {
     uint64_t at_ns;
     uint64_t machine_busy, machine_total;
-    uint64_t queued_ns;     /* of workers that are there: on no core, though they could run */
+    uint64_t queued_ns;     /* live workers: time they were runnable but on no core */
     uint64_t own_ns;        /* CPU time of the trainer's process */
     int32_t cores_milli;
-    uint64_t memory_ns;     /* when the two below were found, */
-    uint32_t memory_for;    /* and beside how many workers */
+    uint64_t memory_ns;     /* when the two fields below were measured */
+    uint32_t memory_for;    /* number of workers at that measurement */
     uint64_t available;     /* bytes */
-    uint64_t private_bytes; /* of the worker that has done most */
+    uint64_t private_bytes; /* of the worker that has made the most samples */
 };
 
 struct mn_autoscale {
     struct mn_scaler policy;
-    struct mn_facts facts; /* the engine thread's, as all else here but for the log */
+    struct mn_facts facts; /* all fields but log belong to the engine thread */
     uint64_t last_ns;
     uint64_t machine_busy, machine_total;
     uint64_t rows, given, busy_ns, cpu_ns, queued_ns, begun_ns;
     uint64_t own_ns;
     uint64_t occupancy_sum, occupancy_n;
-    struct mn_flag *flags; /* one a worker entry */
+    struct mn_flag *flags; /* one for each worker entry */
     uint64_t stragglers;   /* samples flagged so far */
     struct mn_decision log[MN_AUTOSCALE_LOG];
-    uint32_t nlog;         /* in all; the ring holds the last ones */
+    uint32_t nlog;         /* decisions so far; the ring holds the last MN_AUTOSCALE_LOG of them */
 };
 
-/* workers: at most. keep: NULL, or what mn_autoscale_keep gave; its count is the caller's to
- * start with. */
+/* workers: the maximum. keep: NULL, or the result of mn_autoscale_keep(), whose active field is the
+ * number of workers that the caller starts with. Returns 0 or -ENOMEM. */
 int
 mn_autoscale_open(struct mn_autoscale **out, uint32_t workers,
                   const struct mn_autoscale_keep *keep);
 
-/* Mutex held. */
+/* Returns the state that the next iterator starts from. Mutex held. */
 struct mn_autoscale_keep
 mn_autoscale_keep(const struct mn_engine *e);
 
 void
 mn_autoscale_close(struct mn_autoscale *s);
 
-/* Asks the system what the next tick may need, without the mutex: whoever takes a batch must
- * not wait for that. The engine thread. mn_autoscale_look.c. */
+/* Reads from the system what the next tick may need. Called by the engine thread without the mutex,
+ * because the thread that takes a batch must not wait for these reads. mn_autoscale_look.c. */
 void
 mn_autoscale_look(struct mn_engine *e, uint64_t now_ns);
 
-/* Looks at the clock and does what is due. Mutex held. */
+/* Carries out the decisions that are due at now_ns. Mutex held. */
 void
 mn_autoscale_tick(struct mn_engine *e, uint64_t now_ns);
 
-/* The nearest number of workers within the bounds. */
+/* Returns the number of workers within the bounds that is closest to the given one. */
 uint32_t
 mn_autoscale_bound(const struct mn_engine *e, uint32_t workers);
 
-/* Brings the number of workers to this, within the bounds, as if it had been
- * decided; decisions go on from there. Mutex held. */
+/* Moves the number of workers to target, within the bounds, as if the policy had decided so. Later
+ * decisions start from there. Mutex held. */
 void
 mn_autoscale_move(struct mn_engine *e, int32_t target);
 
-/* How long the engine thread may sleep until the next tick. */
+/* Returns how long the engine thread may sleep until the next tick. Mutex held. */
 int64_t
 mn_autoscale_nap(struct mn_engine *e);
 
-/* The consumer asked for a batch: how full the queue was. */
+/* Records how full the prefetch window was when the caller asked for a batch. Mutex held. */
 void
 mn_autoscale_saw(struct mn_engine *e, int64_t ready, int64_t window);
 

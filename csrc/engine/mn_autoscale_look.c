@@ -1,7 +1,7 @@
-/* mn_autoscale_look.c - what the system says of workers, processors and memory.
+/* mn_autoscale_look.c - what the system reports on workers, processors and memory.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Files of /proc are read for it, so it is done without the mutex; mn_autoscale.c decides on it.
+ * It reads files of /proc, so it runs without the mutex; mn_autoscale.c decides on the results.
  */
 #include "engine/mn_autoscale.h"
 #include "engine/mn_engine_state.h"
@@ -10,11 +10,11 @@
 #include "os/mn_cputime.h"
 #include "os/mn_memory_limits.h"
 
-/* What memory has room for is looked at so often (some milliseconds each time), and after
- * every change. */
+/* Free memory is measured this often (some milliseconds each time), and after every change of the
+ * number of workers. */
 #define ROOM_NS UINT64_C(5000000000)
 
-/* The thread that works. */
+/* Returns the thread that does the work. */
 static pid_t
 thread_of(const struct mn_worker *k)
 {
@@ -30,7 +30,7 @@ queued_of(const struct mn_worker *k)
     return there && mn_cputime_queued(thread_of(k), &ns) == 0 ? ns : 0;
 }
 
-/* The process that has done most; 0 without one. */
+/* Returns the process of the worker that has made the most samples; 0 without one. */
 static pid_t
 busiest(const struct mn_engine *e)
 {
@@ -55,7 +55,8 @@ cpu_of(const struct mn_worker *k)
     return mn_cputime_process(thread_of(k), &ns) == 0 ? ns : 0;
 }
 
-/* What workers compute whose samples are flagged, since the first look at them. */
+/* Measures how much CPU time workers with a flagged sample have used since the first look at
+ * them. */
 static void
 look_at_flagged(struct mn_engine *e, uint64_t now)
 {
@@ -70,7 +71,7 @@ look_at_flagged(struct mn_engine *e, uint64_t now)
             f->cpu_ns = cpu_ns;
             f->first_ns = now;
         }
-        f->used_ns = cpu_ns > f->cpu_ns ? cpu_ns - f->cpu_ns : 0; /* none: it is gone */
+        f->used_ns = cpu_ns > f->cpu_ns ? cpu_ns - f->cpu_ns : 0; /* none if it has exited */
         f->seen_ns = now;
     }
 }
@@ -93,8 +94,9 @@ mn_autoscale_look(struct mn_engine *e, uint64_t now)
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
         f->queued_ns += queued_of(mn_worker_at(&e->shm, w));
     }
-    /* More workers are thought of when it was dry twice in a row: after the first time. Both are a
-     * look: what changes meanwhile is seen at the next. */
+    /* The policy considers more workers after it was starved twice in a row, so measure memory
+     * after the first time. Both fields are only glanced at: the next look sees what changes
+     * meanwhile. */
     bool more = e->active < e->cfg.max_workers && e->autoscale->policy.dry != 0;
     if (more && (now - f->memory_ns >= ROOM_NS || f->memory_for != e->active)) {
         pid_t pid = busiest(e);

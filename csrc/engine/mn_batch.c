@@ -21,7 +21,7 @@ mn_batch_find(struct mn_engine *e, uint64_t block_off)
     struct mn_flight *f = &e->flight;
     struct mn_batch *b = block->ntasks != 0 ? f->by_task[mn_block_tasks(block)[0]] : f->last;
     while (b != NULL && b->block_off != block_off) {
-        b = b->prev; /* without tasks: made just now, for rows gathered from others */
+        b = b->prev; /* without tasks: made just now, for rows gathered from other batches */
     }
     return b;
 }
@@ -60,7 +60,8 @@ mn_batch_unlink(struct mn_engine *e, struct mn_batch *b)
     f->n--;
 }
 
-/* Whether the worker's entry names a task of it, or what cannot be one, and so might be any. */
+/* Returns whether the worker's entry names a task of the batch. An entry with an impossible task
+ * number may stand for any task. */
 static bool
 may_be_at(const struct mn_engine *e, uint32_t worker, const struct mn_batch *b)
 {
@@ -93,7 +94,7 @@ mn_engine_poll(struct mn_engine *e, uint64_t block_off)
     struct mn_block *block = mn_block_at(&e->shm, block_off);
     const uint32_t *tasks = mn_block_tasks(block);
     enum mn_block_status out = MN_BLOCK_DONE;
-    bool waiting = false; /* a collate task, which does not run once a part is lost */
+    bool waiting = false; /* for a collate task, which does not run once a part is lost */
     for (uint32_t i = 0; i < block->ntasks; i++) {
         /* seq_cst: the look after prepare_wait, see [T3] in mn_records.h */
         uint64_t word = mn_tasks_word(&e->tasks, tasks[i]);
@@ -105,7 +106,7 @@ mn_engine_poll(struct mn_engine *e, uint64_t block_off)
             waiting = true;
         }
         else if (st == MN_TASK_QUEUED || st == MN_TASK_PLANNED || st == MN_TASK_RUNNING) {
-            return MN_BLOCK_BUSY; /* what makes no sense is to be looked at, and is not */
+            return MN_BLOCK_BUSY; /* a damaged word counts as done, so that it gets checked */
         }
     }
     return waiting && out == MN_BLOCK_DONE ? MN_BLOCK_BUSY : out;

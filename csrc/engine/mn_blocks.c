@@ -50,7 +50,7 @@ block_bytes(const struct mn_submit *s, uint32_t ntasks, struct mn_block *b)
     return align8(at + s->index_bytes);
 }
 
-/* Bytes of the arena that the rows need: large fields on pages of their own, the small ones
+/* Returns the arena bytes that the rows need. Large fields lie on pages of their own, small ones
  * together. */
 static uint64_t
 fields_bytes(const struct mn_submit *s, uint64_t *small)
@@ -91,8 +91,8 @@ take_fields(struct mn_engine *e, struct mn_batch *b, const struct mn_submit *s,
     if (need == 0) {
         return 0;
     }
-    /* With a plan the limit is its business: it lets the head through in any case, because
-     * nothing comes back before the head is delivered. */
+    /* Balanced scheduling enforces the limit in the plan. The plan lets the head through in any
+     * case, because no memory comes back before the head is delivered. */
     if (e->plan == NULL && mn_arena_exceeds(&e->arena, need) && e->flight.n != 0) {
         return -ENOMEM;
     }
@@ -197,9 +197,9 @@ mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *ro
     return 0;
 }
 
-/* Whether there is room for its rows, and then for the results of those before it that have no
- * rows and are not there yet: they are waited for first. What those take is not known, and taken to
- * be what its rows take. */
+/* Returns whether memory suffices for its rows and for the awaited results of earlier batches
+ * without rows: those come first. The size of their results is unknown; they are taken to need as
+ * much as its rows. */
 static bool
 leaves_room(struct mn_engine *e, const struct mn_submit *s)
 {
@@ -219,7 +219,7 @@ mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block
     bool may_go_without = s->kind == MN_KIND_BATCH && s->nfields != 0;
     mn_assert(s->queue >= MN_QUEUE_WORKER);
     mn_mutex_lock(&e->mutex);
-    own.sequence = e->flight.submitted++; /* only compared: one that fails leaves a gap */
+    own.sequence = e->flight.submitted++; /* only compared: a batch that fails leaves a gap */
     int rc = -ENOMEM;
     if (!may_go_without || leaves_room(e, s)) {
         rc = mn_batch_make(e, &own, rows, 1, block_off);
@@ -228,7 +228,7 @@ mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block
         own.nfields = own.layout = 0;
         rc = mn_batch_make(e, &own, rows, 1, block_off);
     }
-    if (rc < 0 && mn_arena_no_lent(&e->arena)) { /* room came back: as was tried last */
+    if (rc < 0 && mn_arena_no_lent(&e->arena)) { /* lent memory came back: try again */
         rc = mn_batch_make(e, &own, rows, 1, block_off);
     }
     if (rc == 0) {
@@ -251,7 +251,7 @@ mn_engine_post(struct mn_engine *e, const void *bytes, uint64_t n, uint64_t *off
 {
     mn_mutex_lock(&e->mutex);
     int rc = mn_arena_record(&e->arena, n + sizeof(n), off);
-    if (rc == 0 && *off > UINT32_MAX) { /* blocks name it in 32 bits */
+    if (rc == 0 && *off > UINT32_MAX) { /* blocks store this offset in 32 bits */
         mn_arena_free_record(&e->arena, *off, n + sizeof(n));
         rc = -ENOMEM;
     }
@@ -309,6 +309,6 @@ mn_batch_abandon(struct mn_engine *e, uint64_t block_off)
         mn_batch_drop(e, b);
     }
     else {
-        b->abandoned = true; /* the engine drops it when its last worker is through */
+        b->abandoned = true; /* the engine drops it when no worker runs its tasks any more */
     }
 }

@@ -22,7 +22,7 @@ mn_envelope_part_look(const void *at, uint64_t len, const struct mn_envelope *he
         return false;
     }
     memcpy(out, parts + i * sizeof(*out), sizeof(*out));
-    bool big = out->bytes >= MN_FIELD_BIG; /* on pages of its own, which are handed out */
+    bool big = out->bytes >= MN_FIELD_BIG; /* on pages of its own, which can be handed out */
     return out->at <= len && out->bytes <= len - out->at && (!big || out->at % MN_PAGE == 0);
 }
 
@@ -44,12 +44,12 @@ mn_envelope_look(const void *at, uint64_t len, struct mn_envelope *out)
 
 /* ---- finished tasks ---------------------------------------------------------------- */
 
-/* Copies what the rows' reports say. No time is longer than the machine is up. */
+/* Copies the reports on the rows. No reported time may be longer than the machine's uptime. */
 static enum mn_damage
 read_reports(struct mn_engine *e, struct mn_batch *b, const struct mn_result *r)
 {
     if (r->kind == MN_KIND_COLLATE) {
-        return MN_SOUND; /* its rows are those of the parts */
+        return MN_SOUND; /* its rows were reported by the parts */
     }
     struct mn_report *to = b->reports + r->row0;
     memcpy(to, mn_block_reports(mn_block_at(&e->shm, b->block_off)) + r->row0,
@@ -66,7 +66,7 @@ read_reports(struct mn_engine *e, struct mn_batch *b, const struct mn_result *r)
     return sound ? MN_SOUND : MN_DAMAGE_REPORTS;
 }
 
-/* Makes an envelope part of what the batch frees. */
+/* Adds an envelope to the ranges that the batch frees. */
 static enum mn_damage
 read_envelope(struct mn_engine *e, struct mn_batch *b, struct mn_result *r)
 {
@@ -82,17 +82,18 @@ read_envelope(struct mn_engine *e, struct mn_batch *b, struct mn_result *r)
     if (rc == -EINVAL) {
         return MN_DAMAGE_ENVELOPE;
     }
-    if (rc < 0) { /* no memory to note it down: the worker goes on to owe it */
+    if (rc < 0) { /* no memory to record it: the worker continues to owe it */
         r->flags = MN_FLAG_NO_ROOM;
         return MN_SOUND;
     }
     if (!mn_envelope_look(mn_at(&e->shm, r->env_off), r->env_len, &r->envelope)) {
-        return MN_DAMAGE_PARTS; /* of its own: that goes back with the batch */
+        return MN_DAMAGE_PARTS; /* damage inside its own envelope, which is freed with the batch */
     }
     return MN_SOUND;
 }
 
-/* Reads the record of a task that is DONE, once. Its worker said before that that it is through. */
+/* Reads the record of a DONE task, once. Its worker has declared before that it is finished with
+ * it. */
 static enum mn_damage
 accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t word)
 {
@@ -125,7 +126,7 @@ accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t wor
         damage = read_envelope(e, b, r);
     }
     r->accepted = damage == MN_SOUND;
-    if (r->accepted) { /* after all that is read without the lock of what was accepted */
+    if (r->accepted) { /* last: it publishes the results that are read without the lock */
         mn_a32_store_seqcst(&r->published, MN_PUBLISHED_ACCEPTED);
         mn_crew_has_worked(&e->crew, r->worker);
     }
@@ -166,14 +167,15 @@ mn_batch_note_envelopes(struct mn_engine *e, struct mn_batch *b)
     for (uint32_t i = 0; i < block->ntasks; i++) {
         uint64_t word = mn_tasks_word(&e->tasks, tasks[i]);
         if (mn_word_status(word) == MN_TASK_DONE) {
-            (void)accept_task(e, b, tasks[i], word); /* what is damaged nobody will read */
+            (void)accept_task(e, b, tasks[i], word); /* damage does not matter: the batch will not
+                                                      * be read */
         }
     }
 }
 
-/* ---- for whoever was given the batch ----------------------------------------------- */
+/* ---- for the caller that was given the batch ---------------------------------------- */
 
-/* Not NULL: the block of a batch that the caller was given lives until it ends it. */
+/* Never NULL: the block of a batch that the caller was given lives until the caller ends it. */
 static struct mn_batch *
 find(struct mn_engine *e, uint64_t block_off)
 {
@@ -210,7 +212,7 @@ mn_engine_in_rows(struct mn_engine *e, uint64_t block_off)
     bool all = true;
     for (uint32_t i = 0; i < block->ntasks; i++) {
         const struct mn_result *r = &e->tasks.results[mn_block_tasks(block)[i]];
-        all = all && r->accepted && r->flags == 0; /* no envelope, and none that had no room */
+        all = all && r->accepted && r->flags == 0; /* no envelope, and none that found no memory */
     }
     for (uint32_t i = 0; i < block->nrows; i++) {
         all = all && b->reports[i].status == MN_ROW_WRITTEN;

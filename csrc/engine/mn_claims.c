@@ -6,7 +6,7 @@
 #include "engine/mn_quarantine.h"
 
 #define LOOK_NS UINT64_C(1000000000)
-/* Looks in a row at which the same is found. */
+/* A contradiction is acted on when it was found at this many looks in a row. */
 #define LOOKS 3u
 
 static struct mn_block *
@@ -41,15 +41,16 @@ mn_claims_bear_out(const struct mn_engine *e, uint32_t w, uint64_t running)
     return mn_word_status(word) == MN_TASK_RUNNING && mn_word_worker(word) == w;
 }
 
-/* The first worker that is there and whose entry no word bears out, with what that says. One that
- * was ended already is on its way out. */
+/* Finds the first live worker whose entry no task word confirms, and what the entry says. Skips
+ * workers that are being ended already. */
 static bool
 find_entry(const struct mn_engine *e, uint32_t *worker, uint64_t *running)
 {
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         const struct mn_worker *k = mn_worker_at(&e->shm, w);
         *worker = w;
-        *running = mn_a64_load_relaxed(&k->running); /* a look: it is the same after seconds */
+        *running = mn_a64_load_relaxed(&k->running); /* a glance: it must be the same after
+                                                      * seconds */
         if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY
             && !mn_claims_bear_out(e, w, *running) && !mn_crew_is_damaged(&e->crew, w)) {
             return true;
@@ -58,7 +59,7 @@ find_entry(const struct mn_engine *e, uint32_t *worker, uint64_t *running)
     return false;
 }
 
-/* The first of the tasks, with its word. */
+/* Finds the first doubtful task, and its word. */
 static bool
 find(const struct mn_engine *e, uint32_t *task, uint64_t *word)
 {
@@ -89,7 +90,7 @@ settle(struct mn_engine *e, uint32_t task, uint64_t word)
     }
 }
 
-/* Notes what was found, and whether that was so at enough looks. */
+/* Records what was found. Returns whether it was found at enough looks in a row. */
 static bool
 again(struct mn_doubt *d, bool found, const struct mn_doubt *now)
 {
@@ -104,7 +105,7 @@ mn_claims_look(struct mn_engine *e, uint64_t now_ns)
 {
     struct mn_claims *c = &e->claims;
     if (!e->crew.executor->processes || now_ns - c->looked_ns < LOOK_NS
-        || mn_a64_load_relaxed(&e->shm.ctl->wanted) == MN_WANT_NONE /* a look */) {
+        || mn_a64_load_relaxed(&e->shm.ctl->wanted) == MN_WANT_NONE /* a glance */) {
         return;
     }
     c->looked_ns = now_ns;

@@ -19,10 +19,10 @@
 #include "os/mn_futex.h"
 #include "os/mn_memfd.h"
 
-#define WATCH_NS (INT64_C(100) * 1000 * 1000) /* how late a lost zygote may be noticed */
+#define WATCH_NS (INT64_C(100) * 1000 * 1000) /* time until a lost zygote is noticed */
 
-/* Maps the sparse file, halving the arena until the system takes it: ulimit -v or the rule of
- * overcommitment may refuse. With less than a mebibyte nothing could be loaded. */
+/* Maps the sparse file. Halves the arena until the system accepts it: ulimit -v or the overcommit
+ * policy may refuse. With less than a mebibyte no sample could be loaded. */
 static int
 map_arena(struct mn_engine *e)
 {
@@ -125,14 +125,14 @@ destroy(struct mn_engine *e)
     free(e);
 }
 
-/* What workers read of the mapping before they begin. */
+/* Writes what workers read from the mapping before they start. */
 static void
 publish_sizes(struct mn_engine *e)
 {
     struct mn_ctl *c = e->shm.ctl;
     c->sizes = mn_sizes_word();
     c->trainer_pid = (uint32_t)getpid();
-    bool spare = mn_cpu_count() > (int)e->cfg.workers + 1; /* else who spins holds others up */
+    bool spare = mn_cpu_count() > (int)e->cfg.workers + 1; /* else spinning holds others up */
     c->spin_ns = spare ? MN_EVENT_SPIN_NS : 0;
     mn_engine_init_queues(&e->shm, &e->cfg);
     for (uint32_t w = 0; w < e->active; w++) {
@@ -162,7 +162,7 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     if (cfg->keep != NULL && scheduled) {
         e->active = mn_autoscale_bound(e, cfg->keep->active);
     }
-    e->cfg.keep = NULL; /* the caller's */
+    e->cfg.keep = NULL; /* owned by the caller */
     mn_memory_file_init(&e->file);
     e->lifeline.fd = e->lifeline_end = -1;
     e->refs = 1;
@@ -179,7 +179,7 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     }
     rc = map_arena(e);
     if (rc == 0) {
-        rc = mn_futex_wake(&e->shm.ctl->engine.word, 1); /* without, nothing here can wait */
+        rc = mn_futex_wake(&e->shm.ctl->engine.word, 1); /* without futexes nothing here can wait */
         rc = rc < 0 ? rc : 0;
     }
     if (rc == 0) {
@@ -211,7 +211,7 @@ engine_main(void *arg)
         mn_watch_look(&e->watch, mn_now_ns());
         mn_mutex_lock(&e->mutex);
         bool closing = e->closing;
-        /* First, because it lets go of the mutex, and nobody who is due waits for that. */
+        /* First, because it unlocks the mutex, and no due wake-up waits for it. */
         bool busy = !closing && mn_arena_trim(&e->arena, mn_now_ns());
         busy |= mn_engine_step(e);
         if (e->autoscale != NULL && !closing) {
@@ -227,7 +227,7 @@ engine_main(void *arg)
             }
             continue;
         }
-        (void)mn_event_commit_wait(event, nap); /* every return means: look again */
+        (void)mn_event_commit_wait(event, nap); /* look again after every return */
     }
 }
 
@@ -241,8 +241,8 @@ int
 mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd)
 {
     mn_zygote_init(&e->zygote, &e->shm, zygote_pidfd, zygote_cmd);
-    /* Forked and spawned processes have their mapping by now, and holes are punched through
-     * the mapping: one descriptor less for as long as the loader lives. */
+    /* Forked and spawned processes have their mapping by now, and holes are punched through the
+     * mapping. Closing the file saves a descriptor for as long as the loader lives. */
     mn_memory_file_close(&e->file);
     MN_FAULT("engine.start");
     return mn_thread_start(&e->thread, "minato-engine", engine_main, e);
@@ -270,7 +270,8 @@ mn_engine_kick(struct mn_engine *e)
     mn_event_notify_always(&e->shm.ctl->trainer);
 }
 
-/* Nobody is woken: whoever would be is gone, or has its wake-up from whoever is here still. */
+/* Makes no wake-ups: every thread that they would concern is gone, or is woken by a thread that is
+ * still here. */
 static void
 unref_and_unlock(struct mn_engine *e)
 {
@@ -298,8 +299,8 @@ mn_engine_close(struct mn_engine *e)
     while (e->flight.first != NULL) {
         mn_batch_drop(e, e->flight.first);
     }
-    /* What the caller still holds stays; everything else goes back to the system now: a
-     * process forked in between has the mapping, too, and may live on. */
+    /* Memory that the caller retains stays. All other memory goes back to the system now, because a
+     * process forked meanwhile may have the mapping, too, and may live on. */
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         mn_leases_forget(&e->leases, w);
     }
@@ -322,20 +323,20 @@ mn_engine_unpin(struct mn_engine *e)
     unref_and_unlock(e);
 }
 
-/* Handed-out ranges: the mapping lives until the last of them is back. */
+/* Frees a range that was handed out. The mapping lives until the last of them is freed. */
 
 void
 mn_engine_release(struct mn_engine *e, uint64_t off, uint64_t bytes)
 {
     bytes = mn_page_round(bytes);
     mn_mutex_lock(&e->mutex);
-    if (e->closing) { /* nobody else will; the range keeps the mapping until it is free */
+    if (e->closing) { /* the engine thread is gone; the range keeps the mapping alive */
         mn_mutex_unlock(&e->mutex);
         mn_arena_discard(&e->arena, off, bytes);
         mn_mutex_lock(&e->mutex);
     }
     mn_arena_release(&e->arena, off, bytes);
-    if (e->arena.room_came) { /* to be told while the range still keeps the engine */
+    if (e->arena.room_came) { /* notify while the range still keeps the engine alive */
         mn_engine_unlock(e);
         mn_mutex_lock(&e->mutex);
     }
@@ -349,7 +350,7 @@ mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t 
     mn_mutex_lock(&e->mutex);
     (void)mn_arena_no_lent(&e->arena);
     uint64_t limit = e->arena.limit;
-    e->arena.limit = UINT64_MAX; /* rows that are there already: they move, and are freed */
+    e->arena.limit = UINT64_MAX; /* for rows that exist already: they move, and are freed */
     struct mn_submit own = *s;
     own.sequence = UINT64_MAX;
     int rc = mn_batch_make(e, &own, &none, 0, block_off);

@@ -75,11 +75,11 @@ mn_engine_plan_clear(struct mn_engine *e)
     mn_plan_clear(e->plan);
     e->done.n = e->done.at = 0;
     e->stuck_ns = 0;
-    mn_waits_forget(&e->waits); /* what the caller does between epochs */
+    mn_waits_forget(&e->waits); /* do not count the caller's time between epochs */
     mn_engine_unlock(e);
 }
 
-/* Its batch was read: what it has cost is learned, and its memory is free. */
+/* The batch was read: learns what it cost, and frees its memory. */
 static void
 retire(struct mn_engine *e, uint64_t block_off)
 {
@@ -116,7 +116,7 @@ mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
         MN_FAULT("engine.taken");
         mn_plan_taken(e->plan, sequence);
     }
-    if (e->waits.served) { /* with another already */
+    if (e->waits.served) { /* another batch was taken already: this one is prefetched */
         (void)mn_plan_prefetched(e->plan, 1);
     }
     e->waits.served = e->waits.spanned;

@@ -6,22 +6,22 @@
 #include "memory/mn_arena.h"
 #include "os/mn_memory_limits.h"
 
-/* Descriptors: 64 batches of 256 single-sample tasks, so that a slow sample does not hold up
- * the others of a large window, and beyond that as many as the batches that the caller expects
- * to be out, with some to spare for those that are being made. All of this is address space;
- * what is never used costs nothing. */
+/* Descriptors: enough for 64 batches of 256 single-sample tasks, so that a slow sample does not
+ * hold up the others of a large prefetch window. Beyond that, as many as the batches that the
+ * caller expects in flight, and some spare ones for batches that are being made. All of this is
+ * address space; what is never used costs nothing. */
 #define TASKS_LEAST 16384u
 #define TASKS_SPARE 2048u
 #define TASKS_MOST (1u << 20)
-/* The arena is a multiple of what may be used of it, because free ranges lie scattered in it, and
- * one batch that is larger than the limit passes alone. With the input region it takes a quarter
- * of the address space that is left: the rest is for the program, other loaders and samples. */
+/* The arena is a multiple of the memory limit, because free ranges lie scattered in it, and a batch
+ * larger than the limit passes alone. Together with the input region it takes a quarter of the
+ * remaining address space: the rest is for the program, other loaders and samples. */
 #define ARENA_PER_LIMIT 4u
 #define ARENA_LEAST (UINT64_C(4) << 30)
 #define ARENA_MOST (UINT64_C(1) << 40)
 #define ARENA_OF_LEFT 6u
-/* The input region: a row takes 16 bytes and its index, so that a quarter of the arena is
- * plenty. Offsets of layouts have 32 bits. */
+/* The input region: a row takes 16 bytes and its index, so a quarter of the arena is plenty.
+ * Offsets of layouts have 32 bits. */
 #define INPUT_LEAST (UINT64_C(64) << 20)
 #define INPUT_MOST (UINT64_C(2) << 30)
 
@@ -32,8 +32,8 @@ tasks_for(const struct mn_engine_config *cfg)
     return n < TASKS_LEAST ? TASKS_LEAST : n < TASKS_MOST ? (uint32_t)n : TASKS_MOST;
 }
 
-/* Entries of a queue: several times the tasks that may be on it, so that stale ones are rarely
- * in the way. With static scheduling all that is in flight may be for one worker. */
+/* Entries of a queue: several times the tasks that may be on it, so that stale entries rarely get
+ * in the way. With static scheduling, everything in flight may be for one worker. */
 static uint64_t
 queue_entries(const struct mn_engine_config *cfg, uint32_t queue)
 {
@@ -109,8 +109,8 @@ mn_engine_arena_bytes(const struct mn_engine_config *cfg)
     return mn_page_round(bytes);
 }
 
-/* The arena may be small, under a limit on address space: what is made ahead must leave room in
- * it for the batch that is delivered next. */
+/* A limit on address space may make the arena small. Then prefetched batches must leave memory in
+ * it for the head. */
 uint64_t
 mn_engine_memory_limit(const struct mn_engine_config *cfg, uint64_t arena_bytes)
 {

@@ -27,7 +27,7 @@ anything_done(struct mn_engine *e, uint64_t wanted)
     return done;
 }
 
-/* What the user's thread must look at before it sleeps again. */
+/* Returns whether the user's thread has something to look at before it sleeps again. */
 static bool
 trouble(struct mn_engine *e)
 {
@@ -56,7 +56,8 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
     mn_event_prepare_wait(&c->trainer);
     MN_FAULT("engine.wait");
     mn_mutex_lock(&e->mutex);
-    e->crew.wakes.engine |= e->arena.room_waits; /* who waits for room may have to go on now */
+    e->crew.wakes.engine |= e->arena.room_waits; /* a worker that waits for memory may be able to go
+                                                  * on now */
     mn_engine_unlock(e);
     int rc = 0;
     if (anything_done(e, block_off) || trouble(e)) {
@@ -65,15 +66,15 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
     else {
         rc = mn_event_commit_wait(&c->trainer, timeout_ns);
     }
-    mn_a64_store_relaxed(&c->wanted, MN_WANT_NONE); /* a late notification is spurious, no more */
+    mn_a64_store_relaxed(&c->wanted, MN_WANT_NONE); /* a late notification only wakes spuriously */
     return rc;
 }
 
-/* The head has not started: every finished task may change that, and one may have slipped in
- * between the look and the sleep. */
+/* The head has not started: any finished task may change that, and one may have finished between
+ * the look and the sleep. */
 #define CHANGE_NS (INT64_C(5) * 1000 * 1000)
 
-/* How long to sleep at most: until more may have to be planned, or a batch is mixed. */
+/* Returns how long to sleep at most: until more may have to be planned, or a batch is mixed. */
 static int64_t
 nap_ns(const struct mn_engine *e, uint64_t want)
 {
@@ -82,9 +83,9 @@ nap_ns(const struct mn_engine *e, uint64_t want)
     return mix < nap ? mix : nap;
 }
 
-/* One look under the mutex: gives a batch, or says what to wait for, and for how long (nap), or
- * that more has to be planned now (starving). ahead: of the caller's
- * need, so that the batch before it is ready, too, and none is missed. */
+/* One look under the mutex. Finds a batch, or says what to wait for (want) and how long (nap), or
+ * that more must be planned now (starving). ahead: this look goes beyond the batch that the caller
+ * needs. That batch is ready, so the caller is not starved. */
 static bool
 look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *block_off,
      uint64_t *want, int64_t *nap, bool *starving)
@@ -92,7 +93,7 @@ look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *
     mn_mutex_lock(&e->mutex);
     bool got = mn_next_delivery_pick(e, sequence, block_off);
     bool seen = e->autoscale != NULL && first && (got || !ahead);
-    if (seen && !mn_plan_begins(e->plan)) { /* dry by nature */
+    if (seen && !mn_plan_begins(e->plan)) { /* an empty window is normal at the start */
         struct mn_plan_window window = mn_plan_window(e->plan);
         int64_t before = (int64_t)window.prefetched + ahead;
         mn_autoscale_saw(e, mn_next_delivery_ready(e) + before, window.batches);
@@ -144,8 +145,8 @@ next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence, uint64_t *bloc
 
 /* ---- the caller's waits --------------------------------------------------------------- */
 
-/* The stopwatch is its caller's; another thread that looks at it (mn_engine_waits) does so under
- * the mutex. What is stored in the control page is statistics only: relaxed. */
+/* The stopwatch belongs to the caller's thread; other threads look at it under the mutex
+ * (mn_engine_waits). The values stored in the control page are statistics only: relaxed. */
 static void
 asked(struct mn_engine *e)
 {
@@ -173,7 +174,7 @@ mn_engine_span_begin(struct mn_engine *e)
     mn_mutex_lock(&e->mutex);
     asked(e);
     e->waits.spanned = true;
-    /* What is prefetched counts as not delivered: the first of it is what the caller gets now. */
+    /* Prefetched batches count as not delivered: the first of them is what the caller gets now. */
     e->waits.served = e->plan != NULL && mn_plan_prefetched(e->plan, -1);
     int64_t consumer_ns = e->plan != NULL ? mn_plan_consumer_ns(e->plan) : 0;
     mn_mutex_unlock(&e->mutex);

@@ -7,7 +7,8 @@
 #include "schedule/mn_planned.h"
 #include "engine/mn_shared_costs.h"
 
-/* What the batch took beside its samples: its collate task, or the rest of its only one. */
+/* Teaches what the batch took in addition to its samples: its collate task, or the rest of its only
+ * task. */
 static void
 learn_collate(struct mn_engine *e, struct mn_block *b, uint64_t rows_ns)
 {
@@ -24,7 +25,7 @@ learn_collate(struct mn_engine *e, struct mn_block *b, uint64_t rows_ns)
     }
 }
 
-/* Teaches what each task's rows have cost, and where they were made. Returns their sum. */
+/* Teaches what the rows of each task cost, and which worker made them. Returns the sum. */
 static uint64_t
 learn_rows(struct mn_engine *e, const struct mn_batch *batch, struct mn_block *b,
            const int64_t *index)
@@ -38,7 +39,7 @@ learn_rows(struct mn_engine *e, const struct mn_batch *batch, struct mn_block *b
         if (!t->accepted || t->kind == MN_KIND_COLLATE) {
             continue;
         }
-        uint32_t how = mn_task_at(&e->shm, task)->made; /* whatever it is: only compared */
+        uint32_t how = mn_task_at(&e->shm, task)->made; /* unchecked: it is only compared */
         struct mn_costs_made made = {.worker = t->worker,
                                      .keeps = e->cfg.keeps,
                                      .follows = how == MN_MADE_NEXT,

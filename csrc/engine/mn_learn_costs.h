@@ -1,19 +1,19 @@
-/* mn_learn_costs.h - what finished batches have cost, read off their records and taught.
+/* mn_learn_costs.h - teaches the cost model from the records of finished batches.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Under the engine's mutex; takes the lock of the costs.
+ * Needs the engine's mutex; takes the lock of the costs.
  */
 #ifndef MN_LEARN_COSTS_H
 #define MN_LEARN_COSTS_H
 
 #include "engine/mn_engine_state.h"
 
-/* Teaches the cost model what a finished batch's rows have cost, once. */
+/* Teaches the cost model what the rows of a finished batch cost. Does so once per batch. */
 void
 mn_learn_costs(struct mn_engine *e, struct mn_batch *batch);
 
-/* The same of all that are done and not delivered yet: while one sample holds up the first
- * batches of all, that is all there is to know. */
+/* Does the same for all batches that are done and not delivered. While one sample holds up the very
+ * first batches, there is nothing else to learn from. */
 void
 mn_learn_costs_waiting(struct mn_engine *e);
 

@@ -10,11 +10,11 @@
 #include "schedule/mn_planned.h"
 #include "engine/mn_ready_rows.h"
 
-/* Whether the batch is there to be delivered, as data or as an error. */
+/* Returns whether the batch can be delivered, as data or as an error. */
 static bool
 is_done(struct mn_engine *e, struct mn_planned *q)
 {
-    if (!q->done /* each look at a block is many cache lines of others */
+    if (!q->done /* each look at a block reads many cache lines of other CPUs */
         && (q->refusal.why != MN_REFUSED_NOT
             || (q->block_off != 0 && mn_engine_poll(e, q->block_off) != MN_BLOCK_BUSY
                 && mn_batch_accept(e, mn_batch_find(e, q->block_off)) != MN_BLOCK_BUSY))) {
@@ -53,7 +53,8 @@ by_time(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Looks at all that have begun, once for as many as are found done. */
+/* Looks at all batches that have started; the next look comes when all that were found are
+ * taken. */
 static void
 find_done(struct mn_engine *e)
 {
@@ -73,7 +74,7 @@ find_done(struct mn_engine *e)
     }
 }
 
-/* The sequence of the batch to deliver next, or UINT64_MAX. */
+/* Returns the sequence of the batch to deliver next; UINT64_MAX: none. */
 static uint64_t
 first_done(struct mn_engine *e)
 {
@@ -90,7 +91,7 @@ first_done(struct mn_engine *e)
             if (mn_plan_at(p, sequence) != NULL) {
                 return sequence;
             }
-            d->at++; /* it was taken */
+            d->at++; /* already taken */
         }
         if (turn == 0) {
             find_done(e);

@@ -1,29 +1,32 @@
 /* mn_next_delivery.h - which batch is delivered next, and how many could be.
  * SPDX-License-Identifier: Apache-2.0
  *
- * In order the head of the plan; out of order the one done first; where batches are formed
- * (mn_forming.h) the one that is.  A batch is done when its tasks have ended and what they wrote
- * was accepted, or when it is refused.  Balanced scheduling; under the engine's mutex.
+ * In order: the head of the plan.  Out of order: the batch that was done first.  In ready mode
+ * (mn_forming.h): the formed batch.  A batch is done when its tasks have ended and their results
+ * were accepted, or when it is refused.  Balanced scheduling only; all functions need the engine's
+ * mutex.
  */
 #ifndef MN_NEXT_DELIVERY_H
 #define MN_NEXT_DELIVERY_H
 
 #include "engine/mn_engine_state.h"
 
-/* Batches done and not taken: in order from the head on, or (up to starved_below) all. */
+/* Returns the number of batches that are done and not taken. In order it counts from the head on,
+ * out of order all (up to starved_below). */
 int64_t
 mn_next_delivery_ready(struct mn_engine *e);
 
-/* The batch to deliver next, if there is one. Its block is 0 where it cannot be made. Where
- * batches are formed: the first unit of the one that is. */
+/* Finds the batch to deliver next. *block_off is 0 if that batch cannot be made. In ready mode: the
+ * first unit of the formed batch. Returns false if there is none. */
 bool
 mn_next_delivery_pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off);
 
-/* Whether there is any to deliver. */
+/* Returns whether there is a batch to deliver. */
 bool
 mn_next_delivery_any(struct mn_engine *e);
 
-/* Whether the caller may take this one: it was told that it is next, and has not taken it. */
+/* Returns whether the caller may take this batch: it was given as the next one, and was not taken
+ * yet. */
 bool
 mn_next_delivery_may_take(struct mn_engine *e, uint64_t sequence, uint64_t block_off);
 

@@ -15,8 +15,8 @@ end_worker(struct mn_engine *e, uint32_t task, uint32_t worker)
     }
 }
 
-/* Ends all who may run it, where that is known to be damage, also those whose entries have come to
- * say so only now. Whether nobody can write its rows any more. */
+/* Ends all workers that may run the task, if it is known to be damaged, including workers whose
+ * entries have named it only since. Returns whether no worker can write its rows any more. */
 static bool
 is_let_go(struct mn_engine *e, uint32_t task)
 {
@@ -42,7 +42,8 @@ take_back(struct mn_engine *e, uint32_t task)
     }
     struct mn_death death = e->tasks.lost[task];
     mn_tasks_take_back(&e->tasks, task, &death);
-    e->crew.wakes.everybody = true; /* a worker, or, where it is lost, who waits for its batch */
+    e->crew.wakes.everybody = true; /* a worker; if the task is lost, the thread that waits for its
+                                     * batch */
     return true;
 }
 

@@ -25,7 +25,7 @@ mark_tasks(struct mn_engine *e, struct mn_unit *u, const struct mn_batch *b)
     }
 }
 
-/* All tasks of the unit have ended: the plan goes on without it. */
+/* All tasks of the unit have ended: the plan continues without it. */
 static void
 leave_plan(struct mn_engine *e, struct mn_unit *u, struct mn_batch *b)
 {
@@ -62,7 +62,7 @@ look_at(struct mn_engine *e, struct mn_unit *u)
         mn_batch_accept_some(e, b);
         mark_tasks(e, u, b);
     }
-    /* After the marks: of a unit that they are complete of, this is seen to have ended. */
+    /* After the marks: so that a unit whose marks are complete is seen to have ended. */
     if (!u->ended
         && (mn_engine_poll(e, u->block_off) == MN_BLOCK_BUSY
             || mn_batch_accept(e, b) == MN_BLOCK_BUSY)) {
@@ -79,7 +79,7 @@ look_at(struct mn_engine *e, struct mn_unit *u)
     }
 }
 
-/* What is mixed is there twice until the last sample of each of its units was delivered. */
+/* A mixed batch is in memory twice until the last sample of each of its units was delivered. */
 static bool
 memory_allows(const struct mn_engine *e)
 {
@@ -100,8 +100,8 @@ mn_ready_rows_nap(const struct mn_engine *e)
     return left > 0 ? left : 1;
 }
 
-/* Forms a batch without mixing one, unless there is one. Looks no further than that takes: what
- * leaves the plan lets the next pass the memory limit. */
+/* Forms a batch without mixing, unless there is one already. Looks no further than that needs: each
+ * unit that leaves the plan lets the next one pass the memory limit. */
 static bool
 form_whole(struct mn_engine *e)
 {

@@ -1,10 +1,11 @@
 /* mn_shared_costs.h - one model of costs for all iterators of a loader.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Several iterators of a loader may be alive, each with an engine of its own, and all of them
- * teach and ask.  Whoever uses the model holds the lock, which may be taken with an engine's
- * mutex held; no system call is made under it, but for what malloc does.  Private memory of the
- * trainer; a forked child has a copy, whose lock it must make anew before it uses it.
+ * Several iterators of a loader may be alive, each with its own engine, and all of them teach the
+ * model and ask it.  Every use of the model needs its lock, which may be taken while an engine's
+ * mutex is held.  No system call is made under it, except those of malloc.  The model is private
+ * memory of the trainer.  A forked child has a copy and must initialize the lock anew before it
+ * uses it.
  */
 #ifndef MN_SHARED_COSTS_H
 #define MN_SHARED_COSTS_H
@@ -17,14 +18,14 @@ struct mn_shared_costs {
     struct mn_costs costs;
 };
 
-/* n: length of the dataset, 0 when unknown. 0 or -ENOMEM. */
+/* n: length of the dataset; 0: unknown. Returns 0 or -ENOMEM. */
 int
 mn_shared_costs_init(struct mn_shared_costs *s, int64_t n);
 
 void
 mn_shared_costs_fini(struct mn_shared_costs *s);
 
-/* NULL is no model, which is nobody's. */
+/* NULL: no model. Does nothing then. */
 static inline void
 mn_shared_costs_lock(struct mn_shared_costs *s)
 {

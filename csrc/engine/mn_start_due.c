@@ -11,7 +11,7 @@
 #include "engine/mn_shared_costs.h"
 #include "os/mn_clock.h"
 
-/* Threads of the program may let go of what they keep, while it waits for its next batch. */
+/* Threads of the program may release retained memory while the program waits for its next batch. */
 #define KEPT_NS UINT64_C(1000000000)
 
 /* ---- blocks ------------------------------------------------------------------------------- */
@@ -20,7 +20,7 @@ static int
 make_block(struct mn_engine *e, struct mn_planned *q, uint64_t *block_off)
 {
     const struct mn_plan_batch *b = &q->batch;
-    bool in_parts = b->whole && q->ntasks > 1; /* which one more task collates */
+    bool in_parts = b->whole && q->ntasks > 1; /* one more task collates them */
     struct mn_submit s = {.sequence = q->sequence,
                           .number = b->number,
                           .epoch = b->epoch,
@@ -47,7 +47,7 @@ make_block(struct mn_engine *e, struct mn_planned *q, uint64_t *block_off)
     return mn_batch_make(e, &s, q->row0, q->ntasks, block_off);
 }
 
-/* Whether something will be freed though the head is not delivered. */
+/* Returns whether memory will be freed although the head is not delivered. */
 static bool
 more_comes_back(struct mn_engine *e)
 {
@@ -62,8 +62,8 @@ more_comes_back(struct mn_engine *e)
     return e->arena.kept_bytes != 0 && now - e->stuck_ns < KEPT_NS;
 }
 
-/* Makes the block of a batch that has none. MN_OK; MN_EMPTY: not now; MN_CLOSED: it cannot be
- * made and is an error, and its tasks are planned no more. */
+/* Makes the block of a batch that has none. Returns MN_OK; MN_EMPTY: not now; MN_CLOSED: it cannot
+ * be made, is delivered as an error, and its tasks are no longer planned. */
 static int
 begin(struct mn_engine *e, struct mn_planned *q)
 {
@@ -84,11 +84,11 @@ begin(struct mn_engine *e, struct mn_planned *q)
     }
     e->stuck_ns = 0;
     mn_plan_refuse(e->plan, q, &e->refusal);
-    e->crew.wakes.everybody = true; /* also a caller that waits for whatever is done first */
+    e->crew.wakes.everybody = true; /* also a caller that waits for the batch that is done first */
     return MN_CLOSED;
 }
 
-/* Puts a task on a run queue. As begin, or MN_EMPTY where that has no room. */
+/* Puts a task on a run queue. Returns what begin() returns, or MN_EMPTY if the queue is full. */
 static int
 start(struct mn_engine *e, const struct mn_plan_start *s, uint32_t queue, uint32_t *task)
 {
@@ -98,11 +98,11 @@ start(struct mn_engine *e, const struct mn_plan_start *s, uint32_t queue, uint32
     }
     *task = mn_block_tasks(mn_block_at(&e->shm, s->batch->block_off))[s->task];
     mn_task_at(&e->shm, *task)->why = (uint32_t)s->why;
-    /* where that fails the task stays planned, and its block is there already */
+    /* if that fails, the task stays planned and its block exists already */
     return mn_tasks_publish(&e->tasks, *task, queue) == MN_OK ? MN_OK : MN_EMPTY;
 }
 
-/* ---- what is the case ---------------------------------------------------------------------- */
+/* ---- facts for the plan ------------------------------------------------------------------- */
 
 static void
 look_at_memory(const struct mn_engine *e, struct mn_plan_facts *f)
@@ -172,7 +172,7 @@ start_tasks(struct mn_engine *e)
 
 /* ---- for each worker ------------------------------------------------------------------------ */
 
-/* What the first two samples of the batches say that workers have begun with. */
+/* Returns what the first two samples of the batches that workers began with say about locality. */
 static struct mn_locality_pairs
 first_pairs(struct mn_engine *e)
 {
@@ -195,13 +195,13 @@ first_pairs(struct mn_engine *e)
     return pairs;
 }
 
-/* Starts what the worker is to do next, or moves what waits on another's queue to its own. False
- * when there is nothing for it now, or no room. */
+/* Starts the worker's next task, or moves tasks that wait on another worker's queue to its own.
+ * Returns false if there is nothing for it now, or no memory. */
 static bool
 start_for(struct mn_engine *e, struct mn_plan_round *r, uint32_t w)
 {
     int rc;
-    do { /* again after a batch that cannot be made: it is an error, and out of the way */
+    do { /* again after a batch that cannot be made: it is an error now */
         struct mn_plan_start s;
         enum mn_plan_step step = mn_plan_next_for_worker(e->plan, r, w, &s);
         if (step == MN_PLAN_NOTHING) {
@@ -211,7 +211,8 @@ start_for(struct mn_engine *e, struct mn_plan_round *r, uint32_t w)
             if (mn_worker_views_withdraw(&e->views, &e->tasks, s.helps, MN_QUEUE_WORKER + w) != 0) {
                 return true;
             }
-            rc = MN_CLOSED; /* the other has begun it all, and has nothing waiting any more */
+            rc = MN_CLOSED; /* the other worker has started all of it: no task of it waits any
+                             * more */
         }
         else {
             uint32_t task;
@@ -238,7 +239,7 @@ start_shares(struct mn_engine *e)
     f.pairs = first_pairs(e);
     struct mn_plan_round r;
     mn_plan_round_begin(p, &f, &r);
-    for (int pass = 0; pass < 2; pass++) { /* those that idle come first */
+    for (int pass = 0; pass < 2; pass++) { /* idle workers come first */
         for (uint32_t w = 0; w < c->nworkers; w++) {
             while (mn_plan_worker_wants(&r, w, pass == 0) && start_for(e, &r, w)) {
                 started++;
@@ -257,7 +258,7 @@ start_shares(struct mn_engine *e)
     return started;
 }
 
-/* Neighbours are not kept together any more: what waits on workers' queues is anybody's. */
+/* Neighbours are no longer kept together: tasks on workers' own queues move to the common one. */
 static uint32_t
 end_shares(struct mn_engine *e)
 {

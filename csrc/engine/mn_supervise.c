@@ -36,7 +36,7 @@ wants_lease(struct mn_engine *e, uint32_t w)
     return mn_leases_wanted(&e->leases, w);
 }
 
-/* The batch that a waiting worker is at; NULL: it says none that there is. */
+/* Returns the batch that a waiting worker works on; NULL: its entry names no existing batch. */
 static const struct mn_batch *
 batch_of(struct mn_engine *e, uint32_t w)
 {
@@ -44,7 +44,7 @@ batch_of(struct mn_engine *e, uint32_t w)
     return running != 0 && running <= e->shm.ctl->ntasks ? e->flight.by_task[running - 1] : NULL;
 }
 
-/* Its place in the order of delivery, for "oldest first". */
+/* Returns its place in the order of delivery, for "oldest first". */
 static uint64_t
 sequence_of(struct mn_engine *e, uint32_t w)
 {
@@ -52,8 +52,8 @@ sequence_of(struct mn_engine *e, uint32_t w)
     return b != NULL ? b->sequence : UINT64_MAX;
 }
 
-/* Whether the trainer sleeps until a batch is done, and none is. One that was notified and is not
- * awake yet will take a batch, and free it. */
+/* Returns whether the trainer sleeps until a batch is done, and none is. A trainer that was
+ * notified but is not awake yet will take a batch and free it. */
 static bool
 trainer_waits(struct mn_engine *e)
 {
@@ -61,7 +61,7 @@ trainer_waits(struct mn_engine *e)
     return wanted != MN_WANT_NONE && !mn_engine_has_done(e, wanted);
 }
 
-/* In its loop, without a task, and about to look for one. */
+/* Returns whether the worker is in its loop, without a task, and about to look for one. */
 static bool
 is_idle(struct mn_engine *e, uint32_t w)
 {
@@ -70,7 +70,7 @@ is_idle(struct mn_engine *e, uint32_t w)
            && mn_a64_load_relaxed(&k->running) == 0 && mn_a32_load_relaxed(&k->leave) == 0;
 }
 
-/* Whether there is a task queued that an idle worker may claim. */
+/* Returns whether a queued task exists that an idle worker may claim. */
 static bool
 idle_worker_has_work(struct mn_engine *e)
 {
@@ -92,18 +92,18 @@ idle_worker_has_work(struct mn_engine *e)
     return false;
 }
 
-/* An idle worker that leaves a task queued for so long has stopped. */
+/* An idle worker that leaves a task queued for this long has stopped. */
 #define CLAIMS_NOTHING_NS UINT64_C(2000000000)
 
-/* Whether nobody can go on before room is made: neither the trainer nor a worker. A trainer at
- * its own work will take batches, and free them. */
+/* Returns whether neither the trainer nor a worker can go on before memory is free. A trainer that
+ * is busy outside the engine will take batches and free them. */
 static bool
 all_wait(struct mn_engine *e)
 {
-    bool claims = false; /* one that is about to, or whose entry is damaged */
+    bool claims = false; /* a worker is about to claim, or its entry is damaged */
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         struct mn_worker *k = mn_worker_at(&e->shm, w);
-        uint64_t running = mn_a64_load_relaxed(&k->running); /* a look: there will be another */
+        uint64_t running = mn_a64_load_relaxed(&k->running); /* a glance: there will be another */
         if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY && !wants_lease(e, w)
             && running != 0) {
             if (mn_claims_bear_out(e, w, running)) {
@@ -125,8 +125,8 @@ all_wait(struct mn_engine *e)
     return now - e->idle_ns > CLAIMS_NOTHING_NS;
 }
 
-/* Whether no batch before this one is still to be handed over. What was started first need not
- * be that: slow ones start early. */
+/* Returns whether no batch before this one is still to be delivered. The batch that was started
+ * first need not be that one: slow batches start early. */
 static bool
 is_head(const struct mn_engine *e, uint64_t sequence)
 {
@@ -140,9 +140,10 @@ is_head(const struct mn_engine *e, uint64_t sequence)
     return b == NULL || sequence <= b->sequence;
 }
 
-/* What the head may come to need, which workers at other batches leave free: as in
- * policy_memory.h, for results whose size nobody knew when their task started. Before any batch
- * was delivered, as much as the worker's own takes if all of its results are like this one. */
+/* Returns the memory that the head may come to need, which workers on other batches must leave
+ * free. It is as in policy_memory.h, for results whose size was unknown when their task started.
+ * Before the first delivery it is what the worker's own batch needs if all of its results are like
+ * this one. */
 static uint64_t
 room_for_head(struct mn_engine *e, uint32_t w, uint64_t want)
 {
@@ -157,8 +158,8 @@ room_for_head(struct mn_engine *e, uint32_t w, uint64_t want)
     return known != 0 ? known : tasks * want;
 }
 
-/* One grant: the oldest batch that waits. Over the limit only when nobody could go on
- * otherwise, so that one huge result passes alone and nothing hangs. */
+/* Makes one grant, for the oldest batch that waits. Goes over the limit only if neither the trainer
+ * nor a worker could go on otherwise: then one huge result passes alone, and nothing hangs. */
 static bool
 grant_one(struct mn_engine *e)
 {
@@ -182,7 +183,7 @@ grant_one(struct mn_engine *e)
         return true;
     }
     mn_leases_end(&e->leases, oldest, used_end);
-    if (want > e->shm.ctl->arena_bytes) { /* it need not wait for that */
+    if (want > e->shm.ctl->arena_bytes) { /* no wait could make that possible */
         mn_leases_refuse(&e->leases, oldest);
         return true;
     }
@@ -203,8 +204,8 @@ grant_one(struct mn_engine *e)
 
 /* ---- deaths ------------------------------------------------------------------------ */
 
-/* A task's word may name the dead and be damaged: who says by his own entry that he is at it has
- * to be gone before another is. */
+/* The task's word may name the dead worker and be damaged. A worker whose own entry names the task
+ * must be gone before another runs it. */
 static void
 doubt_words_of(struct mn_engine *e, uint32_t w, const struct mn_death *death)
 {
@@ -222,8 +223,8 @@ sweep(struct mn_engine *e, uint32_t w)
 {
     struct mn_death death = mn_crew_bury(&e->crew, w, mn_now_ns());
     MN_FAULT("engine.sweep.buried");
-    /* Results that the dead has sent are not its any more, and what it has damaged is found before
-     * somebody else is in its place. */
+    /* First take the results that the dead worker has sent from it, and find its damage before
+     * another worker takes its place. */
     for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
         if (b->abandoned) {
             mn_batch_note_envelopes(e, b);
@@ -260,7 +261,8 @@ drop_abandoned(struct mn_engine *e)
     return any;
 }
 
-/* Damaged hints of queues hide tasks from everybody; a look at each takes some nanoseconds. */
+/* A damaged hint hides the tasks of a queue from all workers; a check of each takes some
+ * nanoseconds. */
 #define MEND_NS UINT64_C(1000000000)
 
 static void

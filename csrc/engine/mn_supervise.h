@@ -1,4 +1,4 @@
-/* mn_supervise.h - one round of the engine's thread: deaths, leases, abandoned batches, starts.
+/* mn_supervise.h - one step of the engine thread: deaths, leases, abandoned batches, starts.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Composes the crew, tasks and leases (workers/), which do not know batches. Mutex held.
@@ -8,12 +8,13 @@
 
 #include "engine/mn_engine_state.h"
 
-/* Sweeps the dead, grants leases, drops abandoned blocks, starts what should start. True if
+/* Sweeps dead workers, grants leases, drops abandoned blocks, starts what is due. Returns whether
  * anything was done. */
 bool
 mn_engine_step(struct mn_engine *e);
 
-/* Whether what the trainer waits for (mn_ctl.wanted) is done. Mutex held for MN_WANT_ANY. */
+/* Returns whether what the trainer waits for (mn_ctl.wanted) is done. Needs the mutex for
+ * MN_WANT_ANY. */
 bool
 mn_engine_has_done(struct mn_engine *e, uint64_t wanted);
 

@@ -1,11 +1,11 @@
-/* mn_waits.h - when the caller waits for a batch, how long, and how long it uses one.
+/* mn_waits.h - measures how long the caller waits for a batch, and how long it uses one.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A stopwatch that is told the time: no clock, no lock.  The caller's thread alone works it; the
- * engine's mutex is for others, who may look at the numbers.
+ * A stopwatch that is given the time: no clock, no lock.  Only the caller's thread changes it;
+ * other threads may read the numbers under the engine's mutex.
  *
- *   ask   the caller begins to wait for a batch.  A call that gave nothing, as after a timeout,
- *         is a part of the wait that the next one goes on with.
+ *   ask   the caller begins to wait for a batch.  A call without a result, as after a timeout,
+ *         is part of a longer wait, which the next call continues.
  *   give  the wait ends, with a batch or without
  */
 #ifndef MN_WAITS_H
@@ -15,27 +15,29 @@
 #include <stdint.h>
 
 struct mn_waits {
-    uint64_t n;        /* waits that gave a batch */
-    uint64_t wait_ns;  /* all of them together */
-    uint64_t max_ns;   /* the longest */
-    uint64_t first_ns; /* the first: workers start meanwhile */
-    uint64_t used_ns;  /* the caller between two waits */
+    uint64_t n;        /* waits that ended with a batch */
+    uint64_t wait_ns;  /* sum of all waits */
+    uint64_t max_ns;   /* the longest wait */
+    uint64_t first_ns; /* the first wait, which includes the workers' start */
+    uint64_t used_ns;  /* time of the caller between two waits */
     uint64_t asked_ns; /* when the last wait began */
-    uint64_t part_ns;  /* when the last part of it began */
-    uint64_t given_ns; /* when it ended; 0: it gave nothing, or the epoch is over */
-    bool asking;       /* the last call gave nothing: its wait may go on */
-    bool spanned;      /* the caller says when a wait begins and ends, */
-    bool served;       /* and what it waits for was taken */
+    uint64_t part_ns;  /* when the last part of that wait began */
+    uint64_t given_ns; /* when it ended; 0: without a batch, or the epoch is over */
+    bool asking;       /* the last call gave no batch: the wait may go on */
+    bool spanned;      /* the caller says when a wait begins and ends */
+    bool served;       /* the batch that it waits for was taken */
 };
 
-/* How long the caller has used the batch before, -1 where that is no time for a batch. */
+/* Begins a wait. Returns how long the caller used the previous batch, or -1 if that time does not
+ * count as use of a batch. */
 int64_t
 mn_waits_ask(struct mn_waits *w, uint64_t now_ns);
 
+/* Ends a wait. got: with a batch. */
 void
 mn_waits_give(struct mn_waits *w, uint64_t now_ns, bool got);
 
-/* What the caller does until its next wait is no time for a batch. */
+/* The caller's time until its next wait does not count as use of a batch. */
 void
 mn_waits_forget(struct mn_waits *w);
 

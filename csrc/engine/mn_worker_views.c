@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* A worker that has not taken what it was given for so long does not run. */
+/* A worker that has not taken a task from its own queue for this long is stopped. */
 #define TAKES_NOTHING_NS UINT64_C(200000000)
 
 int
@@ -29,13 +29,14 @@ mn_worker_views_close(struct mn_worker_views *v)
     free(v->sent_ns);
 }
 
-/* Whether the worker is there to do what it is given. Where nobody is, an entry may say so. */
+/* Returns whether the worker exists and accepts tasks. An entry without a worker may claim so, so
+ * the crew is asked, too. */
 static bool
 is_usable(const struct mn_crew *crew, uint32_t w)
 {
     const struct mn_worker *k = mn_worker_at(&crew->shm, w);
     return mn_crew_is_wanted(crew, w) && mn_a32_load_acquire(&k->state) == MN_WORKER_READY
-           && mn_a32_load_relaxed(&k->leave) == 0 /* ours */ && !k->retired;
+           && mn_a32_load_relaxed(&k->leave) == 0 /* written by the trainer */ && !k->retired;
 }
 
 static struct mn_worker_view
@@ -57,17 +58,18 @@ look_at(struct mn_worker_views *views, uint32_t w, uint64_t now)
     uint64_t running = mn_a64_load_relaxed(&k->running);
     if (running != 0) {
         v.running_ns = since != 0 && since < now ? (int64_t)(now - since) : 0;
-        /* One that has gone on for longer than expected is taken to last as long again. */
+        /* A task that has run for longer than expected is taken to last as long again. */
         int64_t whole = running <= shm->ctl->ntasks ? views->sent_ns[running - 1] : 0;
         v.present_ns = whole > v.running_ns ? whole - v.running_ns : v.running_ns;
         v.left_ns += v.present_ns;
     }
     bool rests = running == 0 && v.queued != 0;
-    if (!rests || rest->hint != hint || rest->since_ns == 0) { /* it has taken one meanwhile */
+    if (!rests || rest->hint != hint || rest->since_ns == 0) { /* it has taken a task meanwhile */
         rest->since_ns = rests ? now : 0;
         rest->hint = hint;
     }
-    if (rests && now - rest->since_ns > TAKES_NOTHING_NS) { /* stopped: as if it ran since then */
+    if (rests && now - rest->since_ns > TAKES_NOTHING_NS) { /* stopped: as if it had run since
+                                                             * then */
         v.running_ns = (int64_t)(now - rest->since_ns);
         v.left_ns += v.running_ns;
     }
@@ -116,7 +118,7 @@ mn_worker_views_queued(const struct mn_shm *shm, bool own)
 {
     const struct mn_queue *q = mn_queue_at(shm, MN_QUEUE_NORMAL);
     uint64_t hint = mn_a64_load_seqcst(&q->hint); /* [P4]; the difference is an estimate */
-    uint64_t tail = mn_a64_load_relaxed(&q->tail); /* ours */
+    uint64_t tail = mn_a64_load_relaxed(&q->tail); /* written by the trainer */
     uint64_t queued = tail > hint ? tail - hint : 0;
     for (uint32_t w = 0; own && w < shm->ctl->nworkers; w++) {
         queued += mn_runqueue_waiting(shm, MN_QUEUE_WORKER + w);
