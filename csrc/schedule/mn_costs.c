@@ -9,17 +9,17 @@
 
 /* Quantiles cost a walk over the histogram; they move slowly, */
 #define QUANTILES_EVERY 32u
-/* ... the slower the more there are: by this part of the histogram. */
+/* ... the more slowly the more samples there are: by this part of the histogram. */
 #define QUANTILES_PART 64u
-/* The first samples are no measure of the others: until there are more, by this part of them. */
+/* The first samples say little about the others: until there are more, by this part of them. */
 #define QUANTILES_FIRST 4u
-/* Tasks of cheap samples of which one is looked at for where it was made. */
+/* Of tasks with cheap samples, one in this many is checked for where it was made. */
 #define PLACES_EVERY 8u
-/* Rows ahead of which the model's cells are fetched: a shuffled order hits none in cache, and some
- * ten misses are under way at a time. */
+/* The model's cells are prefetched this many rows ahead: a shuffled order hits none in cache, and
+ * some ten misses are under way at a time. */
 #define FETCH_AHEAD 12u
 
-/* The cells of the rows that come first, and then of one more for each row. */
+/* Prefetches the cells of the first rows; later, each row prefetches one more. */
 static void
 fetch_first(const struct mn_costs *c, const int64_t *index, uint32_t n)
 {
@@ -83,7 +83,7 @@ mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns)
         c->median_ns = mn_histogram_quantile(&c->model.wall, 500);
         c->slowest_ns = mn_histogram_quantile(&c->model.wall, 995);
         c->timeout_ns = mn_slow_update(&c->slow, &c->model.wall);
-        /* Who opens a group is no straggler for that. */
+        /* A sample that opens a group is not slow for that reason. */
         int64_t opens = MN_SLOW_FACTOR * mn_locality_opening(&c->locality);
         c->timeout_ns = c->timeout_ns > opens ? c->timeout_ns : opens;
         c->split = mn_split_worth(c->split, &c->model.wall, (int64_t)c->model.mean_wall_ns,
@@ -92,8 +92,8 @@ mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns)
     c->since++;
 }
 
-/* What is remembered of a sample, by what is known of groups now: one that followed its neighbour
- * before, and was dear even so, has opened one. */
+/* Returns a sample's marks by what is known of groups now: one that followed its neighbour before,
+ * and was expensive even so, has opened a group. */
 static uint8_t
 marks_of(const struct mn_costs *c, const struct mn_cost_cell *cell)
 {
@@ -140,8 +140,8 @@ predict(const struct mn_costs *c, int64_t index, const float *hint, bool usual)
     return hint != NULL ? mn_hint_predict(&c->hint, index, *hint, wall) : wall;
 }
 
-/* Learns how a sample's cost depends on where it was made. Returns what it would cost among
- * its neighbours and at home: what it pays for being away is no property of it. */
+/* Learns how a sample's cost depends on where it was made. Returns what it would cost next to its
+ * neighbours and at home: the price of being away is not its property. */
 static int64_t
 observe_place(struct mn_costs *c, int64_t index, const float *hint, int64_t cost,
               const struct mn_costs_made *made, bool follows, bool edge)
@@ -153,21 +153,21 @@ observe_place(struct mn_costs *c, int64_t index, const float *hint, int64_t cost
     unsigned now = follows ? MN_COST_EARLY : MN_COST_APART;
     now = l->near.answer != MN_CONTRAST_YES ? now : 0;
     if ((cell->marks & unaware & ~now) != 0) {
-        cell->age = 0; /* what it cost then says nothing about now */
+        cell->age = 0; /* its earlier cost says nothing about now */
     }
     now |= cell->marks & MN_COST_ABROAD;
     bool lived = cell->home != 0 && cell->term == c->term;
-    /* Slow ones start alone, wherever there is room: how they were made would say that samples are
-     * dearer without their neighbours, and away from home. */
+    /* Slow samples start alone, anywhere. How they were made would suggest that samples cost more
+     * without their neighbours and away from home. */
     bool slow = mn_slow_starts_alone(predict(c, index, hint, true), c->median_ns);
     bool away = lived && cell->home != made->worker + 1 && l->home.answer == MN_CONTRAST_YES;
     bool alone = slow && l->near.answer != MN_CONTRAST_YES;
-    uint8_t near = cell->marks; /* what is paid for being away says nothing about neighbours */
+    uint8_t near = cell->marks; /* the price of being away says nothing about neighbours */
     if (!away && !alone) {
         near = mn_locality_observe_near(l, follows, edge, marks_of(c, cell), cost);
     }
     cell->marks = (uint8_t)((near & ~(unaware | MN_COST_ABROAD)) | now);
-    int64_t own = cost; /* without what is paid for being away */
+    int64_t own = cost; /* without the price of being away */
     if (!follows && !(cell->marks & MN_COST_OPENS)) {
         own = mn_locality_beside(l, cost);
     }
@@ -181,7 +181,7 @@ observe_place(struct mn_costs *c, int64_t index, const float *hint, int64_t cost
     }
     bool again = cell->home == made->worker + 1 && cell->term == c->term;
     if (again && (cell->marks & MN_COST_ABROAD)) {
-        cell->age = 0; /* what it cost elsewhere says nothing about here */
+        cell->age = 0; /* its cost elsewhere says nothing about here */
     }
     cell->marks = (uint8_t)((cell->marks & ~(unsigned)MN_COST_ABROAD)
                             | (again ? 0u : (unsigned)MN_COST_ABROAD));
@@ -199,7 +199,7 @@ mn_costs_drawn(struct mn_costs *c, const int64_t *index, uint32_t n)
 void
 mn_costs_new_workers(struct mn_costs *c)
 {
-    if (++c->term == 0) { /* it has wrapped: nothing of then may be taken for new */
+    if (++c->term == 0) { /* it has wrapped: no old term may pass for a new one */
         for (int64_t i = 0; i < c->model.n; i++) {
             c->model.cells[i].home = 0;
         }
@@ -225,8 +225,8 @@ mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *
     }
 }
 
-/* Whether it is learned how a task's rows depend on where they were made: of cheap ones, which
- * are known not to, only now and then, because that takes as long as they do. */
+/* Returns whether to learn how the rows of a task depend on where they were made. For cheap rows
+ * that are known not to depend on it, only now and then: learning takes as long as they do. */
 static bool
 looks_at_place(struct mn_costs *c)
 {
@@ -255,7 +255,7 @@ mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const float *hin
                                      i == 0 && made->edge);
             }
             else if (looks && at >= 0 && at < c->model.n) {
-                /* A worker's first sample of all pays for what the worker begins with. */
+                /* A worker's very first sample also pays for the worker's start. */
                 c->model.cells[at].marks |= MN_COST_APART;
             }
             mn_costs_observe_hinted(c, at, own, cost);
@@ -273,7 +273,7 @@ mn_costs_sends(struct mn_costs *c, int64_t send_ns)
         c->split = false;
     }
     else {
-        /* of several workers' the cheapest: noise only adds */
+        /* of several workers' values the lowest: noise only adds */
         c->send_ns = c->send_ns < 0 || send_ns < c->send_ns ? send_ns : c->send_ns;
         c->split = mn_split_worth(c->split, &c->model.wall, (int64_t)c->model.mean_wall_ns,
                                   c->send_ns);

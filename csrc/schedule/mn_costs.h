@@ -1,9 +1,9 @@
-/* mn_costs.h - what samples have cost so far, and what follows for those to come.
+/* mn_costs.h - what samples have cost so far, and what later samples are expected to cost.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The cost model (policy_cost.h) with what the policies of slow samples, of splitting and of
- * locality make of the same observations.  No clock, no lock: several iterators of a loader share
- * one, under the lock of mn_shared_costs.h.
+ * The cost model (policy_cost.h), together with what the policies of slow samples, splitting and
+ * locality derive from the same observations.  No clock, no lock: several iterators of a loader
+ * share one model, under the lock of mn_shared_costs.h.
  */
 #ifndef MN_COSTS_H
 #define MN_COSTS_H
@@ -18,20 +18,20 @@ struct mn_costs {
     struct mn_hint hint;  /* of the dataset's own hints, if it gives any */
     struct mn_slow slow;
     void *cells;
-    uint64_t since; /* observations since the quantiles below were taken */
+    uint64_t since; /* observations since the quantiles below were computed */
     int64_t median_ns;
-    int64_t slowest_ns; /* all but one in 200 cost less */
-    int64_t timeout_ns; /* of the slow verdict; MN_SLOW_NEVER */
-    int64_t send_ns;    /* of sending a sample to another worker; MN_SPLIT_CANNOT */
-    bool refused;       /* a sample could not be sent: never again */
-    bool split;         /* batches that one worker would make are split */
-    int64_t collate_ns; /* of a batch, beside its samples; running mean */
+    int64_t slowest_ns; /* all but one sample in 200 cost less */
+    int64_t timeout_ns; /* after which a sample counts as slow; MN_SLOW_NEVER */
+    int64_t send_ns;    /* time to send a sample to another worker; MN_SPLIT_CANNOT */
+    bool refused;       /* a sample could not be sent: never split again */
+    bool split;         /* split batches that one worker would make */
+    int64_t collate_ns; /* of a batch, in addition to its samples; running mean */
     struct mn_locality locality;
-    uint64_t tasks;     /* of cheap samples: locality is looked for in some of them */
-    uint8_t term;       /* of the present workers: homes of earlier ones are none */
+    uint64_t tasks;     /* of cheap samples: only some of them are checked for locality */
+    uint8_t term;       /* of the present workers: homes from earlier terms do not count */
 };
 
-/* n: length of the dataset, 0 when unknown. 0 or -ENOMEM. */
+/* n: length of the dataset; 0: unknown. Returns 0 or -ENOMEM. */
 int
 mn_costs_init(struct mn_costs *c, int64_t n);
 
@@ -48,10 +48,11 @@ mn_costs_observe_hinted(struct mn_costs *c, int64_t index, const float *hint, in
 /* How the rows of a task were made. */
 struct mn_costs_made {
     uint32_t worker;
-    bool keeps;    /* what its worker keeps may make samples cheaper: else no locality is learned */
-    bool follows;  /* the sample before the first one was its worker's last */
-    bool newcomer; /* the first one was its worker's first of all */
-    bool edge;     /* the first one is the first of its batch */
+    bool keeps;    /* its worker may keep files open, which makes samples cheaper: else no locality
+                    * is learned */
+    bool follows;  /* its worker had just made the sample before the first row */
+    bool newcomer; /* the first row was the very first sample of its worker */
+    bool edge;     /* the first row is the first of its batch */
 };
 
 /* The rows of a task: wall_ns[i * step] is what row i took, 0 where it did not run. index: of each
@@ -61,20 +62,20 @@ mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const float *hin
                       const uint64_t *wall_ns, size_t step, uint32_t n,
                       const struct mn_costs_made *made);
 
-/* What the sampler draws: n indices, one after the other. */
+/* Learns from the sampler's order: n indices, one after the other. */
 void
 mn_costs_drawn(struct mn_costs *c, const int64_t *index, uint32_t n);
 
-/* New workers begin: what earlier ones kept is gone. */
+/* Declares that new workers start: what earlier ones kept open is gone. */
 void
 mn_costs_new_workers(struct mn_costs *c);
 
-/* mn_locality_breaks, by what was learned so far. */
+/* Returns mn_locality_breaks() for a place, by what was learned so far. */
 bool
 mn_costs_breaks(struct mn_costs *c, const struct mn_locality_place *place);
 
-/* 1 + the present worker that made each index last (0: none, or not worth to know), and its
- * marks (enum mn_cost_mark). */
+/* Fills in, for each index, 1 + the present worker that made it last (0: none, or not worth
+ * knowing), and its marks (enum mn_cost_mark). */
 void
 mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *home,
                 uint8_t *marks);
@@ -101,14 +102,14 @@ struct mn_costs_view {
     enum mn_contrast_answer near, home; /* policy_locality.h */
     bool joins, believes;
     int64_t opening_ns, away_ns;
-    double group; /* samples */
+    double group; /* mean length in samples */
 };
 
-/* What sending a sample to another worker takes; negative: it cannot be done. */
+/* Learns what sending a sample to another worker takes; negative: samples cannot be sent. */
 void
 mn_costs_sends(struct mn_costs *c, int64_t send_ns);
 
-/* What a batch took beside its samples. */
+/* Learns what a batch took in addition to its samples. */
 void
 mn_costs_collated(struct mn_costs *c, int64_t ns);
 

@@ -11,9 +11,9 @@
 #include "base/mn_error.h"
 #include "schedule/mn_plan_state.h"
 
-/* What it takes to mix a batch of its rows: a copy, at what one core moves where memory is cold,
- * and some bookkeeping for each. Whoever waits that long before it mixes loses no more by waiting
- * than it may have spared. */
+/* The cost of mixing a batch: a copy, at the speed of one core on cold memory, and some bookkeeping
+ * for each row. A caller that waits this long before it mixes loses by waiting at most what mixing
+ * costs. */
 #define COPY_BYTES_A_NS 4
 #define MIX_ROW_NS 50
 #define MIX_NS 20000
@@ -66,7 +66,7 @@ mn_forming_close(struct mn_forming *f)
 
 /* ---- units -------------------------------------------------------------------------- */
 
-/* Nothing from the first unit past the policy's horizon on may start. */
+/* No unit from the first one past the policy's horizon on may start. */
 static void
 set_horizon(struct mn_plan *p)
 {
@@ -110,7 +110,7 @@ mn_forming_add(struct mn_plan *p, uint64_t sequence, uint32_t nrows)
                                              .left = nrows,
                                              .unmarked = nrows};
     f->planned += nrows;
-    (void)mn_ready_end(&f->policy, INT64_MAX); /* if that was said, it was not the end */
+    (void)mn_ready_end(&f->policy, INT64_MAX); /* if an end was declared, it was not the end */
     set_horizon(p);
 }
 
@@ -179,7 +179,7 @@ mn_forming_ready(const struct mn_forming *f)
 
 /* ---- a batch ------------------------------------------------------------------------ */
 
-/* The policy's places, as runs of rows. Both ascend. */
+/* Turns the policy's places into runs of rows. Both ascend. */
 static void
 find_runs(struct mn_forming *f, int64_t n)
 {

@@ -1,26 +1,27 @@
-/* mn_plan.h - batches drawn from the sampler, from then until their tasks start: what starts next.
+/* mn_plan.h - batches from the time they are drawn until their tasks start: decides what starts
  * SPDX-License-Identifier: Apache-2.0
+ * next.
  *
  * A state machine over numbers (balanced scheduling): no clock, no lock, no system call, and no
- * word of where anything lies.  Its owner tells it what there is to do (add), what is the case
- * now (struct mn_plan_facts), what it has done and seen (begun, refused, started, done, taken,
- * learned), and asks what to do next.  Nothing starts by itself.
+ * knowledge of memory addresses.  Its owner tells it what to do (add), the present state (struct
+ * mn_plan_facts) and what was done and seen (begun, refused, started, done, taken, learned), and
+ * asks what to do next.  The plan starts nothing by itself.
  *
  *     add -> next_task or next_for_worker -> begun or refuse -> started -> set_done -> taken
  *
- * Which task starts next is the decision of policy_dispatch.h; whether memory allows it that of
- * policy_memory.h.  Where neighbours are kept together (policy_locality.h) each worker has a share
- * of its own, and is asked for by itself: mn_plan_shares.c.
+ * policy_dispatch.h decides which task starts next, and policy_memory.h whether memory allows it.
+ * Where neighbours are kept together (policy_locality.h), each worker has a share of its own, and
+ * the plan is asked for each worker separately: mn_plan_shares.c.
  *
- * Few tasks are queued at a time, because what is queued is decided: about one millisecond of
- * work or a quarter of a task for each worker.
+ * Few tasks are queued at a time, because a queued task can no longer be reordered: about one
+ * millisecond of work or a quarter of a task for each worker.
  *
- * Its files build on each other: mn_planned (what is planned), mn_plan_chunks (rows of a task),
- * mn_plan_locality (whose they are), mn_plan_cut (batches to tasks, and anew), mn_plan_learn (what
- * is planned anew for what was learned), mn_plan_starved (what idles), mn_plan_next (what
- * starts for anybody), mn_plan_first_batch (who helps with it), mn_plan_take_over (what an idle
- * worker takes over), mn_plan_shares (what starts for one worker), mn_forming (batches of what is
- * ready), mn_plan_life (from add to taken).
+ * The plan's files build on each other: mn_planned (a planned batch), mn_plan_chunks (rows of a
+ * task), mn_plan_locality (which worker makes them), mn_plan_cut (cuts batches into tasks, also
+ * again), mn_plan_learn (replans after learning), mn_plan_starved (idle workers), mn_plan_next
+ * (what starts for any worker), mn_plan_first_batch (which workers help with it), mn_plan_take_over
+ * (what an idle worker takes over), mn_plan_shares (what starts for one worker), mn_forming
+ * (batches of ready rows), mn_plan_life (from add to taken).
  */
 #ifndef MN_PLAN_H
 #define MN_PLAN_H
@@ -34,84 +35,84 @@
 
 struct mn_forming;
 struct mn_piece;
-struct mn_plan; /* mn_plan_state.h, for the files of the plan alone */
+struct mn_plan; /* mn_plan_state.h; private to the plan's files */
 struct mn_planned;
 
 /* Why a batch cannot be made. */
 enum mn_refusal_why {
     MN_REFUSED_NOT = 0,
-    MN_REFUSED_TASKS = 1,   /* no descriptors, in tasks */
-    MN_REFUSED_RECORDS = 2, /* no room for its indices and reports, in bytes */
-    MN_REFUSED_ROWS = 3,    /* none in the arena, in bytes */
-    MN_REFUSED_PRIVATE = 4, /* the system refused some bytes to the trainer */
+    MN_REFUSED_TASKS = 1,   /* no descriptors; need and all count tasks */
+    MN_REFUSED_RECORDS = 2, /* no memory for its indices and reports; in bytes */
+    MN_REFUSED_ROWS = 3,    /* no memory for its rows in the arena; in bytes */
+    MN_REFUSED_PRIVATE = 4, /* the system refused private memory to the trainer; in bytes */
 };
 
 struct mn_refusal {
     enum mn_refusal_why why;
     uint64_t need;
-    uint64_t all; /* that there are, in use or not */
+    uint64_t all; /* how much exists, in use or not */
 };
 
 struct mn_plan_config {
-    uint32_t workers;      /* to begin with */
-    uint32_t max_workers;  /* that have a number */
-    uint32_t window;       /* batches: torch's prefetch window */
-    uint32_t batches;      /* that are begun and not freed, as far as many are to be expected */
-    uint32_t own_tasks;    /* that a worker's own queue has room for */
-    uint32_t parts;        /* of a batch that a worker collates, at most */
+    uint32_t workers;      /* at the start */
+    uint32_t max_workers;  /* number of worker entries */
+    uint32_t window;       /* torch's prefetch window, in batches */
+    uint32_t batches;      /* expected number of batches in flight */
+    uint32_t own_tasks;    /* capacity of a worker's own queue */
+    uint32_t parts;        /* most parts of a batch that a worker collates */
     bool in_order;
     bool keeps;            /* neighbours may be kept together */
     struct mn_costs *costs; /* NULL: costs are not learned */
-    uint32_t ready_batch;  /* 0: what is planned is delivered. Else batches of so many samples */
-    uint32_t ready_bound;  /* are formed of what is ready; none moves by more than so many */
-    bool ready_mixes;      /* of several, where that is of use; else as they were planned */
+    uint32_t ready_batch;  /* 0: deliver batches as planned. Else form batches of this many */
+    uint32_t ready_bound;  /* ready samples; none moves by more than this many batches */
+    bool ready_mixes;      /* mix samples of several planned batches where that helps */
 };
 
-/* What the rows of a batch take: so many fields, each rounded up to whole pages. */
+/* The memory that the rows of a batch take: nfields fields, each rounded up to whole pages. */
 struct mn_plan_rows {
     uint32_t nfields;          /* 0: not known before the batch is made */
-    const uint64_t *row_bytes; /* [nfields], the caller's, alive while these are set */
+    const uint64_t *row_bytes; /* [nfields]; owned by the caller, valid while these are set */
     uint64_t page;
 };
 
 struct mn_plan_batch {
-    uint64_t sequence; /* place in the order of delivery, counted over epochs */
+    uint64_t sequence; /* place in the order of delivery, over all epochs */
     uint64_t number, epoch, position, base_seed, user_epoch;
     uint32_t nrows;
-    uint32_t spares; /* indices behind those of rows */
+    uint32_t spares; /* spare indices that follow those of the rows */
     uint32_t seeded;
     bool whole;          /* one worker makes and collates it, */
-    bool splits;         /* or, where that pays, several make it, and one collates */
-    bool integers;       /* index: an int64_t of each row, by which costs are known */
-    uint32_t index_kind; /* what else it may be: the caller's */
+    bool splits;         /* or, where that pays, several make it and one collates */
+    bool integers;       /* index has an int64_t for each row, by which costs are known */
+    uint32_t index_kind; /* else: its kind, which only the caller knows */
     const void *index;
     uint64_t index_bytes;
-    const uint8_t *begins; /* [nrows] the dataset's word on where groups begin, or NULL */
+    const uint8_t *begins; /* [nrows]; the dataset says where groups begin; or NULL */
     const float *hint;     /* [nrows] the dataset's hints of what rows cost, or NULL */
 };
 
 /* What a worker does now. */
 struct mn_worker_view {
-    bool usable;        /* it is there to do what it is given */
+    bool usable;        /* it exists and can run tasks */
     uint64_t queued;    /* tasks that wait on its own queue */
-    int64_t running_ns; /* for how long its present one has run; -1: it has none */
-    int64_t left_ns;    /* what it has to do before it comes to its share, as far as known, */
-    int64_t present_ns; /* and of that for its present task */
+    int64_t running_ns; /* for how long its current task has run; -1: it has none */
+    int64_t left_ns;    /* known work before it gets to its share */
+    int64_t present_ns; /* the part of that for its current task */
 };
 
-/* What is the case when something is decided. */
+/* The present state, as an input for decisions. */
 struct mn_plan_facts {
     uint64_t now_ns;
-    int64_t ready;         /* batches done and not taken: in order from the head on, or all */
+    int64_t ready;         /* batches done and not taken: in order from the head on, else all */
     uint64_t queued;       /* tasks that wait for any worker: an estimate */
-    uint64_t free_tasks;   /* that could be made beside those there are */
+    uint64_t free_tasks;   /* descriptors that are free */
     int64_t memory_limit;  /* bytes */
     int64_t memory_used;
-    uint64_t result_bytes; /* that a batch without rows takes, on average */
-    struct mn_worker_view *workers; /* [max_workers]; NULL where none has a share */
-    /* For how long the task of that batch has run that runs longest; -1: none does. */
+    uint64_t result_bytes; /* mean memory of a batch without rows */
+    struct mn_worker_view *workers; /* [max_workers]; NULL if no worker has a share */
+    /* Returns for how long the batch's longest running task has run; -1: none is running. */
     int64_t (*running_ns)(void *arg, uint64_t block_off);
-    struct mn_locality_pairs pairs; /* of batches that have begun, while mn_plan_finds */
+    struct mn_locality_pairs pairs; /* of batches that have started, while mn_plan_finds() */
     void *arg;
 };
 
@@ -120,97 +121,98 @@ struct mn_plan_start {
     struct mn_planned *batch;
     uint32_t task;
     enum mn_dispatch_why why;
-    bool in_order;          /* the first there is */
-    uint32_t node;          /* in the dispatcher; of next_task */
-    struct mn_piece *piece; /* it is of; of next_for_worker */
-    uint32_t helps;         /* MN_PLAN_MOVE: the worker whose queue is to be taken over */
+    bool in_order;          /* it is the first one in order */
+    uint32_t node;          /* in the dispatcher; from next_task */
+    struct mn_piece *piece; /* the piece that it belongs to; from next_for_worker */
+    uint32_t helps;         /* MN_PLAN_MOVE: the worker whose queue is taken over */
 };
 
 enum mn_plan_step {
     MN_PLAN_NOTHING = 0, /* for now */
     MN_PLAN_START = 1,
-    MN_PLAN_MOVE = 2,    /* no task, but all that wait on another worker's queue */
+    MN_PLAN_MOVE = 2,    /* no task; move all that wait on another worker's queue */
 };
 
-/* A dispatch to workers that have shares, while it goes on. */
+/* One dispatch to workers that have shares. */
 struct mn_plan_round {
     struct mn_plan_facts facts;
     struct mn_dispatch_view view;
     uint64_t depth; /* tasks that should wait on a busy worker's own queue */
-    bool idle; /* the worker that is looked at has nothing at all, */
-    bool soon; /* and once it has idled for longer it may start something past the window */
+    bool idle; /* the current worker has nothing at all to do */
+    bool soon; /* and once idle for longer it may start work beyond the window */
     bool held; /* memory does not allow what it would start */
 };
 
 /* ---- life: mn_plan_life.c ------------------------------------------------------------- */
 
-/* Whoever calls has the lock of the costs, here and where it says so below. 0 or -ENOMEM. */
+/* The caller must hold the lock of the costs, here and where noted below. Returns 0 or -ENOMEM. */
 int
 mn_plan_open(struct mn_plan **out, const struct mn_plan_config *cfg);
 
 void
 mn_plan_close(struct mn_plan *p);
 
-/* Takes a batch in; its sequence must be the next. MN_OK, MN_FULL, -ENOMEM, -EINVAL. Starts
- * nothing. With the lock of the costs. */
+/* Adds a batch, whose sequence must be the next. Returns MN_OK, MN_FULL, -ENOMEM or -EINVAL. Starts
+ * nothing. Needs the lock of the costs. */
 int
 mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b);
 
-/* No more batches in this epoch. */
+/* Declares that this epoch has no more batches. */
 void
 mn_plan_end(struct mn_plan *p);
 
-/* The caller has used a batch for so long. */
+/* Learns that the caller has used a batch for used_ns. */
 void
 mn_plan_used(struct mn_plan *p, int64_t used_ns);
 
-/* The batch was taken by the consumer. */
+/* Removes a batch that the caller has taken. */
 void
 mn_plan_taken(struct mn_plan *p, uint64_t sequence);
 
-/* So many more are prefetched, or are not any more; false and nothing done for fewer than none,
- * and out of order, where a batch that is taken is not the first. The caller's thread only. */
+/* Changes the number of prefetched batches by more (+1 or -1). Returns false and does nothing if
+ * the number would become negative, and with out-of-order delivery, where a taken batch is not the
+ * first. Caller's thread only. */
 bool
 mn_plan_prefetched(struct mn_plan *p, int more);
 
-/* Forgets everything that has not started; the sequence goes on. */
+/* Forgets everything that has not started. Sequences continue. */
 void
 mn_plan_clear(struct mn_plan *p);
 
-/* Whether what is known has changed, and with it whether neighbours are kept together, or how. */
+/* Returns whether new knowledge may change whether or how neighbours are kept together. */
 bool
 mn_plan_unsettled(const struct mn_plan *p);
 
-/* How many workers should be there from now on, standby ones not counted. */
+/* Sets how many workers should exist from now on, standby workers not counted. */
 void
 mn_plan_set_active(struct mn_plan *p, uint32_t workers);
 
-/* What the rows of batches that begin from now on take. */
+/* Sets the memory that rows take in batches that start from now on. */
 void
 mn_plan_set_rows(struct mn_plan *p, const struct mn_plan_rows *rows);
 
-/* Begins or ends to keep neighbours together, or cuts the pieces anew. To be called before
- * anything is started, where mn_plan_unsettled says so; with the lock of the costs. */
+/* Starts or stops keeping neighbours together, or cuts the pieces again. Call it before anything is
+ * started if mn_plan_unsettled() is true. Needs the lock of the costs. */
 void
 mn_plan_settle(struct mn_plan *p);
 
 /* ---- what starts next: mn_plan_next.c, mn_plan_shares.c --------------------------------- */
 
-/* Once after neighbours were kept together, and are not any more: what waits on workers' queues
- * is anybody's then. */
+/* Returns true once after neighbours have stopped being kept together: then tasks that wait on
+ * workers' own queues may go to any worker. */
 bool
 mn_plan_parts(struct mn_plan *p);
 
-/* A dispatch begins. To be called before next_task is asked. */
+/* Begins a dispatch. Call it before mn_plan_next_task(). */
 void
 mn_plan_dispatch_begins(struct mn_plan *p);
 
-/* How many tasks should be queued for anybody. */
+/* Returns how many tasks should be queued for any worker. */
 uint64_t
 mn_plan_depth(const struct mn_plan *p);
 
-/* The task to start next, for any worker; or where that finds no room the first in order. True
- * if there is one. */
+/* Finds the task to start next, for any worker; mn_plan_next_in_order() finds the first in order,
+ * for when memory refuses the other. Returns whether there is one. */
 bool
 mn_plan_next_task(struct mn_plan *p, const struct mn_plan_facts *f, struct mn_plan_start *out);
 
@@ -218,12 +220,12 @@ bool
 mn_plan_next_in_order(struct mn_plan *p, const struct mn_plan_facts *f,
                       struct mn_plan_start *out);
 
-/* The same while neighbours are kept together (by_piece): all workers are looked at, first those
- * that idle. What is told of workers is brought up to date as tasks start. */
+/* Begins a dispatch while neighbours are kept together (by_piece): all workers are considered, idle
+ * ones first. The facts about workers are updated as tasks start. */
 void
 mn_plan_round_begin(struct mn_plan *p, const struct mn_plan_facts *f, struct mn_plan_round *r);
 
-/* Whether the worker should be asked for. first: only if it idles. */
+/* Returns whether to ask for a task for this worker. first: only if it is idle. */
 bool
 mn_plan_worker_wants(const struct mn_plan_round *r, uint32_t w, bool first);
 
@@ -231,152 +233,155 @@ enum mn_plan_step
 mn_plan_next_for_worker(struct mn_plan *p, struct mn_plan_round *r, uint32_t w,
                         struct mn_plan_start *out);
 
-/* The task of next_task is queued. */
+/* Records that the task from mn_plan_next_task() is queued. */
 void
 mn_plan_started(struct mn_plan *p, const struct mn_plan_start *s);
 
-/* The task of next_for_worker is queued for it. Returns what it is expected to take. */
+/* Records that the task from mn_plan_next_for_worker() is queued for worker w. Returns its expected
+ * duration. */
 int64_t
 mn_plan_started_for(struct mn_plan *p, const struct mn_plan_start *s, uint32_t w);
 
 /* ---- what was done and seen: mn_planned.c, mn_plan_life.c --------------------------------- */
 
-/* Its block is about to be made: what it takes may be what the next ones do. */
+/* Its block is about to be made: its size is a guess for the next ones. */
 void
 mn_plan_tries(struct mn_plan *p, const struct mn_planned *q);
 
-/* A batch that has not begun has a block now. */
+/* Records the block of a batch that has just started. */
 void
 mn_plan_begun(struct mn_plan *p, struct mn_planned *q, uint64_t block_off);
 
-/* It cannot be made, and is an error in its place: its tasks are planned no more. */
+/* Records that the batch cannot be made: it is delivered as an error, and its tasks are no longer
+ * planned. */
 void
 mn_plan_refuse(struct mn_plan *p, struct mn_planned *q, const struct mn_refusal *why);
 
-/* Its block was seen done, or lost: both are final. */
+/* Records that its block was seen done or lost; both are final. */
 void
 mn_plan_set_done(struct mn_plan *p, struct mn_planned *q);
 
 /* ---- what is learned: mn_plan_learn.c; with the lock of the costs ------------------------ */
 
-/* Whether these samples turn out slow and are planned already for the next epoch, by a guess:
- * before they are learned. wall_ns[i * step]: of row i. */
+/* Returns whether these samples turn out slow while the next epoch already has them planned by a
+ * guess. Call it before they are learned. wall_ns[i * step]: of row i. */
 bool
 mn_plan_is_news(struct mn_plan *p, uint64_t epoch, const int64_t *index, const uint64_t *wall_ns,
                 size_t step, uint32_t rows);
 
-/* They are learned: cuts anew what is planned by less. */
+/* They are learned: cuts again what was planned with less knowledge. */
 void
 mn_plan_learned(struct mn_plan *p, bool news);
 
-/* ---- what idles: mn_plan_starved.c -------------------------------------------------------- */
+/* ---- idle workers: mn_plan_starved.c ------------------------------------------------------ */
 
-/* When the engine has to look again if nothing happens: never later than in nap_ns. */
+/* Returns when the engine must look again if nothing happens: at most nap_ns from now. */
 int64_t
 mn_plan_nap(const struct mn_plan *p, uint64_t now_ns, int64_t nap_ns);
 
-/* Whether work past the window may start. It takes memory that torch's loader would not: a
- * slow sample has to hold up the rest, or a worker to idle for a while first. Shorter stalls
- * are the machine's, and there is always another. */
+/* Returns whether work beyond the prefetch window may start. It takes memory that torch's loader
+ * would not take, so a straggler must hold up the rest, or a worker must have been idle for a
+ * while. Shorter stalls are noise of the machine and never end. */
 bool
 mn_plan_starved(struct mn_plan *p, const struct mn_plan_facts *f);
 
-/* Nanoseconds for which what is planned and has not started keeps the workers busy, beyond a
- * reserve; 1 while costs are unknown, INT64_MAX when no more is planned. */
+/* Returns for how many nanoseconds the planned work that has not started keeps the workers busy,
+ * beyond a reserve; 1 while costs are unknown, INT64_MAX when no more batches are planned. */
 int64_t
 mn_plan_lasts(const struct mn_plan *p);
 
-/* Whether workers idle, or are about to: then it is to be asked whether they are starving. */
+/* Returns whether workers are idle or about to be. Only then call mn_plan_starving(). */
 bool
 mn_plan_idles(const struct mn_plan *p, uint64_t queued);
 
-/* Whether the program should plan more now, because workers idle behind a slow sample. Says so
- * once for what is planned. */
+/* Returns whether the program should plan more now, because workers are idle behind a straggler.
+ * Returns true only once for the same plan. */
 bool
 mn_plan_starving(struct mn_plan *p, const struct mn_plan_facts *f);
 
-/* ---- what there is ------------------------------------------------------------------------ */
+/* ---- the plan's state --------------------------------------------------------------------- */
 
-/* Sequences, in this order. */
+/* Sequences, in ascending order. */
 struct mn_plan_order {
     uint64_t head;    /* of the next batch to deliver */
-    uint64_t begun;   /* nothing from this one on has started */
+    uint64_t begun;   /* no batch from this one on has started */
     uint64_t next;    /* of the next batch to plan */
 };
 
 struct mn_plan_order
 mn_plan_order(const struct mn_plan *p);
 
-/* The sequence of the next batch to plan. Only planning changes it: who plans may read it
- * without the lock that guards the rest of the order. */
+/* Returns the sequence of the next batch to plan. Only planning changes it, so the thread that
+ * plans may read it without the lock that guards the rest of the order. */
 uint64_t
 mn_plan_next_sequence(const struct mn_plan *p);
 
-/* The part that forms batches of what is ready; NULL: what is planned is what is delivered. */
+/* Returns the part that forms batches of ready rows; NULL: batches are delivered as planned. */
 struct mn_forming *
 mn_plan_forming(const struct mn_plan *p);
 
-/* What was known of costs when something was planned or learned last. */
+/* Returns what was known of costs when something was last planned or learned. */
 const struct mn_costs_view *
 mn_plan_known(const struct mn_plan *p);
 
-/* Whether neighbours are kept together by now: each worker is asked for then. */
+/* Returns whether neighbours are kept together now: then ask for each worker separately. */
 bool
 mn_plan_by_piece(const struct mn_plan *p);
 
-/* Whether it is being found out if others should help with a first batch. */
+/* Returns whether it is still unknown if other workers should help with a first batch. */
 bool
 mn_plan_finds(const struct mn_plan *p);
 
-/* Batches in the window by now, and how many done ones are so few that work past it may start. */
+/* The size of the window now. Work beyond it may start while fewer than starved_below batches are
+ * done. */
 struct mn_plan_window {
     int64_t batches;
     int64_t starved_below;
-    uint64_t prefetched; /* by the program, taken from the engine */
+    uint64_t prefetched; /* taken from the engine, not given to the program yet */
 };
 
 struct mn_plan_window
 mn_plan_window(const struct mn_plan *p);
 
-/* Bytes of the largest batch so far. */
+/* Returns the size in bytes of the largest batch so far. */
 uint64_t
 mn_plan_batch_bytes(const struct mn_plan *p);
 
-/* Batches that there is room for, which never grows. */
+/* Returns the capacity in batches, which never grows. */
 uint32_t
 mn_plan_batches_most(const struct mn_plan *p);
 
-/* What the consumer takes for a batch, running mean; 0: unknown. The caller's thread needs no lock
- * for it. */
+/* Returns the caller's time for a batch, running mean; 0: unknown. The caller's thread needs no
+ * lock for this. */
 int64_t
 mn_plan_consumer_ns(const struct mn_plan *p);
 
-/* Whether the last dispatch ended at the memory limit. */
+/* Returns whether the memory limit ended the last dispatch. */
 bool
 mn_plan_held(const struct mn_plan *p);
 
-/* For stats. */
+/* Counts for stats. */
 struct mn_plan_counts {
-    uint64_t starts[6]; /* of tasks, by enum mn_dispatch_why */
-    uint64_t helped;    /* times a worker took over part of another's share */
+    uint64_t starts[6]; /* tasks started, by enum mn_dispatch_why */
+    uint64_t helped;    /* times that a worker took over part of another worker's share */
 };
 
 struct mn_plan_counts
 mn_plan_counts(const struct mn_plan *p);
 
-/* NULL when it is not planned, or was taken. */
+/* Returns a planned batch; NULL if it is not planned or was taken. */
 struct mn_planned *
 mn_plan_at(const struct mn_plan *p, uint64_t sequence);
 
-/* Whether the batch to deliver next is the first of an epoch. */
+/* Returns whether the batch to deliver next is the first of an epoch. */
 bool
 mn_plan_begins(const struct mn_plan *p);
 
-/* The batch's block, 0 when it has not started. */
+/* Returns the batch's block; 0: it has not started. */
 uint64_t
 mn_plan_block(const struct mn_plan *p, uint64_t sequence);
 
-/* Tasks that have not started. */
+/* Returns the number of tasks that have not started. */
 uint64_t
 mn_plan_waiting(const struct mn_plan *p);
 

@@ -4,7 +4,7 @@
 #include "schedule/mn_plan_state.h"
 #include "schedule/policy_chunk.h"
 
-/* What a task costs beside its samples: claim, report, a share of a wake-up. */
+/* What a task costs in addition to its samples: claim, report, a share of a wake-up. */
 #define TASK_OVERHEAD_NS 5000
 
 int64_t
@@ -17,8 +17,8 @@ mn_plan_sum(const int64_t *v, uint32_t n)
     return s;
 }
 
-/* What a task costs beside its samples. In a piece whose group was dear to open tasks may be
- * longer: nobody takes a short one over. */
+/* Returns what a task costs in addition to its samples. In a piece whose group was expensive to
+ * open, tasks may be longer: no worker takes a short one over. */
 static int64_t
 overhead_ns(const struct mn_plan *p)
 {
@@ -30,7 +30,7 @@ int64_t
 mn_plan_chunk_limit(const struct mn_plan *p, const struct mn_plan_batch *b,
                     const int64_t *cost, uint32_t n)
 {
-    /* The first batches of an epoch are waited for by everybody: spread them. */
+    /* The caller waits for the first batch of an epoch: spread it. */
     int64_t idle = b->number == 0 ? (int64_t)p->pace.active : 0;
     return mn_chunk_size(mn_plan_sum(cost, n) / (n != 0 ? n : 1), overhead_ns(p), n, idle);
 }
@@ -77,9 +77,9 @@ mn_plan_room(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t ot
     return mn_plan_waiting(p) + most + others <= MN_PLAN_TASKS;
 }
 
-/* What a task counts as slow by. A start past the window holds memory for one batch more, and
- * saves no more time than the task takes beyond the typical: where batches are large, what is
- * little more than noise does not count. */
+/* Returns the cost by which a task counts as slow. A start past the window holds memory for one
+ * more batch, and saves at most the task's time beyond the typical. Where batches are large, an
+ * excess that is little more than noise does not count. */
 int64_t
 mn_plan_worth(const struct mn_plan *p, int64_t cost_ns, int64_t bytes)
 {

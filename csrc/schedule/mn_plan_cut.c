@@ -1,4 +1,4 @@
-/* mn_plan_cut.c - how batches that were planned are cut into tasks, and cut anew. See mn_plan.h.
+/* mn_plan_cut.c - cuts planned batches into tasks, and cuts them again. See mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <stdlib.h>
@@ -8,12 +8,12 @@
 #include "base/mn_error.h"
 #include "schedule/mn_plan_state.h"
 
-/* Batches of which two neighbours are made by one worker, to see whether that is cheaper:
- * one in so many, and never the first of an epoch, for which everybody waits. */
+/* In one of this many batches, one worker makes two neighbours, to see whether that is cheaper.
+ * Never in the first batch of an epoch, for which the caller waits. */
 #define PROBE_EVERY 4u
 #define PROBE_FIRST 1u
 
-/* A row more for a task of one costly sample, once in some batches, somewhere in the batch. */
+/* One more row for a task of one costly sample, once in some batches, somewhere in the batch. */
 static uint32_t
 probe(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost, uint32_t from,
       uint32_t rows)
@@ -27,8 +27,8 @@ probe(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cos
     return place == from && !costly ? 1 : 0;
 }
 
-/* Cuts the rows into tasks by their predicted costs; fills row0 and returns how many. parts:
- * also where one worker could make the batch. */
+/* Cuts the rows into tasks by their predicted costs. Fills row0 and returns their number. parts:
+ * also if one worker could make the batch. */
 static uint32_t
 cut(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost, bool parts,
     uint32_t *row0)
@@ -48,7 +48,7 @@ cut(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost,
     return n;
 }
 
-/* Predicts what each row of a batch costs, and returns what its collate task does. */
+/* Predicts the cost of each row of a batch, and returns that of its collate task. */
 static int64_t
 predict(const struct mn_plan *p, const struct mn_plan_batch *b, int64_t *cost)
 {
@@ -61,7 +61,7 @@ predict(const struct mn_plan *p, const struct mn_plan_batch *b, int64_t *cost)
     return b->whole ? mn_costs_look(p->cfg.costs).collate_ns : 0;
 }
 
-/* Hands the dispatcher those tasks of a batch that are not queued. */
+/* Gives the dispatcher those tasks of a batch that are not queued. */
 static void
 insert_tasks(struct mn_plan *p, const struct mn_planned *q, const int64_t *cost, int64_t collate)
 {
@@ -71,7 +71,7 @@ insert_tasks(struct mn_plan *p, const struct mn_planned *q, const int64_t *cost,
             continue;
         }
         uint32_t from = q->row0[t];
-        /* in parts the last to end collates: any of them may be it */
+        /* in parts, the last part to end collates: it may be any of them */
         int64_t ns = mn_plan_sum(cost + from, q->row0[t + 1] - from) + collate / q->ntasks;
         struct mn_dispatch_task task = {
             .position = (int64_t)(q->rows + from),
@@ -112,7 +112,7 @@ every(const struct mn_dispatch_task *t, void *arg)
     return true;
 }
 
-/* Hands on what is not queued of a batch that has begun. */
+/* Passes on what is not queued of a batch that has started. */
 static int
 insert_rest(struct mn_plan *p, struct mn_planned *q, int64_t *cost)
 {
@@ -124,14 +124,14 @@ insert_rest(struct mn_plan *p, struct mn_planned *q, int64_t *cost)
     return 0;
 }
 
-/* Whether neighbours are kept together has changed: everything that is not queued is
- * planned anew. */
+/* Replans everything that is not queued, after a change of whether neighbours are kept together. */
 static int
 replan(struct mn_plan *p, int64_t *cost)
 {
     mn_dispatch_drop(&p->dispatch, every, NULL);
     mn_pieces_reset(p);
-    for (int begun = 1; begun >= 0; begun--) { /* what has begun cannot be cut anew: it is first */
+    for (int begun = 1; begun >= 0; begun--) { /* started batches come first: they cannot be cut
+                                                * again */
         for (uint64_t n = p->order.head; n < p->order.next; n++) {
             struct mn_planned *q = mn_plan_at(p, n);
             if (q == NULL || q->refusal.why != MN_REFUSED_NOT || (q->block_off != 0) != begun) {
@@ -209,20 +209,20 @@ is_stale(const struct mn_dispatch_task *t, void *arg)
     return mn_plan_at(arg, (uint64_t)t->batch)->stale;
 }
 
-/* Whether the batch goes on with the chain of the one before it. */
+/* Returns whether the batch continues the chain of the batch before it. */
 static bool
 goes_on(const struct mn_planned *q)
 {
     return q->chain.length != 0 && q->first_chain == q->chain.number;
 }
 
-/* Of what is stale leaves what can be cut anew, and adds what goes on with chains of it. Returns
- * the rows of the largest. */
+/* Leaves only those batches stale that can be cut again, and adds the ones that continue their
+ * chains. Returns the rows of the largest. */
 static uint32_t
 find_stale(struct mn_plan *p)
 {
     uint32_t rows = 0;
-    bool before = false; /* the batch before is cut anew */
+    bool before = false; /* the batch before is cut again */
     for (uint64_t n = p->order.head; n < p->order.next; n++) {
         struct mn_planned *q = mn_plan_at(p, n);
         if (q != NULL) {
@@ -235,7 +235,7 @@ find_stale(struct mn_plan *p)
     return rows;
 }
 
-/* Cuts anew what is stale. False without memory for pieces. */
+/* Cuts stale batches again. Returns false if memory for pieces is short. */
 static bool
 recut(struct mn_plan *p, int64_t *cost)
 {
@@ -264,10 +264,10 @@ mn_plan_recut(struct mn_plan *p)
     uint32_t rows = find_stale(p);
     int64_t *cost = rows != 0 ? malloc(rows * sizeof(*cost)) : NULL;
     if (cost == NULL) {
-        return; /* without memory what is planned stays as it was cut */
+        return; /* without memory the old cut stays */
     }
     mn_dispatch_drop(&p->dispatch, is_stale, p);
-    if (!recut(p, cost)) { /* no memory for pieces: everything is planned anew, without */
+    if (!recut(p, cost)) { /* no memory for pieces: replan everything without them */
         p->together.wanted = p->together.may = false;
         mn_plan_settle(p);
     }

@@ -1,12 +1,12 @@
-/* mn_plan_first_batch.c - neighbours kept together: who helps with the first batch of all.
+/* mn_plan_first_batch.c - neighbours kept together: which workers help with the very first batch.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Everybody waits for it, and nothing is known: policy_locality.h says what is done.
+ * The caller waits for it, and nothing is known: policy_locality.h says what to do.
  */
 #include "schedule/mn_plan_state.h"
 
-/* What has not started of the batch that everybody waits for goes to all, in equal parts; those of
- * workers that are not there yet to whoever is first to have nothing to do. */
+/* Spreads the part of the head that has not started over all workers, in equal parts. The parts of
+ * workers that do not exist yet go to the first idle worker. */
 static void
 spread(struct mn_plan *p, uint32_t owner)
 {
@@ -18,7 +18,7 @@ spread(struct mn_plan *p, uint32_t owner)
     for (uint32_t i = p->pace.active - 1; i > 0; i--) {
         uint32_t at = from + tasks * i / p->pace.active, w = (owner + i) % workers;
         if (at <= x->t0 || at >= x->t1) {
-            continue; /* there are fewer tasks than workers */
+            continue; /* fewer tasks than workers */
         }
         struct mn_piece *part = mn_share_split(p, owner, x, at);
         if (p->shares.of[w].usable) {

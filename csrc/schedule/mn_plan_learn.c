@@ -1,13 +1,13 @@
-/* mn_plan_learn.c - what is planned anew for what finished batches have cost. See mn_plan.h.
+/* mn_plan_learn.c - replans after finished batches have taught their costs. See mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "schedule/mn_plan_state.h"
 
-/* A sample that is slower than most by this and was not known to be: what the next epoch has
- * planned of it is cut anew. */
+/* If a sample turns out slower than most by this and was not known to be slow, its batch in the
+ * next epoch is cut again. */
 #define NEWS_NS (INT64_C(1) * 1000 * 1000)
 
-/* The answer to whether batches are split has changed. */
+/* Cuts again after the answer to whether batches are split has changed. */
 static void
 recut_splits(struct mn_plan *p)
 {
@@ -20,7 +20,7 @@ recut_splits(struct mn_plan *p)
     mn_plan_recut(p);
 }
 
-/* Marks what is planned of a sample. Returns whether there is any. */
+/* Marks planned batches that contain a sample. Returns whether there are any. */
 static bool
 mark_stale(struct mn_plan *p, uint64_t epoch, int64_t index)
 {
@@ -31,7 +31,7 @@ mark_stale(struct mn_plan *p, uint64_t epoch, int64_t index)
             continue; /* taken, out of order */
         }
         if (q->batch.epoch == epoch) {
-            break; /* the next epoch's are the last */
+            break; /* the next epoch's batches are the last ones */
         }
         const int64_t *at = q->block_off == 0 ? mn_planned_index(&q->batch) : NULL;
         for (uint32_t i = 0; at != NULL && i < q->batch.nrows; i++) {

@@ -10,10 +10,10 @@
 #include "schedule/mn_forming.h"
 #include "schedule/mn_plan_state.h"
 
-/* Workers that run dry sleep, and waking them costs more than cheap samples do: the window
- * is at least so much work, as long as its batches are not large. And as much as lasts while
- * the slowest are made: when several of those come together, what the consumer takes
- * meanwhile has to be there, and no worker to have idled, where it is as fast as they are. */
+/* Starved workers sleep, and waking them costs more than cheap samples do. So the window is at
+ * least this much work, unless its batches are large. It is also as much as lasts while the slowest
+ * samples are made. When several of those coincide, the consumer then has batches to take
+ * meanwhile, and no worker has idled, if the consumer is as fast as the workers. */
 #define WINDOW_NS (INT64_C(2) * 1000 * 1000)
 
 int
@@ -75,7 +75,7 @@ mn_plan_close(struct mn_plan *p)
 void
 mn_plan_clear(struct mn_plan *p)
 {
-    for (uint64_t n = p->order.head; n < p->order.next; n++) { /* no place else holds one */
+    for (uint64_t n = p->order.head; n < p->order.next; n++) { /* no other place holds one */
         mn_planned_free(*mn_plan_place(p, n));
         *mn_plan_place(p, n) = NULL;
     }
@@ -128,7 +128,7 @@ retime(struct mn_plan *p, uint32_t nrows, bool whole)
     r.period_ns = mn_dispatch_period(pace->consumer_ns, mean, rows, pace->active);
     r.workers = pace->active;
     r.window = (int64_t)p->cfg.window * pace->active / p->cfg.workers;
-    /* What is planned before any worker is there has made none of its blocks yet. */
+    /* Before any worker exists, no planned batch has a block, so its size is computed here. */
     uint64_t bytes = whole ? 0 : mn_plan_rows_bytes(p, nrows);
     bytes = bytes > pace->batch_bytes ? bytes : pace->batch_bytes;
     if (r.period_ns > 0 && bytes != 0) {
@@ -236,7 +236,7 @@ mn_plan_refuse(struct mn_plan *p, struct mn_planned *q, const struct mn_refusal 
 bool
 mn_plan_prefetched(struct mn_plan *p, int more)
 {
-    uint64_t n = mn_a64_load_relaxed(&p->prefetched); /* ours */
+    uint64_t n = mn_a64_load_relaxed(&p->prefetched); /* written by this thread */
     if (!p->cfg.in_order || (n == 0 && more < 0)) {
         return false;
     }

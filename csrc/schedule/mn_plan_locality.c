@@ -1,11 +1,11 @@
-/* mn_plan_locality.c - neighbours kept together: cutting batches into pieces, and whose they are.
+/* mn_plan_locality.c - neighbours kept together: cuts batches into pieces, and gives them owners.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Where samples are cheaper beside their neighbours (policy_locality.h), or as long as that is
- * not known, the plan does not put single tasks where any worker takes them. It gives whole
- * pieces to workers: each has a share, in the order of delivery, from which mn_plan_shares.c
- * starts tasks. What goes on with a chain goes to the worker that has it; what was cheaper where
- * it was made last time (home), to that worker; the rest to the dispatcher, until a worker has
+ * Where samples are cheaper next to their neighbours (policy_locality.h), or while that is not
+ * known, single tasks are not offered to any worker.  Instead the plan gives whole pieces to
+ * workers: each has a share, in the order of delivery, from which mn_plan_shares.c starts tasks. A
+ * piece that continues a chain goes to the chain's worker.  A piece that was cheaper where it was
+ * made last time (home) goes to that worker.  The rest goes to the dispatcher, until a worker has
  * nothing else to do.
  */
 #include <errno.h>
@@ -17,7 +17,7 @@
 
 /* ---- shares ------------------------------------------------------------------------- */
 
-/* Of two pieces, which comes first in the order of delivery. */
+/* Returns whether piece x comes before y in the order of delivery. */
 static bool
 before(const struct mn_piece *x, const struct mn_piece *y)
 {
@@ -29,7 +29,7 @@ void
 mn_share_give(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 {
     struct mn_share *s = &p->shares.of[w];
-    /* as most are: they are planned in order */
+    /* most go to the end: they are planned in order */
     bool at_end = s->first != NULL && before(s->last, x);
     struct mn_piece **at = at_end ? &s->last->next : &s->first;
     while (*at != NULL && before(*at, x)) {
@@ -96,7 +96,8 @@ mn_share_split(struct mn_plan *p, uint32_t w, struct mn_piece *x, uint32_t at)
 void
 mn_pieces_reset(struct mn_plan *p)
 {
-    for (uint32_t w = 0; w < p->cfg.max_workers; w++) { /* what workers are at they go on with */
+    for (uint32_t w = 0; w < p->cfg.max_workers; w++) { /* workers continue with their current
+                                                         * chains */
         struct mn_share *s = &p->shares.of[w];
         s->first = s->last = NULL;
         s->cost_ns = s->tasks = 0;
@@ -119,11 +120,12 @@ mn_piece_offer(struct mn_plan *p, struct mn_piece *x)
         .tag = mn_plan_tag(q, (uint32_t)(x - q->pieces)),
     };
     int rc = mn_dispatch_insert(&p->dispatch, &task, &x->node);
-    mn_assert(rc == MN_OK); /* pieces are no more than tasks, for which there is room */
+    mn_assert(rc == MN_OK); /* there are at most as many pieces as tasks, for which there is
+                             * capacity */
     (void)rc;
 }
 
-/* What a worker that has died, or was asked to leave, has before it is anybody's again. */
+/* Offers the share of a worker that has died or was asked to exit to any worker again. */
 void
 mn_share_disown(struct mn_plan *p, uint32_t w)
 {
@@ -140,7 +142,7 @@ mn_share_disown(struct mn_plan *p, uint32_t w)
 void
 mn_pieces_forget(struct mn_plan *p, struct mn_planned *q)
 {
-    uint32_t left = 0; /* tasks that are not queued: none, of a batch that was made */
+    uint32_t left = 0; /* tasks that are not queued: none if the batch was made */
     for (uint32_t i = 0; i < q->npieces && p->together.by_piece; i++) {
         left += mn_piece_tasks(&q->pieces[i]);
     }
@@ -177,7 +179,7 @@ mn_piece_slow(const struct mn_plan *p, const struct mn_piece *x)
 
 enum { CHAIN = 1, PIECE = 2, OPENING = 4 }; /* what begins at a row: mn_planned.border */
 
-/* Marks the rows at which pieces begin: where chains do, where the home changes, and around
+/* Marks the rows at which pieces begin: where chains begin, where the home changes, and around
  * samples that are known to be slow, which may have to start alone. */
 static void
 mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home,
@@ -187,8 +189,8 @@ mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home,
     uint64_t ahead = p->order.next - p->order.head + 1;
     uint64_t window = ahead > p->cfg.window ? ahead : p->cfg.window;
     bool near = p->together.declared || p->known.near != MN_CONTRAST_NO;
-    /* The first batch is waited for by everybody; so are those of an epoch of which nothing
-     * is known. */
+    /* The caller waits for the first batch. That also holds for later epochs of which nothing is
+     * known. */
     bool first = b->number == 0 && p->known.near == MN_CONTRAST_UNKNOWN && !p->together.declared;
     bool finds = first && !b->whole && mn_locality_finds(b->nrows, p->pace.active);
     bool spread = first && !finds;
@@ -213,20 +215,21 @@ mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home,
             q->later_chain = p->shares.chains + 1;
         }
         p->shares.chain.length++;
-        /* Where neighbours are cheaper they stay beside a slow one, too. */
+        /* Where neighbours are cheaper they stay together, even next to a slow sample. */
         bool slow = p->known.near != MN_CONTRAST_YES && !p->together.declared
                     && (is_slow(p, cost[i]) || (i != 0 && is_slow(p, cost[i - 1])));
         bool moves = i == 0 || home[i] != home[i - 1] || slow;
         bool begins = moves || (near && breaks);
-        /* What is known of a sample's cost is without the opening, but where its group begins. */
+        /* A known cost does not include opening the group, unless the sample's group begins
+         * there. */
         bool opens = breaks && p->known.near == MN_CONTRAST_YES && !(marks[i] & MN_COST_OPENS);
         q->border[i] =
             (uint8_t)((breaks ? CHAIN : 0) | (begins ? PIECE : 0) | (opens ? OPENING : 0));
     }
 }
 
-/* Cuts a batch into tasks that end where one of what begins (CHAIN, PIECE). parts: also a batch
- * that one worker could make. */
+/* Cuts a batch into tasks that end where one of `what` begins (CHAIN, PIECE). parts: also if one
+ * worker could make the batch. */
 static void
 cut_at(const struct mn_plan *p, struct mn_planned *q, const int64_t *cost, bool parts, int what)
 {
@@ -248,12 +251,12 @@ cut_at(const struct mn_plan *p, struct mn_planned *q, const int64_t *cost, bool 
     if (b->nrows == 0) {
         q->row0[++q->ntasks] = 0;
     }
-    for (uint32_t i = 1; i < b->nrows; i++) { /* where no task ends no piece does */
+    for (uint32_t i = 1; i < b->nrows; i++) { /* a piece ends only where a task ends */
         q->border[i] &= (uint8_t)(what | ~PIECE);
     }
 }
 
-/* For a piece a task at most, and for what each task takes. 0 or -ENOMEM. */
+/* Allocates a piece for each task at most, and the costs of each task. Returns 0 or -ENOMEM. */
 static int
 make_room(struct mn_planned *q)
 {
@@ -282,7 +285,7 @@ mn_pieces_cut(struct mn_plan *p, struct mn_planned *q, const int64_t *cost, bool
     q->chain = p->shares.chain;
     mark_borders(p, q, home, marks, cost);
     free(home);
-    /* Homes, and then groups, that change too fast for so many tasks are no reason to cut. */
+    /* Homes, and then groups, that change too fast for the number of tasks are ignored. */
     uint64_t most = mn_plan_tasks_most(p, b, others);
     cut_at(p, q, cost, parts, CHAIN | PIECE);
     if (q->ntasks > most) {
@@ -309,7 +312,7 @@ home_of(const struct mn_plan *p, const struct mn_planned *q, uint32_t task)
     return home != 0 && home <= p->cfg.max_workers ? home - 1 : -1;
 }
 
-/* What a task takes, and of that what is paid for groups that begin in it: all that their first
+/* Computes what a task takes, and the part of it for groups that begin in it: what their first
  * samples cost beyond a usual one. */
 static void
 cost_of(const struct mn_plan *p, struct mn_planned *q, const int64_t *cost, uint32_t task)
@@ -321,14 +324,14 @@ cost_of(const struct mn_plan *p, struct mn_planned *q, const int64_t *cost, uint
         bool alone = i + 1 == q->batch.nrows || (q->border[i + 1] & CHAIN);
         bool first = (near || (p->together.declared && !alone)) && (q->border[i] & CHAIN);
         if (first && opens == 0 && cost[i] > p->known.median_ns) {
-            q->opens_ns[task] += cost[i] - p->known.median_ns; /* it is in what it has cost */
+            q->opens_ns[task] += cost[i] - p->known.median_ns; /* it is part of the known cost */
         }
         q->cost_ns[task] += cost[i] + opens;
         q->opens_ns[task] += opens;
     }
 }
 
-/* Whether a piece saves more at its home than beside the one before it. */
+/* Returns whether a piece saves more at its home than next to the one before it. */
 static bool
 belongs_home(const struct mn_plan *p, const struct mn_piece *x)
 {
@@ -337,9 +340,10 @@ belongs_home(const struct mn_plan *p, const struct mn_piece *x)
            && rows * p->known.away_ns > p->known.opening_ns;
 }
 
-/* Whether so much is planned for a piece's home that it is made sooner elsewhere, all in all: more
- * than an equal part of everything, by a quarter of that and by what the piece costs elsewhere.
- * One worker may be home to all, if the program was slow as they were made. */
+/* Returns whether the home of a piece has so much planned that another worker would make the piece
+ * sooner. That is so above an equal part of everything, by a quarter of that part and by what the
+ * piece costs elsewhere. One worker may be home to all samples, if the program was slow while they
+ * were made. */
 static bool
 home_is_full(const struct mn_plan *p, const struct mn_piece *x)
 {
@@ -350,12 +354,12 @@ home_is_full(const struct mn_plan *p, const struct mn_piece *x)
     return more_ns > part_ns / 4 + rows * p->known.away_ns;
 }
 
-/* Where a new piece goes: to who is at it, to who has its chain, to its home, or to the
- * dispatcher. */
+/* Places a new piece: with the worker that is at it, with the owner of its chain, at its home, or
+ * in the dispatcher. */
 static void
 place(struct mn_plan *p, struct mn_piece *x)
 {
-    const struct mn_chain *before = &x->batch->chain; /* that its first rows may go on with */
+    const struct mn_chain *before = &x->batch->chain; /* its first rows may continue this chain */
     bool full = x->home >= 0 && home_is_full(p, x);
     int64_t w = mn_piece_slow(p, x) || full ? -1 : x->home;
     if (belongs_home(p, x) && !full) {
@@ -368,7 +372,7 @@ place(struct mn_plan *p, struct mn_piece *x)
         w = before->owner;
     }
     uint16_t begun = x->t0 != 0 ? x->batch->sent[x->t0 - 1] : 0;
-    if (begun != 0 && begun != MN_SENT_ANY) { /* and is planned anew */
+    if (begun != 0 && begun != MN_SENT_ANY) { /* started, and planned again */
         w = begun - 1;
     }
     x->node = MN_NO_NODE;

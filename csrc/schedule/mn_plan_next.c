@@ -7,7 +7,7 @@
 #include "schedule/mn_plan_state.h"
 #include "schedule/policy_memory.h"
 
-/* How much should be queued: work for so long, or a quarter of a task a worker. */
+/* How much should be queued: work for this time, or a quarter of a task per worker. */
 #define QUEUED_NS 1000000
 
 uint64_t
@@ -21,7 +21,7 @@ mn_plan_depth(const struct mn_plan *p)
         typical = (uint64_t)d->work_ns / d->count;
     }
     if (typical == 0) {
-        return 2 * workers; /* nothing is known yet */
+        return 2 * workers; /* no costs are known yet */
     }
     uint64_t by_time = workers * QUEUED_NS / typical;
     return by_time > by_count ? by_time : by_count;
@@ -32,11 +32,11 @@ mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
                       const struct mn_planned *q)
 {
     if (q->block_off != 0) {
-        return true; /* its room is taken already */
+        return true; /* its memory is allocated already */
     }
     bool head = q->sequence == p->order.head;
     if (!head && f->free_tasks < q->ntasks + MN_PLAN_BATCH_TASKS) {
-        return false; /* descriptors are kept back for the head, too */
+        return false; /* some descriptors are reserved for the head, too */
     }
     struct mn_memory m = {.limit = f->memory_limit,
                           .used = f->memory_used,
@@ -44,7 +44,7 @@ mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
     uint64_t bytes = mn_plan_rows_bytes(p, q->batch.nrows);
     if (p->pace.rows_of.nfields == 0) {
         bytes = f->result_bytes; /* not known before it is made */
-        m.used += p->together.by_piece ? (int64_t)(bytes * p->unmade) : 0; /* is in no sum yet */
+        m.used += p->together.by_piece ? (int64_t)(bytes * p->unmade) : 0; /* not in used yet */
     }
     return mn_memory_may(&m, (int64_t)bytes, head);
 }
@@ -77,7 +77,8 @@ mn_plan_piece_may_start(struct mn_plan *p, struct mn_plan_round *r, const struct
     return true;
 }
 
-/* The batch that the program has next, or would have if what is planned came in order. */
+/* Returns the batch that the program gets next, or would get if batches came in the planned
+ * order. */
 static int64_t
 first(const struct mn_plan *p)
 {
@@ -85,7 +86,7 @@ first(const struct mn_plan *p)
                               : (int64_t)(p->order.head - mn_a64_load_relaxed(&p->prefetched));
 }
 
-/* What the dispatcher chose, if there is memory for it. */
+/* Returns whether memory allows what the dispatcher chose. */
 static bool
 may_start(struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_dispatch_choice *c,
           struct mn_plan_start *out)

@@ -1,30 +1,30 @@
 /* mn_plan_shares.c - neighbours kept together: which worker starts what next.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Tasks go from a worker's share (mn_plan_locality.c) to its own run queue, as few ahead as
+ * Tasks go from a worker's share (mn_plan_locality.c) to its own run queue, only as many ahead as
  * keep it busy. A worker that has nothing of its own to start takes, in this order:
- *   1. the piece of least slack that nobody has, with all that is planned of its chain. It never
- *      enters what others work on, because their chains are in their shares;
- *   2. the far half of what another worker has before it (mn_plan_take_over.c);
- *   3. the tasks that wait on the queue of a worker that is held up by its present one.
+ *   1. the piece of least slack that has no owner, with all that is planned of its chain. It
+ *      never enters a chain of another worker, because such chains are in that worker's share;
+ *   2. the far half of another worker's share (mn_plan_take_over.c);
+ *   3. the tasks that wait on the queue of a worker that its current task holds up.
  *
- * No deadlock: the batch to deliver next is never refused memory, its tasks are first in
- * whatever share they are in (shares are in the order of delivery), and the shares of workers
- * that are not there go back to the dispatcher at each look.
+ * No deadlock: the head is never refused memory, its tasks are first in any share that has them
+ * (shares are in the order of delivery), and the shares of workers that do not exist go back to the
+ * dispatcher at each look.
  */
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
 #include "schedule/mn_plan_state.h"
 
-/* Work that waits on a worker's own queue beside the task in hand: while the engine is woken,
- * some fifty microseconds, it must not run out; what is longer than LONG_NS is not worth the
- * risk to wait behind a slow one. */
+/* Work that waits on a worker's own queue in addition to its current task. It must not run out
+ * while the engine wakes up, some fifty microseconds. A task longer than LONG_NS should not risk
+ * waiting behind a slow one. */
 #define AHEAD_NS (INT64_C(1) * 1000 * 1000)
 #define LONG_NS (INT64_C(10) * 1000 * 1000)
 
-/* Tasks that should wait on a busy worker's own queue. None before anything is known of costs: they
- * may be long, and others that are just being started idle then. */
+/* Returns how many tasks should wait on a busy worker's own queue. None before costs are known:
+ * tasks may be long, and workers that are just being started would idle then. */
 static uint64_t
 depth(const struct mn_plan *p)
 {
@@ -47,8 +47,8 @@ has_chain(const struct mn_planned *q, uint64_t chain)
     return false;
 }
 
-/* Gives a worker a piece that the dispatcher had, and with it what is planned of its chain: also
- * what comes before it, where neighbours are known to belong together. */
+/* Gives a worker a piece that the dispatcher had, and with it what is planned of its chain. Where
+ * neighbours are known to belong together, that includes the pieces before it. */
 static void
 adopt(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 {
@@ -82,7 +82,7 @@ piece_of(const struct mn_plan *p, const struct mn_dispatch_choice *c)
     return &q->pieces[number];
 }
 
-/* The piece of least slack that nobody has, or NULL when none may start. */
+/* Returns the piece of least slack that has no owner; NULL if none may start. */
 static struct mn_piece *
 unowned(struct mn_plan *p, struct mn_plan_round *r)
 {
@@ -94,7 +94,7 @@ unowned(struct mn_plan *p, struct mn_plan_round *r)
     struct mn_dispatch_choice head;
     if (p->cfg.in_order && mn_dispatch_first(&p->dispatch, &head) == MN_OK
         && head.task.batch == (int64_t)p->order.head) {
-        c = head; /* it is waited for, or will be first */
+        c = head; /* the caller waits for it, or will first */
     }
     struct mn_piece *x = piece_of(p, &c);
     if (!mn_plan_memory_allows(p, &r->facts, x->batch)) {
@@ -108,8 +108,8 @@ unowned(struct mn_plan *p, struct mn_plan_round *r)
     return x;
 }
 
-/* The first piece of a share that may start. One that may not is no reason to leave out those
- * behind it that have begun, as what was taken over may have. */
+/* Returns the first piece of a share that may start. If one may not start, those behind it that
+ * have started still may: they may have been taken over. */
 static struct mn_piece *
 startable(struct mn_plan *p, struct mn_plan_round *r, uint32_t w)
 {
@@ -133,15 +133,16 @@ slack_of(const struct mn_plan *p, const struct mn_piece *x)
     return mn_dispatch_slack(&p->dispatch, &task);
 }
 
-/* Whether a piece that nobody has comes before what the worker has itself. One that is known to
- * be slow does as soon as its time has come, even in the middle of a chain if that is worth what
- * it costs to come back to it. */
+/* Returns whether a piece without owner comes before the worker's own. A piece that is known to be
+ * slow does as soon as its time has come, even in the middle of a chain, if that is worth the cost
+ * of returning to the chain. */
 static bool
 comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_piece *own,
             bool goes_on)
 {
     if (x->batch->sequence == p->order.head && own->batch->block_off == 0) {
-        return true; /* what has not begun may find no room, and the head must not wait for it */
+        return true; /* a batch that has not started may find no memory, and the head must not wait
+                      * for it */
     }
     if (mn_piece_slow(p, x)) {
         int64_t back = p->known.near == MN_CONTRAST_UNKNOWN ? MN_PLAN_UNKNOWN_NS
@@ -151,7 +152,7 @@ comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_p
     return !goes_on && x->batch->sequence < own->batch->sequence;
 }
 
-/* What the worker is to start next, in its share; NULL: nothing now. */
+/* Returns what the worker should start next from its share; NULL: nothing now. */
 static struct mn_piece *
 next_for(struct mn_plan *p, struct mn_plan_round *r, uint32_t w)
 {
@@ -162,7 +163,7 @@ next_for(struct mn_plan *p, struct mn_plan_round *r, uint32_t w)
     if (x != NULL && (own == NULL || comes_first(p, x, own, goes_on))) {
         adopt(p, w, x);
         own = mn_plan_together(p) ? startable(p, r, w) : NULL;
-        return own != NULL ? own : x; /* it may start, also where it could not from a share */
+        return own != NULL ? own : x; /* x may start, even where it could not from a share */
     }
     if (own == NULL && r->idle && mn_plan_find_help(p, r, w)) {
         own = startable(p, r, w);
@@ -189,7 +190,7 @@ mn_plan_next_for_worker(struct mn_plan *p, struct mn_plan_round *r, uint32_t w,
         return out->helps < p->cfg.max_workers ? MN_PLAN_MOVE : MN_PLAN_NOTHING;
     }
     if (!r->idle && x->batch->block_off == 0 && p->pace.rows_of.nfields == 0) {
-        return MN_PLAN_NOTHING; /* what it will take is not known: it begins when it is made */
+        return MN_PLAN_NOTHING; /* its size is not known: the batch starts when its turn has come */
     }
     struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence,
                                     .cost_ns = mn_piece_samples_ns(x)};
@@ -234,7 +235,7 @@ mn_plan_round_begin(struct mn_plan *p, const struct mn_plan_facts *f, struct mn_
     bool finds = mn_plan_find_first(p, &f->pairs);
     *r = (struct mn_plan_round){
         .facts = *f,
-        /* Nothing waits behind samples whose costs decide who makes what. */
+        /* No task waits behind samples whose costs decide which worker makes what. */
         .depth = finds ? 0 : depth(p),
         .view = {.head_batch = (int64_t)p->order.head - prefetched,
                  .ready_batches = f->ready + prefetched,

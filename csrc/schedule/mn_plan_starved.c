@@ -1,19 +1,19 @@
-/* mn_plan_starved.c - workers that idle behind a slow sample: when work past the window starts,
- * and when more is planned. See mn_plan.h.
+/* mn_plan_starved.c - workers that idle behind a straggler: when work past the window starts, and
  * SPDX-License-Identifier: Apache-2.0
+ * when more is planned. See mn_plan.h.
  */
 #include "schedule/mn_plan_state.h"
 
-/* Workers that idle start nothing past the window for mn_plan_patience_ns, unless the sample
- * that holds up the others has been running for so long and so many times the typical cost:
- * longer than a busy machine takes a core away. */
+/* Idle workers start nothing past the window for mn_plan_patience_ns. The exception: the sample
+ * that holds up the others has been running for this long, and for this many times the typical
+ * cost. That is longer than a busy machine takes a core away. */
 #define HELD_NS (INT64_C(20) * 1000 * 1000)
 #define HELD_TIMES 4
-/* With less work left than for so long the program is asked to plan more: it looks every few
+/* With less work left than this, the program is asked to plan more: it looks every few
  * milliseconds, and drawing some batches takes one. */
 #define DRY_NS (INT64_C(25) * 1000 * 1000)
 
-/* Whether a slow sample holds up the first batch that is not done. */
+/* Returns whether a straggler holds up the first batch that is not done. */
 static bool
 held_by_slow(const struct mn_plan *p, const struct mn_plan_facts *f)
 {

@@ -1,4 +1,4 @@
-/* mn_plan_state.h - what the plan knows, and what its files have of each other; for them alone.
+/* mn_plan_state.h - the state of the plan and what its files share; private to them.
  * SPDX-License-Identifier: Apache-2.0
  */
 #ifndef MN_PLAN_STATE_H
@@ -8,76 +8,76 @@
 #include "base/mn_attr.h"
 #include "schedule/mn_planned.h"
 
-/* Tasks of one batch at most, so that the head always finds descriptors. */
+/* Most tasks of one batch, so that the head always finds descriptors. */
 #define MN_PLAN_BATCH_TASKS 1024u
 
 #define MN_PLAN_BATCHES 4096u /* at least */
 #define MN_PLAN_BATCHES_MOST (1u << 20)
 #define MN_PLAN_TASKS 16384u
-/* A batch of more is large. */
+/* A batch larger than this is large. */
 #define MN_PLAN_LARGE_BYTES (UINT64_C(1) << 20)
 
-/* Less than this is not worth the memory of another batch: a worker idles for so long before
- * anything past the window is started, and a large batch's sample is slow by more. A busy
- * machine takes a core away for up to some ten milliseconds, and fresh pages for a large
- * batch cost about as much. */
+/* Time savings below this are not worth the memory of another batch. A worker idles for this long
+ * before anything beyond the window is started, and a large batch's sample must be slow by more
+ * than this to count as slow. A busy machine takes a core away for up to some ten milliseconds, and
+ * fresh pages for a large batch cost about as much. */
 static inline int64_t
 mn_plan_patience_ns(uint64_t batch_bytes)
 {
     return (batch_bytes > MN_PLAN_LARGE_BYTES ? 20 : 5) * INT64_C(1000000);
 }
 
-/* What batches take, of time and of memory: by this they are cut, and the dispatcher's window
- * follows. */
+/* The time and memory that batches take: batches are cut by this, and the dispatcher's window
+ * follows it. */
 struct mn_plan_pace {
-    uint32_t active;     /* workers that should be there, standby ones not counted */
-    int64_t consumer_ns; /* what the consumer takes for a batch, running mean; 0: unknown */
-    struct mn_plan_rows rows_of; /* of a batch that begins now */
+    uint32_t active;     /* workers that should exist, standby workers not counted */
+    int64_t consumer_ns; /* the caller's time for a batch, running mean; 0: unknown */
+    struct mn_plan_rows rows_of; /* of a batch that starts now */
     uint64_t batch_bytes; /* of the largest batch so far */
-    uint32_t cut_rows;   /* of the batch planned last, */
-    uint32_t cut_tasks;  /* and into how many tasks it was cut; 0: nothing was planned */
-    bool split;          /* what the tasks of whole batches are cut by now */
+    uint32_t cut_rows;   /* of the batch planned last */
+    uint32_t cut_tasks;  /* its number of tasks; 0: no batch was planned */
+    bool split;          /* tasks of whole batches are cut for splitting now */
 };
 
-/* What stood in the way, when something was to start or to be planned. */
+/* Obstacles found when something was to be started or planned. */
 struct mn_plan_stall {
-    bool held;           /* the last dispatch ended at the memory limit */
-    bool full;           /* there was no room for what was to be planned last */
+    bool held;           /* the memory limit ended the last dispatch */
+    bool full;           /* the last batch to be planned found no space */
     uint64_t starved_ns; /* since when a worker idles behind the head; 0: none does */
-    uint64_t told;       /* next when the program was last asked to plan more */
+    uint64_t told;       /* order.next when the program was last asked to plan more */
 };
 
-/* Whether neighbours are kept together, and by what that is known (policy_locality.h). */
+/* Whether neighbours are kept together, and for what reason (policy_locality.h). */
 struct mn_plan_together {
-    bool may;             /* they may be at all: they are, or could be, cheaper */
-    bool wanted;          /* they should be, by what is known */
+    bool may;             /* allowed: that is, or could be, cheaper */
+    bool wanted;          /* by what is known, they should be */
     bool by_piece;        /* they are: mn_plan_locality.c */
-    bool parted;          /* they are not any more, and nobody has asked yet */
+    bool parted;          /* they no longer are, and the engine has not asked since */
     bool declared;        /* the dataset says where groups begin */
-    uint64_t finding;     /* 1 + sequence of a first batch of which it is being found out whether
-                           * others should help with it; 0: none */
+    uint64_t finding;     /* 1 + sequence of a first batch of which it is still unknown whether
+                           * other workers should help; 0: none */
     uint32_t stance;      /* what the pieces were cut by: a change of it is news */
 };
 
-/* What one worker alone is to do next, as long as nobody has to help. */
+/* What one worker is to do next, unless other workers must help. */
 struct mn_share {
     struct mn_piece *first, *last;
-    uint64_t chain;   /* of what it was given last */
-    int64_t cost_ns;  /* of what is in it */
-    uint32_t tasks;   /* in it */
+    uint64_t chain;   /* of the piece that it was given last */
+    int64_t cost_ns;  /* of its pieces */
+    uint32_t tasks;   /* number of tasks in it */
     uint64_t idle_ns; /* since when its worker has nothing to start; 0: it has */
-    bool usable;      /* its worker was there at the last look */
+    bool usable;      /* its worker existed at the last look */
 };
 
-/* Whose the pieces are, while neighbours are kept together. */
+/* The owners of the pieces, while neighbours are kept together. */
 struct mn_plan_shares {
     struct mn_share *of;   /* [max_workers] */
-    int64_t cost_ns;       /* in all of them */
-    uint64_t tasks;        /* in all of them */
-    uint64_t piece_tasks;  /* in all pieces, the dispatcher's too */
-    struct mn_chain chain; /* that the sample planned last belongs to */
-    uint64_t chains;       /* that were begun: numbers are not used again */
-    uint64_t helped;       /* times a worker took over part of another's share */
+    int64_t cost_ns;       /* of all shares */
+    uint64_t tasks;        /* of all shares */
+    uint64_t piece_tasks;  /* of all pieces, including the dispatcher's */
+    struct mn_chain chain; /* of the sample planned last */
+    uint64_t chains;       /* chains so far: numbers are never reused */
+    uint64_t helped;       /* times that a worker took over part of another worker's share */
 };
 
 struct mn_plan {
@@ -89,23 +89,22 @@ struct mn_plan {
     struct mn_plan_order order;
     uint64_t horizon;            /* no batch from this sequence on may start */
     uint64_t rows;               /* planned so far: the order among equals */
-    uint64_t refused;            /* planned ones that cannot be made */
-    uint64_t unmade;             /* begun ones that nobody has seen done */
-    /* Batches that were taken in their order and are the caller's only later: they count as if
-     * nobody had taken them. Written by the caller's thread; the engine's looks at it, and may
-     * see what it was. */
+    uint64_t refused;            /* planned batches that cannot be made */
+    uint64_t unmade;             /* started batches not seen done yet */
+    /* Batches that were taken in order but go to the caller only later: they count as not taken.
+     * Written by the caller's thread; the engine thread reads it and may see an old value. */
     mn_a64 prefetched;
     uint64_t starts[6];          /* by enum mn_dispatch_why, for stats */
-    struct mn_costs_view known;  /* of costs, when something was planned or learned last */
+    struct mn_costs_view known;  /* costs, when something was last planned or learned */
     struct mn_plan_pace pace;
     struct mn_plan_stall stall;
     struct mn_plan_together together;
     struct mn_plan_shares shares;
-    struct mn_forming *forming;  /* NULL: what is planned is what is delivered */
+    struct mn_forming *forming;  /* NULL: batches are delivered as planned */
 };
 
-/* The dispatcher's tag of a task, or of a piece: its batch, and the number that it has in that.
- * Of either a batch has MN_PLAN_BATCH_TASKS at most. */
+/* The dispatcher's tag of a task or a piece: its batch, and its number in that batch. A batch has
+ * at most MN_PLAN_BATCH_TASKS of either. */
 MN_STATIC_ASSERT(MN_PLAN_BATCH_TASKS < 1u << 24, "the number is a tag's lowest 24 bits");
 
 static inline uint64_t
@@ -121,107 +120,111 @@ mn_plan_tagged(const struct mn_plan *p, uint64_t tag, uint32_t *number)
     return mn_plan_at(p, tag >> 24);
 }
 
-/* Looks up what is known of costs now, and what follows for neighbours. */
+/* Refreshes what is known of costs, and derives whether neighbours should be kept together. */
 void
 mn_plan_look(struct mn_plan *p);
 
-/* Cuts a batch that has not started into tasks and hands them on, with room left for one task
- * of each of `others`. cost: room for its rows'. 0 or -ENOMEM. */
+/* Cuts a batch that has not started into tasks and passes them on. Leaves capacity for one task of
+ * each of `others` batches. cost: space for the cost of each row. Returns 0 or -ENOMEM. */
 int
 mn_plan_cut(struct mn_plan *p, struct mn_planned *q, int64_t *cost, uint64_t others);
 
-/* Whether there is room for as many tasks as the batch may be cut into, and for others. */
+/* Returns whether there is capacity for all tasks that the batch may be cut into, and for
+ * others. */
 bool
 mn_plan_room(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others);
 
-/* How many tasks the batch may be cut into, with room left for one of each of `others`. */
+/* Returns into how many tasks the batch may be cut, with capacity left for one of each of
+ * `others`. */
 uint64_t
 mn_plan_tasks_most(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others);
 
-/* Cuts a batch into that many tasks at most, whatever its samples cost. */
+/* Cuts a batch into at most this many tasks, ignoring costs. */
 void
 mn_plan_cut_evenly(struct mn_planned *q, uint64_t most);
 
-/* Cuts anew what is stale and has not started. */
+/* Cuts again every stale batch that has not started. */
 void
 mn_plan_recut(struct mn_plan *p);
 
-/* Whether memory allows a task of the batch to start. */
+/* Returns whether memory allows a task of the batch to start. */
 bool
 mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
                       const struct mn_planned *q);
 
-/* Whether work past the window may start, in a round: a worker idles, and has for long enough. */
+/* Returns whether work beyond the window may start in this round: a worker is idle, and has been
+ * for long enough. */
 bool
 mn_plan_may_ahead(struct mn_plan *p, struct mn_plan_round *r);
 
-/* Whether a piece may start now; says in the round what holds it back. */
+/* Returns whether a piece may start now; notes in the round what holds it back. */
 bool
 mn_plan_piece_may_start(struct mn_plan *p, struct mn_plan_round *r, const struct mn_piece *x);
 
 int64_t
 mn_plan_sum(const int64_t *v, uint32_t n);
 
-/* How many of the first n rows make a task. */
+/* Returns how many of the first n rows make a task. */
 uint32_t
 mn_plan_chunk(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost,
               uint32_t n, bool parts, int64_t limit);
 
-/* The most rows that a task of a stretch of n may have. */
+/* Returns the largest number of rows that a task may have in a stretch of n rows. */
 int64_t
 mn_plan_chunk_limit(const struct mn_plan *p, const struct mn_plan_batch *b,
                     const int64_t *cost, uint32_t n);
 
-/* What a task that costs so much counts as slow by. */
+/* Returns the cost that counts when a task of cost_ns is judged to be slow. */
 int64_t
 mn_plan_worth(const struct mn_plan *p, int64_t cost_ns, int64_t bytes);
 
 /* ---- mn_plan_locality.c: neighbours kept together --------------------------------------- */
 
-/* A piece is a run of tasks of one batch that one worker is meant to make: of one chain, and
- * where that is known to be cheaper of one home. */
+/* A piece is a run of tasks of one batch that one worker is meant to make. They belong to one chain
+ * and, where that is known to be cheaper, to one home. */
 struct mn_piece {
     struct mn_piece *next; /* in its worker's share */
     struct mn_planned *batch;
     uint64_t chain;
     uint32_t t0, t1;  /* its tasks that are not queued yet */
-    uint32_t node;    /* in the dispatcher, or MN_NO_NODE: in a share, or empty */
-    int32_t home;     /* worker that made it last, -1 unknown */
+    uint32_t node;    /* in the dispatcher; MN_NO_NODE: in a share, or empty */
+    int32_t home;     /* worker that made it last; -1: unknown */
     int64_t cost_ns;
-    int64_t opens_ns; /* of that, what is paid for groups that begin in it */
+    int64_t opens_ns; /* the part of that for opening groups that begin in it */
 };
 
 #define MN_NO_NODE UINT32_MAX
 
-/* Cuts a batch that has not started into tasks and pieces. 0 or -ENOMEM. cost: predicted, of
- * each row; others: batches for which room for a task is left. */
+/* Cuts a batch that has not started into tasks and pieces. cost: predicted, of each row; others:
+ * number of batches for which capacity for one task is left. Returns 0 or -ENOMEM. */
 int
 mn_pieces_cut(struct mn_plan *p, struct mn_planned *q, const int64_t *cost, bool parts,
               uint64_t others);
 
-/* Gives what has not started of a batch to the dispatcher, or to the worker whose it is. 0 or
- * -ENOMEM. */
+/* Gives what has not started of a batch to the dispatcher, or to the worker that owns it. Returns 0
+ * or -ENOMEM. */
 int
 mn_pieces_insert(struct mn_plan *p, struct mn_planned *q, const int64_t *cost);
 
-/* No shares any more. */
+/* Removes all shares. */
 void
 mn_pieces_reset(struct mn_plan *p);
 
-/* What decides how early a piece starts: what its samples cost. What is paid for its group others
- * pay for theirs, and early starts of them all would only open groups in more workers. */
+/* The cost that decides how early a piece starts: that of its samples. Opening its group is not
+ * part of it, because every group has that cost. Early starts of all groups would only open them in
+ * more workers. */
 static inline int64_t
 mn_piece_samples_ns(const struct mn_piece *x)
 {
     return x->cost_ns - x->opens_ns;
 }
 
-/* Whether its samples are known to be slow, not only many: they may have to start before what
- * comes first. Slow ones have a piece of their own. */
+/* Returns whether its samples are known to be slow, not only many: they may have to start before
+ * what comes first. Slow samples have a piece of their own. */
 bool
 mn_piece_slow(const struct mn_plan *p, const struct mn_piece *x);
 
-/* Takes what is left of a batch out of the dispatcher's and the workers' hands. */
+/* Removes what is left of a batch from the dispatcher and from all shares. */
 void
 mn_pieces_forget(struct mn_plan *p, struct mn_planned *q);
 
@@ -235,14 +238,16 @@ mn_piece_tasks(const struct mn_piece *x)
 void
 mn_share_give(struct mn_plan *p, uint32_t w, struct mn_piece *x);
 
+/* Removes a piece from a worker's share. */
 void
 mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x);
 
-/* Cuts a piece of a worker's share in two before a task; the second is returned, in no share. */
+/* Cuts a piece of a worker's share in two before a task. Returns the second, which is in no
+ * share. */
 struct mn_piece *
 mn_share_split(struct mn_plan *p, uint32_t w, struct mn_piece *x, uint32_t at);
 
-/* The same, where it is known which piece it is behind; NULL: none. */
+/* Removes a piece whose predecessor in the share is known; NULL: it is the first. */
 void
 mn_share_take_behind(struct mn_plan *p, uint32_t w, struct mn_piece *behind, struct mn_piece *x);
 
@@ -250,42 +255,44 @@ mn_share_take_behind(struct mn_plan *p, uint32_t w, struct mn_piece *behind, str
 void
 mn_piece_offer(struct mn_plan *p, struct mn_piece *x);
 
-/* What a worker that has died, or was asked to leave, has before it is anybody's again. */
+/* Offers the share of a worker that has died or was asked to exit to any worker again. */
 void
 mn_share_disown(struct mn_plan *p, uint32_t w);
 
-/* Whether neighbours are known to belong together: then no slow sample is a reason to part them. */
+/* Returns whether neighbours are known to belong together: then a slow sample is no reason to
+ * separate them. */
 static inline bool
 mn_plan_together(const struct mn_plan *p)
 {
     return p->together.declared || p->known.near == MN_CONTRAST_YES;
 }
 
-/* For so long opening a group may take while nobody knows. */
+/* How long opening a group may take while that is unknown. */
 #define MN_PLAN_UNKNOWN_NS (INT64_C(200) * 1000 * 1000)
 
-/* What a task of a share takes, as far as known. */
+/* Returns what a task of a share takes, by what is known. */
 static inline int64_t
 mn_plan_share_task_ns(const struct mn_plan *p)
 {
     return p->shares.tasks != 0 ? p->shares.cost_ns / (int64_t)p->shares.tasks : p->known.median_ns;
 }
 
-/* ---- mn_plan_take_over.c: what a worker with nothing to do takes over -------------------- */
+/* ---- mn_plan_take_over.c: what an idle worker takes over --------------------------------- */
 
-/* Gives the helper, which idles, half of another's share, where that pays. Whether it has. */
+/* Gives the helper, which is idle, half of another worker's share, where that pays. Returns whether
+ * it did. */
 bool
 mn_plan_find_help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper);
 
-/* The worker behind whose present task, which goes on and on, tasks wait on its queue. Or where
- * there is none, how many workers there are. */
+/* Returns the worker whose current task goes on and on while tasks wait on its queue; the number of
+ * workers if there is none. */
 uint32_t
 mn_plan_find_stuck(const struct mn_plan *p, const struct mn_plan_round *r, uint32_t helper);
 
 /* ---- mn_plan_first_batch.c --------------------------------------------------------------- */
 
-/* Finds out whether the first batch is a group (policy_locality.h), and has all help with it where
- * it is none. True as long as nothing is known of it. */
+/* Finds out whether the first batch is a group (policy_locality.h), and has all workers help with
+ * it if it is not. Returns true while that is unknown. */
 bool
 mn_plan_find_first(struct mn_plan *p, const struct mn_locality_pairs *pairs);
 

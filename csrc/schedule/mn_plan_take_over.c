@@ -1,36 +1,37 @@
-/* mn_plan_take_over.c - a worker with nothing to do takes over what another has before it.
+/* mn_plan_take_over.c - an idle worker takes over part of another worker's share.
  * SPDX-License-Identifier: Apache-2.0
  *
- * It takes the far half of a share, of the worker that has the batch to deliver next, or else of
- * the one with the most to do. Only if that half would have waited there for longer than it costs
- * to open its group again.
+ * It takes the far half of the share of the worker that has the head, or else of the one with the
+ * most to do.  It does so only if that half would have waited there for longer than it costs to
+ * open its group again.
  */
 #include "schedule/mn_plan_state.h"
 
-/* A task runs for so long, and so many times the typical cost, before what waits behind it
- * goes to somebody else. */
+/* A task must run for this long, and for this many times the typical cost, before the tasks behind
+ * it go to another worker. */
 #define STUCK_NS (INT64_C(5) * 1000 * 1000)
 #define STUCK_TIMES 3
-/* Work waits for longer than it costs to open its group again, by this part of that, before it is
- * taken over. */
+/* Work is taken over only if it would wait for longer than opening its group again costs, by this
+ * part of that cost. */
 #define HELP_MARGIN 4
 
-/* What another worker pays for a piece, beside what its samples cost: more where it is in the
- * middle of a group that the one before it has opened. */
+/* Returns what another worker pays for a piece in addition to its samples: more in the middle of a
+ * group that the piece before it has opened. */
 static int64_t
 price(const struct mn_plan *p, const struct mn_piece *x, bool opened)
 {
     int64_t rows = x->batch->row0[x->t1] - x->batch->row0[x->t0];
     int64_t away = x->home >= 0 ? rows * p->known.away_ns : 0;
     int64_t opening = p->known.opening_ns;
-    if (p->together.declared && opening == 0) { /* declared and not measured yet: as good as much */
+    if (p->together.declared && opening == 0) { /* declared and not measured yet: assume a high
+                                                 * cost */
         opening = 32 * p->known.median_ns;
     }
     return away + (opened ? opening : 0);
 }
 
-/* So many tasks of the victim's share, behind those that it keeps, become the helper's, and what
- * goes on with them. */
+/* Moves `takes` tasks of the victim's share, behind the `keeps` tasks that stay, to the helper, and
+ * with them the rest of their chain. */
 static void
 take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps, uint32_t takes)
 {
@@ -65,15 +66,15 @@ take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps, u
     }
 }
 
-/* Where a share is best cut in two: how many tasks the victim keeps. */
+/* The best place to cut a share in two. */
 struct border {
     uint32_t keeps, takes;
-    int64_t before_ns; /* what it has to do until then */
+    int64_t before_ns; /* what the victim has to do until then */
     int64_t price_ns;  /* what it costs to begin there */
     bool any;
 };
 
-/* The border of two groups nearest to the middle, or else the middle itself. */
+/* Returns the border of two groups that is nearest to the middle, or else the middle itself. */
 static struct border
 best_border(struct mn_plan *p, struct mn_plan_round *r, uint32_t victim, int64_t before_ns)
 {
@@ -95,7 +96,7 @@ best_border(struct mn_plan *p, struct mn_plan_round *r, uint32_t victim, int64_t
     uint32_t keeps = 0;
     for (const struct mn_piece *x = s->first; keeps < tasks; x = x->next) {
         int64_t off = 2 * done_ns > ns ? 2 * done_ns - ns : ns - 2 * done_ns;
-        /* A chain over batches is a guess where groups are known to end with these. */
+        /* Where groups are known to end with batches, a chain over batches is a guess. */
         bool edge = x->chain != chain || (keeps != 0 && x->t0 == 0 && !p->known.joins);
         if (edge && off < nearest) {
             nearest = off;
@@ -114,9 +115,9 @@ best_border(struct mn_plan *p, struct mn_plan_round *r, uint32_t victim, int64_t
     return best;
 }
 
-/* How long it takes until one that idles may begin something that nobody is at: as long as the
- * batch to be delivered next. What waits on its worker's queue may be of the next one already.
- * Never at the end of all that is planned. */
+/* Returns how long it takes until an idle worker may begin something that has no owner: as long as
+ * the head takes. The tasks on its worker's queue may belong to the next batch already. Never at
+ * the end of all that is planned. */
 static int64_t
 more_in(const struct mn_plan *p, const struct mn_plan_round *r)
 {
@@ -134,29 +135,29 @@ more_in(const struct mn_plan *p, const struct mn_plan_round *r)
     return left;
 }
 
-/* Whether half of what a worker has to do may go to one that idles; does it. */
+/* Gives half of what a worker has to do to an idle one, if that pays. Returns whether it did. */
 static bool
 help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper, uint32_t victim)
 {
     const struct mn_worker_view *v = &r->facts.workers[victim];
     struct border b = best_border(p, r, victim, v->left_ns);
     bool idles = b.keeps == 0 && v->running_ns < 0 && v->queued == 0; /* it is about to begin */
-    /* What nobody is at costs nothing to begin with. But it may never be its turn: past the window
-     * something starts only while the head stands still. */
+    /* A piece without owner costs nothing to begin with. But its turn may never come: work past the
+     * window starts only while the head stands still. */
     uint64_t idle_ns = p->shares.of[helper].idle_ns;
     bool waits = idle_ns == 0
                  || (int64_t)(r->facts.now_ns - idle_ns) < mn_plan_patience_ns(p->pace.batch_bytes);
     if (r->soon && waits && (b.price_ns > 0 || p->known.near == MN_CONTRAST_UNKNOWN)) {
         return false;
     }
-    /* A group that is opened again for next to nothing takes the processor from others. */
+    /* Opening a group again for next to no gain takes the processor from others. */
     int64_t worth = b.price_ns + b.price_ns / HELP_MARGIN;
     if (!b.any || idles || (p->known.median_ns != 0 && b.before_ns <= worth)) {
         return false;
     }
     bool head = p->shares.of[victim].first->batch->sequence == p->order.head;
     if (!head && b.price_ns > 0 && more_in(p, r) <= b.price_ns) {
-        return false; /* it may begin something else before it has paid that */
+        return false; /* it may begin something else before that cost has paid off */
     }
     take_over(p, victim, helper, b.keeps, b.takes);
     return true;
@@ -167,13 +168,13 @@ mn_plan_find_help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper)
 {
     int64_t most = -1, each_ns = mn_plan_share_task_ns(p);
     uint32_t victim = 0, head = UINT32_MAX;
-    each_ns = each_ns > 0 ? each_ns : 1; /* nothing is known of any */
+    each_ns = each_ns > 0 ? each_ns : 1; /* no cost is known */
     if (p->order.next - p->order.head < p->cfg.window && !p->dispatch.closed && !r->held
         && !p->stall.full) {
         return false; /* more is about to be planned, and it may begin with that */
     }
     if (r->facts.ready >= p->dispatch.rates.starved_below) {
-        return false; /* it is the program that takes its time: there is none to win */
+        return false; /* the consumer is the slow part: nothing to gain */
     }
     for (uint32_t w = 0; w < p->cfg.max_workers; w++) {
         const struct mn_share *s = &p->shares.of[w];
@@ -201,8 +202,8 @@ mn_plan_find_stuck(const struct mn_plan *p, const struct mn_plan_round *r,
 {
     int64_t stuck = STUCK_TIMES * mn_plan_share_task_ns(p);
     stuck = stuck > STUCK_NS ? stuck : STUCK_NS;
-    stuck += 2 * (p->known.away_ns + p->known.opening_ns); /* it may be opening something, */
-    if (p->known.near == MN_CONTRAST_UNKNOWN) {            /* for as long as nobody knows */
+    stuck += 2 * (p->known.away_ns + p->known.opening_ns); /* it may be opening a group, */
+    if (p->known.near == MN_CONTRAST_UNKNOWN) {            /* for an unknown time */
         stuck += MN_PLAN_UNKNOWN_NS;
     }
     uint32_t w = 0;

@@ -1,4 +1,4 @@
-/* What policies have in common when they reckon.
+/* Arithmetic that policies share.
  * SPDX-License-Identifier: Apache-2.0
  */
 #ifndef MN_POLICY_ARITHMETIC_H
@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* a * b, or INT64_MAX where that is too large: for values that are not negative. */
+/* Returns a * b, or INT64_MAX on overflow. Both must not be negative. */
 static inline int64_t
 mn_times(int64_t a, int64_t b)
 {
@@ -15,7 +15,7 @@ mn_times(int64_t a, int64_t b)
     return __builtin_mul_overflow(a, b, &out) ? INT64_MAX : out;
 }
 
-/* Whether a value has moved by more than a share of what it was: 4 for a quarter. */
+/* Returns whether a value has moved by more than a share of what it was: 4 for a quarter. */
 static inline bool
 mn_moved(int64_t was, int64_t now, int64_t share)
 {
@@ -23,4 +23,4 @@ mn_moved(int64_t was, int64_t now, int64_t share)
     return by > was / share;
 }
 
-#endif /* MN_POLICY_ARITHMETIC_H */
+#endif

@@ -10,9 +10,9 @@
 /* A task that only waits still takes some CPU to start and report. */
 #define LEAST_NEED_MILLI 50
 #define MOSTLY_WAITING 500
-/* A worker that is busy more than this has nothing to spare for what varies. */
+/* A worker busier than this has no reserve for variation. */
 #define BUSY_ENOUGH 800
-/* And one more than this would be the limit itself. */
+/* And busier than this it is the limit itself. */
 #define BUSY_MOST 950
 
 void
@@ -75,7 +75,7 @@ change(struct mn_scaler *w, int32_t target, enum mn_scaler_reason reason)
     return decide(target, reason);
 }
 
-/* True when the growth under judgement has not paid. */
+/* Returns whether the growth under judgement has failed to pay. */
 static bool
 growth_failed(const struct mn_scaler *w, const struct mn_scaler_input *in)
 {
@@ -85,7 +85,7 @@ growth_failed(const struct mn_scaler *w, const struct mn_scaler_input *in)
     return added > 0 && gain < hoped / 4;
 }
 
-/* How many more workers the idle CPU can feed. */
+/* Returns how many more workers the idle CPU can feed. */
 static int64_t
 affordable(const struct mn_scaler_input *in)
 {
@@ -100,7 +100,7 @@ when_dry(struct mn_scaler *w, const struct mn_scaler_input *in)
 {
     int32_t n = in->workers;
     if (w->shrunk_from > n) {
-        /* The shrink went too far; it is taken back without a trial. */
+        /* The shrink went too far; it is undone without a trial. */
         w->floor = w->shrunk_from;
         w->floor_taken = w->shrunk_taken;
     }
@@ -111,7 +111,7 @@ when_dry(struct mn_scaler *w, const struct mn_scaler_input *in)
     if (n >= in->max_workers) {
         return decide(n, MN_SCALER_DRY_AT_MAX);
     }
-    /* It belongs to a workload; with a very different speed it is another one. */
+    /* A ceiling belongs to a workload; a very different speed means another workload. */
     if (w->ceiling != 0 && mn_moved(w->ceiling_speed, in->speed_milli, 4)) {
         w->ceiling = 0;
     }
@@ -167,7 +167,7 @@ when_full(struct mn_scaler *w, const struct mn_scaler_input *in)
     return change(w, to > least ? to : least, MN_SCALER_SHRINK_FULL);
 }
 
-/* Judges the last growth: it has paid as soon as one update says so. True when that settles
+/* Judges the last growth: it has paid as soon as one update says so. Returns true if that settles
  * this update, with the decision in *out. */
 static bool
 judge(struct mn_scaler *w, const struct mn_scaler_input *in,
@@ -211,7 +211,7 @@ mn_scaler_update(struct mn_scaler *w, const struct mn_scaler_input *in)
     w->full = full ? w->full + 1 : 0;
     w->taken_sum = (w->full > 1 ? w->taken_sum : 0) + in->taken_milli;
     if (w->full <= 1) {
-        w->busy_most = 0; /* the queue was being filled, maybe: that is over */
+        w->busy_most = 0; /* the window may have been filling: that is over */
     } else if (w->busy_most < in->busy_permille) {
         w->busy_most = in->busy_permille;
     }

@@ -2,46 +2,46 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Inputs, averaged by the caller over the interval since the last update
- *   occupancy  share of the batch queue (the steady window) that was ready: 0 dry, 1000 full
- *   backlog    tasks that could start but for a free worker
+ *   occupancy  share of the prefetch window that was ready: 0 starved, 1000 full
+ *   backlog    tasks that only lack a free worker
  *   busy       share of their time that the workers had a task
- *   room       workers more that memory has room for
+ *   room       number of additional workers that fit into memory
  *   cpu        utilisation of the cores that may be used (affinity and cgroup aware)
  *   cores      how many those are, in thousandths (a quota may be 1500)
  *   wait       share of task time spent waiting: wall minus CPU, over wall
- *   taken      what the consumer was given a second, in thousandths
- *   speed      samples a second, in thousandths, while workers had a task: what the rate were
- *              if all were busy always. A pause of the consumer leaves it as it is
+ *   taken      batches that the caller took per second, in thousandths
+ *   speed      samples per second, in thousandths, while workers had a task: the rate if all were
+ *              always busy. A pause of the caller does not change it
  *
  * Rule
- *   Dry (occupancy <= MN_SCALER_DRY, MN_SCALER_DRY_FOR updates in a row): grow, if more
+ *   Starved (occupancy <= MN_SCALER_DRY, MN_SCALER_DRY_FOR updates in a row): grow, if more
  *   workers can help: tasks are waiting, and there is CPU for them. A new worker needs a
  *   core for 1 - wait of its time, so idle cores / (1 - wait) more of them can help. At
  *   CPU saturation the answer is therefore no. (A published rule adds the utilisation's
  *   excess over a threshold to the count, which answers saturation with more workers.)
- *   Nor more than there is room for: the out-of-memory killer is worse than a slow loader.
- *   By a quarter at most, so that the effect can be judged; twice as many where tasks
- *   mostly wait: a worker more then costs next to nothing, and a useless one is undone.
+ *   Never grow beyond what fits into memory: the out-of-memory killer is worse than a slow
+ *   loader. Grow by a quarter at most, so that the effect can be judged; by twice that where
+ *   tasks mostly wait: an extra worker then costs next to nothing, and a useless one is undone.
  *   Full (occupancy >= MN_SCALER_FULL, MN_SCALER_FULL_FOR updates in a row): shrink half
- *   the way to what was needed (the largest busy share meanwhile, but for the first update,
- *   when the queue may have been filled; and a quarter to spare), by one at least, unless
- *   those that stay would be busy all the time: then the queue would run dry soon. Between
- *   the two thresholds: leave it.
+ *   the way to what was needed, by at least one. What was needed is the largest busy share
+ *   meanwhile, and a quarter to spare; the first update does not count, because the window may
+ *   have been filling. Do not shrink if the remaining workers would be busy all the time:
+ *   the caller would soon be starved. Between the two thresholds: change nothing.
  *
  * Hysteresis
  *   Growing needs fewer updates than shrinking: a stalled accelerator costs more than an
  *   idle process.
  *   Every change is followed by MN_SCALER_SETTLE updates without one.
- *   Growth is judged when it has settled: with k of n added, the speed should rise by
- *   k/n; if it rises by less than a quarter of that (a lock, a disk, a licence is the
- *   limit) in MN_SCALER_TRIALS updates in a row, the count goes back to n, which becomes the
- *   ceiling. One update would not do: what a new worker does first (imports, opening files)
- *   may take long, and a ceiling taken for that would stay.
- *   When the queue runs dry soon after a shrink, the count before it is taken up again and
+ *   Growth is judged when it has settled: with k of n added, the speed should rise by k/n.
+ *   It has failed if the speed rises by less than a quarter of that (a lock, a disk, a licence
+ *   is the limit) in MN_SCALER_TRIALS updates in a row. Then the count goes back to n, which
+ *   becomes the ceiling. One update is not enough: the first actions of a new worker (imports,
+ *   opening files) may take long, and a ceiling set because of them would stay.
+ *   When the caller is starved soon after a shrink, the count before it is restored and
  *   becomes the floor.
- *   Ceiling and floor are forgotten when speed (dry) or what the consumer took (on average,
- *   since the queue was full) has moved by more than a quarter from what it was when they were
- *   found: another workload.
+ *   Ceiling and floor are forgotten when another workload shows. The sign is that speed
+ *   (starved) or what the caller took (on average, since the window was full) has moved by
+ *   more than a quarter from its value when they were found.
  *   On constant input this ends: every step is in one direction until a bound is met,
  *   and a step back sets the bound that prevents the step forth.
  */
@@ -61,8 +61,8 @@
 enum mn_scaler_reason {
     MN_SCALER_STEADY = 0,
     MN_SCALER_SETTLING,
-    MN_SCALER_GROW_IDLE_CORES, /* dry, tasks compute, cores are idle */
-    MN_SCALER_GROW_WAITING,    /* dry, tasks mostly wait: more of them fit on the cores */
+    MN_SCALER_GROW_IDLE_CORES, /* starved, tasks compute, cores are idle */
+    MN_SCALER_GROW_WAITING,    /* starved, tasks mostly wait: more of them fit on the cores */
     MN_SCALER_SHRINK_FULL,
     MN_SCALER_UNDO_GROWTH,
     MN_SCALER_DRY_NO_TASKS,
@@ -87,7 +87,7 @@ struct mn_scaler_input {
     int32_t busy_permille;
     int32_t room;
     int64_t backlog;
-    int64_t rate_milli; /* samples a second; not decided on, told with decisions */
+    int64_t rate_milli; /* samples per second; not an input, only reported with decisions */
     int64_t taken_milli;
     int64_t speed_milli;
 };
@@ -103,11 +103,11 @@ struct mn_scaler {
     int32_t full;
     int32_t settle;
     int32_t busy_most;   /* while full, from the second update on */
-    int64_t taken_sum;   /* while full: over so many updates */
+    int64_t taken_sum;   /* while full: sum over `full` updates */
     int32_t grown_from;  /* growth to be judged: the count before it, or 0 */
     int64_t grown_speed;
-    int32_t trials;      /* updates that said it has not paid */
-    int32_t shrunk_from; /* count before the last shrink, until it was dry, or 0 */
+    int32_t trials;      /* updates in which growth has not paid */
+    int32_t shrunk_from; /* count before the last shrink, until starved, or 0 */
     int64_t shrunk_taken;
     int32_t ceiling;     /* 0: none */
     int64_t ceiling_speed;
@@ -118,11 +118,13 @@ struct mn_scaler {
 void
 mn_scaler_init(struct mn_scaler *w);
 
-/* One update. The caller carries out target and passes the count it has then reached. */
+/* One update. The caller carries out target and passes the count that it has reached to the
+ * next. */
 struct mn_scaler_decision
 mn_scaler_update(struct mn_scaler *w, const struct mn_scaler_input *in);
 
+/* Returns one constant sentence that states the reason. */
 const char *
 mn_scaler_text(enum mn_scaler_reason reason);
 
-#endif /* MN_POLICY_AUTOSCALE_H */
+#endif

@@ -47,7 +47,7 @@ mn_chunk_next(const int64_t *costs_ns, int64_t n, int64_t overhead_ns, int64_t l
     for (; i < n && (i == 0 || i < limit); i++) {
         int64_t c = costs_ns[i] > 0 ? costs_ns[i] : 0;
         if (i > 0 && (c >= target || sum >= target - c)) {
-            /* A costly one begins its own task; one that fills the target joins. */
+            /* A costly sample begins its own task; one that fills the target joins. */
             return c >= target ? i : i + 1;
         }
         sum += c;

@@ -3,7 +3,7 @@
  *
  * Purpose
  *   A task costs `overhead` to publish, claim, wake for and report, whatever is in it.
- *   One sample a task is best for spreading work, but wasteful when a sample takes
+ *   One sample per task is best for spreading work, but wasteful when a sample takes
  *   microseconds.
  *
  * Rule, for a batch of samples that cost about `cost` each
@@ -12,17 +12,16 @@
  *             go alone.
  *   size    = as many samples as reach the target, but no more than the batch has.
  *   When the batch is wanted now and `idle` workers could share it, latency counts: at
- *   most ceil(batch / idle) samples a task, yet no tasks shorter than MN_CHUNK_SPREAD /
- *   MN_CHUNK_AMORTISE of the target (that many times the overhead), beneath which waking
+ *   most ceil(batch / idle) samples per task. But no task is shorter than MN_CHUNK_SPREAD /
+ *   MN_CHUNK_AMORTISE of the target (that many times the overhead): below that, waking
  *   another worker takes longer than doing the work.
  *   The result is evened out: ceil(batch / ceil(batch / size)), so that 10 samples in
  *   tasks of at most 7 become 5 + 5.
  *   In the steady state (idle 0) different batches keep different workers busy, and
- *   splitting one batch finer helps nobody.
+ *   splitting one batch finer has no benefit.
  *
- * mn_chunk_next cuts by the samples' own predicted costs: a sample whose cost reaches
- * the target is always alone, so that no cheap neighbour waits for it and it can be
- * started early.
+ * mn_chunk_next cuts by the samples' own predicted costs: a sample whose cost reaches the target is
+ * always alone, so that no cheap neighbour waits for it and it can be started early.
  */
 #ifndef MN_POLICY_CHUNK_H
 #define MN_POLICY_CHUNK_H
@@ -34,14 +33,14 @@
 #define MN_CHUNK_AMORTISE 16
 #define MN_CHUNK_SPREAD 2
 
-/* Samples a task, in [1, batch]; 1 when the cost is not known (0). batch < 1 counts as 1.
- * idle: workers without work while this batch is waited for, 0 in the steady state. */
+/* Returns samples per task, in [1, batch]; 1 when the cost is not known (0). batch < 1 counts as 1.
+ * idle: workers without work while the caller waits for this batch, 0 in the steady state. */
 int64_t
 mn_chunk_size(int64_t cost_ns, int64_t overhead_ns, int64_t batch, int64_t idle);
 
-/* Length of the task that begins at costs_ns[0] of the n samples left of a batch, in [1, n]
- * (0 only for n 0). limit: most samples a task may have (mn_chunk_size). */
+/* Returns the length of the task that begins at costs_ns[0] of the n samples left of a batch, in
+ * [1, n] (0 only for n 0). limit: most samples that a task may have (mn_chunk_size). */
 int64_t
 mn_chunk_next(const int64_t *costs_ns, int64_t n, int64_t overhead_ns, int64_t limit);
 
-#endif /* MN_POLICY_CHUNK_H */
+#endif

@@ -28,7 +28,7 @@ cell_at(const struct mn_cost *m, int64_t index)
     return index >= 0 && index < m->n ? &m->cells[index] : NULL;
 }
 
-/* Which side of c the value x surprises on: -1, +1, or 0 for neither. */
+/* Returns on which side of c the value x is a surprise: -1, +1, or 0 for neither. */
 static int8_t
 surprise_of(double c, double x)
 {

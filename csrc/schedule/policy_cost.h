@@ -44,28 +44,31 @@
 #define MN_COST_MOST_NS INT64_C(1000000000000000)
 
 enum mn_cost_mark {
-    MN_COST_FOLLOWED = 1u << 0, /* it was made right after its neighbour by one worker, and */
-    MN_COST_OPENS = 1u << 1,    /* was dear even so: it begins a group (policy_locality.h) */
-    MN_COST_ABROAD = 1u << 2,   /* what is known of its cost is not from where it is at home */
-    MN_COST_APART = 1u << 3,    /* nor from beside its neighbour, when nobody knew of groups */
-    MN_COST_EARLY = 1u << 4,    /* it is from there, and from then: it may have opened a group */
+    MN_COST_FOLLOWED = 1u << 0, /* one worker made it right after its neighbour */
+    MN_COST_OPENS = 1u << 1,    /* and it was expensive even so: it opens a group
+                                 * (policy_locality.h) */
+    MN_COST_ABROAD = 1u << 2,   /* its known cost was not measured at its home */
+    MN_COST_APART = 1u << 3,    /* nor after its neighbour, before groups were known */
+    MN_COST_EARLY = 1u << 4,    /* measured after it, before groups were known: may have opened
+                                 * one */
 };
 
 struct mn_cost_cell {
     float wall_ns;
     uint16_t home; /* 1 + the worker that made it last; 0: not known */
-    uint8_t term;  /* of the workers that `home` counts among */
+    uint8_t term;  /* term of the workers that `home` refers to */
     uint8_t marks; /* enum mn_cost_mark */
     uint16_t seen; /* observations, saturating */
     int8_t surprise; /* side of the last surprise: -1, 0, +1 */
-    uint8_t age;   /* observations averaged over, up to MN_COST_MAX_AGE; 0: the next replaces */
+    uint8_t age;   /* observations averaged over, up to MN_COST_MAX_AGE; 0: the next one replaces
+                    * the cost */
 };
 
 struct mn_cost {
-    struct mn_cost_cell *cells; /* [n], the caller's */
+    struct mn_cost_cell *cells; /* [n]; owned by the caller */
     int64_t n;
     int64_t known;      /* cells with an observation */
-    uint64_t samples;   /* observations in all */
+    uint64_t samples;   /* observations in total */
     double mean_wall_ns;
     struct mn_histogram wall;
 };
@@ -77,16 +80,16 @@ mn_cost_bytes(int64_t n)
     return (size_t)n * sizeof(struct mn_cost_cell);
 }
 
-/* cells: mn_cost_bytes(n) bytes, or NULL with n 0. 0 or -EINVAL. */
+/* cells: mn_cost_bytes(n) bytes, or NULL with n 0. Returns 0 or -EINVAL. */
 int
 mn_cost_init(struct mn_cost *m, void *cells, int64_t n);
 
-/* One sample's report. An index outside the array only enters mean and distribution. */
+/* Learns from one sample's report. An index outside the array only enters mean and distribution. */
 void
 mn_cost_observe(struct mn_cost *m, int64_t index, int64_t wall_ns);
 
-/* Asks for an index's cell to be in cache soon. Compilers take what only does that for a function
- * without any effect, and leave out calls of it: the empty statement says that it has one. */
+/* Prefetches an index's cell into the cache. Compilers regard a function that only prefetches as
+ * one without effect and drop calls of it; the empty statement counts as an effect. */
 static inline void
 mn_cost_fetch(const struct mn_cost *m, int64_t index)
 {
@@ -96,7 +99,7 @@ mn_cost_fetch(const struct mn_cost *m, int64_t index)
     }
 }
 
-/* Predicted wall time; 0 when nothing at all is known. */
+/* Returns the predicted wall time; 0 if nothing at all is known. */
 int64_t
 mn_cost_wall(const struct mn_cost *m, int64_t index);
 
@@ -104,19 +107,19 @@ mn_cost_wall(const struct mn_cost *m, int64_t index);
 bool
 mn_cost_knows(const struct mn_cost *m, int64_t index);
 
-/* Copies out up to cap observed cells from *cursor on and moves it past them: call until it
- * returns 0. The two arrays are the whole state worth keeping. */
+/* Copies out up to cap observed cells from *cursor on and moves it past them: call until it returns
+ * 0. The two arrays are all the state that is worth saving. */
 int64_t
 mn_cost_save(const struct mn_cost *m, int64_t *cursor, int64_t cap, int64_t *index,
              int64_t *wall_ns);
 
-/* The observed cells of the largest wall time, largest first, of equal ones the lowest index; at
- * most so many. Returns how many. One walk over all cells. */
+/* Copies out the `most` observed cells of largest wall time, largest first, among equals lowest
+ * index first. Returns their number. One walk over all cells. */
 int64_t
 mn_cost_slowest(const struct mn_cost *m, int64_t most, int64_t *index, int64_t *wall_ns);
 
-/* Takes n saved cells as one observation each. Indices outside the array are left
- * out (the dataset has shrunk). Returns how many were taken. */
+/* Takes n saved cells as one observation each. Indices outside the array are left out (the dataset
+ * has shrunk). Returns how many were taken. */
 int64_t
 mn_cost_load(struct mn_cost *m, int64_t n, const int64_t *index, const int64_t *wall_ns);
 

@@ -152,7 +152,7 @@ mn_dispatch_clear(struct mn_dispatch *d)
     d->closed = false;
     memset(d->class_ns, 0, sizeof(d->class_ns));
     d->free = NO_NODE;
-    d->unused = 0; /* a list of all would be walked at each epoch's begin */
+    d->unused = 0; /* a list of all nodes would be walked at the start of each epoch */
 }
 
 int
@@ -294,7 +294,7 @@ mn_dispatch_retime(struct mn_dispatch *d, const struct mn_dispatch_rates *rates)
 
 /* -- choice ------------------------------------------------------------------------- */
 
-/* The most work left at which the finale begins, for a costliest task of pc / P. */
+/* Returns the most work left at which the finale begins, for a costliest task of pc / P. */
 static int64_t
 finale_work(const struct mn_dispatch_rates *r, int64_t pc)
 {
@@ -347,7 +347,8 @@ mn_dispatch_first(const struct mn_dispatch *d, struct mn_dispatch_choice *out)
     return MN_OK;
 }
 
-/* Up to last_batch, or beyond and so slow that it is started as early as those are. */
+/* Returns whether a task is not past last_batch, or is so slow that it is started as early as those
+ * are. */
 static bool
 within(const struct mn_dispatch *d, const struct mn_dispatch_view *view, int64_t batch,
        int64_t slack_ns)
@@ -356,7 +357,7 @@ within(const struct mn_dispatch *d, const struct mn_dispatch_view *view, int64_t
            || slack_ns <= mn_times(view->last_batch, d->rates.period_ns);
 }
 
-/* Why a task may start; 0 when it may not yet. */
+/* Returns why a task may start; 0 if it may not yet. */
 static int
 reason(const struct mn_dispatch *d, const struct mn_dispatch_view *view, int64_t batch,
        int64_t slack_ns)

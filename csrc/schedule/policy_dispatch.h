@@ -5,8 +5,8 @@
  *   One caller (the engine, under its mutex) inserts the tasks of coming batches, asks
  *   for the one to start whenever a worker is free, and takes it out. A task is one
  *   sample, or a chunk of neighbouring cheap samples of one batch (policy_chunk.h).
- *   What is queued before a worker is free is decided early; in simulation one task a
- *   worker queued ahead cost nothing, because the order itself rarely changes.
+ *   A task that is queued before a worker is free was chosen early; in simulation one task
+ *   per worker queued ahead cost nothing, because the order itself rarely changes.
  *
  * Slack
  *   period   predicted time between two batches (mn_dispatch_period)
@@ -16,12 +16,12 @@
  *   Order: max(slack, 0), then batch, then slack, then position.
  *   A sample that costs as much as most has no excess, so equal costs give the sampler's
  *   order exactly. A slow one overtakes those whose deadline is nearer by less than its
- *   excess: it moves ahead as far as it must to be ready with its neighbours, and no
- *   further. Excess and not cost, so that the window below is the steady window for
- *   ordinary samples; among tasks of at least typical cost it is the same order.
+ *   excess: it moves ahead only by what it needs to be ready with its neighbours. The rule
+ *   uses excess and not cost, so that the window below is the steady window for ordinary
+ *   samples; among tasks of at least typical cost it is the same order.
  *   Negative slack is a start that is overdue from the beginning, which only the first
- *   batches of an epoch have. Among these the earlier batch counts: slow samples of
- *   batches 1, 2, ... do not push all of batch 0 back, and wait for little: its own work.
+ *   batches of an epoch have. Among these the earlier batch counts: slow samples of batches
+ *   1, 2, ... do not push all of batch 0 back, and they wait only for the work of batch 0.
  *
  * What may start (mn_dispatch_peek)
  *   W: slack <= (head + window - 1) * period, with head the next batch to deliver. For
@@ -29,16 +29,16 @@
  *      sample enters earlier, by its excess, so it is ready as early as
  *      its batch-mates are.
  *   I: when nothing is in W and workers would idle, while fewer than `starved_below` batches
- *      are ready in order from the head on: some batch in the window waits for a slow
- *      sample that is running already, its delivery cannot be hastened, and the work
- *      beyond has to be done anyway. (When `starved_below` batches are ready it is the
- *      consumer that is slow, and idling is right.)
+ *      are ready in order from the head on. Some batch in the window then waits for a slow
+ *      sample that is running already. Its delivery cannot be hastened, and the work
+ *      beyond has to be done anyway. (When `starved_below` batches are ready, the
+ *      consumer is slow, and idling is right.)
  *   E: towards the end of the epoch, longest first; see below.
  *   I, E and the early starts of W are bounded by the memory budget (policy_memory.h) and by
  *   the end of the epoch.
- *   L: last_batch, for a caller who cannot use what lies further on yet (policy_ready.h), bounds
- *      ordinary tasks. A slow one past it may start once its slack is that of an ordinary one
- *      of last_batch, or in E: it is started early and used when its turn has come.
+ *   L: last_batch bounds ordinary tasks, for a caller that cannot use later batches yet
+ *      (policy_ready.h). A slow task past it may start once its slack is that of an ordinary
+ *      one of last_batch, or in E: it is started early and used when its turn has come.
  *
  * Work bound
  *   With enough memory, I means that no worker idles while a task is left. Then the
@@ -51,19 +51,19 @@
  *
  * The end of the epoch (costs known)
  *   Least slack starts a slow sample of the last batch about its excess before the end.
- *   That levels the workers only if cheap tasks are left to fill the gaps beside it. So,
+ *   That levels the workers only if cheap tasks are left to fill the gaps next to it. So,
  *   once all tasks of the epoch are inserted (mn_dispatch_close), let c be the largest
  *   cost left and F the work left in tasks of at most c / MN_DISPATCH_SMALLER:
  *     if F < P * c, and the work left is at most MN_DISPATCH_FINALE * P * c * leisure,
  *     and c is over MN_DISPATCH_DISTINCT times the cost of the task of least slack: the
  *     costliest task goes first.
- *   As long as other work of at least P * c is left when a task of cost c starts, all
+ *   While other work of at least P * c is left when a task of cost c starts, all
  *   workers stay busy past its end, and it cannot be the last to finish. With leisure 1
  *   that holds before the finale: either F >= P * c, or (FINALE - 1) * P * c is left
- *   besides it. In the finale the order among distinct costs is longest processing time
- *   first, so what finishes last is as cheap as the distribution allows, and the term
- *   (1 - 1/P) c above shrinks towards the cost of the cheapest class.
- *   FINALE bounds how far delivery is disturbed when there is too little cheap work to
+ *   in addition to it. In the finale the order among distinct costs is longest processing
+ *   time first. So the last task to finish is as cheap as the distribution allows, and the
+ *   term (1 - 1/P) c above shrinks towards the cost of the cheapest class.
+ *   FINALE bounds how much delivery is disturbed when there is too little cheap work to
  *   ever keep the reserve; DISTINCT keeps noise from reordering equal costs.
  *   leisure = 1 - consumer / period: batches that come late, all together, still take
  *   the consumer its time each. A consumer that takes no time loses nothing by that. One
@@ -76,8 +76,8 @@
  *   Work left by cost class (half octaves) for F. Ties are broken by position, so the
  *   order is a function of the inserted tasks and of the calls alone.
  *
- * Rates change: mn_dispatch_retime re-keys in O(n), and only when a rate has moved by
- * more than an eighth (MN_DISPATCH_JITTER), so that keys do not jitter.
+ * Rates change: mn_dispatch_retime re-keys in O(n), and only when a rate has moved by more than an
+ * eighth (MN_DISPATCH_JITTER), so that keys do not jitter.
  */
 #ifndef MN_POLICY_DISPATCH_H
 #define MN_POLICY_DISPATCH_H
@@ -86,13 +86,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* By benchmarks/simulate.py: with 1 the case of 20 % of 10 s in 0.5 s ends 0.6 % later;
- * 4 and 8 gain nothing over 2 and hold delivery back for longer. */
+/* Measured by benchmarks/simulate.py: with 1 the case of 20 % of 10 s in 0.5 s ends 0.6 % later; 4
+ * and 8 gain nothing over 2 and hold delivery back for longer. */
 #define MN_DISPATCH_FINALE 2
-#define MN_DISPATCH_SMALLER 2 /* cheaper than half: fits twice beside it */
+#define MN_DISPATCH_SMALLER 2 /* cheaper than half: two of them fit next to it */
 #define MN_DISPATCH_DISTINCT_NUM 3 /* 3/2: beyond ordinary noise */
 #define MN_DISPATCH_DISTINCT_DEN 2
-#define MN_DISPATCH_JITTER 8 /* a rate that has moved by no more than an eighth has not moved */
+#define MN_DISPATCH_JITTER 8 /* a rate that moved by at most an eighth counts as unchanged */
 
 #define MN_DISPATCH_CLASSES 128
 
@@ -100,24 +100,23 @@ struct mn_dispatch_task {
     int64_t position; /* of its first sample in the sampler's order; unique */
     int64_t batch;    /* number of its batch */
     int64_t cost_ns;  /* predicted */
-    uint64_t tag;     /* the caller's */
+    uint64_t tag;     /* owned by the caller */
 };
 
 enum mn_dispatch_why {
     MN_DISPATCH_WINDOW = 1, /* in the steady window */
     MN_DISPATCH_EARLY = 2,  /* past it, because it is known to be slow */
     MN_DISPATCH_AHEAD = 3,  /* past it, because workers would idle */
-    MN_DISPATCH_FINALE_LPT = 4, /* the costliest, because the epoch ends */
-    MN_DISPATCH_ORDER = 5,  /* the first in order */
+    MN_DISPATCH_FINALE_LPT = 4, /* the costliest task, because the epoch ends */
+    MN_DISPATCH_ORDER = 5,  /* the first task in order */
 };
 
 struct mn_dispatch_view {
     int64_t head_batch;    /* next to deliver */
-    int64_t ready_batches; /* complete and undelivered, in order from the head (all of
-                              them when delivery is out of order) */
-    int64_t last_batch;    /* past this only known-slow tasks; INT64_MAX for no limit */
-    int64_t held_ns;       /* work left in ordinary tasks that workers have been given already,
-                              and that the dispatcher therefore does not hold */
+    int64_t ready_batches; /* complete and undelivered; in order from the head, out of order all */
+    int64_t last_batch;    /* past this only tasks known to be slow; INT64_MAX: no limit */
+    int64_t held_ns;       /* work left in ordinary tasks that were given to workers already, which
+                            * the dispatcher therefore does not hold */
 };
 
 struct mn_dispatch_choice {
@@ -136,10 +135,10 @@ struct mn_dispatch_node {
 
 struct mn_dispatch_rates {
     int64_t period_ns;
-    int64_t consumer_ns; /* what the consumer takes for a batch */
+    int64_t consumer_ns; /* the consumer's time for a batch */
     int64_t typical_ns; /* median cost of a task */
     int64_t window;     /* batches: prefetch_factor * num_workers */
-    int64_t starved_below;     /* fewer batches ready than this, and work beyond may start */
+    int64_t starved_below;     /* work beyond may start if fewer batches than this are ready */
     uint32_t workers;
 };
 
@@ -149,7 +148,7 @@ struct mn_dispatch {
     uint32_t capacity;
     uint32_t count;
     uint32_t free;                  /* head of the free list, of nodes that were used */
-    uint32_t unused;                /* from here on none was used yet */
+    uint32_t unused;                /* nodes from here on were never used */
     bool closed;
     struct mn_dispatch_rates rates;
     int64_t work_ns;                /* sum of the costs of all tasks held */
@@ -164,50 +163,49 @@ mn_dispatch_bytes(uint32_t capacity)
     return ((size_t)capacity * node + 7) & ~(size_t)7;
 }
 
-/* The predicted time between batches: what the consumer takes for one (its time between
- * getting one and asking for the next), or what the workers take, whichever is longer.
- */
+/* Returns the predicted time between batches: what the consumer takes for one (its time between
+ * getting one and asking for the next), or what the workers take, whichever is longer. */
 int64_t
 mn_dispatch_period(int64_t consumer_ns, int64_t mean_sample_ns, int64_t batch_size,
                    uint32_t workers);
 
-/* 0, or -EINVAL for no memory, no room, or rates out of range: period, window and workers
- * are positive, the others not negative. */
+/* Returns 0, or -EINVAL for no memory, no capacity, or rates out of range: period, window and
+ * workers must be positive, the others not negative. */
 int
 mn_dispatch_init(struct mn_dispatch *d, void *memory, uint32_t capacity,
                  const struct mn_dispatch_rates *rates);
 
-/* MN_OK, MN_FULL, or -EINVAL for a negative position or batch. node: NULL, or where to say
- * which node it has, for mn_dispatch_take. */
+/* Inserts a task. node: NULL, or receives its node for mn_dispatch_take(). Returns MN_OK, MN_FULL,
+ * or -EINVAL for a negative position or batch. */
 int
 mn_dispatch_insert(struct mn_dispatch *d, const struct mn_dispatch_task *task,
                    uint32_t *node);
 
-/* No task will be inserted before the epoch is over. Until mn_dispatch_reopen. */
+/* Declares that no task will be inserted before the epoch is over, until mn_dispatch_reopen(). */
 void
 mn_dispatch_close(struct mn_dispatch *d);
 
 void
 mn_dispatch_reopen(struct mn_dispatch *d);
 
-/* The task that should start now. MN_OK; MN_FULL when none may (the window is full and
- * nobody is starved); MN_EMPTY when there is none. Changes nothing. */
+/* Finds the task that should start now. Returns MN_OK; MN_FULL if none may (the window is full and
+ * no worker is starved); MN_EMPTY if there is none. Changes nothing. */
 int
 mn_dispatch_peek(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
                  struct mn_dispatch_choice *out);
 
-/* Whether a task that the dispatcher does not hold may start now: W or I above, and what
- * is known to be slow earlier. MN_OK and why, or MN_FULL. */
+/* Returns whether a task that the dispatcher does not hold may start now: by W or I above, and
+ * earlier if it is known to be slow. Returns MN_OK and why, or MN_FULL. */
 int
 mn_dispatch_may(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
                 const struct mn_dispatch_task *task, enum mn_dispatch_why *why);
 
-/* What peek goes by: of two tasks the one of less slack comes first. */
+/* Returns the key of mn_dispatch_peek(): of two tasks the one with less slack comes first. */
 int64_t
 mn_dispatch_slack(const struct mn_dispatch *d, const struct mn_dispatch_task *task);
 
-/* The first task in the sampler's order: for when the budget refuses the other. MN_OK or
- * MN_EMPTY. */
+/* Finds the first task in the sampler's order, for when the budget refuses the other. Returns MN_OK
+ * or MN_EMPTY. */
 int
 mn_dispatch_first(const struct mn_dispatch *d, struct mn_dispatch_choice *out);
 
@@ -215,18 +213,18 @@ mn_dispatch_first(const struct mn_dispatch *d, struct mn_dispatch_choice *out);
 void
 mn_dispatch_take(struct mn_dispatch *d, uint32_t node);
 
-/* Takes out all tasks of which drop(task, arg) is true. O(n). */
+/* Takes out all tasks for which drop(task, arg) is true. O(n). */
 void
 mn_dispatch_drop(struct mn_dispatch *d, bool (*drop)(const struct mn_dispatch_task *, void *),
                  void *arg);
 
-/* New rates; re-keys when they moved enough. True if it did. Rates out of range are
- * ignored. */
+/* Sets new rates; re-keys if they moved enough. Returns whether it did. Ignores rates that are out
+ * of range. */
 bool
 mn_dispatch_retime(struct mn_dispatch *d, const struct mn_dispatch_rates *rates);
 
-/* Forgets all tasks (an abandoned epoch). */
+/* Forgets all tasks (of an abandoned epoch). */
 void
 mn_dispatch_clear(struct mn_dispatch *d);
 
-#endif /* MN_POLICY_DISPATCH_H */
+#endif

@@ -16,7 +16,7 @@
  *   rare class is never forgotten while new samples come in): older samples weigh half
  *   as much as the last MN_HIST_KEEP / 2, and so on.
  *
- * Not thread safe; the owner is whoever owns the model it sits in.
+ * Not thread safe: the owner of the model that contains it must hold the model's lock.
  */
 #ifndef MN_POLICY_HISTOGRAM_H
 #define MN_POLICY_HISTOGRAM_H
@@ -40,17 +40,17 @@ mn_histogram_init(struct mn_histogram *h);
 void
 mn_histogram_add(struct mn_histogram *h, int64_t value_ns);
 
-/* The duration that permille of 1000 samples do not exceed; 0 when nothing was added.
+/* Returns the duration that permille of 1000 samples do not exceed; 0 if nothing was added.
  * permille is clamped to [0, 1000]. */
 int64_t
 mn_histogram_quantile(const struct mn_histogram *h, int permille);
 
-/* How many of 1000 samples, rounded down, are in buckets that lie wholly above value. */
+/* Returns how many of 1000 samples, rounded down, are in buckets wholly above value. */
 int
 mn_histogram_above(const struct mn_histogram *h, int64_t value_ns);
 
-/* The same, of 1000 parts of their sum instead of their number. */
+/* Returns the same, in 1000 parts of the samples' sum instead of their number. */
 int
 mn_histogram_weight(const struct mn_histogram *h, int64_t value_ns);
 
-#endif /* MN_POLICY_HISTOGRAM_H */
+#endif

@@ -15,8 +15,8 @@ mn_locality_init(struct mn_locality *l)
     l->order = (struct mn_locality_order){1.0, 1.0, true};
 }
 
-/* Moves a share of the last pairs toward 1 or 0; so near to 0 it is 0, as the ever smaller numbers
- * on the way there would take the processor a hundred times as long. */
+/* Moves a share of the last pairs toward 1 or 0. A share close to 0 becomes 0, because the ever
+ * smaller numbers on the way there would take the processor a hundred times as long. */
 static void
 count_pair(double *share, bool is_one)
 {
@@ -53,7 +53,7 @@ toward(double *mean, double x, uint32_t *n)
     *mean += (x - *mean) / *n;
 }
 
-/* The one of n costs that a share of them does not exceed. */
+/* Returns the cost that this share of n costs does not exceed. */
 static double
 quantile(const float *cost, uint32_t n, double share)
 {
@@ -71,7 +71,8 @@ quantile(const float *cost, uint32_t n, double share)
     return 0.0;
 }
 
-/* Keeps a cost; what is derived from all of them follows every few: it takes a microsecond. */
+/* Stores a cost; the quantile is computed only every few costs, because that takes a
+ * microsecond. */
 static void
 keep(float *ring, uint32_t *at, uint32_t n, int64_t cost_ns, double share, double *quantile_ns)
 {
@@ -81,7 +82,7 @@ keep(float *ring, uint32_t *at, uint32_t n, int64_t cost_ns, double share, doubl
     }
 }
 
-/* The share of the last of the cheap kind that cost less; of equals half. */
+/* Returns the share of the last costs of the cheap kind that are lower; equal ones count half. */
 static double
 rank_of(const struct mn_contrast *c, float cost)
 {
@@ -92,20 +93,20 @@ rank_of(const struct mn_contrast *c, float cost)
     return (double)twice / (2.0 * c->ncheap);
 }
 
-/* Whether the ranks say that the dear kind costs more. */
+/* Returns whether the ranks say that the dear kind costs more. */
 static bool
 ranks_differ(const struct mn_contrast *c, double ask)
 {
     bool both = c->ndear != 0 && c->ncheap != 0;
-    /* The variance of the mean of so many uniform ranks among so many others. */
+    /* The variance of the mean of ndear uniform ranks among ncheap others. */
     double variance = both ? (1.0 / c->ndear + 1.0 / c->ncheap) / 12.0 : 1.0;
     double above = c->rank - 0.5;
     return above >= ask * MN_CONTRAST_LEAST
            && above * above >= ask * ask * MN_CONTRAST_SIGMAS * MN_CONTRAST_SIGMAS * variance;
 }
 
-/* By how much the share of those that cost far more is larger in the dear kind; 0 where that may
- * be chance. */
+/* Returns by how much the share of samples that cost far more is larger in the dear kind; 0 where
+ * that may be chance. */
 static double
 tails_differ(const struct mn_contrast *c, double ask)
 {
@@ -120,8 +121,9 @@ tails_differ(const struct mn_contrast *c, double ask)
     return more > 0.0 && more * more >= sigmas * sigmas * variance ? more : 0.0;
 }
 
-/* Whether hardly any cost as much as would be worth to be saved: of the dear kind, of which few
- * are enough then, or of all, where one worker goes on and on and makes none of that kind. */
+/* Returns whether hardly any sample costs enough to be worth saving. Few of the dear kind are
+ * enough for that. Or it is judged by all samples, where one worker goes on and on and makes none
+ * of the dear kind. */
 static bool
 little(const struct mn_contrast *c)
 {
@@ -132,8 +134,8 @@ little(const struct mn_contrast *c)
     return c->cheap_ns < MN_LOCALITY_WORTH_NS && (dear || any);
 }
 
-/* Whether so many were seen that a difference would have shown. Where some cost far more than
- * usual it takes more to tell whose they are. */
+/* Returns whether enough samples were seen that a difference would have shown. Where some cost far
+ * more than usual, telling which kind they belong to takes more. */
 static bool
 enough(const struct mn_contrast *c)
 {
@@ -160,7 +162,7 @@ decide(struct mn_contrast *c)
     }
 }
 
-/* Counts a sample among those of its kind, and whether it cost far more than usual. */
+/* Counts a sample in its kind. Returns whether it cost far more than usual. */
 static bool
 count(struct mn_contrast *c, struct mn_contrast_tail *t, int64_t cost_ns)
 {
@@ -332,7 +334,8 @@ mn_locality_opening(const struct mn_locality *l)
     return l->near.answer == MN_CONTRAST_YES && opening > 0.0 ? (int64_t)opening : 0;
 }
 
-/* A cost without what is paid on average for something, but no less than the cheap ones. */
+/* Returns a cost without what is paid on average for something, but at least that of the cheap
+ * kind. */
 static int64_t
 without(int64_t cost_ns, int64_t paid_ns, int64_t cheap_ns)
 {

@@ -1,4 +1,4 @@
-/* May another task start, as far as memory goes? See policy_memory.h.
+/* Whether memory allows another task to start. See policy_memory.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "schedule/policy_memory.h"

@@ -1,10 +1,10 @@
-/* May another task start, as far as memory goes?
+/* Whether memory allows another task to start.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
  *   Bounds the bytes of batches in flight and of ready ones that were not delivered yet. The
  *   caller charges what a task will occupy when it starts (all of its batch, with the batch's
- *   first task), and gives it back when the batch was delivered and is released.
+ *   first task), and returns it when the batch was delivered and is released.
  *
  * Terms
  *   used    all bytes charged
@@ -17,15 +17,15 @@
  *   Another starts if used + bytes + room <= limit.
  *   That is also how a batch larger than the limit passes, alone: everything else is refused.
  *
- * No deadlock: the head's tasks are never refused, so the head is delivered and frees
- *   its bytes, and the next batch becomes the head.
+ * No deadlock: the head's tasks are never refused, so the head is delivered and frees its bytes,
+ * and the next batch becomes the head.
  *
- * Bound: if no batch is larger than room <= limit, then used <= limit always. A task past
- *   the head leaves ahead <= limit - room behind; ahead falls when the head moves on;
- *   the head itself never holds more than room; so used = ahead + head <= limit. If a
- *   batch does not fit (or was underestimated) the excess is at most that one batch, and
- *   nothing else is started until it is gone. What the program keeps of delivered batches
- *   is used as well, and comes on top: whoever delivers bounds it.
+ * Bound: if no batch is larger than room <= limit, then used <= limit always. A task past the head
+ * leaves ahead <= limit - room behind; ahead falls when the head moves on; the head itself never
+ * uses more than room; so used = ahead + head <= limit. If a batch does not fit (or was
+ * underestimated) the excess is at most that one batch, and nothing else is started until it is
+ * gone. What the program retains of delivered batches is used as well, and comes on top: the code
+ * that delivers must bound it.
  */
 #ifndef MN_POLICY_MEMORY_H
 #define MN_POLICY_MEMORY_H
@@ -40,8 +40,9 @@ struct mn_memory {
     int64_t room;
 };
 
-/* Whether a task that will occupy so much may start. is_head: it is of the head batch. */
+/* Returns whether a task that will occupy bytes may start. is_head: it belongs to the head
+ * batch. */
 bool
 mn_memory_may(const struct mn_memory *m, int64_t bytes, bool is_head);
 
-#endif /* MN_POLICY_MEMORY_H */
+#endif

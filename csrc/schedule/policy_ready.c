@@ -1,4 +1,4 @@
-/* Batches from whichever samples are ready first: see policy_ready.h.
+/* Batches of the samples that are ready first: see policy_ready.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "schedule/policy_ready.h"
@@ -57,7 +57,7 @@ least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* The oldest natural batch of which something may be undelivered. */
+/* Returns the oldest natural batch that may have undelivered samples. */
 static int64_t
 base_of(const struct mn_ready *r)
 {
@@ -70,7 +70,7 @@ mn_ready_horizon(const struct mn_ready *r)
     return least((r->formed + r->bound + 1) * r->batch, r->total);
 }
 
-/* How many natural batches begin before the horizon. */
+/* Returns how many natural batches begin before the horizon. */
 static int64_t
 within_reach(const struct mn_ready *r)
 {
@@ -84,8 +84,8 @@ at(const struct mn_ready *r, int64_t position)
     return &r->state[position % r->span];
 }
 
-/* What is known of natural batch j. Those from the oldest one due up to the horizon are 2 D + 1 at
- * most, and each has a place of its own. */
+/* Returns the counts of natural batch j. From the oldest due one up to the horizon there are at
+ * most 2 D + 1, so each has a place of its own. */
 static struct mn_ready_natural *
 natural(const struct mn_ready *r, int64_t j)
 {
@@ -130,7 +130,7 @@ is_whole(const struct mn_ready *r, int64_t j)
     return b->gone == 0 && b->ready[0] + b->ready[1] == size_of(r, j);
 }
 
-/* Whether the natural batch that is due, if there is one, has nothing pending. */
+/* Returns whether the due natural batch, if there is one, has no pending sample. */
 static bool
 due_is_ready(const struct mn_ready *r)
 {
@@ -153,7 +153,7 @@ mn_ready_could_mix(const struct mn_ready *r)
     return want > 0 && r->ready[0] + r->ready[1] >= want && due_is_ready(r);
 }
 
-/* How many slow samples come naturally, a batch. */
+/* Returns the natural number of slow samples per batch. */
 static double
 slow_share(const struct mn_ready *r)
 {
@@ -161,22 +161,22 @@ slow_share(const struct mn_ready *r)
     return all > 0 ? (double)r->marked[1] / (double)all * (double)r->batch : 0.0;
 }
 
-/* The most that a batch may have of them while others are there. */
+/* Returns the most slow samples that a batch may have while others are ready. */
 static double
 slow_most(const struct mn_ready *r)
 {
     return slow_share(r) * MN_READY_CARRY + 1.0;
 }
 
-/* How many slow samples are this batch's natural share, the due ones among them, by what was
- * delivered so far; negative where more than the share were. */
+/* Returns how many slow samples are this batch's natural share, including the due ones, judged by
+ * what was delivered so far; negative if more than the share were delivered. */
 static double
 slow_owed(struct mn_ready *r)
 {
     double owed = slow_share(r) * (double)(r->formed + 1) - (double)r->slow_out;
     double most = slow_most(r);
     if (owed > most) {
-        /* What was not used long ago is forgotten. */
+        /* A share that was not used long ago is forgotten. */
         r->slow_out += (int64_t)(owed - most);
         owed = most;
     }
@@ -185,8 +185,8 @@ slow_owed(struct mn_ready *r)
 
 enum { MIXED = -1, NONE_WHOLE = -2, STARVING = -3 };
 
-/* The natural batch to deliver as it lies; MIXED; STARVING: mixed, for slow samples wait for too
- * long; NONE_WHOLE: mixed if the caller likes. */
+/* Returns the natural batch to deliver as it lies; MIXED; STARVING: mixed, because slow samples
+ * have waited too long; NONE_WHOLE: mixed if the caller likes. */
 static int64_t
 choose(const struct mn_ready *r, double owed)
 {
@@ -208,9 +208,9 @@ choose(const struct mn_ready *r, double owed)
     return open >= want ? MIXED : starve ? STARVING : whole;
 }
 
-/* ---- what it takes ------------------------------------------------------------------ */
+/* ---- which samples ------------------------------------------------------------------ */
 
-/* Of which natural batches: of those that are open, too, that are not whole, of any. */
+/* From which natural batches to take: open ones, also those that are not whole, or any. */
 enum { OPEN, NOT_WHOLE, ANY };
 
 /* Chooses up to want samples in state `kind` of natural batches [from, to), oldest first. */
@@ -240,9 +240,9 @@ take(struct mn_ready *r, uint8_t kind, int64_t from, int64_t to, int64_t want, i
     return got;
 }
 
-/* First what is due, then slow samples up to their share, then fast ones; slow ones beyond that
- * only where there is nothing else. Whole batches are left for later as long as there are others:
- * they can be delivered as they lie. starving: slow samples may be of whole ones, too. */
+/* Takes the due samples first, then slow ones up to their share, then fast ones; more slow ones
+ * only if nothing else is ready. While there are others, whole batches are left for later: they can
+ * be delivered as they lie. starving: slow samples may come from whole ones, too. */
 static int64_t
 mix_batch(struct mn_ready *r, double owed, int64_t want, bool starving)
 {
@@ -280,8 +280,8 @@ emit(struct mn_ready *r, int64_t from, int64_t to, int64_t *out, int64_t n)
     }
 }
 
-/* Batch k is out: the oldest natural batch can hold nothing any more; its places become those
- * of the one that has come within reach. */
+/* Batch k is delivered: the oldest natural batch is used up. Its places go to the natural batch
+ * that has come within reach. */
 static void
 advance(struct mn_ready *r)
 {

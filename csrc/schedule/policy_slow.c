@@ -13,7 +13,7 @@ mn_slow_init(struct mn_slow *s)
     s->dissent = 0;
 }
 
-/* What an ordinary sample takes. */
+/* Returns what an ordinary sample takes. */
 static int64_t
 norm_of(const struct mn_histogram *h)
 {

@@ -14,9 +14,9 @@
  *             the whole. The lower quartile and not the median: where most samples are the
  *             slow ones, the median is theirs.
  *   cheap   = sending one takes at most 1/MN_SPLIT_SHARE of what one costs
- *   split when cheap and uneven >= MN_SPLIT_ON; once split, until uneven < MN_SPLIT_OFF or
- *   it is no longer cheap by half (hysteresis, so that batches do not go to and fro).
- *   A constant cost never is uneven: all samples lie within twice the lower quartile.
+ *   Split when cheap and uneven >= MN_SPLIT_ON. Once split, stay so until uneven < MN_SPLIT_OFF
+ *   or it is no longer cheap by half (hysteresis, so that batches do not go to and fro).
+ *   A constant cost is never uneven: all samples lie within twice the lower quartile.
  */
 #ifndef MN_POLICY_SPLIT_COLLATE_H
 #define MN_POLICY_SPLIT_COLLATE_H
@@ -32,11 +32,12 @@
 /* Three parts in a hundred: less than a worker idles where costs are uneven. */
 #define MN_SPLIT_SHARE 32
 
-/* send_ns of batches whose samples cannot be sent, or are not known yet */
+/* send_ns of batches whose samples cannot be sent, or are not known yet. */
 #define MN_SPLIT_CANNOT (-1)
 
-/* on: the answer so far. mean_ns: of a sample. send_ns: of sending one, or MN_SPLIT_CANNOT. */
+/* Returns whether to split. on: the answer so far. mean_ns: of a sample. send_ns: of sending one,
+ * or MN_SPLIT_CANNOT. */
 bool
 mn_split_worth(bool on, const struct mn_histogram *wall, int64_t mean_ns, int64_t send_ns);
 
-#endif /* MN_POLICY_SPLIT_COLLATE_H */
+#endif
