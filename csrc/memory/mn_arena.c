@@ -9,7 +9,7 @@
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
 
-/* Bytes at a time: a millisecond or so, after which the caller looks after other things again. */
+/* Bytes per step: about a millisecond, after which the caller can do other things again. */
 #define TRIM_STEP (UINT64_C(4) << 20)
 
 int
@@ -55,7 +55,7 @@ int
 mn_arena_alloc(struct mn_arena *a, uint64_t bytes, uint64_t *off)
 {
     int rc = mn_extents_alloc(a->rows, bytes, off);
-    /* What is lent comes back in a moment, and may be what is missing. */
+    /* Lent memory comes back in a moment, and may be what is missing. */
     return rc == -ENOMEM && mn_extents_lent(a->rows) != 0 ? -EAGAIN : rc;
 }
 
@@ -106,7 +106,7 @@ mn_arena_free_record(struct mn_arena *a, uint64_t off, uint64_t bytes)
 int
 mn_arena_keep(struct mn_arena *a, struct mn_ranges *of, uint64_t off, uint64_t bytes)
 {
-    /* Freeing in parts needs a node of the allocator for each part. */
+    /* Freeing in parts needs one of the allocator's nodes for each part. */
     int rc = mn_extents_reserve(a->rows, 2);
     if (rc == 0) {
         rc = mn_ranges_cut(of, off, bytes);
@@ -171,7 +171,7 @@ mn_arena_discard(struct mn_arena *a, uint64_t off, uint64_t bytes)
     a->provider->discard(a->provider, a->base + off, bytes);
 }
 
-/* Takes the pages of a free range away. Guard held, but not meanwhile: it is a system call. */
+/* Removes the pages of a free range. Guard held, but released during the system call. */
 static void
 discard_free(struct mn_arena *a, uint64_t off, uint64_t len)
 {
@@ -183,7 +183,7 @@ discard_free(struct mn_arena *a, uint64_t off, uint64_t len)
     mn_mutex_lock(a->guard);
     mn_extents_return(a->rows, off, len);
     a->trimmed_bytes += len;
-    room_comes(a); /* an allocation may have failed for it */
+    room_comes(a); /* an allocation may have failed while it was lent */
 }
 
 void

@@ -19,7 +19,7 @@ struct mn_extent {
     uint64_t max; /* largest len in this subtree */
     struct mn_extent *left;  /* or the next spare node */
     struct mn_extent *right;
-    uint32_t rank; /* random; a parent's is not below its children's */
+    uint32_t rank; /* random; a parent's is never below its children's */
 };
 
 struct mn_extents {
@@ -27,15 +27,15 @@ struct mn_extents {
     struct mn_extent *spare;
     uint64_t spares;
     uint64_t promised;
-    uint64_t lends;    /* ranges lent: a spare node for each, which no free may use */
+    uint64_t lends;    /* ranges lent: each has a spare node, which no free may use */
     uint64_t base_off;
     uint64_t bytes;
     uint64_t free_bytes;
     uint64_t lent_bytes;
     uint64_t warm_bytes;
-    uint64_t warm_end; /* nothing warm from this offset on */
+    uint64_t warm_end; /* nothing is warm from this offset on */
     uint64_t allocs;
-    uint8_t *freed_at; /* [granules]: turn of the last free, 0: in use or not warm */
+    uint8_t *freed_at; /* [granules]: turn of the last free; 0: in use or not warm */
     uint32_t granule;
     uint32_t seed;
     uint8_t turn; /* 1 to 255 */
@@ -44,8 +44,8 @@ struct mn_extents {
 /* Granules that one search for warm ones looks at: some ten microseconds. */
 #define MN_EXTENT_LOOK 16384u
 
-/* Spare nodes beyond the promises that are kept and not given back to malloc: enough for
- * the ranges of a few batches, a few kilobytes. */
+/* Spare nodes beyond the promises that are not returned to malloc: enough for the ranges of a few
+ * batches, a few kilobytes. */
 #define MN_EXTENT_SLACK 64
 
 /* ---- nodes ---- */
@@ -70,7 +70,7 @@ mn_extent_retire(struct mn_extents *e, struct mn_extent *node)
     e->spares++;
 }
 
-/* Gives spare nodes back to malloc down to that many, beside those for what is lent. */
+/* Returns spare nodes to malloc, down to `wanted` and those for lent ranges. */
 static void
 mn_extent_trim(struct mn_extents *e, uint64_t wanted)
 {
@@ -82,7 +82,7 @@ mn_extent_trim(struct mn_extents *e, uint64_t wanted)
     }
 }
 
-/* Makes sure of that many spare nodes beside those for what is lent. */
+/* Ensures `wanted` spare nodes in addition to those for lent ranges. Returns 0 or -ENOMEM. */
 static int
 mn_extent_stock(struct mn_extents *e, uint64_t wanted)
 {
@@ -126,7 +126,7 @@ mn_extent_pull(struct mn_extent *node)
     return node;
 }
 
-/* All offsets in left lie below those in right. */
+/* Merges two subtrees. All offsets in left lie below those in right. */
 static struct mn_extent *
 mn_extent_merge(struct mn_extent *left, struct mn_extent *right)
 {
@@ -190,8 +190,8 @@ mn_extent_erase(struct mn_extent *root, const struct mn_extent *node)
     return mn_extent_pull(root);
 }
 
-/* Gives a node another place and length. It stays between its neighbours, so only the
- * largest lengths above it change. */
+/* Moves and resizes a node. It stays between its neighbours, so only the largest lengths above it
+ * change. */
 static void
 mn_extent_resize(struct mn_extent *root, struct mn_extent *node, uint64_t off, uint64_t len)
 {
@@ -205,7 +205,7 @@ mn_extent_resize(struct mn_extent *root, struct mn_extent *node, uint64_t off, u
     (void)mn_extent_pull(root);
 }
 
-/* The last free range that begins at or before off, and the first that begins after. */
+/* Finds the last free range that begins at or before off, and the first that begins after. */
 static void
 mn_extent_around(const struct mn_extents *e, uint64_t off, struct mn_extent **before,
                  struct mn_extent **after)
@@ -248,7 +248,7 @@ mn_extent_unwarm(struct mn_extents *e, uint64_t off, uint64_t len)
     for (uint64_t i = 0; i < n; i++) {
         warm += at[i] != 0;
     }
-    if (warm != 0) { /* not to touch the bytes of what was never in use */
+    if (warm != 0) { /* do not touch the bytes of memory that was never in use */
         memset(at, 0, (size_t)n);
         e->warm_bytes -= warm * e->granule;
         e->warm_end = e->warm_bytes != 0 ? e->warm_end : e->base_off;
@@ -264,8 +264,8 @@ mn_extent_is_cold(const struct mn_extents *e, uint64_t granule, uint32_t turns)
 
 /* ---- the allocator ---- */
 
-/* A byte for each granule, zero. Mapped, so that a page is there once it is written: what calloc()
- * gives may be memory that was used before, all of which it has to clear, and there may be 2^25. */
+/* Maps a zero byte for each granule. There may be 2^25. A mapping gets its pages only when they are
+ * written; calloc() might have to clear all of it, because its memory may have been used before. */
 static int
 mn_extent_map_turns(struct mn_extents *e)
 {
@@ -300,7 +300,7 @@ mn_extents_open(struct mn_extents **out, uint64_t base_off, uint64_t bytes,
     e->bytes = bytes;
     e->free_bytes = bytes;
     e->granule = granule;
-    e->seed = 2463534242u; /* Marsaglia's own; any but zero will do */
+    e->seed = 2463534242u; /* Marsaglia's own; any seed but zero will do */
     e->turn = 1;
     e->warm_end = base_off;
     if (mn_extent_map_turns(e) != 0 || mn_extent_stock(e, 1) != 0) {
@@ -316,7 +316,7 @@ mn_extents_open(struct mn_extents **out, uint64_t base_off, uint64_t bytes,
 static void
 mn_extent_drop(struct mn_extent *node)
 {
-    while (node != NULL) { /* recursion on one side only: as deep as the tree at most */
+    while (node != NULL) { /* recursion on one side only: at most as deep as the tree */
         struct mn_extent *right = node->right;
         mn_extent_drop(node->left);
         free(node);
@@ -394,7 +394,7 @@ mn_extents_reserve(struct mn_extents *e, uint32_t n)
     return 0;
 }
 
-/* Enters [off, off + len) among the free, between its neighbours before and after. */
+/* Enters [off, off + len) as free, between its neighbours before and after. */
 static void
 mn_extents_put(struct mn_extents *e, uint64_t off, uint64_t len, struct mn_extent *before,
                struct mn_extent *after)
@@ -440,7 +440,7 @@ mn_extents_free(struct mn_extents *e, uint64_t off, uint64_t bytes)
     mn_extent_warm(e, off, len);
     e->free_bytes += len;
     e->promised -= e->promised > 0 ? 1 : 0;
-    /* Each free returns a granule at least, so more promises than granules that are out are
+    /* Each free returns at least one granule. So promises beyond the number of granules in use are
      * left over from ranges that were freed in fewer pieces than announced. */
     uint64_t most = (e->bytes - e->free_bytes) / e->granule;
     e->promised = e->promised < most ? e->promised : most;
@@ -516,7 +516,7 @@ mn_extents_cold(const struct mn_extents *e, uint32_t turns, uint64_t most, uint6
         if (look == 0) {
             return MN_FULL;
         }
-        look--; /* a search in the tree costs something, too */
+        look--; /* a search in the tree has a cost, too */
         if (at < stop) {
             *off = *from;
             *len = 0;
@@ -568,7 +568,7 @@ void
 mn_extents_return(struct mn_extents *e, uint64_t off, uint64_t len)
 {
     mn_assert(e->lends > 0);
-    e->lends--; /* its node is what a promise is now, which the free uses up */
+    e->lends--; /* its node becomes a promise, which the free uses up */
     e->promised++;
     int rc = mn_extents_free(e, off, len);
     mn_assert(rc == 0);

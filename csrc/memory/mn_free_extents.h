@@ -4,17 +4,17 @@
  * Purpose
  *   Hands out ranges of [base_off, base_off + bytes) of an arena that it never touches.
  *   Lowest address first: memory that was in use a moment ago is warm, and the cold upper
- *   end stays in one piece that can be given back to the system.
+ *   end stays in one piece that can be returned to the system.
  *
  * Actors and owners
- *   One thread at a time; the trainer's engine alone. Everything lives in private memory,
- *   so a worker killed at any instruction cannot damage it, and no order is needed.
+ *   One thread at a time; only the trainer's engine. Everything lives in private memory,
+ *   so a worker killed at any instruction cannot damage it, and no memory order is needed.
  *   A child made by fork has a dead copy that it must not use to free.
  *
  * Data
  *   A treap of the free ranges by offset; each node also holds the largest length
- *   below it, which makes first fit, free and every question O(log n) in the number of free
- *   ranges. There is no record of allocations: who holds a range knows its length.
+ *   below it. That makes first fit, free and every query O(log n) in the number of free
+ *   ranges. Allocations are not recorded: the owner of a range knows its length.
  *
  * Invariants
  *   Free ranges are disjoint, not empty, never adjacent (coalesced), whole granules.
@@ -24,22 +24,22 @@
  * When malloc fails
  *   An allocation needs no node, but the free that ends it may. So alloc sets a node aside
  *   (a promise), and fails with -ENOMEM when it cannot, with nothing changed. Each free
- *   uses up one promise. A range that will be freed in n pieces wants n - 1 promises more:
+ *   uses up one promise. A range that will be freed in n pieces needs n - 1 more promises:
  *   mn_extents_reserve. A free past all promises asks malloc, and may return -ENOMEM with
- *   nothing changed and the range still allocated; it can be tried again later. What is lent
- *   has a node of its own set aside, which no free uses.
+ *   nothing changed and the range still allocated; it can be tried again later. A lent range
+ *   has its own node set aside, which no free uses.
  *
- * What is free and was in use once may hold pages still: it is warm. For each granule there is
- * a byte with the turn at which it was last freed, 0 when it is in use or holds nothing. Turns
- * are what the caller makes of time. To give pages back to the system takes a system call, for
- * which no lock should be held: so a warm range is lent, which makes it neither free nor used,
- * and returned without pages. What is free and not warm was never in use, or was lent since.
+ * Free memory that was in use once may still have pages: it is warm. Each granule has a byte with
+ * the turn at which it was last freed; 0: it is in use or has no page. The caller defines turns in
+ * terms of time. Returning pages to the system takes a system call, for which no lock should be
+ * held. So a warm range is lent, which makes it neither free nor used, and is returned without
+ * pages. Free memory that is not warm was never in use, or was lent since.
  *
- * Wrap: offsets are 64 bits and open refuses a range whose end passes 2^63. Turns are counted
- * in a byte: what was freed 255 turns ago looks as if it was freed just now, and is found later.
+ * Wrap: offsets are 64 bits and open refuses a range whose end passes 2^63. Turns are counted in a
+ * byte: memory that was freed 255 turns ago looks as if it was freed just now, and is found later.
  *
  *   mn_extents_open     mn_extents_close
- *   mn_extents_alloc    mn_extents_free, once or in pieces
+ *   mn_extents_alloc    mn_extents_free, at once or in pieces
  *   mn_extents_lend     mn_extents_return
  */
 #ifndef MN_FREE_EXTENTS_H
@@ -49,8 +49,8 @@
 
 struct mn_extents;
 
-/* All of [base_off, base_off + bytes) is free, and nothing of it is warm. granule is a power of
- * two of which both are multiples. 0, -EINVAL, -ENOMEM. */
+/* Opens an allocator: all of [base_off, base_off + bytes) is free, and none of it is warm. granule
+ * is a power of two of which both are multiples. Returns 0, -EINVAL, -ENOMEM. */
 int
 mn_extents_open(struct mn_extents **out, uint64_t base_off, uint64_t bytes,
                 uint32_t granule);
@@ -59,59 +59,59 @@ mn_extents_open(struct mn_extents **out, uint64_t base_off, uint64_t bytes,
 void
 mn_extents_close(struct mn_extents *e);
 
-/* Takes bytes, rounded up to granules, at the lowest offset where they fit. 0, -ENOMEM when
- * no free range is long enough or malloc failed, -EINVAL for 0 bytes. */
+/* Takes bytes, rounded up to granules, at the lowest offset where they fit. Returns 0; -ENOMEM if
+ * no free range is long enough or malloc failed; -EINVAL for 0 bytes. */
 int
 mn_extents_alloc(struct mn_extents *e, uint64_t bytes, uint64_t *off);
 
-/* Promises n more frees that cannot fail. 0 or -ENOMEM. */
+/* Promises n more frees that cannot fail. Returns 0 or -ENOMEM. */
 int
 mn_extents_reserve(struct mn_extents *e, uint32_t n);
 
-/* Frees any part of what is allocated; off is a multiple of the granule, bytes is rounded
- * up. 0; -EINVAL if any of it is free already or out of range; -ENOMEM as told above. */
+/* Frees any part of what is allocated; off is a multiple of the granule, bytes is rounded up.
+ * Returns 0; -EINVAL if any of it is free already or out of range; -ENOMEM as described above. */
 int
 mn_extents_free(struct mn_extents *e, uint64_t off, uint64_t bytes);
 
-/* Bytes allocated, whole granules. */
+/* Returns the bytes allocated, in whole granules. */
 uint64_t
 mn_extents_used(const struct mn_extents *e);
 
-/* Bytes lent. While there are any, an allocation may fail that will not when they are back. */
+/* Returns the bytes lent. While there are any, an allocation may fail that would succeed later. */
 uint64_t
 mn_extents_lent(const struct mn_extents *e);
 
-/* Free bytes that may hold pages. */
+/* Returns the free bytes that may have pages. */
 uint64_t
 mn_extents_warm(const struct mn_extents *e);
 
-/* Allocations so far. */
+/* Returns the number of allocations so far. */
 uint64_t
 mn_extents_allocs(const struct mn_extents *e);
 
-/* The first free bytes at or after from_off, up to the end of their range. MN_OK, or
- * MN_EMPTY when there are none; to go on, ask from *off + *len. */
+/* Finds the first free bytes at or after from_off, up to the end of their range. Returns MN_OK, or
+ * MN_EMPTY if there are none. To continue, ask from *off + *len. */
 int
 mn_extents_next_free(const struct mn_extents *e, uint64_t from_off, uint64_t *off,
                      uint64_t *len);
 
-/* A turn is over. */
+/* Ends a turn. */
 void
 mn_extents_turn(struct mn_extents *e);
 
-/* The first warm range at or after *from (base_off, or where the last call ended) that was freed
- * turns ago or earlier, up to most bytes of it; turns < 255, most whole granules. MN_OK;
- * MN_FULL: this look was long enough, ask again; MN_EMPTY: there is no more. */
+/* Finds the first warm range at or after *from (base_off, or where the last call ended) that was
+ * freed at least `turns` turns ago, up to most bytes of it. turns < 255; most is in whole granules.
+ * Returns MN_OK; MN_FULL: this search was long enough, ask again; MN_EMPTY: there is no more. */
 int
 mn_extents_cold(const struct mn_extents *e, uint32_t turns, uint64_t most, uint64_t *from,
                 uint64_t *off, uint64_t *len);
 
-/* Takes free granules out. 0; -EINVAL if any of them is not free; -ENOMEM. */
+/* Lends free granules. Returns 0; -EINVAL if any of them is not free; -ENOMEM. */
 int
 mn_extents_lend(struct mn_extents *e, uint64_t off, uint64_t len);
 
-/* What was lent by one call is free again, and holds nothing. Cannot fail. */
+/* Returns what one call has lent: it is free again, without pages. Cannot fail. */
 void
 mn_extents_return(struct mn_extents *e, uint64_t off, uint64_t len);
 
-#endif /* MN_FREE_EXTENTS_H */
+#endif

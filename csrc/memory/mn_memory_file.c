@@ -30,7 +30,7 @@ file_unmap(struct mn_provider *self, void *base, uint64_t bytes)
     mn_memfd_unmap(base, bytes);
 }
 
-/* Through the mapping, for which the descriptor need not be open any more. */
+/* Works through the mapping, so the descriptor may be closed already. */
 static void
 file_discard(struct mn_provider *self, void *at, uint64_t bytes)
 {

@@ -9,7 +9,7 @@
 
 #include "base/mn_assert.h"
 
-/* Of a chunk: it is locked. The other bits count who uses it. */
+/* A bit of a chunk's word: it is locked. The other bits count its users. */
 #define MN_PAGELOCKED (UINT32_C(1) << 31)
 
 /* Chunks [first, end) that a range lies in. */
@@ -63,7 +63,7 @@ lock_chunk(struct mn_pagelocks *l, uint64_t chunk)
     return 0;
 }
 
-/* Whether it is unlocked now. */
+/* Unlocks a chunk that has no user. Returns whether it is unlocked now. */
 static bool
 unlock_chunk(struct mn_pagelocks *l, uint64_t chunk)
 {
@@ -86,7 +86,7 @@ drop_span(struct mn_pagelocks *l, struct span s)
     }
 }
 
-/* All of them or none. 0, or what lock_chunk says. */
+/* Adds a user to all chunks, or to none. Returns 0, or the error of lock_chunk(). */
 static int
 use_span(struct mn_pagelocks *l, struct span s)
 {
@@ -176,14 +176,15 @@ locks_unmap(struct mn_provider *self, void *base, uint64_t bytes)
     struct mn_pagelocks *l = (struct mn_pagelocks *)self;
     struct span s = span_of(l, base, l->chunks != NULL ? bytes : 0);
     for (uint64_t c = s.first; c < s.end; c++) {
-        (void)unlock_chunk(l, c); /* nobody has the mapping any more, and nobody comes here */
+        (void)unlock_chunk(l, c); /* the mapping is unused by now, and no other thread can get
+                                   * here */
     }
     l->base = NULL;
     l->inner->unmap(l->inner, base, bytes);
 }
 
-/* Chunk by chunk; what is in use stays, and is taken up by whoever has the range next. The mutex
- * is held all the while: a page that is locked and then taken away would still be read. */
+/* Works chunk by chunk. A chunk in use keeps its pages for the next owner of the range. The mutex
+ * is held all the time: a page that is locked and then removed would still be read. */
 static void
 locks_discard(struct mn_provider *self, void *at, uint64_t bytes)
 {

@@ -1,4 +1,4 @@
-/* Which free memory goes back to the system, and when? See policy_trim.h.
+/* Which free memory goes back to the system, and when: see policy_trim.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "memory/policy_trim.h"
