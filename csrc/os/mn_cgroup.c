@@ -1,4 +1,4 @@
-/* Walking /proc/self/cgroup and the groups above.
+/* Walks /proc/self/cgroup and the groups above.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
@@ -92,7 +92,7 @@ mn_cgroup_climb(const struct mn_cgroup_walk *walk, int version, const char *moun
     }
 }
 
-/* Whether a comma-separated list names it. */
+/* Returns whether a comma-separated list contains the name. */
 static bool
 mn_cgroup_listed(const char *list, const char *name)
 {
@@ -107,7 +107,7 @@ mn_cgroup_listed(const char *list, const char *name)
     return false;
 }
 
-/* One line "id:controllers:path"; an empty list of controllers means version 2. */
+/* Handles one line "id:controllers:path"; an empty list of controllers means version 2. */
 static void
 mn_cgroup_line(const struct mn_cgroup_walk *walk, const char *controller, char *line)
 {
@@ -120,7 +120,7 @@ mn_cgroup_line(const struct mn_cgroup_walk *walk, const char *controller, char *
     list++;
     *path++ = '\0';
     if (*list == '\0') {
-        /* The second place is where systemd mounts version 2 beside version 1. */
+        /* systemd mounts version 2 at the second place when it also mounts version 1. */
         mn_cgroup_climb(walk, 2, "/sys/fs/cgroup", path);
         mn_cgroup_climb(walk, 2, "/sys/fs/cgroup/unified", path);
     }

@@ -1,10 +1,10 @@
-/* Finding the files of the control groups that this process is in.
+/* Finds the files of the control groups that this process is in.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Purpose: what mn_cpu_limits.c and mn_memory_limits.c share. A limit set on any group from the
- * process's own up to the root holds, so all of them are visited, in version 2 and in version 1.
- * In a container the path in /proc/self/cgroup may be the host's and not exist below the
- * mount; walking up then ends at the mount point itself, which is the container's group.
+ * Shared by mn_cpu_limits.c and mn_memory_limits.c. A limit set on any group from the process's own
+ * up to the root holds, so all of them are visited, in version 2 and in version 1. In a container
+ * the path in /proc/self/cgroup may be the host's and not exist below the mount; the walk upwards
+ * then ends at the mount point itself, which is the container's group.
  */
 #ifndef MN_CGROUP_H
 #define MN_CGROUP_H
@@ -13,23 +13,23 @@
 
 #define MN_CGROUP_PATH_MAX 4096
 
-/* Calls visit with the directory of every group of that version 1 controller ("cpu",
- * "memory") and of version 2, own group first. version is 1 or 2; root is put before each
- * path. Directories that do not exist are visited all the same. */
+/* Calls visit with the directory of every group of that version 1 controller ("cpu", "memory") and
+ * of version 2, own group first. version is 1 or 2; root is put before each path. Directories that
+ * do not exist are visited, too. */
 void
 mn_cgroup_each(const char *root, const char *controller,
                void (*visit)(void *arg, int version, const char *dir), void *arg);
 
-/* Reads dir/file whole, at most size - 1 bytes, as a string. 0 or -errno. */
+/* Reads dir/file whole, at most size - 1 bytes, as a string. Returns 0 or -errno. */
 int
 mn_cgroup_read(const char *dir, const char *file, char *text, uint64_t size);
 
-/* Reads the number that dir/file begins with. UINT64_MAX for "max". 0, -errno, -EPROTO. */
+/* Reads the number that dir/file begins with; UINT64_MAX for "max". Returns 0, -errno, -EPROTO. */
 int
 mn_cgroup_number(const char *dir, const char *file, uint64_t *value);
 
-/* Finds the line "key number" in a text of such lines. 0 or -ENOENT. */
+/* Finds the line "key number" in a text of such lines. Returns 0 or -ENOENT. */
 int
 mn_cgroup_keyed(const char *text, const char *key, uint64_t *value);
 
-#endif /* MN_CGROUP_H */
+#endif

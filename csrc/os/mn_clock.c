@@ -1,4 +1,4 @@
-/* Reading the monotonic and the thread's CPU clock.
+/* Reads the monotonic clock and the thread's CPU clock.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE

@@ -13,8 +13,8 @@
 
 #include "os/mn_cgroup.h"
 
-/* The mask's size is the kernel's, which may be built for more CPUs than cpu_set_t holds:
- * EINVAL asks for a larger one. */
+/* The kernel decides the mask's size, and may be built for more CPUs than cpu_set_t holds: EINVAL
+ * asks for a larger one. */
 static int
 mn_cpu_affinity(void)
 {
@@ -45,7 +45,7 @@ mn_cpu_quota(void *arg, int version, const char *dir)
     char text[128];
     uint64_t quota, period;
     if (version == 2) {
-        /* "max 100000" has no quota, and is not two numbers. */
+        /* "max 100000" means no quota, and is not two numbers. */
         if (mn_cgroup_read(dir, "cpu.max", text, sizeof(text)) != 0
             || sscanf(text, "%" SCNu64 " %" SCNu64, &quota, &period) != 2) {
             return;

@@ -13,7 +13,7 @@
 /* More CPUs than any kernel is built for. */
 #define MOST_CPUS (1 << 15)
 
-/* Adds a line of /proc/stat, one CPU's, if the process may run there. */
+/* Adds one CPU's line of /proc/stat, if the process may run on that CPU. */
 static bool
 add_cpu(const char *line, const cpu_set_t *allowed, size_t size, uint64_t *busy,
         uint64_t *total)
@@ -55,7 +55,7 @@ mn_cputime_machine(uint64_t *busy, uint64_t *total)
     return any ? 0 : -EPROTO;
 }
 
-/* A number of the line "on CPU, in the run queue, times run" of a thread. */
+/* Reads a number of a thread's line "on CPU, in the run queue, times run". */
 static int
 schedstat(pid_t pid, const char *format, uint64_t *ns)
 {

@@ -1,8 +1,8 @@
 /* How busy CPUs and processes have been.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Cumulative times; callers take differences. Facts read from /proc, a few microseconds a
- * call: ask some times a second, not per sample.
+ * Cumulative times; callers take differences. Read from /proc, a few microseconds per call: call
+ * them some times a second, not per sample.
  */
 #ifndef MN_CPUTIME_H
 #define MN_CPUTIME_H
@@ -10,17 +10,17 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* Ticks since boot that the CPUs this process may run on were not idle, and ticks in all. 0 or
- * -errno. */
+/* Reads the ticks since boot in which the CPUs that this process may run on were not idle, and all
+ * ticks. Returns 0 or -errno. */
 int
 mn_cputime_machine(uint64_t *busy, uint64_t *total);
 
-/* Nanoseconds on a CPU of the process's first thread. 0 or -errno. */
+/* Reads the nanoseconds that the process's first thread spent on a CPU. Returns 0 or -errno. */
 int
 mn_cputime_process(pid_t pid, uint64_t *ns);
 
-/* Nanoseconds that it was ready to run and had no CPU. 0 or -errno. */
+/* Reads the nanoseconds that it was ready to run but had no CPU. Returns 0 or -errno. */
 int
 mn_cputime_queued(pid_t pid, uint64_t *ns);
 
-#endif /* MN_CPUTIME_H */
+#endif

@@ -9,7 +9,7 @@
 
 #include "os/mn_memfd.h"
 
-/* NULL: there is none to be had. */
+/* Makes a file of its own for a fork. Returns NULL if that is not possible. */
 static struct mn_fork *
 own_file(struct mn_forks *forks)
 {
@@ -31,8 +31,8 @@ own_file(struct mn_forks *forks)
     return &forks->living[forks->nliving++];
 }
 
-/* Whether the descriptor still is what it was: programs close some that are not theirs, and the
- * number is another file's then. */
+/* Returns whether the descriptor still belongs to our file. Programs close descriptors that are not
+ * theirs, and the number may then belong to another file. */
 static bool
 ours(const struct mn_fork *f)
 {
@@ -40,7 +40,7 @@ ours(const struct mn_fork *f)
     return fstat(f->fd, &file) == 0 && file.st_dev == f->device && file.st_ino == f->inode;
 }
 
-/* The newest that no other thread is just forking with; NULL: it cannot be shared. */
+/* Returns the newest file that no other thread is forking with now; NULL: it cannot be shared. */
 static struct mn_fork *
 shared_file(struct mn_forks *forks)
 {
@@ -67,7 +67,7 @@ unknown(struct mn_forks *forks, uint64_t first, uint64_t last)
 void
 mn_forks_before(struct mn_forks *forks)
 {
-    mn_forks_look(forks); /* those that are gone count against no limit */
+    mn_forks_look(forks); /* forks that are gone do not count against the limit */
     forks->count++;
     struct mn_fork *f = own_file(forks);
     if (f == NULL && (f = shared_file(forks)) == NULL) {
@@ -78,7 +78,7 @@ mn_forks_before(struct mn_forks *forks)
     f->thread = pthread_self();
 }
 
-/* What the calling thread is just forking with, or NULL. */
+/* Returns the entry that the calling thread is forking with now, or NULL. */
 static struct mn_fork *
 own_fork(struct mn_forks *forks)
 {
@@ -120,10 +120,10 @@ mn_forks_in_child(struct mn_forks *forks)
             (void)mn_memfd_unmap(f->mapping, 1);
         }
     }
-    memset(forks, 0, sizeof(*forks)); /* the own mapping stays as long as the process lives */
+    memset(forks, 0, sizeof(*forks)); /* the own mapping stays for as long as the process lives */
 }
 
-/* Forgets those that are gone, or all but those that are being made. */
+/* Forgets forks that are gone, or all except those in progress. */
 static void
 forget(struct mn_forks *forks, bool all)
 {
@@ -137,7 +137,7 @@ forget(struct mn_forks *forks, bool all)
             unknown(forks, f.first, f.last);
         }
         else if (all || !mn_memfd_is_mapped(f.fd)) {
-            (void)close(f.fd); /* a child that is forked just now sees that it is no more ours */
+            (void)close(f.fd); /* a child that is being forked now sees that it is no longer ours */
         }
         else {
             forks->living[nliving++] = f;

@@ -16,7 +16,7 @@ static struct {
     pthread_mutex_t lock;
     struct mn_lifeline *first;
     pthread_once_t once;
-    int refused; /* error number: forks cannot be watched */
+    int refused; /* errno: forks cannot be watched */
 } mn_lifelines = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
 
 static void

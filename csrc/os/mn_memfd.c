@@ -27,7 +27,7 @@ mn_memfd_pagesize(void)
 static int
 mn_memfd_open(const char *name, unsigned flags)
 {
-    /* Where vm.memfd_noexec is 2 the kernel refuses files that could be executed. */
+    /* Where vm.memfd_noexec is 2, the kernel refuses files that could be executed. */
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_NOEXEC_SEAL | flags);
     if (fd < 0 && errno == EINVAL) {
         fd = memfd_create(name, MFD_CLOEXEC | flags);
@@ -99,7 +99,7 @@ mn_memfd_unmap(void *addr, uint64_t bytes)
     return munmap(addr, (size_t)bytes) == 0 ? 0 : -errno;
 }
 
-/* madvise over all pages that the range meets. */
+/* Calls madvise for all pages that the range touches. */
 static int
 mn_memfd_advise(void *addr, uint64_t len, int advice)
 {
@@ -117,8 +117,8 @@ mn_memfd_advise(void *addr, uint64_t len, int advice)
     return 0;
 }
 
-/* A write fault on each page. Adding nothing atomically, and not a load and a store, is what
- * keeps a byte that another process writes at the same moment. */
+/* Makes a write fault on each page. It adds 0 atomically instead of a load and a store, so a byte
+ * that another process writes at the same moment is not lost. */
 static void
 mn_memfd_touch(void *addr, uint64_t len)
 {
@@ -139,7 +139,8 @@ mn_memfd_punch_mapped(void *addr, uint64_t len)
     if (end <= first) {
         return 0;
     }
-    /* Narrowed, where mn_memfd_advise widens: a neighbour's bytes must not vanish. */
+    /* Narrowed to whole pages, whereas mn_memfd_advise widens: a neighbour's bytes must not
+     * vanish. */
     return mn_memfd_advise((void *)first, end - first, MADV_REMOVE);
 }
 

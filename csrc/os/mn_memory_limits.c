@@ -53,7 +53,8 @@ mn_mem_group(void *arg, int version, const char *dir)
     mn_mem_lower(&facts->available, limit > used ? limit - used : 0);
 }
 
-/* Where /proc cannot be read: too little, because the cache that could be dropped is not in it. */
+/* Fallback where /proc cannot be read. The result is too low, because it lacks the cache that could
+ * be dropped. */
 static struct mn_mem_facts
 mn_mem_ask(void)
 {

@@ -17,7 +17,7 @@
 #include "base/mn_atomic.h"
 
 static struct {
-    mn_a32 pid; /* 0: nobody keeps it up to date */
+    mn_a32 pid; /* 0: no handler keeps it up to date */
     pthread_once_t once;
 } mn_proc_known = {.once = PTHREAD_ONCE_INIT};
 

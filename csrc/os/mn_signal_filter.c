@@ -12,10 +12,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MN_SIGNALS 65 /* one more than the largest number that Linux has */
+#define MN_SIGNALS 65 /* one more than the largest number on Linux */
 
 struct mn_filter {
-    struct sigaction before; /* what is done of a signal that is heeded */
+    struct sigaction before; /* what happens with a signal that passes the filter */
     pid_t owner;             /* of the filter: a fork of this process has none */
     pid_t trainer;
 };
@@ -34,7 +34,7 @@ pass_on(const struct sigaction *before, int number, siginfo_t *info, void *conte
         memset(&plain, 0, sizeof(plain));
         plain.sa_handler = SIG_DFL;
         (void)sigaction(number, &plain, NULL);
-        (void)raise(number); /* it comes when the handler has returned */
+        (void)raise(number); /* it is delivered when the handler has returned */
     }
     else if (before->sa_handler != SIG_IGN) {
         before->sa_handler(number);

@@ -31,8 +31,8 @@ mn_thread_start(struct mn_thread *thread, const char *name, void (*fn)(void *), 
     thread->owner = 0;
     (void)snprintf(thread->name, sizeof(thread->name), "%s", name);
 
-    /* The mask is inherited, so it is set here: a signal must not find the new thread in
-     * the moment before it could block it itself. */
+    /* The mask is inherited, so it is set here: a signal must not reach the new thread before it
+     * could block signals itself. */
     (void)sigfillset(&all);
     int rc = pthread_sigmask(SIG_SETMASK, &all, &before);
     if (rc != 0) {
@@ -67,7 +67,7 @@ mn_thread_join(struct mn_thread *thread)
 uint32_t
 mn_thread_number(void)
 {
-    return (uint32_t)syscall(SYS_gettid); /* libraries before 2019 have no gettid() */
+    return (uint32_t)syscall(SYS_gettid); /* C libraries before 2019 have no gettid() */
 }
 
 int

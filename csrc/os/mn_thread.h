@@ -1,13 +1,13 @@
-/* Threads that take no signals, and locks for memory that one process has to itself.
+/* Threads that take no signals, and locks in memory that is private to one process.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Purpose: the engine's helper threads. Every signal is blocked in them, so the
- * interpreter's main thread keeps getting the signals of the process.
- * Owner: the struct belongs to whoever starts the thread, stays in place until the join,
+ * Purpose: the engine's helper threads. Every signal is blocked in them, so the interpreter's main
+ * thread continues to get the signals of the process.
+ * Owner: the struct belongs to the code that starts the thread. It must not move before the join,
  * and is used by one thread at a time.
- * Fork: a thread exists only in the process that started it. Joining it in a child returns
- * -ESRCH and touches nothing. A lock must not be used across a fork.
- * A crash takes the threads and the locks with it; neither is ever in shared memory.
+ * Fork: a thread exists only in the process that started it. Joining it in a child returns -ESRCH
+ * and touches nothing. A lock must not be used across a fork.
+ * A crash takes the threads and the locks along; neither is ever in shared memory.
  *
  *   mn_thread_start   mn_thread_join
  *   mn_mutex_init     mn_mutex_fini
@@ -34,19 +34,19 @@ struct mn_mutex {
     pthread_mutex_t m;
 };
 
-/* Runs fn(arg) in a thread of that name (cut to 15 bytes). 0 or -EAGAIN, -EPERM. */
+/* Runs fn(arg) in a thread of that name (cut to 15 bytes). Returns 0, -EAGAIN or -EPERM. */
 int
 mn_thread_start(struct mn_thread *thread, const char *name, void (*fn)(void *), void *arg);
 
-/* Waits for the end of fn. -EINVAL when not running, -ESRCH in a forked child. */
+/* Waits for the end of fn. Returns 0; -EINVAL if not running; -ESRCH in a forked child. */
 int
 mn_thread_join(struct mn_thread *thread);
 
-/* The calling thread's number, by which /proc knows it. */
+/* Returns the calling thread's number, which /proc uses. */
 uint32_t
 mn_thread_number(void);
 
-/* 0 or -ENOMEM, -EAGAIN. */
+/* Returns 0, -ENOMEM or -EAGAIN. */
 int
 mn_mutex_init(struct mn_mutex *mutex);
 
@@ -59,4 +59,4 @@ mn_mutex_lock(struct mn_mutex *mutex);
 void
 mn_mutex_unlock(struct mn_mutex *mutex);
 
-#endif /* MN_THREAD_H */
+#endif
