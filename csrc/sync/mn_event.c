@@ -8,11 +8,11 @@
 #include "os/mn_clock.h"
 #include "os/mn_futex.h"
 
-/* Where the kernel refuses to wait (a sandbox), sleeps last so long. */
+/* Where the kernel refuses to wait (a sandbox), sleeps last this long. */
 #define MN_EVENT_REFUSED_NS 1000000
 
-/* Pauses between two looks: about a microsecond, so that looks do not take the cache lines from
- * who would write them. */
+/* Pauses between two looks: about a microsecond, so that looks do not take the cache lines away
+ * from the threads that write them. */
 #define MN_EVENT_PAUSES 50
 
 bool
@@ -54,7 +54,7 @@ mn_event_commit_wait(struct mn_event *event, int64_t timeout_ns)
         if (word == MN_EVENT_AWAKE) {
             return 0;
         }
-        if (word != MN_EVENT_ASLEEP) { /* somebody wrote over it */
+        if (word != MN_EVENT_ASLEEP) { /* a stray write has damaged it */
             return mn_event_give_up(event, 0);
         }
         if (left_ns == 0) {
@@ -62,7 +62,7 @@ mn_event_commit_wait(struct mn_event *event, int64_t timeout_ns)
         }
         int rc = mn_futex_wait(&event->word, MN_EVENT_ASLEEP, left_ns);
         if (rc != 0 && rc != -EAGAIN) {
-            if (rc != -ETIMEDOUT && rc != -EINTR) { /* refused: whoever looks again must not spin */
+            if (rc != -ETIMEDOUT && rc != -EINTR) { /* refused: a caller in a loop must not spin */
                 mn_nap_ns(MN_EVENT_REFUSED_NS);
             }
             return mn_event_give_up(event, rc);
