@@ -1,4 +1,4 @@
-/* What happens when an assertion fails. See mn_assert.h.
+/* The handling of failed assertions. See mn_assert.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "base/mn_assert.h"

@@ -11,7 +11,7 @@
 
 #include "base/mn_attr.h"
 
-/* Told the place and text of an assertion that failed. The first one prints to stderr. */
+/* Called with the place and text of a failed assertion. By default it prints to stderr. */
 extern void (*mn_assert_hook)(const char *file, int line, const char *text);
 
 MN_NORETURN void
@@ -24,4 +24,4 @@ mn_assert_failed(const char *file, int line, const char *text);
     (mn_likely(cond) ? (void)0 : mn_assert_failed(__FILE__, __LINE__, #cond))
 #endif
 
-#endif /* MN_ASSERT_H */
+#endif

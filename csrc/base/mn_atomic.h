@@ -3,10 +3,10 @@
  *
  * Purpose
  *   The only file that includes stdatomic.h. A reader of any other file sees the order of
- *   every shared access in the call itself and cannot get seq_cst by forgetting to ask.
+ *   every shared access in the call itself, and no access is seq_cst by accident.
  *
  * Types
- *   mn_a32, mn_a64: _Atomic uint32_t and uint64_t with no lock beside them, so they mean
+ *   mn_a32, mn_a64: _Atomic uint32_t and uint64_t without a separate lock, so they mean
  *   the same in memory mapped by several processes, built by either compiler.
  *
  * Operations (T is uint32_t or uint64_t, W is mn_a32 or mn_a64)
@@ -108,4 +108,4 @@ mn_cpu_pause(void)
 #endif
 }
 
-#endif /* MN_ATOMIC_H */
+#endif

@@ -7,8 +7,8 @@
 #ifndef MN_ATTR_H
 #define MN_ATTR_H
 
-/* 64 is the line size of every x86-64 and of most AArch64 cores. It is a constant and
- * not looked up, because it decides the layout of memory that processes share. */
+/* 64 is the line size of every x86-64 and of most AArch64 cores. It is a constant and not queried,
+ * because it decides the layout of memory that processes share. */
 #define MN_CACHELINE 64
 
 #define MN_ALIGNED(n) __attribute__((aligned(n)))
@@ -24,4 +24,4 @@
 #define MN_STATIC_ASSERT(cond, msg) _Static_assert(cond, msg)
 #endif
 
-#endif /* MN_ATTR_H */
+#endif

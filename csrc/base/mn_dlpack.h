@@ -1,8 +1,8 @@
 /* mn_dlpack.h - the part of the DLPack ABI (version 1) by which tensors cross to torch.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Declared here by layout, so that the core needs no header of torch and no one torch.
- * Source of the layout: the DLPack specification, C API, "DLPackExchangeAPI".
+ * Declared here by layout, so that the core needs no header of torch and is not tied to one version
+ * of torch. Source of the layout: the DLPack specification, C API, "DLPackExchangeAPI".
  */
 #ifndef MN_DLPACK_H
 #define MN_DLPACK_H
@@ -62,19 +62,19 @@ struct mn_dl_api {
     int (*allocate)(struct mn_dl_tensor *prototype, struct mn_dl_managed **out, void *error_ctx,
                     mn_dl_set_error set_error);
     int (*managed_from_object)(void *object, struct mn_dl_managed **out);
-    /* owns the tensor from now on: torch calls its deleter also where this fails */
+    /* owns the tensor from now on: torch calls its deleter even if this fails */
     int (*object_from_managed)(struct mn_dl_managed *tensor, void **out_object);
     int (*tensor_from_object)(void *object, struct mn_dl_tensor *out);
     int (*current_stream)(int32_t device_type, int32_t device_id, void **out);
 };
 
-/* minato._torch's way, where it is built; a capsule of this name holds a pointer to a struct
- * of it. Both need the GIL.
- * look: 1 and *out filled (valid as long as the tensor is not changed) for a dense tensor whose
- * bytes are its values, 0 for any other. No exception.
- * copy: a new tensor in torch's own memory, in C order, with these bytes; NULL with an
- * exception set. A PyObject.
- * profiled: whether a profiler or another observer of torch's record_function is at work. */
+/* The functions of minato._torch, where it is built; a capsule of this name holds a pointer to this
+ * struct. All need the GIL.
+ * look: returns 1 and fills *out (valid until the tensor is changed) for a dense tensor whose bytes
+ * are its values, 0 for any other. Raises no exception.
+ * copy: returns a new tensor (a PyObject) in torch's own memory, in C order, with these bytes; NULL
+ * with an exception set.
+ * profiled: returns whether a profiler or another observer of torch's record_function is active. */
 #define MN_PLAIN_TENSOR "minato._torch.plain_tensor"
 
 struct mn_plain_tensor {

@@ -11,7 +11,7 @@
 #ifndef MN_FAULT_H
 #define MN_FAULT_H
 
-/* NULL, or what a fault point calls with its label. */
+/* Called with the label of each fault point; may be NULL. */
 extern void (*mn_fault_hook)(const char *name);
 
 #ifdef MN_FAULTS
@@ -20,4 +20,4 @@ extern void (*mn_fault_hook)(const char *name);
 #define MN_FAULT(name) ((void)0)
 #endif
 
-#endif /* MN_FAULT_H */
+#endif
