@@ -11,12 +11,13 @@
 
 #include "minato/ops.h"
 
-/* The driver's own limits lie above these: a thread takes several voxels, and a row of blocks
- * several samples, where there are more. */
+/* The driver's own limits lie above these. Beyond them a thread handles several voxels, and a row
+ * of blocks several samples. */
 #define BLOCKS_MAX 65535u
 #define SAMPLES_MAX 65535u
 
-/* What an image begins with. The driver is not told how long the image is, and goes by this. */
+/* The head of an image. The driver does not get the image's length as an argument; it reads it
+ * here. */
 struct image_head {
     uint32_t magic;
     uint16_t version, head_bytes;
@@ -25,7 +26,7 @@ struct image_head {
 
 #define IMAGE_MAGIC 0xBA55ED50u
 
-/* Functions that are called once. */
+/* Functions that are called only once. */
 struct opening {
     int (*init)(unsigned flags);
     int (*device_get)(int *device, int ordinal);
@@ -44,7 +45,7 @@ failed(const struct mn_driver *driver, struct mn_text *text, const char *what, i
     return mn_fail(text, EIO, "%s: %s (%d)", what, name, code);
 }
 
-/* Looks a function up. A data pointer becomes one to a function, which POSIX allows. */
+/* Looks a function up. Turns a data pointer into a function pointer, which POSIX allows. */
 static bool
 find(void *library, const char *name, void *function)
 {
@@ -67,7 +68,7 @@ find_all(void *library, struct mn_driver *driver, struct opening *opening)
            && find(library, "cuGetErrorName", &driver->name_of);
 }
 
-/* Whether the driver would read no further than to the image's end. */
+/* Returns whether the driver would read no further than to the image's end. */
 static bool
 is_whole(const void *image, size_t length)
 {
@@ -146,7 +147,7 @@ int
 mn_driver_finish(const struct mn_driver *driver, void *stream, const struct mn_finish *job,
                  struct mn_text *text)
 {
-    struct mn_finish copy = *job; /* the driver takes pointers to what it only reads */
+    struct mn_finish copy = *job; /* the driver takes pointers even to what it only reads */
     void *parameters[] = {&copy}, *before = NULL;
     if (job->samples == 0 || job->voxels == 0) {
         return 0;

@@ -1,14 +1,14 @@
 /* The driver of CUDA devices, found at run time: loads the kernel of mn_finish.cu, and starts it.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Nothing of CUDA is linked and none of its headers is needed: the library of the driver is
- * opened by name, and the few functions that are called are declared here as its ABI has them.
- * So this is built everywhere and serves where there is a driver. What needs a compiler for
- * devices is the kernel alone, which comes as an image: code for several devices in one file.
+ * Nothing of CUDA is linked and none of its headers is needed: the driver's library is opened by
+ * name, and the few functions that are called are declared here as in its ABI. So this is built
+ * everywhere and works where there is a driver. Only the kernel needs a compiler for devices; it
+ * comes as an image: code for several devices in one file.
  *
- * A struct mn_driver never changes once it is open: any thread may use it. Its module stays
- * loaded, and the device's primary context retained, until the process ends: kernels may be on
- * their way, and that context is the one that torch uses.
+ * A struct mn_driver never changes once it is open: any thread may use it. Its module stays loaded,
+ * and the device's primary context retained, until the process ends: kernels may still be running,
+ * and that context is the one that torch uses.
  */
 #ifndef MN_DRIVER_H
 #define MN_DRIVER_H
@@ -26,18 +26,18 @@ struct mn_driver {
     int (*name_of)(int code, const char **name);
 };
 
-/* Opens the driver's library and loads the image for one device. Initialises the driver, and
- * leaves the thread's current context as it is. EINVAL: the image is none, or is cut short;
- * ENOENT: there is no such library; EIO: what the driver said. */
+/* Opens the driver's library and loads the image for one device. Initialises the driver, and leaves
+ * the thread's current context unchanged. Returns 0; EINVAL: not an image, or it is cut short;
+ * ENOENT: there is no such library; EIO: an error of the driver. */
 int
 mn_driver_open(struct mn_driver *driver, const char *library, int ordinal, const void *image,
                size_t length, struct mn_text *text);
 
-/* Begins what `job` says, in the order of this stream (a CUstream of that device). The memory
- * that it names must live until the stream has come past it. EINVAL: the job makes no sense;
- * EIO: what the driver said. */
+/* Starts the job in the order of this stream (a CUstream of that device). The memory that the job
+ * names must live until the stream has passed it. Returns 0; EINVAL: the job makes no sense; EIO:
+ * an error of the driver. */
 int
 mn_driver_finish(const struct mn_driver *driver, void *stream, const struct mn_finish *job,
                  struct mn_text *text);
 
-#endif /* MN_DRIVER_H */
+#endif

@@ -1,11 +1,11 @@
-/* The kernel that finishes samples on a device: each thread has a voxel.
+/* The kernel that finishes samples on a device: each thread handles a voxel.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A step changes a voxel's value, or by a flip where it stands. So a thread first goes back
- * over all flips from the place in the target to the one in the source, reads, and then takes
- * the steps forwards, with the place that the voxel has at each: noise depends on it. The
- * operations are those of ops/mn_voxel.h and ops/mn_normals_body.h. Nothing that a recipe says
- * decides where memory is read or written but within the sample's own volume.
+ * A step changes a voxel's value or, for a flip, its place. So a thread first goes back over all
+ * flips, from the place in the target to the one in the source. It reads there and then applies the
+ * steps forwards, with the voxel's place at each step, because noise depends on the place. The
+ * operations are those of ops/mn_voxel.h and ops/mn_normals_body.h. Memory accesses stay within the
+ * sample's own volume, whatever a recipe contains.
  */
 #include <string.h>
 
@@ -24,9 +24,9 @@
 #endif
 #include "ops/mn_normals_body.h"
 
-/* A voxel on its way. */
+/* A voxel between source and target. */
 struct mn_voxel {
-    int dtype; /* MN_DTYPE_NONE: where it was read, as it is there */
+    int dtype; /* MN_DTYPE_NONE: unchanged, at its place in the source */
     float f;   /* MN_DTYPE_F32 */
     uint8_t u; /* MN_DTYPE_U8 */
 };
@@ -105,7 +105,7 @@ cast(struct mn_voxel *v, int dtype, const unsigned char *at, int from)
     }
 }
 
-/* The place that a place in C order goes to when these axes are flipped. */
+/* Returns the place to which a place in C order moves when these axes are flipped. */
 MN_VOXEL uint32_t
 flipped(const struct mn_finish *job, uint32_t i, uint32_t axes)
 {
@@ -127,7 +127,7 @@ within(int64_t v, int64_t last)
     return v < 0 ? 0 : v > last ? last : v;
 }
 
-/* Where a sample has the voxel of place i, before anything was done to it. */
+/* Returns where a sample's source has the voxel of place i. */
 MN_VOXEL const unsigned char *
 source_of(const struct mn_finish *job, uint32_t sample, uint32_t i)
 {
@@ -144,7 +144,7 @@ source_of(const struct mn_finish *job, uint32_t sample, uint32_t i)
     return c->voxels + place * size_of(job->from);
 }
 
-/* Normal number i of a key: element 16 o + b of a group is output o of block b. */
+/* Returns normal number i of a key: element 16 o + b of a group is output o of block b. */
 MN_VOXEL float
 normal(uint32_t i, const struct mn_key *key)
 {
@@ -175,7 +175,7 @@ arithmetic(struct mn_voxel *v, const struct mn_step *step, const uint64_t *recip
     }
 }
 
-/* Other dtypes than these two are the source's, whose bytes stay as they are. */
+/* Dtypes other than these two are the source's own, whose bytes stay unchanged. */
 MN_VOXEL void
 put(const struct mn_finish *job, struct mn_voxel *v, const unsigned char *at,
     unsigned char *to)
@@ -192,7 +192,7 @@ put(const struct mn_finish *job, struct mn_voxel *v, const unsigned char *at,
     }
 }
 
-/* Voxel i of a sample. */
+/* Finishes voxel i of a sample. */
 MN_VOXEL void
 finish(const struct mn_finish *job, uint32_t sample, uint32_t i)
 {

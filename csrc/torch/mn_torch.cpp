@@ -1,10 +1,10 @@
-/* minato._torch: a short way for the core to see where a tensor's values lie, and to make small
- * tensors.
+/* minato._torch: a fast way for the core to see where a tensor's values lie, and to make small
  * SPDX-License-Identifier: Apache-2.0
+ * tensors.
  *
- * Optional, and the only C++ of the project: built where torch's headers are found, against
- * torch's C++ ABI, which changes with each minor release.  The module therefore refuses to
- * load beside another minor than its own; minato works without it.
+ * Optional, and the only C++ of the project.  It is built where torch's headers are found, against
+ * torch's C++ ABI, which changes with each minor release.  The module therefore refuses to load
+ * with any other minor release of torch; minato works without it.
  *
  * Owner: the caller's thread.  No state, no threads of its own.
  */
@@ -22,7 +22,7 @@
 
 namespace {
 
-/* As DLPack numbers dtypes; false for those that rows do not hold. */
+/* Translates to DLPack's numbers of dtypes. Returns false for dtypes that rows cannot hold. */
 bool
 dtype_of(at::ScalarType type, mn_dl_dtype *out)
 {
@@ -52,8 +52,8 @@ dtype_of(at::ScalarType type, mn_dl_dtype *out)
     return true;
 }
 
-/* See mn_plain_tensor: what DLPack says of a tensor, and whether its bytes are its values,
- * without the calls through Python that asking torch from C takes. */
+/* See mn_plain_tensor. Fills in what DLPack says of a tensor, and whether its bytes are its values.
+ * It avoids the calls through Python that asking torch from C takes. */
 int
 look(void *object, mn_dl_tensor *out) noexcept
 {
@@ -72,7 +72,7 @@ look(void *object, mn_dl_tensor *out) noexcept
         out->shape = const_cast<int64_t *>(t.sizes().data());
         out->strides = const_cast<int64_t *>(t.strides().data());
     }
-    catch (const std::exception &) { /* symbolic sizes, memory that was taken away */
+    catch (const std::exception &) { /* symbolic sizes, or memory that was freed */
         return 0;
     }
     out->device_type = MN_DL_CPU;
@@ -82,8 +82,8 @@ look(void *object, mn_dl_tensor *out) noexcept
     return 1;
 }
 
-/* See mn_plain_tensor. Not at::empty: what the dispatcher touches on its way is most of the
- * cost of a small batch that comes after the caches have been used for something else. */
+/* See mn_plain_tensor. Does not use at::empty: for a small batch with cold caches, most of the cost
+ * is the memory that the dispatcher touches. */
 void *
 copy(const void *data, mn_dl_dtype dtype, int ndim, const int64_t *shape, uint64_t bytes)
 {
@@ -106,7 +106,7 @@ profiled()
 
 const mn_plain_tensor plain_tensor = {look, copy, profiled};
 
-/* Whether version ("2.13.0+cpu") is of the minor release this was built for ("2.13"). */
+/* Returns whether version ("2.13.0+cpu") belongs to the minor release of this build ("2.13"). */
 bool
 same_minor(const char *version)
 {
@@ -145,7 +145,7 @@ exec(PyObject *module)
 PyModuleDef_Slot slots[] = {
     {Py_mod_exec, reinterpret_cast<void *>(exec)},
 #ifdef Py_MOD_GIL_NOT_USED
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* it keeps nothing */
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* it has no state */
 #endif
     {0, nullptr},
 };
