@@ -13,7 +13,7 @@ struct run {
     uint32_t value;
 };
 
-/* The runs of a plane in C order; those of row y are first[y] to first[y + 1] - 1. */
+/* The runs of a plane in C order; row y has first[y] to first[y + 1] - 1. */
 struct plane {
     struct run *runs;
     size_t n, room;
@@ -23,7 +23,7 @@ struct plane {
 struct component {
     uint32_t parent; /* itself for a root; a root is its component's earliest member */
     uint32_t value;
-    struct mn_box box; /* of a root: all of it */
+    struct mn_box box; /* for a root: of the whole component */
 };
 
 struct mn_scan {
@@ -35,7 +35,7 @@ struct mn_scan {
     size_t n_components, room_components;
 };
 
-/* Makes room for one more element; the array doubles. */
+/* Makes space for one more element; the array doubles. */
 static int
 grow(void **array, size_t n, size_t *room, size_t item, struct mn_text *text)
 {
@@ -98,8 +98,8 @@ join(struct mn_scan *scan, uint32_t a, uint32_t b)
     return keep;
 }
 
-/* Joins the run with those of a neighbouring row that it touches. *from moves along: runs
- * before it end before this run and all later ones of its row. */
+/* Joins the run with those of a neighbouring row that it touches. *from moves along: runs before it
+ * end before this run and before all later runs of its row. */
 static void
 join_row(struct mn_scan *scan, struct run *run, const struct plane *plane, uint32_t *from,
          uint32_t stop)
@@ -136,7 +136,7 @@ new_component(struct mn_scan *scan, struct run *run, struct mn_text *text)
     return 0;
 }
 
-/* Gives the runs of row y of the current plane their components. */
+/* Assigns components to the runs of row y of the current plane. */
 static int
 label_row(struct mn_scan *scan, int64_t y, struct mn_text *text)
 {
@@ -194,7 +194,7 @@ add_run(struct mn_scan *scan, int64_t start, int64_t stop, uint8_t value,
     return 0;
 }
 
-/* Notes that the rows from scan->y to `y` have no further runs. */
+/* Records that the rows from scan->y to `y` have no further runs. */
 static void
 close_rows(struct mn_scan *scan, int64_t y)
 {
@@ -203,7 +203,7 @@ close_rows(struct mn_scan *scan, int64_t y)
     }
 }
 
-/* `count` rows of the current plane, from scan->y on. */
+/* Scans `count` rows of the current plane, from scan->y on. */
 static int
 scan_piece(struct mn_scan *scan, const uint8_t *rows, int64_t count, struct mn_text *text)
 {
@@ -298,7 +298,7 @@ box_volume(const struct mn_box *box)
     return volume;
 }
 
-/* Puts the box among the two largest; of equal ones the later is the larger. */
+/* Sorts the box into the two largest; of equal ones the later counts as larger. */
 static void
 rank_box(struct mn_class_boxes *c, const struct mn_box *box)
 {

@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
- *   What the balanced crop asks of a label volume, found in one pass over its rows in file
- *   order: rows are cut into runs of one value > 0 (nearly all of a label volume is zeros,
- *   which are skipped a cache line and more at a time), and runs that share a face are
- *   joined by union-find. Only the runs of two planes are kept, so the volume itself never
- *   has to be in memory.
+ *   What the balanced crop needs to know of a label volume, found in one pass over its rows in
+ *   file order. Rows are cut into runs of one value > 0 (nearly all of a label volume is zeros,
+ *   which are skipped a cache line and more at a time), and runs that share a face are joined
+ *   by union-find. Only the runs of two planes are kept, so the volume itself never has to be
+ *   in memory.
  *
  * Definitions
  *   Two voxels are connected if they have the same value and share a face: the default
@@ -54,16 +54,17 @@ int
 mn_scan_open(struct mn_scan **scan, const int64_t *shape, const struct mn_kernels *kernels,
              struct mn_text *text);
 
-/* The next `count` rows, adjacent in memory, in C order. They may reach over planes. */
+/* Scans the next `count` rows, adjacent in memory, in C order. They may extend over planes. */
 int
 mn_scan_rows(struct mn_scan *scan, const uint8_t *rows, int64_t count,
              struct mn_text *text);
 
-/* After the last row: the result, to be freed with free(). */
+/* Returns the result after the last row; the caller frees it with free(). */
 int
 mn_scan_finish(struct mn_scan *scan, struct mn_boxes **boxes, struct mn_text *text);
 
+/* Frees a scan, finished or not; NULL is allowed. */
 void
 mn_scan_close(struct mn_scan *scan);
 
-#endif /* MN_BOXES_H */
+#endif

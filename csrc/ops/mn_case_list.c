@@ -32,7 +32,7 @@ where(const struct mn_cases *cases, int64_t index)
     return cases->cases[index % cases->n_cases].image;
 }
 
-/* Checks that what came out is what the fields promise. */
+/* Checks that the result has the dtype and shape that the fields promise. */
 static int
 check_field(const struct mn_cases *cases, int64_t index, int field,
             const struct mn_view *view, struct mn_text *text)
@@ -50,7 +50,7 @@ check_field(const struct mn_cases *cases, int64_t index, int field,
                    (long long)view->shape[3]);
 }
 
-/* The volumes of a sample; how many fields they are. */
+/* Stores the volumes of a sample. Returns the number of fields they make up. */
 static int
 store_volumes(const struct mn_cases *cases, struct mn_work *work, int64_t index, void **out)
 {
@@ -67,7 +67,8 @@ store_volumes(const struct mn_cases *cases, struct mn_work *work, int64_t index,
     return rc < 0 ? rc : 1 + cases->has_label;
 }
 
-/* Where its only crop has begun is read off the file that it is a crop of. */
+/* Stores the sample's window. The start of its only crop follows from the view's offset in the
+ * file. */
 static int
 store_window(const struct mn_cases *cases, const struct mn_view *image, int64_t index, void *out)
 {
@@ -157,7 +158,7 @@ add_words(struct mn_cases *cases, int64_t words)
         .kind = 'i', .itemsize = 8, .ndim = 1, .shape = {words}, .bytes = 8 * (uint64_t)words};
 }
 
-/* Whether a sample is a window of its files, and arithmetic on that. */
+/* Returns whether a sample is a window of its files, followed only by arithmetic. */
 static bool
 crops_files(const struct mn_cases *cases)
 {
@@ -167,7 +168,7 @@ crops_files(const struct mn_cases *cases)
                || pipeline->ops[1].kind == MN_OP_RAND_CROP);
 }
 
-/* What ReadNpy knows of a case: the channels; the rest differs from case to case. */
+/* Computes what ReadNpy knows of every case: the channels. The rest differs from case to case. */
 static int
 plan_file(const struct mn_cases *cases, const char *path, int dtype, struct mn_volume_plan *plan,
           struct mn_text *text)

@@ -18,16 +18,17 @@ struct mn_cases {
     struct mn_case *cases;
     bool has_label, with_index;
     int tail; /* operators at the end that are left as a recipe */
-    bool windows; /* the volumes are elsewhere: samples say what is to be cropped of which */
-    struct mn_native_pipeline native; /* state is this very structure */
+    bool windows; /* the volumes are elsewhere: a sample only says which window of which case */
+    struct mn_native_pipeline native; /* its state is this structure */
 };
 
-/* Takes over `list` (malloc'ed, like its strings), on failure too. The fields are worked
- * out from the first case's headers and the pipeline; an error if a shape would depend on
- * the case. `repeat` times the cases make up the samples. With a `tail` above 0 the last so
- * many operators are not run, and a field of 64-bit words behind the volumes has the sample's
- * recipe (mn_recipe.h). With `windows` a sample has its window in place of the volumes, and a
- * recipe always; the pipeline must then be ReadNpy, a crop and that tail. */
+/* Opens a list. Takes over `list` (malloc'ed, like its strings), even on failure. The fields follow
+ * from the first case's headers and the pipeline; it is an error if a shape would depend on the
+ * case. The samples are the cases, `repeat` times.
+ * If `tail` is above 0, the last `tail` operators are not run; a field of 64-bit words behind the
+ * volumes then has the sample's recipe (mn_recipe.h). With `windows` a sample has its window in
+ * place of the volumes, and always a recipe; the pipeline must then be ReadNpy, a crop and that
+ * tail. */
 int
 mn_cases_open(struct mn_cases **cases, struct mn_pipeline *pipeline, struct mn_case *list,
               int64_t n_cases, int64_t repeat, bool with_index, int tail, bool windows,
@@ -36,9 +37,9 @@ mn_cases_open(struct mn_cases **cases, struct mn_pipeline *pipeline, struct mn_c
 void
 mn_cases_close(struct mn_cases *cases);
 
-/* Finds the boxes of case number `at` now, if the pipeline has a balanced crop that keeps
- * them: later samples then never wait for a scan. */
+/* Finds the boxes of case number `at` now, if the pipeline has a balanced crop that caches them:
+ * later samples then never wait for a scan. */
 int
 mn_cases_warm(const struct mn_cases *cases, int64_t at, struct mn_text *text);
 
-#endif /* MN_CASE_LIST_H */
+#endif

@@ -9,7 +9,7 @@
 #include "ops/mn_npy.h"
 #include "ops/mn_voxel.h"
 
-/* memcpy, because nothing aligns the source. */
+/* memcpy, because the source may be unaligned. */
 #define MN_CONVERT(name, S, T, how)                                                     \
     static void name(T *dst, const char *src, int64_t stride, int64_t n)                \
     {                                                                                   \

@@ -12,10 +12,10 @@
 
 #include "ops/mn_kernels.h"
 
-/* n voxels of dtype `from`, `stride` bytes apart, to adjacent ones of dtype `to`, which is
+/* Converts n voxels of dtype `from`, `stride` bytes apart, to adjacent ones of dtype `to`, which is
  * `from`, uint8 or float32. dst is aligned for `to`; src need not be. */
 void
 mn_convert_row(const struct mn_kernels *kernels, void *dst, int to, const void *src,
                int from, int64_t stride, int64_t n);
 
-#endif /* MN_CONVERT_H */
+#endif

@@ -1,9 +1,9 @@
 /* The crops of the MLPerf 3D U-Net reference.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Where the reference draws a position it uses randrange(n), which never gives the last
- * valid start n (nor the last way to split the slack of a box) unless n is 0. Here all of
- * 0..n are equally likely; with op->flag false the reference's range is used.
+ * The reference draws a position with randrange(n). That never gives the last valid start n (nor
+ * the last way to split the slack of a box) unless n is 0. Here all of 0..n are equally likely;
+ * with op->flag false the reference's range is used.
  */
 #include <errno.h>
 
@@ -20,7 +20,7 @@ draw_below(const struct mn_key *key, uint32_t draw, uint64_t bound)
     return mn_draw_below(key->hi, key->lo, key->number, draw, bound);
 }
 
-/* Uniform over the steps 0..last, or 0..last-1 as in the reference. */
+/* Draws uniformly from the steps 0..last, or 0..last-1 as in the reference. */
 static int64_t
 draw_step(const struct mn_op *op, const struct mn_key *key, int axis, int64_t last)
 {
@@ -51,7 +51,7 @@ check_sizes(const struct mn_work *work, const struct mn_op *op)
     return 0;
 }
 
-/* What is pending is done for the window alone, but for what depends on a voxel's place. */
+/* Pending operations are done for the window alone, except those that depend on a voxel's place. */
 static int
 prepare_window(struct mn_work *work, struct mn_view *view)
 {
@@ -84,8 +84,8 @@ random_window(struct mn_work *work, const struct mn_op *op, const struct mn_key 
     return take_window(work, op, start);
 }
 
-/* Per axis: a patch longer than the box has its slack split at random between the sides; a
- * shorter one lies at random inside the box. Then it is pushed back into the volume. */
+/* Per axis: if the patch is longer than the box, its slack is split at random between the sides; a
+ * shorter patch lies at random inside the box. Then it is pushed back into the volume. */
 static int
 window_at_box(struct mn_work *work, const struct mn_op *op, const struct mn_key *key,
               const struct mn_box *box)

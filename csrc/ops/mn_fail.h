@@ -1,9 +1,10 @@
 /* Error texts of the operators: a result code together with a sentence for the user.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Every function that can fail takes a struct mn_text. It returns a negative errno and has
- * written why, naming the file where there is one. Codes: EINVAL the caller's arguments or
- * the file's contents are wrong, ENOMEM, ERANGE no such index, or what the system call said.
+ * Every function that can fail takes a struct mn_text. On failure it returns a negative errno and
+ * writes the reason, naming the file if there is one. Codes: EINVAL if the caller's arguments or
+ * the file's contents are wrong, ENOMEM, ERANGE if there is no such index, or the error of the
+ * system call.
  */
 #ifndef MN_FAIL_H
 #define MN_FAIL_H
@@ -14,14 +15,15 @@
 
 struct mn_text {
     char *chars;
-    size_t size; /* with the closing zero; 0: nobody wants the text */
+    size_t size; /* with the closing zero; 0: the caller does not want the text */
 };
 
 /* Writes the text, cut to size, and returns -code. */
 int
 mn_fail(struct mn_text *text, int code, const char *format, ...) MN_PRINTF(3, 4);
 
+/* Writes that `bytes` bytes of memory could not be allocated, and returns -ENOMEM. */
 int
 mn_fail_memory(struct mn_text *text, size_t bytes);
 
-#endif /* MN_FAIL_H */
+#endif

@@ -1,4 +1,4 @@
-/* What has been learned about files, in lists that only grow.
+/* Facts learned about files, in lists that only grow.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "ops/mn_filecache.h"
@@ -15,8 +15,8 @@ mn_filecache_init(struct mn_filecache *cache)
 static struct mn_filecache_entry *
 head_of(const struct mn_filecache *cache, uint64_t hash)
 {
-    /* Acquire: pairs with the publishing exchange in mn_filecache_add, so the entry and
-     * all behind it are seen complete. */
+    /* Acquire: pairs with the publishing exchange in mn_filecache_add, so the entry and all entries
+     * behind it are seen complete. */
     return (struct mn_filecache_entry *)(uintptr_t)mn_a64_load_acquire(
         &cache->heads[hash % MN_FILECACHE_LISTS]);
 }

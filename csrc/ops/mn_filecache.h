@@ -1,17 +1,17 @@
-/* What has been learned about files: parsed headers and foreground boxes.
+/* Facts learned about files: parsed headers and foreground boxes.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
  *   A header is parsed once and a label volume scanned once for each state of a file,
- *   however many threads and epochs ask.
+ *   regardless of the number of threads and epochs.
  *
  * How
  *   A table of lists that only grow: an entry is made complete, then put at the head of its
  *   list by compare-and-swap, and never changed or removed before the table ends. So there
- *   is no lock: nothing that a fork could copy in a held state, no reclamation, no ABA.
- *   Two threads that learn the same thing at once both add it; either entry is right.
+ *   is no lock: no state that a fork could copy half done, no reclamation, no ABA.
+ *   Two threads that learn the same fact at once both add it; either entry is right.
  *   Entries are found by path, kind and the file's identity (device, inode, size, mtime),
- *   so a changed file is learned anew. Once MN_FILECACHE_ENTRIES are in, nothing is added:
+ *   so a changed file is learned anew. After MN_FILECACHE_ENTRIES nothing more is added:
  *   that bounds memory where files keep changing.
  */
 #ifndef MN_FILECACHE_H
@@ -28,7 +28,7 @@
 enum mn_filecache_kind { MN_CACHED_HEADER, MN_CACHED_BOXES };
 
 struct mn_filecache_entry {
-    struct mn_filecache_entry *next; /* written before the entry is published only */
+    struct mn_filecache_entry *next; /* written only before the entry is published */
     uint64_t hash;
     enum mn_filecache_kind kind;
     struct mn_npy_identity identity;
@@ -46,17 +46,17 @@ struct mn_filecache {
 void
 mn_filecache_init(struct mn_filecache *cache);
 
-/* Frees all entries; nobody may use the table any more. */
+/* Frees all entries; no thread may use the table any more. */
 void
 mn_filecache_fini(struct mn_filecache *cache);
 
-/* What is known of this state of the file, or NULL. Stays valid as long as the table. */
+/* Returns what is known of this state of the file, or NULL. It stays valid as long as the table. */
 const struct mn_filecache_entry *
 mn_filecache_find(const struct mn_filecache *cache, enum mn_filecache_kind kind,
                   const char *path, const struct mn_npy_identity *identity);
 
-/* Adds a header (boxes NULL) or boxes, which then belong to the table. Returns the entry;
- * NULL without room, which is no error: boxes then still belong to the caller. */
+/* Adds a header (boxes NULL) or boxes, which then belong to the table. Returns the entry. Returns
+ * NULL if the table is full, which is no error: boxes then still belong to the caller. */
 const struct mn_filecache_entry *
 mn_filecache_add(struct mn_filecache *cache, const char *path,
                  const struct mn_npy_identity *identity, const struct mn_npy *npy,
@@ -68,4 +68,4 @@ mn_filecache_each(const struct mn_filecache *cache, enum mn_filecache_kind kind,
                   int (*visit)(const struct mn_filecache_entry *entry, void *arg),
                   void *arg);
 
-#endif /* MN_FILECACHE_H */
+#endif

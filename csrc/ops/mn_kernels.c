@@ -1,9 +1,9 @@
 /* The inner loops for each instruction set, and the choice among them.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The pragmas keep the promise of mn_kernels.h whatever flags the build passes: no fused
- * multiply-add (AArch64 and AVX-512 have them at the ready), and a square root that need
- * not set errno, which would keep its loop from being vectorised.
+ * The pragmas keep the promise of mn_kernels.h for all build flags: no fused multiply-add (which
+ * AArch64 and AVX-512 would use), and a square root that need not set errno, which would keep its
+ * loop from being vectorised.
  */
 #include "ops/mn_kernels.h"
 
@@ -15,7 +15,7 @@
 #pragma GCC optimize("O3", "fp-contract=off", "no-math-errno", "no-trapping-math")
 #endif
 
-/* Behind the pragmas, so that they hold for it, too. */
+/* Included after the pragmas, so that they apply to it, too. */
 #include "ops/mn_voxel.h"
 
 #define MN_JOIN_(a, b) mn_##a##_##b
@@ -26,7 +26,7 @@
 #define MN_K_TWINS 1
 #endif
 
-/* The plain twin: what the others are compared with, and what runs where there are none. */
+/* The plain version: the reference for the others, and the fallback where there are none. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(MN_K_TWINS)
 #pragma GCC push_options
 #pragma GCC optimize("no-tree-vectorize")

@@ -1,10 +1,10 @@
 /* The inner loops, compiled once for each instruction set.
  * SPDX-License-Identifier: Apache-2.0
  *
- * One source (mn_kernels_body.h) is compiled for several instruction sets and chosen from
- * at run time. All versions give the same bytes: each float operation is one IEEE operation
- * (no contraction into fused multiply-adds, no reassociation, no library function but the
- * exactly rounded square root), so the choice is never visible. Tests compare them.
+ * One source (mn_kernels_body.h) is compiled for several instruction sets, one of which is chosen
+ * at run time. All versions give the same bytes: each float operation is one IEEE operation, so the
+ * choice is never visible. That means no contraction into fused multiply-adds, no reassociation,
+ * and no library function but the exactly rounded square root. Tests compare the versions.
  *
  * Pointers to voxels need no alignment unless they are typed.
  */
@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-/* Who draws: the sample's key and the operator's number in its pipeline. */
+/* The identity of a draw: the sample's key and the operator's number in its pipeline. */
 struct mn_key {
     uint64_t hi, lo;
     uint32_t number;
@@ -46,13 +46,13 @@ struct mn_kernels {
     void (*mix)(float *out, const float *a, const float *b, float t, int64_t n);
 };
 
-/* The sets that this build and this processor have: 0 is the plainest, always there. NULL
- * past the last. */
+/* Returns the kernels of a level, among those that this build and this processor have: 0 is the
+ * plainest, which always exists. NULL past the last. */
 const struct mn_kernels *
 mn_kernels_get(int level);
 
-/* The best one. */
+/* Returns the best level. */
 const struct mn_kernels *
 mn_kernels_best(void);
 
-#endif /* MN_KERNELS_H */
+#endif

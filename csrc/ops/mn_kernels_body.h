@@ -1,9 +1,9 @@
-/* The inner loops themselves; included once an instruction set by mn_kernels.c, which
+/* The inner loops themselves. mn_kernels.c includes this file once per instruction set, and defines
  * SPDX-License-Identifier: Apache-2.0
- * defines MN_K(name) to give each copy its own names. No include guard for that reason.
+ * MN_K(name) to give each copy its own names. For that reason it has no include guard.
  *
- * Written for the compiler's vectoriser: straight-line loops without branches. Only the
- * normals need more help; their lanes are in mn_normals_body.h.
+ * Written for the compiler's vectoriser: straight-line loops without branches. Only the normals
+ * need more help; their lanes are in mn_normals_body.h.
  */
 
 static int64_t
@@ -97,7 +97,7 @@ MN_K(mix)(float *out, const float *a, const float *b, float t, int64_t n)
     }
 }
 
-/* One group of MN_NORMALS_GROUP normals (mn_kernels.h). */
+/* Makes one group of MN_NORMALS_GROUP normals (mn_kernels.h). */
 static void
 MN_K(normals_group)(float *out, uint32_t group, const struct mn_key *key)
 {

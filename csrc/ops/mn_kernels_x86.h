@@ -1,7 +1,7 @@
-/* The copies of the inner loops for x86-64; part of mn_kernels.c, included nowhere else.
+/* The versions of the inner loops for x86-64; part of mn_kernels.c, included only there.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Architectures without such a file run the plain copy, which their compilers vectorise but
+ * Architectures without such a file run the plain version, which their compilers vectorise, except
  * for the normals.
  */
 #include <immintrin.h>

@@ -32,8 +32,8 @@ mn_same_identity(const struct mn_npy_identity *a, const struct mn_npy_identity *
            && a->mtime_ns == b->mtime_ns;
 }
 
-/* ext2 to ext4, XFS, Btrfs, F2FS, bcachefs, tmpfs, overlayfs, SquashFS, EROFS: their magic
- * numbers as statfs(2) lists them. ZFS is not among them: it keeps mapped pages twice. */
+/* ext2 to ext4, XFS, Btrfs, F2FS, bcachefs, tmpfs, overlayfs, SquashFS, EROFS: their magic numbers
+ * as statfs(2) lists them. ZFS is not among them: it keeps mapped pages twice. */
 static bool
 is_local(int fd)
 {
@@ -66,7 +66,7 @@ slot_at(struct mn_maps *maps, uint64_t hash, int way)
     return &maps->slots[(hash + (uint64_t)way) % MN_MAPS];
 }
 
-/* Takes out what is in a slot, if anything. */
+/* Takes the mapping out of a slot; NULL if it is empty. */
 static struct mn_map *
 take_slot(struct mn_map_slot *slot)
 {
@@ -96,7 +96,7 @@ mn_maps_take(struct mn_maps *maps, const char *path)
             return map;
         }
         if (map != NULL) {
-            mn_maps_put(maps, map); /* the hint was another's; now it is right */
+            mn_maps_put(maps, map); /* the hint belonged to another mapping; now it is right */
         }
     }
     return NULL;
@@ -106,7 +106,7 @@ static bool
 put_in_slot(struct mn_maps *maps, struct mn_map_slot *slot, struct mn_map *map)
 {
     uint64_t empty = 0, hash = map->hash;
-    /* Release: the mapping is complete for whoever takes it out. */
+    /* Release: the mapping is complete for the thread that takes it out. */
     if (mn_a64_load_relaxed(&slot->map) != 0
         || !mn_a64_cas_acqrel(&slot->map, &empty, (uint64_t)(uintptr_t)map)) {
         return false;
@@ -128,7 +128,8 @@ mn_maps_put(struct mn_maps *maps, struct mn_map *map)
     }
 }
 
-/* Whether a mapping of this path could be put. Others may be faster: then it is closed. */
+/* Returns whether a mapping of this path could be put. Other threads may be faster: then it is
+ * closed. */
 static bool
 has_slot(struct mn_maps *maps, uint64_t hash)
 {
@@ -140,7 +141,7 @@ has_slot(struct mn_maps *maps, uint64_t hash)
     return false;
 }
 
-/* Of those whose place it could have. */
+/* Drops the oldest of the mappings whose place it could have. */
 static void
 drop_oldest(struct mn_maps *maps, uint64_t hash)
 {
@@ -155,11 +156,11 @@ drop_oldest(struct mn_maps *maps, uint64_t hash)
         }
     }
     if (oldest != NULL) {
-        mn_map_close(maps, take_slot(oldest)); /* NULL if somebody else was faster */
+        mn_map_close(maps, take_slot(oldest)); /* NULL if another thread was faster */
     }
 }
 
-/* Room for so many bytes, which are then counted. */
+/* Finds room for a mapping of this size, and counts its bytes. */
 static bool
 find_room(struct mn_maps *maps, uint64_t hash, uint64_t size)
 {

@@ -2,40 +2,39 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Why mapped, and why kept
- *   A crop wants short rows far apart: of a plane's band of rows about a third to a half. Read
- *   by calls, either the band is copied twice over (pread, then the rows out of it), or each
- *   row is a call. Measured on six real cases, patch 128^3, 10.5 MB, one core, page cache
- *   warm: bands by pread 1.8 ms and 21 to 28 MB; files mapped and unmapped each time 1.3 ms;
- *   kept mapped 0.9 ms, and as much again for copying within memory. Prefetching rows and
+ *   A crop needs short rows far apart: of a plane's band of rows about a third to a half. Read
+ *   by calls, either the band is copied twice (pread, then the rows out of it), or each row is
+ *   a call. Measured on six real cases, patch 128^3, 10.5 MB, one core, page cache warm: bands
+ *   by pread 1.8 ms and 21 to 28 MB; files mapped and unmapped each time 1.3 ms; kept mapped
+ *   0.9 ms. Copying within memory takes about the same again. Prefetching rows and
  *   stores past the cache changed nothing. A label's scan for boxes is spared a copy, too.
  *
  * Files that are not in the page cache
  *   A fault reads a piece around it, waits, and leaves small pages behind. So headers are read
  *   by calls; a crop that had to wait asks for all its remaining planes at once (mn_view.c); a
- *   scan reads by calls from the first voxels on that are not in memory (mn_pipeline_sample.c).
+ *   scan reads by calls from the first voxels that are not in memory (mn_pipeline_sample.c).
  *   Measured on the same files, dropped from the cache each time: crop 60 to 69 ms against 70 to
  *   76 by calls alone, scan and crop 55 against 62, a scan as fast as by calls.
  *
- * Who owns what
+ * Ownership
  *   A mapping has one owner at a time: the table, or the work that took it out (by exchange)
  *   and puts it back (by compare-and-swap). Two threads that want one file at once have a
- *   mapping each, and the table keeps both. So there is no count of users, nothing is unmapped
- *   under a reader, the zeros of mn_sigbus_guard.h are seen by one thread only, and there is no
- *   lock for a fork to copy in a held state; mappings that other threads had out at a fork stay
+ *   mapping each, and the table keeps both. So there is no count of users, no mapping vanishes
+ *   under a reader, and only one thread sees the zeros of mn_sigbus_guard.h. There is also no
+ *   lock for a fork to copy while it is held; mappings that other threads had out at a fork stay
  *   mapped in the child, unused.
  *
- * What bounds them
- *   MN_MAPS of them, and as many bytes as the machine has memory (more cannot be in the page
- *   cache). What does not fit is read by calls: an epoch asks for each file once, so a mapping
- *   that takes the place of another would itself be gone when it is asked for again (measured
- *   on crops of 16^3 and 32^3 from 3000 files of 40^3: mapping and unmapping all the time made
- *   them 1.3 to 1.7 times as dear as calls; while all files fit, they cost half). Only
- *   one in MN_MAPS_TURN of them takes the place of the mapping that was put back longest ago,
- *   so that those of files nobody asks for go in the end. No descriptor stays open. The
- *   pages are page cache: the kernel takes them back when it needs memory, though a process's
- *   resident and proportional set sizes count those it has mapped. Page tables are its own:
- *   at most 1/512 of the bytes. The space of a deleted file is free again when its mapping
- *   goes.
+ * Bounds
+ *   MN_MAPS mappings, and as many bytes as the machine has memory (more cannot be in the page
+ *   cache). Files beyond that are read by calls. An epoch asks for each file once, so a mapping
+ *   that takes the place of another would itself be gone when it is asked for again. (Measured
+ *   on crops of 16^3 and 32^3 from 3000 files of 40^3: mapping and unmapping all the time cost
+ *   1.3 to 1.7 times as much as calls; while all files fit, mappings cost half.) Only one in
+ *   MN_MAPS_TURN files replaces the mapping that was put back longest ago, so that mappings of
+ *   unused files are dropped in the end. No descriptor stays open. The pages are page cache:
+ *   the kernel takes them back when it needs memory, though a process's resident and
+ *   proportional set sizes count those it has mapped. Page tables are its own: at most 1/512
+ *   of the bytes. The space of a deleted file is free again when its mapping is dropped.
  *
  * Changed files
  *   Each use compares the file's identity, found by the path, with that of the mapping.
@@ -55,15 +54,15 @@
 #include "base/mn_atomic.h"
 #include "ops/mn_sigbus_guard.h"
 
-/* A 64th of the mappings that Linux gives a process (vm.max_map_count, 65530): there are
- * other pipelines, and other users of mappings. Twice the 420 files of KiTS19. */
+/* A 64th of the mappings that Linux gives a process (vm.max_map_count, 65530): other pipelines and
+ * other code need mappings, too. Twice the 420 files of KiTS19. */
 #define MN_MAPS 1024
-/* Slots where a path's mapping may be: few enough to look at each, many enough that those of
- * a table that is half full find one. */
+/* Slots where a path's mapping may be: few enough to look at each, many enough that a mapping finds
+ * one in a table that is half full. */
 #define MN_MAPS_WAYS 16
 #define MN_MAPS_TURN 64
 
-/* What names a state of a file: a changed file differs in one of these. */
+/* The identity of a state of a file: a changed file differs in one of these. */
 struct mn_npy_identity {
     uint64_t device, inode, size;
     int64_t mtime_ns;
@@ -72,14 +71,14 @@ struct mn_npy_identity {
 struct mn_map {
     struct mn_npy_identity identity;
     uint64_t hash; /* of the path */
-    bool lost;     /* zeros, or gone: not to be kept */
+    bool lost;     /* reads as zeros, or gone: do not keep it */
     struct mn_guard guard; /* the mapping itself */
     char path[];
 };
 
 struct mn_map_slot {
     mn_a64 map; /* struct mn_map *, or 0 */
-    mn_a64 hash, stamp; /* hints: may be of what was there before, until its next use */
+    mn_a64 hash, stamp; /* hints: may belong to an earlier mapping until the slot's next use */
 };
 
 struct mn_maps {
@@ -90,45 +89,48 @@ struct mn_maps {
     uint64_t most_bytes;
 };
 
+/* Returns the FNV-1a hash of a path. */
 uint64_t
 mn_path_hash(const char *path);
 
+/* Returns whether both identify the same state of a file. */
 bool
 mn_same_identity(const struct mn_npy_identity *a, const struct mn_npy_identity *b);
 
-/* An empty table. */
+/* Makes an empty table. most_bytes: bound of all mappings. */
 void
 mn_maps_init(struct mn_maps *maps, uint64_t most_bytes);
 
-/* Unmaps all that are in the table; nobody may use it any more. */
+/* Unmaps all mappings in the table; no thread may use it any more. */
 void
 mn_maps_fini(struct mn_maps *maps);
 
-/* A mapping of this path, now the caller's, or NULL. Its identity may be out of date. */
+/* Takes a mapping of this path, which the caller then owns; NULL if there is none. Its identity may
+ * be out of date. */
 struct mn_map *
 mn_maps_take(struct mn_maps *maps, const char *path);
 
-/* The mapping is the table's again, which may unmap it at once. */
+/* Returns the mapping to the table, which may unmap it at once. */
 void
 mn_maps_put(struct mn_maps *maps, struct mn_map *map);
 
-/* Maps an open file whose identity this is; the mapping is the caller's, to be put or closed.
- * NULL: read it by calls. */
+/* Maps an open file that has this identity. The caller owns the mapping, and must put or close it.
+ * NULL: read the file by calls. */
 struct mn_map *
 mn_map_open(struct mn_maps *maps, int fd, const char *path,
             const struct mn_npy_identity *identity);
 
-/* NULL is fine. */
+/* Unmaps a mapping; NULL is allowed. */
 void
 mn_map_close(struct mn_maps *maps, struct mn_map *map);
 
-/* Begins to read these bytes from the disk, where they are not in the page cache. */
+/* Starts to read these bytes from the disk, unless they are in the page cache. */
 void
 mn_map_ahead(const struct mn_map *map, uint64_t off, uint64_t length);
 
-/* Whether this thread had to wait for the disk at a page of any mapping since the last call
+/* Returns whether this thread had to wait for the disk at a page of any mapping since the last call
  * with this counter. */
 bool
 mn_map_waited(uint64_t *counter);
 
-#endif /* MN_MAP_H */
+#endif

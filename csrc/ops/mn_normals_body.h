@@ -1,16 +1,15 @@
-/* Normal numbers from Philox blocks, MN_LANES blocks at a time; included by mn_kernels.c
+/* Normal numbers from Philox blocks, MN_LANES blocks at a time. mn_kernels.c includes this file
  * SPDX-License-Identifier: Apache-2.0
- * once an instruction set, before mn_kernels_body.h, and by cuda/mn_finish.cu. No include
- * guard for that reason.
+ * once per instruction set, before mn_kernels_body.h; so does cuda/mn_finish.cu. For that reason it
+ * has no include guard.
  *
- * MN_LANES 1 is plain C, and C++ for CUDA devices. Otherwise vectors of the compiler's extension
- * are used, because the vectorisers give up on the bit patterns below. The order of operations is
- * the same in all, so the bytes are. MN_MUL_EVEN(a, b) multiplies the even lanes of a to 64 bits,
- * MN_SQRT is the exactly rounded square root.
+ * MN_LANES 1 is plain C, and C++ for CUDA devices. Otherwise it uses the compiler's vector
+ * extension, because the vectorisers give up on the bit patterns below. The order of operations is
+ * the same in all versions, so the bytes are the same. MN_MUL_EVEN(a, b) multiplies the even lanes
+ * of a to 64 bits, MN_SQRT is the exactly rounded square root.
  *
- * Box and Muller's transform. The maths is Taylor series on reduced ranges, short of
- * float's precision by nothing that shows; a table or a library call would differ by
- * machine.
+ * Box and Muller's transform. The maths is Taylor series on reduced ranges, accurate to float's
+ * precision for all practical purposes; a table or a library call would differ by machine.
  */
 
 #if MN_LANES == 1
@@ -65,7 +64,7 @@ MN_K(minus_two_log)(const MN_K(u32) *word, MN_K(f32) *result)
     *result = -2.0f * log;
 }
 
-/* Two words to two normals. */
+/* Turns two words into two normals. */
 MN_VOXEL void
 MN_K(box_muller)(const MN_K(u32) *a, const MN_K(u32) *b, float *first, float *second)
 {
@@ -98,7 +97,7 @@ MN_K(box_muller)(const MN_K(u32) *a, const MN_K(u32) *b, float *first, float *se
     memcpy(second, &yb, sizeof(yb));
 }
 
-/* Normals of MN_LANES blocks: the four of a block go to out, out + step and so on. */
+/* Makes the normals of MN_LANES blocks: the four of a block go to out, out + step and so on. */
 MN_VOXEL void
 MN_K(normals_of)(const uint32_t *blocks, const struct mn_key *key, float *out, int step)
 {

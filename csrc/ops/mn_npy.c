@@ -91,8 +91,8 @@ identify(struct mn_npy_file *file, struct mn_text *text)
     return 0;
 }
 
-/* Takes a mapping of the file as it is now out of the table, if it is there. One of an
- * earlier state of the file goes. */
+/* Takes a mapping of the file's current state out of the table, if it is there. A mapping of an
+ * earlier state is dropped. */
 static bool
 find_mapped(struct mn_npy_file *file, struct mn_maps *maps)
 {
@@ -207,8 +207,8 @@ mn_npy_begin(const struct mn_npy_file *file)
     }
 }
 
-/* A page that the file has lost in part reads as zeros there without a signal, so its size is
- * looked at as well. A file that took its place meanwhile says nothing about this one. */
+/* A page of which the file has lost a part reads as zeros there, without a signal, so the size is
+ * checked as well. A file that has replaced it meanwhile says nothing about this one. */
 int
 mn_npy_end(const struct mn_npy_file *file, int rc, struct mn_text *text)
 {
@@ -236,7 +236,7 @@ void
 mn_npy_count(struct mn_npy_count *count, uint64_t off, uint64_t length, uint64_t stride,
              uint64_t n)
 {
-    bool adjoin = n > 0 && stride < length + MN_NPY_BLOCK; /* no block between two pieces */
+    bool adjoin = n > 0 && stride < length + MN_NPY_BLOCK; /* no whole block between two pieces */
     count->bytes += length * n;
     if (adjoin) {
         length += (n - 1) * stride;
@@ -325,8 +325,8 @@ read_header(struct mn_npy_file *file, struct mn_npy_buffer *buffer, struct mn_te
 {
     uint64_t need = 512;
     struct mn_npy_count ignored = {0};
-    /* The first read says how long the header is, and the second has all of it. A third is for a
-     * file that was written anew between the two. */
+    /* The first read gives the length of the header, and the second has all of it. The third is for
+     * a file that was rewritten between the two. */
     for (int attempt = 0; attempt < 3; attempt++) {
         uint64_t length = need < file->identity.size ? need : file->identity.size;
         const unsigned char *head = NULL;
@@ -347,6 +347,6 @@ int
 mn_npy_read_header(struct mn_npy_file *file, struct mn_npy_buffer *buffer,
                    struct mn_text *text)
 {
-    mn_npy_begin(file); /* for one that was found mapped and whose header was not kept */
+    mn_npy_begin(file); /* for a file that was found mapped and whose header was not cached */
     return mn_npy_end(file, read_header(file, buffer, text), text);
 }

@@ -1,9 +1,8 @@
 /* The header of a .npy file, which is a Python dict in text.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The parser knows just the dict literals that NumPy writes and accepts: string keys, and
- * as values strings, True, False and tuples of integers. It never looks past the length
- * that it is given.
+ * The parser knows just the dict literals that NumPy writes and accepts: string keys, and as values
+ * strings, True, False and tuples of integers. It never looks past the length that it is given.
  */
 #include "ops/mn_npy.h"
 
@@ -61,7 +60,7 @@ skip_space(struct cursor *c)
     }
 }
 
-/* Whether the next character after space is `wanted`; if so it is consumed. */
+/* Returns whether the next character after space is `wanted`, and consumes it if so. */
 static bool
 accept(struct cursor *c, char wanted)
 {
@@ -85,7 +84,7 @@ accept_word(struct cursor *c, const char *word)
     return false;
 }
 
-/* A quoted string without escapes; cut to fit `out`, which a known one always does. */
+/* Parses a quoted string without escapes; cuts it to fit `out`, which a known one always does. */
 static int
 parse_string(struct cursor *c, char *out, size_t size)
 {
@@ -123,7 +122,7 @@ parse_integer(struct cursor *c, int64_t *value)
         c->at++;
     }
     if (c->at == first || (*first == '0' && c->at > first + 1)) {
-        return malformed(c, "the shape is no tuple of lengths"); /* 07 is no number there */
+        return malformed(c, "the shape is no tuple of lengths"); /* 07 is not a number in Python */
     }
     if (c->at < c->end && *c->at == 'L') {
         c->at++; /* as Python 2 wrote long integers */
@@ -275,7 +274,7 @@ check_shape(struct cursor *c, const struct header *h, struct mn_npy *npy,
     return 0;
 }
 
-/* The bytes before the dict, which end in its length. */
+/* Parses the bytes before the dict, which end in its length. */
 static int
 parse_prefix(const unsigned char *head, size_t length, struct cursor *c, uint64_t *start,
              uint64_t *dict_bytes, uint64_t *need)

@@ -98,7 +98,7 @@ mn_work_end(struct mn_pipeline *pipeline, struct mn_work *work)
     work->reader.text = NULL;
     for (int i = 0; i < MN_POOL; i++) {
         uint64_t empty = 0;
-        /* Release: the work is complete for whoever takes it out. */
+        /* Release: the work is complete for the thread that takes it out. */
         if (mn_a64_cas_acqrel(&pipeline->pool[i], &empty, (uint64_t)(uintptr_t)work)) {
             return;
         }
@@ -106,7 +106,7 @@ mn_work_end(struct mn_pipeline *pipeline, struct mn_work *work)
     free_work(work);
 }
 
-/* -- Operators that only note ---------------------------------------------------------- */
+/* -- Operators that are only recorded -------------------------------------------------- */
 
 static int
 flip(struct mn_work *work, int axes)
@@ -232,7 +232,7 @@ bind_array(struct mn_view *view, const struct mn_op_volume *volume, struct mn_te
     return mn_view_check(volume->shape, text);
 }
 
-/* Whether the pipeline reads files; it must then be given paths, and else arrays. */
+/* Checks that a pipeline which reads files is given paths, and any other arrays. */
 static int
 check_source(const struct mn_pipeline *pipeline, const struct mn_source *source,
              struct mn_text *text)

@@ -1,14 +1,14 @@
 /* Pipelines: a list of operators, run on one sample after the other by any thread.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A pipeline never changes once made, but for its cache, mappings, pool and counters, which are
+ * A pipeline never changes once made, except for its cache, mappings, pool and counters, which are
  * atomic: any number of threads may run it at once, and a fork finds no lock held.
  *
- * Running is split in two, so that the caller can allocate outputs whose shape depends on
- * the input: mn_pipeline_apply leaves views (mn_view.h), mn_work_store writes them.
+ * Running is split in two, so that the caller can allocate outputs whose shape depends on the
+ * input: mn_pipeline_apply leaves views (mn_view.h), mn_work_store writes them.
  *
- * Draws of the operators, all from stream 0 of the sample's key with the operator's place in
- * its pipeline as number (minato/ops.h); `u` is mn_draw_uniform, `below` mn_draw_below:
+ * Draws of the operators, all from stream 0 of the sample's key with the operator's place in its
+ * pipeline as number (minato/ops.h); `u` is mn_draw_uniform, `below` mn_draw_below:
  *   RandBalancedCrop  0 u: foreground if under p; 1 below: class; 2 below: component;
  *                     3, 4, 5 below: depth, height, width
  *   RandCrop          3, 4, 5 below: depth, height, width
@@ -42,8 +42,8 @@ enum mn_op_kind {
 struct mn_op {
     enum mn_op_kind kind;
     bool flag;         /* read: direct; crops: include the last start; pad: constant */
-    bool keep;         /* balanced crop: keep the boxes of files */
-    int dtypes[2];     /* read, cast: image, label; MN_DTYPE_NONE: leave as it is */
+    bool keep;         /* balanced crop: cache the boxes of files */
+    int dtypes[2];     /* read, cast: image, label; MN_DTYPE_NONE: unchanged */
     int64_t size[4];   /* crops: patch; pad: least size; resample: size, or 0; [0] unused */
     double p;          /* probability */
     double per_axis[4]; /* flip: probabilities; resample: factors; [0] unused */
@@ -52,13 +52,13 @@ struct mn_op {
     const struct mn_operator *user;
 };
 
-/* What is known of a volume before there is one. */
+/* The properties of a volume that are known before it exists. */
 struct mn_volume_plan {
     int dtype; /* MN_DTYPE_NONE: no volume; -1: not known */
     int64_t shape[MN_VOLUME_DIMS]; /* -1: not known */
 };
 
-/* Works at rest. More threads than this at once allocate theirs for each sample. */
+/* Idle works. Threads beyond this number allocate one for each sample. */
 #define MN_POOL 64
 
 struct mn_pipeline {
@@ -71,8 +71,8 @@ struct mn_pipeline {
     struct mn_op ops[];
 };
 
-/* Where a sample comes from: paths for a pipeline that begins with ReadNpy, else arrays.
- * A label path of NULL, or a label of dtype MN_DTYPE_NONE: there is none. */
+/* The source of a sample: paths for a pipeline that begins with ReadNpy, else arrays. A label path
+ * of NULL, or a label of dtype MN_DTYPE_NONE: there is no label. */
 struct mn_source {
     const char *image_path, *label_path;
     struct mn_op_volume image, label;
@@ -86,32 +86,32 @@ mn_pipeline_open(struct mn_pipeline **pipeline, const struct mn_op *ops, int n_o
 void
 mn_pipeline_close(struct mn_pipeline *pipeline);
 
-/* What comes out, as far as it is known from what goes in; before the last `tail`
+/* Computes what is known of the output from what is known of the input, before the last `tail`
  * operators. */
 int
 mn_pipeline_infer(const struct mn_pipeline *pipeline, int tail, struct mn_volume_plan *image,
                   struct mn_volume_plan *label, struct mn_text *text);
 
-/* A work for the calling thread, to be given back by mn_work_end. */
+/* Gives the calling thread a work, to be returned by mn_work_end(). */
 int
 mn_work_begin(struct mn_pipeline *pipeline, struct mn_work **work, struct mn_text *text);
 
+/* Returns a work to the pipeline, which closes its files and frees its blocks. */
 void
 mn_work_end(struct mn_pipeline *pipeline, struct mn_work *work);
 
-/* Runs the operators but for the last `tail`: work->image and work->label are then what is to
- * be stored. */
+/* Runs all operators but the last `tail`. work->image and work->label then say what to store. */
 int
 mn_pipeline_apply(struct mn_pipeline *pipeline, struct mn_work *work, int tail,
                   const struct mn_source *source, uint64_t key_hi, uint64_t key_lo);
 
-/* How many operators at the end are all steps (mn_recipe.h), and may be left to a device: the most
- * that `tail` may be. */
+/* Returns how many operators at the end are all steps (mn_recipe.h), which may be left to a device:
+ * the largest possible `tail`. */
 int
 mn_pipeline_tail_most(const struct mn_pipeline *pipeline);
 
-/* Writes what the last `tail` operators do to the sample of this key: MN_RECIPE_WORDS(tail)
- * words, anywhere. */
+/* Writes what the last `tail` operators do to the sample of this key: MN_RECIPE_WORDS(tail) words,
+ * at any alignment. */
 void
 mn_pipeline_recipe(const struct mn_pipeline *pipeline, int tail, uint64_t key_hi,
                    uint64_t key_lo, void *recipe);
@@ -120,12 +120,13 @@ mn_pipeline_recipe(const struct mn_pipeline *pipeline, int tail, uint64_t key_hi
 int
 mn_work_store(struct mn_work *work, const struct mn_view *view, void *to);
 
-/* -- For the pipeline's own parts ------------------------------------------------------ */
+/* -- Private to the pipeline's files --------------------------------------------------- */
 
+/* Returns whether an operator needs nothing but a voxel, its place and random numbers. */
 bool
 mn_op_is_step(const struct mn_op *op);
 
-/* What such an operator does to the sample of this key. */
+/* Returns what such an operator does to the sample of this key. */
 struct mn_step
 mn_op_step(const struct mn_op *op, const struct mn_key *key);
 
@@ -141,7 +142,7 @@ mn_op_pad(struct mn_work *work, const struct mn_op *op);
 int
 mn_op_resample(struct mn_work *work, const struct mn_op *op);
 
-/* The shape after padding or resampling; axes of -1 stay unknown. */
+/* Computes the shape after padding or resampling; axes of -1 stay unknown. */
 int
 mn_op_pad_shape(const struct mn_op *op, int64_t *shape, struct mn_text *text);
 
@@ -151,4 +152,4 @@ mn_op_resample_shape(const struct mn_op *op, int64_t *shape, struct mn_text *tex
 int
 mn_op_user(struct mn_work *work, const struct mn_op *op, uint32_t number);
 
-#endif /* MN_PIPELINE_H */
+#endif

@@ -1,4 +1,4 @@
-/* One sample on its way through a pipeline.
+/* The state of one sample in a pipeline.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "ops/mn_pipeline_sample.h"
@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of a label volume that are read and scanned at a time: they stay in the second
- * level cache between the two. */
+/* Bytes of a label volume that are read and scanned at a time: they stay in the second level cache
+ * in between. */
 #define SCAN_BYTES ((int64_t)256 << 10)
 
 struct mn_key
@@ -111,8 +111,8 @@ mn_work_open(struct mn_work *work, int which, const char *path, bool direct, int
     return mn_view_check(file->npy.shape, work->reader.text);
 }
 
-/* A mapped file is read by calls from where it is not in the page cache: they read ahead, and
- * into larger pieces of memory, what faults would wait for page by page. */
+/* From where a mapped file is not in the page cache, it is read by calls. They read ahead, and into
+ * larger pieces of memory, whereas faults would wait page by page. */
 static int
 scan_rows(struct mn_work *work, struct mn_scan *scan)
 {
@@ -171,7 +171,7 @@ scan_memory(struct mn_work *work, const struct mn_view *view, struct mn_scan *sc
     return rc;
 }
 
-/* Whether the view shows its file from the first voxel to the last, as it is. */
+/* Returns whether the view shows its whole file, unchanged. */
 static bool
 is_whole_file(const struct mn_view *view)
 {
@@ -244,7 +244,7 @@ mn_work_boxes(struct mn_work *work, bool keep, const struct mn_boxes **boxes)
         && mn_filecache_add(work->cache, file->path, &file->identity, &file->npy,
                             work->boxes)
                != NULL) {
-        work->boxes = NULL; /* the cache's now */
+        work->boxes = NULL; /* owned by the cache now */
     }
     return rc;
 }

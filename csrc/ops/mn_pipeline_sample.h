@@ -1,8 +1,8 @@
-/* One sample on its way through a pipeline, and the memory that it needs.
+/* The state of one sample in a pipeline, and the memory that it needs.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A work belongs to one thread from mn_work_begin to mn_work_end, then rests in its
- * pipeline's pool with its buffers, so that a thread's next sample allocates nothing.
+ * A work belongs to one thread from mn_work_begin to mn_work_end. Then it rests in its pipeline's
+ * pool with its buffers, so that a thread's next sample allocates nothing.
  */
 #ifndef MN_PIPELINE_SAMPLE_H
 #define MN_PIPELINE_SAMPLE_H
@@ -22,35 +22,35 @@ struct mn_work {
     uint64_t key_hi, key_lo;
     struct mn_npy_file files[2]; /* image, label */
     struct mn_view image, label;
-    struct mn_work_block *blocks; /* memory made for this sample */
+    struct mn_work_block *blocks; /* memory allocated for this sample */
     struct mn_boxes *boxes;  /* found for this sample and not in the cache */
-    uint64_t scans, headers_parsed, files_mapped; /* counted for the pipeline's statistics */
+    uint64_t scans, headers_parsed, files_mapped; /* for the pipeline's statistics */
 };
 
-/* The work's draws for operator `number`. */
+/* Returns the key of the draws of operator `number`. */
 struct mn_key
 mn_work_key(const struct mn_work *work, uint32_t number);
 
-/* Memory until the sample ends; contents undefined. */
+/* Allocates memory until the sample ends; contents undefined. */
 int
 mn_work_alloc(struct mn_work *work, size_t bytes, void **memory);
 
-/* Replaces a view by its voxels in memory of the work, C contiguous: nothing is pending
+/* Replaces a view by its voxels in memory of the work, C contiguous: no operation is pending
  * afterwards. Does nothing if that is so already. */
 int
 mn_work_settle(struct mn_work *work, struct mn_view *view);
 
-/* Opens a file and makes it the view: `which` is 0 for the image, 1 for the label; `direct`: it is
- * read past the page cache; `expected` is the dtype that it must have. */
+/* Opens a file and makes it the view. which: 0 for the image, 1 for the label. direct: bypass the
+ * page cache. expected: the dtype that it must have. */
 int
 mn_work_open(struct mn_work *work, int which, const char *path, bool direct, int expected);
 
-/* As mn_work_settle, and the memory is the work's own, to be written to. */
+/* Does the same, and the memory is the work's own, which may be written to. */
 int
 mn_work_settle_own(struct mn_work *work, struct mn_view *view);
 
-/* The boxes of the label volume as it is now, valid until the next call or the sample's
- * end. With `keep` those of an untouched file are looked up in the cache and kept there. */
+/* Finds the boxes of the label volume in its current state, valid until the next call or the
+ * sample's end. With `keep`, boxes of an unchanged file are looked up and stored in the cache. */
 int
 mn_work_boxes(struct mn_work *work, bool keep, const struct mn_boxes **boxes);
 
@@ -58,4 +58,4 @@ mn_work_boxes(struct mn_work *work, bool keep, const struct mn_boxes **boxes);
 void
 mn_work_clear(struct mn_work *work);
 
-#endif /* MN_PIPELINE_SAMPLE_H */
+#endif

@@ -66,8 +66,8 @@ draw_noise(struct mn_step *step, const struct mn_op *op, const struct mn_key *ke
 struct mn_step
 mn_op_step(const struct mn_op *op, const struct mn_key *key)
 {
-    /* What is not applied to this sample is a cast all the same: arithmetic that may come
-     * makes the image float32. */
+    /* An operator that is not applied to this sample still makes a cast, because arithmetic makes
+     * the image float32. */
     struct mn_step step = {.kind = MN_STEP_CAST, .dtypes = MN_DTYPE_F32};
     switch (op->kind) {
     case MN_OP_RAND_FLIP:
@@ -107,7 +107,7 @@ void
 mn_pipeline_recipe(const struct mn_pipeline *pipeline, int tail, uint64_t key_hi,
                    uint64_t key_lo, void *recipe)
 {
-    unsigned char *at = recipe; /* nothing promises more than the field's alignment */
+    unsigned char *at = recipe; /* the field may be unaligned */
     const uint64_t key[2] = {key_hi, key_lo};
     memcpy(at, key, sizeof(key));
     at += sizeof(key);

@@ -1,15 +1,14 @@
-/* What is still to be done to the voxels of one sample, as numbers.
+/* The operations that are left to do on the voxels of one sample, as numbers.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Each operator that needs nothing but a voxel, its place and random numbers (flip, cast,
- * scale, noise, normalize) becomes one step: its draws are made, and what is left is
- * arithmetic. A pipeline that is to end on a device leaves its last operators as a recipe
- * beside the sample, and cuda/mn_finish.cu does the rest there; else mn_pipeline.c does,
- * by the same steps.
+ * Each operator that needs nothing but a voxel, its place and random numbers (flip, cast, scale,
+ * noise, normalize) becomes one step: its draws are made, and what is left is arithmetic. A
+ * pipeline that is to end on a device leaves its last operators as a recipe with the sample, and
+ * cuda/mn_finish.cu does the rest there. Otherwise mn_pipeline.c does it, by the same steps.
  *
- * A recipe is MN_RECIPE_WORDS(steps) words of 64 bits: the sample's key, high half first, then
- * the steps, in the byte order of the machine. Whoever reads one may rely on it for what the
- * voxels become, and for nothing else: no place in memory depends on what is in it.
+ * A recipe is MN_RECIPE_WORDS(steps) words of 64 bits: the sample's key, high half first, then the
+ * steps, in the byte order of the machine. Its reader may trust it for the values of voxels, but
+ * for nothing else: no memory address may depend on its contents.
  */
 #ifndef MN_RECIPE_H
 #define MN_RECIPE_H
@@ -28,7 +27,7 @@ struct mn_step {
     uint32_t kind;    /* enum mn_step_kind */
     uint16_t number;  /* noise: the operator's place in its pipeline */
     uint8_t axes;     /* flip: bit a is set for axis a, 1 to 3 */
-    uint8_t dtypes;   /* cast: the image's, and from bit 4 on the label's; 0: as it is */
+    uint8_t dtypes;   /* cast: the image's, and from bit 4 on the label's; 0: unchanged */
     double factor;    /* scale */
     float low, high;  /* normalize */
     float mean, std;  /* normalize, noise */
@@ -37,11 +36,11 @@ struct mn_step {
 #define MN_STEP_WORDS 4
 #define MN_RECIPE_WORDS(steps) (2 + MN_STEP_WORDS * (int64_t)(steps))
 
-/* A window, for whoever has the case: its number, and where in it the crop begins on axes 1
- * to 3, as 64-bit words. */
+/* A window for a reader that has the case: its number, and where in it the crop begins on axes 1 to
+ * 3, as 64-bit words. */
 #define MN_WINDOW_WORDS 4
 
 /* The dtype that a cast gives the image (0) or the label (1). */
 #define MN_STEP_DTYPE(step, which) ((step)->dtypes >> (4 * (which)) & 15)
 
-#endif /* MN_RECIPE_H */
+#endif

@@ -26,7 +26,7 @@ new_volume(struct mn_work *work, struct mn_view *view, int dtype, const int64_t 
 static unsigned char *
 memory_of(const struct mn_view *view)
 {
-    return (unsigned char *)(uintptr_t)view->base; /* new_volume's, which may be written */
+    return (unsigned char *)(uintptr_t)view->base; /* from new_volume, so it may be written */
 }
 
 /* -- Padding --------------------------------------------------------------------------- */
@@ -51,7 +51,7 @@ repeat(unsigned char *to, const unsigned char *from, size_t item, int64_t count)
     }
 }
 
-/* Fills what lies before and after the middle of an axis with its first and last slice, or
+/* Fills the parts of an axis before and after its middle with the middle's first and last slice, or
  * with `fill` voxels. `item`: bytes of a slice. */
 static void
 extend(unsigned char *start, int64_t before, int64_t middle, int64_t after, size_t item,
@@ -171,7 +171,7 @@ mn_op_resample_shape(const struct mn_op *op, int64_t *shape, struct mn_text *tex
     return mn_view_check(shape, text);
 }
 
-/* Where output voxel i of an axis lies in the input, ends aligned with ends. */
+/* Returns where output voxel i of an axis lies in the input, ends aligned with ends. */
 static int64_t
 place(int64_t i, int64_t in, int64_t out, float *between)
 {
@@ -182,7 +182,7 @@ place(int64_t i, int64_t in, int64_t out, float *between)
     return low;
 }
 
-/* The same for nearest neighbours, as torch's interpolate(mode="nearest") computes it. */
+/* Does the same for nearest neighbours, as torch's interpolate(mode="nearest") computes it. */
 static int64_t
 nearest(int64_t i, int64_t in, int64_t out)
 {
@@ -216,7 +216,7 @@ linear_tables(struct mn_work *work, struct linear_row *row, int64_t in, int64_t 
     return 0;
 }
 
-/* One output row: mixes four input rows by depth and height, then along the width. */
+/* Makes one output row: mixes four input rows by depth and height, then along the width. */
 static void
 linear_one_row(const struct mn_view *from, const unsigned char *channel, int64_t z, float tz,
                int64_t y, float ty, struct linear_row *row, float *to, int64_t out,

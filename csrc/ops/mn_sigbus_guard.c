@@ -15,9 +15,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* The range this thread is in. Initial-exec, because the handler also runs in threads that
- * never entered one: another model may allocate at a thread's first access. musl does not,
- * and refuses initial-exec in what is loaded at run time. */
+/* The range that this thread reads. Initial-exec, because the handler also runs in threads that
+ * never read a range: another model may allocate at a thread's first access. musl does not, and
+ * refuses initial-exec in what is loaded at run time. */
 #if defined(__GLIBC__)
 #define MN_GUARD_TLS _Thread_local __attribute__((tls_model("initial-exec")))
 #else
@@ -25,10 +25,10 @@
 #endif
 static MN_GUARD_TLS struct mn_guard *mn_guard_range;
 
-/* The handler is the process's, so what belongs to it is, too. */
+/* The handler belongs to the whole process, and so does its state. */
 static struct sigaction mn_guard_before;
-static mn_a32 mn_guard_installed; /* 0 once what was there before has been put back */
-static mn_a32 mn_guard_installer; /* pid of who changes the two, or 0 */
+static mn_a32 mn_guard_installed; /* 0 once the previous handler has been put back */
+static mn_a32 mn_guard_installer; /* pid of the process that is changing the two, or 0 */
 
 static bool
 replace_by_zeros(struct mn_guard *guard, const void *address)
@@ -37,7 +37,7 @@ replace_by_zeros(struct mn_guard *guard, const void *address)
     if (at >= guard->size) {
         return false;
     }
-    mn_a32_store_relaxed(&guard->lost, 1); /* read by this very thread */
+    mn_a32_store_relaxed(&guard->lost, 1); /* read by the same thread */
     return mmap(guard->bytes, guard->size, PROT_READ,
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0)
            != MAP_FAILED;
@@ -89,7 +89,7 @@ install(void)
     struct sigaction ours, now;
     memset(&ours, 0, sizeof(ours));
     ours.sa_sigaction = on_sigbus;
-    /* SA_NODEFER: what was there before may be reached, and end, from within. */
+    /* SA_NODEFER: the previous handler may be reached, and end, from within. */
     ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
     sigemptyset(&ours.sa_mask);
     lock();
@@ -98,7 +98,7 @@ install(void)
         mn_guard_before = now;
     }
     else if (mn_a32_load_relaxed(&mn_guard_installed) == 0) {
-        /* Others have put us back as what was before them, and are done. */
+        /* Other code has restored our handler as its predecessor, and is done. */
         memset(&mn_guard_before, 0, sizeof(mn_guard_before));
         mn_guard_before.sa_handler = SIG_DFL;
     }

@@ -2,24 +2,24 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
- *   A page of a mapping that its file no longer has, or that the disk does not give, raises
- *   SIGBUS in whoever reads it, which ends the program. Between mn_guard_enter and
+ *   A page of a mapping that its file no longer has, or that the disk cannot deliver, raises
+ *   SIGBUS in the thread that reads it, which ends the program. Between mn_guard_enter and
  *   mn_guard_leave it does not: the mapping reads as zeros from then on, and mn_guard_leave
- *   says that they are not to be believed.
+ *   says that they must not be used.
  *
  * How
- *   The handler looks whether the fault lies in the range that its own thread has entered (a
- *   thread-local pointer), puts zero pages in place of the whole range, notes it, and lets
- *   the instruction run again. No jump out of the reading code, so nothing is left half done.
- *   The range must belong to this thread alone: it is replaced.
+ *   The handler checks whether the fault lies in the range that its own thread has entered (a
+ *   thread-local pointer). If so it puts zero pages in place of the whole range, notes it, and
+ *   lets the instruction run again. It never jumps out of the reading code, so nothing is left
+ *   half done. The range must belong to this thread alone: it is replaced.
  *
- *   Each mn_guard_enter asks for the handler in place and puts ours there if it is not, so
- *   whoever came later (faulthandler.enable, another library) takes it away for no longer than
- *   the section in which they do. What was there before is remembered. A SIGBUS that is not
+ *   Each mn_guard_enter checks that our handler is installed and installs it if it is not. So
+ *   code that installs another one later (faulthandler.enable, another library) disables ours
+ *   only until the next section. The previous handler is remembered. A SIGBUS that is not
  *   ours puts it back and comes again: a fault by running the instruction again, a signal that
- *   was sent by sending it again. If that leads back here, the others have ours as what was
- *   there before theirs; then the default action is taken. The handler stays in place after
- *   mn_guard_leave, where it knows of no range and so only does that.
+ *   was sent by sending it again. If that leads back here, the other code has our handler as
+ *   its predecessor; then the default action is taken. The handler stays installed after
+ *   mn_guard_leave, where it has no range and so only does that.
  *
  *   The kernel ends the program if a fault's signal is blocked, as it is in native workers, so
  *   SIGBUS is unblocked within the section.
@@ -39,16 +39,16 @@
 struct mn_guard {
     unsigned char *bytes; /* page aligned */
     size_t size;
-    mn_a32 lost;  /* zeros took the place of the mapping */
-    bool blocked; /* whether SIGBUS was, before mn_guard_enter */
+    mn_a32 lost;  /* zeros have replaced the mapping */
+    bool blocked; /* whether SIGBUS was blocked before mn_guard_enter */
 };
 
-/* The calling thread reads the range until mn_guard_leave. Sections do not nest. */
+/* Begins a section in which the calling thread reads the range. Sections do not nest. */
 void
 mn_guard_enter(struct mn_guard *guard);
 
-/* Returns false if what was read was not, or not only, the file. */
+/* Ends the section. Returns false if the thread may have read something else than the file. */
 bool
 mn_guard_leave(struct mn_guard *guard);
 
-#endif /* MN_SIGBUS_GUARD_H */
+#endif

@@ -6,7 +6,7 @@
 
 #include "ops/mn_pipeline.h"
 
-#define MESSAGE 400 /* bytes for an operator's own words, within mn_text's usual 512 */
+#define MESSAGE 400 /* bytes for an operator's own message, within mn_text's usual 512 */
 
 static void
 describe(struct mn_op_volume *volume, const struct mn_view *view)
@@ -19,7 +19,7 @@ describe(struct mn_op_volume *volume, const struct mn_view *view)
     }
 }
 
-/* Memory of the work, which may be written; NULL where there is no volume. */
+/* Returns the work's memory, which may be written; NULL if there is no volume. */
 static void *
 data_of(const struct mn_view *view)
 {

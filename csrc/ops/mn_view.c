@@ -8,14 +8,14 @@
 
 #include "ops/mn_convert.h"
 
-/* Unwanted bytes between two wanted rows from which on the rows are read one by one: about
- * what a pread of cached pages copies in the time that one more call takes. A direct read
- * goes to the device each time, so it tolerates more. */
+/* If more unwanted bytes than this lie between two wanted rows, the rows are read one by one. It is
+ * about what a pread of cached pages copies in the time of one more call. A direct read goes to the
+ * device each time, so it tolerates more. */
 #define GAP_CACHED 4096
 #define GAP_DIRECT 65536
 
-/* Planes between two looks at whether a mapped file's pages had to be waited for: the look is
- * a system call of some 200 ns, a plane of the usual patch some 7 us. */
+/* Planes between two checks of whether a mapped file's pages had to be waited for: the check is a
+ * system call of some 200 ns, a plane of the usual patch takes some 7 us. */
 #define LOOK_EVERY 8
 
 void
@@ -136,12 +136,13 @@ magnitude(int64_t a)
     return a < 0 ? -a : a;
 }
 
-/* Bytes of a file. */
+/* A range of bytes of a file. */
 struct span {
     int64_t low, length;
 };
 
-/* From the first to the last voxel (in the file) of the `count` rows from the row at `off`. */
+/* Returns the range from the first to the last voxel (in the file) of the `count` rows from the row
+ * at `off`. */
 static struct span
 span_of(const struct mn_view *view, int64_t off, int64_t count)
 {
@@ -180,7 +181,7 @@ convert_rows(const struct mn_view *view, const struct rows *rows, int64_t count,
     }
 }
 
-/* Rows that are read at once: all, or one where too much lies between them. */
+/* Returns how many rows to read at once: all, or one if too much lies between them. */
 static int64_t
 rows_at_once(const struct mn_view *view)
 {
@@ -189,7 +190,7 @@ rows_at_once(const struct mn_view *view)
     return gap > (view->file->direct ? GAP_DIRECT : GAP_CACHED) ? 1 : view->shape[2];
 }
 
-/* The rows of a plane where they are mapped. */
+/* Returns the rows of a plane in the mapping. */
 static const unsigned char *
 mapped_rows(const struct mn_view *view, int64_t place, struct mn_reader *reader)
 {
@@ -200,8 +201,8 @@ mapped_rows(const struct mn_view *view, int64_t place, struct mn_reader *reader)
     return view->file->map->guard.bytes + view->first_off + place;
 }
 
-/* Asks for planes of a channel together, so that storage is waited for once and not once a
- * page or a plane. */
+/* Asks for planes of a channel together, so that storage is waited for once and not once per page
+ * or plane. */
 static void
 ask_ahead(const struct mn_view *view, int64_t place, int64_t planes)
 {
@@ -212,10 +213,10 @@ ask_ahead(const struct mn_view *view, int64_t place, int64_t planes)
     }
 }
 
-/* Mapped planes are asked for once reading has had to wait. Where they are read by calls,
- * nothing tells whether those wait (network file systems refuse to say), and asking costs
- * little beside a call: then at once, unless rows are read one by one because of what lies
- * between. Returns whether to look again. */
+/* Asks for mapped planes once reading has had to wait. Reads by calls do not show whether they wait
+ * (network file systems refuse to say), and asking costs little compared to a call. So it asks at
+ * once there, unless rows are read one by one because of the gaps between them. Returns whether to
+ * check again. */
 static bool
 look_ahead(const struct mn_view *view, int64_t place, int64_t z, struct mn_reader *reader)
 {
@@ -253,7 +254,7 @@ store_plane(const struct mn_view *view, int64_t place, unsigned char *to,
     return 0;
 }
 
-/* The pending arithmetic on n adjacent voxels, the first being voxel `first` in C order. */
+/* Does the pending arithmetic on n adjacent voxels, the first being voxel `first` in C order. */
 static void
 apply_points(const struct mn_view *view, float *x, int64_t n, int64_t first,
              const struct mn_kernels *kernels)

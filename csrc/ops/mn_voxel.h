@@ -1,11 +1,11 @@
-/* What is done to one voxel: the same operations for processors and for CUDA devices.
+/* The operations on one voxel: the same for processors and for CUDA devices.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Included by mn_convert.c and mn_kernels.c, which loop over these, and by cuda/mn_finish.cu,
- * where each thread has a voxel. So the bytes are the same wherever a sample is finished, as
- * long as each operation is one IEEE operation: mn_kernels.h says how that is kept on
- * processors, and setup.py passes -fmad=false to nvcc. What differs is which of the many
- * patterns of NaN an operation gives: devices know one.
+ * Included by mn_convert.c and mn_kernels.c, which loop over these, and by cuda/mn_finish.cu, where
+ * each thread has a voxel. So the bytes are the same on all of them, provided that each operation
+ * is one IEEE operation: mn_kernels.h says how that is ensured on processors, and setup.py passes
+ * -fmad=false to nvcc. The exception is which of the many patterns of NaN an operation gives:
+ * devices have only one.
  */
 #ifndef MN_VOXEL_H
 #define MN_VOXEL_H
@@ -21,7 +21,7 @@
 MN_VOXEL uint8_t
 mn_u8_of_float(double v)
 {
-    return v >= 255.0 ? 255 : v > 0.0 ? (uint8_t)v : 0; /* a NaN fails both */
+    return v >= 255.0 ? 255 : v > 0.0 ? (uint8_t)v : 0; /* a NaN fails both comparisons */
 }
 
 MN_VOXEL uint8_t
@@ -36,7 +36,7 @@ mn_scaled(float v, double factor)
     return (float)((double)v * factor);
 }
 
-/* A NaN stays one. */
+/* A NaN stays a NaN. */
 MN_VOXEL float
 mn_normalized(float v, float low, float high, float mean, float std)
 {
@@ -51,4 +51,4 @@ mn_noisy(float v, float mean, float std, float normal)
     return v + (mean + std * normal);
 }
 
-#endif /* MN_VOXEL_H */
+#endif
