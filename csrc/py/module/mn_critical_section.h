@@ -1,11 +1,11 @@
-/* mn_critical_section.h - objects that several threads use, also where there is no GIL.
+/* mn_critical_section.h - objects that several threads use, with or without the GIL.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A method of an object that has state of its own runs in a critical section of the object.
- * Without the GIL that says for one object what the GIL says for all: nobody else is in a
- * method of it, but where the method lets go of its thread or calls Python. With the GIL it is
- * nothing. What other threads may change while we look, lists and dictionaries of the program's,
- * is read by functions that return references of our own.
+ * A method of an object with state runs in a critical section of the object. Without the GIL that
+ * gives one object the guarantee that the GIL gives all: no other thread is in one of its methods,
+ * except where the method releases the thread state or calls Python. With the GIL it does nothing.
+ * Lists and dictionaries of the program may be changed by other threads while we read them. So they
+ * are read by functions that return our own references.
  */
 #ifndef MN_CRITICAL_SECTION_H
 #define MN_CRITICAL_SECTION_H
@@ -24,7 +24,8 @@ PyList_GetItemRef(PyObject *list, Py_ssize_t i)
 }
 #endif
 
-/* Of a method: the same in a critical section of its object, to be named in the table. */
+/* Defines a method's version that runs in a critical section of its object; the method table names
+ * that one. */
 #define MN_ALONE(method) method##_alone
 #define MN_FAST_ALONE(method) (PyCFunction)(void (*)(void))method##_alone
 
@@ -38,8 +39,9 @@ PyList_GetItemRef(PyObject *list, Py_ssize_t i)
         return result;                                                                  \
     }
 
-/* Of one that reports: it reads memory that close() ends, and makes objects as it goes. Up to 3.11
- * making one may collect garbage at once, and that may be the iterator, which closes the engine. */
+/* The same for a method that reports: it reads memory that close() frees, and makes objects
+ * meanwhile. Up to Python 3.11, making an object may collect garbage at once. That may collect the
+ * iterator, which closes the engine. */
 #if PY_VERSION_HEX >= 0x030C0000
 #define MN_REPORT_ALONE(method) MN_METHOD_ALONE(method)
 #else
@@ -55,7 +57,7 @@ PyList_GetItemRef(PyObject *list, Py_ssize_t i)
     }
 #endif
 
-/* Of one with METH_FASTCALL. */
+/* The same for a method with METH_FASTCALL. */
 #define MN_FAST_METHOD_ALONE(method)                                                    \
     static PyObject *method##_alone(PyObject *self, PyObject *const *args,              \
                                     Py_ssize_t nargs)                                   \

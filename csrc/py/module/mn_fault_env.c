@@ -1,12 +1,12 @@
-/* mn_fault_env.c - dying at a labelled point, in builds with MN_FAULTS; nothing in others.
+/* mn_fault_env.c - dying at a labelled point, in builds with MN_FAULTS; empty in others.
  * SPDX-License-Identifier: Apache-2.0
  *
- * MINATO_FAULT="LABEL N FILE HOW" in the environment: the process that passes the point for the
- * N-th time, counted in each process by itself, or later, makes FILE, writes its process id there
- * and ends itself: by the signal HOW, which may also stop it, or, if that is 0, by _exit(7); or, if
- * it is negative, goes no further. Where there is FILE nobody dies, so it is one process in all,
- * and nobody does before there is FILE's folder. The process that MINATO_FAULT_SPARES names, as a
- * rule the trainer, never dies of it.
+ * MINATO_FAULT="LABEL N FILE HOW" in the environment: a process that passes the point for at least
+ * the N-th time (each process counts for itself) makes FILE, writes its process id there and ends
+ * itself. HOW is the signal by which it does so, which may also stop it; 0: _exit(7); negative: it
+ * goes no further. If FILE exists no process dies, so only one does. No process dies before FILE's
+ * folder exists. The process that MINATO_FAULT_SPARES names, usually the trainer, never dies of
+ * this.
  */
 #include "py/module/mn_state.h"
 
@@ -22,7 +22,7 @@
 #include "base/mn_atomic.h"
 #include "base/mn_fault.h"
 
-static mn_a32 passed; /* threads are workers, too */
+static mn_a32 passed; /* atomic: threads may be workers */
 
 static void
 die_here(const char *name)
@@ -44,7 +44,7 @@ die_here(const char *name)
             while (how < 0) {
                 (void)pause();
             }
-            (void)signal(how, SIG_DFL); /* a sanitizer would take it for a fault of this code */
+            (void)signal(how, SIG_DFL); /* a sanitizer would report it as a fault of this code */
             (void)(how != 0 ? kill(getpid(), how) : (_exit(7), 0));
         }
     }

@@ -51,7 +51,7 @@ bind_torch(PyObject *module, PyObject *args)
             return NULL;
         }
         if (api->version.major != 1) {
-            api = NULL; /* another ABI: the fallback serves */
+            api = NULL; /* another ABI: use the fallback */
         }
     }
     PyObject *next = PyObject_GetAttr(iterator, st->str_next);
@@ -85,7 +85,8 @@ PyDoc_STRVAR(disposition_doc,
 "What the system does of a signal, as sigaction() has it: not all of that is known to the\n"
 "signal module. new: bytes of an earlier call, to be in force again.");
 
-/* Equal dispositions have equal bytes: the C library leaves some of what it gives undefined. */
+/* Equal dispositions must have equal bytes, but the C library leaves some of its struct
+ * undefined. */
 static PyObject *
 disposition_bytes(const struct sigaction *of)
 {
@@ -124,7 +125,7 @@ disposition(PyObject *module, PyObject *args)
         return NULL;
     }
     if (bytes != NULL) {
-        Py_RETURN_NONE; /* what is set cannot fail any more */
+        Py_RETURN_NONE; /* once set, nothing can fail */
     }
     return disposition_bytes(&now);
 }
@@ -175,7 +176,7 @@ core_exec(PyObject *module)
     struct mn_state *st = mn_state_of(module);
     import_array1(-1);
     mn_faults_arm();
-    (void)mn_proc_self(); /* before anybody forks beside a thread of ours */
+    (void)mn_proc_self(); /* before a fork can happen next to a thread of ours */
     st->str_requires_grad = PyUnicode_InternFromString("requires_grad");
     st->str_is_neg = PyUnicode_InternFromString("is_neg");
     st->str_is_conj = PyUnicode_InternFromString("is_conj");

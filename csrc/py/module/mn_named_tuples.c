@@ -66,7 +66,7 @@ static const PyStructSequence_Field decision_fields[] = {
     {NULL, NULL},
 };
 
-/* Fields, which are only read, and their number without the last, which ends them. */
+/* The fields, which are only read, and their number without the last, which ends the list. */
 #define FIELDS(f) (PyStructSequence_Field *)(f), (int)(sizeof(f) / sizeof((f)[0])) - 1
 
 int
@@ -111,7 +111,7 @@ mn_named_tuple(PyTypeObject *type, const char *format, ...)
     }
     Py_XDECREF(values);
     if (made != NULL && !PyObject_GC_IsTracked(made)) {
-        PyObject_GC_Track(made); /* errors in it know the frames that have it */
+        PyObject_GC_Track(made); /* errors in it refer to frames that refer to it */
     }
     return made;
 }

@@ -1,9 +1,8 @@
 /* mn_peek.c - minato._core.peek(): a loader's records, read from outside its processes.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Works on copies of another process's memory that a callable brings, so every number may
- * be from another moment than its neighbour, and none may be trusted as an offset before it
- * was checked.
+ * Works on copies of another process's memory that a callable fetches. So every number may be from
+ * another moment than its neighbour, and none may be used as an offset before it was checked.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +14,7 @@
 #define MOST_TASKS (1u << 20)
 #define MOST_BYTES (UINT64_C(1) << 56)
 
-/* Copies [off, off + n) of the loader's mapping. 0 or -1. */
+/* Copies [off, off + n) of the loader's mapping. Returns 0 or -1. */
 static int
 bring(PyObject *read, uint64_t off, void *to, uint64_t n)
 {
@@ -63,7 +62,7 @@ bring_ctl(PyObject *read, struct mn_ctl *c)
     return 0;
 }
 
-/* The block at off, or -2 when there is none any more. */
+/* Copies the block at off. Returns 0; -2 if there is none any more; -1 with an exception. */
 static int
 bring_block(PyObject *read, const struct mn_ctl *c, uint64_t off, struct mn_block *b)
 {
@@ -78,8 +77,8 @@ bring_block(PyObject *read, const struct mn_ctl *c, uint64_t off, struct mn_bloc
     return whole ? 0 : -2;
 }
 
-/* (batch, row, first row of the task, rows of it, index | "collate" | None) of a running task,
- * or None. */
+/* Returns (batch, row, first row of the task, rows of it, index | "collate" | None) of a running
+ * task, or None. */
 static PyObject *
 at_work(PyObject *read, const struct mn_ctl *c, const struct mn_worker *k,
         const struct mn_task *tasks)
@@ -137,7 +136,7 @@ worker_dict(PyObject *read, const struct mn_ctl *c, struct mn_worker *k,
 static PyObject *
 workers_list(PyObject *read, const struct mn_ctl *c, const struct mn_task *tasks)
 {
-    /* aligned as the records say they are */
+    /* aligned as the records require */
     struct mn_worker *w = aligned_alloc(MN_CACHELINE, ((size_t)c->nworkers + 1) * sizeof(*w));
     PyObject *out = w != NULL ? PyList_New(0) : PyErr_NoMemory();
     if (out != NULL
@@ -163,7 +162,7 @@ by_block(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* {queued, running, done, waiting, batches, ready}: tasks by state; batches in flight, and
+/* Returns {queued, running, done, waiting, batches, ready}: tasks by state; batches in flight; and
  * those that are complete and not taken. */
 static PyObject *
 queue_dict(const struct mn_ctl *c, const struct mn_task *tasks)

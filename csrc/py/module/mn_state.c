@@ -1,5 +1,4 @@
-/* mn_state.c - the module's state from what is at hand, errors of the system, and lists. See
- * mn_state.h.
+/* mn_state.c - finding the module's state, system errors, and lists. See mn_state.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/module/mn_state.h"
@@ -32,7 +31,7 @@ mn_raise_errno(int rc, const char *what)
         PyObject *text = PyUnicode_FromFormat("%s: %s", what, strerror(-rc));
         PyObject *args = text == NULL ? NULL : Py_BuildValue("(iN)", -rc, text);
         if (args != NULL) {
-            PyErr_SetObject(PyExc_OSError, args); /* becomes the subclass of that number */
+            PyErr_SetObject(PyExc_OSError, args); /* becomes the subclass of that errno */
             Py_DECREF(args);
         }
     }

@@ -1,7 +1,7 @@
-/* mn_state.h - state of the module minato._core and what its files share.
+/* mn_state.h - state of the module minato._core, and what its files share.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Nothing here is a mutable global: each module object has one of these.
+ * No mutable globals: each module object has one of these.
  */
 #ifndef MN_STATE_H
 #define MN_STATE_H
@@ -36,14 +36,14 @@ struct mn_state {
     PyTypeObject *decision_type;
     /* torch, bound by bind_torch(): the core itself is built without its headers */
     PyTypeObject *tensor_type;          /* torch.Tensor */
-    const struct mn_dl_api *dlpack;     /* its C exchange interface, or NULL */
-    const struct mn_plain_tensor *plain; /* of minato._torch, or NULL: then dlpack serves */
+    const struct mn_dl_api *dlpack;     /* torch's C exchange interface, or NULL */
+    const struct mn_plain_tensor *plain; /* of minato._torch; NULL: use dlpack */
     PyObject *from_view;                /* (view, code, bits, shape) -> tensor, fallback */
     PyObject *weak_ref;                 /* tensor -> int, a weak reference to its storage */
     PyObject *expired;                  /* int -> bool */
     PyObject *free_weak;                /* int -> None */
-    PyObject *torch_iterator;           /* its class for iterators with workers, ... */
-    PyObject *torch_next;               /* ... and the __next__ of that */
+    PyObject *torch_iterator;           /* torch's class for iterators with workers, ... */
+    PyObject *torch_next;               /* ... and its __next__ */
     PyObject *str_requires_grad;
     PyObject *str_is_neg;
     PyObject *str_is_conj;
@@ -51,7 +51,7 @@ struct mn_state {
     PyObject *str__next; /* _next */
     PyObject *str_head;
     PyObject *str_popleft;
-    struct mn_pending *pending;         /* ranges whose storage may still be seen */
+    struct mn_pending *pending;         /* ranges whose storage may still be visible */
 };
 
 extern struct PyModuleDef mn_core_module;
@@ -59,11 +59,11 @@ extern struct PyModuleDef mn_core_module;
 struct mn_state *
 mn_state_of(PyObject *module);
 
-/* Of an object whose type this module made. */
+/* Returns the state of the module that made this type. */
 struct mn_state *
 mn_state_of_type(PyTypeObject *type);
 
-/* Builds with MN_FAULTS: the environment may name a point to die at (mn_fault_env.c). */
+/* In builds with MN_FAULTS, reads from the environment at which point to die (mn_fault_env.c). */
 void
 mn_faults_arm(void);
 
@@ -94,26 +94,26 @@ mn_native_add_type(PyObject *module);
 int
 mn_delivery_add_type(PyObject *module);
 
-/* What a dataset's native pipeline makes: mn_native_worker_type.c. */
+/* Describes what a dataset's native pipeline makes: mn_native_worker_type.c. */
 extern const char mn_native_info_doc[];
 PyObject *
 mn_native_info(PyObject *module, PyObject *capsule);
 
-/* The model in a CostModel, NULL with an exception for another object. */
+/* Returns the model in a CostModel; NULL with an exception for another object. */
 struct mn_shared_costs *
 mn_costs_of(struct mn_state *st, PyObject *costs);
 
-/* A look at a loader from outside: mn_peek.c. */
+/* Reads a loader's records from outside: mn_peek.c. */
 extern const char mn_peek_doc[];
 PyObject *
 mn_peek(PyObject *module, PyObject *read);
 
-/* Turns 0 or -errno into 0 or -1 with an exception that says what was tried. */
+/* Turns 0 or -errno into 0 or -1 with an exception that says what was attempted. */
 int
 mn_raise_errno(int rc, const char *what);
 
-/* Adds an item, which is the list's then, and may be NULL with an exception. The list becomes NULL
- * where there is none, or no memory for it. */
+/* Appends an item and takes it over; it may be NULL with an exception. Sets the list to NULL if
+ * there is no item, or no memory. */
 void
 mn_list_add(PyObject **list, PyObject *item);
 
@@ -123,71 +123,71 @@ struct mn_segment {
     PyObject_HEAD
     struct mn_shm shm;
     uint64_t bytes;
-    struct mn_lifeline_end trainer; /* by which a process other than the trainer sees its end */
-    PyObject *owner; /* the engine whose mapping this is, or NULL: ours to unmap */
+    struct mn_lifeline_end trainer; /* shows other processes that the trainer is gone */
+    PyObject *owner; /* the engine that has this mapping; NULL: ours to unmap */
 };
 
 /* ---- ranges of the arena held by Python objects ------------------------------------- */
 
 struct mn_hold;
 
-/* Takes [off, off + bytes) of a DONE block out of the engine's hands. NULL with an exception. */
+/* Makes the program retain [off, off + bytes) of a DONE block. Returns NULL with an exception. */
 struct mn_hold *
 mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64_t off,
             uint64_t bytes);
 
-/* A copy of data in ordinary memory under the same rule: what a NumPy array still shows is not
- * freed when share_memory_() moves the tensor. NULL with an exception. */
+/* Makes a copy of data in ordinary memory under the same rule: memory that a NumPy array still
+ * shows is not freed when share_memory_() moves the tensor. Returns NULL with an exception. */
 struct mn_hold *
 mn_hold_copy(struct mn_state *st, const void *data, uint64_t bytes);
 
-/* Gives it back; from any thread, of Python's or not, also in a forked child. */
+/* Releases a hold. May be called from any thread, of Python's or not, and in a forked child. */
 void
 mn_hold_release(struct mn_hold *hold);
 
 void *
 mn_hold_data(const struct mn_hold *hold);
 
-/* The tensor that was made over it: its storage decides when the range may be reused. */
+/* Sets the tensor that was made over a hold: its storage decides when the range may be reused. */
 int
 mn_hold_guard(struct mn_state *st, struct mn_hold *hold, PyObject *tensor);
 
-/* Frees what has become unseen since. Calls Python, where garbage may be collected and an engine
- * be closed: whoever needs one asks for it after this. */
+/* Frees holds that are no longer visible. Calls Python, which may collect garbage and close an
+ * engine: look up an engine only after this call. */
 void
 mn_pending_reclaim(struct mn_state *st);
 
 int
 mn_pending_open(struct mn_state *st);
 
-/* From now on holds may be guarded: by what bind_torch() was told. */
+/* Allows holds to be guarded from now on, by the functions that bind_torch() received. */
 void
 mn_pending_bind(struct mn_state *st);
 
-/* fork_begins(): before each fork */
+/* fork_begins(): call it before each fork. */
 PyObject *
 mn_py_fork_begins(PyObject *module, PyObject *ignored);
 
-/* fork_ends(): after it, in the same thread of the parent */
+/* fork_ends(): call it after the fork, in the same thread of the parent. */
 PyObject *
 mn_py_fork_ends(PyObject *module, PyObject *ignored);
 
-/* forked(): in the child, before anything else of the module is used there */
+/* forked(): call it in the child, before any other use of the module there. */
 PyObject *
 mn_py_forked(PyObject *module, PyObject *ignored);
 
-/* A bytes-like object over a hold, which it takes over. */
+/* Makes a bytes-like object over a hold, which it takes over. */
 PyObject *
 mn_arena_view_new(struct mn_state *st, struct mn_hold *hold, uint64_t bytes);
 
 /* ---- tensors ------------------------------------------------------------------------ */
 
-/* A new tensor over the hold's memory, which it takes over (also on failure). */
+/* Makes a new tensor over the hold's memory, and takes the hold over (also on failure). */
 PyObject *
 mn_tensor_over(struct mn_state *st, struct mn_hold *hold, struct mn_dl_dtype dtype, int ndim,
                const int64_t *shape, uint64_t bytes);
 
-/* A new tensor in ordinary memory with a copy of data. */
+/* Makes a new tensor in ordinary memory with a copy of data. */
 PyObject *
 mn_tensor_copy(struct mn_state *st, const void *data, struct mn_dl_dtype dtype, int ndim,
                const int64_t *shape, uint64_t bytes);
@@ -203,20 +203,20 @@ mn_layout_row_bytes(const struct mn_layout *l);
 bool
 mn_layout_has_objects(const struct mn_layout *l);
 
-/* Writes sample as row of block. 1: written; 0: it does not fit, nothing to undo; -1: an
- * exception. Objects that are no row data are appended to objects (a list). */
+/* Writes sample as row of block. Returns 1: written; 0: it does not fit, nothing to undo; -1: an
+ * exception. Appends objects that are not row data to objects (a list). */
 int
 mn_layout_encode(struct mn_state *st, struct mn_layout *l, PyObject *sample,
                  const struct mn_shm *shm, struct mn_block *block, uint32_t row,
                  PyObject *objects);
 
-/* The batch: what default_collate would make of the block's first nrows rows. objects: per row
- * the list that encode filled, or NULL. copy: nothing of the arena leaves. */
+/* Returns the batch that default_collate would make of the block's first nrows rows. objects: per
+ * row the list that encode filled, or NULL. copy: no arena memory is handed out. */
 PyObject *
 mn_layout_decode(struct mn_state *st, struct mn_layout *l, struct mn_engine *e,
                  uint64_t block_off, uint32_t nrows, PyObject *objects, bool copy);
 
-/* One row as the sample it was. */
+/* Returns one row as the sample that it was. */
 PyObject *
 mn_layout_row(struct mn_state *st, struct mn_layout *l, struct mn_engine *e,
               uint64_t block_off, uint32_t row, PyObject *objects);

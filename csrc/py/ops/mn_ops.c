@@ -38,7 +38,7 @@ dtype_of(const Py_buffer *buffer)
         return MN_DTYPE_U8;
     }
     if (*format == '@' || *format == '=' || *format == '<') {
-        format++; /* all the same here: the build insists on little-endian */
+        format++; /* all the same here: the build requires little-endian */
     }
     for (size_t i = 0; i < N_FORMATS; i++) {
         if (format[0] == formats[i].format && format[1] == '\0'

@@ -37,17 +37,18 @@ mn_ops_raise(int rc, const struct mn_text *text)
     return mn_ops_raise_chars(rc, text->chars);
 }
 
-/* An array of four axes of a supported dtype; *buffer must be released. `writable` also
- * asks for C contiguity. Returns -1 with an exception. */
+/* Reads an array of four axes of a supported dtype; *buffer must be released. `writable` also
+ * requires C contiguity. Returns 0 or -1 with an exception. */
 int
 mn_ops_volume(PyObject *array, int writable, Py_buffer *buffer, struct mn_op_volume *volume);
 
-/* A writable C-contiguous buffer of exactly so many bytes. */
+/* Gets a writable C-contiguous buffer of exactly this many bytes. Returns 0 or -1 with an
+ * exception. */
 int
 mn_ops_memory(PyObject *array, uint64_t bytes, Py_buffer *buffer);
 
-/* "|u1" and so on. */
+/* Returns "|u1" and so on. */
 const char *
 mn_ops_dtype_string(int dtype);
 
-#endif /* MN_OPS_H */
+#endif

@@ -9,7 +9,7 @@
 struct mn_ops_cases {
     PyObject_HEAD
     struct mn_cases *cases;
-    PyObject *pipeline; /* its struct mn_pipeline is borrowed by cases */
+    PyObject *pipeline; /* cases borrows its struct mn_pipeline */
     Py_buffer epoch;    /* the number of the dataset's epoch, one uint64_t */
 };
 

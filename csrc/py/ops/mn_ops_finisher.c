@@ -18,7 +18,7 @@ self_of(PyObject *object)
     return (struct mn_ops_finisher *)(void *)object;
 }
 
-/* Nothing that the driver says is the fault of an argument or of a file. */
+/* An error of the driver is never the fault of an argument or a file. */
 static PyObject *
 raise_text(int rc, const struct mn_text *text)
 {
@@ -52,7 +52,7 @@ new_finisher(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     return object;
 }
 
-/* No tp_traverse of what it refers to: there is only its type. */
+/* No tp_traverse: it refers only to its type. */
 static void
 dealloc(PyObject *object)
 {
@@ -61,7 +61,7 @@ dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-/* (samples, channels, depth, height, width) */
+/* Reads (samples, channels, depth, height, width). */
 static int
 take_shape(struct mn_finish *job, const unsigned long long *shape)
 {

@@ -33,7 +33,7 @@ take_operator(PyObject *capsule, struct mn_op *op)
     return 0;
 }
 
-/* (kind, flag, keep, dtypes, size, p, per_axis, values, capsule or None) */
+/* Reads (kind, flag, keep, dtypes, size, p, per_axis, values, capsule or None). */
 static int
 take_op(PyObject *item, struct mn_op *op)
 {
@@ -106,7 +106,7 @@ new_pipeline(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (object == NULL) {
         return NULL;
     }
-    self_of(object)->capsules = Py_NewRef(specs); /* they hold the capsules */
+    self_of(object)->capsules = Py_NewRef(specs); /* they own the capsules */
     if (fill_pipeline(self_of(object), specs, level) < 0) {
         Py_DECREF(object);
         return NULL;
@@ -122,8 +122,8 @@ traverse(PyObject *object, visitproc visit, void *arg)
     return 0;
 }
 
-/* No tp_clear: the pipeline points into the capsules until it is closed, and a capsule
- * holds nothing that could be part of a cycle. */
+/* No tp_clear: the pipeline points into the capsules until it is closed, and a capsule has no
+ * reference that could be part of a cycle. */
 static void
 dealloc(PyObject *object)
 {
@@ -137,7 +137,7 @@ dealloc(PyObject *object)
 
 /* -- Running --------------------------------------------------------------------------- */
 
-/* What a call borrows from its arguments. */
+/* References that a call borrows from its arguments. */
 struct inputs {
     struct mn_source source;
     PyObject *paths[2]; /* bytes */
@@ -189,8 +189,8 @@ take_inputs(struct inputs *in, PyObject *image, PyObject *label)
     return 0;
 }
 
-/* Asks allocate(dtype, shape) for an output and checks it. Returns the output, or None
- * where there is no volume. */
+/* Asks allocate(dtype, shape) for an output and checks it. Returns the output, or None if there is
+ * no volume. */
 static PyObject *
 make_output(const struct mn_view *view, PyObject *allocate, int which, Py_buffer *buffer)
 {
@@ -220,7 +220,7 @@ make_output(const struct mn_view *view, PyObject *allocate, int which, Py_buffer
     return array;
 }
 
-/* Stores what the work holds into new outputs. Returns (image, label). */
+/* Stores the work's views into new outputs. Returns (image, label). */
 static PyObject *
 store_outputs(struct mn_work *work, PyObject *allocate)
 {
@@ -453,7 +453,7 @@ import_boxes(PyObject *object, PyObject *list)
         memcpy(copy, bytes, (size_t)length);
         struct mn_npy_identity id = {device, inode, size, mtime};
         if (mn_filecache_add(cache, PyBytes_AS_STRING(path), &id, &no_header, copy) == NULL) {
-            free(copy); /* the cache is full: the boxes will be found again */
+            free(copy); /* the cache is full: the boxes will be computed again */
         }
         Py_DECREF(path);
     }

@@ -1,4 +1,4 @@
-/* What a failed operator raises. Part of minato._ops and of minato._core.
+/* The exception of a failed operator. Part of minato._ops and of minato._core.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/ops/mn_ops_raise.h"
@@ -8,7 +8,7 @@
 PyObject *
 mn_ops_raise_chars(int rc, const char *chars)
 {
-    /* As file names are decoded: a path in the text need not be valid UTF-8. */
+    /* Decoded as file names are: a path in the text need not be valid UTF-8. */
     PyObject *words = PyUnicode_DecodeFSDefault(chars);
     if (words == NULL) {
         return NULL;
@@ -22,7 +22,7 @@ mn_ops_raise_chars(int rc, const char *chars)
     else {
         PyObject *args = Py_BuildValue("(iO)", -rc, words);
         if (args != NULL) {
-            PyErr_SetObject(PyExc_OSError, args); /* the subclass that fits errno */
+            PyErr_SetObject(PyExc_OSError, args); /* becomes the subclass of that errno */
             Py_DECREF(args);
         }
     }

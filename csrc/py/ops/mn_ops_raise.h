@@ -9,9 +9,9 @@
 
 #define MN_OPS_TEXT 512 /* bytes of an error text */
 
-/* Raises what a result code means: ValueError, MemoryError, IndexError or OSError with
+/* Raises the exception for a result code: ValueError, MemoryError, IndexError or OSError with
  * errno. Returns NULL. */
 PyObject *
 mn_ops_raise_chars(int rc, const char *chars);
 
-#endif /* MN_OPS_RAISE_H */
+#endif

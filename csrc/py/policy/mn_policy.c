@@ -1,4 +1,4 @@
-/* What the policies' types share. See mn_policy.h.
+/* Helpers that the policies' types share. See mn_policy.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/policy/mn_policy.h"

@@ -157,7 +157,7 @@ fail:
     return NULL;
 }
 
-/* Item i of both lists as numbers. 0 or -1. */
+/* Reads item i of both lists as numbers. Returns 0 or -1. */
 static int
 pair_at(PyObject *const lists[2], Py_ssize_t i, int64_t out[2])
 {

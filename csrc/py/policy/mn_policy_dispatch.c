@@ -115,7 +115,7 @@ dispatch_first(PyObject *self, PyObject *unused)
     return choice_value(&choice);
 }
 
-/* True when node is held: a free one's heap place does not point back at it. */
+/* Returns whether node is in use: the heap place of a free node does not point back at it. */
 static int
 holds(const struct mn_dispatch *d, unsigned long node)
 {

@@ -11,7 +11,7 @@
 #include "py/seeding/mn_seed_watch.h"
 #include "py/seeding/mn_seed_words.h"
 
-/* A dataset that makes generators again and again is left to itself after so many. */
+/* After this many walks, a dataset that makes generators again and again is no longer watched. */
 #define RENEWALS_MOST 16
 
 /* The stream of the first seed_sample(), and what the next ones' are apart:
@@ -22,8 +22,8 @@
 struct mn_seeder {
     PyObject_HEAD
     const struct mn_seed_isa *isa;
-    struct mn_seed_share share; /* of the epoch, that this process makes */
-    PyObject *plan_bitgen;      /* minato.seeding.generator_states', for exchanged ones */
+    struct mn_seed_share share; /* the part of the epoch that this process makes */
+    PyObject *plan_bitgen;      /* from minato.seeding.generator_states, for exchanged generators */
     Py_ssize_t ntargets;
     Py_ssize_t nglobal;         /* the first ones, which no new walk changes */
     struct mn_seed_target *targets;
@@ -33,7 +33,7 @@ struct mn_seeder {
 
 /* ---- building ----------------------------------------------------------------------- */
 
-/* Targets of the entries in place of those from the keep-th on. */
+/* Replaces the targets from the keep-th on by those of the entries. */
 static int
 load_targets(struct mn_seeder *self, PyObject *entries, Py_ssize_t keep)
 {
@@ -73,7 +73,7 @@ load_targets(struct mn_seeder *self, PyObject *entries, Py_ssize_t keep)
     return 0;
 }
 
-/* seeding: the module minato.seeding.generator_states; entries: what its plan_all returns. */
+/* seeding: the module minato.seeding.generator_states; entries: the result of its plan_all. */
 static PyObject *
 new_seeder(PyTypeObject *type, PyObject *entries, PyObject *seeding)
 {
@@ -220,7 +220,7 @@ mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t po
     if (n == 0 || w->dicts == NULL || self->targets[n - 1].sink.kind != MN_SEED_HOOK) {
         return seed_all(self, key);
     }
-    /* A hook may make generators, and it seeds them: what has changed by that is no news. */
+    /* A hook may make generators, and it seeds them: such a change is not news. */
     uint64_t before[MN_SEED_CHANGES], after[MN_SEED_CHANGES];
     mn_seed_watch_prints(w, before);
     int rc = seed_all(self, key);
@@ -231,7 +231,7 @@ mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t po
     return rc;
 }
 
-/* What a new walk says of the dataset. As mn_seeder_renew. */
+/* Applies the results of a new walk over the dataset. Returns what mn_seeder_renew() returns. */
 static int
 walk_again(struct mn_seeder *self)
 {
@@ -420,7 +420,7 @@ seeder_share(PyObject *self, PyObject *ranks)
     Py_RETURN_NONE;
 }
 
-/* ---- looking at it ------------------------------------------------------------------ */
+/* ---- inspection -------------------------------------------------------------------- */
 
 static PyObject *
 seeder_describe(PyObject *op, PyObject *Py_UNUSED(ignored))

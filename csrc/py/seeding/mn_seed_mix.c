@@ -22,8 +22,8 @@ mix64(uint64_t x)
     return x;
 }
 
-/* The added constants are the first fractional digits of pi, e and the golden ratio:
- * anything without structure would do; they keep zero inputs off the fixed point 0. */
+/* The added constants are the first fractional digits of pi, e and the golden ratio. Any constants
+ * without structure would do; they keep zero inputs off the fixed point 0. */
 struct mn_seed_key
 mn_seed_key_make(uint64_t base_seed, uint64_t epoch, uint64_t position,
                  uint32_t domain)
@@ -47,7 +47,7 @@ mn_seed_key_of_share(const struct mn_seed_share *share, uint64_t base_seed, uint
 {
     uint64_t block = domain == MN_SEED_SAMPLE ? share->block : 1;
     if (domain == MN_SEED_SET_EPOCH) {
-        return mn_seed_key_make(base_seed, epoch, position, domain); /* alike on every rank */
+        return mn_seed_key_make(base_seed, epoch, position, domain); /* the same on every rank */
     }
     if (share->world == 0) {
         base_seed ^= mix64(share->rank); /* mix64(0) is 0 */
@@ -73,7 +73,7 @@ mn_seed_stream_make(struct mn_seed_key key, uint64_t number)
     return s;
 }
 
-/* The constants are mn_seed_mix.h's. The stride is odd, so that counting is a bijection. */
+/* The constants are those of mn_seed_mix.h. The stride is odd, so that counting is a bijection. */
 static inline uint32_t
 word_at(const struct mn_seed_stream *s, uint32_t i)
 {
@@ -87,9 +87,9 @@ word_at(const struct mn_seed_stream *s, uint32_t i)
     return x ^ s->k2;
 }
 
-/* Compiler vectors rather than a plain loop, so that the speed does not hang on the
- * optimisation level a build happens to use.  A macro, because a function returning a
- * vector has another calling convention in each instruction set. */
+/* Compiler vectors rather than a plain loop, so that the speed does not depend on the optimisation
+ * level of a build.  A macro, because a function returning a vector has another calling convention
+ * in each instruction set. */
 #define EIGHT_WORDS(x, counter, s)  \
     do {                            \
         (x) = (counter);            \
@@ -102,9 +102,9 @@ word_at(const struct mn_seed_stream *s, uint32_t i)
         (x) ^= (s)->k2;             \
     } while (0)
 
-/* Lane order for the wide form: seen as four 64-bit numbers, the low halves are words
- * 0 to 3 and the high halves 4 to 7, so widening is a mask and a shift.  (Converting
- * the vector costs twice as much with gcc 12.) */
+/* Lane order for the wide form: seen as four 64-bit numbers, the low halves are words 0 to 3 and
+ * the high halves 4 to 7, so widening is a mask and a shift.  (Converting the vector costs twice as
+ * much with gcc 12.) */
 #if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
 #define HALVES {4, 0, 5, 1, 6, 2, 7, 3}
 #else
@@ -160,8 +160,8 @@ wide_baseline(const struct mn_seed_stream *s, uint64_t *dst, size_t n)
 
 static const struct mn_seed_isa isa_baseline = {words_baseline, wide_baseline};
 
-/* Chosen by hand and not by target_clones: its resolver runs before a sanitizer's
- * runtime is up, and musl has no ifuncs. */
+/* Chosen by hand and not by target_clones: its resolver runs before a sanitizer's runtime is up,
+ * and musl has no ifuncs. */
 #if defined(__x86_64__) || defined(__i386__)
 
 static __attribute__((target("avx2"))) void

@@ -15,18 +15,18 @@
  *             applied to i * (k3 | 1) + k0, with k1 added between its halves and k2
  *             xored to its result.
  *
- * Neither level is cryptographic.  The two multiplications are enough because a word
- * only has to differ from its neighbours in one state: everything that distinguishes
- * samples and generators has been through the 64-bit mixer before.  The results are
- * part of minato's reproducibility promise: changing any constant changes every
- * seeded run, so tests/seeding/test_seeding.py pins them with a twin written in Python.
+ * No level is cryptographic.  The two multiplications are enough because a word only has to differ
+ * from its neighbours in one state: everything that distinguishes samples and generators has been
+ * through the 64-bit mixer before.  The results are part of minato's reproducibility promise:
+ * changing any constant changes every seeded run.  So tests/seeding/test_seeding.py pins them with
+ * a second implementation in Python.
  *
- * Word i does not depend on how many words are asked for, and not on the instruction
- * set: both variants below are one body compiled twice.
+ * Word i depends neither on the number of words requested nor on the instruction set: both variants
+ * below are one body compiled twice.
  *
- * When several ranks load one epoch, no two of them may use the same key. Where the sampler
- * says how it deals samples to ranks, the key takes the sample's position in the whole epoch;
- * elsewhere it takes the rank beside the base seed (struct mn_seed_share).
+ * When several ranks load one epoch, no two of them may use the same key. If it is known how the
+ * sampler deals samples to ranks, the key takes the sample's position in the whole epoch. Otherwise
+ * it takes the rank together with the base seed (struct mn_seed_share).
  */
 #ifndef MN_SEED_MIX_H
 #define MN_SEED_MIX_H
@@ -37,13 +37,13 @@
 /* Words in the state of a Mersenne Twister (MT19937), the largest state filled. */
 #define MN_SEED_MT_WORDS 624
 
-/* What a seed is for, so that no two draws share one. minato/workers/fetching.py has the
- * same numbers of the first three. */
+/* The purpose of a seed, so that no two draws share one. minato/workers/fetching.py has the same
+ * numbers for the first three. */
 enum mn_seed_domain {
     MN_SEED_SAMPLE = 0,   /* position: that of the sample in the sampler's order */
     MN_SEED_GETITEMS = 1, /* position: the batch's number */
     MN_SEED_COLLATE = 2,  /* the same */
-    MN_SEED_SET_EPOCH = 3, /* position: what the dataset is told of its epoch */
+    MN_SEED_SET_EPOCH = 3, /* position: the epoch that the dataset is told */
 };
 
 struct mn_seed_key {
@@ -56,27 +56,27 @@ struct mn_seed_stream {
     uint32_t k1;
     uint32_t k2;
     uint32_t k3;
-    uint64_t seed;              /* 63 bits, for whatever takes a number as its seed */
+    uint64_t seed;              /* 63 bits, for targets that take a number as their seed */
 };
 
-/* Which part of an epoch this process makes when several ranks load it.
+/* The part of an epoch that this process makes when several ranks load it.
  *
- * world > 0: the sampler deals blocks of consecutive samples to the ranks in turn, so the
- * position of each sample in the whole epoch is known, and the key takes that. Batches count
- * likewise: batch n of this rank is batch n * world + rank of the epoch.
+ * world > 0: the sampler deals blocks of consecutive samples to the ranks in turn. So the position
+ * of each sample in the whole epoch is known, and the key takes that. Batches count likewise: batch
+ * n of this rank is batch n * world + rank of the epoch.
  * world == 0: only the rank is known. The key takes it with the base seed; rank 0 changes
  * nothing. */
 struct mn_seed_share {
     uint64_t rank;
     uint64_t world; /* ranks that the sampler deals to, or 0 */
-    uint64_t block; /* consecutive samples that one rank gets at a time, from 1 on */
+    uint64_t block; /* consecutive samples that one rank gets at a time, at least 1 */
 };
 
 /* The share of a process that loads the whole epoch: it changes nothing. */
 #define MN_SEED_WHOLE ((struct mn_seed_share){.rank = 0, .world = 1, .block = 1})
 
-/* How words are written: one uint32_t each, or each in the low half of a uint64_t
- * (torch's state keeps them so). */
+/* How words are written: one uint32_t each, or each in the low half of a uint64_t (as torch's state
+ * stores them). */
 struct mn_seed_isa {
     void (*words)(const struct mn_seed_stream *s, uint32_t *dst, size_t n);
     void (*wide)(const struct mn_seed_stream *s, uint64_t *dst, size_t n);
@@ -86,7 +86,7 @@ struct mn_seed_key
 mn_seed_key_make(uint64_t base_seed, uint64_t epoch, uint64_t position,
                  uint32_t domain);
 
-/* The same for a position among those of this rank. */
+/* Makes the key for a position among those of this rank. */
 struct mn_seed_key
 mn_seed_key_of_share(const struct mn_seed_share *share, uint64_t base_seed, uint64_t epoch,
                      uint64_t position, uint32_t domain);
@@ -94,7 +94,7 @@ mn_seed_key_of_share(const struct mn_seed_share *share, uint64_t base_seed, uint
 struct mn_seed_stream
 mn_seed_stream_make(struct mn_seed_key key, uint64_t number);
 
-/* The fastest variant this processor runs, or the baseline if vector is 0. */
+/* Returns the fastest variant that this processor runs, or the baseline if vector is 0. */
 const struct mn_seed_isa *
 mn_seed_isa_pick(int vector);
 

@@ -11,16 +11,16 @@
 
 #define MT_TOP_BIT 0x80000000u
 
-/* torch's legacy state: seed, left, seeded, next, 624 words of 64 bits, then the caches
- * of the normal distribution, which stay zero (invalid). */
+/* torch's legacy state: seed, left, seeded, next, 624 words of 64 bits, then the caches of the
+ * normal distribution, which stay zero (invalid). */
 #define TORCH_SEED_OFF 0
 #define TORCH_LEFT_OFF 8
 #define TORCH_SEEDED_OFF 12
 #define TORCH_WORDS_OFF 24
 #define TORCH_BLOB_BYTES 5056
 
-/* Longest wait for a generator that another thread is drawing from. Drawing a hundred
- * million normals takes about a second; a lock held for longer is taken as lost. */
+/* Longest wait for a generator that another thread is drawing from. Drawing a hundred million
+ * normals takes about a second; a lock held for longer counts as lost. */
 #define LOCK_WAIT_S 30.0
 
 /* ---- reading plans ------------------------------------------------------------------ */
@@ -31,7 +31,7 @@ own_unless_none(PyObject *obj)
     return obj == Py_None ? NULL : Py_NewRef(obj);
 }
 
-/* A run of bytes inside the instance struct of obj, aligned for words. */
+/* Checks that a run of bytes lies inside the instance struct of obj, aligned for words. */
 static int
 check_inside(PyObject *obj, uint32_t off, size_t bytes)
 {
@@ -89,8 +89,8 @@ read_runs(struct mn_seed_sink *s, PyObject *obj, PyObject *tuple)
     return 0;
 }
 
-/* ("fill", generator, lock or None, cache attribute or None, words, or_word, or_mask,
- *  ((dst_off, first, n), ...), ((dst_off, value), ...)) */
+/* Reads ("fill", generator, lock or None, cache attribute or None, words, or_word, or_mask,
+ *          ((dst_off, first, n), ...), ((dst_off, value), ...)). */
 static int
 read_fill(struct mn_seed_sink *s, PyObject *plan)
 {
@@ -114,7 +114,7 @@ read_fill(struct mn_seed_sink *s, PyObject *plan)
     return 0;
 }
 
-/* ("torch", set_state, tensor, address of its data, bytes, whether its seed stays) */
+/* Reads ("torch", set_state, tensor, address of its data, bytes, whether its seed stays). */
 static int
 read_torch(struct mn_seed_sink *s, PyObject *plan)
 {
@@ -138,7 +138,7 @@ read_torch(struct mn_seed_sink *s, PyObject *plan)
     return 0;
 }
 
-/* ("call", function of words and seed, words) or ("hook", function of a seed) */
+/* Reads ("call", function of words and seed, words) or ("hook", function of a seed). */
 static int
 read_call(struct mn_seed_sink *s, PyObject *plan, enum mn_seed_kind kind)
 {
@@ -192,7 +192,7 @@ bitgen_now(const struct mn_seed_target *t)
     return bitgen;
 }
 
-/* ("state", RandomState, offset of its bit generator, fixed words, plan for that) */
+/* Reads ("state", RandomState, offset of its bit generator, fixed words, plan for that). */
 static int
 read_state(struct mn_seed_target *t, PyObject *plan)
 {
@@ -281,10 +281,10 @@ mn_seed_target_path(const struct mn_seed_target *t)
 
 /* ---- locks -------------------------------------------------------------------------- */
 
-/* NumPy draws large arrays with its lock held and the GIL released, and its generator
- * reads past its words if the position changes under it. A process with one Python
- * thread has nobody to wait for; then the lock is left alone, also because one that was
- * held by another thread at a fork would never be released here. */
+/* NumPy draws large arrays with its lock held and the GIL released, and its generator reads past
+ * its words if the position changes meanwhile. A process with one Python thread need not wait for
+ * another. Then the lock is not touched, also because a lock that another thread held at a fork
+ * would never be released here. */
 static bool
 have_company(void)
 {
@@ -348,7 +348,7 @@ put_words(const struct mn_seed_sink *s, const struct mn_seed_stream *stream,
     put_fixed(s->obj, &s->fixed);
 }
 
-/* The attribute is None nearly always, and reading is cheaper than writing. */
+/* The attribute is nearly always None, and reading is cheaper than writing. */
 static int
 clear_cache(PyObject *obj, PyObject *attr)
 {
@@ -423,7 +423,8 @@ seed_call(const struct mn_seed_sink *s, const struct mn_seed_stream *stream,
     return result != NULL ? 0 : -1;
 }
 
-/* The RandomState has another bit generator than it had when the plan was made. */
+/* The RandomState has another bit generator than when the plan was made: makes a new plan for
+ * it. */
 static int
 follow_exchange(struct mn_seed_target *t, PyObject *plan_bitgen)
 {
@@ -473,7 +474,7 @@ mn_seed_target_seed(struct mn_seed_target *t, struct mn_seed_key key,
     }
 }
 
-/* ---- those that are left as they are -------------------------------------------------- */
+/* ---- generators that are left as they are ------------------------------------------- */
 
 MN_STATIC_ASSERT(MN_SEED_MAX_RUNS * MN_SEED_NOTE_WORDS * 4 + 2 * MN_SEED_MAX_FIXED * 4
                          + 2 * sizeof(PyObject *)
@@ -489,7 +490,7 @@ note_fixed(unsigned char *at, PyObject *obj, const struct mn_seed_fixed_list *li
     return at;
 }
 
-/* Of a generator whose memory is known. 0, or -1 with an exception. */
+/* Notes the state of a generator whose memory is known. Returns 0, or -1 with an exception. */
 static int
 note_memory(struct mn_seed_target *t, unsigned char note[MN_SEED_NOTE_BYTES])
 {

@@ -1,8 +1,8 @@
 /* One generator (or seed function) that a Seeder seeds; see mn_seed.h.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Offsets come from minato/seeding/generator_states.py and are checked here only against the
- * size of the object they point into.
+ * Offsets come from minato/seeding/generator_states.py and are checked here only against the size
+ * of the object that they point into.
  */
 #ifndef MN_SEED_TARGET_H
 #define MN_SEED_TARGET_H
@@ -15,8 +15,8 @@
 
 #include "py/seeding/mn_seed_mix.h"
 
-/* As many as the largest layouts need: Philox has two runs of words and twelve fixed
- * words (buffer, its position, the cached half), RandomState three fixed words. */
+/* As many as the largest layouts need: Philox has two runs of words and twelve fixed words (buffer,
+ * its position, the cached half), RandomState three fixed words. */
 #define MN_SEED_MAX_RUNS 2
 #define MN_SEED_MAX_FIXED 12
 
@@ -28,7 +28,7 @@ enum mn_seed_kind {
     MN_SEED_HOOK,
 };
 
-/* n words, from word first on, written at byte dst_off of an object. */
+/* n words, from word `first` on, written at byte dst_off of an object. */
 struct mn_seed_run {
     uint32_t dst_off;
     uint32_t first;
@@ -46,24 +46,25 @@ struct mn_seed_fixed_list {
     struct mn_seed_fixed at[MN_SEED_MAX_FIXED];
 };
 
-/* How words reach one object. Which members are used depends on the kind. */
+/* How words reach one object. The kind decides which members are used. */
 struct mn_seed_sink {
     enum mn_seed_kind kind;
     PyObject *obj;              /* fill: the generator; torch: the tensor */
-    PyObject *lock;             /* fill: what guards it between threads, or NULL */
+    PyObject *lock;             /* fill: its lock between threads, or NULL */
     PyObject *cache_attr;       /* fill: attribute that must become None, or NULL */
     PyObject *function;         /* torch: set_state; call, hook: the function */
     char *blob;                 /* torch: the tensor's memory */
-    bool keeps_seed;            /* torch: what initial_seed() says stays as in the blob */
+    bool keeps_seed;            /* torch: the value of initial_seed() stays as in the blob */
     uint32_t nwords;            /* fill, call */
-    uint32_t or_word;           /* fill: this word gets or_mask, because of what the */
-    uint32_t or_mask;           /*       algorithm requires of its state */
+    uint32_t or_word;           /* fill: this word gets or_mask, because the algorithm */
+    uint32_t or_mask;           /* requires that of its state */
     uint32_t nruns;
     struct mn_seed_run runs[MN_SEED_MAX_RUNS];
     struct mn_seed_fixed_list fixed;
 };
 
-/* Of a state, what any draw changes: the first words of each run, draw positions and caches. */
+/* The part of a state that any draw changes: the first words of each run, draw positions and
+ * caches. */
 #define MN_SEED_NOTE_WORDS 8
 #define MN_SEED_NOTE_BYTES 192
 
@@ -71,23 +72,23 @@ struct mn_seed_target {
     PyObject *label;
     uint64_t stream;
     struct mn_seed_sink sink;
-    /* A NumPy RandomState around the bit generator that sink fills. Its bit generator
-     * may be exchanged at any time, so bitgen (a strong reference: the address cannot
-     * be given to another) is compared with the one it has now. */
+    /* A NumPy RandomState around the bit generator that sink fills. Its bit generator may be
+     * exchanged at any time. So its current one is compared with bitgen, a strong reference: no
+     * other object can get that address. */
     PyObject *owner;
     PyObject *bitgen;
     uint32_t bitgen_off;
     struct mn_seed_fixed_list owner_fixed;
-    /* Nothing was drawn from it in a sample yet: it is not seeded, but as the program left it. */
+    /* No sample has drawn from it yet: it is not seeded, but as the program left it. */
     bool left;
     bool drawn;                 /* the present sample has drawn from it, which was left */
-    PyObject *state;            /* () -> its state, where its memory is not known; or NULL */
-    PyObject *noted_state;      /* what that returned before the sample */
-    unsigned char noted[MN_SEED_NOTE_BYTES]; /* else: of its memory, before the sample */
+    PyObject *state;            /* () -> its state, if its memory is not known; or NULL */
+    PyObject *noted_state;      /* the result of state() before the sample */
+    unsigned char noted[MN_SEED_NOTE_BYTES]; /* else: its memory, before the sample */
 };
 
 /* Makes a target of (label, stream, plan), written by minato/seeding/generator_states.py. On
- * failure nothing is held and an exception is set. */
+ * failure it holds nothing, and an exception is set. */
 int
 mn_seed_target_open(struct mn_seed_target *t, PyObject *entry);
 
@@ -97,24 +98,26 @@ mn_seed_target_close(struct mn_seed_target *t);
 int
 mn_seed_target_visit(struct mn_seed_target *t, visitproc visit, void *arg);
 
-/* plan_bitgen: bit generator -> plan, for one that was exchanged. */
+/* Seeds a target. plan_bitgen: bit generator -> plan, for one that was exchanged. */
 int
 mn_seed_target_seed(struct mn_seed_target *t, struct mn_seed_key key,
                     const struct mn_seed_isa *isa, PyObject *plan_bitgen);
 
-/* Leaves it as it is until something is drawn from it. state: a callable, taken over as its. */
+/* Leaves it as it is until a sample draws from it. state: a callable, which is taken over. */
 void
 mn_seed_target_leave(struct mn_seed_target *t, PyObject *state);
 
-/* In place of seeding one that is left: notes its state. 0, or -1 with an exception. */
+/* Notes the state of a target that is left, instead of seeding it. Returns 0, or -1 with an
+ * exception. */
 int
 mn_seed_target_note(struct mn_seed_target *t);
 
-/* Whether something was drawn from one that is left, since its state was noted; or -1. */
+/* Returns whether a sample has drawn from a target that is left, since its state was noted; or
+ * -1. */
 int
 mn_seed_target_drawn(struct mn_seed_target *t);
 
-/* "filled", "setstate", "called" or "absent". */
+/* Returns "filled", "setstate", "called" or "absent". */
 const char *
 mn_seed_target_path(const struct mn_seed_target *t);
 

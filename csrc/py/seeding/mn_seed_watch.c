@@ -7,8 +7,8 @@
 
 #include "py/module/mn_critical_section.h"
 
-/* After a walk that found nothing so many samples pass before the next, twice as many each
- * time, up to this: attributes of changing types must not cost a walk a sample. */
+/* After a walk that found nothing, a number of samples pass before the next walk. The number
+ * doubles each time, up to this: attributes of changing types must not cost a walk per sample. */
 #define PAUSE_MOST 4096u
 
 static bool
@@ -22,25 +22,25 @@ is_one_of(PyObject *types, PyTypeObject *type)
     return false;
 }
 
-/* As mn_seed_watch_prints, of one of the dicts. */
+/* Adds the prints of one of the dicts; see mn_seed_watch_prints(). */
 static void
 add_prints(const struct mn_seed_watch *w, PyObject *dict, uint64_t *types, uint64_t *lengths)
 {
     PyObject *value;
     Py_ssize_t place = 0;
-    /* counted, as the call that finds no other takes as long as one that does */
+    /* counted, because the call that finds no entry takes as long as one that does */
     for (Py_ssize_t left = PyDict_GET_SIZE(dict);
          left > 0 && PyDict_Next(dict, &place, NULL, &value); left--) {
         PyTypeObject *type = Py_TYPE(value);
         if (value == Py_None || type == &PyLong_Type || type == &PyFloat_Type
             || type == &PyUnicode_Type) {
-            continue; /* what holds nothing comes and goes */
+            continue; /* values that cannot contain a generator come and go */
         }
         uint64_t one = (uint64_t)(uintptr_t)type;
         if (is_one_of(w->types, type)) {
             one += (uint64_t)(uintptr_t)value;
         }
-        /* sums, whose parts the processor computes side by side */
+        /* sums, whose parts the processor computes in parallel */
         *types += one * UINT64_C(0x9E3779B97F4A7C15);
         *lengths += type == &PyDict_Type   ? (uint64_t)PyDict_GET_SIZE(value)
                     : type == &PyList_Type ? (uint64_t)PyList_GET_SIZE(value)
@@ -77,7 +77,7 @@ mn_seed_watch_note(struct mn_seed_watch *w)
     }
 }
 
-/* NULL with an exception. */
+/* Returns NULL with an exception. */
 static PyObject *
 tuple_of_dicts(PyObject *dicts)
 {

@@ -1,7 +1,7 @@
-/* What a Seeder looks at after each sample, to find generators that it has made.
+/* Detects, after each sample, that a Seeder's dataset has made new generators.
  * SPDX-License-Identifier: Apache-2.0
  *
- * No code of the program's runs in a look. The owner sets find and the counters.
+ * A look runs no code of the program's. The owner sets find and the counters.
  */
 #ifndef MN_SEED_WATCH_H
 #define MN_SEED_WATCH_H
@@ -11,44 +11,45 @@
 
 #include <stdint.h>
 
-/* What may change of attributes. Each has a pause of its own: a cache that grows with every
- * sample must not hide that a generator has come to an attribute. */
+/* The kinds of change of attributes. Each has its own pause: a cache that grows with every sample
+ * must not hide that an attribute has got a generator. */
 enum { MN_SEED_TYPES, MN_SEED_LENGTHS, MN_SEED_COUNTS, MN_SEED_CHANGES };
 
 struct mn_seed_change {
-    uint64_t print; /* when it was looked at last */
-    uint32_t pause; /* samples until the next look, */
-    uint32_t wait;  /* and how many there will be after the next walk in vain; 0: one */
+    uint64_t print; /* at the last look */
+    uint32_t pause; /* samples until the next look */
+    uint32_t wait;  /* the pause after the next walk in vain; 0: one */
 };
 
-/* What is looked at after each sample. */
+/* The objects that are checked after each sample. */
 struct mn_seed_watch {
-    PyObject *dicts;   /* tuple of dicts, or NULL: nothing is watched */
-    PyObject *counted; /* the same, of which only the number of entries is looked at */
-    PyObject *find;    /* () -> None or (entries, dicts, counted, types): what is there now */
-    PyObject *types;   /* tuple: of generators; another one of these is a change, too */
+    PyObject *dicts;   /* tuple of dicts; NULL: nothing is watched */
+    PyObject *counted; /* likewise, but only their number of entries is checked */
+    PyObject *find;    /* () -> None or (entries, dicts, counted, types): the present state */
+    PyObject *types;   /* tuple of generator types; another object of these is a change, too */
     struct mn_seed_change changes[MN_SEED_CHANGES];
     uint32_t renewals;
 };
 
-/* Of the types of attributes that may hold something, with generators' addresses; of the lengths
- * of lists and dicts among them; and of how many attributes others have. */
+/* Computes three prints: of the types of attributes that may contain something, with generators'
+ * addresses; of the lengths of lists and dicts among them; and of the numbers of entries of the
+ * counted dicts. */
 void
 mn_seed_watch_prints(const struct mn_seed_watch *w, uint64_t prints[MN_SEED_CHANGES]);
 
-/* What there is now is no change. */
+/* Takes the present state as the one without change. */
 void
 mn_seed_watch_note(struct mn_seed_watch *w);
 
-/* -1 with an exception, and all is as it was. */
+/* Sets what is watched. Returns 0; -1 with an exception, and nothing has changed. */
 int
 mn_seed_watch_set(struct mn_seed_watch *w, PyObject *dicts, PyObject *counted, PyObject *types);
 
-/* Whether one of them is due to be looked at and is another; each in its bit. */
+/* Returns which prints are due to be checked and have changed; one bit each. */
 unsigned
 mn_seed_watch_changes(struct mn_seed_watch *w);
 
-/* Delays the next look at these changes, because a walk that they led to has found nothing. */
+/* Delays the next look at these changes, because the walk after them has found nothing. */
 void
 mn_seed_watch_pause(struct mn_seed_watch *w, unsigned changed);
 

@@ -1,21 +1,21 @@
 /* mn_delivered_memory.c - ranges of the arena that Python objects see, and when they may be reused.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A range may be reused only when nothing can see it.  A tensor's storage calls its deleter
- * when its memory is not needed by *it* any more; that is not enough: Tensor.share_memory_()
- * and multiprocessing queues replace the memory of a living storage, while NumPy arrays made
- * earlier still show the old one.  Such an array keeps its tensor alive, and the tensor its
- * storage.  So the rule is: the deleter was called AND the storage is dead, which a weak
- * reference to the storage tells (torch.UntypedStorage._weak_ref, _expired).  Where the
- * deleter runs where Python must not be called, or the storage lives on, the hold waits on the
- * pending list until somebody who may call Python looks again.
+ * A range may be reused only when nothing can see it.  A tensor's storage calls its deleter when
+ * *it* no longer needs its memory; that is not enough.  Tensor.share_memory_() and multiprocessing
+ * queues replace the memory of a living storage, while NumPy arrays made earlier still show the old
+ * memory.  Such an array keeps its tensor alive, and the tensor its storage.  So the rule is: the
+ * deleter was called AND the storage is dead, as a weak reference to the storage shows
+ * (torch.UntypedStorage._weak_ref, _expired).  The deleter may run where Python must not be called,
+ * or the storage may live on.  Then the hold waits on the pending list until a thread that may call
+ * Python looks again.
  *
- * A fork copies holds.  The child's copies never free: they compare process ids.  And what the
- * child sees must not change under it: a range that was out when the trainer forked waits until
- * that child is gone (os/mn_forks.h; minato/transport/fork_hooks.py tells of forks).  A hold
- * remembers how many forks were counted at its birth and at its end, and every living fork in
- * between sees it.  Its end is not the deleter's run, but when the rule above is found to hold:
- * until then a child may inherit what shows the range.
+ * A fork copies holds.  The child's copies never free: they compare process ids.  And memory that
+ * the child sees must not change under it: a range that was handed out when the trainer forked
+ * waits until that child is gone (os/mn_forks.h; minato/transport/fork_hooks.py reports forks).  A
+ * hold remembers how many forks were counted at its birth and at its end, and every living fork in
+ * between sees it.  Its end is not the run of the deleter, but the moment when the rule above is
+ * found to hold: until then a child may inherit an object that shows the range.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -30,15 +30,16 @@
 
 struct mn_hold {
     void *heap;              /* a copy in ordinary memory; NULL: a range of the arena */
-    bool pages;              /* heap is whole pages of its own */
+    bool pages;              /* heap is a mapping of whole pages */
     struct mn_engine *engine;
     uint64_t off;
     uint64_t bytes;
     pid_t pid;
     struct mn_pending *pending;
-    uint64_t born, ended; /* forks counted when it was made, and when nothing here saw it */
-    bool over;            /* ended is set */
-    PyObject *guard;      /* int: weak reference to the storage; NULL: none is needed */
+    uint64_t born, ended; /* forks counted when it was made, and when no object here saw it any
+                           * more */
+    bool over;            /* `ended` is set */
+    PyObject *guard;      /* int: weak reference to the storage; NULL: not needed */
     struct mn_hold *next;
 };
 
@@ -46,9 +47,9 @@ struct mn_hold {
 struct mn_pending {
     struct mn_mutex mutex;
     struct mn_hold *first;
-    uint64_t alive;        /* holds that are out: none, and no fork sees any */
+    uint64_t alive;        /* holds handed out; 0: no fork sees any */
     struct mn_forks forks;
-    PyObject *expired;     /* set once, before there is a guard */
+    PyObject *expired;     /* set once, before the first guard */
     PyObject *free_weak;
 };
 
@@ -100,15 +101,15 @@ mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64
     return h;
 }
 
-/* From here on a copy has pages of its own: copies are made where memory is short, and in
- * malloc's heap the hole that a large aligned one leaves is too small for the next. */
+/* From this size on a copy gets pages of its own. Copies are made when memory is short, and in
+ * malloc's heap the hole of a large aligned block is too small for the next one. */
 #define PAGES_BYTES (UINT64_C(1) << 20)
 
 struct mn_hold *
 mn_hold_copy(struct mn_state *st, const void *data, uint64_t bytes)
 {
     struct mn_hold *h = calloc(1, sizeof(*h));
-    if (h != NULL) { /* aligned as torch's own; never empty, so that it has an address */
+    if (h != NULL) { /* aligned like torch's own; never empty, so that it has an address */
         h->pages = bytes >= PAGES_BYTES;
         h->heap = h->pages ? mn_mem_pages(bytes)
                            : aligned_alloc(64, ((size_t)bytes + 64) & ~(size_t)63);
@@ -164,13 +165,13 @@ give_back(struct mn_hold *h)
     free(h);
 }
 
-/* Of a range that nothing in this process sees any more: whether a living child of a fork does. */
+/* Returns whether a living child of a fork still sees a range that nothing in this process sees. */
 static bool
 forked(struct mn_hold *h)
 {
     struct mn_pending *p = h->pending;
     if (h->heap != NULL) {
-        return false; /* a child has a copy of its own */
+        return false; /* a child has its own copy */
     }
     mn_mutex_lock(&p->mutex);
     if (!h->over) {
@@ -182,7 +183,8 @@ forked(struct mn_hold *h)
     return seen;
 }
 
-/* In a thread of Python's: whether the guarded storage is dead; frees the weak reference if so. */
+/* Returns whether the guarded storage is dead, and frees the weak reference if so. Call it in a
+ * Python thread. */
 static bool
 unseen(struct mn_hold *h)
 {
@@ -208,7 +210,7 @@ void
 mn_hold_release(struct mn_hold *hold)
 {
     if (hold->pid != mn_proc_self()) {
-        return; /* a forked copy: neither free nor lock */
+        return; /* a forked copy: do not free or lock */
     }
     bool known = hold->guard == NULL || (Py_IsInitialized() && PyGILState_Check());
     if (known && unseen(hold) && !forked(hold)) {
@@ -221,7 +223,7 @@ mn_hold_release(struct mn_hold *hold)
     mn_mutex_unlock(&hold->pending->mutex);
 }
 
-/* Under the lock: forks that nothing is out for need no watching, nor a descriptor. */
+/* Lock held. While nothing is handed out, forks need no watching and no descriptor. */
 static void
 forget_if_unseen(struct mn_pending *p)
 {
@@ -270,7 +272,8 @@ mn_py_fork_begins(PyObject *module, PyObject *ignored)
     (void)ignored;
     struct mn_pending *p = mn_state_of(module)->pending;
     mn_mutex_lock(&p->mutex);
-    mn_forks_before(&p->forks); /* also where nothing is out: another thread may get a batch now */
+    mn_forks_before(&p->forks); /* even if nothing is handed out: another thread may get a batch
+                                 * now */
     mn_mutex_unlock(&p->mutex);
     Py_RETURN_NONE;
 }
@@ -292,9 +295,9 @@ mn_py_forked(PyObject *module, PyObject *ignored)
 {
     (void)ignored;
     struct mn_pending *p = mn_state_of(module)->pending;
-    /* A deleter in another thread may have held the lock at the moment of the fork, in a thread
-     * that is not here. Nobody else is: the lock is made anew, and what the list and the counts
-     * say is the parent's. */
+    /* At the moment of the fork, a deleter in a thread that does not exist here may have held the
+     * lock. No other thread exists: the lock is initialized anew, and the contents of the list and
+     * the counts belong to the parent. */
     int rc = mn_mutex_init(&p->mutex);
     mn_forks_in_child(&p->forks);
     p->first = NULL;

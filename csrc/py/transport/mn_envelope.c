@@ -1,4 +1,4 @@
-/* mn_envelope.c - a worker writes a message into its lease.
+/* mn_envelope.c - writes a worker's message into its lease.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/transport/mn_envelope.h"
@@ -16,7 +16,7 @@ up_to(uint64_t n, uint64_t a)
     return (n + a - 1) / a * a;
 }
 
-/* Places the parts, big ones last and on pages of their own; returns the total. */
+/* Places the parts, big ones last and on pages of their own. Returns the total size. */
 static uint64_t
 place(Py_buffer *bufs, Py_ssize_t n, uint64_t pickle_bytes, struct mn_envelope *env,
       struct mn_envelope_part *parts)
@@ -61,7 +61,7 @@ write_all(struct mn_worker_side *side, uint32_t task, const char *pickle,
         uint64_t word = mn_a64_load_relaxed(&t->word); /* ours while RUNNING */
         env.seal = mn_seal(mn_issue(task, word), &env, parts, pickle);
         if (total >= 16 * MN_PAGE) {
-            (void)mn_memfd_populate(base, total); /* one call instead of a fault a page */
+            (void)mn_memfd_populate(base, total); /* one call instead of a fault per page */
         }
         memcpy(base, &env, sizeof(env));
         memcpy(base + sizeof(env), parts, (size_t)n * sizeof(*parts));
@@ -115,7 +115,8 @@ mn_envelope_open(const void *at, uint64_t len, const struct mn_envelope *env, ui
         PyErr_NoMemory();
         return NULL;
     }
-    bool sound = true; /* it was, when the task was accepted; its worker may write there still */
+    bool sound = true; /* it was sound when the task was accepted, but its worker may still write
+                        * there */
     for (uint64_t i = 0; sound && i < env->nparts; i++) {
         sound = mn_envelope_part_look(at, len, env, i, &parts[i]);
     }

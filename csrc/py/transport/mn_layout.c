@@ -1,4 +1,4 @@
-/* mn_layout.c - building a layout from its description, and encoding samples into rows.
+/* mn_layout.c - builds a layout from its description, and encodes samples into rows.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/transport/mn_layout.h"
@@ -236,11 +236,11 @@ copy_strided(char *dst, const char *src, int nd, const int64_t *shape, const int
     return dst;
 }
 
-/* Larger values are copied without the GIL, for which other threads may wait. Such a copy takes
- * some ten microseconds, far more than to let go of it and to take it again. */
+/* Larger values are copied without the GIL, because other threads may wait for it. Such a copy
+ * takes some ten microseconds, far more than releasing and taking the GIL. */
 #define COPY_WITHOUT_GIL (256u * 1024u)
 
-/* Copies a row's field out of an object that the caller has a reference of. No strides: it is
+/* Copies a row's field out of an object to which the caller has a reference. strides NULL: it is
  * dense. */
 static void
 copy_values(struct encoder *en, const struct mn_node *n, const char *src,
@@ -262,7 +262,8 @@ copy_values(struct encoder *en, const struct mn_node *n, const char *src,
     }
 }
 
-/* True of an attribute or of a method without arguments. 1, 0, -1 with an exception. */
+/* Returns the truth of an attribute or of a method without arguments: 1, 0, or -1 with an
+ * exception. */
 static int
 is_set(PyObject *t, PyObject *name, bool call)
 {
@@ -272,12 +273,12 @@ is_set(PyObject *t, PyObject *name, bool call)
     return yes;
 }
 
-/* Whether the bytes are not the values: torch itself then decides. */
+/* Returns whether the bytes are not the values: then torch must copy them. */
 static int
 has_secrets(struct mn_state *st, PyObject *t, const struct mn_dl_dtype *dt)
 {
     if (dt->code != MN_DL_FLOAT && dt->code != MN_DL_BFLOAT && dt->code != MN_DL_COMPLEX) {
-        return 0; /* neither gradients nor lazy signs */
+        return 0; /* no gradients and no lazy signs */
     }
     int yes = is_set(t, st->str_requires_grad, false);
     if (yes == 0) {
@@ -289,8 +290,8 @@ has_secrets(struct mn_state *st, PyObject *t, const struct mn_dl_dtype *dt)
     return yes;
 }
 
-/* Where a tensor's values lie: 1, 0 for one that is not dense or whose bytes are not its
- * values, -1 with an exception. */
+/* Finds where a tensor's values lie. Returns 1; 0 if it is not dense or its bytes are not its
+ * values; -1 with an exception. */
 static int
 look_at(struct mn_state *st, PyObject *o, struct mn_dl_tensor *t)
 {
@@ -304,15 +305,15 @@ look_at(struct mn_state *st, PyObject *o, struct mn_dl_tensor *t)
         return 0;
     }
     if (st->dlpack->tensor_from_object(o, t) != 0) {
-        PyErr_Clear(); /* sparse, nested: not ours to say */
+        PyErr_Clear(); /* sparse or nested: leave it to torch */
         return 0;
     }
     int secret = has_secrets(st, o, &t->dtype);
     return secret < 0 ? -1 : secret == 0;
 }
 
-/* Each encode_ writes what a node says of an object. 1: it is written; 0: it does not fit this
- * layout, so the sample travels as it is; -1: an exception. */
+/* Each encode_ function writes an object as a node describes. Returns 1: written; 0: it does not
+ * fit this layout, so the sample travels as it is; -1: an exception. */
 static int
 encode_tensor(struct encoder *en, const struct mn_node *n, PyObject *o)
 {
@@ -337,7 +338,7 @@ encode_tensor(struct encoder *en, const struct mn_node *n, PyObject *o)
         return 1;
     }
     if (src == NULL) {
-        return 0; /* zeros or a wrapper without memory of its own: torch itself then decides */
+        return 0; /* zeros, or a wrapper without memory of its own: leave it to torch */
     }
     int64_t strides[MN_LAYOUT_MAX_DIMS];
     for (int i = 0; !dense && i < n->ndim; i++) {
@@ -351,7 +352,7 @@ static int
 encode_array(struct encoder *en, const struct mn_node *n, PyObject *o)
 {
     if (!PyArray_CheckExact(o)) {
-        return 0; /* masked, memory-mapped, matrix: as torch says */
+        return 0; /* masked, memory-mapped, matrix: leave it to torch */
     }
     PyArrayObject *a = (PyArrayObject *)o;
     if (PyArray_NDIM(a) != n->ndim
@@ -368,7 +369,7 @@ encode_array(struct encoder *en, const struct mn_node *n, PyObject *o)
     for (int i = 0; i < n->ndim; i++) {
         strides[i] = PyArray_STRIDE(a, i);
         if (strides[i] < 0 || strides[i] % item != 0) {
-            return 0; /* torch refuses these, in its own words, also of an axis of one */
+            return 0; /* torch refuses these with its own message, even for an axis of one */
         }
     }
     if (n->bytes != 0) {
@@ -412,7 +413,8 @@ encode_scalar(struct encoder *en, const struct mn_node *n, PyObject *o)
 static int
 encode_node(struct encoder *en, uint32_t at, PyObject *o);
 
-/* PyDict_Next with references of our own: what is called, and other threads, may change it. */
+/* PyDict_Next with our own references: called code, and other threads, may change the
+ * dictionary. */
 static int
 next_entry(PyObject *dict, Py_ssize_t *pos, PyObject **key, PyObject **value)
 {
@@ -427,8 +429,8 @@ next_entry(PyObject *dict, Py_ssize_t *pos, PyObject **key, PyObject **value)
     return more;
 }
 
-/* Whether it is the key that the layout has in this place: the batch's order is that of its
- * first sample. */
+/* Returns whether this is the key that the layout has in this place: the batch's order is that of
+ * its first sample. */
 static bool
 is_key(PyObject *key, PyObject *want)
 {
@@ -462,7 +464,7 @@ encode_dict(struct encoder *en, uint32_t at, PyObject *o)
     return 1;
 }
 
-/* Of a list, or of a tuple or what is one. NULL where a list has become shorter. */
+/* Returns an item of a list, a tuple or a subclass of tuple. NULL if a list has become shorter. */
 static PyObject *
 item_of(PyObject *o, uint32_t i)
 {
@@ -483,7 +485,7 @@ encode_sequence(struct encoder *en, uint32_t at, PyObject *o)
                                             : (PyObject *)Py_TYPE(o) == n->extra;
     uint32_t child = at + 1;
     for (uint32_t i = 0; right && i < n->children; i++) {
-        /* or no more: what is called, and other threads, may change a list */
+        /* checked each time: called code, and other threads, may change a list */
         bool fits = PySequence_Fast_GET_SIZE(o) == (Py_ssize_t)n->children;
         PyObject *item = fits ? item_of(o, i) : NULL;
         int rc = item != NULL ? encode_node(en, child, item) : 0;

@@ -1,10 +1,10 @@
 /* mn_layout.h - the structure of a sample as a flat program; shared by encode and decode.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A layout says how the samples of a dataset look: nested dicts, lists, tuples and named
- * tuples whose leaves have one dtype and shape each.  Every leaf but OBJECT is a field: in
- * a batch its rows lie one after another.  A sample that differs in anything does not fit
- * and travels as it is; torch's own default_collate then decides (and words the errors).
+ * A layout describes the samples of a dataset: nested dicts, lists, tuples and named tuples whose
+ * leaves have one dtype and shape each.  Every leaf but OBJECT is a field: in a batch its rows lie
+ * one after another.  A sample that differs in any way does not fit and travels as it is; torch's
+ * own default_collate then decides (and words the errors).
  */
 #ifndef MN_LAYOUT_H
 #define MN_LAYOUT_H
@@ -15,7 +15,7 @@
 #define MN_LAYOUT_MAX_NODES 256
 #define MN_LAYOUT_MAX_DIMS 32
 
-/* Numbers are those of minato/transport/layouts.py. */
+/* The numbers are those of minato/transport/layouts.py. */
 enum mn_node_kind {
     MN_NODE_DICT = 0,
     MN_NODE_LIST = 1,
@@ -33,15 +33,15 @@ enum mn_node_kind {
 struct mn_node {
     enum mn_node_kind kind;
     uint32_t end;      /* index after the last node of this subtree */
-    uint32_t children; /* how many directly below */
+    uint32_t children; /* number of direct children */
     uint32_t field;
     struct mn_dl_dtype dtype;
     int ndim;
     int64_t *shape;
     uint64_t bytes;    /* of one row */
     uint32_t itemsize;
-    PyObject *extra;   /* DICT: keys; NAMED: class; ARRAY: dtype; SCALAR: type;
-                        * OBJECT: true when a batch holds them in a tuple */
+    PyObject *extra;   /* DICT: keys; NAMED: class; ARRAY: dtype; SCALAR: type; OBJECT: true if a
+                        * batch has them in a tuple */
 };
 
 struct mn_layout {

@@ -1,6 +1,6 @@
-/* mn_layout_decode.c - a finished block as the batch that default_collate would have made,
- * or one row of it as the sample it was.
+/* mn_layout_decode.c - makes a finished block into the batch that default_collate would have made,
  * SPDX-License-Identifier: Apache-2.0
+ * or one row of it into the sample that it was.
  */
 #include <string.h>
 
@@ -20,8 +20,8 @@ struct decoder {
     PyObject *objects; /* batch: list of lists; row: list */
     uint32_t object;   /* the next OBJECT leaf */
     uint32_t row;
-    uint32_t nrows;    /* of the block, that the batch is made of */
-    bool whole;        /* the batch, not a row */
+    uint32_t nrows;    /* number of the block's rows in the batch */
+    bool whole;        /* a batch, not a row */
     bool copy;
 };
 
@@ -31,7 +31,7 @@ field_at(const struct decoder *d, const struct mn_node *n)
     return mn_at(mn_engine_shm(d->e), mn_block_fields(d->block)[n->field]);
 }
 
-/* The field of all rows as one tensor. */
+/* Makes the field of all rows as one tensor. */
 static PyObject *
 batch_field(struct decoder *d, const struct mn_node *n)
 {
@@ -91,8 +91,8 @@ row_field(struct decoder *d, const struct mn_node *n)
     return s;
 }
 
-/* One object of those that have travelled beside a row. Which these are a worker says,
- * and may have lost. */
+/* Returns one of the objects that travelled with a row. A worker says which ones these are, and may
+ * have lost them. */
 static PyObject *
 beside_row(PyObject *row, uint32_t which)
 {
@@ -105,7 +105,7 @@ beside_row(PyObject *row, uint32_t which)
     return PyList_GetItemRef(row, which);
 }
 
-/* The OBJECT leaf of every row as a list or tuple, of one row as itself. */
+/* Makes the OBJECT leaf of every row as a list or tuple; of one row as itself. */
 static PyObject *
 object_leaf(struct decoder *d, const struct mn_node *n)
 {
@@ -150,7 +150,7 @@ decode_dict(struct decoder *d, uint32_t at)
     return out;
 }
 
-/* A tuple becomes a list in a batch, as default_collate has it. */
+/* Makes a sequence. A tuple becomes a list in a batch, as with default_collate. */
 static PyObject *
 decode_sequence(struct decoder *d, uint32_t at)
 {

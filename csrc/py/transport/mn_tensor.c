@@ -1,9 +1,8 @@
 /* mn_tensor.c - torch tensors made over the arena or copied out of it.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Through the DLPack C exchange interface of torch.Tensor where torch offers it, else
- * through the Python function that bind_torch() was given. Small copies are made by
- * minato._torch, where it was built.
+ * Uses the DLPack C exchange interface of torch.Tensor if torch offers it, else the Python function
+ * that bind_torch() received. minato._torch makes small copies, if it was built.
  */
 #include <stdlib.h>
 
@@ -38,8 +37,8 @@ shape_tuple(int ndim, const int64_t *shape)
     return t;
 }
 
-/* The fallback: view is a bytes-like object, consumed. What it is asked of says which storage
- * guards the view's hold: none where there are no values, and the hold is gone by then. */
+/* The fallback. view is a bytes-like object, and is consumed. The result says which storage guards
+ * the view's hold: none if there are no values, and the hold is released by then. */
 static PyObject *
 from_view(struct mn_state *st, PyObject *view, struct mn_dl_dtype dtype, int ndim,
           const int64_t *shape)
@@ -55,8 +54,8 @@ from_view(struct mn_state *st, PyObject *view, struct mn_dl_dtype dtype, int ndi
     return t;
 }
 
-/* hold is consumed: released here without memory for `over`, else by over_delete, which torch calls
- * when the tensor's storage goes, and also where it cannot make one. */
+/* Consumes hold. It is released here if there is no memory for `over`, else by over_delete. torch
+ * calls that when the tensor's storage is freed, and also if it cannot make the tensor. */
 static PyObject *
 over_dlpack(struct mn_state *st, struct mn_hold *hold, struct mn_dl_dtype dtype, int ndim,
             const int64_t *shape)
@@ -71,7 +70,7 @@ over_dlpack(struct mn_state *st, struct mn_hold *hold, struct mn_dl_dtype dtype,
     for (int i = ndim - 1; i >= 0; i--) {
         o->dims[i] = shape[i];
         o->dims[ndim + i] = stride;
-        stride *= shape[i] > 1 ? shape[i] : 1; /* as torch has it where an axis is empty */
+        stride *= shape[i] > 1 ? shape[i] : 1; /* as in torch when an axis is empty */
     }
     o->managed.version = (struct mn_dl_version){1, 0};
     o->managed.deleter = over_delete;
@@ -85,7 +84,7 @@ over_dlpack(struct mn_state *st, struct mn_hold *hold, struct mn_dl_dtype dtype,
     };
     void *t = NULL;
     if (st->dlpack->object_from_managed(&o->managed, &t) != 0) {
-        return NULL; /* o is gone: see mn_dlpack.h */
+        return NULL; /* o is freed: see mn_dlpack.h */
     }
     return t;
 }

@@ -1,9 +1,9 @@
-/* mn_block_type.c - Block: a batch in flight, as Python may name it to the engine that made it.
+/* mn_block_type.c - Block: Python's name for a batch in flight, for the engine that made it.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Where a block lies is nobody's business outside of C. Whoever has one of an engine's blocks may
- * ask that engine about it until the batch has ended; after that, and at any other engine, it is a
- * ValueError. So nothing that Python says can make the engine read what is no block.
+ * Python never sees where a block lies. The owner of a Block may ask its engine about it until the
+ * batch has ended; after that, and at any other engine, it is a ValueError. So no argument from
+ * Python can make the engine read memory that is not a block.
  */
 #include "engine/mn_engine_snapshot.h"
 #include "py/types/mn_engine_object.h"

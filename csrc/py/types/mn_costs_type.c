@@ -16,9 +16,9 @@ struct costs_object {
     pid_t pid; /* process whose threads may hold the lock */
 };
 
-/* In a forked child the model is a copy. The lock is made anew: the engine's thread may have held
- * it at the moment of the fork, and is not here. What it was about to write are numbers, and any
- * will do. */
+/* In a forked child the model is a copy. The lock is initialized anew: the engine thread may have
+ * held it at the moment of the fork, and does not exist here. It may have been writing numbers, of
+ * which any value is valid. */
 static struct mn_shared_costs *
 own(PyObject *self)
 {
@@ -31,7 +31,7 @@ own(PyObject *self)
     return &o->shared;
 }
 
-/* The model, locked until unlock. */
+/* Returns the model, locked until unlock(). */
 static struct mn_costs *
 lock(PyObject *self)
 {
@@ -85,7 +85,7 @@ costs_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     if (((struct costs_object *)self)->open) {
-        mn_shared_costs_fini(own(self)); /* destroying a lock that is held is not allowed */
+        mn_shared_costs_fini(own(self)); /* a held lock must not be destroyed */
     }
     type->tp_free(self);
     Py_DECREF(type);
@@ -140,7 +140,7 @@ costs_save(PyObject *self, PyObject *Py_UNUSED(ignored))
         }
         memset(PyBytes_AS_STRING(out[i]), 0, (size_t)n * 8);
     }
-    c = lock(self); /* cells only become known; those since then wait */
+    c = lock(self); /* cells only become known; those since then are left out */
     (void)mn_cost_save(&c->model, &cursor, n, (int64_t *)(void *)PyBytes_AS_STRING(out[0]),
                        (int64_t *)(void *)PyBytes_AS_STRING(out[1]));
     unlock(self);
@@ -152,7 +152,7 @@ fail:
     return NULL;
 }
 
-/* More than anybody wants to read. */
+/* More than a person wants to read. */
 #define MOST_SLOWEST 100
 
 PyDoc_STRVAR(slowest_doc,

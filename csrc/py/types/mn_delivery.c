@@ -1,13 +1,13 @@
-/* mn_delivery.c - HandsOut: next() of iterators, without Python for a batch that is prefetched.
+/* mn_delivery.c - HandsOut: next() of iterators, without Python for a prefetched batch.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A program whose steps take milliseconds comes back to cold caches. Then the Python that a
- * next() runs costs twenty times what it does in a loop, some 40 us even where the batch was
- * received long ago. So the iterator says when it takes some ahead how many of them may be
- * given out with nothing else to do, and those are, here.
+ * A program whose steps take milliseconds comes back to cold caches. Then the Python code of a
+ * next() costs twenty times what it costs in a loop, some 40 us even if the batch was received long
+ * ago. So when the iterator takes some batches ahead, it says how many of them may be delivered
+ * without further work, and this file delivers those.
  *
- * What is granted is changed, and one batch of it given, in critical sections of the iterator,
- * which end for a moment where something of Python's makes the thread wait.
+ * The grant is changed, and one batch of it taken, in critical sections of the iterator. These are
+ * suspended while the thread waits for a Python lock.
  */
 #include "py/module/mn_critical_section.h"
 #include "py/types/mn_engine_object.h"
@@ -15,18 +15,18 @@
 #include <stddef.h>
 #include <structmember.h>
 
-/* What batches may be given of. */
+/* The source of granted batches. */
 struct grant {
     PyObject *prefetched; /* deque of [what, batch] */
     PyObject *engine;
-    PyObject *progress; /* what was delivered, its .head counts on */
+    PyObject *progress; /* progress of delivery; its .head is incremented */
 };
 
 struct mn_delivery {
     PyObject_HEAD
     struct mn_state *st;
     struct grant grant;
-    Py_ssize_t granted; /* so many may be handed out here */
+    Py_ssize_t granted; /* number of batches that may be delivered here */
     Py_ssize_t yielded;
 };
 
@@ -38,7 +38,7 @@ drop(struct grant *g)
     Py_CLEAR(g->progress);
 }
 
-/* Puts another grant in the place of the one there is. */
+/* Replaces the present grant by another. */
 static void
 exchange(PyObject *self, Py_ssize_t count, struct grant *g)
 {
@@ -52,7 +52,7 @@ exchange(PyObject *self, Py_ssize_t count, struct grant *g)
     drop(&old); /* may run code of the program's */
 }
 
-/* One batch of what is granted, with references of the caller's own. False: there is none. */
+/* Takes one granted batch, with the caller's own references. Returns false if there is none. */
 static bool
 take_one(struct mn_delivery *h, struct grant *g)
 {
@@ -65,8 +65,8 @@ take_one(struct mn_delivery *h, struct grant *g)
     return true;
 }
 
-/* Whether each batch must go through torch's __next__: somebody has put his own in its place,
- * or listens to the range that it marks. -1 with an exception. */
+/* Returns whether each batch must go through torch's __next__, because it was replaced, or a
+ * profiler listens to the range that it marks. Returns -1 with an exception. */
 static int
 watched(struct mn_state *st)
 {
@@ -91,12 +91,12 @@ count_on(struct mn_state *st, PyObject *progress)
     return rc;
 }
 
-/* Tells the engine of one batch that is handed out. 0, or -1 with an exception. */
+/* Reports to the engine that one batch is delivered. Returns 0, or -1 with an exception. */
 static int
 tell(PyObject *engine)
 {
     struct mn_engine *e;
-    Py_BEGIN_CRITICAL_SECTION(engine); /* not closed meanwhile */
+    Py_BEGIN_CRITICAL_SECTION(engine); /* so that it is not closed meanwhile */
     e = mn_engine_get(engine);
     if (e != NULL) {
         mn_engine_handed(e);
@@ -143,7 +143,7 @@ next(PyObject *self)
     struct grant g = {0};
     PyObject *batch = NULL;
     bool any;
-    Py_BEGIN_CRITICAL_SECTION(self); /* the order of batches is that of their counts */
+    Py_BEGIN_CRITICAL_SECTION(self); /* batches must be delivered in the order of their counts */
     any = take_one(h, &g);
     if (any) {
         batch = deliver(h, &g);
@@ -156,7 +156,7 @@ next(PyObject *self)
 static PyObject *
 new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
-    PyTypeObject *own = type; /* its subclasses have no module of C */
+    PyTypeObject *own = type; /* only this type, not its subclasses, has the C module's state */
     while (own->tp_dealloc != dealloc) {
         own = own->tp_base;
     }

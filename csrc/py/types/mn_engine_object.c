@@ -1,4 +1,4 @@
-/* mn_engine_object.c - what the methods of an Engine ask of it, and how they wait.
+/* mn_engine_object.c - helpers of an Engine's methods, and how they wait.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/types/mn_engine_object.h"
@@ -7,8 +7,8 @@
 #include "os/mn_clock.h"
 #include "os/mn_proc.h"
 
-/* How long next() sleeps at most before it looks for signals: a backstop, a signal to the
- * main thread ends the sleep by itself. */
+/* The longest sleep of next() before it checks for signals. A backstop: a signal to the main thread
+ * ends the sleep by itself. */
 #define SIGNAL_LOOK_NS (INT64_C(500) * 1000 * 1000)
 
 struct mn_engine *

@@ -13,85 +13,85 @@ struct mn_engine_object {
     struct mn_engine *engine; /* NULL: closed */
     PyObject *costs;          /* CostModel or None: outlives the engine */
     struct mn_posted *posted; /* layouts that workers read, kept alive: mn_engine_type_submit.c */
-    pid_t pid;                /* process it belongs to; in a forked child it is inert */
-    unsigned int inside;      /* threads in here without the GIL; close() waits for them */
+    pid_t pid;                /* process that owns it; in a forked child it does nothing */
+    unsigned int inside;      /* threads in its functions without the GIL; close() waits for them */
 };
 
-/* What is the same for every batch of an epoch. */
+/* Values that are the same for every batch of an epoch. */
 struct mn_epoch {
     PyObject_HEAD
     uint64_t number;
     uint64_t base_seed;
-    uint64_t user_epoch; /* 1 + what DataLoader.set_epoch was told; 0: nothing */
-    bool seeded;         /* before each sample */
-    bool splits;         /* batches that one worker could make, over several */
-    PyObject *dumps;     /* of indices that are no list of machine integers */
-    bool planned;        /* of the batch that was planned last, if there is one: */
+    uint64_t user_epoch; /* 1 + the argument of DataLoader.set_epoch; 0: not called */
+    bool seeded;         /* seed before each sample */
+    bool splits;         /* split batches that one worker could make */
+    PyObject *dumps;     /* for indices that are not a list of machine integers */
+    bool planned;        /* the next three are those of the batch planned last */
     uint64_t last_number, last_position, last_sequence;
 };
 
-/* A batch in flight, as Python has it. */
+/* A batch in flight, as Python sees it. */
 struct mn_block_object {
     PyObject_HEAD
-    PyObject *engine;  /* whose it is */
-    PyObject *layout;  /* of the rows that the trainer itself has placed; NULL: as was posted */
-    uint64_t sequence; /* of a planned batch; MN_UNPLANNED */
+    PyObject *engine;  /* its engine */
+    PyObject *layout;  /* of rows that the trainer itself has placed; NULL: the posted one */
+    uint64_t sequence; /* of a planned batch; or MN_UNPLANNED */
     uint64_t off;      /* 0: it cannot be made */
-    uint32_t serial;   /* of the block there: later ones have another */
+    uint32_t serial;   /* of the block there: later blocks have another */
 };
 
 #define MN_UNPLANNED UINT64_MAX
 
-/* The engine, or NULL with an exception when it is closed or another process's. */
+/* Returns the engine; NULL with an exception if it is closed or belongs to another process. */
 struct mn_engine *
 mn_engine_get(PyObject *self);
 
-/* A Block of the engine. NULL with an exception. */
+/* Makes a Block of the engine. Returns NULL with an exception. */
 PyObject *
 mn_block_new(PyObject *engine, uint64_t sequence, uint64_t off, PyObject *layout);
 
-/* The Block, if it is one of this engine, in flight or not. NULL with an exception. */
+/* Returns the Block if it belongs to this engine, in flight or not. NULL with an exception. */
 struct mn_block_object *
 mn_block_of(PyObject *engine, PyObject *block);
 
-/* The engine, and where the block of a batch in flight lies. NULL with an exception for whatever
- * else may be said to be one. */
+/* Returns the engine, and where the block of a batch in flight lies. NULL with an exception for any
+ * other object. */
 struct mn_engine *
 mn_engine_of_block(PyObject *self, PyObject *block, uint64_t *block_off);
 
-/* The same of a batch no task of which is in anybody's hands. */
+/* Does the same for a batch of which no worker has a task. */
 struct mn_engine *
 mn_engine_of_done(PyObject *self, PyObject *block, uint64_t *block_off);
 
-/* The Epoch. NULL with an exception. */
+/* Returns the Epoch. NULL with an exception. */
 struct mn_epoch *
 mn_epoch_of(PyObject *engine, PyObject *epoch);
 
-/* Whether to go on waiting: -1 with an exception when another thread has begun to close the
- * engine, or a signal's handler has closed it: then it may be gone. With the GIL. */
+/* Returns whether to continue a wait: -1 with an exception if another thread has begun to close the
+ * engine, or a signal handler has closed it: then it may be gone. Needs the GIL. */
 int
 mn_engine_goes_on(PyObject *self);
 
-/* When a wait of so many seconds is over, by the monotonic clock; never for a negative number. */
+/* Returns when a wait of `seconds` ends, by the monotonic clock; never for a negative number. */
 uint64_t
 mn_engine_until(double seconds);
 
-/* How long to sleep before signals are looked for and the clock again; 0: the time is over,
- * however the sleeps before have ended. */
+/* Returns how long to sleep before the next check of signals and the clock; 0: the time is over, no
+ * matter how the earlier sleeps have ended. */
 int64_t
 mn_engine_slice(uint64_t until);
 
-/* Where workers read the layout; 0: it was not posted. */
+/* Returns where workers read the layout; 0: it was not posted. */
 uint32_t
 mn_engine_posted(PyObject *self, PyObject *layout);
 
 void
 mn_engine_forget_posted(PyObject *self);
 
-/* ---- methods, which mn_engine_type.c makes the type's ------------------------------------ */
+/* ---- methods, which mn_engine_type.c puts into the type -------------------------------- */
 
-/* mn_engine_py_<name>, of no argument, one or a tuple of them, and what it is documented by: the
- * table of mn_engine_type.c says which, and documents some itself. */
+/* Declares mn_engine_py_<name>, which takes no argument, one, or a tuple of them, and its
+ * docstring. The table of mn_engine_type.c says which, and documents some itself. */
 #define MN_ENGINE_METHOD(name)                                                          \
     extern const char mn_engine_##name##_doc[];                                         \
     PyObject *mn_engine_py_##name(PyObject *self, PyObject *arg)

@@ -1,9 +1,9 @@
 /* mn_engine_type.c - minato._core.Engine: the trainer's side for Python.
  * SPDX-License-Identifier: Apache-2.0
  *
- * One Engine belongs to one iterator and to the process that made it.  Its methods are
- * called by the thread that iterates; wait() and close() release the GIL. Whoever else calls
- * one waits until nobody is in one but where it sleeps (mn_critical_section.h).
+ * One Engine belongs to one iterator and to the process that made it.  The iterating thread calls
+ * its methods; wait() and close() release the GIL. A call from another thread waits until no thread
+ * is in a method, except where that method sleeps (mn_critical_section.h).
  */
 #define _DEFAULT_SOURCE /* usleep */
 #include <errno.h>
@@ -16,7 +16,8 @@
 #include "py/module/mn_critical_section.h"
 #include "py/types/mn_engine_object.h"
 
-/* Past what a count of nanoseconds holds is as good as never; a shorter time than one is one. */
+/* Converts seconds. A time too long for a count of nanoseconds means never; a time below one
+ * nanosecond counts as one. */
 static int64_t
 straggler_ns(double seconds)
 {
@@ -165,7 +166,7 @@ engine_close(PyObject *self, PyObject *Py_UNUSED(ignored))
     }
     o->engine = NULL;
     mn_engine_stop(e);
-    while (o->inside != 0) { /* another thread waits in here: it sees the stop and leaves */
+    while (o->inside != 0) { /* another thread waits inside: it sees the stop and returns */
         Py_BEGIN_ALLOW_THREADS
         mn_engine_kick(e);
         usleep(1000);
@@ -403,7 +404,7 @@ engine_get_fd(PyObject *self, void *closure)
     return e != NULL ? PyLong_FromLong(mn_engine_fd(e)) : NULL;
 }
 
-/* The mapping as a forked child may use it. */
+/* Returns the mapping in a form that a forked child may use. */
 static PyObject *
 engine_get_segment(PyObject *self, void *closure)
 {

@@ -35,7 +35,8 @@ const char mn_engine_plan_doc[] =
     "last it gives the sequence again and does nothing: an interrupt may have kept the caller\n"
     "from hearing of it.";
 
-/* How many rows a batch has whose indices are no machine integers. False with an exception. */
+/* Counts the rows of a batch whose indices are not machine integers. Returns false with an
+ * exception. */
 static bool
 count_rows(struct mn_plan_batch *b, PyObject *indices)
 {
@@ -47,7 +48,8 @@ count_rows(struct mn_plan_batch *b, PyObject *indices)
     return b->whole || mn_split_spares(&b->nrows, b->spares);
 }
 
-/* What plan() was given; the bytes that the batch points into, NULL with an exception. */
+/* Reads the arguments of plan(). Returns the bytes that the batch points into; NULL with an
+ * exception. */
 static PyObject *
 fill_batch(PyObject *self, struct mn_plan_batch *b, PyObject *const *args)
 {
@@ -205,7 +207,7 @@ mn_engine_py_next(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "d", &timeout)) {
         return NULL;
     }
-    /* batches are planned many at once: what was dropped since would wait for that */
+    /* many batches are planned at once: memory that was dropped since would wait for that */
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
     struct mn_engine *e = planner(self);
     if (e == NULL) {
@@ -234,7 +236,7 @@ mn_engine_py_next(PyObject *self, PyObject *args)
         if (rc == MN_EMPTY) {
             Py_RETURN_TRUE;
         }
-        if (slice == 0) { /* that was a last look; signals end others before their time */
+        if (slice == 0) { /* that was the last look; signals end other sleeps early */
             Py_RETURN_NONE;
         }
     }
@@ -346,8 +348,8 @@ mn_engine_py_displaced(PyObject *self, PyObject *ignored)
     return Py_BuildValue("(LL)", (long long)most, (long long)sum);
 }
 
-/* Whether every row of the batch that is formed was written in place by the layout that was posted
- * there, and is all there is. */
+/* Returns whether every row of the formed batch was written in place by the layout posted there,
+ * and nothing else belongs to it. */
 static bool
 all_written(struct mn_engine *e, const struct mn_layout *l, uint32_t posted)
 {
@@ -366,7 +368,7 @@ all_written(struct mn_engine *e, const struct mn_layout *l, uint32_t posted)
     return all;
 }
 
-/* Copies the rows of the batch that is formed to a block, one after another, without the GIL. */
+/* Copies the rows of the formed batch to a block, one after another, without the GIL. */
 static void
 copy_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t to)
 {
@@ -462,7 +464,7 @@ mn_engine_py_place(PyObject *self, PyObject *args)
     int rc = 1;
     mn_engine_pin(e);
     for (uint32_t i = 0; rc == 1 && i < s.nrows; i++) {
-        /* what is called may change the lists */
+        /* called code may change the lists */
         PyObject *own = PyList_GetItemRef(objects, i);
         PyObject *sample = own != NULL ? PyList_GetItemRef(samples, i) : NULL;
         rc = sample == NULL

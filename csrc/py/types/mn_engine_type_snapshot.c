@@ -1,4 +1,4 @@
-/* mn_engine_type_snapshot.c - what an Engine tells: envelopes, reports, deaths, workers, memory.
+/* mn_engine_type_snapshot.c - what an Engine reports: envelopes, reports, deaths, workers, memory.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include "py/types/mn_engine_object.h"
 #include "py/transport/mn_envelope.h"
 
-/* One part of an envelope: a view of the arena when it is big, else a copy. */
+/* Returns one part of an envelope: a view of the arena if it is big, else a copy. */
 static PyObject *
 part(struct mn_state *st, struct mn_engine *e, uint64_t block, uint64_t env_off,
      const struct mn_envelope_part *p)
@@ -47,7 +47,7 @@ open_envelope(struct mn_state *st, struct mn_engine *e, uint64_t block,
 
 #define EVERY_ROW (-1)
 
-/* (block, row=EVERY_ROW) */
+/* Reads (block, row=EVERY_ROW). */
 static struct mn_engine *
 of_block_or_row(PyObject *self, PyObject *args, uint64_t *block_off, long long *row)
 {
@@ -84,7 +84,7 @@ mn_engine_py_envelopes(PyObject *self, PyObject *args)
     PyObject *out = PyList_New(0);
     for (uint32_t i = 0; out != NULL && (t = mn_engine_result(e, off, i)) != NULL; i++) {
         if (!has_row(t, row) || !t->accepted || t->flags == 0
-            || t->kind == MN_KIND_PART) { /* what its collate task has made is of interest */
+            || t->kind == MN_KIND_PART) { /* only the result of its collate task is needed */
             continue;
         }
         PyObject *one = t->flags & MN_FLAG_NO_ROOM
@@ -216,7 +216,7 @@ mn_engine_py_workers(PyObject *self, PyObject *ignored)
     return out;
 }
 
-/* Tells the engine something of one worker. No error for a number that no worker has. */
+/* Calls a function of the engine for one worker. No error for a number that no worker has. */
 static PyObject *
 tell_of(PyObject *self, PyObject *number, int (*what)(struct mn_engine *, uint32_t))
 {

@@ -7,7 +7,7 @@
 
 /* ---- layouts that workers can read ------------------------------------------------------ */
 
-/* There are one or two. */
+/* A posted layout. There are one or two of them. */
 struct mn_posted {
     struct mn_posted *next;
     PyObject *layout;
@@ -85,7 +85,7 @@ no_room(const struct mn_memory_snapshot *m)
     return NULL;
 }
 
-/* The epoch and the worker's queue. False with an exception. */
+/* Fills in the epoch and the worker's queue. Returns false with an exception. */
 static bool
 fill(PyObject *self, struct mn_submit *s, const struct mn_epoch *epoch, unsigned long worker)
 {
@@ -132,11 +132,11 @@ const char mn_engine_submit_doc[] =
     "place of one that fails. None when there is no room now and something is in flight. Raises\n"
     "MemoryError when it could never be placed.";
 
-/* The rows that a batch of so many samples may be placed in. False with an exception. */
+/* Fills in the rows in which the batch's samples may be placed. Returns false with an exception. */
 static bool
 fill_rows(PyObject *self, struct mn_submit *s, PyObject *layout, PyObject *indices)
 {
-    s->nrows = 1; /* without a layout that is no matter, but where spares are counted */
+    s->nrows = 1; /* without a layout it is not used, except for counting spares */
     if (layout == Py_None) {
         return true;
     }

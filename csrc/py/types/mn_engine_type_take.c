@@ -5,7 +5,7 @@
 #include "py/types/mn_engine_object.h"
 #include "py/transport/mn_layout.h"
 
-/* Every row written in place, whole, and nothing in an envelope. */
+/* Returns whether every row was written in place and whole, and no envelope exists. */
 static bool
 all_in_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t off)
 {
@@ -16,7 +16,7 @@ all_in_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t off)
     return block->ntasks == 0 || (block->layout != 0 && mn_engine_in_rows(e, off));
 }
 
-/* At the ceiling the caller gets copies: half of the limit may be kept by it. */
+/* At the ceiling the caller gets copies: it may retain half of the limit. */
 static bool
 must_copy(struct mn_engine *e, const struct mn_layout *l, uint32_t nrows)
 {
@@ -38,7 +38,7 @@ is_layout(PyObject *self, PyObject *layout)
     return is;
 }
 
-/* Whether the rows of the block follow the layout; ValueError where they do not. */
+/* Returns whether the rows of the block follow the layout; raises ValueError if not. */
 static bool
 follows(PyObject *self, struct mn_engine *e, PyObject *block, PyObject *layout)
 {
@@ -52,8 +52,8 @@ follows(PyObject *self, struct mn_engine *e, PyObject *block, PyObject *layout)
     return same;
 }
 
-/* A class of the program's may have been called, and have closed the engine: what was read after
- * that are no bytes of the batch. */
+/* A class of the program's may have been called, and may have closed the engine. Values read after
+ * that do not belong to the batch. */
 static PyObject *
 unless_closed(PyObject *self, PyObject *made)
 {
@@ -63,7 +63,8 @@ unless_closed(PyObject *self, PyObject *made)
     return made;
 }
 
-/* Whether rows that their workers have reported one by one are written; else with an exception. */
+/* Returns whether rows that their workers have reported one by one are written; if not, sets an
+ * exception. */
 static bool
 are_written(struct mn_engine *e, uint64_t off, uint32_t row0, uint32_t n)
 {
@@ -81,8 +82,8 @@ are_written(struct mn_engine *e, uint64_t off, uint32_t row0, uint32_t n)
     return true;
 }
 
-/* objects: as in decode, NULL for None. Of a block that is not full the batch is a copy, so that
- * nobody keeps the rest of it. */
+/* objects: as in decode(), NULL for None. If the block is not full the batch is a copy, so that the
+ * caller does not retain the rest of it. */
 static PyObject *
 decode(PyObject *self, struct mn_engine *e, PyObject *block, PyObject *layout, PyObject *objects,
        uint32_t nrows)

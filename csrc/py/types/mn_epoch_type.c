@@ -1,4 +1,4 @@
-/* mn_epoch_type.c - Epoch: what is the same for every batch of an epoch.
+/* mn_epoch_type.c - Epoch: values that are the same for every batch of an epoch.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/types/mn_engine_object.h"
@@ -76,7 +76,7 @@ PyDoc_STRVAR(doc,
 
 static PyType_Slot slots[] = {
     {Py_tp_new, new},
-    {Py_tp_traverse, traverse}, /* no clear: nothing of it can be changed, so no cycle is its own */
+    {Py_tp_traverse, traverse}, /* no clear: it is immutable, so it cannot close a cycle */
     {Py_tp_dealloc, dealloc},
     {Py_tp_members, members},
     {Py_tp_doc, (char *)doc},

@@ -5,7 +5,7 @@
 
 #include "py/module/mn_critical_section.h"
 
-/* As as_int64, of a list that nobody changes meanwhile. */
+/* Does the same as as_int64() for a list that no other code changes meanwhile. */
 static PyObject *
 list_as_int64(PyObject *indices)
 {
@@ -29,7 +29,7 @@ list_as_int64(PyObject *indices)
     return bytes;
 }
 
-/* A list of exact ints as the bytes of machine integers; NULL without an exception for
+/* Returns a list of exact ints as the bytes of machine integers; NULL without an exception for
  * anything else. */
 static PyObject *
 as_int64(PyObject *indices)
@@ -43,8 +43,8 @@ as_int64(PyObject *indices)
     return bytes;
 }
 
-/* What dumps gave; NULL with an exception where it is neither bytes nor (n, bytes) with as many
- * machine integers. Takes the reference. */
+/* Checks the result of dumps. Returns NULL with an exception if it is neither bytes nor (n, bytes)
+ * with n machine integers. Takes the reference. */
 static PyObject *
 dumped(PyObject *given, uint32_t *kind, uint32_t *nrows)
 {

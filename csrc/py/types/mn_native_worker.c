@@ -39,7 +39,7 @@ mn_native_check(const struct mn_native_pipeline *p, const char **why)
 
 /* ---- rows --------------------------------------------------------------------------- */
 
-/* Where a subset has its sample of this index, which may count from the end; -1: nowhere. */
+/* Returns the place of a sample in a subset. The index may count from the end; -1: not in it. */
 static int64_t
 place_of(const struct mn_native *n, int64_t index)
 {
@@ -47,8 +47,8 @@ place_of(const struct mn_native *n, int64_t index)
     return place < n->n_indices ? place : -1;
 }
 
-/* Whether all of the task's samples are the pipeline's to make or to refuse. What a subset
- * does not have is for the subset itself to refuse. */
+/* Returns whether the pipeline can make or refuse all of the task's samples. An index that a subset
+ * lacks must be refused by the subset itself. */
 static bool
 are_known(const struct mn_native *n, const struct mn_task *t, struct mn_block *b)
 {
@@ -64,8 +64,8 @@ static uint64_t
 epoch_of(const struct mn_native_pipeline *p, const struct mn_block *b)
 {
     if (p->epoch != NULL) {
-        /* Relaxed: a number by itself. An epoch begins after it was set, by the run queue's
-         * [T1]. Python code writes the word as a whole. */
+        /* Relaxed: a number by itself. An epoch begins after it was set, by the run queue's [T1].
+         * Python code writes the word as a whole. */
         return mn_a64_load_relaxed((const mn_a64 *)(const void *)p->epoch);
     }
     return b->user_epoch == 0 ? 0 : b->user_epoch - 1;
@@ -103,7 +103,7 @@ do_row(const struct mn_native *n, const struct mn_worker_side *w, struct mn_bloc
     return p->run(p->state, index, hi, lo, out, failure->text, sizeof(failure->text));
 }
 
-/* MN_OK, MN_CLOSED: the loader closes and nobody wants the rest, or a sample's error. */
+/* Returns MN_OK; MN_CLOSED: the loader closes and does not need the rest; or a sample's error. */
 static int
 do_rows(const struct mn_native *n, const struct mn_worker_side *w, const struct mn_task *t,
         struct mn_block *b, struct mn_worker_clock *clock, struct mn_native_failure *failure)
@@ -154,8 +154,8 @@ mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
         mn_worker_begin(w, clock);
         rc = do_rows(n, w, t, b, clock, failure);
         if (rc == MN_CLOSED || mn_entry_over(w)) {
-            break; /* what nobody reads is not published: at exit it would wake a thread
-                    * that dies as it takes the GIL, torch's C++ on its stack */
+            break; /* do not publish a result that will not be read: at exit that would wake a
+                    * thread that dies as it takes the GIL, with torch's C++ frames on its stack */
         }
         if (rc != MN_OK) {
             return MN_NATIVE_FAILED;

@@ -1,8 +1,8 @@
 /* mn_native_worker_type.c - minato._core.NativeWorker: a thread's side of the loader's mapping.
  * SPDX-License-Identifier: Apache-2.0
  *
- * next() runs samples without the GIL (mn_native_worker.h) and comes back for what needs Python:
- * an error, indices that are no machine integers, a batch that torch's rules make whole.
+ * next() makes samples without the GIL (mn_native_worker.h). It returns for tasks that need Python:
+ * an error, indices that are not machine integers, a batch that torch's rules make whole.
  */
 #include "py/transport/mn_envelope.h"
 #include "py/types/mn_index.h"
@@ -19,11 +19,11 @@ struct mn_native_object {
     struct mn_worker_side side;
     struct mn_worker_clock clock;
     struct mn_native native;
-    PyObject *segment; /* keeps the mapping, */
-    PyObject *capsule; /* and this the pipeline */
-    Py_buffer indices; /* of a subset; obj NULL: none */
+    PyObject *segment; /* keeps the mapping alive */
+    PyObject *capsule; /* keeps the pipeline alive */
+    Py_buffer indices; /* of a subset; obj NULL: not a subset */
     uint32_t task;
-    bool holding; /* it is RUNNING under us */
+    bool holding; /* `task` is RUNNING under us */
 };
 
 static const struct mn_native_pipeline *
@@ -136,15 +136,15 @@ native_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-/* The indices as the sampler gave them, those of spare samples at the end: bytes of pickle, or a
- * list of int. */
+/* Returns the indices as the sampler gave them, those of spare samples at the end: bytes of pickle,
+ * or a list of int. */
 static PyObject *
 indices_of(struct mn_block *b)
 {
     return b->index_kind == MN_INDEX_INT64 ? mn_index_list(b) : mn_index_pickle(b);
 }
 
-/* The error of a row, as extras are told; NULL with an exception. */
+/* Returns the error of a row in the form of extras; NULL with an exception. */
 static PyObject *
 extras_of(const struct mn_native_failure *failure)
 {
@@ -159,7 +159,7 @@ extras_of(const struct mn_native_failure *failure)
                : NULL;
 }
 
-/* What Python has to do about the claimed task. */
+/* Describes what Python must do about the claimed task. */
 static PyObject *
 hand_over(struct mn_native_object *o, const struct mn_native_failure *failure)
 {
@@ -286,7 +286,7 @@ static PyType_Slot native_slots[] = {
 static PyType_Spec native_spec = {
     .name = "minato._core.NativeWorker",
     .basicsize = sizeof(struct mn_native_object),
-    /* No GC: neither a segment, a capsule nor an array of integers holds Python that leads back. */
+    /* No GC: a segment, a capsule and an array of integers cannot refer back to it. */
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = native_slots,
 };

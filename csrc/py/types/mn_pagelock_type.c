@@ -1,8 +1,9 @@
 /* mn_pagelock_type.c - PageLock: a device may read a range of the arena as long as it lives.
  * SPDX-License-Identifier: Apache-2.0
  *
- * What to call of a driver is told as addresses: the core is linked against none. See
- * memory/mn_pagelocks.h for what is locked, and minato/device/pagelocked_rows.py for who asks.
+ * The functions of a driver are passed as addresses: the core is linked against none. See
+ * memory/mn_pagelocks.h for what is locked, and minato/device/pagelocked_rows.py for the code that
+ * asks.
  */
 #include <errno.h>
 
@@ -14,7 +15,7 @@
 
 struct mn_pagelock {
     PyObject_HEAD
-    struct mn_engine *engine; /* kept by this */
+    struct mn_engine *engine; /* pinned by this object */
     const char *at;
     uint64_t bytes;
     pid_t pid;
@@ -33,7 +34,7 @@ lock_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     struct mn_pagelock *p = (struct mn_pagelock *)self;
     if (p->pid == mn_proc_self()) { /* a forked copy neither locks nor frees */
-        Py_BEGIN_ALLOW_THREADS /* the driver may be at work for somebody else */
+        Py_BEGIN_ALLOW_THREADS /* the driver may be busy with another thread */
         let_go(p->engine, p->at, p->bytes);
         Py_END_ALLOW_THREADS
     }
@@ -41,7 +42,7 @@ lock_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-/* Where copies must be cut: offsets in the range at which another chunk begins. */
+/* Returns where copies must be cut: offsets in the range at which another chunk begins. */
 static PyObject *
 lock_cuts(PyObject *self, void *closure)
 {

@@ -1,8 +1,8 @@
-/* mn_worker_task.c - a task in a worker's hands: seed, dataset[index], write the row.
+/* mn_worker_task.c - runs a task in a worker: seed, dataset[index], write the row.
  * SPDX-License-Identifier: Apache-2.0
  *
- * What does not fit its row, and exceptions, become extras, which Python sends in the task's
- * envelope. Samples that Python has fetched are written to rows all together.
+ * Samples that do not fit their row, and exceptions, become extras, which Python sends in the
+ * task's envelope. Samples that Python has fetched are written to rows all together.
  */
 #include <string.h>
 
@@ -25,9 +25,9 @@ add_extra(PyObject *extras, uint32_t row, enum mn_extra what, PyObject *o)
     return rc;
 }
 
-/* The exception of a sample becomes an entry of the envelope; what is no Exception
- * (KeyboardInterrupt, SystemExit) ends the worker, but for a SystemExit where the worker goes on
- * behind a sample that has failed. 0 or -1. */
+/* Turns a sample's exception into an entry of the envelope. One that is no Exception
+ * (KeyboardInterrupt, SystemExit) ends the worker, except a SystemExit if the worker continues
+ * after failed samples. Returns 0 or -1. */
 static int
 add_error(const struct mn_worker_object *o, PyObject *extras, uint32_t row, enum mn_extra what)
 {
@@ -57,8 +57,8 @@ index_of(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
     return PyList_GetItemRef(o->indices, row);
 }
 
-/* Whether what a sample raised is of no interest, because it is to be made again: 1, 0 and the
- * exception is still set, or -1 with another. */
+/* Returns whether to ignore a sample's exception, because the sample will be made again: 1; 0 and
+ * the exception is still set; or -1 with another exception. */
 static int
 failed_as_left(PyObject *seeder)
 {
@@ -75,8 +75,8 @@ failed_as_left(PyObject *seeder)
     return rc;
 }
 
-/* The sample of a row, or NULL with an exception. Made again where its Seeder says so: see made()
- * in minato/workers/fetching.py. */
+/* Makes the sample of a row; NULL with an exception. Makes it again if its Seeder says so: see
+ * made() in minato/workers/fetching.py. */
 static PyObject *
 make_sample(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
 {
@@ -103,7 +103,8 @@ make_sample(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
     return sample;
 }
 
-/* 1 in place, 0 into the envelope, -1 the worker ends, -2 the task ends (an exception). */
+/* Returns 1: in place; 0: into the envelope; -1: the worker ends; -2: the task ends (an
+ * exception). */
 static int
 do_row(struct mn_state *st, struct mn_worker_object *o, struct mn_block *b,
        struct mn_layout *layout, uint32_t row, PyObject *extras)
@@ -153,13 +154,13 @@ layout_of(struct mn_state *st, struct mn_worker_object *o, struct mn_block *b)
         if (l != NULL && PyDict_SetItem(o->layouts, key, l) < 0) {
             Py_CLEAR(l);
         }
-        Py_XDECREF(l); /* the dictionary keeps it */
+        Py_XDECREF(l); /* the dictionary has a reference */
     }
     Py_XDECREF(key);
     return (struct mn_layout *)l;
 }
 
-/* As mn_layout_encode, of one sample of many. */
+/* Like mn_layout_encode(), for one sample of many. */
 static int
 place_row(struct mn_state *st, struct mn_layout *layout, PyObject *sample,
           const struct mn_shm *shm, struct mn_block *b, uint32_t row, PyObject *objects)
@@ -171,7 +172,7 @@ place_row(struct mn_state *st, struct mn_layout *layout, PyObject *sample,
             Py_XDECREF(own);
             return -1;
         }
-        Py_DECREF(own); /* objects keeps it */
+        Py_DECREF(own); /* objects has a reference */
     }
     return mn_layout_encode(st, layout, sample, shm, b, row, own);
 }
@@ -208,7 +209,7 @@ load_indices(struct mn_worker_object *o, struct mn_block *b)
     return indices;
 }
 
-/* Unpickled once for all tasks of a block. */
+/* Unpickles indices once for all tasks of a block. */
 static int
 need_indices(struct mn_worker_object *o, struct mn_block *b)
 {
@@ -231,8 +232,8 @@ mn_worker_finish_task(struct mn_worker_object *o)
     o->collate = mn_worker_done(&o->side, o->task);
 }
 
-/* Runs the rows of a task. The extras, or NULL with an exception that ends the worker; without
- * one: nobody wants the rest. */
+/* Runs the rows of a task. Returns the extras; NULL with an exception that ends the worker; NULL
+ * without one: the rest is not needed. */
 static PyObject *
 run_rows(struct mn_state *st, struct mn_worker_object *o, const struct mn_task *t,
          struct mn_block *b)
@@ -276,9 +277,10 @@ mn_worker_indices(struct mn_worker_object *o, struct mn_block *b)
     return b->index_kind == MN_INDEX_INT64 ? mn_index_list(b) : load_indices(o, b);
 }
 
-/* A dataset that has set_epoch hears of a new epoch before its first sample, with the same seeds in
- * each worker: its generators are in the state that some sample has left. Samples are made by what
- * set_epoch returns: the dataset, or what raises in its place. 0 or -1. */
+/* Tells a dataset that has set_epoch of a new epoch before its first sample, with the same seeds in
+ * each worker, because its generators are in the state of some earlier sample. Samples are then
+ * made by the result of set_epoch: the dataset, or an object that raises in its place. Returns 0 or
+ * -1. */
 static int
 tell_epoch(struct mn_worker_object *o, const struct mn_block *b)
 {
@@ -319,7 +321,7 @@ mn_worker_run_task(struct mn_state *st, struct mn_worker_object *o)
     if (PyList_GET_SIZE(extras) != 0) {
         return mn_task_tuple(st, t, b, Py_NewRef(Py_None), extras);
     }
-    Py_DECREF(extras); /* all of it is in rows: nothing is left for Python to do */
+    Py_DECREF(extras); /* all of it is in rows: Python has nothing left to do */
     mn_worker_finish_task(o);
     return NULL;
 }

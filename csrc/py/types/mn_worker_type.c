@@ -1,9 +1,9 @@
 /* mn_worker_type.c - minato._core.Worker: the hot loop of a worker process.
  * SPDX-License-Identifier: Apache-2.0
  *
- * next() claims tasks and runs those that need no Python of ours (mn_worker_task.c).  It returns
- * only for what does: whole batches, results that do not fit rows, exceptions, stop.  Python then
- * sends the result with finish().
+ * next() claims tasks and runs those that need none of our Python code (mn_worker_task.c).  It
+ * returns only for tasks that do: whole batches, results that do not fit rows, exceptions, stop.
+ * Python then sends the result with finish().
  */
 #include <malloc.h>
 #include <unistd.h>
@@ -97,13 +97,13 @@ worker_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     worker_clear(self);
-    /* Not before: it keeps the mapping, which side points into. */
+    /* Not earlier: it keeps the mapping alive, which side points into. */
     Py_CLEAR(((struct mn_worker_object *)self)->segment);
     type->tp_free(self);
     Py_DECREF(type);
 }
 
-/* MN_OK, MN_EMPTY after a second without a task, MN_CLOSED on stop. */
+/* Returns MN_OK, MN_EMPTY after a second without a task, or MN_CLOSED on stop. */
 static int
 claim(struct mn_worker_object *o)
 {
@@ -117,7 +117,8 @@ claim(struct mn_worker_object *o)
     return rc;
 }
 
-/* The same of a thread, which leaves and comes back by itself. MN_OK, MN_CLOSED: it is over. */
+/* Does the same for a thread, which exits and comes back by itself. Returns MN_OK, or MN_CLOSED: it
+ * is over. */
 static int
 claim_in_thread(struct mn_worker_object *o)
 {
@@ -162,7 +163,7 @@ worker_next(PyObject *self, PyObject *Py_UNUSED(ignored))
                 return todo;
             }
         }
-        /* between the row loop and the next claim: signals of a worker that never sleeps */
+        /* between the row loop and the next claim: checks signals of a worker that never sleeps */
         if (PyErr_CheckSignals() < 0) {
             return NULL;
         }
@@ -207,8 +208,8 @@ worker_finish(PyObject *self, PyObject *args)
     return PyBool_FromLong(rc == 0);
 }
 
-/* The parts are copied: a collate_fn may write into samples and may keep them, and its task is
- * done again when this worker dies. */
+/* Copies the parts: a collate_fn may write into samples and may keep them, and its task is run
+ * again if this worker dies. */
 static PyObject *
 copies_of(const char *at, const struct mn_envelope_part *parts, uint64_t n)
 {
@@ -229,7 +230,7 @@ part_of(struct mn_worker_object *o, uint32_t task)
     uint64_t issue = mn_issue(task, mn_a64_load_relaxed(&t->word)); /* DONE, seen with [C1] */
     const char *at = mn_at(&o->side.shm, off);
     struct mn_envelope env;
-    /* another worker's: one that makes no sense is as good as none */
+    /* written by another worker: treat a damaged one as missing */
     if (off < c->arena_off || off > c->total_bytes || len > c->total_bytes - off
         || !mn_envelope_look(at, len, &env)) {
         Py_RETURN_NONE;
@@ -382,9 +383,9 @@ worker_ready(PyObject *self, PyObject *args)
         mn_worker_waited(&o->clock);
         Py_RETURN_NONE;
     }
-    /* Large arrays that a dataset makes and drops for each sample should come from the heap
-     * again, not from the kernel: page faults on fresh blocks cost more than the copy. 32
-     * MiB is the most glibc takes for the threshold. */
+    /* Large arrays that a dataset makes and drops for each sample should come from the heap again,
+     * not from the kernel: page faults on fresh blocks cost more than the copy. 32 MiB is the
+     * largest threshold that glibc accepts. */
     (void)mallopt(M_MMAP_THRESHOLD, 32 * 1024 * 1024);
     (void)mallopt(M_TRIM_THRESHOLD, 128 * 1024 * 1024);
     mn_worker_waited(&o->clock);
