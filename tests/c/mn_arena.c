@@ -1,4 +1,4 @@
-/* The arena alone: made-up memory that counts what is asked of it, no task and no worker.
+/* The arena alone: a fake provider that counts its calls, no task and no worker.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
@@ -8,15 +8,15 @@
 #define MIB (UINT64_C(1) << 20)
 #define RECORDS (4 * MN_ARENA_PAGE)
 
-/* A provider that has so much, and knows what was discarded. */
+/* A provider with limited memory, which records discards. */
 struct fake {
     struct mn_provider provider;
     struct mn_mutex *guard;
     uint64_t most;      /* bytes that it maps at most */
     uint64_t discarded; /* bytes */
     char *last_at;
-    uint32_t mapped;    /* mappings that there are */
-    struct mn_arena *grabs; /* somebody allocates from it meanwhile */
+    uint32_t mapped;    /* number of present mappings */
+    struct mn_arena *grabs; /* allocate from this arena meanwhile */
 };
 
 static int
@@ -47,7 +47,7 @@ fake_discard(struct mn_provider *self, void *at, uint64_t bytes)
     memset(at, 0, bytes);
     f->discarded += bytes;
     f->last_at = at;
-    mn_mutex_lock(f->guard); /* nobody holds it, or this hangs */
+    mn_mutex_lock(f->guard); /* the guard must be free, else this hangs */
     if (f->grabs != NULL) {
         CHECK_EQ(mn_arena_alloc(f->grabs, f->grabs->total_bytes - RECORDS, &off), -EAGAIN);
     }
@@ -91,11 +91,11 @@ the_ledger_says_what_is_used(void)
     CHECK_EQ(mn_arena_used(&a), MN_ARENA_PAGE);
     CHECK_EQ(mn_arena_record(&a, 100, &record), 0);
     CHECK(record < RECORDS && x >= RECORDS);
-    CHECK_EQ(mn_arena_used(&a), MN_ARENA_PAGE); /* of rows */
+    CHECK_EQ(mn_arena_used(&a), MN_ARENA_PAGE); /* of rows only */
     CHECK(!mn_arena_exceeds(&a, MIB / 2 - MN_ARENA_PAGE));
     CHECK(mn_arena_exceeds(&a, MIB / 2));
     CHECK(mn_arena_exceeds(&a, UINT64_MAX));
-    CHECK_EQ(mn_arena_alloc(&a, MIB / 2, &y), 0); /* the limit is the caller's to look at */
+    CHECK_EQ(mn_arena_alloc(&a, MIB / 2, &y), 0); /* the caller must check the limit */
     CHECK(mn_arena_exceeds(&a, 0));
     CHECK_EQ(mn_arena_alloc(&a, MIB, &y), -ENOMEM);
     CHECK_EQ(mn_arena_record(&a, RECORDS, &y), -ENOMEM);
@@ -104,7 +104,7 @@ the_ledger_says_what_is_used(void)
     tear_down(&a, &f, &guard);
 }
 
-/* A batch ends, and what the program keeps of it stays. */
+/* A batch ends, and the part of it that the program retains stays. */
 static void
 what_is_kept_outlives_its_list(void)
 {
@@ -117,7 +117,7 @@ what_is_kept_outlives_its_list(void)
     CHECK_EQ(mn_arena_alloc(&a, 8 * page, &off), 0);
     CHECK_EQ(mn_ranges_add(&batch, off, 8 * page), 0);
     CHECK_EQ(mn_arena_keep(&a, &batch, off + 2 * page, 3 * page), 0);
-    CHECK_EQ(mn_arena_keep(&a, &batch, off + 2 * page, page), -EINVAL); /* kept already */
+    CHECK_EQ(mn_arena_keep(&a, &batch, off + 2 * page, page), -EINVAL); /* retained already */
     CHECK_EQ(mn_arena_keep(&a, &batch, off + 5 * page, 4 * page), -EINVAL); /* too long */
     CHECK_EQ(mn_arena_keep(&a, &batch, off, UINT64_MAX & ~(page - 1)), -EINVAL);
     CHECK_EQ(a.kept_bytes, 3 * page);
@@ -131,7 +131,7 @@ what_is_kept_outlives_its_list(void)
     tear_down(&a, &f, &guard);
 }
 
-/* Cut at random, a list has what it had, but for what was taken. */
+/* A list that is cut at random keeps what was not taken from it. */
 static void
 ranges_are_cut_anywhere(void)
 {
@@ -141,7 +141,7 @@ ranges_are_cut_anywhere(void)
         bool mine[64];
         CHECK_EQ(mn_ranges_add(&r, 10, 30), 0);
         CHECK_EQ(mn_ranges_add(&r, 50, 14), 0);
-        CHECK_EQ(mn_ranges_add(&r, 7, 0), 0); /* nothing */
+        CHECK_EQ(mn_ranges_add(&r, 7, 0), 0); /* adds nothing */
         for (uint32_t i = 0; i < 64; i++) {
             mine[i] = (i >= 10 && i < 40) || i >= 50;
         }
@@ -180,7 +180,7 @@ who_waits_for_room_is_told_once(void)
     CHECK_EQ(mn_arena_alloc(&a, MIB / 2, &x), 0);
     CHECK_EQ(mn_arena_alloc(&a, MIB / 2, &y), 0);
     mn_arena_free(&a, x, MIB / 4);
-    CHECK(!mn_arena_room_came(&a)); /* nobody waits */
+    CHECK(!mn_arena_room_came(&a)); /* no caller waits */
     mn_arena_wait_for_room(&a, true);
     CHECK(!mn_arena_room_came(&a));
     mn_arena_free(&a, x + MIB / 4, MIB / 4);
@@ -190,8 +190,7 @@ who_waits_for_room_is_told_once(void)
     tear_down(&a, &f, &guard);
 }
 
-/* Free memory goes back by the clock that it is told, without the guard, and is not had by
- * others meanwhile. */
+/* Free memory goes back at the given time, without the guard, and cannot be allocated meanwhile. */
 static void
 free_memory_goes_back(void)
 {

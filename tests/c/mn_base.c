@@ -1,4 +1,4 @@
-/* Floor 0: the atomics do what their names say, results have names, assertions tell.
+/* Floor 0: the atomics do what their names say, results have names, assertions report.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
@@ -116,7 +116,7 @@ note_fault(const char *name)
 static void
 fault_points_call_the_hook(void)
 {
-    MN_FAULT("test.unset"); /* no hook: nothing */
+    MN_FAULT("test.unset"); /* no hook: does nothing */
     mn_fault_hook = note_fault;
     MN_FAULT("test.set");
     mn_fault_hook = NULL;

@@ -1,8 +1,8 @@
 /* mn_checked_results: every field that a worker writes, with values that make no sense.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The trainer finds out before it uses any of them, ends the one that wrote it, then has another
- * worker do the task again, and frees nothing that is not free.
+ * The trainer detects them before it uses any of them, ends the worker that wrote them, and has
+ * another worker run the task again. It frees no memory that is in use.
  */
 #define _GNU_SOURCE
 #include "mn_rig.h"
@@ -23,11 +23,11 @@
 struct bench {
     struct rig r;
     struct rig_worker w[2];
-    struct rig_block b, other; /* damaged; and one that is in flight beside it */
-    uint64_t now_ns;           /* of looks at claims */
+    struct rig_block b, other; /* damaged; and another one in flight */
+    uint64_t now_ns;           /* time of the checks of claims */
 };
 
-/* A batch of one task, and who made it, may have an envelope beside its rows. */
+/* A batch of one task, which worker 0 has made. It may have an envelope in addition to its rows. */
 static struct mn_engine *
 set_up(struct bench *s, bool envelope, uint32_t retries)
 {
@@ -44,7 +44,7 @@ set_up(struct bench *s, bool envelope, uint32_t retries)
         CHECK_EQ(mn_worker_attach(&s->w[i].side, &e->shm, i), 0);
         mn_a32_store_release(&s->w[i].side.me->state, MN_WORKER_READY);
     }
-    for (uint32_t i = 0; i < 2; i++) { /* room is there: nobody has to wait for it */
+    for (uint32_t i = 0; i < 2; i++) { /* with memory granted, no worker has to wait for it */
         mn_leases_grant(&e->leases, i, MIB);
         uint64_t off = e->leases.at[i].off;
         CHECK(off != 0);
@@ -80,7 +80,7 @@ die(struct bench *s, uint32_t number)
     CHECK_EQ(mn_a32_load_acquire(&k->state), MN_WORKER_SWEPT);
 }
 
-/* Everything came back. */
+/* All memory came back. */
 static void
 tear_down(struct bench *s)
 {
@@ -173,7 +173,7 @@ SPOIL(part_bytes, r->env->nparts = 1; r->part->at = 0; r->part->bytes = UINT64_M
 SPOIL(part_within_a_page,
       r->env->nparts = 1; r->part->at = 8; r->part->bytes = MN_FIELD_BIG)
 
-/* The trainer's own words, and times for people: nothing follows from what they are. */
+/* Fields that only the trainer uses, and times that are only shown: no value of them matters. */
 SPOIL(trainers_own,
       r->t->block_off = r->t->row0 = r->t->nrows = r->t->kind = r->t->queue = r->t->why = 12345)
 
@@ -244,7 +244,7 @@ spoil(struct bench *s, const struct spoiled *c, uint32_t task)
     c->fn(&r);
 }
 
-/* Worker 0 leaves a damaged record; worker 1 does it again. */
+/* Worker 0 leaves a damaged record; worker 1 runs the task again. */
 static void
 retry_after(const struct spoiled *c)
 {
@@ -290,7 +290,7 @@ damaged_records_are_done_again(void)
     }
 }
 
-/* The same where nobody may try again: the batch is lost, and says by what. */
+/* The same without retries: the batch is lost, and names the damage. */
 static void
 damaged_records_are_told(void)
 {
@@ -304,7 +304,7 @@ damaged_records_are_told(void)
         spoil(&s, &cases[i], task);
         bool lost = cases[i].found != MN_SOUND;
         if (lost) {
-            (void)mn_engine_next(e, 0, &sequence, &off); /* done already where nobody is named */
+            (void)mn_engine_next(e, 0, &sequence, &off); /* done already if no worker is named */
             die(&s, 0);
         }
         CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
@@ -318,7 +318,7 @@ damaged_records_are_told(void)
     }
 }
 
-/* Its worker dies, or its batch is given up, before anybody has read it. */
+/* Its worker dies, or its batch is abandoned, before the record was read. */
 static void
 damaged_records_free_nothing(void)
 {
@@ -367,7 +367,7 @@ an_envelope_belongs_to_one_task(void)
     tear_down(&s);
 }
 
-/* ---- a task that its worker is still at ---- */
+/* ---- a task that its worker is still running ---- */
 
 SPOIL(word_garbled, set_word(r, 0, 0xfffe, 99))
 SPOIL(word_of_another, set_word(r, 0, 1, 99))
@@ -386,7 +386,7 @@ spoil_word(struct bench *s, spoil_fn fn, uint32_t task)
     fn(&r);
 }
 
-/* Nobody else gets it before the one that may write its rows is gone, and next() only waits. */
+/* No other worker gets it before the one that may write its rows is gone. next() only waits. */
 static void
 damaged_tasks_stay_with_who_writes_them(void)
 {
@@ -397,7 +397,7 @@ damaged_tasks_stay_with_who_writes_them(void)
         plan_both(&s);
         uint32_t task = claim(&s.w[0]), other = claim(&s.w[1]), none;
         CHECK_EQ(rig_run(&s.w[1], other), 0);
-        /* as after an earlier try: its rows are said to be there */
+        /* as after an earlier try: its rows are reported as written */
         mn_block_reports(mn_block_at(&e->shm, s.w[0].side.held.block_off))->status = MN_ROW_WRITTEN;
         spoil_word(&s, held_cases[i], task);
         for (int turn = 0; turn < 3; turn++) {
@@ -410,7 +410,7 @@ damaged_tasks_stay_with_who_writes_them(void)
         if (held_cases[i] == word_of_another) {
             die(&s, 1);
             mn_a32_store_release(&s.w[1].side.me->state, MN_WORKER_READY);
-            CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY); /* one is there still */
+            CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY); /* one is still there */
         }
         die(&s, 0);
         CHECK_EQ(e->tasks.retries, 1);
@@ -422,7 +422,7 @@ damaged_tasks_stay_with_who_writes_them(void)
     }
 }
 
-/* The same of a batch that nobody wants any more: its memory is not free. */
+/* The same for an abandoned batch: its memory is not free. */
 static void
 abandoned_damage_is_not_free(void)
 {
@@ -443,7 +443,7 @@ abandoned_damage_is_not_free(void)
     }
 }
 
-/* A thread cannot be killed: it is through with the sample at some time, and then leaves. */
+/* A thread cannot be killed: it finishes its sample and then exits. */
 static void
 who_is_not_killed_is_waited_for(void)
 {
@@ -458,7 +458,7 @@ who_is_not_killed_is_waited_for(void)
     CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
     mn_a64_store_relaxed(&s.w[0].side.me->running, 0);
     (void)rig_step(e);
-    CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY); /* it may have said so and lied */
+    CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY); /* its entry may have lied */
     CHECK_EQ(mn_worker_try(&s.w[0].side, &none), MN_CLOSED);
     die(&s, 0);
     CHECK_EQ(claim(&s.w[1]), task);
@@ -468,7 +468,7 @@ who_is_not_killed_is_waited_for(void)
     tear_down(&s);
 }
 
-/* However often a worker says that it was tried: it is not tried for ever. */
+/* A task is not retried for ever, whatever number of attempts a worker reports. */
 static void
 damaged_tasks_are_not_tried_for_ever(void)
 {
@@ -484,7 +484,7 @@ damaged_tasks_are_not_tried_for_ever(void)
         spoil_word(&s, word_garbled, task); /* attempt 0 */
         CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
         die(&s, 0);
-        mn_crew_want(&e->crew, 0); /* though three have died without a task done */
+        mn_crew_want(&e->crew, 0); /* although three workers have died without finishing a task */
         mn_a32_store_release(&s.w[0].side.me->state, MN_WORKER_READY);
     }
     CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
@@ -498,7 +498,7 @@ damaged_tasks_are_not_tried_for_ever(void)
 
 #define SECOND_NS UINT64_C(1000000000)
 
-/* Looks while the caller waits, a second apart. */
+/* Checks claims while the caller waits, once a second. */
 static void
 look_at_claims(struct bench *s, uint32_t times)
 {
@@ -521,8 +521,9 @@ say(struct bench *s, uint32_t task, enum mn_task_status st)
     mn_a64_store_relaxed(word, (mn_a64_load_relaxed(word) & ~UINT64_C(0xff)) | st);
 }
 
-/* Its worker has had it say that it waits on a queue, and is gone, or goes on; the head of the
- * queue has passed it, or not. A task that does wait is not doubted. */
+/* A worker has changed the word of its task so that the task appears to wait on a queue. Then the
+ * worker dies or goes on; the head of the queue has passed the task or not. A task that really
+ * waits is not doubted. */
 static void
 tasks_that_no_queue_has(void)
 {
@@ -562,7 +563,7 @@ tasks_that_no_queue_has(void)
     }
 }
 
-/* Worker 0 makes all parts and has the task that collates them. */
+/* Worker 0 makes all parts and gets the task that collates them. */
 static uint32_t
 claim_collate(struct bench *s)
 {
@@ -580,8 +581,8 @@ claim_collate(struct bench *s)
     }
 }
 
-/* A task that collates says that it waits though all parts are there: who has it goes on with it,
- * or is gone, or nobody ever claimed it. */
+/* A collate task appears to wait although all parts are done: its worker goes on with it, or is
+ * gone, or no worker has ever claimed it. */
 static void
 collate_tasks_that_wait_for_nothing(void)
 {
@@ -606,9 +607,9 @@ collate_tasks_that_wait_for_nothing(void)
             CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY);
             die(&s, 0);
         }
-        CHECK_EQ(e->tasks.retries, goes_on); /* who was only late costs no try */
+        CHECK_EQ(e->tasks.retries, goes_on); /* a worker that was only late costs no try */
         CHECK_EQ(claim(&s.w[1]), task);
-        if (i == 2) { /* once more: what was on a queue waits for nothing any more */
+        if (i == 2) { /* once more: a task from a queue waits for nothing any more */
             say(&s, task, MN_TASK_WAITING);
             CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
             CHECK(mn_crew_is_damaged(&e->crew, 1));
@@ -626,7 +627,7 @@ collate_tasks_that_wait_for_nothing(void)
     }
 }
 
-/* One that somebody has damaged while its parts are made waits for them again. */
+/* A collate task that is damaged while its parts are made waits for them again. */
 static void
 collate_tasks_wait_for_their_parts(void)
 {
@@ -647,7 +648,8 @@ collate_tasks_wait_for_their_parts(void)
         mn_mutex_lock(&e->mutex);
         mn_batch_accept_some(e, mn_batch_find(e, mn_plan_block(e->plan, 0)));
         mn_engine_unlock(e);
-        CHECK_EQ(mn_crew_is_damaged(&e->crew, 0), i == 1); /* whom a word without sense names */
+        CHECK_EQ(mn_crew_is_damaged(&e->crew, 0), i == 1); /* the worker that a senseless word
+                                                            * names */
         if (i == 1) {
             die(&s, 0);
             mn_a32_store_release(&s.w[0].side.me->state, MN_WORKER_READY);
@@ -663,7 +665,7 @@ collate_tasks_wait_for_their_parts(void)
     }
 }
 
-/* Whatever becomes of the word of a task that was read: it is done, and nobody does it again. */
+/* A task that was read stays done, whatever its word becomes: it is not run again. */
 static void
 what_was_read_is_not_asked_for_again(void)
 {
@@ -700,9 +702,9 @@ what_was_read_is_not_asked_for_again(void)
     }
 }
 
-/* ---- of the dead, and of nobody ---- */
+/* ---- dead workers, and places without workers ---- */
 
-/* Whoever comes in the place of the dead has not written it. Its batch is not the next. */
+/* The successor of a dead worker is not blamed for its damage. The batch is not the next one. */
 static void
 damage_by_the_dead_is_nobody_elses(void)
 {
@@ -733,8 +735,9 @@ damage_by_the_dead_is_nobody_elses(void)
     }
 }
 
-/* Of two who are about to claim a task one does, and dies at it, while the other is held up. That
- * one is no liar, and nobody else is at the task before it is through. */
+/* Of two workers that are about to claim a task, one claims it and dies, while the other is held
+ * up. The other is not treated as damaged, and no third worker gets the task before it has gone
+ * on. */
 static void
 about_to_claim_what_the_dead_had(void)
 {
@@ -746,7 +749,7 @@ about_to_claim_what_the_dead_had(void)
         uint32_t task = claim(&s.w[1]), other = claim(&s.w[0]);
         CHECK_EQ(rig_run(&s.w[0], other), 0);
         mn_a64_store_relaxed(&s.w[0].side.me->running, (uint64_t)task + 1);
-        if (i == 1) { /* for something else that it has done */
+        if (i == 1) { /* for other damage */
             mn_crew_damaged(&e->crew, 1, MN_DAMAGE_LEASE);
         }
         die(&s, 1);
@@ -767,7 +770,8 @@ about_to_claim_what_the_dead_had(void)
     }
 }
 
-/* A task's word names one who dies, and another is at it: that one first has to be gone. */
+/* A task's word names a worker that dies while another worker runs the task: the other must be gone
+ * first. */
 static void
 a_word_that_names_the_dead_may_lie(void)
 {
@@ -793,7 +797,7 @@ a_word_that_names_the_dead_may_lie(void)
     tear_down(&s);
 }
 
-/* Whatever the entry of a place says where nobody has ever been: nobody waits for it. */
+/* The entry of a place that never had a worker may say anything: no batch waits for it. */
 static void
 places_of_nobody(void)
 {
@@ -826,8 +830,8 @@ places_of_nobody(void)
     }
 }
 
-/* An idle worker's entry says that it is at something: at what is no task, or another's. One that
- * does what it says is not doubted. */
+/* An idle worker's entry names something that is no task, or a task of another worker. A worker
+ * that runs what its entry says is not doubted. */
 static void
 entries_that_no_word_bears_out(void)
 {
@@ -843,7 +847,7 @@ entries_that_no_word_bears_out(void)
         CHECK(!mn_crew_is_damaged(&e->crew, 1));
         look_at_claims(&s, 1);
         CHECK(mn_crew_is_damaged(&e->crew, 1));
-        look_at_claims(&s, 9); /* it is on its way out: nothing else is found there */
+        look_at_claims(&s, 9); /* it is being ended: no more damage is found there */
         CHECK(!mn_crew_is_damaged(&e->crew, 0));
         die(&s, 1);
         CHECK_EQ(rig_run(&s.w[0], task), 0);
@@ -883,10 +887,10 @@ leases_that_make_no_sense(void)
     lease_with(1, 0, false);
     lease_with(1, UINT64_MAX, false);
     lease_with(1, MIB, true);
-    lease_with(1, UINT64_C(1) << 40, true); /* more than there is: refused */
+    lease_with(1, UINT64_C(1) << 40, true); /* more than exists: refused */
 }
 
-/* What says "no room" of a worker that has lied about it is not the program's error. */
+/* "No room" of a worker that has lied about it is not the program's error. */
 static void
 no_room_of_a_damaged_worker(void)
 {
@@ -910,7 +914,7 @@ no_room_of_a_damaged_worker(void)
     tear_down(&s);
 }
 
-/* Whatever stands in the rest of the entry and in the queues, the trainer goes on. */
+/* The trainer goes on, whatever the rest of the entry and the queues contain. */
 static void
 entries_that_make_no_sense(void)
 {
@@ -954,14 +958,15 @@ entries_that_make_no_sense(void)
 
 /* ---- the worker's process ---- */
 
-/* A process that does nothing, in a worker's entry. */
+/* A process that does nothing, for a worker's entry. */
 static pid_t
 put_process(struct bench *s, uint32_t number)
 {
     struct mn_worker *k = s->w[number].side.me;
     pid_t pid = fork();
     if (pid == 0) {
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* if the test fails: it holds its output open */
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* if the test fails: the process keeps its output
+                                                 * open */
         for (;;) {
             pause();
         }
@@ -978,7 +983,7 @@ end_of(pid_t pid)
     return WTERMSIG(status);
 }
 
-/* The engine, and the process that stood in for its zygote. */
+/* Closes the engine, and ends the process that stood in for its zygote. */
 static void
 close_with(struct mn_engine *e, pid_t zygote)
 {
@@ -988,7 +993,7 @@ close_with(struct mn_engine *e, pid_t zygote)
     mn_engine_close(e);
 }
 
-/* Until the worker's process is a zombie. */
+/* Waits until the worker's process is a zombie. */
 static void
 await_end(pid_t pid)
 {
@@ -996,8 +1001,8 @@ await_end(pid_t pid)
     CHECK_EQ(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
 }
 
-/* Its entry says that it is dead, or not there: it is killed, and swept once that is true. Also if
- * it said so before anybody had looked which process it is. */
+/* The entry says that the worker is dead or not there. It is killed, and swept once it is dead. The
+ * entry may say so even before the trainer has recorded the process. */
 static void
 lies_about_its_process(uint32_t state, bool seen)
 {
@@ -1010,7 +1015,7 @@ lies_about_its_process(uint32_t state, bool seen)
     uint32_t task = claim(&s.w[0]);
     if (seen) {
         mn_watch_look(&e->watch, SECOND_NS);
-        mn_worker_set_owner(k, 1, (uint32_t)getpid()); /* it would name another now */
+        mn_worker_set_owner(k, 1, (uint32_t)getpid()); /* it would name another process now */
     }
     mn_a32_store_seqcst(&k->state, state);
     if (!seen) {
@@ -1022,9 +1027,9 @@ lies_about_its_process(uint32_t state, bool seen)
              MN_TASK_RUNNING);
     mn_watch_look(&e->watch, SECOND_NS);
     CHECK_EQ(e->crew.death.status, MN_STATUS_DAMAGED + MN_DAMAGE_STATE);
-    (void)kill(worker, SIGTERM); /* that it ends, if nobody has killed it */
+    (void)kill(worker, SIGTERM); /* to end it if it was not killed */
     await_end(worker);
-    mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED); /* the zygote */
+    mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED); /* as the zygote does */
     mn_watch_look(&e->watch, SECOND_NS);
     (void)rig_step(e);
     CHECK_EQ(mn_a32_load_relaxed(&k->state), MN_WORKER_SWEPT);
@@ -1044,7 +1049,7 @@ processes_that_are_lied_about(void)
     }
 }
 
-/* Nobody wakes one that is starting, and to have worked and be starting makes no sense. */
+/* A starting worker gets no wake-up, and an entry with finished work cannot be starting. */
 static void
 a_worker_that_starts_once_more(void)
 {
@@ -1063,14 +1068,14 @@ a_worker_that_starts_once_more(void)
     mn_a32_store_seqcst(&k->state, MN_WORKER_STARTING);
     mn_watch_look(&e->watch, 2 * SECOND_NS);
     CHECK_EQ(e->crew.death.status, MN_STATUS_DAMAGED + MN_DAMAGE_STATE);
-    (void)kill(worker, SIGTERM); /* that it ends, if nobody has killed it */
+    (void)kill(worker, SIGTERM); /* to end it if it was not killed */
     CHECK_EQ(end_of(worker), SIGKILL);
     close_with(e, zygote);
 }
 
 static struct bench *starting;
 
-/* It has started meanwhile, and what it has made was read. */
+/* It has started meanwhile, and its results were read. */
 static void
 start_and_work(const char *label)
 {
@@ -1082,7 +1087,7 @@ start_and_work(const char *label)
     }
 }
 
-/* Whoever looks is held up after it has seen that the worker starts. */
+/* The watching thread is held up after it has seen that the worker is starting. */
 static void
 a_worker_that_starts_while_it_is_looked_at(void)
 {
@@ -1105,7 +1110,7 @@ a_worker_that_starts_while_it_is_looked_at(void)
     close_with(e, zygote);
 }
 
-/* What the dead has made, and is read only as it is swept, says nothing of who starts next. */
+/* Results of a dead worker that are read only during its sweep say nothing about its successor. */
 static void
 a_worker_that_starts_after_another(void)
 {
@@ -1128,7 +1133,7 @@ a_worker_that_starts_after_another(void)
     close_with(e, zygote);
 }
 
-/* Where a worker has been, and none is to be any more, somebody has written that one is there. */
+/* An entry whose worker is gone for good is overwritten so that it appears to have one. */
 static void
 a_place_of_one_who_is_gone(void)
 {
@@ -1156,7 +1161,7 @@ a_place_of_one_who_is_gone(void)
     close_with(e, zygote);
 }
 
-/* The zygote does not say that a worker has died, or does not reap it. */
+/* The zygote does not report that a worker has died, or does not reap it. */
 static void
 zygote_hangs(bool swept)
 {
@@ -1180,10 +1185,10 @@ zygote_hangs(bool swept)
     }
     for (int i = 0; i < 9; i++, now += SECOND_NS) {
         mn_watch_look(&e->watch, now);
-        mn_watch_look(&e->watch, now + 1); /* a look between that does not count */
+        mn_watch_look(&e->watch, now + 1); /* a look in between that does not count */
         CHECK_EQ(mn_proc_wait_pidfd(e->zygote.pidfd, 0), -ETIMEDOUT);
     }
-    /* it was forking: it begins anew */
+    /* it was forking: the time starts again */
     mn_worker_set_owner(s.w[1].side.me, 7, (uint32_t)zygote);
     for (int i = 0; i < 10; i++, now += SECOND_NS) {
         mn_watch_look(&e->watch, now);

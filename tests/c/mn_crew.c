@@ -1,4 +1,4 @@
-/* Workers' table, tasks and leases without an engine: an executor that is made up, no process.
+/* Workers' table, tasks and leases without an engine: a fake executor, no process.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
@@ -28,13 +28,13 @@ struct table {
     char pages[MN_PAGE]; /* so that records and rows begin on a page */
 };
 
-/* Reaps who was swept, and makes who is to be there. */
+/* Reaps swept workers, and makes wanted ones. */
 struct fake {
     struct mn_executor executor;
     struct mn_shm shm;
     uint32_t looks, made, ended;
     bool gone;
-    bool unready; /* those it makes do not come to be READY */
+    bool unready; /* workers that it makes never become READY */
 };
 
 static void
@@ -110,7 +110,7 @@ tear_down(struct bench *s)
     CHECK(munmap(s->t, sizeof(*s->t)) == 0);
 }
 
-/* What the engine does with a dead worker, and then with the wake-ups. */
+/* Does with a dead worker what the engine does, and then makes the wake-ups. */
 static struct mn_death
 die(struct bench *s, uint32_t w, int32_t status, bool only_it)
 {
@@ -163,7 +163,8 @@ a_task_is_tried_by_others_and_then_lost(void)
     tear_down(&s);
 }
 
-/* What waits on the dead worker's own queue goes to others, or is lost where only it may do it. */
+/* Tasks that wait on the dead worker's own queue go to others, or are lost if only it may run
+ * them. */
 static void
 a_lane_of_the_dead_is_emptied(void)
 {
@@ -177,13 +178,13 @@ a_lane_of_the_dead_is_emptied(void)
         }
         die(&s, 0, 1, only_it);
         CHECK_EQ(status_of(&s, task[0]), only_it ? MN_TASK_LOST : MN_TASK_QUEUED);
-        CHECK_EQ(status_of(&s, task[1]), MN_TASK_QUEUED); /* another's */
+        CHECK_EQ(status_of(&s, task[1]), MN_TASK_QUEUED); /* another worker's */
         CHECK_EQ(mn_runqueue_claim(&s.shm, 2, &claimed), only_it ? MN_EMPTY : MN_OK);
         tear_down(&s);
     }
 }
 
-/* Every other task done and nobody there to claim it: it is published, once. */
+/* Every other task is done and no worker is left to claim it: it is published, once. */
 static void
 a_collate_task_is_not_left_over(void)
 {
@@ -199,7 +200,7 @@ a_collate_task_is_not_left_over(void)
     tasks[1] = mn_tasks_take_collate(&s.tasks, at, 4);
     CHECK_EQ(status_of(&s, tasks[1]), MN_TASK_WAITING);
     mn_tasks_publish_collate(&s.tasks, block, &death);
-    CHECK_EQ(status_of(&s, tasks[1]), MN_TASK_WAITING); /* its part has not even begun */
+    CHECK_EQ(status_of(&s, tasks[1]), MN_TASK_WAITING); /* its part has not even started */
     CHECK_EQ(mn_tasks_publish(&s.tasks, tasks[0], MN_QUEUE_NORMAL), MN_OK);
     CHECK_EQ(mn_runqueue_claim(&s.shm, 0, &claimed), MN_OK);
     uint64_t word = mn_a64_load_acquire(&s.t->tasks[claimed].word);
@@ -213,7 +214,7 @@ a_collate_task_is_not_left_over(void)
     tear_down(&s);
 }
 
-/* Whoever kills READY workers kills for as long as it likes, and they come back with pauses. */
+/* READY workers may be killed again and again, and are replaced after pauses. */
 static void
 a_row_of_deaths_makes_pauses(void)
 {
@@ -227,7 +228,7 @@ a_row_of_deaths_makes_pauses(void)
             CHECK_EQ(mn_crew_crash_loop(&s.crew), death + 1);
             s.now_ns += 50 * MS;
         }
-        mn_a64_store_relaxed(&s.t->workers[1].tasks_done, 7 + row); /* it finished something */
+        mn_a64_store_relaxed(&s.t->workers[1].tasks_done, 7 + row); /* it finished a task */
         (void)die(&s, 1, -9, false);
         CHECK_EQ(s.t->workers[1].pause_ms, 0);
         CHECK_EQ(mn_crew_crash_loop(&s.crew), 0);
@@ -239,8 +240,8 @@ a_row_of_deaths_makes_pauses(void)
     tear_down(&s);
 }
 
-/* Neither few deaths in a long time nor many in a short one are the end; one that came to be READY
- * in between begins another row. */
+/* Neither few deaths in a long time nor many in a short time end it; a worker that becomes READY in
+ * between begins a new series. */
 static void
 who_dies_while_starting_for_seconds_is_not_replaced(void)
 {
@@ -254,7 +255,7 @@ who_dies_while_starting_for_seconds_is_not_replaced(void)
     }
     CHECK_EQ(mn_crew_live(&s.crew), 3);
     s.fake.unready = false;
-    (void)die(&s, 1, 1, false); /* after 2980 ms, and the next one comes to be READY */
+    (void)die(&s, 1, 1, false); /* after 2980 ms, and the next one becomes READY */
     s.fake.unready = true;
     (void)die(&s, 1, 1, false);
     (void)die(&s, 1, 1, false);
@@ -268,7 +269,8 @@ who_dies_while_starting_for_seconds_is_not_replaced(void)
     tear_down(&s);
 }
 
-/* ... and so does one that has worked, and was asked to leave: long after that one dies. */
+/* ... and so does a worker that has worked and was asked to exit, even if it dies long
+ * afterwards. */
 static void
 who_has_worked_and_left_begins_another_row(void)
 {
@@ -278,7 +280,7 @@ who_has_worked_and_left_begins_another_row(void)
     for (uint32_t death = 0; death < 3; death++) {
         (void)die(&s, 1, 1, false); /* the first was READY */
     }
-    s.t->workers[1].began = 1; /* this one comes to be, too */
+    s.t->workers[1].began = 1; /* this one becomes READY, too */
     mn_a64_store_relaxed(&s.t->workers[1].tasks_done, 100);
     mn_crew_ask_to_leave(&s.crew, 1, MN_LEAVE_SHRINK);
     (void)die(&s, 1, 0, false);
@@ -291,7 +293,7 @@ who_has_worked_and_left_begins_another_row(void)
     tear_down(&s);
 }
 
-/* Somebody else has done that, as a rule: whoever kills at random hits several in a row. */
+/* Usually another process has killed it, and one that kills at random hits several in a row. */
 static void
 who_is_killed_while_starting_is_replaced_for_longer(void)
 {
@@ -330,21 +332,21 @@ a_damaged_worker_is_told_to_leave_and_counted_once(void)
 {
     struct bench s;
     set_up(&s, 2);
-    s.crew.members[2].pid = 1234; /* as it was seen while it lived */
+    s.crew.members[2].pid = 1234; /* as seen while it lived */
     mn_worker_set_owner(&s.t->workers[2], 1, 99);
     mn_crew_damaged(&s.crew, 2, MN_DAMAGE_TIMES);
     CHECK_EQ(s.crew.death.pid, 1234);
     mn_crew_damaged(&s.crew, 2, MN_DAMAGE_LEASE);
     CHECK(mn_crew_is_damaged(&s.crew, 2) && !mn_crew_is_damaged(&s.crew, 1));
     CHECK_EQ(mn_a32_load_acquire(&s.t->workers[2].leave), MN_LEAVE_SHRINK);
-    mn_a32_store_seqcst(&s.t->workers[2].state, MN_WORKER_EMPTY); /* nobody is there, it says */
+    mn_a32_store_seqcst(&s.t->workers[2].state, MN_WORKER_EMPTY); /* says that there is no worker */
     CHECK_EQ(mn_crew_live(&s.crew), 3);
     s.crew.members[2].dead = true;
     struct mn_death death = die(&s, 2, 0, false);
     CHECK_EQ(death.status, MN_STATUS_DAMAGED + MN_DAMAGE_TIMES);
     CHECK_EQ(death.pid, 1234);
     CHECK_EQ(s.crew.ndeaths, 1);
-    CHECK(!mn_crew_is_damaged(&s.crew, 2)); /* that is another one now */
+    CHECK(!mn_crew_is_damaged(&s.crew, 2)); /* there is a new worker now */
     CHECK_EQ(s.fake.made, 4);
     tear_down(&s);
 }
@@ -367,7 +369,7 @@ a_lost_executor_is_told_once(void)
     mn_watch_look(&watch, 1000000000);
     CHECK(!mn_a32_load_relaxed(&s.crew.lost));
     s.fake.gone = true;
-    mn_a32_store_seqcst(&s.t->ctl.stop, 1); /* it was told to end */
+    mn_a32_store_seqcst(&s.t->ctl.stop, 1); /* it was told to stop */
     mn_watch_look(&watch, 1000000000);
     CHECK(!mn_a32_load_relaxed(&s.crew.lost));
     mn_a32_store_seqcst(&s.t->ctl.stop, 0);
@@ -425,8 +427,7 @@ an_executor_that_has_not_begun_is_no_hung_one(void)
     tear_down(&s);
 }
 
-/* Sooner where it forks them, and not before it has begun; another that comes shows that it
- * works. */
+/* Sooner if it forks them, and not before it has begun; another new worker shows that it works. */
 static void
 an_executor_that_makes_nobody_is_ended(void)
 {
@@ -457,7 +458,8 @@ an_executor_that_makes_nobody_is_ended(void)
     }
 }
 
-/* One wake-up for one task: who may take it, who sleeps, and who waits for room is let be. */
+/* One wake-up for one task, to a sleeper that may take it; workers that wait for memory are
+ * skipped. */
 static void
 rings_go_to_who_may_take_the_task(void)
 {
@@ -467,7 +469,7 @@ rings_go_to_who_may_take_the_task(void)
         mn_event_prepare_wait(&s.t->workers[w].event);
     }
     mn_crew_notify(&s.crew, 3);
-    for (uint32_t w = 0; w < WORKERS; w++) { /* nothing is on any queue */
+    for (uint32_t w = 0; w < WORKERS; w++) { /* no queue has a task */
         CHECK_EQ(mn_a32_load_acquire(&s.t->workers[w].event.word), MN_EVENT_ASLEEP);
     }
     uint32_t task = mn_tasks_take(&s.tasks, 64, MN_KIND_ROWS, 0, 1);
@@ -485,7 +487,7 @@ sleep_until_told(void *event)
     CHECK_EQ(mn_event_commit_wait(event, -1), 0);
 }
 
-/* The dead one had taken it upon itself to wake a sleeper, and nobody else looks after that one. */
+/* The dead worker had claimed the wake-up of a sleeper, which no other thread would wake. */
 static void
 who_was_to_be_woken_by_the_dead_is_woken(void)
 {
@@ -549,7 +551,7 @@ what_a_worker_owes_comes_back_once(void)
     mn_leases_grant(&l, 1, ROWS / 2);
     CHECK_EQ(mn_a32_load_acquire(&k->lease_state), MN_LEASE_GRANTED);
     uint64_t off = k->lease_off;
-    CHECK_EQ(mn_leases_take(&l, 0, off, MN_PAGE), -EINVAL); /* another's */
+    CHECK_EQ(mn_leases_take(&l, 0, off, MN_PAGE), -EINVAL); /* another worker's */
     CHECK_EQ(mn_leases_take(&l, 1, off, MN_PAGE), 0);       /* an envelope was accepted */
     CHECK_EQ(mn_leases_take(&l, 1, off, MN_PAGE), -EINVAL); /* twice */
     CHECK(!mn_leases_sound(&l, 1, off - MN_PAGE, 1) && !mn_leases_sound(&l, 1, off + 1, 1));
@@ -560,7 +562,7 @@ what_a_worker_owes_comes_back_once(void)
     mn_leases_grant(&l, 1, 2 * ROWS);
     CHECK_EQ(mn_a32_load_acquire(&k->lease_state), MN_LEASE_REFUSED);
     mn_leases_forget(&l, 1);
-    CHECK_EQ(mn_arena_used(&arena), MN_PAGE); /* what was accepted is not its any more */
+    CHECK_EQ(mn_arena_used(&arena), MN_PAGE); /* what was accepted does not belong to it any more */
     mn_arena_free(&arena, off, MN_PAGE);
     CHECK_EQ(mn_arena_used(&arena), 0);
     mn_leases_close(&l);

@@ -1,9 +1,9 @@
-/* Included before all else where programs are built for an emulator. AArch64 lets no sequentially
- * consistent load (LDAR) pass such a store before it (STLR). qemu 7.2 makes plain moves of both,
- * which x86 does reorder: of two threads that store a word each and then read the other's, both
- * may see the old one, and both go to sleep. A barrier behind each store keeps what the processor
- * promises.
+/* Included before everything else when programs are built for an emulator. AArch64 lets no
  * SPDX-License-Identifier: Apache-2.0
+ * sequentially consistent load (LDAR) pass such a store before it (STLR). qemu 7.2 turns both into
+ * plain moves, which x86 does reorder. Then two threads that each store a word and read the other's
+ * may both see the old value, and both go to sleep. A barrier after each store restores the
+ * processor's guarantee.
  */
 #ifndef MN_EMULATOR_H
 #define MN_EMULATOR_H
@@ -15,4 +15,4 @@
     (__atomic_store_n(at, value, order),                                                \
      (order) == memory_order_seq_cst ? __atomic_thread_fence(memory_order_seq_cst) : (void)0)
 
-#endif /* MN_EMULATOR_H */
+#endif

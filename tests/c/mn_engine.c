@@ -1,8 +1,8 @@
-/* mn_engine: many worker threads on one engine, and what the engine promises of memory.
+/* mn_engine: many worker threads on one engine, and the engine's guarantees about memory.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The workers are threads on the trainer's mapping, so that ThreadSanitizer sees every
- * access of both sides. Deaths are in mn_worker.c.
+ * The workers are threads on the trainer's mapping, so that ThreadSanitizer sees every access of
+ * both sides. Deaths are in mn_worker.c.
  */
 #define _GNU_SOURCE
 #include "mn_rig.h"
@@ -43,7 +43,7 @@ used(struct mn_engine *e)
     return n;
 }
 
-/* ---- plain: no engine thread, this thread is trainer, engine and worker in turn ---- */
+/* ---- plain: no engine thread; this thread is trainer, engine and worker in turn ---- */
 
 static void
 attach(struct mn_engine *e, uint32_t number, struct rig_worker *w, const struct rig *r)
@@ -66,7 +66,7 @@ run_all(struct rig_worker *w)
     return n;
 }
 
-/* Balanced: runs and dispatches until the batch is there, and reads it. */
+/* Balanced: runs and dispatches until the batch is done, and reads it. */
 static void
 take_now(struct rig *r, struct rig_worker *w, struct rig_block *b)
 {
@@ -114,8 +114,8 @@ block_goes_round(void)
     mn_engine_close(e);
 }
 
-/* A batch of any size is taken in when nothing else is planned. */
-/* A read of /proc takes long where a machine is busy, and next() must not wait for that. */
+/* A batch of any size is accepted when nothing else is planned. */
+/* A read of /proc takes long on a busy machine, and next() must not wait for it. */
 static struct mn_engine *locked;
 static uint32_t cpu_looks;
 
@@ -158,7 +158,7 @@ slow_samples_are_watched_without_the_mutex(void)
     mn_engine_close(e);
 }
 
-/* Of three workers two have died, and none is to come in their places. */
+/* Of three workers two have died and will not be replaced. */
 static void
 the_last_worker_is_not_asked_to_leave(void)
 {
@@ -251,8 +251,8 @@ old_hints_and_old_generations(void)
     mn_engine_close(e);
 }
 
-/* Between claim and begin its age is not that of the task before, or of the idle time since:
- * whoever looks would take it for slow, or the worker for busy. */
+/* Between claim and start, a task must not appear to have the age of the task before it, or of the
+ * idle time since. Else it would count as a straggler, or its worker as busy. */
 static void
 only_begun_tasks_have_an_age(void)
 {
@@ -278,8 +278,8 @@ only_begun_tasks_have_an_age(void)
     mn_engine_close(e);
 }
 
-/* Where the limit leaves no room for rows they travel in envelopes, and no later batch takes the
- * room that these will need. */
+/* Where the limit leaves no memory for rows, samples travel in envelopes. No later batch takes the
+ * memory that these will need. */
 static void
 batches_may_go_without_rows(void)
 {
@@ -297,7 +297,8 @@ batches_may_go_without_rows(void)
         CHECK_EQ(b->layout, i == 0 || i == 3 ? 64 : 0);
         CHECK_EQ(b->nfields, i == 0 || i == 3 ? 1 : 0);
         if (i == 1) {
-            rig_abandon(e, off[0]); /* its rows would do for the next, but the one before waits */
+            rig_abandon(e, off[0]); /* its rows would be enough for the next, but the batch before
+                                     * it waits */
         }
         if (i == 2) {
             rig_abandon(e, off[1]);
@@ -321,17 +322,17 @@ abandoned_blocks_come_back(void)
     attach(e, 0, &w, &r);
     rig_form(&r, 1);
     CHECK_EQ(rig_submit(&r, 5, MN_QUEUE_WORKER, &b), 0);
-    rig_abandon(e, b.off); /* nobody had begun */
+    rig_abandon(e, b.off); /* not started */
     CHECK_EQ(used(e), 0);
     CHECK_EQ(mn_worker_try(&w.side, &task), MN_EMPTY);
     CHECK_EQ(rig_submit(&r, 5, MN_QUEUE_WORKER, &b), 0);
     CHECK_EQ(mn_worker_try(&w.side, &task), MN_OK);
-    rig_abandon(e, b.off); /* somebody is at it */
+    rig_abandon(e, b.off); /* a worker runs it */
     CHECK(used(e) != 0);
     CHECK(!rig_step(e));
     CHECK_EQ(rig_submit(&r, 5, MN_QUEUE_WORKER, &c), 0);
     uint64_t running = mn_a64_load_relaxed(&w.side.me->running);
-    mn_a64_store_relaxed(&w.side.me->running, 0); /* just before it says that it is done */
+    mn_a64_store_relaxed(&w.side.me->running, 0); /* just before it reports that it is done */
     CHECK(!rig_step(e));
     mn_a64_store_relaxed(&w.side.me->running, running);
     CHECK_EQ(rig_run(&w, task), 0);
@@ -345,7 +346,7 @@ abandoned_blocks_come_back(void)
     mn_engine_close(e);
 }
 
-/* Whoever is at one dies: nobody else is given what nobody waits for. */
+/* A worker with an abandoned task dies: the task is not retried. */
 static void
 abandoned_tasks_die_with_their_worker(void)
 {
@@ -370,7 +371,7 @@ abandoned_tasks_die_with_their_worker(void)
     mn_engine_close(e);
 }
 
-/* A new epoch begins while workers are at tasks of the old one, again and again. */
+/* A new epoch begins while workers still run tasks of the old one, again and again. */
 static void
 cleared_plans_leave_nothing(void)
 {
@@ -443,7 +444,7 @@ kept_ranges_outlive_block_and_engine(void)
     mn_engine_release(e, kept[n - 1].off, kept[n - 1].bytes); /* frees the engine */
 }
 
-/* Other processes may have the mapping too: its pages go with the engine all the same. */
+/* Other processes may have the mapping, too: its pages go with the engine all the same. */
 static void
 closing_gives_the_pages_back(void)
 {
@@ -462,9 +463,9 @@ closing_gives_the_pages_back(void)
     close(fd);
 }
 
-/* ---- what goes back while the engine is open: the test says what time it is ---- */
+/* ---- what goes back while the engine is open: the test sets the time ---- */
 
-/* A load of equal ranges: of those that are there the oldest goes and a new one comes. */
+/* A load of equal ranges: the oldest is freed and a new one is allocated. */
 struct load {
     struct mn_engine *e;
     uint64_t now_ns, bytes, off[16];
@@ -497,7 +498,7 @@ load_close(struct load *l)
     }
 }
 
-/* Time goes by, and the engine does what it has to. */
+/* Lets time pass, and does what is due. */
 static void
 pass_time(struct load *l, uint64_t ns)
 {
@@ -524,7 +525,7 @@ load_for(struct load *l, uint64_t ns, uint64_t step_ns)
 
 #define SECOND UINT64_C(1000000000)
 
-/* Ranges of an epoch were kept and let go, but for one in the middle and the highest. */
+/* Ranges of an epoch were retained and released, except one in the middle and the highest. */
 static void
 what_a_load_does_not_need_goes_back(void)
 {
@@ -551,7 +552,7 @@ what_a_load_does_not_need_goes_back(void)
     load_for(&l, 25 * SECOND, SECOND / 20);
     CHECK(mn_test_resident(fd) <= before + 2 * keep);
     CHECK_EQ(mn_arena_warm(&e->arena), 0);
-    for (uint64_t i = 0; i < keep; i++) { /* the neighbours of what went are whole */
+    for (uint64_t i = 0; i < keep; i++) { /* the neighbours of freed ranges are whole */
         CHECK(((char *)mn_at(&e->shm, kept[50]))[i] == 1);
     }
     CHECK_EQ(mn_extents_free(e->arena.rows, kept[50], keep), 0);
@@ -561,7 +562,7 @@ what_a_load_does_not_need_goes_back(void)
     close(fd);
 }
 
-/* Whatever its pace: up to steps of some seconds its own pages are not taken from it. */
+/* At any pace, up to steps of some seconds, its own pages are not taken away. */
 static void
 a_steady_load_keeps_its_pages(void)
 {
@@ -599,7 +600,7 @@ a_pause_gives_memory_back_later(void)
     close(fd);
 }
 
-/* What is warm counts: over the limit it goes sooner, and nothing is spared. */
+/* Warm memory counts: over the limit it is returned sooner, without a spare. */
 static void
 warm_memory_counts_against_the_limit(void)
 {
@@ -631,7 +632,7 @@ open_without_proc(void *folder)
     mn_engine_close(e);
 }
 
-/* How much memory there is can be found out in another way. */
+/* The size of memory can be found out in another way. */
 static void
 proc_is_not_needed(void)
 {
@@ -671,8 +672,8 @@ memory_limit_is_kept(void)
     mn_engine_close(e);
 }
 
-/* The head starts whatever else holds memory: nothing of that comes back before it is
- * delivered. Here the program keeps batches and a later, smaller batch was started early. */
+/* The head starts, no matter what else uses memory: none of that comes back before the head is
+ * delivered. Here the program retains batches, and a later, smaller batch was started early. */
 static void
 head_over_the_limit_starts(void)
 {
@@ -702,9 +703,9 @@ head_over_the_limit_starts(void)
     mn_shared_costs_fini(&costs);
 }
 
-/* ---- what cannot be made ---- */
+/* ---- batches that cannot be made ---- */
 
-/* Takes what must be an error. */
+/* Takes a batch that must be an error. */
 static void
 take_refused(struct rig *r, const struct rig_block *b, enum mn_refusal_why why)
 {
@@ -744,7 +745,7 @@ refused_batches_are_errors_in_their_place(void)
     mn_engine_close(e);
 }
 
-/* The program holds what fills the arena, and waits for more. */
+/* The program retains what fills the arena, and waits for more. */
 static void
 kept_batches_leave_no_room_for_the_next(void)
 {
@@ -769,7 +770,7 @@ kept_batches_leave_no_room_for_the_next(void)
     mn_engine_close(e);
 }
 
-/* ---- batches formed of what is ready ---- */
+/* ---- batches formed of ready samples ---- */
 
 static struct mn_engine *
 forming_engine(struct rig *r, struct rig_worker *w, uint32_t workers, uint32_t batch,
@@ -791,7 +792,7 @@ forming_engine(struct rig *r, struct rig_worker *w, uint32_t workers, uint32_t b
     return e;
 }
 
-/* Looks until a batch is there. What is mixed waits for some real time before. */
+/* Looks until a batch is formed. A mixed batch waits for some real time first. */
 static void
 form_now(struct mn_engine *e, struct rig_worker *w)
 {
@@ -806,7 +807,7 @@ form_now(struct mn_engine *e, struct rig_worker *w)
     CHECK_EQ(e->plan->forming->runs[0].block_off, off);
 }
 
-/* Every row of the batch that is formed is as it must be; each of them once. */
+/* Checks that every row of the formed batch is right and occurs once. */
 static uint32_t
 check_runs(struct rig *r, const struct rig_block *b, uint32_t nblocks, uint8_t *seen)
 {
@@ -832,8 +833,8 @@ take_formed(struct mn_engine *e)
     mn_engine_taken(e, run.sequence, run.block_off);
 }
 
-/* A worker hangs at the first task: the batches after it are handed out as they lie, and then
- * what there is of the first is mixed with them, in full batches. */
+/* A worker hangs at the first task. The batches after it are delivered as they lie, and then the
+ * ready part of the first is mixed with them, in full batches. */
 static void
 formed_batches_wait_for_no_slow_sample(void)
 {
@@ -853,7 +854,7 @@ formed_batches_wait_for_no_slow_sample(void)
         CHECK_EQ(e->plan->forming->runs[0].sequence, k);
         CHECK_EQ(check_runs(&r, b, 6, seen), 4);
         take_formed(e);
-        CHECK(mn_plan_at(e->plan, 0) != NULL); /* the slow one is the head still */
+        CHECK(mn_plan_at(e->plan, 0) != NULL); /* the slow one is still the head */
     }
     uint64_t sequence, off;
     run_all(&w[1]);
@@ -873,7 +874,7 @@ formed_batches_wait_for_no_slow_sample(void)
     mn_engine_close(e);
 }
 
-/* A task that ends just after somebody has looked whether its batch is done. */
+/* A task that ends just after the look whether its batch is done. */
 static struct rig_worker *late;
 static uint32_t late_task;
 
@@ -917,7 +918,7 @@ what_is_delivered_has_left_the_plan(void)
     mn_engine_close(e);
 }
 
-/* A batch of rows from two, and the plan is left with one half taken and one not made. */
+/* A batch of rows from two units; one of them is then half taken, the other not made. */
 static void
 mixed_batches_keep_what_is_left_of_others(void)
 {
@@ -930,7 +931,7 @@ mixed_batches_keep_what_is_left_of_others(void)
     for (uint32_t i = 0; i < 2; i++) {
         CHECK_EQ(rig_plan(&r, 4, &b[i]), MN_OK);
         CHECK_EQ(mn_worker_try(&w[i].side, &slow[i]), MN_OK);
-        CHECK_EQ(mn_task_at(&e->shm, slow[i])->nrows, 1); /* nothing is known of costs */
+        CHECK_EQ(mn_task_at(&e->shm, slow[i])->nrows, 1); /* no costs are known */
         run_all(&w[2]);
     }
     form_now(e, &w[2]);
@@ -964,7 +965,7 @@ overwrite_planned(struct mn_engine *e, uint64_t block_off, uint64_t with)
     return n;
 }
 
-/* What a worker writes over the words of tasks that nobody was given: they are made all the same,
+/* A worker overwrites the words of tasks that were given to no worker: they are made all the same,
  * once. */
 static void
 words_of_planned_tasks_are_the_trainers(void)
@@ -1001,7 +1002,7 @@ words_of_planned_tasks_are_the_trainers(void)
     }
 }
 
-/* Samples that wait for others keep their descriptors: one that finds none is an error in the
+/* Samples that wait for others keep their descriptors. A sample that finds none is an error in the
  * batch that waits for it, and does not hang. */
 static void
 descriptors_that_are_all_out(void)
@@ -1011,7 +1012,7 @@ descriptors_that_are_all_out(void)
     struct mn_engine *e = forming_engine(&r, &w, 1, 4097, 4098);
     struct rig_block b;
     CHECK(e->tasks.nfree >= 4096);
-    e->tasks.nfree = 4096; /* the others are as good as out */
+    e->tasks.nfree = 4096; /* as if the others were in use */
     for (uint32_t i = 0; i < 4097; i++) {
         uint64_t sequence, off;
         CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
@@ -1033,9 +1034,9 @@ descriptors_that_are_all_out(void)
     mn_engine_close(e);
 }
 
-/* ---- waiting for room ---- */
+/* ---- waiting for memory ---- */
 
-/* Wants more than there is, as mn_worker_room does, without waiting for it. */
+/* Wants more than there is, as mn_worker_room does, but does not wait for it. */
 static void
 want_room(struct rig_worker *w, uint64_t bytes)
 {
@@ -1063,8 +1064,8 @@ two_workers(struct rig *r, struct rig_worker *w, uint64_t limit)
     return e;
 }
 
-/* Of so many batches the first is done, the worker of the second waits for room past the limit, and
- * the other worker may go on without. */
+/* Of these batches the first is done. The worker of the second waits for memory past the limit, and
+ * the other worker may go on without memory. */
 static void
 second_waits_for_room(struct rig *r, struct rig_worker *w, uint32_t batches)
 {
@@ -1082,7 +1083,7 @@ second_waits_for_room(struct rig *r, struct rig_worker *w, uint32_t batches)
     (void)rig_step(r->e);
 }
 
-/* A worker that waits for room needs none while another may go on without. */
+/* A worker gets no memory past the limit while another worker may go on without. */
 static void
 room_is_not_given_past_the_limit_beside_idle_workers(void)
 {
@@ -1101,7 +1102,7 @@ room_is_not_given_past_the_limit_beside_idle_workers(void)
     mn_engine_close(e);
 }
 
-/* It is looked at just between two tasks, twice, and makes a long one meanwhile. */
+/* It is checked twice just between two tasks, and runs a long one in between. */
 static void
 room_is_not_given_past_the_limit_beside_a_worker_that_goes_on(void)
 {
@@ -1111,7 +1112,7 @@ room_is_not_given_past_the_limit_beside_a_worker_that_goes_on(void)
     uint32_t task;
     second_waits_for_room(&r, w, 4);
     CHECK(e->idle_ns != 0);
-    e->idle_ns -= UINT64_C(3000000000); /* so long ago */
+    e->idle_ns -= UINT64_C(3000000000); /* this long ago */
     CHECK_EQ(mn_worker_try(&w[1].side, &task), MN_OK);
     (void)rig_step(e);
     CHECK_EQ(rig_run(&w[1], task), 0);
@@ -1120,7 +1121,7 @@ room_is_not_given_past_the_limit_beside_a_worker_that_goes_on(void)
     mn_engine_close(e);
 }
 
-/* A worker each at two batches of these forms, the first of which is the head. */
+/* One worker each on two batches of these forms, the first of which is the head. */
 static struct mn_engine *
 at_two_batches(struct rig *r, struct rig_worker *w, const struct mn_form *head,
                const struct mn_form *second)
@@ -1138,7 +1139,7 @@ at_two_batches(struct rig *r, struct rig_worker *w, const struct mn_form *head,
     return e;
 }
 
-/* The second's worker gets what is free, but not what it is to leave; the head's gets all. */
+/* The second batch's worker gets what is free, except what it must leave; the head's gets all. */
 static void
 room_is_left(const struct mn_form *head, const struct mn_form *second, uint64_t left)
 {
@@ -1163,8 +1164,8 @@ room_is_left(const struct mn_form *head, const struct mn_form *second, uint64_t 
     mn_engine_close(e);
 }
 
-/* What a batch's rows take is left to a head that has none, whose worker may come for it later.
- * Before any batch was made it is taken for what this one will take. */
+/* The memory of a batch's rows is left to a head that has none, whose worker may ask for it later.
+ * Before any batch was made, it is assumed to be what this batch will take. */
 static void
 room_is_left_for_the_head(void)
 {
@@ -1177,7 +1178,7 @@ room_is_left_for_the_head(void)
     room_is_left(&rows, &rows, 0);
 }
 
-/* An idle worker that never takes what is there does not hold up the others for good. */
+/* An idle worker that never takes a queued task does not hold up the others for good. */
 static void
 room_is_given_past_the_limit_beside_stopped_workers(void)
 {
@@ -1205,7 +1206,7 @@ room_is_given_past_the_limit_beside_stopped_workers(void)
     mn_engine_close(e);
 }
 
-/* The next epoch's first batch has a smaller number than the last ones of this. */
+/* The next epoch's first batch has a smaller number than the last ones of this epoch. */
 static void
 room_goes_by_the_order_over_epochs(void)
 {
@@ -1251,7 +1252,7 @@ await_sleep(struct mn_event *event)
     }
 }
 
-/* One wake-up is for one task: a worker that waits for room would sleep on. */
+/* One wake-up is for one task: a worker that waits for memory would sleep on. */
 static void
 waiting_for_room_takes_no_ring_of_idle_workers(void)
 {
@@ -1319,7 +1320,7 @@ start_crew(struct crew *c, uint32_t n, struct mn_engine *e, uint64_t scale, uint
     }
 }
 
-/* Keeps one more range and gives others back, after a look at what they hold. */
+/* Retains one more range and frees others, after checking their contents. */
 static void
 hold_some(struct crew *c, const struct rig_block *b)
 {
@@ -1341,7 +1342,7 @@ forget(struct crew *c, uint32_t i)
     memmove(&c->flight[i], &c->flight[i + 1], (--c->nflight - i) * sizeof(c->flight[0]));
 }
 
-/* Checks a done batch, keeps some of it. */
+/* Checks a done batch, retains some of it. */
 static void
 look_at(struct crew *c, const struct rig_block *b)
 {
@@ -1361,13 +1362,13 @@ some_rows(uint64_t r)
     return (uint32_t)(r % 8 == 0 ? r / 8 % 200 : r / 8 % 20);
 }
 
-/* Nothing of the arena is in use but what is held. */
+/* Checks that nothing of the arena is in use except what is retained. */
 static void
 end_crew(struct crew *c)
 {
     struct mn_engine *e = c->rig.e;
     uint64_t stop = mn_test_clock_ns() + 20000000000u, bytes = 0;
-    for (bool busy = true; busy; sched_yield()) { /* abandoned ones are still worked on */
+    for (bool busy = true; busy; sched_yield()) { /* workers still run abandoned ones */
         mn_mutex_lock(&e->mutex);
         busy = e->flight.n != 0;
         mn_mutex_unlock(&e->mutex);
@@ -1396,7 +1397,7 @@ end_crew(struct crew *c)
            (unsigned long long)c->rig.position);
 }
 
-/* Static scheduling: queues of their own, any order of taking, abandoning one by one. */
+/* Static scheduling: queues of their own, any order of taking, batches abandoned one by one. */
 
 static void
 static_take(struct crew *c)
@@ -1470,7 +1471,7 @@ static_large_rows_and_envelopes(void)
     drive_static(3, 64 * MIB, 12000, MIB);
 }
 
-/* Leases are small here, and envelopes pass lease and limit. */
+/* Leases are small here, and envelopes exceed lease and limit. */
 static void
 static_envelopes_over_the_limit(void)
 {
@@ -1518,7 +1519,7 @@ balanced_step(struct crew *c, bool more)
     }
 }
 
-/* The answer to whether batches are split changes while some are planned and some have begun. */
+/* The answer to whether batches are split changes while some are planned and some have started. */
 static void
 change_split(struct crew *c, struct mn_shared_costs *shared)
 {
@@ -1589,12 +1590,12 @@ balanced_out_of_order(void)
     drive_balanced(RIG_WORKERS, 16 * MIB, 1000, 100000, false);
 }
 
-/* Batches formed of whatever is ready: every row once and as it was written, however the ends of
- * tasks and the looks at them fall; epochs end early at random. */
+/* Batches formed of ready rows: every row comes once and as it was written, for any timing of tasks
+ * and looks; epochs end early at random. */
 
 #define FORMED_ROWS 8u
 
-/* Reads the batch that is formed; returns its rows. */
+/* Reads the formed batch; returns its rows. */
 static uint32_t
 formed_read(struct crew *c)
 {
@@ -1619,7 +1620,7 @@ formed_read(struct crew *c)
     return rows;
 }
 
-/* Batches in flight, but for those of an epoch that was left, which somebody still works on. */
+/* Counts batches in flight, except those of an abandoned epoch that workers still run. */
 static uint32_t
 wanted_in_flight(struct mn_engine *e)
 {
@@ -1697,7 +1698,7 @@ balanced_over_the_limit(void)
 /* Batches are dropped from a thread of the program's choice. */
 struct dropper {
     struct crew *c;
-    mn_a64 mail; /* index + 1 of a range to give back */
+    mn_a64 mail; /* index + 1 of a range to free */
     mn_a32 stop;
 };
 

@@ -1,10 +1,9 @@
-/* The event: no wake-up is lost, whoever dies.
+/* The event: no wake-up is lost, whichever process dies.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The stress bodies sleep without a timeout and every publish is answered before the next,
- * so one lost wake-up stops them for good and the deadline of the program reports it.
- * Linked with --wrap for mn_futex_wait and mn_now_ns: the plain cases script the kernel and
- * the clock.
+ * The stress bodies sleep without a timeout and every publish is answered before the next. So one
+ * lost wake-up stops them for good and the deadline of the program reports it. Linked with --wrap
+ * for mn_futex_wait and mn_now_ns: the plain cases script the kernel and the clock.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -17,21 +16,21 @@
 /* ---- a scripted kernel ---- */
 
 struct script {
-    int rc;      /* what the wait returns; 1: end of script, the real thing */
-    bool notified; /* by somebody, meanwhile */
+    int rc;      /* result of the wait; 1: end of script, the real call */
+    bool notified; /* another thread notifies meanwhile */
 };
 
 static const struct script *script;
 
-/* In a scripted sleep each wait takes a millisecond of a clock of our own. */
+/* In a scripted sleep each wait takes a millisecond of our own clock. */
 #define TICK_NS 1000000
 static uint64_t now_ns;
-static int64_t waited_ns[8]; /* the timeouts that were asked for */
+static int64_t waited_ns[8]; /* the requested timeouts */
 static int waits;
 
-/* A kernel that takes its time to put us to bed. With it a round of the conversation costs
- * less than a microsecond instead of fifty, and a hundred times more of them meet the moment
- * in which a wake-up could be lost. A lost one still ends in the real sleep. */
+/* A kernel that is slow to put us to sleep. With it a round of the conversation costs less than a
+ * microsecond instead of fifty, so a hundred times more of them meet the moment in which a wake-up
+ * could be lost. A lost one still ends in the real sleep. */
 static bool kernel_dawdles;
 
 int __real_mn_futex_wait(mn_a32 *word, uint32_t expected, int64_t timeout_ns);
@@ -113,7 +112,7 @@ a_timeout_holds_through_spurious_wakes(void)
     CHECK_EQ(sleep_with(&event, NULL, 0), -ETIMEDOUT);
 }
 
-/* Whoever looks again after each sleep takes no core for it. */
+/* A caller that looks again after each sleep takes no core for it. */
 static void
 a_kernel_that_refuses_is_not_asked_all_the_time(void)
 {
@@ -126,7 +125,7 @@ a_kernel_that_refuses_is_not_asked_all_the_time(void)
     }
 }
 
-/* Shared memory that somebody wrote over. */
+/* Shared memory that was overwritten. */
 static void
 a_word_that_is_none_ends_the_sleep(void)
 {
@@ -172,7 +171,7 @@ rings_tell_whether_somebody_slept(void)
     CHECK_EQ(mn_event_commit_wait(&event, -1), 0);
 }
 
-/* ---- two that answer each other ---- */
+/* ---- two threads that answer each other ---- */
 
 struct side {
     MN_ALIGNED(MN_CACHELINE) struct mn_event event;
@@ -212,8 +211,8 @@ hear(struct talk *t, int me)
     return t->released ? mn_a32_load_acquire(said) : mn_a32_load_seqcst(said);
 }
 
-/* Waits for the peer's next word, after looking a few times so that the announce often
- * falls on the peer's ring. */
+/* Waits for the peer's next word, after looking a few times so that the announcement often
+ * coincides with the peer's notification. */
 static uint32_t
 await(struct talk *t, int me, uint32_t not_this, uint64_t *random)
 {
@@ -437,7 +436,7 @@ processes_ring_one_sleeper(void)
     CHECK(munmap(c, sizeof(*c)) == 0);
 }
 
-/* ---- what a notification carries ---- */
+/* ---- data that a notification carries ---- */
 
 struct parcel {
     struct mn_event event;
@@ -456,7 +455,7 @@ ring_with_parcel(void *arg)
 }
 
 /* No look at an atomic word between the sleep and the plain read: the notification itself must
- * order them. For ThreadSanitizer to judge. */
+ * order them. ThreadSanitizer judges that. */
 static void
 a_ring_carries_what_came_before(void)
 {
@@ -541,7 +540,7 @@ a_sleeper_killed_leaks_nothing(void)
     CHECK(was_killed(mn_test_fork(sleep_once, p)));
     mn_fault_hook = NULL;
     mn_a32_store_seqcst(&p->announced, 0);
-    pid = start_sleeper(p); /* without anybody cleaning up */
+    pid = start_sleeper(p); /* without any clean-up */
     CHECK(mn_event_notify(&p->event));
     CHECK_EQ(mn_test_reap(pid), 0);
     CHECK(munmap(p, sizeof(*p)) == 0);

@@ -1,6 +1,6 @@
-/* Forks that may still see shared memory: their ends, two at once, more than are watched, and what
- * processes do that close all descriptors.
+/* Forks that may still see shared memory: their ends, two at once, more than are watched, and
  * SPDX-License-Identifier: Apache-2.0
+ * processes that close all descriptors.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -13,7 +13,7 @@
 
 static struct mn_forks forks;
 
-/* Of the fork that this is the first or the last count of. */
+/* count: the first or the last count of the fork. */
 static bool
 see(uint64_t count)
 {
@@ -21,8 +21,8 @@ see(uint64_t count)
     return mn_forks_see(&forks, count - 1, count);
 }
 
-/* They end by the deadline where that never comes: of processes that nobody here waits for, and of
- * one that has just been forked and may still have mappings of others. */
+/* Waits until the fork is gone; the program's deadline applies. The processes may have no parent
+ * here, and a process that has just been forked may still have mappings of others. */
 static void
 wait_unseen(uint64_t count)
 {
@@ -84,10 +84,10 @@ one_that_fails_is_seen_by_nobody(void)
 {
     int before = descriptors();
     mn_forks_before(&forks);
-    CHECK(see(forks.count)); /* it may be there any moment */
+    CHECK(see(forks.count)); /* it may exist at any moment */
     mn_forks_in_parent(&forks);
     CHECK(!see(forks.count));
-    mn_forks_in_parent(&forks); /* of one that was not counted */
+    mn_forks_in_parent(&forks); /* for a fork that was not counted */
     CHECK_EQ(descriptors(), before);
 }
 
@@ -98,7 +98,7 @@ a_child_sees_what_was_there_until_it_is_gone(void)
     pid_t first = fork_one(), second = fork_one();
     uint64_t count = forks.count;
     CHECK(see(count) && see(count - 2));
-    CHECK(!mn_forks_see(&forks, count, count)); /* what came into use after it */
+    CHECK(!mn_forks_see(&forks, count, count)); /* memory that came into use after it */
     end(first);
     wait_unseen(count - 2);
     CHECK(see(count));
@@ -112,7 +112,8 @@ what_comes_into_use_while_a_fork_is_made_is_seen(void)
 {
     mn_forks_before(&forks);
     uint64_t born = forks.count;
-    CHECK(mn_forks_see(&forks, born, born)); /* also if it goes out of use before that is done */
+    CHECK(mn_forks_see(&forks, born, born)); /* even if the memory goes out of use before the fork
+                                              * is done */
     pid_t pid = mn_test_fork(live, NULL);
     CHECK(mn_forks_see(&forks, born, born));
     mn_forks_in_parent(&forks);
@@ -188,8 +189,8 @@ expect_it_open(void *fd)
     CHECK(fcntl(*(int *)fd, F_GETFD) >= 0);
 }
 
-/* The number of a descriptor that the program has closed is another file's: one that has hung up,
- * and one that could be sealed. */
+/* The program has closed the descriptor, and its number belongs to another file: one that has hung
+ * up, and one that could be sealed. */
 static void
 a_descriptor_that_is_another_files_is_left_alone(void)
 {
@@ -206,7 +207,7 @@ a_descriptor_that_is_another_files_is_left_alone(void)
         CHECK_EQ(mn_test_reap(other), 0);
         end(pid);
         wait_living(0);
-        CHECK(see(lost) && !see(lost + 2)); /* nothing can tell its end */
+        CHECK(see(lost) && !see(lost + 2)); /* nothing can show its end */
         CHECK(fcntl(number, F_GETFD) >= 0);
         CHECK_EQ(fcntl(file, F_GET_SEALS), 0);
         mn_forks_forget(&forks);
@@ -215,7 +216,7 @@ a_descriptor_that_is_another_files_is_left_alone(void)
     }
 }
 
-/* Two threads, each of which has begun before the other is done. */
+/* Two threads, each of which begins before the other is done. */
 struct fork_of_a_thread {
     pthread_t thread;
     pthread_barrier_t *turn;
@@ -239,7 +240,7 @@ fork_in_turn(void *arg)
 static void
 forks_of_two_threads_are_two(void)
 {
-    for (int way = 0; way < 4; way++) { /* who forks first, and whose child ends first */
+    for (int way = 0; way < 4; way++) { /* which thread forks first, and whose child ends first */
         pthread_barrier_t turn;
         struct fork_of_a_thread other = {.turn = &turn};
         CHECK(pthread_barrier_init(&turn, NULL, 2) == 0);
@@ -283,7 +284,7 @@ past_the_limit_none_is_forgotten_too_early_or_never(void)
         pids[i] = fork_one();
     }
     CHECK_EQ(descriptors(), before + MN_FORKS_WATCHED);
-    uint64_t shared = first + 2 * (MN_FORKS_WATCHED - 1); /* the first of those with one file */
+    uint64_t shared = first + 2 * (MN_FORKS_WATCHED - 1); /* the first of those that share a file */
     for (int i = MORE; i > 0; i--) {
         end(pids[MN_FORKS_WATCHED - 1 + i]);
         CHECK(see(shared) && see(last));
@@ -315,7 +316,7 @@ what_nobody_can_see_is_forgotten(void)
     pid_t pid = fork_one();
     mn_forks_before(&forks);
     mn_forks_forget(&forks);
-    CHECK(see(forks.count)); /* it is being made, and may be there any moment */
+    CHECK(see(forks.count)); /* it is in progress, and may exist at any moment */
     CHECK(!see(forks.count - 1) && descriptors() == before + 1);
     mn_forks_in_parent(&forks);
     wait_living(0);
@@ -335,7 +336,7 @@ without_descriptors_only_what_was_out_is_lost(void)
     CHECK(see(forks.count));
     end(second);
     wait_unseen(forks.count);
-    leave_none(&usual); /* nor what that one had */
+    leave_none(&usual); /* not even the one that it had */
     mn_forks_before(&forks);
     CHECK(mn_forks_see(&forks, forks.count, forks.count));
     second = mn_test_fork(live, NULL);

@@ -1,4 +1,4 @@
-/* The extent allocator against a bitmap that cannot be wrong, with malloc failing at times.
+/* The extent allocator against a simple bitmap, with malloc failing at times.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Includes the implementation, to look at the tree as well as at the answers. Linked with
@@ -60,7 +60,7 @@ __wrap_free(void *p)
 
 enum { GRANULE = 4096, UNITS_MAX = 2048 };
 
-enum { FREE, USED, LENT }; /* LENT and above: neighbours that were lent apart differ */
+enum { FREE, USED, LENT }; /* LENT and above: neighbours that were lent separately differ */
 
 struct model {
     struct mn_extents *e;
@@ -86,7 +86,7 @@ model_off(const struct model *m, uint32_t unit)
     return m->base + (uint64_t)unit * GRANULE;
 }
 
-/* The lowest run of free units that long, or units. */
+/* Returns the lowest run of n free units; m->units if there is none. */
 static uint32_t
 model_fit(const struct model *m, uint32_t n)
 {
@@ -212,7 +212,7 @@ step_alloc(struct model *m, uint64_t *random)
     }
 }
 
-/* Any range at all: the model knows whether it is allocated throughout. */
+/* Any range at all: the model knows whether all of it is allocated. */
 static void
 step_free(struct model *m, uint64_t *random)
 {
@@ -227,7 +227,7 @@ step_free(struct model *m, uint64_t *random)
     bool valid = unit + n <= m->units;
     for (uint32_t i = unit; valid && i < unit + n; i++) {
         if (m->used[i] >= LENT) {
-            return; /* nobody frees what is lent: it cannot be told from what is used */
+            return; /* lent memory must not be freed: it looks like used memory */
         }
         valid = m->used[i];
     }
@@ -306,7 +306,7 @@ trace(struct model *m, uint64_t *random, int steps)
             check_iteration(m, m->base + mn_test_random(random) % span);
             uint32_t turns = (uint32_t)(mn_test_random(random) % 6);
             check_cold(m, turns, (1 + mn_test_random(random) % 40) * GRANULE);
-            if (m->turn < 250) { /* further ones cannot be told from the first */
+            if (m->turn < 250) { /* later ones would look like the first */
                 mn_extents_turn(m->e);
                 m->turn++;
             }
@@ -361,7 +361,7 @@ promised_frees_cannot_fail(void)
     malloc_fails = false;
     check_against(&m);
     CHECK_EQ(m.e->promised, 0);
-    CHECK(m.e->spares <= MN_EXTENT_SLACK); /* the rest went back */
+    CHECK(m.e->spares <= MN_EXTENT_SLACK); /* the rest was returned */
     mn_extents_close(m.e);
 }
 
@@ -381,8 +381,8 @@ frees_in_announced_pieces_cannot_fail(void)
         m.freed[3 * i] = 1;
     }
     check_against(&m);
-    /* Past the promises: refused, and nothing has changed. Joining needs no node, but the
-     * rule is kept simple: one spare or nothing. */
+    /* Past the promises: refused, and nothing has changed. Joining needs no node, but the rule is
+     * kept simple: one spare or nothing. */
     mn_extent_trim(m.e, 0);
     CHECK_EQ(mn_extents_free(m.e, model_off(&m, 94), GRANULE), -ENOMEM);
     CHECK_EQ(mn_extents_reserve(m.e, 1), -ENOMEM);
@@ -414,7 +414,7 @@ a_failed_alloc_changes_nothing(void)
     mn_extents_close(NULL);
 }
 
-/* What a neighbour freed meanwhile leaves needs no node that is not there. */
+/* Returning needs no extra node, even after a neighbour was freed meanwhile. */
 static void
 returning_cannot_fail(void)
 {
@@ -430,7 +430,7 @@ returning_cannot_fail(void)
     for (uint32_t i = 0; i < 9; i += 2) {
         CHECK_EQ(mn_extents_lend(m.e, model_off(&m, i), GRANULE), 0);
     }
-    for (uint32_t i = 1; i < 9; i += 2) { /* else what is returned would join it */
+    for (uint32_t i = 1; i < 9; i += 2) { /* else the returned range would join it */
         CHECK_EQ(mn_extents_alloc(m.e, GRANULE, &off), 0);
         CHECK_EQ(off, model_off(&m, i));
     }
@@ -446,7 +446,7 @@ returning_cannot_fail(void)
     mn_extents_close(m.e);
 }
 
-/* A long search is one of many looks, and none of them is for nothing. */
+/* A long search takes many calls, and each of them makes progress. */
 static void
 a_search_goes_on_where_it_stopped(void)
 {
@@ -514,7 +514,7 @@ bad_arguments(void)
     mn_extents_close(e);
 }
 
-/* One over many granules is opened without a look at each of them, also the second time, when
+/* Opening a large allocator does not touch each granule. That also holds the second time, when
  * malloc has memory of that size from the first. */
 static void
 opening_takes_no_pages(void)
@@ -530,7 +530,7 @@ opening_takes_no_pages(void)
     }
 }
 
-/* Not a time but a shape: the tree over many holes stays shallow. */
+/* Tests a shape, not a time: the tree over many holes stays shallow. */
 static void
 many_holes_stay_shallow(void)
 {

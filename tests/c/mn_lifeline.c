@@ -1,4 +1,4 @@
-/* Who sees the end of a process by the pipe that it has opened.
+/* The lifeline: which processes notice the end of the one that opened it.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
@@ -45,14 +45,14 @@ closing_it_cuts_it(void)
         for (int j = 0; j < 3; j++) {
             CHECK_EQ(mn_lifeline_is_cut(&ends[j]), lines[j].fd < 0);
         }
-        mn_lifeline_close(&lines[order[i]]); /* once more is no matter */
+        mn_lifeline_close(&lines[order[i]]); /* closing twice does no harm */
     }
     for (int i = 0; i < 3; i++) {
         CHECK(close(ends[i].fd) == 0);
     }
 }
 
-/* A number that was closed, or is of something else by now, says nothing. */
+/* A number that was closed, or belongs to another file by now, shows nothing. */
 static void
 other_descriptors_tell_of_no_end(void)
 {
@@ -98,7 +98,7 @@ a_fork_that_lives_on_holds_nothing(void)
     open_one(&f.line, &f.end);
     CHECK(pipe2(f.live, O_CLOEXEC) == 0);
     pid_t child = mn_test_fork(outlive, &f);
-    CHECK(!mn_lifeline_is_cut(&f.end)); /* it is the parent's still */
+    CHECK(!mn_lifeline_is_cut(&f.end)); /* the parent still has it */
     mn_lifeline_close(&f.line);
     await_cut(&f.end); /* although the child lives */
     CHECK(close(f.live[1]) == 0);
@@ -113,7 +113,7 @@ leave(void *arg)
     struct mn_lifeline line;
     struct mn_lifeline_end own;
     CHECK(!mn_lifeline_is_cut(end));
-    open_one(&line, &own); /* a fork may have its own, and dies with it */
+    open_one(&line, &own); /* a fork may have its own, which ends with it */
 }
 
 static mn_a32 churning;
@@ -127,7 +127,7 @@ churn(void *arg)
         struct mn_lifeline_end end;
         open_one(&line, &end);
         mn_lifeline_close(&line);
-        await_cut(&end); /* a fork beside it has closed what it has inherited */
+        await_cut(&end); /* a concurrent fork has closed what it has inherited */
         CHECK(close(end.fd) == 0);
     }
 }

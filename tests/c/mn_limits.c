@@ -1,6 +1,7 @@
-/* Prints what mn_cpu and mn_mem find below the root given, or without one here, with what this
- * process and one that is not there hold alone, for the Python side to judge.
+/* Prints the results of mn_cpu and mn_mem below the given root for the Python side to check.
  * SPDX-License-Identifier: Apache-2.0
+ * Without a root it prints those of this system, and the private memory of this process and of one
+ * that does not exist.
  */
 #define _GNU_SOURCE
 #include <inttypes.h>

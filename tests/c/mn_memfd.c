@@ -16,7 +16,7 @@
 
 #define MB ((uint64_t)1 << 20)
 
-/* The call that is to fail next, with which errno, and how often. */
+/* The call that must fail next, with which errno, and how often. */
 static const char *failing = "";
 static int failing_errno, failing_times;
 
@@ -161,7 +161,7 @@ a_mapped_punch_spares_neighbours(void)
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     unsigned char *p = open_file(MB, &fd);
     memset(p, 9, MB);
-    /* From within page 0 to within page 3: pages 1 and 2 go, 0 and 3 stay whole. */
+    /* From within page 0 to within page 3: pages 1 and 2 are removed, 0 and 3 stay whole. */
     CHECK_EQ(mn_memfd_punch_mapped(p + page - 1, 2 * page + 2), 0);
     CHECK(p[page - 1] == 9 && p[page] == 0 && p[3 * page - 1] == 0 && p[3 * page] == 9);
     CHECK_EQ(mn_memfd_punch_mapped(p + 4 * page + 1, page - 1), 0);
@@ -192,7 +192,7 @@ struct touching {
     mn_a32 stop;
 };
 
-/* Writes a counter that only this thread writes, and sees that it never goes back. */
+/* Writes a counter that only this thread writes, and checks that it never goes back. */
 static void *
 count_in_page(void *arg)
 {
@@ -263,7 +263,7 @@ failures_leave_nothing_open(void)
     CHECK_EQ(open_files(), before);
 }
 
-/* Whether the mapping at p has a two-letter flag in /proc/self/smaps. */
+/* Returns whether the mapping at p has a two-letter flag in /proc/self/smaps. */
 static bool
 has_flag(const void *p, const char *flag)
 {

@@ -1,9 +1,8 @@
 /* mn_native_worker: threads that serve a native pipeline while workers come and go.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Every sample is run once, with the key that belongs to it, and its bytes are where the
- * layout says; a sample that fails is handed out with its text; all threads end by a stop
- * and by a dismissal.
+ * Every sample is run once, with its own key, and its bytes are where the layout says. A failed
+ * sample is delivered with its text. All threads end by a stop and by a dismissal.
  */
 #define _GNU_SOURCE
 #include "mn_rig.h"
@@ -18,7 +17,7 @@
 #define WINDOW 6u
 #define POSITIONS (1u << 20)
 #define EPOCH UINT64_C(77)
-#define BAD 61u /* every so many samples one fails */
+#define BAD 61u /* one sample in this many fails */
 
 static const uint64_t row_bytes[2] = {3000, 8};
 
@@ -74,7 +73,7 @@ work(void *arg)
         CHECK_EQ(failure.rc, -EIO);
         CHECK(strcmp(failure.text, text) == 0);
         mn_a32_add_relaxed(&t->plant->failures, 1);
-        /* A failed row comes with a message; this one says that there was no room for it. */
+        /* A failed row comes with a message; this one says that there was no memory for it. */
         mn_task_at(&t->side.shm, task)->flags = MN_FLAG_NO_ROOM;
         mn_worker_account(&t->side, &t->clock, task);
         (void)mn_worker_done(&t->side, task);
@@ -128,7 +127,7 @@ close_plant(struct plant *p)
     free(p->runs);
 }
 
-/* As the scheduler does, but at any time: one more worker, or one less if two are left. */
+/* Like the scheduler, but at any time: one more worker, or one less if two are left. */
 static void
 churn(struct plant *p, uint64_t *dice)
 {
@@ -172,7 +171,7 @@ check_block(const struct plant *p, uint64_t off, uint64_t position, uint32_t nro
                                 rig_row_key(at, f)));
             }
         }
-        else { /* behind a failed one of its task */
+        else { /* after a failed one of its task */
             CHECK_EQ(mn_a32_load_relaxed(&p->runs[at]), 0);
         }
     }
@@ -199,7 +198,7 @@ every_sample_once(void)
                                       .index_kind = MN_INDEX_INT64,
                                       .index_bytes = n * sizeof(*index)};
             CHECK_EQ(mn_engine_plan(p.e, &b), MN_OK);
-            mn_engine_plan_end(p.e); /* nobody is to ask for more */
+            mn_engine_plan_end(p.e); /* no more will be planned */
             first[planned % WINDOW] = position;
             rows[planned++ % WINDOW] = n;
             position += n;
@@ -220,7 +219,7 @@ every_sample_once(void)
     close_plant(&p);
 }
 
-/* While some wait to be wanted, some for work, and the engine goes on. */
+/* While some wait to be wanted, some for tasks, and the engine goes on. */
 static void
 dismissed_threads_end(void)
 {

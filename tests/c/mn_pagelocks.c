@@ -1,4 +1,4 @@
-/* Page locks alone: memory that was reserved and never touched, and a driver that remembers.
+/* Page locks alone: memory that was reserved and never touched, and a driver that records calls.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
@@ -7,16 +7,16 @@
 
 #define CHUNK MN_PAGELOCKS_CHUNK
 #define CHUNKS 8u
-#define BYTES (CHUNKS * CHUNK - MN_ARENA_PAGE) /* the last is not whole */
+#define BYTES (CHUNKS * CHUNK - MN_ARENA_PAGE) /* the last chunk is not whole */
 
-/* Where the mapping comes from; nothing that is locked may be discarded. */
+/* The source of the mapping; locked memory must not be discarded. */
 struct memory {
     struct mn_provider provider;
     uint64_t discarded;
     char *base;
 };
 
-/* One driver; the functions have no place for more. */
+/* One driver; its functions have no argument for another. */
 static struct {
     char *base;
     bool locked[CHUNKS];
@@ -53,7 +53,7 @@ memory_discard(struct mn_provider *self, void *at, uint64_t bytes)
         CHECK(!card.locked[c]);
     }
     m->discarded += bytes;
-    CHECK_EQ(pthread_mutex_trylock(&card.of->mutex.m), EBUSY); /* no lock may come between */
+    CHECK_EQ(pthread_mutex_trylock(&card.of->mutex.m), EBUSY); /* no lock may come in between */
 }
 
 static int
@@ -207,7 +207,7 @@ no_more_than_may_be(void)
     set_up(&l, &m, 2 * CHUNK);
     CHECK_EQ(mn_pagelocks_use(&l, card.base, 3 * CHUNK), -ENOMEM);
     CHECK_EQ(card.locks, 2);
-    l.provider.discard(&l.provider, card.base, 2 * CHUNK); /* nobody uses them */
+    l.provider.discard(&l.provider, card.base, 2 * CHUNK); /* no user is left */
     CHECK(card.unlocks == 2 && m.discarded == 2 * CHUNK);
     CHECK_EQ(mn_pagelocks_use(&l, card.base + 5 * CHUNK, 2 * CHUNK), 0);
     CHECK_EQ(mn_pagelocks_use(&l, card.base, 1), -ENOMEM);
@@ -243,7 +243,7 @@ after_a_stop_nothing_is_locked(void)
     CHECK_EQ(mn_pagelocks_use(&l, card.base + CHUNK, 1), 0);
     mn_pagelocks_used(&l, card.base, 1);
     mn_pagelocks_stop(&l);
-    CHECK(!card.locked[0] && card.locked[1]); /* which is being read */
+    CHECK(!card.locked[0] && card.locked[1]); /* it is being read */
     CHECK_EQ(mn_pagelocks_use(&l, card.base + CHUNK, 1), -ENOTSUP);
     mn_pagelocks_used(&l, card.base + CHUNK, 1);
     CHECK(!card.locked[1] && l.locked_bytes == 0 && l.refused == 0);

@@ -1,4 +1,4 @@
-/* The plan alone: no engine, no worker, a clock that is made up.
+/* The plan alone: no engine, no worker, a fake clock.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
@@ -24,13 +24,13 @@ struct job {
     uint32_t task;
 };
 
-/* What stands in for the engine and its workers. */
+/* Stands in for the engine and its workers. */
 struct world {
     struct mn_plan *p;
     struct mn_costs costs;
     struct mn_plan_facts f;
     struct mn_worker_view view[WORKERS];
-    struct job queue[1 + WORKERS][QUEUE]; /* anybody's first */
+    struct job queue[1 + WORKERS][QUEUE]; /* [0]: for any worker */
     uint32_t first[1 + WORKERS], last[1 + WORKERS];
     struct job job[WORKERS];
     uint64_t since[WORKERS], until[WORKERS];
@@ -38,12 +38,12 @@ struct world {
     uint64_t begun;
     uint64_t planned_rows, made_rows, delivered;
     uint64_t seed;
-    int64_t slow_every; /* of samples; 0: all cost the same */
+    int64_t slow_every; /* one sample in this many; 0: all cost the same */
 };
 
 static const uint64_t row_bytes[1] = {ROW_BYTES};
 
-/* For how long the world says that a batch has kept its worker busy. */
+/* How long the world claims that a batch has run. */
 static int64_t said_ns;
 
 static int64_t
@@ -109,7 +109,7 @@ add(struct world *w, uint32_t nrows, const uint8_t *begins)
                               .nrows = nrows,
                               .integers = true,
                               .index = index,
-                              .index_bytes = nrows * sizeof(*index) + 3, /* as of a pickle */
+                              .index_bytes = nrows * sizeof(*index) + 3, /* odd, as of a pickle */
                               .begins = begins};
     int rc = mn_plan_add(w->p, &b);
     w->planned_rows += rc == MN_OK ? nrows : 0;
@@ -124,7 +124,7 @@ add_some(struct world *w, uint32_t n)
     }
 }
 
-/* The batch begins, if it has not. */
+/* Starts the batch, if it has not started. */
 static void
 begin(struct world *w, struct mn_planned *q)
 {
@@ -136,7 +136,7 @@ begin(struct world *w, struct mn_planned *q)
     }
 }
 
-/* Starts what may start for anybody, and says how many tasks. */
+/* Starts what may start for any worker. Returns how many tasks. */
 static uint32_t
 start_all(struct world *w)
 {
@@ -145,12 +145,12 @@ start_all(struct world *w)
     while (mn_plan_next_task(w->p, &w->f, &s)) {
         begin(w, s.batch);
         mn_plan_started(w->p, &s);
-        CHECK(++n <= w->planned_rows); /* a task has a row at least */
+        CHECK(++n <= w->planned_rows); /* a task has at least one row */
     }
     return n;
 }
 
-/* The head is delivered, and its memory free. */
+/* Delivers the head and frees its memory. */
 static void
 deliver(struct world *w)
 {
@@ -164,7 +164,7 @@ deliver(struct world *w)
     mn_plan_taken(w->p, q->sequence);
 }
 
-/* ---- for anybody ---- */
+/* ---- for any worker ---- */
 
 static void
 the_window_is_filled_and_no_more(void)
@@ -181,7 +181,7 @@ the_window_is_filled_and_no_more(void)
     close_world(&w);
 }
 
-/* A worker that idles starts something past the window, but not at once. */
+/* An idle worker starts something past the window, but not at once. */
 static void
 what_idles_waits_first(void)
 {
@@ -193,7 +193,7 @@ what_idles_waits_first(void)
     w.f.now_ns += (uint64_t)mn_plan_patience_ns(0) - 1;
     CHECK_EQ(start_all(&w), 0);
     CHECK(mn_plan_nap(w.p, w.f.now_ns, INT64_MAX) == 1);
-    w.f.queued = 1; /* nobody idles */
+    w.f.queued = 1; /* no worker is idle */
     w.f.now_ns += 1;
     CHECK_EQ(start_all(&w), 0);
     w.f.queued = 0;
@@ -202,7 +202,7 @@ what_idles_waits_first(void)
     close_world(&w);
 }
 
-/* It need not, where a slow sample holds up the head. */
+/* It need not wait if a straggler holds up the head. */
 static void
 behind_a_slow_sample_nothing_waits(void)
 {
@@ -241,7 +241,7 @@ the_head_alone_passes_the_limit(void)
     close_world(&w);
 }
 
-/* What is known to be slow starts before its turn, and only that. */
+/* Samples that are known to be slow start before their turn, and no others. */
 static void
 what_is_known_to_be_slow_is_early(void)
 {
@@ -306,7 +306,7 @@ the_program_is_asked_once_for_more(void)
 
 /* ---- for each worker ---- */
 
-/* Groups of two batches, by the dataset's word. */
+/* Groups of two batches, declared by the dataset. */
 static void
 add_groups(struct world *w, uint32_t groups)
 {
@@ -326,7 +326,7 @@ open_shares(struct world *w)
     }
 }
 
-/* Starts for a worker until it has enough, and says the chain of the last. */
+/* Starts tasks for a worker until it has enough, and returns the chain of the last. */
 static uint32_t
 start_for(struct world *w, struct mn_plan_round *r, uint32_t n, uint64_t *chain)
 {
@@ -363,8 +363,8 @@ each_worker_has_its_own_group(void)
     close_world(&w);
 }
 
-/* Workers come one after the other: the first to be there takes one task, and no second one that
- * then would wait behind it while others idle. */
+/* Workers come one after the other. The first one takes one task, and no second one that would wait
+ * behind it while others idle. */
 static void
 nothing_waits_before_costs_are_known(void)
 {
@@ -380,8 +380,8 @@ nothing_waits_before_costs_are_known(void)
     close_world(&w);
 }
 
-/* Whether a worker is faster with two neighbours is tried once in some batches, and not in the one
- * for which everybody waits. */
+/* Whether a worker is faster with two neighbours is tried once in some batches, but not in the one
+ * that the caller waits for. */
 static void
 neighbours_are_tried_together_after_the_first_batch(void)
 {
@@ -397,7 +397,7 @@ neighbours_are_tried_together_after_the_first_batch(void)
     close_world(&w);
 }
 
-/* What a worker that is not there had before it is anybody's. */
+/* The share of a worker that does not exist goes to any worker. */
 static void
 who_is_gone_has_no_share(void)
 {
@@ -417,7 +417,7 @@ who_is_gone_has_no_share(void)
     close_world(&w);
 }
 
-/* Nothing is left to start, and a worker is held up by what it is at. */
+/* Nothing is left to start, and a worker's current task holds up its queue. */
 static void
 what_waits_behind_a_slow_one_moves(void)
 {
@@ -441,7 +441,7 @@ what_waits_behind_a_slow_one_moves(void)
     w.view[0].running_ns = 5000 * (int64_t)MS;
     CHECK_EQ(mn_plan_next_for_worker(w.p, &r, 1, &s), MN_PLAN_MOVE);
     CHECK_EQ(s.helps, 0);
-    w.view[0].queued = 0; /* it has begun it meanwhile */
+    w.view[0].queued = 0; /* it has started the task meanwhile */
     CHECK_EQ(mn_plan_next_for_worker(w.p, &r, 1, &s), MN_PLAN_NOTHING);
     close_world(&w);
 }
@@ -467,7 +467,7 @@ put(struct world *w, uint32_t queue, const struct mn_plan_start *s)
     w->queue[queue][w->last[queue]++ % QUEUE] = (struct job){s->batch, s->task};
 }
 
-/* What the engine does: as in mn_start_due.c. */
+/* Does what the engine does: as in mn_start_due.c. */
 static void
 dispatch(struct world *w)
 {
@@ -530,7 +530,8 @@ dispatch(struct world *w)
     }
 }
 
-/* Workers take what waits for them; the first to end does. False when nobody does anything. */
+/* Workers take the tasks that wait for them; the first to end does. Returns false if all are
+ * idle. */
 static bool
 work(struct world *w)
 {
@@ -575,7 +576,8 @@ work(struct world *w)
     return true;
 }
 
-/* Each row is made once, batches come in order, memory is not passed, and nobody hangs. */
+/* Each row is made once, batches come in order, memory stays within the limit, and no worker
+ * hangs. */
 static void
 drive(bool keeps, bool groups, int64_t slow_every, int64_t limit)
 {

@@ -9,7 +9,7 @@
 #include "os/mn_proc.h"
 
 struct lifeline {
-    int up[2];   /* the child says that it is ready */
+    int up[2];   /* the child reports that it is ready */
     int down[2]; /* the child lives until this closes */
 };
 
@@ -134,11 +134,11 @@ lose_the_first_thread(void *arg)
 static void
 a_headless_process_lives(void)
 {
-    static struct lifeline l; /* not of a thread that ends before the child has used it */
+    static struct lifeline l; /* static: the thread may end before the child has used it */
     lifeline_open(&l);
     pid_t pid = mn_test_fork(lose_the_first_thread, &l);
     parent_await(&l);
-    CHECK_EQ(mn_test_state(pid, pid), 'Z'); /* looks dead, and is not */
+    CHECK_EQ(mn_test_state(pid, pid), 'Z'); /* looks dead, but is not */
     CHECK_EQ(mn_proc_alive(pid), 1);
     int fd = mn_proc_pidfd(pid);
     CHECK(fd >= 0);

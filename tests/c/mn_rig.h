@@ -1,9 +1,9 @@
-/* What the tests of run queues, engines and workers share: blocks whose bytes can be checked.
+/* Shared by the tests of run queues, engines and workers: blocks whose bytes can be checked.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Every byte of a row follows from the row's position and the field's number, every byte of
- * an envelope from the position of the task's first row. So whoever reads knows what must
- * be there, and a row that is written twice, not at all or into another's place is seen.
+ * Every byte of a row follows from the row's position and the field's number, every byte of an
+ * envelope from the position of the task's first row. So a reader knows the expected bytes, and
+ * detects a row that was written twice, not at all or into another's place.
  */
 #ifndef MN_RIG_H
 #define MN_RIG_H
@@ -19,7 +19,7 @@
 #define RIG_FIELDS 3u
 #define RIG_WORKERS 8u
 
-/* One round of the engine's thread, without one. */
+/* One step of the engine thread, without that thread. */
 static MN_UNUSED bool
 rig_step(struct mn_engine *e)
 {
@@ -29,7 +29,7 @@ rig_step(struct mn_engine *e)
     return any;
 }
 
-/* Nobody wants a block any more. */
+/* Abandons a block. */
 static MN_UNUSED void
 rig_abandon(struct mn_engine *e, uint64_t block_off)
 {
@@ -92,7 +92,7 @@ rig_envelope_holds(const struct mn_shm *shm, const struct mn_task *t, uint64_t p
            && rig_holds(env + 1, env->pickle_bytes, rig_env_key(position + t->row0));
 }
 
-/* Row bytes of the fields follow from the layout's number, so that both sides know them. */
+/* The row bytes of the fields follow from the layout's number, so that both sides know them. */
 static MN_UNUSED void
 rig_row_bytes(uint32_t layout, uint64_t scale, uint64_t *row_bytes)
 {
@@ -106,14 +106,14 @@ rig_row_bytes(uint32_t layout, uint64_t scale, uint64_t *row_bytes)
 
 struct rig_worker {
     struct mn_worker_side side;
-    uint64_t scale;       /* of the fields, as the submitter has it */
-    uint64_t env_max;     /* envelopes are up to this long; 0: no envelopes */
-    bool first_try_only;  /* envelopes only where the task is tried for the first time */
+    uint64_t scale;       /* of the fields, the same as the submitter's */
+    uint64_t env_max;     /* longest envelope; 0: no envelopes */
+    bool first_try_only;  /* envelopes only at a task's first try */
     mn_a32 *done_rows;    /* [positions] or NULL: how often each row was written */
     uint64_t nothing_fits; /* envelopes that were refused */
 };
 
-/* 0, or MN_CLOSED. The length of an envelope follows from its task's first row. */
+/* Sends an envelope, whose length follows from its task's first row. Returns 0, or MN_CLOSED. */
 static MN_UNUSED int
 rig_envelope(struct rig_worker *w, struct mn_task *t, const struct mn_block *b)
 {
@@ -141,7 +141,7 @@ rig_envelope(struct rig_worker *w, struct mn_task *t, const struct mn_block *b)
     return 0;
 }
 
-/* Whoever collates sees all that the parts have left, whole. */
+/* Checks that the collating worker sees all that the parts have left, whole. */
 static MN_UNUSED void
 rig_collate(struct rig_worker *w, struct mn_task *t, struct mn_block *b)
 {
@@ -161,7 +161,7 @@ rig_collate(struct rig_worker *w, struct mn_task *t, struct mn_block *b)
     t->cpu_ns = b->number + 1; /* for rig_check */
 }
 
-/* Runs a claimed task. 0, or MN_CLOSED when the engine stopped meanwhile. */
+/* Runs a claimed task. Returns 0, or MN_CLOSED if the engine stopped meanwhile. */
 static MN_UNUSED int
 rig_run(struct rig_worker *w, uint32_t task)
 {
@@ -200,7 +200,7 @@ rig_run(struct rig_worker *w, uint32_t task)
     return collate != MN_NO_TASK ? rig_run(w, collate) : 0;
 }
 
-/* Until the engine stops. */
+/* Runs tasks until the engine stops. */
 static MN_UNUSED void
 rig_work(struct rig_worker *w)
 {
@@ -222,7 +222,7 @@ struct rig_block {
     uint64_t sequence; /* balanced: place in the order of delivery */
 };
 
-/* A range that the test keeps, as the program keeps batches. */
+/* A range that the test retains, as a program retains batches. */
 struct rig_range {
     uint64_t off, bytes, sum;
 };
@@ -237,7 +237,7 @@ struct rig {
     bool parts; /* batches are made in parts, which one more task collates */
 };
 
-/* From now on rows have this layout; 0: none, samples travel in envelopes. */
+/* Sets the layout of rows from now on; 0: none, samples travel in envelopes. */
 static MN_UNUSED void
 rig_form(struct rig *r, uint32_t layout)
 {
@@ -263,7 +263,7 @@ rig_index(const struct rig *r, uint32_t nrows)
     return index;
 }
 
-/* Static: 0 and the block, or what mn_engine_submit says. */
+/* Static: returns 0 and the block, or the error of mn_engine_submit(). */
 static MN_UNUSED int
 rig_submit(struct rig *r, uint32_t nrows, uint32_t queue, struct rig_block *out)
 {
@@ -289,7 +289,7 @@ rig_submit(struct rig *r, uint32_t nrows, uint32_t queue, struct rig_block *out)
     return rc;
 }
 
-/* Balanced: what mn_engine_plan says. */
+/* Balanced: returns the result of mn_engine_plan(). */
 static MN_UNUSED int
 rig_plan(struct rig *r, uint32_t nrows, struct rig_block *out)
 {
@@ -304,13 +304,13 @@ rig_plan(struct rig *r, uint32_t nrows, struct rig_block *out)
                               .index = index,
                               .index_bytes = nrows * sizeof(*index)};
     *out = (struct rig_block){0, b.number, b.position, nrows, b.sequence};
-    if (r->e->plan->cfg.costs == NULL) { /* else they say */
+    if (r->e->plan->cfg.costs == NULL) { /* else the costs decide */
         mn_mutex_lock(&r->e->mutex);
         r->e->plan->pace.split = r->parts;
         mn_mutex_unlock(&r->e->mutex);
     }
     int rc = mn_engine_plan(r->e, &b);
-    mn_engine_plan_end(r->e); /* no test is to be asked for more */
+    mn_engine_plan_end(r->e); /* no test must be asked for more */
     free(index);
     if (rc == MN_OK) {
         r->number++;
@@ -319,7 +319,7 @@ rig_plan(struct rig *r, uint32_t nrows, struct rig_block *out)
     return rc;
 }
 
-/* Every byte of a done block is as it must be. */
+/* Checks every byte of a done block. */
 static MN_UNUSED void
 rig_check(const struct rig *r, const struct rig_block *b)
 {
@@ -356,7 +356,7 @@ rig_check(const struct rig *r, const struct rig_block *b)
     CHECK_EQ(rows, b->nrows);
 }
 
-/* What a kept range holds. FNV over words: any change of a word changes it. */
+/* Returns a checksum of a retained range. FNV over words: any change of a word changes it. */
 static MN_UNUSED uint64_t
 rig_sum(const struct rig *r, const struct rig_range *range)
 {
@@ -369,7 +369,7 @@ rig_sum(const struct rig *r, const struct rig_range *range)
     return sum;
 }
 
-/* Keeps a range of a done block: its first big field or its first envelope. */
+/* Retains a range of a done block: its first big field or its first envelope. */
 static MN_UNUSED bool
 rig_keep(const struct rig *r, const struct rig_block *b, struct rig_range *out)
 {
@@ -398,4 +398,4 @@ rig_keep(const struct rig *r, const struct rig_block *b, struct rig_range *out)
     return true;
 }
 
-#endif /* MN_RIG_H */
+#endif

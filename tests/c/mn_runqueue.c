@@ -1,4 +1,4 @@
-/* mn_runqueue: each task is claimed once, whoever claims, stalls or dies.
+/* mn_runqueue: each task is claimed once, whichever worker claims, stalls or dies.
  * SPDX-License-Identifier: Apache-2.0
  *
  * The run queues are made by hand with small rings, so that they wrap all the time.
@@ -22,7 +22,7 @@ struct runqueue {
     struct mn_task tasks[TASKS];
     struct mn_queue queues[QUEUES];
     mn_a64 rings[QUEUES][RING];
-    mn_a32 claimed[TASKS]; /* generation in which it was claimed last */
+    mn_a32 claimed[TASKS]; /* generation in which it was last claimed */
     mn_a32 dying;
 };
 
@@ -126,7 +126,7 @@ entries_of_the_past_claim_nothing(void)
     drop_board(&t);
 }
 
-/* What was not claimed is never overwritten; what was cancelled makes room. */
+/* An unclaimed entry is never overwritten; a cancelled one makes room. */
 static void
 full_lanes_refuse(void)
 {
@@ -161,7 +161,7 @@ late_hints_catch_up(void)
     uint32_t task;
     for (uint32_t i = 0; i < 5 * RING; i++) {
         CHECK_EQ(publish(&t, MN_QUEUE_NORMAL, 1), MN_OK);
-        CHECK(mn_runqueue_cancel(&t.shm, 1)); /* nobody scans meanwhile */
+        CHECK(mn_runqueue_cancel(&t.shm, 1)); /* no worker scans meanwhile */
     }
     CHECK_EQ(mn_a64_load_relaxed(&t.b->queues[MN_QUEUE_NORMAL].hint), 0);
     CHECK_EQ(publish(&t, MN_QUEUE_NORMAL, 2), MN_OK);
@@ -171,7 +171,7 @@ late_hints_catch_up(void)
     drop_board(&t);
 }
 
-/* Wherever a worker that writes where it must not puts a hint, or a word, nothing stays hidden. */
+/* A worker's stray write may put any value into a hint, or a word: no task stays hidden. */
 static void
 damaged_hints_are_mended(void)
 {
@@ -193,7 +193,7 @@ damaged_hints_are_mended(void)
             CHECK_EQ(task, i);
         }
         CHECK_EQ(mn_runqueue_claim(&t.shm, 0, &task), MN_EMPTY);
-        /* one that runs is marked as if it were queued still: it is nobody else's while it runs */
+        /* a running task that is marked as queued goes to no other worker while it runs */
         mn_a64_store_relaxed(&t.b->tasks[4].word, mn_task_word(1, 0, 0, MN_TASK_QUEUED));
         CHECK_EQ(mn_runqueue_claim(&t.shm, 1, &task), MN_EMPTY);
         CHECK(!mn_runqueue_mend(&t.shm, head, MN_QUEUE_NORMAL));
@@ -323,7 +323,7 @@ claim_until_dead(void *arg)
     }
 }
 
-/* Reaps what is done and publishes it again; keeps claimers in work. */
+/* Reaps done tasks and publishes them again, so that claimers are not starved. */
 static void
 feed(struct trainer *t)
 {

@@ -1,13 +1,13 @@
-/* What the C tests share: checks, seeds, a deadline, shared memory, children.
+/* Shared by the C tests: checks, seeds, a deadline, shared memory, children.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A test program is a table of cases, each of one kind: "plain" (one thread), "thread", or
- * "fork" (several processes). It runs the kinds named on its command line, or all, and fails
- * if that is none. A deadline by SIGALRM turns a hang into a failure. Environment:
- * MINATO_STRESS_SECONDS, MINATO_TEST_SEED, MINATO_TEST_DEADLINE.
+ * A test program is a table of cases, each of one kind: "plain" (one thread), "thread", or "fork"
+ * (several processes). It runs the kinds named on its command line, or all, and fails if there are
+ * none. A deadline by SIGALRM turns a hang into a failure. Environment: MINATO_STRESS_SECONDS,
+ * MINATO_TEST_SEED, MINATO_TEST_DEADLINE.
  *
- * qemu-user answers 0 to any madvise and does nothing (but MADV_DONTNEED of private memory), so
- * a case that needs the advice to be followed is one of MN_TEST_ADVISED: an emulator leaves it out.
+ * qemu-user answers 0 to any madvise and does nothing (except MADV_DONTNEED of private memory). A
+ * case that needs the advice to be followed is one of MN_TEST_ADVISED: an emulator leaves it out.
  */
 #ifndef MN_TEST_H
 #define MN_TEST_H
@@ -73,14 +73,15 @@ mn_test_clock_ns(void)
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
-/* When a stress body that starts now should stop. */
+/* Returns when a stress body that starts now should stop. */
 static MN_UNUSED uint64_t
 mn_test_stop_ns(void)
 {
     return mn_test_clock_ns() + (uint64_t)(mn_test_env("MINATO_STRESS_SECONDS", 0.3) * 1e9);
 }
 
-/* Bytes of memory (and swap) that a file holds now; st_blocks counts 512 by definition. */
+/* Returns the bytes of memory (and swap) that a file uses now; st_blocks counts 512 by
+ * definition. */
 static MN_UNUSED uint64_t
 mn_test_resident(int fd)
 {
@@ -137,7 +138,7 @@ mn_test_fork(void (*fn)(void *), void *arg)
     return pid;
 }
 
-/* The wait status; 0 is a clean end. */
+/* Returns the wait status; 0 is a clean end. */
 static MN_UNUSED int
 mn_test_reap(pid_t pid)
 {
@@ -148,9 +149,9 @@ mn_test_reap(pid_t pid)
     return status;
 }
 
-/* Ties the calling thread to the CPU of that number among those allowed. Left alone, the
- * scheduler brings who wakes and who is woken together on one, where no two instructions
- * ever run at once and no order can be wrong. */
+/* Ties the calling thread to the CPU of that number among those allowed. By itself the scheduler
+ * moves a waker and its sleeper to one CPU. There no two instructions ever run at once, and no
+ * order can be wrong. */
 static MN_UNUSED void
 mn_test_settle(int me)
 {
@@ -167,7 +168,7 @@ mn_test_settle(int me)
     }
 }
 
-/* One letter: the state of a process or of one of our threads, as /proc has it. */
+/* Returns one letter: the state of a process or of one of our threads, from /proc. */
 static MN_UNUSED char
 mn_test_state(pid_t pid, pid_t tid)
 {
@@ -184,7 +185,7 @@ mn_test_state(pid_t pid, pid_t tid)
     return state;
 }
 
-/* Linux refuses advice that there is not, of however few bytes. */
+/* Returns whether madvise is real: Linux refuses unknown advice, even for no bytes. */
 static MN_UNUSED bool
 mn_test_advice_is_read(void)
 {
@@ -225,4 +226,4 @@ mn_test_main(int argc, char **argv, const struct mn_test *tests, size_t n)
         return mn_test_main(argc, argv, tests, sizeof(tests) / sizeof((tests)[0]));     \
     }
 
-#endif /* MN_TEST_H */
+#endif

@@ -1,4 +1,4 @@
-/* The caller's stopwatch, by a clock that is made up.
+/* The caller's stopwatch, with a fake clock.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
@@ -28,7 +28,7 @@ a_wait_may_take_several_calls(void)
     CHECK_EQ(mn_waits_ask(&w, 100), -1);
     mn_waits_give(&w, 200, false);
     CHECK_EQ(w.n, 0);
-    CHECK_EQ(mn_waits_ask(&w, 250), -1); /* what lies between the calls is no use of a batch */
+    CHECK_EQ(mn_waits_ask(&w, 250), -1); /* time between the calls is no use of a batch */
     CHECK_EQ(w.asked_ns, 100);
     mn_waits_give(&w, 300, true);
     CHECK_EQ(w.n, 1);

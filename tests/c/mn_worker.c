@@ -1,9 +1,9 @@
 /* mn_worker: worker processes that are killed at each labelled point, and at any other.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A thread plays the zygote: it reports deaths, waits for the engine's sweep, reaps and
- * forks again. Whatever happens, every batch is delivered once and whole, what was lost is
- * counted, and the arena is empty in the end.
+ * A thread plays the zygote: it reports deaths, waits for the engine's sweep, reaps and forks
+ * again. In every case each batch is delivered once and whole, lost tasks are counted, and the
+ * arena is empty in the end.
  */
 #define _GNU_SOURCE
 #include "mn_rig.h"
@@ -19,12 +19,12 @@
 #define WINDOW 12u
 #define POSITIONS (1u << 20)
 
-/* What the test, its zygote thread and its workers share. */
+/* State that the test, its zygote thread and its workers share. */
 struct orders {
     mn_a32 *rows;         /* [POSITIONS]: how often each row was written */
     const char *label;    /* where workers die; NULL: nowhere */
     const char *after;    /* ... if this was the point passed before; NULL: always */
-    uint32_t every;       /* ... at about each so many visits */
+    uint32_t every;       /* ... at about one in this many visits */
     const char *held_up;  /* where workers stop for a while, now and then; NULL: nowhere */
     uint32_t kills_a_second;
     uint64_t seed;
@@ -96,7 +96,7 @@ fork_worker(struct nursery *n, uint32_t number)
     n->pids[number] = pid;
 }
 
-/* Reports a dead worker, waits until its work is taken back, reaps. */
+/* Reports a dead worker, waits until its tasks are taken back, reaps. */
 static void
 look_after(struct nursery *n, uint32_t number)
 {
@@ -169,7 +169,7 @@ open_nursery(struct nursery *n, uint32_t retries, uint64_t scale, uint64_t env_m
     n->orders.rows = mn_test_shared(POSITIONS * sizeof(mn_a32));
     n->rig.scale = scale;
     n->rig.env_max = env_max;
-    n->rig.first_try_only = true; /* so that a try leaves nothing to the next one */
+    n->rig.first_try_only = true; /* so that one try leaves nothing to the next one */
     CHECK_EQ(mn_engine_open(&n->rig.e, &cfg), 0);
     rig_form(&n->rig, 2);
 }
@@ -177,8 +177,8 @@ open_nursery(struct nursery *n, uint32_t retries, uint64_t scale, uint64_t env_m
 static void
 start_nursery(struct nursery *n)
 {
-    /* The parent of workers is another process in the product. Here their deaths would break
-     * off the trainer's sleep, which then looks at its event: no lost wake-up would be seen. */
+    /* In the product, workers are children of another process. Here their deaths would interrupt
+     * the trainer's sleep, which then looks at its event: no lost wake-up would be seen. */
     sigset_t deaths;
     CHECK(sigemptyset(&deaths) == 0 && sigaddset(&deaths, SIGCHLD) == 0);
     CHECK_EQ(pthread_sigmask(SIG_BLOCK, &deaths, NULL), 0);
@@ -204,7 +204,7 @@ close_nursery(struct nursery *n)
     CHECK(munmap(n->orders.rows, POSITIONS * sizeof(mn_a32)) == 0);
 }
 
-/* Plans and takes until time is up, and somebody has died where some have to. Returns how many
+/* Plans and takes until time is up, and until a worker has died if one should. Returns how many
  * batches were lost. */
 static uint64_t
 deliver(struct nursery *n, uint64_t stop, uint64_t *taken)
@@ -220,7 +220,7 @@ deliver(struct nursery *n, uint64_t stop, uint64_t *taken)
             CHECK_EQ(rig_plan(&n->rig, rows, &flight[n->rig.number % WINDOW]), MN_OK);
             continue;
         }
-        /* WAIT_NS is for the whole wait: a wake-up that is lost is not made up for. */
+        /* WAIT_NS is for the whole wait: nothing makes up for a lost wake-up. */
         CHECK_EQ(mn_engine_next(n->rig.e, WAIT_NS, &number, &off), MN_OK);
         CHECK_EQ(number, first);
         struct rig_block *b = &flight[first++ % WINDOW];
@@ -249,7 +249,7 @@ report(const struct nursery *n, uint64_t taken, uint64_t lost)
     fflush(stdout);
 }
 
-/* least, most: how many tasks each death takes with it. */
+/* least, most: how many tasks each death loses. */
 static void
 die_at_with(bool parts, const char *held_up, const char *label, const char *after,
             uint32_t every, uint64_t least, uint64_t most)
@@ -297,7 +297,8 @@ die_before_done(void)
     die_at("worker.done.before", NULL, 30, 1, 1);
 }
 
-/* ... while another is about to claim the same: it finds that it cannot, and is no liar. */
+/* ... while another worker is about to claim the same task: its claim fails, and it is not treated
+ * as damaged. */
 static void
 die_before_done_while_another_claims(void)
 {
@@ -310,14 +311,14 @@ die_after_done(void)
     die_at("worker.done.after", NULL, 30, 0, 0);
 }
 
-/* Asleep, and perhaps with a task that waits for room. */
+/* Asleep, and perhaps with a task that waits for memory. */
 static void
 die_announced(void)
 {
     die_at("event.prepared", NULL, 6, 0, 1);
 }
 
-/* Dies with a sleeper's event in its hand: no other ring will wake that sleeper. */
+/* Dies after claiming a sleeper's event: no other notification will wake that sleeper. */
 static void
 die_before_waking_engine(void)
 {
@@ -342,7 +343,7 @@ die_with_room(void)
     die_at("worker.room.granted", NULL, 6, 1, 1);
 }
 
-/* The last part of a batch is done, and nobody has claimed its collate task. */
+/* The last part of a batch is done, and no worker has claimed its collate task. */
 static void
 die_before_collating(void)
 {
@@ -384,7 +385,7 @@ die_anywhere_in_parts(void)
     die_anywhere_with(true);
 }
 
-/* Without retries a death costs its batch, and that one alone. */
+/* Without retries a death costs its batch, and only that one. */
 static void
 lost_batches_are_told_with(bool parts)
 {
@@ -416,7 +417,7 @@ lost_parts_are_told(void)
     lost_batches_are_told_with(true);
 }
 
-/* What never succeeds is given up after its retries, and the others go on. */
+/* A task that never succeeds is given up after its retries, and the others go on. */
 static void
 poison_is_given_up(void)
 {
@@ -440,7 +441,8 @@ poison_is_given_up(void)
     close_nursery(&n);
 }
 
-/* The trainer and whoever forked the workers are killed while one waits for room. */
+/* The trainer and the process that forked the workers are killed while one worker waits for
+ * memory. */
 static void
 waiting_for_room_ends_with_the_trainer(void)
 {
