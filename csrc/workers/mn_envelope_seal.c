@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* One round of a multiplicative hash: each bit of the word reaches half of all. */
+/* One round of a multiplicative hash: each bit of the word affects half of all bits. */
 static uint64_t
 fold(uint64_t seal, uint64_t word)
 {

@@ -11,7 +11,7 @@
 
 MN_STATIC_ASSERT(MN_PAGE == MN_ARENA_PAGE, "leases are whole pages");
 
-/* Small enough that idle workers do not eat a small limit, large enough that a worker with
+/* Small enough that idle workers do not use up a small limit, large enough that a worker with
  * envelopes of a few kilobytes asks once in hundreds of batches. */
 #define GRAIN_MOST (UINT64_C(4) << 20)
 #define GRAIN_LEAST (16u * MN_PAGE)
@@ -65,8 +65,8 @@ mn_leases_end(struct mn_leases *l, uint32_t worker, uint64_t used_end)
 {
     struct mn_lease *x = &l->at[worker];
     uint64_t left = x->off + x->len - used_end;
-    /* Without memory to note it down, or where it says less than it has sent, it goes on to owe
-     * that. */
+    /* If there is no memory to record this, or used_end is before what the worker has sent, the
+     * worker continues to owe it. */
     if (x->len != 0 && left != 0 && mn_leases_take(l, worker, used_end, left) == 0) {
         mn_arena_free(l->arena, used_end, left);
     }

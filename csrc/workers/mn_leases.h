@@ -1,14 +1,15 @@
-/* mn_leases.h - what room in the arena each worker has, for results that do not fit in rows.
+/* mn_leases.h - the arena memory of each worker for results that do not fit in rows.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Owns, in private memory, what each worker was granted and no accepted envelope has taken: it
- * owes that.  An envelope must lie in what its worker owes, so that no record, whatever it says,
- * frees memory of others, or twice.  When a worker is dead, all that it owes is free.
+ * Owns, in private memory, what each worker was granted and no accepted envelope has taken: the
+ * worker owes that.  An envelope must lie in memory that its worker owes.  So no record, whatever
+ * it contains, frees memory of others, or frees memory twice.  When a worker is dead, all that it
+ * owes is freed.
  *
- * A worker asks by lease_state WANT [L1] and sleeps on its room event; the answer is stored here
- * [L3], and whoever owns this notifies that event after he has let go of his lock.
+ * A worker asks by lease_state WANT [L1] and sleeps on its room event.  The answer is stored here
+ * [L3], and the owner of this struct notifies that event after it has released its lock.
  *
- * Lock.  None of its own: under the lock that guards the arena.  No system call.
+ * Lock.  None of its own: all functions need the lock that guards the arena.  No system call.
  */
 #ifndef MN_LEASES_H
 #define MN_LEASES_H
@@ -20,49 +21,53 @@
 #include "workers/mn_records.h"
 
 struct mn_lease {
-    uint64_t off, len;     /* the present one; len 0: none */
-    struct mn_ranges owed; /* of this and earlier ones, what no accepted envelope has taken */
+    uint64_t off, len;     /* the present lease; len 0: none */
+    struct mn_ranges owed; /* what no accepted envelope has taken of this and earlier leases */
 };
 
 struct mn_leases {
     struct mn_shm shm;
     struct mn_arena *arena;
     struct mn_lease *at;  /* [nworkers] */
-    uint64_t grain;       /* bytes of a lease, if its worker does not want more */
+    uint64_t grain;       /* bytes of a lease, unless its worker wants more */
 };
 
-/* 0 or -ENOMEM. The arena has its limit by now, and outlives this. */
+/* Returns 0 or -ENOMEM. The arena must have its limit by now, and must outlive this. */
 int
 mn_leases_open(struct mn_leases *l, const struct mn_shm *shm, struct mn_arena *arena);
 
-/* What was granted is the arena's matter. */
+/* Frees the records. Granted memory is the arena's. */
 void
 mn_leases_close(struct mn_leases *l);
 
-/* Whether the worker waits for an answer. */
+/* Returns whether the worker waits for an answer. */
 bool
 mn_leases_wanted(const struct mn_leases *l, uint32_t worker);
 
-/* What it says of its lease: where its used part ends, and how much it wants. */
+/* Returns whether a worker's statements about its lease make sense: the end of its used part, and
+ * how much it wants. */
 bool
 mn_leases_sound(const struct mn_leases *l, uint32_t worker, uint64_t used_end, uint64_t want);
 
-/* Frees what is left of its lease behind used_end. */
+/* Frees the rest of its lease, behind used_end. */
 void
 mn_leases_end(struct mn_leases *l, uint32_t worker, uint64_t used_end);
 
-/* Grants so much, or refuses where that is not to be had. The worker has no lease. */
+/* Grants len bytes, or refuses them if the arena does not have them. The worker must have no
+ * lease. */
 void
 mn_leases_grant(struct mn_leases *l, uint32_t worker, uint64_t len);
 
+/* Refuses a request: it can never be granted. */
 void
 mn_leases_refuse(struct mn_leases *l, uint32_t worker);
 
-/* Takes the range out of what the worker owes. 0; -EINVAL: it does not owe that; -ENOMEM. */
+/* Removes the range from what the worker owes. Returns 0; -EINVAL: it does not owe that;
+ * -ENOMEM. */
 int
 mn_leases_take(struct mn_leases *l, uint32_t worker, uint64_t off, uint64_t bytes);
 
-/* Frees all that it owes. It is dead, or nobody lives. */
+/* Frees all that the worker owes. The worker must be dead. */
 void
 mn_leases_forget(struct mn_leases *l, uint32_t worker);
 

@@ -20,7 +20,7 @@ entry_of(uint32_t gen, uint32_t task)
     return (uint64_t)gen << 32 | task;
 }
 
-/* Whether the task an entry names may still be claimed through it. */
+/* Returns whether the task that an entry names may still be claimed through it. */
 static inline bool
 claimable(const struct mn_shm *shm, uint64_t entry, uint64_t *word)
 {
@@ -35,7 +35,7 @@ static void
 move_head(const struct mn_shm *shm, struct mn_queue_head *head, const struct mn_queue *q)
 {
     const mn_a64 *ring = ring_of(shm, q);
-    uint64_t tail = mn_a64_load_relaxed(&q->tail); /* ours */
+    uint64_t tail = mn_a64_load_relaxed(&q->tail); /* written by this thread */
     uint64_t word;
     while (head->head != tail
            && !claimable(shm, mn_a64_load_relaxed(&ring[head->head & q->mask]), &word)) {
@@ -57,8 +57,8 @@ bool
 mn_runqueue_mend(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue)
 {
     struct mn_queue *q = mn_queue_at(shm, queue);
-    /* Acquire: with it came the claims of all that it has passed, so that the look at words
-     * below is no older. */
+    /* Acquire: the claims of all entries that the hint has passed come with it, so the words read
+     * below are at least as new. */
     uint64_t hint = mn_a64_load_acquire(&q->hint);
     move_head(shm, head, q);
     uint64_t first = mn_a64_load_relaxed(&ring_of(shm, q)[head->head & q->mask]); /* ours */
@@ -73,7 +73,7 @@ mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32
 {
     struct mn_queue *q = mn_queue_at(shm, queue);
     mn_a64 *ring = ring_of(shm, q);
-    uint64_t tail = mn_a64_load_relaxed(&q->tail); /* ours */
+    uint64_t tail = mn_a64_load_relaxed(&q->tail); /* written by this thread */
     move_head(shm, head, q);
     if (tail - head->head > q->mask) {
         return MN_FULL;
@@ -91,7 +91,7 @@ static int
 claim_from(const struct mn_shm *shm, struct mn_queue *q, uint32_t worker, uint32_t *task)
 {
     mn_a64 *ring = ring_of(shm, q), *running = &mn_worker_at(shm, worker)->running;
-    uint64_t hint = mn_a64_load_acquire(&q->hint); /* so that tail below is no older */
+    uint64_t hint = mn_a64_load_acquire(&q->hint); /* so that tail below is at least as new */
     uint64_t tail = mn_a64_load_seqcst(&q->tail);  /* [P2]; seq_cst: the look after prepare_wait */
     uint64_t from = hint;
     if (tail - from > q->mask + 1) {
@@ -123,7 +123,7 @@ claim_from(const struct mn_shm *shm, struct mn_queue *q, uint32_t worker, uint32
         }
         mn_a64_store_relaxed(running, 0);
         if (at == from) {
-            from++; /* somebody else has it: not claimable any more, I1 */
+            from++; /* another worker has it: not claimable any more, I1 */
         }
     }
     if (from != hint) {
@@ -132,8 +132,8 @@ claim_from(const struct mn_shm *shm, struct mn_queue *q, uint32_t worker, uint32
     return MN_EMPTY;
 }
 
-/* Its own queue first, because nobody else claims from it; then what was taken back, for which the
- * head may have waited long. */
+/* Its own queue first, because no other worker claims from it; then tasks that were taken back, for
+ * which the head may have waited long. */
 int
 mn_runqueue_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task)
 {
@@ -160,8 +160,9 @@ uint64_t
 mn_runqueue_own_entries(const struct mn_shm *shm, uint32_t queue, uint64_t *first)
 {
     const struct mn_queue *q = mn_queue_at(shm, queue);
-    uint64_t hint = mn_a64_load_seqcst(&q->hint); /* [P4]; its word: no more than it may be */
-    uint64_t tail = mn_a64_load_relaxed(&q->tail); /* ours */
+    uint64_t hint = mn_a64_load_seqcst(&q->hint); /* [P4]; also bounds what a damaged hint can
+                                                   * say */
+    uint64_t tail = mn_a64_load_relaxed(&q->tail); /* written by this thread */
     uint64_t n = tail > hint ? tail - hint : 0;
     *first = tail - (n < MN_QUEUE_OWN_TASKS ? n : MN_QUEUE_OWN_TASKS);
     return tail;

@@ -3,43 +3,43 @@
  *
  * Actors.  One producer (the trainer, under the engine's mutex); any number of workers.
  *
- * A queue is a ring of 64-bit entries {generation, task number}.  An entry is only advice:
- * what decides is the task word.  A worker reads entries from the queue's hint on and claims
- * the first whose task word is QUEUED with the entry's generation, by one compare-and-swap
- * QUEUED -> RUNNING(worker).  So a worker that dies anywhere either owns the task or does not.
+ * A queue is a ring of 64-bit entries {generation, task number}.  An entry is only advice: the task
+ * word decides.  A worker reads entries from the queue's hint on and claims the first whose task
+ * word is QUEUED with the entry's generation, by one compare-and-swap QUEUED -> RUNNING(worker).
+ * So a worker that dies anywhere either owns the task or does not.
  *
- * Before that a worker says in its own entry which task it is about to claim [A1]: one that no
- * entry names is nobody's, whatever a worker may have written over its word.
+ * Before the claim, a worker writes in its own entry which task it is about to claim [A1].  A task
+ * that no entry names is owned by no worker, whatever a worker may have written over its word.
  *
- * Owners.  tail and the ring: trainer.  hint: any worker, forward only (CAS from the value
- * it scanned from); the trainer moves it back where that was not so (mn_runqueue_mend).  Task
- * words: see mn_records.h.
+ * Owners.  tail and the ring: trainer.  hint: any worker, forward only (CAS from the value it
+ * scanned from); the trainer moves it back if a stray write has moved it too far
+ * (mn_runqueue_mend).  Task words: see mn_records.h.
  *
  * Invariants.
  *   I1  An entry whose task was seen not QUEUED with the entry's generation never becomes
  *       claimable again: a re-issue moves the generation and writes a new entry.  Hence a
- *       worker may move the hint past every entry it has seen in that state.
- *   I2  The producer never overwrites an entry that is still claimable: it keeps its own
- *       head, moves it over entries that are not, and refuses (MN_FULL) when the ring is
- *       full between head and tail.
+ *       worker may move the hint past every entry that it has seen in that state.
+ *   I2  The producer never overwrites an entry that is still claimable.  It has its own
+ *       head, moves it over entries that are not claimable, and refuses (MN_FULL) when the
+ *       ring is full between head and tail.
  *
  * Order pairs.
  *   [P1] publish: tail, seq_cst store     with [P2] claim: tail, seq_cst load: the entry and,
  *        through [T1], the task and its block are seen.  seq_cst because the publisher looks
  *        at sleepers' events next (mn_event.h: publish, then look).
  *   [P3] claim: hint, seq_cst CAS         with [P4] the engine: hint, seq_cst load, between
- *        prepare_wait and commit_wait. A worker that takes the run queues under its low water mark
- *        notifies the engine next (mn_event.h): the engine sees the hint, or is notified.
+ *        prepare_wait and commit_wait. A worker that takes the run queues below the low water
+ *        mark notifies the engine next (mn_event.h): the engine sees the hint, or is notified.
  *   [T1]/[T2] the task word itself, see mn_records.h.
  *   Relaxed: entries themselves (ordered by tail). As advice to claims the hint needs no
  *   order: a stale one costs a longer scan, and I1 makes a too-new one impossible.
  *
  * Wrap.  tail and hint are 64-bit counts and do not wrap; positions are taken modulo the ring.
  *   A worker that stalls between reading tail and an entry may read a newer entry at that
- *   place: it is as good as any, the CAS decides.
+ *   place. That is just as good: the CAS decides.
  *
- * Crash.  A worker killed before its CAS leaves nothing but what its entry says, until it is swept;
- *   after it, a RUNNING word naming it.
+ * Crash.  A worker killed before its CAS leaves only its entry's statement, until it is swept;
+ * after the CAS, it leaves a RUNNING word that names it.
  *
  *   may run at once      publish   claim   cancel
  *   publish                no        yes     no
@@ -56,47 +56,48 @@ struct mn_queue_head {
     uint64_t head;
 };
 
-/* Makes task claimable. Its descriptor and block are complete. MN_OK or MN_FULL. */
+/* Makes a task claimable. Its descriptor and block must be complete. Returns MN_OK or MN_FULL. */
 int
 mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue,
                     uint32_t task, uint32_t gen, uint32_t attempt);
 
-/* Moves the head to the first entry that may be claimed by the word of its task, which it says.
- * False: there is none. */
+/* Moves the head to the first entry whose task may be claimed according to its word, and returns
+ * that task in *task. Returns false if there is none. */
 bool
 mn_runqueue_first(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue,
                   uint32_t *task);
 
-/* A queue's hint beyond a task that may be claimed is damage, by I1, and nobody would look there
- * any more: it goes back to that task. Whether it was so. Not to one that a worker's entry names:
- * there it is the word that is damaged, and who runs the task may write its rows. */
+/* Repairs a damaged hint. By I1 the hint cannot lie beyond a claimable task; if it does, no worker
+ * would look there any more, so it goes back to that task. The exception is a task that a worker's
+ * entry names: then its word is damaged, and the worker that runs it may still write its rows.
+ * Returns whether it repaired the hint. */
 bool
 mn_runqueue_mend(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue);
 
-/* Claims the next task for worker: its own queue, express, normal. MN_OK or MN_EMPTY. */
+/* Claims the next task for worker: its own queue, express, normal. Returns MN_OK or MN_EMPTY. */
 int
 mn_runqueue_claim(const struct mn_shm *shm, uint32_t worker, uint32_t *task);
 
-/* The entries of a worker's own queue that may wait to be claimed: counts from *first up to, and
- * without, the one that is returned. */
+/* Returns the entries of a worker's own queue that may wait to be claimed: counts from *first up
+ * to, but not including, the returned one. */
 uint64_t
 mn_runqueue_own_entries(const struct mn_shm *shm, uint32_t queue, uint64_t *first);
 
-/* Whether the entry of a queue at a count before its tail waits to be claimed, and which task it
- * names: another one may have been claimed, or taken back, while those before it wait. */
+/* Returns whether the entry of a queue at a count before its tail waits to be claimed, and which
+ * task it names. An entry may have been claimed, or taken back, while those before it wait. */
 bool
 mn_runqueue_waits(const struct mn_shm *shm, uint32_t queue, uint64_t at, uint32_t *task);
 
-/* How many entries of a worker's own queue wait to be claimed. */
+/* Returns how many entries of a worker's own queue wait to be claimed. */
 uint64_t
 mn_runqueue_waiting(const struct mn_shm *shm, uint32_t queue);
 
-/* Takes back the task of an entry of a queue, at a count before its tail, if nobody has claimed
- * it. True, and which task, when it was. */
+/* Takes back the task of an entry of a queue, at a count before its tail, if no worker has claimed
+ * it. Returns whether it did, and which task. */
 bool
 mn_runqueue_withdraw(const struct mn_shm *shm, uint32_t queue, uint64_t at, uint32_t *task);
 
-/* Takes back a task that nobody has claimed yet. True when it was. */
+/* Takes back a task that no worker has claimed yet. Returns whether it did. */
 bool
 mn_runqueue_cancel(const struct mn_shm *shm, uint32_t task);
 

@@ -39,7 +39,7 @@ mn_tasks_close(struct mn_tasks *t)
     *t = (struct mn_tasks){0};
 }
 
-/* What workers are told of it. They may have written over what they were told before. */
+/* Writes what workers read of the task. They may have overwritten what was written before. */
 static void
 fill(struct mn_tasks *t, uint32_t task)
 {
@@ -68,7 +68,7 @@ take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t row0, uint3
     r->queue = MN_NO_QUEUE;
     fill(t, task);
     mn_task_at(&t->shm, task)->why = 0;
-    /* Relaxed: nobody looks at its block yet. */
+    /* Relaxed: no thread looks at its block yet. */
     mn_a32_store_relaxed(&r->published, MN_PUBLISHED_NOT);
     return task;
 }
@@ -84,11 +84,11 @@ mn_tasks_take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t ro
     return task;
 }
 
-/* seq_cst, as every word that others look at, though with a new task no part of its block is on a
- * queue yet. Published before it, because a worker may be done with it at once. Where it waits once
- * more, because it and a part of it were damaged, who ends that part may have looked just before
- * that and not claim it: it is published when it has waited for nothing for seconds
- * (engine/mn_claims.h). */
+/* seq_cst, like every word that other threads look at, although no part of its block is on a queue
+ * yet if the task is new. `published` comes first, because a worker may finish the task at once.
+ * The task may wait a second time, because it and one of its parts were damaged. Then the worker
+ * that ends that part may have looked just before this, and does not claim the task. It is
+ * published when it has waited for nothing for seconds (engine/mn_claims.h). */
 static void
 await_parts(struct mn_tasks *t, uint32_t task)
 {
@@ -110,8 +110,8 @@ void
 mn_tasks_give(struct mn_tasks *t, uint32_t task)
 {
     t->nquarantined -= mn_tasks_is_quarantined(t, task);
-    mn_a32_store_relaxed(&t->results[task].published, MN_PUBLISHED_NOT); /* as below */
-    /* Relaxed: nobody else may touch a task that is in no worker's hands. */
+    mn_a32_store_relaxed(&t->results[task].published, MN_PUBLISHED_NOT); /* relaxed: see below */
+    /* Relaxed: no other thread may touch a task that no worker has. */
     mn_a64_store_relaxed(&mn_task_at(&t->shm, task)->word, 0);
     t->free[t->nfree++] = task;
 }
@@ -141,7 +141,7 @@ mn_tasks_is_queued(const struct mn_tasks *t, uint32_t task, uint64_t word)
            && r->at >= t->heads[r->queue].head;
 }
 
-/* Nobody will make it: its batch is delivered as an error. */
+/* Gives up a task that no worker will make: its batch is delivered as an error. */
 static void
 give_up(struct mn_tasks *t, uint32_t task, const struct mn_death *death)
 {
@@ -158,9 +158,9 @@ mn_tasks_take_back(struct mn_tasks *t, uint32_t task, const struct mn_death *dea
     bool waits = r->kind == MN_KIND_COLLATE
                  && !mn_tasks_parts_done(t, mn_block_at(&t->shm, r->block_off));
     t->nquarantined -= mn_tasks_is_quarantined(t, task);
-    fill(t, task); /* an envelope of its worker's goes with the lease */
+    fill(t, task); /* its worker's envelope is freed with the lease */
     r->flags = 0;
-    r->accepted = false; /* what comes of it now is looked at anew */
+    r->accepted = false; /* its new result is checked again */
     if (r->retries_left == 0) {
         give_up(t, task, death);
         return;
@@ -201,17 +201,17 @@ void
 mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue)
 {
     if (t->results[task].accepted) {
-        return; /* it was done, and its word written over since */
+        return; /* it was done, and its word was overwritten since */
     }
     if (mn_tasks_publish(t, task, queue) != MN_OK) {
-        /* The queues have room for all tasks there are: what is full is damaged. */
+        /* The queues have space for all tasks there are: a full queue is damaged. */
         struct mn_death nobody = {0, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD, MN_NO_ROW};
         give_up(t, task, &nobody);
     }
 }
 
-/* The word of one that was accepted, say, may be QUEUED by damage: it is not offered to anybody
- * again, because its rows may be the caller's by now. */
+/* Damage may turn the word of an accepted task, for example, to QUEUED. It is not offered to a
+ * worker again, because its rows may be the caller's by now. */
 static void
 pass_what_has_ended(struct mn_tasks *t, uint32_t queue)
 {

@@ -19,7 +19,7 @@ mn_entry_over(const struct mn_worker_side *w)
 static void
 come(struct mn_worker_side *w)
 {
-    w->lease_off = w->lease_end = w->used_end = 0; /* the last life's were taken back */
+    w->lease_off = w->lease_end = w->used_end = 0; /* those of its last life were taken back */
     mn_a32_store_relaxed(&w->me->tid, mn_thread_number());
     mn_worker_set_owner(w->me, mn_worker_starts(w->me) + 1, (uint32_t)getpid());
     mn_a32_store_relaxed(&w->me->exit_status, 0);
@@ -27,7 +27,7 @@ come(struct mn_worker_side *w)
     mn_a32_store_seqcst(&w->me->state, MN_WORKER_READY); /* [R1] */
 }
 
-/* Nothing to do here before somebody moves the entry. */
+/* Returns whether there is nothing to do here before another thread moves the entry. */
 static bool
 must_wait(const struct mn_worker_side *w)
 {
@@ -48,7 +48,7 @@ mn_entry_await(struct mn_worker_side *w)
             mn_a32_store_seqcst(&me->state, MN_WORKER_EMPTY);
             continue;
         }
-        /* EMPTY or EXITED: nobody makes a thread's entry STARTING. */
+        /* EMPTY or EXITED: no thread's entry is ever STARTING. */
         mn_event_prepare_wait(&me->event);
         if (must_wait(w)) {
             (void)mn_event_commit_wait(&me->event, MN_WORKER_IDLE_NS);
@@ -85,7 +85,7 @@ mn_entry_leave(struct mn_worker_side *w)
 {
     bool ended = mn_a32_load_seqcst(&w->me->leave) == MN_LEAVE_ENDED;
     if (ended) {
-        mn_a32_store_seqcst(&w->me->leave, 0); /* to be counted as a death */
+        mn_a32_store_seqcst(&w->me->leave, 0); /* so that it counts as a death */
     }
     mn_entry_die(w, ended ? -SIGTERM : 0);
 }

@@ -35,8 +35,8 @@ runs_low(const struct mn_worker_side *w, uint32_t queue, uint32_t mark)
     return tail - hint < mark;
 }
 
-/* Tells the engine when the run queues run low, or this worker's part of it, while it has more
- * to put there. */
+/* Notifies the engine when the run queues run low, or this worker's own queue does, while the
+ * engine has more to put there. */
 static void
 low_water(const struct mn_worker_side *w)
 {
@@ -49,7 +49,7 @@ low_water(const struct mn_worker_side *w)
     }
 }
 
-/* Of a task that was just claimed. */
+/* Copies the trainer's fields of a task that was just claimed. */
 static void
 hold(struct mn_worker_side *w, uint32_t task)
 {
@@ -70,8 +70,8 @@ mn_worker_try(struct mn_worker_side *w, uint32_t *task)
     if (rc == MN_OK) {
         hold(w, *task);
     }
-    /* Also when there was nothing: two workers that claim at once may leave the hint behind,
-     * and then neither saw the run queues run low. */
+    /* Even if there was nothing: two workers that claim at once may leave the hint behind, and then
+     * neither of them saw the run queues run low. */
     low_water(w);
     return rc;
 }
@@ -100,8 +100,8 @@ mn_worker_claim(struct mn_worker_side *w, int64_t timeout_ns, uint32_t *task)
 #define SIBLINGS 64u
 MN_STATIC_ASSERT(SIBLINGS > MN_PARTS_MOST, "parts and their collate task");
 
-/* The tasks of a block, read while ours keeps the block alive: after DONE the trainer may
- * retire it. More than fit here: the trainer is notified for each. */
+/* Reads the tasks of a block while our task keeps the block alive: after DONE the trainer may
+ * retire it. If there are more than fit here, the trainer is notified for each task. */
 static uint32_t
 siblings(const struct mn_worker_side *w, const struct mn_task *t, uint32_t *ids)
 {
@@ -114,10 +114,10 @@ siblings(const struct mn_worker_side *w, const struct mn_task *t, uint32_t *ids)
     return b->ntasks;
 }
 
-/* The last of two workers that finish together sees the other's DONE, because words are
- * exchanged and looked at in one total order. The answer may be wrong where a
- * descriptor is used again by now: then nobody waits for the block. With n 0, where siblings() has
- * read none, it is yes. */
+/* Returns whether the block is complete. The last of two workers that finish together sees the
+ * other's DONE, because words are exchanged and looked at in one total order. The answer may be
+ * wrong if a descriptor is used again by now: then no thread waits for the block. With n 0, where
+ * siblings() has read none, it is yes. */
 static bool
 complete(const struct mn_worker_side *w, const uint32_t *ids, uint32_t n)
 {
@@ -134,7 +134,8 @@ complete(const struct mn_worker_side *w, const uint32_t *ids, uint32_t n)
     return !waiting || lost; /* nothing is collated any more once a part is lost */
 }
 
-/* Whether all parts are done; of two workers that end together at least one sees it [C1]. */
+/* Returns whether all parts are done; of two workers that end together at least one sees it
+ * [C1]. */
 static bool
 all_done(const struct mn_worker_side *w, const uint32_t *ids, uint32_t n)
 {
@@ -147,8 +148,8 @@ all_done(const struct mn_worker_side *w, const uint32_t *ids, uint32_t n)
     return i == n;
 }
 
-/* Claims a WAITING task if its word is still the one that was seen while the block was sure
- * to live: a block that was given up meanwhile has cancelled it, and generations differ. */
+/* Claims a WAITING task if its word is still the one that was seen while the block was surely
+ * alive: an abandoned block has cancelled it, and generations differ. */
 static bool
 claim_waiting(struct mn_worker_side *w, uint32_t task, uint64_t seen)
 {
@@ -167,7 +168,7 @@ claim_waiting(struct mn_worker_side *w, uint32_t task, uint64_t seen)
     return true;
 }
 
-/* Says whether the task's first sample came right after the one this worker made last. */
+/* Records whether the task's first sample came right after the one that this worker made last. */
 static void
 note_place(struct mn_worker_side *w, struct mn_task *made)
 {
@@ -200,7 +201,7 @@ mn_worker_done(struct mn_worker_side *w, uint32_t task)
     t->done_ns = mn_now_ns();
     /* Relaxed: written by this worker alone. */
     mn_a64_store_relaxed(&w->me->tasks_done, mn_a64_load_relaxed(&w->me->tasks_done) + 1);
-    mn_a64_store_relaxed(&w->me->since_ns, 0); /* first: not the next one's */
+    mn_a64_store_relaxed(&w->me->since_ns, 0); /* first: it is not the next task's */
     mn_a64_store_release(&w->me->running, 0); /* [A3]: its rows are written */
     uint64_t word = mn_a64_load_relaxed(&t->word); /* ours while RUNNING */
     mn_assert(mn_word_status(word) == MN_TASK_RUNNING

@@ -5,10 +5,10 @@
 
 #include "os/mn_clock.h"
 
-/* Tasks cheaper than this are not worth a look at the thread's CPU clock (a system call). */
+/* Tasks cheaper than this are not worth a read of the thread's CPU clock (a system call). */
 #define CPU_CLOCK_WORTH_NS UINT64_C(20000)
 
-/* One look more for each wait: a small part of what the wake-up costs. */
+/* Reads the clock once more for each wait: a small part of what the wake-up costs. */
 void
 mn_worker_waited(struct mn_worker_clock *clock)
 {
@@ -44,7 +44,7 @@ mn_worker_account(struct mn_worker_side *w, struct mn_worker_clock *clock, uint3
         clock->cpu_begin_ns = t->wall_ns > CPU_CLOCK_WORTH_NS ? cpu : 0;
     }
     else if (t->wall_ns > CPU_CLOCK_WORTH_NS) {
-        clock->cpu_begin_ns = mn_thread_cpu_ns(); /* from the next task on */
+        clock->cpu_begin_ns = mn_thread_cpu_ns(); /* counts from the next task on */
     }
     /* Relaxed: written here alone. */
     mn_a64_store_relaxed(&me->busy_ns, mn_a64_load_relaxed(&me->busy_ns) + t->wall_ns);

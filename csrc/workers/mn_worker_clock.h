@@ -1,7 +1,7 @@
 /* mn_worker_clock.h - what a task has cost its worker, by both clocks.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Owned by the worker's thread, as its entry's counters are.
+ * Owned by the worker's thread, like its entry's counters.
  */
 #ifndef MN_WORKER_CLOCK_H
 #define MN_WORKER_CLOCK_H
@@ -9,25 +9,26 @@
 #include "workers/mn_worker.h"
 
 struct mn_worker_clock {
-    uint64_t begin_ns;     /* of the task in hand */
-    uint64_t lap_ns;       /* when the last of its rows was done that was timed, or it began */
-    uint64_t cpu_begin_ns; /* CPU time of this thread then; 0: not looked at, because the
-                            * tasks are so cheap. */
+    uint64_t begin_ns;     /* start of the current task */
+    uint64_t lap_ns;       /* when its last timed row was done, or it began */
+    uint64_t cpu_begin_ns; /* CPU time of this thread at begin_ns; 0: not read, because the tasks
+                            * are very cheap */
 };
 
-/* The thread has waited, or just begun: what that has cost is not the next task's. */
+/* The thread has waited, or has just begun: that time does not count for the next task. */
 void
 mn_worker_waited(struct mn_worker_clock *clock);
 
-/* The claimed task's time begins. */
+/* Starts the clock of the claimed task. */
 void
 mn_worker_begin(struct mn_worker_side *w, struct mn_worker_clock *clock);
 
-/* How long it is since the task began, or since this was asked last: what a row has taken. */
+/* Returns the time since the task began, or since the last call: what a row has taken. */
 uint64_t
 mn_worker_lap(struct mn_worker_clock *clock);
 
-/* And ends: into the task and the entry's counters. Before mn_worker_done. */
+/* Stops the clock, and adds the times to the task and the entry's counters. Call it before
+ * mn_worker_done(). */
 void
 mn_worker_account(struct mn_worker_side *w, struct mn_worker_clock *clock, uint32_t task);
 

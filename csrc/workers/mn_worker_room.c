@@ -1,4 +1,4 @@
-/* mn_worker_room.c - where a worker waits for room for a result outside of rows. See mn_worker.h.
+/* mn_worker_room.c - where a worker waits for memory for a result outside of rows. See mn_worker.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <errno.h>
@@ -7,17 +7,17 @@
 #include "base/mn_error.h"
 #include "workers/mn_worker.h"
 
-/* How often it looks meanwhile whether the trainer still lives. */
+/* How often it checks meanwhile whether the trainer still lives. */
 #define POLL_NS (INT64_C(200) * 1000 * 1000)
 
-/* The trainer is gone, and with it whoever would end this worker. Threads of it go, too. */
+/* Returns whether the trainer is gone, which would end this worker. Threads of it are gone, too. */
 static bool
 orphaned(const struct mn_worker_side *w)
 {
     return w->trainer != NULL && mn_lifeline_is_cut(w->trainer);
 }
 
-/* The trainer's answer, or still WANT when there will be none. */
+/* Returns the trainer's answer, or WANT if there will be none. */
 static uint32_t
 await_lease(struct mn_worker_side *w)
 {

@@ -1,4 +1,4 @@
-/* Whether another worker comes where one has died: see policy_respawn.h.
+/* Whether a dead worker is replaced: see policy_respawn.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "workers/policy_respawn.h"
