@@ -1,13 +1,13 @@
 /* The driver of CUDA devices, found at run time: loads the kernel of mn_finish.cu, and starts it.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Nothing of CUDA is linked and none of its headers is needed: the driver's library is opened by
+ * Nothing of CUDA is linked and none of its headers is needed. The driver's library is opened by
  * name, and the few functions that are called are declared here as in its ABI. So this is built
  * everywhere and works where there is a driver. Only the kernel needs a compiler for devices; it
  * comes as an image: code for several devices in one file.
  *
  * A struct mn_driver never changes once it is open: any thread may use it. Its module stays loaded,
- * and the device's primary context retained, until the process ends: kernels may still be running,
+ * and the device's primary context retained, until the process ends. Kernels may still be running,
  * and that context is the one that torch uses.
  */
 #ifndef MN_DRIVER_H

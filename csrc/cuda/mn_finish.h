@@ -5,7 +5,7 @@
  * pointers are to memory of the device, and its layout is the same for both.
  *
  * The unfinished voxels lie in `source`, sample after sample. Or they are a window of a whole case
- * that stays on the device: then each sample has a window (ops/mn_recipe.h), and `cases` say where
+ * that stays on the device. Then each sample has a window (ops/mn_recipe.h), and `cases` say where
  * the cases are. A window that makes no sense is still read within its case.
  */
 #ifndef MN_FINISH_H

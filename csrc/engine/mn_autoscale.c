@@ -196,7 +196,7 @@ rows_done(struct mn_engine *e)
 }
 
 /* Returns whether it is time to decide. If the caller has asked for nothing for a while, it starts
- * a new interval instead: the caller saves a model, or is between two epochs. That says nothing
+ * a new interval instead. The caller saves a model, or is between two epochs. That says nothing
  * about workers. */
 static bool
 is_time(struct mn_engine *e, uint64_t now, bool *sign)
@@ -279,9 +279,8 @@ measure(struct mn_engine *e, uint64_t now, struct mn_scaler_input *in)
     return !first;
 }
 
-/* Returns the number of tasks that only lack a free worker. If a worker has been idle, on average
- * since the last look, something else holds back what has not started: memory, or the end of the
- * epoch. */
+/* Returns the number of tasks that only lack a free worker. If a worker has been idle since the
+ * last look, something else holds back what has not started: memory, or the end of the epoch. */
 static int64_t
 backlog(struct mn_engine *e, const struct mn_scaler_input *in)
 {

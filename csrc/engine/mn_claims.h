@@ -19,7 +19,7 @@
  * that is stopped just there for longer is taken for damaged.  At that point the trainer does not
  * know which side is wrong.  So it kills every worker that is named, and takes the task back when
  * they are gone (mn_quarantine.h).  If no worker is named, the worker that should have claimed a
- * WAITING task may be held up just before the claim: the task is published, and that worker then
+ * WAITING task may be held up just before the claim. The task is published, and that worker then
  * finds it claimed or queued.
  *
  * The limit of this: a word that turns to QUEUED again before any other worker has passed its entry

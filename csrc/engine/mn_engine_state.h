@@ -1,8 +1,8 @@
 /* mn_engine_state.h - the engine's parts and how they fit together; private to engine/.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The engine composes parts that do not know each other: the arena (memory/mn_arena.h), tasks,
- * leases and the crew of workers (workers/), the plan (schedule/) and the caller's waits
+ * The engine composes parts that do not know each other. They are the arena (memory/mn_arena.h),
+ * tasks, leases and the crew of workers (workers/), the plan (schedule/) and the caller's waits
  * (mn_waits.h).  Other folders ask through mn_engine_snapshot.h.  The engine's files build on each
  * other, and include downwards only:
  *
@@ -26,7 +26,7 @@
  *
  * Lock.  One, mutex, which next() takes.  It guards everything below except the marked fields, and
  * the parts that have no lock of their own.  mn_engine_unlock() unlocks it and then makes the
- * wake-ups that were noted meanwhile: no system call is made while the mutex is held, except those
+ * wake-ups that were noted meanwhile. No system call is made while the mutex is held, except those
  * of malloc.  A model of costs has its own lock, which may be taken while this one is held.
  */
 #ifndef MN_ENGINE_STATE_H

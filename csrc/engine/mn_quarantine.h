@@ -4,7 +4,7 @@
  * A damaged word does not say which worker runs the task, and the worker that damaged it may
  * continue.  But each worker writes in its own entry what it runs, and does so before its claim
  * ([A1] in mn_records.h).  So the engine ends every worker that an entry or the record names.  It
- * takes the task back only when no entry names the task and all ended workers are gone: until then,
+ * takes the task back only when no entry names the task and all ended workers are gone. Until then,
  * one of them may still write the rows.  An entry with an impossible task number may stand for any
  * task.
  *
@@ -25,7 +25,7 @@ void
 mn_quarantine_task(struct mn_engine *e, uint32_t task, uint64_t word, enum mn_damage damage);
 
 /* Does the same for a task that a dead worker was running and that another worker's entry names.
- * That worker is not ended: it may have been about to claim the task like the dead one, and clears
+ * That worker is not ended. It may have been about to claim the task like the dead one, and clears
  * its entry as soon as its claim fails. If its entry goes on naming the task, mn_claims.h ends
  * it. */
 void

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Owns the mapping, the two allocators over it (records of batches; rows and envelopes) and the
- * ledger: what is used, what the program retains of that, and the limit.  Knows no task and no
- * worker: a range belongs to the code that allocated it, until that code frees it.
+ * ledger. The ledger has what is used, what the program retains of that, and the limit.  Knows no
+ * task and no worker: a range belongs to the code that allocated it, until that code frees it.
  *
  *   mn_arena_alloc     mn_arena_free
  *   mn_arena_keep      mn_arena_release: a range that the program retains, which outlives its batch

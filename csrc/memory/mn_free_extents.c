@@ -265,7 +265,7 @@ mn_extent_is_cold(const struct mn_extents *e, uint64_t granule, uint32_t turns)
 /* ---- the allocator ---- */
 
 /* Maps a zero byte for each granule. There may be 2^25. A mapping gets its pages only when they are
- * written; calloc() might have to clear all of it, because its memory may have been used before. */
+ * written. calloc() might have to clear all of it, because its memory may have been used before. */
 static int
 mn_extent_map_turns(struct mn_extents *e)
 {

@@ -3,8 +3,8 @@
  *
  * Purpose
  *   Hands out ranges of [base_off, base_off + bytes) of an arena that it never touches.
- *   Lowest address first: memory that was in use a moment ago is warm, and the cold upper
- *   end stays in one piece that can be returned to the system.
+ *   Lowest address first: memory that was in use a moment ago is warm. The cold upper end stays in
+ *   one piece that can be returned to the system.
  *
  * Actors and owners
  *   One thread at a time; only the trainer's engine. Everything lives in private memory,

@@ -3,9 +3,9 @@
  *
  * Purpose
  *   Pages that were in use are several times as fast to write as fresh ones. So memory that
- *   the load will need again stays, and the rest is returned. Recent use shows what it needs:
- *   the allocator hands out the lowest address first, so under a steady load the same ranges
- *   are used again and again, and the excess of an earlier load is not touched.
+ *   the load will need again stays, and the rest is returned. Recent use shows what it needs. The
+ *   allocator hands out the lowest address first, so under a steady load the same ranges are used
+ *   again and again. The excess of an earlier load is not touched.
  *
  * Terms
  *   turn   the unit of age: MN_TRIM_TURN_NS in which memory was allocated, or
@@ -15,8 +15,8 @@
  *   pass   one walk over the free ranges, from the lowest address up; one per turn at most
  *
  * Rule
- *   Warm memory that was freed MN_TRIM_COLD turns ago is returned, except for a spare at the
- *   lowest addresses: a quarter of what batches in the making or ready use, at least
+ *   Warm memory that was freed MN_TRIM_COLD turns ago is returned, except for a spare at the lowest
+ *   addresses. The spare is a quarter of what batches in the making or ready use, at least
  *   MN_TRIM_SPARE. That amount comes and goes as slow samples do.
  *   Every MN_TRIM_COLD * MN_TRIM_LONG turns, memory of that age is returned without a spare.
  *   Warm memory counts against the memory limit. Over the limit the spare is at most what is
@@ -36,7 +36,7 @@
 
 #define MN_TRIM_TURN_NS UINT64_C(250000000)
 #define MN_TRIM_PAUSE_NS UINT64_C(2500000000)
-/* Turns; longer than memory lies idle at an ordinary pace of the consumer: a training step of up to
+/* Turns; longer than memory lies idle at an ordinary pace of the consumer. A training step of up to
  * some seconds is a pause of one or two turns. */
 #define MN_TRIM_COLD 4u
 #define MN_TRIM_LONG 10u

@@ -25,9 +25,9 @@ struct mn_cases {
 /* Opens a list. Takes over `list` (malloc'ed, like its strings), even on failure. The fields follow
  * from the first case's headers and the pipeline; it is an error if a shape would depend on the
  * case. The samples are the cases, `repeat` times.
- * If `tail` is above 0, the last `tail` operators are not run; a field of 64-bit words behind the
+ * If `tail` is above 0, the last `tail` operators are not run. A field of 64-bit words behind the
  * volumes then has the sample's recipe (mn_recipe.h). With `windows` a sample has its window in
- * place of the volumes, and always a recipe; the pipeline must then be ReadNpy, a crop and that
+ * place of the volumes, and always a recipe. The pipeline must then be ReadNpy, a crop and that
  * tail. */
 int
 mn_cases_open(struct mn_cases **cases, struct mn_pipeline *pipeline, struct mn_case *list,
@@ -37,8 +37,8 @@ mn_cases_open(struct mn_cases **cases, struct mn_pipeline *pipeline, struct mn_c
 void
 mn_cases_close(struct mn_cases *cases);
 
-/* Finds the boxes of case number `at` now, if the pipeline has a balanced crop that caches them:
- * later samples then never wait for a scan. */
+/* Finds the boxes of case number `at` now, if the pipeline has a balanced crop that caches them.
+ * Later samples then never wait for a scan. */
 int
 mn_cases_warm(const struct mn_cases *cases, int64_t at, struct mn_text *text);
 

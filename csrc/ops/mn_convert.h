@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * To float32: C's conversion (nearest, ties to even). To uint8: truncation toward zero, as
- * NumPy does for what fits; values outside 0..255 become 0 or 255 and NaN becomes 0, where
- * NumPy's result depends on the machine.
+ * NumPy does for what fits. Values outside 0..255 become 0 or 255 and NaN becomes 0, where NumPy's
+ * result depends on the machine.
  */
 #ifndef MN_CONVERT_H
 #define MN_CONVERT_H

@@ -84,7 +84,7 @@ random_window(struct mn_work *work, const struct mn_op *op, const struct mn_key 
     return take_window(work, op, start);
 }
 
-/* Per axis: if the patch is longer than the box, its slack is split at random between the sides; a
+/* Per axis: if the patch is longer than the box, its slack is split at random between the sides. A
  * shorter patch lies at random inside the box. Then it is pushed back into the volume. */
 static int
 window_at_box(struct mn_work *work, const struct mn_op *op, const struct mn_key *key,

@@ -6,9 +6,9 @@
  *   regardless of the number of threads and epochs.
  *
  * How
- *   A table of lists that only grow: an entry is made complete, then put at the head of its
- *   list by compare-and-swap, and never changed or removed before the table ends. So there
- *   is no lock: no state that a fork could copy half done, no reclamation, no ABA.
+ *   A table of lists that only grow. An entry is made complete, then put at the head of its list by
+ *   compare-and-swap. It is never changed or removed before the table ends. So there is no lock: no
+ *   state that a fork could copy half done, no reclamation, no ABA.
  *   Two threads that learn the same fact at once both add it; either entry is right.
  *   Entries are found by path, kind and the file's identity (device, inode, size, mtime),
  *   so a changed file is learned anew. After MN_FILECACHE_ENTRIES nothing more is added:

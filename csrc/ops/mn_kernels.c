@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The pragmas keep the promise of mn_kernels.h for all build flags: no fused multiply-add (which
- * AArch64 and AVX-512 would use), and a square root that need not set errno, which would keep its
- * loop from being vectorised.
+ * AArch64 and AVX-512 would use). They also allow a square root that need not set errno, which
+ * would keep its loop from being vectorised.
  */
 #include "ops/mn_kernels.h"
 

@@ -19,8 +19,8 @@ struct mn_key {
     uint32_t number;
 };
 
-/* Normals come in groups of this many; group g is made of Philox blocks 16 g to 16 g + 15
- * of stream 1, and element 16 o + l of a group is output o of block l. */
+/* Normals come in groups of this many. Group g is made of Philox blocks 16 g to 16 g + 15 of stream
+ * 1. Element 16 o + l of a group is output o of block l. */
 #define MN_NORMALS_GROUP 64
 #define MN_STREAM_NOISE 1u
 

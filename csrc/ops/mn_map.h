@@ -10,18 +10,18 @@
  *   stores past the cache changed nothing. A label's scan for boxes is spared a copy, too.
  *
  * Files that are not in the page cache
- *   A fault reads a piece around it, waits, and leaves small pages behind. So headers are read
- *   by calls; a crop that had to wait asks for all its remaining planes at once (mn_view.c); a
- *   scan reads by calls from the first voxels that are not in memory (mn_pipeline_sample.c).
- *   Measured on the same files, dropped from the cache each time: crop 60 to 69 ms against 70 to
- *   76 by calls alone, scan and crop 55 against 62, a scan as fast as by calls.
+ *   A fault reads a piece around it, waits, and leaves small pages behind. So headers are read by
+ *   calls. A crop that had to wait asks for all its remaining planes at once (mn_view.c). A scan
+ *   reads by calls from the first voxels that are not in memory (mn_pipeline_sample.c). Measured on
+ *   the same files, dropped from the cache each time: crop 60 to 69 ms against 70 to 76 by calls
+ *   alone, scan and crop 55 against 62, a scan as fast as by calls.
  *
  * Ownership
  *   A mapping has one owner at a time: the table, or the work that took it out (by exchange)
  *   and puts it back (by compare-and-swap). Two threads that want one file at once have a
  *   mapping each, and the table keeps both. So there is no count of users, no mapping vanishes
  *   under a reader, and only one thread sees the zeros of mn_sigbus_guard.h. There is also no
- *   lock for a fork to copy while it is held; mappings that other threads had out at a fork stay
+ *   lock for a fork to copy while it is held. Mappings that other threads had out at a fork stay
  *   mapped in the child, unused.
  *
  * Bounds
@@ -32,17 +32,18 @@
  *   1.3 to 1.7 times as much as calls; while all files fit, mappings cost half.) Only one in
  *   MN_MAPS_TURN files replaces the mapping that was put back longest ago, so that mappings of
  *   unused files are dropped in the end. No descriptor stays open. The pages are page cache:
- *   the kernel takes them back when it needs memory, though a process's resident and
- *   proportional set sizes count those it has mapped. Page tables are its own: at most 1/512
- *   of the bytes. The space of a deleted file is free again when its mapping is dropped.
+ *   the kernel takes them back when it needs memory, although a process's resident and proportional
+ *   set sizes count those it has mapped. Page tables are its own: at most 1/512 of the bytes. The
+ *   space of a deleted file is free again when its mapping is dropped.
  *
  * Changed files
  *   Each use compares the file's identity, found by the path, with that of the mapping.
  *
  * Where there is no mapping
- *   mn_map_open gives NULL and the caller reads: where there is no room, where the file system
- *   is not known to be on this machine (a network's may notice another machine's change only
- *   at open, and can raise SIGBUS when its server is gone), and where the system refuses.
+ *   mn_map_open gives NULL and the caller reads where there is no room, and where the system
+ *   refuses. The same holds where the file system is not known to be on this machine (a network's
+ *   may notice another machine's change only at open, and can raise SIGBUS when its server is
+ *   gone).
  */
 #ifndef MN_MAP_H
 #define MN_MAP_H
@@ -57,8 +58,8 @@
 /* A 64th of the mappings that Linux gives a process (vm.max_map_count, 65530): other pipelines and
  * other code need mappings, too. Twice the 420 files of KiTS19. */
 #define MN_MAPS 1024
-/* Slots where a path's mapping may be: few enough to look at each, many enough that a mapping finds
- * one in a table that is half full. */
+/* Slots where a path's mapping may be. There are few enough to look at each, many enough that a
+ * mapping finds one in a table that is half full. */
 #define MN_MAPS_WAYS 16
 #define MN_MAPS_TURN 64
 

@@ -9,7 +9,7 @@
  * of a to 64 bits, MN_SQRT is the exactly rounded square root.
  *
  * Box and Muller's transform. The maths is Taylor series on reduced ranges, accurate to float's
- * precision for all practical purposes; a table or a library call would differ by machine.
+ * precision for all practical purposes. A table or a library call would differ by machine.
  */
 
 #if MN_LANES == 1

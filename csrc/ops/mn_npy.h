@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Format versions 1.0, 2.0 and 3.0 as numpy.lib.format describes them. Accepted are little-endian
- * arrays of the dtypes of minato/ops.h, C order, four axes (channel, depth, height, width), none of
- * them empty, whose bytes make up exactly the rest of the file. Any other file is an error that
- * names the file and says what was found.
+ * arrays of the dtypes of minato/ops.h, C order, with four axes (channel, depth, height, width),
+ * none of them empty. Their bytes must make up exactly the rest of the file. Any other file is an
+ * error that names the file and says what was found.
  *
- * A file is mapped if possible (mn_map.h), and reading it is pointing into the mapping; all code
+ * A file is mapped if possible (mn_map.h), and reading it is pointing into the mapping. All code
  * that looks at the bytes stands between mn_npy_begin and mn_npy_end. Otherwise reads are pread
  * calls into the caller's buffer. Either way a file that shrinks while it is read is an error and
  * not a signal. With `direct` the page cache is bypassed (O_DIRECT); a file system that cannot do

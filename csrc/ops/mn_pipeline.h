@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A pipeline never changes once made, except for its cache, mappings, pool and counters, which are
- * atomic: any number of threads may run it at once, and a fork finds no lock held.
+ * atomic. So any number of threads may run it at once, and a fork finds no lock held.
  *
  * Running is split in two, so that the caller can allocate outputs whose shape depends on the
  * input: mn_pipeline_apply leaves views (mn_view.h), mn_work_store writes them.

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Each operator that needs nothing but a voxel, its place and random numbers (flip, cast, scale,
- * noise, normalize) becomes one step: its draws are made, and what is left is arithmetic. A
+ * noise, normalize) becomes one step. Its draws are made, and what is left is arithmetic. A
  * pipeline that is to end on a device leaves its last operators as a recipe with the sample, and
  * cuda/mn_finish.cu does the rest there. Otherwise mn_pipeline.c does it, by the same steps.
  *

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 /* The range that this thread reads. Initial-exec, because the handler also runs in threads that
- * never read a range: another model may allocate at a thread's first access. musl does not, and
+ * never read a range. Another model may allocate at a thread's first access. musl does not, and
  * refuses initial-exec in what is loaded at run time. */
 #if defined(__GLIBC__)
 #define MN_GUARD_TLS _Thread_local __attribute__((tls_model("initial-exec")))

@@ -16,9 +16,9 @@
  *   Each mn_guard_enter checks that our handler is installed and installs it if it is not. So
  *   code that installs another one later (faulthandler.enable, another library) disables ours
  *   only until the next section. The previous handler is remembered. A SIGBUS that is not
- *   ours puts it back and comes again: a fault by running the instruction again, a signal that
- *   was sent by sending it again. If that leads back here, the other code has our handler as
- *   its predecessor; then the default action is taken. The handler stays installed after
+ *   ours puts it back and comes again. A fault by running the instruction again, and a signal that
+ *   was sent by sending it again. If that leads back here, the other code has our handler as its
+ *   predecessor; then the default action is taken. The handler stays installed after
  *   mn_guard_leave, where it has no range and so only does that.
  *
  *   The kernel ends the program if a fault's signal is blocked, as it is in native workers, so

@@ -14,7 +14,7 @@
 #define GAP_CACHED 4096
 #define GAP_DIRECT 65536
 
-/* Planes between two checks of whether a mapped file's pages had to be waited for: the check is a
+/* Planes between two checks of whether a mapped file's pages had to be waited for. The check is a
  * system call of some 200 ns, a plane of the usual patch takes some 7 us. */
 #define LOOK_EVERY 8
 

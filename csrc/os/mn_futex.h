@@ -1,7 +1,7 @@
 /* Waiting on, and waking waiters of, a word in memory that processes share.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The kernel's futex in its shared flavour: the kernel finds waiters by the page behind the word,
+ * The kernel's futex in its shared flavour. The kernel finds waiters by the page behind the word,
  * so two processes that map it at different addresses meet.
  * Actors: any thread of any process that maps the word.
  * It orders nothing: callers put the memory order on their own atomic operations. sync/mn_event.h

@@ -3,15 +3,14 @@
  *
  * Purpose: whether the process of an id lives, and signals to it, by pidfds.  These come from the
  * kernel and need no /proc.  An id alone may be reused once its process is reaped, so the caller
- * must know that it is not: workers/mn_records.h says why the id in a worker's entry is never
- * reused.
- * "Dead" means that the process can no longer write memory: it is gone, or a zombie all of whose
- * threads have ended. A process of which only the first thread has ended is alive.
+ * must know that it is not. The header workers/mn_records.h says why the id in a worker's entry is
+ * never reused. "Dead" means that the process can no longer write memory: it is gone, or a zombie
+ * all of whose threads have ended. A process of which only the first thread has ended is alive.
  * Reaping is the parent's business; nothing here reaps.
  * Code that checks with every batch whether it still runs in the process that made the batch calls
- * mn_proc_self(): a system call costs a quarter of a microsecond on some machines. The number is
- * written at the first call, and in a child by a handler of fork(), before fork() returns there;
- * any thread may read it.
+ * mn_proc_self(). A system call costs a quarter of a microsecond on some machines. The number is
+ * written at the first call, and in a child by a handler of fork(), before fork() returns there.
+ * Any thread may read it.
  *
  *   mn_proc_pidfd    close(fd)
  */

@@ -15,7 +15,7 @@
 #define QUANTILES_FIRST 4u
 /* Of tasks with cheap samples, one in this many is checked for where it was made. */
 #define PLACES_EVERY 8u
-/* The model's cells are prefetched this many rows ahead: a shuffled order hits none in cache, and
+/* The model's cells are prefetched this many rows ahead. A shuffled order hits none in cache, and
  * some ten misses are under way at a time. */
 #define FETCH_AHEAD 12u
 
@@ -92,7 +92,7 @@ mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns)
     c->since++;
 }
 
-/* Returns a sample's marks by what is known of groups now: one that followed its neighbour before,
+/* Returns a sample's marks by what is known of groups now. One that followed its neighbour before,
  * and was expensive even so, has opened a group. */
 static uint8_t
 marks_of(const struct mn_costs *c, const struct mn_cost_cell *cell)

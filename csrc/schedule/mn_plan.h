@@ -4,8 +4,8 @@
  *
  * A state machine over numbers (balanced scheduling): no clock, no lock, no system call, and no
  * knowledge of memory addresses.  Its owner tells it what to do (add), the present state (struct
- * mn_plan_facts) and what was done and seen (begun, refused, started, done, taken, learned), and
- * asks what to do next.  The plan starts nothing by itself.
+ * mn_plan_facts), and what was done and seen (begun, refused, started, done, taken, learned). Then
+ * it asks what to do next.  The plan starts nothing by itself.
  *
  *     add -> next_task or next_for_worker -> begun or refuse -> started -> set_done -> taken
  *
@@ -13,8 +13,8 @@
  * Where neighbours are kept together (policy_locality.h), each worker has a share of its own, and
  * the plan is asked for each worker separately: mn_plan_shares.c.
  *
- * Few tasks are queued at a time, because a queued task can no longer be reordered: about one
- * millisecond of work or a quarter of a task for each worker.
+ * Few tasks are queued at a time, because a queued task can no longer be reordered. The number is
+ * about one millisecond of work or a quarter of a task for each worker.
  *
  * The plan's files build on each other: mn_planned (a planned batch), mn_plan_chunks (rows of a
  * task), mn_plan_locality (which worker makes them), mn_plan_cut (cuts batches into tasks, also
@@ -91,7 +91,7 @@ struct mn_plan_batch {
     const float *hint;     /* [nrows] the dataset's hints of what rows cost, or NULL */
 };
 
-/* What a worker does now. */
+/* The present activity of a worker. */
 struct mn_worker_view {
     bool usable;        /* it exists and can run tasks */
     uint64_t queued;    /* tasks that wait on its own queue */
@@ -286,7 +286,8 @@ bool
 mn_plan_starved(struct mn_plan *p, const struct mn_plan_facts *f);
 
 /* Returns for how many nanoseconds the planned work that has not started keeps the workers busy,
- * beyond a reserve; 1 while costs are unknown, INT64_MAX when no more batches are planned. */
+ * beyond a reserve. Returns 1 while costs are unknown, INT64_MAX when no more batches are
+ * planned. */
 int64_t
 mn_plan_lasts(const struct mn_plan *p);
 

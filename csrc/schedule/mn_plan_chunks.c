@@ -4,7 +4,7 @@
 #include "schedule/mn_plan_state.h"
 #include "schedule/policy_chunk.h"
 
-/* What a task costs in addition to its samples: claim, report, a share of a wake-up. */
+/* The cost of a task in addition to its samples: claim, report, a share of a wake-up. */
 #define TASK_OVERHEAD_NS 5000
 
 int64_t

@@ -180,7 +180,7 @@ mn_piece_slow(const struct mn_plan *p, const struct mn_piece *x)
 enum { CHAIN = 1, PIECE = 2, OPENING = 4 }; /* what begins at a row: mn_planned.border */
 
 /* Marks the rows at which pieces begin: where chains begin, where the home changes, and around
- * samples that are known to be slow, which may have to start alone. */
+ * samples that are known to be slow. Those may have to start alone. */
 static void
 mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home,
              const uint8_t *marks, const int64_t *cost)

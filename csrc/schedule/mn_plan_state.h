@@ -18,8 +18,8 @@
 #define MN_PLAN_LARGE_BYTES (UINT64_C(1) << 20)
 
 /* Time savings below this are not worth the memory of another batch. A worker idles for this long
- * before anything beyond the window is started, and a large batch's sample must be slow by more
- * than this to count as slow. A busy machine takes a core away for up to some ten milliseconds, and
+ * before anything beyond the window is started. A large batch's sample must be slow by more than
+ * this to count as slow. A busy machine takes a core away for up to some ten milliseconds, and
  * fresh pages for a large batch cost about as much. */
 static inline int64_t
 mn_plan_patience_ns(uint64_t batch_bytes)
@@ -59,7 +59,7 @@ struct mn_plan_together {
     uint32_t stance;      /* what the pieces were cut by: a change of it is news */
 };
 
-/* What one worker is to do next, unless other workers must help. */
+/* The pieces that one worker is to make next, unless other workers must help. */
 struct mn_share {
     struct mn_piece *first, *last;
     uint64_t chain;   /* of the piece that it was given last */

@@ -20,13 +20,13 @@
  *   CPU saturation the answer is therefore no. (A published rule adds the utilisation's
  *   excess over a threshold to the count, which answers saturation with more workers.)
  *   Never grow beyond what fits into memory: the out-of-memory killer is worse than a slow
- *   loader. Grow by a quarter at most, so that the effect can be judged; by twice that where
+ *   loader. Grow by a quarter at most, so that the effect can be judged. Grow by twice that where
  *   tasks mostly wait: an extra worker then costs next to nothing, and a useless one is undone.
- *   Full (occupancy >= MN_SCALER_FULL, MN_SCALER_FULL_FOR updates in a row): shrink half
- *   the way to what was needed, by at least one. What was needed is the largest busy share
- *   meanwhile, and a quarter to spare; the first update does not count, because the window may
- *   have been filling. Do not shrink if the remaining workers would be busy all the time:
- *   the caller would soon be starved. Between the two thresholds: change nothing.
+ *   Full (occupancy >= MN_SCALER_FULL, MN_SCALER_FULL_FOR updates in a row): shrink half the way to
+ *   the need, by at least one. The need is the largest busy share meanwhile, and a quarter to
+ *   spare. The first update does not count, because the window may have been filling. Do not shrink
+ *   if the remaining workers would be busy all the time: the caller would soon be starved. Between
+ *   the two thresholds: change nothing.
  *
  * Hysteresis
  *   Growing needs fewer updates than shrinking: a stalled accelerator costs more than an
@@ -42,8 +42,8 @@
  *   Ceiling and floor are forgotten when another workload shows. The sign is that speed
  *   (starved) or what the caller took (on average, since the window was full) has moved by
  *   more than a quarter from its value when they were found.
- *   On constant input this ends: every step is in one direction until a bound is met,
- *   and a step back sets the bound that prevents the step forth.
+ *   On constant input this ends. Every step is in one direction until a bound is met, and a step
+ *   back sets the bound that prevents the step forth.
  */
 #ifndef MN_POLICY_AUTOSCALE_H
 #define MN_POLICY_AUTOSCALE_H

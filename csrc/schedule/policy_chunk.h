@@ -13,14 +13,14 @@
  *   size    = as many samples as reach the target, but no more than the batch has.
  *   When the batch is wanted now and `idle` workers could share it, latency counts: at
  *   most ceil(batch / idle) samples per task. But no task is shorter than MN_CHUNK_SPREAD /
- *   MN_CHUNK_AMORTISE of the target (that many times the overhead): below that, waking
- *   another worker takes longer than doing the work.
+ *   MN_CHUNK_AMORTISE of the target (that many times the overhead). Below that, waking another
+ *   worker takes longer than doing the work.
  *   The result is evened out: ceil(batch / ceil(batch / size)), so that 10 samples in
  *   tasks of at most 7 become 5 + 5.
  *   In the steady state (idle 0) different batches keep different workers busy, and
  *   splitting one batch finer has no benefit.
  *
- * mn_chunk_next cuts by the samples' own predicted costs: a sample whose cost reaches the target is
+ * mn_chunk_next cuts by the samples' own predicted costs. A sample whose cost reaches the target is
  * always alone, so that no cheap neighbour waits for it and it can be started early.
  */
 #ifndef MN_POLICY_CHUNK_H

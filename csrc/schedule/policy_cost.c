@@ -1,4 +1,4 @@
-/* What a sample costs: see policy_cost.h.
+/* The cost of a sample: see policy_cost.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "schedule/policy_cost.h"

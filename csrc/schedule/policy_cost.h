@@ -1,10 +1,10 @@
-/* What a sample costs: a running cost per index, and the distribution over all of them.
+/* The cost of a sample: a running cost per index, and the distribution over all of them.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
  *   Predicts the wall time of the sample at position `index` of the dataset, so that a slow
- *   one can be started early, and remembers which worker made it last. Numbers in, numbers
- *   out: reports come from the tasks.
+ *   one can be started early. Remembers which worker made it last. Numbers in, numbers out: reports
+ *   come from the tasks.
  *
  * Model
  *   One cell of 12 bytes an index, in memory given by the caller (or none: then there is
@@ -18,8 +18,8 @@
  *   An x beyond a factor MN_COST_SURPRISE of c is a surprise: it counts as if it were
  *   that factor away, and is remembered. A second surprise in a row to the same side is
  *   taken for a change: c = x, and averaging begins anew. So one outlier, in either
- *   direction, leaves c between 3/4 and 3/2 of what it was, and a change of level
- *   is followed after two epochs.
+ *   direction, leaves c between 3/4 and 3/2 of what it was. A change of level is followed after two
+ *   epochs.
  *
  *   A sample that is slow at random (an augmentation drawn anew each epoch) is
  *   not predictable from its history; its c wanders between the levels, which costs

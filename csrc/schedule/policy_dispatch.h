@@ -5,8 +5,8 @@
  *   One caller (the engine, under its mutex) inserts the tasks of coming batches, asks
  *   for the one to start whenever a worker is free, and takes it out. A task is one
  *   sample, or a chunk of neighbouring cheap samples of one batch (policy_chunk.h).
- *   A task that is queued before a worker is free was chosen early; in simulation one task
- *   per worker queued ahead cost nothing, because the order itself rarely changes.
+ *   A task that is queued before a worker is free was chosen early. In simulation one task per
+ *   worker queued ahead cost nothing, because the order itself rarely changes.
  *
  * Slack
  *   period   predicted time between two batches (mn_dispatch_period)
@@ -15,15 +15,15 @@
  *   slack    deadline - excess
  *   Order: max(slack, 0), then batch, then slack, then position.
  *   A sample that costs as much as most has no excess, so equal costs give the sampler's
- *   order exactly. A slow one overtakes those whose deadline is nearer by less than its
- *   excess: it moves ahead only by what it needs to be ready with its neighbours. The rule
- *   uses excess and not cost, so that the window below is the steady window for ordinary
- *   samples; among tasks of at least typical cost it is the same order.
+ *   order exactly. A slow one overtakes those whose deadline is nearer by less than its excess. It
+ *   moves ahead only by what it needs to be ready with its neighbours. The rule uses excess and not
+ *   cost, so that the window below is the steady window for ordinary samples. Among tasks of at
+ *   least typical cost it is the same order.
  *   Negative slack is a start that is overdue from the beginning, which only the first
  *   batches of an epoch have. Among these the earlier batch counts: slow samples of batches
- *   1, 2, ... do not push all of batch 0 back, and they wait only for the work of batch 0.
+ *   1, 2, ... do not push all of batch 0 back. They wait only for the work of batch 0.
  *
- * What may start (mn_dispatch_peek)
+ * Tasks that may start (mn_dispatch_peek)
  *   W: slack <= (head + window - 1) * period, with head the next batch to deliver. For
  *      ordinary samples that is: batch < head + window, torch's prefetch window. A slow
  *      sample enters earlier, by its excess, so it is ready as early as
@@ -38,16 +38,15 @@
  *   the end of the epoch.
  *   L: last_batch bounds ordinary tasks, for a caller that cannot use later batches yet
  *      (policy_ready.h). A slow task past it may start once its slack is that of an ordinary
- *      one of last_batch, or in E: it is started early and used when its turn has come.
+ *      one of last_batch, or in E. It is started early and used when its turn has come.
  *
  * Work bound
  *   With enough memory, I means that no worker idles while a task is left. Then the
  *   epoch ends no later than W/P + (1 - 1/P) c, with W the whole work, P the workers,
- *   and c the cost of the task that finishes last (Graham's argument: all workers were
- *   busy until it started, and the work other than it filled at most (W - c)/P). Order
- *   of delivery plays no part in it: a batch that is not complete holds back what the
- *   consumer sees but not what the workers do. That is the first epoch: nothing is
- *   known and c may be the slowest sample there is.
+ *   and c the cost of the task that finishes last. (Graham's argument: all workers were busy until
+ *   it started, and the work other than it filled at most (W - c)/P). Order of delivery plays no
+ *   part in it: a batch that is not complete holds back what the consumer sees but not what the
+ *   workers do. That is the first epoch: nothing is known and c may be the slowest sample there is.
  *
  * The end of the epoch (costs known)
  *   Least slack starts a slow sample of the last batch about its excess before the end.
@@ -58,11 +57,11 @@
  *     and c is over MN_DISPATCH_DISTINCT times the cost of the task of least slack: the
  *     costliest task goes first.
  *   While other work of at least P * c is left when a task of cost c starts, all
- *   workers stay busy past its end, and it cannot be the last to finish. With leisure 1
- *   that holds before the finale: either F >= P * c, or (FINALE - 1) * P * c is left
- *   in addition to it. In the finale the order among distinct costs is longest processing
- *   time first. So the last task to finish is as cheap as the distribution allows, and the
- *   term (1 - 1/P) c above shrinks towards the cost of the cheapest class.
+ *   workers stay busy past its end. So it cannot be the last to finish. With leisure 1 that holds
+ *   before the finale: either F >= P * c, or (FINALE - 1) * P * c is left in addition to it. In the
+ *   finale the order among distinct costs is longest processing time first. So the last task to
+ *   finish is as cheap as the distribution allows. The term (1 - 1/P) c above shrinks towards the
+ *   cost of the cheapest class.
  *   FINALE bounds how much delivery is disturbed when there is too little cheap work to
  *   ever keep the reserve; DISTINCT keeps noise from reordering equal costs.
  *   leisure = 1 - consumer / period: batches that come late, all together, still take
@@ -86,7 +85,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Measured by benchmarks/simulate.py: with 1 the case of 20 % of 10 s in 0.5 s ends 0.6 % later; 4
+/* Measured by benchmarks/simulate.py: with 1 the case of 20 % of 10 s in 0.5 s ends 0.6 % later. 4
  * and 8 gain nothing over 2 and hold delivery back for longer. */
 #define MN_DISPATCH_FINALE 2
 #define MN_DISPATCH_SMALLER 2 /* cheaper than half: two of them fit next to it */

@@ -8,13 +8,13 @@
  * Error
  *   Each octave [2^k, 2^(k+1)) is cut into 16 equal buckets, so a bucket is at most
  *   1/16 of its lower edge wide. A quantile is answered with the middle of the bucket
- *   that holds the sample of that rank: it differs from that sample by less than 1/32
- *   of it. Values under 16 are exact.
+ *   that holds the sample of that rank. It differs from that sample by less than 1/32 of it. Values
+ *   under 16 are exact.
  *
  * Drift
  *   When MN_HIST_KEEP samples are held, all counts are halved (rounding up, so that a
- *   rare class is never forgotten while new samples come in): older samples weigh half
- *   as much as the last MN_HIST_KEEP / 2, and so on.
+ *   rare class is never forgotten while new samples come in). Older samples weigh half as much as
+ *   the last MN_HIST_KEEP / 2, and so on.
  *
  * Not thread safe: the owner of the model that contains it must hold the model's lock.
  */

@@ -20,20 +20,19 @@
  *   The last samples of the cheap kind are kept. Each sample of the dear kind gets its rank
  *   among them, from 0 to 1. If the kinds do not differ, ranks are uniform and their mean is
  *   1/2, whatever the distribution looks like. A heavy tail or two classes of cost deceive
- *   it no more than others (the rank-sum test of Mann, Whitney and Wilcoxon), and a machine
- *   that slows down slows both kinds. The mean is believed when it lies at least
- *   CONTRAST_LEAST above 1/2, and CONTRAST_SIGMAS standard deviations of the mean of as many
- *   uniform ranks. That is a statement about the sign. What a sample saves must be worth
- *   acting on as well. It saves the dear kind's median beyond the cheap kind's lower quartile
- *   (in groups of two, half of the cheap kind open a group, too). That must be at least
- *   a quarter of the cheap kind's cost and LOCALITY_WORTH_NS, which is half of what tasks are
- *   chunked to: a chunk amortises less than that already.
+ *   it no more than others (the rank-sum test of Mann, Whitney and Wilcoxon). A machine that slows
+ *   down slows both kinds. The mean is believed when it lies at least CONTRAST_LEAST above 1/2, and
+ *   CONTRAST_SIGMAS standard deviations of the mean of as many uniform ranks. That is a statement
+ *   about the sign. The saving per sample must be worth acting on as well. It is the dear kind's
+ *   median beyond the cheap kind's lower quartile (in groups of two, half of the cheap kind open a
+ *   group, too). That must be at least a quarter of the cheap kind's cost and LOCALITY_WORTH_NS,
+ *   which is half of what tasks are chunked to. A chunk amortises less than that already.
  *
  *   Where groups are much longer than what one worker makes of them at a time, most of the dear
  *   kind find their group open. Only few pay, but a lot: ranks and medians do not show it.
  *   So a second statement counts as well. Costs beyond CONTRAST_FAR times the cheap kind's
  *   lower quartile must be commoner in the dear kind, by CONTRAST_SIGMAS standard deviations
- *   of that difference of two shares, and their extra cost must be worth it on average.
+ *   of that difference of two shares. Their extra cost must be worth it on average.
  *
  *   unknown  until EVIDENCE samples of both kinds were seen, and four times as many in total
  *            where some cost far more than usual, and nothing was believed. Where samples cost
@@ -44,8 +43,8 @@
  *            together, each worker opens each group, few of either kind pay, and detection
  *            takes long. So the answer is unknown again when an order that keeps near indices
  *            together follows one that did not.
- *   The policy arranges nothing to learn about homes: of W workers one in W samples is made at
- *   home by chance, and a few of these are enough to see that they are much cheaper there.
+ *   The policy arranges nothing to learn about homes. Of W workers one in W samples is made at home
+ *   by chance, and a few of these are enough to see that they are much cheaper there.
  *
  * Groups
  *   While neighbours are kept together, a follower that costs more than halfway from the
@@ -53,10 +52,10 @@
  *   it followed, and whether it opened a group even so (policy_cost.h). Where such a sample
  *   follows, its group begins, and that is the place to change workers. A sampler that shuffles
  *   inside of groups makes these marks wrong. Their accuracy is counted on the followers that
- *   were kept in spite of their mark (one in eight), and they are believed while most are
- *   right. If most indices of the order do not come right after the one before them, it
- *   probably shuffles. Then marks are not believed before MN_LOCALITY_RIGHT more were right
- *   than wrong: until then all followers are kept.
+ *   were kept in spite of their mark (one in eight). They are believed while most are right. If
+ *   most indices of the order do not come right after the one before them, it probably shuffles.
+ *   Then marks are not believed before MN_LOCALITY_RIGHT more were right than wrong: until then all
+ *   followers are kept.
  *
  * Chains
  *   A chain is a run of the sampler's order that one worker is meant to make.
@@ -64,9 +63,9 @@
  *   declared or remembered beginning. Else it does not inside of a batch. At the beginning of
  *   a batch (where torch would change workers) it does, unless the sample is known to follow,
  *   or most samples that followed there opened nothing. To learn that, some follow there in any
- *   case: one in four until EDGES were seen, one in sixteen from then on, and never two in a
- *   row. No chain is longer than `most` samples: with longer ones there would not be one for
- *   each worker within what may be planned.
+ *   case. It is one in four until EDGES were seen, one in sixteen from then on, and never two in a
+ *   row. No chain is longer than `most` samples: with longer ones there would not be one for each
+ *   worker within what may be planned.
  *
  * The first batch of all
  *   Nothing is known, and every worker and the caller wait for it. If it is a group, spreading
@@ -74,8 +73,8 @@
  *   So each worker begins a batch of its own. All help with the first batch once the second
  *   samples of most of those are nearly as dear as the first ones (half as dear, so that
  *   opening again costs no more than a sample). By then the B samples of the batch are two
- *   fewer for the price of two: they are ready after 2 + (B - 2) / W samples' time instead of
- *   B / W. Where that is too much (mn_locality_finds) the batch is spread at once.
+ *   fewer for the price of two. They are ready after 2 + (B - 2) / W samples' time instead of B /
+ *   W. Where that is too much (mn_locality_finds) the batch is spread at once.
  */
 #ifndef MN_POLICY_LOCALITY_H
 #define MN_POLICY_LOCALITY_H

@@ -3,8 +3,8 @@
  *
  * Purpose
  *   Bounds the bytes of batches in flight and of ready ones that were not delivered yet. The
- *   caller charges what a task will occupy when it starts (all of its batch, with the batch's
- *   first task), and returns it when the batch was delivered and is released.
+ *   caller charges what a task will occupy when it starts (all of its batch, with the batch's first
+ *   task). It returns that when the batch was delivered and is released.
  *
  * Terms
  *   used    all bytes charged
@@ -21,10 +21,10 @@
  * and the next batch becomes the head.
  *
  * Bound: if no batch is larger than room <= limit, then used <= limit always. A task past the head
- * leaves ahead <= limit - room behind; ahead falls when the head moves on; the head itself never
+ * leaves ahead <= limit - room behind. ahead falls when the head moves on; the head itself never
  * uses more than room; so used = ahead + head <= limit. If a batch does not fit (or was
- * underestimated) the excess is at most that one batch, and nothing else is started until it is
- * gone. What the program retains of delivered batches is used as well, and comes on top: the code
+ * underestimated) the excess is at most that one batch. Nothing else is started until it is gone.
+ * Memory of delivered batches that the program retains is used as well, and comes on top: the code
  * that delivers must bound it.
  */
 #ifndef MN_POLICY_MEMORY_H

@@ -5,18 +5,18 @@
  *   B samples per batch; natural batch of position p: p / B; batches are formed as k = 0, 1...
  *   bound D >= 0: every sample is delivered in a batch k with |k - p / B| <= D.
  *   A sample is marked ready as fast or slow (slow: it outlived the slow timeout).
- *   A natural batch is whole while all of it is ready and nothing of it delivered; it is open
- *   once a part of it was delivered.
+ *   A natural batch is whole while all of it is ready and nothing of it delivered. It is open once
+ *   a part of it was delivered.
  *
  * Whole batches first
  *   The samples of a natural batch lie together in memory and are delivered as they lie. A
- *   batch that is mixed from several costs a copy of all of it, and leaves each of them in
- *   memory until its last sample is delivered. So while there are whole ones they are
- *   delivered, oldest first, and a batch that a slow sample holds up waits for it. It comes
- *   when it is whole, or when the bound demands it. Where nothing is slow, every batch is a
- *   natural one, and forming costs nothing.
+ *   batch that is mixed from several costs a copy of all of it. It leaves each of them in memory
+ *   until its last sample is delivered. So while there are whole ones they are delivered, oldest
+ *   first, and a batch that a slow sample holds up waits for it. It comes when it is whole, or when
+ *   the bound demands it. Where nothing is slow, every batch is a natural one, and forming costs
+ *   nothing.
  *   With none whole, B ready samples could be mixed now, or some task may end in a moment. The
- *   caller decides (mix): a caller that waits as long as the copy would take, and then copies,
+ *   caller decides (mix). A caller that waits as long as the copy would take, and then copies,
  *   never spends more than twice what the best choice would have cost.
  *
  * Rule for batch k
@@ -37,24 +37,23 @@
  *        open batches are used up before more are opened;
  *     4. the slow ones left, until the batch is full.
  *   The natural share: of all samples delivered after k batches, slow / marked of
- *   them may be slow; what is not used is carried over, up to the share of MN_READY_CARRY
- *   batches. So slow samples neither starve behind the fast nor arrive bunched when
- *   several end together.
+ *   them may be slow. An unused share is carried over, up to the share of MN_READY_CARRY batches.
+ *   So slow samples neither starve behind the fast nor arrive bunched when several end together.
  *
  * Bound, by induction over k: before batch k is formed, every sample with p / B < k - D has been
  * delivered, and none with p / B > k - 1 + D.
- *   Lower: those with p / B = k - D are at most B, are all ready when the batch is
- *   formed, and go first, so they all fit into batch k. Upper: nothing past natural batch
- *   k + D is taken. For D = 0 both say p / B = k: the sampler's batches exactly.
+ *   Lower: those with p / B = k - D are at most B, are all ready when the batch is formed, and go
+ *   first. So they all fit into batch k. Upper: nothing past natural batch k + D is taken. For D =
+ *   0 both say p / B = k: the sampler's batches exactly.
  * Full: when batch k is due, k B samples are delivered and (k + D + 1) B may be, or all of the
- * epoch; at least B remain, or the rest of the epoch. So waiting for B ready ones ends once workers
+ * epoch. At least B remain, or the rest of the epoch. So waiting for B ready ones ends once workers
  * finish what they may start, and all batches but the last have B. A natural batch that is shorter
  * is whole only as the last one.
  *
  * Exactly once: a position goes from pending to ready to delivered once; a second mark is refused.
  *
  * Data: one byte per position, for the (2 D + 1) B positions that can be live, in a ring, and
- * counts for each of their natural batches: a whole one is found without a look at positions.
+ * counts for each of their natural batches. A whole one is found without a look at positions.
  */
 #ifndef MN_POLICY_READY_H
 #define MN_POLICY_READY_H

@@ -4,7 +4,7 @@
  * Purpose
  *   For samples of which nothing is known yet. A verdict costs nothing by itself (no
  *   work is cancelled or repeated). For a sample in flight, it counts in the statistics and
- *   may add a standby worker, and the engine thread looks a few times within the timeout.
+ *   may add a standby worker. The engine thread looks a few times within the timeout.
  *   For a done sample, it says whether it is slow in ready mode (policy_ready.h). It must be
  *   silent when costs barely vary: a fixed percentile as the timeout always flags its share.
  *
@@ -21,7 +21,7 @@
  *   Never below MN_SLOW_LEAST_NS, the size of a scheduling hiccup.
  *   A constant cost whose samples all stay below 1.9 times their median flags nothing.
  *   None is over FACTOR * median (of which the histogram knows 1/32 more or less), so
- *   there is no tail, and GUARD * p99 is far above all of them.
+ *   there is no tail. And GUARD * p99 is far above all of them.
  *
  * Hysteresis: the timeout in use stays until the learned one differs from it by more than a
  * quarter, or the tail has come or gone, twice in a row.
@@ -61,7 +61,7 @@ int64_t
 mn_slow_update(struct mn_slow *s, const struct mn_histogram *wall);
 
 /* Returns whether a sample of known cost is slow enough to be started by itself, ahead of its
- * neighbours: it takes twice as long as most, and a millisecond more. */
+ * neighbours. It takes twice as long as most, and a millisecond more. */
 static inline bool
 mn_slow_starts_alone(int64_t cost_ns, int64_t typical_ns)
 {

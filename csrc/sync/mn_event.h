@@ -55,17 +55,16 @@
  *   Dead sleeper: the word stays ASLEEP. The next notification sets it AWAKE and wakes no
  *   thread, at the price of one system call; no count is off. The next sleeper on this event
  *   simply prepares to sleep.
- *   Dead notifier: killed after B7 but before its system call, it leaves the word AWAKE and
- *   the sleeper in the kernel, where later notifications would not see it. There are two
- *   remedies. A sleeper whose notifiers can be killed bounds its sleep. Or the process that
- *   confirms such a death calls mn_event_notify_always, which wakes without looking at the
- *   word first.
+ *   Dead notifier: killed after B7 but before its system call, it leaves the word AWAKE and the
+ *   sleeper in the kernel. There, later notifications would not see it. There are two remedies. A
+ *   sleeper whose notifiers can be killed bounds its sleep. Or the process that confirms such a
+ *   death calls mn_event_notify_always, which wakes without looking at the word first.
  *   Dead after B2, before B4: published and not notified; mn_event_notify_always repairs
  *   that, too.
  *   A notifier that is stopped (SIGSTOP, or off its core for long) between B7 and its system
- *   call mutes the others in the same way, without any death. Only the bound of the sleep
- *   helps, so every sleeper here has one: the engine a tenth of a second, a worker that waits
- *   for memory a fifth, the program's thread half a second, an idle worker one second.
+ *   call mutes the others in the same way, without any death. Only the bound of the sleep helps, so
+ *   every sleeper here has one. The engine has a tenth of a second, a worker that waits for memory
+ *   a fifth, the program's thread half a second, an idle worker one second.
  *
  *   call                      pairs with
  *   mn_event_prepare_wait     exactly one of mn_event_cancel_wait, mn_event_commit_wait

@@ -12,7 +12,7 @@
  * that no entry names is owned by no worker, whatever a worker may have written over its word.
  *
  * Owners.  tail and the ring: trainer.  hint: any worker, forward only (CAS from the value it
- * scanned from); the trainer moves it back if a stray write has moved it too far
+ * scanned from). The trainer moves it back if a stray write has moved it too far
  * (mn_runqueue_mend).  Task words: see mn_records.h.
  *
  * Invariants.
@@ -67,9 +67,9 @@ bool
 mn_runqueue_first(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue,
                   uint32_t *task);
 
-/* Repairs a damaged hint. By I1 the hint cannot lie beyond a claimable task; if it does, no worker
+/* Repairs a damaged hint. By I1 the hint cannot lie beyond a claimable task. If it does, no worker
  * would look there any more, so it goes back to that task. The exception is a task that a worker's
- * entry names: then its word is damaged, and the worker that runs it may still write its rows.
+ * entry names. Then its word is damaged, and the worker that runs it may still write its rows.
  * Returns whether it repaired the hint. */
 bool
 mn_runqueue_mend(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue);

@@ -70,7 +70,7 @@ mn_worker_try(struct mn_worker_side *w, uint32_t *task)
     if (rc == MN_OK) {
         hold(w, *task);
     }
-    /* Even if there was nothing: two workers that claim at once may leave the hint behind, and then
+    /* Even if there was nothing. Two workers that claim at once may leave the hint behind, and then
      * neither of them saw the run queues run low. */
     low_water(w);
     return rc;
@@ -149,7 +149,7 @@ all_done(const struct mn_worker_side *w, const uint32_t *ids, uint32_t n)
 }
 
 /* Claims a WAITING task if its word is still the one that was seen while the block was surely
- * alive: an abandoned block has cancelled it, and generations differ. */
+ * alive. An abandoned block has cancelled it, and generations differ. */
 static bool
 claim_waiting(struct mn_worker_side *w, uint32_t task, uint64_t seen)
 {

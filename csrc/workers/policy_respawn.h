@@ -14,8 +14,8 @@
  *   Workers that die while they start have no task. After MN_RESPAWN_DEATHS of them in a row,
  *   over a time, the place is not filled again. The time is MN_RESPAWN_NS, or
  *   MN_RESPAWN_KILLED_NS if the last one was killed. A worker that the system would not make
- *   was tried for seconds already, and counts as if that time was over; so does one whose
- *   records made no sense.
+ *   was tried for seconds already, and counts as if that time was over. So does one whose records
+ *   made no sense.
  *
  * A pure state machine: no clock, no lock, no system call.
  */

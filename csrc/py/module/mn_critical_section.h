@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A method of an object with state runs in a critical section of the object. Without the GIL that
- * gives one object the guarantee that the GIL gives all: no other thread is in one of its methods,
+ * gives one object the guarantee that the GIL gives all. No other thread is in one of its methods,
  * except where the method releases the thread state or calls Python. With the GIL it does nothing.
  * Lists and dictionaries of the program may be changed by other threads while we read them. So they
  * are read by functions that return our own references.

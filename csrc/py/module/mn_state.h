@@ -136,7 +136,7 @@ struct mn_hold *
 mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64_t off,
             uint64_t bytes);
 
-/* Makes a copy of data in ordinary memory under the same rule: memory that a NumPy array still
+/* Makes a copy of data in ordinary memory under the same rule. Memory that a NumPy array still
  * shows is not freed when share_memory_() moves the tensor. Returns NULL with an exception. */
 struct mn_hold *
 mn_hold_copy(struct mn_state *st, const void *data, uint64_t bytes);

@@ -5,9 +5,8 @@
  *
  *   key     = (base_seed, epoch, position, domain) absorbed into 2 x 64 bits.  Two
  *             chains of one 64-bit bijection (Pelle Evensen's "moremur" constants)
- *             with different offsets; with the other inputs fixed each chain is a
- *             bijection of the one that varies, so two positions of an epoch can
- *             never share a key.
+ *             with different offsets. With the other inputs fixed each chain is a bijection of the
+ *             one that varies. So two positions of an epoch can never share a key.
  *   stream  = (key, stream number) mixed into 128 bits k0..k3; with the key fixed
  *             the first half is a bijection of the stream number.
  *   word i  = the low-bias 32-bit finaliser (two multiplications, constants
@@ -16,7 +15,7 @@
  *             xored to its result.
  *
  * No level is cryptographic.  The two multiplications are enough because a word only has to differ
- * from its neighbours in one state: everything that distinguishes samples and generators has been
+ * from its neighbours in one state. Everything that distinguishes samples and generators has been
  * through the 64-bit mixer before.  The results are part of minato's reproducibility promise:
  * changing any constant changes every seeded run.  So tests/seeding/test_seeding.py pins them with
  * a second implementation in Python.

@@ -11,11 +11,11 @@
  * Python looks again.
  *
  * A fork copies holds.  The child's copies never free: they compare process ids.  And memory that
- * the child sees must not change under it: a range that was handed out when the trainer forked
+ * the child sees must not change under it. A range that was handed out when the trainer forked
  * waits until that child is gone (os/mn_forks.h; minato/transport/fork_hooks.py reports forks).  A
  * hold remembers how many forks were counted at its birth and at its end, and every living fork in
  * between sees it.  Its end is not the run of the deleter, but the moment when the rule above is
- * found to hold: until then a child may inherit an object that shows the range.
+ * found to hold. Until then a child may inherit an object that shows the range.
  */
 #include <errno.h>
 #include <stdlib.h>

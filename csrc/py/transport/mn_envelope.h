@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The records are in workers/mn_records.h.  Big parts (MN_FIELD_BIG and more) begin on pages of
- * their own, so each can be handed to the caller and freed by itself; the small ones are copied
+ * their own, so each can be handed to the caller and freed by itself. The small ones are copied
  * out.  The envelope begins at the start of a page, and a seal shows whether it was damaged.
  */
 #ifndef MN_ENVELOPE_H
