@@ -1,6 +1,6 @@
 /* mn_engine_sizes.h - the sizes of an engine: descriptors, queue entries, records, arena, and the
- * SPDX-License-Identifier: Apache-2.0
  * default memory limit.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * Functions of the configuration and of the machine.
  */

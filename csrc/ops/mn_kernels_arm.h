@@ -1,6 +1,6 @@
 /* The version of the inner loops for AArch64, where every processor has these vectors; part of
- * SPDX-License-Identifier: Apache-2.0
  * mn_kernels.c, included only there.
+ * SPDX-License-Identifier: Apache-2.0
  */
 #include <arm_neon.h>
 

@@ -1,6 +1,6 @@
 /* The inner loops themselves. mn_kernels.c includes this file once per instruction set, and defines
- * SPDX-License-Identifier: Apache-2.0
  * MN_K(name) to give each copy its own names. For that reason it has no include guard.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * Written for the compiler's vectoriser: straight-line loops without branches. Only the normals
  * need more help; their lanes are in mn_normals_body.h.

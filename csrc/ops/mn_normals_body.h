@@ -1,7 +1,7 @@
 /* Normal numbers from Philox blocks, MN_LANES blocks at a time. mn_kernels.c includes this file
- * SPDX-License-Identifier: Apache-2.0
  * once per instruction set, before mn_kernels_body.h; so does cuda/mn_finish.cu. For that reason it
  * has no include guard.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * MN_LANES 1 is plain C, and C++ for CUDA devices. Otherwise it uses the compiler's vector
  * extension, because the vectorisers give up on the bit patterns below. The order of operations is

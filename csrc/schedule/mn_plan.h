@@ -1,6 +1,5 @@
-/* mn_plan.h - batches from the time they are drawn until their tasks start: decides what starts
+/* mn_plan.h - batches from drawing until their tasks start: decides what starts next.
  * SPDX-License-Identifier: Apache-2.0
- * next.
  *
  * A state machine over numbers (balanced scheduling): no clock, no lock, no system call, and no
  * knowledge of memory addresses.  Its owner tells it what to do (add), the present state (struct

@@ -1,6 +1,6 @@
 /* mn_plan_starved.c - workers that idle behind a straggler: when work past the window starts, and
- * SPDX-License-Identifier: Apache-2.0
  * when more is planned. See mn_plan.h.
+ * SPDX-License-Identifier: Apache-2.0
  */
 #include "schedule/mn_plan_state.h"
 

@@ -1,6 +1,6 @@
 /* Forks that may still see shared memory: their ends, two at once, more than are watched, and
- * SPDX-License-Identifier: Apache-2.0
  * processes that close all descriptors.
+ * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
 #include <dirent.h>

@@ -1,7 +1,7 @@
 /* Prints the results of mn_cpu and mn_mem below the given root for the Python side to check.
- * SPDX-License-Identifier: Apache-2.0
  * Without a root it prints those of this system, and the private memory of this process and of one
  * that does not exist.
+ * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
 #include <inttypes.h>
