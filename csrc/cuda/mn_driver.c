@@ -153,7 +153,7 @@ mn_driver_finish(const struct mn_driver *driver, void *stream, const struct mn_f
         return 0;
     }
     if (!makes_sense(job)) {
-        return mn_fail(text, EINVAL, "these are no volumes that a device can finish");
+        return mn_fail(text, EINVAL, "a device cannot finish volumes of these shapes or dtypes");
     }
     uint32_t blocks = (job->voxels - 1) / MN_FINISH_THREADS + 1;
     blocks = blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX;

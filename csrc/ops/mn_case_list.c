@@ -249,10 +249,11 @@ mn_cases_open(struct mn_cases **cases, struct mn_pipeline *pipeline, struct mn_c
         rc = mn_fail(text, EINVAL, "a dataset needs at least one case and one repeat");
     }
     else if (tail < 0 || tail > mn_pipeline_tail_most(pipeline)) {
-        rc = mn_fail(text, EINVAL, "the last %d operators are no steps", tail);
+        rc = mn_fail(text, EINVAL, "the last %d operators are not all steps (flip, cast, scale, "
+                                   "noise or normalize)", tail);
     }
     else if (windows && !crops_files(c)) {
-        rc = mn_fail(text, EINVAL, "the pipeline is not ReadNpy, a crop and steps");
+        rc = mn_fail(text, EINVAL, "the pipeline must be ReadNpy, a crop and steps");
     }
     else {
         c->native.length = length;

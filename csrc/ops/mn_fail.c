@@ -22,5 +22,5 @@ mn_fail(struct mn_text *text, int code, const char *format, ...)
 int
 mn_fail_memory(struct mn_text *text, size_t bytes)
 {
-    return mn_fail(text, ENOMEM, "out of memory: %zu bytes were asked for", bytes);
+    return mn_fail(text, ENOMEM, "out of memory: cannot allocate %zu bytes", bytes);
 }

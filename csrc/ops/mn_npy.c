@@ -85,7 +85,7 @@ identify(struct mn_npy_file *file, struct mn_text *text)
         return fail_errno(text, file->path, "fstat");
     }
     if (!S_ISREG(st.st_mode)) {
-        return mn_fail(text, EINVAL, "%s: is no regular file", file->path);
+        return mn_fail(text, EINVAL, "%s: is not a regular file", file->path);
     }
     file->identity = identity_of(&st);
     return 0;

@@ -122,7 +122,7 @@ parse_integer(struct cursor *c, int64_t *value)
         c->at++;
     }
     if (c->at == first || (*first == '0' && c->at > first + 1)) {
-        return malformed(c, "the shape is no tuple of lengths"); /* 07 is not a number in Python */
+        return malformed(c, "the shape is not a tuple of lengths"); /* 07 is no number */
     }
     if (c->at < c->end && *c->at == 'L') {
         c->at++; /* as Python 2 wrote long integers */
@@ -134,7 +134,7 @@ static int
 parse_shape(struct cursor *c, struct header *h)
 {
     if (!accept(c, '(')) {
-        return malformed(c, "the shape is no tuple of lengths");
+        return malformed(c, "the shape is not a tuple of lengths");
     }
     h->ndim = 0;
     while (!accept(c, ')')) {
@@ -153,7 +153,7 @@ parse_shape(struct cursor *c, struct header *h)
             if (accept(c, ')')) {
                 break;
             }
-            return malformed(c, "the shape is no tuple of lengths");
+            return malformed(c, "the shape is not a tuple of lengths");
         }
     }
     h->has_shape = true;
@@ -195,7 +195,7 @@ parse_item(struct cursor *c, struct header *h)
                    ? 0
                    : malformed(c, "fortran_order is neither True nor False");
     }
-    return malformed(c, "a key other than descr, fortran_order and shape, or one twice");
+    return malformed(c, "an unknown or repeated key; allowed are descr, fortran_order and shape");
 }
 
 static int
@@ -284,7 +284,7 @@ parse_prefix(const unsigned char *head, size_t length, struct cursor *c, uint64_
         return 1;
     }
     if (memcmp(head, "\x93NUMPY", 6) != 0) {
-        return mn_fail(c->text, EINVAL, "%s: is no .npy file", c->path);
+        return mn_fail(c->text, EINVAL, "%s: is not a .npy file", c->path);
     }
     if (head[6] < 1 || head[6] > 3 || head[7] != 0) {
         return mn_fail(c->text, EINVAL, "%s: .npy format version %d.%d is unknown", c->path,
@@ -307,7 +307,7 @@ mn_npy_parse(struct mn_npy *npy, const unsigned char *head, size_t length,
     struct header h = {0};
     uint64_t start = 0, dict_bytes = 0;
     if (file_size < 12) {
-        return mn_fail(text, EINVAL, "%s: is no .npy file: it has %llu bytes", path,
+        return mn_fail(text, EINVAL, "%s: is not a .npy file: it has %llu bytes", path,
                        (unsigned long long)file_size);
     }
     int rc = parse_prefix(head, length, &c, &start, &dict_bytes, need);

@@ -162,7 +162,8 @@ mn_op_resample_shape(const struct mn_op *op, int64_t *shape, struct mn_text *tex
         else if (shape[axis] >= 0) {
             double size = op->per_axis[axis] * (double)shape[axis];
             if (!(size >= 1 && size < 0x1p31)) {
-                return mn_fail(text, EINVAL, "axis %d of %lld voxels would get %g", axis,
+                return mn_fail(text, EINVAL, "resampling axis %d of %lld voxels would give %g "
+                                             "voxels", axis,
                                (long long)shape[axis], size);
             }
             shape[axis] = (int64_t)size;

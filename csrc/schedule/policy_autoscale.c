@@ -26,35 +26,35 @@ mn_scaler_text(enum mn_scaler_reason reason)
 {
     switch (reason) {
     case MN_SCALER_STEADY:
-        return "the batch queue is neither dry nor full";
+        return "the prefetch window is neither empty nor full";
     case MN_SCALER_SETTLING:
-        return "the last change, or a first sign of need, has still to show its effect";
+        return "the effect of the last change, or of a first sign of need, does not show yet";
     case MN_SCALER_GROW_IDLE_CORES:
-        return "the batch queue runs dry, tasks are waiting and cores are idle";
+        return "the program is starved, tasks are waiting and cores are idle";
     case MN_SCALER_GROW_WAITING:
-        return "the batch queue runs dry and tasks spend their time waiting, not computing";
+        return "the program is starved, and tasks spend their time waiting, not computing";
     case MN_SCALER_SHRINK_FULL:
-        return "the batch queue stays full: fewer workers suffice";
+        return "the prefetch window stays full: fewer workers suffice";
     case MN_SCALER_UNDO_GROWTH:
         return "the workers added last did not raise the rate";
     case MN_SCALER_DRY_NO_TASKS:
-        return "the batch queue is dry, but no task waits for a worker";
+        return "the program is starved, but no task waits for a worker";
     case MN_SCALER_DRY_CPU_BUSY:
-        return "the batch queue is dry, but the cores are busy: more workers cannot help";
+        return "the program is starved, but the cores are busy: more workers cannot help";
     case MN_SCALER_DRY_AT_MAX:
-        return "the batch queue is dry, but the most workers that autoscale allows are there";
+        return "the program is starved, but autoscale allows no more workers";
     case MN_SCALER_DRY_AT_CEILING:
-        return "the batch queue is dry, but more workers did not help before";
+        return "the program is starved, but more workers did not help before";
     case MN_SCALER_FULL_AT_MIN:
-        return "the batch queue is full and the least number of workers is reached";
+        return "the prefetch window is full, and the minimum number of workers is reached";
     case MN_SCALER_FULL_AT_FLOOR:
-        return "the batch queue is full, but ran dry with fewer workers before";
+        return "the prefetch window is full, but the program was starved with fewer workers before";
     case MN_SCALER_OUT_OF_RANGE:
         return "the number of workers was outside its limits";
     case MN_SCALER_DRY_NO_MEMORY:
-        return "the batch queue is dry, but memory has no room for a worker more";
+        return "the program is starved, but there is no memory for another worker";
     case MN_SCALER_FULL_BUSY:
-        return "the batch queue is full, but fewer workers would be busy all the time";
+        return "the prefetch window is full, but fewer workers would be busy all the time";
     }
     return "unknown";
 }

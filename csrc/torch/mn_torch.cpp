@@ -1,6 +1,6 @@
 /* minato._torch: a fast way for the core to see where a tensor's values lie, and to make small
- * SPDX-License-Identifier: Apache-2.0
  * tensors.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * Optional, and the only C++ of the project.  It is built where torch's headers are found, against
  * torch's C++ ABI, which changes with each minor release.  The module therefore refuses to load
@@ -133,7 +133,7 @@ exec(PyObject *module)
     }
     else if (version != nullptr) {
         PyErr_Format(PyExc_ImportError,
-                     "minato._torch was built for torch %s and does not load beside torch %s",
+                     "minato._torch was built for torch %s and does not load with torch %s",
                      MN_TORCH_VERSION, version);
     }
     Py_XDECREF(text);

@@ -182,7 +182,7 @@ def test_pages_of_the_arena_alone_are_locked(fake: Fake, locker: Locker) -> None
     elsewhere = np.zeros(WIDTH, np.float32)
     engine = iterator._engine
     assert engine.lock_pages(elsewhere.ctypes.data, elsewhere.nbytes) is None
-    with pytest.raises(OSError, match="setting what locks pages"):
+    with pytest.raises(OSError, match="cannot set the functions that lock pages"):
         engine.set_page_driver(*locker.driver())  # there is one
 
 

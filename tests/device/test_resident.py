@@ -244,7 +244,7 @@ def test_windows_are_read_within_their_case(emulated: Emulated) -> None:
 
 def test_a_source_or_windows_are_needed(emulated: Emulated) -> None:
     for more in ((), (0, 8, 1), (8, 8, 0)):
-        with pytest.raises(ValueError, match="no volumes"):
+        with pytest.raises(ValueError, match="cannot finish volumes"):
             emulated.finisher.run(0, 0, (1, 1), (1, 1, 1, 1, 1), 0, 8, 8, 0, *more)
 
 
@@ -252,7 +252,7 @@ def test_windows_need_a_crop_of_files(files: Any) -> None:
     data = ops.VolumeDataset(files, pipeline())
     native, cases = data.pipeline._get(), data.cases
     for steps in (3, 0):
-        with pytest.raises(ValueError, match="not ReadNpy, a crop and steps"):
+        with pytest.raises(ValueError, match="must be ReadNpy, a crop and steps"):
             _ops.Cases(native, cases, 1, False, 0, 0, data._epoch, steps, True)
 
 

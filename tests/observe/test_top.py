@@ -249,7 +249,7 @@ def test_another_version_and_other_memory(stuck: int) -> None:
         return changed_read
 
     assert peek(read)["trainer_pid"] == stuck
-    with pytest.raises(ValueError, match="no loader's memory"):
+    with pytest.raises(ValueError, match="not a loader's memory"):
         peek(changed(0, bytes(8)))
     with pytest.raises(ValueError, match="another version"):
         peek(changed(8, b"\1" * 8))

@@ -87,12 +87,12 @@ GOOD = "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 6, 7, 8), }"
     ("(1, 6, 7, 8)", "(1, 99999999999999999999, 7, 8)", "exceeds 64 bits"),
     ("(1, 6, 7, 8)", "(9223372036854775807, 2, 7, 8)", r"more than 2\^63 bytes"),
     ("(1, 6, 7, 8)", "(4294967296, 4294967296, 1, 1)", r"more than 2\^63 bytes"),
-    ("(1, 6, 7, 8)", "(1, -6, 7, 8)", "no tuple of lengths"),
-    ("(1, 6, 7, 8)", "(1, 6.0, 7, 8)", "no tuple of lengths"),
-    ("(1, 6, 7, 8)", "(1, 06, 7, 8)", "no tuple of lengths"),
-    ("(1, 6, 7, 8)", "[1, 6, 7, 8]", "no tuple of lengths"),
+    ("(1, 6, 7, 8)", "(1, -6, 7, 8)", "not a tuple of lengths"),
+    ("(1, 6, 7, 8)", "(1, 6.0, 7, 8)", "not a tuple of lengths"),
+    ("(1, 6, 7, 8)", "(1, 06, 7, 8)", "not a tuple of lengths"),
+    ("(1, 6, 7, 8)", "[1, 6, 7, 8]", "not a tuple of lengths"),
     ("(1, 6, 7, 8)", "(" + "1, " * 70 + ")", "more than 64 axes"),
-    ("(1, 6, 7, 8)", "(1, 6, 7, 8", "no tuple of lengths"),
+    ("(1, 6, 7, 8)", "(1, 6, 7, 8", "not a tuple of lengths"),
     ("False", "True", "Fortran order"),
     ("False", "0", "neither True nor False"),
     ("<f4", ">f4", "dtype '>f4' is not supported"),
@@ -104,8 +104,8 @@ GOOD = "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 6, 7, 8), }"
     ("'<f4'", "'<f4", "a string without an end|escape|expected|axes|key"),
     ("'<f4'", r"'<f\x34'", "escape"),
     ("'<f4'", "4", "a string was expected"),
-    ("'descr'", "'other'", "a key other than"),
-    ("'shape'", "'descr'", "one twice"),
+    ("'descr'", "'other'", "unknown or repeated key"),
+    ("'shape'", "'descr'", "unknown or repeated key"),
     ("'descr': '<f4', ", "", "is missing"),
     (", }", "} 1", "text after"),
     ("{", "", "no dict"),
@@ -125,7 +125,7 @@ def test_files_that_are_no_npy(tmp_path, image):
     np.save(whole, image)
     whole = whole.getvalue()
     for content, words in [(b"", "it has 0 bytes"), (b"\x93NUMPY", "it has 6 bytes"),
-                           (b"PK" + b"\0" * 200, "is no .npy file"),
+                           (b"PK" + b"\0" * 200, "is not a .npy file"),
                            (b"\x93NUMPY\x04\x00" + whole[8:], "version 4.0"),
                            (b"\x93NUMPY\x01\x01" + whole[8:], "version 1.1"),
                            (whole[:100], "truncated within its header"),
@@ -141,10 +141,10 @@ def test_what_the_system_refuses(tmp_path, image):
     with pytest.raises(FileNotFoundError, match="missing.npy") as error:
         read(tmp_path / "missing.npy")
     assert error.value.errno == errno.ENOENT
-    with pytest.raises(ValueError, match="no regular file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         read(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="no regular file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         read(tmp_path / "pipe")
     with pytest.raises(ValueError, match="null"):
         read("a\0b.npy")

@@ -39,7 +39,7 @@ def test_it_refuses_another_torch_and_info_says_why() -> None:
     )
     assert done.returncode == 0, done.stderr
     refused, info = done.stdout.splitlines()
-    assert f"built for torch {ext.torch_version} and does not load beside torch 1.99.0" in refused
+    assert f"built for torch {ext.torch_version} and does not load with torch 1.99.0" in refused
     assert info.startswith("built, does not load: ") and refused in info
 
 

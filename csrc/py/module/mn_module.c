@@ -24,9 +24,9 @@ adopt_orphans(PyObject *module, PyObject *Py_UNUSED(ignored))
 PyDoc_STRVAR(bind_torch_doc,
 "bind_torch(tensor_type, exchange_api, plain_tensor, from_view, weak_ref, expired,\n"
 "free_weak, iterator)\n\n"
-"Tells the core how tensors are made: torch.Tensor, its DLPack exchange capsule or None,\n"
+"Sets how the core makes tensors: torch.Tensor, its DLPack exchange capsule or None,\n"
 "the capsule of minato._torch or None, the Python functions that mn_state.h describes, and\n"
-"its class of iterators with workers.");
+"torch's class of iterators with workers.");
 
 static PyObject *
 bind_torch(PyObject *module, PyObject *args)
@@ -82,8 +82,8 @@ machine(PyObject *module, PyObject *Py_UNUSED(ignored))
 
 PyDoc_STRVAR(disposition_doc,
 "disposition(signal) -> bytes, disposition(signal, new) -> None\n\n"
-"What the system does of a signal, as sigaction() has it: not all of that is known to the\n"
-"signal module. new: bytes of an earlier call, to be in force again.");
+"The system's handling of a signal, from sigaction(): the signal module does not know all of\n"
+"it. new: bytes of an earlier call, which are set again.");
 
 /* Equal dispositions must have equal bytes, but the C library leaves some of its struct
  * undefined. */
@@ -121,7 +121,7 @@ disposition(PyObject *module, PyObject *args)
         memcpy(&want, bytes, sizeof(want));
     }
     int rc = sigaction(number, bytes != NULL ? &want : NULL, &now);
-    if (mn_raise_errno(rc < 0 ? -errno : 0, "cannot set what a signal does") < 0) {
+    if (mn_raise_errno(rc < 0 ? -errno : 0, "cannot set the handling of a signal") < 0) {
         return NULL;
     }
     if (bytes != NULL) {
@@ -132,7 +132,7 @@ disposition(PyObject *module, PyObject *args)
 
 PyDoc_STRVAR(filter_signal_doc,
 "filter_signal(signal, trainer)\n\n"
-"From now on this process heeds the signal only if the process `trainer`, its own parent or\n"
+"From now on this process obeys the signal only if the process `trainer`, its own parent or\n"
 "itself sends it. Raises OSError for a signal that has no handler.");
 
 static PyObject *
@@ -152,11 +152,11 @@ filter_signal(PyObject *module, PyObject *args)
 static PyMethodDef core_methods[] = {
     {"bind_torch", bind_torch, METH_VARARGS, bind_torch_doc},
     {"fork_begins", mn_py_fork_begins, METH_NOARGS,
-     PyDoc_STR("fork_begins(): to be called before each fork, and ...")},
+     PyDoc_STR("fork_begins(): call it before each fork.")},
     {"fork_ends", mn_py_fork_ends, METH_NOARGS,
-     PyDoc_STR("fork_ends(): ... after it, in the same thread of the parent, and ...")},
+     PyDoc_STR("fork_ends(): call it after the fork, in the same thread of the parent.")},
     {"forked", mn_py_forked, METH_NOARGS,
-     PyDoc_STR("forked(): ... in the child, where nothing of the parent's forks is known")},
+     PyDoc_STR("forked(): call it in the child, which starts without the parent's forks.")},
     {"peek", mn_peek, METH_O, mn_peek_doc},
     {"native_info", mn_native_info, METH_O, mn_native_info_doc},
     {"disposition", disposition, METH_VARARGS, disposition_doc},

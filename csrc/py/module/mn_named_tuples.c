@@ -6,7 +6,7 @@
 #include <stdarg.h>
 
 static const PyStructSequence_Field task_fields[] = {
-    {"kind", "enum mn_task_kind: who is to do what"},
+    {"kind", "enum mn_task_kind"},
     {"number", "of the batch in its epoch"},
     {"epoch", NULL},
     {"position", "of the batch's first sample in the order of the epoch"},
@@ -14,9 +14,9 @@ static const PyStructSequence_Field task_fields[] = {
     {"seeded", "whether each sample is"},
     {"row0", "first row of the batch that the task makes"},
     {"nrows", NULL},
-    {"indices", "what the sampler gave, spare ones at the end; None where rows are made in C"},
+    {"indices", "from the sampler, spare ones at the end; None where rows are made in C"},
     {"spares", "how many of the indices are spare"},
-    {"extras", "(row, what, object) of rows that were made and do not fit their place, or None"},
+    {"extras", "(row, what, object) of samples that do not fit their rows, or None"},
     {NULL, NULL},
 };
 
@@ -24,18 +24,18 @@ static const PyStructSequence_Field envelope_fields[] = {
     {"worker", "who has sent it"},
     {"row0", "first row of its task"},
     {"nrows", NULL},
-    {"pickle", "bytes; None where there was no room for it under the memory limit"},
+    {"pickle", "bytes; None if the memory limit left no memory for it"},
     {"buffers", "of the pickle, out of band"},
     {NULL, NULL},
 };
 
 static const PyStructSequence_Field loss_fields[] = {
-    {"worker", "who died with it last"},
+    {"worker", "number of the worker that died with it last"},
     {"pid", NULL},
-    {"status", "how it ended, as multiprocessing has it"},
+    {"status", "its exit code, as in multiprocessing"},
     {"row0", "first row of the task"},
     {"nrows", NULL},
-    {"row", "that the worker was at, as it said; 2**64 - 1: unknown"},
+    {"row", "that the worker ran, by its own entry; 2**64 - 1: unknown"},
     {NULL, NULL},
 };
 
@@ -77,12 +77,12 @@ mn_named_tuples_add_types(PyObject *module, struct mn_state *st)
         PyStructSequence_Desc desc;
     } all[] = {
         {&st->task_type,
-         {"minato._core.Task", "A task that Python has to do something about.",
+         {"minato._core.Task", "A task that Python must handle.",
           FIELDS(task_fields)}},
         {&st->envelope_type,
          {"minato._core.Envelope", "A message of a done task.", FIELDS(envelope_fields)}},
         {&st->loss_type,
-         {"minato._core.Loss", "A task that nobody tries any more.", FIELDS(loss_fields)}},
+         {"minato._core.Loss", "A task that is not retried any more.", FIELDS(loss_fields)}},
         {&st->span_type,
          {"minato._core.Span", "Where and when a done task ran.", FIELDS(span_fields)}},
         {&st->decision_type,

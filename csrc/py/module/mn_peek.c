@@ -41,7 +41,7 @@ bring_ctl(PyObject *read, struct mn_ctl *c)
         return -1;
     }
     if (c->magic != MN_MAGIC) {
-        PyErr_SetString(PyExc_ValueError, "this is no loader's memory, or not one yet");
+        PyErr_SetString(PyExc_ValueError, "this is not a loader's memory, or not yet");
         return -1;
     }
     if (c->sizes != mn_sizes_word()) {
@@ -201,9 +201,9 @@ queue_dict(const struct mn_ctl *c, const struct mn_task *tasks)
 
 const char mn_peek_doc[] =
     "peek(read) -> dict\n\n"
-    "What a loader is doing, read from outside. read(offset, bytes) -> bytes copies from its\n"
-    "mapping. Raises ValueError where that is none of this version's, and whatever read\n"
-    "raises. now_ns and the times beside it are of the monotonic clock.";
+    "A snapshot of a loader, read from outside. read(offset, bytes) -> bytes copies from its\n"
+    "mapping. Raises ValueError if that was not made by this version, and any exception of read.\n"
+    "now_ns and the other times are of the monotonic clock.";
 
 PyObject *
 mn_peek(PyObject *module, PyObject *read)

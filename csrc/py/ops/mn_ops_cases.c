@@ -217,7 +217,7 @@ read_sample(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(warm_doc, "warm(case): finds the boxes of this case now, if they are kept");
+PyDoc_STRVAR(warm_doc, "warm(case): finds the boxes of this case now, if they are cached");
 
 static PyObject *
 warm(PyObject *object, PyObject *args)

@@ -89,11 +89,11 @@ take_shape(struct mn_finish *job, const unsigned long long *shape)
 PyDoc_STRVAR(run_doc,
              "run(stream, which, dtypes, shape, source, target, recipes, steps, windows=0, "
              "cases=0, n_cases=0)\n\n"
-             "Begins to finish the images (which 0) or labels (1) of a batch in the order of "
-             "this CUstream: dtypes before and after, shape (samples, channels, depth, height, "
-             "width), addresses on the device, and the steps of each recipe. Without a source "
-             "samples are windows of the cases. What is there must stay until the stream has come "
-             "past it.");
+             "Starts to finish the images (which 0) or labels (1) of a batch in the order of this "
+             "CUstream. Arguments: dtypes before and after, shape (samples, channels, depth, "
+             "height, width), addresses on the device, and the steps of each recipe. Without a "
+             "source, samples are windows of the cases. The memory must live until the stream has "
+             "passed it.");
 
 static PyObject *
 run(PyObject *object, PyObject *args)

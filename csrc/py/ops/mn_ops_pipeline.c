@@ -328,8 +328,8 @@ boxes_list(const struct mn_boxes *boxes)
 
 PyDoc_STRVAR(boxes_doc,
              "boxes(label) -> [(value, components, ((low, high), ...)), ...]\n\n"
-             "The up to two largest boxes of each class of a uint8 label, path or array, "
-             "the largest last. Those of a file are kept for later crops.");
+             "The up to two largest boxes of each class of a uint8 label, path or array, the "
+             "largest last. Those of a file are cached for later crops.");
 
 static PyObject *
 boxes(PyObject *object, PyObject *label)
@@ -506,7 +506,7 @@ recipe(PyObject *object, PyObject *args)
         return NULL;
     }
     if (tail < 0 || tail > mn_pipeline_tail_most(pipeline)) {
-        PyErr_SetString(PyExc_ValueError, "so many operators are no steps");
+        PyErr_SetString(PyExc_ValueError, "fewer operators at the end are steps");
         return NULL;
     }
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, 8 * (Py_ssize_t)MN_RECIPE_WORDS(tail));

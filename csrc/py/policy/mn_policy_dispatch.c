@@ -212,7 +212,7 @@ dispatch_work(PyObject *self, void *unused)
 
 static PyMethodDef dispatch_methods[] = {
     {"insert", dispatch_insert, METH_VARARGS,
-     "insert(position, batch, cost_ns, tag=0, /) -> False when there is no room"},
+     "insert(position, batch, cost_ns, tag=0, /) -> False if it is full"},
     {"peek", dispatch_peek, METH_VARARGS,
      "peek(head_batch, ready_batches, last_batch=no limit, /)\n"
      "-> (position, batch, cost_ns, tag, slack_ns, why, node), or None when no\n"

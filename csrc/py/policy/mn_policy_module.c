@@ -74,8 +74,9 @@ policy_period(PyObject *module, PyObject *args)
 }
 
 PyDoc_STRVAR(memory_doc,
-"policy_memory(limit, used, room, bytes, is_head, /)\n--\n\n"
-"Whether a task that will occupy so many bytes may start.");
+"policy_memory(limit, used, room, bytes, is_head, /)\n"
+"--\n\n"
+"Whether a task that will occupy bytes may start.");
 
 static PyObject *
 policy_memory(PyObject *module, PyObject *args)

@@ -160,8 +160,9 @@ static PyGetSetDef ready_getset[] = {
 };
 
 PyDoc_STRVAR(ready_doc,
-"PolicyReady(batch, bound)\n--\n\n"
-"Batches from whichever samples are ready first; none moves by more than bound batches.");
+"PolicyReady(batch, bound)\n"
+"--\n\n"
+"Batches of the samples that are ready first; none moves by more than bound batches.");
 
 static PyType_Slot ready_slots[] = {
     {Py_tp_doc, (void *)ready_doc},

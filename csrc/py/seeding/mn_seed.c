@@ -458,17 +458,17 @@ PyDoc_STRVAR(put_doc,
 "put(lo, hi)\n\n"
 "Put every generator into the state that belongs to this key of sample().");
 PyDoc_STRVAR(share_doc,
-"share($self, ranks, /)\n--\n\n"
-"Positions given to seed() are from now on those of one rank among several. ranks: (rank, world,\n"
-"block), a tuple of int: the sampler deals blocks of so many consecutive samples to world ranks\n"
-"in turn. world 0: it does not say, and the rank counts as part of the base seed.\n"
-"ValueError where rank is not below world, or block is 0.");
+"share($self, ranks, /)\n"
+"--\n\n"
+"From now on, positions given to seed() are those of one rank among several. ranks: (rank,\n"
+"world, block), a tuple of int: the sampler deals blocks of that many consecutive samples to\n"
+"world ranks in turn. world 0: this is unknown, and the rank counts as part of the base seed.\n"
+"ValueError if rank is not below world, or block is 0.");
 PyDoc_STRVAR(watch_doc,
 "watch(dicts, counted, find, globals, types)\n\n"
-"From now on renew() looks at these dicts, and whether values of these types are others, and at\n"
-"how many entries the counted ones have. find() -> None, or (entries, dicts, counted, types,\n"
-"states) where there is another generator: plans of all targets but the first `globals`, what to\n"
-"watch then, and what leave() is to be given.");
+"From now on renew() checks whether values of these types in the dicts, or the numbers of\n"
+"entries of the counted dicts, have changed. find() -> None, or (entries, dicts, counted, types,\n"
+"states) for new generators: plans of all targets but the first `globals`, arguments of leave().");
 PyDoc_STRVAR(leave_doc,
 "leave(states, trial=None)\n\n"
 "Leaves private generators as they are, until a sample draws from them. states: for each a\n"
@@ -479,11 +479,11 @@ PyDoc_STRVAR(left_doc, "For each private generator, whether it is left as it is.
 PyDoc_STRVAR(drawn_doc,
 "drawn() -> bool\n\n"
 "After a sample was made, or failed: whether it has drawn from a generator that was left as it\n"
-"is. The sample is then to be seeded and made again, and this to be asked again.");
+"is. If true, seed and make the sample again, and call this again.");
 PyDoc_STRVAR(renew_doc,
 "renew() -> bool\n\n"
 "After a sample was made: as drawn(), or whether it has made a generator, which is seeded from\n"
-"now on. The sample is then to be seeded and made again, and this to be asked again.");
+"now on. If true, seed and make the sample again, and call this again.");
 PyDoc_STRVAR(describe_doc,
 "describe($self, /)\n--\n\n"
 "Which way each generator is seeded: \"filled\" (its memory is written), \"setstate\"\n"

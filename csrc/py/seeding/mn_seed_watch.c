@@ -84,7 +84,7 @@ tuple_of_dicts(PyObject *dicts)
     PyObject *tuple = PySequence_Tuple(dicts);
     for (Py_ssize_t i = 0; tuple != NULL && i < PyTuple_GET_SIZE(tuple); i++) {
         if (!PyDict_Check(PyTuple_GET_ITEM(tuple, i))) {
-            PyErr_SetString(PyExc_TypeError, "what is watched must be dicts");
+            PyErr_SetString(PyExc_TypeError, "the watched objects must be dicts");
             Py_CLEAR(tuple);
         }
     }

@@ -122,9 +122,9 @@ mn_envelope_open(const void *at, uint64_t len, const struct mn_envelope *env, ui
     }
     if (!sound || mn_seal(issue, env, parts, pickle) != env->seal) {
         PyErr_SetString(PyExc_RuntimeError,
-                        "the result that a DataLoader worker has sent is damaged. Code in the "
-                        "worker writes to memory where it must not, most likely an extension in "
-                        "C that the dataset uses");
+                        "the result that a DataLoader worker sent is damaged. Code in the worker "
+                        "writes to memory where it must not, most likely a C extension that the "
+                        "dataset uses");
         PyMem_Free(parts);
         return NULL;
     }

@@ -1,6 +1,6 @@
 /* mn_layout_decode.c - makes a finished block into the batch that default_collate would have made,
- * SPDX-License-Identifier: Apache-2.0
  * or one row of it into the sample that it was.
+ * SPDX-License-Identifier: Apache-2.0
  */
 #include <string.h>
 
@@ -98,8 +98,8 @@ beside_row(PyObject *row, uint32_t which)
 {
     if (row == NULL || !PyList_Check(row) || which >= PyList_GET_SIZE(row)) {
         PyErr_SetString(PyExc_RuntimeError,
-                        "what a DataLoader worker has sent beside a row is not there. Code in the "
-                        "worker writes to memory where it must not");
+                        "an object that a DataLoader worker sent with a row is missing. Code in "
+                        "the worker writes to memory where it must not");
         return NULL;
     }
     return PyList_GetItemRef(row, which);

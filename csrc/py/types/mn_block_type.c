@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Python never sees where a block lies. The owner of a Block may ask its engine about it until the
- * batch has ended; after that, and at any other engine, it is a ValueError. So no argument from
+ * batch has ended. After that, and at any other engine, it is a ValueError. So no argument from
  * Python can make the engine read memory that is not a block.
  */
 #include "engine/mn_engine_snapshot.h"
@@ -40,7 +40,7 @@ mn_block_of(PyObject *engine, PyObject *block)
     }
     struct mn_block_object *b = (struct mn_block_object *)block;
     if (b->engine != engine) {
-        PyErr_SetString(PyExc_ValueError, "the block is another engine's");
+        PyErr_SetString(PyExc_ValueError, "the block belongs to another engine");
         return NULL;
     }
     return b;
@@ -55,7 +55,7 @@ mn_engine_of_block(PyObject *self, PyObject *block, uint64_t *block_off)
         return NULL;
     }
     if (b->off == 0 || !mn_engine_has_block(e, b->off, b->serial)) {
-        PyErr_SetString(PyExc_ValueError, "the block is of no batch in flight");
+        PyErr_SetString(PyExc_ValueError, "the block's batch is not in flight");
         return NULL;
     }
     *block_off = b->off;
@@ -93,7 +93,7 @@ get_made(PyObject *self, void *closure)
 
 static PyMemberDef members[] = {
     {"sequence", T_ULONGLONG, offsetof(struct mn_block_object, sequence), READONLY,
-     PyDoc_STR("place in the order of planning, over epochs; of no use where nothing is planned")},
+     PyDoc_STR("place in the order of planning, over epochs")},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -106,7 +106,7 @@ static PyType_Slot slots[] = {
     {Py_tp_dealloc, dealloc},
     {Py_tp_members, members},
     {Py_tp_getset, getset},
-    {Py_tp_doc, PyDoc_STR("A batch in flight. Only its own Engine knows what to do with it.")},
+    {Py_tp_doc, PyDoc_STR("A batch in flight. Only its own Engine accepts it.")},
     {0, NULL},
 };
 

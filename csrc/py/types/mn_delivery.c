@@ -169,8 +169,8 @@ new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 
 PyDoc_STRVAR(grant_doc,
 "_grant(count, prefetched, engine, progress)\n\n"
-"The next count calls of next() may give batches of the deque prefetched, of [what, batch], and\n"
-"tell the engine and progress.head. 0 takes that back.");
+"The next count calls of next() may return batches of the deque prefetched, of [what, batch].\n"
+"Each is reported to the engine and counted in progress.head. 0 revokes that.");
 
 static PyObject *
 grant(PyObject *self, PyObject *args)
@@ -216,7 +216,7 @@ static PyMethodDef methods[] = {
 
 static PyMemberDef members[] = {
     {"_num_yielded", T_PYSSIZET, offsetof(struct mn_delivery, yielded), 0,
-     PyDoc_STR("torch's count of batches handed out")},
+     PyDoc_STR("torch's count of delivered batches")},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -54,7 +54,7 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     if (kept != NULL) {
         if (kept_size != (Py_ssize_t)sizeof(keep)) {
-            PyErr_SetString(PyExc_ValueError, "keep is not what scheduler() has told");
+            PyErr_SetString(PyExc_ValueError, "keep is not a value that scheduler() has returned");
             return NULL;
         }
         memcpy(&keep, kept, sizeof(keep)); /* bytes have no alignment */
@@ -194,7 +194,7 @@ engine_poll(PyObject *self, PyObject *block)
 PyDoc_STRVAR(wait_doc,
 "wait(block, timeout) -> bool\n\n"
 "Sleeps until the block (None: any block) may be done, or health() may have changed,\n"
-"at most timeout seconds (negative: without end). False when the time is over. Handles signals,\n"
+"at most timeout seconds (negative: forever). False when the time is over. Handles signals,\n"
 "for which it sleeps in slices (mn_engine_slice).");
 
 static PyObject *
@@ -319,16 +319,17 @@ static PyMethodDef engine_methods[] = {
     {"start", MN_ALONE(engine_start), METH_VARARGS,
      PyDoc_STR("start(pidfd, command_fd): watch the zygote, answer workers.")},
     {"open_lifeline", MN_ALONE(engine_open_lifeline), METH_NOARGS,
-     PyDoc_STR("open_lifeline(): makes the pipe by which workers see the end of this process.\n"
-               "Once, before the segment is handed to any.")},
-    {"stop", MN_ALONE(engine_stop), METH_NOARGS, PyDoc_STR("Tells the workers to leave.")},
+     PyDoc_STR("open_lifeline(): makes the pipe by which workers notice the end of this process.\n"
+               "Call it once, before any process gets the segment.")},
+    {"stop", MN_ALONE(engine_stop), METH_NOARGS, PyDoc_STR("Asks the workers to exit.")},
     {"close", MN_ALONE(engine_close), METH_NOARGS,
      PyDoc_STR("Ends the engine; no worker may live.")},
     {"submit", MN_FAST_ALONE(mn_engine_py_submit), METH_FASTCALL,
      mn_engine_submit_doc},
     {"resume", MN_ALONE(mn_engine_py_resume), METH_VARARGS,
-     PyDoc_STR("resume(epoch, worker) -> Block | None: of what a worker does when it begins a new\n"
-               "epoch, as torch's marker tells it")},
+     PyDoc_STR("resume(epoch, worker) -> Block | None: for the worker's actions at the start of a "
+               "new\n"
+               "epoch, as torch's marker triggers them")},
     {"plan", MN_FAST_ALONE(mn_engine_py_plan), METH_FASTCALL, mn_engine_plan_doc},
     {"set_form", MN_ALONE(mn_engine_py_set_form), METH_O, mn_engine_set_form_doc},
     {"plan_end", MN_ALONE(mn_engine_py_plan_end), METH_NOARGS,
@@ -382,15 +383,16 @@ static PyMethodDef engine_methods[] = {
     {"waits", MN_ALONE(mn_engine_py_waits), METH_NOARGS, mn_engine_waits_doc},
     {"wait_begins", MN_ALONE(mn_engine_py_wait_begins), METH_NOARGS,
      PyDoc_STR("wait_begins() -> ns that the caller needs for a batch, on average; 0: not known.\n"
-               "It begins to wait for a batch; next() does it by itself")},
+               "The caller begins to wait for a batch; next() does this by itself")},
     {"wait_ends", MN_ALONE(mn_engine_py_wait_ends), METH_VARARGS,
-     PyDoc_STR("wait_ends(got, held): with a batch or without; whether the caller has one then")},
+     PyDoc_STR("wait_ends(got, held): got: with a batch; held: the caller has one to give later")},
     {"delivered", MN_ALONE(mn_engine_py_delivered), METH_NOARGS,
-     PyDoc_STR("delivered(): both, for a batch that was taken before its turn")},
+     PyDoc_STR("delivered(): both, for a prefetched batch")},
     {"set_page_driver", MN_ALONE(mn_engine_py_set_driver), METH_VARARGS, mn_engine_set_driver_doc},
     {"lock_pages", MN_ALONE(mn_engine_py_lock_pages), METH_VARARGS, mn_engine_lock_pages_doc},
     {"unlock_pages", MN_ALONE(mn_engine_py_unlock_pages), METH_NOARGS,
-     PyDoc_STR("unlock_pages(): none from now on; one that is in use goes with its PageLock.")},
+     PyDoc_STR("unlock_pages(): locks no more pages; those in use are unlocked with their "
+               "PageLock.")},
     {"page_locks", MN_ALONE(mn_engine_py_page_locks), METH_NOARGS, mn_engine_page_locks_doc},
     {"spans", MN_ALONE(mn_engine_py_spans), METH_O, mn_engine_spans_doc},
     {NULL, NULL, 0, NULL},

@@ -37,8 +37,8 @@ mn_engine_forget_posted(PyObject *self)
 }
 
 const char mn_engine_post_doc[] =
-    "post(layout, description): bytes that workers open the layout by. Once for each layout,\n"
-    "before it is told to set_form() or submit(); again it does nothing.";
+    "post(layout, description): bytes from which workers open the layout. Call it once for each\n"
+    "layout, before set_form() or submit() uses it; a second call does nothing.";
 
 PyObject *
 mn_engine_py_post(PyObject *self, PyObject *args)
@@ -62,7 +62,7 @@ mn_engine_py_post(PyObject *self, PyObject *args)
     }
     uint64_t at = 0;
     int rc = mn_engine_post(e, bytes, (uint64_t)n, &at);
-    if (mn_raise_errno(rc, "no room for a layout") < 0) {
+    if (mn_raise_errno(rc, "no memory for a layout") < 0) {
         PyMem_Free(p);
         return NULL;
     }
@@ -77,9 +77,9 @@ static PyObject *
 no_room(const struct mn_memory_snapshot *m)
 {
     PyErr_Format(PyExc_MemoryError,
-                 "a batch does not fit into the memory that loader and workers share: "
-                 "%llu bytes are in use, %llu of them by batches that the program keeps, "
-                 "memory_limit is %llu",
+                 "a batch does not fit into the memory that loader and workers share: %llu bytes "
+                 "are in use, the program retains %llu of them, memory_limit is %llu. Release "
+                 "batches that are no longer needed, or raise memory_limit",
                  (unsigned long long)m->used, (unsigned long long)m->kept,
                  (unsigned long long)m->limit);
     return NULL;
@@ -127,10 +127,10 @@ submit(PyObject *self, const struct mn_submit *s)
 const char mn_engine_submit_doc[] =
     "submit(epoch, worker, number, indices, layout, spares) -> Block | None\n\n"
     "Static scheduling: publishes a batch to a worker's queue. layout, which must have been\n"
-    "posted: how the worker may place its samples, if there is room for them now (form() says\n"
-    "so); None: it may not. The last spares of the indices are of other samples, to take the\n"
-    "place of one that fails. None when there is no room now and something is in flight. Raises\n"
-    "MemoryError when it could never be placed.";
+    "posted: how the worker may place its samples, if there is memory for them now (see form());\n"
+    "None: it may not. The last spares of the indices are of other samples, which replace one\n"
+    "that fails. Returns None if there is no memory now and a batch is in flight. Raises\n"
+    "MemoryError if it could never be placed.";
 
 /* Fills in the rows in which the batch's samples may be placed. Returns false with an exception. */
 static bool

@@ -74,8 +74,8 @@ are_written(struct mn_engine *e, uint64_t off, uint32_t row0, uint32_t n)
     for (uint32_t i = row0; reported && i < row0 + n; i++) {
         if (r[i].status != MN_ROW_WRITTEN) {
             PyErr_SetString(PyExc_RuntimeError,
-                            "a DataLoader worker has sent less than it says. Code in the worker "
-                            "writes to memory where it must not");
+                            "a DataLoader worker sent fewer rows than it reported. Code in the "
+                            "worker writes to memory where it must not");
             return false;
         }
     }
@@ -112,8 +112,9 @@ decode(PyObject *self, struct mn_engine *e, PyObject *block, PyObject *layout, P
 const char mn_engine_decode_doc[] =
     "decode(block, layout, objects, nrows=all) -> batch | None\n\n"
     "The batch of a done block whose rows, or the first nrows of them, were written in place.\n"
-    "objects: one list a row for a layout with object leaves; with None such a block, one with\n"
-    "envelopes, or one without rows gives None.";
+    "objects: one list for each row, for a layout with object leaves. With None such a block, "
+    "one\n"
+    "with envelopes, or one without rows gives None.";
 
 PyObject *
 mn_engine_py_decode(PyObject *self, PyObject *args)
@@ -132,9 +133,9 @@ mn_engine_py_decode(PyObject *self, PyObject *args)
 
 const char mn_engine_take_doc[] =
     "take(block, layout) -> batch | None\n\n"
-    "decode(block, layout, None) and taken(block) of a block that next() gave. None, and nothing\n"
-    "done, where that is not all there is to do: the block has lost a task, was made without a\n"
-    "layout, or decode gives None.";
+    "decode(block, layout, None) and taken(block) for a block that next() gave. Returns None and\n"
+    "does nothing if more is needed: the block has lost a task, was made without a layout, or\n"
+    "decode gives None.";
 
 PyObject *
 mn_engine_py_take(PyObject *self, PyObject *const *args, Py_ssize_t nargs)

@@ -60,7 +60,7 @@ dealloc(PyObject *self)
 
 static PyMemberDef members[] = {
     {"number", T_ULONGLONG, offsetof(struct mn_epoch, number), READONLY,
-     PyDoc_STR("as the seeds count epochs")},
+     PyDoc_STR("the epoch's number for seeds")},
     {"base_seed", T_ULONGLONG, offsetof(struct mn_epoch, base_seed), READONLY,
      PyDoc_STR("of the epoch")},
     {NULL, 0, 0, 0, NULL},
@@ -68,11 +68,11 @@ static PyMemberDef members[] = {
 
 PyDoc_STRVAR(doc,
 "Epoch(number, base_seed, dumps, *, user_epoch=0, seeded=False, splits=False)\n\n"
-"What is the same for all batches of an epoch. dumps(indices) is sent where they are no\n"
-"list of machine integers: bytes; or (n, bytes), where n machine integers come first, by which\n"
-"costs are known. user_epoch: 1 + what set_epoch was told. seeded: before each sample.\n"
-"splits: a batch that one worker could fetch and collate may, where that pays, be fetched by\n"
-"several and collated by one.");
+"Values that are the same for all batches of an epoch. dumps(indices) is sent if they are not\n"
+"a list of machine integers. It returns bytes, or (n, bytes), which begin with n machine\n"
+"integers by which costs are known. user_epoch: 1 + the argument of set_epoch. seeded: before\n"
+"each sample. splits: a batch that one worker could fetch and collate may, where that pays, be\n"
+"fetched by several and collated by one.");
 
 static PyType_Slot slots[] = {
     {Py_tp_new, new},

@@ -40,7 +40,8 @@ pipeline_of(PyObject *capsule)
 
 const char mn_native_info_doc[] =
     "native_info(capsule) -> (keying, [(kind, itemsize, shape), ...])\n\n"
-    "What a capsule \"minato.native_pipeline.v1\" makes: how samples are keyed (0 by the epoch,\n"
+    "Describes a capsule \"minato.native_pipeline.v1\": how its samples are keyed (0 by the "
+    "epoch,\n"
     "1 by the loader's seeds) and their fields. ValueError for one that cannot be used.";
 
 static PyObject *
@@ -176,7 +177,7 @@ hand_over(struct mn_native_object *o, const struct mn_native_failure *failure)
 
 PyDoc_STRVAR(next_doc,
 "next() -> Task | False\n\n"
-"Runs samples until Python is needed, for a task to be answered with finish(). indices: bytes of\n"
+"Makes samples until a task needs Python, to be answered with finish(). indices: bytes of\n"
 "pickle or a list of int; extras: a sample's error. False when the loader stops.");
 
 static PyObject *
@@ -200,8 +201,8 @@ native_next(PyObject *self, PyObject *Py_UNUSED(ignored))
 
 PyDoc_STRVAR(finish_doc,
 "finish(pickle, buffers) -> bool\n\n"
-"Sends the result of the task that next() handed out: a pickle (bytes) and its buffers out\n"
-"of band (C-contiguous). False when the loader stopped meanwhile.");
+"Sends the result of the task that next() returned: a pickle (bytes) and its buffers out\n"
+"of band (C-contiguous). False if the loader stopped meanwhile.");
 
 static PyObject *
 native_finish(PyObject *self, PyObject *args)
@@ -230,7 +231,7 @@ native_finish(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(mark_doc,
-"mark(row): this row of the task in hand has just been fetched; teaches its cost.");
+"mark(row): this row of the current task has just been fetched; teaches its cost.");
 
 static PyObject *
 native_mark(PyObject *self, PyObject *arg)
@@ -250,7 +251,7 @@ native_mark(PyObject *self, PyObject *arg)
 }
 
 PyDoc_STRVAR(die_doc,
-"die(status): this thread ends by an error of its own; what it holds is lost with it.");
+"die(status): this thread ends by an error of its own; its current task is lost with it.");
 
 static PyObject *
 native_die(PyObject *self, PyObject *args)

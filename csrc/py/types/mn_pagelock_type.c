@@ -58,7 +58,7 @@ lock_cuts(PyObject *self, void *closure)
 }
 
 static PyGetSetDef lock_getset[] = {
-    {"cuts", lock_cuts, NULL, PyDoc_STR("Offsets that no copy may reach across."), NULL},
+    {"cuts", lock_cuts, NULL, PyDoc_STR("Offsets that a copy must not cross."), NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -90,7 +90,7 @@ const char mn_engine_set_driver_doc[] =
     "set_page_driver(enter, leave, lock, unlock, context, flags)\n\n"
     "From now on lock_pages() locks by these functions, given as their addresses:\n"
     "enter(context), leave(&context), lock(at, bytes, flags), unlock(at), each 0 or an error.\n"
-    "They are called from any thread, without the GIL, and must be there as long as the memory.";
+    "They are called from any thread, without the GIL, and must exist as long as the memory.";
 
 PyObject *
 mn_engine_py_set_driver(PyObject *self, PyObject *args)
@@ -113,7 +113,7 @@ mn_engine_py_set_driver(PyObject *self, PyObject *args)
     /* In whole chunks, and one more for a batch that lies across a boundary. */
     uint64_t limit = mn_engine_memory(e).limit, most = limit + 2 * MN_PAGELOCKS_CHUNK;
     int rc = mn_pagelocks_set(mn_engine_pagelocks(e), &driver, most > limit ? most : limit);
-    if (mn_raise_errno(rc, "setting what locks pages") < 0) {
+    if (mn_raise_errno(rc, "cannot set the functions that lock pages") < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -121,7 +121,8 @@ mn_engine_py_set_driver(PyObject *self, PyObject *args)
 
 const char mn_engine_lock_pages_doc[] =
     "lock_pages(address, bytes) -> PageLock | None\n\n"
-    "None: it is no range of the arena, or may not be locked. The range must be the caller's for\n"
+    "None: it is not a range of the arena, or may not be locked. The caller must own the range "
+    "for\n"
     "as long as it has the lock.";
 
 PyObject *
@@ -169,8 +170,9 @@ mn_engine_py_unlock_pages(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_page_locks_doc[] =
-    "page_locks() -> (locked, refused): bytes that are locked, and what the driver said to the\n"
-    "first lock that it refused, or 0";
+    "page_locks() -> (locked, refused): bytes that are locked, and the driver's error at the "
+    "first\n"
+    "lock that it refused, or 0";
 
 PyObject *
 mn_engine_py_page_locks(PyObject *self, PyObject *ignored)

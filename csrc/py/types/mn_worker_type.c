@@ -137,8 +137,8 @@ claim_in_thread(struct mn_worker_object *o)
 
 PyDoc_STRVAR(next_doc,
 "next() -> Task | None | False\n\n"
-"Runs tasks until Python is needed, for one to be answered with finish(); None after a second\n"
-"without work (look after the trainer; never in a thread of it); False when the loader stops.");
+"Runs tasks until one needs Python, to be answered with finish(); None after a second\n"
+"without a task (check the trainer; never in a thread of it); False when the loader stops.");
 
 static PyObject *
 worker_next(PyObject *self, PyObject *Py_UNUSED(ignored))
@@ -180,8 +180,8 @@ worker_next(PyObject *self, PyObject *Py_UNUSED(ignored))
 
 PyDoc_STRVAR(finish_doc,
 "finish(pickle, buffers) -> bool\n\n"
-"Sends the result of the task that next() handed out: a pickle (bytes) and its buffers out\n"
-"of band (C-contiguous), or None where all of it is in rows. False when the loader stopped\n"
+"Sends the result of the task that next() returned: a pickle (bytes) and its buffers out\n"
+"of band (C-contiguous), or None if all of it is in rows. False if the loader stopped\n"
 "meanwhile.");
 
 static PyObject *
@@ -261,8 +261,8 @@ part_of(struct mn_worker_object *o, uint32_t task)
 
 PyDoc_STRVAR(parts_doc,
 "parts() -> [(pickle, buffers) | None]\n\n"
-"What the parts of the batch whose collate task is in hand have left, in row order; None\n"
-"where one found no room. Buffers are the caller's own and can be written to.");
+"The results of the parts of the current collate task's batch, in row order; None if there\n"
+"was no memory for one. Buffers are the caller's own and can be written to.");
 
 static PyObject *
 worker_parts(PyObject *self, PyObject *Py_UNUSED(ignored))
@@ -270,7 +270,7 @@ worker_parts(PyObject *self, PyObject *Py_UNUSED(ignored))
     struct mn_worker_object *o = (struct mn_worker_object *)self;
     const struct mn_task *own = o->holding ? &o->side.held : NULL;
     if (own == NULL || own->kind != MN_KIND_COLLATE) {
-        PyErr_SetString(PyExc_RuntimeError, "no collate task in hand");
+        PyErr_SetString(PyExc_RuntimeError, "the worker has no collate task");
         return NULL;
     }
     struct mn_block *b = mn_block_at(&o->side.shm, own->block_off);
@@ -286,9 +286,9 @@ worker_parts(PyObject *self, PyObject *Py_UNUSED(ignored))
 
 PyDoc_STRVAR(place_doc,
 "place(samples, objects) -> bool\n\n"
-"Writes the samples of the batch in hand, a list, as the first rows of its block; of each the\n"
-"objects that are no row data are a list appended to objects. False where some do not fit, or\n"
-"there is no room for rows.");
+"Writes the samples of the current batch, a list, as the first rows of its block. For each\n"
+"sample, a list of its objects that are not row data is appended to objects. False if some do\n"
+"not fit, or there is no memory for rows.");
 
 static PyObject *
 worker_place(PyObject *self, PyObject *args)
@@ -309,8 +309,7 @@ worker_place(PyObject *self, PyObject *args)
 
 PyDoc_STRVAR(indices_doc,
 "indices() -> (object, spares)\n\n"
-"What the sampler gave for the batch in hand; so many indices at its end are of other\n"
-"samples.");
+"The sampler's indices for the current batch; the last spares of them are of other samples.");
 
 static PyObject *
 worker_indices(PyObject *self, PyObject *Py_UNUSED(ignored))
@@ -326,7 +325,7 @@ worker_indices(PyObject *self, PyObject *Py_UNUSED(ignored))
 }
 
 PyDoc_STRVAR(at_doc,
-"at(row): this row of the batch in hand is fetched next; named if the worker dies with it.");
+"at(row): this row of the current batch is fetched next; named if the worker dies with it.");
 
 static PyObject *
 worker_at(PyObject *self, PyObject *arg)
@@ -341,8 +340,8 @@ worker_at(PyObject *self, PyObject *arg)
 }
 
 PyDoc_STRVAR(mark_doc,
-"mark(row): this row of the batch in hand has just been fetched; teaches its cost. Ends a\n"
-"thread by SystemExit once nobody wants the others.");
+"mark(row): this row of the current batch has just been fetched; teaches its cost. Ends a\n"
+"thread by SystemExit once the other rows are not needed.");
 
 static PyObject *
 worker_mark(PyObject *self, PyObject *arg)
@@ -396,8 +395,9 @@ worker_ready(PyObject *self, PyObject *args)
 
 static PyMethodDef worker_methods[] = {
     {"ready", worker_ready, METH_VARARGS,
-     PyDoc_STR("ready(random=0, numpy=0, torch=0): the loop begins. Hashes of the states that\n"
-               "worker_init_fn has left their generators in, 0 where it has not.")},
+     PyDoc_STR("ready(random=0, numpy=0, torch=0): the loop begins. Hashes of the states in "
+               "which\n"
+               "worker_init_fn has left the generators; 0 if it has not changed them.")},
     {"next", worker_next, METH_NOARGS, next_doc},
     {"at", worker_at, METH_O, at_doc},
     {"mark", worker_mark, METH_O, mark_doc},
@@ -414,11 +414,11 @@ static PyType_Slot worker_slots[] = {
     {Py_tp_traverse, worker_traverse},
     {Py_tp_clear, worker_clear},
     {Py_tp_methods, worker_methods},
-    {Py_tp_doc, PyDoc_STR("Worker(segment, number, dataset, seeder, open_layout, "
-                          "load_index, set_epoch=None, user_epoch=0, goes_on=False,\n"
+    {Py_tp_doc, PyDoc_STR("Worker(segment, number, dataset, seeder, open_layout, load_index, "
+                          "set_epoch=None, user_epoch=0, goes_on=False,\n"
                           "thread=False): the worker's side of the loader's mapping. goes_on:\n"
-                          "behind a sample that has failed, to the end of the task. thread: of\n"
-                          "the process that made the mapping, which nobody starts and reaps.")},
+                          "continue after a failed sample, to the end of the task. thread: of\n"
+                          "the process that made the mapping, without a zygote.")},
     {0, NULL},
 };
 
