@@ -167,8 +167,7 @@ mn_batch_note_envelopes(struct mn_engine *e, struct mn_batch *b)
     for (uint32_t i = 0; i < block->ntasks; i++) {
         uint64_t word = mn_tasks_word(&e->tasks, tasks[i]);
         if (mn_word_status(word) == MN_TASK_DONE) {
-            (void)accept_task(e, b, tasks[i], word); /* damage does not matter: the batch will not
-                                                      * be read */
+            (void)accept_task(e, b, tasks[i], word); /* damage is ignored: not read again */
         }
     }
 }

@@ -49,8 +49,7 @@ find_entry(const struct mn_engine *e, uint32_t *worker, uint64_t *running)
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         const struct mn_worker *k = mn_worker_at(&e->shm, w);
         *worker = w;
-        *running = mn_a64_load_relaxed(&k->running); /* a glance: it must be the same after
-                                                      * seconds */
+        *running = mn_a64_load_relaxed(&k->running); /* a glance: must stay the same */
         if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY
             && !mn_claims_bear_out(e, w, *running) && !mn_crew_is_damaged(&e->crew, w)) {
             return true;

@@ -56,8 +56,7 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
     mn_event_prepare_wait(&c->trainer);
     MN_FAULT("engine.wait");
     mn_mutex_lock(&e->mutex);
-    e->crew.wakes.engine |= e->arena.room_waits; /* a worker that waits for memory may be able to go
-                                                  * on now */
+    e->crew.wakes.engine |= e->arena.room_waits; /* a worker that waits may go on now */
     mn_engine_unlock(e);
     int rc = 0;
     if (anything_done(e, block_off) || trouble(e)) {

@@ -211,8 +211,7 @@ start_for(struct mn_engine *e, struct mn_plan_round *r, uint32_t w)
             if (mn_worker_views_withdraw(&e->views, &e->tasks, s.helps, MN_QUEUE_WORKER + w) != 0) {
                 return true;
             }
-            rc = MN_CLOSED; /* the other worker has started all of it: no task of it waits any
-                             * more */
+            rc = MN_CLOSED; /* the other worker has started all of it */
         }
         else {
             uint32_t task;

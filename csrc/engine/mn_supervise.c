@@ -223,8 +223,8 @@ sweep(struct mn_engine *e, uint32_t w)
 {
     struct mn_death death = mn_crew_bury(&e->crew, w, mn_now_ns());
     MN_FAULT("engine.sweep.buried");
-    /* First take the results that the dead worker has sent from it, and find its damage before
-     * another worker takes its place. */
+    /* First accept the results that the dead worker has sent, so that it no longer owns them. Find
+     * its damage before another worker takes its place. */
     for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
         if (b->abandoned) {
             mn_batch_note_envelopes(e, b);

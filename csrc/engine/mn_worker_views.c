@@ -68,8 +68,7 @@ look_at(struct mn_worker_views *views, uint32_t w, uint64_t now)
         rest->since_ns = rests ? now : 0;
         rest->hint = hint;
     }
-    if (rests && now - rest->since_ns > TAKES_NOTHING_NS) { /* stopped: as if it had run since
-                                                             * then */
+    if (rests && now - rest->since_ns > TAKES_NOTHING_NS) { /* stopped: as if busy since */
         v.running_ns = (int64_t)(now - rest->since_ns);
         v.left_ns += v.running_ns;
     }

@@ -176,8 +176,7 @@ locks_unmap(struct mn_provider *self, void *base, uint64_t bytes)
     struct mn_pagelocks *l = (struct mn_pagelocks *)self;
     struct span s = span_of(l, base, l->chunks != NULL ? bytes : 0);
     for (uint64_t c = s.first; c < s.end; c++) {
-        (void)unlock_chunk(l, c); /* the mapping is unused by now, and no other thread can get
-                                   * here */
+        (void)unlock_chunk(l, c); /* no other thread can get here any more */
     }
     l->base = NULL;
     l->inner->unmap(l->inner, base, bytes);

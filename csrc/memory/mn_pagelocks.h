@@ -51,8 +51,7 @@ struct mn_pagelocks {
     struct mn_pagelocks_driver driver;
     char *base;            /* of the mapping; NULL: none */
     uint64_t bytes;
-    uint32_t *chunks;      /* [bytes / chunk]: number of users, and MN_PAGELOCKED; NULL: no driver
-                            * was set */
+    uint32_t *chunks;      /* [bytes / chunk]: users, and MN_PAGELOCKED; NULL: no driver */
     uint64_t most;         /* bytes that may be locked */
     uint64_t locked_bytes;
     int refused;           /* the driver's error at the first lock that it refused; after it no more

@@ -130,8 +130,7 @@ replan(struct mn_plan *p, int64_t *cost)
 {
     mn_dispatch_drop(&p->dispatch, every, NULL);
     mn_pieces_reset(p);
-    for (int begun = 1; begun >= 0; begun--) { /* started batches come first: they cannot be cut
-                                                * again */
+    for (int begun = 1; begun >= 0; begun--) { /* started ones first: they are not cut again */
         for (uint64_t n = p->order.head; n < p->order.next; n++) {
             struct mn_planned *q = mn_plan_at(p, n);
             if (q == NULL || q->refusal.why != MN_REFUSED_NOT || (q->block_off != 0) != begun) {

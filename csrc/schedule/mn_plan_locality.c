@@ -96,8 +96,7 @@ mn_share_split(struct mn_plan *p, uint32_t w, struct mn_piece *x, uint32_t at)
 void
 mn_pieces_reset(struct mn_plan *p)
 {
-    for (uint32_t w = 0; w < p->cfg.max_workers; w++) { /* workers continue with their current
-                                                         * chains */
+    for (uint32_t w = 0; w < p->cfg.max_workers; w++) { /* workers keep their chains */
         struct mn_share *s = &p->shares.of[w];
         s->first = s->last = NULL;
         s->cost_ns = s->tasks = 0;
@@ -120,8 +119,7 @@ mn_piece_offer(struct mn_plan *p, struct mn_piece *x)
         .tag = mn_plan_tag(q, (uint32_t)(x - q->pieces)),
     };
     int rc = mn_dispatch_insert(&p->dispatch, &task, &x->node);
-    mn_assert(rc == MN_OK); /* there are at most as many pieces as tasks, for which there is
-                             * capacity */
+    mn_assert(rc == MN_OK); /* at most as many pieces as tasks, which have capacity */
     (void)rc;
 }
 

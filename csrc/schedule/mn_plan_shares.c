@@ -141,8 +141,7 @@ comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_p
             bool goes_on)
 {
     if (x->batch->sequence == p->order.head && own->batch->block_off == 0) {
-        return true; /* a batch that has not started may find no memory, and the head must not wait
-                      * for it */
+        return true; /* own may find no memory, and the head must not wait for it */
     }
     if (mn_piece_slow(p, x)) {
         int64_t back = p->known.near == MN_CONTRAST_UNKNOWN ? MN_PLAN_UNKNOWN_NS

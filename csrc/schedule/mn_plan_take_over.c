@@ -23,8 +23,7 @@ price(const struct mn_plan *p, const struct mn_piece *x, bool opened)
     int64_t rows = x->batch->row0[x->t1] - x->batch->row0[x->t0];
     int64_t away = x->home >= 0 ? rows * p->known.away_ns : 0;
     int64_t opening = p->known.opening_ns;
-    if (p->together.declared && opening == 0) { /* declared and not measured yet: assume a high
-                                                 * cost */
+    if (p->together.declared && opening == 0) { /* not measured yet: assume a high cost */
         opening = 32 * p->known.median_ns;
     }
     return away + (opened ? opening : 0);

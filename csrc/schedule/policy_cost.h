@@ -49,8 +49,7 @@ enum mn_cost_mark {
                                  * (policy_locality.h) */
     MN_COST_ABROAD = 1u << 2,   /* its known cost was not measured at its home */
     MN_COST_APART = 1u << 3,    /* nor after its neighbour, before groups were known */
-    MN_COST_EARLY = 1u << 4,    /* measured after it, before groups were known: may have opened
-                                 * one */
+    MN_COST_EARLY = 1u << 4,    /* measured after it, before groups were known */
 };
 
 struct mn_cost_cell {

@@ -160,8 +160,7 @@ uint64_t
 mn_runqueue_own_entries(const struct mn_shm *shm, uint32_t queue, uint64_t *first)
 {
     const struct mn_queue *q = mn_queue_at(shm, queue);
-    uint64_t hint = mn_a64_load_seqcst(&q->hint); /* [P4]; also bounds what a damaged hint can
-                                                   * say */
+    uint64_t hint = mn_a64_load_seqcst(&q->hint); /* [P4]; bounds a damaged hint */
     uint64_t tail = mn_a64_load_relaxed(&q->tail); /* written by this thread */
     uint64_t n = tail > hint ? tail - hint : 0;
     *first = tail - (n < MN_QUEUE_OWN_TASKS ? n : MN_QUEUE_OWN_TASKS);

@@ -73,8 +73,7 @@ struct mn_result {
     uint32_t flags;
     uint32_t worker;
     bool accepted;
-    bool damaged;          /* quarantined: known to be damaged, so each worker that names it may
-                            * lie */
+    bool damaged;          /* quarantined: each worker that names it may lie */
     uint32_t retries_left; /* written by the trainer, like all up to published */
     uint32_t queue;        /* of its last entry, or MN_NO_QUEUE */
     uint64_t at;           /* count of that entry */

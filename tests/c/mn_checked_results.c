@@ -648,8 +648,7 @@ collate_tasks_wait_for_their_parts(void)
         mn_mutex_lock(&e->mutex);
         mn_batch_accept_some(e, mn_batch_find(e, mn_plan_block(e->plan, 0)));
         mn_engine_unlock(e);
-        CHECK_EQ(mn_crew_is_damaged(&e->crew, 0), i == 1); /* the worker that a senseless word
-                                                            * names */
+        CHECK_EQ(mn_crew_is_damaged(&e->crew, 0), i == 1); /* a bad word names it */
         if (i == 1) {
             die(&s, 0);
             mn_a32_store_release(&s.w[0].side.me->state, MN_WORKER_READY);
@@ -965,8 +964,7 @@ put_process(struct bench *s, uint32_t number)
     struct mn_worker *k = s->w[number].side.me;
     pid_t pid = fork();
     if (pid == 0) {
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* if the test fails: the process keeps its output
-                                                 * open */
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* else it keeps the output open */
         for (;;) {
             pause();
         }

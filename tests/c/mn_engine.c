@@ -297,8 +297,7 @@ batches_may_go_without_rows(void)
         CHECK_EQ(b->layout, i == 0 || i == 3 ? 64 : 0);
         CHECK_EQ(b->nfields, i == 0 || i == 3 ? 1 : 0);
         if (i == 1) {
-            rig_abandon(e, off[0]); /* its rows would be enough for the next, but the batch before
-                                     * it waits */
+            rig_abandon(e, off[0]); /* its rows are not for the next: one before it waits */
         }
         if (i == 2) {
             rig_abandon(e, off[1]);

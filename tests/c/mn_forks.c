@@ -112,8 +112,7 @@ what_comes_into_use_while_a_fork_is_made_is_seen(void)
 {
     mn_forks_before(&forks);
     uint64_t born = forks.count;
-    CHECK(mn_forks_see(&forks, born, born)); /* even if the memory goes out of use before the fork
-                                              * is done */
+    CHECK(mn_forks_see(&forks, born, born)); /* even if freed before the fork ends */
     pid_t pid = mn_test_fork(live, NULL);
     CHECK(mn_forks_see(&forks, born, born));
     mn_forks_in_parent(&forks);

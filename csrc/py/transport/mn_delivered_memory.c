@@ -36,8 +36,7 @@ struct mn_hold {
     uint64_t bytes;
     pid_t pid;
     struct mn_pending *pending;
-    uint64_t born, ended; /* forks counted when it was made, and when no object here saw it any
-                           * more */
+    uint64_t born, ended; /* forks counted when it was made, and when it ended */
     bool over;            /* `ended` is set */
     PyObject *guard;      /* int: weak reference to the storage; NULL: not needed */
     struct mn_hold *next;
@@ -272,8 +271,7 @@ mn_py_fork_begins(PyObject *module, PyObject *ignored)
     (void)ignored;
     struct mn_pending *p = mn_state_of(module)->pending;
     mn_mutex_lock(&p->mutex);
-    mn_forks_before(&p->forks); /* even if nothing is handed out: another thread may get a batch
-                                 * now */
+    mn_forks_before(&p->forks); /* even if none is out: another thread may get one now */
     mn_mutex_unlock(&p->mutex);
     Py_RETURN_NONE;
 }

@@ -115,8 +115,7 @@ mn_envelope_open(const void *at, uint64_t len, const struct mn_envelope *env, ui
         PyErr_NoMemory();
         return NULL;
     }
-    bool sound = true; /* it was sound when the task was accepted, but its worker may still write
-                        * there */
+    bool sound = true; /* it was when accepted, but its worker may still write there */
     for (uint64_t i = 0; sound && i < env->nparts; i++) {
         sound = mn_envelope_part_look(at, len, env, i, &parts[i]);
     }

@@ -156,7 +156,7 @@ next(PyObject *self)
 static PyObject *
 new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
-    PyTypeObject *own = type; /* only this type, not its subclasses, has the C module's state */
+    PyTypeObject *own = type; /* subclasses have no state of the C module */
     while (own->tp_dealloc != dealloc) {
         own = own->tp_base;
     }
