@@ -44,7 +44,7 @@ mn_crew_pid(const struct mn_crew *c, uint32_t worker)
     return seen != 0 ? seen : nobody ? 0 : mn_worker_pid(k);
 }
 
-/* An exit code, a signal or the number of an error, whatever stands there. */
+/* Returns an exit code, a signal or an error number, even from a damaged status. */
 static int32_t
 status_of(int32_t status)
 {
@@ -57,10 +57,10 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     struct mn_worker *k = mn_worker_at(&c->shm, worker);
     struct mn_member *m = &c->members[worker];
     bool stopping = mn_a32_load_acquire(&c->shm.ctl->stop) != 0;
-    bool damaged = m->damage != MN_SOUND; /* it was counted when that was found */
-    bool asked = m->asked || !c->executor->processes; /* a thread's entry is believed */
+    bool damaged = m->damage != MN_SOUND; /* it was counted when the damage was found */
+    bool asked = m->asked || !c->executor->processes; /* a thread's entry is trusted */
     bool left = mn_a32_load_relaxed(&k->leave) != 0 && asked && !damaged;
-    uint64_t tasks = mn_a64_load_relaxed(&k->tasks_done); /* it is gone: nobody counts now */
+    uint64_t tasks = mn_a64_load_relaxed(&k->tasks_done); /* it is gone: the count is final */
     int32_t status = (int32_t)mn_a32_load_relaxed(&k->exit_status);
     uint64_t row = mn_a64_load_relaxed(&mn_worker_at(&c->shm, worker)->row);
     struct mn_death death = {worker, mn_crew_pid(c, worker), status_of(status), row};
@@ -79,7 +79,7 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
             .now_ns = now_ns};
         again = mn_respawn_died(&m->respawn, &how);
     }
-    else if (tasks != m->tasks) { /* it has worked: those to come are another row */
+    else if (tasks != m->tasks) { /* it has worked: the next deaths are a new series */
         m->respawn = (struct mn_respawn){0};
     }
     m->tasks = tasks;
@@ -129,7 +129,7 @@ mn_crew_retire(struct mn_crew *c, uint32_t worker)
     mn_worker_at(&c->shm, worker)->retired = 1;
 }
 
-/* What a worker's entry says that others go by while it lives. */
+/* Resets the parts of a worker's entry that others rely on while it lives. */
 static void
 clear(struct mn_worker *k)
 {
@@ -145,7 +145,7 @@ mn_crew_swept(struct mn_crew *c, uint32_t worker)
     clear(k);
     mn_a32_store_relaxed(&c->members[worker].worked, 0); /* now that its results were read */
     mn_a32_store_seqcst(&k->state, MN_WORKER_SWEPT);
-    c->wakes.look = c->wakes.everybody = true; /* there may be work again, and there is news */
+    c->wakes.look = c->wakes.everybody = true; /* there may be tasks again, and there is news */
 }
 
 static bool
@@ -155,8 +155,9 @@ is_empty(const struct mn_crew *c, uint32_t worker)
     return !m->wanted && m->pid == 0;
 }
 
-/* Whether no process can be there by its entry, either. By one that is WANTED or STARTING the
- * zygote may make one, whoever wrote it, and that one is then like any. */
+/* Returns whether the entry itself says, too, that no process can be there. If it is WANTED or
+ * STARTING, the zygote may make one, even if a stray write caused that; such a worker is then like
+ * any other. */
 static bool
 names_nobody(struct mn_worker *k, uint32_t state)
 {
@@ -169,7 +170,7 @@ static void
 put_right(struct mn_worker *k, uint32_t state)
 {
     clear(k);
-    if (state != MN_WORKER_EMPTY) { /* unless the zygote has said something meanwhile */
+    if (state != MN_WORKER_EMPTY) { /* unless the zygote has written something meanwhile */
         (void)mn_a32_cas_seqcst(&k->state, &state, MN_WORKER_EMPTY);
     }
 }
@@ -207,7 +208,7 @@ mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what)
         int32_t status = MN_STATUS_DAMAGED + (int32_t)what;
         c->death = (struct mn_death){worker, mn_crew_pid(c, worker), status, MN_NO_ROW};
         mn_a32_store_seqcst(&k->leave, MN_LEAVE_SHRINK);
-        mn_a32_store_release(&m->end, 1); /* the engine's thread does it */
+        mn_a32_store_release(&m->end, 1); /* the engine thread does it */
         c->wakes.engine = c->wakes.everybody = true;
     }
 }
@@ -258,7 +259,7 @@ mn_crew_replace_executor(struct mn_crew *c)
 
 /* ---- wake-ups ------------------------------------------------------------------------ */
 
-/* Whether there may be something on a queue. */
+/* Returns whether a queue may have an entry. */
 static bool
 waits_on(const struct mn_crew *c, uint32_t queue)
 {
@@ -266,8 +267,8 @@ waits_on(const struct mn_crew *c, uint32_t queue)
     return mn_a64_load_acquire(&l->hint) != mn_a64_load_seqcst(&l->tail);
 }
 
-/* Wakes a sleeping worker; true if it slept. Others may sleep there, too: the dead, and threads
- * that wait to be wanted. */
+/* Wakes a sleeping worker; returns whether it slept. The event may also have other sleepers: dead
+ * ones, and threads that wait to be wanted. */
 static bool
 notify_worker(const struct mn_crew *c, uint32_t w)
 {
@@ -280,7 +281,7 @@ void
 mn_crew_notify(const struct mn_crew *c, uint32_t n)
 {
     uint32_t workers = c->shm.ctl->nworkers;
-    for (uint32_t w = 0; w < workers && n != 0; w++) { /* what only they may take comes first */
+    for (uint32_t w = 0; w < workers && n != 0; w++) { /* own queues come first */
         n -= waits_on(c, MN_QUEUE_WORKER + w) && notify_worker(c, w);
     }
     bool shared = waits_on(c, MN_QUEUE_EXPRESS) || waits_on(c, MN_QUEUE_NORMAL);

@@ -1,4 +1,4 @@
-/* mn_executor.c - how worker processes and native threads are told to come and go. See mn_crew.h.
+/* mn_executor.c - tells worker processes and native threads to start and exit. See mn_crew.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <signal.h>
@@ -14,10 +14,10 @@ zygote_look(struct mn_executor *self)
     struct mn_zygote *z = (struct mn_zygote *)self;
     if (z->cmd >= 0) {
         ssize_t n = write(z->cmd, "!", 1);
-        (void)n; /* full: it has been told already; closed: its death is seen elsewhere */
+        (void)n; /* full: it was told already; closed: its death is noticed elsewhere */
         return;
     }
-    for (uint32_t w = 0; w < z->shm.ctl->nworkers; w++) { /* threads: each its own zygote */
+    for (uint32_t w = 0; w < z->shm.ctl->nworkers; w++) { /* threads: each serves itself */
         mn_event_notify(&mn_worker_at(&z->shm, w)->event);
     }
 }

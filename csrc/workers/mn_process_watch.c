@@ -10,13 +10,13 @@
 
 /* A look at each worker takes a microsecond or two. */
 #define LOOK_NS UINT64_C(1000000000)
-/* A zygote that works answers in milliseconds, and where the machine swaps, or a fork of much
- * memory is under way, within seconds. Looks, not time: while the trainer itself is stopped, too,
- * none are counted. */
+/* A working zygote answers in milliseconds; if the machine swaps, or it forks with much memory,
+ * within seconds. This counts looks, not time: while the trainer itself is stopped, too, none are
+ * counted. */
 #define UNANSWERED_MOST 10u
-/* So many in which nobody was made where somebody is to be: a fork of a terabyte takes ten
- * seconds, and so long a zygote tries what the system refuses. Where it waits for the interpreter
- * of each worker to import the program, that may take minutes. */
+/* Looks in a row without a new worker although one is wanted. A fork of a terabyte takes ten
+ * seconds, and a zygote tries as long if the system refuses. If it waits for each worker's
+ * interpreter to import the program, that may take minutes. */
 #define STARTS_NOBODY_MOST 30u
 #define STARTS_NOBODY_MOST_EACH 600u
 /* So many zygotes in a row that hang are an error: a function that the program has registered for
@@ -37,7 +37,8 @@ unlock(struct mn_watch *w)
     mn_crew_wake(w->crew, &due);
 }
 
-/* What an entry may say while its process lives. One that says STARTING is woken by nobody. */
+/* Returns whether an entry may have this state while its process lives. An entry in STARTING gets
+ * no wake-ups. */
 static bool
 may_be(const struct mn_watch *w, uint32_t state, bool worked)
 {
@@ -46,7 +47,8 @@ may_be(const struct mn_watch *w, uint32_t state, bool worked)
            || (state == MN_WORKER_LEAVING && stopped);
 }
 
-/* Notes who has come. False where that is gone by now, and the zygote has to say so. */
+/* Records the process of a new worker. Returns false if it is gone by now, and the zygote has to
+ * say so. */
 static bool
 note_who(struct mn_watch *w, uint32_t worker)
 {
@@ -63,7 +65,8 @@ note_who(struct mn_watch *w, uint32_t worker)
     return rc != 0;
 }
 
-/* Whether nobody was to be there: that entry was written over, and is put right. */
+/* Returns whether the place should have no worker: then its entry was overwritten, and is
+ * repaired. */
 static bool
 is_lie(struct mn_watch *w, uint32_t worker, uint32_t state)
 {
@@ -73,7 +76,7 @@ is_lie(struct mn_watch *w, uint32_t worker, uint32_t state)
     return lie;
 }
 
-/* Where no descriptor is left to find out whether it lives, the zygote is believed. */
+/* Returns whether the process has died. If no descriptor is left to find out, trusts the zygote. */
 static bool
 has_died(const struct mn_member *m, uint32_t state)
 {
@@ -81,19 +84,20 @@ has_died(const struct mn_member *m, uint32_t state)
     return rc == 0 || (rc < 0 && state == MN_WORKER_EXITED);
 }
 
-/* Whether the zygote should have said or done something. due: it is time to look at all. */
+/* Returns whether the zygote should have reported or done something. due: a full look is due. */
 static bool
 look_at(struct mn_watch *w, uint32_t worker, bool due)
 {
     struct mn_worker *k = mn_worker_at(&w->crew->shm, worker);
     struct mn_member *m = &w->crew->members[worker];
-    /* First, so that what it says is no older: it may start and work while it is looked at. */
+    /* First, so that its statement is no older: the worker may start and work during this look. */
     bool worked = mn_a32_load_acquire(&m->worked) != 0; /* with mn_crew_has_worked */
     uint32_t state = mn_a32_load_seqcst(&k->state); /* [S2] */
     MN_FAULT("watch.looks");
     if (m->pid == 0) {
         bool there = may_be(w, state, worked) || state == MN_WORKER_EXITED;
-        /* Now and then whatever it says: it may be written over before its process was seen. */
+        /* Also now and then for any state: the entry may be overwritten before its process was
+         * seen. */
         bool gone = (there || due) && !note_who(w, worker) && there;
         if (gone && state != MN_WORKER_EXITED && is_lie(w, worker, state)) {
             return false;
@@ -119,15 +123,15 @@ look_at(struct mn_watch *w, uint32_t worker, bool due)
     return false;
 }
 
-/* Whether a worker is to be made, or is being made: a stopped zygote never comes to that, and one
- * that hangs in what the program has do at forks does not, either. */
+/* Returns whether a worker is to be made or is being made. A stopped zygote never does that;
+ * neither does one that hangs in the program's fork handlers. */
 static bool
 is_to_come(const struct mn_crew *c)
 {
     for (uint32_t i = 0; i < c->shm.ctl->nworkers; i++) {
         const struct mn_worker *k = mn_worker_at(&c->shm, i);
         uint32_t state = mn_a32_load_acquire(&k->state);
-        bool nobody = c->members[i].pid == 0; /* else somebody is there, whatever it says */
+        bool nobody = c->members[i].pid == 0; /* else a worker is there, whatever its entry says */
         if (nobody && (state == MN_WORKER_WANTED
                        || (state == MN_WORKER_STARTING && mn_worker_pid(k) == 0))) {
             return true;
@@ -150,8 +154,9 @@ has_hung(const struct mn_watch *w)
            || w->starts_nobody >= (forked ? STARTS_NOBODY_MOST : STARTS_NOBODY_MOST_EACH);
 }
 
-/* owed: it should have said or done something. One that forks has its hands full, for a while, and
- * to begin, which imports torch, may take as long as the machine likes. */
+/* Counts looks without an answer. owed: the zygote should have reported or done something. A zygote
+ * that forks is busy for a while. Its start, which imports torch, may take as long as the machine
+ * needs. */
 static void
 expect_answer(struct mn_watch *w, bool owed, bool to_come)
 {

@@ -1,16 +1,17 @@
-/* mn_process_watch.h - workers' processes as the trainer sees them by itself.
+/* mn_process_watch.h - the trainer's own observation of workers' processes.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The zygote reports deaths, and workers say in their entries who they are.  Neither is enough:
- * a zygote that is stopped or hangs reports nothing, and a worker that writes where it must not
- * may have its entry say anything, also that it is dead.  So the crew notes for itself which
- * process has which entry (struct mn_member), looks now and then whether it lives, takes back a
- * worker's tasks only when it does not, and kills it by what was noted.
+ * The zygote reports deaths, and workers write in their entries who they are.  Neither is enough: a
+ * zygote that is stopped or hangs reports nothing, and a worker's stray writes may make its entry
+ * say anything, even that it is dead.  So the crew records which process has which entry (struct
+ * mn_member).  It checks now and then whether the process lives, takes back a worker's tasks only
+ * when it does not, and kills it by that record.
  *
- * Each look is by a descriptor of the process (os/mn_proc.h), opened for it and closed, so that
- * descriptors do not grow with workers.  All of this is without the lock that guards the crew
- * (guard), which is taken for what others read.  One thread, and it is the one that sweeps.  It is
- * told the time.  Native workers have no process of their own, and are not looked at.
+ * Each look uses a descriptor of the process (os/mn_proc.h), opened for it and closed again, so
+ * that descriptors do not grow with workers.  All of this runs without the lock that guards the
+ * crew (guard), which is taken for fields that other threads read.  Only one thread may call this:
+ * the one that sweeps.  It passes the time.  Native workers have no process of their own, and are
+ * not watched.
  */
 #ifndef MN_PROCESS_WATCH_H
 #define MN_PROCESS_WATCH_H
@@ -21,19 +22,19 @@
 struct mn_watch {
     struct mn_crew *crew;
     struct mn_mutex *guard;
-    uint64_t looked_ns;   /* when all were looked at last */
-    /* Looks in a row without another process that the executor has started. */
+    uint64_t looked_ns;   /* time of the last look at all workers */
+    /* Numbers of looks in a row without a new process of the executor: */
     uint32_t unanswered;    /* at which it owed an answer */
-    uint32_t starts_nobody; /* at which somebody was to be started */
-    uint32_t starts_seen;   /* processes that it had started by then */
+    uint32_t starts_nobody; /* at which a worker was to be started */
+    uint32_t starts_seen;   /* processes that it had started at that time */
     uint32_t hung; /* zygotes in a row that were ended because they hung */
 };
 
 void
 mn_watch_init(struct mn_watch *w, struct mn_crew *crew, struct mn_mutex *guard);
 
-/* Looks which processes live, and whether their executor answers. Before each round of sweeps;
- * guard not held. */
+/* Checks which processes live, and whether their executor answers. Call it before each round of
+ * sweeps, without guard. */
 void
 mn_watch_look(struct mn_watch *w, uint64_t now_ns);
 

@@ -67,13 +67,13 @@
 #define MN_PAGE 4096u
 #define MN_MAGIC UINT64_C(0x6d696e61746f3031)
 
-/* A field of a batch at least this large gets pages of its own, which the trainer hands out
- * without a copy; a smaller one is copied to ordinary memory, so that keeping the labels of
- * an epoch does not keep its images.  64 KiB is where a copy costs as much as the view. */
+/* A field of a batch at least this large gets pages of its own, which the trainer hands out without
+ * a copy. A smaller one is copied to ordinary memory, so that a program that retains the labels of
+ * an epoch does not retain its images.  64 KiB is where a copy costs as much as the view. */
 #define MN_FIELD_BIG (64u * 1024u)
 #define MN_FIELD_ALIGN 64u
 
-/* PART tasks of a block at most: whoever ends one looks at all the others. */
+/* Most PART tasks of a block: the worker that ends one looks at all the others. */
 #define MN_PARTS_MOST 63u
 
 /* ---- task -------------------------------------------------------------------------- */
@@ -85,35 +85,34 @@ enum mn_task_status {
     MN_TASK_DONE = 3,     /* results are published; owned by the trainer again */
     MN_TASK_LOST = 4,     /* its worker died and no retry is left */
     MN_TASK_CANCELLED = 5,
-    MN_TASK_PLANNED = 6,  /* its block is there, it is on no queue yet */
-    MN_TASK_WAITING = 7,  /* for the other tasks of its block: who ends the last claims it */
+    MN_TASK_PLANNED = 6,  /* its block exists, it is on no queue yet */
+    MN_TASK_WAITING = 7,  /* for the rest of its block; claimed by the worker that ends the last */
 };
 
 enum mn_task_kind {
     MN_KIND_ROWS = 0,    /* samples of a map-style dataset, each written to its row */
     MN_KIND_SAMPLES = 1, /* the same without a known layout: samples into the envelope */
-    MN_KIND_BATCH = 2,   /* fetch and collate a whole batch, result into the envelope; or, where
-                          * its block has a layout that they fit, samples into its rows */
+    MN_KIND_BATCH = 2,   /* fetch and collate a whole batch, result into the envelope; or samples
+                          * into rows, if they fit the block's layout */
     MN_KIND_RESUME = 3,  /* a new epoch begins for this worker (torch's resume marker) */
     MN_KIND_PART = 4,    /* samples into the envelope, for the block's collate task */
-    MN_KIND_COLLATE = 5, /* collates what the PART tasks of its block have left, in shared
-                          * memory; always the block's last task. On a queue only after a
-                          * death: see [C1] */
+    MN_KIND_COLLATE = 5, /* collates the results of the block's PART tasks, in shared memory; always
+                          * the block's last task. On a queue only after a death: see [C1] */
 };
 
 enum mn_task_flag {
     MN_FLAG_ENVELOPE = 1u << 0,  /* env_off, env_len hold a message */
-    MN_FLAG_NO_ROOM = 1u << 1,   /* the envelope did not fit under the memory limit */
+    MN_FLAG_NO_ROOM = 1u << 1,   /* the memory limit left no memory for the envelope */
 };
 
 /* How the first sample of a task was made. */
 enum mn_task_made {
-    MN_MADE_APART = 0,    /* its worker had made another one before, */
-    MN_MADE_NEXT = 1,     /* the one before it in the sampler's order, */
+    MN_MADE_APART = 0,    /* its worker had made another sample before it, */
+    MN_MADE_NEXT = 1,     /* the sample before it in the sampler's order, */
     MN_MADE_FIRST = 2,    /* or none at all */
 };
 
-/* The worker in the word of a task that is RUNNING to the trainer alone: mn_tasks.h. */
+/* The worker in the word of a task that only the trainer regards as RUNNING: mn_tasks.h. */
 #define MN_TASK_NOBODY 0xffffu
 
 /* generation 63..32 | worker 31..16 | attempt 15..8 | status 7..0 */
@@ -160,7 +159,7 @@ struct mn_task {
     uint32_t made; /* enum mn_task_made; worker, before DONE */
     uint32_t pad0;
     uint32_t flags;
-    uint32_t why; /* it was started, enum mn_dispatch_why; trainer, before QUEUED */
+    uint32_t why; /* why it was started: enum mn_dispatch_why; trainer, before QUEUED */
     uint64_t wall_ns;
     uint64_t cpu_ns;
     uint64_t done_ns;  /* monotonic clock at DONE */
@@ -172,7 +171,7 @@ MN_STATIC_ASSERT(sizeof(struct mn_task) == 128, "a task is two cache lines");
 
 enum mn_row_status {
     MN_ROW_NONE = 0,
-    MN_ROW_WRITTEN = 1,   /* the fields hold it */
+    MN_ROW_WRITTEN = 1,   /* its fields contain it */
     MN_ROW_ENVELOPE = 2,  /* it travels in the task's envelope */
 };
 
@@ -182,12 +181,12 @@ struct mn_report {
     uint64_t wall_ns;
 };
 MN_STATIC_ASSERT(sizeof(struct mn_report) == 16, "report layout");
-/* From one wall_ns to the next, as an array of uint64_t. */
+/* The distance from one wall_ns to the next, in an array of uint64_t. */
 #define MN_REPORT_STEP (sizeof(struct mn_report) / sizeof(uint64_t))
 
 enum mn_index_kind {
-    MN_INDEX_INT64 = 0,   /* nrows + spares machine integers that were a list of int */
-    MN_INDEX_PICKLE = 1,  /* index_bytes of pickle: the object the sampler gave */
+    MN_INDEX_INT64 = 0,   /* nrows + spares machine integers, from a list of int */
+    MN_INDEX_PICKLE = 1,  /* index_bytes of pickle: the sampler's object */
     MN_INDEX_NUMBERED = 2, /* machine integers, by which costs are known, then that pickle */
 };
 
@@ -197,11 +196,11 @@ struct mn_block {
     uint64_t epoch;
     uint64_t position;  /* in the sampler's order, of row 0 */
     uint64_t base_seed;
-    uint64_t user_epoch; /* 1 + what DataLoader.set_epoch was told; 0: nothing */
+    uint64_t user_epoch; /* 1 + the argument of DataLoader.set_epoch; 0: not called */
     uint32_t nrows;
     uint32_t ntasks;
     uint32_t nfields;
-    uint32_t layout;  /* which layout the rows follow; 0: none */
+    uint32_t layout;  /* the layout of the rows; 0: none */
     uint32_t index_kind;
     uint32_t seeded;
     uint64_t index_bytes;
@@ -209,9 +208,9 @@ struct mn_block {
     uint32_t fields_at; /* uint64_t[nfields]: arena offset of row 0 of each field */
     uint32_t index_at;
     uint32_t reports_at; /* struct mn_report[nrows] */
-    uint32_t spares;     /* indices behind those of rows: of samples to take a failed one's place */
+    uint32_t spares;     /* indices behind those of rows: they replace failed samples */
     uint32_t apart; /* rows may go into different batches: one that fails fails alone */
-    uint32_t serial;     /* of the block, among all that were made: none before had it here */
+    uint32_t serial;     /* of the block, among all blocks: no earlier block here had the same */
     uint64_t bytes;      /* of the block itself */
 };
 MN_STATIC_ASSERT(sizeof(struct mn_block) == 104, "block layout");
@@ -224,7 +223,7 @@ struct mn_envelope {
     uint64_t nparts;
     uint64_t pickle_at;
     uint64_t pickle_bytes;
-    uint64_t seal; /* over all of it but the parts' bytes: mn_envelope_seal.h */
+    uint64_t seal; /* over everything but the bytes of the parts: mn_envelope_seal.h */
 };
 MN_STATIC_ASSERT(sizeof(struct mn_envelope) == 32, "envelope layout");
 
@@ -238,18 +237,18 @@ MN_STATIC_ASSERT(sizeof(struct mn_envelope_part) == 16, "part layout");
 
 enum mn_worker_state {
     MN_WORKER_EMPTY = 0,     /* no process wanted here */
-    MN_WORKER_WANTED = 1,    /* trainer: please fork one */
+    MN_WORKER_WANTED = 1,    /* trainer: requests a worker */
     MN_WORKER_STARTING = 2,  /* zygote: forked */
     MN_WORKER_READY = 3,     /* worker: in its loop */
     MN_WORKER_EXITED = 4,    /* zygote: seen dead, not yet reaped [S1] */
     MN_WORKER_SWEPT = 5,     /* trainer: its tasks are taken back; reap it */
-    MN_WORKER_LEAVING = 6,   /* worker: the loader has stopped, it does what ends a process */
+    MN_WORKER_LEAVING = 6,   /* worker: the loader has stopped, and it ends its process in order */
 };
 
-/* How worker processes come to be. Where the zygote runs threads, which a fork would lose, each
- * worker is an interpreter of its own. */
+/* How worker processes are started. If the zygote runs threads, which a fork would lose, each
+ * worker is a separate interpreter. */
 enum mn_start {
-    MN_START_UNKNOWN = 0, /* the zygote has not begun yet */
+    MN_START_UNKNOWN = 0, /* the zygote has not started yet */
     MN_START_FORKED = 1,
     MN_START_THREADS = 2,
 };
@@ -269,45 +268,45 @@ enum mn_leave {
 
 struct mn_worker {
     struct mn_event event;  /* of a worker without a task; notified by the trainer */
-    mn_a32 state; /* enum mn_worker_state, which says who writes which */
+    mn_a32 state; /* enum mn_worker_state, which says who writes which state */
     /* A process's parent writes owner, tid and exit_status; the worker writes owner, too. A thread
      * writes its own. The trainer reads them at any time, for statistics and to see which process
      * is there: relaxed, except owner. */
     mn_a64 owner; /* starts << 32 | pid, see mn_worker_take_entry */
     mn_a32 tid;     /* the thread that works; 0: the process's first */
     uint16_t began;   /* worker, before READY: 1; trainer, before SWEPT: 0 */
-    uint16_t pause_ms; /* trainer, before SWEPT: the other is forked not sooner than after that */
+    uint16_t pause_ms; /* trainer, before SWEPT: pause before the next one is forked */
     mn_a32 exit_status; /* before EXITED: exit code, or -signal */
-    uint16_t respawn;    /* trainer, before SWEPT: fork another */
-    uint16_t retired;    /* trainer: the user ended it, no replacement */
+    uint16_t respawn;    /* trainer, before SWEPT: replace it */
+    uint16_t retired;    /* trainer: the user ended it; do not replace it */
     /* line: lease, by worker and trainer in turn: [L1] to [L4] */
     MN_ALIGNED(MN_CACHELINE) mn_a32 lease_state;
-    struct mn_event room;  /* of a worker that waits for a lease: it takes no notification
-                           * meant for one that could claim a task */
+    struct mn_event room;  /* of a worker that waits for a lease: it takes no notification meant for
+                            * one that could claim a task */
     uint64_t lease_off;  /* trainer, before GRANTED */
     uint64_t lease_len;
     uint64_t want_bytes;  /* worker, before WANT */
     uint64_t used_end;    /* worker, before WANT: end of what it used of the old lease */
     /* Worker, before READY: hashes of the states in which worker_init_fn has left the global
-     * generators (minato/seeding/init_states.py); 0 of one that it has not touched. */
+     * generators (minato/seeding/init_states.py); 0 for one that it has not changed. */
     uint64_t init_states[3];
-    /* line: what it is doing, by the worker, for statistics and for the plan; relaxed, but for
+    /* line: what it does, by the worker, for statistics and for the plan; relaxed, except for
      * [A1] */
-    MN_ALIGNED(MN_CACHELINE) mn_a64 running;  /* task number + 1, also before its claim; 0 idle */
-    mn_a64 since_ns;  /* when that began: 0 before, and without one */
-    mn_a64 row;  /* row of the block it is at */
+    MN_ALIGNED(MN_CACHELINE) mn_a64 running;  /* task number + 1, from before its claim; 0: idle */
+    mn_a64 since_ns;  /* when the task began; 0: not yet, or no task */
+    mn_a64 row;  /* row of the block that it makes */
     mn_a64 tasks_done;
     mn_a64 rows_done;
     mn_a64 busy_ns;
     mn_a64 cpu_ns;
-    mn_a32 leave;  /* trainer: exit when you have nothing in hand; enum mn_leave */
-    mn_a32 low_own; /* trainer: with fewer tasks than this on its own queue it notifies the
+    mn_a32 leave;  /* trainer: exit after your current task; enum mn_leave */
+    mn_a32 low_own; /* trainer: with fewer tasks than this on its own queue, the worker notifies the
                      * engine; 0: never */
 };
 MN_STATIC_ASSERT(sizeof(struct mn_worker) == 192, "worker entry layout");
 
-/* Whose entry it is; 0: it has not said yet. While the entry is STARTING, READY, LEAVING, EXITED or
- * SWEPT nobody has reaped that process, so its id is no other's. */
+/* Returns the process of an entry; 0: not written yet. While the entry is STARTING, READY, LEAVING,
+ * EXITED or SWEPT, that process is not reaped, so its id belongs to no other process. */
 static inline uint32_t
 mn_worker_pid(const struct mn_worker *k)
 {
@@ -346,8 +345,8 @@ mn_worker_give_up_entry(struct mn_worker *k)
     return (uint32_t)seen == 0 && mn_a64_cas_acqrel(&k->owner, &seen, seen + (UINT64_C(1) << 32));
 }
 
-/* The task that a worker has begun, and when. A look, no more: it may just be over. False
- * without one, and for what cannot be one. */
+/* Returns the task that a worker has begun, and when. A snapshot only: the task may just be over.
+ * Returns false if there is none or the entry makes no sense. */
 static inline bool
 mn_worker_at_work(const struct mn_worker *k, uint32_t ntasks, uint32_t *task, uint64_t *since_ns)
 {
@@ -357,7 +356,8 @@ mn_worker_at_work(const struct mn_worker *k, uint32_t ntasks, uint32_t *task, ui
     return *since_ns != 0 && running != 0 && running <= ntasks;
 }
 
-/* Whether its entry says that it runs the task, or is about to claim it. Relaxed: by [A2]. */
+/* Returns whether a worker's entry says that it runs the task, or is about to claim it. Relaxed: by
+ * [A2]. */
 static inline bool
 mn_worker_says(const struct mn_worker *k, uint32_t task)
 {
@@ -375,22 +375,24 @@ struct mn_queue {
 };
 MN_STATIC_ASSERT(sizeof(struct mn_queue) == 192, "queue layout");
 
-/* Tasks at most on a worker's own queue, with balanced scheduling: a millisecond of cheap ones. */
+/* Most tasks on a worker's own queue, with balanced scheduling: a millisecond of cheap ones. */
 #define MN_QUEUE_OWN_TASKS 128u
 
 enum mn_queue_number {
-    MN_QUEUE_EXPRESS = 0,  /* taken back: from the dead, or from workers' own queues, where shares
-                            * have ended */
+    MN_QUEUE_EXPRESS = 0,  /* tasks taken back: from dead workers, or from workers' own queues,
+                            * where shares have ended */
     MN_QUEUE_NORMAL = 1,
-    MN_QUEUE_WORKER = 2,   /* + worker number: what it alone claims. The trainer may withdraw it */
+    MN_QUEUE_WORKER = 2,   /* + worker number: only this worker claims from it. The trainer may
+                            * withdraw tasks */
 };
 
 /* ---- control page ------------------------------------------------------------------ */
 
 struct mn_ctl {
-    /* lines: by the trainer before anybody else looks, and constant from then on, but for start */
+    /* lines: written by the trainer before any other process looks, and constant except for
+     * start */
     uint64_t magic;
-    uint64_t sizes;  /* folded sizes of the records above; an attach refuses another */
+    uint64_t sizes;  /* folded sizes of the records above; an attach refuses any other */
     uint64_t total_bytes;
     uint64_t workers_off;
     uint64_t tasks_off;
@@ -402,41 +404,41 @@ struct mn_ctl {
     uint32_t nworkers;
     uint32_t ntasks;
     uint32_t nqueues;
-    uint32_t spin_ns; /* how long who waits for tasks or batches spins before it sleeps; 0: not */
+    uint32_t spin_ns; /* how long a waiting worker or caller spins before it sleeps; 0: not */
     uint32_t trainer_pid;
     mn_a32 start;  /* zygote: enum mn_start */
     mn_a32 zygote; /* its process id; 0: none has begun, or it has ended. The standby, its parent,
                     * writes 0 before it reaps it, so the id is no other process's */
-    /* line: what the trainer tells workers at any time; seq_cst */
+    /* line: the trainer's messages to workers at any time; seq_cst */
     MN_ALIGNED(MN_CACHELINE) mn_a32 stop;
-    mn_a32 fence_word;  /* counted up where a seq_cst write must lie between a plain one and a
-                         * look at an event */
-    mn_a32 low_water;   /* trainer: a worker that leaves fewer tasks on the normal queue
-                         * notifies the engine; 0: never */
-    mn_a32 dismissed;   /* trainer: threads that are workers end where they are and nobody is told,
+    mn_a32 fence_word;  /* counted up where a seq_cst write must lie between a plain one and a look
+                         * at an event */
+    mn_a32 low_water;   /* trainer: a worker that leaves fewer tasks on the normal queue notifies
+                         * the engine; 0: never */
+    mn_a32 dismissed;   /* trainer: threads that are workers end where they are, without any report,
                          * because the interpreter exits */
     /* line: the user's thread in next(), where workers notify it */
     MN_ALIGNED(MN_CACHELINE) struct mn_event trainer;
     uint32_t pad0;
     mn_a64 wanted;  /* block that next() waits for, or MN_WANT_* */
-    /* line: the engine's thread, where all notify it */
+    /* line: the engine thread, where all processes notify it */
     MN_ALIGNED(MN_CACHELINE) struct mn_event engine;
     uint32_t pad1;
-    /* line: the trainer in next(), for other processes' statistics; it alone writes, relaxed */
+    /* line: the trainer in next(), for other processes' statistics; only it writes, relaxed */
     MN_ALIGNED(MN_CACHELINE) mn_a64 opened_ns;
-    mn_a64 waiting_since_ns; /* in next() since then; 0: at its own work */
-    mn_a64 wait_ns;          /* in next() before that */
-    mn_a64 given;            /* batches handed over */
-    mn_a64 used_bytes;       /* of the arena, when it last got one */
+    mn_a64 waiting_since_ns; /* in next() since then; 0: not in next() */
+    mn_a64 wait_ns;          /* total earlier time in next() */
+    mn_a64 given;            /* batches delivered */
+    mn_a64 used_bytes;       /* of the arena, when it last got a batch */
     mn_a64 limit_bytes;
-    mn_a64 opening_ns;  /* what it takes to open a group of samples that is kept together, */
-    mn_a64 group_milli; /* and how many thousandths of samples are in one; 0: none is */
-    mn_a64 failed;      /* samples that were left out or replaced, because they failed */
+    mn_a64 opening_ns;  /* the time to open a group of samples that is kept together */
+    mn_a64 group_milli; /* thousandths of samples in a group; 0: none is kept together */
+    mn_a64 failed;      /* samples that were left out or replaced because they failed */
 };
 
 #define MN_WANT_NONE UINT64_C(0)
 #define MN_WANT_ANY UINT64_C(1)
-#define MN_WANT_CHANGE UINT64_C(2) /* any task, whether or not some are done already */
+#define MN_WANT_CHANGE UINT64_C(2) /* any task, even if some are done already */
 
 static inline uint64_t
 mn_sizes_word(void)
@@ -464,7 +466,7 @@ mn_worker_at(const struct mn_shm *shm, uint32_t w)
     return (struct mn_worker *)(void *)(shm->base + shm->ctl->workers_off) + w;
 }
 
-/* Whether the entry of any worker but that one says so of the task. */
+/* Returns whether the entry of any worker except one names the task. */
 static inline bool
 mn_anybody_else_says(const struct mn_shm *shm, uint32_t task, uint32_t but)
 {

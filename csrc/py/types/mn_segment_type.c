@@ -1,7 +1,7 @@
 /* mn_segment_type.c - minato._core.Segment: the shared mapping for the zygote and the workers.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The zygote's moves on a worker's entry (mn_records.h) are methods here.
+ * The methods include the zygote's changes of a worker's entry (mn_records.h).
  */
 #define _GNU_SOURCE
 #include <unistd.h>
@@ -89,7 +89,7 @@ segment_starts(PyObject *self, PyObject *arg)
     return k != NULL ? PyLong_FromUnsignedLong(mn_worker_starts(k)) : NULL;
 }
 
-/* The zygote is about to fork worker w. Before the fork, so that the child finds it done. */
+/* The zygote is about to fork worker w. Called before the fork, so that the child finds it done. */
 static PyObject *
 segment_starting(PyObject *self, PyObject *arg)
 {
@@ -103,7 +103,7 @@ segment_starting(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
-/* The system has refused to: the zygote will try again. */
+/* The system has refused the fork: the zygote will try again. */
 static PyObject *
 segment_not_started(PyObject *self, PyObject *arg)
 {
@@ -156,8 +156,8 @@ segment_adopt(PyObject *self, PyObject *arg)
     return PyLong_FromUnsignedLong(mn_worker_pid(k));
 }
 
-/* The process of worker w has done its last task. Where it was not the loader that stopped, its
- * place is filled again, and what the entry says is the trainer's business. */
+/* The process of worker w has done its last task. If the loader has not stopped, its place is
+ * filled again; the trainer handles what the entry says. */
 static PyObject *
 segment_leaving(PyObject *self, PyObject *arg)
 {
