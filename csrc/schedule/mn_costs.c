@@ -105,7 +105,7 @@ marks_of(const struct mn_costs *c, const struct mn_cost_cell *cell)
     return (uint8_t)((cell->marks & ~(unsigned)MN_COST_OPENS) | MN_COST_FOLLOWED | opens);
 }
 
-/* What a sample will cost where it is best made, by what its index has cost before. */
+/* Returns what a sample will cost where it is best made, by the earlier cost of its index. */
 static int64_t
 predict_by_history(const struct mn_costs *c, int64_t index, bool usual)
 {
@@ -132,7 +132,7 @@ mn_costs_observe_hinted(struct mn_costs *c, int64_t index, const float *hint, in
     mn_costs_observe(c, index, wall_ns);
 }
 
-/* The same, by its hint where it has one. */
+/* Does the same, by its hint if it has one. */
 static int64_t
 predict(const struct mn_costs *c, int64_t index, const float *hint, bool usual)
 {

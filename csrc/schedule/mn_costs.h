@@ -41,7 +41,7 @@ mn_costs_fini(struct mn_costs *c);
 void
 mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns);
 
-/* The same for a sample with a hint of the dataset's own; hint may be NULL. */
+/* Does the same for a sample with a hint from the dataset; hint may be NULL. */
 void
 mn_costs_observe_hinted(struct mn_costs *c, int64_t index, const float *hint, int64_t wall_ns);
 
@@ -55,8 +55,8 @@ struct mn_costs_made {
     bool edge;     /* the first row is the first of its batch */
 };
 
-/* The rows of a task: wall_ns[i * step] is what row i took, 0 where it did not run. index: of each
- * row, or NULL. hint: the dataset's own of each row, or NULL. Returns the sum of wall_ns. */
+/* Learns from the rows of a task: row i took wall_ns[i * step], 0 if it did not run. index: of each
+ * row, or NULL. hint: from the dataset, for each row, or NULL. Returns the sum of wall_ns. */
 uint64_t
 mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const float *hint,
                       const uint64_t *wall_ns, size_t step, uint32_t n,
@@ -80,14 +80,14 @@ void
 mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *home,
                 uint8_t *marks);
 
-/* Predicted wall time of each index, 0 where nothing is known of any. One of which nothing is
- * known takes the mean; or, usual, no more than most do, so that it does not count as slow.
- * hint: the dataset's own of each sample (policy_hint.h), or NULL. */
+/* Fills in the predicted wall time of each index, or 0 if nothing is known of any index. An unknown
+ * index gets the mean or, with usual, at most the median, so that it does not count as slow. hint:
+ * from the dataset, for each sample (policy_hint.h), or NULL. */
 void
 mn_costs_predict(struct mn_costs *c, const int64_t *index, const float *hint, uint32_t n,
                  bool usual, int64_t *out_ns);
 
-/* Memory for what is learned from hints, once there are some. 0 or -ENOMEM. */
+/* Allocates memory for learning from hints, when the first ones come. Returns 0 or -ENOMEM. */
 int
 mn_costs_hinted(struct mn_costs *c);
 

@@ -7,10 +7,9 @@
  *   come from the tasks.
  *
  * Model
- *   One cell of 12 bytes an index, in memory given by the caller (or none: then there is
- *   only the mean). A prediction is the cell's cost; failing that the running mean over
- *   everything, which has a memory of MN_COST_MEMORY samples, so that it follows a machine
- *   that slows down.
+ *   One cell of 12 bytes per index, in memory given by the caller (or none: then there is only the
+ *   mean). A prediction is the cell's cost; failing that the running mean over everything, which
+ *   has a memory of MN_COST_MEMORY samples, so that it follows a machine that slows down.
  *
  * One cell's update with an observation x
  *   The first one replaces whatever is there. Then c += (x - c) / k, with k the number
@@ -22,8 +21,8 @@
  *   epochs.
  *
  *   A sample that is slow at random (an augmentation drawn anew each epoch) is
- *   not predictable from its history; its c wanders between the levels, which costs
- *   nothing but a few starts earlier than needed.
+ *   not predictable from its history. Its c wanders between the levels, which costs nothing but a
+ *   few starts earlier than needed.
  *
  * Memory: the caller's; cells are plain data and may be anywhere. No errors but -EINVAL.
  */
@@ -102,7 +101,7 @@ mn_cost_fetch(const struct mn_cost *m, int64_t index)
 int64_t
 mn_cost_wall(const struct mn_cost *m, int64_t index);
 
-/* True once this index was observed. */
+/* Returns whether this index was observed. */
 bool
 mn_cost_knows(const struct mn_cost *m, int64_t index);
 
@@ -122,4 +121,4 @@ mn_cost_slowest(const struct mn_cost *m, int64_t most, int64_t *index, int64_t *
 int64_t
 mn_cost_load(struct mn_cost *m, int64_t n, const int64_t *index, const int64_t *wall_ns);
 
-#endif /* MN_POLICY_COST_H */
+#endif

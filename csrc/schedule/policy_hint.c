@@ -1,4 +1,4 @@
-/* What a sample will cost by the dataset's own hint: see policy_hint.h.
+/* The cost of a sample by the dataset's hint: see policy_hint.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "schedule/policy_hint.h"
@@ -33,7 +33,7 @@ scale_of(const struct mn_hint *m)
     return m->scaled != 0 ? exp(m->log_scale) : NS_PER_SECOND;
 }
 
-/* What a predictor says in ns; 0 where it knows nothing. */
+/* Returns a predictor's answer in ns; 0 if it knows nothing. */
 static double
 predict_by(const struct mn_hint *m, enum mn_hint_by by, int64_t index, double hint,
            double history_ns)

@@ -1,4 +1,4 @@
-/* What a sample will cost by the dataset's own hint: hint times a ratio that is learned.
+/* The cost of a sample by the dataset's hint: hint times a ratio that is learned.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
@@ -8,7 +8,7 @@
  *   well the hint predicts compared with history. Numbers in, numbers out.
  *
  * Three predictors
- *   MN_HINT_HISTORY  what the index has cost before (policy_cost.h); the mean where it is new
+ *   MN_HINT_HISTORY  the earlier cost of the index (policy_cost.h); the mean where it is new
  *   MN_HINT_SCALE    hint * scale; the scale is the geometric mean of cost / hint
  *   MN_HINT_RATIO    hint * ratio; the ratio is the same index's own cost / hint of earlier
  *                    epochs, and the scale where the index is new
@@ -72,4 +72,4 @@ void
 mn_hint_observe(struct mn_hint *m, int64_t index, float hint, int64_t history_ns,
                 int64_t wall_ns);
 
-#endif /* MN_POLICY_HINT_H */
+#endif

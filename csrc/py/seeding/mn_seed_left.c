@@ -67,7 +67,8 @@ mn_seed_left_drawn(struct mn_seed_left *left, struct mn_seed_target *targets, Py
         if (rc < 0) {
             return -1;
         }
-        /* What the first run drew from is seeded after the trial, whatever the trial drew from. */
+        /* Targets of the first run are seeded after the trial, no matter what the trial drew
+         * from. */
         t->drawn = rc == 1 || (left->trying && t->drawn);
         any = any || rc == 1;
     }

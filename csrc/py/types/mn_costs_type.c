@@ -156,8 +156,7 @@ fail:
 #define MOST_SLOWEST 100
 
 PyDoc_STRVAR(slowest_doc,
-"slowest(most) -> [(index, wall_ns), ...]: of the indices that were observed those that cost\n"
-"most, at most 100.");
+"slowest(most) -> [(index, wall_ns), ...]: the observed indices that cost most, at most 100.");
 
 static PyObject *
 costs_slowest(PyObject *self, PyObject *arg)
@@ -216,16 +215,16 @@ PyDoc_STRVAR(summary_doc,
 "summary() -> {samples, known, mean_ns, p50_ns, p75_ns, p90_ns, p99_ns, p995_ns,\n"
 "              slow_ns, collate_ns, send_ns, split, near, home, opening_ns, away_ns,\n"
 "              each_ns, group, hinted, by, errors, hint_scale_ns}\n\n"
-"slow_ns: from when on a sample in flight counts as slow, None when nothing does.\n"
-"collate_ns: of a batch that workers collate, beside its samples. send_ns: of sending a\n"
+"slow_ns: from when on a sample in flight counts as slow, None if none does.\n"
+"collate_ns: of a batch that workers collate, without its samples. send_ns: of sending a\n"
 "sample to another worker, None: not known, or it cannot be done. split: whether batches\n"
-"that one worker could make are split. near, home: whether samples are cheaper beside their\n"
-"neighbours, and where they were made last; None: not known yet. opening_ns: what a sample\n"
-"away from its group costs more, away_ns: one away from its home. each_ns: a sample beside\n"
-"its neighbour. group: samples in one. hinted: samples with a hint of the dataset that were\n"
-"observed. by: what predicts hinted samples now, 0 history, 1 hint x scale, 2 hint x ratio of\n"
-"the index. errors: of these three, root mean square logarithms of cost / prediction; None:\n"
-"not known yet. hint_scale_ns: for one unit of hint.");
+"that one worker could make are split. near, home: whether samples are cheaper next to their\n"
+"neighbours, and where they were made last; None: not known yet. opening_ns: the extra cost of\n"
+"a sample away from its group, away_ns: of one away from its home. each_ns: a sample next to\n"
+"its neighbour. group: samples in one. hinted: observed samples with a hint of the dataset.\n"
+"by: what predicts hinted samples now, 0 history, 1 hint x scale, 2 hint x ratio of the index.\n"
+"errors: of these three, root mean square logarithms of cost / prediction; None: not known\n"
+"yet. hint_scale_ns: for one unit of hint.");
 
 static PyObject *
 answer(enum mn_contrast_answer a)
@@ -289,7 +288,7 @@ static PyType_Slot costs_slots[] = {
     {Py_tp_new, costs_new},
     {Py_tp_dealloc, costs_dealloc},
     {Py_tp_methods, costs_methods},
-    {Py_tp_doc, PyDoc_STR("CostModel(n=0): what samples have cost, by index of the dataset.")},
+    {Py_tp_doc, PyDoc_STR("CostModel(n=0): the costs of samples, by index of the dataset.")},
     {0, NULL},
 };
 

@@ -24,16 +24,16 @@ planner(PyObject *self)
 }
 
 const char mn_engine_plan_doc[] =
-    "plan(epoch, indices, number, position, whole, begins, spares, hints) -> int | None\n"
-    "\n"
-    "Takes the next batch in, indices are what the sampler gave: its sequence; None: later.\n"
+    "plan(epoch, indices, number, position, whole, begins, spares, hints) -> int | None\n\n"
+    "Plans the next batch, with the sampler's indices. Returns its sequence; None: try later.\n"
     "number: in the epoch; position: of its first sample in the sampler's order. whole: one\n"
-    "worker fetches and collates it. begins: None, or a byte a row, not 0 where by the dataset's\n"
-    "word a group begins. spares: so many of the indices, at the end, are of other samples, to\n"
-    "take the place of one that fails. hints: None, or a float32 a row, finite and not negative,\n"
-    "from which costs are predicted (csrc/schedule/policy_hint.h). Of the batch that was planned\n"
-    "last it gives the sequence again and does nothing: an interrupt may have kept the caller\n"
-    "from hearing of it.";
+    "worker fetches and collates it. begins: None, or a byte for each row, not 0 where the\n"
+    "dataset says that a group begins. spares: this many of the indices, at the end, are of\n"
+    "other samples, which replace one that fails. hints: None, or a float32 for each row, finite\n"
+    "and not negative, from which costs are predicted (csrc/schedule/policy_hint.h). For the\n"
+    "batch that was planned last it returns the sequence again and does nothing: an interrupt "
+    "may\n"
+    "have hidden the result from the caller.";
 
 /* Counts the rows of a batch whose indices are not machine integers. Returns false with an
  * exception. */
@@ -144,8 +144,8 @@ mn_engine_py_plan(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 }
 
 const char mn_engine_set_form_doc[] =
-    "set_form(layout): how rows travel from now on; None: in envelopes. A layout must have been\n"
-    "posted.";
+    "set_form(layout): how rows travel from now on; None: in envelopes. The layout must have\n"
+    "been posted.";
 
 PyObject *
 mn_engine_py_set_form(PyObject *self, PyObject *layout)
@@ -195,9 +195,9 @@ mn_engine_py_plan_clear(PyObject *self, PyObject *ignored)
 
 const char mn_engine_next_doc[] =
     "next(timeout) -> Block | None | bool\n\n"
-    "Waits for the batch to deliver next, at most timeout seconds (negative: without end; 0: a\n"
-    "look ahead, before the caller asks for it). A Block that is not made: see refused(). None:\n"
-    "the time is over. False: look at health(). True: workers wait for more batches to be\n"
+    "Waits for the batch to deliver next, at most timeout seconds (negative: forever; 0: only\n"
+    "looks, before the caller asks for it). Returns a Block; if it is not made, see refused().\n"
+    "None: the time is over. False: look at health(). True: workers wait for more batches to be\n"
     "planned, if there are any. Handles signals.";
 
 PyObject *
@@ -243,9 +243,9 @@ mn_engine_py_next(PyObject *self, PyObject *args)
 }
 
 const char mn_engine_refused_doc[] =
-    "refused(block) -> (why, need, all): of one that is not made. why: 1 task descriptors, 2\n"
-    "bytes for indices and reports, 3 bytes of the arena, 4 bytes of the system, 0: it is none of\n"
-    "those; all: how many there are, in use or not";
+    "refused(block) -> (why, need, all): for a batch that is not made. why: 1 task descriptors,\n"
+    "2 bytes for indices and reports, 3 bytes of the arena, 4 bytes of the system, 0: it was not\n"
+    "refused; all: how many there are, in use or not";
 
 PyObject *
 mn_engine_py_refused(PyObject *self, PyObject *block)
@@ -277,10 +277,9 @@ mn_engine_py_taken(PyObject *self, PyObject *block)
 
 const char mn_engine_timing_doc[] =
     "timing() -> {delivered, waits, wait_ns, wait_max_ns, consumer_ns, planned, ready,\n"
-    "starts, helped, together}: batches handed over, the caller's waiting in next(), its time\n"
-    "for a batch,\n"
-    "batches planned and not started, complete ones, and tasks started by reason (window,\n"
-    "early, ahead, finale, order), times a worker took over part of another's share, and\n"
+    "starts, helped, together}: batches delivered, the caller's waits in next(), its time for a\n"
+    "batch, batches planned and not started, complete ones, tasks started by reason (window,\n"
+    "early, ahead, finale, order), how often a worker took over part of another's share, and\n"
     "whether neighbours are kept together";
 
 PyObject *
@@ -308,8 +307,8 @@ mn_engine_py_timing(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_formed_doc[] =
-    "formed() -> [(block, row0, nrows)]: of which neighbouring rows of planned batches the one\n"
-    "that next() gave is formed. [] where batches are not formed";
+    "formed() -> [(block, row0, nrows)]: the runs of rows of planned batches that make up the\n"
+    "batch that next() gave. [] if this is not ready mode";
 
 PyObject *
 mn_engine_py_formed(PyObject *self, PyObject *ignored)
@@ -332,8 +331,8 @@ mn_engine_py_formed(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_displaced_doc[] =
-    "displaced() -> (max, sum) of how far samples moved from where the sampler had them, in\n"
-    "batches";
+    "displaced() -> (max, sum) of how far samples moved from their place in the sampler's order,\n"
+    "in batches";
 
 PyObject *
 mn_engine_py_displaced(PyObject *self, PyObject *ignored)
@@ -391,8 +390,8 @@ copy_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t to)
 
 const char mn_engine_gather_doc[] =
     "gather(layout) -> Block | None\n\n"
-    "A new one with the rows of the batch that is formed, to be decoded and retired; None where\n"
-    "rows are not all there is to it.";
+    "A new block with the rows of the formed batch, to be decoded and retired; None if the rows\n"
+    "are not all that belongs to it.";
 
 PyObject *
 mn_engine_py_gather(PyObject *self, PyObject *layout)
@@ -429,7 +428,7 @@ mn_engine_py_gather(PyObject *self, PyObject *layout)
     }
     Py_END_ALLOW_THREADS
     o->inside--;
-    if (mn_raise_errno(rc, "no room to gather a batch") < 0) {
+    if (mn_raise_errno(rc, "no memory to gather a batch") < 0) {
         return NULL;
     }
     return mn_block_new(self, MN_UNPLANNED, to, layout);
@@ -437,8 +436,8 @@ mn_engine_py_gather(PyObject *self, PyObject *layout)
 
 const char mn_engine_place_doc[] =
     "place(samples, layout, objects) -> Block | None\n\n"
-    "A new one with the samples as rows, to be decoded and retired; None when one does not\n"
-    "fit. objects: a list for each sample, which its object leaves are appended to.";
+    "A new block with the samples as rows, to be decoded and retired; None if one does not\n"
+    "fit. objects: a list for each sample, to which its object leaves are appended.";
 
 PyObject *
 mn_engine_py_place(PyObject *self, PyObject *args)
@@ -457,7 +456,7 @@ mn_engine_py_place(PyObject *self, PyObject *args)
                           .nfields = mn_layout_nfields(l),
                           .row_bytes = mn_layout_row_bytes(l)};
     uint64_t to = 0;
-    if (mn_raise_errno(mn_engine_gather_block(e, &s, &to), "no room for a batch") < 0) {
+    if (mn_raise_errno(mn_engine_gather_block(e, &s, &to), "no memory for a batch") < 0) {
         return NULL;
     }
     const struct mn_shm *shm = mn_engine_shm(e);
@@ -498,7 +497,7 @@ reason_text(int32_t reason)
     case MN_STANDBY_ADMITTED:
         return "a straggler keeps its worker busy: a standby worker is admitted";
     case MN_STANDBY_RETIRED:
-        return "the straggler is done: its standby worker leaves";
+        return "the straggler is done: its standby worker exits";
     default:
         return mn_scaler_text((enum mn_scaler_reason)reason);
     }
