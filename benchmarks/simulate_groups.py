@@ -256,7 +256,7 @@ def engine(folder: str) -> ctypes.CDLL:
     subprocess.run(
         [compiler, "-std=c11", "-O1", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden",
          f"-I{ROOT / 'csrc'}", *folders, str(ROOT / "benchmarks" / "simulate_groups.c"),
-         *map(str, sources), "-o", str(out)],
+         *map(str, sources), "-lm", "-o", str(out)],
         check=True,
     )  # fmt: skip
     library = ctypes.CDLL(str(out))

@@ -186,7 +186,7 @@ class Builder:
             source = str(self.tests / f"{name}.c")
             # no-builtin: clang assumes that a malloc whose memory it can see freed succeeds
             check_call([*self.command, *self.warnings, "-fno-builtin", f"-I{self.tests}",
-                        source, *objects, *wraps, *self.links, "-o", str(out)])  # fmt: skip
+                        source, *objects, *wraps, *self.links, "-lm", "-o", str(out)])  # fmt: skip
         return out
 
     def run(self, name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:

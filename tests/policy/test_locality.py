@@ -28,7 +28,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     sources = [ROOT / "tests/policy/locality_driver.c", ROOT / "csrc/schedule/policy_locality.c"]
     subprocess.run(
         [compiler, "-std=c11", "-O1", "-shared", "-fPIC", f"-I{ROOT / 'csrc'}",
-         *map(str, sources), "-o", str(out)],
+         *map(str, sources), "-lm", "-o", str(out)],
         check=True,
     )  # fmt: skip
     loaded = ctypes.CDLL(str(out))
