@@ -274,6 +274,9 @@ class BalancedIterator(MinatoIterator):
         found = self._seeded_by_init()
         if not self._persistent_workers:
             self._shutdown_workers()
+        elif self._supervisor is not None:
+            self._supervisor.tell_of_deaths(at_end=True)
+        self._position.ends()
         init_states.tell(found)
 
     def _seeded_by_init(self) -> list[str]:

@@ -325,3 +325,4 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         self._grant(0)
         if self._supervisor is not None:
             self._supervisor.stop()
+            self._position.ends()

@@ -157,7 +157,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         """The loader may be asked yet where it has left the epoch, and the dataset's own iterator
         goes with this one."""
         position = self.__dict__.get("_position")
-        if position is None or position.here is None or sys.is_finalizing():
+        if position is None or sys.is_finalizing():
+            return
+        position.ends()
+        if position.here is None:
             return
         progress = position.progress
         latest = position.memo.progress is progress and self._loader() is not None
@@ -245,6 +248,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             self._progress.finished = True
             if self._stream is not None:
                 self._stream.stands(0)
+            self._position.ends()
             raise
         except Exception:
             self._position.errors += 1

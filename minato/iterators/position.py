@@ -70,6 +70,11 @@ class Position:
             told["failed"] = self.allowed.told()
         return told
 
+    def ends(self) -> None:
+        """The epoch's end, or where the program leaves it: warns of samples that failed."""
+        if self.allowed is not None:
+            self.allowed.warn()
+
     @contextlib.contextmanager
     def taking_up(self) -> Iterator[None]:
         """Goes on from where load_state_dict() says, or begins: torch draws the base seed."""

@@ -127,6 +127,8 @@ class Completions:
         if not supervisor.living() and threading.current_thread() is threading.main_thread():
             # its engine may not say so at exit; another thread is to stay there (stay_at_exit)
             raise RuntimeError("the loader was shut down")
+        if wait and self.engine.deaths() != supervisor.deaths_told:
+            supervisor.tell_of_deaths()
         if self.planner.again:
             self.planner.plan_again()
         seconds = supervisor.timeout

@@ -128,6 +128,7 @@ class StaticIterator(MinatoIterator):
                 self._progress.kept[worker].came(words)
             if self._dataset_kind == _DatasetKind.Map:
                 self._progress.check_end(self._send_idx)
+            self._position.ends()
             raise
         finally:
             if self._living():
@@ -272,6 +273,7 @@ class StaticIterator(MinatoIterator):
             stay_at_exit()
             loss = engine.lost(batch.block)[0]
             died = describe_death(loss.pid, loss.status)
+            self._supervisor.deaths_told = engine.deaths()
             raise WorkerLost(died, loss.pid, batch.index, loss.status)
         return numbers[0]
 

@@ -16,11 +16,13 @@ from torch.utils.data import _utils
 from .._core import Block, Engine
 from .._deadline import Deadline
 from .._system_refusals import NOT_STARTED
+from .._warn import warn
 from ..errors import DAMAGED, WorkerLost, describe_death, never_began, starter_died
 from ..observe.stats import Served, engine_stats
 from ..observe.trace import Trace, tracer
 from ..observe.trace import writer as trace_writer
 from ..options import Options
+from ..progress import Progress
 from ..workers import signals
 from ..workers.executor import Executor
 from .failures import placed
@@ -65,6 +67,7 @@ class Supervisor:
         workers: int = loader.num_workers
         self.bounds = options.bounds(workers)
         self.timeout: float = loader.timeout
+        self._max_retries = options.max_retries
         self.pool: Executor | None = None
         self.trace: Trace | None = None
         self.stopped = False
@@ -83,12 +86,19 @@ class Supervisor:
         self._memo.told = lambda: own.told() if (own := me()) is not None else None
         self._told_of_fewer = False  # workers than asked for
         self._told_of_loop = False  # of deaths
+        self.deaths_told = 0  # deaths that the program has heard of, or will in an error
+        self._retries_told = 0
+        #: whether a death ends in no error: processes are replaced, and their samples made again
+        self._replaces = False
+        self._deaths_in: Progress | None = None  # the epoch that the latest warning was for
 
     def start(self, make_pool: Callable[[], Executor]) -> None:
         """Makes workers, and starts them; none are left when that fails."""
         trace_writer()  # a file that cannot be made is no reason to leave workers behind
         self.stopped = False
+        self.deaths_told = self._retries_told = 0
         self.pool = pool = make_pool()
+        self._replaces = self.served.balanced and self._max_retries > 0 and pool.kind == "process"
         self.first = FirstSamples(getattr(pool, "forks", False))
         self.engine = pool.engine
         try:
@@ -176,6 +186,7 @@ class Supervisor:
             died = describe_death(health["pid"], health["status"])
             if not self.served.balanced or health["live"] == 0 or health["zygote_lost"]:
                 if not done():
+                    self.deaths_told = health["deaths"]
                     if health["crash_loop"] > 1:
                         died = _of_a_row(died, health["crash_loop"])
                     raise WorkerLost(died, health["pid"], None, health["status"])
@@ -191,6 +202,34 @@ class Supervisor:
         except BaseException:
             self.stop()
             raise
+
+    def tell_of_deaths(self, at_end: bool = False) -> None:
+        """Warns of workers that have died: once an epoch. at_end: an error that names them would have
+        come by now."""
+        if (self._replaces or at_end) and self.living():
+            self._warn_of_deaths(self.engine.health())
+
+    def _warn_of_deaths(self, health: Any) -> None:
+        deaths, retries = health["deaths"], health["retries"]
+        if deaths <= self.deaths_told:
+            return
+        if self.served.position.errors and not self._replaces:
+            return  # the error has named it
+        what = "Another worker makes its samples again."
+        if not self._replaces:
+            what = "No other worker takes its place."
+        elif retries == self._retries_told:
+            what = "It was making no sample."
+        self.deaths_told, self._retries_told = deaths, retries
+        progress = self.served.position.progress
+        if progress is self._deaths_in or NOT_STARTED <= health["status"] < DAMAGED:
+            return  # the latter is told by _tell_of_fewer()
+        self._deaths_in = progress
+        died = describe_death(health["pid"], health["status"]).rstrip()
+        warn(
+            f"{died} {what} Further deaths in this epoch are only counted, in "
+            "loader.stats()['deaths']."
+        )
 
     def _tell_of_fewer(self, died: str) -> None:
         if not self._told_of_fewer:
@@ -231,9 +270,12 @@ class Supervisor:
                     self._tell_last(pool)
             finally:
                 pool.stop()
-        unstarted = health is not None and NOT_STARTED <= health["status"] < DAMAGED
-        if health is not None and health["live"] and health["deaths"] and unstarted:
+        if health is None:
+            return
+        unstarted = NOT_STARTED <= health["status"] < DAMAGED
+        if health["live"] and health["deaths"] and unstarted:
             self._tell_of_fewer(describe_death(health["pid"], health["status"]))
+        self._warn_of_deaths(health)
 
     def _tell_last(self, pool: Executor) -> None:
         """What the program may ask for when the workers are gone."""

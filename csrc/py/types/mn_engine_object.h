@@ -146,6 +146,7 @@ MN_ENGINE_METHOD(let_go);
 MN_ENGINE_METHOD(note_failed);
 MN_ENGINE_METHOD(dismiss);
 MN_ENGINE_METHOD(health);
+MN_ENGINE_METHOD(deaths);
 MN_ENGINE_METHOD(memory);
 MN_ENGINE_METHOD(waits);
 MN_ENGINE_METHOD(wait_begins);

@@ -304,6 +304,7 @@ MN_METHOD_ALONE(mn_engine_py_let_go)
 MN_METHOD_ALONE(mn_engine_py_note_failed)
 MN_METHOD_ALONE(mn_engine_py_dismiss)
 MN_METHOD_ALONE(mn_engine_py_health)
+MN_METHOD_ALONE(mn_engine_py_deaths)
 MN_METHOD_ALONE(mn_engine_py_memory)
 MN_METHOD_ALONE(mn_engine_py_waits)
 MN_METHOD_ALONE(mn_engine_py_wait_begins)
@@ -379,6 +380,8 @@ static PyMethodDef engine_methods[] = {
     {"note_failed", MN_ALONE(mn_engine_py_note_failed), METH_O, mn_engine_note_failed_doc},
     {"dismiss", MN_ALONE(mn_engine_py_dismiss), METH_NOARGS, mn_engine_dismiss_doc},
     {"health", MN_ALONE(mn_engine_py_health), METH_NOARGS, mn_engine_health_doc},
+    {"deaths", MN_ALONE(mn_engine_py_deaths), METH_NOARGS,
+     PyDoc_STR("deaths() -> unexpected deaths so far, as in health()")},
     {"memory", MN_ALONE(mn_engine_py_memory), METH_NOARGS, mn_engine_memory_doc},
     {"waits", MN_ALONE(mn_engine_py_waits), METH_NOARGS, mn_engine_waits_doc},
     {"wait_begins", MN_ALONE(mn_engine_py_wait_begins), METH_NOARGS,

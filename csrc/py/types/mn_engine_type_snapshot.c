@@ -393,6 +393,14 @@ mn_engine_py_health(PyObject *self, PyObject *ignored)
                          h.last.pid, "status", h.last.status);
 }
 
+PyObject *
+mn_engine_py_deaths(PyObject *self, PyObject *ignored)
+{
+    (void)ignored;
+    struct mn_engine *e = mn_engine_get(self);
+    return e == NULL ? NULL : PyLong_FromUnsignedLong(mn_engine_health(e).deaths);
+}
+
 const char mn_engine_memory_doc[] =
     "memory() -> {used, kept, warm, reclaimed, limit, in_flight, envelope_bytes}: bytes of the\n"
     "arena in use, those of them that the program keeps, those free that may hold pages, those\n"
