@@ -291,6 +291,9 @@ class _Waits(TypedDict):
     wait_ns: int
     wait_max_ns: int
     wait_first_ns: int
+    starts: int
+    starts_ns: int
+    steady_max_ns: int
     held: int
     used_ns: int
     asked_ns: int

@@ -22,6 +22,7 @@ from .device.provider import target
 from .frameworks import begins_instead, goes_on_in_step, is_strict
 from .iterators.across_iterators import memo_of, set_pending
 from .iterators.inline import InlineIterator
+from .observe import report
 from .observe.stats import collect
 from .option_values import option
 from .options import Options, asks_for_torchs_workers, described
@@ -387,6 +388,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def stats(self) -> dict[str, Any]:
         """What the loader has done and waits for; see ``minato.observe.stats`` for the fields."""
         return collect(self)
+
+    @eager
+    def report(self) -> None:
+        """Prints ``stats()`` as a page: the verdict, where the time went and what would help. A
+        notebook shows the same for a loader that is the last expression of a cell."""
+        print(report.page(report.title_of(self), collect(self)))
+
+    @eager
+    def _repr_html_(self) -> str:
+        return report.table(report.title_of(self), collect(self))
 
     @eager
     def _get_iterator(self) -> Any:

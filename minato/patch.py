@@ -137,7 +137,7 @@ def _taking_options(init: Any) -> Any:
 #: What torch's class takes over. A class below it that has one of these itself keeps its own.
 _METHODS = (
     "_new_iterator", "_why_torch", "_shares_a_stateful_dataset",
-    "set_epoch", "state_dict", "load_state_dict", "stats",
+    "set_epoch", "state_dict", "load_state_dict", "stats", "report", "_repr_html_",
 )  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def patch_torch() -> Patch:
     ``_get_iterator`` of its own which does not call torch's (torchdata's ``StatefulDataLoader``)
     keeps that.
 
-    Loaders have minato's methods (``stats()``, ``state_dict()``, ``load_state_dict()``,
+    Loaders have minato's methods (``stats()``, ``report()``, ``state_dict()``, ``load_state_dict()``,
     ``set_epoch()``) as long as the patch lasts. Torch's constructor takes minato's options; of a
     loader of torch's own class they may be set later, before the first epoch
     (``loader.on_error = "skip"``). A class derived from torch's may have attributes of such names,

@@ -59,6 +59,7 @@ def test_what_was_there_before_loads_as_minato_does(kind: type, workers: int) ->
     with minato.patch_torch():
         assert made_by(loader) == "minato"
         assert loader.stats()["delivered"] == 4
+        assert "4 delivered" in loader._repr_html_() and loader.report() is None
         assert made_by(numbers(kind, num_workers=workers)) == "minato"
     assert made_by(loader) == "torch" and not hasattr(loader, "stats")
 

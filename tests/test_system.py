@@ -162,7 +162,7 @@ def test_another_system(bare: Path, platform: str, load: list[int]) -> None:
     assert "memory_limit" in warning
     assert out["epoch"] == 4 and out["same order"] and out["patched"]
     assert out["counted"] == 1
-    assert out["verdict"][0] == "The trainer loads by itself."
+    assert out["verdict"][0].startswith("The trainer loads by itself.")
     assert out["top"] == 1 and platform in done.stderr
     if load[-1]:
         assert platform in out["verdict"][1]

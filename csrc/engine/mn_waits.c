@@ -10,6 +10,7 @@ mn_waits_ask(struct mn_waits *w, uint64_t now_ns)
     if (!w->asking) {
         w->asking = true;
         w->asked_ns = now_ns;
+        w->starting = w->given_ns == 0;
     }
     w->part_ns = now_ns;
     if (w->given_ns != 0) {
@@ -28,8 +29,20 @@ mn_waits_give(struct mn_waits *w, uint64_t now_ns, bool got)
     w->asking = !got;
     w->wait_ns += now_ns - w->part_ns;
     w->n += got;
-    w->first_ns = w->n == 1 && got ? waited : w->first_ns;
     w->max_ns = waited > w->max_ns ? waited : w->max_ns;
+    if (!got) {
+        return;
+    }
+    if (w->n == 1) {
+        w->first_ns = waited;
+    }
+    else if (w->starting) {
+        w->starts++;
+        w->starts_ns += waited;
+    }
+    else if (waited > w->steady_max_ns) {
+        w->steady_max_ns = waited;
+    }
 }
 
 void

@@ -19,11 +19,15 @@ struct mn_waits {
     uint64_t wait_ns;  /* sum of all waits */
     uint64_t max_ns;   /* the longest wait */
     uint64_t first_ns; /* the first wait, which includes the workers' start */
+    uint64_t starts;   /* waits that ended with the first batch of a later epoch */
+    uint64_t starts_ns; /* sum of these */
+    uint64_t steady_max_ns; /* the longest of all other waits but the first */
     uint64_t used_ns;  /* time of the caller between two waits */
     uint64_t asked_ns; /* when the last wait began */
     uint64_t part_ns;  /* when the last part of that wait began */
     uint64_t given_ns; /* when it ended; 0: without a batch, or the epoch is over */
     bool asking;       /* the last call gave no batch: the wait may go on */
+    bool starting;     /* the wait is for the first batch of an epoch */
     bool spanned;      /* the caller says when a wait begins and ends */
     bool served;       /* the batch that it waits for was taken */
 };

@@ -21,6 +21,7 @@ from ..transport.rows_or_whole import Shape
 
 if TYPE_CHECKING:
     from ..device.copies import Copies
+    from ..observe.watch import Load
     from ..seeding.held import Held
     from .sampler_states import Said
 
@@ -60,6 +61,7 @@ class Memo:
         self.hints_refused = False  # cost_hint() has failed, and is not asked again
         self.told_unasked = False  # that its dataset's own state is not part of them
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
+        self.load: Load | None = None  # of the latest iterator, without workers
         self.copies: Copies | None = None  # to a device, of the latest iterator
         #: what its worker scheduler had come to, and between which numbers of workers
         self.scheduler: tuple[tuple[int, int, int], bytes] | None = None

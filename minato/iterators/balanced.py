@@ -175,6 +175,9 @@ class BalancedIterator(MinatoIterator):
     def _tasks_outstanding(self) -> int:  # type: ignore[override]
         return self._planner.drawn_ahead()
 
+    def _first_indices(self) -> Any:
+        return self._receiver.first_indices
+
     def _finished(self) -> int:
         ready = self._engine.timing()["ready"] if self._living() else 0
         return ready + len(self._prefetcher.queue)

@@ -90,6 +90,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     _pinner: Pinner | None = None
     _supervisor: Supervisor | None = None
     _owner = 0  # process whose workers it has
+    _awaits_first = True  # no batch has come yet
 
     def __init__(self, loader: Any) -> None:
         memo = memo_of(loader)
@@ -289,16 +290,31 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         try:
             with self._turn:
                 if self._sampler_iter is None or self._iterable:
-                    return _MultiProcessingDataLoaderIter.__next__(self)
-                data = self._next_data()  # type: ignore[no-untyped-call]
+                    data = _MultiProcessingDataLoaderIter.__next__(self)  # counts it
+                else:
+                    data = self._next_data()  # type: ignore[no-untyped-call]
+                    self._num_yielded += 1
+                if self._awaits_first:
+                    self._first_came()
         except StopIteration:
             raise  # the loop that asked takes it
         except BaseException as error:
             _forget_locals(error)
             del self
             raise
-        self._num_yielded += 1
         return data
+
+    def _first_came(self) -> None:
+        """The first batch since the workers were started."""
+        self._awaits_first = False
+        supervisor = self._supervisor
+        if supervisor is not None and supervisor.living():
+            costs = self._position.memo.costs
+            supervisor.watch.first_came(supervisor.engine, costs, self._first_indices())
+
+    def _first_indices(self) -> Any:
+        """Of the samples of that batch; None where they are not known."""
+        return None
 
     def _allowed(self, amended: Amended) -> Any:
         """The data of a batch some of whose samples could not be made, if that many may fail."""

@@ -19,6 +19,7 @@ from ..device.copies import Copier
 from ..device.operators import split
 from ..device.provider import provider_for
 from ..errors import Failure
+from ..observe.watch import Load
 from ..options import Options
 from ..progress import Progress
 from ..seeding.base_seed import BASE_SEED
@@ -100,6 +101,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         made = split(loader, provider)
         self._copier = Copier(provider, split=made) if provider is not None else None
         memo.copies = self._copier.counts if self._copier is not None else None
+        self._load = memo.load = Load(loader.batch_size or 1)
         self._dataset = made.dataset
         if made.tail is not None:
             self._dataset_fetcher.dataset = made.dataset
@@ -240,10 +242,13 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if self._stream is not None:
             self._stream.goes_on()
         drawn = self._number
+        got, load = False, self._load
+        load.begins()
         try:
             data = self._fetched()
             if self._copier is not None:
                 data = self._copier.hand_over(self._copier.begin(data))
+            got = True
         except StopIteration:
             self._progress.finished = True
             if self._stream is not None:
@@ -258,6 +263,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             iterable = self._dataset_kind == _DatasetKind.Iterable
             self._lost = iterable and self._number > drawn
             raise
+        finally:
+            load.ends(got)
         self._delivered(drawn)
         return data
 

@@ -129,6 +129,8 @@ class Completions:
             raise RuntimeError("the loader was shut down")
         if wait and self.engine.deaths() != supervisor.deaths_told:
             supervisor.tell_of_deaths()
+        if wait:
+            supervisor.watch.look(self.engine)
         if self.planner.again:
             self.planner.plan_again()
         seconds = supervisor.timeout
@@ -169,6 +171,7 @@ class Receiver:
         self.planner = planner
         self.collates = collates
         self.shape = collates.shape
+        self.first_indices: Any = None  # of the first batch that was received
         #: out of order one of the next epoch may be done first
         self.kept_back: deque[tuple[Batch, Any]] = deque()
         self._costs = planner.position.memo.costs
@@ -191,6 +194,8 @@ class Receiver:
                 self._interrupted(batch, block)
                 raise
             if self._of_this_epoch(batch):
+                if self.first_indices is None:
+                    self.first_indices = batch.indices
                 if self._forgets:
                     batch.indices = batch.sent = None
                 return batch, data

@@ -117,6 +117,7 @@ class StaticIterator(MinatoIterator):
         where the random streams and places of these workers come no other way."""
         if self._living():  # after the end torch goes on to say so
             self._engine.wait_begins()
+            self._supervisor.watch.look(self._engine)
         try:
             if self._pinner is not None and self._living():
                 self._read_ahead()

@@ -21,6 +21,7 @@ from ..errors import DAMAGED, WorkerLost, describe_death, never_began, starter_d
 from ..observe.stats import Served, engine_stats
 from ..observe.trace import Trace, tracer
 from ..observe.trace import writer as trace_writer
+from ..observe.watch import Watch
 from ..options import Options
 from ..progress import Progress
 from ..workers import signals
@@ -41,6 +42,10 @@ CRASH_LOOP = 3
 def _of_a_row(died: str, deaths: int) -> str:
     return (f"{died.rstrip()} It is one of {deaths} deaths in a row in which no sample was "
             "finished.")  # fmt: skip
+
+
+def _may_prefetch(balanced: bool, options: Options) -> bool:
+    return balanced and options.batching == "sampler"
 
 
 #: Set at the interpreter's exit before multiprocessing ends the workers: what was registered last
@@ -72,6 +77,7 @@ class Supervisor:
         self.trace: Trace | None = None
         self.stopped = False
         self.first = FirstSamples(False)
+        self.watch = Watch()
         #: what must have ended before the workers do, in this order
         self.before_stop: list[Callable[[], object]] = []
         self.served = Served(
@@ -80,6 +86,9 @@ class Supervisor:
             window=per_worker(loader) * workers,
             batch_size=loader.batch_size or 1,
             persistent=bool(loader.persistent_workers),
+            prefetch=per_worker(loader),
+            ready=balanced and options.batching == "ready",
+            prefetches=options.prefetch_next_epoch if _may_prefetch(balanced, options) else None,
         )
         self._memo = position.memo
         me = weakref.ref(self)
@@ -98,6 +107,7 @@ class Supervisor:
         self.stopped = False
         self.deaths_told = self._retries_told = 0
         self.pool = pool = make_pool()
+        self.watch = self.served.watch = Watch(pool.kind == "process")
         self._replaces = self.served.balanced and self._max_retries > 0 and pool.kind == "process"
         self.first = FirstSamples(getattr(pool, "forks", False))
         self.engine = pool.engine

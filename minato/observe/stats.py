@@ -11,7 +11,7 @@ failed                      samples that on_error has left_out or replaced, in a
                             iterator, and the latest hundred of them: (index, error, index of
                             the sample in its place or None)
 wait                        of the caller in ``next()``: total, mean, max, its time between
-                            calls, share of waiting in both
+                            calls, share of waiting in both; without workers it loads meanwhile
 batch_queue                 window (batches), ready (complete), planned (not started)
 started                     tasks by reason: window (steady), early (known to be slow), ahead
                             (workers would have idled), finale (costliest first), order
@@ -57,19 +57,21 @@ device                      with device=: device (its name), batches handed over
 scheduler                   with autoscale: active, low, high, stragglers (samples so far that
                             were past straggler_threshold), decisions [{at, from, to, why, occupancy, cpu, wait, rate}]
 memory                      used (arena), kept (by the caller), limit, in_flight (batches)
-verdict                     one sentence: is the caller waiting, for what, what would help
+verdict                     in a sentence or two: is the caller waiting, for what, what would help
+causes                      of its waits, the costliest first: [{name, seconds, why, advice}]
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .._not_linux import CORE
 from ..iterators.across_iterators import memo_of
-from .verdict import Facts, verdict
+from .verdict import Facts, alone, causes, told, trouble, verdict
+from .watch import Load, Watch, cores
 
 if CORE:
     from .. import _core
@@ -110,6 +112,7 @@ _NONE: dict[str, Any] = {
     "scheduler": None,
     "memory": None,
     "verdict": NOTHING,
+    "causes": [],
 }
 
 
@@ -125,8 +128,9 @@ def collect(loader: Any) -> dict[str, Any]:
         "slow": _slowest(memo.costs),
     }
     if loader.num_workers == 0:
-        stats["verdict"] = NOTHING if progress is None else "The trainer loads by itself."
         stats.update(memo.told() or {})
+        if memo.load is not None:
+            stats.update(_load(memo.load, stats))
         stats["device"] = memo.copies.summary() if memo.copies is not None else None
     elif (told := memo.told()) is not None:
         stats.update(told)
@@ -135,6 +139,13 @@ def collect(loader: Any) -> dict[str, Any]:
     else:
         stats.update(memo.last_stats)
     return stats
+
+
+def _load(load: Load, stats: dict[str, Any]) -> dict[str, Any]:
+    """Of a loader without workers."""
+    text, found = alone(load.facts(_core.machine()["cpus"] if CORE else cores()))
+    text = " ".join(filter(None, (text, trouble(stats))))
+    return {"wait": load.waits(), "verdict": text, "causes": told(found)}
 
 
 @dataclass
@@ -146,6 +157,10 @@ class Served:
     window: int  # batches, for the number of workers that loading starts with
     batch_size: int
     persistent: bool
+    ready: bool = False  # batching="ready"
+    prefetch: int = 2  # batches for each worker
+    prefetches: bool | None = False  # prefetch_next_epoch; None: it cannot
+    watch: Watch = field(default_factory=Watch)
     displacement: Callable[[], dict[str, float]] | None = None  # where samples may move
 
 
@@ -178,7 +193,10 @@ def engine_stats(pool: Executor, served: Served) -> dict[str, Any]:
         out["locality"] = _locality(costs.summary(), t)
         if served.displacement is not None:
             out["displacement"] = served.displacement()
-    out["verdict"] = verdict(out, waits["waits"], _facts(pool, served, waits, out))
+    facts = _facts(pool, served, waits, out)
+    found = causes(out, facts)
+    out["verdict"] = verdict(out, waits["waits"], facts, found)
+    out["causes"] = told(found)
     return out
 
 
@@ -197,14 +215,24 @@ def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -
         cores=_core.machine()["cpus"],
         queued=sum(_queued(w["pid"]) for w in workers if w["state"] == "ready"),
         first=waits["wait_first_ns"] * _NS,
+        starting=served.watch.starting,
+        first_slowest=served.watch.first_slowest,
+        starts=waits["starts_ns"] * _NS,
+        epochs=waits["starts"],
+        longest=waits["steady_max_ns"] * _NS,
         held=waits["held"] / max(1, waits["waits"]),
         collate=cost["collate_ns"] * _NS,
         fetch=mean * served.batch_size if balanced else 0.0,
         mean=mean,
         slowest=slowest[0] if slowest else None,
+        looks=dict(served.watch.looks),
         reason=reasons[-1] if reasons else None,
         balanced=balanced,
+        ready=served.ready,
+        prefetch=served.prefetch,
         persistent=served.persistent,
+        prefetches=served.prefetches,
+        forks=getattr(pool, "forks", True),
     )
 
 

@@ -1,22 +1,44 @@
-"""``stats()["verdict"]``: one sentence for people. Is the trainer waiting, for what, and what
-would help?
+"""Does the program wait for data, for what, and what would help?
+
+``causes()`` is a list of functions, one for each thing that a program can wait for. Each looks at
+the facts and says how many seconds it cost, why, and which option helps. The verdict names the
+costliest; ``loader.report()`` shows them all. Times are in seconds.
+
+The waits of an iterator fall into four parts, and each cause explains seconds of one of them:
+
+    the first batch         workers start, then make it
+    later epochs' first     with persistent workers: all of an epoch's end is waited for, too
+    one long wait           a slow sample, or a pause of the machine
+    all other waits         workers cannot keep up: ``_steady()`` finds out why
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 #: batches before anything is said about waiting: the first ones are always waited for
 FEW = 3
 #: share of the time from which on waiting is worth words
 WORTH = 0.02
+#: the second cause is named, too, if it costs this share of what the first costs
+ALSO = 0.3
 #: share of its time that a worker works from which on it counts as busy; the rest is start,
 #: the end of epochs, and what a shared machine takes
 BUSY = 0.6
 #: seconds; cheaper samples cost less to make than to hand over
 CHEAP = 20e-6
+#: share of the waits in which memory_limit held tasks back; batches that are made already hide it
+HELD = 0.25
+#: times the mean from which on a sample counts as slow
+SLOW = 3
+#: looks at workers before what they wait in counts as known
+LOOKS = 5
+#: workers that are advised at most, for each that there is, where they do not compute
+GROWTH = 4
 
 #: reasons of the worker scheduler, enum mn_scaler_reason
 GROWS, UNDONE, CPU_BUSY, AT_MAX, AT_CEILING, NO_MEMORY = (2, 3), 5, 7, 8, 9, 13
@@ -25,13 +47,21 @@ FULL = (4, 10, 11, 14)
 
 @dataclass(frozen=True)
 class Facts:
-    """What the sentence needs beside the statistics; times in seconds."""
+    """What the causes need in addition to the statistics."""
 
     cores: int = 1
     #: that workers could have computed and had no core
     queued: float = 0.0
-    #: wait for the first batch, workers' start included
+    #: wait for the first batch; the part of it before a worker had begun
     first: float = 0.0
+    starting: float = 0.0
+    #: the costliest sample of the first batch: (index, seconds)
+    first_slowest: tuple[Any, float] | None = None
+    #: waits for the first batches of later epochs, and how many
+    starts: float = 0.0
+    epochs: int = 0
+    #: the longest of the other waits; None: the longest of all
+    longest: float | None = None
     #: share of the waits while memory_limit held tasks back
     held: float = 0.0
     #: of a batch: in collate_fn where workers run it, and in its samples
@@ -40,209 +70,531 @@ class Facts:
     #: mean of a sample; 0: not known
     mean: float = 0.0
     slowest: tuple[int, float] | None = None
+    #: looks at busy workers, by what they were in: "lock", "sleep", "storage", "other", "cpu"
+    looks: dict[str, int] = field(default_factory=dict)
     #: of the worker scheduler's last decision; None: it has made none, or there is none
     reason: int | None = None
     balanced: bool = True
+    ready: bool = False
+    prefetch: int = 2  # prefetch_factor
     persistent: bool = False
+    #: whether the next epoch begins early; None: it cannot
+    prefetches: bool | None = False
+    #: whether processes start by fork
+    forks: bool = True
 
 
-def verdict(stats: dict[str, Any], batches: int, facts: Facts) -> str:
+@dataclass(frozen=True)
+class Cause:
+    """What the program waits for, and what would help."""
+
+    name: str
+    seconds: float
+    why: str
+    advice: str
+    #: not part of the trainer's waits: a sentence of its own
+    apart: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """One loader's statistics and facts."""
+
+    stats: dict[str, Any]
+    facts: Facts
+
+    @property
+    def waited(self) -> float:
+        waited: float = self.stats["wait"]["total"]
+        return waited
+
+    @property
+    def elapsed(self) -> float:
+        between: float = self.stats["wait"]["between"]
+        return self.waited + between
+
+    @property
+    def rest(self) -> float:
+        """Waits that are not for the first batch of an epoch."""
+        return max(0.0, self.waited - self.facts.first - self.facts.starts)
+
+    @property
+    def left(self) -> float:
+        """Those of them that neither one long wait nor copies explain."""
+        return self.rest - _once(self) - _handing(self)
+
+    @property
+    def threads(self) -> bool:
+        return self.stats.get("worker_type") == "thread"
+
+    def busy(self) -> tuple[int, float, float]:
+        """Workers, their seconds in tasks, and of those on a core."""
+        ready = [w for w in self.stats["workers"] if w["state"] == "ready"]
+        return len(ready), sum(w["busy"] for w in ready), sum(w["cpu"] for w in ready)
+
+    def idle(self) -> bool:
+        """Whether workers had nothing to do for much of the time since they have started."""
+        count, busy, _cpu = self.busy()
+        return busy < BUSY * count * (self.elapsed - self.facts.starting)
+
+
+def seconds(value: float) -> str:
+    """For people."""
+    if value < 0.0995:
+        return f"{value * 1e3:.3g} ms" if value >= 0.001 else f"{value * 1e6:.3g} us"
+    return f"{value:.1f} s" if value < 600 else f"{value / 60:.0f} min"
+
+
+# ---- the verdict -------------------------------------------------------------------------
+
+
+def causes(stats: dict[str, Any], facts: Facts) -> list[Cause]:
+    """Everything worth words, the costliest first."""
+    case = Case(stats, facts)
+    least = WORTH * case.elapsed
+    if case.waited <= least:
+        found = [*_copies(case)]
+    else:
+        found = [cause for look in _ALL for cause in look(case)]
+    return sorted((c for c in found if c.seconds > least), key=lambda cause: -cause.seconds)
+
+
+#: of the cause that is not a wait of the trainer
+APART = "copies to the device"
+
+
+def told(found: list[Cause]) -> list[dict[str, Any]]:
+    """``stats()["causes"]``."""
+    return [{k: v for k, v in asdict(cause).items() if k != "apart"} for cause in found]
+
+
+def verdict(
+    stats: dict[str, Any], batches: int, facts: Facts, found: list[Cause] | None = None
+) -> str:
     """The sentence, from the fields of ``stats()`` and the number of batches waited for."""
-    if stats["deaths"] and _threads(stats):
-        return (
-            f"{stats['deaths']} worker thread(s) ended by SystemExit or the like; the samples they "
-            "were at are lost. Let samples raise an Exception."
-        )
-    if stats["deaths"]:
-        again = "their samples were tried again" if stats["retries"] else "none was retried"
-        return (
-            f"{stats['deaths']} worker(s) died; {again}. Memory (is there an out-of-memory "
-            "killer in the system's log?) and native code in the dataset are the usual causes."
-        )
+    return " ".join(filter(None, (_waits(stats, batches, facts, found), trouble(stats))))
+
+
+def _waits(
+    stats: dict[str, Any], batches: int, facts: Facts, found: list[Cause] | None = None
+) -> str:
     if batches < FEW:
         return f"Too early to say: {batches} batch(es) were asked for."
-    wait = stats["wait"]
-    share, elapsed = wait["share"], wait["total"] + wait["between"]
-    if copying := _copying(stats, elapsed):
-        return copying
-    if share < WORTH:
+    found = causes(stats, facts) if found is None else found
+    case = Case(stats, facts)
+    waited, elapsed = case.waited, case.elapsed
+    share = waited / max(elapsed, 1e-9)
+    if not found:
         return f"The trainer hardly waits for data ({share:.0%} of its time)."
-    if wait["total"] - facts.first < WORTH * elapsed:
-        return (
-            f"The trainer hardly waits for data but for the first batch ({facts.first:.2f} s): "
-            "workers start and make it." + _keep(facts)
+    first = found[0]
+    if first.apart:
+        text = f"{first.why}. {first.advice}"
+    else:
+        of = f"{seconds(waited)} of {seconds(elapsed)}"
+        text = f"The trainer waits {share:.0%} of its time ({of}): {first.why}. {first.advice}"
+    for other in found[1:2]:
+        if other.seconds > ALSO * first.seconds:
+            why = other.why if other.apart else other.why[:1].upper() + other.why[1:]
+            text = f"{text.strip()} {why}. {other.advice}"
+    return text.strip()
+
+
+def trouble(stats: dict[str, Any]) -> str:
+    """What went wrong, whether or not the trainer waits."""
+    said = []
+    deaths, failed = stats.get("deaths", 0), stats.get("failed") or {}
+    if deaths and stats.get("worker_type") == "thread":
+        said.append(
+            f"{deaths} worker thread(s) ended by SystemExit or the like; the samples they were at "
+            "are lost: let samples raise an Exception."
         )
-    return f"The trainer waits {share:.0%} of its time" + (
-        _held(stats, facts)
-        or _once(wait, facts)
-        or _scheduler(stats, facts)
-        or _cause(stats, facts)
-    )
+    elif deaths:
+        again = "their samples were made again" if stats["retries"] else "no sample was made again"
+        said.append(
+            f"{deaths} worker(s) died; {again}. Memory (the system's log names processes that an "
+            "out-of-memory killer ended) and native code in the dataset are the usual causes."
+        )
+    counts = [f"{failed[name]} {word}" for name, word in
+              (("left_out", "skipped"), ("replaced", "replaced")) if failed.get(name)]  # fmt: skip
+    if counts:
+        index, error, _instead = failed["latest"][-1]
+        said.append(
+            f"Samples that could not be made: {' and '.join(counts)}; the latest is index {index} "
+            f"({error})."
+        )
+    return " ".join(said)
 
 
-def _threads(stats: dict[str, Any]) -> bool:
-    return stats.get("worker_type") == "thread"
+# ---- the first batch, and the first batches of later epochs ------------------------------------
 
 
-def _keep(facts: Facts) -> str:
-    return "" if facts.persistent else " persistent_workers=True keeps them for later epochs."
+def _start(case: Case) -> Iterator[Cause]:
+    facts = case.facts
+    advice, once = "", " (once)" if facts.persistent else ""
+    if not facts.persistent:
+        advice = "persistent_workers=True starts them once and not in each epoch."
+    elif not facts.forks:
+        advice = (
+            'multiprocessing_context="fork" starts them in milliseconds, unless the dataset needs '
+            "threads or an accelerator of the program."
+        )
+    yield Cause(
+        "start of the workers", facts.starting,
+        f"{seconds(facts.starting)} until the first worker had started{once}", advice,
+    )  # fmt: skip
 
 
-def _copying(stats: dict[str, Any], elapsed: float) -> str:
-    """Where it is the copies to the device that are waited for."""
-    device: dict[str, Any] | None = stats.get("device")
+def _first(case: Case) -> Iterator[Cause]:
+    facts = case.facts
+    making = facts.first - facts.starting
+    later, once = "", " (once)" if facts.persistent else ""
+    if facts.prefetches is not None and not facts.persistent:
+        later = (
+            "persistent_workers=True with prefetch_next_epoch=True has later epochs' first batches "
+            "made while the epoch before ends."
+        )
+    slow = facts.first_slowest
+    if slow is not None and slow[1] > 0.5 * making and slow[1] > SLOW * facts.mean:
+        ready = (
+            'in_order=False with batching="ready" delivers other samples first. '
+            if facts.balanced and not facts.ready
+            else ""
+        )
+        yield Cause(
+            "slow sample in the first batch", making,
+            f"{seconds(making)} for the first batch, in which sample {slow[0]} alone takes "
+            f"{seconds(slow[1])}", (ready + later).strip(),
+        )  # fmt: skip
+    else:
+        yield Cause(
+            "first batch", making,
+            f"{seconds(making)} for the first batch, because nothing is made before it is asked "
+            f"for{once}", later,
+        )  # fmt: skip
+
+
+def _starts(case: Case) -> Iterator[Cause]:
+    facts = case.facts
+    if facts.prefetches is None:
+        advice = "Workers that are given the next epoch's batches early need map-style datasets, "
+        advice += 'scheduling="balanced", batching="sampler" and prefetch_next_epoch=True.'
+    elif facts.prefetches:
+        advice = (
+            "prefetch_next_epoch=True is set, and what it begins is thrown away where the program "
+            "calls set_epoch() or changes the sampler between epochs."
+        )
+    else:
+        advice = "prefetch_next_epoch=True has it made while the epoch before ends."
+    epochs = "1 later epoch" if facts.epochs == 1 else f"{facts.epochs} later epochs"
+    yield Cause(
+        "first batches of later epochs", facts.starts,
+        f"{seconds(facts.starts)} for the first batch of {epochs}", advice,
+    )  # fmt: skip
+
+
+# ---- one long wait -----------------------------------------------------------------------------
+
+
+def _once(case: Case) -> float:
+    """The longest wait, if it makes up much of those within epochs."""
+    longest = case.facts.longest
+    most: float = case.stats["wait"]["max"] if longest is None else longest
+    most = min(most, case.rest)
+    known = _is_slow(case, most)
+    return most if most > (0.3 if known else 0.5) * case.rest else 0.0
+
+
+def _is_slow(case: Case, most: float) -> bool:
+    """Whether the slowest sample that is known explains a wait."""
+    slow = case.facts.slowest
+    return slow is not None and slow[1] > 0.5 * most and slow[1] > SLOW * case.facts.mean
+
+
+def _long(case: Case) -> Iterator[Cause]:
+    most, slow = _once(case), case.facts.slowest
+    if slow is not None and _is_slow(case, most):
+        advice = "From the second epoch on such a sample begins earlier."
+        if case.facts.balanced and not case.facts.ready:
+            advice += ' in_order=False with batching="ready" does not wait for it.'
+        yield Cause(
+            "slow sample", most,
+            f"{seconds(most)} at once, because sample {slow[0]} alone takes {seconds(slow[1])}",
+            advice,
+        )  # fmt: skip
+    else:
+        yield Cause("one long wait", most,
+                    f"{seconds(most)} at once, for one slow batch or a pause of the machine", "")  # fmt: skip
+
+
+# ---- copies to a device ------------------------------------------------------------------------
+
+
+def _handing(case: Case) -> float:
+    """The trainer's waits for the thread that copies, if they are most of its waits."""
+    device: dict[str, Any] | None = case.stats.get("device")
     if device is None or not device["batches"]:
-        return ""
-    size = device["bytes"] / device["batches"] / 1e6
-    what = f"batches of {size:.3g} MB are copied there"
+        return 0.0
+    waited: float = device["waited"]
+    return waited if waited > 0.5 * case.waited else 0.0
+
+
+def _copies(case: Case) -> Iterator[Cause]:
+    device: dict[str, Any] | None = case.stats.get("device")
+    if device is None or not device["batches"]:
+        return
+    name, elapsed = device["device"], max(case.elapsed, 1e-9)
+    what = f"batches of {device['bytes'] / device['batches'] / 1e6:.3g} MB are copied there"
     smaller = (
         "Fewer bytes would help: a smaller type in the dataset, cast on the device, or a crop "
         "before the copy."
     )
-    if device["stalled"] > WORTH * elapsed:
-        speed = device["bandwidth"]
-        at = f" at {speed / 1e9:.3g} GB/s" if speed else ""
-        return (
-            f"{device['device']} waits {device['stalled'] / elapsed:.0%} of the time for copies: "
-            f"{what}{at}. {smaller}"
-        )
-    waited = device["waited"]
-    if waited > WORTH * elapsed and waited > 0.5 * stats["wait"]["total"]:
-        return (
-            f"The trainer waits {waited / elapsed:.0%} of its time for the thread that hands "
-            f"batches to {device['device']}: {what}, by way of page-locked memory. {smaller}"
-        )
-    return ""
+    speed = device["bandwidth"]
+    at = f" at {speed / 1e9:.3g} GB/s" if speed else ""
+    yield Cause(
+        APART, device["stalled"],
+        f"{name} waits {device['stalled'] / elapsed:.0%} of the time for copies: {what}{at}",
+        smaller, apart=True,
+    )  # fmt: skip
+    yield Cause(
+        "handing over to the device", _handing(case),
+        f"{seconds(_handing(case))} for the thread that hands batches to {name}: {what}, by way of "
+        "page-locked memory", smaller,
+    )  # fmt: skip
 
 
-def _busy(stats: dict[str, Any]) -> tuple[int, float, float]:
-    """Workers, their seconds in tasks, and of those on a core."""
-    ready = [w for w in stats["workers"] if w["state"] == "ready"]
-    return len(ready), sum(w["busy"] for w in ready), sum(w["cpu"] for w in ready)
+# ---- workers that cannot keep up ---------------------------------------------------------------
 
 
-def _idle(stats: dict[str, Any]) -> bool:
-    """Whether workers had nothing to do for much of the time."""
-    count, busy, _cpu = _busy(stats)
-    wall: float = stats["wait"]["total"] + stats["wait"]["between"]
-    return busy < BUSY * count * wall
+def _steady(case: Case) -> Iterator[Cause]:
+    """All other waits have one cause: the first of these that applies."""
+    left = case.left
+    for look in (_held, _scheduler, _cheap, _idle, _crowded, _opens, _turns, _locked, _computing,
+                 _waiting):  # fmt: skip
+        found = look(case)
+        if found is not None:
+            name, why, advice = found
+            if case.facts.collate > case.facts.fetch and name in _WORKING:
+                why += (
+                    f"; most of the work is collate_fn ({case.facts.collate * 1e3:.3g} ms a batch, "
+                    f"its samples {case.facts.fetch * 1e3:.3g} ms)"
+                )
+            yield Cause(name, left, f"{seconds(left)} {why}", advice)
+            return
 
 
-def _held(stats: dict[str, Any], facts: Facts) -> str:
-    full = stats["memory"]["used"] > 0.9 * stats["memory"]["limit"]
-    if _idle(stats) and (facts.held > 0.5 or full):
-        return " while workers idle: memory_limit holds them back; raise it, or keep fewer batches."
-    return ""
+#: causes of workers that are busy with their tasks
+_WORKING = ("too few workers", "computing workers", "slow storage")
+Found = tuple[str, str, str]
 
 
-def _once(wait: dict[str, float], facts: Facts) -> str:
-    """Few long waits."""
-    if facts.first > 0.5 * wait["total"]:
-        return (
-            f", most of it for the first batch ({facts.first:.2f} s): workers start and make it."
-            + _keep(facts)
-        )
-    slow, most = facts.slowest, wait["max"]
-    if slow is not None and most > 0.3 * wait["total"] and slow[1] > 0.5 * most:
-        return (
-            f", up to {most:.2f} s at once: sample {slow[0]} alone takes {slow[1]:.2f} s. From "
-            "the second epoch on it begins earlier, as early as the epoch's begin and "
-            "memory_limit allow; making it cheaper helps at once."
-        )
-    if most > 0.5 * wait["total"]:
-        return f", most of it once ({most:.2f} s): one slow batch, or a pause of the machine."
-    return ""
+def _held(case: Case) -> Found | None:
+    memory = case.stats["memory"]
+    full = memory["used"] > 0.9 * memory["limit"]
+    if case.idle() and (case.facts.held > HELD or full):
+        return ("memory limit", "while workers idle, because memory_limit holds them back",
+                "Raise memory_limit, or keep fewer batches.")  # fmt: skip
+    return None
 
 
-def _scheduler(stats: dict[str, Any], facts: Facts) -> str:
+def _scheduler(case: Case) -> Found | None:
     """What the worker scheduler has found out."""
-    if facts.reason in (UNDONE, AT_CEILING):
-        return (
-            "; more workers were tried and did not help: what they share (a disk, a lock, the "
-            "network) is at its limit."
-        )
-    if facts.reason in GROWS:
-        now, most = (stats["scheduler"][name] for name in ("active", "high"))
-        return f"; the worker scheduler is adding workers ({now} now, {most} at most)."
-    if facts.reason in FULL:
-        now, most = (stats["scheduler"][name] for name in ("active", "high"))
-        return f" in all; batches are ready in time now, with {now} workers of {most} at most."
-    if facts.reason == NO_MEMORY:
-        return "; more workers might help, but memory has no room for them."
-    return ""
+    reason, scheduler = case.facts.reason, case.stats["scheduler"]
+    if reason in (UNDONE, AT_CEILING):
+        return ("shared limit", "because more workers were tried and did not help",
+                "What they share (a disk, a lock, the network) is at its limit.")  # fmt: skip
+    if reason in GROWS:
+        return ("too few workers", "while the worker scheduler is adding workers",
+                f"There are {scheduler['active']} now, and {scheduler['high']} at most.")  # fmt: skip
+    if reason in FULL:
+        return ("too few workers", "before the worker scheduler had added workers",
+                f"Batches are ready in time now, with {scheduler['active']} workers of "
+                f"{scheduler['high']} at most.")  # fmt: skip
+    if reason == NO_MEMORY:
+        return ("memory limit", "because memory has no room for more workers",
+                "Raise memory_limit, or let samples take less memory.")  # fmt: skip
+    return None
 
 
-def _cause(stats: dict[str, Any], facts: Facts) -> str:
-    """What it waits for all along, and what would help."""
-    count, busy, cpu = _busy(stats)
-    if facts.mean and facts.mean < CHEAP and facts.collate < facts.fetch:
-        return (
-            f"; samples are cheaper to make ({facts.mean * 1e6:.1f} us) than to hand over. "
-            "Larger batches, or num_workers=0, may be faster."
-        )
+def _cheap(case: Case) -> Found | None:
+    facts = case.facts
+    if not facts.mean or facts.mean >= CHEAP or facts.collate >= facts.fetch:
+        return None
+    return ("cheap samples",
+            f"because samples are cheaper to make ({facts.mean * 1e6:.1f} us) than to hand over",
+            "Larger batches, or num_workers=0, may be faster.")  # fmt: skip
+
+
+def _idle(case: Case) -> Found | None:
     # with these reasons the workers have work, even if some have begun only now
-    if _idle(stats) and facts.reason not in (CPU_BUSY, AT_MAX):
-        return (
-            " while workers idle: too little is asked of them ahead. Raise prefetch_factor; "
-            "samples known to be slow begin earlier from the second epoch on."
-        )
-    if facts.collate > facts.fetch:
-        return (
-            f"; most of the work is collate_fn ({facts.collate * 1e3:.3g} ms a batch, its samples "
-            f"{facts.fetch * 1e3:.3g} ms). A cheaper one would help."
-        )
-    if facts.queued > 0.5 * (busy - cpu) and facts.queued > 0.25 * busy:
-        return (
-            f"; the workers get {cpu / (cpu + facts.queued):.0%} of the core time they could "
-            f"use: {count} of them, the trainer and other programs share {facts.cores} "
-            "core(s). More workers would not help."
-        )
-    if opens := _opens(stats):
-        return opens
-    with_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
-    if _threads(stats) and with_gil and _take_turns(stats, facts):
-        return (
-            "; the worker threads run Python code, one at a time, because that needs the GIL. "
-            "worker_type='process' would help."
-        )
-    if cpu > 0.5 * busy:
-        if count < facts.cores:
-            return (
-                f"; all workers compute, and there are {count} for {facts.cores} cores. "
-                f"More would help: {_more(stats, facts)}."
-            )
-        return "; all workers compute. Cheaper transforms or more cores would help."
-    return (
-        "; all workers wait themselves (storage, network, locks). Unless it is for each other, "
-        f"more workers would help: {_more(stats, facts)}."
-    )
+    if not case.idle() or case.facts.reason in (CPU_BUSY, AT_MAX):
+        return None
+    return ("short prefetch window", "while workers idle, because too little is asked of them ahead",
+            f"prefetch_factor={4 * case.facts.prefetch} or more would help.")  # fmt: skip
 
 
-def _take_turns(stats: dict[str, Any], facts: Facts) -> bool:
-    """Whether workers keep one core busy, all of them together, and wait for it."""
-    count, busy, cpu = _busy(stats)
-    wall: float = stats["wait"]["total"] + stats["wait"]["between"]
-    one = 0.6 * wall < cpu < 1.2 * wall
-    return count > 1 and facts.cores > 1 and one and busy > 1.5 * cpu
+def _crowded(case: Case) -> Found | None:
+    count, busy, cpu = case.busy()
+    queued = case.facts.queued
+    if queued <= 0.5 * (busy - cpu) or queued <= 0.25 * busy:
+        return None
+    return ("busy machine",
+            f"because the workers get {cpu / (cpu + queued):.0%} of the core time they could use",
+            f"{count} workers, the trainer and other programs share {case.facts.cores} core(s): more "
+            "workers would not help.")  # fmt: skip
 
 
-def _opens(stats: dict[str, Any]) -> str:
+def _opens(case: Case) -> Found | None:
     """Where most of the work is opening what samples share."""
-    place = stats["locality"]
+    place = case.stats["locality"]
     if place is None or not place["opening"]:
-        return ""
+        return None
     share = place["opening"] / (place["opening"] + place["group"] * place["each"])
     if share < 0.5:
-        return ""
+        return None
     return (
-        f"; {share:.0%} of the work is opening what samples share: {place['opening'] * 1e3:.3g} ms "
-        f"for about {place['group']:.0f} of them, which take {place['each'] * 1e3:.3g} ms each. A "
-        "sampler that keeps more of a group together, larger groups, or a locality_key() that "
-        "tells them would help."
+        "opening files",
+        f"because {share:.0%} of the work is opening what samples share "
+        f"({place['opening'] * 1e3:.3g} ms for about {place['group']:.0f} of them, which take "
+        f"{place['each'] * 1e3:.3g} ms each)",
+        "A sampler that keeps more of a group together, larger groups, or a locality_key() that "
+        "tells them would help.",
     )
 
 
-def _more(stats: dict[str, Any], facts: Facts) -> str:
-    if stats["scheduler"] is not None:
-        return "raise autoscale's upper bound"
-    return "raise num_workers" + (", or set autoscale" if facts.balanced else "")
+def _turns(case: Case) -> Found | None:
+    """Whether threads keep one core busy, all of them together, and wait for it."""
+    with_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+    count, busy, cpu = case.busy()
+    one = 0.6 * case.elapsed < cpu < 1.2 * case.elapsed
+    if not (case.threads and with_gil and count > 1 and case.facts.cores > 1):
+        return None
+    if not one or busy <= 1.5 * cpu:
+        return None
+    return ("GIL", "because the worker threads run Python code, one at a time, which needs the GIL",
+            "worker_type='process' would help.")  # fmt: skip
+
+
+def _locked(case: Case) -> Found | None:
+    """Whether about one worker at a time does something else than wait for a lock."""
+    count, looks = case.busy()[0], case.facts.looks
+    share = looks.get("lock", 0) / max(1, sum(looks.values()))
+    if sum(looks.values()) < LOOKS or count < 2 or share < 0.4 or (1 - share) * count > 1.5:
+        return None
+    return (
+        "shared lock",
+        f"because the workers wait for a lock that they share ({share:.0%} of their busy time)",
+        "More workers would not help. Hold the lock for a shorter time, or give each worker a file "
+        "or connection of its own.",
+    )
+
+
+def _computing(case: Case) -> Found | None:
+    count, busy, cpu = case.busy()
+    if cpu <= 0.5 * busy:
+        return None
+    if count >= case.facts.cores:
+        return ("computing workers", "because all workers compute",
+                f"There are {count} for {case.facts.cores} core(s), so no option would help: cheaper "
+                "transforms or more cores would.")  # fmt: skip
+    return ("too few workers",
+            f"because all workers compute, and there are {count} for {case.facts.cores} cores",
+            _more(case, case.facts.cores))  # fmt: skip
+
+
+def _waiting(case: Case) -> Found | None:
+    count = case.busy()[0]
+    looks = dict(case.facts.looks)
+    looks.pop("cpu", None)
+    known = sum(looks.values()) >= LOOKS
+    most = max(looks, key=lambda name: looks[name]) if known else ""
+    what = {"storage": "storage", "sleep": "a timer", "lock": "locks"}.get(most, "")
+    what = what or "storage, network, locks"
+    return ("slow storage" if most == "storage" else "too few workers",
+            f"because all workers are busy and wait themselves ({what})",
+            _more(case, GROWTH * max(1, count)))  # fmt: skip
+
+
+def _more(case: Case, most: int) -> str:
+    """How many workers would do, and what that would save."""
+    count, busy, _cpu = case.busy()
+    count, between = max(1, count), case.elapsed - case.waited
+    enough = math.ceil(1.1 * busy / between) if between > busy / most else most
+    workers = min(most, max(enough, count + 1))
+    running = case.elapsed - case.facts.starting
+    saved = min(case.left, running - max(between, busy / workers))
+    about = f" would save up to about {seconds(saved)}" if saved > 0 else " would help"
+    if case.stats["scheduler"] is not None:
+        return f"An upper bound of {workers} workers in autoscale{about}."
+    lets = f" (or autoscale=({count}, {workers}))" if case.facts.balanced else ""
+    return f"num_workers={workers}{lets}{about}."
+
+
+#: in the order in which waits fall into parts
+_ALL = (_start, _first, _starts, _long, _copies, _steady)
+
+
+# ---- without workers ---------------------------------------------------------------------------
+
+#: numbers of workers that are thought of where samples wait and do not compute
+MOST_ALONE = 32
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What a loader without workers has measured."""
+
+    batches: int
+    loading: float
+    between: float
+    #: of the loading, on a core
+    cpu: float
+    #: core time of the program between two calls, its other threads included
+    own_cpu: float
+    cores: int = 1
+    #: mean of a sample
+    mean: float = 0.0
+
+
+def alone(case: Alone) -> tuple[str, list[Cause]]:
+    """The verdict, and its cause, of ``num_workers=0``."""
+    if case.batches < FEW:
+        asked = f"{case.batches} batch(es) were asked for"
+        return f"The trainer loads by itself. Too early to say more: {asked}.", []
+    elapsed = case.loading + case.between
+    share = case.loading / max(elapsed, 1e-9)
+    if share < WORTH:
+        return f"The trainer loads by itself, which takes {share:.0%} of its time.", []
+    workers, saved = _best(case)
+    advice = "Workers would save little of that."
+    if _least(case) > 0.9 * elapsed:
+        advice = "Workers would save little of that, because the cores are busy already."
+    if case.mean < CHEAP:
+        advice = "Samples are so cheap that workers would not help. Larger batches may."
+    elif saved > 0.05 * elapsed:
+        advice = (
+            f"num_workers={workers} would save about {seconds(saved)} of that, "
+            f"{saved / elapsed:.0%} of the program's time."
+        )
+    why = f"{seconds(case.loading)} in which it loads by itself (num_workers=0)"
+    text = (
+        f"The trainer loads by itself, which takes {share:.0%} of its time ({seconds(case.loading)} "
+        f"of {seconds(elapsed)}). {advice}"
+    )
+    return text, [Cause("no workers", case.loading, why, advice)]
+
+
+def _best(case: Alone) -> tuple[int, float]:
+    """The least number of workers that is about as good as any, and what it saves."""
+    def lasts(workers: int) -> float:
+        return max(case.between, case.loading / workers, _least(case))
+
+    fill = math.ceil(case.cores * case.loading / max(case.cpu, 1e-9))  # workers that fill the cores
+    most = min(MOST_ALONE, max(1, fill))
+    best = lasts(most)
+    workers = next(n for n in range(1, most + 1) if lasts(n) <= 1.05 * best)
+    return workers, max(0.0, case.loading + case.between - lasts(workers))
+
+
+def _least(case: Alone) -> float:
+    """What the cores need for all of it, however it is spread over them."""
+    return (case.cpu + case.own_cpu) / case.cores

@@ -50,10 +50,33 @@ between_epochs_nothing_is_used(void)
     CHECK_EQ(w.asked_ns, 1000);
 }
 
+static void
+first_batches_of_later_epochs_are_counted_apart(void)
+{
+    struct mn_waits w = {0};
+    (void)mn_waits_ask(&w, 100);
+    mn_waits_give(&w, 150, true); /* the first of all */
+    (void)mn_waits_ask(&w, 160);
+    mn_waits_give(&w, 167, true);
+    mn_waits_forget(&w);
+    (void)mn_waits_ask(&w, 1000);
+    mn_waits_give(&w, 1010, false); /* a timeout: the wait goes on */
+    (void)mn_waits_ask(&w, 1020);
+    mn_waits_give(&w, 1030, true);
+    (void)mn_waits_ask(&w, 1040);
+    mn_waits_give(&w, 1045, true);
+    CHECK_EQ(w.first_ns, 50);
+    CHECK_EQ(w.starts, 1);
+    CHECK_EQ(w.starts_ns, 30);
+    CHECK_EQ(w.steady_max_ns, 7);
+    CHECK_EQ(w.max_ns, 50);
+}
+
 static const struct mn_test tests[] = {
     MN_TEST("plain", waits_and_uses_are_told_apart),
     MN_TEST("plain", a_wait_may_take_several_calls),
     MN_TEST("plain", between_epochs_nothing_is_used),
+    MN_TEST("plain", first_batches_of_later_epochs_are_counted_apart),
 };
 
 MN_TEST_MAIN(tests)

@@ -34,6 +34,6 @@ def test_the_verdict_on_copies() -> None:
     assert said.startswith("cuda:0 waits 40% of the time for copies: batches of 100 MB")
     assert "at 5 GB/s" in said
     said = verdict(_stats(_device(waited=0.4)), 10, Facts())
-    assert "waits 4% of its time for the thread that hands batches to cuda:0" in said
+    assert "0.4 s for the thread that hands batches to cuda:0" in said
     said = verdict(_stats(_device(stalled=0.1, waited=0.1), total=0.1), 10, Facts())
     assert said.startswith("The trainer hardly waits")

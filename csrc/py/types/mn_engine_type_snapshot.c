@@ -424,10 +424,12 @@ mn_engine_py_memory(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_waits_doc[] =
-    "waits() -> {waits, wait_ns, wait_max_ns, wait_first_ns, held, used_ns, asked_ns, given_ns}:\n"
-    "batches the caller waited for, its time in next() (in all, longest, first), batches during\n"
-    "which the memory limit held tasks back, its time between calls, and the last wait's begin\n"
-    "and end (0 without one), by the monotonic clock";
+    "waits() -> {waits, wait_ns, wait_max_ns, wait_first_ns, starts, starts_ns, steady_max_ns,\n"
+    "held, used_ns, asked_ns, given_ns}:\n"
+    "batches the caller waited for, its time in next() (in all, longest, first), waits for the\n"
+    "first batches of later epochs (how many, in all), the longest of the other waits, batches\n"
+    "during which the memory limit held tasks back, its time between calls, and the last wait's\n"
+    "begin and end (0 without one), by the monotonic clock";
 
 PyObject *
 mn_engine_py_waits(PyObject *self, PyObject *ignored)
@@ -439,10 +441,12 @@ mn_engine_py_waits(PyObject *self, PyObject *ignored)
     }
     uint64_t held;
     struct mn_waits w = mn_engine_waits(e, &held);
-    return Py_BuildValue("{sK sK sK sK sK sK sK sK}", "waits", (unsigned long long)w.n, "wait_ns",
-                         (unsigned long long)w.wait_ns, "wait_max_ns",
+    return Py_BuildValue("{sK sK sK sK sK sK sK sK sK sK sK}", "waits", (unsigned long long)w.n,
+                         "wait_ns", (unsigned long long)w.wait_ns, "wait_max_ns",
                          (unsigned long long)w.max_ns, "wait_first_ns",
-                         (unsigned long long)w.first_ns, "held", (unsigned long long)held,
+                         (unsigned long long)w.first_ns, "starts", (unsigned long long)w.starts,
+                         "starts_ns", (unsigned long long)w.starts_ns, "steady_max_ns",
+                         (unsigned long long)w.steady_max_ns, "held", (unsigned long long)held,
                          "used_ns", (unsigned long long)w.used_ns, "asked_ns",
                          (unsigned long long)w.asked_ns, "given_ns",
                          (unsigned long long)w.given_ns);

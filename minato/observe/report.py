@@ -1,0 +1,168 @@
+"""``loader.report()``: what a loader has done, on one page for people.
+
+Everything on it comes from ``stats()``; the page adds nothing that a program could not read there.
+"""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from typing import Any, NamedTuple
+
+from .info import sized
+from .verdict import APART, seconds
+
+#: columns of the page, and of the bars on it
+WIDTH, BAR = 79, 24
+#: causes that are listed; all others together cost little
+MOST = 4
+
+
+class Row(NamedTuple):
+    """Where some of the time went."""
+
+    name: str
+    seconds: float
+    share: float
+
+
+def title_of(loader: Any) -> str:
+    """The loader by its dataset, for headings."""
+    dataset = loader.dataset
+    try:
+        size = f" ({len(dataset)} samples)"
+    except Exception:  # it has no length, or does not say it
+        size = ""
+    return (
+        f"{type(loader).__name__} of {type(dataset).__name__}{size}, batch_size={loader.batch_size}, "
+        f"num_workers={loader.num_workers}"
+    )
+
+
+def where(stats: dict[str, Any]) -> list[Row]:
+    """The trainer's own work, and its waits by cause."""
+    wait = stats["wait"]
+    if wait is None:
+        return []
+    elapsed = wait["total"] + wait["between"]
+    if elapsed <= 0:
+        return []
+    parts = [("the program's own work", wait["between"])]
+    named = [c for c in stats["causes"] if c["name"] != APART][:MOST]
+    parts += [(f"wait: {c['name']}", c["seconds"]) for c in named]
+    left = wait["total"] - sum(c["seconds"] for c in named)
+    if left > 0.005 * elapsed or not named:
+        parts.append(("other waits" if named else "waits", max(0.0, left)))
+    return [Row(name, spent, spent / elapsed) for name, spent in parts]
+
+
+def facts(stats: dict[str, Any]) -> list[tuple[str, str]]:
+    """(what, what is known of it), of what there is."""
+    found = []
+    ready = [w for w in stats["workers"] if w["state"] == "ready"]
+    wait, cost = stats["wait"], stats["cost"]
+    elapsed = wait["total"] + wait["between"] if wait else 0.0
+    if ready and elapsed > 0:
+        whole = len(ready) * elapsed
+        busy, cpu = (sum(w[name] for w in ready) for name in ("busy", "cpu"))
+        found.append(
+            ("workers", f"{len(ready)} ({stats['worker_type']}), {min(1.0, busy / whole):.0%} busy, "
+             f"{min(1.0, cpu / whole):.0%} on a core")
+        )  # fmt: skip
+    if cost["samples"]:
+        text = f"{seconds(cost['p50'])} each (median), {seconds(cost['p99'])} (99 of 100 are faster)"
+        if stats["slow"]:
+            index, longest = stats["slow"][0]
+            text += f"; slowest: {index} ({seconds(longest)})"
+        found.append(("samples", text))
+    if stats["memory"] is not None:
+        memory = stats["memory"]
+        found.append(("memory", f"{sized(memory['used'])} of {sized(memory['limit'])}"))
+    device = stats["device"]
+    if device is not None and device["batches"]:
+        found.append(
+            ("device", f"{device['device']}, {sized(device['bytes'])} copied, "
+             f"{seconds(device['stalled'])} waited there")
+        )  # fmt: skip
+    failed = stats["failed"]
+    trouble = [
+        f"{what}: {count}"
+        for count, what in (
+            (stats["deaths"], "workers died"),
+            (failed["left_out"], "samples skipped"),
+            (failed["replaced"], "samples replaced"),
+            (stats["errors"], "batches raised"),
+        )
+        if count
+    ]
+    if trouble:
+        found.append(("trouble", ", ".join(trouble)))
+    return found
+
+
+def _head(stats: dict[str, Any]) -> str:
+    what = f"epoch {stats['epoch']}, {stats['delivered']} delivered"
+    return what + (", ordered by readiness" if stats["displacement"] is not None else "")
+
+
+def _others(stats: dict[str, Any]) -> list[dict[str, Any]]:
+    """Causes whose advice the verdict does not give already."""
+    helps = [c for c in stats["causes"][:MOST] if c["advice"] and c["advice"] not in stats["verdict"]]
+    return helps[:2]
+
+
+def page(title: str, stats: dict[str, Any]) -> str:
+    """The report as text, without a line break at its end."""
+    lines = [*textwrap.wrap(title, WIDTH), _head(stats), ""]
+    lines += textwrap.wrap(stats["verdict"], WIDTH)
+    rows = where(stats)
+    if rows:
+        lines += ["", "where the time went"]
+        wide = max(len(row.name) for row in rows)
+        for row in rows:
+            bar = "#" * round(row.share * BAR)
+            line = f"  {row.name:{wide}}  {row.seconds:8.2f} s  {row.share:4.0%}  {bar}"
+            lines.append(line.rstrip())
+    helps = _others(stats)
+    if helps:
+        lines += ["", "what else would help"]
+        for cause in helps:
+            text = f"{cause['name']}: {cause['advice']}"
+            lines += textwrap.wrap(
+                text, WIDTH, initial_indent="  - ", subsequent_indent="    ", max_lines=2
+            )
+    known = facts(stats)
+    if known:
+        lines.append("")
+        for name, text in known:
+            lines += textwrap.wrap(
+                text, WIDTH, initial_indent=f"{name:9}", subsequent_indent=" " * 9, max_lines=2
+            )
+    return "\n".join(lines)
+
+
+def table(title: str, stats: dict[str, Any]) -> str:
+    """The report as HTML, for notebooks. Colours are the notebook's own."""
+    say = html.escape
+    rows = "".join(
+        f"<tr><td style='text-align:left'>{say(row.name)}</td><td>{say(seconds(row.seconds))}</td>"
+        f"<td>{row.share:.0%}</td><td style='text-align:left'>"
+        f"<div style='height:0.8em;width:{max(1, round(160 * row.share))}px;background:currentColor;"
+        "opacity:0.45'></div></td></tr>"
+        for row in where(stats)
+    )
+    helps = "".join(
+        f"<li>{say(cause['name'])}: {say(cause['advice'])}</li>" for cause in _others(stats)
+    )
+    known = "".join(
+        f"<tr><td style='text-align:left'>{say(name)}</td>"
+        f"<td style='text-align:left'>{say(text)}</td></tr>"
+        for name, text in facts(stats)
+    )
+    return (
+        f"<div><strong>{say(title)}</strong><br>{say(_head(stats))}<p>{say(stats['verdict'])}</p>"
+        + (f"<table>{rows}</table>" if rows else "")
+        + (f"<p>What else would help:</p><ul>{helps}</ul>" if helps else "")
+        + (f"<table>{known}</table>" if known else "")
+        + "</div>"
+    )

@@ -1,0 +1,157 @@
+"""What cannot be read off counters when ``stats()`` is asked: noted while batches are handed out."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from .verdict import Alone
+
+if TYPE_CHECKING:
+    from .._core import CostModel, Engine
+
+#: of a worker's entry that may be at work
+_READY = 3
+_NS = 1e-9
+#: between two looks at what workers wait in, and workers that are looked at
+LOOK_NS, LOOKED_AT = 100_000_000, 8
+#: samples of the first batch whose costs are asked for
+SLOWEST = 100
+
+#: parts of the names of kernel functions in which a process sleeps
+_SLEEPS_IN = (
+    ("futex", "lock"), ("flock", "lock"), ("lock_inode", "lock"), ("setlk", "lock"),
+    ("nanosleep", "sleep"),
+    ("io_schedule", "storage"), ("folio", "storage"), ("wait_on_page", "storage"),
+    ("read_pages", "storage"), ("blk_", "storage"), ("nfs", "storage"), ("rpc_", "storage"),
+    ("fuse", "storage"), ("ext4", "storage"), ("xfs", "storage"), ("btrfs", "storage"),
+)  # fmt: skip
+
+
+class Watch:
+    """Of the workers of one iterator.
+
+    Attributes:
+        starting: seconds of the first wait before a worker had begun.
+        first_slowest: the costliest sample of the first batch: (index, seconds).
+        looks: what busy workers were in, of some looks: "lock", "sleep", "storage", "cpu", "other".
+    """
+
+    def __init__(self, processes: bool = False) -> None:
+        self.starting = 0.0
+        self.first_slowest: tuple[Any, float] | None = None
+        self.looks: Counter[str] = Counter()
+        self._processes = processes
+        self._next_look = 0
+
+    def first_came(self, engine: Engine, costs: CostModel, indices: Any) -> None:
+        """The iterator's first batch. The worker that has been at work for longest was so from about
+        the time on at which the first had started. indices: of its samples, if they are known."""
+        now, first = time.monotonic_ns(), engine.waits()["wait_first_ns"]
+        working = 0
+        for entry in engine.workers():
+            under_way = now - entry["since_ns"] if entry["running"] is not None else 0
+            working = max(working, entry["busy_ns"] + max(0, under_way))
+        self.starting = max(0, first - working) * _NS
+        with suppress(Exception):  # indices of the program's own classes
+            own = {int(index) for index in indices}
+            slowest = (one for one in costs.slowest(SLOWEST) if one[0] in own)
+            for index, wall_ns in slowest:
+                self.first_slowest = index, wall_ns * _NS
+                break
+
+    def look(self, engine: Engine) -> None:
+        """Now and then, what busy worker processes wait in. Called before the trainer waits."""
+        now = time.monotonic_ns()
+        if now < self._next_look or not self._processes:
+            return
+        self._next_look = now + LOOK_NS
+        busy = [entry["pid"] for entry in engine.workers()
+                if entry["running"] is not None and entry["state"] == _READY]  # fmt: skip
+        for pid in busy[:LOOKED_AT]:
+            with suppress(OSError):  # it has ended, or there is no /proc
+                self.looks[_sleeps_in(pid)] += 1
+
+
+def _sleeps_in(pid: int) -> str:
+    with open(f"/proc/{pid}/wchan", "rb") as file:
+        name = file.read().decode("ascii", "replace")
+    if name in ("", "0"):
+        return "cpu"
+    return next((kind for part, kind in _SLEEPS_IN if part in name), "other")
+
+
+class Load:
+    """Of a loader without workers: its time in ``next()``, and the program's between two calls."""
+
+    #: batches whose core time is measured: the first ones, and then one of sixteen
+    ALL, ONE_OF = 64, 16
+
+    def __init__(self, batch_size: int) -> None:
+        self.batches = 0
+        self._size = batch_size
+        self._load_ns = self._used_ns = self._most_ns = 0
+        self._cpu_ns = self._of_ns = 0  # core time of some loads, and how long those took
+        self._begun = self._ended = 0
+        self._cpu_begun = -1
+        self._process_begun = time.process_time()
+        self._process = 0.0
+
+    def begins(self) -> None:
+        """A call of ``next()``."""
+        measured = self.batches < self.ALL or self.batches % self.ONE_OF == 0
+        self._cpu_begun = time.thread_time_ns() if measured else -1
+        self._begun = time.monotonic_ns()
+        if self._ended:
+            self._used_ns += self._begun - self._ended
+
+    def ends(self, got: bool) -> None:
+        """And its end, with a batch or without."""
+        self._ended = time.monotonic_ns()
+        took = self._ended - self._begun
+        if not got:
+            self._ended = 0
+            return
+        self.batches += 1
+        self._load_ns += took
+        self._most_ns = max(self._most_ns, took)
+        if self._cpu_begun >= 0:
+            self._cpu_ns += time.thread_time_ns() - self._cpu_begun
+            self._of_ns += took
+            self._process = time.process_time() - self._process_begun
+
+    def waits(self) -> dict[str, float]:
+        """``stats()["wait"]``."""
+        elapsed = self._load_ns + self._used_ns
+        return {
+            "total": self._load_ns * _NS,
+            "mean": self._load_ns / max(1, self.batches) * _NS,
+            "max": self._most_ns * _NS,
+            "between": self._used_ns * _NS,
+            "share": self._load_ns / max(1, elapsed),
+        }
+
+    def facts(self, cores: int) -> Alone:
+        """For the verdict."""
+        loading = self._load_ns * _NS
+        cpu = loading * self._cpu_ns / max(1, self._of_ns)
+        return Alone(
+            batches=self.batches,
+            loading=loading,
+            between=self._used_ns * _NS,
+            cpu=cpu,
+            own_cpu=max(0.0, self._process - cpu),
+            cores=cores,
+            mean=loading / max(1, self.batches * self._size),
+        )
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1
