@@ -26,6 +26,7 @@ from .observe import report
 from .observe.stats import collect
 from .option_values import option
 from .options import Options, asks_for_torchs_workers, described
+from .progress import title_of
 from .seeding.order_generators import Sources, set_sampler_epoch
 from .state import OfAnotherRank, opened, state_of
 from .stateful import is_stateful
@@ -393,11 +394,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def report(self) -> None:
         """Prints ``stats()`` as a page: the verdict, where the time went and what would help. A
         notebook shows the same for a loader that is the last expression of a cell."""
-        print(report.page(report.title_of(self), collect(self)))
+        print(report.page(title_of(self), collect(self)))
 
     @eager
     def _repr_html_(self) -> str:
-        return report.table(report.title_of(self), collect(self))
+        return report.table(title_of(self), collect(self))
 
     @eager
     def _get_iterator(self) -> Any:

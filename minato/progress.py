@@ -101,3 +101,13 @@ def length_of(loader: Any) -> int | None:
         return len(loader.dataset)
     except Exception:  # with a sampler torch asks for none
         return None
+
+
+def title_of(loader: Any) -> str:
+    """The loader by its dataset, for headings."""
+    length = length_of(loader)
+    size = "" if length is None else f" ({length} samples)"
+    return (
+        f"{type(loader).__name__} of {type(loader.dataset).__name__}{size}, "
+        f"batch_size={loader.batch_size}, num_workers={loader.num_workers}"
+    )

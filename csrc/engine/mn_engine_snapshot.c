@@ -188,6 +188,16 @@ mn_engine_note_failed(struct mn_engine *e, uint64_t samples)
     mn_a64_store_relaxed(&e->shm.ctl->failed, samples);
 }
 
+void
+mn_engine_set_title(struct mn_engine *e, const char *title)
+{
+    struct mn_ctl *c = e->shm.ctl;
+    size_t whole = strlen(title), most = sizeof(c->title) - 1;
+    size_t n = whole < most ? whole : most;
+    memcpy(c->title, title, n);
+    memset(c->title + n, 0, sizeof(c->title) - n);
+}
+
 struct mn_refusal
 mn_engine_refused(struct mn_engine *e, uint64_t sequence)
 {

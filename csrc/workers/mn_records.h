@@ -388,6 +388,8 @@ enum mn_queue_number {
 
 /* ---- control page ------------------------------------------------------------------ */
 
+#define MN_TITLE_BYTES 192u
+
 struct mn_ctl {
     /* lines: written by the trainer before any other process looks, and constant except for
      * start */
@@ -434,6 +436,9 @@ struct mn_ctl {
     mn_a64 opening_ns;  /* the time to open a group of samples that is kept together */
     mn_a64 group_milli; /* thousandths of samples in a group; 0: none is kept together */
     mn_a64 failed;      /* samples that were left out or replaced because they failed */
+    /* lines: the loader's name for observers, UTF-8, ended by a zero; the trainer writes it before
+     * there are workers */
+    MN_ALIGNED(MN_CACHELINE) char title[MN_TITLE_BYTES];
 };
 
 #define MN_WANT_NONE UINT64_C(0)

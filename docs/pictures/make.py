@@ -67,9 +67,9 @@ def run(folder: str) -> tuple[str, list[dict]]:
     assert top.stdout is not None
     pages: list[str] = []
     for line in top.stdout:
-        if line.startswith("loader of") and len(pages) == LOOKS:
+        if line.startswith("DataLoader of") and len(pages) == LOOKS:
             break
-        pages += [""] * line.startswith("loader of")
+        pages += [""] * line.startswith("DataLoader of")
         pages[-1] += line
     top.terminate()
     top.communicate()

@@ -23,7 +23,7 @@ from ..observe.trace import Trace, tracer
 from ..observe.trace import writer as trace_writer
 from ..observe.watch import Watch
 from ..options import Options
-from ..progress import Progress
+from ..progress import Progress, title_of
 from ..workers import signals
 from ..workers.executor import Executor
 from .failures import placed
@@ -73,6 +73,7 @@ class Supervisor:
         self.bounds = options.bounds(workers)
         self.timeout: float = loader.timeout
         self._max_retries = options.max_retries
+        self._title = title_of(loader)
         self.pool: Executor | None = None
         self.trace: Trace | None = None
         self.stopped = False
@@ -111,6 +112,7 @@ class Supervisor:
         self._replaces = self.served.balanced and self._max_retries > 0 and pool.kind == "process"
         self.first = FirstSamples(getattr(pool, "forks", False))
         self.engine = pool.engine
+        self.engine.set_title(self._title)
         try:
             pool.start()
         except BaseException:

@@ -11,6 +11,8 @@ import difflib
 import json
 import platform
 import re
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
@@ -134,13 +136,20 @@ def _descriptors(f: Facts) -> Iterator[Finding]:
         return
     free, wanted = f.open_limit - (f.open_now or 0), DESCRIPTORS * ITERATORS + OWN_DESCRIPTORS
     if free < wanted:
-        most = "" if f.open_most is None else f" (up to {f.open_most} without root)"
+        asked, most = max(4096, f.open_limit + wanted), f.open_most
+        fix = f"ulimit -n {asked}, or for Docker: --ulimit nofile=65536."
+        if most is not None and most < asked:
+            raised = f"ulimit -n {most}, which is the hard limit. " if most > f.open_limit else ""
+            fix = (
+                f"{raised}Raise the hard limit of {most} as root: nofile in "
+                "/etc/security/limits.conf, LimitNOFILE= of a systemd unit, or Docker's "
+                "--ulimit nofile=65536."
+            )
         yield Finding(
             WRONG, "open files",
             f"This process may open {max(free, 0)} more files, sockets and pipes; an iterator "
             f"with workers takes {DESCRIPTORS} as it starts.",
-            f"ulimit -n {max(4096, f.open_limit + wanted)}{most}, or for Docker: "
-            "--ulimit nofile=65536.",
+            fix,
         )  # fmt: skip
 
 
@@ -290,33 +299,99 @@ def _trial(f: Facts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-    _system, _torch, _accelerator, _operators, _locked, _descriptors, _address_space, _file_size,
-    _memory, _overcommit, _processes, _cpus, _threads, _start_method, _shm, _variables, _trial,
-)  # fmt: skip
+Check = Callable[[Facts], Iterator[Finding]]
+#: the checks by what they look at
+CHECKS: dict[str, Check] = {
+    "system": _system, "torch": _torch, "accelerator": _accelerator,
+    "device operators": _operators, "locked memory": _locked, "open files": _descriptors,
+    "address space": _address_space, "size of files": _file_size, "memory": _memory,
+    "overcommit": _overcommit, "processes": _processes, "CPUs": _cpus, "threads": _threads,
+    "start method": _start_method, "/dev/shm": _shm, "environment": _variables, "trial": _trial,
+}  # fmt: skip
 
 
 def examine(facts: Facts) -> list[Finding]:
     """What is wrong first, then what is good to know."""
-    found = [finding for check in CHECKS for finding in check(facts)]
+    found = [finding for check in CHECKS.values() for finding in check(facts)]
     return sorted(found, key=lambda finding: finding.level != WRONG)
 
 
 # ---- the page --------------------------------------------------------------------------------
 
+UNKNOWN = "not known here"
 
-def render(findings: list[Finding]) -> str:
-    """The findings as text for people."""
-    if not findings:
-        return "Nothing is wrong here."
-    lines = []
-    for finding in findings:
-        lines += [
-            f"{finding.level}: {finding.about}", f"  {finding.what}", f"  -> {finding.fix}", "",
-        ]  # fmt: skip
-    wrong = sum(finding.level == WRONG for finding in findings)
-    lines.append(f"{wrong} wrong, {len(findings) - wrong} to note")
-    return "\n".join(lines)
+
+def _size(number: int | None, none: str) -> str:
+    return none if number is None else sized(number)
+
+
+def _count(number: int | None, what: str) -> str:
+    return UNKNOWN if number is None else f"{number} {what}"
+
+
+def _device(f: Facts) -> str:
+    return (f.driver or "usable") if f.accelerator else "none"
+
+
+#: what is said of a check that found nothing
+_FINE: dict[str, Callable[[Facts], str]] = {
+    "system": lambda f: "the engine can be used",
+    "torch": lambda f: f"{f.torch}, extension {f.torch_extension}",
+    "accelerator": _device,
+    "device operators": lambda f: f.device_operators if f.accelerator else "no accelerator",
+    "locked memory": lambda f: _size(f.locked, "no limit") if f.accelerator else "no accelerator",
+    "open files": lambda f: _count(f.open_limit, "at most"),
+    "address space": lambda f: "no limit",
+    "size of files": lambda f: "no limit",
+    "memory": lambda f: f"{_size(f.memory_available, UNKNOWN)} available",
+    "overcommit": lambda f: "allowed" if f.overcommit != 2 else "not allowed, and not needed",
+    "processes": lambda f: _count(f.processes_left, "more may start"),
+    "CPUs": lambda f: _count(f.cpus, "usable"),
+    "threads": lambda f: "one for each worker",
+    "start method": lambda f: f.start_method,
+    "/dev/shm": lambda f: f"{_size(f.shm_free, UNKNOWN)} free",
+    "environment": lambda f: ", ".join(sorted(f.variables)) or "no MINATO_ variables",
+    "trial": lambda f: "two workers loaded a batch" if f.tried else "not run",
+}
+
+#: marks of a check that found nothing, something wrong, something to note; without UTF-8
+_MARKS = {"": "\u2713", WRONG: "\u2717", NOTE: "!"}
+_PLAIN = {"": "ok", WRONG: "X ", NOTE: "! "}
+_COLOURS = {"": "32", WRONG: "31", NOTE: "33"}
+
+
+def _shown(level: str, name: str, text: str, marks: dict[str, str], colours: bool) -> str:
+    mark = f"\x1b[{_COLOURS[level]}m{marks[level]}\x1b[0m" if colours else marks[level]
+    return f"{mark} {name:16}  {text}"
+
+
+def render(facts: Facts, marks: dict[str, str] = _MARKS, colours: bool = False) -> str:
+    """All checks as text for people: what each has found, and the fix."""
+    lines, found = [], []
+    for name, check in CHECKS.items():
+        here = list(check(facts))
+        found += here
+        if not here:
+            lines.append(_shown("", name, _FINE[name](facts), marks, colours))
+        for finding in here:
+            lines.append(_shown(finding.level, finding.about, "", marks, colours).rstrip())
+            for text in (finding.what, f"Fix: {finding.fix}"):
+                lines += textwrap.wrap(
+                    text, 96, initial_indent="    ", subsequent_indent="    ",
+                    break_on_hyphens=False, break_long_words=False,
+                )  # fmt: skip
+    wrong = sum(finding.level == WRONG for finding in found)
+    summary = f"{wrong} wrong, {len(found) - wrong} to note"
+    return "\n".join([*lines, "", summary if found else "Nothing is wrong here."])
+
+
+def _marks() -> dict[str, str]:
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        "".join(_MARKS.values()).encode(encoding)
+    except (LookupError, UnicodeEncodeError):
+        return _PLAIN
+    return _MARKS
 
 
 def run(argv: list[str], gather: Callable[..., Facts] = gather) -> int:
@@ -339,5 +414,5 @@ def run(argv: list[str], gather: Callable[..., Facts] = gather) -> int:
         found = {"findings": [asdict(finding) for finding in findings], "facts": asdict(facts)}
         print(json.dumps({"machine": platform.node(), **found}, indent=2))
     else:
-        print(render(findings))
+        print(render(facts, _marks(), info.has_colours()))
     return int(any(finding.level == WRONG for finding in findings))

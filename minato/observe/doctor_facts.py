@@ -77,6 +77,8 @@ class Facts:
     variables: dict[str, str] = field(default_factory=dict)
     #: what went wrong when a loader was tried
     trial: str | None = None
+    #: whether one was
+    tried: bool = False
 
 
 def _known(fact: Callable[[], Any]) -> Any:
@@ -230,4 +232,5 @@ def gather(workers: int | None = None, trial: bool = True) -> Facts:
         threads={n: v for n, v in environ.items() if n.endswith("_NUM_THREADS")},
         variables={n: v for n, v in environ.items() if n.startswith("MINATO_")},
         trial=try_load() if trial else None,
+        tried=trial,
     )

@@ -45,6 +45,11 @@ def extension(name: str) -> ModuleType:
     raise ModuleNotFoundError(f"minato.{name} was not built", name=f"minato.{name}")
 
 
+def has_colours() -> bool:
+    """Whether the output is a terminal's, unless https://no-color.org/ says otherwise."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def _torch() -> Any:
     try:
         return importlib.import_module("torch")

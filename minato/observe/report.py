@@ -26,19 +26,6 @@ class Row(NamedTuple):
     share: float
 
 
-def title_of(loader: Any) -> str:
-    """The loader by its dataset, for headings."""
-    dataset = loader.dataset
-    try:
-        size = f" ({len(dataset)} samples)"
-    except Exception:  # it has no length, or does not say it
-        size = ""
-    return (
-        f"{type(loader).__name__} of {type(dataset).__name__}{size}, batch_size={loader.batch_size}, "
-        f"num_workers={loader.num_workers}"
-    )
-
-
 def where(stats: dict[str, Any]) -> list[Row]:
     """The trainer's own work, and its waits by cause."""
     wait = stats["wait"]

@@ -1,4 +1,5 @@
-"""``minato top PID``: a live table of what the loaders in a process are doing.
+"""``minato top PID``: a live table of what the loaders in a process are doing; without a PID, the
+processes that have loaders.
 
 Reads the loaders' shared memory through /proc/PID/mem, which needs what a debugger needs
 (the same user and no ptrace restriction, or root), and changes nothing there: the process
@@ -16,12 +17,13 @@ import select
 import shutil
 import sys
 import termios
+import textwrap
 import time
 import tty
 from collections.abc import Iterator
 from typing import Any
 
-from .info import sized
+from .info import has_colours, sized
 
 _STATES = ("-", "wanted", "starting", "idle", "exited", "dead")
 READY = 3
@@ -31,6 +33,8 @@ _NS = 1e-9
 
 #: samples in flight that are shown below the workers
 MOST_SLOW = 5
+#: columns below which the table of workers leaves some out
+WIDE = 84
 #: between two looks: select() takes no number of seconds whatever
 LONGEST_S = 24 * 60 * 60
 
@@ -177,15 +181,21 @@ def _running(entry: dict[str, Any], now_ns: int) -> tuple[str, str, str, str]:
     return "working", str(batch), sample, _seconds((now_ns - entry["since_ns"]) * _NS)
 
 
-def render(seen: dict[str, Any], before: dict[str, Any] | None = None) -> list[str]:
-    """The lines of one loader, from its snapshot and the one before."""
+def _heading(seen: dict[str, Any]) -> str:
+    return seen["title"] or "a loader"
+
+
+def render(
+    seen: dict[str, Any], before: dict[str, Any] | None = None, width: int = WIDE
+) -> list[str]:
+    """The lines of one loader, from its snapshot and the one before, within a width."""
     now, queue = seen["now_ns"], seen["queue"]
     share, rate = _shares(seen, before)
     state = "waits in next()" if seen["waiting_since_ns"] else "is at its own work"
     period = "since the last look" if before else "since the start"
     lines = [
-        f"loader of process {seen['trainer_pid']}, open for "
-        f"{_seconds((now - seen['opened_ns']) * _NS)}",
+        _heading(seen),
+        f"  process  {seen['trainer_pid']}, open for {_seconds((now - seen['opened_ns']) * _NS)}",
         f"  trainer  {state}; waited {share:.0%} of its time {period}",
         f"  batches  {rate:.1f} a second, {seen['given']} so far; {queue['ready']} ready, "
         f"{queue['batches'] - queue['ready']} being made",
@@ -195,21 +205,47 @@ def render(seen: dict[str, Any], before: dict[str, Any] | None = None) -> list[s
         *_failed(seen),
         *_together(seen),
         *_slow(seen),
-        f"  {'worker':>6} {'pid':>8} {'state':8} {'cpu':>5} {'busy':>5} {'samples':>8} "
-        f"{'batch':>6} {'for':>7}  sample",
     ]
+    lines = [part for line in lines for part in _wrapped(line, width)]
+    wide = width >= WIDE
+    names = "worker", "pid", "state", "cpu", "busy", "samples", "batch", "for", "sample"
+    lines.append(_row(names, wide))
     last = before["workers"] if before else []
     for number, entry in enumerate(seen["workers"]):
         if entry["state"] == 0:
             continue  # no process wanted here: room for the worker scheduler
         busy, cpu = _busy(entry, last[number] if number < len(last) else None, seen, before)
         what, batch, sample, long = _running(entry, now)
-        lines.append(
-            f"  {number:>6} {entry['pid']:>8} {what:8} {cpu:>5.0%} {busy:>5.0%} "
-            f"{entry['rows']:>8} {batch:>6} {long:>7}  {sample}"
-            + (f"  {entry['starts']} starts" if entry["starts"] > 1 else "")
+        sample += f"  {entry['starts']} starts" if entry["starts"] > 1 else ""
+        shown = number, entry["pid"], what, f"{cpu:.0%}", f"{busy:.0%}", entry["rows"], batch, long
+        lines.append(_row((*shown, sample), wide))
+    return lines
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line of words, over several lines where it is longer."""
+    if len(line) <= width:
+        return [line]
+    rest = " " * 11 if line.startswith("  ") else "  "
+    first = "  " if line.startswith("  ") else ""
+    words = line.strip()
+    if first:  # the first word is a label with blanks behind it
+        label, _, words = words.partition(" ")
+        first = f"  {label:9}"
+    return textwrap.wrap(words.strip(), max(width, 20), initial_indent=first, subsequent_indent=rest)
+
+
+def _row(of: tuple[Any, ...], wide: bool) -> str:
+    """A line of the table of workers."""
+    number, pid, state, cpu, busy, samples, batch, long, sample = of
+    if wide:
+        line = (
+            f"  {number:>6} {pid:>8} {state:8} {cpu:>5} {busy:>5} {samples:>8} {batch:>6} {long:>7}"
+            f"  {sample}"
         )
-    return [line.rstrip() for line in lines]
+    else:
+        line = f"  {number:>6} {state:8} {cpu:>5} {busy:>5} {long:>7}  {sample}"
+    return line.rstrip()
 
 
 def _busy(
@@ -269,6 +305,64 @@ def _slow(seen: dict[str, Any]) -> list[str]:
     return [f"  longest  in flight, by index: {', '.join(items)}"]
 
 
+# ---- all processes -----------------------------------------------------------------------
+
+
+def found() -> list[tuple[int, list[dict[str, Any]]]]:
+    """(process, its loaders' snapshots) of all processes that may be looked into."""
+    own = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(TopError, OSError):
+                seen = [s for s in snapshots(int(name)) if s["trainer_pid"] == int(name)]
+                own += [(int(name), seen)] if seen else []
+    return sorted(own, key=lambda one: one[0])
+
+
+def _program(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return "?"
+
+
+def listed(width: int) -> list[str]:
+    """The processes that have loaders, and these by name."""
+    lines: list[str] = []
+    for pid, loaders in found():
+        lines.append(f"{pid:>8}  {' '.join(_program(pid).split())}"[:width])
+        for seen in loaders:
+            share, rate = _shares(seen, None)
+            text = f"{_heading(seen)}: {rate:.1f} batches a second, waited {share:.0%} of its time"
+            indent = " " * 10
+            lines += textwrap.wrap(
+                text, max(width, 30), initial_indent=indent, subsequent_indent=indent + "  "
+            )
+    return lines
+
+
+# ---- colours -----------------------------------------------------------------------------
+
+_BOLD, _RED, _GREEN, _YELLOW, _FAINT = "1", "31", "32", "33", "2"
+
+
+def _coloured(line: str) -> str:
+    """A line with the colours of what it says."""
+    words = line.split()
+    colour = ""
+    if not line.startswith(" ") and line:
+        colour = _BOLD
+    elif words[:1] == ["errors"] or {"dead", "exited"} & set(words[2:3] + words[1:2]):
+        colour = _RED
+    elif words[:1] == ["trainer"]:
+        share = re.search(r"waited (\d+)%", line)
+        colour = _YELLOW if share is not None and int(share[1]) >= 20 else _GREEN
+    elif words[:1] == ["worker"] or "idle" in words[1:3]:
+        colour = _FAINT
+    return f"\x1b[{colour}m{line}\x1b[0m" if colour else line
+
+
 # ---- the terminal ----------------------------------------------------------------------
 
 
@@ -302,7 +396,7 @@ def _quit_within(keys: int | None, seconds: float) -> bool:
 
 
 def _page(
-    pid: int, before: dict[int, dict[str, Any]]
+    pid: int, before: dict[int, dict[str, Any]], width: int = WIDE
 ) -> tuple[list[str], dict[int, dict[str, Any]]]:
     """The lines to show, and the snapshots by address to compare the next with."""
     found = {seen["address"]: seen for seen in snapshots(pid)}
@@ -311,7 +405,7 @@ def _page(
         last = before.get(address)
         if last is not None and last["opened_ns"] != seen["opened_ns"]:
             last = None  # another loader at the same address
-        lines += [*render(seen, last), ""]
+        lines += [*render(seen, last, width), ""]
     return lines[:-1], found
 
 
@@ -328,19 +422,21 @@ def _fitted(lines: list[str], width: int, height: int) -> list[str]:
 def watch(pid: int, interval: float) -> int:
     """Shows the table until q, Ctrl-C, or the end of the process."""
     before: dict[int, dict[str, Any]] = {}
-    screen = sys.stdout.isatty()
+    screen, colours = sys.stdout.isatty(), has_colours()
     try:
         with _keys() as keys:
             while True:
+                size = shutil.get_terminal_size()
                 try:
-                    lines, before = _page(pid, before)
+                    lines, before = _page(pid, before, size[0] if screen else WIDE)
                 except TopError as error:
                     if not before or not _alive(pid):
                         raise
                     lines, before = [f"{error}; waiting for the next one"], before
                 shown = lines
                 if screen:
-                    shown = _fitted(lines, *shutil.get_terminal_size())
+                    shown = _fitted(lines, *size)
+                    shown = [_coloured(line) for line in shown] if colours else shown
                     shown = ["\x1b[H\x1b[2J" + shown[0], *shown[1:], "", "q ends"]
                 print("\n".join(shown), flush=True)
                 if _quit_within(keys, interval):
@@ -350,11 +446,13 @@ def watch(pid: int, interval: float) -> int:
 
 
 def run(argv: list[str]) -> int:
-    """``minato top PID [--once] [--interval SECONDS]``; returns the exit status."""
+    """``minato top [PID] [--once] [--interval SECONDS]``; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="minato top", description="What the loaders in a process are doing, live."
     )
-    parser.add_argument("pid", type=int, help="the training process")
+    parser.add_argument(
+        "pid", type=int, nargs="?", help="the training process; without it, those with loaders"
+    )
     parser.add_argument("--once", action="store_true", help="one table, then end")
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="SECONDS", help="between two looks"
@@ -362,11 +460,26 @@ def run(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if not 0 < options.interval <= LONGEST_S:  # nan is not
         parser.error(f"--interval must be positive, and at most a day ({LONGEST_S} seconds)")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
     try:
+        if options.pid is None:
+            return _list(width)
         if options.once:
-            print("\n".join(_page(options.pid, {})[0]))
+            lines = _page(options.pid, {}, width)[0]
+            print("\n".join(map(_coloured, lines) if has_colours() else lines))
             return 0
         return watch(options.pid, options.interval)
     except TopError as error:
         print(f"minato top: {error}", file=sys.stderr)
         return 1
+
+
+def _list(width: int) -> int:
+    lines = listed(width)
+    if not lines:
+        raise TopError(
+            "no process that this user may look into has a minato loader with workers now (root "
+            "sees those of all users)"
+        )
+    print("\n".join([*lines, "", "minato top PID shows one of them, live."]))
+    return 0

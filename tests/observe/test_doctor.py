@@ -49,7 +49,11 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"driver": "NVIDIA", "torch_accelerator": "12.8", "hidden": "CUDA_VISIBLE_DEVICES="}, NOTE,
      "CUDA_VISIBLE_DEVICES= hides", "Unset"),
     ({"accelerator": True, "locked": 8 * MiB}, NOTE, "8.0 MiB", "ulimit -l"),
-    ({"open_limit": 128}, WRONG, "108 more files", "ulimit -n 4096 .up to 4096"),
+    ({"open_limit": 128}, WRONG, "108 more files", "ulimit -n 4096, or for Docker"),
+    ({"open_limit": 40, "open_most": 40}, WRONG, "20 more files",
+     "^Raise the hard limit of 40 as root: nofile in"),
+    ({"open_limit": 40, "open_most": 1024}, WRONG, "20 more files",
+     "^ulimit -n 1024, which is the hard limit. Raise"),
     ({"address_space": 2 * GiB, "address_space_used": GiB + 1}, WRONG, "2.0 GiB", "ulimit -v"),
     ({"address_space": 99 * GiB, "address_space_used": GiB}, NOTE, "98.0 GiB", "memory_limit="),
     ({"file_size": 10 * MiB}, WRONG, "10.0 MiB.*shared memory", "ulimit -f"),
@@ -75,7 +79,10 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
 
 def test_nothing_is_said_of_a_good_machine() -> None:
     assert doctor.examine(GOOD) == []
-    assert doctor.render([]) == "Nothing is wrong here."
+    lines = doctor.render(GOOD).splitlines()
+    assert lines[-1] == "Nothing is wrong here."
+    assert [line.split("  ")[0] for line in lines[:-2]] == [f"\u2713 {name}" for name in doctor.CHECKS]
+    assert all(name in doctor.render(GOOD, doctor._PLAIN) for name in doctor.CHECKS)
 
 
 def test_nothing_is_said_of_what_is_not_known() -> None:
@@ -91,15 +98,18 @@ def test_finding(otherwise: dict[str, Any], level: str, what: str, fix: str) -> 
 
 
 def test_every_check_has_a_case() -> None:
-    for check in doctor.CHECKS:
-        assert any(list(check(replace(GOOD, **case[0]))) for case in CASES), check.__name__
+    assert doctor.CHECKS.keys() == doctor._FINE.keys()
+    for name, check in doctor.CHECKS.items():
+        assert any(list(check(replace(GOOD, **case[0]))) for case in CASES), name
 
 
 def test_what_is_wrong_comes_first_and_is_counted() -> None:
     found = doctor.examine(replace(GOOD, shm_free=0, file_size=1, open_limit=30))
     assert [finding.level for finding in found] == [WRONG, WRONG, NOTE]
-    page = doctor.render(found)
-    assert page.endswith("2 wrong, 1 to note") and "ulimit -f unlimited" in page
+    page = doctor.render(replace(GOOD, shm_free=0, file_size=1, open_limit=30))
+    assert page.endswith("2 wrong, 1 to note") and "Fix: ulimit -f unlimited" in page
+    assert page.count("\u2717 ") == 2 and page.count("! ") == 1
+    assert page.count("\u2713 ") == len(doctor.CHECKS) - 3
 
 
 @pytest.mark.parametrize(
@@ -141,9 +151,10 @@ def test_limits_of_the_process_are_seen() -> None:
         env={**os.environ, UNKNOWN: "1", "LOCAL_WORLD_SIZE": "2"},
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
-    for text in ("wrong: open files", "wrong: size of files", f"{UNKNOWN} is set"):
-        assert text in done.stdout
-    assert "wrong: trial" not in done.stdout
+    for text in ("open files", "size of files", "environment"):
+        assert re.search(rf"^(\u2717|X ) {text}$", done.stdout, re.M), done.stdout
+    assert f"{UNKNOWN} is set" in done.stdout
+    assert re.search(r"^(\u2713|ok) trial +not run$", done.stdout, re.M)
 
 
 def test_a_number_of_workers_below_one_is_refused() -> None:

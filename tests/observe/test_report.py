@@ -11,6 +11,7 @@ import torch
 
 import minato
 from minato.observe import report
+from minato.progress import title_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -100,5 +101,5 @@ def test_largest_report_fits_a_page() -> None:
         {"name": f"cause {n}", "seconds": 0.01, "why": "", "advice": advice + str(n)} for n in range(9)
     ]
     stats["deaths"] = stats["errors"] = 3
-    page = report.page(report.title_of(loader), stats)
+    page = report.page(title_of(loader), stats)
     assert len(page.splitlines()) <= 29

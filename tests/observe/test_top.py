@@ -163,7 +163,8 @@ def test_what_a_stuck_loader_does(stuck: int) -> None:
 def test_once(stuck: int) -> None:
     done = top(stuck, "--once")
     assert done.returncode == 0 and done.stderr == ""
-    assert f"loader of process {stuck}" in done.stdout
+    assert "DataLoader of Data (1000 samples), batch_size=4, num_workers=2\n" in done.stdout
+    assert f"  process  {stuck}, open for" in done.stdout
     assert "waits in next()" in done.stdout
     assert re.search(r"working .* 3 +\d.* 13 \(row 1\)$", done.stdout, re.M)
     assert re.search(r"longest  in flight, by index: 13 \(", done.stdout)
@@ -296,6 +297,7 @@ def snapshot(now: float, wait: float, given: int, since: float = 0.0) -> dict[st
         "busy_ns": int(now * 0.5e9), "cpu_ns": int(now * 0.25e9),
     }  # fmt: skip
     return {
+        "title": "DataLoader of Files (60 samples), batch_size=4, num_workers=2",
         "trainer_pid": 7, "address": 1, "opened_ns": 1, "now_ns": int(now * 1e9) + 1,
         "waiting_since_ns": int(since * 1e9) + 1 if since else 0, "wait_ns": int(wait * 1e9),
         "given": given, "used_bytes": 1 << 21, "limit_bytes": 1 << 30, "stopped": False,
@@ -333,6 +335,50 @@ def test_groups_that_are_kept_together() -> None:
     assert not any("groups" in text for text in _top.render(snapshot(12, 0, 0)))
 
 
+@pytest.mark.parametrize("width", [60, 70, 84, 120])
+def test_narrow_terminal_cuts_no_line(width: int) -> None:
+    groups = {"opening_ns": 100_000_000, "group_milli": 32_100, "failed": 3}
+    lines = _top.render(snapshot(12, 9, 0, since=11) | groups, None, width)
+    assert all(len(line) <= width for line in lines)
+    said = " ".join(" ".join(lines).split())
+    assert "batch_size=4, num_workers=2" in said and "opening one takes 0.1 s" in said
+    assert "3 samples could not be made, and were left out or replaced" in said
+    assert "42 (row 2)" in said and (" 77 " in said) == (width >= _top.WIDE)
+
+
+def test_colours_leave_the_text_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = _top.render(snapshot(12, 9, 0) | {"failed": 3})
+    coloured = [_top._coloured(line) for line in lines]
+    assert [re.sub(r"\x1b\[\d*m", "", line) for line in coloured] == lines
+    assert coloured[0].startswith("\x1b[1m") and any("\x1b[31m" in line for line in coloured)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not _top.has_colours()
+    monkeypatch.delenv("NO_COLOR")
+    assert _top.has_colours()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    assert not _top.has_colours()
+
+
+def test_top_without_a_process_lists_loaders(stuck: int) -> None:
+    done = top()
+    assert done.returncode == 0 and "\x1b" not in done.stdout
+    lines = done.stdout.splitlines()
+    begin = next(n for n, line in enumerate(lines) if line.split()[:1] == [str(stuck)])
+    assert "import os, signal, sys, warnings" in lines[begin]
+    assert lines[begin + 1].strip().startswith("DataLoader of Data (1000 samples), batch_size=4")
+    assert lines[-1].startswith("minato top PID")
+
+
+def test_top_without_any_loader_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_top, "found", list)
+    assert _top.run([]) == 1
+    assert "has a minato loader with workers now" in capsys.readouterr().err
+
+
 def test_what_a_small_terminal_shows() -> None:
     lines = [f"line {n}" for n in range(10)]
     assert _top._fitted(lines, 80, 13) == lines
@@ -359,7 +405,7 @@ def test_live_in_a_terminal(end: str) -> None:
         os.close(slave)
         try:
             text = _read_until(master, lambda t: t.count(b"\x1b[H\x1b[2J") >= 3)
-            assert b"loader of process" in text and b"q ends" in text
+            assert b"DataLoader of Data" in text and b"q ends" in text
             if end == "process":
                 made.process.kill()
             else:
@@ -403,11 +449,11 @@ def test_without_a_terminal_it_goes_on_in_plain_text() -> None:
             env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
         assert shown.stdout is not None
-        text = _read_until(shown.stdout.fileno(), lambda t: t.count(b"loader of") >= 3)
+        text = _read_until(shown.stdout.fileno(), lambda t: t.count(b"DataLoader of Data") >= 3)
         made.process.kill()
         made.process.wait()
         _out, errors = shown.communicate(timeout=DEADLINE_S)
-        assert b"\x1b" not in text and text.count(b"loader of") >= 3
+        assert b"\x1b" not in text and text.count(b"DataLoader of Data") >= 3
         assert shown.returncode == 1
         assert b"there is no process" in errors or b"is gone" in errors
 

@@ -228,9 +228,18 @@ mn_peek(PyObject *module, PyObject *read)
     if (workers == NULL) {
         return NULL;
     }
+    const char *end = memchr(c.title, 0, sizeof(c.title));
+    Py_ssize_t length = end != NULL ? end - c.title : (Py_ssize_t)sizeof(c.title);
+    PyObject *title = PyUnicode_DecodeUTF8(c.title, length, "replace");
+    if (title == NULL) {
+        Py_DECREF(workers);
+        Py_DECREF(queue);
+        return NULL;
+    }
     /* Relaxed: of a copy. */
     return Py_BuildValue(
-        "{sI sO sK sK sK sK sK sK sK sK sK sK sN sN}", "trainer_pid", c.trainer_pid,
+        "{sN sI sO sK sK sK sK sK sK sK sK sK sK sN sN}", "title", title,
+        "trainer_pid", c.trainer_pid,
         "stopped", mn_a32_load_relaxed(&c.stop) != 0 ? Py_True : Py_False, "now_ns",
         (unsigned long long)mn_now_ns(), "opened_ns",
         (unsigned long long)mn_a64_load_relaxed(&c.opened_ns), "waiting_since_ns",

@@ -144,6 +144,7 @@ MN_ENGINE_METHOD(end_worker);
 MN_ENGINE_METHOD(move_to);
 MN_ENGINE_METHOD(let_go);
 MN_ENGINE_METHOD(note_failed);
+MN_ENGINE_METHOD(set_title);
 MN_ENGINE_METHOD(dismiss);
 MN_ENGINE_METHOD(health);
 MN_ENGINE_METHOD(deaths);

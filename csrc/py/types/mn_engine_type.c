@@ -302,6 +302,7 @@ MN_METHOD_ALONE(mn_engine_py_move_to)
 #endif
 MN_METHOD_ALONE(mn_engine_py_let_go)
 MN_METHOD_ALONE(mn_engine_py_note_failed)
+MN_METHOD_ALONE(mn_engine_py_set_title)
 MN_METHOD_ALONE(mn_engine_py_dismiss)
 MN_METHOD_ALONE(mn_engine_py_health)
 MN_METHOD_ALONE(mn_engine_py_deaths)
@@ -378,6 +379,8 @@ static PyMethodDef engine_methods[] = {
 #endif
     {"let_go", MN_ALONE(mn_engine_py_let_go), METH_O, mn_engine_let_go_doc},
     {"note_failed", MN_ALONE(mn_engine_py_note_failed), METH_O, mn_engine_note_failed_doc},
+    {"set_title", MN_ALONE(mn_engine_py_set_title), METH_O,
+     PyDoc_STR("set_title(text): the loader's name, for other processes; before it has workers")},
     {"dismiss", MN_ALONE(mn_engine_py_dismiss), METH_NOARGS, mn_engine_dismiss_doc},
     {"health", MN_ALONE(mn_engine_py_health), METH_NOARGS, mn_engine_health_doc},
     {"deaths", MN_ALONE(mn_engine_py_deaths), METH_NOARGS,

@@ -370,6 +370,18 @@ mn_engine_py_note_failed(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
+PyObject *
+mn_engine_py_set_title(PyObject *self, PyObject *arg)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    const char *title = e != NULL ? PyUnicode_AsUTF8(arg) : NULL;
+    if (title == NULL) {
+        return NULL;
+    }
+    mn_engine_set_title(e, title);
+    Py_RETURN_NONE;
+}
+
 const char mn_engine_health_doc[] =
     "health() -> {zygote_lost, zygote_hung, deaths, crash_loop, live, retries, worker, pid,\n"
     "status}\n\n"
