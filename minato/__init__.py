@@ -8,6 +8,8 @@ take samples, not batches, so a slow sample holds up nobody else.
 
 import os as _os
 import sys as _sys
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 try:
     import torch as _torch_package  # noqa: F401
@@ -21,14 +23,9 @@ except ImportError:
 from ._not_linux import CORE as _CORE
 
 if not _CORE and _sys.platform == "linux":
-    raise ImportError(
-        f"minato in {_os.path.dirname(_os.path.abspath(__file__))} is not built for this "
-        "Python. If these are its sources: build them in place by `pip install -e .` in the "
-        "repository's root, or run from another folder, because from the root they hide an "
-        "installed minato. If pip has installed it: that was the wheel for other systems. "
-        "`pip install --force-reinstall --no-deps .` in a copy of the repository builds it.",
-        name=__name__,
-    )
+    from ._not_linux import not_built as _not_built
+
+    raise ImportError(_not_built(_os.path.dirname(_os.path.abspath(__file__))), name=__name__)
 
 from torch.utils.data import (
     BatchSampler,
@@ -68,6 +65,26 @@ if _CORE:
     _fork.watch()
 else:
     from ._not_linux import check_determinism, draws
+
+
+if _TYPE_CHECKING:
+    from . import integrations as integrations
+    from . import ops as ops
+
+#: modules that are imported when they are first asked for
+_LATE = ("integrations", "ops")
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATE})
 
 
 def get_include() -> str:

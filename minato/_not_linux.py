@@ -7,8 +7,10 @@ a Linux machine starts on a laptop. No module that imports an extension is impor
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
@@ -20,6 +22,26 @@ CORE = find_spec("minato._core") is not None
 NEEDS_LINUX = f"minato's engine needs Linux, and this is {sys.platform}"
 
 _told = False
+
+
+def not_built(here: str) -> str:
+    """Why the package in this folder cannot be imported, and what to do. A copy that pip has
+    installed may be hidden by the folder that Python was started in."""
+    root = os.path.dirname(here)
+    for folder in sys.path:
+        other = os.path.join(folder or os.getcwd(), "minato")
+        if any(os.path.exists(os.path.join(other, f"_core{suffix}")) for suffix in EXTENSION_SUFFIXES):
+            return (
+                f"Python has found minato's sources in {here}, which are not built, before the "
+                f"installed minato in {other}. Start it in another folder than {root} (with Python "
+                "3.11 or later, `python -P` does as well), or build the sources in place: "
+                "`pip install -e .`"
+            )
+    return (
+        f"minato in {here} is not built for this Python. If these are its sources, build them: "
+        f"`pip install -e .` in {root}. If pip has installed it, that was the wheel for other "
+        "systems: `pip install --force-reinstall --no-deps .` in a copy of the repository builds it"
+    )
 
 
 def tell_of_torch(loader: Any) -> None:

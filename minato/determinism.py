@@ -140,7 +140,10 @@ def check_determinism(
     length = len(dataset)  # type: ignore[arg-type]
     count = min(samples, length)
     if count < 2:
-        raise ValueError(f"there is no second order of {count} samples")
+        raise ValueError(
+            f"check_determinism compares two orders and needs two samples or more, but "
+            f"{'the dataset has' if length < samples else 'samples is'} {count}"
+        )
     indices = [k * length // count for k in range(count)]
     chunk = CHUNK if fetches_batches(dataset) else 1
     units = [indices[k : k + chunk] for k in range(0, count, chunk)]

@@ -162,7 +162,7 @@ def test_what_makes_no_sense_is_refused() -> None:
 
     with pytest.raises(TypeError, match="map-style"):
         minato.check_determinism(Stream())
-    with pytest.raises(ValueError, match="no second order"):
+    with pytest.raises(ValueError, match="needs two samples or more"):
         minato.check_determinism(Seeded(), samples=1)
 
 

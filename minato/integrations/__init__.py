@@ -7,11 +7,19 @@ that library build minato's class, with minato's own options kept. Each has an
 
 from __future__ import annotations
 
+import importlib
 import inspect
+from types import ModuleType
 from typing import Any
 
 from ..loader import DataLoader
 from ..option_values import option
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in ("accelerate", "ray"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def own_options() -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Every loader that does not need a package of its own, on the same epochs."""
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import numpy as np
@@ -125,12 +127,24 @@ def test_sources_that_are_not_built_say_so(tmp_path):
     package = Path(minato.__file__).parent
     shutil.copytree(package, tmp_path / "minato", ignore=shutil.ignore_patterns("*.so"))
     # An editable install would find the extensions where they were built.
-    code = ("import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'ditable' not in repr(f)]; "
+    code = ("import os, sys; sys.meta_path[:] = [f for f in sys.meta_path if 'ditable' not in repr(f)]; "
+            "ours = '', os.environ.get('PYTHONPATH'); "
+            "sys.path[:] = [p for p in sys.path if p in ours or not os.path.isdir(p + '/minato')]; "
             "import minato")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True,
-                          capture_output=True, timeout=120, check=False)
+                          capture_output=True, timeout=120, check=False,
+                          env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
     assert done.returncode == 1
     assert "is not built for this Python" in done.stderr and "pip install -e ." in done.stderr
+
+    installed = tmp_path / "site" / "minato"
+    installed.mkdir(parents=True)
+    (installed / f"_core{EXTENSION_SUFFIXES[0]}").touch()
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True,
+                          capture_output=True, timeout=120, check=False,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path / "site")})
+    assert done.returncode == 1
+    assert f"before the installed minato in {installed}. Start it in another folder" in done.stderr
 
 
 def test_an_unknown_loader_is_named(data_folder):

@@ -305,3 +305,9 @@ def test_order_of_the_sampler_is_torch_s_own():
     """Look-ahead and ready-first batches need a sampler of torch's own type."""
     dataset = torch.utils.data.TensorDataset(torch.zeros(4))
     assert type(sampling.epoch_sampler(dataset, 0)) is torch.utils.data.DistributedSampler
+
+
+def test_comparison_notes_a_busy_machine():
+    assert compare.crowded([{"others": None}, {"others": 0.05}]) == []
+    [note] = compare.crowded([{"others": 0.2}, {"others": 0.76}])
+    assert "other programs had up to 76% of the cores" in note

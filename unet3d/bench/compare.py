@@ -274,6 +274,19 @@ def number(value: float | None, form: str, factor: float = 1.0) -> str:
     return "-" if value is None else format(value * factor, form)
 
 
+#: share of the cores that other programs may have before a comparison says so
+CROWDED = 0.1
+
+
+def crowded(rows) -> list[str]:
+    """A note where other programs had much of the machine while a loader ran."""
+    most = max((row["others"] or 0.0 for row in rows), default=0.0)
+    if most <= CROWDED:
+        return []
+    return [f"The machine was busy: other programs had up to {most:.0%} of the cores. Times are "
+            "longer than on a quiet machine, and ratios may differ. Repeat the run when it is quiet."]
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as text, one loader a line, bounds below."""
     head = ("cache", "loader", "runs", "samples", "epoch s (min-max)", "x synth", "x work",
@@ -540,6 +553,7 @@ def main(argv: list[str] | None = None) -> int:
     (args.out / plot.JSON_NAME).write_text(json.dumps(facts, indent=1) + "\n")
     head = f"{args.workload}: {' '.join(common)}"
     notes = [f"of the data in the page cache: {', '.join(found)} the warm runs"] if found else []
+    notes += crowded(rows)
     if profile is not None:
         alone = profile.as_json()
         notes.append(
