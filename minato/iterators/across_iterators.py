@@ -57,6 +57,7 @@ class Memo:
         self.told_uncounted = False  # that its states know no position
         self.looked_for_shared = False  # files and connections in its dataset, before a fork
         self.told_of_generators = False  # that threads share them
+        self.told_of_copies = False  # that its iterable dataset gives everything in each worker
         self.told_of_epoch = False  # that persistent workers do not see its dataset's
         self.hints_refused = False  # cost_hint() has failed, and is not asked again
         self.told_unasked = False  # that its dataset's own state is not part of them

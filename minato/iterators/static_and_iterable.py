@@ -14,6 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from .._core import Block, Epoch
 from .._dynamo import eager
+from .._warn import warn
 from ..dataset_calls import warn_of_batches_handed_on
 from ..device.pinned import Pinning
 from ..errors import Failure, WorkerLost, describe_death
@@ -21,6 +22,7 @@ from ..sampler_indices import as_given
 from ..transport import received
 from ..transport.layouts import Layout, is_default_collate
 from ..transport.rows_or_whole import Form
+from ..workers import shares
 from ..workers.answers import EXHAUSTED, FAILED, OK
 from ..workers.on_error import RAISE, REPLACE, Ahead, Spares
 from .balanced import WHOLE
@@ -81,6 +83,7 @@ class StaticIterator(MinatoIterator):
         self._made_by: dict[int, int] = {}  # batches that torch's dispatch has: their workers
         self._stated.clear()
         self._last_words.clear()
+        self._unasked = 0  # workers whose dataset has come to its end and never asked which it is in
         resumed = self._position.memo.resume is not None
         with self._position.epoch_begins(loader, first=first_iter):
             _BaseDataLoaderIter._reset(self, loader, first_iter)
@@ -130,6 +133,7 @@ class StaticIterator(MinatoIterator):
             if self._dataset_kind == _DatasetKind.Map:
                 self._progress.check_end(self._send_idx)
             self._position.ends()
+            self._warn_of_copies()
             raise
         finally:
             if self._living():
@@ -137,6 +141,17 @@ class StaticIterator(MinatoIterator):
                 if self._supervisor.trace is not None:
                     self._supervisor.trace.news()
         return data
+
+    def _warn_of_copies(self) -> None:
+        """Of an iterable dataset that seems to have given everything in each worker. One that
+        worker_init_fn may have given a share is left alone."""
+        memo, counts = self._position.memo, self._progress.by_worker or [0]
+        alike = len(counts) > 1 and counts[0] > 0 and len(set(counts)) == 1
+        if memo.told_of_copies or self._worker_init_fn is not None:
+            return
+        if alike and self._unasked == len(counts):
+            memo.told_of_copies = True
+            warn(shares.text(self._dataset, len(counts), counts[0]))
 
     def _resume(self) -> None:
         """Lets workers finish what the last epoch left (their random streams go on from
@@ -199,6 +214,7 @@ class StaticIterator(MinatoIterator):
                     self._stated[number] = sent.stated
                 break
             if not ended:
+                self._unasked += data is False
                 if sent.stated is not None:
                     self._last_words[sent.worker] = sent.stated
                 if not self._persistent_workers:

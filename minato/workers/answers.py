@@ -30,7 +30,7 @@ OK, FAILED, EXHAUSTED, PLACED, AMISS, STATED = range(6)
 #: (row, one of SAMPLE to REFUSED, sample or failure)
 Entry = tuple[int, int, Any]
 #: (OK, data, what sending costs or a layout), (FAILED, failure, the row it failed at), (EXHAUSTED,
-#: None), (PLACED, rows, objects), (AMISS, ...) or (STATED, answer, snapshot)
+#: whether the dataset asked which worker it is in), (PLACED, rows, objects), (AMISS, ...) or (STATED, answer, snapshot)
 Answer = tuple[Any, ...]
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import _utils
+from torch.utils.data.dataloader import _DatasetKind
 
 from ..errors import not_loaded
-from . import library_threads, open_files, signals
+from . import library_threads, open_files, shares, signals
 from .job import Job
 from .runner import Runner, serve, worker_of
 
@@ -42,7 +43,9 @@ def prepare(job: Job, number: int) -> None:
     random.seed(seed)
     torch.manual_seed(seed)
     np.random.seed(_utils.worker._generate_state(base_seed, number))
-    _utils.worker._worker_info = _utils.worker.WorkerInfo(
+    iterable = job.dataset_kind == _DatasetKind.Iterable
+    kind = shares.watched if iterable else _utils.worker.WorkerInfo
+    _utils.worker._worker_info = kind(
         id=number, num_workers=job.num_workers, seed=seed, dataset=job.dataset
     )
 

@@ -61,6 +61,7 @@ from .fetching import (
 )  # fmt: skip
 from .job import Job
 from .on_error import RAISE, REPLACE, Fatal, Tolerant, split_spares
+from .shares import asked
 
 
 class _Placed(NamedTuple):
@@ -308,7 +309,7 @@ class Runner:
         if failure is not None:
             return FAILED, failure
         if self.exhausted:
-            return EXHAUSTED, None
+            return EXHAUSTED, asked()
         self.row, self.reason = (), ""
         self.asked = task.indices if self.job.dataset_kind == _DatasetKind.Map else None
         try:
@@ -328,7 +329,7 @@ class Runner:
         except StopIteration as error:
             if self.job.dataset_kind == _DatasetKind.Iterable:
                 self.exhausted = True
-                return EXHAUSTED, None
+                return EXHAUSTED, asked()
             return FAILED, self._failure(error), *self.row
         except Exception as error:
             return FAILED, self._failure(error), *self.row

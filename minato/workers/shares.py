@@ -1,0 +1,47 @@
+"""Whether an iterable dataset asks which worker it is in, as one that gives a share in each must.
+
+One that does not gives everything in every worker, so each sample comes as often as there are
+workers. torch's loader delivers that, too, and so does minato's, with a warning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data._utils.worker import WorkerInfo
+
+_asked = False
+
+
+class _Watched(WorkerInfo):
+    """What ``get_worker_info()`` gives in a worker of an iterable dataset."""
+
+    def __getattribute__(self, name: str) -> Any:
+        global _asked
+        if name == "id":
+            _asked = True
+        return super().__getattribute__(name)
+
+
+_Watched.__name__ = _Watched.__qualname__ = WorkerInfo.__name__
+
+
+def watched(**info: Any) -> WorkerInfo:
+    """For a worker process."""
+    return _Watched(**info)
+
+
+def asked() -> bool:
+    """Whether anything in this process has."""
+    return _asked
+
+
+def text(dataset: Any, workers: int, batches: int) -> str:
+    """The warning."""
+    name = type(dataset).__name__
+    return (
+        f"each of {workers} workers has delivered {batches} batches of the iterable dataset {name}, "
+        "which has never asked which worker it is in. Unless it chooses a share in another way, each "
+        f"sample came {workers} times. Let its __iter__ take every num_workers-th sample from id on, "
+        "both of which minato.get_worker_info() knows, or use num_workers=1. This warning comes once."
+    )
