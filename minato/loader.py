@@ -8,7 +8,7 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch.utils.data import Dataset, Sampler, _utils
@@ -30,6 +30,7 @@ from .progress import title_of
 from .seeding.order_generators import Sources, set_sampler_epoch
 from .state import OfAnotherRank, opened, state_of
 from .stateful import is_stateful
+from .typing import Batching, OnError, Scheduling, Stats, WorkerType
 
 if CORE:
     from .iterators.balanced import BalancedIterator
@@ -39,6 +40,8 @@ if CORE:
 log = logging.getLogger("minato")
 
 _T_co = TypeVar("_T_co", covariant=True)
+
+_SCHEDULING = cast(Scheduling, os.environ.get("MINATO_SCHEDULING", "balanced"))
 
 #: as it is before ``patch_torch()``
 torchs_iterator = torch.utils.data.DataLoader._get_iterator
@@ -160,17 +163,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             most options of minato's that would have no effect for the dataset or the scheduling.
     """
 
-    scheduling: str = "balanced"
+    scheduling: Scheduling = "balanced"
     seed_per_sample: bool | None = None
     seed_rank: int | None = None
     memory_limit: int | str | None = None
     max_retries: int = 1
-    batching: str = "sampler"
-    worker_type: str | None = None
+    batching: Batching = "sampler"
+    worker_type: WorkerType | None = None
     autoscale: tuple[int, int] | None = None
-    straggler_threshold: float | str | None = "auto"
+    straggler_threshold: float | Literal["auto"] | None = "auto"
     prefetch_next_epoch: bool = False
-    on_error: str = "raise"
+    on_error: OnError = "raise"
     max_errors: int | float = 0.01
     device: str | int | torch.device | None = None
     pending_state: dict[str, Any] | None = None
@@ -196,17 +199,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
-        scheduling: str = os.environ.get("MINATO_SCHEDULING", "balanced"),
+        scheduling: Scheduling = _SCHEDULING,
         seed_per_sample: bool | None = None,
         seed_rank: int | None = None,
         memory_limit: int | str | None = None,
         max_retries: int = 1,
-        batching: str = "sampler",
-        worker_type: str | None = None,
+        batching: Batching = "sampler",
+        worker_type: WorkerType | None = None,
         autoscale: tuple[int, int] | None = None,
-        straggler_threshold: float | str | None = "auto",
+        straggler_threshold: float | Literal["auto"] | None = "auto",
         prefetch_next_epoch: bool = False,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
         max_errors: int | float = 0.01,
         device: str | int | torch.device | None = None,
         pending_state: dict[str, Any] | None = None,
@@ -386,9 +389,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
 
     @eager
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """What the loader has done and waits for; see ``minato.observe.stats`` for the fields."""
-        return collect(self)
+        return cast(Stats, collect(self))
 
     @eager
     def report(self) -> None:

@@ -143,6 +143,9 @@ def train(batches: DataLoader[int]) -> None:
 
 train(loader)
 DataLoader(Numbers(), max_retries="many")
+DataLoader(Numbers(), scheduling="statik")
+waited = loader.stats()["wait"]
+reveal_type(waited["share"] if waited is not None else None)
 """
 
 
@@ -172,8 +175,9 @@ def errors(text: str, file: str) -> list[str]:
 def test_what_a_type_checker_sees(checked: str) -> None:
     assert 'Revealed type is "minato.loader.DataLoader[int]"' in checked
     assert 'Revealed type is "torch.utils.data.dataset.Dataset[int]"' in checked
-    [error] = errors(checked, "use.py")
-    assert '"max_retries"' in error
+    assert 'Revealed type is "float | None"' in checked or "Union[builtins.float, None]" in checked
+    retries, scheduling = errors(checked, "use.py")
+    assert '"max_retries"' in retries and "Literal['balanced', 'static']" in scheduling
 
 
 @mypy

@@ -96,7 +96,7 @@ def test_largest_report_fits_a_page() -> None:
     """All parts that there are, at once."""
     loader = loaded(2)
     stats = loader.stats()
-    advice = "An option that helps, said in so many words that they take more than one line of it. " * 2
+    advice = "An option that helps, with an explanation that takes more than one line of the page. " * 2
     stats["causes"] = [
         {"name": f"cause {n}", "seconds": 0.01, "why": "", "advice": advice + str(n)} for n in range(9)
     ]

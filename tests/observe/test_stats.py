@@ -9,13 +9,15 @@ import re
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
 
 import minato
+import minato.typing
 from minato import _core
+from minato.device.copies import Copies
 from minato.observe import stats as _stats
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -37,7 +39,8 @@ FIELDS: dict[str, Any] = {
     "cost": {
         "mean": NUMBER, "p50": NUMBER, "p75": NUMBER, "p90": NUMBER, "p99": NUMBER,
         "slow": (float, int, type(None)), "samples": int, "known": int,
-        "collate": NUMBER, "split": bool,
+        "collate": NUMBER, "split": bool, "hinted": int, "predicted_by": str,
+        "off_by": (dict, type(None)),
     },
     "slow": list,
     "displacement": {"max": NUMBER, "mean": NUMBER},
@@ -94,6 +97,24 @@ def test_the_documentation_names_every_field() -> None:
     doc = _stats.__doc__ or ""
     names = {n for line in re.findall(r"^([a-z][a-z_, ]*?)  ", doc, re.M) for n in line.split(", ")}
     assert {n for n in names if n} == set(FIELDS)
+
+
+def test_types_name_every_field() -> None:
+    hints = get_type_hints(minato.typing.Stats)
+    assert set(hints) == set(FIELDS)
+    for name, shape in FIELDS.items():
+        if isinstance(shape, dict):
+            [inner] = [t for t in (get_args(hints[name]) or (hints[name],)) if t is not type(None)]
+            assert set(get_type_hints(inner)) == set(shape), name
+    assert set(get_type_hints(minato.typing.Worker)) == set(WORKER)
+    assert set(get_type_hints(minato.typing.Cause)) == set(CAUSE)
+    assert set(get_type_hints(minato.typing.Device)) == set(Copies("cpu").summary())
+    for name, kind in (("Scheduling", "scheduling"), ("Batching", "batching"),
+                       ("WorkerType", "worker_type"), ("OnError", "on_error")):  # fmt: skip
+        for value in get_args(getattr(minato.typing, name)):
+            more = {"in_order": False} if value == "ready" else {}
+            if value != "native":  # which needs a dataset that offers it
+                minato.DataLoader(Plain(), 2, num_workers=1, **{kind: value}, **more)
 
 
 ENGINE = {

@@ -1,0 +1,183 @@
+"""Types for programs that are checked: what options take, and what ``stats()`` returns.
+
+``minato.observe.stats`` says what each field holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+Scheduling = Literal["balanced", "static"]
+Batching = Literal["sampler", "ready"]
+WorkerType = Literal["process", "thread", "native"]
+OnError = Literal["raise", "skip", "replace"]
+
+
+class Failed(TypedDict):
+    """Samples that could not be made; latest: (index, error, index in its place or None)."""
+
+    left_out: int
+    replaced: int
+    latest: list[tuple[Any, str, Any]]
+
+
+class Wait(TypedDict):
+    """Of the caller in ``next()``, in seconds."""
+
+    total: float
+    mean: float
+    max: float
+    between: float
+    share: float
+
+
+class BatchQueue(TypedDict):
+    """In batches."""
+
+    window: int
+    ready: int
+    planned: int
+
+
+class Started(TypedDict):
+    """Tasks by the reason why they were started."""
+
+    window: int
+    early: int
+    ahead: int
+    finale: int
+    order: int
+
+
+class Cost(TypedDict):
+    """Of a sample, in seconds."""
+
+    mean: float
+    p50: float
+    p75: float
+    p90: float
+    p99: float
+    slow: float | None
+    collate: float
+    split: bool
+    samples: int
+    known: int
+    hinted: int
+    predicted_by: Literal["history", "hint", "hint_by_index"]
+    off_by: dict[str, float] | None
+
+
+class Locality(TypedDict):
+    """Whether and why neighbours are kept in one worker."""
+
+    together: bool
+    group: float
+    helped: int
+    opening: float
+    each: float
+    away: float
+
+
+class Displacement(TypedDict):
+    """In batches."""
+
+    max: float
+    mean: float
+
+
+class Worker(TypedDict):
+    """One worker."""
+
+    state: str
+    pid: int
+    running: tuple[int, int] | None
+    tasks: int
+    rows: int
+    busy: float
+    cpu: float
+
+
+class Device(TypedDict):
+    """Copies to a device."""
+
+    device: str
+    batches: int
+    copies: int
+    bytes: int
+    through: dict[str, int]
+    locked: int
+    lock_error: int
+    staging: float
+    copy: float
+    bandwidth: float | None
+    stalled: float
+    overlap: float | None
+    waited: float
+    depth: int
+    refused: int
+    operators: list[str]
+    operators_why: str | None
+    resident: int
+
+
+Decision = TypedDict(
+    "Decision",
+    {
+        "at": float, "from": int, "to": int, "why": str, "occupancy": float, "cpu": float,
+        "wait": float, "rate": float,
+    },
+)  # fmt: skip
+
+
+class Scheduler(TypedDict):
+    """Of the number of workers."""
+
+    active: int
+    low: int
+    high: int
+    stragglers: int
+    decisions: list[Decision]
+
+
+class Memory(TypedDict):
+    """Of the arena, in bytes; in_flight in batches."""
+
+    used: int
+    kept: int
+    limit: int
+    in_flight: int
+
+
+class Cause(TypedDict):
+    """What the caller waits for, and what would help."""
+
+    name: str
+    seconds: float
+    why: str
+    advice: str
+
+
+class Stats(TypedDict):
+    """What ``DataLoader.stats()`` returns."""
+
+    epoch: int
+    delivered: int
+    errors: int
+    failed: Failed
+    wait: Wait | None
+    batch_queue: BatchQueue | None
+    started: Started | None
+    locality: Locality | None
+    displacement: Displacement | None
+    cost: Cost
+    slow: list[tuple[int, float]]
+    worker_type: WorkerType | None
+    worker_start: str | None
+    workers: list[Worker]
+    retries: int
+    deaths: int
+    device: Device | None
+    scheduler: Scheduler | None
+    memory: Memory | None
+    verdict: str
+    causes: list[Cause]
