@@ -1,9 +1,9 @@
-"""minato: PyTorch's DataLoader, written again for samples of uneven cost.
+"""minato: a drop-in replacement for PyTorch's DataLoader, for samples of uneven cost.
 
 >>> from minato import DataLoader  # instead of torch.utils.data
 
-Same arguments, same batches in the same order; workers share one warm arena of memory and
-take samples, not batches, so a slow sample holds up nobody else.
+Same arguments, same batches, same order. Workers take single samples instead of whole batches and
+write them into one recycled shared-memory arena, so a slow sample does not idle the other workers.
 """
 
 import os as _os
@@ -15,9 +15,9 @@ try:
     import torch as _torch_package  # noqa: F401
 except ImportError:
     raise ImportError(
-        "minato needs PyTorch, and there is none in this Python environment. "
+        "minato needs PyTorch, which is not installed in this Python environment. "
         "Install it first, for example with: pip install torch",
-        name=__name__,  # python -m minato then prints the sentence and no traceback
+        name=__name__,  # python -m minato then prints this sentence without a traceback
     ) from None
 
 from ._not_linux import CORE as _CORE
@@ -88,9 +88,9 @@ def __dir__() -> list[str]:
 
 
 def get_include() -> str:
-    """The folder to build C code against that includes ``minato/ops.h``.
+    """Returns the folder with the headers for C code that includes ``minato/ops.h``.
 
-    For operators and datasets of your own, in setuptools:
+    Use it to build your own operators and datasets, for example in setuptools:
     ``Extension(..., include_dirs=[minato.get_include()])``.
     """
     return _os.path.join(_os.path.dirname(_os.path.abspath(__file__)), "include")

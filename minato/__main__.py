@@ -16,7 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("minato.observe.doctor", "what is wrong with this machine, and the fix"),
     "top": ("minato.observe.top", "what the loaders in a running process are doing, live"),
 }
-#: those that are nothing without the engine
+#: commands that need the engine
 NEED_ENGINE = ("top",)
 
 
@@ -56,8 +56,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         status: int = module.run(options.rest)
         sys.stdout.flush()
-    except BrokenPipeError:  # of `minato ... | head`: nobody reads on
-        # What is still to be written would fail again when Python ends.
+    except BrokenPipeError:  # the reader of `minato ... | head` has exited
+        # Python would try to write the rest when it ends, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status

@@ -538,7 +538,7 @@ class Worker:
         seeder: Seeder | None,
         open_layout: Callable[[bytes], Layout],
         load_index: Callable[[bytes], object],
-        set_epoch: Callable[[int], object] | None = None,  # gives what makes that epoch's samples
+        set_epoch: Callable[[int], object] | None = None,  # gives what makes its samples
         user_epoch: int = 0,
         goes_on: bool = False,
         thread: bool = False,

@@ -1,5 +1,5 @@
-"""Keeps ``torch.compile`` out of the loader. Dynamo knows torch's own loader by its file and runs it as it
-is; of other code it compiles each function that runs while a compiled one does."""
+"""Keeps ``torch.compile`` out of the loader. Dynamo recognises torch's own loader by its file and
+does not compile it; it would compile functions of other loaders that run in a compiled frame."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# Not torch.compiler.disable(), which imports Dynamo: that takes a second, and a call of its own each time.
+# torch.compiler.disable() would import Dynamo, which takes a second, and would slow each call.
 _frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 
 
 def eager(function: _Function) -> _Function:
-    """Has Dynamo run a function, and all that it calls, as they are. For what torch, C or the
-    program calls; that costs a call nothing."""
+    """Marks a function so that Dynamo compiles neither it nor the functions it calls. For functions
+    that torch, C or the program calls. Calls do not become slower."""
     code, marked = function.__code__, vars(function)
     marked["_torchdynamo_disable"] = marked["_torchdynamo_disable_recursive"] = True
     marked["_torchdynamo_disable_msg"] = "it belongs to a data loader"
     if hasattr(_frames, "set_code_exec_strategy"):
         skip = _frames._FrameAction.SKIP
         _frames.set_code_exec_strategy(code, _frames._FrameExecStrategy(skip, skip))
-    elif hasattr(_frames, "skip_code"):  # torch 2.6, which looks at what it calls all the same
+    elif hasattr(_frames, "skip_code"):  # torch 2.6, which still looks at the called functions
         _frames.skip_code(code)
     return function

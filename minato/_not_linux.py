@@ -1,8 +1,8 @@
-"""Whether minato's engine is there, and what stands in its place where it cannot be.
+"""Whether minato's engine exists on this system, and what replaces it where it does not.
 
-The engine is written for Linux. On other systems the package has no extension modules: the
-loader checks its options all the same and torch's iterators serve it, so that a program for
-a Linux machine starts on a laptop. No module that imports an extension is imported there.
+The engine is written for Linux. On other systems the package has no extension modules. The
+loader still checks its options, and torch's iterators serve it, so a program for a Linux machine
+also runs on a laptop. Modules that import an extension are not imported there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from .option_values import default, option
 
-#: whether the extension modules are there
+#: whether the extension modules are present
 CORE = find_spec("minato._core") is not None
 
 NEEDS_LINUX = f"minato's engine needs Linux, and this is {sys.platform}"
@@ -45,7 +45,7 @@ def not_built(here: str) -> str:
 
 
 def tell_of_torch(loader: Any) -> None:
-    """Warns, once, that torch's loader serves, and which options then have no effect."""
+    """Warns once that torch's loader is used, and which options have no effect."""
     global _told
     options = [
         name
@@ -59,7 +59,7 @@ def tell_of_torch(loader: Any) -> None:
         _told = True
         without = f" (without effect: {', '.join(options)})" if options else ""
         warnings.warn(
-            f"{NEEDS_LINUX}: torch's own loader serves in its place{without}.", stacklevel=4
+            f"{NEEDS_LINUX}: torch's own loader is used instead{without}.", stacklevel=4
         )
 
 
@@ -73,22 +73,22 @@ def draws(*_args: Any, **_options: Any) -> NoReturn:
 
 
 def check_determinism(*_args: Any, **_options: Any) -> NoReturn:
-    """Of minato.determinism, whose workers are the engine's."""
+    """Replaces minato.determinism, which needs the engine's workers."""
     unavailable("minato.check_determinism")
 
 
 class Absent:
-    """In place of ``minato._ops``: raises for whatever it is asked."""
+    """Replaces ``minato._ops``: any use raises an error."""
 
     def __getattr__(self, attribute: str) -> NoReturn:
-        if attribute.startswith("__"):  # who looks a module over asks for these
+        if attribute.startswith("__"):  # tools that inspect modules ask for these
             raise AttributeError(attribute)
         unavailable("minato.ops")
 
 
 class NoCosts:
-    """In place of the core's CostModel: measures nothing, and keeps what a state has brought
-    for the state that it is asked for."""
+    """Replaces the core's CostModel: measures nothing, and passes costs from a loaded state on to
+    the next saved state."""
 
     def __init__(self, _length: int = 0) -> None:
         self._parts: tuple[bytes, bytes] = (b"", b"")

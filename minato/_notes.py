@@ -1,9 +1,9 @@
-"""What workers write for the program to read: why one has ended, and where one is.
+"""Notes that workers write for the program: why a worker has ended, and where one is running.
 
-Also what samples build with the dataset's generators (``seeding/held.py``).
-A file in memory that all processes of a loader have open. A worker that an exception ends (one
-that no sample catches: ``sys.exit()``, an exception below BaseException) appends what it was; and
-at a signal a worker appends the stack of its main thread, also where C code holds the GIL.
+All processes of a loader share one file in memory. A worker that ends with an exception that no
+sample catches (``sys.exit()``, a BaseException) appends a description of it. On a signal, a worker
+appends the stack of its main thread, even if C code holds the GIL. Workers also append what samples
+build with the dataset's generators (``seeding/held.py``).
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from typing import Any
 
 from .seeding.held import Held
 
-#: of the program to a worker, which writes its stack then. Real-time signals have no other use
-#: that is known, and the last of them least.
+#: signal from the program that makes a worker write its stack: a real-time signal near the end of
+#: the range, for which no other use is known
 STACK_SIGNAL = signal.SIGRTMAX - 3
-#: bytes of the file, after which nothing more is written
+#: size limit of the file in bytes; nothing is written past it
 MOST = 1 << 20
-#: characters of what one worker says
+#: characters of one worker's description
 MOST_OF_ONE = 4_000
-#: how long a worker has to write its stack: at once, unless the system holds it up
+#: how long to wait for a worker's stack; it is immediate unless the system stalls the worker
 STACK_SECONDS = 0.5
 #: frames of a stack that are shown
 FRAMES = 12
 
 
 class Notes:
-    """In the program, and in each of its loader's processes."""
+    """The shared file, in the program and in each process of its loader."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("minato-notes")
@@ -52,7 +52,7 @@ class Notes:
         self.fd = dup.detach()
 
     def close(self, close: Callable[[int], None] = os.close) -> None:
-        """In the program, once the workers have ended. close: gone from os as Python ends."""
+        """In the program, after the workers have ended. close: os.close may be gone at exit."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             close(fd)
@@ -78,7 +78,7 @@ class Notes:
         return first == os.getpid()
 
     def found_held(self, held: Held) -> None:
-        """What samples have built with the dataset's generators."""
+        """Records what samples have built with the dataset's generators."""
         self._append({"held": held})
 
     def _append(self, said: dict[str, Any]) -> None:
@@ -86,18 +86,18 @@ class Notes:
             os.write(self.fd, json.dumps(said).encode() + b"\n")
 
     def show_stack_at_signal(self) -> None:
-        """From now on, unless the program has another use for the signal."""
+        """Installs the handler, unless the program uses the signal itself."""
         if signal.getsignal(STACK_SIGNAL) is signal.SIG_DFL:
             faulthandler.register(STACK_SIGNAL, file=self.fd, all_threads=False, chain=False)
 
     # ---- in the program --------------------------------------------------------------
 
     def said_by(self, pid: int) -> str:
-        """With what exception a process has ended, or nothing."""
+        """The exception that ended a process, or an empty text."""
         return next((str(said["text"]) for said in self._said() if said.get("pid") == pid), "")
 
     def held(self) -> Held | None:
-        """What a worker has told of the dataset's generators, last."""
+        """The latest record about the dataset's generators."""
         for said in self._said():
             if "held" in said:
                 kinds, builds = said["held"]
@@ -105,7 +105,7 @@ class Notes:
         return None
 
     def _said(self) -> Iterator[dict[str, Any]]:
-        """What workers have appended, the latest first."""
+        """The records of the workers, the latest first."""
         lines = os.pread(self.fd, MOST, 0).splitlines() if self.fd >= 0 else []
         for line in reversed(lines):
             if line.startswith(b"{"):
@@ -113,8 +113,8 @@ class Notes:
                     yield json.loads(line)
 
     def stack_of(self, pid: int, send: Callable[[int], object]) -> str:
-        """Where the main thread of a worker is, the latest call first; empty where it does not
-        say. send: sends it a signal."""
+        """The stack of a worker's main thread, innermost call first; empty if the worker does not
+        answer. send: sends the signal to it."""
         if self.fd < 0 or not _catches(pid, STACK_SIGNAL):
             return ""
         begin = os.fstat(self.fd).st_size
@@ -136,19 +136,19 @@ _open: weakref.WeakSet[Notes] = weakref.WeakSet()
 
 
 def said_by(pid: int) -> str:
-    """With what exception a worker of any loader of this process has ended, or nothing."""
+    """The exception that ended a worker of any loader of this process, or an empty text."""
     return next(filter(None, (notes.said_by(pid) for notes in list(_open))), "")
 
 
 def of_the_program(lines: list[str]) -> str:
-    """The lines of a stack, the latest call first, without those that lead to all samples."""
+    """The lines of a stack, innermost call first, up to minato's own calls."""
     ours = os.path.join(os.path.dirname(__file__), "workers", "")
     own = list(itertools.takewhile(lambda line: ours not in line, lines))
     return "\n".join((own or lines)[:FRAMES])
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal, which would end it otherwise."""
+    """Whether a process has a handler for a signal that would otherwise kill it."""
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
             caught = next(line for line in status if line.startswith(b"SigCgt:"))

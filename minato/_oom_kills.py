@@ -1,19 +1,19 @@
-"""How often the system has ended a process because memory ran out, as far as it tells."""
+"""How often the system has killed a process because memory ran out, if the system says so."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-#: what says so, by the version of control groups, and how its line is called
+#: by version of control groups: where the group is mounted, and the file that counts kills
 _GROUPS = {1: ("sys/fs/cgroup/memory", "memory.oom_control"), 2: ("sys/fs/cgroup", "memory.events")}
 _KEY = "oom_kill"
 
 GROUP_SAYS = (
-    "Its control group has reached its memory limit, and the system has ended a process for that "
+    "Its control group has reached its memory limit, and the system has killed a process for it "
     "({file} counts it): lower num_workers, let samples take less memory, or raise the limit."
 )
 MACHINE_SAYS = (
-    "The machine has run out of memory, and the system has ended a process for that (/proc/vmstat "
+    "The machine has run out of memory, and the system has killed a process for it (/proc/vmstat "
     "counts it): lower num_workers, or let samples take less memory."
 )
 MAYBE = "If you did not do this, the system may have run out of memory."
@@ -31,8 +31,8 @@ def _counted(file: Path) -> int | None:
 
 
 def _of_group(root: Path) -> tuple[Path, int] | None:
-    """The file of this process's group that counts, and what it says. In a container the group's
-    path may be the host's, and the mount point the group."""
+    """The file that counts for this process's group, and its count. In a container, the path may
+    be relative to the host, and the group may be at the mount point itself."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -51,19 +51,19 @@ def _of_group(root: Path) -> tuple[Path, int] | None:
 
 
 class OomKills:
-    """Whether a process that was killed was so for want of memory: whether the system counts more
-    of those than it did when it was asked last."""
+    """Tells whether a killed process was killed because memory ran out: whether the system counts
+    more such kills than at the last check."""
 
     def __init__(self, root: str = "/") -> None:
         self._root = Path(root)
         self._group, self._machine = self._look()
-        self._told: tuple[int, str] | None = None  # of the process asked about last
+        self._told: tuple[int, str] | None = None  # the last process asked about, and the answer
 
     def _look(self) -> tuple[tuple[Path, int] | None, int | None]:
         return _of_group(self._root), _counted(self._root / "proc/vmstat")
 
     def said_of(self, pid: int) -> str:
-        """What to add to the message that it was killed."""
+        """The sentence to add to the message that the process was killed."""
         if self._told is None or self._told[0] != pid:
             group, machine = self._look()
             text = MAYBE

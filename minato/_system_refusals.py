@@ -1,4 +1,4 @@
-"""What to do when the system refuses what workers need: processes, descriptors, memory, calls."""
+"""What to do when the system refuses processes, descriptors, memory or calls that workers need."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from collections.abc import Callable, Iterator
 
 log = logging.getLogger("minato")
 
-#: in place of a worker's exit code: it could not be started, for this error number
+#: added to an errno, in place of an exit code: the worker could not be started
 NOT_STARTED = 1000
 
 _ADVICE = {
     errno.EMFILE: "Every iterator with workers holds six descriptors, and three more while it "
-    "starts: raise the limit (`ulimit -n`), or let go of iterators that are not used any more.",
-    errno.ENFILE: "The whole machine has no descriptor left (sysctl fs.file-max).",
+    "starts: raise the limit (`ulimit -n`), or delete iterators that are no longer used.",
+    errno.ENFILE: "The whole machine has no descriptor left: raise the limit (sysctl fs.file-max).",
     errno.EAGAIN: "The limit on processes and threads is reached: raise it (`ulimit -u`, "
     "pids.max of the container's control group), or lower num_workers.",
     errno.ENOMEM: "Memory or address space is used up (`ulimit -v`, the control group's "
     "limit): lower num_workers, or raise the limit.",
-    errno.EFBIG: "The limit on the size of a file holds for shared memory, too: raise it "
+    errno.EFBIG: "The limit on file size also applies to shared memory: raise it "
     "(`ulimit -f`).",
 }
 
 
 def advice(number: int) -> str:
-    """What helps against an error number of the system; empty where nothing is known."""
+    """What helps against a system error number, or an empty text if that is unknown."""
     return _ADVICE.get(number, "")
 
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Around the start of workers: an error of the system says what it means and what helps.
+    """Wraps the start of workers: adds an explanation and advice to errors of the system.
 
-    The exception keeps its type and its number.
+    The exception keeps its type and its errno.
     """
     try:
         yield
@@ -54,10 +54,10 @@ def explained() -> Iterator[None]:
 
 @functools.cache
 def refused() -> str | None:
-    """A system call of minato's workers that this system does not have, or that a sandbox
-    forbids; None where both are there. Asked once, and told once.
+    """A system call that minato's workers need and that this system lacks or a sandbox
+    forbids, with the reason; None if all work. Checked once, warned about once.
 
-    That the C library's locks need futex is why nobody gets here without it.
+    There is no check for futex: without it, the C library's own locks would not work.
     """
     calls: dict[str, Callable[[], int]] = {
         "memfd_create": lambda: os.memfd_create("minato-probe"),
@@ -70,10 +70,10 @@ def refused() -> str | None:
             if error.errno in (errno.ENOSYS, errno.EPERM, errno.EACCES):
                 why = f"the system call {name} is refused here ({error.strerror})"
                 log.warning(
-                    "minato.DataLoader uses torch's own workers: %s. It takes Linux 5.3, and a "
-                    "sandbox or seccomp profile that allows it.", why,
+                    "minato.DataLoader uses torch's own workers: %s. minato needs Linux 5.3, and a "
+                    "sandbox or seccomp profile that allows this call.", why,
                 )  # fmt: skip
                 return why
-        except AttributeError:  # Python was built where the call was not known
+        except AttributeError:  # this Python was built on a system without the call
             return f"this Python does not know the system call {name}"
     return None

@@ -1,9 +1,9 @@
-"""``check_determinism()``: does a sample depend on anything but seed, epoch and position?
+"""``check_determinism()``: does a sample depend on more than seed, epoch and position?
 
-Seeding per sample makes what a dataset draws from the global generators, and from those
-found inside it, independent of which worker runs when. What it cannot reach (a generator
-in a module or a class, a counter, the system's entropy) shows as samples that differ when
-they are made in another order; this finds them before a training run does.
+Seeding per sample controls the global generators and those found inside the dataset, so their
+values do not depend on which worker runs when. It cannot reach a generator in a module or class, a
+counter, or the system's entropy. With these, samples differ when they are made in another order;
+this check finds that before a training run does.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .seeding.draws import sample_seed
 from .seeding.generators import find_all, make_seeder
 from .workers.fetching import fetched
 
-#: samples whose hint is compared with what they draw
+#: number of samples whose hint is compared with their draws
 HINTED = 8
-#: samples a call when the dataset offers __getitems__, which is seeded by batch
+#: samples per call if the dataset offers __getitems__, which is seeded by batch
 CHUNK = 8
 _BASE_SEED = 0x6D696E61746F
 
@@ -49,16 +49,16 @@ _GENERATORS = (
 
 @dataclasses.dataclass(frozen=True)
 class DeterminismReport:
-    """What ``check_determinism`` saw; true where nothing differed, and printable.
+    """Result of ``check_determinism``; true if no sample differed, and printable.
 
     Attributes:
         samples: how many samples were made, in each order.
         fields: the parts of a sample that differed (``"['image']"``, ``"[0]"``), each with
-            the number of samples in which it did.
+            the number of samples in which it differed.
         indices: dataset indices of the samples that differed, ascending.
         repeatable: whether a second fresh worker made the same samples in the same order.
-        suspects: generators that seeding does not reach and that moved meanwhile, by name.
-        found: private generators of the dataset that are seeded, by type.
+        suspects: names of generators that seeding does not reach and that moved meanwhile.
+        found: types of the dataset's private generators, which are seeded.
         hints: libraries ("random", "numpy", "torch") from which ``cost_hint`` draws something else
             than the sample draws first.
     """
@@ -119,7 +119,7 @@ def check_determinism(
     worker_init_fn: Callable[[int], None] | None = None,
     multiprocessing_context: Any = None,
 ) -> DeterminismReport:
-    """Makes samples in two orders in fresh workers and tells which fields differ.
+    """Makes samples in two orders in fresh workers and reports which fields differ.
 
     Three workers, one after the other, each make the same samples with the same seeds:
     forwards, forwards again, backwards.
@@ -131,9 +131,9 @@ def check_determinism(
         multiprocessing_context: as for the loader.
 
     Raises:
-        TypeError: for an iterable dataset, whose samples follow from each other.
+        TypeError: for an iterable dataset, whose samples depend on each other.
         ValueError: for fewer than two samples.
-        Exception: whatever the dataset raises, as the loader would raise it.
+        Exception: any error of the dataset, as the loader would raise it.
     """
     if isinstance(dataset, IterableDataset):
         raise TypeError("check_determinism needs a map-style dataset: an iterable has one order")
@@ -205,10 +205,10 @@ def _same(data: Any) -> Any:
 
 
 def _show(dataset: Any) -> None:
-    """To whoever asks get_worker_info() for it, and may change it there."""
+    """Sets the dataset in get_worker_info(), so that the program's code can change it there."""
     info = get_worker_info()
     if info is not None:
-        object.__setattr__(info, "dataset", dataset)  # it refuses that otherwise
+        object.__setattr__(info, "dataset", dataset)  # it refuses ordinary assignment
 
 
 class _Init:
@@ -222,7 +222,7 @@ class _Init:
 
 
 class _Probe(Dataset[Any]):
-    """One item: all samples, made in the given order, as digests of their fields."""
+    """A dataset of one item: digests of the fields of all samples, made in the given order."""
 
     auto_collation = True
 
@@ -251,7 +251,7 @@ class _Probe(Dataset[Any]):
                 add_note(error, f"It was raised for sample index {str(unit).strip('[]')}.")
                 raise
             if not isinstance(samples, list) or len(samples) != len(unit):
-                samples = [samples] * len(unit)  # a batch: what differs may be any of them
+                samples = [samples] * len(unit)  # a whole batch: a difference may be in any sample
             made[number] = [_digests(sample) for sample in samples]
         moved = [name for name, g in hidden.items() if _fingerprint(g) != before[name]]
         found = [type(g).__name__ for g in find_all((self.dataset,)).generators]
@@ -285,17 +285,17 @@ def _fingerprint(generator: Any) -> bytes:
 
 
 def _key(generator: Any) -> int:
-    """Two Generators around one bit generator are one."""
+    """Identity of a generator; two Generators with one bit generator count as one."""
     inner = getattr(generator, "bit_generator", None)
     return id(generator if inner is None else inner)
 
 
 def _places() -> Iterator[tuple[str, Any]]:
-    """What modules and classes hold, by name; then what nothing names."""
+    """Values held by modules and classes, with their names; then all objects, without a name."""
     for module_name, module in list(sys.modules.items()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
             yield f"{module_name}.{name}", value
-            # by type(): isinstance would ask the object, and some answer with warnings
+            # type(), not isinstance: isinstance asks the object, and some objects then warn
             if issubclass(type(value), type) and value.__module__ == module_name:
                 for member, held in list(vars(value).items()):
                     yield f"{module_name}.{name}.{member}", held
@@ -309,7 +309,7 @@ def _is_generator(value: Any) -> bool:
 
 
 def _hidden_generators(dataset: Any) -> dict[str, Any]:
-    """Generators of this process that seeding a sample does not reach, by name."""
+    """Generators of this process that seeding per sample does not reach, by name."""
     seeded = {_key(g) for g in find_all((dataset,)).generators}
     seeded |= {id(random._inst), id(torch.default_generator)}  # type: ignore[attr-defined]
     seeded.add(id(np.random.mtrand._rand._bit_generator))  # type: ignore[attr-defined]
@@ -320,7 +320,7 @@ def _hidden_generators(dataset: Any) -> dict[str, Any]:
             continue
         try:
             _fingerprint(value)
-        except Exception:  # one whose state cannot be read cannot be watched
+        except Exception:  # a generator with an unreadable state cannot be compared
             continue
         seeded.add(_key(value))
         kind = f"{type(value).__module__.split('.')[0]} {type(value).__qualname__}"
@@ -358,6 +358,6 @@ def _leaf(value: Any) -> bytes:
         text = f"{type(value).__module__}.{type(value).__qualname__}".encode()
         try:
             raw = pickle.dumps(value)
-        except Exception:  # then its type is all that can be compared
+        except Exception:  # then only its type can be compared
             raw = b""
     return hashlib.sha1(text + b"\0" + raw).digest()

@@ -1,4 +1,4 @@
-"""Errors a user sees: a worker's exception at its place in the order, and lost workers."""
+"""Errors a user sees: a worker's exception, raised in torch's order, and lost workers."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from ._system_refusals import NOT_STARTED, advice
 #: from Python 3.11 on
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
 
-#: from now on; what the system counted before is of others
+#: counts from import on: earlier kills concern other processes
 _oom_kills = OomKills()
 
 
 class WorkerLost(RuntimeError):
-    """A worker process died and its task could not be finished by another.
+    """A worker process died and no other worker could finish its task.
 
     Attributes:
-        pid: process id of the worker that died last on the task.
-        index: the sampler's index (or list of indices) of the sample it was at, or None.
+        pid: process id of the last worker that died on the task.
+        index: the sampler's index (or list of indices) of the sample it was making, or None.
         exit_status: its exit code, or minus the number of the signal that killed it, or 1000
-            plus the error number for which no process could be made, or 2000 and more when it was
-            ended because it had damaged memory that it shares with the loader.
+            plus the errno for which no process could be started, or 2000 and more if the loader
+            ended it because it had damaged memory that they share.
     """
 
     def __init__(
@@ -46,32 +46,32 @@ class WorkerLost(RuntimeError):
         return type(self), (self.args[0], self.pid, self.index, self.exit_status)
 
 
-#: in place of an exit code: the worker was told to leave, because of one of these
+#: added to the number of the damage, in place of an exit code, when the loader ended the worker
 DAMAGED = 2000
 _DAMAGES = {
-    1: "the state of a task is not one that there is",
-    2: "the times of a task lie in the future",
-    3: "what it says of its samples is none of what it may say",
-    4: "its result lies in memory that is not its own",
-    5: "its result reaches beyond its own end",
-    6: "the memory it asks for, or says it has used, makes no sense",
-    7: "it says that its process has ended, or never began, and it runs",
+    1: "a task has an unknown state",
+    2: "a task has times that lie in the future",
+    3: "the report on its samples is invalid",
+    4: "its result lies outside the worker's own memory",
+    5: "its result extends past its own end",
+    6: "its memory request, or the memory it says it has used, is invalid",
+    7: "it is marked as ended or never started, but it is running",
 }
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """A note, as Python shows them from 3.11 on; before that it goes into the error's text."""
+    """Adds a note, as Python shows them from 3.11 on; before that, appends it to the text."""
     if hasattr(error, "add_note"):
         error.add_note(text)
     elif not error.args:
         error.args = (text,)
     elif isinstance(error.args[0], str):
-        first = error.args[0]  # torch's class of texts of KeyErrors has a repr of its own
+        first = error.args[0]  # torch's class for the text of KeyErrors has its own repr
         error.args = (type(first)(f"{first.rstrip()}\n{text}"), *error.args[1:])
 
 
 def text_of(index: Any) -> str:
-    """An index for a message: a sampler's own class may have a repr that fails."""
+    """The repr of an index for a message; the repr of a program's class may fail."""
     try:
         return repr(index)
     except Exception as error:
@@ -79,27 +79,27 @@ def text_of(index: Any) -> str:
 
 
 def timed_out(seconds: float, under_way: str = "") -> RuntimeError:
-    """What torch raises when no batch came in the time that ``timeout=`` allows. under_way: what
-    workers were doing."""
+    """torch's error for a batch that did not arrive within ``timeout=``. under_way: what
+    the workers were doing."""
     return RuntimeError(f"DataLoader timed out after {seconds} seconds\n{under_way}".rstrip())
 
 
 def _said_by(pid: int) -> str:
-    from . import _notes  # not at import: other systems lack what it needs, and have no workers
+    from . import _notes  # not at import: other systems lack its system calls and have no workers
 
     return _notes.said_by(pid)
 
 
 def describe_death(pid: int, status: int) -> str:
-    """The sentence with which torch reports a dead worker (exit code, or minus a signal)."""
+    """torch's sentence about a dead worker. status: its exit code, or minus a signal."""
     if status >= DAMAGED:
-        what = _DAMAGES.get(status - DAMAGED, "it makes no sense")
-        # a record may be so damaged that it does not say whose it is
+        what = _DAMAGES.get(status - DAMAGED, "its value is invalid")
+        # the record may be too damaged to say which worker it belongs to
         who = f"DataLoader worker (pid {pid})" if pid else "A DataLoader worker"
         return (
-            f"{who} was ended, because a record that it shares with the loader is damaged: {what}. "
-            "Code in the worker writes to memory where it must not, most likely an extension in C "
-            "that the dataset uses. "
+            f"{who} was ended because a record that it shares with the loader is damaged: {what}. "
+            "Code in the worker wrote to memory that is not its own, most likely a C extension "
+            "that the dataset uses. Rerun with num_workers=0 and a memory checker to find it. "
         )
     if status >= NOT_STARTED:
         number = status - NOT_STARTED
@@ -129,9 +129,9 @@ def describe_death(pid: int, status: int) -> str:
 
 
 def never_began(pid: int | None) -> str:
-    """Of the process that starts workers and inherits nothing, which ended before it had one."""
+    """The message when the process that starts spawned workers died before it started one."""
     said = _said_by(pid or 0)
-    why = f"it was ended by {said}" if said else "what it has printed says why"
+    why = f"it was ended by {said}" if said else "its output above says why"
     return (
         f"The process that starts DataLoader workers (pid {pid}) died unexpectedly, before it had "
         f"started one; {why}."
@@ -155,13 +155,13 @@ def starter_died(pid: int | None, hung: bool) -> str:
 
 
 def not_loaded(pid: int, error: BaseException) -> RuntimeError:
-    """Of a worker that inherits nothing, and could not get what it works with."""
+    """The error of a spawned worker that could not load the dataset or a function."""
     told = RuntimeError(
         f"DataLoader worker (pid {pid}) could not load the dataset: {type(error).__name__}: "
         f"{' '.join(str(error).split())}. With the start methods 'spawn' and 'forkserver' each "
-        "worker imports the program anew: what the program does belongs under "
-        "if __name__ == '__main__':, and its dataset and functions at the top of a module (a "
-        "class of a notebook's cell or of a prompt cannot be found there)."
+        "worker imports the program anew. Put the program's actions under "
+        "if __name__ == '__main__':, and define its dataset and functions at the top level of a "
+        "module (workers cannot find a class defined in a notebook cell or at a prompt)."
     )
     told.__cause__ = error
     return told
@@ -170,29 +170,29 @@ def not_loaded(pid: int, error: BaseException) -> RuntimeError:
 def native_impossible(reason: str) -> str:
     """Why worker_type="native" is refused, and what to do."""
     return (
-        f"worker_type='native' cannot serve this loader: {reason}. Change that, or leave "
-        "worker_type=None, which then takes worker processes"
+        f"worker_type='native' cannot serve this loader: {reason}. Change that, or use "
+        "worker_type=None, which falls back to worker processes"
     )
 
 
 def thread_impossible(reason: str) -> str:
-    """Why worker_type="thread" is refused; reason: with what to do about it."""
+    """Why worker_type="thread" is refused; reason includes what to do about it."""
     return f"worker_type='thread' cannot serve this loader: {reason}."
 
 
 def stopped(call: str) -> RuntimeError:
-    """In place of the StopIteration of a call of the dataset's: a for loop would take that for the
+    """The error that replaces a StopIteration of the dataset, which a for loop would take for the
     end of the epoch."""
     return RuntimeError(f"{call} of the dataset raised StopIteration")
 
 
 def no_end(error: BaseException) -> Exception:
-    """An error to raise out of next(), where a for loop would take StopIteration for the end, and
-    SystemExit would end the program."""
+    """An error that next() may raise. Replaces StopIteration, which a for loop would take for the
+    end of the epoch, and SystemExit, which would end the program."""
     if isinstance(error, SystemExit):
         exits = RuntimeError(
-            f"the program's own code called sys.exit({error.code!r}) in a worker (the traceback says "
-            "where). Raise an error there instead"
+            f"the program's own code called sys.exit({error.code!r}) in a worker (see the "
+            "traceback for the place). Raise an error there instead"
         )
         exits.__cause__, exits.__traceback__ = error, error.__traceback__
         return exits
@@ -200,8 +200,8 @@ def no_end(error: BaseException) -> Exception:
         assert isinstance(error, Exception)
         return error
     stop = RuntimeError(
-        "StopIteration was raised by the program's own code (the traceback says where), and no "
-        "epoch ends there"
+        "the program's own code raised StopIteration (see the traceback for the place), which "
+        "cannot end an epoch. Raise another error there, or return"
     )
     stop.__cause__, stop.__traceback__ = error, error.__traceback__
     return stop
@@ -209,42 +209,42 @@ def no_end(error: BaseException) -> Exception:
 
 @dataclass
 class Failure:
-    """An exception on its way to the caller: torch's wrapper and, where it pickles, itself."""
+    """An exception on its way to the caller: torch's wrapper and, if it pickles, the original."""
 
     wrapper: ExceptionWrapper
     original: bytes | None
     note: str = ""
-    stand_in: str = ""  # name of an exception class that does not pickle
-    at_start: bool = False  # a worker could not begin: nothing was made
-    unsent: bool = False  # it is of samples that do not pickle: their worker could collate them
+    stand_in: str = ""  # name of an exception class that cannot be pickled
+    at_start: bool = False  # the worker failed before its first sample
+    unsent: bool = False  # samples that cannot be pickled; their worker could still collate them
 
     @classmethod
     def of(cls, caught: BaseException, where: str) -> Failure:
-        """Wraps an exception that was caught."""
+        """Wraps an exception that was caught; where: torch's "in DataLoader worker process 0"."""
         error = no_end(caught)
-        if error.__traceback__ is None:  # raised in C: torch's text begins with a traceback
+        if error.__traceback__ is None:  # raised in C; torch's text starts with a traceback
             with contextlib.suppress(type(error)):
                 raise error
         wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where)
         stand_in = ""
         try:
             pickle.dumps(type(error))
-        except Exception:  # a class of a function or of __main__ under spawn
+        except Exception:  # a class defined in a function, or in __main__ under spawn
             stand_in = type(error).__name__
             wrapper.exc_type = RuntimeError
         try:
             original = pickle.dumps(error)
-            pickle.loads(original)  # an exception with its own __init__ may not come back
+            pickle.loads(original)  # an exception with its own __init__ may not unpickle
         except Exception:
             original = None
         return cls(wrapper, original, stand_in=stand_in)
 
     def note_first(self, text: str) -> None:
-        """Adds text, which says of what sample or batch it is, before the rest of the note."""
+        """Puts text that names the sample or batch before the rest of the note."""
         self.note = f"{text}\n{self.note}".rstrip()
 
     def reraise(self) -> NoReturn:
-        """Raises torch's exception; ``__cause__`` is the worker's, notes name the sample."""
+        """Raises torch's exception; ``__cause__`` is the worker's, a note names the sample."""
         cause = None
         if self.original is not None:
             try:
@@ -260,15 +260,15 @@ class Failure:
                 add_note(error, self.note)
             if self.wrapper.exc_type is bdb.BdbQuit:
                 add_note(error, "minato: a debugger has no terminal in a worker process. Set "
-                         "num_workers=0 to go through a dataset with one.")  # fmt: skip
+                         "num_workers=0 to step through a dataset.")  # fmt: skip
             raise error from cause
         raise AssertionError("unreachable")
 
     def _raise_as_torch(self, cause: Any) -> None:
-        """Raises the exception in torch's words; of a class that torch would raise a TypeError for, a
-        RuntimeError of that name. An exception group keeps its exceptions, for ``except*``."""
+        """Raises the exception with torch's text. If torch would fail to build it (TypeError),
+        raises a RuntimeError class of that name. Exception groups stay groups for ``except*``."""
         kind, where, text = self.wrapper.exc_type, self.wrapper.where, self.wrapper.exc_msg
-        if getattr(kind, "message", None):  # torch gives its text by that name
+        if getattr(kind, "message", None):  # torch passes its text by this name
             words = f"Caught {kind.__name__} {where}.\nOriginal {text}"
             made: Any = None
             with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""``minato.DataLoader``: torch's class with another engine under it."""
+"""``minato.DataLoader``: torch's class on minato's engine."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ torchs_iterator = torch.utils.data.DataLoader._get_iterator
 
 
 def _whole_epoch(epoch: Any) -> int:
-    """What set_epoch was told as an int that fits into 64 bits."""
+    """The argument of set_epoch() as an int that fits into 64 bits."""
     try:
         if isinstance(epoch, bool):
             raise TypeError
@@ -56,12 +56,12 @@ def _whole_epoch(epoch: Any) -> int:
     except TypeError:
         raise TypeError(f"set_epoch() takes a whole number, but got {epoch!r}") from None
     if not 0 <= number < 2**63:
-        raise ValueError(f"set_epoch() takes a number from 0 on below 2**63, but got {number}")
+        raise ValueError(f"set_epoch() takes a number from 0 to 2**63 - 1, but got {number}")
     return number
 
 
 def _is_torchs_own() -> bool:
-    """Whether nobody has put code of his own in place of what torch's workers run."""
+    """Whether the functions that torch's workers run are torch's own and not replaced."""
     worker, fetch = _utils.worker, _utils.fetch
     return all(
         getattr(getattr(function, "__code__", None), "co_filename", None) == module.__file__
@@ -76,91 +76,92 @@ def _is_torchs_own() -> bool:
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """Loads batches of a dataset; a drop-in for ``torch.utils.data.DataLoader``.
 
-    All arguments of torch's class, with its defaults, checks and error texts, and:
+    All arguments of torch's class, with its defaults, checks and error texts, and these:
 
     Args:
-        scheduling: ``"balanced"`` gives samples to whichever worker is free and seeds each
+        scheduling: ``"balanced"`` gives each sample to the next free worker and seeds each
             sample by (seed, epoch, position), so batches do not depend on the number of
             workers. ``"static"`` is torch bit for bit: batch i on worker i mod n with
             torch's random streams. The environment variable ``MINATO_SCHEDULING`` sets the
-            default. Iterable datasets always keep torch's streams.
-        seed_per_sample: ``None``: on when balanced, off when static and without workers.
-            ``False`` leaves each worker its own stream, as torch does; ``True`` with
-            ``num_workers=0`` gives the samples of any other number of workers. A dataset may offer
-            ``seed_sample(seed: int)`` for generators that minato cannot find (and
-            ``cost_hint(index, *, seed=None, epoch=None) -> float | None``, what a sample will
-            cost, in seconds or any other unit; see ``minato.draws``; and
-            ``locality_key(index)``, any hashable: samples of the same key that follow each
-            other share what is opened for them, and are made by one worker).
-        seed_rank: whose random numbers this process draws when several ranks load. ``None``: those
-            of the sampler's rank, where the sampler (or batch sampler) says how it deals samples
-            to ranks, as ``DistributedSampler`` does: a sample is then seeded by its position in
-            the whole epoch. Elsewhere the rank of this process counts, by ``torch.distributed``
-            or the launcher's environment variables. An int from 0 on: that rank. Ranks that must
-            load identical batches (one tensor-parallel group) and have samplers that name no
-            rank give the same number.
-        memory_limit: ceiling in bytes (int, or text such as ``"8GiB"``) of the memory shared
-            with workers, batches that the program keeps included; past half of it batches
-            are copied to ordinary memory. ``None``: half of what is available,
-            shared between the processes that a launcher such as torchrun has started here.
-        batching: ``"sampler"`` keeps the sampler's batches. ``"ready"`` fills batches with
-            whichever samples are ready first, slow ones with their natural share and none
-            further than ``minato.iterators.ready.DISPLACEMENT`` batches from its place; needs
-            ``in_order=False``, a map-style dataset and torch's plain ``BatchSampler``. With a
-            collate_fn of your own, which workers run as ever, whole batches of the sampler
-            come as they are ready.
+            default. Iterable datasets always use torch's streams.
+        seed_per_sample: ``None``: on with balanced scheduling, off with static scheduling and
+            without workers. ``False``: each worker has its own random stream, as in torch.
+            ``True`` with ``num_workers=0``: the same samples as with any number of workers.
+            A dataset may offer ``seed_sample(seed: int)`` for generators that minato cannot
+            find. It may also offer ``cost_hint(index, *, seed=None, epoch=None) -> float |
+            None``, the expected cost of a sample, in seconds or any other unit (see
+            ``minato.draws``), and ``locality_key(index)``, any hashable: one worker makes
+            consecutive samples with the same key, because they share an opened file.
+        seed_rank: the rank whose random numbers this process draws when several ranks load.
+            ``None``: the rank of the sampler (or batch sampler), if it says how it deals samples
+            to ranks, as ``DistributedSampler`` does. A sample is then seeded by its position in
+            the whole epoch. Without such a sampler, the rank of this process, from
+            ``torch.distributed`` or the launcher's environment variables. An int from 0 on: that
+            rank. Give the same number on ranks that must load identical batches (one
+            tensor-parallel group) if their samplers name no rank.
+        memory_limit: ceiling, in bytes (int, or text such as ``"8GiB"``), of the memory shared
+            with workers, including batches that the program retains. Past half of it, batches
+            are copied to ordinary memory. ``None``: half of the available memory,
+            divided by the number of processes that a launcher such as torchrun started here.
+        batching: ``"sampler"`` delivers the sampler's batches. ``"ready"`` fills batches with
+            the samples that are ready first. Slow samples keep their natural share, and no sample
+            moves further than ``minato.iterators.ready.DISPLACEMENT`` batches from its place. It
+            needs ``in_order=False``, a map-style dataset and torch's plain ``BatchSampler``. With
+            your own collate_fn, which workers still run, the sampler's batches stay whole
+            and arrive as they are ready.
         worker_type: ``"process"``: worker processes, for any dataset. ``"thread"``: Python threads
-            of this process, for map-style datasets whose samples let go of the GIL; the dataset
-            is shared and not copied. Generators that threads share are not seeded: what
-            ``seed_sample`` seeds is, and what lies in a ``threading.local``. ``"native"``: threads
-            of this process that make samples in C without the GIL, for datasets that offer a
-            ``native_pipeline()`` (``minato.ops.VolumeDataset``); same batches, nothing is
-            forked or pickled, a sample in hand is always waited for. ``None``: native
-            where the dataset offers it and nothing asks for Python in a worker (a
+            of this process, for map-style datasets whose samples release the GIL. Threads share
+            the dataset without a copy. Generators that threads share are not seeded; only
+            ``seed_sample`` and a ``threading.local`` are. ``"native"``: threads of this process
+            that make samples in C without the GIL, for datasets that offer a
+            ``native_pipeline()`` (``minato.ops.VolumeDataset``). Batches are the same, nothing is
+            forked or pickled, and closing the loader waits for samples in progress. ``None``:
+            native if the dataset offers it and nothing needs Python in a worker (a
             collate_fn or worker_init_fn, ``scheduling="static"``, a
-            ``multiprocessing_context``, ``batch_size=None``), else processes.
+            ``multiprocessing_context``, ``batch_size=None``); processes otherwise.
         autoscale: ``None``: exactly ``num_workers``. ``(low, high)``: the number of workers
-            moves between the two by what is measured, starting at ``num_workers``; ``high`` is
+            starts at ``num_workers`` and moves between the two by measurement; ``high`` is
             also the ceiling for standby workers.
-        straggler_threshold: seconds in flight from which a sample counts as a straggler, for
-            which a standby worker may be admitted; ``"auto"`` learns it, ``None`` switches
-            that off. A number needs ``autoscale``.
-        prefetch_next_epoch: begin the next epoch's first batches while this one ends
-            (persistent workers only). The sampler's next epoch is then drawn early; calling
-            ``set_epoch`` in between, the loader's or its sampler's own, discards what was begun, as
-            giving the sampler another generator or other weights does, and any change of its
-            attributes: of plain values, and of what lists, tensors and arrays hold. (Not seen: a
-            change of what lies deeper, and of more than 4,096 elements or 256 KiB that a sampler
-            other than torch's own holds and that are changed in place without torch.) What the sampler raises then is raised in its turn.
-        device: batches arrive there (``"cuda"``, ``"cuda:1"``, a ``torch.device``): copied ahead of
-            ``next()`` on a stream of minato's own, after which what the program does on its
-            current stream waits, and the program itself does not. ``"cuda"`` is the device
-            that is current when the iterator is made. Containers are gone into as
-            ``pin_memory`` does, and dataclasses, too; what is no tensor stays as it is, but
-            for objects with a ``to(device)`` of their own. Pipelines of ``minato.ops`` end on
-            a CUDA device where they can. ``pin_memory`` is not needed beside it. ``"cpu"`` and ``None``: nothing is copied.
-        max_retries: times a sample is given to another worker after its worker died, before
+        straggler_threshold: seconds after which a running sample counts as a straggler, for
+            which a standby worker may start. ``"auto"`` learns the threshold, ``None`` turns
+            this off. A number needs ``autoscale``.
+        prefetch_next_epoch: start the next epoch's first batches while this epoch ends
+            (persistent workers only). The sampler's next epoch is then drawn early, and its
+            exceptions are raised when that epoch is asked for. The early batches are discarded if
+            the program calls ``set_epoch`` (the loader's or the sampler's), gives the sampler
+            another generator or other weights, or changes any of its attributes: plain values,
+            and the content of lists, tensors and arrays. Not noticed: changes deeper inside, and
+            in-place changes, made without torch, of more than 4,096 elements or 256 KiB in a
+            sampler that is not torch's.
+        device: deliver batches on this device (``"cuda"``, ``"cuda:1"``, a ``torch.device``).
+            They are copied ahead of ``next()`` on minato's own stream. The program's current
+            stream waits for the copy; the program does not. ``"cuda"`` is the current device
+            when the iterator is made. Containers are searched as for ``pin_memory``, and so are
+            dataclasses. Other objects stay as they are unless they have a ``to(device)`` method.
+            Pipelines of ``minato.ops`` run their last operators on a CUDA device where they can.
+            ``pin_memory`` is not needed in addition. ``"cpu"`` and ``None``: nothing is copied.
+        max_retries: how often a sample is given to another worker after its worker died, before
             ``minato.WorkerLost`` is raised. Always 0 for ``scheduling="static"`` and iterable
-            datasets, whose workers cannot be replaced, and for threads, which cannot be killed:
-            more than the default is refused.
+            datasets, whose workers cannot be replaced, and for threads, which cannot be killed;
+            they refuse more than the default.
         on_error: ``"raise"``: a sample that raises ends its batch with that error, as in torch's
-            loader. ``"skip"``: it is left out and counted, and the batch is smaller (one that
-            has no sample left is not delivered). ``"replace"``: another sample of the same epoch
-            is made in its place, the same one however many workers there are, so batches keep
-            their size. A sample that calls ``sys.exit()`` in a worker, that cannot be pickled, or that
-            kills ``max_retries`` + 1 workers (not with ``scheduling="static"`` or
-            ``batching="ready"``) counts, too. For map-style datasets; errors of a collate_fn, and of a ``__getitems__``
-            that returns no list of samples, always raise.
-        max_errors: with ``on_error`` other than ``"raise"``: samples of an epoch that may fail,
-            as a number (int), or as a share of the epoch (float; one is always allowed). One
-            more raises the first of their errors.
-        pending_state: the state that the next iterator goes on from: ``load_state_dict()`` sets this
-            attribute and the iterator clears it. Copies, pickles and libraries that rebuild a loader
-            from its attributes hand it on, so the loader that they make goes on from there.
-
+            loader. ``"skip"``: the sample is left out and counted, and the batch is smaller (a
+            batch without samples is not delivered). ``"replace"``: another sample of the same
+            epoch takes its place, the same one for any number of workers, so batches keep
+            their size. A sample also counts as failed if it calls ``sys.exit()`` in a worker,
+            cannot be pickled, or kills ``max_retries`` + 1 workers (not with
+            ``scheduling="static"`` or ``batching="ready"``). For map-style datasets. Errors of
+            a collate_fn always raise, and so do those of a ``__getitems__`` that does not return
+            a list of samples.
+        max_errors: with ``on_error`` other than ``"raise"``: how many samples of an epoch may
+            fail, as a number (int) or as a share of the epoch (float; one sample always may).
+            One more failure raises the first error.
+        pending_state: the state from which the next iterator resumes. ``load_state_dict()`` sets
+            this attribute and the iterator clears it. Copies, pickles and libraries that rebuild a
+            loader from its attributes carry it over, so the new loader resumes there too.
     Raises:
-        ValueError: for arguments that make no sense, with torch's texts for torch's, and for
-            most options of minato's that would have no effect for the dataset or the scheduling.
+        ValueError: for arguments that make no sense, with torch's texts for torch's arguments, and
+            for most of minato's options that would have no effect for the dataset or scheduling.
     """
 
     scheduling: Scheduling = "balanced"
@@ -255,18 +256,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @eager
     def __repr__(self) -> str:
-        """The dataset and its length, how it is cut into batches, the workers, and what is not
-        the default of minato's own options. Whatever state the loader is in."""
+        """The loader in one line: dataset and length, batches, workers, and options of minato's
+        that differ from the default. Works for a loader in any state."""
         return described(self)
 
     @eager
     def set_epoch(self, epoch: int) -> None:
-        """Tells sampler, batch sampler and dataset of a new epoch, where they have
-        ``set_epoch``; copies of the dataset in persistent workers hear of it, too.
+        """Passes the epoch to sampler, batch sampler and dataset, where they have
+        ``set_epoch``, and to the copies of the dataset in persistent workers.
 
         Raises:
-            TypeError: for what is no whole number.
-            ValueError: for one below 0 or from 2**63 on.
+            TypeError: if epoch is not a whole number.
+            ValueError: if it is below 0, or 2**63 or more.
         """
         epoch, memo = _whole_epoch(epoch), memo_of(self)
         batches = self.batch_sampler
@@ -280,19 +281,21 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @eager
     def state_dict(self) -> dict[str, Any]:
-        """Where the latest iterator stands, counted by what was handed to the caller.
+        """Position of the latest iterator, counted by the batches that the caller received.
 
-        Plain data that survives ``torch.save`` and JSON; starts no worker and draws nothing.
-        Holds the epoch, the base seed, the position, the states of the generators that the
-        order comes from, and learned costs; see ``minato.state`` for the fields. An iterable
-        dataset, or its iterator, that has ``state_dict()`` and ``load_state_dict()`` (as
-        torchdata's ``Stateful`` has) is asked for its own state, in the workers, as of the last
-        batch that each has delivered; where that raises, so does this. So is a sampler,
-        as of the last batch delivered; with ``scheduling="static"``, ``batching="ready"`` and
-        ``on_error="replace"``, and where a batch sampler of the program's draws from it, as of the
-        end of the epoch before, and the epoch's indices are drawn again. Where torch's own workers
-        serve the loader (DataPipes, custom multiprocessing contexts), which count nothing, it knows
-        the epoch and no position in it, and warns once.
+        Plain data that survives ``torch.save`` and JSON. Starts no worker and draws no random
+        number. Holds the epoch, the base seed, the position, the states of the generators that
+        determine the order, and learned costs; see ``minato.state`` for the fields.
+
+        An iterable dataset or its iterator is asked for its own state if it has ``state_dict()``
+        and ``load_state_dict()`` (torchdata's ``Stateful`` convention). Workers ask it behind
+        the last batch that each has delivered; if that raised, so does this method. A sampler is
+        asked as of the last batch delivered. With ``scheduling="static"``, ``batching="ready"``,
+        ``on_error="replace"``, or your own batch sampler that draws from it, the sampler is asked
+        as of the end of the previous epoch, and resuming draws the epoch's indices again.
+
+        If torch's own workers serve the loader (DataPipes, custom multiprocessing contexts), the
+        state holds the epoch but no position in it, and the first call warns.
         """
         memo = memo_of(self)
         if memo.resume is not None:
@@ -302,18 +305,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if reason is not None and not memo.told_uncounted:
             memo.told_uncounted = True
             warnings.warn(
-                f"this loader uses torch's own workers ({reason}), and those count nothing: "
-                "its state holds the epoch it is in and no position within that. To go on in the "
-                "middle of one, count the batches that you take, and skip as many.",
+                f"this loader uses torch's own workers ({reason}), which do not count batches: "
+                "its state holds the epoch but no position in it. To resume in the middle of an "
+                "epoch, count the batches you take and skip that number.",
                 stacklevel=2,
             )
         elif reason is None and not memo.told_unasked and self._shares_a_stateful_dataset():
             memo.told_unasked = True
             warnings.warn(
-                f"the dataset, a {type(self.dataset).__name__}, has a state_dict() that is not asked: "
-                "each of its samples is made by whichever worker is free, so no copy of it is in a "
-                "place of its own. What its samples need to know, keep in the program, or use "
-                "scheduling='static'. This is told once.",
+                f"the state_dict() of the dataset, a {type(self.dataset).__name__}, is not part of "
+                "the loader's state: any free worker makes any sample, so no worker's copy of the "
+                "dataset has a position. Save that state in the program, or use "
+                "scheduling='static'. This warning appears once.",
                 stacklevel=2,
             )
         return state_of(self, memo, counted=reason is None)
@@ -324,29 +327,30 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @eager
     def load_state_dict(self, state: dict[str, Any], strict: bool | None = None) -> None:
-        """The next iterator goes on where ``state`` was taken, in any process.
+        """Makes the next iterator resume where ``state`` was taken, in any process.
 
-        In order, the rest of the epoch is the same bit for bit with any number of workers;
-        out of order, exactly the samples not delivered yet come. Iterable datasets with a state
-        of their own go on from it, with each worker's streams of random numbers. Others, and
-        ``scheduling="static"``, make what was delivered again and throw it away, and random
-        streams of persistent workers only come back in their first epoch. Both need the same
-        number of workers. Without workers a sample's randomness is the program's own to restore.
-        The epoch that ``set_epoch`` was told is told again. Of a state between two epochs the
-        samplers' generators are set at once (without workers, those of an iterable dataset, too), so
-        what a sampler or dataset is told after that counts. An empty dict begins anew, with
-        generators as they are. Where torch's own workers serve the loader, an epoch that was left in
-        the middle begins anew, with a warning.
+        In order, the rest of the epoch is the same bit for bit with any number of workers. Out of
+        order, exactly the samples that were not delivered arrive. Iterable datasets with their own
+        state resume from it, with each worker's random streams. Other iterable datasets and
+        ``scheduling="static"`` make the delivered batches again and discard them; random
+        streams of persistent workers are only restored in their first epoch. Both need the same
+        number of workers. Without workers, the program restores the randomness of samples.
+
+        The epoch that was given to ``set_epoch`` is passed on again. A state taken between two
+        epochs sets the samplers' generators at once (and without workers those of an iterable
+        dataset), so later changes to the sampler or dataset take effect. An empty dict starts a
+        new epoch with the generators as they are. If torch's own workers serve the loader, an
+        epoch that was left in the middle restarts, with a warning.
 
         Args:
-            state: what ``state_dict()`` has returned.
-            strict: what happens when the state does not fit this loader. ``True``: ValueError.
-                ``False``: one warning, and the epoch begins as the program has set it up, as with
-                torch's loader. ``None``: as ``False`` if a framework such as Lightning
-                calls (one of ``minato.frameworks.FRAMEWORKS``), and as ``True`` if other code does.
+            state: a return value of ``state_dict()``.
+            strict: what happens if the state does not fit this loader. ``True``: ValueError.
+                ``False``: one warning, and the epoch starts as the program has set it up, as with
+                torch's loader. ``None``: like ``False`` if a framework such as Lightning
+                calls (one of ``minato.frameworks.FRAMEWORKS``), else like ``True``.
 
         Raises:
-            ValueError: for what is no state of this class, or of another loader.
+            ValueError: if this is not a state of this class, or the state of another loader.
         """
         memo = memo_of(self)
         if state == {}:
@@ -382,9 +386,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if again:
             units = "batches" if resume["unit"] == "batch" else "samples"
             warnings.warn(
-                f"this loader uses torch's own workers ({reason}), which cannot go on in the "
-                f"middle of an epoch: it begins anew, and {again} {units} come again. Skip them "
-                "(itertools.islice) where they should not.",
+                f"this loader uses torch's own workers ({reason}), which cannot resume in the "
+                f"middle of an epoch: the epoch restarts and delivers {again} {units} again. To "
+                "avoid that, skip them (itertools.islice).",
                 stacklevel=2,
             )
 
@@ -411,11 +415,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _new_iterator(self) -> Any:
         if not CORE:
             tell_of_torch(self)
-        for name in ("num_workers", "prefetch_factor"):  # torch takes integers of any type
+        for name in ("num_workers", "prefetch_factor"):  # torch accepts integers of any type
             number = vars(self).get(name)
             if number is not None and type(number) is not int:
                 vars(self)[name] = operator.index(number)
-        options = Options.of(self)  # the constructor has not seen what was set since
+        options = Options.of(self)  # attributes may have changed since the constructor
         options.check(self.num_workers, self.persistent_workers)
         options.check_effect(self)
         if self.num_workers == 0:
@@ -425,7 +429,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if options.device is not None and target(options.device).type != "cpu":
                 raise ValueError(
                     f"device={options.device!r} needs minato's own workers, but torch's serve this "
-                    f"loader: {reason}. Leave device out and copy batches in your program, or "
+                    f"loader: {reason}. Leave out device and copy batches in your program, or "
                     "use num_workers=0"
                 )
             if asks_for_torchs_workers(self) is None and CORE:

@@ -1,10 +1,10 @@
-"""Where the values of minato's own options of a loader lie.
+"""Where the values of minato's own options of a loader are stored.
 
-They are attributes of the loader, so that libraries that make a loader again from its attributes
-hand them on, and so that a program may set them later. A class derived from torch's or from minato's
-loader may have attributes of the same names for purposes of its own: there, what counts is what
-the loader's constructor was given, which minato records beside the attributes. (Not so a pending
-state, which lasts until the next iterator.)
+They are attributes of the loader, so that libraries that rebuild a loader from its attributes
+carry them over, and so that a program may set them later. A class derived from torch's or minato's
+loader may use attributes of the same names for its own purposes. For such a class, only the
+arguments of the loader's constructor count, which minato records separately. (A pending state is
+not recorded, because it lasts only until the next iterator.)
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from typing import Any
 
 import torch
 
-#: attribute of a loader: its options by name, as the constructor was given them
+#: attribute of a loader: its options by name, as given to the constructor
 RECORD = "_minato_options"
 
-#: of minato's class
+#: module of minato's class
 _MODULE = f"{__package__}.loader"
 
 
 def _is_loaders_own(kind: type) -> bool:
-    """Whether it is torch's class or minato's, and not one derived from them."""
+    """Whether this is torch's or minato's class itself, not a class derived from them."""
     return kind is torch.utils.data.DataLoader or kind.__module__ == _MODULE
 
 
 def has_default(kind: type, name: str) -> bool:
-    """Whether it is derived from torch's class or minato's, and that has the option."""
+    """Whether a class derives from torch's or minato's, and that has the option."""
     return any(name in vars(one) and _is_loaders_own(one) for one in kind.__mro__)
 
 
 def default(kind: type, name: str) -> Any:
-    """An option's default for loaders of a class."""
+    """An option's default for loaders of this class."""
     return next(vars(one)[name] for one in kind.__mro__ if name in vars(one) and _is_loaders_own(one))
 
 
 def option_values(loader: Any, names: Iterable[str]) -> dict[str, Any]:
-    """minato's options of a loader, by name: as the program has set them, else as the constructor
-    was given them, else the defaults."""
+    """minato's options of a loader, by name: the value that the program has set, else the
+    constructor's argument, else the default."""
     own, kind = getattr(loader, "__dict__", {}), type(loader)
     known = own.get(RECORD, {})
     first = own if _is_loaders_own(kind) else known
@@ -64,8 +64,8 @@ def _else_of(loader: Any, kind: type, name: str) -> Any:
 
 
 def record(loader: Any, options: dict[str, Any]) -> None:
-    """Notes options that a loader was given. They become attributes, too, even where a class
-    derived from the loader's has a property of the name."""
+    """Records options that a loader was given and sets its attributes, even if a class
+    derived from the loader's has a property of that name."""
     own = vars(loader)
     own.update(options)
     kept = {name: value for name, value in options.items() if name != "pending_state"}

@@ -1,4 +1,4 @@
-"""minato's own options of a loader, as one record that makes sense."""
+"""minato's own options of a loader, as one validated record."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NUMBERS = ("seed_rank", "memory_limit", "max_retries", "straggler_threshold", "
 
 
 def parse_bytes(text: int | str) -> int:
-    """Bytes from an int or text such as ``"8GiB"``, ``"500 MB"``; raises ValueError."""
+    """Converts an int or text such as ``"8GiB"``, ``"500 MB"`` to bytes; raises ValueError."""
     if isinstance(text, int) and not isinstance(text, bool):
         size = text
     else:
@@ -56,13 +56,13 @@ def parse_bytes(text: int | str) -> int:
 
 
 def described(loader: Any) -> str:
-    """A loader in one line, for people. Asks the dataset for its length and nothing else."""
+    """One line about a loader, for its repr. Of the program's code, only ``len(dataset)`` runs."""
     has, kind = vars(loader), type(loader)
     name = "minato.DataLoader" if kind.__module__ == f"{__package__}.loader" else kind.__qualname__
-    if "dataset" not in has:  # its constructor has not come so far
+    if "dataset" not in has:  # the constructor has not finished
         return f"<{name}>"
     size = ""
-    with contextlib.suppress(Exception):  # some have none, and some ask a server for it
+    with contextlib.suppress(Exception):  # some datasets have no length or ask a server for it
         size = f" ({len(has['dataset'])} samples)"
     size_of_batch, sampler = has.get("batch_size"), has.get("sampler")
     batches = has.get("batch_sampler")
@@ -83,7 +83,7 @@ def described(loader: Any) -> str:
 
 
 def asks_for_torchs_workers(loader: Any) -> str | None:
-    """Which of torch's arguments only torch's own workers can serve, and why; None: none."""
+    """The torch argument that only torch's own workers can serve, with the reason, or None."""
     if loader.num_workers == 0:
         return None
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
@@ -96,10 +96,10 @@ def asks_for_torchs_workers(loader: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Options:
-    """What each means is said by ``minato.DataLoader``, whose attributes they are.
+    """The options' values. ``minato.DataLoader`` documents them; they are its attributes.
 
-    Checked in two steps, because what is wrong with an argument of torch's is said in
-    between, by torch: ``check`` before its constructor, ``check_effect`` after it.
+    They are checked in two steps, because torch's constructor checks its own arguments in
+    between: ``check`` runs before it, ``check_effect`` after it.
     """
 
     scheduling: str
@@ -118,7 +118,7 @@ class Options:
     pending_state: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Numbers of NumPy's types become Python's."""
+        """Converts NumPy's number types to Python's."""
         for name in _NUMBERS:
             value = getattr(self, name)
             if isinstance(value, np.generic):
@@ -130,45 +130,44 @@ class Options:
 
     @classmethod
     def of(cls, loader: Any) -> Options:
-        """Of a loader, as its attributes are now."""
+        """The options of a loader, from its current attributes."""
         return cls(**option_values(loader, cls.__dataclass_fields__))
 
     def put(self, loader: Any) -> None:
-        """Makes them those of a loader."""
+        """Stores the options in a loader."""
         record(loader, vars(self))
 
     @property
     def static(self) -> bool:
-        """Whether torch's own dispatch is asked for."""
+        """Whether scheduling follows torch: batch i on worker i mod n."""
         return self.scheduling == "static"
 
     @property
     def seeds(self) -> bool:
-        """Whether workers seed each sample, where scheduling is balanced."""
+        """Whether workers seed each sample under balanced scheduling."""
         return self.seed_per_sample is not False
 
     def bounds(self, num_workers: int) -> tuple[int, int, int]:
-        """Between which numbers that of the workers moves, and where it begins: in the
-        middle."""
+        """The lowest number of workers, the number at the start, and the highest."""
         low, high = self.autoscale or (num_workers, num_workers)
         return low, num_workers, high
 
     def memory_bytes(self, num_workers: int) -> int:
-        """The ceiling of the memory that is shared with workers; 0 where nothing is known."""
+        """Ceiling in bytes of the memory shared with workers; 0 if it cannot be determined."""
         if self.memory_limit is None:
             return fair_memory(max(self.bounds(num_workers)))
         return parse_bytes(self.memory_limit)
 
     def straggler_seconds(self) -> float:
-        """As the engine takes it: 0 learns it, -1 is never."""
+        """The threshold in the engine's encoding: 0 learns it, -1 is never."""
         if self.straggler_threshold is None:
             return -1.0
         return 0.0 if self.straggler_threshold == "auto" else float(self.straggler_threshold)
 
-    # ---- what makes sense --------------------------------------------------------------------
+    # ---- checks ------------------------------------------------------------------------------
 
     def check(self, num_workers: int, persistent_workers: bool) -> None:
-        """Raises ValueError for what makes no sense for any dataset."""
+        """Raises ValueError for values that are wrong for every dataset."""
         if self.scheduling not in ("balanced", "static"):
             raise ValueError(
                 f"scheduling option should be 'balanced' or 'static', but got {self.scheduling!r}"
@@ -209,8 +208,8 @@ class Options:
             )
         if self.seed_per_sample is False:
             raise ValueError(
-                f"seed_rank={rank} has no effect with seed_per_sample=False: samples are not "
-                "seeded one by one then. Leave one of them out."
+                f"seed_rank={rank} has no effect with seed_per_sample=False, which turns off "
+                "the seeding of samples. Leave out one of the two."
             )
 
     def _check_autoscale(self, num_workers: int) -> None:
@@ -227,8 +226,8 @@ class Options:
             raise ValueError("autoscale option needs num_workers > 0")
         if not bounds[0] <= num_workers <= bounds[1]:
             raise ValueError(
-                f"autoscale={bounds!r} does not hold num_workers={num_workers}, with which "
-                "loading starts: low <= num_workers <= high"
+                f"autoscale={bounds!r} does not include num_workers={num_workers}, the number of "
+                "workers at the start: it needs low <= num_workers <= high"
             )
 
     def _check_errors(self) -> None:
@@ -241,8 +240,8 @@ class Options:
         share = type(most) is float and 0 <= most <= 1
         if not share and not (type(most) is int and most >= 0):
             raise ValueError(
-                "max_errors option should be a number of samples (an int, not negative), or a "
-                f"share of an epoch's (a float from 0 to 1), but got {most!r}"
+                "max_errors option should be a number of samples (a non-negative int) or a "
+                f"share of the epoch (a float from 0 to 1), but got {most!r}"
             )
 
     def _check_straggler_threshold(self) -> None:
@@ -257,25 +256,25 @@ class Options:
             )
 
     def check_effect(self, loader: Any) -> None:
-        """Raises ValueError for what would have no effect with this loader's dataset and
-        torch's arguments: who asks for something is to get it."""
+        """Raises ValueError for options that would have no effect with this loader's dataset and
+        torch's arguments: an option that is given must take effect."""
         self._check_ignored(loader)
         self._check_tolerance(loader)
         self._check_batching(loader)
         self._check_worker_type(loader)
 
     def told_of_torchs_workers(self, reason: str) -> None:
-        """They serve the loader for no reason of its arguments: ValueError where its batches would
-        be others, and a warning of what else has no effect."""
-        why = f"where torch's own workers serve: {reason}"
+        """Complains about options when torch's workers serve for another reason than the loader's
+        arguments: ValueError if its batches would differ, a warning if an option has no effect."""
+        why = f"because torch's own workers serve this loader: {reason}"
         ignored = self._asked_of_any() + self._asked_of_balanced()
         if "on_error" in ignored:
             raise ValueError(f"on_error={self.on_error!r} has no effect {why}. Leave it out.")
-        if ignored := [name for name in ignored if name != "device"]:  # that copies nothing then
-            warnings.warn(f"{', '.join(ignored)}: without effect {why}", stacklevel=4)
+        if ignored := [name for name in ignored if name != "device"]:  # here it copies nothing
+            warnings.warn(f"{', '.join(ignored)}: no effect {why}", stacklevel=4)
 
     def _asked_of_balanced(self) -> list[str]:
-        """What was asked for that only workers have who get samples as they are free."""
+        """Options in use that only balanced scheduling supports."""
         threshold = self.straggler_threshold
         asked = {
             "seed_per_sample": self.seed_per_sample,
@@ -288,7 +287,7 @@ class Options:
         return [name for name in asked if asked[name]]
 
     def _asked_of_any(self) -> list[str]:
-        """What was asked for that all of minato's workers have."""
+        """Options in use that all of minato's workers support."""
         asked = {
             "memory_limit": self.memory_limit is not None,
             "device": self.device is not None,
@@ -300,12 +299,12 @@ class Options:
     def _check_ignored(self, loader: Any) -> None:
         ignored, bounds = self._asked_of_balanced(), self.autoscale or (0, 0)
         if (reason := asks_for_torchs_workers(loader)) is not None:
-            why = f"where torch's own workers serve: {reason}"
+            why = f"because torch's own workers serve this loader: {reason}"
             ignored += self._asked_of_any()
         elif loader._dataset_kind == _DatasetKind.Iterable:
             why = (
-                "for an iterable dataset: each worker goes through it by itself, with a random "
-                "stream of its own, and cannot be replaced"
+                "for an iterable dataset: each worker iterates over its own copy, with its own "
+                "random stream, and cannot be replaced"
             )
         elif self.static:
             why = (
@@ -313,7 +312,7 @@ class Options:
                 "cannot be replaced"
             )
         else:
-            why = "without autoscale=(low, high), which says how many standby workers there may be"
+            why = "without autoscale=(low, high), which allows standby workers"
             alone = "straggler_threshold" in ignored and bounds[0] == bounds[1]
             ignored = ["straggler_threshold"] if alone else []
         if ignored:
@@ -328,7 +327,7 @@ class Options:
         if loader._dataset_kind == _DatasetKind.Iterable:
             raise ValueError(
                 f"on_error={self.on_error!r} has no effect for an iterable dataset: an iterator "
-                "that has raised has ended, and nobody else knows what came next. Catch the "
+                "that has raised has ended, and the samples after it are lost. Catch the "
                 "error in the dataset's __iter__."
             )
 
@@ -343,9 +342,9 @@ class Options:
         if loader._dataset_kind != _DatasetKind.Map:
             wrong = "a map-style dataset"
         elif loader.in_order:
-            wrong = "in_order=False: samples come in the order in which they are ready"
+            wrong = "in_order=False: samples arrive in the order in which they are ready"
         elif type(loader.batch_sampler) is not torch.utils.data.BatchSampler:
-            wrong = "torch's plain BatchSampler: batches are formed anew from its sampler"
+            wrong = "torch's plain BatchSampler: minato forms new batches from its sampler"
         elif self.static:
             wrong = "scheduling='balanced'"
         elif self.prefetch_next_epoch:
@@ -368,7 +367,7 @@ class Options:
             if self.max_retries > 1:
                 raise ValueError(
                     f"max_retries={self.max_retries} has no effect with worker_type='native': a "
-                    "thread cannot be killed, and its samples are not tried again. Leave it out."
+                    "thread cannot be killed, so no sample is retried. Leave it out."
                 )
         if self.worker_type == "thread":
             reason = python_threads.why_not(loader) if CORE else NEEDS_LINUX

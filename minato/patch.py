@@ -1,4 +1,4 @@
-"""``patch_torch()``: loaders of torch's class load as minato's do."""
+"""``patch_torch()``: makes loaders of torch's class use minato's engine."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _MISSING = object()
 
 
 class Swaps:
-    """Attributes replaced in other people's modules, as long as someone wants them so.
+    """Replaces attributes of other modules while at least one caller wants it.
 
-    ``acquire`` and ``release`` count: what one part of a program has switched on is not
-    switched off by another that did the same for a while. Both may be called from any
-    thread. An attribute that somebody else has replaced meanwhile is left as it is.
+    ``acquire`` and ``release`` count, so one part of a program does not switch off what another
+    part has switched on. Both may be called from any thread. An attribute that other code has
+    replaced in the meantime stays as it is.
     """
 
     def __init__(self) -> None:
         self._forked()
-        if hasattr(os, "register_at_fork"):  # a system that forks
+        if hasattr(os, "register_at_fork"):  # not on Windows
             os.register_at_fork(after_in_child=self._forked)
         self._users = 0
         self._undo: list[tuple[Any, str, Any, Any]] = []
 
     def _forked(self) -> None:
-        """Whoever holds the lock is not there, in a fork of this process."""
+        """In a forked child, replaces the lock: the thread that held it does not exist there."""
         self._lock = threading.Lock()
 
     @property
     def active(self) -> bool:
-        """Whether the attributes are replaced now."""
+        """Whether the attributes are currently replaced."""
         return self._users > 0
 
     def acquire(self, wanted: list[tuple[Any, str, Any]]) -> None:
-        """Sets each (object, attribute, value), unless that is so already."""
+        """Sets each (object, attribute, value), on the first call."""
         with self._lock:
             self._users += 1
             if self._users > 1:
@@ -54,7 +54,7 @@ class Swaps:
                 self._undo.append((owner, name, value, old))
 
     def release(self) -> None:
-        """Takes one ``acquire`` back; the last one puts back what was there."""
+        """Undoes one ``acquire``; the last one restores the original attributes."""
         with self._lock:
             if self._users == 0:
                 return
@@ -73,14 +73,14 @@ _torch = Swaps()
 
 
 class Patch:
-    """What ``patch_torch()`` returns: a context manager, or something to ``undo()``."""
+    """Return value of ``patch_torch()``: a context manager, also with ``undo()``."""
 
     def __init__(self, swaps: Swaps) -> None:
         self._swaps = swaps
         self._held = True
 
     def undo(self) -> None:
-        """Takes this call of ``patch_torch()`` back; once, however often it is called."""
+        """Undoes one call of ``patch_torch()``; further calls have no effect."""
         held, self._held = self._held, False
         if held:
             self._swaps.release()
@@ -99,9 +99,9 @@ class Patch:
 
 @eager
 def _get_iterator(loader: Any) -> Any:
-    """Of a loader of torch's class. It keeps its options, which persistent workers ask for in
-    each epoch, also after the patch has been undone."""
-    if not _torch.active:  # whoever calls this has kept it
+    """For loaders of torch's class. Records the loader's options, because persistent workers
+    need them in each epoch, even after the patch was undone."""
+    if not _torch.active:  # the caller kept this method from before the undo
         return torchs_iterator(loader)
     known = vars(Options.of(loader))
     vars(loader)[RECORD] = {n: known[n] for n in known if n != "pending_state"}
@@ -109,7 +109,7 @@ def _get_iterator(loader: Any) -> Any:
 
 
 def _taking_options(init: Any) -> Any:
-    """torch's constructor, for code that gives minato's options to a loader of torch's class."""
+    """torch's constructor, extended to accept minato's options for a loader of torch's class."""
     given = inspect.signature(DataLoader).parameters
     options = [given[field.name] for field in fields(Options)]
 
@@ -125,7 +125,7 @@ def _taking_options(init: Any) -> Any:
             checked.check(self.num_workers, self.persistent_workers)
             checked.check_effect(self)
 
-    torchs = inspect.signature(init)  # libraries that make a loader again go by it
+    torchs = inspect.signature(init)  # libraries that rebuild a loader read the signature
     named = {**torchs.parameters, **{one.name: one for one in options}}
     taking: Any = __init__
     taking.__signature__ = torchs.replace(
@@ -134,7 +134,7 @@ def _taking_options(init: Any) -> Any:
     return taking
 
 
-#: What torch's class takes over. A class below it that has one of these itself keeps its own.
+#: Methods that torch's class gets. A subclass that defines one of these itself keeps its own.
 _METHODS = (
     "_new_iterator", "_why_torch", "_shares_a_stateful_dataset",
     "set_epoch", "state_dict", "load_state_dict", "stats", "report", "_repr_html_",
@@ -142,17 +142,16 @@ _METHODS = (
 
 
 def patch_torch() -> Patch:
-    """Makes loaders of torch's own class load as minato's do, for code that names that class.
+    """Makes loaders of torch's own class use minato's engine, for code that names that class.
 
     >>> minato.patch_torch()            # until the program ends, or:
     >>> with minato.patch_torch():      # until the block ends
-    ...     train(...)                  # which makes its own loaders
+    ...     train(...)                  # code that makes its own loaders
 
-    The class stays what it is (so loaders are pickled, compared and rebuilt as ever), and its
-    ``_get_iterator`` is replaced. So it does not matter whether a library, a class below torch's,
-    or a loader is there already: what counts is when an epoch begins. A class that has a
-    ``_get_iterator`` of its own which does not call torch's (torchdata's ``StatefulDataLoader``)
-    keeps that.
+    The class object stays the same, so loaders are pickled, compared and rebuilt as before; its
+    ``_get_iterator`` is replaced. Libraries, subclasses and existing loaders are therefore
+    covered: the patch applies when an epoch starts. A subclass whose own ``_get_iterator`` does
+    not call torch's (torchdata's ``StatefulDataLoader``) is not affected.
 
     Loaders have minato's methods (``stats()``, ``report()``, ``state_dict()``, ``load_state_dict()``,
     ``set_epoch()``) as long as the patch lasts. Torch's constructor takes minato's options; of a
@@ -161,12 +160,12 @@ def patch_torch() -> Patch:
     ``device`` for one, for purposes of its own: they are no options, and its loaders have those that
     torch's constructor is given.
 
-    Calling it again changes nothing; the patch lasts until each call has been undone, by leaving
-    its ``with`` block or by ``undo()`` of what it returned. Epochs that have begun, and the
-    persistent workers of a loader, stay what they were before.
+    Calling it again changes nothing. The patch lasts until each call has been undone, by leaving
+    its ``with`` block or by ``undo()`` on the returned object. Epochs that have started, and a
+    loader's persistent workers, are not affected by undoing it.
 
     Returns:
-        A context manager with ``undo()``. The patch is in place when the call returns.
+        A context manager with ``undo()``. The patch is already in place.
     """
     (torchs,) = DataLoader.__bases__
     wanted = [(torchs, name, getattr(DataLoader, name)) for name in _METHODS]

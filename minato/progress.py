@@ -1,4 +1,4 @@
-"""What one epoch has delivered: counted while it runs, and what a state tells of it."""
+"""What an epoch has delivered so far; state_dict() reports it."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from .stateful import Kept
 
 @dataclass
 class Progress:
-    """What one epoch has handed to the caller so far, and how it began."""
+    """What one epoch has delivered so far, and how it started."""
 
     epoch: int = 0
     base_seed: int | None = None
     persistent: bool = False
-    user_epoch: int = 0  # 1 + what set_epoch was told; 0: nothing
-    #: the same of what workers' copies of the dataset are told; None: it is not known yet
+    user_epoch: int = 0  # 1 + the argument of set_epoch(); 0: it was not called
+    #: the same for workers' copies of the dataset; None: not known yet
     dataset_epoch: int | None = None
-    generators: dict[str, bytes] | None = None  # as the epoch found them; None: not begun
-    head: int = 0  # all batches before this number were delivered
+    generators: dict[str, bytes] | None = None  # states before the epoch; None: not started
+    head: int = 0  # all batches before this number are delivered
     beyond: set[int] = field(default_factory=set)  # and these after it
-    by_worker: list[int] | None = None  # iterable datasets: batches of each worker
-    sampler: Any = None  # what watches its sampler: see iterators/sampler_states.py
-    kept: list[Kept] = field(default_factory=list)  # what each one's dataset says of itself
-    failed: int = 0  # samples that were left out or replaced, of the batches delivered
-    draws_late: bool = False  # its sampler, from a global generator as it goes
+    by_worker: list[int] | None = None  # iterable datasets: batches delivered by each worker
+    sampler: Any = None  # watches the epoch's sampler; see iterators/sampler_states.py
+    kept: list[Kept] = field(default_factory=list)  # state_dict() of each worker's dataset
+    failed: int = 0  # samples skipped or replaced in delivered batches
+    draws_late: bool = False  # the sampler draws from a global generator while it is iterated
     finished: bool = False
-    lives_on: bool = False  # the dataset's copy, into the next epoch
-    dataset_length: int | None = None  # when the epoch began, where it says
-    early: bool = False  # begun while the one before it ends, and nobody has asked for it yet
-    sampler_epoch: int | None = None  # what the sampler was told by its own set_epoch
-    ranks: Ranks | None = None  # that share the epoch; None: not begun
-    unit: str = "batch"  # what numbers count: "batch", or "sample" for batching="ready"
+    lives_on: bool = False  # the dataset's copy is used for the next epoch, too
+    dataset_length: int | None = None  # when the epoch started, if the dataset has a length
+    early: bool = False  # started during the previous epoch and not asked for yet
+    sampler_epoch: int | None = None  # argument of the sampler's own set_epoch()
+    ranks: Ranks | None = None  # the ranks that share the epoch; None: not started
+    unit: str = "batch"  # what the numbers count: "batch", or "sample" for batching="ready"
 
     def delivered(self, number: int, worker: int = 0) -> None:
         if self.by_worker is not None:
@@ -44,7 +44,7 @@ class Progress:
         self.delivered_run(number, 1)
 
     def delivered_run(self, first: int, count: int) -> None:
-        """So many numbers, one after the other."""
+        """Records a run of consecutive numbers as delivered."""
         if first == self.head and not self.beyond:
             self.head += count
             return
@@ -57,7 +57,7 @@ class Progress:
         return number < self.head or number in self.beyond
 
     def takes(self, number: int, worker: int) -> bool:
-        """Whether a batch was delivered; of an iterable dataset, that one is counted off."""
+        """Whether a batch was delivered; for an iterable dataset, also subtracts it."""
         if self.by_worker is None:
             return self.has(number)
         if self.by_worker[worker] == 0:
@@ -66,8 +66,8 @@ class Progress:
         return True
 
     def turn(self) -> int:
-        """The worker whose batch is the next in torch's order: behind the last of those that
-        have delivered most."""
+        """The worker that delivers next in torch's order: the one after the last worker with the
+        highest count."""
         counts = self.by_worker or [0]
         if not any(counts):
             return 0
@@ -78,12 +78,13 @@ class Progress:
         return replace(self, beyond=set(self.beyond), by_worker=by_worker)
 
     def check_end(self, number: int) -> None:
-        """The sampler gave `number` of them; ValueError when fewer than were delivered."""
+        """Raises ValueError if the sampler gave fewer batches (`number`) than were delivered."""
         most = max([self.head - 1, *self.beyond])
         if number <= most:
             raise ValueError(
                 f"the state says that {self.unit} {most} was delivered, but the sampler gave "
-                f"only {number}: it is not the sampler that the state was taken with"
+                f"only {number}: it is not the sampler with which the state was taken. Load the "
+                "state into a loader with that sampler"
             )
 
     @property
@@ -94,12 +95,12 @@ class Progress:
 
 
 def length_of(loader: Any) -> int | None:
-    """Of its dataset, where that says."""
+    """Length of the loader's dataset, or None."""
     if loader._dataset_kind == _DatasetKind.Iterable:
-        return None  # asking may cost, and the answer may be a guess
+        return None  # computing it may be expensive, and the result may be an estimate
     try:
         return len(loader.dataset)
-    except Exception:  # with a sampler torch asks for none
+    except Exception:  # torch does not need a length if there is a sampler
         return None
 
 

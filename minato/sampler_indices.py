@@ -1,4 +1,4 @@
-"""What a sampler gives, which may be kept for a while: until it is planned, sent, or named."""
+"""Helpers for indices of a sampler, which are stored until they are planned, sent or reported."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-#: of which others stay what they are, too: batches are of one kind
+#: If a batch's first element has such a type, none of its elements is copied.
 _FIXED = (int, str, float, np.generic, type(None))
 
 
 def as_given(index: Any) -> Any:
-    """An index, or a batch of them, as it is now: a sampler may give the same list, array or dict
-    again and again, and fill it anew each time. A tensor that is a view of a larger one, as those
-    are that iterating it gives, is then one of its own: a pickle would hold all of the other."""
+    """A copy of an index or batch of indices. A sampler may yield the same list, array or dict
+    each time and refill it. A tensor is cloned even if it is a view, as iterating over a tensor
+    yields, because pickling a view would write the whole storage."""
     kind = type(index)
     if kind is list or kind is tuple:
         if index and not isinstance(index[0], _FIXED):
@@ -34,7 +34,7 @@ def as_given(index: Any) -> Any:
 
 
 def each_index(batch: Any) -> Any:
-    """The indices of a batch, or of what is none the one that it is."""
+    """The indices of a batch; anything that is not a batch counts as a single index."""
     if not isinstance(batch, (list, tuple, np.ndarray, torch.Tensor)):
         return [batch]
     if isinstance(batch, (list, tuple)) or batch.ndim > 1:
@@ -43,15 +43,15 @@ def each_index(batch: Any) -> Any:
 
 
 def whole_number(index: Any) -> int:
-    """The number by which the cost of a sample is known: an integer of any type counts as itself,
-    a tuple, list or array as its first element; -1 for anything else."""
+    """The number under which a sample's cost is stored: an integer of any type stands for itself,
+    a tuple, list or array for its first element; -1 for anything else."""
     while not hasattr(index, "__index__") or getattr(index, "ndim", 0) > 0:
         if not isinstance(index, (list, tuple, np.ndarray, torch.Tensor)) or not len(index):
             return -1
         index = index[0]
     try:
         number = operator.index(index)
-    except Exception:  # a tensor that holds a float
+    except Exception:  # for example a float tensor
         return -1
     return number if 0 <= number < 2**63 else -1
 
@@ -64,12 +64,12 @@ def _behind_numbers(indices: Any, sent: Any) -> bytes | tuple[int, bytes]:
 
 
 def numbered(batch: Any) -> bytes | tuple[int, bytes]:
-    """A pickle of a batch's indices for workers, behind the number of each, if any has one."""
+    """A pickle of a batch's indices for workers, preceded by their numbers if any has one."""
     if not isinstance(batch, (list, tuple, np.ndarray, torch.Tensor)):
         return pickle.dumps(batch)
     return _behind_numbers(each_index(batch), batch)
 
 
 def numbered_alone(index: Any) -> bytes | tuple[int, bytes]:
-    """The same of the index of one sample."""
+    """Like numbered(), for the index of a single sample."""
     return _behind_numbers([index], index)

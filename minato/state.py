@@ -1,52 +1,53 @@
 """Position of a loader as plain data: ``state_dict`` and ``load_state_dict``.
 
-What is kept: what the caller was handed, the base seed, the epoch, the states of the
-generators that the sampler drew from when the epoch began, and what samples have cost.
-The sampler is run again and what was delivered is left out, so nothing depends on workers;
-under balanced scheduling the seeds of the rest depend on its place in the sampler's order
-only.  ``scheduling="static"``, iterable datasets that say nothing of themselves and loaders
-without workers keep their randomness and place elsewhere, so there delivered batches may be
-made again and thrown away.
+A state holds what the caller received, the base seed, the epoch, the states of the
+generators that the sampler drew from when the epoch started, and what samples have cost.
+Resuming runs the sampler again and leaves out delivered batches, so nothing depends on workers.
+Under balanced scheduling, the seeds of the other samples depend only on their place in the
+sampler's order.  ``scheduling="static"``, iterable datasets without a state of their own, and
+loaders without workers keep their randomness and position elsewhere. There, delivered batches may
+be made again and discarded.
 
-A sampler gives the same order again from its generators (seeding/order_generators.py) and from
-what ``set_epoch`` tells it. One that goes by anything else (a count of its own epochs, say) has a state of its own,
-see iterators/sampler_states.py, or has to be put there by the program, before the loader is
-iterated. What an iterable dataset says of itself: stateful.py.
+A sampler repeats its order from its generators (seeding/order_generators.py) and from the epoch
+that ``set_epoch`` gave it. A sampler whose order depends on anything else (a count of its own
+epochs, say) needs its own ``state_dict()``, see iterators/sampler_states.py. Otherwise the program
+must restore it before it iterates over the loader. For the state of an iterable dataset:
+stateful.py.
 
 Fields of a state:
 
-version, epoch          of the format; of the seeds (persistent workers count epochs on)
-base_seed               of the epoch; None: the next epoch draws one as it begins
-begun                   whether the epoch has; else it begins with the generators as they are, and
-                        with what the program says of it after load_state_dict()
+version, epoch          of the format; of the seeds (persistent workers count epochs up)
+base_seed               of the epoch; None: the next epoch draws one when it starts
+begun                   whether the epoch has started; if not, it starts with the generators as they
+                        are, and with what the program sets after load_state_dict()
 generators              states by role: ``sampler`` (its ``generator``), ``sampler.NAME`` and
                         ``batch_sampler.NAME`` (others that a sampler holds as attributes;
-                        ``batch_sampler.NAME.NAME`` and so on, where samplers hold samplers),
-                        ``loader`` (its own, where no sampler holds it), ``dataset.NAME`` (those
-                        that an iterable dataset holds, without workers), ``torch``,
-                        ``python``, ``numpy`` (the global ones, as the epoch found them, where
+                        ``batch_sampler.NAME.NAME`` and so on for nested samplers),
+                        ``loader`` (the loader's own, if no sampler holds it), ``dataset.NAME``
+                        (those of an iterable dataset, without workers), ``torch``,
+                        ``python``, ``numpy`` (the global ones, as the epoch found them, if
                         the order may come from them)
-delivered               batches before this number were handed over,
+delivered               batches before this number were delivered,
 delivered_beyond        and these after it
-unit                    or samples, for ``batching="ready"``
-failed                  samples of those that on_error has left out or replaced
+unit                    "batch"; "sample" for ``batching="ready"``
+failed                  samples of those that on_error skipped or replaced
 delivered_by_worker     iterable datasets: batches of each worker instead; else None
-sampler                 what a sampler says of itself, where it does: ``drawn`` of its indices
-                        before, with so many samples (``position``), ``begins`` (an epoch), and
-                        ``sampler`` and ``iterator`` as their own ``state_dict()`` gave it
-worker_states           of each worker what an iterable dataset says of itself, where it does:
-                        ``dataset`` and ``iterator`` as their own ``state_dict()`` gave it,
-                        ``ended`` (its last batch was not full), ``begins`` (an epoch, and has
-                        no iterator yet), ``generators`` (the global ones that it had drawn
-                        from) and ``again`` (batches delivered since); None: still at its
-                        beginning. Without workers there is one, of a map-style dataset, too
-user_epoch              what ``set_epoch`` was told before the epoch began, or None
-sampler_epoch           what the sampler's own set_epoch was told before the epoch began, where the
-                        sampler keeps it as its attribute ``epoch``; else None
+sampler                 the sampler's own state, if it has one: ``drawn`` (indices drawn before
+                        it), ``position`` (samples in them), ``begins`` (an epoch starts), and
+                        ``sampler`` and ``iterator``, the results of their ``state_dict()``
+worker_states           the own state of each worker's iterable dataset, if it has one:
+                        ``dataset`` and ``iterator``, the results of their ``state_dict()``,
+                        ``ended`` (its last batch was not full), ``begins`` (an epoch starts, and
+                        there is no iterator yet), ``generators`` (the global ones that it had
+                        drawn from) and ``again`` (batches delivered since); None: still at its
+                        start. Without workers there is one, also for a map-style dataset
+user_epoch              the argument of ``set_epoch`` before the epoch started, or None
+sampler_epoch           the argument of the sampler's own set_epoch before the epoch started, if the
+                        sampler keeps it in its attribute ``epoch``; else None
 dataset_length, batch_size  to recognise another loader
-rank, world             of the process that took it, and how many ranks loaded
+rank, world             of the process that took the state, and how many ranks loaded
 block                   how many consecutive samples the sampler dealt to one rank at a time;
-                        None: it did not say (see seeding/ranks.py)
+                        None: unknown (see seeding/ranks.py)
 costs                   what samples have cost, by index: see pack_costs()
 """
 
@@ -69,17 +70,17 @@ from .seeding.order_generators import Sources, batch_size_of, portable
 from .seeding.ranks import Ranks, ranks_of
 from .stateful import MOST_BYTES, Snapshot, check_can_be_told, plain
 
-#: of a loader: what state_dict() gives, or as opened() has made it ready for iterators
+#: a loader's state: as returned by state_dict(), or as opened() prepares it for iterators
 State = dict[str, Any]
-#: of a worker: a pickled Snapshot, and batches to be made again after it
+#: a worker's start: a pickled Snapshot, and how many batches after it to make again
 Start = tuple["bytes | None", int]
 
 VERSION = 2
-#: 1 had costs as three lists of 64-bit numbers: index, wall and CPU time
+#: version 1 had costs as three lists of 64-bit numbers: index, wall and CPU time
 READS = (1, VERSION)
 
-#: samples whose costs are remembered one by one (12 bytes each); of a longer dataset the
-#: rest only enters the mean
+#: samples whose costs are stored one by one (12 bytes each); in a longer dataset, the other
+#: samples only enter the mean
 COSTS_MOST = 1 << 22
 
 
@@ -89,8 +90,8 @@ def pack(data: bytes) -> str:
 
 
 def unpack(text: str, most: int) -> bytes:
-    """What pack() was given; ValueError for anything else, and for more bytes than these, which
-    are not made: a few kilobytes of text may stand for gigabytes."""
+    """Reverses pack(). Raises ValueError for anything else, and for more than ``most`` bytes,
+    without making them: a few kilobytes of text may expand to gigabytes."""
     try:
         stream = zlib.decompressobj()
         data = stream.decompress(base64.b64decode(text, validate=True), most + 1)
@@ -99,12 +100,12 @@ def unpack(text: str, most: int) -> bytes:
     except (TypeError, ValueError, binascii.Error, zlib.error) as error:
         raise ValueError(f"the state is damaged: {error}") from None
     if len(data) > most:
-        raise ValueError(f"the state is damaged: what is packed has more than {most} bytes")
+        raise ValueError(f"the state is damaged: the packed data has more than {most} bytes")
     return data
 
 
 def _unpack_generators(texts: dict[str, str]) -> dict[str, bytes]:
-    """All of them together are no more than what a worker may say of itself, which has them."""
+    """Unpacks generators; together they may have as many bytes as a worker's snapshot."""
     found, left = {}, MOST_BYTES
     for role, text in texts.items():
         found[role] = unpack(text, left)
@@ -113,9 +114,9 @@ def _unpack_generators(texts: dict[str, str]) -> dict[str, bytes]:
 
 
 def pack_costs(parts: tuple[bytes, bytes]) -> list[str]:
-    """Costs as CostModel.save() gives them, as two texts: the steps from one index to the next,
-    and wall times in nanoseconds with eight bits of mantissa. A prediction needs no more, and
-    millions of them are packed in a fraction of a second."""
+    """Packs costs from CostModel.save() as two texts: the differences between consecutive indices,
+    and wall times in nanoseconds with an eight-bit mantissa. That is precise enough for
+    predictions, and packs millions of costs in a fraction of a second."""
     index, wall = (np.frombuffer(part, np.int64) for part in parts)
     bits = wall.astype(np.float32).view(np.uint32)
     halves = ((bits + np.uint32(1 << 15)) >> np.uint32(16)).astype(np.uint16)
@@ -124,10 +125,10 @@ def pack_costs(parts: tuple[bytes, bytes]) -> list[str]:
 
 
 def unpack_costs(texts: list[str]) -> list[bytes]:
-    """What CostModel.load() takes; ValueError where that is not to be had from the texts."""
+    """The arguments of CostModel.load(); ValueError if the texts do not hold them."""
     each = (4, 2) if len(texts) == 2 else (8, 8, 8)  # bytes; see pack_costs()
     parts = [unpack(text, COSTS_MOST * size) for text, size in zip(texts, each)]
-    if len(parts) == 3:  # CPU times were the third, and always 0
+    if len(parts) == 3:  # the third was CPU time, which was always 0
         return parts[:2]
     if len(parts[0]) != 2 * len(parts[1]) or len(parts[0]) % 4:
         raise ValueError("the state is damaged: the lengths of costs differ")
@@ -135,15 +136,15 @@ def unpack_costs(texts: list[str]) -> list[bytes]:
     index = np.cumsum(steps, dtype=np.int64)
     wall = (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if not np.isfinite(wall).all() or (wall < 0).any() or (wall >= 2.0**62).any():
-        raise ValueError("the state is damaged: a cost is no time")
+        raise ValueError("the state is damaged: a cost is not a valid time")
     return [index.tobytes(), wall.astype(np.int64).tobytes()]
 
 
 
 
 def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
-    """The state as plain data that survives torch.save and JSON. Not counted: of a loader
-    whose iterators say nothing of their position."""
+    """The state as plain data that survives torch.save and JSON. Not counted: the loader's
+    iterators do not count their position."""
     progress = memo.progress if counted else None
     length = length_of(loader)
     progress = progress or Progress(user_epoch=memo.user_epoch, dataset_length=length)
@@ -168,11 +169,11 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
     generators = now
     stale = progress.early and progress.user_epoch != memo.user_epoch
     if stale:
-        # It was begun for nothing, and will be begun again.
+        # The epoch was started early in vain, and will be started again.
         generators = {r: (progress.generators or {}).get(r, now[r]) for r in now}
         state["user_epoch"] = memo.user_epoch - 1 if memo.user_epoch else None
     elif progress.finished:
-        # Between epochs: the next one begins with the generators as they are now.
+        # Between epochs: the next one starts with the generators as they are now.
         state.update(delivered=0, delivered_beyond=[], delivered_by_worker=None, failed=0)
         state.update(epoch=progress.epoch + 1 if progress.persistent else 0)
         state["dataset_length"] = length
@@ -182,13 +183,13 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
     elif progress.generators is not None:
         generators = {**now, **progress.generators}
         if "loader" in now:
-            generators["loader"] = now["loader"]  # base seeds alone come from it
+            generators["loader"] = now["loader"]  # only base seeds are drawn from it
     if progress.draws_late and state["begun"]:
         warnings.warn(
-            "the sampler draws from a global generator (torch's, NumPy's or that of random) while "
-            "it is iterated, so what it gives depends on what the program draws meanwhile: when "
-            "the epoch goes on from this state, samples may come twice or not at all. Give the "
-            "sampler a generator of its own",
+            "the sampler draws from a global generator (torch's, NumPy's or Python's) while "
+            "it is iterated, so its order depends on what the program draws in the meantime. If "
+            "the epoch resumes from this state, samples may be delivered twice or not at all. Give "
+            "the sampler its own generator",
             stacklevel=3,
         )
     state["sampler"] = None if progress.sampler is None else progress.sampler.state()
@@ -199,8 +200,8 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
 
 
 def _worker_states(progress: Progress) -> list[Any] | None:
-    """What datasets say of themselves. Between epochs that is what a map-style one says without
-    workers; of persistent workers' iterables their generators go on."""
+    """The own states of the workers' datasets. Between epochs, only a map-style dataset without
+    workers has one; for iterable datasets of persistent workers, the generators are kept."""
     kept = progress.kept
     if not any(one.known() for one in kept) or (progress.finished and not progress.lives_on):
         return None
@@ -232,7 +233,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 }
 
 
-#: of a worker's state
+#: fields of a worker's state
 _OF_WORKERS: dict[str, tuple[type, ...]] = {
     "ended": (bool,),
     "begins": (bool,),
@@ -248,13 +249,13 @@ def _whole_numbers(values: list[Any]) -> bool:
 def _check_form(state: Any) -> None:
     if not isinstance(state, dict) or "version" not in state:
         raise ValueError(
-            "this is not a state of minato.DataLoader (no 'version'); pass what "
-            "state_dict() returned"
+            "this is not a state of minato.DataLoader (it has no 'version'); pass the return value "
+            "of state_dict()"
         )
     if type(state["version"]) is not int or state["version"] not in READS:
         raise ValueError(
             f"the state was written by another version of minato (format {state['version']}, "
-            f"this one reads {VERSION})"
+            f"this version reads {VERSION}); load it with that version"
         )
     missing = sorted(set(_FIELDS) - set(state))
     if missing:
@@ -262,21 +263,21 @@ def _check_form(state: Any) -> None:
     for name, types in _FIELDS.items():
         if not isinstance(state[name], types) or isinstance(state[name], bool):
             raise ValueError(f"the state is damaged: {name} is {state[name]!r}")
-    if not isinstance(state.get("begun", True), bool):  # older ones have none
+    if not isinstance(state.get("begun", True), bool):  # older states lack it
         raise ValueError(f"the state is damaged: begun is {state['begun']!r}")
     lists = (state["delivered_beyond"], state["delivered_by_worker"] or [])
     numbers = [state["epoch"], state["delivered"], state["user_epoch"] or 0]
-    if state.get("sampler_epoch") is not None:  # older states have none
+    if state.get("sampler_epoch") is not None:  # older states lack it
         numbers.append(state["sampler_epoch"])
-    numbers.append(state.get("failed", 0))  # states of before on_error have none
+    numbers.append(state.get("failed", 0))  # states from before on_error lack it
     if not all(_whole_numbers(v) for v in (*lists, numbers)) or max(numbers) >= 2**63:
-        raise ValueError("the state is damaged: a count is no whole number of 63 bits")
+        raise ValueError("the state is damaged: a count is not an integer from 0 to 2**63 - 1")
     _check_sampler(state.get("sampler"), state["delivered"])
-    _check_worker_states(state.get("worker_states"))  # states of before it have none
-    if state.get("rank") is not None:  # states of before there were ranks have none
+    _check_worker_states(state.get("worker_states"))  # older states lack it
+    if state.get("rank") is not None:  # older states lack it
         _check_ranks(state)
     if len(state["costs"]) != (3 if state["version"] == 1 else 2):
-        raise ValueError("the state is damaged: costs are two lists")
+        raise ValueError("the state is damaged: costs must be two lists")
 
 
 def _check_ranks(state: State) -> None:
@@ -295,11 +296,11 @@ def _check_sampler(said: Any, delivered: int) -> None:
     if not sound or not all(isinstance(said[name], kind) for name, kind in fields.items()):
         raise ValueError(f"the state is damaged: sampler is {said!r}")
     if not _whole_numbers([said["drawn"], said["position"]]) or said["position"] >= 2**63:
-        raise ValueError("the state is damaged: counts of its sampler are no whole numbers")
+        raise ValueError("the state is damaged: counts of its sampler are not valid")
     if said["drawn"] > delivered:
         raise ValueError(
-            f"the state is damaged: its sampler goes on behind {said['drawn']} batches, and "
-            f"{delivered} were delivered"
+            f"the state is damaged: its sampler's state is behind {said['drawn']} batches, but "
+            f"only {delivered} were delivered"
         )
 
 
@@ -313,7 +314,7 @@ def _check_worker_states(states: Any) -> None:
             continue
         fields = {"dataset", "iterator", *_OF_WORKERS}
         if not isinstance(state, dict) or set(state) != fields:
-            raise ValueError(f"the state is damaged: worker_states[{number}] has not its fields")
+            raise ValueError(f"the state is damaged: worker_states[{number}] has the wrong fields")
         for name, types in _OF_WORKERS.items():
             if not isinstance(state[name], types) or (name == "again" and state[name] < 0):
                 raise ValueError(
@@ -327,7 +328,7 @@ def _in_mid_epoch(state: State) -> bool:
 
 
 def _check_fit(state: State, loader: Any) -> None:
-    """Only in mid-epoch: a new epoch may begin with whatever there is."""
+    """Checks that the state fits the loader. Between epochs, any loader fits."""
     by_worker = state["delivered_by_worker"]
     if not _in_mid_epoch(state):
         return
@@ -335,15 +336,15 @@ def _check_fit(state: State, loader: Any) -> None:
     unit = "sample" if ready else "batch"
     if state["unit"] != unit:
         raise ValueError(
-            f"the state counts by {state['unit']}, this loader by {unit}: in mid-epoch "
-            "batching must be what it was"
+            f"the state counts each {state['unit']}, this loader each {unit}: to resume in the "
+            "middle of an epoch, use the batching option that the state was taken with"
         )
     iterable = loader._dataset_kind == _DatasetKind.Iterable
     if iterable != (by_worker is not None):
         kinds = ("a map-style", "an iterable")
         raise ValueError(
-            f"the state is of {kinds[not iterable]} dataset, this loader has "
-            f"{kinds[iterable]} one"
+            f"the state belongs to {kinds[not iterable]} dataset, but this loader has "
+            f"{kinds[iterable]} one: load it into a loader of the same kind"
         )
     if iterable and (state["delivered"] or state["delivered_beyond"]):
         raise ValueError("the state is damaged: batches of an iterable dataset count by worker")
@@ -353,47 +354,47 @@ def _check_fit(state: State, loader: Any) -> None:
     ):
         if None not in (mine, state[name]) and mine != state[name]:
             raise ValueError(
-                f"the state was taken in mid-epoch with {name}={state[name]}, this loader "
-                f"has {mine}: its place means nothing here"
+                f"the state was taken in mid-epoch with {name}={state[name]}, but this loader "
+                f"has {mine}, so its position does not apply here: use the same value"
             )
     if iterable and len(by_worker) != max(1, loader.num_workers):
         raise ValueError(
-            f"the state was taken with {len(by_worker)} workers, this loader has "
-            f"{loader.num_workers}: each worker goes through an iterable dataset by itself, "
-            "so the number must be the same to go on in mid-epoch"
+            f"the state was taken with {len(by_worker)} workers, but this loader has "
+            f"{loader.num_workers}: each worker iterates over its own copy of an iterable dataset, "
+            "so use the same number of workers to resume in the middle of an epoch"
         )
 
 
 class OfAnotherRank(ValueError):
-    """The state says where another rank stood, and not where this one did."""
+    """The state holds the position of another rank but not of this one."""
 
 
 def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
-    """The state for the rank that loads it. in_step: this rank has had as many batches as the one
-    that took the state, even where the sampler does not say how it deals samples to ranks."""
-    if state.get("rank") is None:  # an older one does not say
+    """The state for the rank that loads it. in_step: assume that this rank delivered as many
+    batches as the rank that took the state, even if the sampler does not say how it deals them."""
+    if state.get("rank") is None:  # an older state
         return state
     theirs = Ranks(state["rank"], state["world"], state.get("block"))
     mine, mid_epoch = ranks_of(loader), _in_mid_epoch(state)
     if mid_epoch and theirs.world != mine.world:
         raise ValueError(
-            f"the state was taken in mid-epoch on {theirs.world} ranks, and {mine.world} load now: "
-            "each rank has other samples, so the place of this one is not known. Resume on "
+            f"the state was taken in mid-epoch on {theirs.world} ranks, but {mine.world} load now: "
+            "each rank has other samples, so this rank's position is unknown. Resume on "
             f"{theirs.world} ranks"
         )
     if theirs.rank == mine.rank:
         return state
     dealt = theirs.dealt and mine.dealt and theirs.block == mine.block
-    follows = dealt and not state["delivered_beyond"]  # which each rank has in an order of its own
+    follows = dealt and not state["delivered_beyond"]  # out of order, ranks differ
     if mid_epoch and not follows and not in_step:
         raise OfAnotherRank(
-            f"the state was taken in mid-epoch by rank {theirs.rank}, and this is rank {mine.rank}, "
-            "whose place follows from it only where the sampler says how it deals samples to ranks "
+            f"the state was taken in mid-epoch by rank {theirs.rank}, but this is rank {mine.rank}. "
+            "Its position only follows from that if the sampler says how it deals samples to ranks "
             "(as DistributedSampler does) and batches come in order. Save the state of each rank, "
-            "and load its own"
+            "and load each rank's own"
         )
-    # What the other rank's loader and dataset said of themselves is not this rank's. Ranks that
-    # share one order shuffle with the same generators.
+    # The own states of the other rank's loader and dataset do not apply to this rank. Ranks that
+    # share one order shuffle with the same generators, so the samplers' generators do apply.
     common = ("sampler", "batch_sampler", "torch", "python", "numpy")
     generators = {
         role: packed
@@ -407,22 +408,22 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
 
 
 def opened(state: Any, loader: Any, *, in_step: bool = False) -> State:
-    """The state as iterators use it; ValueError says what is wrong with it. in_step: see
+    """The state as iterators use it; raises ValueError that says what is wrong. in_step: see
     ``_of_this_rank``."""
     _check_form(state)
-    state = copy.deepcopy(state)  # which the program may go on to change
+    state = copy.deepcopy(state)  # the program may change its own later
     _check_fit(state, loader)
     state = _of_this_rank(state, loader, in_step)
     generators = _unpack_generators(state["generators"])
     Sources(loader).check(generators)
     costs, starts = unpack_costs(state["costs"]), _starts(state, loader)
     more = {"starts": starts, "as_given": dict(state)}
-    begun = state["base_seed"] is not None and state.get("begun", True)  # older ones do not say
+    begun = state["base_seed"] is not None and state.get("begun", True)  # older states lack it
     return {**state, "generators": generators, "costs": costs, "begun": begun, **more}
 
 
 def _starts(state: State, loader: Any) -> list[Start] | None:
-    """Where each worker goes on by what its dataset has said of itself."""
+    """Where each worker resumes, from its dataset's own state."""
     states, workers = state.get("worker_states"), loader.num_workers
     if states is None:
         return None
@@ -436,12 +437,13 @@ def _starts(state: State, loader: Any) -> list[Start] | None:
     if not said:
         return None
     what = (
-        f"the state holds what {len(states)} {'copy' if len(states) == 1 else 'copies'} of the "
-        f"dataset said in state_dict(), and this loader has {workers} workers: "
+        f"the state holds the state_dict() of {len(states)} "
+        f"{'copy' if len(states) == 1 else 'copies'} of the dataset, but this loader has {workers} "
+        "workers: "
     )
     if iterable or not all(one["begins"] for one in said):
-        raise ValueError(what + "give it the number that the state was taken with")
-    warnings.warn(what + "an epoch begins, and it is not told that", stacklevel=4)
+        raise ValueError(what + "use the number of workers that the state was taken with")
+    warnings.warn(what + "an epoch starts, and the dataset does not get its state", stacklevel=4)
     return None
 
 

@@ -1,17 +1,18 @@
-"""What a dataset says of itself, by torchdata's ``Stateful`` convention: an object with
+"""A dataset's own state, by torchdata's ``Stateful`` convention: an object with
 ``state_dict()`` and ``load_state_dict(state)``.
 
-An iterable dataset and the iterator that its ``__iter__`` returns are asked in the worker that
-goes through them, behind the batch that is just made. The answer travels with that batch, and is
-the worker's state once the batch is delivered, so it does not matter how far workers are ahead.
-With it go the worker's global generators: what follows draws the same numbers.
+The worker that iterates over an iterable dataset asks the dataset and its iterator for their states
+after each batch it has made. The states travel with that batch. They become the worker's state when
+the batch is delivered, so it does not matter how far ahead the workers are. The states of the
+worker's global generators travel along, so that resumed workers draw the same numbers.
 
-An epoch begins with the dataset as the program has made it: what iterables say at the end of one,
-or where it was left in the middle, would have most begin the next at their end, or there. Only
-the generators of persistent workers go on.
+An epoch starts with the dataset as the program has made it. The state from the end or the middle of
+an epoch is not applied, because most iterables would then start the next epoch there. Only the
+generators of persistent workers carry over.
 
-To go on, a worker tells the dataset, has it make its iterator, tells that, and makes again and
-throws away what was delivered since the snapshot: nothing, where a snapshot is cheap.
+To resume, a worker loads the dataset's state, has it make its iterator, loads the iterator's state,
+and makes and discards the batches delivered since the snapshot. If snapshots are cheap, there are
+none.
 """
 
 from __future__ import annotations
@@ -35,23 +36,23 @@ import torch
 from .dataset_calls import offered, own_attributes
 from .errors import Failure
 
-#: nanoseconds: a snapshot that takes no longer goes with every batch
+#: nanoseconds: a snapshot that takes no longer travels with every batch
 CHEAP_NS = 500_000
-#: of a worker's time, at most, for those that take longer: one is as far behind as the batches
-#: of ten times the time that it takes
+#: largest share of a worker's time for slower snapshots. The latest snapshot is then behind by the
+#: batches that the worker makes in ten times the time of a snapshot
 SHARE = 0.1
-#: of a snapshot: it travels in the memory that is there for batches
+#: size limit of a snapshot, which travels in the memory for batches
 MOST_BYTES = 32 << 20
 
 
-#: of functions
+#: signatures of functions, cached
 _signatures: weakref.WeakKeyDictionary[Any, inspect.Signature] = weakref.WeakKeyDictionary()
 
 
 def is_stateful(part: Any) -> bool:
-    """Whether an object offers both methods itself: a ``__getattr__`` would make up anything. One
-    that says ``state_dict = None`` is not asked, nor is one whose methods want to be told more (as
-    MosaicML's streams do), or a module of a network, whose methods are for its weights."""
+    """Whether an object really has both methods; ``__getattr__`` is ignored. Not stateful are
+    objects with ``state_dict = None``, those whose methods need more arguments (as in MosaicML's
+    streams), and modules of a network, whose methods are for their weights."""
 
     def offers(name: str, *arguments: Any) -> bool:
         method = offered(part, name)
@@ -63,7 +64,7 @@ def is_stateful(part: Any) -> bool:
 
 
 def _takes(method: Any, *arguments: Any) -> bool:
-    """Whether it can be called so. What was found of functions is kept: this is asked often."""
+    """Whether a method can be called with these arguments. Cached, because it is asked often."""
     function = method
     if isinstance(method, types.MethodType):
         function, arguments = method.__func__, (method.__self__, *arguments)
@@ -74,24 +75,24 @@ def _takes(method: Any, *arguments: Any) -> bool:
         signature.bind(*arguments)
     except TypeError:
         return False
-    except ValueError:  # it is written in C and does not say
+    except ValueError:  # written in C, without a signature
         pass
     return True
 
 
 class Snapshot(NamedTuple):
-    """What is said at one moment; None by what is not Stateful."""
+    """The states at one moment; None for an object that is not Stateful."""
 
     dataset: Any = None
     iterator: Any = None
-    ended: bool = False  # the fetcher, because the batch made last was not full
-    begins: bool = False  # an epoch, for which no iterator is made yet
-    #: states of the global generators that a worker has drawn from: see Generators
+    ended: bool = False  # the fetcher has ended: its last batch was not full
+    begins: bool = False  # an epoch starts and has no iterator yet
+    #: states of the global generators that the worker has drawn from: see Generators
     generators: dict[str, Any] | None = None
 
 
 def ask(dataset: Any, fetcher: Any) -> Snapshot:
-    """Asks those that are Stateful. An iterator that is the dataset itself is asked once."""
+    """Asks dataset and iterator. An iterator that is the dataset itself is asked once."""
     iterator = getattr(fetcher, "dataset_iter", None)
     return Snapshot(
         None if iterator is dataset else _asked(dataset, "dataset"),
@@ -105,24 +106,24 @@ def _asked(part: Any, what: str) -> Any:
         return part.state_dict() if is_stateful(part) else None
     except Exception as error:
         raise RuntimeError(
-            f"state_dict() of the {what}, a {type(part).__name__}, has raised "
-            f"{type(error).__name__}: {error}. Batches do not need it, the loader's own "
-            "state_dict() does: mend it, or set it to None on the object, and what was delivered "
-            "is made again when it is resumed"
+            f"state_dict() of the {what}, a {type(part).__name__}, raised "
+            f"{type(error).__name__}: {error}. The loader's own state_dict() needs it; batches do "
+            "not. Fix it, or set state_dict to None on the object: resuming then makes the "
+            "delivered batches again"
         ) from error
 
 
 def check_can_be_told(part: Any, what: str) -> None:
-    """Raises ValueError for a part that has no state of its own, where a loader's state has one."""
+    """Raises ValueError if the loader's state has a state for a part that is not Stateful."""
     if not is_stateful(part):
         raise ValueError(
-            f"the state holds what the {what} has said in state_dict(), but that is a "
-            f"{type(part).__name__} now, without load_state_dict()"
+            f"the state holds a state_dict() of the {what}, but that is now a "
+            f"{type(part).__name__} without load_state_dict(). Resume with the original class"
         )
 
 
 def tell(part: Any, state: Any, what: str) -> None:
-    """Hands back what a part said of itself, if it has said anything."""
+    """Gives a part its own state back, if there is one."""
     if state is None:
         return
     check_can_be_told(part, what)
@@ -130,24 +131,24 @@ def tell(part: Any, state: Any, what: str) -> None:
 
 
 def begin_anew(dataset: Any) -> None:
-    """A dataset that tell() has given a state begins its next epoch at the beginning. A stream of
-    Hugging Face's datasets would begin where that state says each time that its epoch is the one of
-    the state, and where the program counts no epochs, each is. Not to be called for what the
-    program itself has told it."""
+    """Lets a dataset that has loaded a state start its next epoch at the beginning. A stream of
+    Hugging Face's datasets would start at the loaded state whenever its epoch is that of the state,
+    which is always so if the program counts no epochs. Not for a state that the program itself
+    has loaded."""
     if own_attributes(dataset).get("_starting_state_dict") is not None:
         dataset._starting_state_dict = None
 
 
 def tell_iterator(fetcher: Any, snapshot: Snapshot) -> None:
-    """Once there is one, of a dataset that has been told."""
+    """Loads the iterator's state, after its dataset has loaded its own."""
     tell(getattr(fetcher, "dataset_iter", None), snapshot.iterator, "iterator of the dataset")
     if snapshot.ended:
         fetcher.ended = True
 
 
 def make_again(fetcher: Any, index: Any) -> None:
-    """A batch that was delivered since the state, whose iterator has to be as far. An error in it
-    the program has seen then. Raises StopIteration."""
+    """Makes a batch again that was delivered since the snapshot, to advance the iterator. Ignores
+    errors, which the program has already seen. Raises StopIteration."""
     try:
         fetcher.fetch(index)
     except StopIteration:
@@ -157,14 +158,14 @@ def make_again(fetcher: Any, index: Any) -> None:
 
 
 def may_be_asked(dataset: Any, fetcher: Any) -> bool:
-    """Whether there is anybody to ask."""
+    """Whether dataset or iterator is Stateful and its state is complete."""
     iterator = getattr(fetcher, "dataset_iter", None)
     return (is_stateful(dataset) or is_stateful(iterator)) and not _forgets(dataset)
 
 
 def _forgets(dataset: Any) -> bool:
-    """A stream of Hugging Face's datasets that shuffles has taken samples into its buffer, and its
-    state leaves them out: they would be lost."""
+    """Whether the dataset is a shuffled stream of Hugging Face's datasets. Its state leaves out the
+    samples in its buffer, which would be lost."""
     parts = [own_attributes(dataset).get("_ex_iterable")]
     while parts:
         part = parts.pop()
@@ -179,7 +180,7 @@ def _forgets(dataset: Any) -> bool:
 # ---- generators ------------------------------------------------------------------------
 
 
-#: bytes of a Mersenne Twister's words and place, as NumPy has them in memory
+#: bytes of a Mersenne Twister's words and position, in NumPy's memory layout
 _MT19937 = 4 * 625
 
 
@@ -188,20 +189,20 @@ def _is_mt(bits: Any) -> bool:
 
 
 def numpy_words() -> bytes:
-    """The words of NumPy's global generator as they lie in memory; empty for one of another kind."""
+    """The words of NumPy's global generator in memory; empty if it is of another kind."""
     bits: Any = np.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
     return ctypes.string_at(bits.ctypes.state_address, _MT19937) if _is_mt(bits) else b""
 
 
 class Generators:
-    """The global generators of a worker, compared with what they were before its dataset drew.
+    """A worker's global generators, compared with their states before its dataset drew from them.
 
-    Captured in the form that is had in microseconds; ``plain`` makes it what states hold."""
+    The captured form takes only microseconds; ``plain`` converts it to the form in states."""
 
     def __init__(self) -> None:
         self.initial = {**self._torch_and_python(), **self._numpy()}
-        # Asking NumPy takes longer than all else, and where nothing is drawn its words stay.
-        untouched = self.initial.get("numpy", (b"", 0, 1))[2] == 0  # and no second Gaussian waits
+        # Asking NumPy takes longest, so its words in memory are compared first.
+        untouched = self.initial.get("numpy", (b"", 0, 1))[2] == 0  # no second Gaussian is cached
         self._words = numpy_words() if untouched else None
 
     @staticmethod
@@ -216,19 +217,19 @@ class Generators:
         return {"numpy": (words.tobytes(), *rest)} if name == "MT19937" else {}
 
     def drawn(self) -> dict[str, Any]:
-        """Those that are not what they were."""
+        """The states of the generators that have changed."""
         now = self._torch_and_python()
         if numpy_words() != self._words:
             now.update(self._numpy())
         return {role: state for role, state in now.items() if state != self.initial.get(role)}
 
     def put(self, states: dict[str, Any], set_all: Callable[[dict[str, bytes]], None]) -> None:
-        """Sets these, and the others as they were at first."""
+        """Sets these generators, and the others to their initial states."""
         set_all(plain({**self.initial, **states}))
 
 
 def plain(generators: dict[str, Any]) -> dict[str, bytes]:
-    """States of global generators as seeding/order_generators.py has them."""
+    """States of global generators in the form of seeding/order_generators.py."""
     return {role: _plain(state) for role, state in generators.items()}
 
 
@@ -241,39 +242,39 @@ def _plain(state: Any) -> bytes:
     return json.dumps(state).encode()
 
 
-# ---- on the way ------------------------------------------------------------------------
+# ---- snapshots -------------------------------------------------------------------------
 
 
 class Pace:
-    """How often somebody is asked whose answer takes time: always while it is cheap, and else as
-    long as all answers together took no more of the time than their share."""
+    """How often to ask for something that takes time: always while it is cheap, otherwise only
+    while all answers together have taken at most their share of the time."""
 
     def __init__(self, cheap_ns: int, share: float | None = None) -> None:
         self._cheap_ns = cheap_ns
         self._share = SHARE if share is None else share
-        self._cost = self._spent = 0  # nanoseconds: of the last answer, and of all
+        self._cost = self._spent = 0  # nanoseconds: of the last answer, and of all answers
         self._began = time.perf_counter_ns()
 
     def allows(self) -> bool:
-        """One more."""
+        """Whether to ask now."""
         if self._cost <= self._cheap_ns:
             return True
         return self._spent <= self._share * (time.perf_counter_ns() - self._began)
 
     def took(self, begins: int) -> None:
-        """One, since this perf_counter_ns()."""
+        """Records an answer that was asked for at this perf_counter_ns()."""
         self._cost = time.perf_counter_ns() - begins
         self._spent += self._cost
 
 
 class Snapshots:
-    """Taken in a worker, as often as they are cheap."""
+    """Takes a worker's snapshots, as often as they are cheap."""
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._generators = Generators()
-        self._told = False  # the dataset, where it was
-        self._asked: tuple[Any, Any] | None = None  # dataset and fetcher, where they are Stateful
+        self._told = False  # whether the dataset has loaded a state
+        self._asked: tuple[Any, Any] | None = None  # dataset and fetcher, if Stateful
         self._pace = Pace(CHEAP_NS)
 
     def go_on(
@@ -283,9 +284,9 @@ class Snapshots:
         create: Callable[[], Any],
         set_all: Callable[[dict[str, bytes]], None],
     ) -> Any:
-        """The fetcher, where it stood in another process. At an epoch's begin the generators are
-        set before it is made, because making it draws from them; later on after it, because it
-        has drawn already. set_all: sets global generators by their states."""
+        """Returns the fetcher, resumed from a snapshot of another process. At the start of an
+        epoch, the generators are set before the fetcher is made, because making it draws from them;
+        later in an epoch afterwards. set_all: sets global generators to their states."""
         snapshot = Snapshot() if pickled is None else read(pickled)
         self._told = snapshot.dataset is not None
         tell(dataset, snapshot.dataset, "dataset")
@@ -298,11 +299,11 @@ class Snapshots:
         return fetcher
 
     def watch(self, dataset: Any, fetcher: Any) -> None:
-        """What is asked from now on."""
+        """Sets what is asked from now on."""
         self._asked = (dataset, fetcher) if may_be_asked(dataset, fetcher) else None
 
     def epoch(self, dataset: Any, create: Callable[[], Any]) -> tuple[Any, bytes | None]:
-        """The fetcher of one that begins, and what is to be known of it."""
+        """Starts an epoch: its fetcher, and the snapshot of its start, pickled."""
         begin = Snapshot(begins=True, generators=self._generators.drawn())
         if self._told:
             begin_anew(dataset)
@@ -310,11 +311,11 @@ class Snapshots:
         return fetcher, pickle.dumps(begin) if may_be_asked(dataset, fetcher) else None
 
     def rest(self) -> None:
-        """Nothing is asked for now."""
+        """Stops asking."""
         self._asked = None
 
     def taken(self, at_any_cost: bool = False) -> bytes | None:
-        """A snapshot, if there is anybody to ask and it is time for one."""
+        """A snapshot, pickled, if dataset or iterator is Stateful and the pace allows it."""
         if self._asked is None or not (at_any_cost or self._pace.allows()):
             return None
         begins = time.perf_counter_ns()
@@ -329,7 +330,7 @@ class Snapshots:
 
 
 def _said_by(dataset: Any) -> str:
-    return f"what the dataset, a {type(dataset).__name__}, or its iterator says in state_dict()"
+    return f"the state_dict() of the dataset, a {type(dataset).__name__}, or of its iterator"
 
 
 def _copied(snapshot: Snapshot, dataset: Any) -> Snapshot:
@@ -337,8 +338,8 @@ def _copied(snapshot: Snapshot, dataset: Any) -> Snapshot:
         return copy.deepcopy(snapshot)
     except Exception as error:
         raise RuntimeError(
-            f"{_said_by(dataset)} cannot be copied: {error}. Return plain data there, or set "
-            "state_dict to None on the object, and it is not asked"
+            f"{_said_by(dataset)} cannot be copied: {error}. Return plain data, or set "
+            "state_dict to None on the object to leave it out"
         ) from error
 
 
@@ -347,17 +348,20 @@ def _pickled(snapshot: Snapshot, dataset: Any) -> bytes:
     try:
         pickled = pickle.dumps(snapshot)
     except Exception as error:
-        raise RuntimeError(f"{what} cannot be pickled: {error}") from error
+        raise RuntimeError(
+            f"{what} cannot be pickled: {error}. Return plain data, or set state_dict to None on "
+            "the object to leave it out"
+        ) from error
     if len(pickled) > MOST_BYTES:
         raise RuntimeError(
-            f"{what} has {len(pickled)} bytes, and {MOST_BYTES} may go with a batch. Leave out what "
-            "can be made again"
+            f"{what} has {len(pickled)} bytes, but at most {MOST_BYTES} may travel with a batch. "
+            "Leave out what can be made again"
         )
     return pickled
 
 
 def read(pickled: bytes) -> Snapshot:
-    """What a worker has sent. Raises what went wrong there."""
+    """Unpickles a worker's snapshot. Raises the error that occurred there."""
     found = pickle.loads(pickled)
     if isinstance(found, Failure):
         found.reraise()
@@ -374,38 +378,38 @@ def _weak(part: Any) -> Callable[[], Any]:
 
 
 class Kept:
-    """What a loader knows of a dataset's own place: of one worker's, or of its only one."""
+    """A loader's knowledge of a dataset's own state: that of one worker's copy, or the only one."""
 
     def __init__(self) -> None:
         self._read: Callable[[], Snapshot] | None = None
-        self._live: Callable[[], Snapshot] | None = None  # asks one in this process
-        self._before: Callable[[], Snapshot] | None = None  # as a batch began to be made
+        self._live: Callable[[], Snapshot] | None = None  # asks a dataset in this process
+        self._before: Callable[[], Snapshot] | None = None  # state before the current batch
         self._since = 0  # batches made since _before
         self._pace = Pace(CHEAP_NS)
         self.pickled: bytes | None = None
         self.again = 0  # batches delivered since
 
     def delivered(self, pickled: bytes | None) -> None:
-        """A batch, and what came with it."""
+        """Records a delivered batch and the snapshot that came with it."""
         if pickled is None:
             self.again += 1
         else:
             self.came(pickled)
 
     def came(self, pickled: bytes, again: int = 0) -> None:
-        """What a worker has said."""
+        """Records a worker's snapshot."""
         self.pickled, self.again = pickled, again
         self._read = partial(read, pickled)
 
     def lives(self, dataset: Any, fetcher: Any) -> None:
-        """It is in this process, and can be asked as long as the loader and its iterator hold it:
-        what they hold may hold them."""
+        """The dataset is in this process, and can be asked while the loader and its iterator hold
+        it. Weak references, because they may hold this object."""
         whose, its = _weak(dataset), weakref.ref(fetcher)
         self._read = self._live = lambda: _copied(ask(whose(), its()), whose())
 
     def goes_on(self) -> None:
-        """A batch begins to be made, and until that is done the dataset is ahead of what was
-        delivered: what it says now is kept, or what it said before, if that is dear."""
+        """A batch is about to be made; until it is done, the dataset is ahead of what was
+        delivered. Stores its state now, or keeps an earlier one if asking is expensive."""
         if self._pace.allows():
             begins = time.perf_counter_ns()
             self.settle()
@@ -414,12 +418,12 @@ class Kept:
         self._read, self.again = self._before, self._since
 
     def stands(self, made: int) -> None:
-        """The batch is made, or (0) there was none."""
+        """A batch has been made, or (0) there was none."""
         self._since += made
         self._read, self.again = self._live, 0
 
     def settle(self) -> None:
-        """It will be gone: what it would say is to be known."""
+        """Stores the state, because the dataset or iterator will be gone."""
         said: Snapshot | Exception
         try:
             said = self.snapshot()
@@ -434,9 +438,9 @@ class Kept:
         self._read = read_it
 
     def known(self) -> bool:
-        """Whether anything was said."""
+        """Whether there is a state."""
         return self._read is not None
 
     def snapshot(self) -> Snapshot:
-        """What was said; as at the beginning where nothing was."""
+        """The state; that of the start if there is none."""
         return Snapshot() if self._read is None else self._read()

@@ -80,7 +80,7 @@ MISFITS: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         lambda: {**STATE, "generators": {"sampler": pack(b"12345678")}}, "generator 'sampler'",
     ),
     "dataset": (
-        lambda: made(Stream()), lambda: mid_epoch(made(Says())), "Stream now, without load_state_dict"
+        lambda: made(Stream()), lambda: mid_epoch(made(Says())), "Stream without load_state_dict"
     ),
     "no state": (made, lambda: None, "version"),
 }  # fmt: skip
@@ -108,7 +108,7 @@ def test_misfit_strict_outranks_the_caller() -> None:
     loader = made(batch_size=5)
     with pytest.raises(ValueError, match="batch_size"):
         of_module("lightning", loads)(loader, STATE, True)
-    with pytest.warns(UserWarning, match="batch_size=4, this loader has 5"):
+    with pytest.warns(UserWarning, match="batch_size=4, but this loader has 5"):
         loads(loader, STATE, False)
     assert lists(loader) == lists(made(batch_size=5))
 
@@ -235,7 +235,7 @@ def test_rebuilt_loader_of_framework_that_does_not_fit_warns() -> None:
     def starts(loader: Any) -> Any:
         return [batch.tolist() for batch in loader]
 
-    with pytest.warns(UserWarning, match="batch_size=4, this loader has 5"):
+    with pytest.warns(UserWarning, match="batch_size=4, but this loader has 5"):
         found = of_module("accelerate.data_loader", starts)(loader)
     assert found == lists(loader)
 

@@ -72,7 +72,7 @@ def test_memory_is_what_is_named_or_fair_to_all_workers_there_may_be(
         ({"scheduling": "static", "seed_per_sample": True}, "seed_per_sample=True needs"),
         ({"max_retries": True}, "max_retries option"),
         ({"memory_limit": "much"}, "memory_limit should be bytes"),
-        ({"autoscale": (3, 4)}, "does not hold num_workers=2"),
+        ({"autoscale": (3, 4)}, "does not include num_workers=2"),
         ({"autoscale": (1, 2), "scheduling": "static"}, "autoscale needs"),
         ({"straggler_threshold": -1}, "straggler_threshold option"),
         ({"prefetch_next_epoch": True}, "needs persistent_workers=True"),

@@ -377,7 +377,7 @@ def test_a_wheel_of_python_alone_is_torchs_loader(tmp_path: Path) -> None:
     )
     done = run(bin_ / "python", script, "darwin", cwd=tmp_path, env=clean())
     assert "[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]" in done.stdout
-    assert "torch's own loader serves in its place" in done.stderr
+    assert "torch's own loader is used instead" in done.stderr
     done = subprocess.run(
         [bin_ / "python", script, "linux"], cwd=tmp_path, env=clean(), capture_output=True,
         text=True, timeout=60,

@@ -147,7 +147,7 @@ def test_a_batch_samplers_other_size_is_noticed(then: Any, now: Any, workers: in
     first = minato.DataLoader(range(40), num_workers=workers, **then)
     next(iter(first))
     again = minato.DataLoader(range(40), num_workers=workers, **now)
-    with pytest.raises(ValueError, match="batch_size=4, this loader has 8"):
+    with pytest.raises(ValueError, match="batch_size=4, but this loader has 8"):
         again.load_state_dict(through_json(first.state_dict()))
     same = minato.DataLoader(range(40), batch_size=4, num_workers=workers)
     same.load_state_dict(through_json(first.state_dict()))

@@ -159,7 +159,7 @@ def test_state_of_another_rank_loaded_again_is_own() -> None:
 
 def test_state_of_another_world_raises_in_mid_epoch() -> None:
     state = state_after(made(0), 2)
-    with pytest.raises(ValueError, match="taken in mid-epoch on 2 ranks, and 3 load now"):
+    with pytest.raises(ValueError, match="taken in mid-epoch on 2 ranks, but 3 load now"):
         made(0, 3).load_state_dict(state)
     loader = made(0, 3)
     with pytest.warns(UserWarning, match="on 2 ranks"):
@@ -182,7 +182,7 @@ def test_state_out_of_order_of_another_rank_raises() -> None:
     with pytest.raises(ValueError, match="and batches come in order"):
         made(1).load_state_dict(state)
     loader = made(1)
-    with pytest.warns(UserWarning, match="skips as many batches of its own"):
+    with pytest.warns(UserWarning, match="skips the same number of its own batches"):
         loader.load_state_dict(state, strict=False)
     assert lists(loader) == lists(made(1))[2:]
 
@@ -215,7 +215,7 @@ def test_state_of_unknown_rank_raises_for_the_program(on_rank: Any) -> None:
     state = state_after(made(0, sampler=None, shuffle=True), 2)
     on_rank(1)
     loader = made(1, sampler=None, shuffle=True)
-    with pytest.raises(ValueError, match="by rank 0, and this is rank 1"):
+    with pytest.raises(ValueError, match="by rank 0, but this is rank 1"):
         loader.load_state_dict(state)
 
 
@@ -225,10 +225,10 @@ def test_stream_skips_own_batches_when_framework_loads(kind: Any, on_rank: Any) 
     state = state_after(streaming(0, kind), 2)
     on_rank(1)
     whole = lists(streaming(1, kind))
-    with pytest.raises(ValueError, match="by rank 0, and this is rank 1"):
+    with pytest.raises(ValueError, match="by rank 0, but this is rank 1"):
         streaming(1, kind).load_state_dict(state)
     loader = streaming(1, kind)
-    with pytest.warns(UserWarning, match="skips as many batches of its own"):
+    with pytest.warns(UserWarning, match="skips the same number of its own batches"):
         loader.load_state_dict(state, strict=False)
     assert lists(loader) == whole[2:]
 

@@ -158,7 +158,7 @@ def test_another_system(bare: Path, platform: str, load: list[int]) -> None:
     squares = [[n * n for n in range(k, k + 4)] for k in (0, 4, 8)]
     assert all(out[f"batches {workers}"] == squares for workers in load)
     [warning] = out["warned"]
-    assert platform in warning and "torch's own loader serves" in warning
+    assert platform in warning and "torch's own loader is used" in warning
     assert "memory_limit" in warning
     assert out["epoch"] == 4 and out["same order"] and out["patched"]
     assert out["counted"] == 1

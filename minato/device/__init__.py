@@ -1,1 +1,1 @@
-"""Batches on their way to an accelerator."""
+"""Copies batches to an accelerator."""

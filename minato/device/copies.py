@@ -1,19 +1,19 @@
-"""Batches on their way to a device: copied ahead on a stream of minato's own.
+"""Batches on their way to a device: copied ahead on minato's own stream.
 
 Life of a batch here:
 
-1. ``begin`` (the stage's thread, or the caller's where there is none) gives each tensor a
-   place that copies can read, begins its copy, and records an event after the last.
-   Samples of a pipeline that ends on the device are finished there, behind their copies and
+1. ``begin`` (in the stage's thread, or the caller's if there is none) puts each tensor where
+   copies can read it, starts its copy, and records an event after the last copy.
+   If a pipeline ends on the device, its samples are finished there, after their copies and
    before the event (``operators.py``).
-2. What the copies read stays with the copier until that event has passed.  It is then
-   dropped, and its memory is free for the next batch: not earlier, whatever the program does.
-3. ``hand_over`` (the caller's thread) makes the caller's current stream wait for the event,
-   and says that this stream uses the tensors.  The host does not wait.
+2. The sources of the copies stay with the copier until that event has passed.  They are then
+   dropped, and their memory is free for the next batch; never earlier, whatever the program does.
+3. ``hand_over`` (in the caller's thread) makes the caller's current stream wait for the event,
+   and records that this stream uses the tensors.  The host does not wait.
 
-What is no plain tensor in ordinary memory (other layouts, classes with a ``to()`` of their
-own, tensors of another device) is moved in step 3 by the caller's own stream, as the program
-would do it: what is inside of it could not be told to the stream.
+Anything other than a plain tensor in ordinary memory (other layouts, classes with their own
+``to()``, tensors of another device) is moved in step 3 on the caller's own stream, as the program
+would do it: the stream of step 1 could not be told about memory inside such an object.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from .interface import Provider
 from .operators import Split, Tail
 from .pagelocked_rows import Lock, Slots
 
-#: batches on the device at most: the one that is handed out, and those after it
+#: fewest and most batches on the device: the delivered one and those after it
 FEWEST, MOST = 2, 4
-#: share of the free device memory that batches ahead may take beyond the first
+#: largest share of the free device memory for batches ahead, beyond the first
 SHARE = 1 / 8
-#: batches between two questions for the device's free memory
+#: batches between two queries of the device's free memory
 FREE_EVERY = 64
-#: tensors from so many bytes on are timed one by one; smaller ones cost less than the clock
+#: tensors of at least this size are timed; smaller ones cost less than the clock
 TIMED_BYTES = 64 << 10
-#: how much one measurement moves a mean
+#: weight of one measurement in a running mean
 PACE = 0.2
-#: longest that copies are waited for before what they read is unlocked for the program
+#: longest wait for copies before their sources are unlocked for the program
 LAND_SECONDS = 5.0
 
 
 def depth(copy_s: float, step_s: float, nbytes: float, free: float | None) -> int:
-    """How many batches should be on the device, the one handed out among them.
+    """How many batches should be on the device, including the delivered one.
 
-    One ahead hides a copy behind a step as long as every step is longer than a copy. Where
-    copies are not much shorter, one short step would be waited in; one or two more are then
-    a reserve. Each costs its bytes of device memory for all of the time.
+    One batch ahead hides a copy behind a step as long as every step is longer than a copy. If
+    copies are not much shorter than steps, a short step would wait, so one or two more batches
+    are kept in reserve. Each costs its bytes of device memory all the time.
     """
     if step_s <= 0 or copy_s <= 0:
         return FEWEST
@@ -69,9 +69,9 @@ def depth(copy_s: float, step_s: float, nbytes: float, free: float | None) -> in
 
 
 def mapped(data: Any, leaf: Callable[[Any], Any]) -> Any:
-    """data with what leaf says in the place of its parts; None: it has nothing to say.
+    """data with its parts replaced by leaf(part); if leaf returns None, its own parts are searched.
 
-    The containers are those that torch's pin_memory goes into, made anew as it does, and
+    The containers are those of torch's pin_memory, rebuilt in the same way, and
     dataclasses.
     """
     said = leaf(data)
@@ -105,11 +105,11 @@ def _replaced(made: Any, parts: Any) -> None:
 
 
 def _rebuilt(data: Any, parts: Any, mutable: type, put: Callable[[Any, Any], None]) -> Any:
-    """A container of the same type; what cannot be made so is a plain one."""
+    """A container of the same type, or a plain one if that cannot be made."""
     try:
         if not isinstance(data, mutable):
             return type(data)(parts)  # type: ignore[call-arg]
-        made = copy.copy(data)  # a type of its own may have more than its parts
+        made = copy.copy(data)  # a custom type may have more attributes than its parts
         put(made, parts)
         return made
     except TypeError:
@@ -117,7 +117,7 @@ def _rebuilt(data: Any, parts: Any, mutable: type, put: Callable[[Any, Any], Non
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """Whether its values are bytes in ordinary memory, and nothing depends on them."""
+    """Whether the values are bytes in ordinary memory without dependencies."""
     return (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
@@ -128,8 +128,8 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 class Copies:
-    """What was copied, for stats(). Written by the stage's thread and by the caller's, each
-    its own fields."""
+    """Counters of copies, for stats(). The stage's thread and the caller's thread each write
+    their own fields."""
 
     def __init__(self, device: str, split: Split | None = None) -> None:
         self.device = device
@@ -137,17 +137,17 @@ class Copies:
         self.operators_why = split.why if split is not None else None
         kept = split.tail.resident if split is not None and split.tail else None
         self.resident = kept.nbytes if kept is not None else 0
-        # of the thread that begins copies
+        # written by the thread that starts copies
         self.copies = self.bytes = self.timed_bytes = 0
         self.copy_s = 0.0
-        self.batch_s = self.batch_bytes = 0.0  # of a batch, running means
+        self.batch_s = self.batch_bytes = 0.0  # per batch, running means
         self.staging_s = 0.0
         self.through = {"locked": 0, "direct": 0, "pinned": 0, "pageable": 0}
         self.locked = self.lock_error = 0
-        self.refused = 0  # batches that found no room ahead of their turn
+        self.refused = 0  # batches for which the device had no memory ahead of their turn
         self.stalled_s = 0.0
         self.depth = FEWEST
-        # of the caller
+        # written by the caller's thread
         self.batches = 0
         self.waited_s = self.step_s = 0.0
 
@@ -177,24 +177,24 @@ class Copies:
 
 
 class _Late:
-    """In a batch: what the caller's own stream moves."""
+    """A part of a batch that the caller's own stream moves."""
 
     def __init__(self, data: Any, pinned: bool) -> None:
         self.data = data
-        #: torch keeps its memory until it was read; else the move has to be waited for
+        #: torch keeps the memory until it was read; if False, the move must be waited for
         self.pinned = pinned
 
 
-#: what has no memory of its own that a program could copy from
+#: types without memory that a program could copy to a device
 _PLAIN = (str, bytes, int, float, complex, type(None), np.generic, type)
-#: what has none beside its parts
+#: types without memory besides their parts
 _CONTAINERS = (dict, list, tuple, collections.OrderedDict, collections.defaultdict)
 
 
 def opaque(data: Any) -> bool:
-    """Whether there is anything in a batch that is neither a tensor nor plain: it stays in the
-    program's hands as it is, and may lie in rows. A copy to the device that the program begins of
-    it could still read page-locked rows when they are the next batch's (``pagelocked_rows.py``)."""
+    """Whether a batch contains anything that is neither a tensor nor plain. The program receives
+    such an object as it is, and it may lie in rows. If the program copies it to the device, that
+    copy could still read page-locked rows when they hold the next batch (pagelocked_rows.py)."""
     found = False
 
     def leaf(part: Any) -> Any:
@@ -212,32 +212,32 @@ def opaque(data: Any) -> bool:
 
 @dataclasses.dataclass(eq=False)
 class Flight:
-    """The copies of one batch, until nothing is to be known of them any more."""
+    """The copies of one batch, until their times have been measured."""
 
-    #: what they read, and what lets the device read it
+    #: their sources, and the locks that let the device read them
     sources: list[torch.Tensor] = dataclasses.field(default_factory=list)
     locks: list[Lock] = dataclasses.field(default_factory=list)
-    nbytes: int = 0  # of the device
-    done: Any = None  # the event after the last; None: nothing was copied
-    #: (bytes, begin, end) of those that are timed
+    nbytes: int = 0  # on the device
+    done: Any = None  # the event after the last copy; None: nothing was copied
+    #: (bytes, begin, end) of the timed copies
     times: list[tuple[int, Any, Any]] = dataclasses.field(default_factory=list)
-    #: recorded on the caller's stream where that began to wait; None: it never did
+    #: event on the caller's stream before it waited; None: it never did
     asked: Any = None
 
 
 @dataclasses.dataclass(eq=False)
 class Sent:
-    """A batch whose copies have begun."""
+    """A batch whose copies have started."""
 
     flight: Flight = dataclasses.field(default_factory=Flight)
     data: Any = None
     tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
-    late: bool = False  # there is something in it for the caller's own stream
+    late: bool = False  # it has parts that the caller's own stream moves
 
 
 class Copier:
-    """The copies of one iterator. begin(), look() and finish() are one thread's, hand_over()
-    is the caller's."""
+    """The copies of one iterator. One thread calls begin(), look() and finish(); the caller's
+    thread calls hand_over()."""
 
     def __init__(
         self,
@@ -247,22 +247,22 @@ class Copier:
     ) -> None:
         self.provider = provider
         self._tail = split.tail if split is not None else None
-        self._engine = engine  # whose arena batches may lie in
+        self._engine = engine  # batches may lie in its arena
         self._slots: Slots | None = None
         self.counts = Copies(str(provider.device), split)
         self._stream: Any = None
-        self._flying: list[Flight] = []  # what they read may not be freed yet
-        self._landed: list[Flight] = []  # their times are still to be read
-        self._until_asked = 0  # batches, until the free memory is looked at
+        self._flying: list[Flight] = []  # their sources may not be freed yet
+        self._landed: list[Flight] = []  # their times are not measured yet
+        self._until_asked = 0  # batches until the free memory is queried again
         self._free: int | None = None
-        self._handed: float | None = None  # when the caller was given the last
+        self._handed: float | None = None  # time of the last delivery
         _all.add(self)
 
-    # ---- the thread that begins copies -------------------------------------------------------
+    # ---- the thread that starts copies -------------------------------------------------------
 
     def begin(self, data: Any) -> Sent:
-        """Begins the copies of a batch. Raises what the device raises; what was begun until
-        then is read to its end."""
+        """Starts the copies of a batch. Raises the device's errors; copies that were started before
+        the error run to their end."""
         self.look()
         if self._stream is None:
             self._stream = self.provider.stream()
@@ -271,7 +271,7 @@ class Copier:
         if self._slots is not None and self._slots.locks and opaque(data):
             self._slots.stop()
             if not self._land():
-                raise RuntimeError("copies to the device do not come to an end")
+                raise RuntimeError("copies to the device do not finish: the device may hang")
         sent = Sent()
         try:
             sent.data = mapped(data, lambda part: self._leaf(part, sent))
@@ -286,7 +286,7 @@ class Copier:
         return sent
 
     def _finished(self, tail: Tail, sent: Sent) -> None:
-        """The same stream goes on with what it has copied; that is gone when it has."""
+        """Runs the operators on the copies' stream. Their inputs are freed afterwards."""
         sent.data, made = tail.finish(self.provider, self._stream, sent.data)
         kept = [t for t in sent.tensors if any(t is part for part in sent.data)]
         sent.tensors = [*kept, *made]
@@ -296,7 +296,7 @@ class Copier:
         self._flying.append(flight)
         try:
             flight.done = self.provider.record(self._stream)
-        except Exception:  # the device has failed, and reads nothing
+        except Exception:  # the device has failed and reads nothing
             self._flying.remove(flight)
             raise
 
@@ -336,20 +336,20 @@ class Copier:
         return made
 
     def look(self) -> bool:
-        """Frees what was read by copies that are done. Whether others are still on their way."""
-        for flight in list(self._flying):  # one that never ends does not keep those after it
+        """Frees the sources of finished copies. Returns whether others are still running."""
+        for flight in list(self._flying):  # a copy that never ends does not block later ones
             if flight.done is not None and self._passed(flight.done):
-                with contextlib.suppress(ValueError):  # another thread was here first
+                with contextlib.suppress(ValueError):  # another thread has removed it
                     self._flying.remove(flight)
-                    flight.locks.clear()  # before what they are for is free
+                    flight.locks.clear()  # before the memory that they lock
                     flight.sources.clear()
                     self._landed.append(flight)
-        # Of batches that were dropped no time is ever known.
+        # Times of batches that the program dropped are never measured.
         self._landed = [f for f in self._landed if not self._measured(f)][-2 * MOST :]
         return bool(self._flying)
 
     def _land(self) -> bool:
-        """Waits until nothing is read any more; whether it came to that."""
+        """Waits until no copy is running. Returns whether that happened in time."""
         deadline = time.monotonic() + LAND_SECONDS
         while self.look() and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -358,11 +358,11 @@ class Copier:
     def _passed(self, event: Any) -> bool:
         try:
             return self.provider.passed(event)
-        except RuntimeError:  # the device has failed, and reads nothing any more
+        except RuntimeError:  # the device has failed and reads nothing any more
             return True
 
     def _measured(self, flight: Flight) -> bool:
-        """Reads the times of a batch, once the caller's stream has come to it."""
+        """Measures the times of a batch, once the caller's stream has reached it."""
         if flight.asked is None or not self._passed(flight.asked):
             return False
         counts, seconds, total = self.counts, self.provider.seconds, 0.0
@@ -393,21 +393,21 @@ class Copier:
         return depth(counts.batch_s, counts.step_s, counts.batch_bytes, self._free)
 
     def finish(self, seconds: float) -> None:
-        """Nothing more is begun: waits until nothing is read any more. What takes longer is
-        kept, rather than freed too early."""
+        """Waits until no copy is running; none is started after this. Sources of slower copies are
+        kept, because freeing them too early would be an error."""
         deadline = time.monotonic() + seconds
         while self.look() and time.monotonic() < deadline:
             time.sleep(0.001)
         sweep()
 
     def __del__(self) -> None:
-        if self._flying:  # it lives on
+        if self._flying:  # keep it alive until they finish
             _left.append(self)
 
     # ---- the caller --------------------------------------------------------------------------
 
     def hand_over(self, sent: Sent) -> Any:
-        """The batch, for what the caller does on its current stream."""
+        """The batch, for use on the caller's current stream."""
         counts, now = self.counts, time.monotonic()
         if self._handed is not None:
             pace = PACE if counts.step_s > 0 else 1.0
@@ -433,8 +433,8 @@ class Copier:
 # ---- copies that outlive their iterator ------------------------------------------------------
 
 _all: weakref.WeakSet[Copier] = weakref.WeakSet()
-#: gone, but for what their copies still read. Lists alone, and no lock: a finalizer that runs
-#: anywhere may come here. They outlive the interpreter, too: a device may go on reading.
+#: copiers whose iterators are gone but whose copies are running. Lists without a lock, because a
+#: finalizer may run anywhere. They outlive the interpreter: a device may go on reading.
 _left: list[Copier] = []
 _inherited: list[Copier] = []
 for _list in (_left, _inherited):
@@ -442,7 +442,7 @@ for _list in (_left, _inherited):
 
 
 def sweep() -> int:
-    """Frees what copies have read that were left and are done. How many have more."""
+    """Frees the sources of finished copies in _left. Returns how many copiers remain."""
     for copier in list(_left):
         if not copier.look():
             with contextlib.suppress(ValueError):
@@ -451,7 +451,7 @@ def sweep() -> int:
 
 
 def _after_in_child() -> None:
-    """What the parent's copies read is the parent's to free, and its events are, too."""
+    """In a forked child: the sources and events of the parent's copies belong to the parent."""
     _inherited.extend([*_all, *_left])
     _left.clear()
 
@@ -462,5 +462,5 @@ def _finish_all() -> None:
         copier.finish(grace.COPIES)
 
 
-if hasattr(os, "register_at_fork"):  # a system that forks
+if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_after_in_child)

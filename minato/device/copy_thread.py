@@ -1,8 +1,8 @@
 """``device=``: a thread that copies batches to the device ahead of ``next()``.
 
-It stands where the thread of ``pinned.py`` does without ``device=``, and takes its place: it
-puts batches into page-locked memory itself.  All that it does at length, copies on the host
-and calls of the driver, torch does without the GIL.
+It replaces the thread of ``pinned.py``, because it puts batches into page-locked memory
+itself.  torch releases the GIL for all of its long operations: copies on the host and
+calls of the driver.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .interface import Provider
 from .operators import Split
 from .pinned import Belt, Pinner, Pinning
 
-#: how often the thread looks whether copies are done: at first, and after it has looked often
+#: how often the thread checks whether copies are done: at first, and after many checks
 SOON_SECONDS, LATE_SECONDS = 0.001, 0.05
 
 
 class NoRoom:
-    """The device had no memory for a batch: it is copied once more in its turn."""
+    """The device had no memory for a batch. It is copied again when it is the next to deliver."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -47,7 +47,7 @@ class Arriving(Pinning):
         self.last_try = False
 
     def result(self, timeout: float) -> Any:
-        """The batch, for the calling thread's current stream, or a Failure."""
+        """The batch, ready for the calling thread's current stream, or a Failure."""
         counts, since = self.stage.copier.counts, time.monotonic()
         try:
             sent = super().result(timeout)
@@ -62,19 +62,19 @@ class Arriving(Pinning):
         copier = self.stage.copier
         try:
             return copier.hand_over(sent)
-        except Exception:  # of an object's own to(), most likely; the next batch may be well
+        except Exception:  # most likely from a custom to(); the next batch may work
             where = f"while it was moved to {copier.provider.device}"
             return Failure(ExceptionWrapper(where=where), None, self.note())
 
 
 class DeviceStage(Pinner):
-    """The thread of one iterator, and its copies. Knows nothing of the iterator."""
+    """The thread of one iterator, and its copies. Holds no reference to the iterator."""
 
     def __init__(
         self, provider: Provider, most: int, engine: Any, split: Split | None = None
     ) -> None:
         self.copier = Copier(provider, engine=engine, split=split)
-        self._most = most  # batches ahead that the loader can have on their way
+        self._most = most  # how many batches ahead the loader can have under way
         super().__init__(None)
 
     def _thread(self, device: str | None) -> threading.Thread:
@@ -83,23 +83,23 @@ class DeviceStage(Pinner):
         )
 
     def most(self) -> int:
-        """Batches that are prefetched, the one that is handed out among them."""
+        """Batches to prefetch, including the one being delivered."""
         return min(self.copier.counts.depth, max(FEWEST, self._most))
 
     @property
     def counts(self) -> Copies:
-        """What was copied."""
+        """Counters of copies."""
         return self.copier.counts
 
     def submit(self, data: Any, note: Callable[[], str]) -> Arriving:
-        """Takes over data; the caller should keep no reference, so that its memory is free
+        """Takes over data. The caller should keep no reference, so that its memory is free
         as soon as it was copied."""
         arriving = Arriving(self, note)
         self._belt.waiting.put((arriving, data))
         return arriving
 
     def submit_again(self, arriving: Arriving, data: Any) -> None:
-        """Its turn has come, and the device had no memory for it before."""
+        """Retries a batch in its turn, after the device had no memory for it."""
         arriving.last_try = True
         arriving.done.clear()
         arriving.data = None
@@ -107,11 +107,11 @@ class DeviceStage(Pinner):
 
 
 def _copy_loop(belt: Belt, copier: Copier, ended: threading.Event) -> None:
-    torch.set_num_threads(1)  # of copies in ordinary memory, in this thread
+    torch.set_num_threads(1)  # for copies in ordinary memory, in this thread
     provider, pause = copier.provider, SOON_SECONDS
     entered = False
     while not ended.is_set():
-        with belt.busy:  # a fork waits for it
+        with belt.busy:  # a fork waits for this lock
             flying = copier.look()
         try:
             arriving, data = belt.get(timeout=pause if flying else None)
@@ -143,6 +143,6 @@ def _no_room(arriving: Arriving, data: Any, copier: Copier) -> Any:
     if not arriving.last_try:
         return NoRoom(data)
     return ExceptionWrapper(
-        where=f"while it was copied to {copier.provider.device}, where there is no room for it "
-        "beside what the program keeps there. Smaller batches, or fewer kept, would help"
+        where=f"while it was copied to {copier.provider.device}, which has not enough free memory "
+        "besides what the program keeps there. Use smaller batches, or keep fewer"
     )

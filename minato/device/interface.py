@@ -1,7 +1,7 @@
-"""What copying batches to a device asks of it, in few verbs.
+"""The interface of a device that batches are copied to.
 
-``copies.py`` decides what is copied when and what must wait for what; it does so by these
-verbs alone, so that the tests can put in their place a device that finishes late, out of
+``copies.py`` decides what is copied when, and what must wait for what, using only this
+interface. Tests can therefore substitute a device that finishes late, out of
 order or never.
 """
 
@@ -15,7 +15,7 @@ from .pagelocked_rows import Driver
 
 
 class Job(NamedTuple):
-    """What ``Finisher.run`` takes behind its stream."""
+    """Arguments of ``Finisher.run`` after its stream."""
 
     which: int  # 0: images, 1: labels
     dtypes: tuple[int, int]
@@ -24,73 +24,73 @@ class Job(NamedTuple):
     target: int
     recipes: int
     steps: int
-    windows: int = 0  # with these no source, but cases
+    windows: int = 0  # if set, there are cases and no source
     cases: int = 0
     n_cases: int = 0
 
 
 class Provider(Protocol):
-    """One device. Streams and events are its own; nobody else looks into them."""
+    """One device. No other code looks into its streams and events."""
 
     device: torch.device
-    #: what copy() raises where the device has no memory left
+    #: exceptions of copy() when the device has no memory left
     no_room: tuple[type[BaseException], ...]
 
     def enter(self) -> None:
-        """The calling thread works for this device from now on, and for no other."""
+        """Declares that the calling thread works for this device only from now on."""
 
     def stream(self) -> Any:
-        """A new stream: copies on it are made one after the other."""
+        """A new stream; copies on it run one after the other."""
 
     def current(self) -> Any:
-        """The stream that the calling thread's work goes to."""
+        """The calling thread's current stream."""
 
     def host(self, tensor: torch.Tensor, copies: bool) -> tuple[torch.Tensor, str]:
-        """The tensor where copies can read it while the program goes on, and how that came
-        about: a key of ``Copies.through``. Itself, unless copies, or a copy of it in page-locked
-        memory."""
+        """The tensor in memory that copies can read in the background, and how: a key of
+        ``Copies.through``. The tensor itself, or with ``copies``, or if necessary, a copy in
+        page-locked memory."""
 
     def copy(self, tensor: torch.Tensor, stream: Any, cuts: list[int]) -> torch.Tensor:
-        """Begins to copy it to the device; in parts, where no copy may reach across some of its
-        bytes. It must stay as it is until an event that is recorded after this has passed."""
+        """Starts copying a tensor to the device, in parts if no copy may cross the offsets in cuts.
+        The tensor must not change until an event recorded after this call has passed."""
 
     def record(self, stream: Any) -> Any:
-        """An event: passed once all that the stream has to do by now is done."""
+        """An event that passes when all current work of the stream is done."""
 
     def wait(self, stream: Any, event: Any) -> None:
-        """What the stream is given from now on begins after the event. The host goes on."""
+        """Later work of the stream starts after the event. The host does not wait."""
 
     def passed(self, event: Any) -> bool:
-        """Whether it has, without waiting."""
+        """Whether an event has passed; does not wait."""
 
     def seconds(self, begin: Any, end: Any) -> float | None:
-        """Between two that have passed; None where the device cannot tell."""
+        """Time between two passed events; None if the device cannot tell."""
 
     def uses(self, tensor: torch.Tensor, stream: Any) -> None:
-        """The tensor's memory on the device is not used again before what the stream has to
-        do at the time when the tensor dies is done."""
+        """The tensor's device memory is not reused before the work that the stream has when
+        the tensor dies is done."""
 
     def driver(self) -> Driver | None:
-        """What locks pages for the device; None: nothing does, or it is not known how. Asked
-        in the thread that has entered."""
+        """Functions that lock pages for the device; None if there are none. Called in the
+        thread that has called enter()."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether it is on the device."""
+        """Whether the tensor is on the device."""
 
     def move(self, data: Any, waits: bool) -> Any:
-        """Anything with torch's ``to()``, on the device, by the calling thread's own stream.
-        waits: returns when it is there."""
+        """Moves an object with torch's ``to()`` to the device on the calling thread's own stream.
+        waits: return when the move is done."""
 
     def free(self) -> int | None:
-        """Bytes of the device that can be had; None where it does not say."""
+        """Free bytes of the device; None if it does not say."""
 
     def operators(self) -> str | None:
-        """Why no operators of minato.ops run on the device; None: they do. Asked before the
-        next two are."""
+        """Why operators of minato.ops do not run on the device; None if they do. Called before
+        empty() and finish()."""
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Any) -> torch.Tensor:
-        """Memory of the device for what the stream will write. Raises as copy() does."""
+        """Device memory for the stream's output. Raises like copy()."""
 
     def finish(self, stream: Any, job: Job) -> None:
-        """Begins to finish volumes, in the stream's order. Memory of the device that was made
-        for this stream may be let go of at once."""
+        """Starts finishing volumes, in the stream's order. Device memory that was made for this
+        stream may be released at once."""

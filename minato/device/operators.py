@@ -1,14 +1,14 @@
 """The end of a pipeline of ``minato.ops``, on the device.
 
-A dataset of such a pipeline is made up to the place where its samples have the fewest bytes, by
-workers, and finished where the batch has arrived: a kernel flips, casts, scales, adds noise and
-normalizes each voxel, on the stream of the copies and before their event.  The numbers are
-drawn by the workers, who send them along as a recipe (``csrc/ops/mn_recipe.h``), and the
-arithmetic is the same source as on the host: so are the bytes.
+Workers run such a pipeline up to the place where its samples have the fewest bytes. The samples are
+finished on the device: a kernel flips, casts, scales, adds noise and
+normalizes each voxel, on the stream of the copies and before their event.  The workers draw the
+random numbers and send them along as a recipe (``csrc/ops/mn_recipe.h``). The arithmetic is the
+same source code as on the host, so the bytes are equal.
 
-Where the cases themselves are on the device (``resident.py``), samples are cropped there, too.
+If the cases themselves are on the device (``resident.py``), samples are also cropped there.
 
-Where nothing can run there, the dataset is made whole, as without ``device=``.
+If nothing can run on the device, workers make the whole sample, as without ``device=``.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from .._ops import Finisher
     from ..ops.dataset import Unfinished, VolumeDataset
 
-#: code for devices, built where there was a compiler for it
+#: code for devices, built if there was a compiler for it
 KERNELS = os.path.join(os.path.dirname(__file__), "kernels.fatbin")
-NOT_BUILT = "not built: there was no nvcc where minato was installed"
+NOT_BUILT = "not built: minato was installed without nvcc"
 #: "0": nothing runs on devices
 SWITCH = "MINATO_DEVICE_OPERATORS"
-#: longest that the first batch of a device, which nobody waits for yet, may take
+#: longest time for the first batch of a device, before anything depends on it
 CHECK_SECONDS = 30.0
 
 
 class Volume(NamedTuple):
-    """One volume of a sample, before and after."""
+    """One volume of a sample: dtypes before and after, and its shape."""
 
     before: torch.dtype
     after: torch.dtype
     shape: tuple[int, ...]
 
     def codes(self) -> tuple[int, int]:
-        """The dtypes as the kernel knows them."""
+        """The kernel's codes of the dtypes."""
         from ..ops.operators import DTYPES
 
         return DTYPES[_name(self.before)], DTYPES[_name(self.after)]
@@ -64,12 +64,12 @@ class Tail:
 
     operators: list[str]
     volumes: list[Volume]
-    resident: Resident | None = None  # then the first operator is a crop of its cases
+    resident: Resident | None = None  # if set, the first operator crops its cases
 
     def finish(self, provider: Provider, stream: Any, batch: Any) -> tuple[list[Any], list[Any]]:
-        """A batch on the device whose samples are not finished: (its parts when the stream has
-        come so far, those of them that are new). The volumes, or in their place the windows,
-        and the recipes behind them are none of its parts."""
+        """Finishes a batch on the device. Returns (its parts once the stream has got there, the new
+        ones among them). The inputs (volumes or windows, and recipes) are not among the
+        parts."""
         count = len(self.volumes) if self.resident is None else 1
         steps = len(self.operators) - (self.resident is not None)
         recipes, made = batch[count], []
@@ -95,22 +95,22 @@ class Tail:
         if part.dtype == dtype and part.shape == shape and part.is_contiguous():
             return
         raise RuntimeError(
-            f"a batch has {_name(part.dtype)} of shape {tuple(part.shape)} where {_name(dtype)} of "
-            f"shape {shape} is to be finished on the device. If the dataset's pipeline was "
+            f"a batch has {_name(part.dtype)} of shape {tuple(part.shape)}, but {_name(dtype)} of "
+            f"shape {shape} was expected on the device. If the dataset's pipeline was "
             f"changed, make a new loader; {SWITCH}=0 finishes samples on the host"
         )
 
 
 class Split(NamedTuple):
-    """How a loader's samples are made."""
+    """How the work on a loader's samples is divided."""
 
-    dataset: Any  # what workers run
-    tail: Tail | None = None  # what is left for the device
-    why: str | None = None  # less is than could be
+    dataset: Any  # the part that workers run
+    tail: Tail | None = None  # the part for the device
+    why: str | None = None  # why the device does less than it could
 
 
 def split(loader: Any, provider: Provider | None) -> Split:
-    """For a loader whose batches go to this device."""
+    """Divides the work for a loader whose batches go to this device."""
     whole = Split(loader.dataset)
     if provider is None or not CORE:
         return whole
@@ -123,7 +123,7 @@ def split(loader: Any, provider: Provider | None) -> Split:
     why = looked_at(loader)
     for name in ("__getitem__", "native_pipeline"):
         if getattr(type(dataset), name) is not getattr(VolumeDataset, name):
-            why = why or f"{type(dataset).__name__} has a {name} of its own"
+            why = why or f"{type(dataset).__name__} has its own {name}"
     if why is not None:
         return whole._replace(why=why)
     left, kept, why = _divided(dataset, provider)
@@ -142,11 +142,11 @@ def split(loader: Any, provider: Provider | None) -> Split:
 def _divided(
     dataset: VolumeDataset, provider: Provider
 ) -> tuple[Unfinished | None, Resident | None, str | None]:
-    """What workers make and what is left for the device, the cases that it keeps, and why that is
-    less than could be."""
+    """The dataset for workers and what is left for the device, the resident cases, and why the
+    device does less than it could."""
     try:
         unfinished, windows = dataset._unfinished(), dataset._windows()
-    except Exception:  # it comes from the samples, in its place
+    except Exception:  # the samples raise the same error, in their place
         return None, None, None
     if unfinished is None and not dataset.resident:
         return None, None, None
@@ -182,7 +182,7 @@ def kernels() -> bytes | str:
 
 
 def finisher_of(ordinal: int) -> Finisher | str:
-    """What runs the kernel on a CUDA device, or why nothing does. Initialises the driver."""
+    """Runs the kernel on a CUDA device; a text says why none can. Initialises the driver."""
     from .. import _ops
 
     image = kernels()
@@ -195,7 +195,7 @@ def finisher_of(ordinal: int) -> Finisher | str:
 
 
 def told() -> str:
-    """For ``minato info``: whether the operators of minato.ops can run on a device."""
+    """For ``minato info``: whether operators of minato.ops can run on a device."""
     image = kernels()
     if isinstance(image, str):
         return image + "; they run on the host"
@@ -204,20 +204,20 @@ def told() -> str:
         return f"{built}, switched off by {SWITCH}=0"
     if pagelocked_rows.has_driver():
         return built
-    return f"{built}, not loaded: there is no {pagelocked_rows.CUDA}, the driver's library"
+    return f"{built}, not loaded: {pagelocked_rows.CUDA}, the driver's library, is missing"
 
 
-# ---- whether a device keeps its promise ------------------------------------------------------
+# ---- a check of the device -------------------------------------------------------------------
 
-_CHECKED = (2, 7, 9, 33)  # samples of two channels: no axis is a whole number of anything
+_CHECKED = (2, 7, 9, 33)  # samples of two channels; no axis is a multiple of a block size
 
 
 def differs(provider: Provider) -> str | None:
-    """What a small batch that is finished on the device has else than on the host; None if
-    nothing. A device that nobody has tried is not believed to round as it should.
+    """How a small batch that is finished on the device differs from the host's; None if it does
+    not. A device is not trusted to round correctly before this check.
 
-    The batch is finished twice: of volumes that arrive whole, and of windows of a case that is on
-    the device, whose voxels around the window are there to be left out."""
+    The batch is finished twice: from volumes that arrive whole, and from windows of a case that is
+    on the device and has voxels around the window, which must be left out."""
     from .. import ops
 
     pipeline = ops.Pipeline([

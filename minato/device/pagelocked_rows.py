@@ -1,12 +1,12 @@
-"""Rows in the arena as the source of copies: locked for the device where its driver lets them be.
+"""Rows in the arena as the source of copies: locked for the device if its driver allows it.
 
-Then what workers have written is read by the device itself, and nothing is copied on the host.
-What the driver refuses (a limit on locked memory, a container without the right) is copied
-through page-locked memory of torch's instead.
+The device then reads the memory that workers have written, without a copy on the host.
+If the driver refuses (a limit on locked memory, a container without the permission), rows are
+copied through torch's page-locked memory instead.
 
-A copy from locked memory goes on after the call that began it, and of the program's own copies
-minato knows nothing. So nothing is locked where the program gets anything that may lie in the
-arena: what is neither a tensor, which arrives on the device, nor plain.
+A copy from locked memory continues after the call that started it, and minato cannot see the
+program's own copies. Rows are therefore not locked if the program receives any object that may lie
+in the arena: anything that is neither a tensor (which arrives on the device) nor plain.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-#: a tensor of fewer bytes is no slot of the arena's: it was copied when the batch was made
+#: smaller tensors do not lie in the arena: they were copied when the batch was made
 SMALLEST = 64 << 10
 
 
 class Driver(NamedTuple):
-    """Functions of a driver that lock pages, as ``Engine.set_page_driver`` takes them."""
+    """Functions of a driver that lock pages, as arguments of ``Engine.set_page_driver``."""
 
     enter: int
     leave: int
@@ -33,11 +33,11 @@ class Driver(NamedTuple):
 
 
 class Lock(Protocol):
-    """Lets a range be read as long as it lives."""
+    """Allows the device to read a range as long as the lock lives."""
 
     @property
     def cuts(self) -> list[int]:
-        """Offsets that no copy may reach across."""
+        """Offsets that no copy may cross."""
 
 
 class Slots:
@@ -50,23 +50,23 @@ class Slots:
             engine.set_page_driver(*driver)
 
     def lock(self, tensor: torch.Tensor) -> Lock | None:
-        """For the copies of a tensor; None: it is not in the arena, or may not be locked."""
+        """A lock for copies of a tensor; None if it is not in the arena, or may not be locked."""
         if not self.locks or tensor.nbytes < SMALLEST or not tensor.is_contiguous():
             return None
         try:
             lock: Lock | None = self._engine.lock_pages(tensor.data_ptr(), tensor.nbytes)
-        except RuntimeError:  # the engine was closed meanwhile
+        except RuntimeError:  # the engine was closed in the meantime
             return None
         return lock
 
     def stop(self) -> None:
-        """Nothing more is locked, and what is not being read is unlocked."""
+        """Stops locking, and unlocks what is not being read."""
         self.locks = False
-        with contextlib.suppress(RuntimeError):  # the engine was closed meanwhile
+        with contextlib.suppress(RuntimeError):  # the engine was closed in the meantime
             self._engine.unlock_pages()
 
     def told(self) -> tuple[int, int]:
-        """Bytes that are locked, and what the driver said when it refused; 0: it did not."""
+        """Locked bytes, and the driver's error number when it refused (0: it did not)."""
         try:
             locked: tuple[int, int] = self._engine.page_locks()
         except RuntimeError:
@@ -74,17 +74,17 @@ class Slots:
         return locked
 
 
-#: the library of the driver
+#: the driver's library
 CUDA = "libcuda.so.1"
 _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: locked for all contexts
 
 
 def _functions() -> tuple[Any, list[int]]:
-    """The driver's library, and where it has what locks pages. Raises OSError without it, and
-    AttributeError where it has them not. Initialises nothing.
+    """The driver's library, and the addresses of its functions that lock pages. Raises OSError if
+    there is no library, AttributeError if it lacks a function. Initialises nothing.
 
-    Contexts are entered by the driver's own functions: those of the runtime would make one on
-    device 0 in each thread that was never told of another.
+    Contexts are entered with the driver's own functions: the runtime's functions would create a
+    context on device 0 in each thread that has not chosen another.
     """
     library = ctypes.CDLL(CUDA)
     names = (
@@ -96,8 +96,8 @@ def _functions() -> tuple[Any, list[int]]:
 
 
 def cuda_driver() -> Driver | None:
-    """In the calling thread's context, which torch has made current; None without one, or where
-    the driver has not these functions."""
+    """The driver, with the calling thread's context, which torch has made current. None without a
+    context, or if the driver lacks these functions."""
     try:
         library, (enter, leave, lock, unlock) = _functions()
         context = ctypes.c_void_p()
@@ -110,7 +110,7 @@ def cuda_driver() -> Driver | None:
 
 
 def has_driver() -> bool:
-    """Whether the driver's library is here."""
+    """Whether the driver's library exists."""
     try:
         ctypes.CDLL(CUDA)
     except OSError:
@@ -119,19 +119,19 @@ def has_driver() -> bool:
 
 
 def told() -> str:
-    """For ``minato info``: how batches can go to a CUDA device from here."""
-    pinned = "through page-locked memory of torch's, one copy more"
+    """For ``minato info``: how batches are copied to a CUDA device on this system."""
+    pinned = "through torch's page-locked memory, with one more copy"
     try:
         _functions()
     except OSError:
-        return f"{pinned}: there is no {CUDA}, the driver's library"
+        return f"{pinned}: {CUDA}, the driver's library, is missing"
     except AttributeError as error:
         return f"{pinned}: {error}"
-    return f"from where workers wrote them, unless the driver refuses ({CUDA} is there)"
+    return f"from the memory that workers wrote, unless the driver refuses ({CUDA} was found)"
 
 
 def cut(tensor: torch.Tensor, cuts: list[int]) -> list[torch.Tensor]:
-    """The bytes of a contiguous tensor, cut at these offsets."""
+    """The bytes of a contiguous tensor, cut at the given offsets."""
     flat = tensor.reshape(-1).view(torch.uint8)
     ends = [0, *cuts, flat.numel()]
     return [flat[begin:end] for begin, end in zip(ends, ends[1:])]

@@ -1,7 +1,7 @@
 """``pin_memory=True`` with an accelerator: batches are pinned ahead of ``next()``.
 
-torch's own thread function copies a batch into pinned memory while the program is at work on
-the one before.  What goes to it, and when, is said in ``iterators/prefetcher.py``.  Without an
+torch's own thread function copies a batch into pinned memory while the program works on
+the previous one.  ``iterators/prefetcher.py`` decides what is sent to it, and when.  Without an
 accelerator there is no thread.
 """
 
@@ -24,18 +24,18 @@ from ..errors import Failure
 from ..workers import grace
 from ..workers.thread_pool import start_quietly
 
-#: how long a fork waits for a batch in the thread's hands; closing waits grace.STAGE
+#: how long a fork waits for the batch being pinned; closing waits grace.STAGE
 FORK_SECONDS = 1.0
-#: how often a waiting caller looks whether the thread still lives
+#: how often a waiting caller checks that the thread is alive
 LOOK_SECONDS = 0.5
 
 
 class Pinning:
-    """A batch on its way through the thread; note says which it is if it cannot be pinned."""
+    """A batch on its way through the thread. note names it if it cannot be pinned."""
 
     __slots__ = ("data", "done", "note", "thread")
 
-    #: for an error: what has ended if the thread has
+    #: subject of the error if the thread has ended
     what = "Pin memory thread"
 
     def __init__(self, thread: threading.Thread, note: Callable[[], str]) -> None:
@@ -45,10 +45,10 @@ class Pinning:
         self.thread = thread
 
     def result(self, timeout: float) -> Any:
-        """The pinned batch, or a Failure. May be asked again after an interrupt.
+        """The pinned batch, or a Failure. May be called again after an interrupt.
 
-        Raises RuntimeError in torch's words when the thread has died, or after timeout
-        seconds (0: none).
+        Raises RuntimeError with torch's text if the thread has died, or after timeout
+        seconds (0: no timeout).
         """
         deadline = Deadline(timeout)
         while not self.done.is_set():
@@ -62,11 +62,11 @@ class Pinning:
 
 
 class Belt:
-    """Both queues of torch's thread: what it gets and what it puts."""
+    """Both queues of torch's thread: its input and its output."""
 
     def __init__(self) -> None:
         self.waiting: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-        self.busy = threading.Lock()  # the thread's, while it has a batch in hand
+        self.busy = threading.Lock()  # held by the thread while it pins a batch
 
     def get(self, timeout: float | None = None) -> tuple[Any, Any]:
         item = self.waiting.get(timeout=timeout)
@@ -81,14 +81,14 @@ class Belt:
 
 
 class Pinner:
-    """The thread of one iterator. Knows nothing of it, so that it may be collected."""
+    """The thread of one iterator. Holds no reference to it, so that it can be collected."""
 
     def __init__(self, device: str | None) -> None:
         self.ended = threading.Event()
         self._belt = Belt()
         self._owner = os.getpid()
         self.thread = self._thread(device)
-        self.thread.daemon = True  # torch's is, too
+        self.thread.daemon = True  # as torch's
         start_quietly([self.thread])
         _pinners.add(self)
 
@@ -100,28 +100,28 @@ class Pinner:
         )
 
     def most(self) -> int:
-        """Batches that are prefetched: the one that is handed out, and the one after."""
+        """Batches to prefetch: the one being delivered, and the one after."""
         return 2
 
     def submit(self, data: Any, note: Callable[[], str]) -> Pinning:
-        """Takes over data; the caller should keep no reference, so that its memory is free
+        """Takes over data. The caller should keep no reference, so that its memory is free
         as soon as it was copied."""
         pinning = Pinning(self.thread, note)
         self._belt.waiting.put((pinning, data))
         return pinning
 
     def close(self) -> None:
-        """Ends the thread after the batch in hand; what it has not begun is dropped."""
+        """Ends the thread after the current batch; batches that it has not started are dropped."""
         if self._owner != os.getpid() or self.ended.is_set():
             return
         self.ended.set()
         self._belt.waiting.put((None, None))
-        if self.thread is not threading.current_thread():  # else collected as garbage in it
+        if self.thread is not threading.current_thread():  # garbage collection may run in it
             self.thread.join(grace.STAGE)
 
     def pause(self) -> bool:
-        """Waits until nothing is being pinned, for a fork: the child would find the locks of
-        the accelerator's allocator held for ever. Whether go_on() is to be called."""
+        """Waits until no batch is being pinned, for a fork: in the child, the locks of the
+        accelerator's allocator would be held forever. Returns whether to call go_on()."""
         if self.thread is threading.current_thread() or not self.thread.is_alive():
             return False
         return self._belt.busy.acquire(timeout=FORK_SECONDS)
@@ -145,7 +145,7 @@ _paused: list[Pinner] = []
 
 @atexit.register
 def _close_all() -> None:
-    """Before the interpreter goes: a thread that comes back from pinning would find none."""
+    """At exit: a thread that returns from pinning later would find no interpreter."""
     for pinner in list(_pinners):
         pinner.close()
 

@@ -1,6 +1,6 @@
-"""Devices by the verbs of ``interface.py``: torch's accelerators, and which ``device=`` names.
+"""torch's accelerators through the interface of ``interface.py``, and the meaning of ``device=``.
 
-Nothing here touches a device before ``provider_for`` is called for one.
+Nothing here touches a device before ``provider_for`` is called for it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .pagelocked_rows import Driver, cuda_driver, cut
 if TYPE_CHECKING:
     from .._ops import Finisher
 
-#: by process and index of a CUDA device: what runs operators there, or why nothing does
+#: by process and index of a CUDA device: runs the operators there, or the reason why none run
 _finishers: dict[tuple[int, int | None], Finisher | str] = {}
 
 
 class TorchProvider:
-    """An accelerator of torch's whose module (``torch.cuda``, ``torch.xpu``, ...) has streams
+    """An accelerator of torch whose module (``torch.cuda``, ``torch.xpu``, ...) has streams
     and events."""
 
     no_room: tuple[type[BaseException], ...] = (torch.OutOfMemoryError,)
@@ -48,7 +48,7 @@ class TorchProvider:
             return tensor, "direct"
         try:
             pinned = torch.empty_like(tensor, pin_memory=True)
-        except RuntimeError:  # no more memory may be locked: the driver copies bit by bit
+        except RuntimeError:  # no more memory may be locked: the driver stages the copy itself
             return tensor, "pageable"
         return pinned.copy_(tensor), "pinned"
 
@@ -87,7 +87,7 @@ class TorchProvider:
     def move(self, data: Any, waits: bool) -> Any:
         try:
             return data.to(self.device, non_blocking=not waits)
-        except TypeError:  # a to() of somebody's own, which may take nothing but a device
+        except TypeError:  # a custom to() that accepts only a device
             return data.to(self.device)
 
     def free(self) -> int | None:
@@ -99,7 +99,7 @@ class TorchProvider:
 
     def operators(self) -> str | None:
         if self.device.type != "cuda" or torch.version.cuda is None:
-            return f"there are none for {self.device.type} devices of this torch"
+            return f"this torch has none for {self.device.type} devices"
         key = (os.getpid(), self.device.index)
         if key not in _finishers:
             _finishers[key] = self._tried()
@@ -110,15 +110,15 @@ class TorchProvider:
         return None
 
     def _tried(self) -> Finisher | str:
-        """Loads what runs them, and has it finish a batch, once in a process."""
+        """Loads the operators and checks them on a small batch; once in a process."""
         found = finisher_of(self.device.index)
         if isinstance(found, str):
             return found
         self._finisher = found
         try:
             return differs(self) or found
-        except RuntimeError as error:  # no memory is one, too
-            return f"they were tried on {self.device}, and failed: {error}"
+        except RuntimeError as error:  # includes running out of memory
+            return f"they failed when tried on {self.device}: {error}"
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Any) -> torch.Tensor:
         with self._module.stream(stream):
@@ -129,13 +129,13 @@ class TorchProvider:
 
 
 def target(device: Any) -> torch.device:
-    """What ``device=`` names. Asks no driver: a loader may be made where there is none.
+    """The device that ``device=`` names. Calls no driver: a loader may be made where there is none.
 
-    Raises ValueError for what names no device that batches can arrive on.
+    Raises ValueError for values that name no device for batches.
     """
     try:
         if isinstance(device, bool):
-            raise TypeError("a bool names none")
+            raise TypeError("a bool is not a device")
         named = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
@@ -143,41 +143,41 @@ def target(device: Any) -> torch.device:
             f"got {device!r}: {str(error).splitlines()[0]}"
         ) from None
     if named.type == "meta":
-        raise ValueError("device='meta' makes no sense: tensors there have no values to load")
+        raise ValueError("device='meta' cannot receive batches: its tensors have no values")
     return named
 
 
 def torchs(device: torch.device) -> Provider:
-    """The accelerator of torch's that a device names; without an index the calling thread's
-    current one. Initialises it. Raises ValueError where it is not there."""
+    """torch's accelerator for a device; without an index, the calling thread's current one.
+    Initialises it. Raises ValueError if it does not exist."""
     module: Any = getattr(torch, device.type, None)
     verbs = ("Stream", "Event", "stream", "current_stream", "set_device", "current_device")
     if module is None or any(not hasattr(module, verb) for verb in verbs):
         raise ValueError(
-            f"device={str(device)!r}: torch {torch.__version__} has no streams for it, on which "
-            "batches could be copied ahead. Leave device out and copy them in your program"
+            f"device={str(device)!r}: torch {torch.__version__} has no streams for it, which "
+            "copying batches ahead needs. Leave out device and copy them in your program"
         )
     if not module.is_available():
         raise ValueError(
-            f"device={str(device)!r} is not there: torch {torch.__version__} finds no "
-            f"{device.type} device. `minato info` says what it finds; leave device out to load to the CPU"
+            f"device={str(device)!r} does not exist: torch {torch.__version__} finds no "
+            f"{device.type} device. `minato info` lists devices; leave out device to load to CPU"
         )
     count = module.device_count()
     if device.index is not None and device.index >= count:
         raise ValueError(
-            f"device={str(device)!r} is not there: this process sees {count} {device.type} "
-            f"device(s), counted from 0. Under a launcher the index is that of the local rank"
+            f"device={str(device)!r} does not exist: this process sees {count} {device.type} "
+            f"device(s), counted from 0. Under a launcher, use the local rank as the index"
         )
     index = module.current_device() if device.index is None else device.index
     return TorchProvider(torch.device(device.type, index), module)
 
 
-#: what makes the provider of a type of device; of those that are not here, torchs()
+#: makes the provider for a type of device; torchs() makes the others
 _makers: dict[str, Callable[[torch.device], Provider]] = {}
 
 
 def provider_for(device: Any) -> Provider | None:
-    """Of the device that ``device=`` names; None where nothing needs to be copied."""
+    """The provider for ``device=``; None if batches need not be copied."""
     if device is None or (named := target(device)).type == "cpu":
         return None
     return _makers.get(named.type, torchs)(named)

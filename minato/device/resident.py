@@ -1,12 +1,12 @@
-"""Cases that stay on a device: of a sample no voxel travels there, but where its crop begins.
+"""Cases that stay on a device: a sample then sends the position of its crop, but no voxels.
 
-Every file of a data set is copied once, when a loader with ``device=`` first runs over it, and
+Every file of a dataset is copied once, when a loader with ``device=`` first runs over it, and
 stays there as long as the dataset lives.  Workers draw a sample's window and recipe
-(``csrc/ops/mn_recipe.h``) as they always would, and the kernel reads its voxels from the case.  No
-loader can be faster: it is the upper bound that others are measured against, and of use where the
-device has room for all cases beside the training.
+(``csrc/ops/mn_recipe.h``) as usual, and the kernel reads its voxels from the case.  No loader can
+be faster, so this is the upper bound for comparisons. It is useful if the device has room for all
+cases in addition to the training.
 
-A case is what its files were when they were copied.
+Files that change after they were copied are not read again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 #: dtype before and after, and shape of the crop
 Crop = tuple[str, str, tuple[int, ...]]
-#: share of the device's free memory that cases may take: the program needs the rest
+#: largest share of the device's free memory for cases: the program needs the rest
 SHARE = 1 / 2
-#: longest that one copy, which nobody waits for yet, may take
+#: longest time for one copy, before anything depends on it
 COPY_SECONDS = 30.0
 NOT = "the cases are not resident"
-OTHER_PIPELINE = f"{NOT}: the pipeline is not ReadNpy, a crop and operators that devices have"
+OTHER_PIPELINE = f"{NOT}: the pipeline is not ReadNpy, a crop and operators that devices support"
 
 
 class NotResident(RuntimeError):
@@ -38,7 +38,7 @@ class NotResident(RuntimeError):
 
 
 def finished(provider: Provider, stream: Any, seconds: float) -> bool:
-    """Waits until the stream has done all that it was given; whether it came to that."""
+    """Waits until the stream has finished its work. Returns whether it did."""
     done, deadline = provider.record(stream), time.monotonic() + seconds
     while not provider.passed(done):
         if time.monotonic() > deadline:
@@ -48,19 +48,19 @@ def finished(provider: Provider, stream: Any, seconds: float) -> bool:
 
 
 class Resident:
-    """Cases on one device."""
+    """Cases that are resident on one device."""
 
     def __init__(self, provider: Provider) -> None:
         self.provider = provider
         self.stream = provider.stream()
         self.nbytes = 0
         self.cases = 0
-        #: of images, and of labels: for each case what struct mn_resident has
+        #: for images and for labels: a struct mn_resident for each case
         self.tables: list[torch.Tensor] = []
         self._voxels: list[torch.Tensor] = []
 
     def add(self, volumes: Iterable[np.ndarray]) -> None:
-        """The images of all cases, or their labels: C contiguous, [channels, z, y, x]."""
+        """Copies the images (or labels) of all cases: C contiguous, [channels, z, y, x]."""
         rows = []
         for volume in volumes:
             voxels = self._copied(torch.from_numpy(volume.reshape(-1).view(np.uint8)))
@@ -74,7 +74,7 @@ class Resident:
         _being_read[id(tensor)] = tensor
         try:
             made = self.provider.copy(tensor, self.stream, [])
-        except Exception:  # nothing was begun
+        except Exception:  # no copy was started
             del _being_read[id(tensor)]
             raise
         if not finished(self.provider, self.stream, COPY_SECONDS):
@@ -83,12 +83,12 @@ class Resident:
         return made
 
 
-#: what the device may read yet: for good, if it hangs or nobody waited for it
+#: tensors that the device may still read; kept for good if a copy never finishes
 _being_read: dict[int, torch.Tensor] = {}
 
 
 def of(dataset: VolumeDataset, provider: Provider, crops: Sequence[Crop]) -> Resident | str:
-    """The cases of a dataset on a device, for these crops of image and label, or why they are
+    """A dataset's cases on a device, for these crops of image and label, or why they are
     not there."""
     kept = dataset._resident
     key = str(provider.device)
@@ -124,7 +124,7 @@ def _loaded(dataset: VolumeDataset, provider: Provider, crops: Sequence[Crop]) -
 
 
 def _shape(path: str | None, crop: Crop) -> tuple[int, ...]:
-    """Of a file that will be copied as it is."""
+    """The shape of a file that can be copied as it is."""
     dtype, _, patch = crop
     if path is None:
         raise NotResident("not every case has a label")
@@ -144,5 +144,5 @@ def _shape(path: str | None, crop: Crop) -> tuple[int, ...]:
 def _volume(path: str | None, shape: tuple[int, ...]) -> np.ndarray:
     volume: np.ndarray = np.load(str(path), allow_pickle=False)
     if volume.shape != shape:
-        raise NotResident(f"{path}: was changed meanwhile")
+        raise NotResident(f"{path}: the file was changed during the copy")
     return volume

@@ -1,8 +1,8 @@
-"""For libraries that rebuild a loader from torch's class: one module a library.
+"""For libraries that rebuild a loader with torch's class: one module per library.
 
 ``minato.integrations.accelerate.install()`` and ``minato.integrations.ray.install()`` make
-that library build minato's class, with minato's own options kept. Each has an
-``uninstall()``. Nothing here is imported by ``import minato``.
+the library build minato's class instead, with the loader's minato options. Each module also has an
+``uninstall()``. ``import minato`` imports nothing of this.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def own_options() -> dict[str, Any]:
-    """minato's options that torch's loader does not have, with their defaults."""
+    """The options that minato's loader has and torch's does not, with their defaults."""
     (torch_class,) = DataLoader.__bases__
     theirs = inspect.signature(torch_class).parameters
     mine = inspect.signature(DataLoader).parameters
@@ -31,7 +31,7 @@ def own_options() -> dict[str, Any]:
 
 
 def options_of(loader: Any) -> dict[str, Any]:
-    """The own options of a loader; empty for one of torch's."""
+    """minato's options of a loader; empty for a loader of torch's class."""
     if not isinstance(loader, DataLoader):
         return {}
     return {name: option(loader, name) for name in own_options()}

@@ -1,9 +1,9 @@
-"""Hugging Face Accelerate: ``Accelerator.prepare`` builds minato's loader.
+"""Hugging Face Accelerate: makes ``Accelerator.prepare`` build minato's loader.
 
-``prepare`` makes a new loader from the one it is given: it names torch's class and copies
-the arguments listed in a table of its own. ``install()`` puts minato's class in the place
-of that name and minato's options into that table. Checked with Accelerate 1.15. Accelerate has
-a ``device`` of its own, to which it moves batches itself: minato's is left out.
+``prepare`` makes a new loader from its argument: it calls torch's class by name and copies
+the arguments listed in its own table. ``install()`` replaces that name with minato's class
+and adds minato's options to the table. Checked with Accelerate 1.15. Accelerate has its
+own ``device`` option and moves batches itself, so minato's ``device`` is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _swaps = Swaps()
 
 
 def _extra(library: Any) -> dict[str, Any]:
-    """minato's options, without those that Accelerate's own wrappers have a meaning for."""
+    """minato's options, without those that Accelerate's own wrappers use differently."""
     taken: set[str] = set()
     for name in ("DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader"):
         taken.update(inspect.signature(getattr(library, name).__init__).parameters)
@@ -28,13 +28,13 @@ def _extra(library: Any) -> dict[str, Any]:
 
 
 def install() -> None:
-    """Loaders that Accelerate prepares are minato's, those given as torch's included.
+    """Makes Accelerate build minato's loaders, also from loaders of torch's class.
 
-    Calling it again changes nothing. Not for ``use_stateful_dataloader=True``: the loader
-    of torchdata that this asks for refuses minato's options.
+    Calling it again changes nothing. Does not work with ``use_stateful_dataloader=True``, which
+    uses torchdata's loader; that one rejects minato's options.
 
     Raises:
-        ImportError: without Accelerate, or with a version that is built otherwise.
+        ImportError: if Accelerate is missing, or this version of it is not supported.
     """
     library: Any = importlib.import_module("accelerate.data_loader")
 
@@ -43,7 +43,7 @@ def install() -> None:
     table: Any = getattr(library, "_PYTORCH_DATALOADER_KWARGS", None)
     if not isinstance(table, dict) or not hasattr(library, "DataLoader"):
         raise ImportError(
-            "this version of accelerate rebuilds loaders in a way that minato does not know"
+            "this version of accelerate rebuilds loaders in a way that minato does not support"
         )
     _swaps.acquire(
         [
@@ -54,5 +54,5 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undoes ``install()``; loaders made meanwhile stay minato's."""
+    """Undoes ``install()``; loaders that were made in the meantime stay minato's."""
     _swaps.release()

@@ -1,11 +1,11 @@
-"""Ray Train: ``prepare_data_loader`` builds minato's loader.
+"""Ray Train: makes ``prepare_data_loader`` build minato's loader.
 
 With more than one training worker, Ray makes a new loader with a DistributedSampler: it
-names torch's class and hands over arguments one by one. ``install()`` puts a subclass of
-minato's in the place of that name, which adds minato's options of the loader being
+calls torch's class by name with explicit arguments. ``install()`` replaces that name with a
+subclass of minato's loader, which adds minato's options of the loader being
 prepared. Both generations of Ray Train are covered. Checked with Ray 2.60.
 
-Call it in the training function, which runs in a process of its own.
+Call it in the training function, which runs in its own process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _options: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar
 
 
 class DataLoader(loader.DataLoader[Any]):
-    """minato's loader as Ray makes it: with the options of the loader it replaces."""
+    """minato's loader as Ray makes it, with the options of the loader it replaces."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**(_options.get() or {}), **kwargs})
@@ -44,7 +44,7 @@ def _preparing(data_loader: Any) -> Iterator[None]:
 
 
 def _keeping(prepare: Callable[..., Any], at: int) -> Callable[..., Any]:
-    """prepare, whose positional argument number ``at`` is the loader."""
+    """Wraps a prepare function whose positional argument number ``at`` is the loader."""
 
     @functools.wraps(prepare)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ def _wanted() -> list[tuple[Any, str, Any]]:
     ]
     try:
         second = importlib.import_module("ray.train.v2.torch.train_loop_utils")
-    except ImportError:  # before Ray Train had a second generation
+    except ImportError:  # older versions of Ray have no second generation of Ray Train
         return wanted
     prepare = second.prepare_data_loader
     keeping = _keeping(prepare, 0)
@@ -76,13 +76,13 @@ def _wanted() -> list[tuple[Any, str, Any]]:
 
 
 def install() -> None:
-    """Loaders that Ray Train rebuilds are minato's, those given as torch's included.
+    """Makes Ray Train build minato's loaders, also from loaders of torch's class.
 
-    Calling it again changes nothing. Of torch's arguments Ray keeps those that it always
-    kept: ``prefetch_factor``, ``persistent_workers`` and ``in_order`` are not among them.
+    Calling it again changes nothing. Ray drops the same arguments of torch as without minato:
+    ``prefetch_factor``, ``persistent_workers`` and ``in_order``.
 
     Raises:
-        ImportError: without Ray Train, or with a version that is built otherwise.
+        ImportError: if Ray Train is missing, or this version of it is not supported.
     """
     if _swaps.active:
         return
@@ -90,11 +90,11 @@ def install() -> None:
         wanted = _wanted()
     except AttributeError as error:
         raise ImportError(
-            f"this version of ray rebuilds loaders in a way that minato does not know: {error}"
+            f"this version of ray rebuilds loaders in a way that minato does not support: {error}"
         ) from error
     _swaps.acquire(wanted)
 
 
 def uninstall() -> None:
-    """Undoes ``install()``; loaders made meanwhile stay minato's."""
+    """Undoes ``install()``; loaders that were made in the meantime stay minato's."""
     _swaps.release()

@@ -1,1 +1,1 @@
-"""What stands behind ``iter(loader)``: one iterator a kind of scheduling."""
+"""Iterators behind ``iter(loader)``: one per kind of scheduling."""

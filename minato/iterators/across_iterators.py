@@ -1,8 +1,8 @@
 """What minato remembers about a loader between its iterators.
 
-Kept beside the loader and not in it: libraries copy, pickle and rebuild loaders from
-their attributes. The state that its next iterator goes on from is an attribute of the loader
-(``pending_state``) for the same reason: the loader that they make goes on from it.
+Stored outside the loader, because libraries copy, pickle and rebuild loaders from their
+attributes. The state from which the next iterator resumes is an attribute (``pending_state``) for
+the same reason: the rebuilt loader resumes from it.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
 if CORE:
     from .._core import CostModel
 
-#: of datasets with more samples costs are packed for states to come, too, for so many times as
-#: long as it has taken: those of millions take a good part of a second
+#: for datasets with more samples, packed costs are reused for this many times the time that packing
+#: took: packing millions takes a large part of a second
 PACKED_QUICKLY, PACKED_FOR = 1 << 16, 50
 
-#: id of a loader -> (weak reference, memo). By identity: two loaders may be equal, or have
-#: no hash, and still be two.
+#: id of a loader -> (weak reference, memo). By identity: different loaders may compare equal, or
+#: be unhashable.
 _memos: dict[int, tuple[weakref.ref[Any], Memo]] = {}
 
 
 class Memo:
-    """What is learned about a loader's samples; kept for its next iterators."""
+    """What is known about a loader's samples, for its next iterators."""
 
     def __init__(self, loader: Any) -> None:
         self.shape = Shape()
         self.size = min(length_of(loader) or 0, COSTS_MOST)
         self.costs: Any = CostModel(self.size) if CORE else NoCosts()
-        self._packed: list[str] = []  # costs, of a large dataset
+        self._packed: list[str] = []  # packed costs of a large dataset
         self._packed_until = 0.0
-        #: what the latest iterator says of itself for stats(): without workers, or with; None once
-        #: it is gone, or its workers are
+        #: asks the latest iterator for its stats(); returns None once the iterator or its workers
+        #: are gone
         self.told: Callable[[], dict[str, Any] | None] = lambda: None
         self.progress: Progress | None = None  # of the latest iterator
-        self.sampler_end: Said | None = None  # what its sampler said at an epoch's end, just now
+        self.sampler_end: Said | None = None  # its sampler's state at the end of the last epoch
         self.resume: State | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told
         self.told_dataset = False  # what it has said of itself, in this process
@@ -64,14 +64,14 @@ class Memo:
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
         self.load: Load | None = None  # of the latest iterator, without workers
         self.copies: Copies | None = None  # to a device, of the latest iterator
-        #: what its worker scheduler had come to, and between which numbers of workers
+        #: the worker scheduler's last result, and its bounds on the number of workers
         self.scheduler: tuple[tuple[int, int, int], bytes] | None = None
         self.held: Held | None = None  # what samples build with the dataset's generators
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
 
     def packed_costs(self) -> list[str]:
-        """What samples have cost, for a state. Of millions that may be what was known a little
-        before: they are a help to begin with."""
+        """Packed costs for a state. With millions of samples they may be slightly out of date. That
+        does no harm: costs are only a first estimate."""
         begins = time.monotonic()
         if self._packed and begins < self._packed_until:
             return list(self._packed)
@@ -82,7 +82,7 @@ class Memo:
         return packed
 
     def load_costs(self, index: bytes, wall: bytes) -> None:
-        """Of a state."""
+        """Loads the costs of a state."""
         self.costs.load(index, wall)
         self._packed = []
 
@@ -95,24 +95,24 @@ class Memo:
         self.held = held
 
     def asks_for_samples(self) -> bool:
-        """Whether workers are to say what their first samples are like, see transport/sendable.py."""
+        """Whether workers should describe their first samples, see transport/sendable.py."""
         return self.shape.unsure or self.costs.summary()["send_ns"] is None
 
     def keep_scheduler(self, bounds: tuple[int, int, int], engine: Any) -> None:
-        """An iterator ends: its successor goes on with the workers it had found to suffice."""
+        """At the end of an iterator: saves the number of workers that it found sufficient."""
         found = engine.scheduler()
         if found is not None:
             self.scheduler = (bounds, found["keep"])
 
     def kept_scheduler(self, bounds: tuple[int, int, int]) -> bytes | None:
-        """For an engine that begins; None where the user has set other bounds since."""
+        """The saved number, for a new engine; None if the user has set other bounds since."""
         kept = self.scheduler
         return kept[1] if kept is not None and kept[0] == bounds else None
 
     @contextlib.contextmanager
     def until_begun(self, loader: Any) -> Iterator[None]:
-        """Around what takes the state to go on from: that is for the next that can begin, with the
-        generators that this one has found."""
+        """Wraps code that consumes the pending state. If that code fails, the state is kept for the
+        next attempt, and the generators are restored."""
         resume, pending = self.resume, pending_of(loader)
         found = Sources(loader).capture(everything=False) if resume is not None else {}
         try:
@@ -125,7 +125,7 @@ class Memo:
             raise
 
     def take(self, loader: Any) -> State | None:
-        """The state to go on from, once."""
+        """Returns the state to resume from, once."""
         state, self.resume = self.resume, None
         if state is not None:
             set_pending(loader, None)
@@ -133,13 +133,13 @@ class Memo:
 
 
 def pending_of(loader: Any) -> dict[str, Any] | None:
-    """What ``load_state_dict()`` was given, until an iterator goes on from it."""
+    """The argument of ``load_state_dict()``, until an iterator resumes from it."""
     pending: dict[str, Any] | None = vars(loader).get("pending_state")
     return pending
 
 
 def set_pending(loader: Any, state: dict[str, Any] | None) -> None:
-    """Makes that an attribute of the loader, also of one whose class refuses to be set any."""
+    """Sets the loader's attribute, even if its class refuses attributes."""
     try:
         loader.pending_state = state
     except Exception:
@@ -147,8 +147,8 @@ def set_pending(loader: Any, state: dict[str, Any] | None) -> None:
 
 
 def memo_of(loader: Any) -> Memo:
-    """The loader's memo; it lives as long as the loader. A copy of a loader, or one that a library
-    has made from its attributes, loads the state that it has found among them."""
+    """The loader's memo; it lives as long as the loader. A copied or rebuilt loader loads the
+    pending state that it finds among its attributes."""
     key = id(loader)
     found = _memos.get(key)
     if found is not None and found[0]() is loader:
@@ -157,6 +157,6 @@ def memo_of(loader: Any) -> Memo:
     _memos[key] = (weakref.ref(loader, lambda _: _memos.pop(key, None)), memo)
     pending = pending_of(loader)
     if pending is not None:
-        set_pending(loader, None)  # unless it fits
+        set_pending(loader, None)  # load_state_dict() sets it again if it fits
         loader.load_state_dict(pending)
     return memo

@@ -1,4 +1,4 @@
-"""Balanced scheduling: samples go to whichever worker is free, batches come in order."""
+"""Balanced scheduling: samples go to the next free worker, batches arrive in order."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from .window import Window
 
 AnyPlanner = TypeVar("AnyPlanner", bound=Planner)
 
-#: a shape for loaders whose batches are always made whole by one worker
+#: the shape for loaders whose batches are always made whole by one worker
 WHOLE = Shape()
 WHOLE.whole = True
 
 
 class BalancedIterator(MinatoIterator):
-    """Map-style datasets: samples go to whichever worker is free, order stays."""
+    """For map-style datasets: samples go to the next free worker, batches keep their order."""
 
     _planner: Planner
     _prefetcher: Prefetcher
@@ -63,7 +63,7 @@ class BalancedIterator(MinatoIterator):
         planner = self._planner_of(Planner, loader, form, queue, loader.batch_size or 1)
         collates = CollatesHere(loader, self._position, shape)
         completions = Completions(supervisor, planner)
-        forgets = not self._pin_memory and self._provider is None  # else errors may name them
+        forgets = not self._pin_memory and self._provider is None  # else errors may name indices
         self._receiver = Receiver(completions, planner, collates, forgets=forgets)
         at_a_time = AtATime(form if self._in_order else None, planner.window)
         self._prefetcher = Prefetcher(supervisor, self._receiver, queue, at_a_time)
@@ -99,7 +99,7 @@ class BalancedIterator(MinatoIterator):
         return planner
 
     def _shape_of(self, loader: Any) -> Shape:
-        """What is known of the loader's samples, if they may travel as rows at all."""
+        """What is known of the loader's samples, if they may travel as rows."""
         shape = WHOLE
         if loader._auto_collation and is_default_collate(loader.collate_fn):
             if not fetches_batches(loader.dataset):
@@ -132,7 +132,7 @@ class BalancedIterator(MinatoIterator):
         )
 
     def _pool_options(self) -> dict[str, Any]:
-        """Of a pool of threads."""
+        """Options of a pool of threads."""
         return dict(
             workers=self._num_workers,
             memory_limit=self._options.memory_bytes(self._num_workers),
@@ -160,11 +160,11 @@ class BalancedIterator(MinatoIterator):
         )
 
     def _blocks_out(self) -> int:
-        """Blocks that are out at once, as far as those are many."""
+        """Upper bound of blocks in flight where that is large; 0 for the default."""
         return 0
 
     @property
-    def _send_idx(self) -> int:  # type: ignore[override]  # torch's counters, as far as read
+    def _send_idx(self) -> int:  # type: ignore[override]  # torch's counters that libraries read
         return self._progress.count + self._planner.drawn_ahead()
 
     @property
@@ -204,11 +204,11 @@ class BalancedIterator(MinatoIterator):
         planner.go_on()
 
     def _indices(self) -> Iterator[Any]:
-        """What is planned, one by one."""
+        """The indices to plan, one by one."""
         indices: Iterator[Any] = self._sampler_iter
         return indices
 
-    _looked_at_init = False  # once a worker has made a batch
+    _looked_at_init = False  # set once a worker has made a batch
 
     @eager
     def _next_data(self) -> Any:
@@ -225,25 +225,25 @@ class BalancedIterator(MinatoIterator):
         return got
 
     def _next_batch(self) -> Any:
-        """The next batch, or the Failure in its place."""
+        """The next batch, or the Failure that takes its place."""
         planner, prefetcher = self._planner, self._prefetcher
         queue = prefetcher.queue
         if queue:
-            self._grant(0)  # it counted on these
+            self._grant(0)  # its count included these batches
         else:
             if not planner.planned and not planner.draw.exhausted:
                 planner.fill()
             if self._receiver.at_end():
                 self._has_ended()
         got = prefetcher.next()
-        assert got is not None  # there are more
+        assert got is not None  # at_end() was false
         batch, data = got
         exhausted = planner.draw.exhausted
         if not exhausted and planner.drawn_ahead() <= planner.enough:
             self._draw_more(got)
             exhausted = planner.draw.exhausted
         progress = self._position.progress
-        # A worker that could not begin has made nothing: nothing counts as delivered.
+        # A worker that failed at its start has made nothing, so nothing counts as delivered.
         if type(data) is not Failure or not data.at_start:
             progress.delivered(batch.number)
         if queue and prefetcher.pinner is None and not progress.beyond:
@@ -254,17 +254,17 @@ class BalancedIterator(MinatoIterator):
         return data
 
     def _draw_more(self, got: tuple[Any, Any]) -> None:
-        """After a batch was received, which an interrupt meanwhile does not lose."""
+        """Draws more indices after a batch was received; an interrupt does not lose the batch."""
         try:
             self._planner.fill()
         except Exception:
-            raise  # the sampler's: torch's loader has no batch for the program then
+            raise  # the sampler's error: in torch, the program gets no batch then
         except BaseException:
             self._prefetcher.put_back(got)
             raise
 
     def _has_ended(self) -> NoReturn:
-        """The program has had all of this epoch."""
+        """The program has received the whole epoch."""
         position, early = self._position, self._planner.next_epoch.early
         position.progress.finished = True
         if early is not None and not early.failed:
@@ -273,7 +273,7 @@ class BalancedIterator(MinatoIterator):
         raise StopIteration
 
     def _end_epoch(self) -> None:
-        """Workers leave, unless they are kept; and what they know of worker_init_fn is told."""
+        """Stops the workers unless they are persistent, and warns about worker_init_fn's seeds."""
         found = self._seeded_by_init()
         if not self._persistent_workers:
             self._shutdown_workers()
@@ -283,7 +283,7 @@ class BalancedIterator(MinatoIterator):
         init_states.tell(found)
 
     def _seeded_by_init(self) -> list[str]:
-        """Generators that worker_init_fn has seeded from a number of its own, if that is told."""
+        """Generators that worker_init_fn seeded from its own number, if warnings are due."""
         asked = self._options.seed_per_sample is not None or self._worker_init_fn is None
         if asked or not self._living():
             return []

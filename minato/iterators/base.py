@@ -1,17 +1,17 @@
-"""What stands behind ``iter(loader)`` with workers, and what all its kinds share.
+"""The base class of all iterators with workers.
 
-``balanced.py`` gives samples to whichever worker is free and hands batches over in the
-sampler's order; ``ready.py`` fills batches anew, ``static_and_iterable.py`` keeps torch's own dispatch.
-All are instances of torch's ``_MultiProcessingDataLoaderIter``, because libraries test for it,
-and run none of its constructor. They are made of parts that know nothing of them, so that
-an iterator is gone with the last who refers to it:
+``balanced.py`` gives samples to the next free worker and delivers batches in the sampler's
+order. ``ready.py`` forms its own batches. ``static_and_iterable.py`` keeps torch's dispatch.
+All derive from torch's ``_MultiProcessingDataLoaderIter``, because libraries test for that class,
+but do not run its constructor. They consist of parts that hold no reference to the iterator, so
+an iterator is destroyed with the last reference to it:
 
 ``position.py``    the epoch, its seed, what was delivered
-``planner.py``     from the sampler to the engine: window, look-ahead
-``next_epoch.py``  what of the next epoch is planned while this one ends
-``receiver.py``    from the engine to a batch: rows, messages, what is collated here, failures
-``prefetcher.py``  batches that are received before their turn, and pinned
-``supervisor.py``  the workers: started, watched, ended
+``planner.py``     from the sampler to the engine: prefetch window, look-ahead
+``next_epoch.py``  batches of the next epoch that are planned while this one ends
+``receiver.py``    from the engine to a batch: rows, messages, collating here, failures
+``prefetcher.py``  batches that are received early, and pinned
+``supervisor.py``  the workers: start, watch, end
 """
 
 from __future__ import annotations
@@ -51,28 +51,28 @@ from .position import Position
 from .supervisor import Supervisor
 from .window import per_worker
 
-#: files whose functions may have an iterator among their variables
+#: files whose functions may have an iterator in a local variable
 _OURS = (os.path.dirname(os.path.dirname(__file__)) + os.sep, dataloader.__file__)
 
 
 def _forget_locals(error: BaseException) -> None:
-    """A prompt and a notebook keep the last traceback, its frames their variables, and those this
-    iterator: its workers would stay until the next error. The program's own frames are left as
-    they are, for debuggers."""
+    """Clears minato's frames in a traceback. Prompts and notebooks keep the last traceback, whose
+    frames keep this iterator, so its workers would stay until the next error. The program's own
+    frames are kept for debuggers."""
     for frame, _line in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_filename.startswith(_OURS):
-            with contextlib.suppress(RuntimeError):  # it still runs
+            with contextlib.suppress(RuntimeError):  # the frame is still running
                 frame.clear()
 
 
 class _Finished:
-    """What libraries read of torch's result queue: how far the workers are ahead."""
+    """What libraries read from torch's result queue: how far ahead the workers are."""
 
     def __init__(self, iterator: MinatoIterator) -> None:
         self._iterator = iterator
 
     def qsize(self) -> int:
-        """Batches that are made and not handed over."""
+        """Batches that are done and not delivered."""
         return self._iterator._finished()
 
     def empty(self) -> bool:
@@ -81,12 +81,12 @@ class _Finished:
 
 
 class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
-    """What all kinds share: torch's attributes, the workers, the end."""
+    """What all kinds have in common: torch's attributes, the workers, the end."""
 
     _balanced = True
     _unit = "batch"
-    _splits = False  # whether batches that one worker makes may be split over several
-    _places = False  # whether the samples of such a batch may be placed in rows
+    _splits = False  # whether a batch with a collate_fn may be split over several workers
+    _places = False  # whether a worker may place the samples of such a batch in rows
     _pinner: Pinner | None = None
     _supervisor: Supervisor | None = None
     _owner = 0  # process whose workers it has
@@ -94,16 +94,16 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     def __init__(self, loader: Any) -> None:
         memo = memo_of(loader)
-        self._turn = threading.RLock()  # of the threads that ask this iterator for batches
+        self._turn = threading.RLock()  # one thread at a time calls next()
         self._options = options = Options.of(loader)
-        self._provider = provider_for(options.device)  # before anything is begun: it may fail
+        self._provider = provider_for(options.device)  # before anything starts: it may fail
         memo.copies = None
         self._position = position = Position(loader, memo, self._unit)
         with position.taking_up():
             _BaseDataLoaderIter.__init__(self, loader)
         self._split = split(loader, self._provider)
         self._dataset = self._split.dataset
-        name = _MultiProcessingDataLoaderIter.__name__  # profilers know torch's
+        name = _MultiProcessingDataLoaderIter.__name__  # profilers know torch's name
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
         self._prefetch_factor = per_worker(loader)
         self._in_order = loader.in_order
@@ -126,7 +126,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             self._begin(loader, True)
 
     def _compose(self, loader: Any, supervisor: Supervisor) -> None:
-        """Makes the parts of this kind, before there are workers."""
+        """Makes the parts of this kind; the workers do not exist yet."""
 
     def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
         supervisor.start(lambda: self._make_pool(loader))
@@ -143,8 +143,8 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
                 raise
 
     def _start_first(self, loader: Any) -> None:
-        """The workers of a new iterator. One that could not start them belongs to no process, and
-        is made anew if it is asked again."""
+        """Starts the workers of a new iterator. If that fails, the iterator has no owner and is
+        made anew when it is used again."""
         assert self._supervisor is not None
         self._start_workers(loader, self._supervisor)
         self._owner = os.getpid()
@@ -155,13 +155,13 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         pinner = Pinner(self._pin_memory_device) if self._provider is None else self._stage()
         self._pinner = pinner
         supervisor.before_stop.insert(0, pinner.close)
-        self._pin_memory_thread = pinner.thread  # torch's names
+        self._pin_memory_thread = pinner.thread  # torch's attribute names
         self._pin_memory_thread_done_event = pinner.ended
 
     def _stage(self) -> DeviceStage:
         assert self._provider is not None
         window = self._prefetch_factor * self._num_workers
-        most = window // 2  # the others are the workers' to fill
+        most = window // 2  # the workers fill the other half
         stage = DeviceStage(self._provider, most, self._engine, self._split)
         self._position.memo.copies = stage.counts
         return stage
@@ -184,7 +184,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         )
 
     def _job(self) -> dict[str, Any]:
-        """What workers are told, beside where their memory is."""
+        """What workers need besides their memory."""
         assert self._supervisor is not None
         balanced, options, memo = self._balanced, self._options, self._position.memo
         return dict(
@@ -214,7 +214,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     def _engine_options(self) -> dict[str, Any]:
         return {}
 
-    # ---- what torch's iterator has, for libraries and for stats ------------------------------
+    # ---- attributes of torch's iterator, for libraries and for stats --------------------------
 
     _base_seed: int = BASE_SEED
 
@@ -258,7 +258,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     @eager
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """torch's, of the first epoch, and of the others of an iterator that persists."""
+        """torch's method, called at the start of each epoch of a persistent iterator."""
         memo = memo_of(loader)
         with memo.until_begun(loader):
             if self._owner == os.getpid() and not self._shutdown:
@@ -267,11 +267,11 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
                 if same and ranks_of(loader, position.launched) == position.ranks:
                     self._begin(loader, first_iter)
                     return
-                # These workers belong to the loader that this one is a copy of, or seed the
+                # These workers belong to the loader that this one was copied from, or seed the
                 # samples of another rank.
                 self._shutdown_workers()
-            # In a fork workers, and all that is known of them, are the parent's. Where they had to
-            # be ended for an error, the program has no other way to have this loader's made anew.
+            # In a forked child, the workers and their records belong to the parent. If an error
+            # ended the workers, a new iterator is the program's only way to get new ones.
             self._grant(0)
             vars(self).clear()
             type(self).__init__(self, loader)
@@ -283,10 +283,10 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     @eager
     def _next(self) -> Any:
-        """torch's __next__ without the range that it marks for profilers: where none listens
-        that would be a good part of a small batch's time. mn_delivery.c decides between them."""
-        if self._owner != os.getpid():  # where its turn may be a thread's that is not here
-            raise RuntimeError("this iterator belongs to another process: make a new one")
+        """torch's __next__ without the range that it records for profilers: without a profiler,
+        that takes a large share of a small batch's time. mn_delivery.c chooses between the two."""
+        if self._owner != os.getpid():  # here the lock may be held by a thread that does not exist
+            raise RuntimeError("this iterator belongs to another process; make a new one here")
         try:
             with self._turn:
                 if self._sampler_iter is None or self._iterable:
@@ -297,7 +297,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
                 if self._awaits_first:
                     self._first_came()
         except StopIteration:
-            raise  # the loop that asked takes it
+            raise  # the normal end of a loop
         except BaseException as error:
             _forget_locals(error)
             del self
@@ -317,7 +317,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         return None
 
     def _allowed(self, amended: Amended) -> Any:
-        """The data of a batch some of whose samples could not be made, if that many may fail."""
+        """The data of a batch with failed samples, if max_errors allows that many."""
         allowed, supervisor = self._position.allowed, self._supervisor
         assert allowed is not None
         try:

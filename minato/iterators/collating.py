@@ -1,4 +1,4 @@
-"""Samples that did not travel as rows become a batch in the training process."""
+"""Collates samples that did not travel as rows, in the trainer process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .position import Position
 
 
 def _on_cpu() -> contextlib.AbstractContextManager[Any]:
-    """Where workers collate, whatever device the program's own tensors are made on."""
+    """Makes new tensors on the CPU, as in workers, whatever the program's default device."""
     elsewhere = torch.get_default_device().type != "cpu"
     return torch.device("cpu") if elsewhere else contextlib.nullcontext()
 
 
 class CollatesHere:
-    """The loader's collate_fn where workers have left that to the trainer."""
+    """Runs the loader's collate_fn where workers have left that to the trainer."""
 
     engine: Engine
 
@@ -38,8 +38,8 @@ class CollatesHere:
     def batch(
         self, place: tuple[int, Any], samples: list[Any], worker: int, layout: Layout | None
     ) -> Any:
-        """The batch of samples that did not travel as rows, or a Failure in torch's words.
-        place: its number and indices; layout: by which they should have travelled."""
+        """The batch of samples that did not travel as rows, or a Failure with torch's text.
+        place: batch number and indices; layout: the layout that they should have had."""
         try:
             with _on_cpu():
                 data = self.collated(samples, worker)
@@ -54,8 +54,8 @@ class CollatesHere:
         return data
 
     def collated(self, samples: list[Any], worker: int) -> object:
-        """Samples that are alike prove a layout, and are placed as rows by it; what torch
-        makes of any others depends on its being in a worker."""
+        """Collates samples. Samples of equal structure prove a layout and are placed in rows.
+        For others, torch's collate depends on running in a worker, so that is simulated."""
         shape = self.shape
         if not shape.whole and alike(samples):
             if shape.layout is None:
@@ -74,12 +74,12 @@ class CollatesHere:
         except RuntimeError as error:
             if "</torch_" not in str(error):
                 raise
-        # In a worker torch collates into files of /dev/shm, one a tensor. Where there is no room or
-        # no descriptor for these, it need not be there: nothing of this has to travel any more.
+        # In a worker, torch collates into files of /dev/shm, one per tensor. If there is no space
+        # or no descriptor for them, collate without: this batch does not travel any more.
         return self.collate_fn(samples)
 
     def _placed(self, samples: list[Any], layout: Layout) -> object:
-        """The batch in memory of minato's own, or None when a sample does not fit."""
+        """The batch in minato's own memory, or None if a sample does not fit."""
         objects: list[list[Any]] = [[] for _ in samples]
         block = self.engine.place(samples, layout.core, objects)
         if block is None:
@@ -90,7 +90,7 @@ class CollatesHere:
             self.engine.retire(block)
 
     def as_worker(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """torch's collate goes another way where get_worker_info() says it is in a worker."""
+        """Makes get_worker_info() report a worker; torch's collate then uses shared memory."""
         return as_in_worker(
             id=number,
             num_workers=self._num_workers,

@@ -1,8 +1,8 @@
-"""The epoch that a dataset is in, for persistent workers, which keep copies of it.
+"""Passes the dataset's epoch on to the copies in persistent workers.
 
-``DataLoader.set_epoch`` reaches these copies. A program may also call the dataset's own
-``set_epoch``, or set its ``epoch``, and so may its sampler when it is iterated; the copies are
-then told what the program's dataset says.
+``DataLoader.set_epoch`` reaches these copies. A program, or its sampler when it is iterated, may
+instead call the dataset's own ``set_epoch`` or set its ``epoch``. The copies then get the epoch
+of the program's dataset.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAMES = ("epoch", "_epoch", "current_epoch", "_current_epoch")
 
 
 def epoch_of(dataset: Any) -> tuple[str, int] | None:
-    """The attribute, and the epoch that it says; no code of the dataset is run."""
+    """The name and value of the attribute; runs no code of the dataset."""
     own = getattr(dataset, "__dict__", {})
     for name in NAMES:
         value = own.get(name, getattr(type(dataset), name, None))
@@ -28,7 +28,7 @@ def epoch_of(dataset: Any) -> tuple[str, int] | None:
 
 
 class DatasetEpochs:
-    """What the copies of one iterator's workers are to be told."""
+    """What the copies in one iterator's workers must be told."""
 
     def __init__(self, loader: Any, memo: Memo) -> None:
         self._dataset, self._memo = loader.dataset, memo
@@ -37,17 +37,17 @@ class DatasetEpochs:
         self._known = epoch_of(self._dataset)
 
     def workers_start(self, copied: bool, as_torch: bool, overlap: bool) -> None:
-        """copied: each has the dataset as it is now, and keeps it for more than one epoch.
-        as_torch: they are to make what torch's make, which would not hear of it. overlap: an epoch
-        may begin while the one before it ends, of which copies are told again then."""
+        """copied: each worker keeps a copy of the current dataset for more than one epoch.
+        as_torch: workers must make what torch's workers make, which are not told. overlap: epochs
+        may start while the previous one ends, and copies are then told again."""
         self._copied, self._as_torch, self._overlap = copied, as_torch, overlap
         self._by_loader = self._told = self._memo.user_epoch
         self._known = epoch_of(self._dataset)
 
     def told(self, user_epoch: int) -> int:
-        """1 + what they are told before the first sample of an epoch; 0: nothing. To be asked when
-        the sampler has given the epoch's first index. user_epoch: the same of the loader's
-        set_epoch()."""
+        """1 + the epoch that copies are told before the first sample of an epoch; 0: none. Call it
+        after the sampler has yielded the epoch's first index. user_epoch: the same number for the
+        loader's set_epoch()."""
         now, known = epoch_of(self._dataset), self._known
         self._known = now
         if user_epoch != self._by_loader:
@@ -68,8 +68,8 @@ class DatasetEpochs:
         if offered(self._dataset, "set_epoch") is None:
             give = f"give {kind} a method set_epoch(epoch), and "
         warnings.warn(
-            f"{kind}.{name} is {value} in the program now. Persistent workers keep their copies of "
-            "the dataset, in which it stays what it was when they started. To tell them, "
-            f"{give}call set_epoch(epoch) of the loader. This is told once.",
+            f"{kind}.{name} is {value} in the program now. Persistent workers keep copies of "
+            "the dataset, in which it still has the value from their start. To update them, "
+            f"{give}call set_epoch(epoch) of the loader. This warning appears once.",
             stacklevel=2,
         )

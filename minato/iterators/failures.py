@@ -1,4 +1,4 @@
-"""Batches that cannot be had: what the program is told, and of which samples."""
+"""Batches that cannot be made or read: the errors for the program, which name the samples."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ..workers.on_error import Amiss
 
 
 class Told(Failure):
-    """The loader's own word on a batch, raised as it is."""
+    """An error of the loader itself, raised unchanged."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
         self.note = self.stand_in = ""
 
     def reraise(self) -> NoReturn:
-        """Raises it."""
+        """Raises the error."""
         raise self.error
 
 
 def unread(error: Exception, number: int, indices: Any, row0: int = 0, rows: int = 0) -> Told:
-    """Of a result that cannot be read: of these rows of a batch, or of all of it."""
+    """The error for a result that cannot be read: of some rows of a batch, or of all rows."""
     if not rows or not isinstance(indices, (list, tuple)):
         add_note(error, note(number, indices))
     elif rows == 1:
@@ -40,23 +40,23 @@ def unread(error: Exception, number: int, indices: Any, row0: int = 0, rows: int
 
 
 class Amended(Failure):
-    """A batch that is not what the sampler asked for: some of its samples could not be made.
-    Until that is counted, and allowed, it is treated as one that failed."""
+    """A batch that differs from the sampler's because some of its samples could not be made.
+    Until max_errors allows it, it is treated as a failed batch."""
 
     def __init__(self, data: Any, amiss: list[Amiss], empty: bool) -> None:
         self.data = data
         self.amiss = amiss
         self.empty = empty  # none of its samples could be made
-        self.indices: list[Any] = []  # of those in amiss, as far as they are known
-        self.asked = 0  # samples that the sampler asked for
+        self.indices: list[Any] = []  # of the samples in amiss, where known
+        self.asked = 0  # number of samples in the sampler's batch
 
     def name(self, number: int, indices: Any, batched: bool = True) -> None:
-        """Says of each failure which sample it is of; not batched: indices is that of one."""
+        """Names the sample of each failure; not batched: indices is a single index."""
         amiss, self.amiss = self.amiss, []
         self.add(amiss, number, indices if batched else [indices])
 
     def add(self, amiss: list[Amiss], number: int, indices: Any) -> None:
-        """More that are amiss, of this batch of the sampler's."""
+        """Adds failures of a sampler's batch."""
         every = indices if isinstance(indices, (list, tuple)) else list(indices)
         self.asked += len(every)
         for one in amiss:
@@ -66,20 +66,20 @@ class Amended(Failure):
 
 
 def note(number: int, indices: Any, row: int | None = None) -> str:
-    """Which batch it was, and where that is known, which sample of it."""
+    """The note on an error: batch number and, if known, the sample."""
     if row is None or not isinstance(indices, (Sequence, torch.Tensor, np.ndarray)):
         return f"minato: batch {number}, sample indices {_short(indices)}"
     return f"minato: sample index {text_of(indices[row])}, place {row} of batch {number}"
 
 
 def placed(number: int, indices: Any, row: int | None) -> str:
-    """What a worker is at: a sample of a batch, if it has one of that number, or all of it. row:
-    None where that is not known."""
+    """Describes what a worker is doing: a sample of a batch, or the whole batch. row: None if it
+    is unknown."""
     if indices is not None and row is None:
         return f"batch {number}, sample indices {_short(indices)}"
     try:
         return f"sample index {text_of(indices[row])}, place {row} of batch {number}"
-    except Exception:  # collating, an iterable dataset, or nothing that is known by numbers
+    except Exception:  # collating, an iterable dataset, or indices without positions
         return f"batch {number}"
 
 
@@ -88,30 +88,30 @@ def _short(indices: Any) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-#: by the engine's reasons for not making a batch (csrc/engine/mn_engine.h): what it needs
+#: what a batch needs, by the engine's reason for refusing it (csrc/engine/mn_engine.h)
 _NEEDS = {
-    1: "{need} task descriptors at once, and there are {all} ({used} are in use: each sample that "
+    1: "{need} task descriptors at once, but there are {all} ({used} are in use: each sample that "
     "waits for its batch has one)",
-    2: "{need} bytes for its indices and for what workers report, and there are {all}",
-    3: "{need} bytes for its samples, and the memory that loader and workers share has {all} "
-    "({used} are in use, {kept} of them by batches that the program keeps). A limit on address "
-    "space (`ulimit -v`) makes that smaller than memory_limit",
-    4: "{need} bytes that the system refuses to the program",
+    2: "{need} bytes for its indices and the workers' reports, but there are {all}",
+    3: "{need} bytes for its samples, but the memory shared by loader and workers has {all} "
+    "({used} are in use, {kept} of them by batches that the program retains). A limit on address "
+    "space (`ulimit -v`) can make that memory smaller than memory_limit",
+    4: "{need} bytes, which the system refuses to the program",
 }
 
 
 def refused(engine: Engine, block: Block, what: str) -> Failure:
-    """A batch, or a sample of one, that the engine cannot make."""
+    """The error for a batch or sample that the engine cannot make."""
     why, need, there = engine.refused(block)
     memory = engine.memory()
     used = memory["in_flight"] if why == 1 else memory["used"]
     needs = _NEEDS[why].format(need=need, all=there, used=used, kept=memory["kept"])
-    text = f"{what} cannot be made: it needs {needs}. Make batches smaller, or keep fewer."
+    text = f"{what} cannot be made: it needs {needs}. Make batches smaller, or retain fewer."
     return Told(MemoryError(text))
 
 
 class Part(NamedTuple):
-    """Neighbouring rows of one of the sampler's batches, as a rule all, that are in a batch."""
+    """Neighbouring rows of one of the sampler's batches (usually all of them) within a batch."""
 
     number: int  # of the sampler's batch
     indices: Any  # what the sampler gave for it
@@ -121,9 +121,9 @@ class Part(NamedTuple):
 
 
 def lost(engine: Engine, parts: list[Part]) -> Failure:
-    """A batch some of whose samples took every worker with them that tried: which of it they
-    are, and no others of what the sampler gave along with them."""
-    #: number of the batch, a death's pid and status, and the samples that it took
+    """The error for a batch with samples that killed every worker that tried them. Names these
+    samples and no others of the batch."""
+    #: batch number, the dead worker's pid and status, and the lost samples
     found: list[tuple[int, int, int, list[Any]]] = []
     for part in parts:
         for loss in engine.lost(part.block):
@@ -141,30 +141,30 @@ def lost(engine: Engine, parts: list[Part]) -> Failure:
 
 def _loading(pid: int, status: int, index: Any, number: int) -> str:
     return (
-        f"{describe_death(pid, status).rstrip()} It was loading sample index {text_of(index)} of batch "
-        f"{number}, and so was every worker that tried before it."
+        f"{describe_death(pid, status).rstrip()} It was loading sample index {text_of(index)} of "
+        f"batch {number}, and so was every worker that tried before it."
     )
 
 
 def lost_sample(loss: Loss, index: Any, number: int) -> WorkerLost:
-    """The error of one sample that took every worker with it that tried."""
+    """The error for one sample that killed every worker that tried it."""
     text = _loading(loss.pid, loss.status, index, number)
     return WorkerLost(text, loss.pid, index, loss.status)
 
 
 def _lost_of(part: Part, loss: Loss, whole: bool) -> list[Any]:
-    """The indices of what is lost of a part with a task."""
-    if whole:  # which one it was at is not known
+    """The lost indices of a part. whole: the task was the whole batch."""
+    if whole:  # it is unknown which sample was running
         return part.indices if type(part.indices) is list else [part.indices]
     end = min(loss.row0 + loss.nrows, part.row0 + part.rows)
     return list(part.indices[max(loss.row0, part.row0) : end])
 
 
 def no_room() -> Failure:
-    """A worker had no memory for its result."""
+    """The error of a worker that had no memory for its result."""
     try:
         raise MemoryError(
-            "a worker's result does not fit under memory_limit; raise it, keep fewer batches, "
+            "a worker's result does not fit under memory_limit; raise it, retain fewer batches, "
             "or make batches smaller"
         )
     except MemoryError as error:

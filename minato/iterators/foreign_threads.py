@@ -1,8 +1,8 @@
-"""Workers that wait for ever for threads of the program, which a fork does not have.
+"""Detects workers that wait forever for threads of the program, which a fork does not have.
 
-A library that has started a thread pool in the program (polars, an executor) may hand it work in a
-forked worker, where no thread of the pool is. Nothing can be seen of that but workers that all sleep
-in their first sample. That is told once, with the names of the threads.
+A library that has started a thread pool in the program (polars, an executor) may give it work in a
+forked worker, where the pool's threads do not exist. The only visible sign is that all workers
+sleep in their first sample. One warning then names the threads.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from contextlib import suppress
 
 from .._core import Engine
 
-#: seconds for which all workers have been in their first sample
+#: all workers must have been in their first sample for this many seconds
 SECONDS = 5.0
-#: and in the last of which they have used no CPU
+#: and must have used no CPU during a period of this many seconds
 LOOK = 1.0
-#: threads that are named
+#: how many threads the warning names
 NAMED = 6
-#: of a worker's entry that may be at work
+#: state of a worker's entry in which it may run tasks
 _READY = 3
-#: threads that a fork does not miss: minato's own, and torch's
+#: names of threads that a fork does not need: minato's and torch's
 _HARMLESS = ("minato", "pt_", "cuda")
 
 
 class FirstSamples:
-    """Of one iterator's workers, until one of them has made a sample."""
+    """Watches one iterator's workers until one of them has made a sample."""
 
     def __init__(self, forked: bool) -> None:
         self.watching = forked
         self._looked = time.monotonic()
-        self._used: list[bytes] | None = None  # what each process was at the last look
+        self._used: list[bytes] | None = None  # CPU time of each process at the last look
 
     def part(self, seconds: float) -> float:
-        """How long a wait of so many seconds (below 0: without end) may be until the next look."""
+        """Shortens a wait (below 0: unlimited) so that it ends at the next look."""
         if not self.watching:
             return seconds
         return min(seconds, LOOK) if seconds >= 0 else LOOK
 
     def look(self, engine: Engine) -> None:
-        """Warns where all workers sleep in their first sample."""
+        """Warns if all workers sleep in their first sample."""
         now = time.monotonic()
         if not self.watching or now < self._looked + LOOK:
             return
@@ -54,7 +54,7 @@ class FirstSamples:
         late = time.monotonic_ns() - int(1e9 * SECONDS)
         if not entries or any(e["running"] is None or e["since_ns"] > late for e in entries):
             return
-        with suppress(OSError):  # one has ended, or there is no /proc
+        with suppress(OSError):  # a worker has ended, or there is no /proc
             self._used = [_sleeps(entry["pid"]) for entry in entries]
         if self._used is None or b"" in self._used or self._used != before:
             return
@@ -65,16 +65,16 @@ class FirstSamples:
 
 
 def _sleeps(pid: int) -> bytes:
-    """What a process has used of the CPU, where it waits for another thread; else nothing."""
+    """CPU time of a process that waits for another thread; empty if it does not wait."""
     with open(f"/proc/{pid}/stat", "rb") as stat, open(f"/proc/{pid}/wchan", "rb") as wchan:
         fields, waits_in = stat.read().rpartition(b")")[2].split(), wchan.read()
-    if fields[0] != b"S" or b"futex" not in waits_in:  # or the system does not say
+    if fields[0] != b"S" or b"futex" not in waits_in:  # or the system hides it
         return b""
     return b" ".join(fields[11:13])
 
 
 def foreign_threads() -> list[str]:
-    """Names of this process's threads, without those that workers do not miss."""
+    """Names of this process's threads, without those that workers do not need."""
     python = {thread.native_id: thread.name for thread in threading.enumerate()}
     names = set()
     with open("/proc/self/comm") as file:
@@ -94,9 +94,9 @@ def _warn(workers: int, names: list[str]) -> None:
     who = f"All {workers} workers have" if workers > 1 else "The worker has"
     warnings.warn(
         f"{who} been asleep in the first sample for {SECONDS:.0f} seconds. Workers are forks of "
-        f"this program, and its threads are not there: {', '.join(names[:NAMED])}{more}. If the "
-        "dataset uses a library or an executor that has started these threads in the program, it "
-        "may wait for them for ever. Give the loader multiprocessing_context='forkserver', or "
-        "use the library in workers only. This is told once.",
+        f"this program and do not have its threads: {', '.join(names[:NAMED])}{more}. If the "
+        "dataset uses a library or an executor that started these threads in the program, it "
+        "may wait for them forever. Give the loader multiprocessing_context='forkserver', or "
+        "use the library only in workers. This warning appears once.",
         stacklevel=4,
     )

@@ -1,6 +1,6 @@
-"""The iterator of a loader without workers: torch's, which counts and can go on.
+"""The iterator of a loader without workers: torch's, with a counted position that can be resumed.
 
-With ``seed_per_sample=True`` it makes what workers would make."""
+With ``seed_per_sample=True`` it makes the same samples as workers."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def _begins_with_next(loader: Any) -> bool:
 
 
 class InlineIterator(_SingleProcessDataLoaderIter):
-    """torch's iterator for ``num_workers=0``; samples draw from the program's generators,
-    unless ``seed_per_sample=True`` asks for those of workers.
+    """torch's iterator for ``num_workers=0``. Samples draw from the program's generators, or with
+    ``seed_per_sample=True`` from generators that are seeded as in workers.
 
-    The sampler begins at the first ``next()``, as torch's does, or before, if its ``__iter__``
-    draws at once. An iterable dataset may draw its order from the program's generators, or its
-    own, so it is read up to where it stood with these as it found them. A dataset that sets them
-    when it is told its state finds them so.
+    The sampler starts at the first ``next()``, as in torch, or earlier if its ``__iter__``
+    draws at once. An iterable dataset may draw its order from the program's generators or its
+    own. To resume it, it is therefore read up to its position with these generators as the epoch
+    found them. If loading its state sets the generators, the dataset finds them that way.
     """
 
     _base_seed: int = BASE_SEED
@@ -70,7 +70,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._position = position = Position(loader, memo)
         with position.taking_up():
             start = position.start or {}
-            if start.get("begun") and position.starts is None:  # else it says itself where it is
+            if start.get("begun") and position.starts is None:  # else it loads its own state
                 position.sources.set_dataset(start["generators"])
             iterable = loader._dataset_kind == _DatasetKind.Iterable
             at_once = iterable or not _begins_with_next(loader)
@@ -88,14 +88,14 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 super().__init__(loader)
                 put_global(told)
                 tell_iterator(self._dataset_fetcher, snapshot)
-                with contextlib.suppress(StopIteration):  # it gives fewer now: nothing is left
+                with contextlib.suppress(StopIteration):  # it is shorter now: nothing is left
                     for _ in range(again):
                         index = super()._next_index()  # type: ignore[no-untyped-call]
                         make_again(self._dataset_fetcher, index)
                 if snapshot.dataset is not None or snapshot.iterator is not None:
                     told = all_global()
         put_global(told)
-        #: they are as the epoch found them, and what its sampler draws is drawn from these
+        #: the generators are as the epoch found them, and its sampler draws from these
         begins = self._dataset_kind == _DatasetKind.Map and not start.get("delivered")
         self._draws_from_told = bool(told) and begins
         made = split(loader, provider)
@@ -111,18 +111,18 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                     warn_of_batches_handed_on(loader.dataset)
                 else:
                     self._dataset_fetcher.dataset = ByItem(loader.dataset)
-        self._stream: Kept | None = None  # of an iterable dataset that says where it is
+        self._stream: Kept | None = None  # a Stateful iterable dataset's state
         if may_be_asked(loader.dataset, self._dataset_fetcher):
             self._loader = weakref.ref(loader)
             position.here = Kept()
             position.here.lives(loader.dataset, self._dataset_fetcher)
             if self._dataset_kind == _DatasetKind.Iterable:
                 self._stream = position.here
-        name = _SingleProcessDataLoaderIter.__name__  # profilers know torch's
+        name = _SingleProcessDataLoaderIter.__name__  # profilers know torch's name
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
         self._number = self._place = 0  # of the next batch, and of its first sample
         self._begun = False
-        self._lost = False  # what an iterable dataset gave for a batch, to an interrupt
+        self._lost = False  # an interrupt lost what an iterable dataset yielded for a batch
         self._seeded: Any = None
         self._tolerant: Any = None
         self._spares: Any = None
@@ -150,14 +150,14 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if start.get("begun"):
             progress.generators = start["generators"]
         elif at_once and (iterable or position.sources.drew(found)):
-            progress.generators = found  # and not as they are at the first next()
+            progress.generators = found  # not the states at the first next()
         self._found = progress.generators
         position.memo.progress = progress
 
     @eager
     def __del__(self) -> None:
-        """The loader may be asked yet where it has left the epoch, and the dataset's own iterator
-        goes with this one."""
+        """Stores the dataset's state: the loader may still be asked for it, and the dataset's
+        iterator is destroyed with this one."""
         position = self.__dict__.get("_position")
         if position is None or sys.is_finalizing():
             return
@@ -186,11 +186,11 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 self._progress.generators = self._found
             resumed = start.get("base_seed") is not None
             if first and resumed and self._dataset_kind == _DatasetKind.Map:
-                self._sampler_iter = iter(self._index_sampler)  # what it draws is in place now
+                self._sampler_iter = iter(self._index_sampler)  # its generators are set now
             if first:
                 try:
                     self._sampler_iter = self._position.watched(self._sampler_iter, self._progress)
-                except BaseException:  # it may begin with the next next()
+                except BaseException:  # the next next() may start again
                     self._position.start, self._begun = start or None, False
                     raise
             if first and self._spares is not None:
@@ -208,7 +208,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if drawn is not None:
             put_global(drawn)
         if self._tolerant is not None and self._auto_collation and not hasattr(index, "__len__"):
-            index = list(index)  # it would be used up when samples of it are named
+            index = list(index)  # an iterator would be exhausted before samples are named
         position, number, place = self._position, self._number, self._place
         self._pass_over(index)
         if self._seeded is not None:
@@ -224,18 +224,18 @@ class InlineIterator(_SingleProcessDataLoaderIter):
     def _pass_over(self, index: Any) -> None:
         sized = self._auto_collation and hasattr(index, "__len__")
         samples = len(index) if sized else 1
-        # At once, as far as an interrupt can see.
+        # A KeyboardInterrupt cannot be raised between these assignments.
         self._number, self._place = self._number + 1, self._place + samples
 
     def _may_stand_in(self, index: Any) -> None:
-        """For samples of batches behind it."""
+        """Makes this batch's samples available as replacements in later batches."""
         if self._spares is not None:
             self._spares.passed(index)
 
     @eager
     def _next_data(self) -> Any:
-        """What an interrupt takes was not delivered: a state goes on with it, though this
-        iterator goes on behind it. Once it does, what an iterable dataset gave for it is lost."""
+        """A batch lost to an interrupt does not count as delivered: a state includes it, although
+        this iterator goes on after it. Then an iterable dataset's samples of it are lost."""
         if self._lost:
             self._lost = False
             self._delivered(self._number - 1)
@@ -269,9 +269,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         return data
 
     def _delivered(self, drawn: int) -> None:
-        """The latest batch, if one was drawn since, or its error."""
+        """Records the latest batch, if one was drawn since, or its error."""
         last = self._number - 1
-        made = last >= drawn and not self._progress.has(last)  # if it was left out it has
+        made = last >= drawn and not self._progress.has(last)  # a skipped batch is already recorded
         if made:
             self._progress.delivered(last)
         if self._stream is not None:

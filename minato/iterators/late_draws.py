@@ -1,5 +1,5 @@
-"""Samplers that draw from a global generator as they go: what these give depends on what the program
-draws meanwhile, so an order cannot be had again from the states that the epoch began with.
+"""Detects samplers that draw from a global generator while they are iterated. Their order depends
+on what the program draws in the meantime, so the generators' initial states do not reproduce it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from ..progress import Progress
 from ..seeding.order_generators import fingerprint
 from ..stateful import Pace
 
-#: of the time, for looking
+#: largest share of the time spent on checks
 SHARE = 0.02
 
 
 class LateDraws(Iterator[Any]):
-    """An epoch's indices, which notes in its progress whether a global generator was drawn from
-    for one of them. Not for the first, with which an epoch begins."""
+    """An epoch's indices. Records in the epoch's progress whether drawing one of them used a
+    global generator. The first index is exempt: starting an epoch may draw."""
 
     def __init__(self, indices: Iterator[Any], progress: Progress) -> None:
         self._indices, self._progress = indices, progress

@@ -1,7 +1,7 @@
-"""Which samples share what is opened for them, where a dataset says so.
+"""Which samples share an opened file or the like, if a dataset says so.
 
-A dataset may offer ``locality_key(index)``: any hashable, the same for samples that are cheaper
-one after the other (a row group, a shard, a video). Without it workers' reports tell
+A dataset may offer ``locality_key(index)``: any hashable, equal for samples that are cheaper
+in succession (a row group, a shard, a video). Without it, workers' reports show the groups
 (``csrc/schedule/policy_locality.h``).
 """
 
@@ -29,7 +29,7 @@ def key_of(dataset: Any) -> Key | None:
 
 
 def _of_parts(whole: ConcatDataset[Any]) -> Key | None:
-    """Parts without a key of their own are one group each."""
+    """Combines the keys of a ConcatDataset's parts. A part without a key is one group."""
     keys = [key_of(part) for part in whole.datasets]
     if all(key is None for key in keys):
         return None
@@ -39,7 +39,7 @@ def _of_parts(whole: ConcatDataset[Any]) -> Key | None:
             index += len(whole)
         part = bisect.bisect_right(whole.cumulative_sizes, index)
         if index < 0 or part == len(keys):
-            return None  # there is no such sample: the worker says so, as torch's
+            return None  # there is no such sample: the worker raises the error
         key = keys[part]
         start = whole.cumulative_sizes[part - 1] if part else 0
         return part, key(index - start) if key is not None else None
@@ -47,34 +47,34 @@ def _of_parts(whole: ConcatDataset[Any]) -> Key | None:
     return key_in
 
 
-#: Groups at most that are kept together because the order mixes their samples: a dataset that
-#: keeps several keeps some few, and what one worker is meant to make must not grow without end.
+#: limit on groups that are merged because the order mixes their samples. A dataset keeps only a
+#: few groups open, and one worker's share must not grow without bound.
 MIXED = 8
 
 
 class Groups:
-    """Where groups begin in what the sampler draws.
+    """Finds where groups begin in the sampler's order.
 
-    Groups that the order mixes, as a shuffle buffer does, are one: a worker that keeps both opens
-    each once, and one that keeps the last alone opens no more than it would. They are mixed
-    where one begins before the last sample of the other, as far as a batch shows it.
+    Groups that the order mixes, as a shuffle buffer does, are merged. A worker that keeps both open
+    opens each once, and a worker that keeps only the last one open loses nothing. Two groups are
+    mixed if one begins before the last sample of the other, within one batch.
     """
 
     def __init__(self, key: Key) -> None:
         self._key = key
-        self._together: set[Any] = set()  # the keys of the present one
-        self._asked: tuple[Any, bytes] | None = None  # what of() was asked last, and its answer
+        self._together: set[Any] = set()  # the keys of the current merged group
+        self._asked: tuple[Any, bytes] | None = None  # last argument of of(), and its result
 
     def of(self, indices: Any) -> bytes:
-        """As begins(); asked again for the same list, which the engine had no room for, it
-        knows the answer."""
+        """Like begins(). Caches the result for the same list, in case the engine had no space for
+        it."""
         if self._asked is None or self._asked[0] is not indices:
             self._asked = indices, self.begins(indices)
         return self._asked[1]
 
     def begins(self, indices: Any) -> bytes:
-        """A byte for each index: 1 where another begins than that which the one before it
-        is of, in the batch before, too."""
+        """A byte for each index: 1 if a new group begins there, also compared with the previous
+        batch."""
         keys = [self._key_of(index) for index in indices]
         last = {key: at for at, key in enumerate(keys)}
         out, end = bytearray(), -1
@@ -100,6 +100,6 @@ class Groups:
 
 
 def groups_of(loader: Any) -> Groups | None:
-    """Of what a loader's sampler draws, where its dataset tells them."""
+    """The groups in a loader's order, if its dataset defines them."""
     key = key_of(loader.dataset) if loader._auto_collation else None
     return Groups(key) if key is not None else None

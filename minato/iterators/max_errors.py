@@ -1,5 +1,5 @@
-"""How many samples may fail, with ``on_error="skip"`` or ``"replace"``: counted as batches are
-handed out, so what is ahead of the program and never asked for does not count."""
+"""The limit on failed samples with ``on_error="skip"`` or ``"replace"``. Samples are counted as
+their batches are delivered, so samples that were made ahead and never asked for do not count."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from .failures import Amended
 if TYPE_CHECKING:
     from ..progress import Progress
 
-#: failed samples that stats() names
+#: how many failed samples stats() lists
 NAMED = 100
 #: and the warning at an epoch's end
 FIRST = 5
 
 
 class Stands(Protocol):
-    """Where an iterator is: ``position.py``."""
+    """The part of ``position.Position`` that is used here."""
 
     progress: Progress
     sources: Sources
 
 
 class ErrorsAllowed:
-    """Counts the samples that failed, and raises the first when there are too many.
+    """Counts the failed samples, and raises the first failure when there are too many.
 
     Attributes:
-        left_out, replaced: samples, in all epochs of the iterator.
-        latest: (index, what went wrong, index in its place or None) of the last of them.
+        left_out, replaced: number of samples, in all epochs of the iterator.
+        latest: (index, error text, index of the replacement or None) of the last of them.
     """
 
     def __init__(self, loader: Any, options: Options, position: Stands) -> None:
@@ -43,7 +43,7 @@ class ErrorsAllowed:
         self.latest: deque[tuple[Any, str, Any]] = deque(maxlen=NAMED)
         self._position = position
         self._max_errors = options.max_errors
-        self._first: tuple[Any, Failure] | None = None  # progress of its epoch, and it
+        self._first: tuple[Any, Failure] | None = None  # its epoch's progress, and the failure
         self._batch_size: int | None = batch_size_of(loader)
         if loader.batch_sampler is None:
             self._batch_size = 1
@@ -51,7 +51,7 @@ class ErrorsAllowed:
         self._untold: _Untold | None = None  # of the latest epoch with failures
 
     def told(self) -> dict[str, Any]:
-        """For stats()."""
+        """Counts for stats()."""
         return {
             "left_out": self.left_out,
             "replaced": self.replaced,
@@ -59,8 +59,8 @@ class ErrorsAllowed:
         }
 
     def most(self) -> int:
-        """Samples of an epoch that may fail. A share of them allows one at least; of an epoch
-        of unknown length it is a share of what was handed out."""
+        """How many samples of an epoch may fail. A share allows at least one; if the length of the
+        epoch is unknown, it is a share of what was delivered."""
         if type(self._max_errors) is int:
             return self._max_errors
         samples = _samples_of(self._position.sources, self._size())
@@ -71,13 +71,13 @@ class ErrorsAllowed:
         return max(1, int(self._max_errors * samples))
 
     def _size(self) -> float:
-        """Samples of a batch. Where its sampler does not say, as in those with failures so far."""
+        """Samples of a batch. If the sampler does not say, the mean of batches with failures."""
         if self._batch_size is not None:
             return self._batch_size
         return self._asked / max(1, self._batches)
 
     def take(self, batch: Amended) -> Any:
-        """The batch's data. Raises the first failure of the epoch where this is one too many."""
+        """The batch's data. Raises the epoch's first failure if the limit is exceeded."""
         progress = self._position.progress
         self._batches, self._asked = self._batches + 1, self._asked + batch.asked
         if self._untold is not None and self._untold.progress is not progress:
@@ -145,7 +145,7 @@ class _Untold:
 
 
 def _samples_of(sources: Sources, size: float) -> int | None:
-    """What the sampler gives in an epoch, where it says so. size: samples of a batch."""
+    """Samples of an epoch, if the sampler says so. size: samples of a batch."""
     try:
         sampler, batches = sampler_of(sources), sources.batch_sampler
         if sampler is not None:
@@ -153,5 +153,5 @@ def _samples_of(sources: Sources, size: float) -> int | None:
         if isinstance(batches, (list, tuple)):
             return sum(map(len, batches))
         return int(len(batches) * size)
-    except Exception:  # whatever a sampler of the program's says
+    except Exception:  # a custom sampler's len() may raise
         return None

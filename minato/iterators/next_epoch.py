@@ -1,4 +1,4 @@
-"""The next epoch, whose first batches are planned while the present one ends."""
+"""The next epoch, whose first batches are planned while the current one ends."""
 
 from __future__ import annotations
 
@@ -27,62 +27,62 @@ from .window import Window
 
 @dataclass
 class EpochAhead:
-    """The next epoch, of which some batches are planned while the present one ends."""
+    """The next epoch while the current one ends; some of its batches are planned."""
 
     progress: Progress
-    ends: int  # batches of the present epoch
-    failed: bool = False  # it is not gone on with, and begins anew in its turn
+    ends: int  # number of batches in the current epoch
+    failed: bool = False  # abandoned; it starts anew in its turn
 
 
 class SamplerEnd:
-    """Where a RandomSampler draws from its generator once more, when it ends: that end must
-    not be met ahead, because torch's loader would not be there yet."""
+    """The end of a RandomSampler that draws from its generator once more when it ends. That end
+    must not be reached ahead, because torch's loader would not have reached it."""
 
     def __init__(self, loader: Any, far: bool) -> None:
-        """far: the sampler is read beyond torch's window."""
+        """far: the sampler is read beyond torch's prefetch window."""
         self._sampler = sampler_of(loader)
         random = type(self._sampler) is torch.utils.data.RandomSampler
         self.draws = far and random and self._sampler.generator is not None
-        #: 1 where it is met with the last batch, because that is not full; 0 where only
-        #: asking for one more meets it
+        #: 1 if the last batch reaches the end, because it is not full; 0 if only asking for one
+        #: more batch reaches it
         self.short = 0
         self._batches = loader.batch_sampler
         plain = type(self._batches) is torch.utils.data.BatchSampler
         self._fills = self.draws and plain and not self._batches.drop_last
 
     def epoch_begins(self) -> None:
-        """A dataset that grows or shrinks in the epoch changes nothing of this."""
+        """Updates the batch count. A dataset that grows or shrinks later changes nothing."""
         if self._fills:
             self.short = int(len(self._sampler) % self._batches.batch_size != 0)
 
 
-#: of a sampler that is not torch's own, which may change what it holds while it is drawn from, larger
-#: contents are not looked at behind each index: bytes of an array, elements of a list
+#: for custom samplers, which may change their contents while they are drawn from: larger contents
+#: are not compared after each index (bytes of an array, elements of a list)
 MOST_BYTES, MOST_ELEMENTS = 1 << 18, 1 << 12
 
 
 class Seen:
-    """An attribute as it was: which object, and what it held if it is a tensor, an array or a
-    container. What lies deeper is not looked at."""
+    """A recorded attribute: the object, and the content of a tensor, array or container. Nested
+    content is not recorded."""
 
     def __init__(self, value: Any, whole: bool) -> None:
-        """whole: however large it is."""
+        """whole: record the content whatever its size."""
         self._value, self._held, self._whole = value, _contents(value, whole), whole
 
     def is_now(self, value: Any) -> bool:
-        """Whether this is what it is now."""
+        """Whether the attribute still has this value."""
         was = self._value
         if was is not value:
             return type(was) is type(value) and type(was) in PLAIN and bool(was == value)
         now, then = _contents(value, self._whole), self._held
         try:
             return bool(now == then)
-        except Exception:  # elements that do not compare, such as arrays
+        except Exception:  # elements that cannot be compared, such as arrays
             return len(now) == len(then) and all(map(operator.is_, now, then))
 
 
 def _contents(value: Any, whole: bool) -> Any:
-    """What shows that a mutable object was changed, without a copy of large memory."""
+    """A fingerprint that shows changes of a mutable object, without copying large memory."""
     if isinstance(value, (list, set, dict)):
         if not whole and len(value) > MOST_ELEMENTS:
             return len(value)
@@ -91,34 +91,34 @@ def _contents(value: Any, whole: bool) -> Any:
         return None
     try:
         version = value._version if isinstance(value, torch.Tensor) else 0
-    except RuntimeError:  # of an inference tensor
+    except RuntimeError:  # an inference tensor
         version = 0
     try:
         if not whole and value.nbytes > MOST_BYTES:
             return version
         return version, zlib.crc32(np.ascontiguousarray(value).view(np.uint8).data)
-    except Exception:  # on a device, sparse, or of objects
+    except Exception:  # on a device, sparse, or an array of objects
         return version
 
 
 class EpochsTold:
-    """Whether the program has changed what the samplers draw from since the next epoch was begun:
-    by their own ``set_epoch``, as it has to with torch's loader, or in their attributes. Compared
-    are which objects these are, plain values, what tensors, arrays and lists hold, how many samples
-    torch's samplers give and, where one has ``set_epoch``, states of generators. Samplers without
-    ``set_epoch`` may be given other generators."""
+    """Detects whether the program has changed the samplers since the next epoch was started early:
+    through their own ``set_epoch``, which torch's loader needs, or their attributes. Compared
+    are object identities, plain values, the content of tensors, arrays and lists, the lengths of
+    torch's samplers and, for samplers with ``set_epoch``, states of generators. Without
+    ``set_epoch``, the program may also draw from the samplers' generators."""
 
     def __init__(self, position: Position) -> None:
         self._position = position
         self.states: dict[str, bytes] = {}  # of the samplers' generators
         self._held: list[Seen] = []
-        self._changed = False  # between two indices that were drawn
+        self._changed = False  # a change was seen between two drawn indices
         self._still = False  # these samplers change nothing while they are drawn from
 
     def note(self, begins: bool = False) -> None:
-        """What there is now is known to the epoch that is drawn."""
+        """Records the current values, which the drawn epoch is based on."""
         sources = self._position.sources
-        if begins:  # its sampler may have made itself another generator
+        if begins:  # the sampler may have replaced its generator
             sources = self._position.sources = sources.again()
         self.states = sources.capture(everything=False)
         if begins or not self._still:
@@ -126,23 +126,23 @@ class EpochsTold:
             self._held = [Seen(value, self._still) for value in self._values(sources)]
 
     def look(self) -> None:
-        """Before an index is drawn: what has changed since the last was."""
+        """Before an index is drawn: compares with the values after the last index."""
         if not self._still and not self._is_held(self._position.sources):
             self._changed = True
 
     def changed(self) -> bool:
-        """Whether anything has since the epoch was begun."""
+        """Whether anything has changed since the epoch was started."""
         known, now = self._position.sources, self._position.sources.again()
         if self._changed or known.own != now.own or not self._is_held(now):
             return True
         parts = now.samplers.values()
         if not any(callable(attribute(part, "set_epoch")) for part in parts):
-            return False  # and what else was drawn from its generators is the program's business
+            return False  # other draws from its generators are up to the program
         states = now.capture(everything=False)
         return any(states[role] != self.states[role] for role in states if role != "loader")
 
     def forget(self) -> None:
-        """Nothing is held for what may be replaced now."""
+        """Drops the recorded values, so that replaced objects can be freed."""
         self.states, self._held, self._changed, self._still = {}, [], False, False
 
     def _is_held(self, sources: Sources) -> bool:
@@ -157,8 +157,8 @@ class EpochsTold:
 
 
 class _Early(Iterator[Any]):
-    """The indices of an epoch that is begun early: its sampler is asked with the first of them. A
-    sampler may count while it is drawn from."""
+    """The indices of an epoch that starts early. Its sampler is asked only when the first index is
+    needed. Its attributes may change while it is drawn from."""
 
     def __init__(
         self, told: EpochsTold, progress: Progress, begin: Callable[[], Iterator[Any]]
@@ -181,11 +181,11 @@ class _Early(Iterator[Any]):
 
 
 class NextEpoch:
-    """Whether the next epoch begins early, and what takes it back."""
+    """Whether the next epoch starts early, and how that is undone."""
 
     early: EpochAhead | None = None
     wanted = False  # prefetch_next_epoch
-    # of the sampler's generators, before its end was met ahead of torch's window
+    # states of the sampler's generators, before its end was reached ahead of torch's window
     _before_end: dict[str, bytes] | None = None
 
     def __init__(self, loader: Any, position: Position, window: Window) -> None:
@@ -195,37 +195,37 @@ class NextEpoch:
         self._window = window
 
     def epoch_begins(self, wanted: bool) -> None:
-        """An epoch begins. wanted: the next is to begin while it ends."""
+        """An epoch starts. wanted: the next one is to start while it ends."""
         self.wanted, self._before_end = wanted, None
 
     def indices(self, progress: Progress, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Of an epoch that is to begin early, by this."""
+        """The indices of an epoch that starts early; begin makes its iterator."""
         return _Early(self.told, progress, begin)
 
     @property
     def due(self) -> bool:
-        """Whether it begins as soon as the sampler has ended."""
+        """Whether the next epoch starts when the sampler ends."""
         return self.wanted and self.early is None
 
     def note_end(self) -> None:
-        """The sampler's end is about to be met, which may be earlier than torch's loader would."""
+        """The sampler is about to end, perhaps earlier than in torch's loader."""
         if self._before_end is None:
             self._before_end = self._position.sources.capture(everything=False)
 
     def give_up(self, early: EpochAhead) -> None:
-        """Something went wrong with it, of which the present epoch is to know nothing."""
+        """Abandons the early epoch after an error, without affecting the current epoch."""
         early.failed = True
         self._position.sources.set_own(early.progress.generators or {})
         self.told.note()
 
     def left(self, early: EpochAhead) -> int:
-        """Batches of the present epoch not handed out yet."""
+        """Batches of the current epoch that are not delivered yet."""
         return early.ends - self._position.progress.count
 
     def adopt(self) -> bool:
-        """Makes the epoch that was begun early the present one; False when there is none, it has
-        failed, or it is stale: the last was left in the middle, or set_epoch or load_state_dict
-        was called since, the samplers' own included."""
+        """Makes the early epoch the current one. False if there is none, it has failed, or it is
+        stale: the last epoch was left in the middle, or the program called load_state_dict, or
+        set_epoch of the loader or a sampler, since."""
         early, self.early = self.early, None
         if early is None:
             return False
@@ -241,11 +241,11 @@ class NextEpoch:
         return True
 
     def _undo(self, early: EpochAhead) -> None:
-        """Puts the sampler's generators where torch's loader would have them now; but for those
-        that the program has set or drawn from since."""
+        """Sets the sampler's generators to their states in torch's loader at this point, except
+        those that the program has set or drawn from since."""
         states, far = early.progress.generators, self._window.size() + self.end.short
         if self._before_end is not None and self.left(early) >= far:
-            states = self._before_end  # that would not have met the sampler's end yet
+            states = self._before_end  # torch's loader would not have reached the end yet
         sources, noted = self._position.sources, self.told.states
         now = sources.capture(everything=False)
         drawn = {role for role in now if now[role] == noted.get(role)}

@@ -1,4 +1,4 @@
-"""From the sampler to the engine: what is drawn and planned ahead."""
+"""From the sampler to the engine: draws indices and plans batches ahead."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from .window import Window
 
 @dataclass(slots=True)
 class Batch:
-    """A batch that was drawn and not delivered yet."""
+    """A batch that was drawn and is not delivered yet."""
 
     number: int
     indices: Any
     whole: bool
     progress: Progress  # of its epoch
-    sequence: int = -1  # what it is planned by
+    sequence: int = -1  # the engine's number for it
     position: int = 0  # of its first sample in the sampler's order
-    sent: Any = None  # the indices as workers get them, and how many at the end are spares
+    sent: Any = None  # the indices as workers get them, including the spares at the end
     spares: int = 0
     hints: bytes | None = None  # of what its samples cost, a float32 each
 
 
 class Making(NamedTuple):
-    """How workers are to make what is planned."""
+    """How workers make batches."""
 
-    seeds: bool = True  # before each sample
-    native: bool = False  # in C, which takes lists of int
-    splits: bool = False  # batches that one worker makes may be split over several
-    replaces: bool = False  # samples that fail, by others of the epoch
-    goes_on: bool = False  # behind samples that fail
+    seeds: bool = True  # seed before each sample
+    native: bool = False  # in C, from lists of int
+    splits: bool = False  # a batch with a collate_fn may be split over several workers
+    replaces: bool = False  # replace failed samples with others of the epoch
+    goes_on: bool = False  # continue after failed samples
 
 
 def _length_of(index: Any) -> int:
-    """Of a batch's indices, as far as what the sampler gave has one."""
+    """Number of a batch's indices; 1 if it has no length."""
     try:
         return len(index)
     except Exception:
@@ -58,31 +58,31 @@ def _length_of(index: Any) -> int:
 
 
 class Draw:
-    """What a sampler gives in one epoch, one index at a time."""
+    """A sampler's indices in one epoch, drawn one at a time."""
 
     def __init__(self, indices: Iterator[Any], sized: bool) -> None:
         self._indices = indices
-        self._sized = sized  # an index is a list of those of samples
-        self.drawn: tuple[Any] | None = None  # the index, until it is passed over
+        self._sized = sized  # an index is a list of sample indices
+        self.drawn: tuple[Any] | None = None  # the current index, until it is passed over
         self.hints: tuple[bytes | None] | None = None  # of its samples, once they were asked for
         self.number = 0  # of the next index
         self.position = 0  # of its first sample in the sampler's order
-        self.within = 0  # so many of its samples need not be planned any more
+        self.within = 0  # how many of its samples need no planning any more
         self.exhausted = False
-        self._over = False  # the sampler has said so
+        self._over = False  # the sampler has raised StopIteration
 
     def look(self) -> None:
-        """Draws the next index, if there is one."""
+        """Draws the next index if there is one."""
         with contextlib.suppress(StopIteration):
             self.index()
 
     def index(self) -> Any:
-        """The next index, until it is passed over. Raises StopIteration."""
+        """The current index, until it is passed over. Raises StopIteration."""
         if self.drawn is None:
             if self._over:
                 raise StopIteration
             try:
-                self.drawn = (next(self._indices),)  # first: an interrupt does not lose it then
+                self.drawn = (next(self._indices),)  # stored at once: no interrupt loses it
             except StopIteration:
                 self._over = True
                 raise
@@ -90,31 +90,31 @@ class Draw:
         return self.drawn[0]
 
     def behind(self) -> int:
-        """The place of the first sample of the index after this one."""
+        """Position of the first sample after this index."""
         assert self.drawn is not None
         return self.position + (_length_of(self.drawn[0]) if self._sized else 1)
 
     def pass_over(self) -> None:
-        """The index was planned, or delivered before this process began."""
+        """Advances: the index was planned, or delivered before this process started."""
         end = self.behind()
-        # At once, as far as an interrupt can see.
+        # A KeyboardInterrupt cannot be raised between these assignments.
         self.drawn, self.hints, self.number, self.position, self.within = (
             None, None, self.number + 1, end, 0)  # fmt: skip
 
     def end(self) -> None:
-        """Nothing more is drawn."""
+        """Stops drawing."""
         self.drawn, self.exhausted = None, True
 
 
 class Planner:
-    """Draws from the sampler and has the engine make what it draws."""
+    """Draws from the sampler and plans batches in the engine."""
 
     engine: Engine
     draw: Draw
-    _epoch: Epoch | None  # that batches are drawn for, once its first index is known
+    _epoch: Epoch | None  # the epoch being drawn, once its first index is known
     _progress: Progress  # of that epoch
-    _last: int  # so many of them are drawn without meeting the sampler's end
-    _ahead: Ahead  # what is drawn from, where samples that fail are replaced
+    _last: int  # this many indices can be drawn without reaching the sampler's end
+    _ahead: Ahead  # the indices, where failed samples are replaced
 
     def __init__(
         self,
@@ -128,30 +128,30 @@ class Planner:
         making: Making = Making(),
     ) -> None:
         self.planned: dict[int, Batch] = {}  # by sequence
-        self.sequence = 0  # of what is planned next
-        self.enough = sys.maxsize  # with more planned, none are drawn
+        self.sequence = 0  # of the next planned batch
+        self.enough = sys.maxsize  # no more are drawn while more than this are planned
         self.form, self.window = form, window
         self.position = position
         self.next_epoch = NextEpoch(loader, position, window)
         self.groups = groups
-        self._received = received  # and not handed over yet
+        self._received = received  # received and not delivered yet
         self._sampler = loader._index_sampler
-        self.batched = bool(loader._auto_collation)  # an index is a list of those of samples
+        self.batched = bool(loader._auto_collation)  # an index is a list of sample indices
         self._making = making
         self._spares = Spares(self.batched) if making.replaces else None
         self._hints = hints
         self._together = fetches_batches(loader.dataset)
-        self._begins = False  # an epoch is just being begun
-        self.again = False  # what is planned has to be planned again, see plan_again()
+        self._begins = False  # begin() is running
+        self.again = False  # all planned batches must be planned again, see plan_again()
 
     # ---- an epoch ------------------------------------------------------------------------
 
     def begin(
         self, indices: Iterator[Any], *, goes_on: bool, start: Callable[[], object] | None = None
     ) -> None:
-        """A new epoch: its first window is planned. goes_on: the next begins while it ends. start:
-        starts the workers, after the first index is drawn: a sampler that is asked for it may tell
-        the dataset of the epoch, and workers get copies of that."""
+        """Starts an epoch and plans its first window. goes_on: the next epoch starts while this one
+        ends. start: starts the workers, after the first index is drawn. The sampler may tell the
+        dataset its epoch at that point, and workers get copies of the dataset."""
         self.next_epoch.epoch_begins(goes_on)
         self._open(indices)
         if start is not None:
@@ -162,28 +162,28 @@ class Planner:
         self._begins = False
 
     def go_on(self) -> None:
-        """After begin(), once the program has its generators back: an epoch that was planned
-        whole is followed by the next."""
+        """After begin(), once the program's generators are restored: if the whole epoch was
+        planned, starts the next one."""
         if self.next_epoch.wanted:
             self.fill()
 
     def clear(self) -> None:
-        """What is planned is made for nothing."""
+        """Discards everything that is planned."""
         self.again = False
         self.engine.plan_clear()
         self.planned.clear()
 
     def adopt(self) -> bool:
-        """Goes on with the epoch that was begun early, if that is the present one now."""
+        """Continues with the epoch that was started early, if it is the current one now."""
         if not self.next_epoch.adopt():
             return False
         if self.draw.exhausted:
-            self._begin_next()  # all of a short epoch was planned in time
+            self._begin_next()  # all of a short epoch was planned early
         self.fill()
         return True
 
     def _begin_next(self) -> None:
-        """The sampler is exhausted: draws the next epoch's first window while this ends."""
+        """The sampler is exhausted: draws the next epoch's first window while this one ends."""
         early = EpochAhead(self.position.open_next(), self.draw.number)
         begin = partial(self.position.begin_next, self._sampler, early.progress)
         self._open(self.next_epoch.indices(early.progress, begin), early)
@@ -197,7 +197,7 @@ class Planner:
         last = self.how_many() - end.short if end.draws else sys.maxsize
         progress = self.position.progress if early is None else early.progress
         draw, next_epoch = Draw(indices, self.batched), self.next_epoch
-        # At once, as far as an interrupt can see.
+        # A KeyboardInterrupt cannot be raised between these assignments.
         self.draw, self._epoch, self._last, self._progress, next_epoch.early = (
             draw, None, last, progress, early)  # fmt: skip
 
@@ -207,33 +207,33 @@ class Planner:
         return Epoch(
             progress.epoch,
             self.position.seed,
-            # what is no list of int; with spares the index of one sample stands in a list
+            # pickles anything but a list of int; with spares, a single index is put in a list
             numbered if self.batched or self._spares is not None else numbered_alone,
             user_epoch=progress.dataset_epoch,
             seeded=self._making.seeds,
             splits=self._making.splits,
         )
 
-    # ---- planning anew -------------------------------------------------------------------
+    # ---- planning again ------------------------------------------------------------------
 
     def plan_whole(self) -> None:
-        """Samples cannot be sent to be collated: from now on workers make whole batches, where they
-        may, and those that are planned are planned again."""
+        """Samples cannot be pickled for collating here. From now on, workers make whole batches if
+        they may, and planned batches are planned again."""
         if not self._making.native:
             self.form.shape.whole = self.again = True
 
     def plan_without(self, batch: Batch, losses: list[Loss], whole: bool) -> None:
-        """With ``on_error``: plans again a batch some of whose samples took with them each worker
-        that tried, so that they fail where they are made, as others do; all that is planned is.
-        whole: the tasks that were lost were to make whole batches. Does nothing for what no sample
-        has done, such as a collate_fn."""
+        """With ``on_error``: plans again after samples killed every worker that tried them. These
+        samples are marked to fail in the worker, like others that raise; all planned batches are
+        planned again. whole: the lost tasks were to make whole batches. Has no effect if no sample
+        caused the deaths, but for example a collate_fn."""
         if not self._making.goes_on:
             return
         rows = len(batch.indices) if self.batched else 1
         indices = list(batch.sent) if self.batched or batch.spares else [batch.sent]
         first, together = losses[0], self._together and rows > 1
         if together and not any(type(index) is Gone for index in indices):
-            # which of them is known once they are asked for one by one
+            # the worker finds out which by fetching them one by one
             error = lost_sample(first, batch.indices, batch.number)
             indices, batch.spares = [*indices, Gone(error)], batch.spares + 1
         elif whole or all(loss.nrows == 1 for loss in losses):
@@ -247,12 +247,12 @@ class Planner:
         self.again = True
 
     def plan_again(self) -> None:
-        """Has each batch that is planned made by one worker. What was made of it is dropped, and
-        seeds make it what it was. An interrupt leaves all of it to the next call."""
+        """Plans every planned batch again, as a whole batch for one worker. Discards what was made
+        of it; seeding makes it the same. After an interrupt, the next call does all of it."""
         engine = self.engine
         self.form.tell(engine)
-        # Epochs of their own: that which a batch was planned with says that the engine has it, and
-        # so it would of one that an interrupt has kept from being noted.
+        # Use new Epoch objects. The engine recognises a batch that it already has by its epoch
+        # object, also one that an interrupt kept from being recorded here.
         self._epoch = None
         engine.plan_clear()
         epochs: dict[int, Epoch] = {}
@@ -266,52 +266,52 @@ class Planner:
                 epochs[number], batch.sent, batch.number, batch.position, True, None, batch.spares,
                 batch.hints,
             )  # fmt: skip
-            assert sequence is not None  # fewer tasks than it had
+            assert sequence is not None  # it needs fewer tasks than before
             planned[sequence] = replace(batch, whole=True, sequence=sequence)
             end = sequence + 1
         if self.draw.exhausted:
             engine.plan_end()
-        # At once, as far as an interrupt can see.
+        # A KeyboardInterrupt cannot be raised between these assignments.
         self.planned, self.sequence, self.again = planned, end, False
 
     # ---- drawing -------------------------------------------------------------------------
 
     def batch_of(self, sequence: int) -> Batch:
-        """What was planned by that sequence and not delivered yet."""
+        """The planned batch with that sequence number."""
         batch = self.planned.get(sequence)
-        if batch is None:  # an interrupt came before that was noted, and the index is still here
+        if batch is None:  # an interrupt came before it was recorded; its index is still here
             self._plan(self.draw.index())
             batch = self.planned[sequence]
         return batch
 
     def indices_of(self, number: int) -> Any:
-        """What the sampler gave for a batch that is planned; None where it is not known."""
+        """The sampler's indices of a planned batch; None if they are not known."""
         found = (batch for batch in self.planned.values() if batch.number == number)
         return next((batch.indices for batch in found), None)
 
     def received(self) -> int:
-        """Batches that are not handed over yet, of those that were received."""
+        """Number of received batches that are not delivered yet."""
         return len(self._received)
 
     def drawn_ahead(self) -> int:
-        """What was drawn and not handed out; its window is torch's."""
+        """Number of batches drawn and not delivered; torch's window limits it."""
         return len(self.planned) + len(self._received)
 
     def check_all_drawn(self) -> None:
-        """The program has had all that was planned: that must have been all there is."""
+        """Checks, when everything planned was delivered, that the sampler has ended."""
         if not self.draw.exhausted:
             raise RuntimeError(
-                f"internal error: nothing is planned after {self.draw.number} of what the "
-                "sampler gives, and it has not ended: the epoch is not complete"
+                f"internal error: nothing is planned after {self.draw.number} of the sampler's "
+                "indices, but the sampler has not ended: the epoch is not complete"
             )
 
     def how_many(self) -> int:
-        """What the sampler gives in an epoch, in what is planned."""
+        """Number of the sampler's indices in an epoch, in planned units."""
         return len(self._sampler)
 
     def fill(self, starved: bool = False) -> None:
-        """Draws from the sampler up to torch's window, further where that is harmless.
-        starved: by another window, because workers idle behind a slow sample."""
+        """Draws up to torch's window, and further where that is harmless. starved: one window
+        further, because workers are idle behind a slow sample."""
         self.form.tell(self.engine)
         window = most = self.window.size()
         self.enough = sys.maxsize
@@ -329,48 +329,48 @@ class Planner:
                 if not self._draw():
                     return
         except BaseException as error:
-            # What goes wrong with the next epoch costs the present one nothing: it begins anew in
-            # its turn, and then the program is told.
+            # An error in the next epoch does not affect the current one. That epoch starts anew in
+            # its turn, and then the program gets the error.
             early = self.next_epoch.early
             if early is None:
                 raise
             self.next_epoch.give_up(early)
-            self.draw.exhausted = True  # an index that the engine has taken is needed yet
+            self.draw.exhausted = True  # draw.index may still be needed for a planned batch
             self.engine.plan_end()
             if not isinstance(error, Exception):
                 raise
 
     def _draw(self) -> bool:
-        """Whether there may be more to draw now."""
+        """Draws one index. Returns whether there may be more to draw now."""
         try:
             index = self.draw.index()
         except StopIteration:
             return self._ended()
         if self._was_delivered():
-            self._pass_over(index)  # before this process began
+            self._pass_over(index)  # before this process started
             return True
         try:
             return self._plan(index)
-        except Exception:  # one that does not pickle, say: it would come again at each call
+        except Exception:  # it cannot be pickled, say; it would fail again at each call
             if not self.draw.exhausted and self.draw.drawn is not None:
                 self._pass_over(index)
             raise
 
     def _waits_for_its_end(self, window: int) -> bool:
-        """Only the end is to be drawn: whether it is too early for that."""
+        """Only the sampler's end remains to be drawn: whether it is too early for that."""
         if self.drawn_ahead() < window:
             return False
         if not self.next_epoch.due:
-            self.engine.plan_end()  # as good as all are known
+            self.engine.plan_end()  # all batches are known
             self.enough = window - 1
             return True
         self.next_epoch.note_end()
         return False
 
     def _ended(self) -> bool:
-        """The sampler has ended. Whether there is more to draw: of the next epoch."""
+        """The sampler has ended. Returns whether there is more to draw, from the next epoch."""
         if self._begins and self.next_epoch.wanted:
-            return False  # what comes next draws from the program's generators
+            return False  # the next epoch draws from the program's generators
         self.draw.end()
         self._progress.check_end(self._counted())
         if not self.next_epoch.due:
@@ -380,21 +380,21 @@ class Planner:
         return True
 
     def _was_delivered(self) -> bool:
-        """What was drawn last, before this process began."""
+        """Whether the current index was delivered before this process started."""
         return self._progress.has(self.draw.number)
 
     def _counted(self) -> int:
-        """What was drawn, as progress counts."""
+        """The number of drawn indices, in the units of progress."""
         return self.draw.number
 
     def _plan(self, index: Any) -> bool:
-        """Whether the engine has taken it."""
+        """Plans an index. Returns whether the engine has accepted it."""
         draw, end = self.draw, self.draw.behind()
         batch = self._offer(index, draw.position)
         if batch is None:
             return False
-        # At once, as far as an interrupt can see: one between two of these would have the index
-        # planned once more, and any call lets one in.
+        # A KeyboardInterrupt cannot be raised between these assignments, and any call could let one
+        # in. An interrupt between them would plan the index twice.
         self.planned[batch.sequence], self.sequence = batch, batch.sequence + 1
         draw.drawn, draw.hints, draw.number, draw.position, draw.within = (
             None, None, draw.number + 1, end, 0)  # fmt: skip
@@ -403,12 +403,12 @@ class Planner:
         return True
 
     def _makes_whole(self, sent: Any) -> bool:
-        """Whether one worker fetches and collates what is planned next."""
+        """Whether one worker fetches and collates the next planned batch."""
         return self.form.makes_whole(sent)
 
     def _offer(self, index: Any, first: int) -> Batch | None:
-        """The batch, which is to be noted, if the engine has taken it; asked again, it says so again.
-        first: place of its first sample in the order."""
+        """Offers a batch to the engine. Returns it if accepted, also when offered again. first:
+        position of its first sample in the order."""
         number = self.draw.number
         sent, spares = integers(index) if self._making.native else index, 0
         if self._spares is not None:
@@ -440,7 +440,7 @@ class Planner:
             self._spares.passed(index)
 
     def _with_spares(self, of: Spares, index: Any) -> tuple[Any, int]:
-        """A batch's indices as they are sent, and how many at the end are of other samples."""
+        """A batch's indices as they are sent, and how many spares are at their end."""
         if self.batched and type(index) not in (list, tuple):
             return index, 0
         spares = of.of(index, self._ahead.following)
@@ -449,12 +449,12 @@ class Planner:
         return [index, *spares], len(spares)
 
     def _groups_of(self, groups: Groups, index: Any) -> bytes | None:
-        """Where groups of the batch begin, by the dataset's word."""
+        """Where the dataset's locality groups begin in the batch."""
         if type(index) not in (list, tuple):
             return None
         try:
             return groups.of(index)
-        except Exception:  # it would come again at each call
+        except Exception:  # it would fail again at each call
             self.draw.end()
             self.engine.plan_end()
             raise

@@ -1,4 +1,4 @@
-"""Where an iterator stands: the epoch, its seed, and what the program was handed of it."""
+"""An iterator's position: the epoch, its seed, and which of its batches were delivered."""
 
 from __future__ import annotations
 
@@ -32,39 +32,39 @@ if TYPE_CHECKING:
 
 
 class Position:
-    """What one iterator knows of its place in the order, for state_dict() above all.
+    """What one iterator knows of its place in the order, mainly for state_dict().
 
-    ``taking_up`` goes around torch's constructor, ``epoch_begins`` around the first look at
+    ``taking_up`` wraps torch's constructor, ``epoch_begins`` the first use of
     the sampler in each epoch.
     """
 
     def __init__(self, loader: Any, memo: Memo, unit: str = "batch") -> None:
         self.memo = memo
         self.sources = Sources(loader)
-        #: what load_state_dict() said, until the epoch that it is for has begun
+        #: the state from load_state_dict(), until its epoch has started
         self.start: State | None = memo.take(loader)
         self._length = length_of(loader)
         self.launched = by_launcher()
-        self.ranks = ranks_of(loader, self.launched)  # that share the epoch
+        self.ranks = ranks_of(loader, self.launched)  # the ranks that share the epoch
         self.epoch = 0  # of the seeds
         self.base_seed = 0
         self.errors = 0  # batches that raised
-        self.allowed: ErrorsAllowed | None = None  # samples that may fail
+        self.allowed: ErrorsAllowed | None = None  # limit on failed samples
         self.progress = Progress()
         self._unit = unit
         self._persistent = bool(loader.persistent_workers)
         iterable = loader._dataset_kind == _DatasetKind.Iterable
         self._streams: int | None = max(1, loader.num_workers) if iterable else None
-        #: where the workers of an iterable dataset go on by what that has said of itself
+        #: where the workers of an iterable dataset resume, from the dataset's own states
         self.starts: list[Start] | None = self.start.get("starts") if self.start else None
         self.sampler = SamplerStates(loader, memo, unit)
         self.dataset_epochs = DatasetEpochs(loader, memo)
-        self.here: Kept | None = None  # of a dataset in this process that can be asked
+        self.here: Kept | None = None  # the state of a Stateful dataset in this process
         self._alone = loader.num_workers == 0
         self._lives_on = self._persistent or self._alone
 
     def told(self) -> dict[str, Any]:
-        """For stats(): what went wrong."""
+        """Failures, for stats()."""
         told: dict[str, Any] = {"errors": self.errors}
         if self.allowed is not None:
             told["failed"] = self.allowed.told()
@@ -77,11 +77,11 @@ class Position:
 
     @contextlib.contextmanager
     def taking_up(self) -> Iterator[None]:
-        """Goes on from where load_state_dict() says, or begins: torch draws the base seed."""
+        """Resumes from the state of load_state_dict(), or starts: torch draws the base seed."""
         start = self.start
         if start is None or start["base_seed"] is None:
             yield
-        else:  # the program that goes on draws nothing here
+        else:  # resuming must not draw from the program's generators
             found = self.sources.capture(everything=False)
             with global_generators(all_global()):
                 yield
@@ -93,7 +93,7 @@ class Position:
 
     @contextlib.contextmanager
     def epoch_begins(self, loader: Any, *, first: bool) -> Iterator[None]:
-        """Notes where the epoch's order comes from; what was delivered is left out."""
+        """Records the generators of the epoch's order; delivered batches are left out."""
         if not first:
             self.sources = Sources(loader)
             self._length = length_of(loader)
@@ -123,16 +123,16 @@ class Position:
     def _warn_of(lacking: list[str]) -> None:
         for role in lacking:
             warnings.warn(
-                f"the state has the generator {role!r}, which this loader's sampler does not "
-                "have: where the order comes from it, what is left of the epoch may come in another "
-                "order, with samples twice or not at all. A sampler that makes its generator when "
-                "it is iterated is to make it when it is made",
+                f"the state has the generator {role!r}, but this loader's sampler does not "
+                "have it. If the order comes from it, the rest of the epoch may come in another "
+                "order, with samples twice or not at all. Have the sampler make its generator in "
+                "its constructor, not when it is iterated",
                 stacklevel=2,
             )
 
     def watched(self, indices: Iterator[Any], progress: Progress) -> Iterator[Any]:
-        """An epoch's indices, whose sampler is asked for its state where it has one, and goes on
-        from it. To be called where the epoch begins."""
+        """An epoch's indices, whose sampler is asked for its state if it has one, and resumes
+        from it. Call it where the epoch starts."""
 
         def rewind() -> None:
             self.sources.set_own(progress.generators or {})
@@ -140,11 +140,11 @@ class Position:
 
         watched = self.sampler.watched(indices, progress, rewind)
         programs = "python" in self.sources.globals and self._streams is None
-        # A sampler with a state of its own says there where it is.
+        # A sampler with its own state stores its position there.
         return LateDraws(indices, progress) if programs and watched is indices else watched
 
     def new_progress(self, start: State | None = None) -> Progress:
-        """Of an epoch that begins at its beginning, or where a state says."""
+        """Progress of an epoch that starts at its beginning, or at a state's position."""
         progress = Progress(
             self.epoch, self.base_seed, self._persistent, self.memo.user_epoch, unit=self._unit
         )
@@ -157,21 +157,21 @@ class Position:
         progress.sampler_epoch = sampler_epoch(self.sources)
         progress.lives_on = self._lives_on
         progress.dataset_length = self._length
-        # until it has begun
+        # until the epoch has started
         progress.sampler = self.sampler.begin(start.get("sampler") if start else None)
         if start is not None:
             progress.head = start["delivered"]
             progress.failed = start.get("failed", 0)
             progress.beyond = set(start["delivered_beyond"])
             counts = start["delivered_by_worker"] or []
-            if len(counts) == self._streams:  # else nothing was delivered
+            if len(counts) == self._streams:  # otherwise nothing was delivered
                 progress.by_worker = list(counts)
             if self.here is None:
                 self._keep(progress)
         return progress
 
     def _keep(self, progress: Progress) -> None:
-        """What workers begin with."""
+        """Sets the states that workers start with."""
         counts = progress.by_worker or []
         for worker, kept in enumerate(progress.kept):
             pickled, again = self.starts[worker] if self.starts else (None, counts[worker])
@@ -181,7 +181,7 @@ class Position:
                 kept.came(pickled, again)
 
     def open_next(self) -> Progress:
-        """The next epoch's, which begins while this one ends."""
+        """Opens the next epoch, which starts while this one ends."""
         self.epoch += 1
         self.sources = self.sources.again()
         progress = self.new_progress()
@@ -189,16 +189,16 @@ class Position:
         return progress
 
     def begin_next(self, sampler: Any, progress: Progress) -> Iterator[Any]:
-        """Its indices."""
+        """The indices of the next epoch."""
         progress.generators = self.sources.capture()
         return self.watched(iter(sampler), progress)
 
     def adopt(self, progress: Progress) -> None:
-        """The epoch that was begun early is the present one."""
+        """Makes the epoch that was started early the current one."""
         progress.early = False
         self.progress = self.memo.progress = progress
 
     @property
     def seed(self) -> int:
-        """The base seed as the engine takes it."""
+        """The base seed as an unsigned 64-bit integer, for the engine."""
         return self.base_seed & (2**64 - 1)

@@ -1,19 +1,19 @@
-"""Batches that were received before their turn, and are handed out by a later ``next()``.
+"""Batches that are received early and delivered by a later ``next()``.
 
-With ``device=``, or ``pin_memory=True`` and an accelerator, each ``next()`` looks, without
-waiting, whether the batch after the one it hands out is complete, and sends it to the thread of
-``device/copy_thread.py`` or ``device/pinned.py``.
+With ``device=``, or ``pin_memory=True`` and an accelerator, each ``next()`` checks, without
+waiting, whether the batch after the delivered one is complete. If so, it sends that batch to the
+thread of ``device/copy_thread.py`` or ``device/pinned.py``.
 
-Without, small batches that are complete are received along with the one that is asked for: a
-program whose steps take milliseconds comes back with cold caches, and then the first batch
-costs several times what those after it do. (One by one where steps are long: that is no matter
-then, and each time that it asks is a sign of how full the queue is.)
+Without these, complete small batches are received together with the one that is asked for. A
+program whose steps take milliseconds returns with cold caches, so the first batch costs several
+times as much as the following ones. (If steps are long, batches are received one at a time: the
+cost does not matter then, and each call shows how full the queue is.)
 
-How many of those ask for nothing else is told to ``mn_delivery.c``, which hands them out without
-coming here.
+``mn_delivery.c`` is told how many of those batches need nothing else, and delivers them without
+running this code.
 
-Sampler and engine stay in the program's thread. What is prefetched still counts as planned, the
-engine starts nothing more for it (mn_plan.h), and nothing of it is seen until its turn.
+Sampler and engine stay in the program's thread. Prefetched batches still count as planned, so the
+engine starts nothing more for them (mn_plan.h), and they are not visible before their turn.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from .receiver import Receives
 from .supervisor import Supervisor
 from .window import Window
 
-#: steps that are short. Some ten go by while the number of workers is decided on once.
+#: limit for short steps. About ten pass between two decisions on the number of workers.
 SHORT_STEP_NS = 25_000_000
 
-#: small batches received at a time, and what they may hold of memory together
+#: small batches received at a time, and the limit on their total bytes
 AT_A_TIME, AT_A_TIME_BYTES = 8, 1 << 20
 
 
 class Raised:
-    """An exception that receiving a batch before its turn ended with."""
+    """An exception that was raised while a batch was received early."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -49,16 +49,16 @@ class Raised:
 
 class AtATime:
     """How many small batches are received at a time: few enough that workers find work while
-    the program has those before it."""
+    the program uses the earlier ones."""
 
     def __init__(self, form: Form | None, window: Window) -> None:
         self._form = form  # None: always one
         self._window = window
-        self._layout: Layout | None = None  # of the rows that most was found for
+        self._layout: Layout | None = None  # the layout for which _most was computed
         self._most = 1
 
     def most(self) -> int:
-        """Where steps are short."""
+        """The number if steps are short."""
         layout = self._form.layout if self._form is not None else None
         if layout is not self._layout:
             self._layout, self._most = layout, 1
@@ -70,7 +70,7 @@ class AtATime:
 
 
 class Prefetcher:
-    """Hands out what a receiver has, and sees to it that the next is on its way."""
+    """Delivers a receiver's batches, and makes sure that the next one is on its way."""
 
     engine: Engine
 
@@ -81,20 +81,20 @@ class Prefetcher:
         queue: deque[list[Any]],
         at_a_time: AtATime,
     ) -> None:
-        #: [what was received, its data or Pinning or Raised], to be handed out in this order
+        #: [description, data or Pinning or Raised] of received batches, in order of delivery
         self.queue = queue
         self.pinner: Pinner | None = None
         self.receiver = receiver
         self._supervisor = supervisor
         self._at_a_time = at_a_time
-        self._waits = False  # the engine was told that a wait begins, and not yet that it has ended
-        self._got = False  # it has given a batch
+        self._waits = False  # wait_begins() was called and wait_ends() was not
+        self._got = False  # the wait returned a batch
 
     def next(self) -> tuple[Any, Any] | None:
-        """What the receiver gives, pinned where that is asked for; what comes after it is
-        prefetched if it is there."""
+        """The receiver's next batch, pinned if that is asked for. Also prefetches the following
+        batches if they are complete."""
         queue, supervisor = self.queue, self._supervisor
-        if self._waits:  # an interrupt came before that
+        if self._waits:  # an interrupt came before wait_ends()
             self._end_wait()
         if self.pinner is not None:
             most = self.pinner.most()
@@ -121,7 +121,7 @@ class Prefetcher:
             what, data = queue[0]
             if isinstance(data, Pinning):
                 data = data.result(supervisor.timeout)
-            self._got = True  # at once with the next line, as far as an interrupt can see
+            self._got = True  # a KeyboardInterrupt cannot be raised before the next line
             queue.popleft()
             if isinstance(data, Raised):
                 raise data.error
@@ -132,25 +132,25 @@ class Prefetcher:
     def _end_wait(self) -> None:
         supervisor = self._supervisor
         if supervisor.living():
-            # Without one, and with none here: an interrupt has lost what was received.
+            # With no batch and an empty queue, an interrupt has lost what was received.
             self.engine.wait_ends(self._got, bool(self.queue))
             if supervisor.trace is not None:
                 supervisor.trace.news()
         self._waits = False
 
     def put_back(self, got: tuple[Any, Any]) -> None:
-        """What next() gave comes with the next call again; not where it is pinned by now."""
+        """Returns a batch to the queue, for the next call; not if it is already pinned."""
         if self.pinner is None:
             self.queue.appendleft([*got])
 
     def need_nothing(self, most: int) -> int:
-        """Of so many that are prefetched: how many ask for nothing but being handed out."""
+        """How many of the first ``most`` prefetched batches need nothing but delivery."""
         queue = self.queue
         whole = len(queue) - isinstance(queue[-1][1], (Failure, Raised))
         return min(most, whole)
 
     def _handed_out(self) -> tuple[Any, Any]:
-        self.engine.delivered()  # first: of one that an interrupt leaves that may be said twice
+        self.engine.delivered()  # first: after an interrupt it may be called twice for a batch
         what, data = self.queue.popleft()
         if self._supervisor.trace is not None:
             self._supervisor.trace.news()
@@ -159,9 +159,9 @@ class Prefetcher:
         return what, data
 
     def _receive_ahead(self, most: int) -> None:
-        """Receives what is complete, in torch's default modes: a later next() may be called outside of
-        the inference mode, or with the gradients, that this one is called in. Tensors that are made
-        in the default modes serve in any."""
+        """Receives complete batches in torch's default modes. A later next() may run outside the
+        inference mode or no_grad() block of this one. Tensors that are made in the default modes
+        work in all modes."""
         if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
             with torch.inference_mode(False), torch.enable_grad():
                 self._append_most(most)
@@ -176,21 +176,21 @@ class Prefetcher:
         try:
             return self._append(self.receiver.receive(wait=False))
         except Exception as error:
-            self.queue.append([None, Raised(error)])  # not before its turn
+            self.queue.append([None, Raised(error)])  # raised in its turn
             return False
 
     def _append(self, received: tuple[Any, Any] | None) -> bool:
-        """Whether more may be received: what failed is the last."""
+        """Adds to the queue. Returns whether more may be received: a failed batch is the last."""
         if received is None:
             return False
         entry = [*received]
         self.queue.append(entry)
-        del received  # the thread's hands are then the last that hold it
+        del received  # so that the pinning thread holds the last reference
         self._send_off(entry)
         return not isinstance(entry[1], Failure)
 
     def _send_off(self, entry: list[Any]) -> None:
-        """Sends what waits for it to be pinned. An interrupt may have come before that."""
+        """Submits a batch for pinning, unless it is already. An interrupt may have come first."""
         if self.pinner is not None and not isinstance(entry[1], (Pinning, Failure, Raised)):
             note = functools.partial(self.receiver.named, entry[0])
             entry[1] = self.pinner.submit(entry[1], note)

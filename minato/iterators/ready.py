@@ -1,13 +1,13 @@
-"""``batching="ready"``: batches from whichever samples are ready first.
+"""``batching="ready"``: batches of the samples that are ready first.
 
-The sampler's batches are planned and made as they are in order. The engine forms batches of the
-rows that are ready (csrc/schedule/mn_forming.h): slow samples with their natural share, none
-further than ``DISPLACEMENT`` batches from where the sampler had it, all full to the end. Where
-nothing is slow they are the sampler's, delivered as they lie. Else rows of several are gathered
-by one copy.
+The sampler's batches are planned and made as usual. The engine forms batches from the
+rows that are ready (csrc/schedule/mn_forming.h). Slow samples keep their natural share, no sample
+moves further than ``DISPLACEMENT`` batches from its place in the sampler's order, and all batches
+up to the end are full. If no sample is slow, they are the sampler's batches, delivered without a
+copy. Otherwise rows of several batches are gathered by one copy.
 
-Where a worker collates, because there is a ``collate_fn`` of the program's or a dataset gives
-batches, each is one of the sampler's, and all that is chosen is which comes next.
+If a worker collates, because the program has its own ``collate_fn`` or the dataset returns
+batches, each batch is one of the sampler's, and only their order changes.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from .prefetcher import AtATime, Prefetcher
 from .receiver import Completions, Receiver
 from .supervisor import Supervisor
 
-#: batches that a sample may move at most. Every one costs memory for samples that wait; a
+#: how many batches a sample may move at most. Each costs memory for samples that wait; a
 #: slow sample of sixteen times a batch's time still fits.
 DISPLACEMENT = 16
-#: tasks of a batch at most (csrc/schedule/mn_plan_state.h)
+#: limit on the tasks of a batch (csrc/schedule/mn_plan_state.h)
 BATCH_TASKS = 1024
-#: what the engine says of a row that was written in place (csrc/workers/mn_records.h)
+#: the engine's code for a row that was written in place (csrc/workers/mn_records.h)
 WRITTEN = 1
 
-#: neighbouring rows of what was planned: (block, first row, rows)
+#: neighbouring rows of a planned batch: (block, first row, rows)
 Run = tuple[Block, int, int]
-#: what travelled beside a row: one of SAMPLE, ERROR, OBJECTS and that; GONE: its worker was lost
+#: what travelled for a row: one of SAMPLE, ERROR, OBJECTS and its value; GONE: its worker was lost
 Entry = tuple[int, Any]
 GONE = -1
 
 
 class UnitPlanner(Planner):
-    """Plans the sampler's batches; of one that was delivered in parts before this process began,
-    each stretch that was not."""
+    """Plans the sampler's batches. If an earlier process delivered parts of a batch, plans
+    each stretch that was not delivered."""
 
     _planned_rows = _formed_rows = 0
-    _resumed = 0  # places before this one may have been delivered
+    _resumed = 0  # samples before this position may have been delivered
 
     def begin(
         self, indices: Iterator[Any], *, goes_on: bool, start: Callable[[], object] | None = None
@@ -62,27 +62,27 @@ class UnitPlanner(Planner):
         super().begin(indices, goes_on=goes_on, start=start)
 
     def drawn_ahead(self) -> int:
-        """In batches of samples that are in none yet, and those that are formed. What does not
-        fill one is none before the end: it waits for more."""
+        """In batches: samples that are in no batch yet, and formed batches. Before the end, a rest
+        that does not fill a batch does not count."""
         rows, size = self._planned_rows - self._formed_rows, self.window.batch_size
         return (-(-rows // size) if self.draw.exhausted else rows // size) + self.received()
 
     def plan_whole(self) -> None:
-        """Not of what batches are formed of: it is their error."""
+        """Has no effect: a sample that cannot be sent fails its batch."""
 
     def plan_without(self, batch: Batch, losses: list[Loss], whole: bool) -> None:
-        """Likewise: other batches have some of its samples already."""
+        """Has no effect: other batches may already contain some of its samples."""
 
     def all_handed_out(self) -> bool:
-        """Whether nothing is left of what is planned."""
+        """Whether all planned batches were delivered."""
         return not self.planned and not self.received()
 
     def formed(self, rows: int) -> None:
-        """So many rows are in a batch now."""
+        """Records that this many rows are in a batch now."""
         self._formed_rows += rows
 
     def _makes_whole(self, sent: Any) -> bool:
-        """Only one that all of it is in: what is left of others is collated with them."""
+        """Only a complete batch; the rest of a partly delivered one is collated with others."""
         size = self.window.batch_size
         entire = self.draw.within == 0 and (
             len(sent) == size or self.draw.position >= self._resumed
@@ -92,11 +92,11 @@ class UnitPlanner(Planner):
     def _waits_for_its_end(self, window: int) -> bool:
         if self._planned_rows % self.window.batch_size == 0:
             return super()._waits_for_its_end(window)
-        self.enough = window - 1  # not as good as the end: what fills no batch would be one
+        self.enough = window - 1  # not plan_end(): the rest would become a small batch
         return self.drawn_ahead() >= window
 
     def _was_delivered(self) -> bool:
-        return False  # _plan() looks at each sample
+        return False  # _plan() checks each sample
 
     def _counted(self) -> int:
         return self.draw.position
@@ -109,14 +109,14 @@ class UnitPlanner(Planner):
                 batch = self._offer(index[begin:end], draw.position + begin)
                 if batch is None:
                     return False
-                # At once, as far as an interrupt can see.
+                # A KeyboardInterrupt cannot be raised between these assignments.
                 self.planned[batch.sequence], self.sequence = batch, batch.sequence + 1
             self._planned_rows, draw.within = self._planned_rows + end - begin, end + 1
         self._pass_over(index)
         return True
 
     def _with_spares(self, of: Spares, index: Any) -> tuple[Any, int]:
-        """A stretch's samples are replaced as they would be in their batch: its other samples are
+        """A stretch's samples are replaced as in their complete batch: its other samples are
         spares."""
         batch, begin = self.draw.index(), self.draw.within
         if len(index) == len(batch):
@@ -126,7 +126,7 @@ class UnitPlanner(Planner):
         return [*index, *others], len(others)
 
     def _end_of_stretch(self, rows: int) -> int:
-        """The row before which the next one lies that was delivered."""
+        """The first row from ``within`` on that was delivered, or the end of the batch."""
         first, within = self.draw.position, self.draw.within
         if first + within >= self._resumed:
             return rows
@@ -135,7 +135,7 @@ class UnitPlanner(Planner):
 
 
 class ReadyReceiver(Receiver):
-    """Batches that the engine has formed: the sampler's, or mixed ones."""
+    """Receives batches that the engine has formed: the sampler's, or mixed ones."""
 
     planner: UnitPlanner
 
@@ -143,13 +143,13 @@ class ReadyReceiver(Receiver):
         self, completions: Completions, planner: UnitPlanner, collates: CollatesHere
     ) -> None:
         super().__init__(completions, planner, collates, forgets=False)
-        self._left: dict[int, int] = {}  # rows, of what was delivered in part
-        self._entries: dict[int, dict[int, Entry]] = {}  # of the same, by row
+        self._left: dict[int, int] = {}  # rows left of partly delivered batches
+        self._entries: dict[int, dict[int, Entry]] = {}  # of the same batches, by row
         self.formed = 0  # batches of the epoch
 
     def receive(self, wait: bool = True) -> tuple[Any, Any] | None:
-        """([(Batch, first row, rows)], data or Failure); None at the end, without wait also
-        where none is formed."""
+        """([(Batch, first row, rows)], data or Failure). None at the end, and without wait also
+        if no batch is formed."""
         got = self.completions.next(wait)
         if got is None:
             return None
@@ -162,7 +162,7 @@ class ReadyReceiver(Receiver):
             data = self._data_of(batch, got) if entire else self._mixed(runs, what)
             if entire:
                 del planned[batch.sequence]
-        except BaseException:  # an interrupt
+        except BaseException:  # a KeyboardInterrupt
             comes_again = entire and self._interrupted(batch, got)
             raise
         finally:
@@ -172,16 +172,16 @@ class ReadyReceiver(Receiver):
         return what, data
 
     def named(self, what: Any) -> str:
-        """For an error: which batch that is."""
+        """Names a batch for an error message."""
         return note(self.formed - 1, indices_of(what))
 
     def clear(self) -> None:
-        """What was received of an epoch that is left is dropped."""
+        """Drops what was received of an abandoned epoch."""
         self._left.clear()
         self._entries.clear()
 
     def at_end(self) -> bool:
-        """Whether the program has had all of this epoch."""
+        """Whether the program has received the whole epoch."""
         if not self.planner.all_handed_out():
             return False
         self.planner.check_all_drawn()
@@ -193,7 +193,7 @@ class ReadyReceiver(Receiver):
     # ---- mixed batches -------------------------------------------------------------------
 
     def _mixed(self, runs: list[Run], what: list[tuple[Batch, int, int]]) -> Any:
-        """The data of a batch of several, or a Failure. However this ends, it is taken."""
+        """The data of a mixed batch, or a Failure. Takes it from the engine in every case."""
         try:
             try:
                 return self._data_of_runs(runs, what)
@@ -203,15 +203,15 @@ class ReadyReceiver(Receiver):
                 finally:
                     self.engine.taken(runs[0][0])
         except Exception as error:
-            return Told(error)  # in its place: the end of the epoch counts on one
-        except BaseException:  # an interrupt: nobody gets it, and the end counts on it
+            return Told(error)  # in the batch's place: the end of the epoch expects one
+        except BaseException:  # an interrupt: the batch is lost and counts as delivered
             progress = self.planner.position.progress
             for batch, row0, rows in what:
                 progress.delivered_run(batch.position + row0, rows)
             raise
 
     def _let_go(self, runs: list[Run]) -> None:
-        """Forgets what nothing is left of, and then traces it: that may fail."""
+        """Forgets batches that are completely delivered, and then traces them, which may fail."""
         trace, planned = self.completions.supervisor.trace, self.planner.planned
         gone: list[tuple[Batch, Block]] = []
         for block, _, rows in runs:
@@ -262,13 +262,13 @@ class ReadyReceiver(Receiver):
             if samples:
                 amended.data = self.collates.batch(place, samples, 0, None)
             return amended.data if isinstance(amended.data, Failure) else amended
-        # Samples that were sent before there was a layout say nothing of whether others fit it.
+        # Samples that were sent before the layout was known do not show whether others fit it.
         told = layout if all(self.engine.form(block)[1] for block, _, _ in runs) else None
         return self.collates.batch(place, samples, 0, told)
 
     def _parts(self, runs: list[Run]) -> list[Part]:
-        """The planned batches that the rows are of, for an error that names their samples; without
-        those that could not be made at all."""
+        """The planned batches that the rows belong to, for an error that names their samples;
+        without those that the engine refused."""
         parts = []
         for block, row0, rows in runs:
             if block.made:
@@ -277,9 +277,9 @@ class ReadyReceiver(Receiver):
         return parts
 
     def _gathered(self, block: Block, layout: Layout, runs: list[Run]) -> Any:
-        """Of rows that were all written in place."""
+        """The data of rows that were all written in place."""
         data = self.engine.decode(block, layout.core, None)
-        if data is None:  # there are objects beside them
+        if data is None:  # some fields are objects
             objects = []
             for made, row0, rows in runs:
                 for row in range(row0, row0 + rows):
@@ -300,8 +300,8 @@ class ReadyReceiver(Receiver):
         return obj
 
     def _entry(self, block: Block, row: int) -> Entry:
-        """What travelled beside a row. Read once, for all rows of its task: that is done, but
-        others of the unit may not be."""
+        """What travelled for a row. Read once for all rows of its task, which is done; other tasks
+        of the batch may still run."""
         entries = self._entries.setdefault(block.sequence, {})
         batch = self.planner.planned[block.sequence]
         if row not in entries:
@@ -311,7 +311,7 @@ class ReadyReceiver(Receiver):
         return entries[row]
 
     def _read(self, entries: dict[int, Entry], batch: Batch, block: Block, row: int) -> None:
-        """What the row's task sent. If it failed, then for all rows of it that it has not sent."""
+        """Reads what the row's task sent. If it failed, the failure counts for all unsent rows."""
         reports = self.engine.reports(block)
         for sent in self.engine.envelopes(block, row):
             failed = no_room() if sent.pickle is None else None
@@ -323,7 +323,7 @@ class ReadyReceiver(Receiver):
                 )
             sound = failed is None
             for made, what, obj in found:
-                if what == REFUSED:  # what is formed no worker makes whole
+                if what == REFUSED:  # a mixed batch cannot be made whole by a worker
                     what = ERROR
                 entries[made] = what, obj
                 if what == ERROR:
@@ -338,19 +338,19 @@ class ReadyReceiver(Receiver):
 
 
 def indices_of(what: list[tuple[Batch, int, int]]) -> list[Any]:
-    """Of a batch's samples."""
+    """Indices of a batch's samples."""
     return [i for batch, row0, rows in what for i in batch.indices[row0 : row0 + rows]]
 
 
 class Displacement:
-    """How far samples moved from where the sampler had them."""
+    """How far samples moved from their places in the sampler's order."""
 
     def __init__(self, planner: UnitPlanner, queue: deque[list[Any]]) -> None:
         self.planner = planner
         self.queue = queue
 
     def __call__(self) -> dict[str, float]:
-        """In batches."""
+        """Maximum and mean, in batches."""
         most, moved = self.planner.engine.displaced()
         formed = self.planner.position.progress.count
         formed += sum(rows for what, _ in self.queue if what for _, _, rows in what)
@@ -358,7 +358,7 @@ class Displacement:
 
 
 class ReadyIterator(BalancedIterator):
-    """Ready-first batches of a map-style dataset."""
+    """Iterates over ready-first batches of a map-style dataset."""
 
     _unit = "sample"
     _planner: UnitPlanner
@@ -386,7 +386,7 @@ class ReadyIterator(BalancedIterator):
         }
 
     def _blocks_out(self) -> int:
-        """Tasks of all batches that may wait for a slow sample of the first."""
+        """Tasks of all batches that may wait for a slow sample of the first one."""
         window = self._planner.window
         return (DISPLACEMENT + 1 + window.size()) * min(window.batch_size, BATCH_TASKS)
 
@@ -403,20 +403,20 @@ class ReadyIterator(BalancedIterator):
         self._receiver.formed = self._progress.count // self._planner.window.batch_size
 
     def _next_batch(self) -> Any:
-        """The next batch, or in its place a Failure that the caller raises or takes apart."""
+        """The next batch, or a Failure that the caller raises or unpacks."""
         planner, progress, position = self._planner, self._progress, self._position
         if not planner.planned and not planner.draw.exhausted:
-            planner.fill()  # else there would be nothing, and that is the end
+            planner.fill()  # an empty plan would be taken for the end
         if self._receiver.at_end():
             progress.finished = True
             self._end_epoch()
             raise StopIteration
         got = self._prefetcher.next()
-        assert got is not None  # there are more
+        assert got is not None  # at_end() was false
         what, data = got
         if planner.drawn_ahead() <= planner.enough:
             self._draw_more(got)
-        # A worker that could not begin has made nothing: nothing counts as delivered.
+        # A worker that failed at its start has made nothing, so nothing counts as delivered.
         if type(data) is not Failure or not data.at_start:
             for batch, row0, rows in what:
                 progress.delivered_run(batch.position + row0, rows)

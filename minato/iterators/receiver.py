@@ -1,5 +1,5 @@
-"""From the engine to the program: what becomes of a batch that is done. Rows, messages, samples
-to be collated here, or a failure."""
+"""From the engine to the program: turns a finished batch into data from rows or messages, samples
+to collate here, or a failure."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ from .failures import Amended, Part, Told, lost, no_room, note, refused, unread
 from .planner import Batch, Planner
 from .supervisor import Supervisor
 
-#: what poll() says of a block whose task no worker could finish
+#: result of poll() for a block with a task that no worker could finish
 LOST = 2
 
 
 class Receives(Protocol):
-    """What batches are received from, in the order in which they are handed out."""
+    """A source of batches, in the order of delivery."""
 
     def receive(self, wait: bool = True) -> tuple[Any, Any] | None:
-        """(what it is, its data or a Failure) of the next batch; None at the end, without
-        wait also where it is not complete yet. What is received counts as planned until it
-        is handed out."""
+        """(description, data or a Failure) of the next batch. None at the end, and without
+        wait also if it is not complete yet. A received batch counts as planned until it
+        is delivered."""
 
     def more(self) -> bool:
-        """Whether the batch after those that were received is known to be of this epoch."""
+        """Whether the batch after the received ones is known to belong to this epoch."""
 
     def named(self, what: Any) -> str:
-        """For an error: which batch that is."""
+        """Names a batch for an error message."""
 
 
 def whole_batch(engine: Engine, costs: CostModel, block: Block) -> tuple[Any, ...]:
-    """Answer of a BATCH or COLLATE task: (status, payload, ...), see workers/answers.py."""
+    """Result of a BATCH or COLLATE task: (status, payload, ...), see workers/answers.py."""
     sent = engine.envelopes(block)[0]
     if sent.pickle is None:
         return FAILED, no_room()
@@ -72,7 +72,7 @@ def whole_batch(engine: Engine, costs: CostModel, block: Block) -> tuple[Any, ..
 
 
 def amended(answer: tuple[Any, ...]) -> tuple[Any, ...]:
-    """(OK, data, ...) of a batch some of whose samples could not be made."""
+    """(OK, data, ...) of a batch with samples that could not be made."""
     _, inner, amiss = answer
     if inner is None:
         return OK, Amended(None, amiss, empty=True)
@@ -83,9 +83,9 @@ def amended(answer: tuple[Any, ...]) -> tuple[Any, ...]:
 def placed_batch(
     engine: Engine, shape: Shape, block: Block, told: Layout | None, most: int
 ) -> tuple[tuple[Any, ...], bytes | None]:
-    """(status, payload) of a BATCH task whose samples, at most so many, may be in rows of the
-    layout that its worker was told; and what the dataset says of itself."""
-    layout = told if told is not None and engine.form(block)[1] else None  # else: no room for rows
+    """(status, payload) of a BATCH task whose samples (at most ``most``) may be in rows of the
+    layout that its worker was told; and the state of the worker's dataset."""
+    layout = told if told is not None and engine.form(block)[1] else None  # or it has no rows
     data = engine.decode(block, layout.core, None) if layout is not None else None
     if data is not None:
         shape.fits()
@@ -111,7 +111,7 @@ def placed_batch(
 
 
 class Completions:
-    """Waits for what the engine says is done, and keeps its workers busy meanwhile."""
+    """Waits for the engine's next batch, and keeps the workers busy meanwhile."""
 
     engine: Engine
 
@@ -120,12 +120,12 @@ class Completions:
         self.planner = planner
 
     def next(self, wait: bool = True) -> Block | None:
-        """What is next, also where it cannot be made. Raises torch's errors for timeouts and
-        deaths. The engine answers True where workers wait for more to be planned, False where
-        one may have died, None when the time is over."""
+        """The next block, even if it cannot be made. Raises torch's errors for timeouts and
+        deaths. The engine returns True if workers need more planned tasks, False if a worker
+        may have died, None when the time is over."""
         supervisor = self.supervisor
         if not supervisor.living() and threading.current_thread() is threading.main_thread():
-            # its engine may not say so at exit; another thread is to stay there (stay_at_exit)
+            # At exit the engine may be gone. Other threads block there instead (stay_at_exit).
             raise RuntimeError("the loader was shut down")
         if wait and self.engine.deaths() != supervisor.deaths_told:
             supervisor.tell_of_deaths()
@@ -155,7 +155,7 @@ class Completions:
 
 
 class Receiver:
-    """Batches of the sampler, in its order or as they complete."""
+    """Receives the sampler's batches, in its order or as they complete."""
 
     engine: Engine
 
@@ -175,11 +175,11 @@ class Receiver:
         #: out of order one of the next epoch may be done first
         self.kept_back: deque[tuple[Batch, Any]] = deque()
         self._costs = planner.position.memo.costs
-        # Indices that nobody will ask for: to free them later, with cold caches, takes longer.
+        # Drop indices that are not needed again: freeing them later, on cold caches, is slower.
         self._forgets = forgets
 
     def receive(self, wait: bool = True) -> tuple[Batch, Any] | None:
-        """The next batch to hand over: (Batch, data); without wait None unless it is done."""
+        """The next batch to deliver: (Batch, data). Without wait, None unless it is done."""
         if self.kept_back and self._of_this_epoch(self.kept_back[0][0]):
             return self.kept_back.popleft()
         planner = self.planner
@@ -190,7 +190,7 @@ class Receiver:
                 if planner.again:
                     continue
                 del planner.planned[block.sequence]
-            except BaseException:  # an interrupt
+            except BaseException:  # a KeyboardInterrupt
                 self._interrupted(batch, block)
                 raise
             if self._of_this_epoch(batch):
@@ -203,7 +203,7 @@ class Receiver:
         return None
 
     def more(self) -> bool:
-        """Whether the batch after those that were received is known to be of this epoch."""
+        """Whether the batch after the received ones is known to belong to this epoch."""
         planner = self.planner
         next_epoch = planner.next_epoch
         if next_epoch.early is not None:
@@ -211,18 +211,18 @@ class Receiver:
         return bool(planner.planned) and not self.kept_back
 
     def named(self, what: Batch) -> str:
-        """For an error: which batch that is."""
+        """Names a batch for an error message."""
         return note(what.number, what.indices)
 
     def clear(self) -> None:
-        """What was received of an epoch that is left is dropped."""
+        """Drops what was received of an abandoned epoch."""
         self.kept_back.clear()
 
     def at_end(self) -> bool:
-        """Whether the program has had all of this epoch."""
+        """Whether the program has received the whole epoch."""
         planner = self.planner
         early = planner.next_epoch.early
-        if early is not None:  # not by a count: an interrupt may have lost a batch
+        if early is not None:  # an interrupt may have lost a batch, so counts do not help
             first = next(iter(planner.planned.values()), None)
             if self.kept_back and self._of_this_epoch(self.kept_back[0][0]):
                 return False
@@ -238,8 +238,8 @@ class Receiver:
         return early is None or batch.progress is not early.progress
 
     def _data_of(self, batch: Batch, block: Block) -> Any:
-        """The data of a batch, or a Failure, with which the block is taken, unless the planner is to
-        plan it again; an interrupt may come before that."""
+        """The data of a batch, or a Failure. Also takes the block from the engine, unless the
+        planner is to plan it again; an interrupt may come first."""
         if not block.made:
             data: Any = refused(self.engine, block, f"batch {batch.number}")
             self.engine.taken(block)
@@ -258,14 +258,14 @@ class Receiver:
                     if not self.planner.again:
                         self.engine.taken(block)
         except Exception as error:
-            # in its place: the end of the epoch counts on one
+            # in the batch's place: the end of the epoch expects one
             data = unread(error, batch.number, batch.indices)
         return data
 
     def _interrupted(self, batch: Batch, block: Block) -> bool:
-        """After an interrupt. Nobody gets a batch that the engine has let go of, and the end counts
-        on it; one that it has still comes with the next call: then it is True."""
-        with contextlib.suppress(ValueError):  # nothing in flight, or taken
+        """After an interrupt. If the engine has released the batch, counts it as delivered, because
+        the program cannot get it any more. Otherwise the next call delivers it: returns True."""
+        with contextlib.suppress(ValueError):  # nothing is in flight, or it was taken
             if block.made:
                 self.engine.poll(block)
                 return True
@@ -277,7 +277,7 @@ class Receiver:
     def _trace(self, trace: Trace, batch: Batch, block: Block) -> None:
         try:
             trace.block(batch.indices, block)
-        except Exception:  # an index without a text
+        except Exception:  # an index whose repr fails
             self.engine.taken(block)
             raise
 
@@ -286,8 +286,8 @@ class Receiver:
             self.planner.position.progress.delivered(batch.number)
 
     def _take_rows(self, block: Block) -> Any:
-        """The batch, if it is nothing but rows: taken from the engine then, also where it fails.
-        None: see _take()."""
+        """The batch if it consists of rows only; also takes it from the engine, even on an error.
+        None otherwise: see _take()."""
         layout = self.shape.layout
         data = self.engine.take(block, layout.core) if layout is not None else None
         if data is not None:
@@ -295,7 +295,7 @@ class Receiver:
         return data
 
     def _take(self, batch: Batch, block: Block) -> Any:
-        """The data of a batch that is more than rows, or a Failure."""
+        """The data of a batch that is not only rows, or a Failure."""
         engine = self.engine
         if engine.poll(block) == LOST:
             failure = lost(engine, [Part(batch.number, batch.indices, block, 0, sys.maxsize)])
@@ -314,7 +314,7 @@ class Receiver:
         return self._take_mixed(batch, block, self.shape.layout if has_rows else None)
 
     def _take_mixed(self, batch: Batch, block: Block, layout: Layout | None) -> Any:
-        """Rows of which some travelled in envelopes."""
+        """The data of a batch of rows, some of which travelled in envelopes."""
         engine, rows = self.engine, len(batch.indices)
         samples: dict[int, Any] = {}
         objects: dict[int, list[Any]] = {}
@@ -332,7 +332,7 @@ class Receiver:
                 if what in (ERROR, REFUSED):
                     obj.note_first(note(batch.number, batch.indices, row))
                     obj.unsent = what == REFUSED
-                    return obj  # the first in the order of rows, as torch has it
+                    return obj  # the first one in the order of rows, as in torch
                 if what in (LEFT_OUT, REPLACED):
                     instead, amiss_there = parted([(row, what, obj)])
                     amiss += amiss_there
@@ -359,7 +359,7 @@ class Receiver:
         objects: dict[int, list[Any]],
         rows: Iterable[int],
     ) -> list[Any]:
-        """Of these rows: as they travelled, or out of the rows themselves."""
+        """Samples of these rows: as they travelled, or read from the rows themselves."""
         return [
             samples[r]
             if layout is None or r in samples
@@ -377,7 +377,7 @@ class Receiver:
         amiss: list[Amiss],
         worker: int,
     ) -> Any:
-        """A batch without its samples that could not be made, or with others in their place."""
+        """A batch without its failed samples, or with their replacements."""
         out = {one.row for one in amiss if not one.replaced}
         rows = [row for row in range(len(batch.indices)) if row not in out]
         place = batch.number, batch.indices

@@ -1,8 +1,8 @@
-"""A sampler's own state, where it has one: ``state_dict()`` and ``load_state_dict(state)``.
+"""A sampler's own state, if it has ``state_dict()`` and ``load_state_dict(state)``.
 
-The sampler is ahead of what is delivered, so it is asked behind each index that it gives, and what
-it said then is the loader's state once all up to there is delivered. To go on it is told that, and
-gives what comes after; what it gave before, nobody asks it for again.
+The sampler is ahead of delivery, so it is asked after each index that it yields. That answer
+becomes part of the loader's state once everything up to the index is delivered. To resume, the
+sampler loads that state and yields what comes after it; earlier indices are not drawn again.
 
 Samplers without a state are run again from the generators that they draw from:
 minato/seeding/order_generators.py.
@@ -26,31 +26,31 @@ from ..progress import Progress
 from ..seeding.order_generators import batch_size_of, sampler_of
 from ..stateful import Pace, is_stateful, tell
 
-#: nanoseconds: an answer that takes no longer is asked for behind each index, in the program's time
+#: nanoseconds: if an answer takes no longer, the sampler is asked after each index
 CHEAP_NS = 50_000
-#: of the answers that are kept: of more, the next is asked for when some have been delivered
+#: size limit of the stored answers; past it, the next is asked for after some were delivered
 MOST_BYTES = 32 << 20
 
 
 class Said(NamedTuple):
-    """What was said behind so many indices, of batches with so many samples."""
+    """The sampler's state after a number of indices, and how many samples they contained."""
 
     drawn: int
     position: int
-    pickled: bytes | Exception  # (of the sampler, of its iterator)
-    begins: bool = False  # it was the end of the epoch before
+    pickled: bytes | Exception  # (state of the sampler, of its iterator)
+    begins: bool = False  # it was taken at the end of the previous epoch
 
     def size(self) -> int:
         """In bytes."""
         return len(self.pickled) if isinstance(self.pickled, bytes) else 0
 
     def state(self) -> dict[str, Any] | None:
-        """As a state holds it; None where nothing was said: the sampler begins as the program has
-        left it."""
+        """In the form of a loader's state; None if there is none: the sampler then starts as the
+        program has left it."""
         if isinstance(self.pickled, Exception):
             raise RuntimeError(
-                f"state_dict() of the sampler has raised {type(self.pickled).__name__}: "
-                f"{self.pickled}"
+                f"state_dict() of the sampler raised {type(self.pickled).__name__}: "
+                f"{self.pickled}. Fix it, or set state_dict to None on the sampler"
             ) from self.pickled
         if not self.pickled:
             return None
@@ -60,27 +60,27 @@ class Said(NamedTuple):
 
 
 class Keeps(Protocol):
-    """What outlives an iterator: ``across_iterators.py``."""
+    """The part of ``across_iterators.Memo`` that is used here; it outlives an iterator."""
 
     sampler_end: Said | None
 
 
 class SamplerStates:
-    """Of one loader: who is asked, and what the present epoch goes on from."""
+    """One loader's samplers: which of them is asked, and what the current epoch resumes from."""
 
     def __init__(self, loader: Any, memo: Keeps, unit: str) -> None:
         self._memo = memo
         self._index_sampler = loader._index_sampler
         parts = (self._index_sampler, sampler_of(loader))
         self._sampler = next((part for part in parts if is_stateful(part)), None)
-        #: a batch sampler of the program's may have taken more from that one than it has given
+        #: a custom batch sampler may have drawn more from the sampler than it has yielded
         inner = self._sampler is not None and self._sampler is not parts[0]
         ahead = inner and type(parts[0]) is not BatchSampler
-        #: samples of a batch; of a smaller one, which is the last, its sampler has met its end
+        #: samples of a full batch; a smaller batch is the last, so its sampler has ended
         self._full = (batch_size_of(loader) or 0) if loader._auto_collation else None
         self._used = loader._dataset_kind == _DatasetKind.Map
-        #: behind each index; where batches are made again, or others take a sample's place, all
-        #: indices are needed, and what counts is how the epoch began
+        #: ask after each index. If batches are made again or samples are replaced, all indices are
+        #: needed, and what counts is the state at the start of the epoch
         self._each = (
             self._used
             and unit == "batch"
@@ -88,13 +88,13 @@ class SamplerStates:
             and option(loader, "on_error") != "replace"
             and (loader.num_workers == 0 or option(loader, "scheduling") != "static")
         )
-        self.start: dict[str, Any] | None = None  # of a state, until its epoch has begun
+        self.start: dict[str, Any] | None = None  # from a state, until its epoch has started
 
     def watched(
         self, indices: Iterator[Any], progress: Progress, rewind: Callable[[], None]
     ) -> Iterator[Any]:
-        """The indices of an epoch, of which the sampler is asked where it has a state. rewind: puts
-        the generators where the epoch found them."""
+        """Wraps the indices of an epoch and asks the sampler as they are drawn. rewind: sets the
+        generators to their states before the epoch."""
         start, self.start = self.start, None
         if not self._used:
             return indices
@@ -108,19 +108,19 @@ class SamplerStates:
         return _Watched(watch, begin, indices, self._ended)
 
     def begin(self, start: dict[str, Any] | None) -> Said | None:
-        """What the sampler has said before the epoch that is to begin. Where the last one was left
-        in the middle nobody has said anything of it."""
+        """The sampler's state before the epoch that starts now. None if the last epoch was left in
+        the middle."""
         if not self._used:
             return None
         if start is None:
             return self._memo.sampler_end
         if start["drawn"] and not self._each:
             warnings.warn(
-                f"the state holds what the sampler has said behind {start['drawn']} of its "
-                "indices, and this loader (scheduling='static', batching='ready', "
-                "on_error='replace', or a batch sampler of its own) needs all of the epoch's: the "
-                "sampler is not told that, and begins as the program has left it. Put it there, or "
-                "resume with the options that the state was taken with",
+                f"the state holds the sampler's state after {start['drawn']} of its "
+                "indices, but this loader (scheduling='static', batching='ready', "
+                "on_error='replace', or a custom batch sampler) needs all indices of the epoch. "
+                "The sampler does not get its state and starts as the program has left it. Restore "
+                "it, or resume with the options that the state was taken with",
                 stacklevel=2,
             )
             return None
@@ -135,15 +135,15 @@ class SamplerStates:
         return pickle.dumps([part.state_dict() if is_stateful(part) else None for part in parts])
 
     def _told(self, pickled: bytes, begins: bool, rewind: Callable[[], None]) -> Iterator[Any]:
-        rewind()  # and then it is told, as its state may hold generators of its own
+        rewind()  # before loading: the sampler's state may include generators
         sampler, iterator = pickle.loads(pickled)
         tell(self._sampler, sampler, "sampler")
         if begins:
-            # It was at its end. Most say so again, and then begin anew; one that has begun anew
-            # already is told once more, because it has given an index now.
+            # The sampler was at its end. Most samplers end at once now and then start anew. If one
+            # has already started anew, it yields an index here and loads the state a second time.
             if next(iter(self._index_sampler), self) is not self:
                 rewind()
-                sampler, _ = pickle.loads(pickled)  # it may count in what it was told
+                sampler, _ = pickle.loads(pickled)  # it may modify the state that it loaded
                 tell(self._sampler, sampler, "sampler")
         indices: Iterator[Any] = iter(self._index_sampler)
         if not begins:
@@ -156,7 +156,7 @@ def _pickled(start: dict[str, Any]) -> bytes:
 
 
 class _Watch:
-    """What a sampler says in one epoch."""
+    """The states of a sampler in one epoch."""
 
     def __init__(
         self,
@@ -174,18 +174,18 @@ class _Watch:
         self._pace = Pace(CHEAP_NS)
 
     def gave(self, indices: Any, index: Any) -> None:
-        """One more is drawn. After an interrupt this is told again."""
+        """Records that an index was drawn. After an interrupt this is called again."""
         full, samples = self._full, 1
         if full is not None and hasattr(index, "__len__"):
             samples = len(index)
         drawn, position = self._drawn + 1, self._position + samples
-        whole = full is None or samples >= full  # else it may have begun anew
+        whole = full is None or samples >= full  # a smaller batch: it may have started anew
         if self._each and whole:
             self._ask_behind(indices, drawn, position)
         self._drawn, self._position = drawn, position
 
     def met_end(self, indices: Any) -> Said | None:
-        """What is said there; None where that is known."""
+        """Asks for the state at the end; None if it is known."""
         if self._end is not None:
             return None
         self._end = Said(0, 0, self._asked(indices), True)
@@ -198,8 +198,8 @@ class _Watch:
             return error
 
     def _ask_behind(self, indices: Any, drawn: int, position: int) -> None:
-        """Notes what the sampler says behind an index. Not where that takes much memory or time:
-        whoever goes on then draws again from where it was asked last."""
+        """Stores the sampler's state after an index, unless that takes much memory or time.
+        Resuming then draws again from the last stored state."""
         while len(self._said) > 1 and self._said[1].drawn <= self._progress.head:
             self._bytes -= self._said.popleft().size()
         if self._bytes > MOST_BYTES and len(self._said) > 1:
@@ -212,7 +212,7 @@ class _Watch:
         self._pace.took(begins)
 
     def state(self) -> dict[str, Any] | None:
-        """What was said behind the last index of those that are all delivered."""
+        """The state after the last index up to which everything is delivered."""
         head = self._progress.head
         last = [one for one in self._said if one.drawn <= head][-1]
         if self._progress.finished and self._end is not None:
@@ -221,16 +221,16 @@ class _Watch:
 
 
 class _Watched(Iterator[Any]):
-    """An epoch's indices; those that were delivered before the state was taken are stood in for.
-    It goes on after an error as its sampler's iterator does, which a generator would not."""
+    """An epoch's indices; placeholders stand for those delivered before the state was taken.
+    Unlike a generator, it continues after an error if the sampler's iterator does."""
 
     def __init__(
         self, watch: _Watch, begin: Said, indices: Iterator[Any], ended: Callable[[Said], None]
     ) -> None:
         self._watch, self._indices, self._ended = watch, indices, ended
-        self._drawn: list[Any] = []  # what is not given yet
+        self._drawn: list[Any] = []  # drawn and not yet returned
         self._before: Iterator[Any] = iter(())
-        if begin.drawn:  # as many samples
+        if begin.drawn:  # the first placeholder has all the samples
             self._before = chain([range(begin.position)], repeat(range(0), begin.drawn - 1))
 
     def __next__(self) -> Any:

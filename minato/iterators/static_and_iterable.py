@@ -1,4 +1,4 @@
-"""torch's own dispatch: batch i on worker i mod n, torch's random streams."""
+"""torch's dispatch: batch i on worker i mod n, with torch's random streams."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from .failures import Amended, Told, note, unread
 from .receiver import LOST, placed_batch
 from .supervisor import Supervisor, stay_at_exit
 
-#: in place of a batch that an earlier process has delivered
+#: stands for a batch that an earlier process has delivered
 _PASSED = object()
 
 
 class StaticIterator(MinatoIterator):
-    """torch's dispatch: batch i on worker i mod n, torch's random streams.
+    """torch's dispatch: batch i on worker i mod n, with torch's random streams.
 
-    Used for ``scheduling="static"`` and for iterable datasets. A worker fetches a batch as torch
-    does; where default_collate would copy its samples into one tensor a field, they are copied
-    into the rows of the batch's block instead, which the program gets as they are.
+    Used for ``scheduling="static"`` and iterable datasets. A worker fetches a batch as in torch.
+    If default_collate would copy its samples into one tensor per field, the worker copies them
+    into the rows of the batch's block instead, which the program receives without a copy.
     """
 
     _balanced = False
@@ -48,10 +48,10 @@ class StaticIterator(MinatoIterator):
     _supervisor: Supervisor
 
     def _compose(self, loader: Any, supervisor: Supervisor) -> None:
-        self._blocks: dict[int, _Sent] = {}  # by number of the batch
-        self._markers: list[Block] = []  # of an epoch that begins, by worker
-        #: what a worker's dataset said of itself with a batch that is not delivered yet, or at
-        #: its end
+        self._blocks: dict[int, _Sent] = {}  # by batch number
+        self._markers: list[Block] = []  # resume markers of a new epoch, by worker
+        #: states of a worker's dataset, from batches that are not delivered yet, and at its
+        #: end
         self._stated: dict[int, bytes] = {}
         self._last_words: dict[int, bytes] = {}
         by_default = loader._auto_collation and is_default_collate(loader.collate_fn)
@@ -65,7 +65,7 @@ class StaticIterator(MinatoIterator):
             warn_of_batches_handed_on(loader.dataset)
 
     def _engine_options(self) -> dict[str, Any]:
-        # each worker's window, the marker of a new epoch, and some that are read late
+        # each worker's window, the marker of a new epoch, and some for batches read late
         return dict(blocks=(self._prefetch_factor + 4) * self._num_workers)
 
     def _begin(self, loader: Any, first_iter: bool) -> None:
@@ -80,7 +80,7 @@ class StaticIterator(MinatoIterator):
         self._tasks_outstanding = 0
         self._workers_status = [True] * self._num_workers
         self._workers_num_tasks = [0] * self._num_workers
-        self._made_by: dict[int, int] = {}  # batches that torch's dispatch has: their workers
+        self._made_by: dict[int, int] = {}  # worker of each batch in torch's dispatch
         self._stated.clear()
         self._last_words.clear()
         self._unasked = 0  # workers whose dataset has come to its end and never asked which it is in
@@ -98,7 +98,7 @@ class StaticIterator(MinatoIterator):
                 self._sampler_iter = Ahead(self._sampler_iter)
             self._earlier = self._progress.copy()
             first = 0
-            if self._position.starts is not None:  # nothing is made again here
+            if self._position.starts is not None:  # workers resume from states, nothing is repeated
                 first, self._earlier.by_worker = self._progress.turn(), [0] * self._num_workers
             turns = (*range(first, self._num_workers), *range(first))
             self._worker_queue_idx_cycle = itertools.cycle(turns)
@@ -108,7 +108,7 @@ class StaticIterator(MinatoIterator):
                 self._try_put_index()
 
     def _restart(self, loader: Any) -> None:
-        """Other random streams are wanted: new workers."""
+        """Starts new workers, because other random streams are needed."""
         self._shutdown_workers()
         self._blocks.clear()
         self._markers.clear()
@@ -116,9 +116,9 @@ class StaticIterator(MinatoIterator):
 
     @eager
     def _next_data(self) -> Any:
-        """torch's. Batches that an earlier process delivered are made again and thrown away,
-        where the random streams and places of these workers come no other way."""
-        if self._living():  # after the end torch goes on to say so
+        """torch's method. Batches that an earlier process delivered are made again and discarded,
+        if the workers' random streams and positions cannot be restored otherwise."""
+        if self._living():  # after the end, torch keeps raising StopIteration
             self._engine.wait_begins()
             self._supervisor.watch.look(self._engine)
         try:
@@ -154,10 +154,10 @@ class StaticIterator(MinatoIterator):
             warn(shares.text(self._dataset, len(counts), counts[0]))
 
     def _resume(self) -> None:
-        """Lets workers finish what the last epoch left (their random streams go on from
-        there), throws it away, and makes new fetchers: torch's resume marker."""
+        """Sends torch's resume markers: workers finish the batches left from the last epoch (which
+        advances their random streams) and make new fetchers. Those batches are discarded."""
         engine = self._engine
-        markers = self._markers  # of one that was interrupted, too
+        markers = self._markers  # may hold markers from an interrupted call
         markers += [_placed(engine.resume(self._epoch, w)) for w in range(self._num_workers)]
         for number, sent in list(self._blocks.items()):
             if sent.answer is None:
@@ -181,8 +181,8 @@ class StaticIterator(MinatoIterator):
             self._progress.kept[worker].came(stated)
 
     def _send(self, worker: int, number: int, index: Any) -> None:
-        """Has a worker make a batch."""
-        index = as_given(index)  # errors name its samples
+        """Sends a batch to a worker."""
+        index = as_given(index)  # errors name its samples later
         layout = None if self._form.makes_whole(index) else self._shape.layout
         sent, spares = index, []
         lists = isinstance(index, (list, tuple)) or not self._auto_collation
@@ -193,16 +193,16 @@ class StaticIterator(MinatoIterator):
         engine, core = self._engine, None
         if layout is not None:
             core = layout.core
-            engine.post(core, layout.pickled)  # does nothing but the first time
+            engine.post(core, layout.pickled)  # has no effect after the first time
         block = engine.submit(self._epoch, worker, number, sent, core, len(spares))
         self._blocks[number] = _Sent(_placed(block), worker, index, layout)
 
     def _get_data(self) -> tuple[int, Any]:
-        """The batch that finished first, as torch's result queue would give it."""
+        """The batch that finished first, as torch's result queue would return it."""
         while True:
             number = self._first_done()
             sent = self._blocks[number]
-            ended = not self._workers_status[sent.worker]  # and has nothing to say any more
+            ended = not self._workers_status[sent.worker]  # it has nothing more to send
             self._read(number, ended)
             answer: Any = sent.answer
             if isinstance(answer[1], Pinning):
@@ -218,7 +218,7 @@ class StaticIterator(MinatoIterator):
                 if sent.stated is not None:
                     self._last_words[sent.worker] = sent.stated
                 if not self._persistent_workers:
-                    self._engine.let_go(sent.worker)  # it need not wait for the others
+                    self._engine.let_go(sent.worker)  # it need not wait for the other workers
                 return number, _utils.worker._IterableDatasetStopIteration(sent.worker)
         if status == FAILED and self._dataset_kind == _DatasetKind.Map:
             data.note_first(note(number, sent.index))
@@ -227,8 +227,8 @@ class StaticIterator(MinatoIterator):
         return number, data
 
     def _read(self, number: int, ended: bool = False) -> None:
-        """Reads a batch that is done: it has its answer, or the error that reading ended
-        with, and its block is free again. What is to be pinned is on its way."""
+        """Reads a batch that is done: stores its data, or the error that reading raised, and
+        frees its block. Submits it for pinning if needed."""
         sent = self._blocks[number]
         if sent.answer is not None:
             return
@@ -239,7 +239,7 @@ class StaticIterator(MinatoIterator):
             sent.answer = (EXHAUSTED, None) if ended else self._whole(sent)
         except Exception as error:
             failed = Told(error) if self._iterable else unread(error, number, sent.index)
-            sent.answer = FAILED, failed  # in its place: torch's dispatch counts on one
+            sent.answer = FAILED, failed  # in the batch's place: torch's dispatch expects one
         except BaseException:
             del self._blocks[number]
             raise
@@ -259,7 +259,7 @@ class StaticIterator(MinatoIterator):
         return answer
 
     def _read_ahead(self) -> None:
-        """Sends what is done to be pinned: the batch that is asked for and the one after."""
+        """Submits finished batches for pinning: the one that is asked for and the one after."""
         assert self._pinner is not None
         for number in self._done()[: self._pinner.most()]:
             sent = self._blocks[number]
@@ -268,9 +268,9 @@ class StaticIterator(MinatoIterator):
                     self._read(number)
 
     def _done(self) -> list[int]:
-        """Numbers of the batches that are done, in that order. Of those that are done meanwhile a
-        worker's later ones are not seen without the earlier: that it has come to the end of its
-        stream would be known before its last batch."""
+        """Numbers of finished batches, in the order in which they finished. A batch that finishes
+        during the call only appears together with its worker's earlier batches. Otherwise the end
+        of a worker's stream could be seen before its last batch."""
         engine, sent = self._engine, self._blocks
         numbers = [n for n in reversed(sent)
                    if sent[n].answer is not None or engine.poll(sent[n].block)]  # fmt: skip
@@ -295,12 +295,12 @@ class StaticIterator(MinatoIterator):
         return numbers[0]
 
     def _indices_of(self, number: int) -> Any:
-        """For the error of a timeout."""
+        """Indices of a batch, for the error of a timeout."""
         map_style = self._dataset_kind == _DatasetKind.Map
         return self._blocks[number].index if map_style and number in self._blocks else None
 
     def _process_data(self, data: Any, worker: int | None = None) -> Any:
-        """torch's; torch 2.6 does not say whose it is."""
+        """torch's method; torch 2.6 does not pass the worker."""
         number = self._rcvd_idx - 1 if self._in_order else self._got
         worker_idx = self._made_by.pop(number)
         self._workers_num_tasks[worker_idx] -= 1
@@ -324,7 +324,7 @@ class StaticIterator(MinatoIterator):
         return data
 
     def _finished(self) -> int:
-        here = sum(len(info) == 2 for info in self._task_info.values())  # out of their turn
+        here = sum(len(info) == 2 for info in self._task_info.values())  # received out of order
         if not self._living():
             return here
         poll = self._engine.poll
@@ -337,31 +337,31 @@ class StaticIterator(MinatoIterator):
 
 @dataclass
 class _Sent:
-    """A batch on its way through a worker's own queue."""
+    """A batch in a worker's own queue."""
 
     block: Block
     worker: int
     index: Any
-    layout: Layout | None  # of the rows that it may be in
-    answer: Any = None  # (status, data) once it was read: its block is free
+    layout: Layout | None  # of its rows, if it may use them
+    answer: Any = None  # (status, data) once read; its block is then free
     done_ns: int = 0
-    stated: bytes | None = None  # what the worker's dataset said of itself
+    stated: bytes | None = None  # state of the worker's dataset
 
 
 def _placed(block: Block | None) -> Block:
     if block is None:
         raise RuntimeError(
-            "more batches are in flight than minato has room for; lower prefetch_factor"
+            "more batches are in flight than the engine can hold; lower prefetch_factor"
         )
     return block
 
 
 class _Wanted:
-    """What is sent for the indices of an iterable dataset, which all say the same: how many
-    samples are wanted."""
+    """Pickles the indices of an iterable dataset, which only say how many samples are wanted. The
+    pickles are cached."""
 
     def __init__(self) -> None:
-        self._pickled: dict[int, bytes] = {}  # by how many
+        self._pickled: dict[int, bytes] = {}  # by number of samples
 
     def __call__(self, index: Any) -> bytes:
         size = len(index) if type(index) is list else -1
@@ -371,7 +371,7 @@ class _Wanted:
 
 
 class _IndexQueue:
-    """What torch's dispatch calls a worker's index queue."""
+    """Takes the place of a worker's index queue in torch's dispatch."""
 
     def __init__(self, iterator: StaticIterator, worker: int) -> None:
         self._iterator = weakref.ref(iterator)

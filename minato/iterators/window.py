@@ -1,4 +1,4 @@
-"""How many batches are planned ahead: torch's window, and further where that is harmless."""
+"""How many batches are planned ahead: torch's prefetch window, and more where that is harmless."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ from .._core import CostModel, Engine
 from ..options import Options
 from ..seeding.order_generators import sampler_of, sampler_of_torch
 
-#: batches drawn ahead of the steady window from samplers where that changes nothing; what
-#: may start is decided by costs and memory. As far as the slowest samples ask for, in bounds.
+#: least and most batches drawn ahead of the steady window, for samplers where that changes nothing.
+#: The slowest samples determine the number; costs and memory determine what starts.
 LOOK_AHEAD_BATCHES = 128, 512
-#: indices drawn ahead in all: at 0.1 us each they are drawn between two batches
+#: limit on indices drawn ahead: at 0.1 us each, they fit between two batches
 LOOK_AHEAD_INDICES = 1 << 17
-#: how often it is decided how far; up to which batch many are drawn at a time, and else how many
+#: batches between two decisions; below this time per batch, half of the reach is drawn at once, and
+#: otherwise this many batches
 LOOK_AGAIN_BATCHES, BULK_NS, FEW = 64, 1_000_000, 32
-#: batches in flight for each worker: a larger prefetch_factor would not fit the engine's counters
+#: batches in flight per worker: a larger prefetch_factor would overflow the engine's counters
 MOST_PER_WORKER = 1 << 16
 
 
 def per_worker(loader: Any) -> int:
-    """The loader's prefetch_factor, as far as it makes a difference."""
+    """The loader's prefetch_factor, limited to what the engine can count."""
     factor: int = loader.prefetch_factor
     return min(factor, MOST_PER_WORKER)
 
 
 def may_look_ahead(loader: Any) -> bool:
-    """Whether drawing indices early changes nothing: torch's own samplers only."""
+    """Whether drawing indices early changes nothing: only for torch's own samplers."""
     sampler, own = sampler_of(loader), sampler_of_torch(loader)
     if type(sampler) is torch.utils.data.RandomSampler and sampler.generator is not None:
-        # It draws again in the middle of an epoch: an early break would leave the caller's
-        # generator elsewhere than torch does.
+        # It may draw again in the middle of an epoch. If the program then leaves the epoch early,
+        # its generator would not be where torch leaves it.
         source: Any = sampler.data_source
         own = own and not sampler.replacement and sampler.num_samples == len(source)
     return own
 
 
 class Window:
-    """Counts in batches, of batch_size samples."""
+    """The prefetch window. Counts in batches of batch_size samples."""
 
     def __init__(
         self,
@@ -52,23 +53,23 @@ class Window:
     ) -> None:
         self.far = may_look_ahead(loader)
         self.batch_size = batch_size
-        self.bulk = 1  # drawn at a time beyond the window
+        self.bulk = 1  # batches drawn at a time beyond the window
         self._costs = costs
         self._costs_known = hinted
         self._per_worker = per_worker(loader)
         self._workers: int = loader.num_workers
         self._moves = options.bounds(self._workers)[2] > self._workers
-        self._engine: Engine | None = None  # where the number of workers moves
+        self._engine: Engine | None = None  # set if the number of workers changes
         self._reach = 0
-        self._looked = -LOOK_AGAIN_BATCHES  # when that was decided last, by sequence
+        self._looked = -LOOK_AGAIN_BATCHES  # sequence number of the last decision
 
     def watch(self, engine: Engine) -> None:
-        """From here on the window grows with the number of workers."""
+        """From now on, the window grows with the number of workers."""
         if self._moves:
             self._engine = engine
 
     def size(self) -> int:
-        """Torch's prefetch window for the workers there are."""
+        """torch's prefetch window for the current number of workers."""
         workers = self._workers
         if self._engine is not None:
             scheduler = self._engine.scheduler()
@@ -76,20 +77,20 @@ class Window:
         return self._per_worker * workers
 
     def knows_costs(self) -> bool:
-        """Whether anything is known of costs: before that nothing beyond the window is cut
-        into tasks, because the cut follows costs."""
+        """Whether any costs are known. Before that, no tasks are planned beyond the window, because
+        the size of tasks depends on costs."""
         if not self._costs_known:
             self._costs_known = self._costs.summary()["samples"] > 0
         return self._costs_known
 
     def reach(self, sequence: int) -> int:
-        """The batch from which a slow sample may have to start now, to be ready in time or not
-        to end the epoch: three times the batches that go by while one is made. Looked at
-        once for many of them.
+        """How many batches to plan ahead, so that a slow sample starts in time and does not delay
+        the end of the epoch: three times the batches that pass while the slowest sample is made.
+        Decided once for many batches.
 
-        How many are drawn at a time follows from how long one takes: each visit to the
-        engine wakes sleeping workers, which for small batches costs more than they do, and
-        comes to cold caches where steps are long."""
+        The time per batch determines how many are drawn at once. Each call of the engine wakes
+        sleeping workers, which costs more than drawing if batches are small, and runs on cold
+        caches if steps are long."""
         if sequence - self._looked >= LOOK_AGAIN_BATCHES:
             self._looked = sequence
             costs, (least, most) = self._costs.summary(), LOOK_AHEAD_BATCHES

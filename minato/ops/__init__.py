@@ -1,9 +1,9 @@
 """Native operators on 3D volumes: single, fused in a pipeline, or as a dataset.
 
-A volume is an array of shape [channel, depth, height, width]; images are float32 (or
-uint8, int16, uint16, int32, float64 on the way in), labels uint8 with one channel. Every
-operator takes an image and, where there is one, its label, and treats both alike. All
-work is done in C without the GIL; arrays may be strided, results are C contiguous.
+A volume is an array of shape [channel, depth, height, width]. Images are float32 (inputs
+also uint8, int16, uint16, int32, float64), labels uint8 with one channel. Every
+operator takes an image and optionally its label, and treats both alike. All
+work is done in C without the GIL. Input arrays may be strided; results are C contiguous.
 
     pipeline = ops.Pipeline([ops.ReadNpy(), ops.RandBalancedCrop((128, 128, 128)),
                              ops.RandFlip(), ops.Cast(), ops.RandScaleIntensity(),
@@ -12,22 +12,22 @@ work is done in C without the GIL; arrays may be strided, results are C contiguo
     image, label = dataset[0]                  # under any loader
     image, label = ops.RandFlip()(image, label, key=7)
 
-Fusion: windows and flips only move a start and strides, casts and arithmetic are noted;
-then one pass reads the rows that are wanted, plane by plane, and writes them, finished,
+Fusion: windows and flips only change a start and strides; casts and arithmetic are recorded.
+One pass then reads the needed rows, plane by plane, and writes them, finished,
 to the output. Magnitudes, probabilities and draws follow the MLPerf Training 3D U-Net
-reference (KiTS19); where they differ, the operator says so.
+reference (KiTS19); operators that differ from it say so.
 
-With `device=` a loader has the end of a dataset's pipeline done on the device: flips, casts,
-scaling, noise and normalizing behind the last other operator, from where samples have the
-fewest bytes on. Where it can, and where not, `stats()["device"]` says (operators,
-operators_why). The bytes are the same; only which of the many patterns of NaN an operation on a
-NaN gives is not promised.
+With `device=`, a loader runs the end of a dataset's pipeline on the device: flips, casts,
+scaling, noise and normalizing after the last other operator, from the point where samples
+have the fewest bytes. `stats()["device"]` shows where this happens and why not (operators,
+operators_why). The bytes are the same, except that an operation on a NaN may give another
+of the many NaN patterns.
 
-Random numbers are counter-based (Philox4x32-10): draw n of the operator at place i of its
-pipeline is a function of (key, i, n) alone, key being 128 bits. There is no state, so the
+Random numbers are counter-based (Philox4x32-10): draw n of the operator at position i of its
+pipeline is a function of (key, i, n) alone, with a key of 128 bits. There is no state, so the
 result does not depend on threads, processes, order or instruction set. `csrc/ops/
-mn_pipeline.h` lists the draws of each operator; minato/ops.h gives them to operators
-written in C by users.
+mn_pipeline.h` lists the draws of each operator; minato/ops.h offers them to user-defined
+operators in C.
 """
 from .dataset import VolumeDataset
 from .operators import (

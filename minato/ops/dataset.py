@@ -1,4 +1,4 @@
-"""Volumes in files as a dataset whose samples a pipeline makes."""
+"""A dataset of volumes in files, made by a pipeline."""
 from __future__ import annotations
 
 import math
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     import torch
 
 _KEYINGS = {"epoch": 0, "sample": 1}
-#: attributes that samples are made by
+#: attributes that determine the samples
 _MADE_OF = {"cases", "pipeline", "seed", "keyed_by", "repeat", "with_index"}
 
 
 def _case_paths(case: Any) -> tuple[str, str | None]:
-    """(image, label) from a pair, one path, or an object with these attributes."""
+    """(image, label) of a pair, one path, or an object with these attributes."""
     if isinstance(case, (str, os.PathLike)):
         return os.fspath(case), None
     if hasattr(case, "image") and hasattr(case, "label"):
@@ -44,13 +44,13 @@ class _SampleSeed(threading.local):
 
 
 class Unfinished(NamedTuple):
-    """A dataset whose samples end before the last operators of their pipeline."""
+    """A dataset whose samples lack the last operators of their pipeline."""
 
-    #: of it the samples are (image, label, recipe), with the index behind them if with_index;
-    #: the recipe, int64 [2 + 4 for each operator], is what csrc/ops/mn_recipe.h says, and so is
-    #: the window, int64 [4], that _windows has in the place of image and label
+    #: its samples are (image, label, recipe), followed by the index if with_index. The recipe,
+    #: int64 [2 + 4 per operator], is described in csrc/ops/mn_recipe.h, as is the window,
+    #: int64 [4], which _windows has instead of image and label
     dataset: VolumeDataset
-    operators: list[str]  # those that are left out
+    operators: list[str]  # the missing ones
     volumes: list[tuple[str, str, tuple[int, ...]]]  # dtype before and after, shape
 
 
@@ -86,39 +86,39 @@ class _Hinted:
 
 
 class VolumeDataset:
-    """A map-style dataset of .npy volumes behind a pipeline, for any loader.
+    """A map-style dataset of .npy volumes and a pipeline, for any loader.
 
     cases: pairs (image path, label path), single image paths, or objects with attributes
-    `image` and `label`. pipeline: begins with ReadNpy and gives the same shape for every
-    case, so it ends with a crop or Resample(size). Sample i is case i mod len(cases),
-    `repeat` times over.
+    `image` and `label`. pipeline: must start with ReadNpy and give the same shape for every
+    case, so it needs a crop or Resample(size). Sample i is case i mod len(cases); the dataset
+    has `repeat` samples per case.
 
     A sample is (image, label), e.g. float32 [1, P, P, P] and uint8 [1, P, P, P], without
-    the label where there is none, and with the index (int) behind them if `with_index`.
-    `output`: "torch" tensors or "numpy" arrays; they share memory with nothing.
+    the label if there is none, followed by the index (int) if `with_index`.
+    `output`: "torch" tensors or "numpy" arrays, which share no memory with other objects.
 
-    keyed_by says where the random numbers of a sample come from:
+    keyed_by selects the source of a sample's random numbers:
 
-    - "epoch" (default): from (seed, epoch, index). The same sample has the same bytes under
+    - "epoch" (default): (seed, epoch, index). The same sample has the same bytes under
       torch's loader, minato's process workers and its native workers, in any order, and
-      after a resume. Call set_epoch(n) before each epoch, or every epoch repeats the
-      augmentations of the first. Where the sampler names an index twice in an epoch both
-      get the same augmentation. Seeds given by a loader (seed_sample) are not used.
-    - "sample": from the seed that the loader gives the next sample by seed_sample, as
-      minato's loader does. A loader that never calls it (torch's) leaves the key to one
-      64-bit draw from torch's default generator, so that torch's seeding of its workers
-      governs; the bytes then depend on the worker, as with any torch dataset.
+      after a resume. Call set_epoch(n) before each epoch; otherwise every epoch repeats the
+      augmentations of the first. If the sampler yields an index twice in an epoch, both samples
+      get the same augmentation. Seeds from a loader (seed_sample) are not used.
+    - "sample": the seed that the loader gives the next sample by seed_sample, as
+      minato's loader does. With a loader that never calls it (torch's), the key is one
+      64-bit draw from torch's default generator, so torch's seeding of its workers
+      determines it; the bytes then depend on the worker, as with any torch dataset.
 
-    `resident`: with `device=` all cases are copied to the device, once, as far as half of its
-    free memory is enough for them, and samples are cropped there. That needs a pipeline of
-    ReadNpy, one crop, and operators that can be done on a device. The bytes are the same; files
-    that change later are not seen. `stats()["device"]` says whether it is so (resident,
-    operators_why). Keep the boxes (RandBalancedCrop, `keep_boxes`), or each sample still reads
+    `resident`: with `device=`, all cases are copied to the device once, if they fit into half of
+    its free memory, and samples are cropped there. The pipeline must consist of
+    ReadNpy, one crop, and operators that devices support. The bytes are the same; later changes of
+    the files are not seen. `stats()["device"]` shows whether this is active (resident,
+    operators_why). Keep the boxes (RandBalancedCrop, `keep_boxes`); without them each sample reads
     its label.
 
-    set_epoch reaches workers that live across epochs (persistent_workers) where they were
-    started by fork or by multiprocessing's spawn: the number is in shared memory. Picklable;
-    the boxes found so far travel along.
+    set_epoch reaches workers that live across epochs (persistent_workers) if they were
+    started by fork or by multiprocessing's spawn, because the number is in shared memory. The
+    dataset can be pickled, including the boxes found so far.
     """
 
     def __init__(self, cases: Iterable[Any], pipeline: Pipeline, *, seed: int = 0,
@@ -145,9 +145,9 @@ class VolumeDataset:
         self._epoch = _sharedctypes.RawValue("Q", 0)
         self._start()
 
-    _tail = 0  # operators at the end that are left out, see _unfinished
-    _places = False  # samples have the place of their crop, and no voxels, see _windows
-    _native: _ops.Cases | None = None  # made when it is first needed
+    _tail = 0  # number of operators left out at the end, see _unfinished
+    _places = False  # samples hold the position of their crop instead of voxels, see _windows
+    _native: _ops.Cases | None = None  # made when first needed
     _hinted: _Hinted | None = None  # likewise
     _resident: dict[str, Any]
 
@@ -157,10 +157,10 @@ class VolumeDataset:
             self._forget()
 
     def _forget(self) -> None:
-        """What was made of the attributes is made anew when it is needed."""
+        """Drops what was made from the attributes; it is made again when needed."""
         vars(self).pop("_native", None)
         vars(self).pop("_hinted", None)
-        vars(self)["_resident"] = {}  # by device: its cases there, or why they are not
+        vars(self)["_resident"] = {}  # by device: its resident cases, or why there are none
 
     def _start(self) -> None:
         self._sample_seed = _SampleSeed()
@@ -172,7 +172,7 @@ class VolumeDataset:
         for name in ("_sample_seed", "_native", "_outputs", "_resident", "_hinted"):
             state.pop(name, None)
         if _mp_context.get_spawning_popen() is None:
-            # Shared memory can be inherited only; a plain pickle carries the number.
+            # Shared memory can only be inherited; a plain pickle stores the number.
             state["_epoch"] = self._epoch.value
         return state
 
@@ -189,7 +189,7 @@ class VolumeDataset:
                               _KEYINGS[self.keyed_by], self.seed & MASK, self._epoch, self._tail,
                               self._places)
             self._outputs = [(shape, np.dtype(name)) for name, shape in made.fields()]
-            # Several threads may have made one; a lock might be held when one of them forks.
+            # Several threads may make one. No lock, because a fork could leave it locked.
             native = vars(self).setdefault("_native", made)
         return native
 
@@ -198,15 +198,15 @@ class VolumeDataset:
 
     @property
     def epoch(self) -> int:
-        """The epoch whose samples are made."""
+        """The current epoch, from which samples are made."""
         return int(self._epoch.value)
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch whose samples are asked for next (keyed_by="epoch")."""
+        """Set the epoch of the samples that are made next (keyed_by="epoch")."""
         self._epoch.value = int(epoch) & MASK
 
     def seed_sample(self, seed: int) -> None:
-        """Key the next __getitem__ of this thread (keyed_by="sample")."""
+        """Set the key of this thread's next __getitem__ (keyed_by="sample")."""
         self._sample_seed.value = int(seed) & MASK
 
     def _key(self, index: int) -> tuple[int, int]:
@@ -233,12 +233,12 @@ class VolumeDataset:
         return self._hinted.bytes(case, *key)
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        """Make a sample. Raises IndexError, and what the pipeline raises (OSError,
-        ValueError, MemoryError), naming the file."""
+        """Make a sample. Raises IndexError, and the pipeline's errors (OSError,
+        ValueError, MemoryError), which name the file."""
         length, index = len(self), operator.index(index)
         place = index + length if index < 0 else index
         if not 0 <= place < length:
-            raise IndexError(f"sample {index} is not among {length}")
+            raise IndexError(f"sample {index} is not among the {length} of the dataset")
         native = self._get()
         arrays = tuple(np.empty(shape, dtype) for shape, dtype in self._outputs)
         native.read(place, *self._key(place), arrays)
@@ -248,15 +248,15 @@ class VolumeDataset:
 
     def warm(self) -> None:
         """Find the boxes of all cases now (one pass over each label), so that no sample
-        waits for them. Workers started afterwards have them too."""
+        has to. Workers started afterwards have them too."""
         native = self._get()
         for case in range(len(self.cases)):
             native.warm(case)
 
     def _unfinished(self) -> Unfinished | None:
-        """The same samples up to the first place in the pipeline from which on they do not
-        become smaller, for somebody who does the rest; None where that is nothing. Shares
-        its epoch with this one. Raises what reading the first case's headers raises."""
+        """The same samples up to the first place in the pipeline after which they do not
+        get smaller, for a device that does the rest; None if there is no rest. Shares
+        its epoch with this dataset. Raises errors from reading the first case's headers."""
         native = self.pipeline._get()
 
         def volumes(tail: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -276,9 +276,9 @@ class VolumeDataset:
         return Unfinished(self._twin(tail), names, both)
 
     def _windows(self) -> Unfinished | None:
-        """The same samples as windows of their cases, for somebody who has those; None where
-        that is not asked for, or more than a crop and steps makes them. Raises what reading
-        the first case's headers raises."""
+        """The same samples as windows of their cases, for a device that has the cases; None if
+        that is not asked for, or the pipeline has other operators. Raises errors from reading
+        the first case's headers."""
         native, crops = self.pipeline._get(), (RandBalancedCrop, RandCrop)
         operators = self.pipeline.operators[1:]
         tail = len(operators) - 1
@@ -304,13 +304,13 @@ class VolumeDataset:
     def native_pipeline(self) -> Any:
         """A capsule "minato.native_pipeline.v1" (minato/ops.h): this dataset for C threads.
 
-        It keeps everything that it needs alive. Whoever runs it gives each sample's key,
-        by mn_native_key. Raises what reading the first case's headers raises.
+        It keeps everything alive that it needs. The caller computes each sample's key
+        with mn_native_key. Raises errors from reading the first case's headers.
         """
         return self._get().native()
 
 
 def _as_tensors(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-    import torch  # here, so that the operators alone need no torch
+    import torch  # here, so that operators can be used without torch
 
     return [torch.from_numpy(array) for array in arrays]

@@ -1,4 +1,4 @@
-"""Operators on volumes, and the pipeline that runs them in a row."""
+"""Operators on volumes, and pipelines of them."""
 from __future__ import annotations
 
 import dataclasses
@@ -33,13 +33,13 @@ def _spec(kind: int, *, flag: bool = False, keep: bool = False,
           dtypes: tuple[int, int] = (0, 0), size: Sequence[int] = (0, 0, 0), p: float = 0.0,
           per_axis: Sequence[float] = (0.0, 0.0, 0.0), values: Sequence[float] = (),
           capsule: Any = None) -> tuple[Any, ...]:
-    """An operator as _ops.Pipeline takes it. Raises TypeError for values that are no numbers."""
+    """An operator as an argument of _ops.Pipeline. Raises TypeError unless values are numbers."""
     padded = (*array("d", values), 0.0, 0.0, 0.0, 0.0)[:4]
     return (kind, flag, keep, dtypes, tuple(size), p, tuple(per_axis), padded, capsule)
 
 
 def _of_each_axis(value: Any) -> Any:
-    """What is given for each axis, or once for all three."""
+    """The values for the three axes, from three values or one."""
     return value if np.ndim(value) else (value,) * 3
 
 
@@ -83,7 +83,7 @@ def _split_key(key: Key) -> tuple[int, int]:
 
 
 def _input(name: str, volume: Volume) -> Any:
-    """A path or an array as _ops takes it. Raises TypeError for what it would not."""
+    """A path or an array for _ops. Raises TypeError for other values."""
     if isinstance(volume, np.ndarray):
         if volume.dtype.name in DTYPES and volume.dtype.isnative:
             return volume
@@ -98,41 +98,41 @@ def _input(name: str, volume: Volume) -> Any:
 
 
 class Operator:
-    """Base of all operators: one step of a pipeline, also callable alone."""
+    """Base class of all operators: one step of a pipeline, also callable alone."""
 
     def _describe(self) -> tuple[Any, ...]:
         raise NotImplementedError
 
     def __call__(self, image: Volume, label: Volume | None = None, *, key: Key = None,
                  out: Sequence[np.ndarray | None] | None = None) -> Pair:
-        """As Pipeline([self])(image, label, key=key, out=out): new arrays, or `out`."""
+        """Like Pipeline([self])(image, label, key=key, out=out): new arrays, or `out`."""
         return Pipeline([self])(image, label, key=key, out=out)
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadNpy(Operator):
-    """Opens .npy files of four axes: the first operator where a pipeline reads files.
+    """Opens .npy files with four axes: the first operator of pipelines that read files.
 
-    `image` and `label` are the dtypes that the files must have. Voxels are read when they
-    are stored, so a crop behind it reads just its rows.
+    `image` and `label` are the dtypes that the files must have. Voxels are only read when they
+    are needed for the output, so a later crop reads just its rows.
 
     Files are mapped, and a pipeline keeps the mappings between samples: up to 1024 files and
-    as many bytes as the machine has memory; the others are read by calls. Mapped pages are
-    page cache, which the kernel takes back when memory is short; yet the process's resident
-    and proportional set sizes (RSS, PSS) count those that it has touched. No descriptor is
-    kept; a deleted file's space is free when its mapping goes, at the latest with the
-    pipeline. A file that is replaced or changed is seen at the next sample; one that becomes
-    shorter while it is read is an OSError (EIO) that names it, for which the first read
-    installs a handler of SIGBUS that passes on what it does not know. On network file
-    systems, and where mapping fails, files are read by calls, too. Calls read with the rows
-    what lies between two of them, where that is cheaper than another call; all planes are
-    asked for before the first is read, so that storage is waited for once. `direct` reads by
-    calls and bypasses the page cache (O_DIRECT); the file system must be able to.
+    as many bytes as the machine has memory. Other files are read with system calls. Mapped pages
+    are page cache, which the kernel reclaims when memory is short, but the process's resident
+    and proportional set sizes (RSS, PSS) include the pages that it has touched. No descriptor is
+    kept. The space of a deleted file is free when its mapping is removed, at the latest with the
+    pipeline. The next sample sees a file that was replaced or changed. A file that becomes
+    shorter during a read raises an OSError (EIO) that names it; for this, the first read
+    installs a SIGBUS handler, which passes on all other signals. On network file
+    systems, and if mapping fails, files are read with system calls, too. A call also reads the gap
+    between two rows if that is cheaper than another call. All planes are
+    requested before the first is read, so that storage latency is paid once. `direct` reads with
+    system calls and bypasses the page cache (O_DIRECT); the file system must support it.
 
-    A header is parsed once for each (path, mtime, size, inode) of a pipeline. Errors name
-    the file: ValueError for a file that is no .npy, is truncated or longer than its header
-    says, has another dtype, byte order, number of axes or Fortran order; OSError for what
-    the system refuses.
+    A header is parsed once for each (path, mtime, size, inode) in a pipeline. Errors name
+    the file: ValueError for a file that is not .npy, is truncated or longer than its header
+    says, or has another dtype, byte order, number of axes or Fortran order; OSError for
+    errors of the system.
     """
 
     image: str = "float32"
@@ -151,17 +151,17 @@ class ReadNpy(Operator):
 class RandBalancedCrop(Operator):
     """Crops a patch, with probability `foreground` around a component of the label.
 
-    Foreground: a class drawn uniformly from the values > 0 present; of that class's
-    connected components (voxels that share a face) the two with the largest bounding
-    boxes, one of them uniformly; per axis, a patch longer than the box covers it with the
-    slack split uniformly, a shorter one lies uniformly inside it; pushed back into the
-    volume. A label without foreground, and otherwise: a uniform start.
+    Foreground: draws a class uniformly from the values > 0 that occur. Of that class's
+    connected components (voxels that share a face), takes the two with the largest bounding
+    boxes and draws one of them uniformly. Per axis, a patch longer than the box covers the box,
+    with the slack split uniformly; a shorter patch lies uniformly inside it. Finally the patch is
+    moved into the volume. Otherwise, and for labels without foreground: a uniform start.
 
-    Every valid start and split is equally likely. The reference draws with randrange and
-    so never takes the last one (unless it is the only one); `include_last=False` does
-    that.
+    Every valid start and split is equally likely. The MLPerf reference draws with randrange and
+    so never takes the last one (unless it is the only one); `include_last=False` does the
+    same.
 
-    The boxes are found by one pass over the label. With `keep_boxes` a pipeline keeps those
+    One pass over the label finds the boxes. With `keep_boxes`, a pipeline keeps the boxes
     of a file (a few dozen bytes) until the file changes.
 
     Raises ValueError if the volume is smaller than the patch, or the label is not uint8.
@@ -196,7 +196,7 @@ class RandCrop(Operator):
 
 @dataclasses.dataclass(frozen=True)
 class RandFlip(Operator):
-    """Flips each spatial axis with its probability (the reference: 1/3 each)."""
+    """Flips each spatial axis with its probability (1/3 each in the MLPerf reference)."""
 
     p: float | Sequence[float] = 1 / 3
 
@@ -212,10 +212,10 @@ class RandFlip(Operator):
 
 @dataclasses.dataclass(frozen=True)
 class Cast(Operator):
-    """Converts dtypes: the image's and the label's, each float32, uint8 or None (leave).
+    """Converts dtypes: the image's and the label's, each to float32, uint8 or None (unchanged).
 
-    To uint8 values are truncated toward zero; what lies outside 0..255 becomes 0 or 255
-    and NaN 0 (NumPy's result for those depends on the machine).
+    Conversion to uint8 truncates toward zero; values outside 0..255 become 0 or 255,
+    and NaN becomes 0 (NumPy's result for those depends on the machine).
     """
 
     image: str | None = "float32"
@@ -232,10 +232,10 @@ class Cast(Operator):
 
 @dataclasses.dataclass(frozen=True)
 class RandScaleIntensity(Operator):
-    """With probability `p` multiplies the image by 1 + f, f ~ U(low, high).
+    """With probability `p`, multiplies the image by 1 + f, f ~ U(low, high).
 
-    That is the reference's formula, which doubles the image on average; `around_one`
-    multiplies by f, which is presumably what was meant. The product is taken in double
+    That is the MLPerf reference's formula, which doubles the image on average. `around_one`
+    multiplies by f, which was presumably intended. The product is computed in double
     and rounded to float32. The image becomes float32.
     """
 
@@ -254,10 +254,10 @@ class RandScaleIntensity(Operator):
 
 @dataclasses.dataclass(frozen=True)
 class RandGaussianNoise(Operator):
-    """With probability `p` adds noise of N(mean, s), s ~ U(0, std) once a sample.
+    """With probability `p`, adds noise of N(mean, s), with one s ~ U(0, std) per sample.
 
-    Normals are float32, from Box and Muller's transform of 31 and 32 bits, so they reach
-    6.5 standard deviations. The noise of a voxel depends on its place in the volume at
+    Normals are float32, from the Box-Muller transform of 31 and 32 bits, so they reach
+    6.5 standard deviations. A voxel's noise depends on its position in the volume at
     this step. The image becomes float32.
     """
 
@@ -278,7 +278,7 @@ class RandGaussianNoise(Operator):
 class Normalize(Operator):
     """Clips the image to low..high, subtracts mean, divides by std, in float32.
 
-    The defaults are the reference's for KiTS19 in Hounsfield units. NaN stays NaN.
+    The defaults are those of the MLPerf reference for KiTS19 in Hounsfield units. NaN stays NaN.
     """
 
     low: float = -79.0
@@ -299,7 +299,7 @@ class Normalize(Operator):
 
 @dataclasses.dataclass(frozen=True)
 class Pad(Operator):
-    """Pads to at least `size`, the smaller half (floor) first.
+    """Pads to at least `size`, with the smaller half (floor) in front.
 
     `mode` "edge" repeats the outermost voxels of image and label; "constant" fills with
     `image` and `label` (dtypes float32 or uint8 only).
@@ -324,7 +324,7 @@ class Pad(Operator):
 class Resample(Operator):
     """Changes the size: the image trilinear with aligned corners, the label nearest.
 
-    Give `size` (three lengths), or `factors` (three numbers; new length = int(factor x
+    Give `size` (three lengths) or `factors` (three numbers; new length = int(factor x
     length), so spacing / target spacing resamples to a spacing). Same conventions as
     torch's interpolate: mode "trilinear" with align_corners=True, and mode "nearest". The
     image becomes float32.
@@ -350,9 +350,9 @@ class Resample(Operator):
 class UserOperator(Operator):
     """An operator written in C against minato/ops.h.
 
-    `make(*args)` returns its capsule ("minato.operator.v1"); it is called once where the
-    pipeline is first used, again after unpickling, so it must be importable by name for a
-    pipeline to be pickled.
+    `make(*args)` returns its capsule ("minato.operator.v1"). It is called when the
+    pipeline is first used, and again after unpickling. To pickle the pipeline, `make` must be
+    importable by name.
     """
 
     def __init__(self, make: Callable[..., Any], *args: Any) -> None:
@@ -364,23 +364,23 @@ class UserOperator(Operator):
 
 
 class Pipeline:
-    """Operators in a row, run by one call without the GIL. Threads may share it.
+    """A sequence of operators that one call runs without the GIL. Threads may share it.
 
-    An operator's number for its draws is its place in the row, so what is appended does
-    not change what stands before. ReadNpy, if any, comes first.
+    An operator's random draws depend on its position in the pipeline, so appending operators does
+    not change the draws of earlier ones. ReadNpy must be the first operator if it is used.
     """
 
-    _native: _ops.Pipeline | None = None  # made when it is first needed
+    _native: _ops.Pipeline | None = None  # made when first needed
 
     def __init__(self, operators: Sequence[Operator], *, _level: int = -1) -> None:
         self.operators = tuple(operators)
-        self._level = _level  # of the instruction sets; -1: the best there is
+        self._level = _level  # of instruction sets; -1: the best available
         for place, operator in enumerate(self.operators):
             if not isinstance(operator, Operator):
-                raise TypeError(f"operator {place} is no minato.ops operator: {operator!r}")
+                raise TypeError(f"operator {place} is not a minato.ops operator: {operator!r}")
             if isinstance(operator, ReadNpy) and place > 0:
                 raise ValueError("ReadNpy must be the first operator")
-        self._boxes: list[Any] = []  # of labels that another process has seen (label_boxes)
+        self._boxes: list[Any] = []  # of labels that another process has read (label_boxes)
 
     def __repr__(self) -> str:
         return f"Pipeline([{', '.join(map(repr, self.operators))}])"
@@ -398,7 +398,7 @@ class Pipeline:
         if native is None:
             made = _ops.Pipeline(tuple(op._describe() for op in self.operators), self._level)
             made.import_boxes(self._boxes)
-            # Several threads may have made one; a lock might be held when one of them forks.
+            # Several threads may make one. No lock, because a fork could leave it locked.
             native = vars(self).setdefault("_native", made)
         return native
 
@@ -406,9 +406,9 @@ class Pipeline:
                  out: Sequence[np.ndarray | None] | None = None) -> Pair:
         """Run on two paths (if ReadNpy is first) or two arrays; label may be None.
 
-        key: the sample's, an int of 64 bits or a pair of them; None draws one from torch's
-        default generator (without torch, from `random`). out: arrays (image, label) to
-        write to, C contiguous, of the result's dtype and shape, sharing no memory with the
+        key: the sample's key, an int of 64 bits or a pair of them; None draws one from torch's
+        default generator (without torch, from `random`). out: arrays (image, label) for
+        the result, C contiguous, of its dtype and shape, sharing no memory with the
         inputs. Returns (image, label). Raises ValueError, TypeError, OSError, MemoryError.
         """
         high, low = _split_key(key)
@@ -420,23 +420,23 @@ class Pipeline:
                 return np.empty(shape, dtype)
             if any(isinstance(v, np.ndarray) and np.may_share_memory(v, given)
                    for v in inputs):
-                raise ValueError("out shares memory with an input")
+                raise ValueError("out shares memory with an input: pass another array")
             return given
 
         return self._get().apply(inputs[0], inputs[1], high, low, allocate)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the pipeline was first used (here, or in the process that this one
+        """Counters since the pipeline was first used (in this process, or in the process that it
         was forked from): samples, bytes_read (of voxels, copied or scanned), bytes_touched (of
-        the files' 4096-byte blocks in which they lie), scans (of labels for boxes),
-        headers_parsed, files_mapped (how often); and instruction_set."""
+        the files' 4096-byte blocks that contain them), scans (of labels for boxes),
+        headers_parsed, files_mapped (number of mappings made), and instruction_set."""
         return self._get().stats()
 
 
 def label_boxes(label: Volume) -> list[tuple[int, int, tuple[_ops.Box, ...]]]:
     """The boxes that RandBalancedCrop chooses from, for a uint8 label [1, D, H, W].
 
-    Returns for each value > 0 present, ascending: (value, number of its connected
+    Returns for each value > 0 that occurs, ascending: (value, number of its connected
     components, up to two boxes ((z, y, x), (z, y, x) one past the end), the largest last).
     """
     return _ops.Pipeline(()).boxes(os.fspath(label) if isinstance(label, os.PathLike)

@@ -1,1 +1,1 @@
-"""How samples come from a worker to the program: rows, messages, tensors over the arena."""
+"""Transport of samples from workers to the program: rows, messages, tensors over the arena."""

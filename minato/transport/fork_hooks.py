@@ -1,12 +1,12 @@
-"""Forks of the training process while it holds batches.
+"""Forks of the trainer process while it holds batches.
 
-A forked child sees the arena's pages, not a copy, so a batch it inherited must not change
-under it when the parent drops the batch and goes on.  The core counts forks and knows of each
-whether the child, or anything that it has forked in turn, still lives (csrc/os/mn_forks.h).
-Until they are gone what was out is not used again.
+A forked child shares the arena's pages, so an inherited batch must not change when the parent
+drops it and continues.  For each fork, the core knows whether the child, or any process that
+the child has forked, is still alive (csrc/os/mn_forks.h). Until they are gone, memory that was
+delivered at the fork is not reused.
 
-The core's own functions are the hooks: in one that is written in Python an interrupt could come
-first, and Python forks all the same.
+The hooks are C functions of the core: in a Python function, an interrupt could come first, and
+Python would fork nevertheless.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .. import _core
 
 
 def _disown() -> None:
-    """At its exit a child's multiprocessing would end "its" daemons, which are the parent's."""
+    """In a child: keeps multiprocessing's exit handler from ending the parent's daemons."""
     children: set[Any] = vars(process)["_children"]
     for child in list(children):
         if child.name == "minato-zygote":
@@ -27,7 +27,7 @@ def _disown() -> None:
 
 
 def watch() -> None:
-    """Called once at import."""
+    """Registers the hooks; called once at import."""
     os.register_at_fork(
         before=_core.fork_begins,
         after_in_parent=_core.fork_ends,

@@ -1,8 +1,8 @@
-"""How the samples of a dataset look, found out from the first batch.
+"""The structure of a dataset's samples, learned from the first batch.
 
-``describe`` turns one sample into the description that ``_core.Layout`` compiles; numbers
-are those of csrc/py/transport/mn_layout.h.  A layout is used only if it is proven on a whole batch:
-torch's own ``default_collate`` of the same samples must have its dtypes and shapes.
+``describe`` turns one sample into the description that ``_core.Layout`` compiles; the numbers
+are those of csrc/py/transport/mn_layout.h.  A layout is used only after a check on a whole batch:
+torch's own ``default_collate`` of the same samples must give its dtypes and shapes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from .torch_bridge import DLPACK_CODES
 
 DICT, LIST, TUPLE, NAMED, TENSOR, ARRAY, INT, BOOL, FLOAT, SCALAR, OBJECT = range(11)
 
-#: torch's own, whatever a program puts under that name
+#: torch's own function, even if a program has replaced the name
 _DEFAULT_COLLATE = torch_collate.default_collate
-#: torch's own entries of its registry: a program may have replaced some by now
+#: torch's own entries of its registry; a program may have replaced some before this import
 _TORCHS = {
     kind: function
     for kind, function in torch_collate.default_collate_fn_map.items()
     if getattr(function, "__module__", None) == torch_collate.__name__
 }
-#: of these, and of what is derived from them, no others may be: rows hold them, or they are
-#: made plain on their way
+#: for these types and their subclasses, no other collate functions may be registered: rows hold
+#: them, or they are converted to plain types on the way
 _HELD = (int, float, str, bytes, np.generic, np.ndarray, dict, list, tuple)
-#: what describe() makes of a sample, as csrc/py/transport/mn_layout.h reads it
+#: a description of a sample, as csrc/py/transport/mn_layout.h reads it
 Spec = tuple[Any, ...]
 
 
@@ -39,33 +39,33 @@ class NoLayout(Exception):
 
 
 def is_default_collate(collate_fn: Any) -> bool:
-    """Whether rows written in place give what this collate_fn would, of samples that rows
+    """Whether rows written in place give the same batch as this collate_fn, for samples that rows
     can hold."""
     registry = torch_collate.default_collate_fn_map
     return (
         collate_fn is _DEFAULT_COLLATE
-        and _DEFAULT_COLLATE.__module__ == torch_collate.__name__  # or it was there before minato
+        and _DEFAULT_COLLATE.__module__ == torch_collate.__name__  # not replaced before minato
         and _TORCHS.items() <= registry.items()
         and not any(map(_may_be_held, registry.keys() - _TORCHS.keys()))
     )
 
 
 def collates_more() -> bool:
-    """Whether default_collate was taught further classes: importing DALI's plugin for torch,
-    tensordict or MONAI does that. Their objects are collated where they are made, in one
-    worker: a DALI proxy, for one, asks for a batch's samples in their order."""
+    """Whether classes were added to default_collate, as importing DALI's plugin for torch,
+    tensordict or MONAI does. Their objects are collated by the worker that makes them: a DALI
+    proxy, for example, must be asked for a batch's samples in their order."""
     return torch_collate.default_collate_fn_map.keys() != _TORCHS.keys()
 
 
 def _may_be_held(entry: Any) -> bool:
-    """Whether a registered class, or tuple of them, may be that of something in a row."""
+    """Whether a registered class (or tuple of classes) may match a value in a row."""
     try:
         return any(
             issubclass(torch.Tensor, kind)
             or any(issubclass(kind, held) or issubclass(held, kind) for held in _HELD)
             for kind in (entry if isinstance(entry, tuple) else (entry,))
         )
-    except TypeError:  # no class
+    except TypeError:  # not a class
         return True
 
 
@@ -80,9 +80,9 @@ def _dtype_of(array_dtype: np.dtype) -> tuple[int, int]:
 
 
 def describe(sample: Any, *, in_sequence: bool = False) -> Spec:
-    """The description of a sample; raises NoLayout where rows cannot hold it.
+    """The description of a sample; raises NoLayout if rows cannot hold it.
 
-    in_sequence: default_collate turns strings of a sequence into a tuple, else into a list.
+    in_sequence: default_collate turns strings in a sequence into a tuple, others into a list.
     """
     kind = type(sample)
     if kind is dict:
@@ -119,8 +119,8 @@ def describe(sample: Any, *, in_sequence: bool = False) -> Spec:
 
 
 def plain(sample: Any) -> Any:
-    """A sample that default_collate makes the same batch of, without classes that it drops:
-    one of a function or of ``__main__`` need not pickle."""
+    """A sample for which default_collate makes the same batch, without the classes that it drops.
+    A class defined in a function or in ``__main__`` may not pickle."""
     for kind in (int, float):
         if isinstance(sample, kind) and type(sample) is not bool:
             return kind(sample)
@@ -138,7 +138,7 @@ def plain(sample: Any) -> Any:
 
 
 def alike(samples: list[Any]) -> bool:
-    """Whether all samples have one description."""
+    """Whether all samples have the same description."""
     try:
         first = describe(samples[0])
         return all(describe(s) == first for s in samples[1:])
@@ -147,7 +147,7 @@ def alike(samples: list[Any]) -> bool:
 
 
 def _agrees(spec: Spec, batch: Any, rows: int) -> bool:
-    """Whether default_collate made of such samples what decoding rows would make."""
+    """Whether default_collate's batch of such samples equals a batch decoded from rows."""
     kind = spec[0]
     if kind == DICT:
         return (
@@ -177,7 +177,7 @@ def _agrees(spec: Spec, batch: Any, rows: int) -> bool:
 
 
 class Layout:
-    """A proven description, its compiled form, and how it travels to workers."""
+    """A verified description, its compiled form, and its pickle for workers."""
 
     def __init__(self, spec: Spec) -> None:
         self.core = _core.Layout(spec)
@@ -188,7 +188,7 @@ class Layout:
         """The layout of a sample, given default_collate's batch; raises NoLayout."""
         spec = describe(sample)
         if not _agrees(spec, batch, rows):
-            raise NoLayout("default_collate makes something else of the samples")
+            raise NoLayout("default_collate makes a different batch of the samples")
         try:
             layout = cls(spec)
         except (ValueError, pickle.PicklingError, AttributeError) as error:
@@ -199,21 +199,21 @@ class Layout:
 
     @classmethod
     def sent(cls, pickled: bytes) -> Layout:
-        """What a worker has proven. Raises any exception for what it cannot have sent."""
+        """A layout from a worker. Raises any exception if the bytes are not valid."""
         return cls(pickle.loads(pickled))
 
 
 def open_layout(pickled: bytes) -> Any:
-    """In a worker: the compiled layout of a description the trainer has posted."""
+    """In a worker: compiles a description that the trainer has posted."""
     return _core.Layout(pickle.loads(pickled))
 
 
 def proven(samples: Any, batch: Any) -> bytes | None:
     """In a worker: the layout of samples, given default_collate's batch of them, for the trainer.
-    Empty where there is none; None where only other samples can tell."""
+    Empty if there is none; None if only other samples can tell."""
     try:
         if type(samples) is not list:
-            raise NoLayout("samples that are no list")
+            raise NoLayout("samples that are not a list")
         layout = Layout.prove(samples[0], batch, len(samples))
         return layout.pickled if alike(samples) else None
     except NoLayout:

@@ -1,8 +1,8 @@
 """Messages between worker and loader: pickle with tensors and arrays out of band.
 
-Plain pickle puts tensors in band and drags whole storages along; torch's reducers for
-queues make a file descriptor of every tensor.  Here a tensor travels as exactly its bytes,
-which the core copies once into the arena.  Objects with reducers of their own
+Plain pickle puts tensors in band and includes their whole storages. torch's reducers for
+queues use a file descriptor for every tensor.  Here a tensor travels as exactly its bytes,
+which the core copies once into the arena.  Objects with their own reducers
 (multiprocessing's, sparse and nested tensors, anything registered with ``ForkingPickler``)
 keep them.
 """
@@ -23,14 +23,14 @@ from .torch_bridge import DLPACK_CODES, tensor_over
 def _as_bytes(tensor: torch.Tensor) -> pickle.PickleBuffer:
     if tensor.numel() == 0:
         return pickle.PickleBuffer(b"")
-    # a stride of 0 is contiguous, too, in a dimension of one
+    # in a dimension of length 1, a stride of 0 also counts as contiguous
     flat: Any = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
     return pickle.PickleBuffer(flat.numpy())
 
 
 def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:
-    """What of a tensor is in memory, in its order there, and the strides to go back: a batch
-    in channels_last stays so, what is expanded stays small. Gaps are not kept."""
+    """The tensor's elements in memory order, and the strides to restore it: a channels_last batch
+    keeps its order, an expanded tensor stays small. Gaps are dropped."""
     if tensor.is_contiguous():
         return tensor, None
     whole, strides = tensor, tensor.stride()
@@ -68,7 +68,7 @@ def _rebuild_flipped(array: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _rebuild_packed(array: np.ndarray) -> np.ndarray:
-    """As a field of records that are packed: its strides are no multiples of its items."""
+    """As a field of packed records, whose strides are not multiples of the item size."""
     field: np.ndarray = np.empty(array.shape, [("value", array.dtype), ("", "u1")])["value"]
     field[...] = array
     return field
@@ -77,7 +77,8 @@ def _rebuild_packed(array: np.ndarray) -> np.ndarray:
 def _rebuild_writable(
     buffer: Any, dtype: np.dtype, shape: tuple[int, ...], order: Literal["C", "F"]
 ) -> np.ndarray:
-    """pickle marks the buffer of a read-only array so; the memory here is the program's own."""
+    """A writable array: pickle marks the buffer of a read-only array read-only, but this memory
+    belongs to the program."""
     whole: Any = buffer.obj if isinstance(buffer, memoryview) else bytearray(buffer)
     return np.ndarray(shape, dtype, whole, order=order)
 
@@ -113,7 +114,7 @@ class _Pickler(ForkingPickler):
                 return NotImplemented
             data = obj.detach()
             if data.is_conj() or data.is_neg():
-                # torch's collate treats the lazy bits specially: they must arrive
+                # torch's collate treats the lazy bits specially, so they must be preserved
                 plain = data.conj() if data.is_conj() else data
                 plain = torch._neg_view(plain) if plain.is_neg() else plain
                 return _rebuild_lazy, (plain, data.is_conj(), data.is_neg())
@@ -131,8 +132,8 @@ class _Pickler(ForkingPickler):
     def _array(self, array: np.ndarray) -> Any:
         """Arrays arrive as from torch's workers: contiguous, writable, in native byte order.
 
-        A sample keeps what default_collate looks at: it refuses arrays that cannot become
-        tensors.
+        In a sample, properties that default_collate checks are preserved: it rejects arrays that
+        cannot become tensors.
         """
         if any(stride < 0 for stride in array.strides):
             axes = tuple(i for i, stride in enumerate(array.strides) if stride < 0)
@@ -144,11 +145,11 @@ class _Pickler(ForkingPickler):
         if not array.dtype.isnative and array.dtype.kind in "iufcMmU":
             if self.samples and array.flags.forc:
                 return NotImplemented
-            if self.samples:  # else NumPy's own pickle would turn it
+            if self.samples:  # otherwise NumPy's pickle would change the byte order
                 return array.copy().__reduce_ex__(5)
             return array.astype(array.dtype.newbyteorder("=")).__reduce_ex__(5)
         if not self.samples and not array.flags.forc:
-            return np.ascontiguousarray(array).__reduce_ex__(5)  # NumPy's own keeps their order
+            return np.ascontiguousarray(array).__reduce_ex__(5)  # NumPy's pickle keeps the order
         if array.flags.writeable or array.dtype.kind not in "biufcMmSUV":
             return NotImplemented
         if not array.flags.forc or array.nbytes == 0:
@@ -159,9 +160,9 @@ class _Pickler(ForkingPickler):
 
 
 def dumps(obj: Any, samples: bool = False) -> tuple[bytes, list[memoryview]]:
-    """Pickles obj: the pickle, and the buffers that go beside it (all C-contiguous).
+    """Pickles obj. Returns the pickle and its out-of-band buffers (all C-contiguous).
 
-    samples: obj holds samples that default_collate has not seen yet.
+    samples: obj holds samples that default_collate has not processed yet.
     """
     buffers: list[pickle.PickleBuffer] = []
 
@@ -181,5 +182,5 @@ def dumps(obj: Any, samples: bool = False) -> tuple[bytes, list[memoryview]]:
 
 
 def loads(data: bytes, buffers: list[Any]) -> Any:
-    """The object again; its large tensors and arrays share the given buffers."""
+    """Unpickles an object; its large tensors and arrays share the given buffers."""
     return pickle.loads(data, buffers=buffers)

@@ -1,7 +1,7 @@
-"""What a worker's messages say, read where nothing is taken for granted.
+"""Reads workers' messages and checks everything in them.
 
-That they lie where they may was found out in C; what they hold can be anything, where code in
-the worker writes to memory where it must not. Then an error names the worker.
+C code has checked that they lie in the right memory. Their content can still be anything, if code
+in the worker writes to memory that is not its own. An error then names the worker.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from . import messages
 from .layouts import Layout
 
 _UNREADABLE = (
-    "minato: DataLoader worker {} has pickled this result, and it cannot be unpickled here. Let the "
-    "classes of the objects in it be unpickled in this process, too, or return tensors, arrays and "
+    "minato: DataLoader worker {} has pickled this result, but it cannot be unpickled here. Make "
+    "the classes of its objects importable in this process too, or return tensors, arrays and "
     "plain values"
 )
-#: for errors that no class raises
-_DAMAGED = ". If they can be, code in the worker writes to memory where it must not"
+#: appended if the error does not come from a class
+_DAMAGED = ". If they are importable, code in the worker writes to memory that is not its own"
 
 
 def nonsense(worker: int) -> RuntimeError:
-    """To be raised where no damage was found in what a message is made of, but in what it says."""
+    """The error for a message whose parts are intact but whose content is invalid."""
     return RuntimeError(
-        f"the result that DataLoader worker {worker} has sent makes no sense. Code in the worker "
-        "writes to memory where it must not, most likely an extension in C that the dataset uses"
+        f"the result that DataLoader worker {worker} has sent is invalid. Code in the worker "
+        "writes to memory that is not its own, most likely a C extension that the dataset uses"
     )
 
 
 def _loads(sent: Envelope) -> Any:
-    """What is in it; there must have been room for that."""
+    """Unpickles a message, which must not be empty."""
     try:
         return messages.loads(sent.pickle or b"", sent.buffers or [])
     except Exception as error:
@@ -61,8 +61,8 @@ def _is_number(value: Any, most: float) -> bool:
 
 
 def answer(sent: Envelope) -> tuple[Any, ...]:
-    """Of a whole batch: (OK, data), (FAILED, failure) or (EXHAUSTED, None); a number may follow
-    each of the first two. Or (AMISS, the first or None, what was wrong with samples)."""
+    """The result of a whole batch: (OK, data), (FAILED, failure) or (EXHAUSTED, None); a number may
+    follow the first two. Or (AMISS, the first or None, the failed samples)."""
     got = _known_answer(sent.worker, _loads(sent))
     if got[0] == AMISS:
         return got
@@ -74,9 +74,9 @@ def answer(sent: Envelope) -> tuple[Any, ...]:
 def placed(
     sent: Envelope, layout: Layout | None, most: int
 ) -> tuple[tuple[Any, ...], bytes | None]:
-    """Of a whole batch that may be in rows of a layout, most of them: (OK, data), (FAILED,
-    failure), (EXHAUSTED, None), (PLACED, rows, objects by row) or (AMISS, ...) as above. (OK, data,
-    layout) tells a layout, pickled or empty. And what the dataset says of itself."""
+    """The result of a whole batch that may be in rows of a layout, at most ``most``: (OK, data),
+    (FAILED, failure), (EXHAUSTED, None), (PLACED, rows, objects by row) or (AMISS, ...) as above.
+    (OK, data, layout) includes a pickled layout, or b"". Second, the state of the dataset."""
     told, state = _stated(sent.worker, _loads(sent))
     got = _known_answer(sent.worker, told)
     if got[0] == AMISS:
@@ -92,7 +92,7 @@ def placed(
 
 
 def begun(sent: Envelope) -> bytes | None:
-    """Of a new epoch: what the dataset says of itself."""
+    """The state of the dataset at the start of an epoch."""
     told, state = _stated(sent.worker, _loads(sent))
     if _known_answer(sent.worker, told)[0] != OK:
         raise nonsense(sent.worker)
@@ -108,7 +108,7 @@ def _stated(worker: int, got: Any) -> tuple[Any, bytes | None]:
 
 
 def layout(worker: int, pickled: bytes) -> Layout:
-    """What a worker has proven of its samples."""
+    """Reads a layout that a worker has verified on its samples."""
     try:
         return Layout.sent(pickled)
     except Exception as error:
@@ -116,7 +116,7 @@ def layout(worker: int, pickled: bytes) -> Layout:
 
 
 def _known_answer(worker: int, told: Any) -> tuple[Any, ...]:
-    """It, if it is of one of the kinds that ``workers/answers.py`` names; raises nonsense()."""
+    """Checks that the result is of a kind in ``workers/answers.py``; raises nonsense()."""
     got: tuple[Any, ...] = told
     if isinstance(got, tuple) and len(got) == 3 and got[0] == AMISS:
         if not _is_amiss(*got[1:]):
@@ -131,7 +131,7 @@ def _known_answer(worker: int, told: Any) -> tuple[Any, ...]:
 
 
 def _is_amiss(inner: Any, amiss: Any) -> bool:
-    """Of a batch some of whose samples failed: what is left of it, and which these are."""
+    """Checks a batch with failed samples: its remaining result, and its failures."""
     if not isinstance(amiss, list) or not all(isinstance(one, Amiss) for one in amiss):
         return False
     if not all(isinstance(one.failure, Failure) for one in amiss):
@@ -150,7 +150,7 @@ def _are_rows(rows: Any, objects: Any, layout: Layout, most: int) -> bool:
 
 
 def rows(sent: Envelope) -> list[tuple[int, int, Any]]:
-    """Of rows of a batch: (row, kind, object), kind one of SAMPLE, ERROR, OBJECTS, REFUSED,
+    """Results of single rows: (row, kind, object), kind one of SAMPLE, ERROR, OBJECTS, REFUSED,
     LEFT_OUT and REPLACED."""
     got = _loads(sent)
     end = sent.row0 + sent.nrows

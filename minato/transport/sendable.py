@@ -1,8 +1,8 @@
-"""Whether samples can be collated by another worker than the one that fetched them.
+"""Whether another worker than the one that made a sample may collate it.
 
-A batch with a collate_fn of the user's is split over workers only if that changes nothing
-(csrc/schedule/policy_split_collate.h says when): a sample must come out of a message bit for bit as
-it went in, down to memory order, on which sums may depend.
+A batch with a custom collate_fn is split over workers only if that changes nothing
+(csrc/schedule/policy_split_collate.h decides when). A sample must come out of a message bit for bit
+as it went in, including its memory order, on which sums may depend.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch
 from . import messages
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
-#: containers within containers that are looked into
+#: depth to which nested containers are examined
 _DEPTH = 8
-#: nanoseconds for a byte that is copied twice, into the message and out of it, where part of
-#: the memory is fresh
+#: nanoseconds for a byte that is copied twice, into the message and out of it, if part of
+#: the memory is used for the first time
 _BYTE_NS = 1
 
 
 def sendable(sample: Any, depth: int = _DEPTH) -> bool:
-    """Whether a sample is made of plain numbers, text, dense arrays and tensors only."""
+    """Whether a sample consists only of plain numbers, text, dense arrays and tensors."""
     kind = type(sample)
     if kind in _SCALARS:
         return True
@@ -58,11 +58,11 @@ def sendable(sample: Any, depth: int = _DEPTH) -> bool:
 
 
 def sending_ns(samples: list[Any]) -> int:
-    """Nanoseconds that sending one of these samples takes, or -1: some cannot be sent."""
+    """Nanoseconds for sending one of these samples, or -1 if some cannot be sent."""
     if not samples or not all(sendable(sample) for sample in samples):
         return -1
     try:
-        took = min(_round_trip(samples) for _ in range(2))  # the first has to warm up
+        took = min(_round_trip(samples) for _ in range(2))  # the first one warms up
     except Exception:
         return -1
     return took // len(samples)

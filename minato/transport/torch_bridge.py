@@ -1,4 +1,4 @@
-"""What the core asks of torch (csrc/py/module/mn_state.h), and how tensors are made over its memory
+"""What the core needs from torch (csrc/py/module/mn_state.h), and tensors over the core's memory
 where torch has no C interface for that (csrc/py/transport/mn_tensor.c)."""
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ DLPACK_CODES: dict[torch.dtype, tuple[int, int]] = {v: k for k, v in _DTYPES.ite
 
 
 def tensor_over(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor that shares a writable buffer of exactly its size and keeps it alive.
+    """A tensor that shares a writable buffer of exactly its size and keeps the buffer alive.
 
-    Its storage belongs to it alone and has its exact size.
+    The tensor alone owns its storage, which has exactly its size.
     """
     if 0 in shape:
         return torch.empty(shape, dtype=dtype, device="cpu")
@@ -54,14 +54,14 @@ def _weak_ref(tensor: torch.Tensor) -> Any:
 
 try:
     from .. import _torch
-except ImportError:  # not built, or for another torch
+except ImportError:  # not built, or built for another version of torch
     _plain_tensor = None
 else:
     _plain_tensor = _torch.plain_tensor
 
 
 def bind() -> bool:
-    """Gives the core torch's tensor type; True when tensors cross by the C interface."""
+    """Gives the core torch's tensor type. Returns whether tensors use the C interface."""
     return _core.bind_torch(
         torch.Tensor,
         getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),

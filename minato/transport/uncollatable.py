@@ -1,4 +1,4 @@
-"""Why default_collate could not make a batch: torch's texts name neither sample nor key."""
+"""Explains why default_collate failed: torch's texts name neither sample nor key."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import torch
 
 from ..errors import text_of
 
-#: elements that are looked at in each mapping or sequence
+#: how many elements of each mapping or sequence are examined
 _MOST = 64
 
 
 def why(samples: Sequence[Any], name: Callable[[int], str]) -> str:
-    """For an error's text; empty where nothing is found. name: of a sample, by its place."""
+    """The explanation, or an empty text. name: names a sample by its place in the batch."""
     try:
         return _why(list(samples), name, "") if samples else ""
-    except Exception:  # samples of the user's own classes: torch's error says enough
+    except Exception:  # samples of the program's own classes: torch's error must do
         return ""
 
 
 def by_index(indices: Any) -> Callable[[int], str]:
-    """Names samples by what the sampler gave for them."""
+    """Names samples by the sampler's indices."""
     return lambda row: f"sample index {text_of(indices[row])}"
 
 
 def _why(values: list[Any], name: Callable[[int], str], path: str) -> str:
-    """What is amiss with the values that samples have at this place within them."""
+    """Explains what is wrong with the samples' values at this path."""
     kinds = [_kind(value) for value in values]
     usual, count = Counter(kinds).most_common(1)[0]
     what = path or "the sample"
@@ -43,8 +43,8 @@ def _why(values: list[Any], name: Callable[[int], str], path: str) -> str:
     for row, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.requires_grad:
             return (
-                f"{what} requires grad in {name(row)}, and gradients do not reach the program from "
-                "a worker: return its detach() from the dataset"
+                f"{what} requires grad in {name(row)}, but gradients cannot travel from "
+                "a worker to the program: return its detach() from the dataset"
             )
     if isinstance(first, Mapping):
         places = [(f"{path}[{key!r}]", key) for key in list(first)[:_MOST]]
@@ -52,7 +52,7 @@ def _why(values: list[Any], name: Callable[[int], str], path: str) -> str:
         places = [(f"{path}[{at}]", at) for at in range(min(len(first), _MOST))]
     elif usual[0] == "other":
         return (
-            f"{what} is {_said(usual)} in {name(0)}, which default_collate makes no batch of: "
+            f"{what} is {_said(usual)} in {name(0)}, which default_collate cannot make a batch of: "
             "return a tensor, an array, a number or a text, or give the loader a collate_fn"
         )
     else:
@@ -66,7 +66,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _kind(value: Any) -> tuple[str, Hashable]:
-    """What values at one place must have in common."""
+    """The property that the values at one path must share."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return "shape", tuple(value.shape)
     if isinstance(value, Mapping):

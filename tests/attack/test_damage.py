@@ -121,7 +121,7 @@ def test_what_is_damaged_each_time_is_an_error_in_its_place() -> None:
     iterator, got = iter(made), []
     for number in range(16):
         if number == 9:
-            with pytest.raises(minato.WorkerLost, match="damaged: its result lies in memory"):
+            with pytest.raises(minato.WorkerLost, match="damaged: its result lies outside"):
                 next(iterator)
         else:
             got += next(iterator).tolist()
@@ -133,7 +133,7 @@ def test_an_error_names_the_process_that_it_was() -> None:
     made = make(dataset, max_retries=0)
     assert len(list(made)) == 16
     dataset.left.value = 1
-    with pytest.raises(minato.WorkerLost, match="damaged: its result lies in memory") as caught:
+    with pytest.raises(minato.WorkerLost, match="damaged: its result lies outside") as caught:
         list(made)
     assert caught.value.pid == dataset.pid.value
     assert made.stats()["deaths"] == 1
@@ -146,7 +146,7 @@ def test_a_static_batch_of_which_a_record_is_damaged() -> None:
     assert torch.cat(list(made)).tolist() == list(range(64))  # it is made in rows from now on
     dataset.left.value = 1
     iterator, got = iter(made), []
-    with pytest.raises(minato.WorkerLost, match="damaged: its result lies in memory"):
+    with pytest.raises(minato.WorkerLost, match="damaged: its result lies outside"):
         for batch in iterator:
             got += batch.tolist()
     assert got == list(range(len(got))) and len(got) <= 36

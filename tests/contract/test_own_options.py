@@ -307,7 +307,7 @@ def test_options_without_effect_where_torchs_workers_serve(monkeypatch: Any) -> 
     made = DataLoader(Numbers(8), 4, num_workers=1, max_retries=3, memory_limit="1GiB")
     tolerant = DataLoader(Numbers(8), 4, num_workers=1, on_error="skip")
     monkeypatch.setattr(fetch._MapDatasetFetcher, "fetch", lambda s, i: really(s, i))
-    with pytest.warns(UserWarning, match="memory_limit, max_retries: without effect .* replaced"):
+    with pytest.warns(UserWarning, match="memory_limit, max_retries: no effect .* replaced"):
         assert len(list(made)) == 2
     with pytest.raises(ValueError, match="on_error='skip' has no effect .* replaced"):
         iter(tolerant)

@@ -57,7 +57,7 @@ def with_gradient(index: int) -> Any:
     (longer, "[1] has length 3 in sample index 5 and length 2 in most others"),
     (lacking, "the sample has keys ['x'] in sample index 5 and keys ['x', 'y'] in most others"),
     (absent, "[1] is a NoneType in sample index 5 and shape [2] in most others"),
-    (never, "['mask'] is a NoneType in sample index 0, which default_collate makes no batch of"),
+    (never, "['mask'] is a NoneType in sample index 0, which default_collate cannot make a batch of"),
     (with_gradient, "['w'] requires grad in sample index 0"),
 ])  # fmt: skip
 def test_error_of_default_collate_names_sample_and_key(own: Kind, make: Any, told: str) -> None:

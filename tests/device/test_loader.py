@@ -245,7 +245,7 @@ def test_a_device_with_room_for_one_batch_gets_them_one_by_one(fake: Fake) -> No
 def test_a_batch_that_never_has_room_says_so(fake: Fake) -> None:
     fake.room = 100
     iterator = iter(minato.DataLoader(Rows(), num_workers=1, device="cuda"))
-    with pytest.raises(RuntimeError, match="no room for it beside what the program keeps"):
+    with pytest.raises(RuntimeError, match="not enough free memory besides what the program keeps"):
         next(iterator)
 
 
@@ -446,7 +446,7 @@ def test_a_device_that_is_not_there(workers: int) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is an accelerator")
     loader = minato.DataLoader(Rows(), num_workers=workers, device="cuda")  # made elsewhere
-    with pytest.raises(ValueError, match="device='cuda' is not there.*minato info"):
+    with pytest.raises(ValueError, match="device='cuda' does not exist.*minato info"):
         iter(loader)
 
 
@@ -469,7 +469,7 @@ def test_where_torchs_workers_serve_it_is_refused_late(
 ) -> None:
     monkeypatch.setattr("minato.loader.refused", lambda: "there is no memfd")
     loader = minato.DataLoader(Rows(), num_workers=1, device="cuda")
-    with pytest.raises(ValueError, match="there is no memfd. Leave device out"):
+    with pytest.raises(ValueError, match="there is no memfd. Leave out device"):
         iter(loader)
 
 

@@ -165,7 +165,7 @@ def test_what_is_not_there_is_refused(cuda: Cuda) -> None:
 
 
 def test_what_has_no_streams_is_refused() -> None:
-    with pytest.raises(ValueError, match="has no streams for it.*Leave device out"):
+    with pytest.raises(ValueError, match="has no streams for it.*Leave out device"):
         torchs(torch.device("mps"))
 
 

@@ -183,7 +183,7 @@ def test_lightning_trains_on_after_a_change_as_with_torch(change: str, tmp_path:
         lightning_batches(kind(data, **before), 3, folder)
         return lightning_batches(kind(other, **after), 6, folder, folder / "step=3.ckpt")
 
-    with pytest.warns(UserWarning, match="the loader cannot go on from the state"):
+    with pytest.warns(UserWarning, match="the loader cannot resume from the state"):
         mine = run(minato.DataLoader)
     assert mine == run(torch.utils.data.DataLoader)
 
@@ -228,7 +228,7 @@ def test_fabric_warns_of_a_loader_that_the_state_does_not_fit(tmp_path: Path) ->
         next(iter(batches))
         fabric.save(tmp_path / "saved", {"loader": batches})
         other = made(minato.DataLoader, 3)
-        with pytest.warns(UserWarning, match="the loader cannot go on from the state"):
+        with pytest.warns(UserWarning, match="the loader cannot resume from the state"):
             fabric.load(tmp_path / "saved", {"loader": other}, weights_only=False)
         assert len(list(other)) == 8
 
@@ -376,7 +376,7 @@ def test_ignite_warns_of_a_loader_that_the_state_does_not_fit(tmp_path: Path) ->
     first = minato.DataLoader(range(24), batch_size=4)  # type: ignore[arg-type]
     next(iter(first))
     other = minato.DataLoader(range(24), batch_size=3)  # type: ignore[arg-type]
-    with pytest.warns(UserWarning, match="batch_size=4, this loader has 3"):
+    with pytest.warns(UserWarning, match="batch_size=4, but this loader has 3"):
         handlers.Checkpoint.load_objects({"loader": other}, {"loader": first.state_dict()})
     assert len(list(other)) == 8
 

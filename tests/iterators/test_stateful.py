@@ -505,7 +505,7 @@ def test_a_state_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list(loader)) == 16
     it = iter(loader)
     next(it)
-    with pytest.raises(RuntimeError, match="(?s)worker process 0.*bytes, and 20 may go with"):
+    with pytest.raises(RuntimeError, match="(?s)worker process 0.*bytes, but at most 20 may"):
         loader.state_dict()
 
 
@@ -600,7 +600,7 @@ class Locked(ByDataset):
 def test_a_state_that_cannot_be_copied() -> None:
     loader = make(Locked(), 0)
     next(iter(loader))
-    with pytest.raises(RuntimeError, match="a Locked, or its iterator .* cannot be copied: .*lock"):
+    with pytest.raises(RuntimeError, match="a Locked, or of its iterator cannot be copied: .*lock"):
         loader.state_dict()
 
 
@@ -705,7 +705,7 @@ def test_map_style_without_workers() -> None:
     with pytest.raises(ValueError, match="1 copy of the dataset"):
         make(Counts(), 2).load_state_dict(state)
     list(loader)
-    with pytest.warns(UserWarning, match="1 copy of the dataset .* it is not told that"):
+    with pytest.warns(UserWarning, match="1 copy of the dataset.* does not get its state"):
         make(Counts(), 2).load_state_dict(loader.state_dict())
 
 
@@ -773,7 +773,7 @@ def test_without_workers_generators_stay_as_the_dataset_has_set_them(
 
 def test_map_style_with_workers_is_not_asked() -> None:
     loader = make(Counts(), 2)
-    with pytest.warns(UserWarning, match="a Counts, has a state_dict.. that is not asked"):
+    with pytest.warns(UserWarning, match="state_dict.. of the dataset, a Counts, is not part"):
         assert loader.state_dict()["worker_states"] is None
     loader.state_dict()
     make(Counts(), 2, scheduling="static").state_dict()

@@ -154,7 +154,7 @@ def test_a_hung_starter_is_not_restarted() -> None:
 def test_one_that_never_started_any_printed_why() -> None:
     supervisor = supervisor_of(pool := Pool(zygote_lost=True))
     pool.engine.segment.start = 0
-    with pytest.raises(RuntimeError, match="died unexpectedly, before .* printed says why"):
+    with pytest.raises(RuntimeError, match="died unexpectedly, before .* output above says why"):
         supervisor.check(never)
     assert pool.stopped
 

@@ -59,7 +59,7 @@ def test_objects_by_row() -> None:
     ((STATED, (STATED, (OK, 1), b""), b""), PLAIN), ((STATED, 7, b""), PLAIN),
 ], ids=itertools.count())  # fmt: skip
 def test_what_makes_none_names_its_worker(answer: Any, layout: Layout | None) -> None:
-    with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent makes no sense"):
+    with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent is invalid"):
         told(answer, layout)
 
 
@@ -69,19 +69,19 @@ def test_what_a_dataset_says_of_itself() -> None:
         assert received.placed(sent(data), PLAIN, 2) == (answer, b"words")
     assert received.begun(sent(messages.dumps((STATED, (OK, None), b"words"))[0])) == b"words"
     assert received.begun(sent(messages.dumps((OK, None))[0])) is None
-    with pytest.raises(RuntimeError, match="worker 3 has sent makes no sense"):
+    with pytest.raises(RuntimeError, match="worker 3 has sent is invalid"):
         received.begun(sent(messages.dumps((EXHAUSTED, None))[0]))
 
 
 def test_only_who_may_place_is_believed_to_have() -> None:
     data, buffers = messages.dumps((PLACED, 1, []))
-    with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent makes no sense"):
+    with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent is invalid"):
         received.answer(sent(data, *buffers))
 
 
 @pytest.mark.parametrize("garbage", [b"", b"noise", messages.dumps((4, 7))[0]])
 def test_a_layout_that_is_none(garbage: bytes) -> None:
-    with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent makes no sense"):
+    with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent is invalid"):
         received.layout(3, garbage)
 
 

@@ -74,4 +74,4 @@ def test_unpickling_error_of_getitems_names_batch() -> None:
 
 def test_damaged_pickle_still_suspects_memory() -> None:
     text = raised(Samples(pickle.UnpicklingError("invalid load key")), collate_fn=list)
-    assert "batch 1" in text and "writes to memory where it must not" in text
+    assert "batch 1" in text and "writes to memory that is not its own" in text
