@@ -1,4 +1,4 @@
-"""The same for every run: examples of hypothesis, how processes start, and what Ctrl-C does.
+"""Common settings of every run: hypothesis, start method, and Ctrl-C.
 
 With MINATO_FUZZ_SECONDS set, hypothesis tries new examples. Deadlines, leaks and skips are in
 housekeeping.py.
@@ -24,10 +24,10 @@ hypothesis.settings.register_profile("same", derandomize=True, database=None)
 if "MINATO_FUZZ_SECONDS" not in os.environ:
     hypothesis.settings.load_profile("same")
 
-# What is random is the same in each run, but for `make nightly` and others that are told a seed.
+# Random parts are the same in each run unless a seed is given, as in `make nightly`.
 os.environ.setdefault("MINATO_TEST_SEED", "1")
 
-# A shell's background jobs ignore it, and so would all that the tests start.
+# A shell's background jobs ignore it, and so would all processes that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A worker killed on purpose must not write a core file.
@@ -40,9 +40,9 @@ if multiprocessing.get_start_method(allow_none=True) != "fork":
 
 
 def pytest_configure() -> None:
-    import housekeeping  # not before pytest has loaded it as a plugin
+    import housekeeping  # only after pytest has loaded it as a plugin
 
-    # Ranges that a forked child may still see are looked at again when there is a next loader.
+    # Ranges that a forked child may still see are checked again when there is a next loader.
     housekeeping.settling.append(lambda: _core.Engine(1, 0, False))
 
 

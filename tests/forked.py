@@ -1,8 +1,8 @@
-"""Runs programs as if each were started by itself, in processes forked from one that has imported
-torch: to import it costs more than most of them do.
+"""Runs programs as if started separately, in processes forked from one that has imported
+torch: importing it takes longer than most of the programs.
 
-``run(jobs)`` is for tests of many programs, ``Programs`` for those of one each; below them is what
-runs in the process that forks.
+``run(jobs)`` is for tests with many programs, ``Programs`` for tests with one each. The code below
+them runs in the process that forks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-#: for all jobs of a run, and for one of them, on a machine that has much else to do
+#: time limits for all jobs of a run, and for one of them, on a busy machine
 LIMIT_S, JOB_S = 280, 120
 
 
@@ -41,7 +41,7 @@ class Job:
 
 @dataclasses.dataclass
 class Done:
-    """What came of it. outputs: what each block has printed, a script's in one."""
+    """The result of a job. outputs: what each block has printed, a script's in one."""
 
     status: int
     outputs: list[str]
@@ -49,7 +49,7 @@ class Done:
 
 
 def run(jobs: list[Job], folder: Path) -> list[Done]:
-    """Each in a folder of its own below one that is empty."""
+    """Runs each in its own folder below an empty one."""
     for number in range(len(jobs)):
         (folder / str(number)).mkdir()
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -68,7 +68,7 @@ def run(jobs: list[Job], folder: Path) -> list[Done]:
     return found
 
 
-#: of a program and of all that it starts: by it those are found that it leaves behind
+#: environment variable of a program and all its descendants, by which leftovers are found
 TOKEN = "MINATO_TEST_TOKEN"
 NO_TOKEN = 32 * "0"
 
@@ -113,7 +113,7 @@ def _redirect(descriptor: int, name: str) -> None:
 
 
 def _run_blocks(file: str, blocks: list[tuple[int, str]], base: str) -> None:
-    """As a program: what it defines can be pickled by name, and tracebacks name its lines."""
+    """As a program: its definitions can be pickled by name, and tracebacks name its lines."""
     module = types.ModuleType("__main__")
     module.__file__ = file
     sys.modules["__main__"] = module
@@ -127,7 +127,7 @@ def _run_blocks(file: str, blocks: list[tuple[int, str]], base: str) -> None:
 
 
 def _be(job: dict[str, Any], base: str) -> None:
-    """The rest of this process is the job; it ends as any program of Python's does."""
+    """The rest of this process is the job; it ends like any Python program."""
     os.chdir(base)
     _redirect(0, os.devnull)
     _redirect(2, f"{base}.err")
@@ -177,7 +177,7 @@ def _become(script: str, environment: dict[str, str], out: str, err: str) -> Non
     """As if Python had been started with the script in this environment."""
     c = ctypes.CDLL(None)
     c.getenv.restype = ctypes.c_void_p
-    # What /proc tells of the environment is that memory, whatever is set later.
+    # /proc shows this memory as the environment, whatever is set later.
     ctypes.memmove(c.getenv(TOKEN.encode()), environment[TOKEN].encode(), len(NO_TOKEN))
     os.environ.clear()
     os.environ.update(environment)

@@ -1,19 +1,19 @@
 """A pytest plugin for every test here: it ends in time, and it leaves nothing behind.
 
-*Deadline.* Set-up, test and tear-down may each take ``mark.limit(seconds)``, or LIMIT_S. Past
-that, all stacks of this process and of those below it go to the test's captured output, and the
-test fails. Where Python does not come to run (a hang in C), the process ends GRACE_S later and
-says where it hangs; pytest-xdist then reports that test as failed, and another process goes on
+*Deadline.* Set-up, test and tear-down may each take ``mark.limit(seconds)``, or LIMIT_S. After
+that, all stacks of this process and of its descendants go to the test's captured output, and the
+test fails. If Python cannot run (a hang in C), the process ends GRACE_S later and
+says where it hangs; pytest-xdist then reports that test as failed, and another process continues
 with the others. A run in which no test ends for QUIET_S ends, too.
 
-*Nothing left.* After each test there are no more processes below this one than before it, no more
-memfds open or mapped, and nothing new in /dev/shm or in the folder for temporary files, which is
-one of this run's own. Where something is left, garbage is collected, and it is waited for. Looking
+*Nothing left.* After each test there are no more descendant processes than before it, no more
+memfds open or mapped, and nothing new in /dev/shm or in the folder for temporary files, which
+belongs to this run. If something is left, the plugin collects garbage and waits for it. The check
 costs less than a millisecond.
 
-*Cheap forks.* Most of what a fork costs goes by the number of pages that a process has, and nearly
-every test forks. Between tests free memory goes back to the system, and now and then the rest is
-made to lie in huge pages.
+*Cheap forks.* Most of a fork's cost depends on the number of pages of the process, and nearly
+every test forks. Between tests, free memory goes back to the system, and now and then the rest is
+moved to huge pages.
 
 *No unlisted skips.* With CI set in the environment, the run fails on a skip whose reason is not
 in skips.py.
@@ -52,20 +52,20 @@ LONGEST = (
 )  # fmt: skip
 LIMIT_S = 120 + 4 * float(os.environ.get("MINATO_STRESS_SECONDS") or 0)
 GRACE_S = 30.0
-#: how long a run of several processes may be without the result of any test
+#: how long a run of several processes may go without the result of any test
 QUIET_S = 3 * LIMIT_S + 1200
-#: how long what a test has left may take to go
+#: how long leftovers of a test may take to disappear
 PATIENCE_S = 10.0
 #: asks a process for its stacks; processes forked by a test inherit that
 STACKS = signal.SIGUSR2
-#: Under it no thread may start or end while a process forks: tests/test_sanitized.py says why. So
-#: Python has no thread there that watches for a hang in C, and forks wait for others, such as those
-#: by which torch's loader sends indices.
+#: Under it no thread may start or end while a process forks: tests/test_sanitized.py explains it.
+#: So Python has no thread that watches for a hang in C, and forks wait for other threads, such as
+#: those by which torch's loader sends indices.
 ADDRESS_SANITIZER = "libasan" in os.environ.get("LD_PRELOAD", "")
 
 
 class DeadlineExceeded(BaseException):
-    """A test took longer than it may; not an Exception, so nothing swallows it."""
+    """A test exceeded its limit; not an Exception, so that no handler swallows it."""
 
 
 # ---- deadline ----------------------------------------------------------------------------
@@ -82,8 +82,8 @@ def _status(pid: int) -> dict[str, str]:
 
 
 def write_stacks() -> None:
-    """To stderr: the stacks of this process and of those below it that have inherited how to
-    write them; of others, what the kernel tells."""
+    """To stderr: the stacks of this process and of descendants that have inherited the handler;
+    for others, the kernel's information."""
     faulthandler.dump_traceback(file=2)
     for process in psutil.Process().children(recursive=True):
         status = _status(process.pid)
@@ -138,7 +138,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Any:
 
 
 def _watch_run(config: pytest.Config) -> None:
-    """In the process that hands out tests: the longest time until the next result begins."""
+    """In the process that distributes tests: the longest time until the next result starts."""
     distributes = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if distributes:
         faulthandler.dump_traceback_later(QUIET_S, exit=True, file=_stderr)
@@ -151,10 +151,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """As ``--dist loadfile``, but for what comes after the end of a process: pytest-xdist then
-    also hands out again the test that it was running, and files that were through. Nobody ends
-    a test of theirs, which is when the next file is handed out: the run would wait for ever.
-    And one that was handed a file just as it ended is an error of pytest-xdist's own."""
+    """Like ``--dist loadfile``, except after the end of a process. pytest-xdist then also
+    distributes the running test and finished files again. No test of theirs ends, which would
+    trigger the next file, so the run would wait forever. A file given to a process that just
+    ended is an error of pytest-xdist's."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -211,7 +211,7 @@ def _has_children() -> bool:
         try:
             if (task / "children").read_text():
                 return True
-        except FileNotFoundError:  # the thread has ended, or the kernel does not tell
+        except FileNotFoundError:  # the thread has ended, or the kernel hides it
             if (task / "stat").exists():
                 return True
     return False
@@ -223,7 +223,7 @@ def _processes() -> dict[str, int]:
     for process in psutil.Process().children(recursive=True) if _has_children() else []:
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline()) or process.status()
-            # what a server has forked has its command line, too
+            # processes that a server has forked have its command line, too
             server = (("multiprocessing.forkserver" in line or line.endswith("forked.py serve"))
                       and process.ppid() == os.getpid())
             if not server and "multiprocessing.resource_tracker" not in line:
@@ -247,7 +247,7 @@ def _memfds() -> Counter[str]:
 
 
 def _is_others(name: str) -> bool:
-    """Whether a name in /dev/shm is in use by a living process that this one has not started."""
+    """Whether a living process that this one has not started uses a name in /dev/shm."""
     if name.startswith("sem.mp-"):  # those of the dead are removed by their resource trackers
         return name not in Path("/proc/self/maps").read_text(errors="replace")
     me = psutil.Process()
@@ -263,8 +263,8 @@ def _is_others(name: str) -> bool:
 
 
 def _is_a_probe(path: Path) -> bool:
-    """Whether it is the file by which Python's tempfile tries out a folder when it is used first:
-    a process that is killed in that moment leaves it."""
+    """Whether this is the file with which Python's tempfile tests a folder at first use: a process
+    that is killed in that moment leaves it."""
     try:
         return re.fullmatch("[a-z0-9_]{8}", path.name) is not None and path.stat().st_size <= 4
     except OSError:
@@ -272,12 +272,12 @@ def _is_a_probe(path: Path) -> bool:
 
 
 def _held(folder: Path) -> Counter[str]:
-    """All that a test may not leave more of."""
+    """Everything that a test may not leave more of."""
     found = _memfds()
     found.update(_processes())
     found.update({f"/dev/shm/{name}": 1 for name in os.listdir("/dev/shm")})
     # multiprocessing has one folder for the whole life of the process, torch leaves some, and
-    # torch_geometric the code that it has generated
+    # torch_geometric leaves the code that it generated
     kept = ("pymp-", "torchelastic_", "torchinductor_", "torch_geometric.")
     found.update({f"{folder}/{n}": 1 for n in os.listdir(folder)
                   if not n.startswith(kept) and not _is_a_probe(folder / n)})
@@ -285,7 +285,7 @@ def _held(folder: Path) -> Counter[str]:
 
 
 def _end(left: Counter[str]) -> None:
-    """Ends and removes what was found."""
+    """Ends and removes what was left."""
     # torch's SIGCHLD handler would report the killed workers in the midst of pytest;
     # once they are reaped it finds nothing to report.
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -303,12 +303,12 @@ def _end(left: Counter[str]) -> None:
     signal.signal(signal.SIGCHLD, handler)
 
 
-#: what the folders of sessions begin with
+#: start of the names of the sessions' folders
 FOLDER = "minato-tests-"
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Removes the folders of sessions that were killed: nobody holds a lock on those."""
+    """Removes the folders of sessions that were killed: no process holds a lock on those."""
     for folder in parent.glob(FOLDER + "*"):
         with contextlib.suppress(OSError), _locked(folder):
             if folder.stat().st_mtime < time.time() - PATIENCE_S:  # else it may be locked next
@@ -317,7 +317,7 @@ def remove_abandoned(parent: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Raises BlockingIOError where another process holds it."""
+    """Raises BlockingIOError if another process holds it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -328,7 +328,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def _temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder of this process's own for all that makes temporary files by the usual ways."""
+    """This process's own folder for everything that makes temporary files by the usual ways."""
     tmp_path_factory.getbasetemp()  # which is not in it
     remove_abandoned(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=FOLDER))
@@ -342,7 +342,7 @@ def _temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-200)
 
 
-#: what makes things go that are only waiting for an occasion; the first once, others repeatedly
+#: actions that release things that wait for an occasion; the first once, others repeatedly
 settling: list[Callable[[], object]] = [gc.collect]
 
 _failed = pytest.StashKey[bool]()
@@ -393,8 +393,8 @@ _tests_run = 0
 
 
 def collapse() -> None:
-    """Private memory comes to lie in huge pages where the kernel can do that (Linux 6.1): a fork
-    of a process of 600 MiB then takes 6 ms of processor time, and 30 or more without."""
+    """Moves private memory to huge pages if the kernel can do that (Linux 6.1): a fork
+    of a process of 600 MiB then takes 6 ms of CPU time, and 30 or more without."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         for line in maps:
             where, kind, _, _, _, *name = line.split()
@@ -408,7 +408,7 @@ def collapse() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Any:
     global _tests_run
-    if not ADDRESS_SANITIZER:  # which has maps and an allocator of its own
+    if not ADDRESS_SANITIZER:  # it has its own maps and allocator
         if _tests_run % TESTS_A_COLLAPSE == 0:
             collapse()
         _tests_run += 1
@@ -436,8 +436,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: collecting garbage looks at what tests make, in microseconds and
-    not in a tenth of a second each time."""
+    """Freezes imported objects: a garbage collection then takes microseconds instead of
+    a tenth of a second each time."""
     gc.collect()
     gc.freeze()
 

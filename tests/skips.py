@@ -1,7 +1,7 @@
-"""Why a test may be left out of a run of CI: patterns of reasons, each with its ground.
+"""Why CI may skip a test: patterns of reasons, each with its ground.
 
-A reason that is not here fails the run, so that nothing stops being tested without a word.
-Elsewhere anything may be missing.
+A reason that is not listed fails the run, so that no test is dropped silently.
+Outside CI anything may be missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LIBRARIES = (
 )
 
 LISTED: dict[str, str] = {
-    # what the machines of CI do not have
+    # missing on the machines of CI
     "clang is not installed|there is no clang":
         "gcc builds all of it there; a developer's clang, or one installed for make nightly, "
         "builds it a second time.",
@@ -78,7 +78,7 @@ LISTED: dict[str, str] = {
         "The test is of threads.",
     "the same for every kind of loader":
         "It has no loader in it, so once is enough.",
-    # what is left to longer runs
+    # left to longer runs
     "takes long, and tells nothing else":
         "To start an interpreter takes seconds; one end of a worker is tested with each start method.",
     "one of many alike: set MINATO_STRESS_SECONDS":

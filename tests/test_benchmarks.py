@@ -1,4 +1,4 @@
-"""The benchmarks run, check what they compare, and count what processes use.
+"""The benchmarks run, check what they compare, and count the resources of processes.
 
 No number of a quick run is judged: machines that run tests are busy.
 """
@@ -161,7 +161,7 @@ def test_leaks(tmp_path: Path) -> None:
     assert "GROWN" not in text and text.count("flat") == 2
 
 
-def test_what_grows_is_named(benchmark: Any) -> None:
+def test_growing_resource_is_named(benchmark: Any) -> None:
     leaks = benchmark("leaks")
     first = dict.fromkeys(leaks.FACTS, 10)
     assert leaks.grown([first, first]) == {}
@@ -184,8 +184,8 @@ print(*(during[fact] - before[fact] for fact in ("fds", "memfds", "processes")))
 
 
 def test_leaks_are_seen() -> None:
-    """A descriptor of a nameless file, one of a pipe, a process; in a process of its own,
-    where nothing that other tests left goes meanwhile."""
+    """A descriptor of a nameless file, one of a pipe, a process; in a separate process, where no
+    leftovers of other tests disappear meanwhile."""
     done = subprocess.run(
         [sys.executable, "-c", LOOKS, str(FOLDER)], cwd=ROOT,
         capture_output=True, text=True, timeout=120,
@@ -252,7 +252,7 @@ def test_volumes(tmp_path: Path) -> None:
         assert epoch["ms"] > 0 and epoch["read" if "NumPy" not in name else "calls"] >= needed, name
         assert found[name]["memory"]["else"] > 0 and found[name]["memory"]["files"] > 0, name
         assert f"\n{name}  " in text
-    # two volumes of 40 x 44 x 48 voxels: no more than the whole of them, nor less than a patch
+    # two volumes of 40 x 44 x 48 voxels: between a patch and the whole of them
     kept = [found[name]["epochs"][0] for name in names if "kept" in name]
     assert all(needed <= epoch["read"] <= 84480 * 6 for epoch in kept)
     assert all(epoch["read"] < epoch["touched"] <= 2 * 84480 * 6 for epoch in kept)

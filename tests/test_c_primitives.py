@@ -1,10 +1,10 @@
 """Builds and runs the C test programs of ``tests/c`` on the lowest floors of the engine.
 
-One program a primitive. Each is built with gcc and with clang and run in full, then built
-with sanitizers and run again: all of it with AddressSanitizer, and with ThreadSanitizer what
-that can see; `make sanitize` runs them in valgrind as well. A program that hangs ends by its own
-deadline and fails, and so does one that is asked for cases that it does not have. `make aarch64`
-builds them for AArch64, too, and runs them in an emulator.
+One program per primitive. Each is built with gcc and with clang and run in full, then built
+with sanitizers and run again: all of it with AddressSanitizer, and suitable parts with
+ThreadSanitizer; `make sanitize` also runs them in valgrind. A program that hangs ends by its own
+deadline and fails, and so does a program that is asked for unknown cases. `make aarch64`
+also builds them for AArch64 and runs them in an emulator.
 
 Environment:
     MINATO_STRESS_SECONDS: length of each stress body (0.3 when unset).
@@ -33,7 +33,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("base", "os", "sync", "memory", "schedule", "workers", "engine")
 STRESS = float(os.environ.get("MINATO_STRESS_SECONDS") or 0.3)
-#: a program may take so long; its own deadline, which says in which case it hangs, comes first
+#: time limit of a program; its own deadline, which names the hanging case, comes first
 LIMIT_S = 300 + 80 * STRESS
 WARNINGS = [
     "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Werror",
@@ -74,7 +74,7 @@ RUN = sorted(set(PROGRAMS) - {"mn_limits"})
 
 
 def kinds_under(sanitizer: str, program: str) -> tuple[str, ...]:
-    """The kinds of cases that a sanitizer can live with; none named: all."""
+    """The kinds of cases that a sanitizer supports; none named: all."""
     if program == "mn_worker":
         return ("fork",)  # it has no others, and the trainer's threads can be watched in them
     # ThreadSanitizer sees one process's mapping only. AddressSanitizer takes the SIGSEGV that a
@@ -118,7 +118,7 @@ def check_call(command: list[str]) -> None:
 class Builder:
     """Builds the floors once and programs on demand, in one folder.
 
-    ``csrc`` and ``tests`` are where the sources come from, so that a changed copy can be
+    ``csrc`` and ``tests`` are the folders of the sources, so that a changed copy can be
     built as well: ``made`` has the objects of all sources but those that ``changed`` includes.
     """
 
@@ -184,14 +184,14 @@ class Builder:
             objects = [str(o) for o in self.objects if o.stem != program.without]
             wraps = [f"-Wl,--wrap={symbol}" for symbol in program.wraps]
             source = str(self.tests / f"{name}.c")
-            # no-builtin: clang assumes that a malloc whose memory it can see freed succeeds
+            # no-builtin: clang assumes that a malloc succeeds if it can see the free
             check_call([*self.command, *self.warnings, "-fno-builtin", f"-I{self.tests}",
                         source, *objects, *wraps, *self.links, "-lm", "-o", str(out)])  # fmt: skip
         return out
 
     def run(self, name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-        """Processes that a program has left when it ends are ended, too: they may have its output
-        open, and nobody would see its end."""
+        """Processes that a program has left when it ends are ended, too: they may hold its output
+        open, and its end would not be seen."""
         command = [*self.prefix, str(self.build(name)), *arguments]
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(
@@ -252,10 +252,10 @@ def test_program_under_sanitizer(
     must_pass(builder.run(program, *kinds_under(build, program)))
 
 
-#: what reads memory that nobody has written, which no sanitizer of gcc's sees
+#: detects reads of uninitialised memory, which no sanitizer of gcc's sees
 VALGRIND = ["valgrind", "-q", "--error-exitcode=99", "--fair-sched=try"]
-#: programs that live on what is not there: sparse mappings of a terabyte, pidfds, threads that run at
-#: the same time, processes that answer within seconds
+#: programs that need what valgrind lacks: sparse mappings of a terabyte, pidfds, threads that run
+#: at the same time, processes that answer within seconds
 NOT_UNDER_VALGRIND = {"mn_memfd", "mn_proc", "mn_native_worker", "mn_worker"}
 
 
@@ -275,7 +275,7 @@ def test_program_under_valgrind(
                           MINATO_TEST_DEADLINE=str(LIMIT_S)))  # fmt: skip
 
 
-def test_valgrind_sees_what_nobody_has_written(tmp_path: Path) -> None:
+def test_valgrind_sees_uninitialised_memory(tmp_path: Path) -> None:
     gcc = COMPILERS["gcc"]
     if gcc is None or shutil.which("valgrind") is None:
         pytest.skip("valgrind is not installed")
@@ -294,8 +294,8 @@ def test_valgrind_sees_what_nobody_has_written(tmp_path: Path) -> None:
 def test_program_in_emulator(
     program: str, builders: dict[str, Builder], tmp_path_factory: pytest.TempPathFactory,
 ) -> None:  # fmt: skip
-    """The same for another processor. Cases that look at what became of madvise are left out: the
-    emulator does not pass it on, and says that it did."""
+    """The same for another CPU architecture. Cases that check the effect of madvise are left out:
+    the emulator does not pass it on, and says so."""
     if not os.environ.get("MINATO_TEST_AARCH64"):
         pytest.skip("takes minutes: set MINATO_TEST_AARCH64")
     if EMULATOR is None:
@@ -313,7 +313,7 @@ def test_a_program_that_ran_no_case_fails(
 
 
 def test_every_program_is_built() -> None:
-    """A program of a primitive's name, or one listed here, does not lie there unused."""
+    """Every program of a primitive, or listed here, is used."""
     there = {path.stem for path in (ROOT / "tests" / "c").glob("mn_*.c")}
     primitives = {header.stem for header in HEADERS}
     assert set(PROGRAMS) <= there
@@ -325,7 +325,7 @@ HEADERS = sorted(p for f in FOLDERS for p in (ROOT / "csrc" / f).glob("mn_*.h"))
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 def test_headers_stand_alone(compiler: str, tmp_path: Path) -> None:
-    """Each header compiles by itself, twice included, and so do asserts without NDEBUG."""
+    """Each header compiles alone and when included twice, and so do asserts without NDEBUG."""
     found = COMPILERS[compiler]
     if found is None:
         pytest.skip(f"{compiler} is not installed")
@@ -337,7 +337,7 @@ def test_headers_stand_alone(compiler: str, tmp_path: Path) -> None:
                     "-fsyntax-only", str(source)])  # fmt: skip
 
 
-def test_release_build_has_no_test_hooks_in_its_way(tmp_path: Path) -> None:
+def test_release_build_has_no_test_hooks(tmp_path: Path) -> None:
     """Builds without assertions and fault points, and without a warning for it."""
     gcc = COMPILERS["gcc"]
     if gcc is None:
@@ -795,7 +795,7 @@ if os.environ.get("MINATO_TEST_MUTANTS"):
     def test_the_source_that_is_not_broken_passes(
         name: str, builders: dict[str, Builder], tmp_path_factory: pytest.TempPathFactory,
     ) -> None:  # fmt: skip
-        """Or every mutant would seem to be noticed, if only because the deadline is too short."""
+        """Otherwise every mutant would seem to be noticed, for example by a short deadline."""
         mutant = MUTANTS[name]
         must_pass(run_mutant(builder_for(mutant.build, builders, tmp_path_factory), mutant))
 

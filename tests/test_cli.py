@@ -33,8 +33,8 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("command", ["info", "top"])
-def test_a_reader_that_has_gone(command: str) -> None:
-    """As ``minato top PID | head -1``."""
+def test_closed_output_pipe_is_no_error(command: str) -> None:
+    """Like ``minato top PID | head -1``."""
     reads, writes = os.pipe()
     os.close(reads)
     loader = minato.DataLoader(torch.arange(8), num_workers=1, persistent_workers=True)
@@ -57,7 +57,7 @@ def without_torch(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_info_names_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_lists_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
     page = capsys.readouterr().out
     for text in (minato.__version__, torch.__version__, minato._core.compiler, "/dev/shm"):
@@ -74,14 +74,14 @@ def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["machine"]["CPUs"].startswith(f"{usable} usable")
 
 
-def test_info_tells_how_generators_are_seeded() -> None:
+def test_info_shows_how_generators_are_seeded() -> None:
     from minato.seeding.generators import make_seeder
 
     for name, path in make_seeder(None).describe().items():
         assert f"{name} {path}" in _info.paths()["seeding"]
 
 
-def test_info_tells_which_way_tensors_cross(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_shows_how_tensors_cross(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _info.paths()["tensors cross by"] == "DLPack C exchange"
     from minato.transport import torch_bridge as _torch_bridge
 
@@ -99,7 +99,7 @@ def test_one_missing_fact_does_not_hide_the_others(monkeypatch: pytest.MonkeyPat
     assert "usable" in found["CPUs"]
 
 
-def test_an_extension_that_does_not_load_is_told_from_one_that_is_missing(
+def test_info_distinguishes_broken_and_missing_extension(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(name: str) -> None:

@@ -76,7 +76,7 @@ class Entropy(Base):
 
 
 class Reset(Counting):
-    """What the page recommends."""
+    """The remedy that the page recommends."""
 
     def seed_sample(self, seed: int) -> None:
         self.count = seed
@@ -99,13 +99,13 @@ class Failing(Base):
 
 
 @pytest.mark.parametrize("dataset", [Seeded(), Reset(), Batched()])
-def test_what_seeding_reaches_is_fine(dataset: Base) -> None:
+def test_seeded_generators_pass(dataset: Base) -> None:
     report = minato.check_determinism(dataset)
     assert report and not report.fields and not report.indices, str(report)
     assert report.samples == 20 and "the same" in str(report)
 
 
-def test_generators_that_were_found_are_told() -> None:
+def test_found_generators_are_listed() -> None:
     assert set(minato.check_determinism(Seeded(), 4).found) == {"Generator", "Random"}
 
 
@@ -127,13 +127,13 @@ def test_a_hidden_generator_is_named(dataset: Base, field: str, name: str) -> No
     assert "MODULE" in str(report) or "hidden" in str(report)
 
 
-def test_a_counter_is_told_from_a_generator() -> None:
+def test_counter_is_distinguished_from_generator() -> None:
     report = minato.check_determinism(Counting())
     assert not report and not report.suspects and report.repeatable
     assert "a counter" in str(report)
 
 
-def test_entropy_is_told_from_order() -> None:
+def test_entropy_is_distinguished_from_order() -> None:
     report = minato.check_determinism(Entropy())
     assert not report and not report.repeatable and not report.suspects
     assert "entropy" in str(report)
@@ -144,7 +144,7 @@ def test_samples_are_spread_and_bounded() -> None:
     assert report.samples == 5 and report.indices == (0, 4, 8, 12, 16)
 
 
-def test_it_travels_to_workers_that_are_spawned() -> None:
+def test_check_works_with_spawned_workers() -> None:
     probe = pickle.loads(pickle.dumps(_Probe(Seeded(), [[0], [1]], range(2))))
     samples, moved, _found, _hints = probe[0]
     assert len(samples) == 2 and not moved
@@ -155,7 +155,7 @@ def test_the_datasets_error_is_raised() -> None:
         minato.check_determinism(Failing())
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self) -> Any:
             return iter(())

@@ -1,4 +1,4 @@
-"""The pages of docs/: their programs run and print what they say, and what they name is there.
+"""The pages of docs/: their programs run and print the shown output, and names on them exist.
 
 A block of Python is run after those before it on its page, in one process. One that needs a
 library, which ``<!-- needs: NAME -->`` above it says, is a program of its own. A block of text
@@ -126,7 +126,7 @@ def functions(file: Path) -> set[str]:
 
 
 def missing(text: str) -> list[str]:
-    """Tests, files and targets that a text names, and that are not there."""
+    """Tests, files and targets that a text names and that do not exist."""
     named = re.findall(r"(tests/[\w/]+\.py)::(test_\w+)", text)
     wrong = [f"{file}::{test}" for file, test in named
              if not (ROOT / file).exists() or test not in functions(ROOT / file)]  # fmt: skip
@@ -139,7 +139,7 @@ def missing(text: str) -> list[str]:
     return wrong + [t for t in targets if not re.search(rf"^{t}:", makefile, re.M)]
 
 
-def test_what_pages_name_is_there() -> None:
+def test_names_on_pages_exist() -> None:
     texts = {page: (DOCS / page).read_text() for page in PAGES}
     assert {page: missing(text) for page, text in texts.items()} == dict.fromkeys(PAGES, [])
     assert texts["reliability.md"].count(".py::test_") > 25
@@ -148,13 +148,13 @@ def test_what_pages_name_is_there() -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """Of headings, as Python-Markdown makes them."""
+    """The anchors of headings, as Python-Markdown makes them."""
     lines = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
     return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", line).strip().lower()) for line in lines}
 
 
 def test_links_lead_somewhere() -> None:
-    """`make docs` says so, too; this needs no MkDocs."""
+    """`make docs` checks this, too; this test needs no MkDocs."""
     found = 0
     for page in PAGES:
         text = (DOCS / page).read_text()
@@ -181,7 +181,7 @@ def test_every_variable_and_option_has_its_place() -> None:
     assert [name for name in wanted if name not in text] == []
 
 
-def test_every_field_of_stats_is_told() -> None:
+def test_every_field_of_stats_is_documented() -> None:
     import minato
 
     rows = re.findall(r"^\| (`.*?) \|", (DOCS / "api.md").read_text(), re.M)
@@ -189,7 +189,7 @@ def test_every_field_of_stats_is_told() -> None:
     assert set(minato.DataLoader(range(3)).stats()) <= told
 
 
-def test_what_builds_them_is_named_once_and_again() -> None:
+def test_docs_requirements_agree() -> None:
     """`make docs` installs the extra `docs` without building the package."""
     project, makefile = ((ROOT / name).read_text() for name in ("pyproject.toml", "Makefile"))
     [extra] = re.findall(r"^docs = \[(.*)\]$", project, re.M)

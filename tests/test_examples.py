@@ -18,7 +18,7 @@ pytestmark = pytest.mark.limit(LIMIT_S + 20)
 
 EXAMPLES = ROOT / "examples"
 
-#: what is printed by those that need no more than to be started
+#: output of the examples that only need to be started
 WORDS = {
     "image_folder": r"epoch 2: loss [\d.]+\n23.png cannot be read: sample \d+ was taken instead",
     "audio": r"(\(8, 129, 32\) windows begin at [\d.]+ to [\d.]+ s\n){5}",
@@ -32,7 +32,7 @@ WORDS = {
 #: module that an example needs, where the tests may be without it
 NEEDS = {"video": "av", "lightning_fit": "lightning", "accelerate_fit": "accelerate",
          "webdataset_shards": "webdataset"}  # fmt: skip
-#: these have tests of their own
+#: these have separate tests
 OTHERS = {"ddp.py", "resume.py", "c_operator"}
 
 
@@ -44,7 +44,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_it_runs(name: str, done: dict[str, Done]) -> None:
+def test_example_runs(name: str, done: dict[str, Done]) -> None:
     if name not in done:
         pytest.importorskip(NEEDS[name], exc_type=ImportError)
     ended = done[name]
@@ -84,7 +84,7 @@ def test_an_operator_in_c(tmp_path: Path) -> None:
 
 
 def resume(checkpoint: Path, stop_after: int | None) -> tuple[list[str], str]:
-    """Lines of batches, and the last line; Ctrl-C goes to the whole group, as a terminal's does."""
+    """Lines of batches, and the last line; Ctrl-C goes to the whole group, as from a terminal."""
     process = subprocess.Popen(
         [sys.executable, str(EXAMPLES / "resume.py"), str(checkpoint)], env=environment(),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
@@ -100,7 +100,7 @@ def resume(checkpoint: Path, stop_after: int | None) -> tuple[list[str], str]:
     return [line.strip() for line in lines[:-1]], lines[-1]
 
 
-def test_it_goes_on_after_ctrl_c(tmp_path: Path) -> None:
+def test_resume_example_continues_after_ctrl_c(tmp_path: Path) -> None:
     whole, end = resume(tmp_path / "whole", None)
     first, told = resume(tmp_path / "part", 5)
     assert "stopped; run it again" in told and len(first) < len(whole)

@@ -1,4 +1,4 @@
-"""States that do not fit: an error for a program, a warning for a framework that calls by itself."""
+"""States that do not fit: an error for a program, a warning for a framework."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minato.state import pack
 
 
 def of_module(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as if it were written in this module."""
+    """The function as if it were defined in this module."""
     return types.FunctionType(
         function.__code__, {**function.__globals__, "__name__": name}, closure=function.__closure__
     )
@@ -146,8 +146,8 @@ def test_framework_is_seen_through_torch_and_derived_loader() -> None:
         hands_on(loader, STATE)
 
 
-def test_framework_that_calls_the_program_is_not_the_caller() -> None:
-    """A hook of the program's own, which a framework calls."""
+def test_framework_calling_the_program_is_not_caller() -> None:
+    """The program's own hook, which a framework calls."""
 
     def calls(hook: Any) -> None:
         hook(made(batch_size=5), STATE)
@@ -160,7 +160,7 @@ def test_framework_that_calls_the_program_is_not_the_caller() -> None:
 
 
 def rebuilt(loader: Any) -> Any:
-    """As Lightning and Ray do it: from the attributes that its constructor has a name for."""
+    """Like Lightning and Ray: from the attributes that its constructor has parameters for."""
     names = inspect.signature(type(loader)).parameters
     given = {name: value for name, value in vars(loader).items() if name in names}
     del given["batch_sampler"]
@@ -195,7 +195,7 @@ def test_copy_of_pending_loader_goes_on_once(way: str, workers: int) -> None:
 
 
 class Epochs(torch.utils.data.Sampler):  # type: ignore[type-arg]
-    """The order of an epoch, which it has to be told."""
+    """The order of an epoch, which it needs to be given."""
 
     epoch = 0
 
@@ -229,7 +229,7 @@ def test_rebuilt_loader_that_does_not_fit_raises_once() -> None:
     assert lists(loader) == lists(made(batch_size=5))
 
 
-def test_rebuilt_loader_of_framework_that_does_not_fit_warns() -> None:
+def test_misfit_of_framework_rebuilt_loader_warns() -> None:
     loader = made(batch_size=5, pending_state=STATE)
 
     def starts(loader: Any) -> Any:
@@ -240,7 +240,7 @@ def test_rebuilt_loader_of_framework_that_does_not_fit_warns() -> None:
     assert found == lists(loader)
 
 
-def test_patched_torch_loader_hands_pending_state_on() -> None:
+def test_patched_torch_loader_passes_pending_state() -> None:
     with minato.patch_torch():
         loader = torch.utils.data.DataLoader(range(20), batch_size=4)  # type: ignore[arg-type]
         loader.load_state_dict(STATE)  # type: ignore[attr-defined]

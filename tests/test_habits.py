@@ -1,4 +1,4 @@
-"""What people do at a prompt and in notebooks: look at a loader, watch its progress, interrupt a
+"""Typical actions at a prompt and in notebooks: look at a loader, watch its progress, interrupt a
 cell and run it again."""
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_repr(loader: DataLoader[Any], text: str) -> None:
     assert repr(loader) == text
 
 
-def test_repr_of_a_class_below_and_of_a_loader_half_made() -> None:
+def test_repr_of_subclass_and_half_made_loader() -> None:
     class Mine(DataLoader[Any]):
         pass
 
@@ -139,8 +139,8 @@ def interrupt_now() -> None:
 
 
 class Stuck(Numbers):
-    """One sample is not ready before it is let go. (Not by an Event: to set one hangs where a
-    process was killed that waited for it.)"""
+    """One sample waits until it is released. (Not by an Event: setting one hangs if a
+    process that waited for it was killed.)"""
 
     def __init__(self) -> None:
         self.free = multiprocessing.RawValue("b", 0)
@@ -155,7 +155,7 @@ class Stuck(Numbers):
 
 
 class Shell(code.InteractiveInterpreter):
-    """As a prompt or a notebook has it: the last traceback is kept, and with it its frames."""
+    """Like a prompt or a notebook: the last traceback is kept, and with it its frames."""
 
     def write(self, data: str) -> None:
         pass
@@ -164,7 +164,7 @@ class Shell(code.InteractiveInterpreter):
         self.runsource(text, symbol="exec")
 
 
-#: children of this process before a test: what other tests' start methods keep
+#: children of this process before a test: processes of other tests' start methods
 before: set[int] = set()
 
 
@@ -243,7 +243,7 @@ class BrokenSampler(SequentialSampler):
         raise LookupError(kept)
 
 
-def test_what_a_debugger_looks_at_is_kept() -> None:
+def test_program_frames_are_kept_for_debuggers() -> None:
     """Variables of the program's own functions below next()."""
     iterator = iter(DataLoader(Numbers(), 4, sampler=BrokenSampler(Numbers()), num_workers=2))
     with pytest.raises(LookupError) as caught:
@@ -253,8 +253,8 @@ def test_what_a_debugger_looks_at_is_kept() -> None:
     assert frames[-1][0].f_locals["kept"] == "for a debugger"
 
 
-def test_who_catches_an_interrupt_may_go_on() -> None:
-    """It ends nothing by itself, as with torch's loader."""
+def test_iteration_continues_after_caught_interrupt() -> None:
+    """The interrupt does not end the epoch, as with torch's loader."""
     data = Stuck()
     iterator = iter(DataLoader(data, 4, num_workers=2))
     seen = [next(iterator), next(iterator)]
@@ -270,7 +270,7 @@ def test_who_catches_an_interrupt_may_go_on() -> None:
 
 
 def notes(error: BaseException) -> str:
-    """Also where Python has none, and they are part of the text."""
+    """Notes as text, also before Python 3.11."""
     return "\n".join([str(error), *getattr(error, "__notes__", [])])
 
 
@@ -279,14 +279,14 @@ class Debugged(Numbers):
         raise bdb.BdbQuit  # as a breakpoint() does where nothing can be read from a terminal
 
 
-def test_a_breakpoint_in_a_worker_says_where_it_works() -> None:
+def test_breakpoint_in_worker_suggests_no_workers() -> None:
     with pytest.raises(bdb.BdbQuit) as caught:
         next(iter(DataLoader(Debugged(), 4, num_workers=1)))
     assert "num_workers=0" in notes(caught.value)
 
 
 @pytest.mark.parametrize("name", ["dataset", "collate_fn", "worker_init_fn"])
-def test_what_spawn_cannot_send_is_named(name: str) -> None:
+def test_unpicklable_argument_under_spawn_is_named(name: str) -> None:
     class Local(Numbers):
         pass
 
@@ -299,7 +299,7 @@ def test_what_spawn_cannot_send_is_named(name: str) -> None:
     assert re.findall(r"it is (\w+) that cannot be pickled", notes(caught.value)) == [name]
 
 
-def test_a_program_without_a_main_guard_is_told_of_it(tmp_path: Path) -> None:
+def test_missing_main_guard_is_explained(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import minato\n"

@@ -1,4 +1,4 @@
-"""What tests/housekeeping.py promises, shown on tests that break it, in a run of their own."""
+"""The promises of tests/housekeeping.py, shown on tests that break them, in a separate run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_free_memory_goes_back_between_tests(tmp_path: Path) -> None:
     assert "2 passed" in text, text
 
 
-def test_what_collapses_stays_what_it_was() -> None:
+def test_collapsed_memory_keeps_its_content() -> None:
     memory = bytearray(range(256)) * (64 << 10)
     housekeeping.collapse()
     assert memory == bytearray(range(256)) * (64 << 10)
@@ -119,7 +119,7 @@ def test_nothing(tmp_path):
 """
 
 
-def test_what_is_left_fails_the_test(tmp_path: Path) -> None:
+def test_leftovers_fail_the_test(tmp_path: Path) -> None:
     text = run(tmp_path, LEAVES)
     failed = set(re.findall(r"^ERROR .*::test_(\w+)", text, re.M))
     assert failed == {"process", "open_memfd", "mapped_memfd", "shared_memory",
@@ -187,12 +187,12 @@ def test_after_it():
 """
 
 
-def test_a_hang_in_c_ends_the_process_and_says_where(tmp_path: Path) -> None:
+def test_hang_in_c_aborts_with_location(tmp_path: Path) -> None:
     text = run(tmp_path, IN_C)
     assert "exit status 1\n" in text and "Timeout (0:00:01.5" in text and "in test_hang" in text
 
 
-def test_with_xdist_the_others_are_run(tmp_path: Path) -> None:
+def test_xdist_runs_other_tests_after_hang(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     text = run(tmp_path, IN_C, "-p", "xdist", "-n", "1")
     assert "1 failed, 1 passed" in text and "crashed while running 'test_it.py::test_hang'" in text
@@ -209,7 +209,7 @@ def test_after_it():
 """
 
 
-#: a file is handed out when the process that is to have it has ended, and nobody has seen that yet
+#: a file is distributed when its process has ended, before that is noticed
 SLOW = """
 import os, psutil
 from xdist.workermanage import WorkerController
@@ -223,8 +223,8 @@ def pytest_runtest_logreport(report):
 
 
 @pytest.mark.parametrize("plugin", ["", SLOW], ids=["fast", "slow"])
-def test_with_xdist_all_files_are_run_after_a_crash(tmp_path: Path, plugin: str) -> None:
-    """One that was through before it must not be waited for."""
+def test_xdist_runs_all_files_after_crash(tmp_path: Path, plugin: str) -> None:
+    """A file that had finished before it must not be waited for."""
     pytest.importorskip("xdist")
     (tmp_path / "conftest.py").write_text(plugin)
     for name in ("a", "c", "d"):
@@ -243,7 +243,7 @@ def pytest_configure(config):
 """
 
 
-def test_a_run_in_which_nothing_ends_is_ended(tmp_path: Path) -> None:
+def test_run_without_progress_is_ended(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     (tmp_path / "conftest.py").write_text(WAITS)
     (tmp_path / "quiet.py").write_text("import housekeeping\nhousekeeping.QUIET_S = 3.0\n")
@@ -262,7 +262,7 @@ def test_one():
 @pytest.mark.parametrize("reason, ci, status", [
     ("for no reason", "true", 1), ("for no reason", "", 0), ("no accelerator", "true", 0),
 ])
-def test_a_skip_that_is_not_listed_fails_in_ci(
+def test_unlisted_skip_fails_in_ci(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, ci: str, status: int
 ) -> None:
     monkeypatch.delenv("CI", raising=False)

@@ -64,7 +64,7 @@ class Drawing(torch.utils.data.Dataset):
         return torch.rand(())
 
 
-def test_samples_of_a_subset_have_seeds_of_their_own() -> None:
+def test_samples_of_subset_have_their_own_seeds() -> None:
     data = torch.utils.data.Subset(Drawing(), range(12))
     batches = {size: minato.DataLoader(data, batch_size=size, num_workers=2) for size in (2, 4)}
     made = {}
@@ -84,8 +84,8 @@ class MyInt(int):
 
 @pytest.mark.parametrize("batching", ["sampler", "ready"])
 @pytest.mark.parametrize("kind", [Foreign, MyInt, object])
-def test_rows_though_collate_knows_more_classes(kind, batching, monkeypatch) -> None:
-    """After a look at what a worker has made, where none of its samples could be of them."""
+def test_rows_depend_on_registered_collate_classes(kind, batching, monkeypatch) -> None:
+    """Decided by a batch that a worker made, if none of its samples could be of those classes."""
     monkeypatch.setitem(default_collate_fn_map, kind, lambda batch, *, collate_fn_map: batch[0])
     options = {"batching": batching, "in_order": batching == "sampler"}
     loader = minato.DataLoader(Squares(), batch_size=2, num_workers=2, **options)
@@ -95,10 +95,10 @@ def test_rows_though_collate_knows_more_classes(kind, batching, monkeypatch) -> 
     assert iterator._receiver.shape.whole == (kind is not Foreign)
     if kind is Foreign:
         assert sorted(int(y) for batch in got for y in batch["y"]) == list(range(50))
-        assert iter(loader)._receiver.shape.layout is not None  # its next epochs begin so
+        assert iter(loader)._receiver.shape.layout is not None  # the next epochs start with it
 
 
-def test_index_of_a_batch_of_one_that_a_worker_made_whole() -> None:
+def test_index_of_single_sample_batch_made_whole() -> None:
     class Ends(Squares):
         def __getitem__(self, index):
             if index == 1:
@@ -126,7 +126,7 @@ class Once(list):
     iter([4, 5]), {5: 1},
 ], ids=lambda value: repr(value).split(" at 0x")[0])  # fmt: skip
 def test_an_error_names_the_sample(batch, collate) -> None:
-    """Whoever collates, and however the sampler gives a batch's indices."""
+    """Wherever it is collated, and in whatever container the sampler yields the indices."""
     batches = Once([[1], batch])
     loader = minato.DataLoader(Fails(), batch_sampler=batches, num_workers=1, collate_fn=collate)
     with pytest.raises(ZeroDivisionError) as caught:

@@ -1,4 +1,4 @@
-"""Whole loaders under random costs, orders, numbers of workers and resizes: what always holds."""
+"""Whole loaders under random costs, orders, numbers of workers and resizes: invariants."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def examples(count: int) -> Any:
 
 
 class Costly(torch.utils.data.Dataset):
-    """Sample i takes so many microseconds. ``runs`` counts how often each was begun."""
+    """Sample i takes a given number of microseconds. ``runs`` counts how often each started."""
 
     def __init__(
         self, costs_us: list[int], die: frozenset[int] = frozenset(), held: bool = True
     ) -> None:
-        """held: draws from a generator of its own, so each worker makes its first sample twice."""
+        """held: draws from its own generator, so each worker makes its first sample twice."""
         self.costs_us, self.die = costs_us, die
         self.runs = torch.zeros(len(costs_us), dtype=torch.int32).share_memory_()
         self.rng: Any = np.random.default_rng(3) if held else random
@@ -43,7 +43,7 @@ class Costly(torch.utils.data.Dataset):
         return len(self.costs_us)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        self.runs[index] += 1  # one at a time: nobody else has this index
+        self.runs[index] += 1  # no race: only one worker has this index
         if index in self.die and int(self.runs[index]) == 1:
             os.kill(os.getpid(), 9)
         time.sleep(self.costs_us[index] * 1e-6)
@@ -125,8 +125,8 @@ def test_exactly_once_while_workers_come_and_go(costs_us, size, data) -> None:
 
 
 class Resizes:
-    """Moves the number of workers between 1 and most for as long as an epoch runs: what the
-    worker scheduler would do if it made up its mind anew as soon as workers have started."""
+    """Changes the number of workers between 1 and most for as long as an epoch runs, as if the
+    worker scheduler decided again as soon as workers have started."""
 
     def __init__(self, iterator: Any, most: int, seed: int) -> None:
         self.engine, self.rng, self.most = iterator._engine, random.Random(seed), most
@@ -152,7 +152,7 @@ class Resizes:
 @given(st.lists(st.sampled_from([500, 3000, 9000]), min_size=30, max_size=60), sizes, modes,
        st.integers(0, 999))  # fmt: skip
 def test_resizes_change_nothing(costs_us, size, mode, seed) -> None:
-    """Neither what is delivered nor how often a sample is run."""
+    """Neither the delivered data nor how often a sample is run."""
     if "scheduling" in mode:
         mode = {}
     data = Costly(costs_us, held=False)

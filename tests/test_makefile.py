@@ -1,4 +1,4 @@
-"""What the Makefile's targets run is there, and is what their names say."""
+"""The files that the Makefile's targets run exist, and match their names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def outside_make() -> dict[str, str]:
 
 
 def commands(target: str) -> str:
-    """What a target would run; nothing is run."""
+    """The commands of a target, without running them."""
     if shutil.which("make") is None:
         pytest.skip("there is no make")
     done = subprocess.run(
@@ -36,7 +36,7 @@ def commands(target: str) -> str:
 
 @pytest.mark.parametrize("target", ["test", "train", "gpu", "bench", "stress", "soak", "sanitize",
                                      "installed", "torches", "aarch64", "nightly"])  # fmt: skip
-def test_what_is_run_is_there(target: str) -> None:
+def test_files_run_by_targets_exist(target: str) -> None:
     text = commands(target)
     named = set(re.findall(r"(?:tests|benchmarks)/[\w./]+", text))
     assert [name for name in named if not (ROOT / name).exists()] == []
@@ -47,7 +47,7 @@ def test_what_is_run_is_there(target: str) -> None:
     assert [name for name in told if name not in TESTS] == []
 
 
-def test_long_runs_have_what_the_short_ones_leave_out() -> None:
+def test_long_runs_cover_what_short_runs_skip() -> None:
     text = commands("nightly")
     assert "MINATO_TEST_MUTANTS=1" in text and "MINATO_TEST_SEED=7" in text
     fuzz = re.search(r"MINATO_FUZZ_SECONDS=(\d+) .*--hypothesis-seed=7 .*differential", text)
@@ -61,13 +61,13 @@ def test_long_runs_have_what_the_short_ones_leave_out() -> None:
 
 
 def test_a_wheel_holds_nothing_of_an_earlier_build() -> None:
-    """Setuptools puts all that lies in build/ into it, whoever has left that there."""
+    """Setuptools would include everything in build/, whatever put it there."""
     before_the_wheel, _, _ = commands("wheels").partition(" --wheel ")
     assert re.search(r"^rm -rf .*\bbuild\b", before_the_wheel, re.M)
 
 
-def test_the_most_used_libraries_are_tested_with_the_rest(tmp_path: Path) -> None:
-    """Where they cannot be had, that is said, and the run goes on."""
+def test_make_test_includes_common_libraries(tmp_path: Path) -> None:
+    """If they are not available, that is printed, and the run continues."""
     assert "fits" in commands("test")
     makefile = (ROOT / "Makefile").read_text()
     names = {name: re.findall(r"^%s \?= ((?:.*\\\n)*.*)" % name, makefile, re.M)[0]
@@ -89,8 +89,8 @@ def test_the_most_used_libraries_are_tested_with_the_rest(tmp_path: Path) -> Non
     assert done.stdout.startswith("left out, do not install: lightning")
 
 
-def test_all_libraries_that_tests_may_miss_are_installed_for_them() -> None:
-    """In an environment of their own, since some want other versions than the tests do."""
+def test_libraries_of_optional_tests_are_installed() -> None:
+    """In a separate environment, since some need other versions than the tests do."""
     text = commands("nightly")
     assert ".venv-libraries/bin/python -m pytest -q -rs tests/integrations" in text
     installed = {name.split("[")[0].lower() for name in re.findall(r"[\w\[\]-]+", text)}
@@ -105,7 +105,7 @@ def test_all_libraries_that_tests_may_miss_are_installed_for_them() -> None:
     assert set(named) <= {*skips.LIBRARIES.split("|"), "webdataset"}
 
 
-def test_ci_runs_the_tests_in_a_folder_called_minato(tmp_path: Path) -> None:
+def test_ci_runs_in_folder_called_minato(tmp_path: Path) -> None:
     """It removes the folder, and ends with make's last line and exit code."""
     if shutil.which("git") is None:
         pytest.skip("there is no git")
@@ -129,7 +129,7 @@ def test_ci_runs_the_tests_in_a_folder_called_minato(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["test", "fits", "wheels", "installed", "docs", "pinned"])
 def test_no_command_depends_on_the_folders_name(target: str) -> None:
-    """The first line of a script cannot name an interpreter in a folder whose name has spaces."""
+    """A script's first line cannot name an interpreter in a folder whose name has spaces."""
     text = commands(target)
     assert not re.search(r"bin/(?!python\b)\w", text)
     bare = re.search(rf"(?<![\"'/\w]){re.escape(str(ROOT))}", text)

@@ -1,4 +1,4 @@
-"""memory_limit: what is in flight and ready stays under it, whoever is slow, keeps or is huge."""
+"""memory_limit: batches in flight and ready stay under it, with slow consumers and huge batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 MIB = 1 << 20
 SIZE, LIMIT = 4, 8 * MIB
 DEADLINE_S = 60
-#: what a message begins with
+#: size of the start of a message
 HEAD = 4096
 
 
@@ -66,7 +66,7 @@ class Watch:
                 return
 
     def rest(self) -> None:
-        """Returns when workers have come to rest: all is made that will be before more is taken."""
+        """Waits until workers are idle: everything is made that can be before more is taken."""
         deadline = time.monotonic() + DEADLINE_S
         alike, before = 0, -1
         while alike < 4 and time.monotonic() < deadline:
@@ -81,7 +81,7 @@ class Watch:
 
 
 def indices(batch: Any) -> list[int]:
-    """Of a batch whose every sample is the same byte throughout."""
+    """The indices of a batch whose samples consist of one repeated byte."""
     found = []
     fields = isinstance(batch, (list, tuple)) and batch[0].dim() > 1  # native: a tensor a field
     for sample in batch[0] if fields else batch:
@@ -130,8 +130,8 @@ def make(data: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("kind, keep", [
     *((kind, False) for kind in KINDS), ("rows", True), ("ready", True), ("whole and static", True),
 ])
-def test_a_slow_consumer_fills_no_memory(kind: str, keep: bool) -> None:
-    """One batch over it at most: the one that everything waits for."""
+def test_slow_consumer_does_not_fill_memory(kind: str, keep: bool) -> None:
+    """By one batch at most: the one that everything waits for."""
     loader = make(Blocks(72), **KINDS[kind])
     for _ in range(2):
         peak, seen = epoch(loader, keep)
@@ -141,7 +141,7 @@ def test_a_slow_consumer_fills_no_memory(kind: str, keep: bool) -> None:
 
 
 class Held(Blocks):
-    """One sample is not made before it may be."""
+    """One sample waits for the test."""
 
     def __init__(self, n: int, held: int) -> None:
         super().__init__(n)
@@ -153,14 +153,14 @@ class Held(Blocks):
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_others_leave_room_for_the_batch_that_is_next(in_order: bool) -> None:
-    """Its last sample comes when the others have what they get, and the program has room made
-    for the batch that it takes: together they are no more than one batch over the limit."""
+def test_memory_is_reserved_for_head_batch(in_order: bool) -> None:
+    """Its last sample comes when the others have their memory and the program needs some for
+    the batch that it takes: together they exceed the limit by one batch at most."""
     data = Held(72, SIZE * 2 - 1)
     it = iter(make(data, in_order=in_order, multiprocessing_context="fork"))
     watch = Watch(it)
     try:
-        seen = indices(next(it))  # from now on it is known what a batch takes
+        seen = indices(next(it))  # from now on the size of a batch is known
         watch.rest()
         data.may.set()
         watch.rest()
@@ -174,7 +174,7 @@ def test_others_leave_room_for_the_batch_that_is_next(in_order: bool) -> None:
 
 
 def test_over_the_limit_the_program_gets_copies() -> None:
-    """Else what it has would still be there when the next one must pass over it."""
+    """Otherwise its batches would still be there when the next one must exceed the limit."""
     sample = torch.zeros(MIB // 2, dtype=torch.uint8)
     layout = Layout.prove(sample, torch.stack([sample] * 2), 2).core
     engine = _core.Engine(1, 0, False, LIMIT, window=1)
@@ -209,9 +209,9 @@ def test_native_workers() -> None:
 def test_one_sample_over_the_limit_passes_alone(options: dict) -> None:
     """Two of 20 MiB; in the second epoch they are known to be slow and start early.
 
-    Until one of them is delivered there is none beside it, however long the workers wait. Then the
-    trainer holds it, and if all workers wait with results of later batches the second may come:
-    somebody has to go on."""
+    Until one of them is delivered, the other does not start, however long the workers wait. Then
+    the trainer holds it. If all workers wait with results of later batches, the second may start,
+    because otherwise nothing could continue."""
     large, loader = 20 * MIB, make(Blocks(48, (9, 33)), persistent_workers=True, **options)
     for _ in range(2):
         it = iter(loader)
@@ -235,7 +235,7 @@ def test_one_sample_over_the_limit_passes_alone(options: dict) -> None:
         assert large <= peak <= LIMIT + 2 * large + 3 * MIB, f"{peak / MIB:.1f} MiB"
 
 
-def test_workers_that_wait_for_room_do_not_hold_up_the_end() -> None:
+def test_workers_waiting_for_memory_do_not_block_shutdown() -> None:
     """In mid-epoch, with all of them waiting: a new epoch, and no epoch at all."""
     for options in ({"collate_fn": as_list}, {"scheduling": "static", "collate_fn": as_list}):
         loader = make(Blocks(120), persistent_workers=True, **options)

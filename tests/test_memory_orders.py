@@ -1,10 +1,10 @@
 """The order pairs of csrc/, on machines that reorder more than this one.
 
-Where two processes meet without a lock, the sources name the accesses: ``[T1]`` at the code is
+Where two processes meet without a lock, the sources label the accesses: ``[T1]`` in the code is
 ``[T1]`` in the argument at the head of the file. Here each argument is a small program of these
-accesses, with the memory orders that the sources have now, and every execution that C11 allows is
+accesses, with the memory orders that the sources have now. Every execution that C11 allows is
 tried (axiomatic, as in "Repairing Sequential Consistency in C/C++11", Lahav et al., PLDI 2017, but
-with load buffering: what ARM64 does is among it). No execution may lose a wake-up or show
+with load buffering, so that it includes ARM64). No execution may lose a wake-up or show
 memory that was not written yet. Each program also fails as soon as one of its orders is weaker.
 """
 
@@ -69,7 +69,7 @@ def acyclic(relation: Relation) -> bool:
 
 
 def executions(threads: Sequence[Sequence[Access]]) -> Iterator[dict[str, int]]:
-    """What is read by each access, by its name, in each execution that is allowed."""
+    """The values that each access reads, by name, in each allowed execution."""
     places = sorted({a.place for thread in threads for a in thread})
     all_: list[Access] = [Access("", "store", place, "relaxed", 0) for place in places]
     init = range(len(all_))
@@ -136,7 +136,7 @@ def at(place: str, label: str, file: str, writes: int = 1) -> Access:
 
 
 def plain(name: str, kind: str, place: str) -> Access:
-    """Memory that is not atomic, which no order is asked of."""
+    """Memory that is not atomic and has no required order."""
     return Access(name, kind, place, "relaxed")
 
 
@@ -180,7 +180,7 @@ class Program:
 
 
 def told(publish: Access, look: Access, *between: Access, **more: int) -> Program:
-    """Published and notified, against announced and looked at: a sleep that nobody ends."""
+    """Published and notified, against announced and looked at: no wake-up may be lost."""
     lost = {LOOKS.name: 0, look.name: 0}
     bad = ({**lost}, *({look.name: 0, name: value} for name, value in more.items()))
     needs = (publish.name, look.name, LOOKS.name, SLEEPS.name)
@@ -261,13 +261,13 @@ def test_no_execution_goes_wrong(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if PROGRAMS[name].needs])
 def test_each_order_is_needed(name: str) -> None:
-    """Or the model would allow too little to find a fault."""
+    """Otherwise the model would allow too little to find a fault."""
     for access in PROGRAMS[name].needs:
         assert all(weaker.fails() for weaker in PROGRAMS[name].weaker(access)), access
 
 
-def test_what_is_known_of_the_model() -> None:
-    """Store buffering, message passing and load buffering, as the literature has them."""
+def test_memory_model_knows_litmus_tests() -> None:
+    """Store buffering, message passing and load buffering, as described in the literature."""
 
     def read(order_of_stores: str, order_of_loads: str, shape: str) -> bool:
         def both(name: str, x: str, y: str) -> tuple[Access, ...]:

@@ -1,4 +1,4 @@
-"""minato's own options as one record; what a loader refuses is in contract/test_own_options.py."""
+"""minato's own options as one record; contract/test_own_options.py tests what a loader refuses."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def changed(**options: Any) -> Options:
     return dataclasses.replace(DEFAULTS, **options)
 
 
-def test_they_are_what_the_loader_takes_beside_torchs() -> None:
+def test_options_are_the_loaders_own_parameters() -> None:
     assert own_options().keys() == {field.name for field in dataclasses.fields(Options)}
 
 
-def test_they_are_read_from_a_loader_as_its_attributes_are_now() -> None:
+def test_options_follow_the_loaders_attributes() -> None:
     loader = minato.DataLoader([1, 2, 3], num_workers=2, autoscale=(1, 4))  # type: ignore
     assert Options.of(loader) == changed(autoscale=(1, 4))
     loader.max_retries = 5
@@ -56,7 +56,7 @@ def test_bounds_of_the_number_of_workers() -> None:
     assert changed(autoscale=(1, 8)).bounds(3) == (1, 3, 8)
 
 
-def test_memory_is_what_is_named_or_fair_to_all_workers_there_may_be(
+def test_memory_bytes_is_given_or_fair_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("minato.options.fair_memory", lambda workers: 1000 - workers)
@@ -78,7 +78,7 @@ def test_memory_is_what_is_named_or_fair_to_all_workers_there_may_be(
         ({"prefetch_next_epoch": True}, "needs persistent_workers=True"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: dict[str, Any], text: str) -> None:
+def test_senseless_options_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         changed(**options).check(num_workers=2, persistent_workers=False)
 

@@ -27,8 +27,8 @@ NOT_SOURCE = shutil.ignore_patterns(
 )
 
 #: Data that a module may write to, by name; all else must be const. First the tables that
-#: CPython's API wants writable and nobody writes, then what is written once, at import
-#: (NumPy's table), then hooks that only tests set.
+#: CPython's API requires to be writable and that are never written, then data written once, at
+#: import (NumPy's table), then hooks that only tests set.
 WRITABLE = re.compile(
     r"""(\w+_)?(methods|slots|spec|getset|members)(\.\d+)? | functions(\.\d+)? | names\.\d+
       | (mn_)?\w+_module(_def)?
@@ -69,7 +69,7 @@ def index_answers() -> bool:
         return False
 
 
-#: at the end of the copy's setup.py: what the build environment holds
+#: appended to the copy's setup.py: lists the build environment
 PROBE = """
 import importlib.metadata as m
 with open("build-environment.txt", "w") as file:
@@ -81,7 +81,7 @@ with open("target-torch.txt", "w") as file:
 
 
 class Built(NamedTuple):
-    """A wheel, whether it was made in an environment of its own, and what that held."""
+    """A wheel, whether it was made in an isolated environment, and what that contained."""
 
     wheel: Path
     isolated: bool
@@ -130,7 +130,7 @@ def clean() -> dict[str, str]:
 # ---- the wheel -------------------------------------------------------------------------
 
 
-def test_wheel_holds_what_it_must(built: Built) -> None:
+def test_wheel_holds_required_files(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as wheel:
         names = wheel.namelist()
         (metadata,) = [n for n in names if n.endswith(".dist-info/METADATA")]
@@ -154,7 +154,7 @@ def test_wheel_holds_nothing_else(built: Built) -> None:
     assert tops == {"minato", "minato_command.py", info}
 
 
-def test_every_module_of_the_package_is_in_the_wheel(built: Built) -> None:
+def test_wheel_holds_every_module(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as wheel:
         names = set(wheel.namelist())
     here = {str(p.relative_to(ROOT)) for p in (ROOT / "minato").rglob("*.py*")}
@@ -169,7 +169,7 @@ def test_build_needs_numpy_and_setuptools_only(built: Built) -> None:
     assert built.environment - {"minato-loader"} <= {"setuptools", "numpy", "wheel"}
 
 
-def test_torch_of_the_target_is_found_from_an_isolated_build(built: Built) -> None:
+def test_isolated_build_finds_target_torch(built: Built) -> None:
     """Its headers, by the target's folders: nothing is imported or fetched for that."""
     torch = pytest.importorskip("torch")
     folder, version = built.torch
@@ -184,7 +184,7 @@ def test_torch_extension_can_be_left_out(built: Built) -> None:
 
 # ---- code for CUDA devices ---------------------------------------------------------------
 
-#: runs what setup.py does beside the extensions
+#: runs what setup.py does besides the extensions
 KERNELS = """
 import setuptools
 given = {}
@@ -199,7 +199,7 @@ print(command.get_outputs())
 FATBIN = "minato/device/kernels.fatbin"
 
 
-def test_wheel_holds_code_for_devices_where_there_is_nvcc(built: Built) -> None:
+def test_wheel_holds_device_code_if_nvcc_exists(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as wheel:
         assert (FATBIN in wheel.namelist()) == (shutil.which("nvcc") is not None)
 
@@ -287,7 +287,7 @@ def test_costs_are_fetched_ahead(libraries: list[Path]) -> None:
     assert re.search(r":\s+(prefetch\w+|prfm)\s", code)
 
 
-def test_a_mutable_global_would_be_seen(tmp_path: Path) -> None:
+def test_planted_mutable_global_is_seen(tmp_path: Path) -> None:
     source = tmp_path / "bad.c"
     source.write_text("static int counter = 1;\nint f(void) { return counter++; }\n")
     run("gcc", "-shared", "-fPIC", "-o", tmp_path / "bad.so", source)
@@ -333,7 +333,7 @@ def test_installed_beside_torch(built: Built, tmp_path: Path) -> None:
 
 
 def test_installed_without_torch(built: Built, tmp_path: Path) -> None:
-    """numpy alone is visible: its folders are linked into one of their own."""
+    """Only NumPy is visible: its folders are linked into a separate one."""
     numpy = tmp_path / "numpy-alone"
     numpy.mkdir()
     for folder in SITE.glob("numpy*"):
@@ -427,11 +427,11 @@ def test_the_same_sources_make_the_same_bytes(tmp_path: Path) -> None:
     assert [name for name, packed in found[0].items() if packed != found[1][name]] == []
 
 
-# ---- what is installed to test and to build ----------------------------------------------
+# ---- packages installed for tests and builds ---------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["test", "wheels"])
-def test_all_that_is_installed_is_pinned(name: str) -> None:
+def test_installed_packages_are_pinned(name: str) -> None:
     """By versions and hashes, and nothing is asked for that is not."""
     pinned = re.split(r"\n(?=\S)", (ROOT / "requirements" / f"{name}.txt").read_text().strip())
     assert len(pinned) > 10

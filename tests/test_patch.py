@@ -53,7 +53,7 @@ class Below(Torchs):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [Torchs, Below])
-def test_what_was_there_before_loads_as_minato_does(kind: type, workers: int) -> None:
+def test_existing_loaders_use_minato_after_patch(kind: type, workers: int) -> None:
     loader = numbers(kind, num_workers=workers)
     assert made_by(loader) == "torch"
     with minato.patch_torch():
@@ -76,7 +76,7 @@ def test_the_class_stays_torchs() -> None:
     assert made_by(pickle.loads(data)) == "torch"
 
 
-def test_a_pickled_loader_may_go_where_there_is_no_patch_and_no_minato() -> None:
+def test_pickled_patched_loader_loads_without_minato() -> None:
     with minato.patch_torch():
         loader = numbers()
         list(loader)
@@ -98,20 +98,20 @@ def test_minatos_own_class_is_as_before() -> None:
 
 
 class Placed(Torchs):
-    """Whose attribute has the name of an option."""
+    """An attribute has the name of an option."""
 
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
 
 
-def test_a_class_that_has_a_device_already() -> None:
+def test_subclass_with_device_attribute() -> None:
     with minato.patch_torch():
         assert made_by(numbers(Placed, persistent_workers=True)) == "minato"
 
 
 class Takes(Torchs):
-    """Sets attributes that have options' names, for what it does with batches by itself."""
+    """Sets attributes with the names of options, for its own handling of batches."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.max_errors = "no number"
@@ -127,7 +127,7 @@ class OwnClassAttributes(Torchs):
 
 
 class OnMinatos(minato.DataLoader):
-    """The same of a class whose base was exchanged."""
+    """The same for a class whose base was exchanged."""
 
     @property
     def memory_limit(self) -> str:  # type: ignore[override]
@@ -154,7 +154,7 @@ def test_attributes_of_a_derived_class_are_no_options(kind: Any, workers: int) -
 
 
 @pytest.mark.parametrize("kind", [Takes, OwnClassAttributes, OnMinatos])
-def test_a_derived_class_has_the_options_it_was_given(kind: Any) -> None:
+def test_derived_class_uses_given_options(kind: Any) -> None:
     with minato.patch_torch():
         loader = numbers(kind, worker_type="thread", seed_per_sample=False)
         assert made_by(loader) == "minato" and option(loader, "worker_type") == "thread"
@@ -170,7 +170,7 @@ class Pipe(torch.utils.data.IterDataPipe):
         return iter(range(4))
 
 
-def test_what_torchs_workers_must_serve_they_do() -> None:
+def test_torch_workers_still_serve_when_needed() -> None:
     with minato.patch_torch():
         for kind in (Torchs, minato.DataLoader):
             iterator = iter(kind(Pipe(), batch_size=2, num_workers=1))
@@ -183,7 +183,7 @@ def test_options_are_attributes() -> None:
         loader = numbers()
         loader.scheduling = "static"
         assert made_by(loader) == "minato"
-        assert loader.stats()["scheduler"] is None  # nobody balances
+        assert loader.stats()["scheduler"] is None  # scheduling is not balanced
         loader.scheduling = "fast"
         with pytest.raises(ValueError, match="'balanced' or 'static'"):
             iter(loader)
@@ -193,7 +193,7 @@ def test_options_are_attributes() -> None:
             iter(loader)
 
 
-def test_its_state_goes_on_in_another_loader() -> None:
+def test_state_of_patched_loader_resumes_in_another() -> None:
     with minato.patch_torch():
         options = {"shuffle": True, "generator": torch.Generator().manual_seed(1)}
         first = numbers(**options)
@@ -216,13 +216,13 @@ class OfItsOwn(Torchs):
         return iter(["mine"])
 
 
-def test_a_class_with_its_own_iterators_and_states_keeps_them() -> None:
+def test_class_with_own_iterator_keeps_it() -> None:
     with minato.patch_torch():
         loader = numbers(OfItsOwn)
         assert list(loader) == ["mine"] and loader.state_dict() == "mine"
 
 
-def test_persistent_workers_outlive_it() -> None:
+def test_persistent_workers_outlive_the_patch() -> None:
     """Those of the time before it, too."""
     theirs = numbers(persistent_workers=True)
     assert made_by(theirs) == "torch"
@@ -262,7 +262,7 @@ def test_undone_after_an_exception() -> None:
     assert not is_patched()
 
 
-def test_a_block_does_not_undo_what_was_on_before() -> None:
+def test_with_block_keeps_earlier_patch() -> None:
     outer = minato.patch_torch()
     with minato.patch_torch(), minato.patch_torch():
         pass
@@ -280,13 +280,13 @@ def test_someone_elses_later_patch_is_left_alone(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(Torchs, "_get_iterator", other)
         assert made_by(numbers()) == "minato"
     assert Torchs._get_iterator is other and not hasattr(Torchs, "stats")
-    assert made_by(numbers()) == "torch"  # which is what they had at first
-    # what monkeypatch will put back is minato's; leave the world as it was
+    assert made_by(numbers()) == "torch"  # as it was at first
+    # monkeypatch will restore minato's function; leave the world as it was
     monkeypatch.undo()
     Torchs._get_iterator = GET_ITERATOR
 
 
-def test_a_name_that_was_not_there_is_removed_again() -> None:
+def test_added_attribute_is_removed_on_undo() -> None:
     class Owner:
         pass
 
@@ -299,7 +299,7 @@ def test_a_name_that_was_not_there_is_removed_again() -> None:
     assert not swaps.active
 
 
-def test_threads_share_it() -> None:
+def test_threads_share_the_patch() -> None:
     """While any thread is inside, all see it."""
     inside = threading.Barrier(8)
     seen: list[bool] = []
@@ -345,7 +345,7 @@ def test_torchs_constructor_takes_minatos_options(kind: type) -> None:
         numbers(kind, max_retries=3)
 
 
-def test_undone_patch_wrapped_by_a_library_leaves_torchs_constructor() -> None:
+def test_undone_patch_kept_by_library_calls_torchs_constructor() -> None:
     """The library has kept the constructor that it found, and that is the patch's."""
     torchs = torch.utils.data.DataLoader
     before = torchs.__init__

@@ -65,7 +65,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("kind", LOADERS)
-def test_raising_properties_of_optional_names_change_nothing(kind: str, options: Any) -> None:
+def test_raising_optional_properties_change_nothing(kind: str, options: Any) -> None:
     if kind == "stream" and ("worker_type" in options or "prefetch_next_epoch" in options):
         pytest.skip("not for iterable datasets")
     loader = LOADERS[kind](**options)

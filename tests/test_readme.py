@@ -37,7 +37,7 @@ def run(*arguments: str, text: str) -> list[str]:
     return re.findall(r"epoch \d: \d+\.\d s", done.stdout)
 
 
-def test_the_program_runs_from_a_file_and_at_the_prompt(tmp_path: Path) -> None:
+def test_readme_program_runs_in_file_and_prompt(tmp_path: Path) -> None:
     file = tmp_path / "first.py"
     file.write_text(program())
     for shown in (run(str(file), text=""), run("-i", text=program() + "\n")):

@@ -35,7 +35,7 @@ N, SIZE = 40, 4
 
 
 class Noisy(torch.utils.data.Dataset):
-    """Its index, draws from every global generator and from one of its own, its epoch."""
+    """Its index, draws from every global generator and from its own, and its epoch."""
 
     def __init__(self, n: int = N) -> None:
         self.n = n
@@ -54,7 +54,7 @@ class Noisy(torch.utils.data.Dataset):
 
 
 class Stream(IterableDataset):
-    """Numbers of this worker's share, with a draw, and the epoch it was told."""
+    """Numbers of this worker's share, with a draw, and the epoch that was set."""
 
     def __init__(self, n: int = N) -> None:
         self.n = n
@@ -86,7 +86,7 @@ class Buckets(Sampler):
 
 
 def make(kind: str, **kw: Any) -> minato.DataLoader:
-    """The loader of a name; generators are made anew, so that a state must bring theirs."""
+    """The loader with this name; generators are new, so a state must restore theirs."""
     kw = {"batch_size": SIZE, "num_workers": 2, **kw}
     if kind == "stream":
         return minato.DataLoader(Stream(), **kw)
@@ -183,7 +183,7 @@ def test_rest_of_an_epoch_in_a_new_process(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [1, 3])
-def test_rest_of_an_epoch_with_any_number_of_workers(kind: str, workers: int) -> None:
+def test_resume_with_any_number_of_workers(kind: str, workers: int) -> None:
     seed(5)
     loader = make(kind)
     it = iter(loader)
@@ -264,7 +264,7 @@ def test_new_epoch_with_the_programs_generator_restored(persistent: bool) -> Non
 
 
 def test_going_on_draws_nothing_from_the_program() -> None:
-    """What a model draws after it is what it would have drawn without the interruption."""
+    """A model's draws after it are the same as without the interruption."""
     seed(6)
     loader = make("shuffle")
     it = iter(loader)
@@ -317,7 +317,7 @@ def test_into_a_living_persistent_loader() -> None:
 
 
 class Moody(Sampler):
-    """Whose list of samples cannot be read once."""
+    """Its list of samples cannot be read once."""
 
     fails: type[BaseException] | None = None
 
@@ -334,7 +334,7 @@ class Moody(Sampler):
 @pytest.mark.parametrize("living", [False, True])
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
 @pytest.mark.parametrize("fails", [OSError, KeyboardInterrupt])
-def test_an_epoch_that_cannot_begin_leaves_the_state_to_the_next(
+def test_failed_epoch_start_keeps_pending_state(
     fails: type[BaseException], scheduling: str, living: bool
 ) -> None:
     kw: dict[str, Any] = dict(persistent_workers=True, scheduling=scheduling)
@@ -354,14 +354,14 @@ def test_an_epoch_that_cannot_begin_leaves_the_state_to_the_next(
     assert indices(rows(other)) == list(range(N))  # and is not taken again
 
 
-def test_an_empty_state_begins_anew() -> None:
+def test_empty_state_starts_new_epoch() -> None:
     loader = make("sequential")
     take(iter(loader), 3)
     loader.load_state_dict({})
     assert len(rows(loader)) == N // SIZE
 
 
-def test_equal_loaders_are_two() -> None:
+def test_equal_loaders_have_separate_states() -> None:
     class Alike(minato.DataLoader):
         def __eq__(self, other: object) -> bool:
             return isinstance(other, Alike)
@@ -373,7 +373,7 @@ def test_equal_loaders_are_two() -> None:
     assert len(rows(it)) == len(rows(two)) == N // SIZE - 3
 
 
-# ---- out of order: what was not delivered ----------------------------------------------
+# ---- out of order: the rest of the epoch -----------------------------------------------
 
 
 def indices(batches: list) -> list[int]:
@@ -457,7 +457,7 @@ class EveryThirdFails(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("collate_fn", [None, list])
 @pytest.mark.parametrize("batch", [2, 3, 8])
-def test_what_is_left_of_a_batch_is_replaced_by_what_the_whole_is(
+def test_replacements_after_resume_equal_whole_batch(
     batch: int, collate_fn: Any
 ) -> None:
     def replaced(state: dict[str, Any]) -> tuple[dict[int, int], list[Any]]:
@@ -485,7 +485,7 @@ def test_what_is_left_of_a_batch_is_replaced_by_what_the_whole_is(
 
 @pytest.mark.parametrize("done", [0, 1, 5, 10])
 @pytest.mark.parametrize("kind", ["shuffle", "generator"])
-def test_static_makes_it_again(kind: str, done: int) -> None:
+def test_static_resume_repeats_delivered_batches(kind: str, done: int) -> None:
     kw = {"scheduling": "static"}
     seed(6)
     loader = make(kind, **kw)
@@ -606,7 +606,7 @@ def test_without_workers_the_order_is_torchs() -> None:
         assert found == [rows(torchs), rows(torchs)]
 
 
-def test_an_error_counts_as_handed_over() -> None:
+def test_error_counts_as_delivered() -> None:
     class Failing(Noisy):
         def __getitem__(self, index: int) -> Any:
             if index == 5:
@@ -642,8 +642,8 @@ class Interrupted(Noisy):
 @pytest.mark.parametrize("options", [
     {}, {"seed_per_sample": True}, {"on_error": "skip"}, {"on_error": "replace", "batch_size": 2},
 ])  # fmt: skip
-def test_what_an_interrupt_takes_was_not_handed_over(goes_on: int, options: dict) -> None:
-    """Also where the program goes on, with the batch behind it."""
+def test_batch_lost_to_interrupt_is_not_delivered(goes_on: int, options: dict) -> None:
+    """Also if the program continues with the batch after it."""
     options = {"batch_size": SIZE, **options}
     loader = minato.DataLoader(Interrupted(), **options)
     it, found = iter(loader), []
@@ -659,7 +659,7 @@ def test_what_an_interrupt_takes_was_not_handed_over(goes_on: int, options: dict
     assert sorted(sum(found + rest, [])) == list(range(N))
 
 
-def test_what_an_interrupt_takes_of_a_stream_comes_again() -> None:
+def test_stream_batch_lost_to_interrupt_comes_again() -> None:
     class Stops(Stream):
         fired = False
 
@@ -682,7 +682,7 @@ def test_what_an_interrupt_takes_of_a_stream_comes_again() -> None:
 
 
 class Shuffled(IterableDataset):
-    """With generators of its own, one for each of two kinds of draws."""
+    """With its own generators, one for each of two kinds of draws."""
 
     def __init__(self) -> None:
         self.rng, self.parts = random.Random(0), [np.random.default_rng(1)]
@@ -696,7 +696,7 @@ class Shuffled(IterableDataset):
 
 @pytest.mark.parametrize("done", [0, 3, N // SIZE])
 @pytest.mark.parametrize("epochs", [0, 2])
-def test_without_workers_a_stream_shuffles_with_its_own_generators(
+def test_stream_generators_without_workers_are_restored(
     epochs: int, done: int, tmp_path: Path
 ) -> None:
     loader = minato.DataLoader(Shuffled(), batch_size=SIZE)
@@ -715,7 +715,7 @@ def test_without_workers_a_stream_shuffles_with_its_own_generators(
     assert rest == expected
 
 
-def test_generators_that_a_stream_makes_later_are_left_alone() -> None:
+def test_late_stream_generators_are_not_touched() -> None:
     class Later(Shuffled):
         def __iter__(self) -> Iterator[tuple[int, float]]:
             self.parts.insert(0, np.random.default_rng(2))
@@ -733,7 +733,7 @@ def test_generators_that_a_stream_makes_later_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", ["shuffle", "generator", "buckets", "stream"])
-def test_taking_it_starts_nothing_and_draws_nothing(kind: str) -> None:
+def test_state_dict_starts_and_draws_nothing(kind: str) -> None:
     seed(6)
     loader = make(kind)
     generator = loader.generator
@@ -810,7 +810,7 @@ def test_costs_of_many_are_packed_now_and_then(
     assert learn(4000) != first
 
 
-# ---- what is wrong with a state --------------------------------------------------------
+# ---- invalid states --------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -961,7 +961,7 @@ def served_by_torch(kind: str) -> minato.DataLoader:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "context"])
-def test_where_nothing_is_counted_the_epoch_is_known(kind: str) -> None:
+def test_uncounted_loader_knows_its_epoch(kind: str) -> None:
     """A trainer takes a state with each checkpoint, and must not die of it."""
     loader = served_by_torch(kind)
     with pytest.warns(UserWarning, match="uses torch's own workers.*holds the epoch"):
@@ -984,7 +984,7 @@ def test_where_nothing_is_counted_the_epoch_is_known(kind: str) -> None:
     assert "torch's own workers" in other.stats()["verdict"]
 
 
-def test_the_sampler_of_an_uncounted_loader_goes_on_with_its_generator() -> None:
+def test_uncounted_loader_restores_sampler_generator() -> None:
     loader = served_by_torch("context")
     orders = [indices(rows(loader))]
     with pytest.warns(UserWarning, match="torch's own workers"):
@@ -995,7 +995,7 @@ def test_the_sampler_of_an_uncounted_loader_goes_on_with_its_generator() -> None
     assert indices(rows(other)) == orders[1] != orders[0]
 
 
-def test_a_place_in_mid_epoch_is_lost_where_nothing_is_counted() -> None:
+def test_uncounted_loader_loses_mid_epoch_position() -> None:
     loader = make("generator")
     it = iter(loader)
     take(it, 3)
@@ -1017,7 +1017,7 @@ def test_a_place_in_mid_epoch_is_lost_where_nothing_is_counted() -> None:
 )
 def test_every_whole_number_is_an_epoch(epoch: Any) -> None:
     loader = minato.DataLoader(Big(), num_workers=1, persistent_workers=True)
-    list(loader)  # told in a worker that is there already, not before it was forked
+    list(loader)  # set in a running worker, not before it was forked
     loader.set_epoch(epoch)
     assert flat_ints(loader) == [int(epoch)] * 4
     state = json.loads(json.dumps(loader.state_dict()))
@@ -1030,7 +1030,7 @@ def test_every_whole_number_is_an_epoch(epoch: Any) -> None:
     "epoch, error", [(-1, ValueError), (2**63, ValueError), (True, TypeError), (2.0, TypeError),
                      ("2", TypeError), (None, TypeError), (np.bool_(True), TypeError)],
 )  # fmt: skip
-def test_what_is_no_epoch(epoch: Any, error: type) -> None:
+def test_invalid_epochs_are_refused(epoch: Any, error: type) -> None:
     loader = minato.DataLoader(Big(), num_workers=1)
     with pytest.raises(error, match="set_epoch"):
         loader.set_epoch(epoch)
@@ -1038,7 +1038,7 @@ def test_what_is_no_epoch(epoch: Any, error: type) -> None:
 
 
 class Big(torch.utils.data.Dataset):
-    """The epoch it was told, as often as there are samples."""
+    """Its samples all hold the epoch that was set."""
 
     epoch = 0
 
@@ -1073,7 +1073,7 @@ def test_every_sample_knows_the_epoch(kind: str, persistent: bool, scheduling: s
 
 
 class HandsOn(torch.utils.data.Dataset):
-    """Has nothing of its own, but for samples."""
+    """Has only samples and no other attributes."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -1127,7 +1127,7 @@ def test_samplers_hear_of_the_epoch() -> None:
     assert own.batch_sampler.epoch == 5
 
 
-def test_in_mid_epoch_it_waits_for_the_next() -> None:
+def test_set_epoch_in_mid_epoch_applies_later() -> None:
     # a sampler of one's own is not drawn ahead of the window, so batches are yet to be planned
     loader = make("buckets", persistent_workers=True, prefetch_factor=1, num_workers=1)
     loader.set_epoch(1)
@@ -1164,7 +1164,7 @@ def test_replaced_workers_hear_of_the_epoch() -> None:
     assert once.value == 2 and loader.stats()["deaths"] == 1
 
 
-def test_the_epoch_travels() -> None:
+def test_set_epoch_is_part_of_state() -> None:
     loader = make("distributed")
     loader.set_epoch(4)
     it = iter(loader)
@@ -1177,12 +1177,12 @@ def test_the_epoch_travels() -> None:
     assert rows(other) == expected and told(expected) == {4}
 
 
-# ---- the next epoch, begun early -------------------------------------------------------
+# ---- the next epoch, started early -----------------------------------------------------
 
 
 @pytest.mark.parametrize("done", [2, 9, 10, None])
 def test_with_an_epoch_begun_early(done: int | None) -> None:
-    """The state does not tell of it, wherever it is taken."""
+    """The state does not include it, wherever it is taken."""
     kw = {"persistent_workers": True, "prefetch_next_epoch": True}
     seed(6)
     loader = make("generator", **kw)
@@ -1203,7 +1203,7 @@ def test_with_an_epoch_begun_early(done: int | None) -> None:
     assert [rows(other) for _ in expected] == expected
 
 
-def test_an_early_epoch_thrown_away_leaves_no_trace() -> None:
+def test_discarded_early_epoch_leaves_no_trace() -> None:
     def run(early: bool) -> list:
         seed(6)
         loader = make("generator", persistent_workers=True, prefetch_next_epoch=early)
@@ -1265,7 +1265,7 @@ def spoiled(value: Any, rng: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["map", "iterable"])
-def test_spoiled_states_load_or_say_what_is_wrong(kind: str) -> None:
+def test_damaged_states_load_or_raise(kind: str) -> None:
     seed = int(os.environ["MINATO_TEST_SEED"])
     rng = random.Random(seed)
 
@@ -1290,7 +1290,7 @@ def test_spoiled_states_load_or_say_what_is_wrong(kind: str) -> None:
     assert refused > 100
 
 
-def test_a_state_is_the_programs() -> None:
+def test_changing_a_loaded_state_changes_nothing() -> None:
     """It may be changed once it is loaded, and so may what state_dict() has given."""
     first = minato.DataLoader(range(12), 2, shuffle=True, generator=torch.Generator())
     next(iter(first))

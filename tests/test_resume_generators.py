@@ -1,4 +1,4 @@
-"""States and the generators that orders come from: who sets them last, the state or the program."""
+"""States and the generators of orders: whether the state or the program sets them last."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lists(loader: Any) -> list[Any]:
 
 
 class Shuffles(IterableDataset):
-    """Shuffles with a generator of its own, or of a dataset that it holds."""
+    """Shuffles with its own generator, or that of a dataset that it holds."""
 
     def __init__(self, rng: Any = None, inner: Any = None) -> None:
         self.rng, self.inner = rng or random.Random(0), inner
@@ -60,7 +60,7 @@ def tell(loader: Any, epoch: int, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["loader", "dataset", "exchanged", "nothing"])
-def test_what_a_dataset_is_told_after_the_state_counts(how: str) -> None:
+def test_dataset_changes_after_load_take_effect(how: str) -> None:
     first, again = (minato.DataLoader(Shuffles(), batch_size=4) for _ in range(2))
     tell(first, 1, how)
     lists(first)
@@ -73,7 +73,7 @@ def test_what_a_dataset_is_told_after_the_state_counts(how: str) -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3])
-def test_an_iterable_within_another_goes_on(taken: int) -> None:
+def test_nested_iterable_resumes(taken: int) -> None:
     def make() -> Any:
         return minato.DataLoader(Shuffles(inner=Shuffles(random.Random(5))), batch_size=4)
 
@@ -107,7 +107,7 @@ class Remembers(IterableDataset):
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_a_generator_that_the_program_puts_back_is_left_alone(before: bool) -> None:
+def test_generator_restored_by_program_is_kept(before: bool) -> None:
     whole = list(minato.DataLoader(Remembers(), batch_size=4, collate_fn=list))
     first, again = (minato.DataLoader(Remembers(), batch_size=4, collate_fn=list) for _ in range(2))
     iterator = iter(first)
@@ -132,20 +132,20 @@ class Odd(random.Random):
 
 
 @pytest.mark.parametrize("kind", [Stateless, Odd])
-def test_a_datasets_generator_without_a_state_is_its_programs(kind: Any) -> None:
+def test_dataset_generator_without_state_is_untouched(kind: Any) -> None:
     loader = minato.DataLoader(Shuffles(kind(3)), batch_size=4)
     assert sorted(sum(lists(loader), [])) == list(range(16))
     assert not any(role.startswith("dataset") for role in loader.state_dict()["generators"])
 
 
-def test_a_large_dataset_is_not_gone_through() -> None:
+def test_large_dataset_is_not_searched() -> None:
     dataset = Shuffles()
     dataset.table = [{"path": str(n), "rng": random.Random(n)} for n in range(1000)]
     state = minato.DataLoader(dataset, batch_size=4).state_dict()
     assert [role for role in state["generators"] if role.startswith("dataset")] == ["dataset.rng"]
 
 
-def test_a_batch_that_an_interrupt_took_comes_once_where_iteration_goes_on() -> None:
+def test_interrupted_batch_is_not_delivered_twice() -> None:
     fired = []
 
     def collate(batch: list[int]) -> list[int]:
@@ -168,7 +168,7 @@ def test_a_batch_that_an_interrupt_took_comes_once_where_iteration_goes_on() -> 
         next(iterator)
     stopped, again = through_json(loader.state_dict()), make()
     again.load_state_dict(stopped)
-    assert next(iter(again)) == [8, 9, 10, 11]  # nobody has gone on behind it
+    assert next(iter(again)) == [8, 9, 10, 11]  # the interrupted batch was not skipped
     assert next(iterator) == [12, 13, 14, 15]
     again = make()
     again.load_state_dict(through_json(loader.state_dict()))
@@ -189,7 +189,7 @@ def seeded(**options: Any) -> Any:
 ])  # fmt: skip
 @pytest.mark.parametrize("taken", [0, 1])
 def test_a_program_seeds_the_generator_before_each_epoch(options: Any, taken: int) -> None:
-    """Also where the epoch has begun and no batch was taken: its base seed has been drawn."""
+    """Also if the epoch has started and no batch was taken: its base seed has been drawn."""
     first, again = seeded(**options), seeded(**options)
     first.generator.manual_seed(3)
     iterator = iter(first)
@@ -201,7 +201,7 @@ def test_a_program_seeds_the_generator_before_each_epoch(options: Any, taken: in
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_state_between_epochs_serves_any_number_of_workers(workers: int) -> None:
+def test_state_between_epochs_fits_any_workers(workers: int) -> None:
     first = seeded(num_workers=2, persistent_workers=True)
     first.generator.manual_seed(1)
     lists(first)
@@ -213,7 +213,7 @@ def test_a_state_between_epochs_serves_any_number_of_workers(workers: int) -> No
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_a_state_of_an_epoch_ahead_is_not_taken_for_what_was_drawn_early(early: bool) -> None:
+def test_loaded_state_replaces_early_epoch(early: bool) -> None:
     """The process that loads it has just drawn that very epoch's order."""
 
     def make() -> Any:
@@ -230,7 +230,7 @@ def test_a_state_of_an_epoch_ahead_is_not_taken_for_what_was_drawn_early(early: 
 
 
 class KeepsItsDice(Sampler):
-    """A stateful sampler whose state holds its generator."""
+    """A stateful sampler whose state includes its generator."""
 
     def __init__(self) -> None:
         self.rng, self.order, self.at = random.Random(0), [], 0
@@ -257,7 +257,7 @@ class KeepsItsDice(Sampler):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_generator_in_a_samplers_own_state_goes_on_from_there(workers: int) -> None:
+def test_generator_in_sampler_state_is_restored(workers: int) -> None:
     first, again = (
         minato.DataLoader(range(8), batch_size=4, sampler=KeepsItsDice(), num_workers=workers)
         for _ in range(2)
@@ -290,7 +290,7 @@ class Threes:
             yield batch
 
 
-def test_a_batch_sampler_of_the_programs_own_is_read_no_further_than_torch_does() -> None:
+def test_custom_batch_sampler_is_read_as_in_torch() -> None:
     def after_a_break(kind: Any) -> list[Any]:
         sampler = RandomSampler(range(40), generator=torch.Generator().manual_seed(9))
         loader = kind(range(40), batch_sampler=Threes(sampler), num_workers=2)
@@ -301,7 +301,7 @@ def test_a_batch_sampler_of_the_programs_own_is_read_no_further_than_torch_does(
     assert after_a_break(minato.DataLoader) == after_a_break(torch.utils.data.DataLoader)
 
 
-def test_a_damaged_word_on_whether_the_epoch_has_begun() -> None:
+def test_damaged_begun_field_is_refused() -> None:
     loader = minato.DataLoader(range(8), batch_size=4)
     next(iter(loader))
     state = loader.state_dict()
@@ -362,7 +362,7 @@ class OnlySlots:
 
 
 class IsOne(Draws, random.Random):
-    """A generator by itself, which holds another."""
+    """A generator itself, which holds another."""
 
     def __init__(self) -> None:
         random.Random.__init__(self, 1)
@@ -370,7 +370,7 @@ class IsOne(Draws, random.Random):
 
 
 class Around(Draws):
-    """What it holds besides, it holds before its sampler."""
+    """Its other attributes come before its sampler."""
 
     def __init__(self, inner: Any, *besides: Any) -> None:
         self.besides, self.inner = list(besides), inner
@@ -411,11 +411,11 @@ def test_a_samplers_generator_is_found(kind: str, epoch: int, workers: int) -> N
     assert lists(again) == after
 
 
-def test_a_generator_of_the_programs_on_torchs_batch_sampler_hides_none() -> None:
+def test_generator_on_batch_sampler_hides_no_other() -> None:
     def make(seed: int) -> Any:
         sampler = RandomSampler(range(24), generator=torch.Generator().manual_seed(seed))
         batches: Any = BatchSampler(sampler, 4, False)
-        batches.generator = torch.Generator()  # from which nobody draws
+        batches.generator = torch.Generator()  # never drawn from
         return minato.DataLoader(range(24), batch_sampler=batches, num_workers=2)
 
     loader = make(1)
@@ -437,7 +437,7 @@ class DrawsFromTorchs(Draws):
         return self.generator
 
 
-def test_a_base_seed_is_told_from_what_a_sampler_draws_from_torchs_generator() -> None:
+def test_base_seed_draw_is_no_sampler_draw() -> None:
     def make() -> Any:
         torch.manual_seed(77)
         return minato.DataLoader(range(24), batch_size=4, sampler=DrawsFromTorchs())
@@ -461,7 +461,7 @@ class MakesItLate(Draws):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_generator_that_is_not_there_yet_is_told_of(workers: int) -> None:
+def test_missing_generator_warns(workers: int) -> None:
     first, again = (
         minato.DataLoader(range(24), batch_size=4, sampler=MakesItLate(), num_workers=workers)
         for _ in range(2)
@@ -492,7 +492,7 @@ class Refuses(Draws):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [HoldsWhatIsGone, Refuses])
-def test_a_sampler_that_cannot_be_gone_through_is_iterated(kind: Any, workers: int) -> None:
+def test_unsearchable_sampler_is_iterated(kind: Any, workers: int) -> None:
     loader = minato.DataLoader(range(24), batch_size=4, sampler=kind(), num_workers=workers)
     assert sorted(sum(lists(loader), [])) == list(range(24))
 
@@ -512,7 +512,7 @@ class SlotOfEpoch(Draws):
         return random.Random(self.epoch)
 
 
-def test_an_epoch_that_is_told_to_a_slot_is_not_drawn_early() -> None:
+def test_sampler_with_slots_gets_its_epoch() -> None:
     def epochs(kind: Any, **options: Any) -> list[Any]:
         sampler = SlotOfEpoch()
         loader = kind(range(24), batch_size=4, sampler=sampler, num_workers=2,
@@ -555,7 +555,7 @@ GLOBAL = {
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", GLOBAL)
-def test_a_sampler_that_draws_from_a_global_generator_as_it_goes_is_told_of(
+def test_sampler_with_late_global_draws_warns(
     name: str, workers: int
 ) -> None:
     sampler = Buffers(GLOBAL[name])
@@ -567,14 +567,14 @@ def test_a_sampler_that_draws_from_a_global_generator_as_it_goes_is_told_of(
     with pytest.warns(UserWarning, match="draws from a global generator"):
         loader.state_dict()
     list(iterator)
-    loader.state_dict()  # the next epoch begins with the generators as they are then
+    loader.state_dict()  # the next epoch starts with the generators as they are then
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("sampler", [
     Buffers(OF_ITS_OWN.randrange), Draws(), RandomSampler(range(60)), range(60),
 ], ids=["its own", "at once", "torch's", "none"])  # fmt: skip
-def test_other_samplers_are_not_told_of(sampler: Any, workers: int, recwarn: Any) -> None:
+def test_other_samplers_do_not_warn(sampler: Any, workers: int, recwarn: Any) -> None:
     loader = minato.DataLoader(range(60), batch_size=4, sampler=sampler, num_workers=workers)
     iterator = iter(loader)
     for _ in range(4):

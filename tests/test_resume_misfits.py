@@ -1,4 +1,4 @@
-"""States that are ahead of what was delivered, and loaders that a state does not fit."""
+"""States that are ahead of delivery, and loaders that a state does not fit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Counts(IterableDataset):
 
 
 class Goes(Counts):
-    """Its iterator goes on after an interrupt."""
+    """Its iterator continues after an interrupt."""
 
     def __iter__(self) -> Any:
         return self
@@ -67,10 +67,10 @@ class Goes(Counts):
 @pytest.mark.parametrize("dear", [False, True])
 @pytest.mark.parametrize("kind", [Counts, Goes])
 @pytest.mark.parametrize("stop", [1, 7, 18])
-def test_a_batch_of_a_stream_that_an_interrupt_took_is_made_again(
+def test_stream_batch_lost_to_interrupt_is_repeated(
     kind: Any, stop: int, dear: bool, monkeypatch: Any
 ) -> None:
-    """Also where it is dear to ask the dataset, and it is asked at the beginning only."""
+    """Also if state_dict() is expensive and only called at the start."""
     if dear:
         monkeypatch.setattr("minato.stateful.CHEAP_NS", 0)
         monkeypatch.setattr("minato.stateful.SHARE", 0.0)
@@ -85,7 +85,7 @@ def test_a_batch_of_a_stream_that_an_interrupt_took_is_made_again(
     assert lists(again) == lists(minato.DataLoader(Counts(), batch_size=4))
 
 
-def test_an_iterator_that_goes_on_after_an_interrupt_has_lost_that_batch() -> None:
+def test_continued_iterator_has_lost_interrupted_batch() -> None:
     """And so have its states from there on."""
     loader = minato.DataLoader(Goes(7), batch_size=4)
     iterator = iter(loader)
@@ -99,7 +99,7 @@ def test_an_iterator_that_goes_on_after_an_interrupt_has_lost_that_batch() -> No
 
 
 @pytest.mark.parametrize("batch", [0, 1, 4])
-def test_a_state_taken_while_a_batch_is_collated_has_it_still(batch: int) -> None:
+def test_state_during_collation_includes_the_batch(batch: int) -> None:
     states: list[Any] = []
 
     def collate(samples: list[int]) -> list[int]:
@@ -217,7 +217,7 @@ def test_a_dataset_need_not_say_its_length() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"scheduling": "static"}, {"worker_type": "thread"}])
-def test_a_copy_of_a_loader_has_a_place_of_its_own(options: Any) -> None:
+def test_copied_loader_has_its_own_position(options: Any) -> None:
     """Though it is made with the other's workers in it."""
     first = minato.DataLoader(
         range(24), batch_size=4, num_workers=1, persistent_workers=True, **options
@@ -235,7 +235,7 @@ def test_a_copy_of_a_loader_has_a_place_of_its_own(options: Any) -> None:
 
 
 class Fails(Grows):
-    """Of every hundred samples so many, the first ones."""
+    """The first samples of every hundred fail, a given number of them."""
 
     def __init__(self, size: int, of_hundred: int) -> None:
         super().__init__(size)
@@ -284,7 +284,7 @@ SHARES = {
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", SHARES)
 def test_a_share_is_of_samples(kind: str, workers: int) -> None:
-    """Also where nobody says how many there are: then of those handed out."""
+    """Also if their number is unknown: then a share of the delivered samples."""
     options = {**SHARES[kind], "num_workers": workers, "on_error": "skip", "max_errors": 0.1}
     if workers == 0:
         options = {k: v for k, v in options.items() if k not in ("batching", "in_order")}
@@ -302,7 +302,7 @@ def test_a_share_of_a_longer_epoch_allows_more(workers: int) -> None:
                                max_errors=0.1, persistent_workers=workers > 0)  # fmt: skip
     assert sum(map(len, loader)) == 20
     data.size = 200
-    if workers:  # whose copies of the dataset have their own
+    if workers:  # their copies of the dataset have their own value
         data.of_hundred = 0
         lists(loader)
         assert loader._iterator._position.allowed.most() == 20

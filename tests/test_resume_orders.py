@@ -142,7 +142,7 @@ def seed(value: int) -> None:
 
 
 def pull(it: Any, count: int | None = None) -> list[Any]:
-    """So many batches, or all; those that failed as the text of their error's type."""
+    """This many batches, or all; failed ones as the name of their error's type."""
     out: list[Any] = []
     while count is None or len(out) < count:
         try:
@@ -173,7 +173,7 @@ def indices(batches: list[Any]) -> list[int]:
     (2, "alone at once", "RandomState"),
 ])
 def test_samplers_with_any_generator(workers: int, what: str, rng: str) -> None:
-    """In the second epoch, so that a generator made anew is elsewhere."""
+    """In the second epoch, so that a new generator would be in another state."""
     seed(5)
     loader = make(f"{what} of {rng}", workers)
     pull(iter(loader))
@@ -188,7 +188,7 @@ def test_samplers_with_any_generator(workers: int, what: str, rng: str) -> None:
     assert sorted(first + expected) == list(range(N))
 
 
-def test_states_that_have_a_samplers_generator_as_the_loaders() -> None:
+def test_older_states_with_generator_of_loader_load() -> None:
     """As those had it that were written before samplers were asked for it first."""
     loader = make("indices with the loader of torch.Generator", 2)
     pull(iter(loader))
@@ -200,7 +200,7 @@ def test_states_that_have_a_samplers_generator_as_the_loaders() -> None:
     assert indices(pull(iter(other))) == expected
 
 
-def test_roles_are_ways_and_the_nearest_is_one() -> None:
+def test_generator_roles_are_shortest_paths() -> None:
     """Those that states have always had stay, and data is not gone into."""
     data = Noisy()
     rng = np.random.default_rng(4)
@@ -215,7 +215,7 @@ def test_roles_are_ways_and_the_nearest_is_one() -> None:
     assert [*Sources(loader).own] == ["batch_sampler.base.1.sampler.dice"]
 
 
-def test_a_long_list_is_not_gone_through() -> None:
+def test_long_list_is_not_searched() -> None:
     class Counted(list):  # type: ignore[type-arg]
         def __iter__(self) -> Any:
             raise AssertionError("it is long")
@@ -256,7 +256,7 @@ class Numbered(random.Random):
 
 @pytest.mark.parametrize("kind", [Stateless, Short, Numbered, random.SystemRandom])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_generator_whose_state_cannot_be_put_back_is_its_programs(
+def test_generator_without_settable_state_is_untouched(
     workers: int, kind: Any
 ) -> None:
     class Orders(Sampler):
@@ -275,7 +275,7 @@ def test_a_generator_whose_state_cannot_be_put_back_is_its_programs(
     assert not any("rng" in role for role in loader.state_dict()["generators"] or ())
 
 
-def test_a_sampler_that_draws_at_once_leaves_the_programs_generators_alone() -> None:
+def test_eager_sampler_restores_global_generators() -> None:
     loader = make("batches at once of random", 2)
     it = iter(loader)
     pull(it, 2)
@@ -287,8 +287,8 @@ def test_a_sampler_that_draws_at_once_leaves_the_programs_generators_alone() -> 
 
 
 @pytest.mark.parametrize("kind", ["sequence", "batches at once of torch.Generator"])
-def test_an_epoch_begun_early_is_that_of_the_samplers_turn(kind: str) -> None:
-    """One draw an epoch, whether it was begun early or not."""
+def test_early_epoch_draws_from_sampler_once(kind: str) -> None:
+    """One draw per epoch, whether it was started early or not."""
     orders = []
     for early in (False, True):
         loader = make(kind, 1, persistent_workers=True, prefetch_next_epoch=early)
@@ -296,7 +296,7 @@ def test_an_epoch_begun_early_is_that_of_the_samplers_turn(kind: str) -> None:
     assert orders[0] == orders[1]
 
 
-def test_an_epoch_told_after_the_next_has_begun_early() -> None:
+def test_set_epoch_after_early_start_counts() -> None:
     kw: dict[str, Any] = dict(persistent_workers=True, prefetch_next_epoch=True)
     loader = make("distributed", 2, **kw)
     loader.set_epoch(0)
@@ -311,7 +311,7 @@ def test_an_epoch_told_after_the_next_has_begun_early() -> None:
 
 
 def test_epochs_after_a_resumed_one_do_not_repeat() -> None:
-    """The epoch begun early draws from the program's generator, not from the restored one."""
+    """The epoch started early draws from the program's generator, not from the restored one."""
     loader = make("shuffle", 1, persistent_workers=True, prefetch_next_epoch=True)
     it = iter(loader)
     state = loader.state_dict()
@@ -324,7 +324,7 @@ def test_epochs_after_a_resumed_one_do_not_repeat() -> None:
 
 
 class Told(Shuffles):
-    """Its generator is seeded when it is told of an epoch."""
+    """set_epoch() seeds its generator."""
 
     fails = False
 
@@ -346,8 +346,8 @@ class Told(Shuffles):
     (0, {}), (2, {}), (2, {"persistent_workers": True}),
     (2, {"persistent_workers": True, "prefetch_next_epoch": True}),
 ])  # fmt: skip
-def test_what_a_sampler_is_told_after_the_state_counts(workers, kw, told) -> None:
-    """An epoch that could not begin counts as if it had drawn nothing."""
+def test_sampler_changes_after_load_take_effect(workers, kw, told) -> None:
+    """An epoch that failed to start counts as if it had drawn nothing."""
 
     def orders(loader: Any, epochs: range) -> Iterator[list[int]]:
         for epoch in epochs:
@@ -360,7 +360,7 @@ def test_what_a_sampler_is_told_after_the_state_counts(workers, kw, told) -> Non
     whole = list(orders(made[0], range(4)))
     begun = list(orders(made[1], range(2)))
     made[2].load_state_dict(json.loads(json.dumps(made[1].state_dict())))
-    if workers > 0:  # else an epoch has begun when its sampler is asked
+    if workers > 0:  # without workers, an epoch has started when its sampler is asked
         made[2].sampler.fails = True
         with pytest.raises(OSError, match="not now"):
             iter(made[2])
@@ -371,7 +371,7 @@ def test_what_a_sampler_is_told_after_the_state_counts(workers, kw, told) -> Non
 @pytest.mark.parametrize("held", ["generator", "sampler"])
 @pytest.mark.parametrize("early", [False, True])
 def test_a_program_that_exchanges_generators_between_epochs(early: bool, held: str) -> None:
-    """Of the batch sampler's sampler, or the whole of that."""
+    """The generator of the batch sampler's sampler, or the whole batch sampler."""
 
     def exchange(loader: Any, epoch: int) -> None:
         generator = torch.Generator().manual_seed(epoch)
@@ -466,7 +466,7 @@ def test_in_order_the_rest_is_the_same(order, moment, workers, others, warm, don
 @fuzzed(12)
 @given(orders, moments, st.integers(1, 3), st.integers(1, 4), st.integers(0, 2),
        st.integers(0, 6), st.sampled_from(["sampler", "ready"]), options)
-def test_out_of_order_what_was_not_delivered_comes(order, moment, workers, others, warm, done,
+def test_out_of_order_resume_delivers_the_rest(order, moment, workers, others, warm, done,
                                                    batching, kw) -> None:  # fmt: skip
     """Whatever batch it is in, a sample is the same one; a random collate_fn is of the batch."""
     kw = {**kw, "in_order": False, "batching": batching}
@@ -481,7 +481,7 @@ def test_out_of_order_what_was_not_delivered_comes(order, moment, workers, other
 @fuzzed(5)
 @given(orders, st.sampled_from(["at its begin", "in the middle", "after the last batch"]),
        st.integers(1, 3), st.integers(0, 6), options)
-def test_static_scheduling_makes_it_again(order, moment, workers, done, kw) -> None:
+def test_static_resume_repeats_delivered_batches(order, moment, workers, done, kw) -> None:
     kw = {**kw, "scheduling": "static"}
     was = Interrupted(order, workers, moment, 0, done, **kw)
     assert was.resumed(order, workers, **kw) == was.rest

@@ -1,4 +1,4 @@
-"""States when several ranks load: each rank goes on with its own samples."""
+"""States when several ranks load: each rank resumes with its own samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Draws(Dataset):  # type: ignore[type-arg]
 
 
 class Stream(IterableDataset):  # type: ignore[type-arg]
-    """Numbers of one rank, as the program deals them out by itself."""
+    """Numbers of one rank, dealt by the program itself."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -281,7 +281,7 @@ def test_state_holds_the_samplers_own_epoch(workers: int) -> None:
         return loader
 
     whole, state = lists(at_epoch(3)), state_after(at_epoch(3), 2)
-    loader = at_epoch(0)  # the program has not told it yet
+    loader = at_epoch(0)  # the program has not set the epoch yet
     loader.load_state_dict(state)
     assert loader.sampler.epoch == 3 and lists(loader) == whole[2:]
 

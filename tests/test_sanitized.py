@@ -1,14 +1,14 @@
 """The extension itself under AddressSanitizer and UndefinedBehaviorSanitizer, with fault points;
-and under ThreadSanitizer, what threads share.
+and its use by several threads under ThreadSanitizer.
 
-It is built in a copy of the tree, so that nothing of it gets into this one. What runs there are
-tests of this folder: workers and the zygote killed at each labelled point, and what loads rows,
-envelopes and collated batches, and in the long run all of tests/contract. Reports go to files,
-because a worker that a sanitizer ends is otherwise just a worker that died, and is replaced. gcc's
-UndefinedBehaviorSanitizer writes none beside AddressSanitizer: it sets the other's file in
-place of its own. So undefined behaviour is an illegal instruction, of which AddressSanitizer reports
-where it is. ThreadSanitizer sees what the extension does, and of Python and torch only what they
-wait with (the GIL is a lock to it) and allocate.
+It is built in a copy of the tree, so that no build output gets into this one. These
+tests of this folder run with it: workers and the zygote killed at each labelled point; tests that
+load rows, envelopes and collated batches; and in the long run all of tests/contract. Reports go to
+files, because a worker that a sanitizer ends otherwise looks like any dead worker, and is replaced.
+gcc's UndefinedBehaviorSanitizer writes no file together with AddressSanitizer: it sets the other's
+file in place of its own. So undefined behaviour is an illegal instruction, whose place
+AddressSanitizer reports. ThreadSanitizer sees all of the extension, and of Python and torch only
+their waits (the GIL is a lock to it) and allocations.
 
 Environment:
     MINATO_TEST_SANITIZED: set it for the long runs, too (some minutes).
@@ -39,10 +39,10 @@ LONG = [
     "tests/test_loader.py", "tests/iterators/test_prefetching.py",
     "tests/transport/test_sendable.py", "tests/seeding/test_seeding.py",
     *sorted(f"tests/contract/{path.name}" for path in (ROOT / "tests/contract").glob("test_*.py")
-            if path.name != "test_threads.py"),  # which forks beside threads: see ALONE
+             if path.name != "test_threads.py"),  # it forks next to threads: see ALONE
 ]  # fmt: skip
-#: Threads that work, the engine's thread, and batches that other threads drop. (What forks beside
-#: other threads is no run for ThreadSanitizer.)
+#: Worker threads, the engine's thread, and batches that other threads drop. (Tests that fork next
+#: to other threads do not work under ThreadSanitizer.)
 SHARED = [
     "tests/workers/test_python_threads.py", "tests/workers/test_thread_pool.py",
     "tests/workers/test_shared_by_threads.py",
@@ -51,16 +51,16 @@ SHARED = [
 #: That these runs end is seen to by the deadlines of the tests in them; this is for what hangs
 #: outside of those. A machine that has much else to do may need long for all of them.
 HANGS_S = 3600
-#: GCC's AddressSanitizer does not prepare for forks: one made in the moment in which another
-#: thread of the process starts or ends may leave its child with a lock of the sanitizer's that
-#: nobody will let go of, where it spins for good (1 in 300 such forks, gcc 12). Without these BLAS
-#: starts a thread in each zygote, just before that forks its workers.
+#: GCC's AddressSanitizer does not prepare for forks. If another thread of the process starts or
+#: ends during the fork, the child may inherit a held lock of the sanitizer's, which is never
+#: released, and spin forever (1 in 300 such forks, gcc 12). Without these variables BLAS
+#: starts a thread in each zygote, just before it forks its workers.
 ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class Kind(NamedTuple):
-    """How the extension is built, what is loaded before Python, and what the sanitizer is told; in
-    that, LOGS is where it reports."""
+    """How the extension is built, what is loaded before Python, and the sanitizer's options, in
+    which LOGS is the place for its reports."""
 
     sanitizers: str
     runtime: str
@@ -82,13 +82,13 @@ THREAD = Kind(
     {"TSAN_OPTIONS": "die_after_fork=0:exitcode=0:allocator_may_return_null=1:history_size=4:"
                      "report_signal_unsafe=0:suppressions=LOGS/../suppressions:log_path=LOGS/thread"},
 )  # fmt: skip
-#: glibc frees a thread's variables after its end, which nobody orders for ThreadSanitizer.
+#: glibc frees a thread's variables after its end, an order that ThreadSanitizer does not see.
 SUPPRESSIONS = "race:_dl_deallocate_tls\n"
 
 
 def runtimes(kind: Kind = ADDRESS) -> str | None:
-    """What has to be loaded before Python, or None where this compiler has no sanitizers. That of
-    C++ is there for AddressSanitizer, which looks once, and early, for how torch throws."""
+    """The libraries to load before Python, or None if this compiler has no sanitizers. C++'s is
+    included because AddressSanitizer looks once, and early, for how torch throws."""
     compiler = shutil.which("gcc")
     found = []
     for name in (kind.runtime, "libstdc++.so.6") if compiler else ():
@@ -127,7 +127,7 @@ class Tree:
         assert done.returncode == 0, done.stderr[-6000:]
 
     def run(self, *arguments: str, **environment: str) -> tuple[int, str, list[str]]:
-        """Exit status and output of pytest, and what the sanitizers have reported."""
+        """pytest's exit status and output, and the sanitizers' reports."""
         logs = self.root / "logs"
         shutil.rmtree(logs, ignore_errors=True)
         logs.mkdir()
@@ -171,7 +171,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory):
         shutil.rmtree(tree.root)
 
 
-def test_what_runs_there_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sanitized_test_files_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests of fault points are collected in these runs alone, and can be imported in any."""
     monkeypatch.setenv("MINATO_TEST_FAULTS", "1")
     faults = importlib.import_module("attack.test_faults")
@@ -304,6 +304,6 @@ if os.environ.get("MINATO_TEST_MUTANTS"):
         assert reports or failed, output
 
 
-def test_this_tree_has_nothing_of_it() -> None:
+def test_normal_build_has_no_sanitizer() -> None:
     for library in (ROOT / "minato").glob("*.so"):
         assert b"__asan_init" not in library.read_bytes(), f"{library.name} is sanitized"

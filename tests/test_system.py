@@ -1,4 +1,4 @@
-"""minato without its engine: systems that are not Linux, and what is imported from minato."""
+"""minato without its engine: systems that are not Linux, and the names imported from minato."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import minato
 ROOT = Path(__file__).resolve().parents[1]
 
 
-# ---- the names that stand beside DataLoader in an import line ------------------------------
+# ---- names that are imported together with DataLoader --------------------------------------
 
 
 def is_machinery(name: str) -> bool:
@@ -45,7 +45,7 @@ def test_all_is_sorted_and_there() -> None:
 
 # ---- other systems -------------------------------------------------------------------------
 
-#: what a process is without, on each
+#: what each process lacks
 BEGIN = {
     "darwin": "",
     "win32": """
@@ -62,7 +62,7 @@ for owner, names in (
         delattr(owner, name)
 """,
 }
-#: of an editable installation nothing is to be found
+#: hides an editable installation
 HEAD = """
 import sys
 sys.meta_path[:] = [f for f in sys.meta_path if "frozen" in getattr(f, "__module__", "")]

@@ -85,7 +85,7 @@ def test_a_stub_that_disagrees_is_noticed(tmp_path: Path) -> None:
     assert "trainer_dies" in done.stdout and "trainer_lives" in done.stdout
 
 
-def test_every_public_name_of_the_extension_is_in_the_stub() -> None:
+def test_stub_has_every_public_name() -> None:
     """The part of the above that needs no mypy."""
     for name, value in vars(minato._core).items():
         if name.startswith("__"):
@@ -97,7 +97,7 @@ def test_every_public_name_of_the_extension_is_in_the_stub() -> None:
 
 
 def test_keywords_are_those_of_the_sources() -> None:
-    """C functions do not tell their arguments; their tables of keywords do."""
+    """C functions do not expose their arguments, but their tables of keywords do."""
     sources = (ROOT / "csrc" / "py").glob("*/*.c")
     text = "".join(p.read_text() for p in sources if p.parent.name != "ops")
     tables = re.findall(r"static char \*names\[\] = \{([^}]*)NULL\}", text)
@@ -151,8 +151,8 @@ reveal_type(waited["share"] if waited is not None else None)
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What mypy says of the package, of a program that uses it, and of a mistake in a copy of
-    one of its files: one run, because reading torch is what takes long."""
+    """mypy's output for the package, a program that uses it, and a mistake in a copy of
+    one of its files: one run, because reading torch takes longest."""
     where = tmp_path_factory.mktemp("typed")
     (where / "use.py").write_text(textwrap.dedent(USE))
     package = where / "src" / "minato"
@@ -172,7 +172,7 @@ def errors(text: str, file: str) -> list[str]:
 
 
 @mypy
-def test_what_a_type_checker_sees(checked: str) -> None:
+def test_type_checker_sees_public_types(checked: str) -> None:
     assert 'Revealed type is "minato.loader.DataLoader[int]"' in checked
     assert 'Revealed type is "torch.utils.data.dataset.Dataset[int]"' in checked
     assert 'Revealed type is "float | None"' in checked or "Union[builtins.float, None]" in checked

@@ -45,7 +45,7 @@ class Wordy(Noisy):
 
 
 class Ragged(Noisy):
-    """Samples of many shapes, for a collate function of its own."""
+    """Samples of many shapes, for a custom collate function."""
 
     def __getitem__(self, index: int) -> Any:
         sample = super().__getitem__(index)
@@ -58,7 +58,7 @@ def keep_list(samples: list) -> list:
 
 
 class Images(Dataset):
-    """Large samples whose every element tells the index."""
+    """Large samples in which every element equals the index."""
 
     def __init__(self, length: int = 40, shape: tuple[int, ...] = (64, 1024), delay=0.0):
         self.length, self.shape, self.delay = length, shape, delay
@@ -72,7 +72,7 @@ class Images(Dataset):
 
 
 class Slow(Dataset):
-    """Samples that take a while."""
+    """Samples that take some time."""
 
     def __init__(self, length: int = 64, seconds: float = 0.3) -> None:
         self.length, self.seconds = length, seconds
@@ -86,7 +86,7 @@ class Slow(Dataset):
 
 
 class Does(Dataset):
-    """Integers; one index does something else first."""
+    """Integers; one index calls a function first."""
 
     def __init__(self, what: str, at: int = 5, length: int = 24, flag: Any = None) -> None:
         self.what, self.at, self.length, self.flag = what, at, length, flag
@@ -145,8 +145,8 @@ class Does(Dataset):
 
 
 class Decodes(Dataset):
-    """Decodes each sample into the same file of a folder that it makes where it is unpickled. What
-    it reads there is wrong in a process that has not made the folder: others write to it, too."""
+    """Decodes each sample into the same file of a folder that it makes when it is unpickled. A
+    process that has not made the folder reads wrong data, because others write to the file, too."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -167,8 +167,8 @@ class Decodes(Dataset):
 
 
 class Plain(Dataset):
-    """Writes to what it holds; tells how often others have in what should be its own, and all in
-    its tensor."""
+    """Writes to its own data. Reports how often others have written to data that should be private,
+    and whether all workers share its tensor."""
 
     def __init__(self, length: int) -> None:
         self.mine: set[int] = set()
@@ -236,8 +236,8 @@ class Counting(IterableDataset):
 
 
 class SharesHandle(Dataset):
-    """Its pickle holds a handle of a storage, as those of an accelerator's tensors do, that
-    nobody else keeps; says in a file who has unpickled it, and in its samples who makes them."""
+    """Its pickle holds the only reference to a storage handle, as pickles of an accelerator's
+    tensors do. Records in a file who unpickled it, and in its samples who made them."""
 
     def __init__(self, log: str) -> None:
         self.log = log
@@ -259,8 +259,8 @@ class SharesHandle(Dataset):
 
 
 class Opens(Dataset):
-    """Opens something wherever it is unpickled, as many datasets do, and cannot be pickled
-    from then on."""
+    """Opens a file or connection when it is unpickled, as many datasets do, and cannot be pickled
+    after that."""
 
     def __init__(self, path: str, what: str, length: int = 1024) -> None:
         self.path, self.what, self.length = path, what, length
@@ -290,7 +290,7 @@ class Opens(Dataset):
 
     def read_file(self, index: int) -> int:
         self.file.seek(8 * index)
-        time.sleep(0)  # the other workers' turn
+        time.sleep(0)  # lets other workers run
         return int.from_bytes(self.file.read(8), "little")
 
     def read_sqlite(self, index: int) -> int:
@@ -308,7 +308,7 @@ class Opens(Dataset):
 
 
 class SharesTensors(Dataset):
-    """Tensors that travel in shared memory, one of them by itself and one in an object."""
+    """Tensors that travel in shared memory, one directly and one inside an object."""
 
     def __init__(self, length: int = 64) -> None:
         self.squares = torch.arange(length) ** 2

@@ -1,16 +1,16 @@
-"""Runs small programs again and again, each time with one more call of theirs failing.
+"""Runs small programs again and again; each run makes one more of their calls fail.
 
     python failing.py failing.so FOLDER OF-EACH-SITE EVERY SEED [PROGRAM[:SITES]...]
 
-failing.c counts what the extensions call of the C library and of Python, and functions here do so
-for what minato's and multiprocessing's Python code asks of the system. Each program runs once
-to count; then, for OF-EACH-SITE calls of each site and one site in EVERY, a fork of this process
-runs it with that call failing. Either the batches are right or there is an exception that a user
-can read; the next loader works, and nothing is left behind. The last line printed is JSON:
-how many tries there were, and what was found amiss.
+failing.c counts the extensions' calls of the C library and of Python. Functions in this file count
+the system calls of minato's and multiprocessing's Python code. Each program runs once
+to count. Then, for OF-EACH-SITE calls of each site and one site in EVERY, a fork of this process
+runs it with that call failing. Either the batches are right or a readable exception is raised;
+the next loader works, and nothing is left behind. The last line printed is JSON: the number of
+runs, and the faults found.
 
-With VERBOSE set in the environment each try is printed. SITES is a part of a name that is printed
-then: only those sites fail.
+With VERBOSE set in the environment, each run is printed. SITES is a part of a printed name: then
+only calls of matching sites fail.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 import minato
 
-# what a fork would import each time
+# modules that each fork would otherwise import
 import minato.iterators.balanced  # noqa: E401, I001
 import minato.iterators.inline
 import minato.iterators.ready
@@ -65,7 +65,7 @@ CALLERS = tuple(
     os.path.join(*module.__path__, "") for module in (minato, multiprocessing, torch.multiprocessing)
 )
 
-#: how long a try may take, and how long what it leaves may take to go
+#: time limit of a run, and of the clean-up after it
 DEADLINE_S = 40.0
 PATIENCE_S = 10.0
 
@@ -83,7 +83,7 @@ class Rows(Dataset):
 
 
 class Words(Rows):
-    """What travels in envelopes."""
+    """Values that travel in envelopes."""
 
     def __getitem__(self, index: int) -> Any:
         return f"sample {index}", torch.full((9000 + index,), index), {index: index / 2}
@@ -153,7 +153,7 @@ def default() -> Iterator[Any]:
 
 
 def ready() -> Iterator[Any]:
-    """What is formed of what is ready, as a set."""
+    """Ready-first batches, as a set."""
     found = []
     for batch in load(Rows(), batching="ready", in_order=False, batch_size=4):
         found += batch["i"].tolist()
@@ -195,7 +195,7 @@ def parts() -> Iterator[Any]:
 
 
 def observed() -> Iterator[Any]:
-    """What is told of a loader, to its own program, to others, and in files."""
+    """Output about a loader: in its own program, for others, and in files."""
     os.environ["MINATO_TRACE"] = str(FOLDER / "trace-%p.json")
     loader = load(Rows(), shuffle=True)
     iterator = iter(loader)
@@ -331,7 +331,7 @@ class Failing:
         return call
 
     def fails(self, name: str) -> bool:
-        """Whether this call does, of a function of that name, made two frames up."""
+        """Whether this call matches a function of that name, two frames up."""
         frame = sys._getframe(2)
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         # where multiprocessing calls, what of minato has called that
@@ -370,12 +370,12 @@ SYSTEM: list[tuple[Any, dict[str, int]]] = [
 
 # ---- tries -------------------------------------------------------------------------------
 
-#: what leaves something behind by itself: multiprocessing has pipes that it forgets, and memory
-#: that a child sees whose end nothing can tell is never used again
+#: sites that leave something behind by themselves: multiprocessing forgets pipes, and memory that a
+#: child sees is never reused if the child's end cannot be observed
 FORGETFUL = ("multiprocessing/popen_fork.py", "multiprocessing/connection.py",
              "mn_forks.c", "mn_memfd_create_empty", "mn_memfd_map_empty",
              "python3.11/subprocess.py")  # fmt: skip
-#: what a user may be told
+#: exception types that a user may get
 KINDS = (MemoryError, OSError, RuntimeError, ImportError)
 NATIVE = "worker_type='native' cannot serve this loader: the dataset's native_pipeline() failed: "
 
@@ -408,8 +408,8 @@ def held() -> tuple[Any, ...]:
 def attempt(
     failing: Failing, run: Callable[[], Iterator[Any]], expected: list[str] | None, usual: int
 ) -> tuple[list[str], int, list[str]]:
-    """What one run gives and leaves allocated, and what is amiss of that. usual: what is left
-    allocated as a rule. Without anything expected, it is the run that the others should be like."""
+    """The result of one run, its remaining allocations, and the faults found. usual: normal
+    remaining allocations. Without an expected result, this run is the reference for the others."""
     amiss = []
     live = failing.table.live
     before = held()
@@ -422,7 +422,7 @@ def attempt(
         if expected is not None and got != expected:
             amiss.append("wrong batches")
     except KINDS as error:
-        # An assertion of minato's, or an error that Python makes of a missing one, tells nobody.
+        # An assertion of minato's, or Python's error for a missing exception, helps no user.
         if expected is None or got != expected[: len(got)]:
             amiss.append(f"wrong batches before the error: {error!r}")
         if not str(error) and not isinstance(error, MemoryError):
@@ -462,7 +462,7 @@ def attempt(
 def forked(
     failing: Failing, run: Callable[[], Iterator[Any]], expected: list[str] | None, usual: int
 ) -> tuple[list[str], int, list[str], str]:
-    """As attempt(), in a fork, whose end and whose words on stderr are looked at, too."""
+    """Like attempt(), in a fork, whose exit and output on stderr are checked, too."""
     log, reader, writer = FOLDER / "stderr", *os.pipe()
     sys.stdout.flush()
     pid = os.fork()

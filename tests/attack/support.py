@@ -1,4 +1,4 @@
-"""What the attacks share: deadlines, comparison, processes, scripts."""
+"""Helpers of the attack tests: deadlines, comparison, processes, scripts."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def wait_for(condition: Callable[[], Any], what: str = "", seconds: float = PATI
 
 
 def in_child(function: Callable[[], Any]) -> int:
-    """Exit code of a forked child that runs the function: what that gives, or 0, or 99 where it
-    raises. One that hangs is killed."""
+    """Exit code of a forked child that runs the function: its result, or 0, or 99 if it
+    raises. A child that hangs is killed."""
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
@@ -129,7 +129,7 @@ def worker_entries(iterator: Any) -> list[dict]:
 
 
 def kill_ready(iterator: Any, rng: Any) -> bool:
-    """Kills one of the workers that have finished something; whether there was one."""
+    """Kills one of the workers that have finished something; returns whether there was one."""
     ready = [w for w in worker_entries(iterator) if w["state"] == 3 and w["tasks"]]
     if ready:
         kill(rng.choice(ready)["pid"])
@@ -137,8 +137,8 @@ def kill_ready(iterator: Any, rng: Any) -> bool:
 
 
 class Killer(threading.Thread):
-    """Kills workers of an iterator at random instants, never one that has not finished anything:
-    after several of those in a row there would be pauses."""
+    """Kills workers of an iterator at random instants, but never one that has not finished
+    anything: after several such deaths in a row, the engine would pause."""
 
     def __init__(self, iterator: Any, rng: Any, pause: float = 0.02) -> None:
         super().__init__(daemon=True)
@@ -151,7 +151,7 @@ class Killer(threading.Thread):
             try:
                 self.kills += kill_ready(self.iterator, self.rng)
             except RuntimeError:
-                return  # the iterator has come to its end
+                return  # the iterator has ended
 
     def __enter__(self) -> Killer:
         self.start()
@@ -193,7 +193,7 @@ class Stopper(threading.Thread):
 
 
 def resources() -> dict[str, int]:
-    """What this process holds now."""
+    """The resources that this process holds now."""
     gc.collect()
     me = psutil.Process()
     return {
@@ -204,7 +204,7 @@ def resources() -> dict[str, int]:
     }
 
 
-#: for an interpreter to begin with
+#: put at the start of an interpreter's program
 A_THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
 
 

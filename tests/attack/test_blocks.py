@@ -1,4 +1,4 @@
-"""Blocks: whatever Python gives in place of one, an engine reads no memory that is not its."""
+"""Blocks: whatever Python passes instead of one, an engine reads no foreign memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHER = Layout.prove(LARGE, torch.stack([LARGE] * 2), 2)
 
 @pytest.fixture
 def engines() -> Iterator[list[Any]]:
-    """Two without workers, and a closed one."""
+    """Two engines without workers, and a closed one."""
     made = [_core.Engine(1, 0, False, window=2) for _ in range(3)]
     made[2].close()
     yield made
@@ -34,7 +34,7 @@ def engines() -> Iterator[list[Any]]:
 
 
 def asks(engine: Any) -> list[Callable[[Any], object]]:
-    """All that takes a block."""
+    """All methods that take a block."""
     return [
         engine.poll, engine.done_ns, engine.envelopes, engine.form, engine.reports, engine.lost,
         engine.spans, engine.retire, engine.taken,
@@ -50,7 +50,7 @@ def place(engine: Any, value: float) -> Any:
     return engine.place([torch.full((3, 5), value)] * 2, SMALL.core, [[], []])
 
 
-def test_no_number_is_a_block(engines: list[Any]) -> None:
+def test_number_in_place_of_block_raises(engines: list[Any]) -> None:
     engine, chance = engines[0], random.Random(5)
     place(engine, 1.0)
     numbers = [0, 1, -1, (1 << 64) - 8, *range(4096, 1 << 16, 4096)]
@@ -63,8 +63,8 @@ def test_no_number_is_a_block(engines: list[Any]) -> None:
         _core.Block()
 
 
-def test_only_living_blocks_of_its_own_are_read(engines: list[Any]) -> None:
-    """Any order of making, asking and freeing; the memory of one that is freed is made of again."""
+def test_foreign_or_dead_block_is_refused(engines: list[Any]) -> None:
+    """Any order of making, asking and freeing; freed memory is reused for new blocks."""
     chance = random.Random(7)
     living: list[list[tuple[Any, float]]] = [[], []]
     gone: list[tuple[int, Any]] = []
@@ -98,7 +98,7 @@ def test_only_living_blocks_of_its_own_are_read(engines: list[Any]) -> None:
             engines[2].poll(block)
 
 
-def test_what_should_lie_beside_rows_may_be_missing(engines: list[Any]) -> None:
+def test_missing_objects_of_row_raise(engines: list[Any]) -> None:
     engine, wordy = engines[0], (MATRIX, "text")
     layout = Layout.prove(wordy, torch.utils.data.default_collate([wordy] * 2), 2)
     found: list[list[Any]] = [[], []]
@@ -129,7 +129,7 @@ def test_rows_are_read_by_their_own_layout(engines: list[Any]) -> None:
             unposted()
 
 
-def test_what_a_worker_has_is_not_freed() -> None:
+def test_block_of_running_task_is_not_freed() -> None:
     engine = _core.Engine(1, 0, False, blocks=8)
     epoch = _core.Epoch(0, 0, pickle.dumps)
     block = engine.submit(epoch, 0, 0, [1, 2], None, 0)
@@ -155,8 +155,8 @@ def test_what_a_worker_has_is_not_freed() -> None:
         engine.poll(block)
 
 
-def test_a_task_and_its_error_may_have_each_other() -> None:
-    """As they do where frames that the error came through have the task: both are collected."""
+def test_cycle_of_task_and_error_is_collected() -> None:
+    """As when frames of the error's traceback hold the task: both are collected."""
 
     class Fails:
         def __getitem__(self, index: int) -> Any:
@@ -184,7 +184,7 @@ def test_a_task_and_its_error_may_have_each_other() -> None:
         engine.close()
 
 
-def test_a_planned_batch_is_taken_once_and_in_its_turn() -> None:
+def test_planned_batch_is_taken_once_in_order() -> None:
     data = [torch.full((3, 5), float(i)) for i in range(64)]
     it: Any = iter(minato.DataLoader(data, 2, num_workers=1))  # type: ignore[arg-type]
     engine = it._engine

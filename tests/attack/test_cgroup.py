@@ -1,4 +1,4 @@
-"""A control group's memory limit, where batches are kept: what torch's loader survives."""
+"""A control group's memory limit with retained batches: cases that torch's loader survives."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ for _ in range(2):
 assert [int(batch[0, 0]) for batch in kept] == list(range(0, 28, 2))
 """
 
-#: each worker takes 100 MiB: there is room for a few of the 32 that would help
+#: each worker takes 100 MiB: there is memory for a few of the 32 that would help
 GROWS = """
 import time
 import torch
@@ -111,9 +111,9 @@ print(told)
 """
 
 
-#: Eight forks of one warm process, each a rank as torchrun starts it. Nobody takes a batch until
-#: all have made as many ahead as they may: 2 GiB, if each took
-#: what there is, and their 32 processes need 0.7 GiB besides.
+#: Eight forks of one warm process, each a rank as torchrun starts it. All wait before taking a
+#: batch until each has made as many ahead as it may. That is 2 GiB if each took all available
+#: memory, and their 32 processes need another 0.7 GiB.
 RANKS = """
 import os, sys, time, traceback
 import torch, minato
@@ -197,7 +197,7 @@ def group() -> Iterator[Path]:
         try:
             made.rmdir()
             return
-        except OSError:  # what ended is still being counted out
+        except OSError:  # ended processes are still being accounted
             time.sleep(0.05)
 
 
@@ -220,12 +220,12 @@ def _run_inside(group: Path, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
-def test_kept_batches_in_a_small_group(group: Path, scheduling: str) -> None:
+def test_retained_batches_in_small_cgroup(group: Path, scheduling: str) -> None:
     _run_inside(group, SCRIPT, scheduling)
 
 
 def test_eight_ranks_under_one_limit(group: Path) -> None:
-    """Each takes its share of the memory, and they share out each epoch exactly."""
+    """Each takes its share of the memory, and together they deliver each epoch exactly."""
     _set_limit(group, RANKS_LIMIT)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", RANKS, str(group)], cwd=ROOT,
@@ -237,11 +237,11 @@ def test_eight_ranks_under_one_limit(group: Path) -> None:
     for epoch in range(2):
         found = [line for line in lines if line[1] == epoch]
         assert sorted(line[0] for line in found) == list(range(8))
-        assert [line[2] for line in found] == [0] * 8  # nobody has died of it
+        assert [line[2] for line in found] == [0] * 8  # no rank was killed
         assert sorted(i for line in found for i in line[3:]) == list(range(512))
 
 
-def test_workers_are_as_many_as_memory_has_room_for(group: Path) -> None:
+def test_number_of_workers_fits_memory(group: Path) -> None:
     _set_limit(group, GROWS_LIMIT)
     workers = _run_inside(group, GROWS).strip()
     assert workers.isdecimal(), workers
@@ -249,7 +249,7 @@ def test_workers_are_as_many_as_memory_has_room_for(group: Path) -> None:
 
 
 def _counts(root: Path, group: int | None, machine: int) -> None:
-    """Files as of a process in a container of version 2, whose group's path is the host's."""
+    """Makes files as in a container with cgroup version 2, whose group has the host's path."""
     (root / "proc/self").mkdir(parents=True, exist_ok=True)
     (root / "sys/fs/cgroup").mkdir(parents=True, exist_ok=True)
     (root / "proc/self/cgroup").write_text("0::/host/path\n")
@@ -259,8 +259,8 @@ def _counts(root: Path, group: int | None, machine: int) -> None:
         (root / "sys/fs/cgroup/memory.events").write_text(text)
 
 
-def test_what_the_system_counts_is_told_of_a_worker_that_was_killed(tmp_path: Path) -> None:
-    """Of that one, however often it is asked, and of nobody who is killed later."""
+def test_oom_kill_is_named_in_death_message(tmp_path: Path) -> None:
+    """Only for the killed worker, on every call, and not for workers that are killed later."""
     _counts(tmp_path, 2, 5)
     kills = OomKills(str(tmp_path))
     assert kills.said_of(10) == MAYBE
@@ -274,11 +274,11 @@ def test_what_the_system_counts_is_told_of_a_worker_that_was_killed(tmp_path: Pa
     assert kills.said_of(13) == MACHINE_SAYS
 
 
-def test_where_nothing_is_counted_it_is_a_guess(tmp_path: Path) -> None:
+def test_death_without_oom_counter_is_a_guess(tmp_path: Path) -> None:
     kills = OomKills(str(tmp_path))
     assert kills.said_of(1) == MAYBE
     _counts(tmp_path, None, 7)
-    assert kills.said_of(2) == MAYBE  # all of it may have been before
+    assert kills.said_of(2) == MAYBE  # all kills may have been earlier ones
     version_1 = tmp_path / "sys/fs/cgroup/memory/jobs/7"
     version_1.mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("5:cpu:/\n4:hugetlb,memory:/jobs/7\n0::/\n")
@@ -290,8 +290,8 @@ def test_where_nothing_is_counted_it_is_a_guess(tmp_path: Path) -> None:
 
 if SECONDS >= 30:  # make stress: a group that runs out of memory is slow for a while
 
-    def test_a_worker_that_the_system_kills_for_its_memory(group: Path) -> None:
-        """It is replaced, and where that goes on the error names sample, signal and cause."""
+    def test_oom_killed_worker_is_replaced_and_named(group: Path) -> None:
+        """The worker is replaced; after repeated kills the error names sample, signal and cause."""
         told = _run_inside(group, EATS)
         assert "killed by signal: Killed" in told
         assert "Its control group has reached its memory limit" in told

@@ -1,4 +1,4 @@
-"""Workers whose extensions write where they must not: into what is shared with the loader."""
+"""Workers whose extensions write to memory of the loader that they must not touch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def word(at: int) -> int:
 
 
 def tasks_of(base: int, status: int) -> list[int]:
-    """Where the records are of this worker's tasks in that state."""
+    """Addresses of the records of this worker's tasks in that state."""
     me, tasks = torch.utils.data.get_worker_info().id, base + word(base + TASKS_OFF)
     count = ctypes.c_uint32.from_address(base + NTASKS).value
     records = [tasks + task * TASK_BYTES for task in range(count)]
@@ -47,7 +47,7 @@ def tasks_of(base: int, status: int) -> list[int]:
 
 
 def spoil() -> None:
-    """The record of the task in hand then says that its result is in an envelope."""
+    """Makes the record of the running task say that its result is in an envelope."""
     [task] = tasks_of(mapping(), RUNNING)
     ctypes.c_uint32.from_address(task + FLAGS).value = ENVELOPE
 
@@ -58,25 +58,25 @@ def entry() -> int:
 
 
 def forge(state: int) -> None:
-    """This worker's entry then says so of its process, which goes on."""
+    """Sets the process state in this worker's entry; the process continues."""
     ctypes.c_uint32.from_address(entry() + STATE).value = state
     time.sleep(4 * PATIENCE)
 
 
 def spoil_and_be_another() -> None:
-    """The worker's entry then names a process that was never there."""
+    """Makes the worker's entry name a process that never existed."""
     ctypes.c_uint32.from_address(entry() + PID).value = 0xFFFFFFFF
     spoil()
 
 
 def spoil_and_stay() -> None:
-    """A worker that was told to leave would never do it."""
+    """For a worker that would not exit when told to."""
     spoil()
     Finalize(None, time.sleep, (4 * PATIENCE,), exitpriority=0)
 
 
 class Spoils(torch.utils.data.Dataset):
-    """Sample 37 damages the record of its task, so many times."""
+    """Sample 37 damages the record of its task, a given number of times."""
 
     def __init__(self, times: int, spoil: Callable[[], None] = spoil) -> None:
         self.left, self.pid = multiprocessing.Value("i", times), multiprocessing.Value("i", 0)
@@ -102,7 +102,7 @@ def make(dataset: Any, **options: Any) -> minato.DataLoader:
     )
 
 
-def test_another_worker_does_what_a_damaged_record_was_of() -> None:
+def test_task_of_damaged_record_is_made_again() -> None:
     dataset = Spoils(0)
     made = make(dataset)
     assert len(list(made)) == 16  # rows have a form from now on
@@ -113,7 +113,7 @@ def test_another_worker_does_what_a_damaged_record_was_of() -> None:
     assert torch.cat(list(made)).tolist() == list(range(64))  # with a worker in its place
 
 
-def test_what_is_damaged_each_time_is_an_error_in_its_place() -> None:
+def test_repeated_damage_is_error_in_place() -> None:
     dataset = Spoils(0)
     made = make(dataset)
     assert len(list(made)) == 16
@@ -128,7 +128,7 @@ def test_what_is_damaged_each_time_is_an_error_in_its_place() -> None:
     assert got == [i for i in range(64) if i // 4 != 9]
 
 
-def test_an_error_names_the_process_that_it_was() -> None:
+def test_damage_error_names_the_process() -> None:
     dataset = Spoils(0, spoil_and_be_another)
     made = make(dataset, max_retries=0)
     assert len(list(made)) == 16
@@ -139,8 +139,8 @@ def test_an_error_names_the_process_that_it_was() -> None:
     assert made.stats()["deaths"] == 1
 
 
-def test_a_static_batch_of_which_a_record_is_damaged() -> None:
-    """Nobody can make it again. What it says of rows is not believed."""
+def test_damaged_static_batch_is_an_error() -> None:
+    """The batch cannot be made again, and its reports of rows are not trusted."""
     dataset = Spoils(0)
     made = make(dataset, scheduling="static")
     assert torch.cat(list(made)).tolist() == list(range(64))  # it is made in rows from now on
@@ -152,7 +152,7 @@ def test_a_static_batch_of_which_a_record_is_damaged() -> None:
     assert got == list(range(len(got))) and len(got) <= 36
 
 
-def test_a_worker_that_writes_damage_is_killed() -> None:
+def test_worker_that_damages_records_is_killed() -> None:
     dataset = Spoils(0, spoil_and_stay)
     made = make(dataset)
     assert len(list(made)) == 16
@@ -163,12 +163,12 @@ def test_a_worker_that_writes_damage_is_killed() -> None:
 
 # ---- a task whose record is damaged while its worker is at it ---------------------------------
 
-#: garbage; a worker that there is not; done
+#: garbage; a worker that does not exist; done
 WORDS = {"garbage": 0xFFFE << 16 | 99, "of nobody": 0xFFFE << 16 | RUNNING, "done": None}
 
 
 def garble(what: str) -> None:
-    """The word of the task in hand; its generation stays."""
+    """Damages the word of the running task; its generation stays."""
     [task] = tasks_of(mapping(), RUNNING)
     low = WORDS[what]
     if low is None:
@@ -178,7 +178,7 @@ def garble(what: str) -> None:
 
 
 class GoesOn(torch.utils.data.Dataset):
-    """Sample 13 damages the word of its task, if it is told to, and goes on with it later."""
+    """If enabled, sample 13 damages the word of its task and continues later."""
 
     def __init__(self, what: str) -> None:
         self.what, self.left = what, multiprocessing.Value("i", 0)
@@ -195,12 +195,12 @@ class GoesOn(torch.utils.data.Dataset):
             self.pid.value = os.getpid()
             garble(self.what)
             wait_for(lambda: self.goes_on.value, "the program", 4 * PATIENCE)
-        return torch.full((40_000,), float(index))  # rows of a batch are handed out uncopied
+        return torch.full((40_000,), float(index))  # large enough to be delivered without a copy
 
 
 @pytest.mark.parametrize("what", WORDS)
-def test_a_batch_that_is_held_has_no_other_writer(what: str) -> None:
-    """Whoever is at a damaged task is gone before another worker makes it."""
+def test_damaging_worker_is_gone_before_task_is_retried(what: str) -> None:
+    """The worker that runs the damaged task is gone before another worker makes it."""
     dataset = GoesOn(what)
     loader = make(dataset)
     for _ in range(2):  # the layout is known, and the first batches are not of one sample
@@ -217,7 +217,7 @@ def test_a_batch_that_is_held_has_no_other_writer(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", WORDS)
-def test_a_damaged_task_of_a_worker_that_is_not_replaced(what: str) -> None:
+def test_damaged_static_task_does_not_hang_next(what: str) -> None:
     """With static scheduling its batch is an error, and next() does not wait for the worker."""
     dataset = GoesOn(what)
     loader = make(dataset, scheduling="static")
@@ -230,7 +230,7 @@ def test_a_damaged_task_of_a_worker_that_is_not_replaced(what: str) -> None:
 
 
 def garble_status() -> None:
-    """The word of the task in hand goes on to name its worker."""
+    """Damages the status in the running task's word, which still names its worker."""
     [task] = tasks_of(mapping(), RUNNING)
     ctypes.c_uint8.from_address(task).value = 99
 
@@ -241,8 +241,8 @@ class SpoilsSlowly(Spoils):
         return super().__getitem__(index)
 
 
-def test_what_the_dead_has_damaged_is_not_said_of_the_next() -> None:
-    """It is read when nobody but its author can have been in that place."""
+def test_damage_of_dead_worker_spares_its_replacement() -> None:
+    """It is read while only its author can have written there."""
     dataset = SpoilsSlowly(0, garble_status)  # and its worker ends by its own assertion
     made = make(dataset, prefetch_factor=10)
     assert len(list(made)) == 16
@@ -262,8 +262,8 @@ def test_what_the_dead_has_damaged_is_not_said_of_the_next() -> None:
 
 
 @pytest.mark.parametrize("state", [0, 1, 4, 5, 77])
-def test_a_worker_that_lies_about_its_process_is_killed(state: int) -> None:
-    """Its memory and its task are not anybody else's while it may write there."""
+def test_worker_with_false_process_state_is_killed(state: int) -> None:
+    """Its memory and task are not given to others while it may write there."""
     dataset = Spoils(1, lambda: forge(state))
     iterator = iter(make(dataset))
     assert torch.cat(list(iterator)).tolist() == list(range(64))
@@ -274,7 +274,7 @@ def test_a_worker_that_lies_about_its_process_is_killed(state: int) -> None:
 
 
 def envelopes() -> tuple[list[int], list[int]]:
-    """Where this worker's finished tasks have their records, and their envelopes."""
+    """Addresses of the records of this worker's finished tasks, and their envelopes."""
     base = mapping()
     done = tasks_of(base, DONE)
     assert len(done) == 2, done
@@ -282,7 +282,7 @@ def envelopes() -> tuple[list[int], list[int]]:
 
 
 def swap_envelopes() -> None:
-    """Each of two finished tasks then has the other's result."""
+    """Exchanges the results of two finished tasks."""
     (a, b), _ = envelopes()
     for field in (ENV_OFF, ENV_LEN):
         first, second = word(a + field), word(b + field)
@@ -291,13 +291,13 @@ def swap_envelopes() -> None:
 
 
 def move_a_part() -> None:
-    """The tensors of finished results then are other bytes of the same envelope."""
+    """Makes the tensors of finished results other bytes of the same envelope."""
     for at in envelopes()[1]:
         ctypes.c_uint64.from_address(at + ENVELOPE_HEAD).value += 16
 
 
 def change_a_pickle() -> None:
-    """One letter of finished results then is another one."""
+    """Changes one letter of finished results."""
     for at in envelopes()[1]:
         pickle_at, size = word(at + 8), word(at + 16)
         text = (ctypes.c_char * size).from_address(at + pickle_at)
@@ -306,7 +306,7 @@ def change_a_pickle() -> None:
 
 
 class Told(Spoils):
-    """Its tensors and texts tell the index; before sample 8 it damages what is finished."""
+    """Tensors and texts that hold the index; before sample 8, damages finished results."""
 
     def __getitem__(self, index: int) -> Any:
         if index == 8 and self.left.value > 0:
@@ -318,7 +318,7 @@ class Told(Spoils):
 
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
 @pytest.mark.parametrize("spoil", [swap_envelopes, move_a_part, change_a_pickle])
-def test_a_finished_result_that_is_damaged_is_not_delivered(
+def test_damaged_result_is_not_delivered(
     spoil: Callable[[], None], scheduling: str
 ) -> None:
     dataset = Told(1, spoil)
@@ -359,13 +359,13 @@ GARBAGE = {
 @pytest.mark.parametrize("options", [
     {}, {"collate_fn": list}, {"scheduling": "static"}, {"batching": "ready", "in_order": False},
 ], ids=str)  # fmt: skip
-def test_a_message_that_is_garbage_names_its_worker(
+def test_garbage_message_names_its_worker(
     options: dict[str, Any], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "dumps", lambda *_: (GARBAGE[what], []))
     iterator = iter(minato.DataLoader(Wordy(8), 4, num_workers=1, timeout=PATIENCE, **options))
     for _ in range(2):
-        with pytest.raises(Exception) as caught:  # also what is raised while it is unpickled
+        with pytest.raises(Exception) as caught:  # includes errors of unpickling
             next(iterator)
         text = error_text(caught.value)
         assert "DataLoader worker 0" in text and "memory" in text

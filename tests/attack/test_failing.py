@@ -1,7 +1,7 @@
 """Every allocation and every call of the system or of Python's interface fails once.
 
-Short runs take a sample of the places that call, drawn by MINATO_TEST_SEED; `make stress` takes
-all of them, and several calls of each. failing.py does it, and says what is expected.
+Short runs take a sample of the call sites, drawn by MINATO_TEST_SEED; `make stress` takes
+all of them, and several calls of each. failing.py runs them and defines what is expected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .support import SECONDS, SEED, environment
 
 HERE = Path(__file__).resolve().parent
 LONG = SECONDS >= 30
-#: of each site, so many calls; of the sites of a program, one in so many
+#: calls per site; one in this many of a program's sites
 OF_EACH, EVERY = (3, 1) if LONG else (1, 20)
 
 

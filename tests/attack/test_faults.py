@@ -1,8 +1,8 @@
 """Workers and the zygote die, or stop, at each labelled fault point; run by tests/test_sanitized.py.
 
-The extension is built with MINATO_FAULTS=1 for it, and MINATO_TEST_FAULTS says how often a point
-is passed at most before somebody dies there. Where a process is killed at random, most
-deaths fall into the dataset's own code; here each falls between two neighbouring steps.
+The extension is built with MINATO_FAULTS=1 for it. MINATO_TEST_FAULTS lists how often a point
+is passed before the process dies there. If a process is killed at random, most
+deaths happen in the dataset's own code; here each happens between two neighbouring steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .test_kills import KINDS, make
 from .test_trainer_faults import POINTS as TRAINER
 
 ROOT = Path(__file__).resolve().parents[2]
-#: label -> kind of data that comes by it
+#: label -> kind of data that passes it
 WORKER = {
     "runqueue.claim.before": "rows",
     "runqueue.claim.after": "rows and envelopes",
@@ -59,8 +59,8 @@ def test_every_label_is_listed() -> None:
 
 @pytest.fixture
 def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Arms a point; returns the file that is there once a process has died at it. Nobody does
-    before there is its folder."""
+    """Arms a point. Returns the file that a process creates when it dies at the point. Before its
+    folder exists, no process dies."""
 
     def arm(label: str, n: int, how: int = signal.SIGKILL, folder: str = "") -> Path:
         file = tmp_path / folder / "dead"
@@ -71,14 +71,14 @@ def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return arm
 
 
-#: what else ends a process than a kill; 0: os._exit
+#: ways to end a process other than a kill; 0: os._exit
 WAYS = [signal.SIGSEGV, signal.SIGBUS, 0]
 METHODS = ["fork", "spawn", "forkserver"]
 
 
 def ways_of(labels: list[str]) -> list[tuple[str, int, str]]:
-    """(label, how, start method): each label comes with each way and each method, but not with
-    each pair of them; in short runs with one way, forked."""
+    """(label, how, start method): each label occurs with each way and with each method, but not
+    with each pair of them; in short runs with one way, and fork only."""
     methods = METHODS if len(TIMES) > 1 else METHODS[:1]
     return [
         (label, WAYS[(at + shift) % len(WAYS)], method)
@@ -89,13 +89,13 @@ def ways_of(labels: list[str]) -> list[tuple[str, int, str]]:
 
 @pytest.fixture
 def fresh_server() -> None:
-    """Of forkserver, whose children have the environment that it was started with."""
+    """A new fork server, whose children have the current environment."""
     vars(multiprocessing.forkserver)["_forkserver"]._stop()
 
 
 @pytest.mark.parametrize("n", TIMES)
 @pytest.mark.parametrize("label", WORKER)
-def test_a_worker_dies_there(label: str, n: int, fault) -> None:
+def test_worker_killed_at_fault_point_loses_nothing(label: str, n: int, fault) -> None:
     dataset, options = KINDS[WORKER[label]]
     loader = make(dataset(), persistent_workers=True, **options)
     expected = [copied(batch) for batch in loader]
@@ -110,7 +110,7 @@ def test_a_worker_dies_there(label: str, n: int, fault) -> None:
 
 
 @pytest.mark.parametrize("label, how, method", ways_of([*WORKER]))
-def test_a_worker_ends_there_otherwise(
+def test_worker_exit_at_fault_point_loses_nothing(
     label: str, how: int, method: str, fault: Callable[..., Path], fresh_server: None
 ) -> None:
     dataset, options = KINDS[WORKER[label]]
@@ -123,10 +123,10 @@ def test_a_worker_ends_there_otherwise(
 
 
 @pytest.mark.parametrize("at, label", [*enumerate(WORKER)])
-def test_a_replacement_ends_there_between_epochs(
+def test_replacement_death_between_epochs_loses_nothing(
     at: int, label: str, fault: Callable[..., Path], fresh_server: None
 ) -> None:
-    """All workers are replacements, and idle: one ends there at once, or in the next epoch."""
+    """All workers are replacements, and idle: one ends at once, or in the next epoch."""
     dataset, options = KINDS[WORKER[label]]
     options = {"num_workers": 2, "persistent_workers": True, **options}
     calm = make(dataset(), **options)
@@ -152,14 +152,14 @@ def test_a_replacement_ends_there_between_epochs(
 
 
 @pytest.mark.parametrize("at, label", [*enumerate(WORKER)])
-def test_a_replacement_ends_there_in_mid_epoch(
+def test_replacement_death_in_mid_epoch_loses_nothing(
     at: int,
     label: str,
     fault: Callable[..., Path],
     fresh_server: None,
     started_with: Callable[[str], None],
 ) -> None:
-    """All workers are killed, and one of those in their places ends there."""
+    """All workers are killed, and one of their replacements ends at the point."""
     dataset, options = KINDS[WORKER[label]]
     options = {"num_workers": 2, "persistent_workers": True, **options}
     expected = [copied(batch) for batch in make(dataset(), **options)]
@@ -197,7 +197,7 @@ HANGS = -1
     ("zygote.starting", 2, signal.SIGSTOP), ("zygote.reap", 1, signal.SIGSTOP),
     ("zygote.starting", 2, HANGS), ("zygote.starting", 1, HANGS),
 ])  # fmt: skip
-def test_the_zygote_goes_no_further_while_it_makes_a_worker(
+def test_zygote_stuck_in_fork_is_an_error(
     label: str, n: int, how: int, fault: Callable[..., Path]
 ) -> None:
     """The only worker, or one in its place. The zygote is ended, and another makes it."""
@@ -213,8 +213,10 @@ def test_the_zygote_goes_no_further_while_it_makes_a_worker(
 
 
 @pytest.mark.parametrize("label", WORKER)
-def test_a_worker_stops_there(label: str, fault: Callable[..., Path]) -> None:
-    """Whatever it has in its hands waits for it, and nobody else's wake-up is lost with it."""
+def test_worker_stopped_at_fault_point_loses_nothing(
+    label: str, fault: Callable[..., Path]
+) -> None:
+    """Its tasks wait for it, and no wake-up of other workers is lost."""
     dataset, options = KINDS[WORKER[label]]
     expected = [copied(batch) for batch in make(dataset(), **options)]
     file, ended = fault(label, 1, signal.SIGSTOP), threading.Event()
@@ -236,7 +238,7 @@ def test_a_worker_stops_there(label: str, fault: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_the_zygote_ends_there_while_it_makes_a_replacement(
+def test_zygote_death_during_replacement(
     how: int, fault: Callable[..., Path]
 ) -> None:
     dataset, options = KINDS["rows"]
@@ -257,8 +259,8 @@ def test_the_zygote_ends_there_while_it_makes_a_replacement(
 @pytest.mark.parametrize(
     "label, n", [(label, n) for label in ZYGOTE for n in TIMES if n == 1 or label != "zygote.stopped"]
 )
-def test_the_zygote_dies_there(label: str, n: int, fault) -> None:
-    """What is delivered is right, the rest is an error that says so, and nobody stays."""
+def test_zygote_killed_at_fault_point_is_an_error(label: str, n: int, fault) -> None:
+    """Delivered data is right, the rest is an explained error, and no process stays."""
     dataset, options = KINDS["rows"]
     expected = [copied(batch) for batch in make(dataset(), **options)]
     file = fault(label, n)
@@ -284,8 +286,8 @@ def test_the_zygote_dies_there(label: str, n: int, fault) -> None:
 
 
 @pytest.mark.skipif(not ADDRESS_SANITIZER, reason="else one watches for tests that hang")
-def test_processes_that_fork_have_no_other_threads() -> None:
-    """Or a sanitizer's locks are not to be had in the forks: see tests/test_sanitized.py."""
+def test_forking_process_has_one_thread() -> None:
+    """Otherwise a sanitizer's locks may be held in the forks: see tests/test_sanitized.py."""
     threads = torch.multiprocessing.get_context("fork").Array("i", 8)
 
     def note() -> None:

@@ -1,7 +1,7 @@
-"""Each field of each record that a worker may write, written over while it runs.
+"""Each field of each record that a worker may write, overwritten while the worker runs.
 
-An epoch in which a worker does so once ends with the right samples, or with an error in the place
-of the batch that it was at; the next one, by other workers, is whole.
+An epoch in which a worker does so once has the right samples, or an error in the place
+of that worker's batch. The next epoch, with other workers, is complete.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Worker(ctypes.Structure):
 
 RECORDS: dict[str, type[ctypes.Structure]] = {"task": Task, "report": Report, "worker": Worker}
 SIZES = {"task": 128, "report": 16, "worker": 192}
-#: padding that is nobody's, and how the header lays the second line of an entry out
+#: padding; the header's name for the second line of an entry
 UNNAMED = {"line1"}
 #: offset in the block that a task is of
 REPORTS_AT = 80
@@ -69,7 +69,7 @@ HEADER = Path(__file__).resolve().parents[2] / "csrc" / "workers" / "mn_records.
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_every_field_is_here(record: str) -> None:
+def test_every_shared_field_is_listed(record: str) -> None:
     text = HEADER.read_text()
     body = text[text.index(f"struct mn_{record} {{") :]
     body = re.sub(r"/\*.*?\*/", "", body[: body.index("};")], flags=re.DOTALL)
@@ -87,7 +87,7 @@ def fields(record: str) -> list[tuple[str, int, int]]:
 
 
 def record_at(record: str) -> int:
-    """Where the record is that this worker may write now."""
+    """Address of the record that this worker may write now."""
     base, me = mapping(), torch.utils.data.get_worker_info().id
     if record == "worker":
         return base + word(base + WORKERS_OFF) + me * SIZES["worker"]
@@ -101,7 +101,7 @@ def record_at(record: str) -> int:
 
 
 class Written(torch.utils.data.Dataset):
-    """Sample 37 writes over a field of its worker's records, if it is told to."""
+    """If enabled, sample 37 overwrites a field of its worker's records."""
 
     def __init__(self) -> None:
         # which record + 1, offset, bytes, which value; without a lock, in which one might be killed
@@ -129,16 +129,16 @@ VALUES = [
     lambda old: b"\x01" + bytes(len(old) - 1),
     lambda old: old[:-1] + bytes([old[-1] ^ 0x80]),
 ]
-#: fields of which more values mean something
+#: fields for which more values are meaningful
 TELLING = {"word", "state"}
 
 
-# A worker that has written that it is not there hears of work when it looks, once a second.
+# A worker that has overwritten its own state checks for tasks once a second.
 @pytest.mark.limit(1200 if SECONDS >= 30 else 240)
 @pytest.mark.filterwarnings("ignore:DataLoader worker .* deaths in a row:UserWarning")
 @pytest.mark.parametrize("record", RECORDS)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_field_that_is_written_over(record: str, workers: int) -> None:
+def test_overwritten_field_loses_no_sample(record: str, workers: int) -> None:
     dataset = Written()
     loader = minato.DataLoader(
         dataset, 4, num_workers=workers, timeout=PATIENCE, persistent_workers=True, max_retries=1
@@ -165,9 +165,9 @@ class Streams(Written, torch.utils.data.IterableDataset):
 
 
 @pytest.mark.parametrize("kind", ["static", "iterable"])
-def test_a_field_that_a_worker_writes_over_that_is_not_replaced(kind: str) -> None:
-    """What cannot be made again is missing, with an error; nothing else than samples is given,
-    and no sample twice or in another place. With other workers the next epoch is whole."""
+def test_overwritten_field_of_static_worker_is_an_error(kind: str) -> None:
+    """Samples that cannot be made again are missing, with an error. No other values are delivered,
+    and no sample twice or in another place. With new workers the next epoch is complete."""
     dataset = Streams() if kind == "iterable" else Written()
     loader = minato.DataLoader(
         dataset, 4, num_workers=2, timeout=PATIENCE, persistent_workers=True,
@@ -188,7 +188,7 @@ def test_a_field_that_a_worker_writes_over_that_is_not_replaced(kind: str) -> No
 
 
 def written_over(loader: Any, told: list[int], whole: list[Any]) -> tuple[list[Any], list[str]]:
-    """What was given that is wrong, and the errors."""
+    """The wrong samples that were delivered, and the errors."""
     wrong: list[Any] = []
     errors: list[str] = []
     for _ in range(2):  # a worker may end only now for the field before
@@ -208,11 +208,11 @@ def written_over(loader: Any, told: list[int], whole: list[Any]) -> tuple[list[A
 
 
 def one_epoch(loader: Any, errors: list[str]) -> list[int | str]:
-    """An epoch, and after an error an end to the workers: to torch's, too, of whom one has died."""
+    """An epoch; after an error, ends the workers: torch's, too, of which one has died."""
     before, got = len(errors), []
     try:
         got = epoch(loader, errors)
-    except RuntimeError as error:  # where it begins
+    except RuntimeError as error:  # at the start of the epoch
         errors.append(str(error))
     if len(errors) > before:
         loader._iterator = None
@@ -238,23 +238,23 @@ def epoch(loader: Any, errors: list[str] | None = None) -> list[int | str]:
     return got
 
 
-# ---- words that make sense, and that nobody finishes ------------------------------------------
+# ---- valid words of tasks that no worker will finish -------------------------------------------
 
 
 def running_by(worker: int) -> None:
-    """The task in hand is then another worker's, by its word."""
+    """Makes the word of the running task name another worker."""
     [task] = tasks_of(mapping(), RUNNING)
     ctypes.c_uint16.from_address(task + 2).value = worker
 
 
 def queued() -> None:
-    """The task in hand then waits for somebody, on no queue."""
+    """Makes the running task look queued, though it is on no queue."""
     [task] = tasks_of(mapping(), RUNNING)
     ctypes.c_uint8.from_address(task).value = QUEUED
 
 
 def waiting() -> None:
-    """The task in hand then waits for others, which are done."""
+    """Makes the running task look as if it waited for others, which are done."""
     [task] = tasks_of(mapping(), RUNNING)
     ctypes.c_uint8.from_address(task).value = WAITING
 
@@ -267,7 +267,7 @@ LIES = {
 
 
 class Lies(torch.utils.data.Dataset):
-    """Sample 37 writes over the word of its task, once, and then goes on or never ends."""
+    """Sample 37 overwrites the word of its task, once, and then continues or never ends."""
 
     def __init__(self, lie: str, ends: bool) -> None:
         self.lie, self.ends, self.left = lie, ends, multiprocessing.Value("i", 0)
@@ -288,8 +288,8 @@ class Lies(torch.utils.data.Dataset):
 @pytest.mark.parametrize("lie, ends", [
     ("of a living worker", False), ("of a worker that never was", True), ("of nobody", True),
 ])  # fmt: skip
-def test_a_word_that_no_worker_bears_out(lie: str, ends: bool) -> None:
-    """Without timeout=. All whom it names are ended, and another does the task."""
+def test_task_word_without_matching_worker(lie: str, ends: bool) -> None:
+    """Without timeout=. All workers that it names are ended, and another makes the task."""
     dataset = Lies(lie, ends)
     loader = minato.DataLoader(
         dataset, 4, num_workers=2, persistent_workers=True, autoscale=(2, 3), max_retries=2
@@ -302,7 +302,7 @@ def test_a_word_that_no_worker_bears_out(lie: str, ends: bool) -> None:
 
 
 class LiesLate(Lies):
-    """The engine looks at its run queues once a second, and has seen by then that it is claimed."""
+    """The engine checks its run queues once a second, and has seen by then that it is claimed."""
 
     def __getitem__(self, index: int) -> int:
         if index == 37 and self.left.value > 0:
@@ -311,8 +311,8 @@ class LiesLate(Lies):
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_word_of_a_task_that_is_on_no_queue(ends: bool) -> None:
-    """With one worker tasks are on the run queue of all, and no worker looks there again."""
+def test_queued_task_word_missing_from_queue(ends: bool) -> None:
+    """With one worker, tasks are on the common run queue, and no worker checks it again."""
     dataset = LiesLate("of nobody", ends)
     dataset.left.value = 1
     loader = minato.DataLoader(dataset, 4, num_workers=1)
@@ -336,7 +336,7 @@ class Collates:
         return samples
 
 
-def test_a_word_of_a_collate_task_that_waits_for_nothing() -> None:
+def test_waiting_collate_task_word_without_parts() -> None:
     collate = Collates()
     loader = minato.DataLoader(range(64), 4, num_workers=2, collate_fn=collate)
     for cost in [10**6, 10**6, 10**6, 10**9] * 16:  # batches are made in parts from the first on
@@ -346,7 +346,7 @@ def test_a_word_of_a_collate_task_that_waits_for_nothing() -> None:
     assert collate.left.value == 0
 
 
-# ---- records of somebody else, or of nobody --------------------------------------------------
+# ---- records of other workers and unused records -----------------------------------------------
 
 GARBAGE, WANTS_ROOM, EMPTY = 77, 1, 0
 NWORKERS_AT, NTASKS_AT = 80, 84
@@ -359,7 +359,7 @@ def records() -> list[int]:
 
 
 def done_of_this_batch() -> list[int]:
-    """Records of tasks of the batch at hand that have ended."""
+    """Records of finished tasks of the current batch."""
     [mine] = tasks_of(mapping(), RUNNING)
     block = word(mine + Task.block_off.offset)
     return [task for task in records()
@@ -367,7 +367,7 @@ def done_of_this_batch() -> list[int]:
 
 
 class SpoilsWhatIsDone(torch.utils.data.Dataset):
-    """Sample 83 waits for others of its batch, and writes over their words."""
+    """Sample 83 waits for others of its batch, and overwrites their words."""
 
     def __init__(self, status: int) -> None:
         self.status, self.left = status, multiprocessing.Value("i", 0)
@@ -376,7 +376,7 @@ class SpoilsWhatIsDone(torch.utils.data.Dataset):
         return 160
 
     def __getitem__(self, index: int) -> int:
-        time.sleep(0.01)  # so that samples are tasks of their own
+        time.sleep(0.01)  # so that each sample is a separate task
         with self.left.get_lock():
             mine = index == 83 and self.left.value > 0
             self.left.value -= mine
@@ -392,8 +392,8 @@ class SpoilsWhatIsDone(torch.utils.data.Dataset):
 @pytest.mark.parametrize("options", [
     {}, {"in_order": False}, {"in_order": False, "batching": "ready"}, {"on_error": "skip"},
 ], ids=str)  # fmt: skip
-def test_a_word_of_a_task_that_has_ended(status: int, options: dict[str, Any]) -> None:
-    """What was read of it is not asked for again."""
+def test_damaged_word_of_finished_task(status: int, options: dict[str, Any]) -> None:
+    """Results that were already read are not requested again."""
     dataset = SpoilsWhatIsDone(status)
     loader = minato.DataLoader(
         dataset, 4, num_workers=2, persistent_workers=True, max_retries=3, **options
@@ -406,8 +406,8 @@ def test_a_word_of_a_task_that_has_ended(status: int, options: dict[str, Any]) -
 
 
 def spoil_empty_places(state: int) -> None:
-    """Where nobody is, entries then name a task that there is not, and wait for room; and may say
-    that somebody is there."""
+    """Makes unused entries name a task that does not exist and wait for memory; optionally also
+    claim to have a process."""
     base = mapping()
     for number in range(ctypes.c_uint32.from_address(base + NWORKERS_AT).value):
         at = base + word(base + WORKERS_OFF) + number * SIZES["worker"]
@@ -418,7 +418,7 @@ def spoil_empty_places(state: int) -> None:
 
 
 class SpoilsEmptyPlaces(torch.utils.data.Dataset):
-    """Sample 5 does so to others' places, and sample 37 to its own task, where they are told to."""
+    """If enabled, sample 5 damages unused entries, and sample 37 its own task."""
 
     def __init__(self, state: int) -> None:
         self.places, self.own = multiprocessing.Value("i", 0), multiprocessing.Value("i", 0)
@@ -439,14 +439,14 @@ class SpoilsEmptyPlaces(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("state", [EMPTY, READY])
-def test_places_where_nobody_is_hold_nobody_up(state: int) -> None:
+def test_damaged_unused_entries_block_nothing(state: int) -> None:
     dataset = SpoilsEmptyPlaces(state)
     loader = minato.DataLoader(
         dataset, 4, num_workers=2, persistent_workers=True, autoscale=(2, 5), max_retries=3
     )
     assert torch.cat(list(loader)).tolist() == list(range(64))
     dataset.places.value = 1
-    for _ in range(5):  # what is left of an epoch is dropped
+    for _ in range(5):  # the rest of each epoch is dropped
         assert next(iter(loader)).tolist() == [0, 1, 2, 3]
     assert torch.cat(list(loader)).tolist() == list(range(64))
     assert dataset.places.value == 0
@@ -455,5 +455,5 @@ def test_places_where_nobody_is_hold_nobody_up(state: int) -> None:
     assert torch.cat(list(loader)).tolist() == list(range(64))
     assert (dataset.places.value, dataset.own.value) == (0, 0)
     engine = loader._iterator._engine
-    assert engine.health()["deaths"] == 1  # and of whoever was in none of those places
-    wait_for(lambda: engine.memory()["in_flight"] <= 8, "what was left to be dropped")
+    assert engine.health()["deaths"] == 1  # no deaths of the unused entries
+    wait_for(lambda: engine.memory()["in_flight"] <= 8, "the rest to be dropped")

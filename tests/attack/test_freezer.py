@@ -1,5 +1,5 @@
-"""Processes that the system holds so that not even SIGKILL ends them: a frozen control group, as
-docker pause makes one, and to a trainer the same as a worker that waits for a hung file system."""
+"""Processes that not even SIGKILL ends at once: in a frozen control group, as docker pause makes
+one. For a trainer that is the same as a worker that waits for a hung file system."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ENDS = 4 * (grace.STOP + grace.FINISH + 2 * grace.KILL)
 
 
 class Freezer:
-    """A control group. Its processes stand still until it thaws; those that were killed in it
-    end then, or at once where the system can do that (version 2)."""
+    """A control group. Its processes stand still until it thaws. Those that were killed in it
+    end then, or at once if the system can do that (version 2)."""
 
     def __init__(self, path: Path, version: int) -> None:
         self.path = path
@@ -93,7 +93,7 @@ def starter_of(iterator) -> int:
 
 
 def rest_of(iterator) -> list[int]:
-    """What is still to come; a second without a batch is not much on a busy machine."""
+    """The remaining samples; a second without a batch is not long on a busy machine."""
     got = []
     while True:
         try:
@@ -103,8 +103,8 @@ def rest_of(iterator) -> list[int]:
             assert "timed out" in str(error)
 
 
-def test_a_frozen_worker_goes_on_where_it_was(freezer):
-    """timeout= says that nothing comes; nobody else makes its sample, and no death is seen."""
+def test_frozen_worker_continues_after_thaw(freezer):
+    """timeout= reports the missing batch; no other worker makes its sample; no death is seen."""
     iterator = iter(make(timeout=1))
     got = next(iterator).tolist()
     wait_for(lambda: worker_entries(iterator)[0]["running"], "work")
@@ -117,8 +117,8 @@ def test_a_frozen_worker_goes_on_where_it_was(freezer):
     assert iterator._engine.health()["deaths"] == 0
 
 
-def test_a_frozen_worker_that_is_killed_is_replaced_when_it_is_gone(freezer):
-    """Not before: until then it may write."""
+def test_killed_frozen_worker_is_replaced_after_exit(freezer):
+    """The replacement comes only after its exit: until then it may write."""
     iterator = iter(make(timeout=1))
     got = next(iterator).tolist()
     wait_for(lambda: worker_entries(iterator)[0]["running"], "work")
@@ -136,8 +136,8 @@ def test_a_frozen_worker_that_is_killed_is_replaced_when_it_is_gone(freezer):
 
 
 @pytest.mark.parametrize("which", ["worker", "starter", "all"])
-def test_a_loader_that_is_dropped_waits_for_none_that_does_not_end(freezer, which, monkeypatch):
-    """Nor does anybody at the interpreter's exit. Once they thaw they end, and do nothing more."""
+def test_dropped_loader_does_not_wait_for_frozen_workers(freezer, which, monkeypatch):
+    """The interpreter's exit does not wait either. After the thaw they end without more work."""
     monkeypatch.setattr(grace, "KILL", 1.0)
     iterator = iter(make())
     next(iterator)
@@ -152,7 +152,7 @@ def test_a_loader_that_is_dropped_waits_for_none_that_does_not_end(freezer, whic
     freezer.thaw()
     wait_for(lambda: not any(map(alive, left)), "them to end")
     if starter in frozen:
-        os.waitpid(starter, 0)  # multiprocessing has been told not to
+        os.waitpid(starter, 0)  # multiprocessing was told not to wait
 
 
 EXITS = """
@@ -173,7 +173,7 @@ if sys.argv[1] == "dropped":
 
 
 @pytest.mark.parametrize("iterator", ["alive", "dropped"])
-def test_a_program_ends_whose_processes_are_frozen(freezer, iterator):
+def test_program_exits_with_frozen_processes(freezer, iterator):
     script = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", EXITS, iterator],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
@@ -208,7 +208,7 @@ assert iterator._engine.health()["deaths"] == 0
 """
 
 
-def test_a_program_that_is_frozen_with_its_workers_goes_on(freezer):
+def test_frozen_program_continues_after_thaw(freezer):
     """For longer than timeout=, as when a container is paused."""
     script = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", WHOLE],
@@ -217,7 +217,7 @@ def test_a_program_that_is_frozen_with_its_workers_goes_on(freezer):
     try:
         workers = [int(pid) for pid in script.stdout.readline().split()]
         freezer.freeze(*workers, psutil.Process(workers[0]).ppid(), script.pid)
-        time.sleep(2.5)  # it stands still so long, whatever the machine does
+        time.sleep(2.5)  # the length of the freeze
         freezer.thaw()
         script.communicate(timeout=ENDS)
         assert script.returncode == 0

@@ -93,7 +93,7 @@ def test_random_kills_change_nothing(kind, seed):
 
 
 class Fatal(torch.utils.data.Dataset):
-    """Sample 5 ends its worker, each time it is made, as soon as that is told to go on."""
+    """Sample 5 ends its worker, each time it is made, as soon as the test allows it."""
 
     def __init__(self):
         self.times, self.goes_on = multiprocessing.Value("i", 0), multiprocessing.Event()
@@ -110,8 +110,8 @@ class Fatal(torch.utils.data.Dataset):
         return index
 
 
-def test_a_sample_that_nobody_wants_any_more_ends_one_worker():
-    """Its epoch was left while it was made: no other worker is given it."""
+def test_abandoned_deadly_sample_kills_one_worker():
+    """Its epoch was left while the sample was made: no other worker gets it."""
     dataset, batches = Fatal(), [[0], [5]]
     loader = minato.DataLoader(
         dataset, batch_sampler=batches, num_workers=2, persistent_workers=True, max_retries=3
@@ -122,7 +122,7 @@ def test_a_sample_that_nobody_wants_any_more_ends_one_worker():
     assert [int(batch) for batch in loader] == list(range(10, 40))
     dataset.goes_on.set()
     wait_for(lambda: loader.stats()["deaths"] == 1, "its worker's death")
-    # what was taken back comes before all else
+    # the retried sample comes first
     assert [int(batch) for batch in loader] == list(range(10, 40))
     assert dataset.times.value == 1
 
@@ -140,7 +140,7 @@ def test_kills_in_the_first_instants(seed):
 
 
 class OfStreams(torch.utils.data.Dataset):
-    """Numbers from the streams that a worker has, and what it says of their seed."""
+    """Numbers from a worker's random streams, and its reported seed."""
 
     def __len__(self):
         return 40
@@ -152,7 +152,7 @@ class OfStreams(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_worker_that_replaces_another_has_its_own_streams(method):
+def test_replacement_worker_has_its_own_streams(method):
     def epoch(loader):
         rows = [tuple(map(int, row)) for batch in loader for row in zip(*batch, strict=True)]
         return {number: seed for number, seed, *_ in rows}, {n for _, _, *ns in rows for n in ns}
@@ -367,7 +367,7 @@ def test_a_persistent_loader_makes_another_zygote(options, monkeypatch):
     with pytest.raises(RuntimeError, match="died unexpectedly"):
         for _ in iterator:
             pass
-    with pytest.raises((RuntimeError, AssertionError)):  # that epoch does not go on
+    with pytest.raises((RuntimeError, AssertionError)):  # that epoch does not continue
         next(iterator)
     for _ in range(2):
         got = [int(index) for batch in loader for index in batch]
@@ -384,7 +384,7 @@ def test_a_persistent_loader_makes_another_zygote(options, monkeypatch):
         ("StartsThread(64)", "spawn"),
     ],
 )
-def test_killed_trainer_takes_all_with_it(dataset, method):
+def test_killed_trainer_ends_all_processes(dataset, method):
     script = (
         "import sys, minato\nfrom attack.datasets import *\n"
         "if __name__ == '__main__':\n"
@@ -519,8 +519,8 @@ def test_a_program_ends_beside_a_stopped_zygote(stopped):
         process.communicate()
 
 
-def test_a_killed_zygote_is_an_error_where_a_broken_pipe_ends_programs():
-    """SIGPIPE's own action is what programs ask for that are piped to others."""
+def test_killed_zygote_with_default_sigpipe_is_an_error():
+    """Programs whose output is piped often restore the default action of SIGPIPE."""
     script = (
         "import os, signal\nimport minato\nfrom attack.datasets import *\n"
         "minato.workers.process_pool.RESTARTS_MOST = 0\n"
@@ -538,8 +538,8 @@ def test_a_killed_zygote_is_an_error_where_a_broken_pipe_ends_programs():
     assert done.returncode == 0, done.stderr
 
 
-def test_an_exit_waits_for_a_zygote_that_another_thread_has_closed():
-    """As multiprocessing does, which has asked for its children a moment before."""
+def test_exit_waits_for_zygote_closed_by_thread():
+    """As multiprocessing does, which has listed its children a moment before."""
     iterator = iter(make(Slow(4, 0.01), num_workers=2))
     pool = iterator._pool
     zygote = pool.zygote
@@ -550,8 +550,8 @@ def test_an_exit_waits_for_a_zygote_that_another_thread_has_closed():
     pool.join_zygote()
 
 
-def test_workers_are_killed_although_the_zygote_does_not_end(monkeypatch):
-    """One that the system does not let go of takes all the time that there is for itself."""
+def test_workers_are_killed_if_zygote_hangs(monkeypatch):
+    """A zygote that the system does not release uses up its own waiting time only."""
     iterator = iter(make(Slow(4, 60.0), num_workers=2))
     wait_for(lambda: all(w["running"] for w in worker_entries(iterator)), "workers at work")
     pool, workers = iterator._pool, workers_of(iterator)
@@ -565,8 +565,8 @@ def test_workers_are_killed_although_the_zygote_does_not_end(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
-def test_a_replacement_that_is_refused_is_tried_again(number, monkeypatch):
-    """It is no further death: there may be room for a process a moment later."""
+def test_refused_replacement_is_retried(number, monkeypatch):
+    """It does not count as another death: a process may start a moment later."""
     fork, tries, refusal = Zygote._fork, [], number
 
     def refused(self, number):
@@ -590,8 +590,8 @@ def test_a_replacement_that_is_refused_is_tried_again(number, monkeypatch):
     (errno.EAGAIN, "ulimit -u"), (errno.ENOMEM, "lower num_workers"), (errno.EMFILE, "ulimit -n"),
 ])  # fmt: skip
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_replacement_that_is_refused_for_good(workers, number, remedy, monkeypatch):
-    """The others do its work, and say so; where there are none that is an error. Both with what
+def test_permanently_refused_replacement_is_an_error(workers, number, remedy, monkeypatch):
+    """The other workers take over with a warning; without any it is an error. Both say what
     helps, and no sample is missing before that."""
     fork, tries = Zygote._fork, []
 
@@ -621,8 +621,8 @@ def test_a_replacement_that_is_refused_for_good(workers, number, remedy, monkeyp
 
 
 class Everybody(threading.Thread):
-    """Kills the only worker of an iterator every 30 to 200 ms, whatever it is at; the fourth in a
-    row that has not come to be READY is spared until it is."""
+    """Kills the only worker of an iterator every 30 to 200 ms, in any state. After three in a
+    row that did not become READY, the fourth is spared until it is."""
 
     def __init__(self, iterator, rng):
         super().__init__(daemon=True)
@@ -634,7 +634,7 @@ class Everybody(threading.Thread):
             try:
                 [entry] = worker_entries(self.iterator)
             except RuntimeError:
-                return  # the iterator has come to its end
+                return  # the iterator has ended
             unready = unready + 1 if entry["state"] != 3 else 0
             if entry["pid"] and unready < 4:
                 kill(entry["pid"])
@@ -643,7 +643,7 @@ class Everybody(threading.Thread):
 
 @pytest.mark.filterwarnings("ignore:DataLoader worker .* deaths in a row:UserWarning")
 def test_the_only_worker_is_killed_again_and_again(seed):
-    """max_retries=1000: whoever kills at random ends no run."""
+    """max_retries=1000: random kills end no run."""
     loader = make(Noisy(80), num_workers=1, persistent_workers=True, max_retries=1000)
     calm = make(Noisy(80), persistent_workers=True)
     rng, kills = random.Random(seed), 0
@@ -678,7 +678,7 @@ def test_a_stopped_zygote_hides_no_death():
 
 
 def test_an_entry_without_a_worker_names_no_process():
-    """A worker that is reaped leaves its id in its entry, and another process may have it by now."""
+    """The entry of a reaped worker keeps its id, which another process may have by now."""
     engine = minato._core.Engine(1, 0, False)
     other = subprocess.Popen(["sleep", "100"])
     try:
@@ -713,8 +713,8 @@ def test_stopped_workers_go_on(seed):
         stops += stopper.stops
 
 
-def test_a_worker_that_is_stopped_for_good_is_waited_for():
-    """timeout= says so, and nobody else does its work; it goes on where it was."""
+def test_stopped_worker_is_waited_for():
+    """timeout= reports it, and no other worker takes over; it continues where it was."""
     iterator = iter(make(Slow(40, 0.01), batch_size=2, shuffle=False, num_workers=2, timeout=1))
     got = next(iterator).tolist()
     wait_for(lambda: worker_entries(iterator)[0]["running"], "work")
@@ -729,14 +729,14 @@ def test_a_worker_that_is_stopped_for_good_is_waited_for():
     while len(got) < 40:
         try:
             got += next(iterator).tolist()
-        except RuntimeError as error:  # a second is not much on a busy machine
+        except RuntimeError as error:  # a second is short on a busy machine
             assert "timed out" in str(error)
     assert got == list(range(40))
     assert iterator._engine.health()["deaths"] == 0
 
 
 def test_a_trainer_that_is_stopped_goes_on():
-    """Its workers look for it meanwhile, and one of them is killed."""
+    """Its workers check for it meanwhile, and one of them is killed."""
     tell, told = os.pipe()
     trainer = os.fork()
     if trainer == 0:
@@ -755,7 +755,7 @@ def test_a_trainer_that_is_stopped_goes_on():
         kill(trainer, signal.SIGSTOP)
         kill(pids[0])
         wait_for(lambda: psutil.Process(trainer).status() == psutil.STATUS_STOPPED, "it to stop")
-        time.sleep(2.5)  # more than one look of workers that idle
+        time.sleep(2.5)  # longer than one check of idle workers
         assert alive(pids[1])
     finally:
         kill(trainer, signal.SIGCONT)
@@ -791,7 +791,7 @@ def test_signals_to_a_worker(number):
 
 
 def test_without_retries_only_the_batch_is_lost():
-    """max_retries=0: the sample's batch is an error, others arrive; nobody spins."""
+    """max_retries=0: the sample's batch is an error, others arrive; no thread spins."""
     iterator = iter(make(Slow(24, 0.2), batch_size=1, shuffle=False, max_retries=0))
     got, lost = [int(next(iterator))], []
     wait_for(lambda: worker_entries(iterator)[2]["running"], "work")

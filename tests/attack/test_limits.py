@@ -1,6 +1,6 @@
-"""A system that refuses something says so through the loader, and nothing is left behind.
+"""If the system refuses something, the loader says so, and nothing is left behind.
 
-Where it does not let minato's workers be at all, torch's serve the loader.
+If minato's workers cannot run at all, torch's serve the loader.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import minato._core
 
 from .support import run_script
 
-#: one interpreter, a fork for each case; prints the case, the error and what is left
+#: one interpreter with a fork for each case; prints the case, the error and leftovers
 SCRIPT = """
 import ctypes, gc, logging, os, resource, struct, sys, warnings
 import minato.iterators.static_and_iterable, minato.iterators.balanced, minato.seeding.generators
@@ -97,7 +97,7 @@ LIMIT = "limit on processes and threads is reached: raise it"
     ("address space", "MemoryError", 0, "`ulimit -v`"),
     ("second worker", "UserWarning", 0, "The others do its work"),
 ])  # fmt: skip
-def test_what_is_refused_is_named(case: str, kind: str, number: int, text: str) -> None:
+def test_refused_resource_is_named(case: str, kind: str, number: int, text: str) -> None:
     done = run_limited(case)
     first, left = done[0], done[-1]
     assert first.split()[:2] == [kind, str(number)] and text in first
@@ -108,7 +108,7 @@ def test_what_is_refused_is_named(case: str, kind: str, number: int, text: str) 
 
 
 @pytest.mark.parametrize("case, name", [("memfd", "memfd_create"), ("pidfd", "pidfd_open")])
-def test_torch_serves_where_minato_cannot(case: str, name: str) -> None:
+def test_torch_serves_if_system_calls_are_refused(case: str, name: str) -> None:
     """With one line for the log, however many iterators there are."""
     told, batches, left = run_limited(case)
     assert told.startswith("WARNING minato.DataLoader uses torch's own workers: ")
@@ -116,7 +116,7 @@ def test_torch_serves_where_minato_cannot(case: str, name: str) -> None:
     assert (batches, left) == ("8 batches", "left 0")
 
 
-def test_torchs_dispatch_cannot_do_without_a_worker() -> None:
+def test_static_scheduling_needs_every_worker() -> None:
     done = run_limited("second worker", "static")
     assert done[0].startswith("WorkerLost 0 A DataLoader worker could not be started: ")
     assert LIMIT in done[0] and done[-1] == "left 0"
@@ -178,7 +178,7 @@ print("whole")
 
 
 @pytest.mark.parametrize("gib, workers", [(4, 8), (8, 2), (12, 8)])
-def test_a_loader_works_in_few_gibibytes_of_address_space(gib: int, workers: int) -> None:
+def test_loader_works_with_small_address_space(gib: int, workers: int) -> None:
     done = run_script(FEW_GIB, str(gib), str(workers))
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr[-3000:]
 
@@ -216,7 +216,7 @@ print(int(open("/proc/self/oom_score_adj").read()), *batch[0])
 """
 
 
-def test_workers_are_ended_first_where_memory_runs_out() -> None:
+def test_workers_are_oom_killed_before_trainer() -> None:
     done = run_script(SCORES)
     assert done.returncode == 0, done.stderr[-3000:]
     trainer, worker, zygote = map(int, done.stdout.split())

@@ -1,4 +1,4 @@
-"""Memory: what is kept, shared, sent on, dropped; and what many loaders leave behind."""
+"""Memory that is retained, shared, sent on or dropped, and leftovers of many loaders."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def arena_batch(iterator):
 
 @pytest.mark.parametrize("collate", [None, keep_list])
 def test_numpy_view_and_share_memory(collate):
-    """share_memory_() gives the storage new memory; arrays of the old one stay right."""
+    """share_memory_() gives the storage new memory; arrays over the old memory stay right."""
     options = {} if collate is None else {"collate_fn": collate}
     iterator = iter(make(Images(400), memory_limit="16MiB", **options))
     batch = arena_batch(iterator)
@@ -171,7 +171,7 @@ def reader(inbox, outbox) -> None:
 
 
 def test_batches_through_torch_queues():
-    """A batch sent to another process is what it was, while the loader goes on."""
+    """A batch sent to another process does not change while the loader continues."""
     iterator = iter(make(Images(200, (64, 300)), memory_limit="16MiB"))
     context = torch.multiprocessing.get_context("fork")
     inbox, outbox = context.Queue(2), context.Queue()
@@ -193,7 +193,7 @@ def test_batches_through_torch_queues():
 
 
 @pytest.mark.parametrize("kind", ["rows", "envelope"])
-def test_what_a_delivered_tensor_carries(kind):
+def test_delivered_tensor_has_exact_storage(kind):
     """Storages of exact size: pickle and torch.save write the tensor and no more."""
     options = {} if kind == "rows" else {"collate_fn": keep_list}
     batches = list(make(Images(8), **options))
@@ -251,7 +251,7 @@ def test_two_hundred_half_read_loaders(seed):
 
 
 def test_live_persistent_loaders():
-    """Each costs a handful of descriptors, and gives them back."""
+    """Each uses a handful of descriptors, and returns them."""
     list(make(Noisy(16)))  # the first fork ends the program's threads of OpenMP
     before = resources()
     loaders = [make(Noisy(16), persistent_workers=True) for _ in range(15)]
@@ -277,7 +277,7 @@ def shared_pages() -> int:
 
 def test_a_closed_loader_gives_its_pages_back():
     """Also when another loader's zygote was forked while it was open."""
-    # the whole machine's pages are counted: far more than others use meanwhile
+    # counts pages of the whole machine: far more than others use in the meantime
     first = iter(make(Images(200, (1024, 1024)), num_workers=1, prefetch_factor=16))
     batch = next(first)
     wait_for(lambda: first._engine.memory()["used"] > 200 * MIB)
@@ -291,7 +291,7 @@ def test_a_closed_loader_gives_its_pages_back():
 
 
 def mapped() -> int:
-    """Bytes of shared memory that this process has touched and that are there still."""
+    """Bytes of shared memory that this process has touched and that still exist."""
     for line in open("/proc/self/status"):
         if line.startswith("RssShmem:"):
             return int(line.split()[1]) * 1024
@@ -299,8 +299,8 @@ def mapped() -> int:
 
 
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
-def test_batches_that_are_let_go_give_their_pages_back(scheduling):
-    """Also those below one that is kept on, while the loader goes on with little."""
+def test_released_batches_return_their_pages(scheduling):
+    """Also pages below a batch that is retained while the loader continues with little memory."""
     loader = make(Images(160, (512, 512)), persistent_workers=True, scheduling=scheduling)
     before = mapped()
     kept = list(loader)
@@ -319,7 +319,7 @@ def test_batches_that_are_let_go_give_their_pages_back(scheduling):
 
 
 def test_early_breaks_with_little_memory():
-    """Batches of the last epoch hold the memory for a while: the new one waits for it."""
+    """Batches of the last epoch hold the memory for a while: the new epoch waits for it."""
     loader = make(
         Images(16, (256, 1024), delay=0.02), persistent_workers=True, memory_limit="5MiB"
     )
@@ -347,7 +347,7 @@ def test_very_many_batches_in_flight(scheduling):
 
 
 def test_indices_that_cannot_be_unpickled_say_so():
-    """The worker's own error, not one about the stand-in for it."""
+    """The error is the worker's own, not one about its placeholder."""
     loader = make(Slow(8, 0.0), sampler=[Shy(n) for n in range(8)])
     with pytest.raises(ZeroDivisionError, match="not here"):
         list(loader)
@@ -365,7 +365,7 @@ class Shy:
         return Shy, (self.number, os.getpid())
 
 
-def test_processes_that_hold_batches_keep_them(seed):
+def test_batches_held_by_other_processes_are_kept(seed):
     """Many children, each with the batch that was there when it was forked."""
     context = multiprocessing.get_context("fork")
     iterator = iter(make(Images(400, (64, 512)), memory_limit="64MiB"))

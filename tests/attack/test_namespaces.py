@@ -1,5 +1,5 @@
-"""A /proc that is another PID namespace's, as in some sandboxes, and none at all; and trainers whose
-end only a pipe tells of."""
+"""A /proc of another PID namespace, as in some sandboxes, and no /proc; and trainers whose
+exit only a pipe reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from .support import alive, descendants, environment, kill, start_script, wait_for
 
-#: what runs a program in each of them: its first argument, as $0, is the program
+#: runs a program in each of them: its first argument, as $0, is the program
 NO_PROC = 'mount -t tmpfs none /proc && exec "$0" "$@"'
 APART = {
     "another /proc": ["unshare", "-rpf"],
@@ -64,7 +64,7 @@ if __name__ == "__main__":
     "where, method", [("another /proc", "fork"), ("another /proc", "spawn"), ("no /proc", "fork")]
 )
 def test_a_dead_worker_is_replaced_without_proc(where: str, method: str, tmp_path: Path) -> None:
-    """And workers that idle meanwhile stay."""
+    """Idle workers stay."""
     script = tmp_path / "epochs.py"
     script.write_text(EPOCHS)
     process = apart(where, sys.executable, "-W", "ignore", str(script), method)
@@ -120,7 +120,7 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_end_while_a_fork_of_the_trainer_lives() -> None:
+def test_workers_exit_while_trainer_fork_lives() -> None:
     """The second loader's workers are forked while the first has its pipe open, too. Stopped zygotes
     and standbys leave it to the workers to see the end."""
     process = start_script(OUTLIVED, stdin=subprocess.PIPE)

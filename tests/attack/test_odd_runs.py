@@ -1,5 +1,5 @@
-"""Runs as they are rare: clocks that jump, programs that stand still, little of what the system
-has, samples that are huge or of very many parts, very many workers, loaders in loaders."""
+"""Rare conditions: clocks that jump, stopped programs, few system resources, huge samples or
+samples of very many parts, very many workers, loaders in loaders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from .support import SECONDS, environment, run_script, start_script
 
 ROOT = Path(__file__).resolve().parents[2]
-#: what takes minutes or gigabytes is run with MINATO_STRESS_SECONDS=30
+#: tests that take minutes or gigabytes run with MINATO_STRESS_SECONDS=30
 LONG = SECONDS >= 30
 
 
@@ -28,8 +28,8 @@ def passes(text: str, *arguments: str) -> str:
 
 # ---- time -------------------------------------------------------------------------------
 
-#: What the extension reads of the monotonic clock, and nobody else, is ahead by so many seconds
-#: as the file says. The system's own sleeps are as they were: they are told for how long.
+#: Only the extension's monotonic clock is ahead, by the number of seconds in the file.
+#: The system's own sleeps do not change, because they take a duration.
 JUMPING_CLOCK = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -102,7 +102,7 @@ print(hours > 7, loader.stats()["deaths"])
 
 @pytest.mark.parametrize("scheduling, deaths", [("balanced", 1), ("static", 0)])
 def test_a_clock_that_jumps_by_hours(tmp_path: Path, scheduling: str, deaths: int) -> None:
-    """Nobody is taken for dead or late, and a death is still seen."""
+    """No process is taken for dead or late, and a death is still seen."""
     source, library, ahead = tmp_path / "clock.c", tmp_path / "clock.so", tmp_path / "ahead"
     source.write_text(JUMPING_CLOCK)
     ahead.write_bytes(bytes(8))
@@ -118,8 +118,8 @@ def test_a_clock_that_jumps_by_hours(tmp_path: Path, scheduling: str, deaths: in
     assert done.stdout.split() == ["True", str(deaths)]
 
 
-def test_no_clock_that_can_be_set_is_read() -> None:
-    """All time is monotonic: a system whose date is set loses nothing by it."""
+def test_settable_clocks_are_not_read() -> None:
+    """All clocks are monotonic: setting the system's date has no effect."""
     settable = ("CLOCK_REALTIME", "gettimeofday", "pthread_cond_timedwait", "sem_timedwait",
                 "time.time(", "time.time_ns(", "datetime.now")  # fmt: skip
     files = [*(ROOT / "csrc").rglob("*.[ch]"), *(ROOT / "minato").rglob("*.py")]
@@ -145,8 +145,8 @@ if LONG:
     @pytest.mark.parametrize("scheduling", ["balanced", "static"])
     def test_a_program_that_stands_still(scheduling: str) -> None:
         """With all of its processes, for longer than its timeout. It is stopped in the middle of a
-        batch, of which samples are still to be made when it goes on: what comes at once would be
-        received before anyone looks at the time."""
+        batch with samples still to be made when it continues: a finished batch would be received
+        before the time is checked."""
         child = start_script(STANDS_STILL, scheduling, start_new_session=True)
         assert child.stdout is not None
         for _ in range(2):
@@ -220,7 +220,7 @@ print("whole")
 
 
 def test_dev_shm_of_64_megabytes() -> None:
-    """In a mount namespace of its own."""
+    """In its own mount namespace."""
     unshare = shutil.which("unshare")
     mounted = "mount -t tmpfs -o size=64m none /dev/shm"
     tried = unshare and subprocess.run(
@@ -303,7 +303,7 @@ if LONG:
 
     @pytest.mark.limit(600)
     def test_a_thousand_sleeping_workers() -> None:
-        """All of them work, and descriptors do not grow with them."""
+        """All of them work, and their descriptors do not accumulate."""
         if psutil.virtual_memory().available < 14 << 30:
             pytest.skip("14 GiB of memory are needed")
         child = start_script(THOUSAND)
@@ -349,7 +349,7 @@ print("whole")
 
 
 def test_a_program_with_threads_and_openmp_forks() -> None:
-    """Its pool of threads is no fork's, and what works in it may hold any lock at that time."""
+    """Its thread pool does not exist in a fork, and its threads may hold any lock at that time."""
     assert passes(OPENMP) == "whole\n"
 
 
@@ -385,5 +385,5 @@ print("whole")
 
 
 def test_loaders_in_workers() -> None:
-    """Of any kind. torch's workers may have none with workers."""
+    """Of any kind. torch's workers cannot have loaders with workers."""
     assert passes(NESTED) == "whole\n"

@@ -56,13 +56,13 @@ def make(dataset, **options):
 
 
 @pytest.mark.parametrize("what", ["leave", "end_by_signal"])
-def test_a_worker_that_ends_once_is_replaced(what):
+def test_worker_that_exits_once_is_replaced(what):
     loader = make(Does(what, flag=multiprocessing.Value("i", 0)), batch_size=1)
     assert [int(b) for b in loader] == list(range(24))
 
 
 @pytest.mark.parametrize("what", ["leave", "end_by_signal"])
-def test_a_worker_that_always_ends_is_named(what):
+def test_worker_that_always_exits_is_named(what):
     got, iterator = [], iter(make(Does(what), batch_size=1))
     with pytest.raises(minato.WorkerLost) as caught:
         for batch in iterator:
@@ -73,7 +73,7 @@ def test_a_worker_that_always_ends_is_named(what):
     assert [int(b) for b in iterator] == list(range(6, 24))
 
 
-def test_out_of_memory_in_a_worker_is_its_samples_error():
+def test_memory_error_in_worker_is_the_samples_error():
     got, iterator = [], iter(make(Does("take_all_memory"), batch_size=1, persistent_workers=True))
     with pytest.raises(MemoryError):
         for batch in iterator:
@@ -102,7 +102,7 @@ class LeavesProcess(torch.utils.data.Dataset):
     def __getitem__(self, index):
         if index == 3:
             if os.fork() == 0:
-                self.pid.value = os.getpid()  # what is to be done in a child is done
+                self.pid.value = os.getpid()  # the child's part of the test is done
                 time.sleep(4 * PATIENCE)
                 os._exit(0)
             while self.pid.value == 0:
@@ -111,7 +111,7 @@ class LeavesProcess(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("zygote_dies", [False, True])
-def test_what_a_worker_has_started_holds_nothing_up(zygote_dies, monkeypatch):
+def test_processes_started_by_workers_block_nothing(zygote_dies, monkeypatch):
     monkeypatch.setattr(grace, "STOP", 2 * PATIENCE)
     monkeypatch.setattr(grace, "KILL", 2 * PATIENCE)
     dataset = LeavesProcess()
@@ -131,8 +131,8 @@ def test_what_a_worker_has_started_holds_nothing_up(zygote_dies, monkeypatch):
         kill(dataset.pid.value)
 
 
-def test_a_death_that_no_signal_tells_is_seen(monkeypatch):
-    """A library may have the handler of SIGCHLD, or what that writes to."""
+def test_death_without_sigchld_is_seen(monkeypatch):
+    """A library may have replaced the handler of SIGCHLD, or the descriptor that it writes to."""
     torch.manual_seed(1234)
     expected = [copied(batch) for batch in make(Noisy(40))]
     torch.manual_seed(1234)
@@ -148,7 +148,7 @@ def test_a_death_that_no_signal_tells_is_seen(monkeypatch):
 
 
 def test_a_forked_child_frees_and_locks_nothing():
-    """It drops batches, iterator and loader, and the parent goes on undisturbed."""
+    """It drops batches, iterator and loader, and the parent continues undisturbed."""
     loader = make(Images(40, (256, 256)))
     iterator = iter(loader)
     held = [next(iterator), next(iterator)]
@@ -186,7 +186,7 @@ for images, index in held:
 
 
 @pytest.mark.parametrize("forget", [True, False])
-def test_a_forked_child_that_exits_python_leaves_the_loader_alone(forget):
+def test_exiting_forked_child_leaves_the_loader_alone(forget):
     """Without forget, multiprocessing in the child ends "its" daemons: the parent's."""
     done = run_script(EXITING_CHILD.format(module="minato", forget=forget))
     assert done.returncode == 0, done.stderr[-2000:]
@@ -203,8 +203,8 @@ def test_a_multiprocessing_child_leaves_the_workers_alone():
     assert torch.cat([b[1] for b in held + list(iterator)]).tolist() == list(range(40))
 
 
-def test_a_child_reads_on_what_the_parent_has_dropped():
-    """ARCHITECTURE section 3: forked copies count among those that can see an extent."""
+def test_child_can_read_batch_dropped_by_parent():
+    """Forked copies count among the users of an extent."""
     iterator = iter(make(Images(120, (256, 256)), num_workers=2))
     held = next(iterator)
     ask, go = multiprocessing.Pipe()
@@ -228,7 +228,7 @@ def test_a_child_reads_on_what_the_parent_has_dropped():
 @pytest.mark.parametrize("options", [
     {}, {"persistent_workers": True}, {"persistent_workers": True, "scheduling": "static"},
 ], ids=str)  # fmt: skip
-def test_a_child_may_use_a_loader_of_its_own(options):
+def test_child_may_use_its_own_loader(options):
     loader = make(Wordy(40), **options)
     iterator = iter(loader)
     next(iterator)
@@ -261,7 +261,7 @@ def test_a_child_cannot_use_the_parents_iterator():
 
 
 class Halts(torch.utils.data.Sampler):
-    """In one thread it stays at an index until it is told to go on."""
+    """In one thread it stops at an index until the test releases it."""
 
     def __init__(self):
         self.there, self.go = threading.Event(), threading.Event()
@@ -279,7 +279,7 @@ class Halts(torch.utils.data.Sampler):
     {"batching": "ready", "in_order": False},
 ], ids=str)  # fmt: skip
 def test_a_fork_while_another_thread_is_in_next(options):
-    """The child, where that thread is not, is told so at once, drops the iterator and goes on."""
+    """The child lacks that thread, gets an error at once, drops the iterator and continues."""
     loader = make(Wordy(40), sampler=(sampler := Halts()), **options)
     iterator, result = iter(loader), []
     thread = threading.Thread(target=lambda: result.extend(iterator))
@@ -550,7 +550,7 @@ class ManyTensors(torch.utils.data.Dataset):
 
 
 def test_a_sample_of_many_tensors_needs_no_descriptors():
-    """Nor room in /dev/shm, where torch's collate puts what it makes in a worker."""
+    """It needs no space in /dev/shm either, where torch's collate puts its output in a worker."""
 
     def child() -> None:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -588,7 +588,7 @@ def test_descriptors_beyond_what_select_can_name():
 
 
 @pytest.mark.parametrize("step", ["_end_zygote", "_keep_entries", "_close_zygote"])
-def test_an_end_that_fails_somewhere_still_ends_the_rest(step, monkeypatch):
+def test_failed_shutdown_step_does_not_skip_others(step, monkeypatch):
     before = resources()["fds"]
     iterator = iter(make(Noisy(40)))
     next(iterator)
@@ -646,7 +646,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
 def test_interrupt_and_go_on(scheduling, seed):
-    """SIGINT to the whole group at random; the same persistent loader then goes on."""
+    """SIGINT to the whole group at random; the same persistent loader then continues."""
     process = start_script(INTERRUPTED, scheduling, str(seed), str(SECONDS), process_group=0)
     try:
         out, err = process.communicate(timeout=60 + 4 * SECONDS)
@@ -687,7 +687,7 @@ elif sys.argv[1] != "fork":
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_interrupt_of_a_process_that_starts(method, tmp_path):
-    """SIGINT before it can have said that it ignores it. Datasets find no signal blocked."""
+    """SIGINT before it could ignore the signal. Datasets find no signal blocked."""
     script = tmp_path / "script.py"
     script.write_text(INTERRUPTED_START)
     done = run_script("", method, file=script)
@@ -770,7 +770,7 @@ print(*interrupts)
 """
 
 
-def test_interrupt_at_any_line_of_a_start_and_an_end():
+def test_interrupt_during_start_or_shutdown_leaves_nothing():
     """Nothing is left behind, and a persistent loader works afterwards."""
     done = run_script(INTERRUPTED_ANYWHERE, "37")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -810,7 +810,7 @@ if __name__ == "__main__":
 def test_programs_that_a_dataset_starts_can_be_interrupted(
     method, start, loaded, tmp_path, started_with
 ):
-    """What ignores a signal does so in the programs that it executes, too."""
+    """A process that ignores a signal also ignores it in the programs that it executes."""
     script = tmp_path / "script.py"
     script.write_text(PROGRAM_OF_A_DATASET)
     if start == "each":
@@ -914,7 +914,7 @@ def rung_through(iterator, alarm):
             interrupts += 1
             continue
         given.append([int(i) for i in (batch["index"] if isinstance(batch, dict) else batch)])
-    # What a tracer raises where an exception is handled keeps that, and with it this frame.
+    # An exception that a tracer raises inside a handler keeps this frame alive.
     del iterator, batch
     return given, interrupts
 
@@ -923,7 +923,7 @@ def rung_through(iterator, alarm):
     (Slow(40, 0), {}), (Wordy(40, 3, 0), {}), (Slow(40, 0), {"collate_fn": list}),
 ])  # fmt: skip
 def test_interrupt_while_a_batch_is_received(dataset, options):
-    """Iteration goes on to its end. What next() was about to give may be gone, and nothing else."""
+    """Iteration continues to its end. Only the batch of the interrupted next() may be lost."""
     loader = make(dataset, num_workers=1, prefetch_factor=4, persistent_workers=True,
                   timeout=PATIENCE, **options)  # fmt: skip
     interrupts = 0
@@ -942,8 +942,8 @@ READY = {"batching": "ready", "in_order": False}
     (Slow(40, 0), {"prefetch_next_epoch": True}),
 ])  # fmt: skip
 def test_interrupt_while_batches_are_planned(dataset, options):
-    """Iteration goes on, and no batch comes twice. What next() was about to give may be gone, but not
-    while more is planned."""
+    """Iteration continues, and no batch comes twice. The batch that next() was about to return may
+    be lost, but not while more is planned."""
     loader = make(dataset, num_workers=1, prefetch_factor=2, persistent_workers=True,
                   sampler=list(range(40)), timeout=PATIENCE, **options)  # fmt: skip
     planners = [minato.iterators.planner, minato.iterators.next_epoch]

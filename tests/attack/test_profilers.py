@@ -1,6 +1,6 @@
-"""Signals of profilers arrive a thousand times a second, in the trainer and in all that it starts.
+"""Profilers' signals arrive a thousand times a second, in the trainer and in all its children.
 
-Each interrupts whatever system call is under way; nothing may come of it but the profile.
+Each interrupts the current system call; the only effect may be the profile.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def note(*_: Any) -> None:
 
 
 def profiled(worker: int) -> None:
-    """A worker_init_fn as profilers have it. What a fork inherits is the handler, not the timer."""
+    """A worker_init_fn as in profilers. A fork inherits the handler, but not the timer."""
     signal.signal(signal.SIGPROF, note)
     signal.setitimer(signal.ITIMER_PROF, PERIOD_S, PERIOD_S)
 
 
 class Storm(threading.Thread):
-    """Sends the signal to this process and those below it, also while they wait and no time of
-    theirs passes that a timer would measure."""
+    """Sends the signal to this process and its descendants, also while they wait and their CPU
+    time does not advance, which a timer would measure."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -104,7 +104,7 @@ def batches(kind: str, **more: Any) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore:worker_type='thread'. threads share")
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_batches(kind: str) -> None:
+def test_profiled_loader_gives_the_same_batches(kind: str) -> None:
     threads = kind == "threads"  # which get no signals
     expected = batches(kind, worker_init_fn=None if threads else nothing)
     with storm():

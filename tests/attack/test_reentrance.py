@@ -25,7 +25,7 @@ def run_hook() -> None:
 
 
 class Pair(namedtuple("Pair", "first second")):
-    """Made anew for each batch, in the program's process."""
+    """Built again for each batch, in the program's process."""
 
     def __new__(cls, *values: Any) -> Pair:
         if torch.utils.data.get_worker_info() is None:
@@ -34,7 +34,7 @@ class Pair(namedtuple("Pair", "first second")):
 
 
 class Index:
-    """Travels to the worker as what __reduce__ says."""
+    """Travels to the worker as __reduce__ says."""
 
     def __reduce__(self) -> tuple:
         run_hook()
@@ -55,7 +55,7 @@ def no_hook() -> Any:
     hook.clear()
 
 
-def test_a_class_in_a_batch_shuts_the_loader_down() -> None:
+def test_unpickled_class_may_shut_down_the_loader() -> None:
     made = minato.DataLoader(Pairs(), 4, num_workers=1, timeout=PATIENCE)
     assert len(list(made)) == 16  # rows have a form from now on
     iterator = iter(made)
@@ -67,7 +67,7 @@ def test_a_class_in_a_batch_shuts_the_loader_down() -> None:
 
 
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
-def test_an_index_that_is_sent_shuts_the_loader_down(scheduling: str) -> None:
+def test_pickled_index_may_shut_down_the_loader(scheduling: str) -> None:
     indices = [[n] for n in range(8)] + [[Index()], [9]]
     made = minato.DataLoader(
         Pairs(), batch_sampler=indices, num_workers=1, timeout=PATIENCE, scheduling=scheduling
@@ -81,7 +81,7 @@ def test_an_index_that_is_sent_shuts_the_loader_down(scheduling: str) -> None:
 
 @pytest.fixture
 def looks_run_the_hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Where the core asks whether memory is still seen. Garbage may be collected there."""
+    """While the core checks whether memory is still in use. Garbage may be collected there."""
     really: Any = torch.UntypedStorage._expired
 
     def expired(reference: Any) -> bool:
@@ -96,7 +96,7 @@ def looks_run_the_hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("method", ["next", "memory"])
-def test_garbage_that_is_collected_shuts_the_loader_down(
+def test_collected_garbage_may_shut_down_the_loader(
     method: str, looks_run_the_hook: None
 ) -> None:
     made = minato.DataLoader(Pairs(), 4, num_workers=1, timeout=PATIENCE)
@@ -113,8 +113,8 @@ def test_garbage_that_is_collected_shuts_the_loader_down(
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="garbage is collected between bytecodes")
 @pytest.mark.parametrize("method", ["workers", "envelopes", "reports", "lost", "spans"])
-def test_garbage_that_is_collected_in_a_report_is_the_iterator(method: str) -> None:
-    """Making an object may collect it, and that closes the engine."""
+def test_iterator_collected_during_report(method: str) -> None:
+    """Creating an object may collect the iterator, which closes the engine."""
     made = minato.DataLoader(Pairs(), 4, num_workers=1, timeout=PATIENCE, collate_fn=list)
     iterator = iter(made)
     engine = iterator._engine
@@ -124,7 +124,7 @@ def test_garbage_that_is_collected_in_a_report_is_the_iterator(method: str) -> N
 
     def collect_in_it(_frame: Any, event: str, function: Any) -> None:
         if event == "c_call" and getattr(function, "__name__", "") == method:
-            kept.append([([], {}, ()) for _ in range(200)])  # none is to be had without memory
+            kept.append([([], {}, ()) for _ in range(200)])  # uses up the free lists
             gc.enable()
 
     thresholds = gc.get_threshold()

@@ -1,4 +1,4 @@
-"""Batches of any size: they are made, or their error comes in their place and says why."""
+"""Batches of any size are made, or an error in their place says why not."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Numbers(torch.utils.data.Dataset):
 
 
 def options(monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
-    """Of every engine from now on."""
+    """Sets options of every engine from now on."""
     own = _balanced.BalancedIterator._engine_options
     monkeypatch.setattr(
         _balanced.BalancedIterator, "_engine_options", lambda self: {**own(self), **more}
     )
 
 
-def test_ready_batches_of_more_samples_than_an_engine_usually_holds() -> None:
+def test_ready_batches_larger_than_default_engine_capacity() -> None:
     made = minato.DataLoader(
         Numbers(16600), 16500, num_workers=2, batching="ready", in_order=False, timeout=PATIENCE
     )
@@ -52,7 +52,7 @@ def test_ready_batches_of_more_samples_than_an_engine_usually_holds() -> None:
         assert sorted(torch.cat([first, last]).tolist()) == list(range(16600))
 
 
-def test_ready_batches_where_descriptors_are_few(monkeypatch) -> None:
+def test_ready_batches_with_few_descriptors(monkeypatch) -> None:
     """One batch is cut into as many tasks as there are for it."""
     options(monkeypatch, blocks=0)
     made = minato.DataLoader(
@@ -65,8 +65,8 @@ def test_ready_batches_where_descriptors_are_few(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_batch_that_is_larger_than_the_arena(monkeypatch, in_order: bool) -> None:
-    """As under a limit on address space. The batches around it are whole."""
+def test_batch_larger_than_arena_is_an_error(monkeypatch, in_order: bool) -> None:
+    """As under a limit on address space. The neighbouring batches are complete."""
     options(monkeypatch, arena_bytes=16 << 20)
     wanted = [[0, 1], [2, 3], list(range(200)), [4, 5], [6, 7]]
     made = minato.DataLoader(
@@ -89,7 +89,7 @@ def test_batch_that_is_larger_than_the_arena(monkeypatch, in_order: bool) -> Non
             next(iterator)
 
 
-def test_batch_whose_indices_do_not_fit(monkeypatch) -> None:
+def test_batch_with_too_large_indices_is_an_error(monkeypatch) -> None:
     options(monkeypatch, arena_bytes=16 << 20)
 
     class Long(torch.utils.data.Dataset):

@@ -1,6 +1,6 @@
-"""Several loaders at once for as long as one likes: kills, breaks, kept batches, little memory.
+"""Several loaders at once for any length of time: kills, breaks, retained batches, little memory.
 
-``make soak`` runs it for an hour; what it has done is printed.
+``make soak`` runs it for an hour and prints what it has done.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .datasets import keep_list
 from .support import PATIENCE, SECONDS, Killer, epochs, resources, wait_for
 
 LENGTH, BATCH = 64, 4
-#: what trainers may have grown by in the end: caches of the interpreter, and of malloc
+#: limit on a trainer's growth: caches of the interpreter, and of malloc
 GROWN_MOST = 128 << 20
 
 
 class Marked(Dataset):
-    """Samples all of which tells the index, of one shape or of many, with text or without."""
+    """Samples that contain the index everywhere, of one shape or many, with text or without."""
 
     def __init__(self, floats: int, ragged: bool = False, text: bool = False) -> None:
         self.floats, self.ragged, self.text = floats, ragged, text
@@ -44,7 +44,7 @@ class Marked(Dataset):
 
 
 def check(batch: Any) -> list[int]:
-    """The indices of a batch, all of which is as it should be."""
+    """The indices of a batch, after a check of its content."""
     samples = batch if isinstance(batch, list) else None
     if samples is None:
         rows = range(len(batch["index"]))
@@ -71,7 +71,7 @@ SLOW_TO_START: dict[str, tuple[Marked, dict[str, Any]]] = {
 
 
 def one_epoch(loader: Any, rng: random.Random, done: Counter[str]) -> Iterator[None]:
-    """An epoch, or some of it, a batch at a time; some workers are killed meanwhile."""
+    """An epoch, or a part of it, one batch at a time; some workers are killed meanwhile."""
     iterator, got, kept = iter(loader), [], []
     most = rng.choice([None, None, None, rng.randrange(LENGTH // BATCH)])
     with Killer(iterator, rng, rng.choice([0.05, 0.3, 5.0])) as killer:
@@ -83,7 +83,7 @@ def one_epoch(loader: Any, rng: random.Random, done: Counter[str]) -> Iterator[N
     assert loader.batching == "ready" or got == sorted(got)
     assert len(set(got)) == len(got)
     assert most is not None or len(got) == LENGTH
-    for batch in kept:  # nobody has written there
+    for batch in kept:  # their memory was not overwritten
         check(batch)
     done["kills"] += killer.kills
     done["epochs" if most is None else "breaks"] += 1

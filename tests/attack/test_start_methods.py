@@ -1,4 +1,4 @@
-"""spawn and forkserver: the same data, and datasets that bring things along."""
+"""spawn and forkserver: the same data, and datasets with files, threads or locks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def make(dataset, method, **options):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_same_data(method):
+def test_start_methods_give_the_same_data(method):
     for dataset, options in [
         (Noisy(40), {}),
         (Wordy(40), {}),
@@ -84,7 +84,7 @@ def test_workers_are_replaced(method):
 
 
 @pytest.mark.parametrize("method", ["fork", *METHODS])
-def test_datasets_with_tools_of_multiprocessing(method):
+def test_datasets_with_multiprocessing_objects(method):
     context = multiprocessing.get_context(method)
     dataset = WithTools(context)
     loader = minato.DataLoader(
@@ -100,7 +100,7 @@ def test_datasets_with_tools_of_multiprocessing(method):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
-def test_a_dataset_that_starts_threads_has_them_in_workers(method, scheduling):
+def test_dataset_threads_run_in_workers(method, scheduling):
     expected = [copied(b) for b in make(Noisy(24), "fork", scheduling=scheduling)]
     loader = make(StartsThread(24), method, scheduling=scheduling)
     assert same([copied(b) for b in loader], expected)
@@ -143,7 +143,7 @@ class Squares(socketserver.StreamRequestHandler):
 
 @pytest.fixture
 def place(request, tmp_path):
-    """Where the squares of numbers can be had in the way that a dataset asks for them."""
+    """A source of squares of numbers, of the kind that a dataset asks for."""
     what, path = request.param, tmp_path / "squares"
     if what == "socket":
         with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Squares) as server:
@@ -165,15 +165,15 @@ def place(request, tmp_path):
 
 
 def wrong(loader) -> int:
-    """How many samples are not the square that they should be."""
+    """How many samples are not the expected squares."""
     return sum(int((square != index * index).sum()) for index, square in loader)
 
 
 @pytest.mark.parametrize("place, method", [
     ("file", "spawn"), ("sqlite", "forkserver"), ("socket", "spawn"),
 ], indirect=["place"])  # fmt: skip
-def test_what_loading_opens_is_each_workers_own(place, method):
-    """A file has one offset, and a connection one stream, for all forks of who opened it."""
+def test_files_opened_while_loading_are_per_worker(place, method):
+    """All forks of the opening process share a file's offset and a connection's stream."""
     what, path = place
     loader = make(Opens(path, what), method)
     assert wrong(loader) == 0
@@ -181,12 +181,12 @@ def test_what_loading_opens_is_each_workers_own(place, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_tensors_of_one_memory_stay_so_in_workers(method):
+def test_tensors_sharing_memory_still_share_in_workers(method):
     assert wrong(make(SharesTensors(), method)) == 0
 
 
-def test_handles_of_an_accelerators_memory_are_loaded_by_workers_alone(tmp_path, monkeypatch):
-    """Once in each, as with torch; what they are of lives for as long as the workers."""
+def test_accelerator_handles_are_loaded_by_workers_only(tmp_path, monkeypatch):
+    """Once in each worker, as with torch; the memory lives as long as the workers."""
     monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", lambda storage: (), raising=True)
     log = tmp_path / "log"
     iterator = iter(minato.DataLoader(
@@ -202,8 +202,8 @@ def test_handles_of_an_accelerators_memory_are_loaded_by_workers_alone(tmp_path,
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_folder_made_while_loading_is_each_workers_own(method, tmp_path, monkeypatch):
-    """One that is to go with its process goes with the worker."""
+def test_folder_made_while_loading_is_per_worker(method, tmp_path, monkeypatch):
+    """A folder that is removed with its process is removed with the worker."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     loader = make(Decodes(200), method, num_workers=4)
     assert sum(int((number != index).sum()) for index, number in loader) == 0
@@ -236,7 +236,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("method, scheduling", [
     ("spawn", "balanced"), ("spawn", "static"), ("forkserver", "static"),
 ])  # fmt: skip
-def test_a_modules_generator_is_each_workers_own(method, scheduling, tmp_path):
+def test_module_generator_is_per_worker(method, scheduling, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(DRAWS_FROM_A_MODULE)
     done = run_script("", method, scheduling, file=script)
@@ -258,7 +258,7 @@ print(list(loader))
     ("import multiprocessing, sys\nif multiprocessing.parent_process(): sys.exit(3)\n" + UNGUARDED,
      "SystemExit: 3"),
 ])  # fmt: skip
-def test_a_program_that_workers_cannot_import_is_an_error(text, told, method, tmp_path):
+def test_unimportable_program_is_an_error(text, told, method, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(text)
     done = run_script("", method, file=script)
@@ -266,7 +266,7 @@ def test_a_program_that_workers_cannot_import_is_an_error(text, told, method, tm
     assert "could not load the dataset" in done.stderr and told in done.stderr
 
 
-# ---- what is large and plain ---------------------------------------------------------------
+# ---- large plain data ----------------------------------------------------------------------
 
 
 def size_of_pickle(obj) -> int:
@@ -333,8 +333,8 @@ def test_plain_values_of_each_type_come_back():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_workers_write_to_large_data_of_their_own(method):
-    """Lists, dicts and arrays are each worker's; what a tensor holds, workers share."""
+def test_workers_write_to_private_large_data(method):
+    """Each worker has its own lists, dicts and arrays; workers share the memory of tensors."""
     data = Plain(64)
     view = data.tensor.numpy()
     for _ in range(2):
@@ -365,7 +365,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("place", ["file"], indirect=True)
-def test_what_the_main_module_opens_is_each_workers_own(place, tmp_path):
+def test_files_opened_by_main_module_are_per_worker(place, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(OPENED_BY_MAIN)
     done = run_script("", place[1], file=script)
@@ -386,14 +386,14 @@ for _ in range(4):
 """
 
 
-def test_memory_shared_by_name_outlives_those_who_load_it():
-    """It counts who uses it, and each loading of a pickle takes one away."""
+def test_named_shared_memory_outlives_its_loaders():
+    """It counts its users, and each unpickling subtracts one."""
     done = run_script(SHARED_BY_NAME)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_directly_started_workers_may_die_together(started_with):
-    """The starter's own bookkeeping must not reap one death while it deals with another."""
+    """The starter must not reap one death in its own bookkeeping while it handles another."""
     started_with(A_THREAD)
     iterator = iter(make(Noisy(64), "spawn", persistent_workers=True))
 
@@ -427,7 +427,7 @@ def test_nothing_is_left(method):
 
 
 def test_first_batch(capsys):
-    """Its indices are judged; the time it takes is only told."""
+    """Its indices are checked; the time it takes is only printed."""
     with capsys.disabled():
         for method in ["fork", *METHODS] if SECONDS >= 30 else ["fork"]:
             took = {}

@@ -1,7 +1,7 @@
-"""The trainer ends at each labelled fault point of its own; run by tests/test_sanitized.py.
+"""The trainer ends at each of its labelled fault points; run by tests/test_sanitized.py.
 
-As in test_faults.py the extension is built with MINATO_FAULTS=1. The trainer is a fork of this
-process in a session of its own, in which whoever it has started stays when it is gone.
+As in test_faults.py, the extension is built with MINATO_FAULTS=1. The trainer is a fork of this
+process in its own session, so that processes that it leaves behind can be found.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ POINTS = (
 MOMENTS = ("between epochs", "with a lock", "while workers start")
 WAYS = [signal.SIGKILL, signal.SIGSEGV, 0]  # 0: os._exit
 METHODS = ["fork", "spawn", "forkserver"]
-#: a trainer need not come by these a second time
+#: points that a trainer need not pass a second time
 ONCE = ("engine.start", "engine.sweep.buried", "engine.sweep.tasks", "engine.sweep.done",
         "engine.stop", "engine.close", "runqueue.cancelled")  # fmt: skip
 TIMES = int(os.environ["MINATO_TEST_FAULTS"])
@@ -49,13 +49,13 @@ def session_of(pid: int) -> int | None:
 
 
 def family(session: int) -> list[int]:
-    """Who lives in a session; a fork server and a resource tracker among them."""
+    """The living processes of a session, including a fork server and a resource tracker."""
     return [pid for pid in psutil.pids() if session_of(pid) == session]
 
 
 class Locked(Wordy):
-    """Samples that need a lock, and those from the fifth batch on a gate that opens once. After
-    that one of them ends the process of the first who makes it."""
+    """Samples that need a lock; from the fifth batch on they also wait for a gate that opens once.
+    After that, one sample ends the first process that makes it."""
 
     def __init__(self, context: Any) -> None:
         super().__init__(48, 3000)
@@ -77,7 +77,7 @@ class Locked(Wordy):
 
 
 def train(method: str, end: Callable[[str], None]) -> None:
-    """Comes by all points, and tells of each moment; a worker dies, an epoch is left halfway."""
+    """Passes all fault points and reports each moment; a worker dies, an epoch is left halfway."""
     context = multiprocessing.get_context(method)
     dataset = Locked(context)
     loader = minato.DataLoader(
@@ -88,7 +88,7 @@ def train(method: str, end: Callable[[str], None]) -> None:
     end("while workers start")
     for _ in range(4):
         next(iterator)
-    iterator = iter(loader)  # what was queued behind the gate is cancelled
+    iterator = iter(loader)  # batches queued behind the gate are cancelled
     dataset.gate.set()
     with dataset.lock:
         time.sleep(0.02)
@@ -100,7 +100,7 @@ def train(method: str, end: Callable[[str], None]) -> None:
 
 
 def forked_trainer(method: str, moment: str, how: int) -> int:
-    """Its process id. It ends at that moment; as a rule it does not come to its end at all."""
+    """Its process id. It ends at that moment, usually before its normal end."""
     pid = os.fork()
     if pid:
         return pid
@@ -128,7 +128,7 @@ def forked_trainer(method: str, moment: str, how: int) -> int:
 
 
 def ended(pid: int, how: int) -> None:
-    """Waits until it has ended in that way and everybody whom it has started is gone, too."""
+    """Waits until the process has ended in that way and all processes that it started are gone."""
     try:
         [status] = wait_for(
             lambda: [status for found, status in [os.waitpid(pid, os.WNOHANG)] if found], "its end"
@@ -141,15 +141,15 @@ def ended(pid: int, how: int) -> None:
 
 
 def cases(at: int) -> list[tuple[int, int, str]]:
-    """(n, how, start method): the way differs from place to place, and in long runs, where there
-    are several, the method, too."""
+    """(n, how, start method): the way varies from point to point; so does the method in long runs,
+    which use several."""
     turns = range(at, at + TIMES)
     methods = METHODS if TIMES > 1 else METHODS[:1]
     return [(n, WAYS[turn % 3], methods[turn % len(methods)]) for n, turn in enumerate(turns, 1)]
 
 
 @pytest.mark.parametrize("at, label", [*enumerate(POINTS)])
-def test_the_trainer_ends_there(
+def test_trainer_death_at_fault_point_leaves_nothing(
     at: int, label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MINATO_FAULT_SPARES", raising=False)
@@ -163,6 +163,6 @@ def test_the_trainer_ends_there(
 
 
 @pytest.mark.parametrize("at, moment", [*enumerate(MOMENTS)])
-def test_the_trainer_ends_then(at: int, moment: str) -> None:
+def test_trainer_death_at_any_moment_leaves_nothing(at: int, moment: str) -> None:
     for _, how, method in cases(at):
         ended(forked_trainer(method, moment, how), how)

@@ -137,7 +137,7 @@ class Failing(Dataset):
 
 
 class Blocking(Dataset):
-    """Sample i is i; at ``at`` it says so through ``entered`` and waits for ``gate``."""
+    """Sample i is i; at ``at`` it sets ``entered`` and waits for ``gate``."""
 
     def __init__(self, length: int, at: set[int], entered: Any, gate: Any) -> None:
         self.length, self.at, self.entered, self.gate = length, at, entered, gate
@@ -153,7 +153,7 @@ class Blocking(Dataset):
 
 
 class Environment(Dataset):
-    """What a worker sees of itself, as a plain dict."""
+    """A worker's view of its own process, as a plain dict."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -212,7 +212,7 @@ class Uneven(IterableDataset):
 
 
 class Replicated(IterableDataset):
-    """Every worker yields all of it: the mistake that torch warns of."""
+    """Every worker yields all samples: the mistake that torch's documentation warns about."""
 
     def __init__(self, length: int) -> None:
         self.length = length

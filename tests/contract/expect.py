@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 TABLE: dict[str, tuple[Any, Any, Any]] = {
-    # A StopIteration that escapes __getitem__ ends torch's for loop in silence, so the
-    # rest of the epoch is lost without a word.
+    # A StopIteration that escapes __getitem__ silently ends torch's for loop, so the
+    # rest of the epoch is lost.
     "stop_iteration_in_getitem": ("epoch ends", "RuntimeError", "RuntimeError"),
     # torch rebuilds the exception from its text; the object, its args and its cause
-    # are gone.
+    # are lost.
     "error_keeps_cause": (False, True, True),
     "error_names_index": (False, True, True),
     # torch pickles in a feeder thread, which prints a traceback and drops the batch:
-    # the consumer then waits for ever.
+    # the consumer then waits forever.
     "unpicklable_batch": ("hangs", "error", "error"),
     # torch sends the exception's class, and a class that cannot be pickled is lost in
     # the same way.
@@ -30,16 +30,16 @@ TABLE: dict[str, tuple[Any, Any, Any]] = {
     # How often a sample that kills its worker is executed (max_retries=1 by default).
     "executions_of_deadly_sample": (1, 1, 2),
     "death_error": ("RuntimeError", "RuntimeError", "WorkerLost"),
-    # torch's workers look for their parent every 5 s between samples, and now and then
+    # torch's workers check for their parent every 5 s between samples, and now and then
     # one stays for good.
     "workers_end_with_a_killed_parent": (False, True, True),
     # torch joins each stuck worker for 5 s before it is terminated.
     "stuck_workers_shutdown_bound_s": (None, 4.0, 4.0),
-    # A worker of torch moves a tensor into shared memory in place when it sends it, so
+    # When a torch worker sends a tensor, it moves the tensor into shared memory in place, so
     # writing into an unbatched sample writes into the worker's dataset.
     "unbatched_tensors_alias_the_dataset": (True, False, False),
-    # Whether tensors of a batch share their storage with nothing else and are no
-    # larger than their contents is not promised by torch for every collate_fn.
+    # torch does not promise for every collate_fn that tensors of a batch own their storage
+    # and that the storage is no larger than their contents.
     "every_tensor_owns_its_storage": (False, True, True),
 }
 

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: loaders by name, comparison, waiting, scripts."""
+"""Helpers of this folder: loaders by name, comparison, waiting, scripts."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ TESTS = Path(__file__).resolve().parents[1]
 #: Where the package under test lies: in this tree, or in an environment that it is installed in.
 HOME = Path(minato.__file__).resolve().parents[1]
 ALL_LOADERS = ("torch", "minato-static", "minato")
-#: Versions of torch whose own class was seen to do what these tests expect of it, and what column
-#: `torch` of expect.py says. That changes with its version only.
+#: Versions of torch whose own class was seen to behave as these tests and column
+#: `torch` of expect.py say. Its behaviour depends on the version only.
 SEEN = ("2.13",)
-#: Torch 2.6 asks CUDA alone whether to pin, and says nothing where there is no device.
+#: torch 2.6 asks only CUDA whether to pin, and does not warn if there is no device.
 ASKS_ACCELERATOR = "torch.accelerator" in inspect.getsource(
     tud.dataloader._BaseDataLoaderIter.__init__)
 
 
 def selected() -> list[str]:
-    """The loaders named by MINATO_TEST_LOADERS. By default minato's, and where torch is not one of
-    those that were SEEN its own, too."""
+    """The loaders named by MINATO_TEST_LOADERS. By default minato's, and torch's if its version is
+    not in SEEN."""
     seen = torch.__version__.startswith(tuple(f"{version}." for version in SEEN))
     usual = ALL_LOADERS[1:] if seen else ALL_LOADERS
     names = os.environ.get("MINATO_TEST_LOADERS", ",".join(usual))
@@ -178,7 +178,7 @@ _answers: dict[str, Any] = {}
 
 
 def remembered(question: str, answer: Callable[[], Any]) -> Any:
-    """What torch's loader gave for this question; asked once for all loaders."""
+    """The result of torch's loader for this question; asked once for all loaders."""
     if question not in _answers:
         _answers[question] = answer()
     return _answers[question]
@@ -223,7 +223,7 @@ def _has_children() -> bool:
         try:
             if (task / "children").read_text():
                 return True
-        except FileNotFoundError:  # the thread has ended, or the kernel does not tell
+        except FileNotFoundError:  # the thread has ended, or the kernel hides it
             if not (task / "stat").exists():
                 continue
             return True
@@ -247,7 +247,7 @@ def descendants() -> dict[int, str]:
 
 
 def search_path() -> str:
-    """PYTHONPATH of scripts: for them, too, minato is the one that is tested."""
+    """PYTHONPATH for scripts, so that they import the tested minato, too."""
     return os.pathsep.join(filter(None, [str(HOME), str(TESTS), os.environ.get("PYTHONPATH", "")]))
 
 
@@ -259,7 +259,7 @@ def _carries(process: psutil.Process, token: str) -> bool:
 
 
 def processes_with(token: str) -> list[int]:
-    """Living processes whose environment holds the token of a script."""
+    """Living processes with a script's token in their environment."""
     return [process.pid for process in psutil.process_iter() if _carries(process, token)]
 
 
@@ -297,9 +297,9 @@ def _killed(programs: Programs, token: str) -> bool:
 def run_script(
     kind: Kind, body: str, folder: Path, timeout: float = 50.0, grace: float = 12.0
 ) -> Outcome:
-    """Run ``body`` after the loader's head, as a program of its own.
+    """Run ``body`` after the loader's head, as a separate program.
 
-    ``grace`` is how long processes may outlive the script before they count as left.
+    ``grace`` is how long processes may outlive the script before they count as left behind.
     """
     token = uuid.uuid4().hex
     path = folder / f"script_{token[:8]}.py"

@@ -45,7 +45,7 @@ def test_torchs_names_hold_the_given_values(loader: Kind) -> None:
     assert got == [3, 1, as_is, True, 7, print, generator, 5, True, True, "x", False]
 
 
-def test_private_names_in_use_elsewhere(loader: Kind) -> None:
+def test_private_attributes_used_by_libraries_exist(loader: Kind) -> None:
     made = loader(Numbers(4), num_workers=1)
     assert made._DataLoader__initialized is True
     assert made._DataLoader__multiprocessing_context is None

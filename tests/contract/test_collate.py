@@ -32,7 +32,7 @@ Pair = collections.namedtuple("Pair", "left right")
 
 
 class Tagged(dict):
-    """A dict with an attribute of its own, which collation keeps."""
+    """A dict with an additional attribute, which collation keeps."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -102,7 +102,7 @@ def _rows(function: Callable[[int], Any]) -> list[Any]:
 
 
 def _memmap(i: int) -> np.ndarray:
-    # Anonymous stand-in: the type is what matters to the registry's isinstance walk.
+    # An anonymous type: the type is what matters to the registry's isinstance walk.
     return np.arange(4 * i, 4 * i + 4, dtype=np.int16).view(np.ndarray)
 
 
@@ -252,7 +252,7 @@ def assert_like_torch(got: tuple[str, Any], want: tuple[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_types(loader: Kind, name: str) -> None:
-    # Two full batches and a short one; of torch itself it is asked that it answers.
+    # Two full batches and a short one; torch itself only has to answer.
     want = _oracle(name)
     if not loader.is_torch:
         assert_like_torch(_outcome(loader, CASES[name], batch_size=2), want)
@@ -354,7 +354,7 @@ def test_registry_entries_of_the_user(loader: Kind, monkeypatch, key, function, 
 
 
 class Bound:
-    """What only the worker that made it may collate, with the batch's others, in order."""
+    """Objects that only the worker that made them may collate, with the others, in order."""
 
     made: int = 0
 
@@ -370,7 +370,7 @@ def _collate_bound(batch: list[Bound], *, collate_fn_map: Any) -> torch.Tensor:
 
 
 class MadeInWorkers(Numbers):
-    """Objects beside what rows can hold, and from some index on only those."""
+    """Objects next to values that rows can hold, and from some index on only such objects."""
 
     def __init__(self, size: int, plain_before: int) -> None:
         super().__init__(size)
@@ -491,7 +491,7 @@ def test_batches_are_independent_and_writable(loader: Kind) -> None:
 
 
 class WithoutMemory(torch.utils.data.Dataset[torch.Tensor]):
-    """Some samples are tensors of the usual shape that have no memory of their own."""
+    """Some samples are tensors of the usual shape without memory."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -509,7 +509,7 @@ class WithoutMemory(torch.utils.data.Dataset[torch.Tensor]):
 
 @pytest.mark.parametrize("kind", ["zeros", "meta"])
 def test_a_tensor_without_memory_raises_as_in_torch(loader: Kind, kind: str) -> None:
-    """No row is written from it: default_collate decides."""
+    """Its samples are not written to rows: default_collate decides."""
     texts = {"zeros": "DispatchKey ZeroTensor", "meta": "meta"}
     with pytest.raises((RuntimeError, NotImplementedError), match=texts[kind]):
         list(loader(WithoutMemory(kind), batch_size=2, num_workers=1))

@@ -86,7 +86,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
     return outcome.stdout
 
 
-def test_a_compiled_loop_gets_the_same_batches(own: Kind, expected: str, tmp_path: Path) -> None:
+def test_compiled_loop_gets_the_same_batches(own: Kind, expected: str, tmp_path: Path) -> None:
     outcome: Any = run_script(own, SCRIPT, tmp_path, timeout=120)
     assert (outcome.stderr, outcome.stdout) == ("", expected)
 

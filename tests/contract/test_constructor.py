@@ -133,7 +133,7 @@ def test_empty_dataset(loader: Kind) -> None:
     for workers in (0, 2):
         assert list(loader(Numbers(0), num_workers=workers)) == []
         assert len(loader(Numbers(0), num_workers=workers)) == 0
-        # Both loaders defer to RandomSampler, whose rule differs between releases.
+        # Both loaders use RandomSampler, whose rule differs between releases.
         try:
             want = list(DataLoader(Numbers(0), shuffle=True))
         except ValueError as error:
@@ -143,7 +143,7 @@ def test_empty_dataset(loader: Kind) -> None:
             assert list(loader(Numbers(0), shuffle=True, num_workers=workers)) == want
 
 
-def test_torchs_parameters_are_all_there(loader: Kind) -> None:
+def test_all_torch_parameters_exist(loader: Kind) -> None:
     want = inspect.signature(DataLoader.__init__).parameters
     got = inspect.signature(loader.cls.__init__).parameters
     shared = [name for name in got if name in want]
@@ -300,7 +300,7 @@ def test_zero_prefetch_behaves_as_torchs(loader: Kind) -> None:
 
 @pytest.mark.unraisable  # torch's iterator was not made and is deleted
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_no_generator_is_refused_when_it_is_used(loader: Kind, workers: int) -> None:
+def test_invalid_generator_is_refused_at_first_use(loader: Kind, workers: int) -> None:
     made = loader(Numbers(4), num_workers=workers, generator=5)
     with pytest.raises(TypeError, match="invalid combination of arguments"):
         iter(made)

@@ -1,8 +1,8 @@
-"""Loaders of arbitrary datasets, samplers and options, with torch's loader as the oracle.
+"""Loaders of random datasets, samplers and options, with torch's loader as the oracle.
 
-Static scheduling gives what torch gives, bit for bit, random numbers included; so does the
-balanced one, but for what a map-style dataset draws in workers, which is only compared in
-type and shape.  ``MINATO_FUZZ_SECONDS`` runs other examples every time, for that long.
+Static scheduling matches torch bit for bit, including random numbers. So does balanced
+scheduling, except for the draws of a map-style dataset in workers, which are only compared in
+type and shape.  ``MINATO_FUZZ_SECONDS`` runs new examples every time, for that long.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .support import Kind, assert_same
 
 SECONDS = float(os.environ.get("MINATO_FUZZ_SECONDS", "0"))
 TIMEOUT_S = 30
-#: warnings that depend on the machine, that torch gives in a worker where nobody looks, or that
-#: Python (from 3.12 on) gives at each fork: the program's, and minato's are one for all workers
+#: warnings that depend on the machine, that torch raises in a worker where they are lost, or that
+#: Python (from 3.12 on) raises at each fork: the program's, while minato has one fork for all
 UNCOMPARED = ("worker processes in total", "list of numpy.ndarrays is extremely slow",
               "is multi-threaded, use of fork() may lead to deadlocks")
 
@@ -118,8 +118,8 @@ ERRORS = [ValueError, KeyError, IndexError, Refused]
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """What a dataset holds: the usual tree, others at some indices or at every so many,
-    errors, draws."""
+    """The content of a dataset: the usual structure, other structures at some indices or at regular
+    intervals, errors, draws."""
 
     length: int
     tree: Any
@@ -224,7 +224,7 @@ def burn(worker: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Arguments of one loader, and what is done with it."""
+    """Arguments of one loader, and the calls made on it."""
 
     samples: Samples
     dataset: str
@@ -318,7 +318,7 @@ def _step(iterator: Any) -> Any:
     except StopIteration:
         return StopIteration
     except Exception as error:
-        own = str(error).split("\nminato: ")[0]  # Python 3.10 has no notes beside the text
+        own = str(error).split("\nminato: ")[0]  # Python 3.10 has notes inside the text
         lines = own.strip().splitlines() or [""]
         return "error", type(error).__name__, lines[0].rstrip("0123456789."), lines[-1]
 
@@ -405,7 +405,7 @@ def assert_like_torch(kind: Kind, case: Case) -> None:
     want = _run(Kind("torch"), case)
     got = _run(kind, case)
     assert [what for what, _ in got] == [what for what, _ in want]
-    mask = not case.in_order and case.workers > 1  # who fetches what is a matter of time
+    mask = not case.in_order and case.workers > 1  # which worker fetches depends on timing
     if not case.stream and case.workers > 0:
         mask = mask or kind.balanced
     for (what, mine), (_, theirs) in zip(got, want):
@@ -444,7 +444,7 @@ _uses = st.one_of(
 
 @dataclasses.dataclass(frozen=True)
 class Story:
-    """One loader, with two variables for its iterators, and what is done with them."""
+    """One loader, two variables for its iterators, and the calls made on them."""
 
     samples: Samples
     dataset: str
@@ -468,7 +468,7 @@ _stories = st.builds(
 
 
 def _spoiled(batch: Any) -> Any:
-    """A copy of a batch whose own tensors are overwritten: nobody else may see that."""
+    """A copy of a batch whose tensors are then overwritten: no other holder may see that."""
     copy = pickle.loads(pickle.dumps(batch))
     for tensor in _tensors(batch):
         tensor.zero_()
@@ -587,7 +587,7 @@ def _check(
         try:
             agree(own, case)
         except BaseException:
-            failed = True  # what was found is made smaller and told, however long that takes
+            failed = True  # findings are shrunk and reported, however long that takes
             raise
 
     with contextlib.suppress(TimeIsUp):
@@ -601,7 +601,7 @@ def test_fuzzing_ends_when_its_time_is_up() -> None:
     assert len(seen) == 5
 
 
-def test_what_fuzzing_found_is_told_although_time_is_up() -> None:
+def test_fuzzing_reports_findings_after_its_time() -> None:
     seen: list[int] = []
 
     def agree(_: Kind, case: int) -> None:
@@ -613,15 +613,15 @@ def test_what_fuzzing_found_is_told_although_time_is_up() -> None:
     assert min(seen) == seen[-1] == 100
 
 
-#: hypothesis makes smaller what it has found for up to five minutes
+#: hypothesis shrinks a finding for up to five minutes
 LIMIT_S = SECONDS + (420 if SECONDS else 120)
 
 
 @pytest.mark.limit(LIMIT_S)
-def test_anything_is_as_with_torch(own: Kind) -> None:
+def test_random_loaders_match_torch(own: Kind) -> None:
     _check(own, _cases, assert_like_torch, 40)
 
 
 @pytest.mark.limit(LIMIT_S)
-def test_any_sequence_of_uses_is_as_with_torch(own: Kind) -> None:
+def test_random_sequences_of_calls_match_torch(own: Kind) -> None:
     _check(own, _stories, assert_told_as_by_torch, 25)

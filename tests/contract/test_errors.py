@@ -158,14 +158,14 @@ def test_types_that_cannot_be_rebuilt_become_runtime_errors(loader: Kind) -> Non
         assert got.text.startswith(f"Caught {name} in DataLoader worker process 0.")
 
 
-def test_without_workers_the_error_itself_comes(loader: Kind) -> None:
+def test_error_without_workers_is_the_original(loader: Kind) -> None:
     with pytest.raises(TwoArguments) as caught:
         list(loader(Failing(2, {1}, _raise_two)))
     assert caught.value.args == (1, 2)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_errors_come_in_their_place_and_the_rest_goes_on(loader, workers) -> None:
+def test_errors_keep_their_place_and_loading_continues(loader, workers) -> None:
     iterator = iter(loader(Failing(9, {2, 3, 8}, _raise_value), num_workers=workers))
     bad = ("error", ValueError)
     assert drain(iterator) == [0, 1, bad, bad, 4, 5, 6, 7, bad]
@@ -233,7 +233,7 @@ def test_error_in_worker_init(loader: Kind) -> None:
 
 
 class Unhurried(Numbers):
-    """Worker 0 goes slowly enough for the other one to be heard."""
+    """Worker 0 is slow enough that the other one's message is received."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -314,7 +314,7 @@ def test_stop_iteration_of_other_functions(own: Kind, where: str, dataset: Any) 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("mode", ["skip", "replace"])
-def test_stop_iteration_beyond_what_may_fail(own: Kind, workers: int, mode: str) -> None:
+def test_stop_iteration_past_max_errors(own: Kind, workers: int, mode: str) -> None:
     made = own(Failing(4, {0, 1, 2, 3}, _raise_stop), batch_size=2, num_workers=workers,
                on_error=mode, max_errors=1)
     with pytest.raises(RuntimeError, match="StopIteration"):
@@ -343,7 +343,7 @@ def test_error_keeps_its_cause(loader: Kind) -> None:
 
 @pytest.mark.parametrize("size", [2, None])
 def test_error_names_the_index(loader: Kind, size: int | None) -> None:
-    # A number that no line and no process will have by chance.
+    # A number that cannot occur as a line or process number by chance.
     bad = 918_273_645
     dataset = Failing(8, {bad}, _raise_value)
     got = _failure(loader, dataset, sampler=[0, 1, bad, 2], batch_size=size)
@@ -384,7 +384,7 @@ def test_batch_that_cannot_be_pickled(loader: Kind) -> None:
 
 
 class Unloadable:
-    """Pickles, but cannot be made again in another process."""
+    """Can be pickled, but not unpickled in another process."""
 
     def __reduce__(self) -> Any:
         return _refuse, ()
@@ -439,7 +439,7 @@ def test_timeout_names_the_sample_and_shows_its_stack(own: Kind, options: dict[s
     assert named in text and f"in worker 0 (pid {iterator._workers[0].pid})" in text
     assert "in __getitem__" in text and "/minato/workers/" not in text
     gate.set()
-    assert flat(iterator) == [2, 3, 4, 5]  # the worker goes on
+    assert flat(iterator) == [2, 3, 4, 5]  # the worker continues
     iterator._shutdown_workers()
 
 
@@ -453,7 +453,7 @@ class Sentence(Exception):
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no exception groups")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_exception_group_stays_one(own: Kind, workers: int) -> None:
+def test_exception_group_stays_a_group(own: Kind, workers: int) -> None:
     def fail(_index: int) -> None:
         raise ExceptionGroup("two things", [ValueError("one"), OSError(2, "other")])
 
@@ -473,7 +473,7 @@ def test_exception_with_another_message_keeps_its_name(own: Kind) -> None:
 
 
 class Fatal(BaseException):
-    def __init__(self, **fields: int) -> None:  # cannot be made anew from its text
+    def __init__(self, **fields: int) -> None:  # cannot be rebuilt from its text
         super().__init__(f"the license server says {fields}")
 
 
@@ -507,7 +507,7 @@ def end_by_number() -> None:
     (end_fatally, 1, r"Fatal: the license server says {'code': 7} \(.*test_errors.py:\d+\)"),
     (end_by_text, 1, "SystemExit: a config is missing"), (end_by_number, 3, "SystemExit: 3"),
 ])  # fmt: skip
-def test_exception_that_ends_a_worker_is_told(
+def test_exception_that_ends_worker_is_reported(
     own: Kind, method: str, end: Any, status: int, told: str
 ) -> None:
     if method == "spawn" and end is not end_fatally:
@@ -517,7 +517,7 @@ def test_exception_that_ends_a_worker_is_told(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_exception_that_ends_a_worker_thread_is_told(own: Kind) -> None:
+def test_exception_that_ends_worker_thread_is_reported(own: Kind) -> None:
     if not own.balanced:
         pytest.skip("static workers are processes")
     made = own(Ending(end_by_text), num_workers=1, worker_type="thread", seed_per_sample=False)
@@ -664,8 +664,8 @@ def test_unbatched_errors(loader: Kind) -> None:
     assert drain(iterator) == [0, ("error", ValueError), 2, 3]
 
 
-def test_where_python_has_no_notes_the_text_has_them(own: Kind) -> None:
-    """Python 3.10 would show nothing of them."""
+def test_error_text_holds_notes_before_python_311(own: Kind) -> None:
+    """Python 3.10 would not show notes."""
     from minato.errors import add_note
 
     class Old(Exception):

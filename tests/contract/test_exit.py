@@ -111,7 +111,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_interrupt_from_the_terminal(loader: Kind, tmp_path: Path) -> None:
-    # Ctrl-C reaches the whole process group; only the caller may speak of it.
+    # Ctrl-C reaches the whole process group; only the program may print anything.
     body = HEAD + """
 os.setpgrp()
 try:
@@ -124,7 +124,7 @@ except KeyboardInterrupt:
     outcome = run_script(loader, body, tmp_path)
     assert outcome.stdout == "interrupted\n"
     assert outcome.returncode == 0
-    if not loader.is_torch:  # torch's workers may print a KeyboardInterrupt of their own
+    if not loader.is_torch:  # torch's workers may print a KeyboardInterrupt, too
         assert outcome.stderr == ""
     assert outcome.left == []
 
@@ -156,7 +156,7 @@ if __name__ == "__main__":
 
 
 def test_forked_trainers(loader: Kind, tmp_path: Path) -> None:
-    # A process that has used a loader forks; parent and child both go on loading.
+    # A process that has used a loader forks; parent and child both continue loading.
     body = HEAD + """
 import warnings
 warnings.filterwarnings("ignore", "This process .* is multi-threaded")  # Python 3.12 and later
@@ -193,8 +193,8 @@ print(process.pid, pid)
 """
 
 
-def test_what_a_script_leaves_behind_is_seen(tmp_path: Path) -> None:
-    """By what it has started, and by what it has forked; both are ended."""
+def test_processes_left_by_script_are_noticed(tmp_path: Path) -> None:
+    """By processes that it started and processes that it forked; both are ended."""
     outcome = run_script(Kind("minato"), "import os, signal, sys" + LEAVES, tmp_path, grace=0.1)
     token, *pids = outcome.stdout.split()
     assert sorted(map(int, pids)) == sorted(outcome.left) and int(token, 16)

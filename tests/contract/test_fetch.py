@@ -31,7 +31,7 @@ class Echo(Dataset):
 
 
 class Bulk(Numbers):
-    """Answers whole lists of indices, and tells what it was asked."""
+    """Answers lists of indices, and records the requests."""
 
     def __getitems__(self, indices: Any) -> list[tuple[str, int]]:
         return [(type(indices).__name__, 100 + index) for index in indices]
@@ -128,7 +128,7 @@ def test_getitems_none_falls_back(loader: Kind) -> None:
 
 
 class HandsOn(Dataset):
-    """Wraps a dataset, hands on all of its attributes, and has other samples."""
+    """Wraps a dataset, forwards all of its attributes, and returns other samples."""
 
     def __init__(self, within: Any) -> None:
         self.within = within
@@ -210,7 +210,7 @@ def test_anything_indexable_is_a_dataset(loader: Kind, dataset: Any) -> None:
 
 
 class Obliging(Numbers):
-    """Answers for every method that anybody may ask for."""
+    """Has a method for every name that is asked for."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -219,7 +219,7 @@ class Obliging(Numbers):
 
 
 class Gruff(Numbers):
-    """Has an error of its own for every attribute that it has not."""
+    """Raises its own error for every missing attribute."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -240,7 +240,7 @@ class Odd(Numbers):
 
 
 @pytest.mark.parametrize("kind", [Obliging, Gruff, Odd])
-def test_datasets_are_asked_for_nothing_they_do_not_have(loader: Kind, kind: type) -> None:
+def test_dataset_needs_no_optional_methods(loader: Kind, kind: type) -> None:
     made = loader(kind(6), batch_size=2, num_workers=2, persistent_workers=True)
     for _ in range(2):
         assert flat(made) == list(range(6))
@@ -306,7 +306,7 @@ class Unmeasured(Numbers):
         raise ValueError("length is not known")
 
 
-def test_length_is_not_asked_for_beside_a_sampler(loader: Kind) -> None:
+def test_sampler_makes_length_unnecessary(loader: Kind) -> None:
     for workers in (0, 2):
         made = loader(Unmeasured(5), sampler=[3, 1], num_workers=workers)
         assert flat(made) == [3, 1]

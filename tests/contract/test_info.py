@@ -1,4 +1,4 @@
-"""``python -m minato info``: says what was built and found."""
+"""``python -m minato info``: reports what was built and found."""
 
 from __future__ import annotations
 

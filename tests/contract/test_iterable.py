@@ -51,7 +51,7 @@ def test_uneven_ends(loader: Kind, counts: list[int], prefetch: int) -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_leave_at_the_end_of_their_stream(loader: Kind, persistent: bool) -> None:
+def test_workers_exit_at_end_of_stream(loader: Kind, persistent: bool) -> None:
     made = loader(Uneven([1, 9]), batch_size=None, num_workers=2, prefetch_factor=2,
                   persistent_workers=persistent)
     for _ in range(2):
@@ -189,7 +189,7 @@ def _drawn(make: Any, taken: int) -> int:
 
 
 def test_streams_are_not_read_past_the_window(loader: Kind) -> None:
-    # One worker, window 3: at most taken + 3 batches have been begun.
+    # One worker, window 3: at most taken + 3 batches have been started.
     assert _drawn(loader, 4) <= 2 * (4 + 3)
 
 
@@ -213,7 +213,7 @@ def test_error_in_a_stream(loader: Kind) -> None:
 
 
 class Faulty(IterableDataset):
-    """An iterator that goes on after an error."""
+    """An iterator that continues after an error."""
 
     def __iter__(self) -> "Faulty":
         self.number = -1
@@ -278,7 +278,7 @@ def test_too_many_samples_are_warned_about(loader, workers, persistent) -> None:
     assert len([w for w in caught if "Length of" in str(w.message)]) == 1
 
 
-def test_length_taken_later_does_not_reach_a_running_iterator(loader: Kind) -> None:
+def test_len_call_does_not_affect_running_iterator(loader: Kind) -> None:
     made = loader(Understated(6), num_workers=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -186,7 +186,7 @@ def test_iterator_kept_by_a_traceback(loader: Kind) -> None:
         consume()
     except LookupError as error:
         kept = error
-    # The traceback holds the iterator: its workers may live, and another loader works.
+    # The traceback holds the iterator: its workers may live, and another loader still works.
     assert flat(loader(Numbers(4), num_workers=1)) == [0, 1, 2, 3]
     frames = [frame for frame, _ in _walk(kept.__traceback__)]
     assert next(frames[-1].f_locals["iterator"]).item() == 1
@@ -214,7 +214,7 @@ def test_next_after_shutdown_does_not_hang(loader: Kind) -> None:
     iterator = iter(loader(Numbers(500), num_workers=2))
     next(iterator)
     iterator._shutdown_workers()
-    # Batches that had arrived may still be given out, then an error or the end.
+    # Received batches may still be delivered, then an error or the end.
     try:
         for _ in range(600):
             next(iterator)
@@ -248,8 +248,8 @@ def test_profiler_label(loader: Kind, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_who_wraps_next_sees_every_batch(loader: Kind, workers: int, monkeypatch) -> None:
-    """As tools do that annotate data loading in a trace."""
+def test_wrapper_of_next_sees_every_batch(loader: Kind, workers: int, monkeypatch) -> None:
+    """Like tools that annotate data loading in a trace."""
     base = torch.utils.data.dataloader._BaseDataLoaderIter
     inner, seen = base.__next__, []
 
@@ -333,7 +333,7 @@ def test_iterable_iterator_length(loader: Kind) -> None:
 
 
 class Piped(torch.utils.data.IterDataPipe):
-    """What torch's own workers serve."""
+    """A case for torch's own workers."""
 
     def __iter__(self) -> Any:
         return iter(range(6))
@@ -359,8 +359,8 @@ ENDING: dict[str, tuple[type, dict[str, Any]]] = {
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.filterwarnings("ignore:.pin_memory. argument")
 @pytest.mark.parametrize("case", ENDING)
-def test_next_after_the_end_says_so_again(case: str, persistent: bool) -> None:
-    """Libraries that go through several loaders at once ask ended ones again."""
+def test_next_after_the_end_raises_again(case: str, persistent: bool) -> None:
+    """Libraries that iterate over several loaders at once ask ended ones again."""
     kind, options = ENDING[case]
     options = {"num_workers": 2, **options}
     persistent = persistent and options["num_workers"] > 0  # torch refuses it without workers
@@ -377,7 +377,7 @@ def test_next_after_the_end_says_so_again(case: str, persistent: bool) -> None:
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_next_after_the_end_of_an_epoch_whose_successor_has_begun(epochs: int) -> None:
+def test_next_after_epoch_end_with_started_successor(epochs: int) -> None:
     made = minato.DataLoader(Numbers(6), num_workers=2, persistent_workers=True,
                              prefetch_next_epoch=True)  # fmt: skip
     for _ in range(epochs):

@@ -1,4 +1,4 @@
-"""What workers do at their end: the functions, files and queues of a process that leaves."""
+"""Exit of workers: the exit functions, files and queues of a process that exits."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .support import Kind, all_gone, wait_for, worker_pids
 
 
 def at_its_end(function: Any, _number: int) -> None:
-    """As a worker_init_fn: whatever starts the worker, this is called when it leaves."""
+    """A worker_init_fn that registers an exit function, for any start method."""
     util.Finalize(None, function, exitpriority=0)
 
 
 def write_late(folder: Path) -> None:
-    time.sleep(1.0)  # longer than what is stuck in a sample would be waited for
+    time.sleep(1.0)  # longer than the wait for a worker that is stuck in a sample
     (folder / str(os.getpid())).touch()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_workers_finish_what_they_do_at_their_end(
+def test_workers_finish_their_exit_handlers(
     loader: Kind, method: str, tmp_path: Path
 ) -> None:
     made = loader(Numbers(8), batch_size=2, num_workers=2, multiprocessing_context=method,
@@ -56,7 +56,7 @@ def made_to_stay(own: Kind, folder: Path, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_workers_that_never_finish_are_ended(
+def test_workers_with_endless_exit_handlers_are_killed(
     own: Kind, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if method == "fork":  # elsewhere the zygote has its own
@@ -70,7 +70,7 @@ def test_workers_that_never_finish_are_ended(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_an_interrupt_ends_the_wait(
+def test_interrupt_ends_the_wait_for_workers(
     own: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grace, "FINISH", 3600.0)
@@ -101,7 +101,7 @@ class Endless(torch.utils.data.Dataset):
         return index
 
 
-def test_a_worker_in_a_sample_does_not_have_the_time_of_one_that_leaves(
+def test_worker_in_sample_is_not_given_finish_time(
     own: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grace, "FINISH", 3600.0)

@@ -77,7 +77,7 @@ def _several(loader: Kind) -> None:
 @pytest.mark.parametrize("use", [
     _whole, _half, _untouched, _persistent, _errors, _stream, _several,
 ], ids=lambda function: function.__name__.strip("_"))
-def test_counts_stay_flat(loader: Kind, use: Callable[[Kind], Any]) -> None:
+def test_resource_counts_stay_flat(loader: Kind, use: Callable[[Kind], Any]) -> None:
     rounds = 4 if loader.is_torch else 8
     for _ in range(2):
         use(loader)
@@ -147,7 +147,7 @@ def test_kept_batches_need_no_descriptors(own: Kind) -> None:
     assert len(kept) == 62
 
 
-def test_descriptors_do_not_grow_with_epochs_of_new_workers(loader: Kind) -> None:
+def test_new_workers_do_not_leak_descriptors(loader: Kind) -> None:
     made = loader(Numbers(4), num_workers=2)
     list(made)
     before = len(os.listdir("/proc/self/fd"))
@@ -164,7 +164,7 @@ class Large(Numbers):
         return torch.full((1 << 20,), index, dtype=torch.int32)
 
 
-def test_copies_past_the_ceiling_go_back_to_the_system(own: Kind) -> None:
+def test_copies_past_memory_limit_are_freed(own: Kind) -> None:
     # Half of the limit may be kept in the arena; from there on the caller gets copies. Nine
     # are kept and one is prefetched; what malloc keeps of dropped ones would be several times that.
     made = own(Large(120), batch_size=2, num_workers=2, memory_limit="64MiB")

@@ -1,4 +1,4 @@
-"""Tensors of batches: they survive whatever their holder and the loader do next."""
+"""Tensors of batches stay valid whatever their holder and the loader do next."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _values(image: torch.Tensor) -> list[int]:
 
 
 def _churn(loader: Kind, epochs: int = 1) -> None:
-    """Let a loader of the same shapes run over memory that was freed meanwhile."""
+    """Runs a loader of the same shapes over memory that was freed in the meantime."""
     for _ in range(epochs):
         for batch in loader(Images(12), batch_size=2, num_workers=2):
             batch["image"].fill_(-7)
@@ -130,7 +130,7 @@ def test_share_memory(loader: Kind) -> None:
         assert _values(image) == _want(number)
 
 
-def test_share_memory_of_what_an_array_still_sees(loader: Kind) -> None:
+def test_share_memory_of_tensor_with_numpy_view(loader: Kind) -> None:
     # share_memory_() may move a tensor; a NumPy view taken before stays where it was.
     made = loader(Images(12), batch_size=2, num_workers=2)
     views = []
@@ -182,7 +182,7 @@ def _read_later(queue: Any, answers: Any, gate: Any, count: int) -> None:
 
 
 def test_batches_that_wait_in_a_queue(loader: Kind) -> None:
-    """They are dropped here at once, and others take their place before they are read."""
+    """They are dropped here at once, and others replace them before they are read."""
     context = torch.multiprocessing.get_context("fork")
     queue, answers, gate = context.Queue(), context.Queue(), context.Event()
     process = context.Process(target=_read_later, args=(queue, answers, gate, 24))
@@ -202,7 +202,7 @@ def test_batches_that_wait_in_a_queue(loader: Kind) -> None:
     assert found == [(_want(n % 12), _want(n % 12)) for n in range(24)]
 
 
-def test_what_a_forked_child_writes_is_seen(loader: Kind) -> None:
+def test_writes_of_forked_child_are_seen(loader: Kind) -> None:
     """Batches are shared memory, whatever is_shared() says of it: also where a worker's are."""
     made = loader(Images(8), batch_size=2, num_workers=1, persistent_workers=True)
     for batch in made:  # the first ones may be copies
@@ -313,7 +313,7 @@ def test_forked_child_of_the_caller_sees_its_copy(loader: Kind) -> None:
     assert _values(image) == [0, 1]
 
 
-def test_datasets_own_tensors_are_not_handed_out(loader: Kind) -> None:
+def test_dataset_tensors_are_not_delivered_themselves(loader: Kind) -> None:
     dataset = Listed([torch.zeros(1000) for _ in range(6)])
     made = loader(dataset, batch_size=2, num_workers=1, persistent_workers=True)
     for _ in range(2):
@@ -353,7 +353,7 @@ def test_autograd_on_a_batch(loader: Kind) -> None:
     total = 0.0
     loss = torch.zeros(())
     for batch in loader(Images(6), batch_size=2, num_workers=1):
-        # Saved for the backward pass; the loader goes on meanwhile.
+        # Saved for the backward pass; the loader continues meanwhile.
         loss = loss + (batch["image"] * weight).sum()
         total += batch["image"].sum().item()
     loss.backward()

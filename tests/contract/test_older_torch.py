@@ -1,5 +1,5 @@
-"""The tests of memory and transport once more, beside a torch without the DLPack C exchange
-interface: tensors are made through a Python function then, as with torch 2.6 to 2.10."""
+"""Repeats the tests of memory and transport with a torch without the DLPack C exchange
+interface: a Python function then makes the tensors, as with torch 2.6 to 2.10."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def loader(older: Any) -> Kind:
 
 
 @pytest.mark.parametrize("extension", [True, False], ids=["extension", "bare"])
-def test_every_guard_of_a_storage_is_let_go(
+def test_storage_guards_are_released(
     older: Any, monkeypatch: pytest.MonkeyPatch, extension: bool
 ) -> None:
     """One is made for each tensor over the arena, none for one that has no values."""
@@ -83,7 +83,7 @@ def test_every_guard_of_a_storage_is_let_go(
     gc.collect()
 
     def even() -> bool:
-        iterator._engine.memory()  # looks for what has become unseen
+        iterator._engine.memory()  # reclaims memory that has become unreachable
         return len(taken) == len(freed)
 
     assert len(taken) >= 8

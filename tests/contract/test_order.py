@@ -170,7 +170,7 @@ def test_indices_drawn_without_workers(loader: Kind) -> None:
     assert len(sampler.drawn) == 2
 
 
-def test_custom_batch_sampler_is_read_no_further(loader: Kind) -> None:
+def test_custom_batch_sampler_is_read_only_within_window(loader: Kind) -> None:
     drawn: list[int] = []
 
     class Cuts:
@@ -200,7 +200,7 @@ class Eager:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_eager_sampler_is_entered_as_often_as_torch_does(loader, persistent) -> None:
+def test_eager_sampler_is_iterated_as_often_as_torch(loader, persistent) -> None:
     def run(make: Any) -> tuple[list[list[int]], int]:
         torch.manual_seed(8)
         sampler = Eager(12)
@@ -250,14 +250,14 @@ def test_large_sampler_items(loader: Kind) -> None:
 
 
 class Told(Numbers):
-    """Samples that say which index they were asked for."""
+    """Samples that hold the index they were asked for."""
 
     def __getitem__(self, index: Any) -> str:
         return repr(index)
 
 
 @pytest.mark.parametrize("size", [2, None])
-def test_indices_that_nobody_expects(loader: Kind, size: int | None) -> None:
+def test_unusual_indices_are_passed_through(loader: Kind, size: int | None) -> None:
     items = [2**80, -(2**63), -1, 2**63, None, [1, [2]], {3: {4}}, 1.5, "x", (), slice(3), b"\0"]
 
     def run(make: Any) -> list[Any]:
@@ -268,7 +268,7 @@ def test_indices_that_nobody_expects(loader: Kind, size: int | None) -> None:
 
 
 class ReEnters(Sampler):
-    """Reads the whole loader that reads it, once, in the middle."""
+    """Iterates once over the loader that is reading it, in the middle of its own iteration."""
 
     def __init__(self) -> None:
         self.loader: Any = None
@@ -295,7 +295,7 @@ kept: list[Any] = []
 
 
 def keep_and_empty(samples: list[Any]) -> list[Any]:
-    """A collate_fn that has its way with what it is given."""
+    """A collate_fn that modifies its argument."""
     kept.append(samples)
     found = [sample.clone() for sample in samples]
     samples[0].fill_(-1)
@@ -348,11 +348,11 @@ class Handover(Numbers):
         return index
 
 
-def test_in_order_waits_for_the_slow_one(loader: Kind) -> None:
+def test_in_order_waits_for_slow_sample(loader: Kind) -> None:
     assert flat(loader(Handover(9), num_workers=2)) == list(range(9))
 
 
-def test_out_of_order_passes_the_slow_one(loader: Kind) -> None:
+def test_out_of_order_overtakes_slow_sample(loader: Kind) -> None:
     entered, gate = Gate(), Gate()
     dataset = Blocking(8, {0}, entered, gate)
     iterator = iter(loader(dataset, num_workers=2, in_order=False))
@@ -367,7 +367,7 @@ def test_out_of_order_passes_the_slow_one(loader: Kind) -> None:
     {"batch_size": 2, "shuffle": True}, {"batch_size": None},
     {"batch_size": 2, "persistent_workers": True},
 ], ids=str)
-def test_out_of_order_loses_and_doubles_nothing(loader: Kind, kwargs) -> None:
+def test_out_of_order_delivers_each_sample_once(loader: Kind, kwargs) -> None:
     made = loader(Numbers(20), num_workers=2, in_order=False, **kwargs)
     reference = DataLoader(Numbers(20), batch_size=kwargs["batch_size"],
                            drop_last=kwargs.get("drop_last", False))

@@ -1,4 +1,4 @@
-"""Options of minato's own: defaults, checks, attributes, and what they do."""
+"""minato's own options: defaults, checks, attributes, effects."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def test_no_variadic_arguments(own: Kind) -> None:
     ("max_retries", -1), ("max_retries", 1.5), ("max_retries", "2"),
     ("max_retries", None),
 ])
-def test_senseless_values(own: Kind, name: str, value: Any) -> None:
+def test_senseless_option_values_raise(own: Kind, name: str, value: Any) -> None:
     with pytest.raises((ValueError, TypeError), match=name):
         own(Numbers(2), num_workers=1, **{name: value})
 
 
-def test_static_with_seeded_samples_makes_no_sense(own: Kind) -> None:
+def test_static_with_seeded_samples_raises(own: Kind) -> None:
     with pytest.raises(ValueError, match="seed_per_sample"):
         own.cls(Numbers(2), scheduling="static", seed_per_sample=True)
 
@@ -81,7 +81,7 @@ IGNORED: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", IGNORED)
 @pytest.mark.parametrize("case", ["iterable", "static"])
-def test_an_option_that_would_be_ignored_is_refused(case: str, name: str) -> None:
+def test_option_without_effect_is_refused(case: str, name: str) -> None:
     from minato import DataLoader
 
     options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
@@ -93,7 +93,7 @@ def test_an_option_that_would_be_ignored_is_refused(case: str, name: str) -> Non
         DataLoader(dataset, **options, **{name: IGNORED[name]})
 
 
-def test_what_is_set_later_is_checked_with_the_next_iterator() -> None:
+def test_changed_options_are_checked_by_next_iterator() -> None:
     from minato import DataLoader
 
     def refused(words: str, dataset: Any, later: dict[str, Any], **options: Any) -> None:
@@ -135,14 +135,14 @@ def test_no_standby_worker_without_autoscale(bounds: Any) -> None:
 
 
 class OwnContext(multiprocessing.context.ForkContext):
-    """Which only torch's own workers serve."""
+    """A dataset that only torch's own workers serve."""
 
 
 @pytest.mark.parametrize("case", ["DataPipes", "OwnContext"])
 @pytest.mark.parametrize("name, value", [
     *IGNORED.items(), ("memory_limit", "1GiB"), ("on_error", "skip"), ("batching", "ready"),
 ])
-def test_what_torchs_workers_would_ignore(name: str, value: Any, case: str) -> None:
+def test_options_ignored_by_torch_workers_raise(name: str, value: Any, case: str) -> None:
     from minato import DataLoader
 
     options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "in_order": False}
@@ -297,8 +297,8 @@ def test_retries_are_for_deaths_not_for_errors(own: Kind) -> None:
     assert calls.value == 1
 
 
-def test_options_without_effect_where_torchs_workers_serve(monkeypatch: Any) -> None:
-    """Because its code was replaced, by a profiler say."""
+def test_options_without_effect_on_torch_workers_warn(monkeypatch: Any) -> None:
+    """Because its code was replaced, for example by a profiler."""
     from torch.utils.data._utils import fetch
 
     from minato import DataLoader

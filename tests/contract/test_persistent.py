@@ -41,7 +41,7 @@ def test_same_iterator_and_same_workers(loader: Kind) -> None:
     assert all_gone(pids)
 
 
-def test_workers_stay_the_processes_that_load(loader: Kind) -> None:
+def test_workers_are_the_same_processes_each_epoch(loader: Kind) -> None:
     class Pids(Numbers):
         def __getitem__(self, index: int) -> int:
             return os.getpid()
@@ -160,7 +160,7 @@ def test_generator_gives_one_base_seed_for_all_epochs(loader: Kind) -> None:
 def test_broken_epochs_leave_the_generator_as_torch_does(
     loader: Kind, persistent: bool, replacement: bool
 ) -> None:
-    # How far a random sampler was read decides what its generator gives next: the
+    # How far a random sampler was read determines the next numbers of its generator: the
     # order of the next epoch, and the base seed of the next iterator.
     def run(make: Any) -> list[Any]:
         generator = torch.Generator().manual_seed(2)
@@ -179,7 +179,7 @@ def test_broken_epochs_leave_the_generator_as_torch_does(
 
 
 @pytest.mark.parametrize("length, batch_size, prefetch", [(8, 2, 2), (9, 2, 2), (12, 2, 3)])
-def test_samplers_end_is_met_with_the_batch_that_torch_meets_it(
+def test_sampler_ends_at_the_same_batch_as_torch(
     loader: Kind, length: int, batch_size: int, prefetch: int
 ) -> None:
     # A random sampler draws again at its end.
@@ -228,7 +228,7 @@ def test_iterable_dataset_starts_again(loader: Kind, taken: int) -> None:
 
 
 class Starting(IterableDataset[int]):
-    """Whose stream does not start in some epochs."""
+    """A stream that fails to start in some epochs."""
 
     def __init__(self, *fails: int) -> None:
         self.fails, self.epoch = fails, -1
@@ -249,7 +249,7 @@ def test_a_stream_that_does_not_start_once(loader: Kind) -> None:
 
 
 def test_a_stream_that_does_not_start_again_once(own: Kind) -> None:
-    """torch's worker dies of it."""
+    """It kills torch's worker."""
     made = _made(own, Starting(1, 3), num_workers=1)
     for epoch in range(5):
         iterator = iter(made)

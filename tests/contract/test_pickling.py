@@ -1,4 +1,4 @@
-"""Loaders are pickled and copied; what they hold stays theirs."""
+"""Loaders are pickled and copied; the copies are independent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pin_memory``: what is said and what is done, without an accelerator and with one."""
+"""``pin_memory``: warnings and behaviour, without an accelerator and with one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_device_name_is_deprecated(loader: Kind, workers: int) -> None:
                   pin_memory_device="cuda")
     with pytest.warns(UserWarning) as caught:
         list(made)
-    # Python 3.12 and later may also warn of threads where there is a fork
+    # Python 3.12 and later may also warn about threads at a fork
     texts = [str(w.message) for w in caught if w.category is not DeprecationWarning]
     assert texts == [OLD_NAME, NO_DEVICE]
 

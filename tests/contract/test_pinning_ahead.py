@@ -1,4 +1,4 @@
-"""Pinning ahead of ``next()``, with an accelerator that only pretends to be one."""
+"""Pinning ahead of ``next()``, with a fake accelerator."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SECONDS = 20.0
 
 
 class Fake:
-    """What is asked of an accelerator and of torch's pin_memory, and what came of it."""
+    """Stands for an accelerator and torch's pin_memory, and records calls and results."""
 
     def __init__(self) -> None:
-        self.pinned: dict[int, Any] = {}  # number of the sample -> what was handed in
+        self.pinned: dict[int, Any] = {}  # number of the sample -> the pinned object
         self.order: list[int] = []
         self.threads: set[threading.Thread] = set()
         self.devices: list[int] = []
@@ -40,7 +40,7 @@ class Fake:
     def pin(self, data: Any, device: Any = None) -> Any:
         tensor = data[0] if isinstance(data, list) else data
         if not isinstance(tensor, torch.Tensor):
-            return data  # torch's thread sees markers of its own, too
+            return data  # torch's thread also passes its own markers
         number = int(tensor.reshape(-1)[0])
         self.threads.add(threading.current_thread())
         self.order.append(number)
@@ -69,7 +69,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
 
 
 def once(pinner: Fake, count: int) -> None:
-    """Each number was pinned once, in one thread that was told the device."""
+    """Checks that each number was pinned once, in one thread that was given the device."""
     assert sorted(pinner.order) == list(range(count))
     assert len(pinner.threads) == 1 and threading.main_thread() not in pinner.threads
     assert pinner.devices == [DEVICE]
@@ -136,7 +136,7 @@ def _complete(iterator: Any, batches: int) -> None:
     assert wait_for(lambda: iterator._data_queue.qsize() >= batches, SECONDS)
 
 
-def test_the_next_batch_is_pinned_before_it_is_asked_for(own: Kind, fake: Fake) -> None:
+def test_next_batch_is_pinned_ahead(own: Kind, fake: Fake) -> None:
     pinned = [threading.Event() for _ in range(6)]
     fake.before = lambda number: pinned[number].set()
     iterator = iter(own(Numbers(6), num_workers=1, prefetch_factor=6, pin_memory=True))
@@ -148,7 +148,7 @@ def test_the_next_batch_is_pinned_before_it_is_asked_for(own: Kind, fake: Fake) 
     assert flat(iterator) == [5]
 
 
-def test_ahead_when_batches_are_formed_as_they_are_ready(fake: Fake) -> None:
+def test_ready_batches_are_pinned_ahead(fake: Fake) -> None:
     pinned = threading.Semaphore(0)
     fake.before = lambda number: pinned.release()
     made = minato.DataLoader(Numbers(40), batch_size=2, num_workers=2, prefetch_factor=8,
@@ -183,7 +183,7 @@ def test_a_batch_ahead_is_not_counted_as_delivered(own: Kind, fake: Fake) -> Non
 
 
 class Counting(SequentialSampler):
-    """Tells how many indices were drawn."""
+    """Counts the indices that were drawn."""
 
     drawn = 0
 
@@ -193,7 +193,7 @@ class Counting(SequentialSampler):
             yield index
 
 
-def test_the_sampler_stands_where_it_would_without(loader: Kind, fake: Fake) -> None:
+def test_pinning_ahead_does_not_move_the_sampler(loader: Kind, fake: Fake) -> None:
     def draws(pin: bool) -> list[int]:
         sampler = Counting(range(20))
         made = loader(Numbers(20), sampler=sampler, num_workers=2, pin_memory=pin)
@@ -249,7 +249,7 @@ def test_errors_of_samples_keep_their_place(loader: Kind, fake: Fake) -> None:
 
 
 class Unreadable:
-    """Pickles, and fails where it is unpickled."""
+    """Can be pickled, and fails when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return _unreadable, ()
@@ -268,7 +268,7 @@ def _as_is(samples: list) -> Any:
     return samples[0]
 
 
-def test_what_cannot_be_read_ahead_fails_in_its_turn(own: Kind, fake: Fake) -> None:
+def test_unreadable_batch_ahead_fails_in_turn(own: Kind, fake: Fake) -> None:
     made = own(Half(8), num_workers=1, prefetch_factor=4, collate_fn=_as_is, pin_memory=True)
     iterator = iter(made)
     got = []
@@ -281,7 +281,7 @@ def test_what_cannot_be_read_ahead_fails_in_its_turn(own: Kind, fake: Fake) -> N
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_dies_is_told_of(loader: Kind, fake: Fake) -> None:
+def test_dead_pinning_thread_is_reported(loader: Kind, fake: Fake) -> None:
     def leave(number: int) -> None:
         if number == 1:
             raise SystemExit
@@ -330,7 +330,7 @@ def test_an_interrupt_loses_nothing(own: Kind, fake: Fake) -> None:
     assert flat(iterator) == [0, 1, 2, 3, 4]
 
 
-def test_an_epoch_left_early_leaves_nothing_to_the_next(own: Kind, fake: Fake) -> None:
+def test_abandoned_epoch_does_not_affect_the_next(own: Kind, fake: Fake) -> None:
     made = own(Numbers(12), num_workers=2, prefetch_factor=3, pin_memory=True,
                persistent_workers=True)
     thread = None
@@ -424,7 +424,7 @@ def test_a_fork_waits_until_nothing_is_being_pinned(own: Kind, fake: Fake) -> No
     assert flat(iterator) == [0, 1, 2, 3]
 
 
-def test_a_forked_child_says_whose_it_is(own: Kind, fake: Fake) -> None:
+def test_forked_child_cannot_use_the_iterator(own: Kind, fake: Fake) -> None:
     iterator = iter(own(Numbers(8), num_workers=1, prefetch_factor=4, pin_memory=True))
     next(iterator)
     _complete(iterator, 1)

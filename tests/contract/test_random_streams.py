@@ -1,4 +1,4 @@
-"""Seeds, random streams of workers and samples, and what a worker knows of itself."""
+"""Seeds, random streams of workers and samples, and get_worker_info()."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ def test_iterable_streams_are_torchs(loader: Kind) -> None:
 
 
 class Census(Numbers):
-    """Samples wait until so many worker_init_fn calls were made in all."""
+    """Samples wait until worker_init_fn was called a given number of times."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -402,7 +402,7 @@ class Growing(Dataset):
         return index
 
 
-def test_a_sampler_whose_dataset_grows_ends_where_torchs_does(own: Kind) -> None:
+def test_sampler_of_growing_dataset_ends_as_in_torch(own: Kind) -> None:
     def told(kind: Kind) -> tuple[list[int], bytes, bytes]:
         dataset, generator = Growing(), torch.Generator().manual_seed(8)
         loader = kind(dataset, batch_size=None, shuffle=True, num_workers=2, generator=generator)

@@ -10,7 +10,7 @@ import pytest
 
 from .support import Kind, search_path
 
-#: what a worker's own pools are set to, asked of the libraries themselves
+#: sizes of a worker's thread pools, as the libraries report them
 SCRIPT = """
 import ctypes, os, re, sys
 import numpy, torch

@@ -1,4 +1,4 @@
-"""How values arrive that a worker has made: layouts in memory, flags, classes that stay."""
+"""How values from a worker arrive: memory layouts, flags, and classes that are dropped."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def test_arrays_arrive_ready_for_use(loader: Kind, name: str) -> None:
     ]
 
 
-def test_classes_of_a_function_that_collation_drops(loader: Kind) -> None:
-    """What default_collate makes of these samples is plain, so it travels."""
+def test_local_classes_dropped_by_collation_need_no_pickle(loader: Kind) -> None:
+    """default_collate's output for these samples is plain, so it travels."""
 
     class Pair(tuple):
         pass
@@ -107,13 +107,13 @@ def test_classes_of_a_function_that_collation_drops(loader: Kind) -> None:
     (lambda i: {"a": lambda: i}, TypeError, "found <class 'function'>"),
     (lambda i: torch.ones(2, requires_grad=True) * i, RuntimeError, "differentiation"),
 ], ids=["generator", "function", "graph"])
-def test_what_collation_says_comes_before_pickle(loader: Kind, make, kind, text) -> None:
+def test_collation_error_precedes_pickle_error(loader: Kind, make, kind, text) -> None:
     samples = [make(i) for i in range(2)]
     with pytest.raises(kind, match=text):
         next(iter(loader(Listed(samples), batch_size=2, num_workers=1, timeout=20)))
 
 
-def test_what_cannot_become_a_tensor_is_refused_each_time(loader: Kind) -> None:
+def test_array_that_cannot_become_tensor_always_raises(loader: Kind) -> None:
     samples = [np.arange(3, dtype=">i4"), np.arange(3)[::-1]] * 3
     iterator = iter(loader(Listed(samples), num_workers=1))
     assert drain(iterator) == [("error", ValueError)] * 6
@@ -123,7 +123,7 @@ def test_what_cannot_become_a_tensor_is_refused_each_time(loader: Kind) -> None:
     lambda: np.ones((1, 4), np.float32)[::-1],
     lambda: np.ones((1, 4), [("x", "<f4"), ("y", "u1")])["x"],
 ], ids=["an axis of one", "a packed record"])  # fmt: skip
-def test_strides_that_torch_refuses_are_refused_later_too(loader: Kind, odd: Any) -> None:
+def test_unsupported_strides_are_refused_in_later_batches(loader: Kind, odd: Any) -> None:
     samples = [np.ones((1, 4), np.float32) for _ in range(40)] + [odd()]
     iterator = iter(loader(Listed(samples), batch_size=4, num_workers=1))
     found = drain(iterator)

@@ -67,7 +67,7 @@ def test_error_of_default_collate_names_sample_and_key(own: Kind, make: Any, tol
     assert told in first
 
 
-def test_tensor_with_gradient_is_told_to_be_detached(own: Kind) -> None:
+def test_error_for_tensor_with_gradient_says_detach(own: Kind) -> None:
     data = torch.ones(4, 3, requires_grad=True)
     with pytest.raises(RuntimeError, match=r"requires grad .* return its detach\(\)"):
         list(own(Made(lambda index: (data[index],)), batch_size=2, num_workers=1))
@@ -78,6 +78,6 @@ class Odd(dict):
         raise LookupError("as it likes")
 
 
-def test_samples_that_cannot_be_read_keep_their_own_error(own: Kind) -> None:
+def test_samples_with_raising_attributes_keep_torchs_error(own: Kind) -> None:
     with pytest.raises(LookupError, match="as it likes"):
         list(own(Made(lambda index: Odd(x=index)), batch_size=2, num_workers=1))

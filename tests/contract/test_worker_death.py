@@ -1,4 +1,4 @@
-"""Workers that die: what is reported, what is repeated, and that nothing hangs."""
+"""Workers that die: the errors, the repeated samples, and the absence of hangs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KILLED = r"DataLoader worker \(pid \d+\) is killed by signal: "
 
 
 def _end(loader: Kind, iterator: Any) -> None:
-    """Shut an iterator down; torch's SIGCHLD handler may raise anywhere meanwhile."""
+    """Shuts an iterator down; torch's SIGCHLD handler may raise at any point meanwhile."""
     try:
         iterator._shutdown_workers()
     except RuntimeError:
@@ -41,7 +41,7 @@ def _end(loader: Kind, iterator: Any) -> None:
 
 
 def _death(loader: Kind, dataset: Any, **kwargs: Any) -> Failure:
-    """The error of a loader whose worker dies; its other workers end as well."""
+    """The error of a loader whose worker dies; its other workers exit as well."""
     iterator, pids = None, []
     # Lists of numbers: torch's tensors need the dead worker's socket to be received.
     kwargs = {"num_workers": 2, "collate_fn": as_is, **kwargs}
@@ -150,7 +150,7 @@ def test_death_in_worker_init(loader: Kind) -> None:
 
 @pytest.mark.filterwarnings("ignore:DataLoader worker .* deaths in a row:UserWarning")
 def test_a_row_of_deaths_is_not_the_end(own: Kind) -> None:
-    """The only worker, and those after it, die while they start and then at the same sample."""
+    """The only worker and its replacements die while they start and then at the same sample."""
     if not own.balanced:
         pytest.skip("static workers are not replaced")
     starting, working = DieOnce(multiprocessing, 3), DieOnce(multiprocessing, 3)
@@ -171,8 +171,8 @@ def test_death_in_collate(loader: Kind) -> None:
 
 
 class DeadlyStream(Uneven):
-    """Worker 1 dies at its second sample. Not tensors: torch's handler of SIGCHLD may raise where
-    one that has arrived is let go of."""
+    """Worker 1 dies at its second sample. Not tensors: torch's handler of SIGCHLD may raise while
+    a received tensor is being released."""
 
     def __iter__(self):
         for item in map(torch.Tensor.tolist, super().__iter__()):
@@ -182,7 +182,7 @@ class DeadlyStream(Uneven):
 
 
 def test_worker_of_an_iterable_dataset_dies(loader: Kind) -> None:
-    # Its position dies with it: nobody may go on as if nothing had happened.
+    # Its position dies with it, so loading must not continue silently.
     failure = _death(loader, DeadlyStream([200, 200]))
     assert re.search(f"{EXITED}|{KILLED}", failure.text)
 
@@ -207,7 +207,7 @@ def test_loader_works_again_after_a_death(loader: Kind) -> None:
     assert flat(loader(dataset, num_workers=1)) == list(range(6))
 
 
-def test_memory_written_by_a_dead_worker_is_not_delivered(own: Kind) -> None:
+def test_memory_of_dead_worker_is_not_delivered(own: Kind) -> None:
     if not own.balanced:
         pytest.skip("static workers are not replaced")
     deadly = DieOnce(multiprocessing, deadly=3)
@@ -236,7 +236,7 @@ def test_external_terminate_is_survived_by_the_caller(loader: Kind) -> None:
         for worker in workers:
             worker.join(20)
             assert not worker.is_alive()
-    except RuntimeError as error:  # torch's SIGCHLD handler may speak up here
+    except RuntimeError as error:  # torch's SIGCHLD handler may raise here
         assert re.search(f"{EXITED}|{KILLED}", str(error))
     _end(loader, iterator)
 

@@ -1,4 +1,4 @@
-"""The fake device, in the place of torch's accelerators."""
+"""The fake device, in place of torch's accelerators."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    """A driver whose device is the processor."""
+    """A driver whose device is the CPU."""
     return Emulated(build(tmp_path_factory.mktemp("emulated")))

@@ -1,4 +1,4 @@
-"""What is loaded to the fake device."""
+"""Datasets that are loaded to the fake device."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-WIDTH = 16 << 10  # floats of a sample: such a field is handed out without a copy
+WIDTH = 16 << 10  # floats of a sample: such a field is delivered without a copy
 
 
 class Rows(Dataset):  # type: ignore[type-arg]
-    """Sample i: a large tensor full of i, a small one, and what has no place on a device."""
+    """Sample i: a large tensor full of i, a small one, and an object that no device can hold."""
 
     def __init__(self, length: int = 24) -> None:
         self.length = length

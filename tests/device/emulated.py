@@ -1,4 +1,4 @@
-"""The kernels of ``csrc/cuda`` without a device: compiled for the processor."""
+"""The kernels of ``csrc/cuda`` without a device: compiled for the CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IMAGE = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(BODY)) + BODY
 
 def build(folder: Path, broken: dict[str, tuple[str, str]] | None = None) -> Path:
     """The emulated driver, as a library in this folder; broken: text of sources, by file of
-    csrc, and what stands there in its place."""
+    csrc, and its replacement."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no g++")
@@ -44,7 +44,7 @@ def build(folder: Path, broken: dict[str, tuple[str, str]] | None = None) -> Pat
 
 
 class Emulated:
-    """A driver with one device, and what it has loaded."""
+    """A driver with one device, and the kernels it has loaded."""
 
     def __init__(self, library: Path) -> None:
         self.library = str(library)
@@ -53,7 +53,7 @@ class Emulated:
         self.finisher = _ops.Finisher(self.library, 0, IMAGE)
 
     def fails(self, name: str, code: int = 2) -> None:
-        """This function of the driver, from now on; "": none."""
+        """Makes this driver function fail or work from now on; "": none fails."""
         self.raw.emulated_fails(name.encode(), code)
 
     def counts(self) -> dict[str, int]:

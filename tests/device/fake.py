@@ -1,9 +1,9 @@
-"""A device that is none: threads are its streams, and its copies come late.
+"""A fake device: threads are its streams, and its copies are late.
 
-A copy is made when its stream comes to it, of what stands then at the address that it was
-given: memory that was let go of too early has other bytes by that time, because what is
-freed here is overwritten. The same holds for the memory of the device itself. A test reads
-what a batch holds through the caller's stream, which may be held up, too.
+A copy reads its source address when its stream reaches the copy. Memory that was released too
+early has other bytes by that time, because freed memory is overwritten here. The same holds for
+the memory of the device itself. A test reads a batch through the caller's stream, which can be
+delayed, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from minato.device.interface import Job
 from minato.device.pagelocked_rows import SMALLEST, Driver
 
 SECONDS = 20.0
-#: what stands in memory that was freed, or not yet written
+#: content of memory that was freed, or not yet written
 POISON = 0xA5
 
 
@@ -34,7 +34,7 @@ class NoMemory(RuntimeError):
 
 
 class Event:
-    """Passed when its stream has come to it."""
+    """Passes when its stream has reached it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -44,7 +44,7 @@ class Event:
 
 
 class Stream:
-    """Does what it is given in that order, in a thread, as long as its gate is open."""
+    """Runs its work in order, in a thread, as long as its gate is open."""
 
     def __init__(self, name: str) -> None:
         self.gate = threading.Event()
@@ -54,7 +54,7 @@ class Stream:
         self.thread.start()
 
     def put(self, work: Callable[[], None]) -> None:
-        """From now on work is what it will do after all the rest."""
+        """Appends work."""
         self._work.put(work)
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class Stream:
 
 
 class Read:
-    """What the caller's stream finds in a tensor, when it comes to that."""
+    """The content of a tensor when the caller's stream reaches the read."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.address, self.dtype, self.shape = tensor.data_ptr(), tensor.dtype, tensor.shape
@@ -91,15 +91,15 @@ class Read:
 
 
 class Locker:
-    """A driver that locks pages, and remembers which are."""
+    """A driver that locks pages, and records which are locked."""
 
     def __init__(self, fake: Fake) -> None:
         self.locked: dict[int, int] = {}
         self.locks = self.unlocks = self.inside = 0
-        self.refuses: Callable[[int], int] = lambda address: 0  # what it says to a lock
+        self.refuses: Callable[[int], int] = lambda address: 0  # result of a lock
         self.host = fake._addresses
         plain, place = ctypes.c_int, ctypes.c_void_p
-        # they must live as long as somebody may call them, and that is longer than a test
+        # they must outlive all callers, which exist longer than a test
         self.functions = (
             ctypes.CFUNCTYPE(plain, place)(self._enter),
             ctypes.CFUNCTYPE(plain, place)(self._leave),
@@ -142,7 +142,7 @@ _lockers: list[Locker] = []
 
 
 class Fake:
-    """The provider. What it should do wrong is set on it."""
+    """The provider. Tests set the errors that it should make."""
 
     no_room = (NoMemory,)
 
@@ -150,14 +150,14 @@ class Fake:
         self.device = torch.device(device)
         self.copying: Stream | None = None  # the stream that was asked for
         self.calling = Stream("caller")
-        #: how host() has it: "pinned" (a copy), "direct" (where it is), "pageable" (refused)
+        #: how host() works: "pinned" (a copy), "direct" (in place), "pageable" (refused)
         self.way = "pinned"
         self.room: int | None = None  # bytes of the device; None: no end of them
         self.used = 0
-        #: by number of an event: so many questions are answered with no although it has passed
+        #: by number of an event: how many queries return False although it has passed
         self.slow_to_say: dict[int, int] = {}
-        self.plant: Callable[[str], bool] = lambda verb: False  # verbs that are forgotten
-        self.threads: set[threading.Thread] = set()  # that begin copies
+        self.plant: Callable[[str], bool] = lambda verb: False  # calls to leave out
+        self.threads: set[threading.Thread] = set()  # that start copies
         self.entered: list[threading.Thread] = []
         self.copied: list[int] = []  # bytes of each
         self.moved: list[Any] = []
@@ -165,12 +165,12 @@ class Fake:
         self.events = 0
         self.waiting = threading.Event()  # the caller's stream has come to a wait
         self.locker: Locker | None = None
-        #: runs operators of minato.ops, or why nothing does
+        #: runs operators of minato.ops, or the reason why none run
         self.finisher: Any = "it is a fake"
         self.jobs: list[Job] = []
         self._on: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self._addresses: set[int] = set()
-        self._memory: list[Any] = []  # all there ever was: addresses stay readable
+        self._memory: list[Any] = []  # all memory so far: addresses stay readable
         self._users: dict[int, Stream] = {}
 
     # ---- memory ------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class Fake:
                     continue  # as drivers do: nothing is copied
                 ctypes.memmove(target + begin, source + begin, end - begin)
 
-        if self.way == "pageable":  # the driver reads it before it goes on
+        if self.way == "pageable":  # the driver reads it before returning
             late()
         else:
             stream.put(late)
@@ -234,7 +234,7 @@ class Fake:
         return made
 
     def _freed(self, key: int, buffer: np.ndarray, nbytes: int, stream: Stream) -> None:
-        """Whoever gets the memory next writes to it when all that uses it by now is done."""
+        """The next user of the memory overwrites it after all current uses are done."""
         self.used -= nbytes
         user = self._users.pop(key, None) or stream
         user.put(lambda: buffer.fill(POISON))
@@ -302,19 +302,19 @@ class Fake:
     # ---- for the tests -----------------------------------------------------------------------
 
     def read(self, tensor: torch.Tensor) -> Read:
-        """Has the caller's stream read a tensor."""
+        """Lets the caller's stream read a tensor."""
         read = Read(tensor)
         self.calling.put(read)
         return read
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the caller's stream finds in it."""
+        """The tensor's content as the caller's stream sees it."""
         assert self.holds(tensor), "it did not arrive on the device"
         return self.read(tensor).value()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Copies do not get done meanwhile."""
+        """Blocks copies meanwhile."""
         copying = self.stream()
         copying.gate.clear()
         try:
@@ -329,5 +329,5 @@ class Fake:
 
 
 def install(fake: Fake, monkeypatch: Any) -> None:
-    """Loaders with device="cuda..." get it."""
+    """Used by loaders with device="cuda..."."""
     monkeypatch.setitem(providers._makers, "cuda", lambda named: fake)

@@ -1,4 +1,4 @@
-"""Copies of batches to a device, without a loader: what waits for what, and what is kept."""
+"""Copies of batches to a device, without a loader: order of events, and lifetime of sources."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ def batch(value: float, rows: int = 4) -> torch.Tensor:
 
 
 def arrived(fake: Fake, copier: Copier, data: Any) -> Any:
-    """A batch that is handed over at once."""
+    """A batch that is delivered at once."""
     return copier.hand_over(copier.begin(data))
 
 
 # ---- order -----------------------------------------------------------------------------------
 
 
-def test_the_caller_is_given_a_batch_that_is_still_on_its_way(fake: Fake) -> None:
+def test_batch_is_delivered_before_its_copy_ends(fake: Fake) -> None:
     copier = Copier(fake)
     with fake.held():
         made = arrived(fake, copier, batch(3.0))
         read = fake.read(made)
-        assert not read.done.wait(0.02)  # its stream waits for the copy, and nobody else does
+        assert not read.done.wait(0.02)  # its stream waits for the copy; the host does not
     assert torch.equal(read.value(), batch(3.0))
 
 
 def late_copies(fake: Fake) -> None:
-    """Batches that are made in the same place one after the other, as workers do."""
+    """Batches that are made one after the other in the same memory, as by workers."""
     copier, slot = Copier(fake), batch(0.0)
     fake.way = "direct"
     reads = []
     for value in range(1, 9):
-        # whoever has let go of the slot lets the next batch into it
+        # after a slot is released, the next batch is written to it
         if value > 1:
             while copier.look():
                 pass
@@ -67,21 +67,21 @@ def freed_at_once(fake: Fake) -> None:
         reads = [fake.read(arrived(fake, copier, batch(float(n)))) for n in range(6)]
         for _ in range(3):
             copier.look()
-        reached = fake.record(fake.calling)  # not unless somebody forgets to wait
+        reached = fake.record(fake.calling)  # not unless the wait is left out
         assert wait_for(lambda: fake.waiting.is_set() or reached.done.is_set())
     for value, read in enumerate(reads):
         assert torch.equal(read.value(), batch(float(value)))
 
 
 def dropped_while_used(fake: Fake) -> None:
-    """A batch that the program lets go of while its stream still works on it."""
+    """A batch that the program drops while its stream still works on it."""
     copier = Copier(fake)
     made = arrived(fake, copier, batch(5.0))
     while copier.look():
         pass
     fake.calling.gate.clear()
     read = fake.read(made)
-    fake.plant("drops")  # for who looks: the reader is queued before
+    fake.plant("drops")  # for the test: the reader is queued before
     del made
     gc.collect()
     fake.values_settled()  # type: ignore[attr-defined]
@@ -90,7 +90,7 @@ def dropped_while_used(fake: Fake) -> None:
 
 
 def _settle(fake: Fake) -> None:
-    """The stream of copies has done all that it was given."""
+    """The stream of copies has finished all its work."""
     event = fake.record(fake.stream())
     assert event.done.wait(20)
 
@@ -121,14 +121,14 @@ def test_a_planted_fault_is_found(settling: Fake, fault: str) -> None:
         check(settling)
 
 
-def test_a_slot_that_is_reused_too_early_is_found(settling: Fake) -> None:
+def test_early_reuse_of_slot_is_found(settling: Fake) -> None:
     settling.plant = lambda asked: asked == "passed"
     settling.stream().gate.clear()
     with pytest.raises(AssertionError):
         late_copies(settling)
 
 
-def test_sources_go_when_their_own_event_has_passed(fake: Fake) -> None:
+def test_sources_are_freed_after_their_own_event(fake: Fake) -> None:
     fake.way = "direct"
     copier = Copier(fake)
     kept = []
@@ -160,7 +160,7 @@ def test_events_that_are_reported_out_of_order(fake: Fake) -> None:
     assert refs[0]() is None
 
 
-def test_what_never_ends_is_kept_and_freed_once_it_does(fake: Fake) -> None:
+def test_sources_of_endless_copy_are_kept_until_end(fake: Fake) -> None:
     fake.way = "direct"
     copier = Copier(fake)
     data = batch(1.0)
@@ -177,7 +177,7 @@ def test_what_never_ends_is_kept_and_freed_once_it_does(fake: Fake) -> None:
     assert copies.sweep() == 0 and ref() is None
 
 
-def test_a_device_that_fails_holds_nothing_for_ever(fake: Fake) -> None:
+def test_failed_device_keeps_no_sources(fake: Fake) -> None:
     fake.way = "direct"
     copier = Copier(fake)
 
@@ -198,7 +198,7 @@ def test_a_device_that_records_nothing_has_failed(fake: Fake) -> None:
     assert not copier.look()
 
 
-def test_memory_that_runs_out_in_the_middle_of_a_batch(fake: Fake) -> None:
+def test_device_memory_exhausted_in_mid_batch(fake: Fake) -> None:
     fake.way = "direct"
     fake.room = batch(0.0).nbytes
     copier = Copier(fake)
@@ -214,7 +214,7 @@ def test_memory_that_runs_out_in_the_middle_of_a_batch(fake: Fake) -> None:
     assert not copier.look() and ref() is None
 
 
-# ---- what is in a batch ----------------------------------------------------------------------
+# ---- content of a batch ----------------------------------------------------------------------
 
 
 class Pair(NamedTuple):
@@ -280,7 +280,7 @@ def test_shapes_and_types(fake: Fake, tensor: torch.Tensor) -> None:
     assert torch.equal(fake.values(made), tensor)
 
 
-def test_what_is_there_already_stays(fake: Fake) -> None:
+def test_tensors_on_the_device_stay(fake: Fake) -> None:
     copier = Copier(fake)
     there = arrived(fake, copier, batch(1.0))
     again = arrived(fake, copier, {"x": there, "y": batch(2.0)})
@@ -288,7 +288,7 @@ def test_what_is_there_already_stays(fake: Fake) -> None:
 
 
 class Moves:
-    """Brings its own way to a device."""
+    """Has its own way to move to a device."""
 
     def __init__(self) -> None:
         self.to_: list[Any] = []
@@ -303,17 +303,17 @@ class Moves:
         return self
 
 
-def test_objects_move_themselves_in_the_callers_own_stream(fake: Fake) -> None:
+def test_objects_with_to_move_on_callers_stream(fake: Fake) -> None:
     copier, graph = Copier(fake), Moves()
     sent = copier.begin([graph, batch(1.0)])
     assert graph.pinned and not graph.to_  # not before its turn
     made = copier.hand_over(sent)
     assert made[0] is graph and graph.to_ == [fake.device]
-    assert fake.moved == [(graph, False)]  # torch keeps what is pinned until it was read
+    assert fake.moved == [(graph, False)]  # torch keeps pinned memory until it was read
     assert torch.equal(fake.values(made[1]), batch(1.0))
 
 
-def test_tensors_that_are_not_plain_are_left_to_the_callers_stream(fake: Fake) -> None:
+def test_unusual_tensors_move_on_callers_stream(fake: Fake) -> None:
     odd = [
         torch.eye(3).to_sparse(),
         torch.ones(2, requires_grad=True),
@@ -324,7 +324,7 @@ def test_tensors_that_are_not_plain_are_left_to_the_callers_stream(fake: Fake) -
     assert [waits for _data, waits in fake.moved] == [True] * len(odd) and not fake.copied and len(made) == len(odd)
 
 
-def test_a_batch_without_tensors_asks_nothing_of_the_device(fake: Fake) -> None:
+def test_batch_without_tensors_does_not_use_device(fake: Fake) -> None:
     assert arrived(fake, Copier(fake), {"a": [1, "x"]}) == {"a": [1, "x"]}
     assert fake.events == 0
 
@@ -337,17 +337,17 @@ def test_a_batch_without_tensors_asks_nothing_of_the_device(fake: Fake) -> None:
     ({"a": np.ones(3)}, True), ([Moves()], True), (ReadOnly({"a": 1}), True), (Dict(), True),
     (Pair(1, object()), True),
 ], ids=lambda value: type(value).__name__)  # fmt: skip
-def test_what_may_be_made_of_memory_that_nobody_knows(data: Any, said: bool) -> None:
+def test_opaque_objects_are_recognised(data: Any, said: bool) -> None:
     assert copies.opaque(data) is said
 
 
-def test_containers_that_cannot_be_made_anew(fake: Fake) -> None:
+def test_containers_that_cannot_be_rebuilt(fake: Fake) -> None:
     assert mapped(range(3), lambda part: None) == [0, 1, 2]  # as torch's pin_memory has it
     proxy = types.MappingProxyType({"a": 1})
     assert mapped(proxy, lambda part: None) == proxy
 
 
-# ---- how far ahead, and what it cost -----------------------------------------------------------
+# ---- depth and timing --------------------------------------------------------------------------
 
 
 def test_depth() -> None:
@@ -360,13 +360,13 @@ def test_depth() -> None:
 
 
 class Clocked(Fake):
-    """Its streams take the time that it is told."""
+    """Its streams take a given time."""
 
     def seconds(self, begin: Any, end: Any) -> float | None:
-        return 0.25 if end.number - begin.number == 1 else -1.0  # a copy; else what was waited
+        return 0.25 if end.number - begin.number == 1 else -1.0  # a copy; otherwise a wait
 
 
-def test_what_was_copied_is_counted(fake: Fake) -> None:
+def test_copies_are_counted(fake: Fake) -> None:
     clocked = Clocked()
     copier = Copier(clocked)
     try:
@@ -386,7 +386,7 @@ def test_what_was_copied_is_counted(fake: Fake) -> None:
     assert found["device"] == "cuda:1"
 
 
-def test_a_stream_that_waited_is_counted(fake: Fake) -> None:
+def test_stream_waits_are_counted(fake: Fake) -> None:
     fake.seconds = lambda begin, end: 0.5  # type: ignore[method-assign]
     copier = Copier(fake)
     arrived(fake, copier, batch(1.0))

@@ -1,4 +1,4 @@
-"""The same on a real CUDA device, where there is one: what a fake cannot show."""
+"""Tests on a real CUDA device, for what a fake cannot show."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 @pytest.fixture(autouse=True)
 def settled() -> Any:
-    """Nothing is left that copies read."""
+    """Checks that no sources of copies are left."""
     yield
     gc.collect()
     assert wait_for(lambda: copies.sweep() == 0, SECONDS)
@@ -39,7 +39,7 @@ def told(loader: Any) -> dict[str, Any]:
 
 
 def received(loader: Any) -> dict[int, tuple[bytes, bytes]]:
-    """Bytes by index, when the caller's stream has come to them."""
+    """Bytes by index, when the caller's stream has reached them."""
     got = {}
     for image, label, index in loader:
         assert image.device.type == label.device.type == DEVICE
@@ -76,8 +76,8 @@ def test_the_bytes_are_those_of_the_host(files: Any, mode: str, resident: bool) 
 
 
 def test_a_slow_stream_finds_each_batch_whole() -> None:
-    """The caller's stream is busy while the next batches are made and copied. They are more than
-    the arena has room for, so that memory that was let go of early would have other bytes."""
+    """The caller's stream is busy while the next batches are made and copied. They exceed the
+    arena's memory, so memory that was released early would have other bytes."""
     loader = minato.DataLoader(Rows(80), batch_size=4, num_workers=2, prefetch_factor=4,
                                memory_limit="2MiB", device=DEVICE)  # fmt: skip
     lows, highs, labels = [], [], []
@@ -92,7 +92,7 @@ def test_a_slow_stream_finds_each_batch_whole() -> None:
     assert torch.cat(lows).tolist() == found == torch.cat(highs).tolist()
 
 
-def test_what_workers_wrote_is_read_by_the_device_itself() -> None:
+def test_device_reads_rows_without_host_copy() -> None:
     """Where the driver locks pages of a file in memory. Two iterators, one after the other, lock
     the same kind of chunks again."""
     for _ in range(2):
@@ -118,7 +118,7 @@ class Looks(Dataset):  # type: ignore[type-arg]
         return torch.tensor(int(torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork()))
 
 
-def test_workers_have_nothing_of_the_device() -> None:
+def test_workers_do_not_use_the_device() -> None:
     torch.zeros(1, device=DEVICE)
     loader = minato.DataLoader(Looks(), num_workers=2, device=DEVICE)
     assert [int(batch) for batch in loader] == [0] * 8

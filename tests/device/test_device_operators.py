@@ -1,4 +1,4 @@
-"""Pipelines of ``minato.ops`` that end on the device: who makes what, and what lives how long."""
+"""Pipelines of ``minato.ops`` that end on the device: division of work, and lifetimes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minato.device import provider as providers
 from .emulated import Emulated
 from .fake import SECONDS, Fake
 
-PATCH = 33  # such an image is handed out without a copy
+PATCH = 33  # such an image is delivered without a copy
 FINISHED = ["RandFlip", "Cast", "RandScaleIntensity", "RandGaussianNoise"]
 
 
@@ -62,7 +62,7 @@ def wanted(dataset: Any, order: Any = None) -> dict[int, tuple[bytes, bytes]]:
 
 
 def received(fake: Fake, loader: Any) -> dict[int, tuple[bytes, bytes]]:
-    """Bytes by index, as the caller's stream finds them in batches."""
+    """Bytes by index, as the caller's stream reads them from batches."""
     got = {}
     for batch in loader:
         assert isinstance(batch, list) and len(batch) == 3
@@ -96,7 +96,7 @@ def test_the_bytes_are_those_of_the_host(able: Fake, dataset: ops.VolumeDataset,
     found = loader.stats()["device"]
     assert found["operators"] == FINISHED and found["operators_why"] is None
     assert len(able.jobs) == 16
-    # What is sent are 2 bytes a voxel of the image and 1 of the label, not 4 and 1.
+    # 2 bytes per voxel of the image are sent and 1 of the label, not 4 and 1.
     assert sum(n for n in able.copied if n > 10_000) == 8 * 3 * 3 * PATCH**3
 
 
@@ -125,13 +125,13 @@ def test_a_subset_of_a_subset(able: Fake, dataset: ops.VolumeDataset, worker_typ
 
 
 class Named(ops.VolumeDataset):
-    """Knows more of its samples, and makes the same."""
+    """Has additional attributes, and makes the same samples."""
 
     def name(self, index: int) -> str:
         return self.cases[index % len(self.cases)][0]
 
 
-def test_a_dataset_that_adds_to_its_class(able: Fake, files: Any) -> None:
+def test_subclass_with_more_methods_runs_on_device(able: Fake, files: Any) -> None:
     data = Named(files, pipeline(), with_index=True)
     loader = minato.DataLoader(data, batch_size=3, num_workers=1, device="cuda")
     assert received(able, loader) == wanted(data) and able.jobs
@@ -166,7 +166,7 @@ def test_a_state_goes_on_in_the_middle(able: Fake, dataset: ops.VolumeDataset) -
     assert not first.keys() & rest.keys() and {**first, **rest} == wanted(dataset)
 
 
-# ---- what is not done on the device ----------------------------------------------------------
+# ---- work that stays on the host -------------------------------------------------------------
 
 
 class Looks(ops.VolumeDataset):
@@ -215,7 +215,7 @@ def test_a_dataset_that_is_looked_at_is_whole(able: Fake, dataset: Any, files: A
     assert "has its own __getitem__" in str(on_host(able, twice))
 
 
-def test_where_nothing_runs_operators(fake: Fake, dataset: ops.VolumeDataset) -> None:
+def test_device_without_operators_runs_them_on_host(fake: Fake, dataset: ops.VolumeDataset) -> None:
     fake.finisher = "not built"
     assert on_host(fake, dataset) == "not built"
 
@@ -261,7 +261,7 @@ def test_samples_are_sent_where_they_are_smallest(tmp_path: Path) -> None:
     assert place(crop, ops.Normalize(), image="uint16", files=files["uint16"]) is None
 
 
-def test_files_that_are_no_volumes_fail_as_ever(able: Fake, tmp_path: Path) -> None:
+def test_invalid_files_fail_as_on_host(able: Fake, tmp_path: Path) -> None:
     (tmp_path / "x.npy").write_bytes(b"no volume at all")
     data = ops.VolumeDataset([tmp_path / "x.npy"], pipeline())
     loader = minato.DataLoader(data, num_workers=1, device="cuda")
@@ -269,7 +269,7 @@ def test_files_that_are_no_volumes_fail_as_ever(able: Fake, tmp_path: Path) -> N
         next(iter(loader))
 
 
-def test_the_users_dataset_stays_as_it_is(able: Fake, dataset: ops.VolumeDataset) -> None:
+def test_users_dataset_is_not_changed(able: Fake, dataset: ops.VolumeDataset) -> None:
     left = dataset._unfinished()
     assert left is not None
     copied = pickle.loads(pickle.dumps(left.dataset))
@@ -283,8 +283,8 @@ def test_the_users_dataset_stays_as_it_is(able: Fake, dataset: ops.VolumeDataset
 
 
 def late(fake: Fake, dataset: ops.VolumeDataset) -> dict[int, tuple[bytes, bytes]]:
-    """Nothing is copied or finished before all batches were handed over, and what they were
-    made of was let go of. Only what they are is read later."""
+    """Nothing is copied or finished before all batches were delivered and their sources were
+    released. The results are read only afterwards."""
     loader = minato.DataLoader(dataset, batch_size=3, num_workers=1, device="cuda",
                                worker_type="native")  # fmt: skip
     iterator, reads, got = iter(loader), [], {}
@@ -299,24 +299,24 @@ def late(fake: Fake, dataset: ops.VolumeDataset) -> dict[int, tuple[bytes, bytes
 
 
 @pytest.mark.parametrize("way", ["pinned", "direct"])
-def test_what_is_finished_late_is_whole(able: Fake, dataset: ops.VolumeDataset, way: str) -> None:
+def test_late_finish_gives_whole_batches(able: Fake, dataset: ops.VolumeDataset, way: str) -> None:
     able.way = way
     assert late(able, dataset) == wanted(dataset)
 
 
 def test_finishing_too_early_is_found(able: Fake, dataset: ops.VolumeDataset) -> None:
-    """On the host's time, and not in the order of the stream."""
+    """In the host's time, not in the order of the stream."""
     able.finish = lambda stream, job: able.finisher.run(0, *job)  # type: ignore[method-assign]
     assert late(able, dataset) != wanted(dataset)
 
 
 def test_an_event_before_the_kernel_is_found(able: Fake, dataset: ops.VolumeDataset) -> None:
-    """Were it recorded before the kernel, the caller's stream would read what is not there."""
+    """If it were recorded before the kernel, the caller's stream would read unwritten memory."""
     able.plant = lambda verb: verb == "wait"
     assert late(able, dataset) != wanted(dataset)
 
 
-def test_a_device_without_room_for_what_is_finished(able: Fake, dataset: ops.VolumeDataset) -> None:
+def test_device_without_memory_for_finished_volumes(able: Fake, dataset: ops.VolumeDataset) -> None:
     image = 3 * PATCH**3
     able.room = 2 * image + image + 4 * image + image + (4 << 10)  # one batch, before and after
     loader = minato.DataLoader(dataset, batch_size=3, num_workers=1, device="cuda")
@@ -357,7 +357,7 @@ def test_a_pipeline_that_was_changed_under_a_loader(able: Fake, files: Any) -> N
 
 
 class Module:
-    """As much of torch.cuda as is asked."""
+    """The part of torch.cuda that is used."""
 
     def stream(self, stream: Any) -> Any:
         return torch.no_grad()
@@ -401,12 +401,12 @@ def test_a_device_that_fails_when_it_is_tried(
     assert said is not None and "failed when tried on cuda:0: cuLaunchKernel" in said
 
 
-def test_other_accelerators_have_none() -> None:
+def test_other_accelerators_have_no_operators() -> None:
     said = providers.TorchProvider(torch.device("xpu:0"), Module()).operators()
     assert said is not None and "xpu" in said
 
 
-def test_info_tells_of_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_info_shows_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(operators.SWITCH, raising=False)
     (tmp_path / "kernels").write_bytes(bytes(2048))
     monkeypatch.setattr(operators, "KERNELS", str(tmp_path / "kernels"))

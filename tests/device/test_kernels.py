@@ -1,6 +1,6 @@
-"""The kernel of ``csrc/cuda`` against the operators of the host, and what nvcc makes of it.
+"""The kernel of ``csrc/cuda`` against the operators of the host, and nvcc's output.
 
-There need be no device: the kernel's source is compiled for the processor, too, and launched by
+No device is needed: the kernel's source is also compiled for the CPU, and launched by
 a loop over its threads.
 """
 
@@ -56,14 +56,14 @@ def volumes(seed: int, count: int, shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def bits(array: Array) -> bytes:
-    """All of them but for the patterns of NaN, of which a device knows one."""
+    """Equal except for the patterns of NaN, of which a device knows one."""
     if array.dtype.kind == "f":
         array = np.where(np.isnan(array), array.dtype.type(np.nan), array)
     return array.tobytes()
 
 
 def on_both(emulated: Emulated, pipeline: ops.Pipeline, keys: Any, pairs: Pair) -> None:
-    """Finishes a batch here and there."""
+    """Finishes a batch on the fake device and on the host."""
     wanted = [pipeline(image, label, key=key) for image, label, key in zip(*pairs, keys)]
     steps = len(pipeline.operators)
     recipes = np.stack([
@@ -95,7 +95,7 @@ def test_the_steps_of_the_3d_unet(emulated: Emulated) -> None:
 
 
 def test_more_voxels_than_threads(emulated: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each thread then has several. An axis is no whole number of blocks."""
+    """Each thread then handles several. No axis is a multiple of the block size."""
     pairs = volumes(1, 1, (1, 2, 3, 3_000_001), "uint8"), volumes(2, 1, (1, 1, 1, 1), "uint8")
     recipes = np.frombuffer(ops.Pipeline([ops.RandFlip(1.0)])._get().recipe(1, 0, 0), np.int64)
     got = emulated.finished(0, pairs[0], np.dtype(np.uint8), recipes[None], 1)
@@ -117,8 +117,8 @@ def test_more_voxels_than_threads(emulated: Emulated, monkeypatch: pytest.Monkey
         ("ops/mn_normals_body.h", "box_muller)(&c0, &c1,", "box_muller)(&c1, &c0,"),
     ],
 )  # fmt: skip
-def test_what_differs_is_found(tmp_path: Path, name: str, text: str, other: str) -> None:
-    """The same batch tells a program, which then has samples finished on the host."""
+def test_differing_kernel_is_found(tmp_path: Path, name: str, text: str, other: str) -> None:
+    """The same batch reveals it to a program, which then finishes samples on the host."""
     fake = Fake()
     try:
         fake.finisher = Emulated(build(tmp_path, {name: (text, other)})).finisher
@@ -128,7 +128,7 @@ def test_what_differs_is_found(tmp_path: Path, name: str, text: str, other: str)
     assert said is not None and "other bytes than those of the host" in said
 
 
-def test_a_device_that_agrees_is_believed(fake: Fake, emulated: Emulated) -> None:
+def test_agreeing_device_is_trusted(fake: Fake, emulated: Emulated) -> None:
     fake.finisher = emulated.finisher
     assert operators.differs(fake) is None
 
@@ -166,10 +166,10 @@ def test_no_such_device_and_no_such_code(emulated: Emulated) -> None:
     IMAGE[:-1], IMAGE[:16], IMAGE[:15], IMAGE[:3], b"", b"text" * 99,
     IMAGE[:6] + b"\xff\xff" + IMAGE[8:], IMAGE[:8] + b"\xff" * 8 + IMAGE[16:],
 ], ids=range(8))  # fmt: skip
-def test_an_image_that_is_cut_short_is_not_given_to_the_driver(
+def test_truncated_kernel_image_is_refused(
     emulated: Emulated, image: bytes
 ) -> None:
-    """A driver is not told how long it is, and reads on."""
+    """The driver is not given the length, so it would read past the end."""
     before = emulated.counts()["loads"]
     with pytest.raises(ValueError, match="damaged or cut short: build minato again"):
         _ops.Finisher(emulated.library, 0, image)
@@ -177,10 +177,10 @@ def test_an_image_that_is_cut_short_is_not_given_to_the_driver(
 
 
 @pytest.mark.skipif(isinstance(operators.kernels(), str), reason="built without nvcc")
-def test_what_was_built_has_the_head_that_is_checked(
+def test_built_kernel_image_has_the_checked_header(
     emulated: Emulated, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The emulated driver is offered it, and takes only what it knows."""
+    """The emulated driver is given it, and accepts only what it knows."""
     monkeypatch.setattr("minato.device.pagelocked_rows.CUDA", emulated.library)
     assert "cuModuleLoadData: CUDA_ERROR_INVALID_IMAGE" in str(operators.finisher_of(0))
     image = operators.kernels()
@@ -221,7 +221,7 @@ def test_a_launch_that_fails(emulated: Emulated) -> None:
         ((5, 3), (1, 1, 1, 1, 1)),
     ],
 )
-def test_jobs_that_make_no_sense(emulated: Emulated, dtypes: Any, shape: Any) -> None:
+def test_invalid_jobs_raise(emulated: Emulated, dtypes: Any, shape: Any) -> None:
     with pytest.raises(ValueError, match="voxel|samples|volumes"):
         emulated.finisher.run(0, 0, dtypes, shape, 0, 0, 0, 1)
 
@@ -233,7 +233,7 @@ def test_a_batch_of_nothing_is_finished(emulated: Emulated) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.binary(min_size=8 * 18, max_size=8 * 18), st.sampled_from([1, 2, 3, 4, 5, 6]))
 def test_no_recipe_reaches_beyond_its_sample(emulated: Emulated, data: bytes, code: int) -> None:
-    """Whatever it says. What is beyond stands between other bytes."""
+    """For any recipe. The memory beyond the sample holds other bytes."""
     dtype = {v: k for k, v in CODES.items()}[code]
     around = np.full((3, 1, 2, 3, 5), 7, dtype)
     recipe = np.frombuffer(data, np.int64).copy()
@@ -264,7 +264,7 @@ def ptx(*flags: str) -> str:
 
 @pytest.mark.skipif(isinstance(operators.kernels(), str), reason="built without nvcc")
 def test_the_kernels_that_were_built_round_each_operation() -> None:
-    """What serves later devices is text in the file; the code for others comes of the same."""
+    """Code for later devices is text in the file; the code for others is made from the same."""
     image = operators.kernels()
     assert isinstance(image, bytes)
     text = image.decode("latin-1")

@@ -27,7 +27,7 @@ from .fake import SECONDS, Fake
 
 
 def numbers(fake: Fake, batch: dict[str, Any]) -> list[int]:
-    """The samples of a batch, as the caller's stream finds them."""
+    """The samples of a batch, as the caller's stream reads them."""
     large, labels = fake.read(batch["x"]), fake.read(batch["label"])
     assert fake.holds(batch["x"]) and fake.holds(batch["label"])
     rows, found = large.value(), labels.value().tolist()
@@ -76,7 +76,7 @@ def test_iterable_datasets(fake: Fake, workers: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator")
-def test_pin_memory_is_no_matter(fake: Fake) -> None:
+def test_pin_memory_changes_nothing(fake: Fake) -> None:
     for workers in (0, 1):
         loader = minato.DataLoader(Rows(4), num_workers=workers, pin_memory=True, device="cuda")
         assert [n for batch in loader for n in numbers(fake, batch)] == [0, 1, 2, 3]
@@ -98,8 +98,8 @@ def test_native_workers(fake: Fake, tmp_path: Path) -> None:
 
 
 def late(fake: Fake, way: str) -> None:
-    """No copy is made before most batches were handed over, and those are more than the arena
-    has room for: workers write to all that is free meanwhile."""
+    """No copy is made before most batches were delivered, and those exceed the arena's
+    memory: workers write to all free memory meanwhile."""
     fake.way = way
     loader = minato.DataLoader(Rows(80), batch_size=4, num_workers=2, prefetch_factor=4,
                                memory_limit="2MiB", device="cuda")  # fmt: skip
@@ -113,7 +113,7 @@ def late(fake: Fake, way: str) -> None:
     assert sum(first, []) == list(range(72))
 
 
-def test_memory_of_the_arena_is_not_reused_before_it_was_read(fake: Fake) -> None:
+def test_arena_memory_is_not_reused_before_read(fake: Fake) -> None:
     late(fake, "direct")
 
 
@@ -128,7 +128,7 @@ def _complete(iterator: Any, batches: int) -> None:
 
 
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
-def test_the_next_batch_is_copied_before_it_is_asked_for(fake: Fake, scheduling: str) -> None:
+def test_next_batch_is_copied_ahead(fake: Fake, scheduling: str) -> None:
     loader = minato.DataLoader(Rows(), num_workers=1, prefetch_factor=4, device="cuda",
                                scheduling=scheduling)  # fmt: skip
     iterator = iter(loader)
@@ -175,7 +175,7 @@ class Fails(Rows):
 @pytest.mark.parametrize("options", [
     {"num_workers": 2}, {"num_workers": 2, "scheduling": "static"}, {"num_workers": 0},
 ], ids=str)  # fmt: skip
-def test_an_error_comes_in_its_place_and_the_rest_after_it(fake: Fake, options: Any) -> None:
+def test_error_keeps_its_place_and_loading_continues(fake: Fake, options: Any) -> None:
     iterator = iter(minato.DataLoader(Fails(), device="cuda", **options))
     for number in range(5):
         assert numbers(fake, next(iterator)) == [number]
@@ -203,7 +203,7 @@ def test_a_copy_that_fails_names_its_batch(fake: Fake) -> None:
 
 
 class Stays:
-    """Something of a batch that cannot be moved."""
+    """Part of a batch that cannot be moved."""
 
     def to(self, device: Any) -> Any:
         raise OSError(f"not to {device}")
@@ -215,7 +215,7 @@ def stays(samples: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
-def test_an_object_that_does_not_move_fails_in_its_place(fake: Fake, scheduling: str) -> None:
+def test_object_that_fails_to_move_fails_in_turn(fake: Fake, scheduling: str) -> None:
     fake.move = lambda data, waits: data.to("there")  # type: ignore[method-assign]
     loader = minato.DataLoader(Rows(5), num_workers=2, collate_fn=stays, device="cuda",
                                scheduling=scheduling)  # fmt: skip
@@ -227,7 +227,7 @@ def test_an_object_that_does_not_move_fails_in_its_place(fake: Fake, scheduling:
     assert [n for batch in iterator for n in numbers(fake, batch)] == [3, 4]
 
 
-def test_a_device_with_room_for_one_batch_gets_them_one_by_one(fake: Fake) -> None:
+def test_device_with_memory_for_one_batch(fake: Fake) -> None:
     fake.room = WIDTH * 4 + 64  # with the label
     loader = minato.DataLoader(Rows(), num_workers=2, prefetch_factor=4, device="cuda")
     iterator = iter(loader)
@@ -242,14 +242,14 @@ def test_a_device_with_room_for_one_batch_gets_them_one_by_one(fake: Fake) -> No
     assert found["refused"] >= 1 and found["depth"] == 1
 
 
-def test_a_batch_that_never_has_room_says_so(fake: Fake) -> None:
+def test_batch_larger_than_device_memory_raises(fake: Fake) -> None:
     fake.room = 100
     iterator = iter(minato.DataLoader(Rows(), num_workers=1, device="cuda"))
     with pytest.raises(RuntimeError, match="not enough free memory besides what the program keeps"):
         next(iterator)
 
 
-def test_refused_memory_is_told(fake: Fake) -> None:
+def test_pageable_copies_are_counted(fake: Fake) -> None:
     fake.way = "pageable"
     loader = minato.DataLoader(Rows(), num_workers=1, device="cuda")
     assert [n for batch in loader for n in numbers(fake, batch)] == list(range(24))
@@ -261,7 +261,7 @@ def test_refused_memory_is_told(fake: Fake) -> None:
 
 
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
-def test_an_epoch_left_early_leaves_nothing_to_the_next(fake: Fake, scheduling: str) -> None:
+def test_abandoned_epoch_does_not_affect_the_next(fake: Fake, scheduling: str) -> None:
     loader = minato.DataLoader(Rows(), num_workers=2, prefetch_factor=3, device="cuda",
                                persistent_workers=True, scheduling=scheduling)  # fmt: skip
     fake.way = "direct"
@@ -313,7 +313,7 @@ def test_timeout_counts_for_copies_too(fake: Fake) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_dies_is_told_of(fake: Fake) -> None:
+def test_dead_copy_thread_is_reported(fake: Fake) -> None:
     def leave(tensor: torch.Tensor) -> None:
         raise SystemExit
 
@@ -395,7 +395,7 @@ def test_exit_with_copies_under_way(tmp_path: Path) -> None:
     assert not outcome.left
 
 
-def test_an_exception_ends_a_program_with_copies_under_way(tmp_path: Path) -> None:
+def test_exception_exits_program_during_copies(tmp_path: Path) -> None:
     end = (
         "import threading; threading.Timer(0.2, fake.stream().gate.set).start()\n"
         "raise ValueError('mine')\n"
@@ -413,7 +413,7 @@ def test_exit_with_copies_that_never_end(tmp_path: Path) -> None:
     assert not outcome.left
 
 
-def test_each_rank_loads_its_share_to_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_load_to_their_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a program under torchrun writes it, both ranks in one process."""
     fakes = {f"cuda:{rank}": Fake(f"cuda:{rank}") for rank in range(2)}
     monkeypatch.setitem(providers._makers, "cuda", lambda named: fakes[str(named)])
@@ -432,17 +432,17 @@ def test_each_rank_loads_its_share_to_its_own_device(monkeypatch: pytest.MonkeyP
     assert got == [list(range(0, 24, 2)), list(range(1, 24, 2))]
 
 
-# ---- what makes no sense, and what it says ---------------------------------------------------
+# ---- invalid combinations, and their errors --------------------------------------------------
 
 
 @pytest.mark.parametrize("device", ["gpu", "meta", "cuda:x", "", True, 1.5, object()])
-def test_what_names_no_device_is_refused(device: Any) -> None:
+def test_invalid_device_is_refused(device: Any) -> None:
     with pytest.raises(ValueError, match="device"):
         minato.DataLoader(Rows(), device=device)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_device_that_is_not_there(workers: int) -> None:
+def test_missing_device_is_refused(workers: int) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is an accelerator")
     loader = minato.DataLoader(Rows(), num_workers=workers, device="cuda")  # made elsewhere
@@ -458,13 +458,13 @@ def test_nothing_is_copied_to_the_cpu(fake: Fake, device: Any) -> None:
     assert not fake.copied and loader.stats()["device"] is None
 
 
-def test_where_torchs_workers_serve_it_is_refused(fake: Fake) -> None:
+def test_device_with_torch_workers_is_refused(fake: Fake) -> None:
     pipe = torch.utils.data.datapipes.map.SequenceWrapper([1, 2])
     with pytest.raises(ValueError, match="device='cuda' has no effect .*DataPipes"):
         minato.DataLoader(pipe, num_workers=1, device="cuda")
 
 
-def test_where_torchs_workers_serve_it_is_refused_late(
+def test_device_with_torch_workers_is_refused_at_iter(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("minato.loader.refused", lambda: "there is no memfd")
@@ -473,7 +473,7 @@ def test_where_torchs_workers_serve_it_is_refused_late(
         iter(loader)
 
 
-def test_the_workers_know_nothing_of_it(fake: Fake) -> None:
+def test_workers_do_not_see_the_device(fake: Fake) -> None:
     class Looks(Rows):
         def __getitem__(self, index: int) -> Any:
             return torch.tensor([len(fake.threads), int(torch.cuda.is_initialized())])

@@ -51,7 +51,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("mode", OPTIONS)
-def test_what_workers_wrote_is_copied_from_where_it_is(
+def test_rows_are_copied_without_host_copy(
     fake: Fake, locker: Locker, mode: str
 ) -> None:
     loader = minato.DataLoader(Rows(), batch_size=3, num_workers=2, prefetch_factor=4,
@@ -59,7 +59,7 @@ def test_what_workers_wrote_is_copied_from_where_it_is(
     for _ in range(2):
         assert sorted(n for b in loader for n in numbers(fake, b)) == list(range(24))
     found = told(loader)
-    # the first samples tell what they are like, and travel otherwise
+    # the first samples establish the layout, and travel otherwise
     assert found["through"]["locked"] >= 0.4 * found["bytes"]
     assert found["through"]["pinned"] == found["bytes"] - found["through"]["locked"]
     assert found["locked"] >= CHUNK and found["lock_error"] == 0
@@ -89,7 +89,7 @@ def test_a_driver_that_refuses(fake: Fake, locker: Locker) -> None:
 
 
 class Mixed(Rows):
-    """From the twelfth sample on there is an array beside them, which stays where it is."""
+    """From the twelfth sample on, it also has an array, which stays on the host."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         sample = super().__getitem__(index)
@@ -102,7 +102,7 @@ def beside(samples: list[Any]) -> Any:
             "name": [sample["name"]], "array": sample.get("array")}  # fmt: skip
 
 
-def test_nothing_is_locked_of_what_the_program_gets(fake: Fake, locker: Locker) -> None:
+def test_rows_with_opaque_objects_are_not_locked(fake: Fake, locker: Locker) -> None:
     loader = minato.DataLoader(Mixed(), num_workers=2, collate_fn=beside, device="cuda")
     for number, batch in enumerate(loader):
         assert numbers(fake, batch) == [number]
@@ -123,7 +123,7 @@ class Large(Dataset):  # type: ignore[type-arg]
         return np.full(3 << 18, index, np.float32)
 
 
-def test_no_copy_reaches_from_one_chunk_to_the_next(fake: Fake, locker: Locker) -> None:
+def test_copies_do_not_cross_chunks(fake: Fake, locker: Locker) -> None:
     loader = minato.DataLoader(Large(), batch_size=4, num_workers=2, device="cuda")
     got = []
     for batch in loader:
@@ -176,7 +176,7 @@ def test_a_forked_child_leaves_the_locks_alone(fake: Fake, locker: Locker) -> No
     assert [n for b in iterator for n in numbers(fake, b)] == list(range(6, 24))
 
 
-def test_pages_of_the_arena_alone_are_locked(fake: Fake, locker: Locker) -> None:
+def test_only_arena_pages_are_locked(fake: Fake, locker: Locker) -> None:
     iterator = iter(minato.DataLoader(Rows(), num_workers=1, device="cuda"))
     next(iterator)
     elsewhere = np.zeros(WIDTH, np.float32)

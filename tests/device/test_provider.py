@@ -1,4 +1,4 @@
-"""torch's accelerators by the provider's verbs, with a module in the place of torch.cuda."""
+"""torch's accelerators through the provider's interface, with a module in place of torch.cuda."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .emulated import Emulated
 
 
 class Cuda:
-    """What is asked of torch.cuda, in the order in which it was asked."""
+    """Records the calls of torch.cuda, in order."""
 
     def __init__(self, devices: int = 2) -> None:
         self.calls: list[Any] = []
@@ -75,7 +75,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return made
 
 
-def test_the_verbs(cuda: Cuda) -> None:
+def test_provider_methods_call_torch(cuda: Cuda) -> None:
     device = torch.device("cuda:1")
     provider = TorchProvider(device, cuda)
     provider.enter()
@@ -102,11 +102,11 @@ def test_copies_are_made_on_the_stream_without_waiting(cuda: Cuda) -> None:
     assert provider.copy(source, "copies", []) == "there"
     assert seen == [("copies", torch.device("cuda:0"), {"non_blocking": True})]
     assert provider.move(source, waits=False) == "there" and seen[1][0] is None
-    provider.move(source, waits=True)  # of memory that nobody keeps
+    provider.move(source, waits=True)  # of memory without another reference
     assert [options["non_blocking"] for _on, _device, options in seen] == [True, True, False]
 
 
-def test_a_to_that_takes_a_device_alone(cuda: Cuda) -> None:
+def test_object_whose_to_takes_only_device(cuda: Cuda) -> None:
     class Simple:
         def to(self, device: Any) -> Any:
             return device
@@ -114,7 +114,7 @@ def test_a_to_that_takes_a_device_alone(cuda: Cuda) -> None:
     assert TorchProvider(torch.device("cuda:0"), cuda).move(Simple(), waits=True) == torch.device("cuda:0")
 
 
-def test_memory_that_cannot_be_locked_is_copied_as_it_is(
+def test_unlockable_memory_is_copied_pageable(
     cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_args: Any, **_options: Any) -> Any:
@@ -133,7 +133,7 @@ def test_memory_that_cannot_be_locked_is_copied_as_it_is(
 
 
 def test_operators_run_on_the_stream(cuda: Cuda, emulated: Emulated) -> None:
-    """All of it but for torch.cuda itself, on a device whose memory is the processor's."""
+    """Everything but torch.cuda itself, on a device whose memory is the CPU's."""
     started: list[int] = []
 
     class Finisher:
@@ -148,7 +148,7 @@ def test_operators_run_on_the_stream(cuda: Cuda, emulated: Emulated) -> None:
     assert made.shape == (2, 3) and made.dtype == torch.int16
 
 
-def test_without_an_index_it_is_the_current_device(cuda: Cuda) -> None:
+def test_device_without_index_is_the_current_one(cuda: Cuda) -> None:
     assert torchs(torch.device("cuda")).device == torch.device("cuda:1")
     assert torchs(torch.device("cuda:0")).device == torch.device("cuda:0")
 
@@ -158,18 +158,18 @@ def test_an_index_past_the_last_is_refused(cuda: Cuda) -> None:
         torchs(torch.device("cuda:2"))
 
 
-def test_what_is_not_there_is_refused(cuda: Cuda) -> None:
+def test_missing_device_is_refused(cuda: Cuda) -> None:
     cuda.devices = 0
     with pytest.raises(ValueError, match="finds no cuda device"):
         torchs(torch.device("cuda:0"))
 
 
-def test_what_has_no_streams_is_refused() -> None:
+def test_device_without_streams_is_refused() -> None:
     with pytest.raises(ValueError, match="has no streams for it.*Leave out device"):
         torchs(torch.device("mps"))
 
 
-def test_nothing_is_initialised_before_it_is_asked_for(cuda: Cuda) -> None:
+def test_device_is_initialised_only_when_used(cuda: Cuda) -> None:
     assert target("cuda:7") == torch.device("cuda:7")
     assert provider_for(None) is None and provider_for("cpu") is None
     assert not cuda.calls and "cuda" not in providers._makers

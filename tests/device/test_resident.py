@@ -89,7 +89,7 @@ def test_subsets_and_several_channels(able: Fake, tmp_path: Path) -> None:
     assert received(able, loader) == wanted(part, range(3)) and told(loader)["resident"]
 
 
-def test_they_are_copied_once_and_go_with_their_dataset(able: Fake, files: Any) -> None:
+def test_cases_are_copied_once_and_freed_with_dataset(able: Fake, files: Any) -> None:
     dataset = resident(files)
     for _ in range(2):
         loader = minato.DataLoader(dataset, batch_size=4, num_workers=1, device="cuda")
@@ -103,7 +103,7 @@ def test_they_are_copied_once_and_go_with_their_dataset(able: Fake, files: Any) 
 
 
 def fallback(fake: Fake, dataset: Any) -> str:
-    """It is loaded as without; why."""
+    """It is loaded as without resident cases; says why."""
     loader = minato.DataLoader(dataset, batch_size=3, num_workers=1, device="cuda")
     assert received(fake, loader) == wanted(dataset)
     found = told(loader)
@@ -111,22 +111,22 @@ def fallback(fake: Fake, dataset: Any) -> str:
     return str(found["operators_why"])
 
 
-def test_where_there_is_no_room(able: Fake, files: Any) -> None:
+def test_cases_without_device_memory_stay_on_host(able: Fake, files: Any) -> None:
     able.room = 2 * size(files) - 1
     assert "more than half of" in fallback(able, resident(files))
     able.room = None
     able.free = lambda: 10**12  # type: ignore[method-assign]
-    able.room = able.used + size(files) // 2  # and it was another's meanwhile
+    able.room = able.used + size(files) // 2  # another user has taken memory meanwhile
     dataset = resident(files)
     loader = minato.DataLoader(dataset, batch_size=3, num_workers=1, device="cuda")
     iterator = iter(loader)
-    assert not cases_being_read  # nothing was begun
+    assert not cases_being_read  # no copy was started
     able.room = None
     assert received(able, iterator) == wanted(dataset)
     assert "not resident" in told(loader)["operators_why"] and not told(loader)["resident"]
 
 
-def test_where_files_are_not_all_alike(able: Fake, files: Any, tmp_path: Path) -> None:
+def test_cases_of_different_dtypes_stay_on_host(able: Fake, files: Any, tmp_path: Path) -> None:
     for name, array in {
         "other.npy": np.zeros((1, 40, 40, 40), np.int32), "flat.npy": np.zeros(9, np.int16),
         "small.npy": np.zeros((1, 40, 40, PATCH - 1), np.int16),
@@ -143,7 +143,7 @@ def test_where_files_are_not_all_alike(able: Fake, files: Any, tmp_path: Path) -
             next(iterator)
 
 
-def test_a_case_without_a_label_and_one_that_is_missing(able: Fake, files: Any) -> None:
+def test_missing_label_or_file_keeps_cases_on_host(able: Fake, files: Any) -> None:
     for case, words in (((files[0][0], None), "not every case"),
                         (("nowhere.npy", files[0][1]), "No such file")):  # fmt: skip
         loader = minato.DataLoader(resident([*files, case]), batch_size=3, num_workers=0,
@@ -152,14 +152,14 @@ def test_a_case_without_a_label_and_one_that_is_missing(able: Fake, files: Any) 
         assert words in told(loader)["operators_why"]
 
 
-def test_where_the_pipeline_is_another(able: Fake, files: Any) -> None:
+def test_other_pipelines_keep_cases_on_host(able: Fake, files: Any) -> None:
     steps = pipeline().operators
     data = ops.VolumeDataset(files, ops.Pipeline([*steps[:2], ops.Pad(36), *steps[2:]]),
                              with_index=True, resident=True)  # fmt: skip
     assert "the pipeline is not ReadNpy, a crop" in fallback(able, data)
 
 
-def test_where_nothing_runs_operators(fake: Fake, files: Any) -> None:
+def test_device_without_operators_keeps_cases_on_host(fake: Fake, files: Any) -> None:
     fake.finisher = "not built"
     data = resident(files)
     loader = minato.DataLoader(data, batch_size=3, num_workers=1, device="cuda")
@@ -177,14 +177,14 @@ def test_copies_that_never_end_are_given_up(
         iterator = iter(minato.DataLoader(dataset, batch_size=3, num_workers=0, device="cuda"))
     assert received(able, iterator) == wanted(dataset)
     assert "not copied within" in dataset._resident["cuda:1"]
-    assert len(cases_being_read) == before + 1  # a device that hangs may go on later
+    assert len(cases_being_read) == before + 1  # a hanging device may continue later
     cases_being_read.clear()
 
 
 def test_an_interrupt_while_cases_are_copied(
     able: Fake, files: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is being read stays; the next loader begins anew."""
+    """Sources being read are kept; the next loader starts again."""
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
@@ -209,8 +209,8 @@ def test_without_memory_on_the_host(
     assert "not resident: MemoryError" in fallback(able, resident(files))
 
 
-def test_a_fork_has_none_of_them(able: Fake, files: Any) -> None:
-    """Nor has a pickle of the dataset."""
+def test_forked_child_has_no_resident_cases(able: Fake, files: Any) -> None:
+    """A pickle of the dataset has none either."""
     dataset = resident(files)
     loader = minato.DataLoader(dataset, batch_size=3, num_workers=1, device="cuda")
     assert received(able, loader) == wanted(dataset)
@@ -224,7 +224,7 @@ def test_a_fork_has_none_of_them(able: Fake, files: Any) -> None:
 
 
 def test_windows_are_read_within_their_case(emulated: Emulated) -> None:
-    """Whatever they say: the arrays around the case stay unread and unwritten."""
+    """For any windows: the arrays around the case are neither read nor written."""
     around = np.full((3, 1, 4, 5, 6), 9, np.uint8)
     around[1] = np.arange(120).reshape(4, 5, 6)
     cases = np.array([[around[1].ctypes.data, 4, 5, 6]], np.int64)

@@ -22,7 +22,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
         }                                                                              \
     } while (0)
 
-/* A copy that ends where the bytes end, so that a sanitizer sees whoever reads on. */
+/* A copy that ends where the bytes end, so that a sanitizer sees reads past it. */
 static inline void *
 copied(const void *bytes, size_t n)
 {

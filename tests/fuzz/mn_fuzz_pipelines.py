@@ -1,5 +1,5 @@
-"""Targets that draw pipelines of native operators and what they are run on: arrays of all kinds,
-and .npy files that are damaged. What tests/ops/reference.py gives is the oracle."""
+"""Targets that draw pipelines of native operators and their inputs: arrays of all kinds,
+and damaged .npy files. tests/ops/reference.py is the oracle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from minato import ops as native
 Pair = tuple[np.ndarray, Union[np.ndarray, None]]
 
 DTYPES = ["float32", "uint8", "int16", "uint16", "int32", "float64"]
-#: what minato may raise; a message is asked for, too
+#: exceptions that minato may raise; a message is required, too
 REFUSALS = (ValueError, TypeError, OverflowError, MemoryError, OSError, BufferError)
 #: of a sample: more is not tried, but for what no machine has
 MOST_VOXELS, NO_MEMORY = 1 << 17, 1 << 47
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 class NotTried(Exception):
-    """It would be right, and take too long."""
+    """It would be valid, but take too long."""
 
 
 # ---- operators -----------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def operators(draws: Draws) -> list[native.Operator]:
     return made
 
 
-# ---- what they do --------------------------------------------------------------------------------
+# ---- operators -----------------------------------------------------------------------------------
 
 
 def sizes_of(op: native.Operator) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ def balanced_crop(op: Any, image: np.ndarray, label: Any, draws: reference.Draws
 
 
 def place_of(shape: tuple[int, ...]) -> np.ndarray:
-    """A volume in which each voxel has its place, so that a crop of it tells where it began."""
+    """A volume in which each voxel holds its position, so that a crop shows where it was taken."""
     if math.prod(shape[1:]) > MOST_VOXELS:
         raise NotTried
     return np.arange(math.prod(shape[1:])).reshape(1, *shape[1:])
@@ -232,7 +232,7 @@ STEPS: dict[type, Callable[..., Pair]] = {
 
 
 def expected(some: list[native.Operator], first: int, pair: Pair, key: tuple[int, int]) -> Pair:
-    """What the operators, the first of which has this number, give."""
+    """The expected result of the operators, the first of which has this number."""
     image, label = pair
     with np.errstate(all="ignore"):
         for place, op in enumerate(some, first):
@@ -247,7 +247,7 @@ def expected(some: list[native.Operator], first: int, pair: Pair, key: tuple[int
     return image, label
 
 
-# ---- what they are run on ------------------------------------------------------------------------
+# ---- inputs --------------------------------------------------------------------------------------
 
 LAYOUTS: list[Callable[[np.ndarray], np.ndarray]] = [
     lambda a: a, lambda a: a, lambda a: a[..., ::-1], lambda a: a[:, ::-1, ::-1], np.asfortranarray,
@@ -307,7 +307,7 @@ def sound(volume: Any) -> np.ndarray | None:
 
 
 def same(got: np.ndarray | None, want: np.ndarray | None) -> bool:
-    """In each bit, but for which NaN a NaN is."""
+    """Equal in each bit, except for which NaN a NaN is."""
     if got is None or want is None:
         return got is want
     got, want = np.asarray(got), np.ascontiguousarray(want)
@@ -319,7 +319,7 @@ def same(got: np.ndarray | None, want: np.ndarray | None) -> bool:
 
 
 def must_be(want: Pair | None, run: Callable[[], Pair], told: Any) -> None:
-    """The same, or refused where that is: with words."""
+    """The same, or refused with a message where that is expected."""
     try:
         got = run()
     except REFUSALS as error:
@@ -367,7 +367,7 @@ class Outputs:
 
 
 def pipeline(data: bytes) -> None:
-    """On arrays, and on files: the same as the reference, or an error where that is one."""
+    """On arrays, and on files: the same as the reference, or an error where it has one."""
     draws = Draws(data)
     some, (image, label) = operators(draws), arrays(draws)
     keys: list[Any] = [draws.below(256), (draws.below(256), draws.below(256)), -1, (2**64, 1 << 63)]
@@ -433,7 +433,7 @@ def damaged(draws: Draws, whole: bytes) -> bytes:
 
 
 def write(draws: Draws, path: Path, array: np.ndarray) -> bool:
-    """Whether it is sound, as far as a file goes: its dtype is the reader's affair."""
+    """Whether the file is valid; its dtype is checked by the reader."""
     file = io.BytesIO()
     np.lib.format.write_array(file, array, draws.one_of([(1, 0), (2, 0), (3, 0)]))
     content, right = file.getvalue(), array.flags.c_contiguous or not array.flags.f_contiguous
@@ -466,7 +466,7 @@ def of_files(draws: Draws, some: list[native.Operator], image: np.ndarray, label
     made = native.Pipeline([read, *some], _level=level)
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, name) for name in ("x.npy", "y.npy")][: len(volumes)]
-        for run in range(2):  # the second time files may have changed behind what is kept of them
+        for run in range(2):  # the second time, files may have changed behind cached headers
             whole = [write(draws, path, v) for path, v in zip(paths, volumes)] if (
                 run == 0 or draws.below(3) == 2) else whole  # fmt: skip
             must_be_read(made, read, some, paths, volumes, whole, key)
@@ -492,7 +492,7 @@ def must_be_read(made: native.Pipeline, read: native.ReadNpy, some: list[native.
 
 def wanted(some: list[native.Operator], pair: Pair, key: tuple[int, int], told: Any,
            refused: bool) -> Pair | None:  # fmt: skip
-    """What the reference gives; it must refuse where minato did, and only there."""
+    """The reference's result; it must refuse exactly the inputs that minato refused."""
     try:
         want = expected(some, 1, pair, key)
     except NotTried:
@@ -505,8 +505,8 @@ def wanted(some: list[native.Operator], pair: Pair, key: tuple[int, int], told: 
 
 
 def dataset(data: bytes) -> None:
-    """Several cases, of which files are damaged and shapes differ: each sample is what the pipeline
-    gives for its files, or an error; also where the last operators are left to a device."""
+    """Several cases with damaged files and different shapes: each sample is the pipeline's result
+    for its files, or an error; also if the last operators are left to a device."""
     draws = Draws(data)
     some = operators(draws)
     if draws.below(2):

@@ -1,8 +1,8 @@
-"""Targets in Python: each is a function of some bytes, which raises where minato is wrong.
+"""Targets in Python: each is a function of some bytes, which raises if minato is wrong.
 
     python mn_fuzz_python.py TARGET [options of libFuzzer, and folders]
 
-runs one with atheris, which sees what it covers of minato's modules in Python.
+runs one with atheris, guided by its coverage of minato's Python modules.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def sample(draws: Draws, depth: int = 3) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Bit for bit, with types and memory that a program can see."""
+    """Bit for bit, including types and memory that a program can see."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
@@ -125,7 +125,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def collated(samples: list[Any]) -> Any:
-    """torch's batch, or the class of what it raises."""
+    """torch's batch, or the class of its exception."""
     try:
         return default_collate(samples)
     except Exception as error:
@@ -133,8 +133,8 @@ def collated(samples: list[Any]) -> Any:
 
 
 def layout(data: bytes) -> None:
-    """Of a batch: rows, messages and samples without the classes that collation drops give what
-    torch's collate does."""
+    """For a batch: rows, messages and samples without the classes that collation drops give the
+    same as torch's collate."""
     draws = Draws(data)
     first = sample(draws)
     at = draws.at
@@ -176,7 +176,7 @@ def layout(data: bytes) -> None:
 
 
 class Counts(torch.utils.data.Sampler):
-    """Says where it is."""
+    """A dataset with a state."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -231,7 +231,7 @@ def taken(kind: int, batches: int) -> str:
 
 
 def spoil(value: Any, draws: Draws) -> Any:
-    """A copy in which one part is another, is missing, or is packed bytes that are."""
+    """A copy in which one part is replaced, missing, or packed bytes with a changed content."""
     if isinstance(value, dict) and value and draws.below(8):
         key = draws.one_of(list(value))
         if draws.below(16) == 15:
@@ -251,8 +251,8 @@ def spoil(value: Any, draws: Draws) -> Any:
 
 
 def state(data: bytes) -> None:
-    """It is refused with a ValueError, or what comes are samples of the dataset, none twice, and
-    the loader has a state again."""
+    """It is refused with a ValueError, or the delivered samples are those of the dataset, none
+    twice, and the loader has a state again."""
     draws = Draws(data)
     kind = draws.below(len(LOADERS))
     given = json.loads(taken(kind, draws.below(8)))

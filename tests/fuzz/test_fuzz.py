@@ -1,9 +1,9 @@
-"""What reads that which others wrote, on inputs that nobody meant: .npy headers, envelopes and costs
+"""Readers of foreign data on unexpected inputs: .npy headers, envelopes and costs
 in C; samples of all kinds, states, and pipelines of native operators in Python.
 
-Every target in C is built with gcc and its sanitizers and runs changed seeds; those in Python run
-on random bytes. With MINATO_FUZZ_SECONDS set these do for so long, and so do a clang that has
-libFuzzer, and atheris, which see what they cover.
+Every target in C is built with gcc and its sanitizers and runs mutated seeds; those in Python run
+on random bytes. MINATO_FUZZ_SECONDS sets how long these run. For the same time, a clang that has
+libFuzzer, and atheris, run with coverage guidance.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def costs() -> list[bytes]:
 
 
 ENGINE = ("base", "os", "sync", "memory", "schedule", "workers", "engine")
-#: the inputs to begin with, and the sources of csrc that the target needs
+#: initial inputs, and the sources of csrc that the target needs
 TARGETS: dict[str, tuple[Callable[[], list[bytes]], tuple[str, ...]]] = {
     "npy": (npy, ("ops/mn_npy_parse.c", "ops/mn_fail.c")),
     "envelope": (envelope, ("engine/mn_checked_results.c", "workers/mn_envelope_seal.c", "base/*.c")),
@@ -78,7 +78,7 @@ def build(folder: Path, name: str, compiler: str, *more: str) -> Path:
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
     parts = TARGETS[name][1]
-    if name == "envelope" and compiler == "clang":  # whose tables of what is covered refer to all
+    if name == "envelope" and compiler == "clang":  # its coverage tables refer to all files
         parts = tuple(f"{part}/*.c" for part in ENGINE)
     sources = [str(path) for part in parts for path in sorted(CSRC.glob(part))]
     program = folder / f"{name}-{compiler}"

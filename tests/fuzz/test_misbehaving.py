@@ -1,5 +1,5 @@
-"""Samplers that lie about their length, raise and yield what is no index, and collate_fns that
-return what nobody expects. What torch's loader without workers gives is the oracle."""
+"""Samplers that lie about their length, raise, and yield invalid indices, and collate_fns that
+return unexpected objects. torch's loader without workers is the oracle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N = 8
 
 
 class NoLength:
-    """A batch of indices; it can be gone through, and nothing else."""
+    """A batch of indices that supports only iteration."""
 
     def __iter__(self) -> Iterator[int]:
         return iter([1, 2])
@@ -44,13 +44,13 @@ class Never:
 
 
 class Unmade:
-    """Travels, and cannot be made again."""
+    """Can be pickled, and not unpickled."""
 
     def __reduce__(self) -> Any:
         return int, ("no number",)
 
 
-#: made anew each time
+#: built again for each test
 INDICES: list[Callable[[], Any]] = [
     *[lambda i=i: i for i in range(N)], lambda: -1, lambda: N, lambda: 2**70, lambda: True,
     lambda: None, lambda: "a", lambda: 1.5, lambda: np.int64(3), lambda: torch.tensor(2),
@@ -103,7 +103,7 @@ def fails(samples: Any) -> Any:
 
 
 def of_a_list(samples: Any) -> list[Any]:
-    """What default_collate is not asked for."""
+    """An index that default_collate never sees."""
     return samples if isinstance(samples, list) else [samples]
 
 
@@ -183,8 +183,8 @@ def text(batch: Any) -> str:
 
 
 def must_be_right(case: Case) -> None:
-    """All batches where there are no errors; where there are, no others, in the same order."""
-    hypothesis.assume(not (case.batched and "batching" in case.options))  # which is refused
+    """Without errors, all batches are equal; otherwise the same errors come in the same order."""
+    hypothesis.assume(not (case.batched and "batching" in case.options))  # refused
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         want = steps(case, torch.utils.data.DataLoader)
@@ -209,7 +209,7 @@ def plain(case: Case) -> bool:
 @pytest.mark.limit(SECONDS + 120)
 @hypothesis.settings(max_examples=25, deadline=None)
 @hypothesis.given(case=cases)
-def test_what_misbehaves_gives_no_wrong_batch(case: Case) -> None:
+def test_misbehaving_objects_give_no_wrong_batch(case: Case) -> None:
     must_be_right(case)
 
 
@@ -217,8 +217,8 @@ def test_what_misbehaves_gives_no_wrong_batch(case: Case) -> None:
 @pytest.mark.parametrize("options", [
     {}, {"worker_type": "thread"}, {"batching": "ready", "in_order": False},
 ], ids=str)  # fmt: skip
-def test_a_batch_of_indices_that_cannot_be_planned_is_an_error_once(options: dict) -> None:
-    """And the rest of the epoch comes."""
+def test_unplannable_indices_raise_once(options: dict) -> None:
+    """And the rest of the epoch is delivered."""
     order: list[Any] = [*range(10), Never(), *range(11, 16)]
     loader = minato.DataLoader(Sixteen(), 2, sampler=order, num_workers=1, **options)
     iterator, errors = iter(loader), 0

@@ -1,4 +1,4 @@
-"""What the tests of other libraries share: loaders of both kinds, and who made a batch."""
+"""Helpers of the tests of other libraries: loaders of both kinds, and which loader made a batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Points(torch.utils.data.Dataset):
 
 
 class Noisy(Points):
-    """The same, moved by what the three global generators draw in the worker."""
+    """The same, moved by numbers that the three global generators draw in the worker."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         point, label = super().__getitem__(index)
@@ -43,7 +43,7 @@ class Noisy(Points):
 
 
 class Named(torch.utils.data.Dataset):
-    """Points or Noisy by names, as the Trainer of Transformers wants them."""
+    """Points or Noisy with names, as the Trainer of Transformers needs them."""
 
     def __init__(self, points: Points) -> None:
         self.points = points
@@ -91,7 +91,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     return watch
 
 
-#: With the same arguments those with noise give the same batches, and so do the others.
+#: With the same arguments, those with noise give the same batches, and so do the others.
 KINDS: dict[str, Any] = {
     "torch": TorchLoader,
     "minato": minato.DataLoader,
@@ -170,7 +170,7 @@ def same_when_patched(run: Callable[[], Any], watch: Watch) -> None:
 
 
 def printed(program: str, **environment: str) -> str:
-    """What a program prints in a process of its own, which may import these tests."""
+    """The output of a program in a separate process, which may import these tests."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100,

@@ -1,7 +1,7 @@
 """Programs that torchrun starts on each rank: ``python rank_programs.py NAME SEEDS FOLDER``.
 
-Each trains on samples that are their index and a random number, and leaves in FOLDER what its rank
-was given, batch by batch, as NAME-RANK.json. SEEDS: ``equal`` on all ranks, or ``different``.
+Each trains on samples that hold their index and a random number, and writes the batches of its rank
+to FOLDER as NAME-RANK.json. SEEDS: ``equal`` on all ranks, or ``different``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Named(Draws):
 
 
 class Stream(IterableDataset):  # type: ignore[type-arg]
-    """Deals numbers to ranks and workers by itself, and says where it is."""
+    """Deals numbers to ranks and workers by itself, and has a state."""
 
     at = 0
 

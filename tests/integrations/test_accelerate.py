@@ -70,7 +70,7 @@ def test_minatos_options_are_kept() -> None:
         assert base.num_workers == 2 and base.persistent_workers
 
 
-def test_options_that_accelerate_has_a_meaning_for_are_left_to_it(
+def test_options_used_by_accelerate_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = {"device": None, "scheduling": "balanced"}

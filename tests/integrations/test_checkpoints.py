@@ -1,7 +1,7 @@
-"""Resume in the middle of an epoch by each library's own checkpoint: as if never interrupted.
+"""Resume in the middle of an epoch with each library's own checkpoint: as if never interrupted.
 
-Of 12 steps (two epochs of 6) the first run makes 8; the second begins with new objects from what
-the first has saved, and makes the other 4.
+Of 12 steps (two epochs of 6), the first run makes 8. The second starts with new objects from
+the first run's checkpoint, and makes the other 4.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .conftest import (
 
 STEPS, FIRST = 12, 8
 
-#: (steps after which it ends, what it goes on from) -> final weights
+#: (number of steps, checkpoint to resume from) -> final weights
 Run = Callable[[int, Any], torch.Tensor]
 
 
@@ -38,7 +38,7 @@ def goes_on(run: Run, saved: Any) -> None:
     whole = run(STEPS, None)
     part = run(FIRST, None)
     assert not torch.equal(part, whole)
-    torch.manual_seed(1)  # a process that begins anew knows nothing of the first
+    torch.manual_seed(1)  # a new process does not know the first one's state
     assert torch.equal(run(STEPS, saved), whole)
 
 
@@ -60,8 +60,8 @@ def lightning_module() -> Any:
 
 
 class Stream(torch.utils.data.IterableDataset):
-    """With a length: without one the trainer fetches a batch more than it has trained on before
-    it asks for the state, with every loader that has a state."""
+    """With a length: without one, the trainer fetches one more batch than it has trained on before
+    it asks for the state, with any stateful loader."""
 
     def __len__(self) -> int:
         return 24
@@ -97,7 +97,7 @@ class Reader:
 
 
 class StatefulStream(Stream):
-    """With augmentations, and a state of its own."""
+    """With augmentations and its own state."""
 
     def __iter__(self) -> Any:
         return Reader()
@@ -105,7 +105,7 @@ class StatefulStream(Stream):
 
 @pytest.mark.parametrize("kind", ["minato", "static, noise", "stream", "stateful stream"])
 def test_lightning(kind: str, tmp_path: Path) -> None:
-    """The trainer asks loaders for their state by itself."""
+    """The trainer itself asks loaders for their state."""
     lightning = pytest.importorskip("lightning.pytorch", exc_type=ImportError)
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -164,7 +164,7 @@ class Shares(torch.utils.data.IterableDataset):
         return iter(range(worker.id, len(self), worker.num_workers))
 
 
-#: what is changed between a fit and the fit that goes on from its checkpoint
+#: what is changed between a fit and the fit that resumes from its checkpoint
 CHANGES: dict[str, tuple[Any, Any]] = {
     "batch size": ((range(24), {"batch_size": 4}), (range(24), {"batch_size": 3})),
     "length": ((range(24), {"batch_size": 4}), (range(28), {"batch_size": 4})),
@@ -176,7 +176,7 @@ CHANGES: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_lightning_trains_on_after_a_change_as_with_torch(change: str, tmp_path: Path) -> None:
+def test_lightning_continues_after_change_as_with_torch(change: str, tmp_path: Path) -> None:
     def run(kind: Any) -> Any:
         folder = tmp_path / kind.__module__
         (data, before), (other, after) = CHANGES[change]
@@ -199,7 +199,7 @@ def test_lightning_trains_on_from_a_torch_loaders_checkpoint(tmp_path: Path) -> 
 
 
 def test_lightning_resumes_with_torch_once_states_are_removed(tmp_path: Path) -> None:
-    """By the line of docs/resume.md: Lightning itself refuses states for loaders without any."""
+    """With the line from docs/resume.md: Lightning refuses states for loaders without any."""
     mine = minato.DataLoader(range(24), batch_size=4)  # type: ignore[arg-type]
     lightning_batches(mine, 3, tmp_path)
     saved = tmp_path / "step=3.ckpt"
@@ -216,7 +216,7 @@ def test_lightning_resumes_with_torch_once_states_are_removed(tmp_path: Path) ->
     assert seen == [[*range(n, n + 4)] for n in (0, 4, 8)]
 
 
-def test_fabric_warns_of_a_loader_that_the_state_does_not_fit(tmp_path: Path) -> None:
+def test_fabric_warns_if_state_does_not_fit(tmp_path: Path) -> None:
     fabric_module = pytest.importorskip("lightning.fabric", exc_type=ImportError)
     fabric = fabric_module.Fabric(accelerator="cpu", devices=1)
 
@@ -371,7 +371,7 @@ def test_accelerate_prepare_keeps_a_pending_state() -> None:
         integration.uninstall()
 
 
-def test_ignite_warns_of_a_loader_that_the_state_does_not_fit(tmp_path: Path) -> None:
+def test_ignite_warns_if_state_does_not_fit(tmp_path: Path) -> None:
     handlers = pytest.importorskip("ignite.handlers", exc_type=ImportError)
     first = minato.DataLoader(range(24), batch_size=4)  # type: ignore[arg-type]
     next(iter(first))

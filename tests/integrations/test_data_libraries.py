@@ -1,4 +1,4 @@
-"""Datasets and loaders of other libraries: what they give does not depend on the loader."""
+"""Datasets and loaders of other libraries: their data does not depend on the loader."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_litdata(watch: Watch, tmp_path: Path) -> None:
 
 
 #: Makes shards, then Streaming's own loader: two epochs, and one that is left in the middle and
-#: gone on with by the library's own state.
+#: resumed from the library's own state.
 OWN_LOADER = """
 import minato
 from tests.integrations.test_data_libraries import Streaming
@@ -208,7 +208,7 @@ if __name__ == "__main__":
 
 
 def test_streamings_own_loader(tmp_path: Path) -> None:
-    """It is a class below torch's with a state of its own, by which it goes on."""
+    """It derives from torch's class and resumes from its own state."""
     if importlib.util.find_spec("streaming") is None:
         pytest.importorskip("streaming", exc_type=ImportError)
     torchs, ours = (

@@ -67,7 +67,7 @@ class Hdf5(Kept):
 
 
 def make(kind: type[Kept], folder: Path, when: str) -> Kept:
-    """The dataset, and what it reads."""
+    """The dataset, and the file it reads."""
     if kind is Lmdb:
         lmdb = pytest.importorskip("lmdb", exc_type=ImportError)
         with lmdb.open(str(folder), map_size=1 << 24) as env, env.begin(write=True) as writes:
@@ -85,7 +85,7 @@ def make(kind: type[Kept], folder: Path, when: str) -> Kept:
     (Hdf5, "unpickled", "forkserver"), (Hdf5, "first used", "spawn"),
     (Lmdb, "first used", "fork"), (Hdf5, "first used", "fork"),
 ])  # fmt: skip
-def test_each_worker_has_a_handle_of_its_own(
+def test_each_worker_has_its_own_handle(
     kind: type[Kept], when: str, method: str, tmp_path: Path
 ) -> None:
     loader = minato.DataLoader(

@@ -88,7 +88,7 @@ def test_fabric(watch: Watch) -> None:
 
 
 def test_lightning_rebuilds_a_loader_with_its_options() -> None:
-    """For distributed sampling Lightning makes the loader anew from its attributes."""
+    """For distributed sampling, Lightning rebuilds the loader from its attributes."""
     pytest.importorskip("lightning.pytorch", exc_type=ImportError)
     from lightning.fabric.utilities.data import _update_dataloader
 

@@ -19,10 +19,10 @@ from .conftest import Watch, loader, loss_of, model, same, same_when_patched, st
 
 @pytest.fixture(autouse=True)
 def torchvision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One that is built for another torch does as well: transforms run none of its own operators.
+    """A version built for another torch works as well: transforms run none of its native operators.
 
-    `make libraries` puts it beside the other packages, because some of those look whether it is
-    there and then fail if it does not load.
+    `make libraries` installs it next to the other packages, because some of those check whether
+    it exists and then fail if it does not load.
     """
     monkeypatch.setenv("YOLO_CONFIG_DIR", str(tmp_path))
     beside = str(Path(sys.prefix) / "torchvision")
@@ -40,7 +40,7 @@ def torchvision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class Pictures(torch.utils.data.Dataset):
-    """Small pictures; transform is what a library sets."""
+    """Small pictures; libraries set transform."""
 
     transform: Any = None
 
@@ -55,7 +55,7 @@ class Pictures(torch.utils.data.Dataset):
 
 
 def losses(batches: Any) -> list[float]:
-    """Of two epochs of a small model that is to tell the pictures' numbers."""
+    """Losses of two epochs of a small model that learns the pictures' numbers."""
     torch.manual_seed(5)
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(1), torch.nn.Flatten(0))
     net(torch.zeros(1, 3, 16, 16))
@@ -73,7 +73,7 @@ def losses(batches: Any) -> list[float]:
 
 @pytest.mark.parametrize("endless", [False, True], ids=["plain", "multi_epochs"])
 def test_timms_own_loaders(endless: bool, watch: Watch) -> None:
-    """With its augmentations. The endless one begins the next epoch while this one ends."""
+    """With its augmentations. The endless loader starts the next epoch while this one ends."""
     data = pytest.importorskip("timm.data", exc_type=ImportError)
 
     def run(seen: Any = losses) -> Any:
@@ -93,7 +93,7 @@ def test_timms_own_loaders(endless: bool, watch: Watch) -> None:
 
 
 def test_ultralytics_own_loader(watch: Watch) -> None:
-    """It repeats its sampler for ever, and asks torch's class for an iterator by itself."""
+    """It repeats its sampler forever, and asks torch's class for an iterator by itself."""
     build = pytest.importorskip("ultralytics.data.build", exc_type=ImportError)
     transforms = importlib.import_module("torchvision.transforms")
 
@@ -143,7 +143,7 @@ def test_composer(watch: Watch) -> None:
 
 
 def test_fastai(watch: Watch) -> None:
-    """Its learner takes loaders of torch's class beside its own, which is none."""
+    """Its learner accepts torch's loaders besides its own, which are not of torch's class."""
     learner = pytest.importorskip("fastai.learner", exc_type=ImportError)
     core = importlib.import_module("fastai.data.core")
     importlib.import_module("fastai.callback.progress")  # gives the learner no_bar()

@@ -1,4 +1,4 @@
-"""Stand-ins for what the parts of an iterator are tested without: the engine, workers."""
+"""Replacements for testing parts of an iterator alone: an engine, workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minato.transport.rows_or_whole import Form, Shape
 
 
 class Loader:
-    """What a part reads of a loader: torch's own, of a list, with minato's options."""
+    """The attributes of a loader that a part reads: torch's, of a list, with minato's options."""
 
     def __init__(self, samples: int = 20, batch_size: int = 2, **options: Any) -> None:
         own = {f.name: getattr(minato.DataLoader, f.name) for f in fields(Options)}
@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the engine was told of a batch, and by which sequence it knows it."""
+    """A planned batch as the engine received it, and its sequence number."""
 
     sequence: int
     epoch: Epoch
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 
 
 class Engine:
-    """Takes what is planned, and remembers it; done() says in which order it completes."""
+    """Accepts planned batches and records them; done() sets the order in which they complete."""
 
     def __init__(self, room: int = 1 << 30) -> None:
         self.room = room
@@ -124,7 +124,7 @@ class Engine:
 
 
 def position_of(loader: Any) -> Position:
-    """Of an iterator that has begun its first epoch."""
+    """The position of an iterator that has started its first epoch."""
     position = Position(loader, memo_of(loader))
     with position.taking_up():
         position.base_seed = 7
@@ -141,7 +141,7 @@ def planner_of(
     received: Any = (),
     kind: type[Planner] = Planner,
 ) -> Planner:
-    """A planner that has begun the first epoch of a loader."""
+    """A planner that has started the first epoch of a loader."""
     position = position_of(loader)
     options = Options.of(loader)
     hints = CostHints(
@@ -155,7 +155,7 @@ def planner_of(
 
 
 def costs_known(loader: Any) -> CostModel:
-    """The costs of a loader of whose samples one was made."""
+    """The costs of a loader of which one sample was made."""
     costs: CostModel = memo_of(loader).costs
     costs.observe(0, 1_000_000)
     return costs

@@ -1,4 +1,4 @@
-"""Options of balanced scheduling: ready-first batches, epochs begun early, more workers."""
+"""Options of balanced scheduling: ready-first batches, epochs started early, more workers."""
 
 import multiprocessing
 import pickle
@@ -31,7 +31,7 @@ class Costly(torch.utils.data.Dataset):
 
 
 class Last(torch.utils.data.Dataset):
-    """The last sample takes as long as a hundred others, and that is known. ``at``: when each
+    """The last sample takes as long as a hundred others, which is known. ``at``: when each
     was started."""
 
     def __init__(self, n):
@@ -53,7 +53,7 @@ class Last(torch.utils.data.Dataset):
 
 
 class Counting(torch.utils.data.Dataset):
-    """``rank``: the how manieth start, over all epochs, each sample's last one was."""
+    """``rank``: at which start, counted over all epochs, each sample was last made."""
 
     def __init__(self, n, slow_s=()):
         self.n, self.slow_s = n, dict(slow_s)
@@ -72,7 +72,7 @@ class Counting(torch.utils.data.Dataset):
 
 
 class Opens:
-    """What cannot be unpickled at index 9."""
+    """An object that cannot be unpickled at index 9."""
 
     def __init__(self, index, raises):
         self.index, self.raises = index, raises
@@ -108,12 +108,12 @@ def large(index):
 
 
 def large_and_odd(index):
-    """Rows of one layout cannot hold both kinds."""
+    """No layout can hold both kinds of samples."""
     return index if index % 2 else float(index), large(index)[1]
 
 
 class Failing(torch.utils.data.Dataset):
-    """One sample raises. ``made``: how often each was begun."""
+    """One sample raises. ``made``: how often each was started."""
 
     def __init__(self, n):
         self.n = n
@@ -185,7 +185,7 @@ class TestReady:
                 assert all(abs(i // 8 - k) <= DISPLACEMENT for i in batch)
             assert sorted(sum(got, [])) == list(range(200))
 
-    def test_a_known_slow_sample_starts_before_its_batch_is_in_reach(self):
+    def test_known_slow_sample_starts_before_prefetch_window(self):
         from minato.iterators.ready import DISPLACEMENT
 
         dataset = Last(120)
@@ -193,7 +193,7 @@ class TestReady:
         got = indices_of(loader)
         assert sorted(sum(got, [])) == list(range(120))
         assert all(abs(i // 2 - k) <= DISPLACEMENT for k, b in enumerate(got) for i in b)
-        # Places within reach of the batches delivered begin with 120 - 2 * (16 + 1).
+        # Positions within reach of the delivered batches start with 120 - 2 * (16 + 1).
         assert dataset.at[119] < 60
 
     def test_custom_collate(self):
@@ -210,7 +210,7 @@ class TestReady:
                 list(range(k, min(k + 8, 99))) for k in range(0, 99, 8)
             ]
 
-    def test_what_slow_samples_leave_is_mixed(self):
+    def test_rest_of_delayed_batches_is_mixed(self):
         """Two of four batches wait for one each, and three are full without those."""
         loader = make(data := TwoGates(), **(self.options | self.small))
         it = iter(loader)
@@ -229,7 +229,7 @@ class TestReady:
     small = dict(batch_size=4, shuffle=False)
 
     def test_objects_and_odd_samples_in_a_mixed_batch(self):
-        """Text travels beside its row, and what has no row alone."""
+        """Text travels next to its row, and a sample without a row alone."""
         loader = make(data := TwoGates(with_text), **(self.options | self.small))
         it = iter(loader)
         got = [next(it) for _ in range(3)]
@@ -239,7 +239,7 @@ class TestReady:
         assert sorted(found) == [(i, f"name{i}") for i in range(16)]
 
     @pytest.mark.parametrize("sample", [large, large_and_odd])
-    def test_of_a_unit_in_parts_each_envelope_is_opened_once(self, sample):
+    def test_envelopes_of_split_batch_are_read_once(self, sample):
         """The program keeps what lies in it, and cannot be given that again."""
         loader = make(data := TwoGates(sample), **(self.options | self.small))
         it = iter(loader)
@@ -304,8 +304,8 @@ class TestReady:
         assert sorted(sum(first + indices(other), [])) == list(range(96))
 
     @pytest.mark.parametrize("left", [[0], [2, 9], [1, 2, 5]])
-    def test_resume_with_less_than_a_batch_in_the_window(self, left):
-        """What is left of some batches fills none: more is drawn, however short the window."""
+    def test_resume_with_partial_batches_fills_the_window(self, left):
+        """The rest of some batches fills none: more is drawn, however short the window."""
 
         def sampler():
             generator = torch.Generator().manual_seed(3)
@@ -346,7 +346,7 @@ class TestReady:
 
 
 class Breaks(torch.utils.data.Sampler):
-    """Draws its order from a generator of its own, and raises while it is broken."""
+    """Draws its order from its own generator, and raises while it is broken."""
 
     broken, begun = False, 0
 
@@ -385,7 +385,7 @@ class Unsent:
 
 
 class Told(torch.utils.data.Sampler):
-    """Keeps in some way what it is told of epochs."""
+    """Stores the epoch that it is given, in one of several ways."""
 
     def __init__(self, way):
         self.way, self.rng, self.text, self.order = way, random.Random(0), "0", list(range(24))
@@ -409,7 +409,7 @@ class Told(torch.utils.data.Sampler):
 
 
 class Around(torch.utils.data.Sampler):
-    """Tells the one that it is around of epochs."""
+    """Passes the epoch on to the sampler that it wraps."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -429,7 +429,7 @@ class TestNextEpochEarly:
         return dict(persistent_workers=True, num_workers=2, **more)
 
     @pytest.mark.parametrize("in_order", [True, False])
-    def test_epochs_are_those_without_it(self, in_order):
+    def test_epochs_equal_those_without_prefetch_next_epoch(self, in_order):
         early = make(Costly(), prefetch_next_epoch=True, **self.options(in_order=in_order))
         plain = make(Costly(), **self.options())
         for _ in range(4):
@@ -440,13 +440,13 @@ class TestNextEpochEarly:
             for x, y in zip(a, b, strict=True):
                 assert torch.equal(x[0], y[0]) and torch.equal(x[1], y[1])
 
-    def test_the_next_epoch_is_begun(self):
+    def test_next_epoch_is_started_early(self):
         loader = make(Costly(), prefetch_next_epoch=True, **self.options())
         list(loader)
         assert loader._iterator._planner.planned
 
     def test_batches_done_before_their_epoch_are_its_own(self):
-        """Out of order; the epoch after theirs is planned before they are handed over."""
+        """Out of order; the epoch after theirs is planned before they are delivered."""
 
         class Gate(Counting):
             def __init__(self, n):
@@ -460,7 +460,7 @@ class TestNextEpochEarly:
                         self.gates.value += 1
                         gate = self.gates.value
                     until, end = self.begun.value + 12, time.monotonic() + 60
-                    # The next epoch's gate begins early, once it is known to be slow.
+                    # The next epoch's gate opens early, once it is known to be slow.
                     while self.begun.value < until and self.gates.value == gate:
                         assert time.monotonic() < end, "the next epoch was not begun"
                         time.sleep(0.001)
@@ -474,8 +474,8 @@ class TestNextEpochEarly:
             assert sorted(sum(indices_of(loader), [])) == list(range(48))
 
     @pytest.mark.parametrize("raises", [OSError, KeyboardInterrupt])
-    def test_an_error_while_a_batch_is_received_is_one_batch(self, raises):
-        """What is raised there takes the place of its batch; the epoch ends as it should."""
+    def test_error_while_receiving_costs_one_batch(self, raises):
+        """The error takes the place of its batch; the epoch ends normally."""
 
         class Opening(Counting):
             def __getitem__(self, index):
@@ -493,14 +493,14 @@ class TestNextEpochEarly:
             assert (whole, failed) == (9, 1)
             assert next(iterator, None) is None
 
-    def test_as_far_as_slow_samples_ask_for(self):
+    def test_early_epoch_is_planned_past_the_window(self):
         loader = make(Counting(600), prefetch_next_epoch=True, **self.options())
         assert sorted(sum(indices_of(loader), [])) == list(range(600))
         plan = loader._iterator._planner
         assert len(plan.planned) > plan.window.size() and plan.next_epoch.left(plan.next_epoch.early) == 0
 
-    def test_a_sample_found_to_be_slow_starts_early_in_it(self):
-        """It was planned before that was known."""
+    def test_slow_sample_in_early_epoch_starts_early(self):
+        """The sample was planned before its cost was known."""
         slow, place = 280, 180
         data = Counting(300, {slow: 0.05})
 
@@ -519,14 +519,14 @@ class TestNextEpochEarly:
             **self.options(shuffle=None),
         )
         it = iter(loader)
-        it._planner.window.far = True  # as with torch's own samplers, whose order cannot be said here
+        it._planner.window.far = True  # as with torch's samplers, which cannot give this order
         list(it)
         assert sum(indices_of(loader), [])[place] == slow
         assert data.rank[slow] - 300 < place - 20
 
     @pytest.mark.parametrize("taken", [5, 140, 149])
-    def test_a_break_leaves_the_order_of_later_epochs_as_torch_has_it(self, taken):
-        """Also where the sampler's end was met far ahead of where torch's loader is."""
+    def test_break_keeps_order_of_later_epochs(self, taken):
+        """Also if the sampler's end was reached far ahead of torch's loader."""
         orders = []
         for cls in (make, torch.utils.data.DataLoader):
             early = {"prefetch_next_epoch": True} if cls is make else {}
@@ -551,8 +551,8 @@ class TestNextEpochEarly:
 
     @pytest.mark.parametrize("raises", [OSError, KeyboardInterrupt])
     @pytest.mark.parametrize("where", ["when it begins", "at an index", "as it is planned"])
-    def test_what_its_sampler_raises_is_raised_in_its_turn(self, where, raises):
-        """Costs the epoch before nothing, and leaves the generators as if it had not begun."""
+    def test_next_epochs_sampler_error_is_raised_in_turn(self, where, raises):
+        """The previous epoch is not affected, and the generators are as if it had not started."""
         found = []
         for early in (False, True):
             sampler = Breaks(24, where, raises)
@@ -578,9 +578,9 @@ class TestNextEpochEarly:
             found.append([first, indices_of(loader), indices_of(loader), indices_of(other)])
         assert found[0] == found[1]
 
-    def test_what_the_epoch_after_a_short_one_raises_is_raised_in_its_turn(self):
+    def test_error_after_short_epoch_is_raised_in_turn(self):
         class Short(Breaks):
-            """Breaks by its class: a change of its own attributes would be planned anew for."""
+            """Breaks through its class: changing its own attributes would discard the epoch."""
 
         sampler = Short(4, "when it begins", OSError)
         loader = make(Counting(4), prefetch_next_epoch=True, sampler=sampler, batch_size=2,
@@ -596,7 +596,7 @@ class TestNextEpochEarly:
         with pytest.raises(OSError, match="not now"):
             iter(loader)
 
-    def test_set_epoch_discards_what_was_begun(self):
+    def test_set_epoch_discards_early_epoch(self):
         class Sampler(torch.utils.data.Sampler):
             epoch = 0
 
@@ -617,8 +617,8 @@ class TestNextEpochEarly:
             assert sum(indices(loader), [])[:3] == [epoch, epoch + 1, epoch + 2]
 
     @pytest.mark.parametrize("batched", [False, True])
-    def test_what_only_the_sampler_is_told_discards_it_too(self, batched):
-        """Programs written for torch tell a DistributedSampler, and not the loader."""
+    def test_samplers_own_set_epoch_discards_early_epoch(self, batched):
+        """Programs for torch call a DistributedSampler's set_epoch, and not the loader's."""
         orders = []
         for cls in (minato.DataLoader, torch.utils.data.DataLoader):
             early = {"prefetch_next_epoch": True} if cls is minato.DataLoader else {}
@@ -636,8 +636,8 @@ class TestNextEpochEarly:
         assert orders[0][3] == orders[0][2] != orders[0][1] != orders[0][0]
 
     @pytest.mark.parametrize("way", ["a seed", "a generator", "a text", "an order", "one within"])
-    def test_whatever_way_it_is_told(self, way):
-        """What it keeps of the epoch may be no number."""
+    def test_every_way_to_set_epoch_discards_early_epoch(self, way):
+        """The stored epoch need not be a number."""
         found = []
         for early in (False, True):
             sampler = told = Told(way)
@@ -653,8 +653,8 @@ class TestNextEpochEarly:
         assert found[0] == found[1]
 
     @pytest.mark.parametrize("taken", [3, 12])
-    def test_a_generator_that_the_program_sets_stays_so(self, taken):
-        """Also where an epoch that was begun early is undone."""
+    def test_generator_set_by_program_is_kept(self, taken):
+        """Also if an epoch that was started early is undone."""
         found = []
         for early in (False, True):
             sampler = torch.utils.data.RandomSampler(range(24), generator=torch.Generator())
@@ -670,7 +670,7 @@ class TestNextEpochEarly:
             found.append(sum(indices_of(loader), []))
         assert found[0] == found[1]
 
-    def test_a_generator_that_it_is_given_discards_it_too(self):
+    def test_new_generator_discards_early_epoch(self):
         found = []
         for early in (False, True):
             sampler = torch.utils.data.RandomSampler(range(24))
@@ -683,8 +683,8 @@ class TestNextEpochEarly:
             found.append(epochs)
         assert found[0] == found[1]
 
-    def test_a_sampler_that_counts_is_not_taken_for_one_that_was_told(self):
-        """It counts while its epoch is begun early, and that epoch is not begun again."""
+    def test_counting_sampler_keeps_early_epoch(self):
+        """It counts while its epoch is started early, and that epoch is not started again."""
 
         class Counts(torch.utils.data.Sampler):
             epoch = begun = 0
@@ -706,7 +706,7 @@ class TestNextEpochEarly:
             assert [sum(indices_of(loader), [])[0] for _ in range(4)] == [0, 1, 2, 3]
             assert sampler.begun == 4 + early
 
-    def test_needs_persistent_workers(self):
+    def test_prefetch_next_epoch_needs_persistent_workers(self):
         with pytest.raises(ValueError, match="persistent_workers=True"):
             make(Costly(), prefetch_next_epoch=True)
 
@@ -767,13 +767,13 @@ class TestMoreWorkers:
             engine.stop()
             engine.close()
 
-    def test_batches_do_not_depend_on_it(self):
+    def test_batches_do_not_depend_on_straggler_threshold(self):
         few = make(Costly(), num_workers=1)
         many = make(Costly(), num_workers=1, autoscale=(1, 6), straggler_threshold=0.01)
         for a, b in zip(few, many, strict=True):
             assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
 
-    def test_a_standby_worker_is_admitted_for_a_slow_sample_and_leaves(self):
+    def test_standby_worker_starts_for_straggler_and_exits(self):
         """One worker, one sample that blocks: only a standby worker can do the rest."""
         context = torch.multiprocessing.get_context("fork")
         gate, passed = context.Event(), context.Semaphore(0)
@@ -805,7 +805,7 @@ class TestMoreWorkers:
 
 
 class TestCosts:
-    def test_learned_from_rows_and_from_whole_batches(self):
+    def test_threshold_is_learned_from_rows_and_batches(self):
         for collate in (None, list):
             loader = make(Costly(n=42), collate_fn=collate, num_workers=2)
             list(loader)
@@ -815,7 +815,7 @@ class TestCosts:
             assert len(slow) == 10 and all(slow.get(i, 0.02) >= 0.02 for i in range(0, 42, 7))
 
     def test_a_known_slow_sample_starts_early(self):
-        """The last sample in order is the slowest: from what is known, it starts first."""
+        """The last sample in order is the slowest: with known costs, it starts first."""
 
         dataset = Last(40)
         loader = minato.DataLoader(dataset, batch_size=1, num_workers=1)
@@ -825,8 +825,8 @@ class TestCosts:
 
 class TestWindow:
     def test_small_batches_last_while_the_slowest_are_made(self):
-        """Two workers, torch's window of four batches, and a consumer that takes one: as many
-        are made as go by during a slow one, that is some sixty by the costs that are told."""
+        """Two workers, torch's window of four batches, and a consumer that takes one: the engine
+        makes as many as pass during a slow one, about sixty by the given costs."""
         loader = make(Costly(n=400, slow_s=0, fast_s=0), batch_size=2, num_workers=2)
         assert len(list(loader)) == 200
         for index in [*range(400)] * 4:
@@ -842,8 +842,8 @@ class TestUnknownCosts:
 
     @pytest.mark.parametrize("place", [0, 60])
     @pytest.mark.parametrize("more", [dict(), dict(in_order=False), dict(collate_fn=list)])
-    def test_the_others_go_on_past_the_window(self, place, more):
-        """Whoever stops at the window, or at what was drawn by then, never opens the gate."""
+    def test_other_workers_continue_past_prefetch_window(self, place, more):
+        """A loader that stops at the window, or at the drawn indices, never opens the gate."""
         context = torch.multiprocessing.get_context("fork")
         gate, passed = context.Event(), context.Semaphore(0)
 
@@ -891,7 +891,7 @@ class TestUnknownCosts:
     ids=["in order", "out of order", "ready"],
 )
 def test_waiting_takes_no_cpu_time(options):
-    """Not either where other samples of the batch are done."""
+    """Not even if other samples of the batch are done."""
     loader = minato.DataLoader(
         Costly(4, slow=4, slow_s=1.0), batch_size=4, num_workers=2, persistent_workers=True,
         **options,

@@ -1,4 +1,4 @@
-"""The epoch that a dataset is in: its copies in workers hear of it, whoever has set it."""
+"""The epoch of a dataset: its copies in workers get it, however it was set."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Told(Plain):
 
 
 class Telling(Sampler):
-    """Tells the dataset of the epoch when it is iterated, or with its first index."""
+    """Calls the dataset's set_epoch when it is iterated, or with its first index."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset, self.begun = dataset, 0
@@ -78,7 +78,7 @@ def test_sampler_tells_the_epoch_in_time(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("dataset", [Told, Stream])
 @pytest.mark.parametrize("method", [True, False], ids=["method", "attribute"])
-def test_persistent_workers_hear_of_the_programs_epoch(dataset: Any, method: bool) -> None:
+def test_persistent_workers_get_the_programs_epoch(dataset: Any, method: bool) -> None:
     made = dataset()
     loader = minato.DataLoader(made, batch_size=2, num_workers=2, persistent_workers=True)
     found = []
@@ -94,7 +94,7 @@ def test_persistent_workers_hear_of_the_programs_epoch(dataset: Any, method: boo
 
 
 @pytest.mark.parametrize(("dataset", "scheduling"), [(Plain, "balanced"), (Told, "static")])
-def test_epoch_that_copies_do_not_hear_is_warned_of_once(dataset: Any, scheduling: str) -> None:
+def test_epoch_missed_by_copies_warns_once(dataset: Any, scheduling: str) -> None:
     made = dataset()
     loader = minato.DataLoader(made, batch_size=2, num_workers=1, persistent_workers=True,
                                scheduling=scheduling)  # fmt: skip
@@ -111,7 +111,7 @@ def test_epoch_that_copies_do_not_hear_is_warned_of_once(dataset: Any, schedulin
         assert seen(loader) == [5]
 
 
-def test_epoch_is_read_without_code_of_the_dataset() -> None:
+def test_epoch_is_read_without_running_dataset_code() -> None:
     class Odd:
         current_epoch = property(lambda self: pytest.fail())
         epoch = True

@@ -72,7 +72,7 @@ def compute() -> None:
 
 
 @pytest.mark.parametrize("work", [compute, lambda: time.sleep(0.6)], ids=["computes", "sleeps"])
-def test_slow_first_samples_are_not_warned_of(executor: ThreadPoolExecutor, work: Any) -> None:
+def test_slow_first_samples_do_not_warn(executor: ThreadPoolExecutor, work: Any) -> None:
     loader = minato.DataLoader(Slow(work), num_workers=2, multiprocessing_context="fork")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

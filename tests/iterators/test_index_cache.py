@@ -38,7 +38,7 @@ class Same(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("size", [4, 8])
 @pytest.mark.parametrize("leaves", [False, True])
-def test_indices_of_an_epoch_are_its_own(size: int, leaves: bool) -> None:
+def test_cached_indices_belong_to_their_epoch(size: int, leaves: bool) -> None:
     """Blocks lie where those of the last epoch did, and batches have the same numbers."""
     sampler = Drawn(size)
     loader = minato.DataLoader(

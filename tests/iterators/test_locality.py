@@ -1,11 +1,11 @@
-"""Samples that are cheaper beside their neighbours, or where they were made before.
+"""Samples that are cheaper next to their neighbours, or in the worker that made them before.
 
-Openings are counted, times are never asserted: opening takes so long that it pays on any machine
-to keep neighbours together. Where anybody may take any sample each of four workers opens each
-group, so that there are four openings for one that is needed. A machine that is busy with other
-things moves work around, for which there are some more: half of the four, on average over three
-epochs, are far from both. How few they are where time is made up is seen in
-tests/policy/test_simulate_groups.py.
+Openings are counted, times are never asserted: opening takes so long that keeping neighbours
+together pays on any machine. If any worker may take any sample, each of four workers opens each
+group, so there are four openings instead of one. A busy machine moves tasks around,
+which causes some more openings. The limit, half of the four, on average over three
+epochs, is far from both. tests/policy/test_simulate_groups.py shows how few they are in virtual
+time.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Keeps(Shards):
 
 
 class Whole(Sampler):
-    """Groups in an order of their own in each epoch; within a group the samples, too, or not."""
+    """A different order of groups in each epoch; the samples within a group in order, or not."""
 
     def __init__(self, n: int, group: int, within: bool = False) -> None:
         self.n, self.group, self.within = n, group, within
@@ -96,7 +96,7 @@ class Whole(Sampler):
 
 
 class Listed(Sampler):
-    """An order for each epoch; the last again when there are no more. ``at``: the next."""
+    """An order for each epoch; the last one again when there are no more. ``at``: the next."""
 
     def __init__(self, *orders: list[int]) -> None:
         self.orders, self.at = orders, 0
@@ -127,7 +127,7 @@ def openings(loader: Any) -> int:
 
 
 def few(made: Iterable[int], most: int) -> None:
-    """On average there are so few openings in an epoch."""
+    """On average, an epoch has few openings."""
     seen = list(made)
     assert sum(seen) <= len(seen) * most, f"openings of each epoch: {seen}, and not {most}"
 
@@ -148,14 +148,14 @@ class TestGroups:
     def test_one_worker_makes_a_group(self, group: int, persistent: bool) -> None:
         data = Shards(512, group)
         loader = make(data, persistent_workers=persistent)
-        openings(loader)  # here that is found out
+        openings(loader)  # this epoch shows it
         few(settled(loader), 512 // group * 2)
         assert near(loader) is True
         place, slow = loader.stats()["locality"], loader.stats()["cost"]["slow"]
         assert place["opening"] > place["each"] > 0 and 1 < place["group"] < 2 * group
         assert slow is None or slow > place["opening"], "opening a group is nothing slow"
 
-    def test_batches_of_what_is_ready_first(self) -> None:
+    def test_ready_batches_keep_groups_together(self) -> None:
         """They are filled from groups that are open."""
         loader = make(Shards(512, 32), batching="ready", in_order=False, persistent_workers=True)
         openings(loader)
@@ -173,7 +173,7 @@ class TestGroups:
 
     @pytest.mark.parametrize("shuffled", [False, True])
     def test_longer_than_a_batch(self, shuffled: bool) -> None:
-        """Fewer openings than batches, of which a worker each would have made one."""
+        """Fewer openings than batches, each of which one worker would have made."""
         sampler = Whole(1024, 128) if shuffled else None
         loader = make(Shards(1024, 128), sampler=sampler, persistent_workers=True)
         openings(loader)
@@ -191,9 +191,9 @@ class TestHome:
     """Samples go where they were made before, if that is cheaper."""
 
     @pytest.mark.parametrize("shuffle", [False, True])
-    def test_a_dataset_that_keeps_what_it_decoded(self, shuffle: bool) -> None:
+    def test_dataset_that_caches_decoded_groups(self, shuffle: bool) -> None:
         """By chance a quarter are made at home: in the third and fourth epoch 72 and 54 miss.
-        On a busy machine, where a home that is late is not waited for, there are fewer there."""
+        On a busy machine, where the plan does not wait for a late home, there are fewer hits."""
         loader = make(Keeps(128), shuffle=shuffle, batch_size=16, persistent_workers=True)
         assert openings(loader) == 128
         openings(loader)
@@ -202,7 +202,7 @@ class TestHome:
 
 class TestNothingToGain:
     class Uneven(Shards):
-        """Some samples are dear wherever they are made."""
+        """Some samples are expensive in any worker."""
 
         def open(self, index: int) -> bool:
             return index % 7 == 0
@@ -219,8 +219,8 @@ class TestNothingToGain:
         assert orders[0] == orders[1]
 
     def test_samples_that_have_names(self) -> None:
-        """Whether they are cheaper where they were made before is not asked for ever: nobody
-        knows where that was."""
+        """The engine stops checking whether they are cheaper where they were made before: names
+        have no known place."""
         names: Any = [str(i) for i in range(96)]
         loader = make(Named(96, 1, 0.0), batch_size=8, num_workers=3, sampler=names,
                       persistent_workers=True)  # fmt: skip
@@ -232,12 +232,12 @@ class TestNothingToGain:
 
 
 class TestDeclared:
-    """``locality_key``: where groups begin, by the dataset's word."""
+    """``locality_key``: the dataset says where groups begin."""
 
     @pytest.mark.parametrize("group", [8, 32, 64])
     def test_the_first_epoch_knows(self, group: int) -> None:
-        """Longer groups than batches are parted, too, to keep all workers busy: at least not at
-        each batch, as they would be with torch's."""
+        """Groups longer than batches are split, too, to keep all workers busy, but not at
+        each batch, as with torch's cut."""
         most = 512 // group * 2 if group <= 32 else 512 // 32 - 1
         few((openings(make(Declared(512, group))) for _ in range(3)), most)
 
@@ -268,21 +268,21 @@ class TestKeys:
         def __len__(self) -> int:
             return self.n
 
-    def test_of_a_dataset(self) -> None:
+    def test_key_of_dataset_is_found(self) -> None:
         key = key_of(self.Dataset())
         assert key is not None and [key(0), key(4), key(5), key(-1)] == ["0", "0", "1", "3"]
         assert key_of(self.Plain()) is None
         assert key_of(range(4)) is None
         assert key_of(torch.arange(4)) is None
 
-    def test_what_getattr_makes_up_is_none(self) -> None:
+    def test_key_from_getattr_is_ignored(self) -> None:
         class Any_:
             def __getattr__(self, name: str) -> Any:
                 return lambda index: 0
 
         assert key_of(Any_()) is None
 
-    def test_of_an_instance(self) -> None:
+    def test_key_of_instance_is_found(self) -> None:
         data = self.Plain()
         data.locality_key = lambda index: index // 2
         key = key_of(data)
@@ -340,7 +340,7 @@ class TestKeys:
 
     @pytest.mark.parametrize("persistent", [False, True])
     @pytest.mark.parametrize("bad", [3, 150])
-    def test_an_error_is_told(self, bad: int, persistent: bool) -> None:
+    def test_key_error_names_the_index(self, bad: int, persistent: bool) -> None:
         """In the first batches planned, or when the loader draws further."""
 
         class Bad(Declared):
@@ -367,7 +367,7 @@ SHUFFLED = random.Random(2).sample(range(N), N)
 
 @pytest.mark.parametrize("kind", [Shards, Declared])
 class TestEachSampleOnce:
-    """Whatever is kept together: torch's samples, in torch's order."""
+    """However groups are kept together: torch's samples, in torch's order."""
 
     @pytest.fixture(autouse=True)
     def _kind(self, kind: type[Shards]) -> None:
@@ -429,7 +429,7 @@ class TestEachSampleOnce:
             assert indices_of(loader) == list(range(N))
 
     @pytest.mark.parametrize("visit", [1, 2])
-    def test_a_worker_dies_in_the_middle_of_a_group(self, visit: int) -> None:
+    def test_worker_death_in_mid_group_loses_nothing(self, visit: int) -> None:
         """Before groups are known, and while they are kept together."""
         visits = torch.multiprocessing.get_context("fork").Value("i", 0)
 
@@ -449,7 +449,7 @@ class TestEachSampleOnce:
         assert visits.value == 4 and loader.stats()["deaths"] == 1
 
     @pytest.mark.parametrize("more", [dict(), dict(in_order=False, batching="ready")])
-    def test_the_rest_of_an_epoch_elsewhere(self, more: dict) -> None:
+    def test_resume_in_another_process_keeps_groups(self, more: dict) -> None:
         """Five batches end in the middle of a group."""
         loader = self.make(**more)
         list(loader)
@@ -473,7 +473,7 @@ class TestEachSampleOnce:
             assert (got if in_order else sorted(got)) == (order if in_order else sorted(order))
 
     @pytest.mark.parametrize("early", [False, True])
-    def test_an_order_that_keeps_groups_and_one_that_does_not(self, early: bool) -> None:
+    def test_grouped_and_shuffled_orders_alternate(self, early: bool) -> None:
         orders = [list(range(N)), SHUFFLED] * 2
         loader = self.make(sampler=Listed(*orders), persistent_workers=True,
                            prefetch_next_epoch=early)  # fmt: skip
@@ -546,11 +546,11 @@ def test_batches_are_those_of_any_number_of_workers(kind: type[Shards]) -> None:
 
 @pytest.mark.parametrize("kind, place", [(Shards, 0), (Shards, 45), (Declared, 45)])
 @pytest.mark.parametrize("more", [dict(), dict(in_order=False), dict(collate_fn=list)])
-def test_a_slow_sample_does_not_hold_up_its_group(
+def test_slow_sample_does_not_delay_its_group(
     kind: type[Shards], place: int, more: dict
 ) -> None:
-    """In the second epoch, when groups are known. Whoever leaves the others of the group to the
-    worker that makes it, or stops at the window, never opens the gate."""
+    """In the second epoch, when groups are known. A worker that leaves the others of the group to
+    the worker that makes it, or stops at the window, never opens the gate."""
     n = 120
     context = torch.multiprocessing.get_context("fork")
     gate, passed, shut = context.Event(), context.Semaphore(0), context.Event()

@@ -1,4 +1,4 @@
-"""What a dataset's locality_key may return and raise."""
+"""Return values and errors of a dataset's locality_key."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def begins(keys: str, batch: int = 100) -> str:
     return "".join("-1"[there] for there in out)
 
 
-def test_groups_that_are_mixed_are_one() -> None:
+def test_mixed_groups_are_merged() -> None:
     """A worker that keeps both opens each once; from batch to batch, too."""
     assert begins("aaabbbcc") == "1--1--1-"
     assert begins("abaabbccdcd") == "1-----1----"
@@ -55,8 +55,8 @@ def test_groups_that_are_mixed_are_one() -> None:
     assert begins("aab" "bba" "bcc", batch=3) == "1-1" "--1" "11-"
 
 
-def test_what_is_mixed_without_end_is_not_one() -> None:
-    """All samples shuffled: nobody keeps so many groups, and no worker is to make it all."""
+def test_endlessly_mixed_groups_are_not_merged() -> None:
+    """All samples shuffled: no worker can keep that many groups open, or should make them all."""
     keys = [chr(40 + n % 64) for n in range(640)]
     random.Random(0).shuffle(keys)
     made = begins("".join(keys), batch=64)

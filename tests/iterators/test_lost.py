@@ -1,4 +1,4 @@
-"""Workers that samples kill: what is lost is named, however batches are made of it."""
+"""Samples that kill workers: lost samples are named, however their batches are made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE = 120.0
 
 
 class Deadly(torch.utils.data.Dataset[int]):
-    """Some samples end whoever loads them; the first waits for a gate."""
+    """Some samples end the process that loads them; the first waits for a gate."""
 
     def __init__(self, deadly: set[int], gate: Any = None) -> None:
         self.deadly, self.gate = deadly, gate
@@ -32,7 +32,7 @@ class Deadly(torch.utils.data.Dataset[int]):
 
 
 def epoch(data: Deadly, **options: Any) -> tuple[list[int], list[list[int]]]:
-    """(what was delivered, what each error names). The gate opens when half of it has come."""
+    """(delivered samples, samples named by each error). The gate opens after half of the epoch."""
     options = {"batch_size": 8, "num_workers": 3, "timeout": PATIENCE, **options}
     it = iter(minato.DataLoader(data, **options))
     seen: list[int] = []
@@ -55,7 +55,7 @@ READY = {"batching": "ready", "in_order": False}
 
 @pytest.mark.parametrize("options", [{}, READY, {"collate_fn": list}], ids=str)
 @pytest.mark.filterwarnings("ignore:DataLoader worker", "ignore:This DataLoader will create")
-def test_all_that_a_batch_has_lost_is_named(options: dict[str, Any]) -> None:
+def test_error_names_all_lost_samples(options: dict[str, Any]) -> None:
     seen, lost = epoch(Deadly({18, 22}), **options)
     named = [index for one in lost for index in one]
     assert {18, 22} <= set(named) and len(named) == len(set(named)) and not set(named) & set(seen)
@@ -65,7 +65,7 @@ def test_all_that_a_batch_has_lost_is_named(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:DataLoader worker", "ignore:This DataLoader will create")
-def test_of_a_batch_in_parts_each_names_its_own() -> None:
+def test_errors_of_split_batch_name_their_own_samples() -> None:
     """The first sample is late, so batches are mixed: 1 to 8, 9 to 16, and the like."""
     gate = torch.multiprocessing.get_context("fork").Event()
     seen, lost = epoch(Deadly({8, 12}, gate), **READY)

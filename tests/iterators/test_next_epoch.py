@@ -1,4 +1,4 @@
-"""The program changes what a sampler draws from after the next epoch was begun early."""
+"""The program changes a sampler after the next epoch was started early."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Numbers(torch.utils.data.Dataset[int]):
 
 
 def seeded() -> torch.Generator:
-    """Planning anew puts a sampler's own generator back, and leaves the program's as they are."""
+    """Planning again restores a sampler's own generator, and leaves the program's as they are."""
     return torch.Generator().manual_seed(1)
 
 
 class Listed(Sampler[int]):
-    """What the program's own sampler may hold; it counts and pops while it is drawn from."""
+    """The attributes that a custom sampler may have; it counts and pops while it is drawn from."""
 
     def __init__(self, held: Any) -> None:
         self.held, self.drawn, self.left = held, 0, [0]
@@ -67,7 +67,7 @@ def assign(name: str, value: Any) -> Callable[[Any], None]:
     return lambda sampler: setattr(sampler, name, value)
 
 
-#: a sampler, and what the program does to it between two epochs
+#: a sampler, and the program's change to it between two epochs
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "weights replaced": (lambda: WeightedRandomSampler([1.0] * SIZE, SIZE, generator=seeded()),
         assign("weights", LAST)),
@@ -105,14 +105,14 @@ def epochs(module: Any, sampler: Any, change: Callable[[Any], Any], **options: A
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_sampler_changed_between_epochs_is_drawn_anew(what: str) -> None:
+def test_changed_sampler_is_drawn_again(what: str) -> None:
     make, change = CHANGES[what]
     theirs = epochs(torch.utils.data, make(), change)
     ours = epochs(minato, make(), change, prefetch_next_epoch=True)
     assert ours == theirs and ours[0] != ours[1]
 
 
-def test_a_dataset_that_shrinks_between_epochs_is_drawn_anew() -> None:
+def test_shrunk_dataset_is_drawn_again() -> None:
     def shrink(sampler: RandomSampler) -> None:
         sampler.data_source.size = 8  # type: ignore[attr-defined]
 
@@ -122,8 +122,8 @@ def test_a_dataset_that_shrinks_between_epochs_is_drawn_anew() -> None:
 
 
 @pytest.mark.parametrize("held", [[*range(SIZE)], np.arange(SIZE)], ids=["list", "array"])
-def test_a_change_while_the_next_epoch_is_drawn_is_seen(held: Any) -> None:
-    """The sampler gives what it had when it was asked; the program changes it at the last batch."""
+def test_change_during_early_epoch_is_seen(held: Any) -> None:
+    """The sampler yields its content at the time of asking; the program changes it at the end."""
     loader = minato.DataLoader(
         Numbers(), BATCH, sampler=Listed(held), num_workers=1, persistent_workers=True,
         prefetch_next_epoch=True,
@@ -138,7 +138,7 @@ def test_a_change_while_the_next_epoch_is_drawn_is_seen(held: Any) -> None:
     WeightedRandomSampler([1.0] * SIZE, SIZE), SubsetRandomSampler([*range(SIZE)]),
     Listed([*range(SIZE)]),
 ], ids=["weighted", "subset", "own"])  # fmt: skip
-def test_a_sampler_left_alone_keeps_what_was_begun(
+def test_unchanged_sampler_keeps_early_epoch(
     sampler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adopted, adopt = [], NextEpoch.adopt
@@ -158,12 +158,12 @@ def test_a_sampler_left_alone_keeps_what_was_begun(
     torch.zeros(2), torch.zeros(2, requires_grad=True), torch.zeros(2).to_sparse(),
     torch.zeros(2, device="meta"), torch.zeros(2, dtype=torch.bfloat16), object(),
 ], ids=lambda value: type(value).__name__)  # fmt: skip
-def test_what_is_seen_of_any_value_is_itself(value: Any, whole: bool) -> None:
+def test_seen_value_equals_itself(value: Any, whole: bool) -> None:
     seen = Seen(value, whole)
     assert seen.is_now(value) and not seen.is_now(object())
 
 
-def test_a_large_list_is_seen_only_if_the_whole_is_asked_for() -> None:
+def test_large_list_is_compared_only_on_request() -> None:
     values = [0] * (1 << 13)
     part, whole = Seen(values, False), Seen(values, True)
     values[5] = 1

@@ -1,4 +1,4 @@
-"""on_error: samples that cannot be made are left out, or others are made in their place."""
+"""on_error: samples that cannot be made are left out or replaced."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Odd(Broken):
 
 
 class Together(Broken):
-    """Is asked for a whole batch."""
+    """Fetches whole batches."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [Broken.__getitem__(self, index) for index in indices]
@@ -80,8 +80,8 @@ def indices(batches: list[Any]) -> list[list[int]]:
 
 
 def same(found: list[list[int]], wanted: list[list[int]], kind: dict[str, Any]) -> bool:
-    """Whether these are the batches: in any order where that is asked for, and ready first of
-    whatever samples."""
+    """Whether these are the expected batches: in any order where that is asked for, and for ready
+    batches with any samples."""
     if "batching" in kind:
         return sorted(i for batch in found for i in batch) == sorted(i for b in wanted for i in b)
     return (sorted(found) if "in_order" in kind else found) == wanted
@@ -94,8 +94,8 @@ def expected(bad: Any = BAD, size: int = SIZE, batch: int = 4) -> list[list[int]
 
 @pytest.mark.parametrize("dataset", [Broken, Odd, Together])
 @pytest.mark.parametrize("kind", kinds())
-def test_samples_are_left_out(kind: dict[str, Any], dataset: type) -> None:
-    """Batches are smaller by them, and one that has none left is not delivered; twice, because
+def test_skip_leaves_out_failed_samples(kind: dict[str, Any], dataset: type) -> None:
+    """Batches are smaller by the failed samples, and empty ones are not delivered; twice, because
     later epochs know how samples travel."""
     loader = minato.DataLoader(
         dataset(), batch_size=4, on_error="skip", max_errors=len(BAD),
@@ -114,8 +114,8 @@ def test_samples_are_left_out(kind: dict[str, Any], dataset: type) -> None:
 
 @pytest.mark.parametrize("dataset", [Broken, Odd, Together])
 @pytest.mark.parametrize("kind", kinds())
-def test_samples_are_replaced(kind: dict[str, Any], dataset: type) -> None:
-    """By those that come after them in their batch."""
+def test_replace_substitutes_failed_samples(kind: dict[str, Any], dataset: type) -> None:
+    """By the samples that come after them in their batch."""
     bad = (3, 8, 9, 27, 39)
     loader = minato.DataLoader(
         dataset(bad), batch_size=4, on_error="replace", max_errors=1.0,
@@ -152,8 +152,8 @@ def test_small_batches_are_replaced_from_others(size: int | None, shuffle: bool)
     assert seen[0] == seen[1]
 
 
-def test_what_is_left_is_what_it_is_with_any_number_of_workers() -> None:
-    """Random numbers of a sample come from its place, also of one that replaces another."""
+def test_remaining_samples_do_not_depend_on_workers() -> None:
+    """Random numbers of a sample depend on its place, also for a replacement."""
     for mode in ("skip", "replace"):
         seen = []
         for kind in ({"num_workers": 1}, {"num_workers": 4}, {"num_workers": 2, "collate_fn": collate},
@@ -168,7 +168,7 @@ def test_what_is_left_is_what_it_is_with_any_number_of_workers() -> None:
 
 @pytest.mark.parametrize("kind", kinds())
 @pytest.mark.parametrize("mode", ["skip", "replace"])
-def test_too_many_raise_the_first(kind: dict[str, Any], mode: str) -> None:
+def test_too_many_failures_raise_the_first(kind: dict[str, Any], mode: str) -> None:
     loader = minato.DataLoader(
         Broken((3, 21, 30)), batch_size=4, on_error=mode, max_errors=2, **kind
     )
@@ -183,7 +183,7 @@ def test_too_many_raise_the_first(kind: dict[str, Any], mode: str) -> None:
         list(strict)
 
 
-def test_a_share_is_of_the_epoch_and_allows_one() -> None:
+def test_share_of_epoch_allows_one_failure() -> None:
     for bad, fine in (((5,), True), ((5, 6), False)):
         loader = minato.DataLoader(Broken(bad), batch_size=4, num_workers=1, on_error="skip")
         if fine:
@@ -193,7 +193,7 @@ def test_a_share_is_of_the_epoch_and_allows_one() -> None:
                 list(loader)
 
 
-def test_nothing_can_take_its_place() -> None:
+def test_replace_without_good_sample_raises() -> None:
     loader = minato.DataLoader(
         Broken(range(SIZE)), batch_size=4, num_workers=2, on_error="replace", max_errors=1.0
     )
@@ -202,7 +202,7 @@ def test_nothing_can_take_its_place() -> None:
 
 
 def test_errors_of_others_still_raise() -> None:
-    """Of a collate_fn, of worker_init_fn: they are of no sample."""
+    """Errors of a collate_fn or a worker_init_fn: they belong to no sample."""
 
     def fails(_: Any) -> Any:
         raise KeyError("not a sample's")
@@ -289,7 +289,7 @@ def test_options_that_make_no_sense() -> None:
         minato.DataLoader(Stream(), on_error="skip")
 
 
-def test_people_who_look_see_what_failed(
+def test_stats_list_failed_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the trace, and from outside."""
@@ -312,8 +312,8 @@ def test_people_who_look_see_what_failed(
 
 
 @pytest.mark.parametrize("size", [None, 1])
-def test_the_same_takes_its_place_in_every_kind(size: int | None) -> None:
-    """Also of the first sample, and of what a resume passes over."""
+def test_replacement_is_the_same_for_every_worker_type(size: int | None) -> None:
+    """Also for the first sample, and for batches that a resume skips."""
     seen = []
     for kind in ({"num_workers": 1}, {"num_workers": 2}, {"num_workers": 0},
                  {"num_workers": 0, "seed_per_sample": True},
@@ -357,10 +357,10 @@ def as_it_is(batch: Any) -> Any:
 @pytest.mark.parametrize("mode", ["skip", "replace"])
 @pytest.mark.parametrize("dataset", [Columns, OneTensor])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_no_list_of_samples_is_not_divided(
+def test_getitems_result_that_is_no_list_raises(
     workers: int, dataset: type, mode: str
 ) -> None:
-    """Not even by its first sample, where that is the corrupt one."""
+    """Not even by its first sample, if that is the corrupt one."""
     for bad in (6, 4):
         loader = minato.DataLoader(
             dataset((bad,), 12), batch_size=4, num_workers=workers, collate_fn=as_it_is,
@@ -384,7 +384,7 @@ class Lists(Broken):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_index_that_is_a_list_is_one_index(workers: int) -> None:
+def test_list_index_counts_as_one_index(workers: int) -> None:
     lists = [list(range(at, at + 3)) for at in range(0, 30, 3)]
     loader = minato.DataLoader(
         Lists((4,)), batch_size=None, sampler=lists, num_workers=workers,  # type: ignore
@@ -399,7 +399,7 @@ def test_an_index_that_is_a_list_is_one_index(workers: int) -> None:
 
 @pytest.mark.parametrize("mode", ["skip", "replace"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_list_of_a_subset_is_one_index_of_it(workers: int, mode: str) -> None:
+def test_list_index_of_subset_is_one_index(workers: int, mode: str) -> None:
     subset = Subset(Subset(Lists((14,)), list(range(10, 19))), list(range(9)))
     lists = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     loader = minato.DataLoader(
@@ -414,7 +414,7 @@ def test_a_list_of_a_subset_is_one_index_of_it(workers: int, mode: str) -> None:
 
 
 @pytest.mark.parametrize("kind", kinds())
-def test_nothing_can_take_its_place_in_any_kind(kind: dict[str, Any]) -> None:
+def test_replace_without_good_sample_raises_everywhere(kind: dict[str, Any]) -> None:
     loader = minato.DataLoader(
         Broken(range(SIZE)), batch_size=4, on_error="replace", max_errors=1.0, **kind
     )
@@ -440,7 +440,7 @@ def test_a_batch_of_nothing(mode: str, scheduling: str) -> None:
 
 
 def test_batches_that_are_no_lists() -> None:
-    """Sets, tuples and arrays of indices: the sample's own error, or another in its place."""
+    """Sets, tuples and arrays of indices: the sample's own error, or a replacement."""
     for batch in ({1, 3, 5}, (1, 3, 5), np.array([1, 3, 5]), torch.tensor([1, 3, 5])):
         for mode, wanted in (("skip", [1, 5]), ("replace", [1, 5, 5])):
             loader = minato.DataLoader(
@@ -450,7 +450,7 @@ def test_batches_that_are_no_lists() -> None:
             assert [[int(i) for i in found] for found in loader] == [wanted]
 
 
-def test_what_is_said_once_is_said_once() -> None:
+def test_max_errors_note_appears_once_per_error() -> None:
     loader = minato.DataLoader(
         Broken((3, 8, 12, 16)), batch_size=4, num_workers=1, on_error="skip", max_errors=1
     )
@@ -466,7 +466,7 @@ def test_what_is_said_once_is_said_once() -> None:
 
 
 class Stumbles(list[list[int]]):
-    """Batches; before the third the sampler raises once, and goes on."""
+    """Batches; before the third the sampler raises once, and continues."""
 
     def __iter__(self) -> Any:
         return map(self._given, range(len(self)))
@@ -477,7 +477,7 @@ class Stumbles(list[list[int]]):
         return self[number]
 
 
-def test_a_batch_that_is_left_out_before_the_sampler_fails_is_counted_once() -> None:
+def test_skipped_batch_before_sampler_error_counts_once() -> None:
     batches = Stumbles([[0, 1], [8, 9], [0, 0], [4, 5]])
     made = minato.DataLoader(Broken(), batch_sampler=batches, on_error="skip", max_errors=2)
     iterator = iter(made)
@@ -507,8 +507,8 @@ def drained(**options: Any) -> list[Any]:
     dict(num_workers=0), dict(num_workers=1, prefetch_factor=1),
     dict(num_workers=1, prefetch_factor=1, scheduling="static"),
 ])  # fmt: skip
-def test_a_sampler_that_fails_costs_no_batch_before_it(options: dict[str, Any]) -> None:
-    """Though it is asked for batches ahead, whose samples might be needed."""
+def test_sampler_error_loses_no_earlier_batch(options: dict[str, Any]) -> None:
+    """Even though batches are drawn ahead because their samples might be needed."""
     found = drained(on_error="replace", **options)
     assert found == drained(**options)
     assert found[:3] == [[0, 1], [2, 4], "error"] or options["num_workers"]

@@ -87,7 +87,7 @@ def epoch(data: Bad, on_error: str, options: dict[str, Any]) -> tuple[list[int],
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize("kind", [Exits, Locks, ExitsTogether, LocksTogether])
 @pytest.mark.parametrize("options", kinds())
-def test_sample_that_exits_or_does_not_pickle_is_a_failed_sample(
+def test_exiting_or_unpicklable_sample_counts_as_failed(
     options: dict[str, Any], kind: type[Bad], on_error: str
 ) -> None:
     found, loader = epoch(kind(), on_error, options)
@@ -99,7 +99,7 @@ def test_sample_that_exits_or_does_not_pickle_is_a_failed_sample(
     assert loader.stats()["deaths"] == 0
 
 
-def test_sample_that_exits_past_max_errors_raises_an_error() -> None:
+def test_exiting_sample_past_max_errors_raises() -> None:
     with pytest.raises(RuntimeError, match=r"called sys.exit\(3\) in a worker"):
         epoch(Exits(), "skip", {"max_errors": 0})
 
@@ -110,7 +110,7 @@ def test_sample_that_exits_without_workers_ends_the_program() -> None:
         epoch(Exits(), "skip", {"num_workers": 0})
 
 
-def test_sample_that_exits_loses_its_worker_as_with_torch() -> None:
+def test_exiting_sample_without_on_error_loses_worker() -> None:
     with pytest.raises(minato.WorkerLost, match="exit code 3"):
         epoch(Exits(), "raise", {"max_errors": 0.01, "max_retries": 0})
 
@@ -152,7 +152,7 @@ PROCESSES: list[Any] = [
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize("kind", [Kills, KillsTogether])
 @pytest.mark.parametrize("options", PROCESSES)
-def test_sample_that_kills_each_worker_is_a_failed_sample(
+def test_deadly_sample_counts_as_failed(
     options: dict[str, Any], kind: type[Bad], on_error: str
 ) -> None:
     found, loader = epoch(kind(), on_error, options)
@@ -163,7 +163,7 @@ def test_sample_that_kills_each_worker_is_a_failed_sample(
 
 
 class KillsOfATensor(Kills):
-    """Makes whole batches that are no lists of samples."""
+    """Makes whole batches that are not lists of samples."""
 
     def __getitems__(self, indices: list[int]) -> Any:
         return torch.tensor([self[index] for index in indices])
@@ -174,13 +174,13 @@ def test_sample_of_indivisible_batch_that_kills_raises() -> None:
         epoch(KillsOfATensor(), "skip", {"collate_fn": list})
 
 
-def test_sample_that_kills_behind_one_that_raises_is_found() -> None:
+def test_deadly_sample_after_raising_sample_is_found() -> None:
     found, loader = epoch(KillsBehindAnError(), "skip", {"collate_fn": list, "max_errors": 2})
     assert [index for index, *_ in loader.stats()["failed"]["latest"]] == [BAD - 1, BAD]
     assert found == [n for n in range(16) if n not in (BAD - 1, BAD)]
 
 
-def test_samples_beside_one_that_kills_are_what_they_were() -> None:
+def test_neighbours_of_deadly_sample_are_unchanged() -> None:
     def batches(bad: int, workers: int) -> list[float]:
         torch.manual_seed(3)
         data = Noisy()

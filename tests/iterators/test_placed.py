@@ -1,4 +1,4 @@
-"""Static and iterable batches whose samples are written to rows: torch's, bit for bit."""
+"""Static and iterable batches whose samples are written to rows equal torch's, bit for bit."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def epochs(cls: Any, dataset: Any, count: int, **options: Any) -> tuple[list[Any
 def compared(
     dataset: Any, count: int = 3, own: dict[str, Any] | None = None, **options: Any
 ) -> Any:
-    """The loader, after a look that its batches are torch's. own: options that torch has not."""
+    """The loader, after a check that its batches are torch's. own: options that torch lacks."""
     own = dict(own or {})
     if not isinstance(dataset, IterableDataset):
         own["scheduling"] = "static"
@@ -98,15 +98,15 @@ def test_rows_are_torchs_batches(kind: str, make: Callable[[int], Any]) -> None:
 
 
 @pytest.mark.parametrize("dataset", [Made(numbers), Listed(numbers)], ids=["static", "lists"])
-def test_nothing_travels_beside_rows(dataset: Any) -> None:
+def test_rows_need_no_envelope(dataset: Any) -> None:
     loader = compared(dataset, 4)
-    # a mean of which each new batch is a quarter: of messages there were some at the beginning
+    # a running mean with weight 1/4: there were some messages at the beginning
     assert loader._iterator._engine.memory()["envelope_bytes"] < 10
 
 
 @pytest.mark.parametrize("cls", [Made, Listed])
 @pytest.mark.parametrize("mode", ["skip", "replace"])
-def test_nor_where_errors_are_allowed(mode: str, cls: type) -> None:
+def test_rows_need_no_envelope_with_on_error(mode: str, cls: type) -> None:
     loader = compared(cls(numbers), 4, {"on_error": mode})
     assert loader._iterator._engine.memory()["envelope_bytes"] < 10
 
@@ -137,18 +137,18 @@ def now_and_then(index: int) -> Any:
 
 
 class Odd:
-    """Not known to default_collate, which says so."""
+    """A type that default_collate rejects."""
 
 
 def impossible(index: int) -> Any:
     return torch.tensor(index), Odd()
 
 
-def test_samples_that_seldom_fit_are_collated_where_they_are_made() -> None:
+def test_samples_that_rarely_fit_are_collated_by_workers() -> None:
     assert memo_of(compared(Made(uneven))).shape.whole
 
 
-def test_samples_that_sometimes_do_not_fit_are_collated_for_once() -> None:
+def test_occasional_misfit_is_collated_once() -> None:
     shape = memo_of(compared(Made(now_and_then), 1)).shape
     assert any(shape.misfits) and not shape.whole
 
@@ -175,12 +175,12 @@ def teach(_worker: int) -> None:
     default_collate_fn_map[torch.Tensor] = doubled
 
 
-def test_what_worker_init_fn_teaches_default_collate() -> None:
+def test_types_registered_by_worker_init_fn_are_collated() -> None:
     compared(Made(numbers), worker_init_fn=teach)
 
 
 @pytest.mark.parametrize("options", [{}, {"scheduling": "static"}])
-def test_a_function_in_the_place_of_default_collate_is_called(
+def test_replaced_default_collate_is_called(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(torch_collate, "default_collate", doubled)  # torch looks it up there
@@ -203,7 +203,7 @@ def large(index: int) -> Any:
 
 
 @pytest.mark.parametrize("dataset", [Made(large), Streamed(large)], ids=["static", "iterable"])
-def test_batches_that_the_limit_leaves_no_rows_for(dataset: Any) -> None:
+def test_batches_past_memory_limit_have_no_rows(dataset: Any) -> None:
     """A window of eight under a limit of three: most travel in envelopes."""
     shape = memo_of(compared(dataset, 2, {"memory_limit": "3MiB"}, prefetch_factor=4)).shape
     assert shape.layout is not None and not shape.whole
@@ -218,9 +218,9 @@ class Equal(Dataset):
         return torch.tensor(index)
 
 
-def test_ready_batches_mixed_before_the_layout_was_known_are_no_misfits() -> None:
-    """With as many workers as samples in a batch, most batches of the first second are mixed of
-    samples sent before the layout was known and of rows: they must not end the rows."""
+def test_mixed_batches_before_layout_are_no_misfits() -> None:
+    """With as many workers as samples in a batch, most batches of the first second mix
+    samples sent before the layout was known and rows. They must not end the use of rows."""
     loader = minato.DataLoader(Equal(), 8, num_workers=8, in_order=False, batching="ready")
     assert sorted(torch.cat(list(loader)).tolist()) == list(range(400))
     shape = memo_of(loader).shape

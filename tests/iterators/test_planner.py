@@ -24,21 +24,21 @@ def indices(engine: Engine) -> list[Any]:
     return [plan.indices for plan in engine.plans]
 
 
-def test_torchs_window_is_planned_while_nothing_is_known_of_costs() -> None:
+def test_unknown_costs_keep_torchs_window() -> None:
     engine = Engine()
     planner = planner_of(Loader(20), engine)
     assert indices(engine) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert planner.drawn_ahead() == 4 and not engine.ended
 
 
-def test_what_is_known_of_costs_lets_it_look_ahead() -> None:
+def test_known_costs_allow_look_ahead() -> None:
     engine, loader = Engine(), Loader(20)
     costs_known(loader)
     planner = planner_of(loader, engine)
     assert len(engine.plans) == 10 and engine.ended and planner.draw.exhausted
 
 
-def test_a_sampler_of_the_programs_is_drawn_from_no_further_than_torch_does() -> None:
+def test_custom_sampler_is_drawn_within_torchs_window() -> None:
     class Own(torch.utils.data.SequentialSampler):
         pass
 
@@ -48,7 +48,7 @@ def test_a_sampler_of_the_programs_is_drawn_from_no_further_than_torch_does() ->
     assert len(engine.plans) == 4
 
 
-def test_what_was_received_and_not_handed_out_is_in_the_window() -> None:
+def test_received_batches_count_in_the_window() -> None:
     engine = Engine()
     planner = planner_of(Loader(20), engine, received=(received := []))
     del planner.planned[0]
@@ -60,14 +60,14 @@ def test_what_was_received_and_not_handed_out_is_in_the_window() -> None:
     assert len(engine.plans) == 5
 
 
-def test_idle_workers_are_given_another_window() -> None:
+def test_idle_workers_extend_the_window() -> None:
     engine = Engine()
     planner = planner_of(Loader(100), engine)
     planner.fill(starved=True)
     assert len(engine.plans) == 8
 
 
-def test_what_the_engine_has_no_room_for_is_planned_again() -> None:
+def test_refused_batch_is_planned_again() -> None:
     engine = Engine(room=2)
     planner = planner_of(Loader(20), engine)
     assert indices(engine) == [[0, 1], [2, 3]]
@@ -76,7 +76,7 @@ def test_what_the_engine_has_no_room_for_is_planned_again() -> None:
     assert indices(engine) == [[0, 1], [2, 3], [4, 5]] and planner.draw.number == 3
 
 
-def test_places_are_those_in_the_samplers_order() -> None:
+def test_positions_follow_the_samplers_order() -> None:
     engine = Engine()
     planner_of(Loader(7, batch_size=3), engine)
     assert [(p.sequence, p.number, p.position, len(p.indices)) for p in engine.plans] == [
@@ -95,7 +95,7 @@ def test_delivered_batches_are_passed_over() -> None:
     assert indices(engine)[0] == [4, 5] and engine.plans[0].number == 2
 
 
-def test_a_sampler_that_gives_less_than_was_delivered_is_another() -> None:
+def test_sampler_shorter_than_delivered_count_raises() -> None:
     loader = Loader(4)
     planner = planner_of(loader, Engine())
     planner.position.progress.head = 5
@@ -103,7 +103,7 @@ def test_a_sampler_that_gives_less_than_was_delivered_is_another() -> None:
         planner.begin(iter(loader._index_sampler), goes_on=False)
 
 
-def test_the_next_epoch_is_begun_while_this_one_ends() -> None:
+def test_next_epoch_is_planned_early() -> None:
     engine = Engine()
     planner = planner_of(Loader(4), engine, goes_on=True)
     assert len(engine.plans) == 2 and planner.next_epoch.early is None  # the program's generators
@@ -130,7 +130,7 @@ def test_an_epoch_begun_early_becomes_the_present_one() -> None:
     assert planner.next_epoch.early is not None and planner.next_epoch.early.progress.epoch == 2
 
 
-def test_one_that_set_epoch_did_not_know_of_is_stale() -> None:
+def test_early_epoch_before_set_epoch_is_stale() -> None:
     planner = planner_of(Loader(4), Engine(), goes_on=True)
     planner.go_on()
     planner.position.progress.head = 2
@@ -138,7 +138,7 @@ def test_one_that_set_epoch_did_not_know_of_is_stale() -> None:
     assert not planner.adopt() and planner.next_epoch.early is None
 
 
-def test_an_end_that_draws_is_not_met_ahead() -> None:
+def test_sampler_end_that_draws_is_not_reached_early() -> None:
     """A RandomSampler draws from its generator once more when it ends."""
     generator = torch.Generator().manual_seed(1)
     loader = Loader(200, sampler=torch.utils.data.RandomSampler(range(200), generator=generator))
@@ -153,10 +153,10 @@ def test_an_end_that_draws_is_not_met_ahead() -> None:
     assert planner.draw.exhausted and not torch.equal(state, generator.get_state())
 
 
-# ---- planning anew ------------------------------------------------------------------------
+# ---- planning again -----------------------------------------------------------------------
 
 
-def test_batches_that_are_planned_are_planned_again_as_whole_ones() -> None:
+def test_planned_batches_are_planned_again_whole() -> None:
     planner = planner_of(Loader(20), engine := Engine())
     before = list(engine.plans)
     del planner.planned[0]  # received
@@ -175,7 +175,7 @@ def test_batches_that_are_planned_are_planned_again_as_whole_ones() -> None:
 
 
 @pytest.mark.parametrize("after", range(4))
-def test_an_interrupt_leaves_planning_anew_to_the_next_call(after: int) -> None:
+def test_interrupted_replanning_continues_at_next_call(after: int) -> None:
     planner = planner_of(Loader(20), engine := Engine())
     usual, used = engine.plan, []
 
@@ -196,8 +196,8 @@ def test_an_interrupt_leaves_planning_anew_to_the_next_call(after: int) -> None:
     assert not {plan.epoch for plan in engine.plans} & set(used)  # it would say it has them
 
 
-def test_a_batch_that_an_interrupt_kept_from_being_noted_is_not_lost_by_it() -> None:
-    """The engine says of the last that it has it, when it is told of it again."""
+def test_batch_unrecorded_after_interrupt_is_not_lost() -> None:
+    """When the last batch is offered again, the engine recognises it."""
     planner = planner_of(Loader(20), engine := Engine())
     planner.window.size = lambda: 5  # type: ignore[method-assign]
     usual, last = engine.plan, engine.plans[-1].epoch
@@ -219,8 +219,8 @@ def test_a_batch_that_an_interrupt_kept_from_being_noted_is_not_lost_by_it() -> 
 
 @contextlib.contextmanager
 def interrupt_at(call: int) -> Iterator[list[int]]:
-    """An interrupt where that function of minato's begins, as Python lets signals in there; and
-    how many have begun."""
+    """Interrupts at the start of that function call of minato's, as Python delivers signals
+    there. Yields the number of calls so far."""
     calls, before = [0], sys.gettrace()
 
     def look(frame: Any, event: str, argument: Any) -> None:
@@ -281,7 +281,7 @@ def test_the_next_epoch_is_planned_again_as_such(received: int) -> None:
 
 
 @pytest.mark.parametrize("told", ["post", "set_form"])
-def test_what_an_interrupt_comes_between_is_told_again(told: str) -> None:
+def test_interrupted_form_update_is_repeated(told: str) -> None:
     """That samples travel as rows: else they would not, for the rest of the epoch."""
 
     class Interrupted(Engine):

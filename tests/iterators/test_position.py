@@ -1,4 +1,4 @@
-"""Where an iterator stands, without one."""
+"""Positions of iterators, tested without an iterator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_positions_begin_where_a_state_says() -> None:
     assert second.base_seed == 9 and second.start is None
 
 
-def test_a_state_taken_in_an_epoch_leads_back_to_it() -> None:
+def test_state_in_mid_epoch_restores_the_epoch() -> None:
     loader, again = Loader(20), Loader(20)
     first = position_of(loader)
     for number in (0, 1, 3):
@@ -40,7 +40,7 @@ def test_a_state_taken_in_an_epoch_leads_back_to_it() -> None:
     assert second.progress.count == 3
 
 
-def test_nothing_is_drawn_where_a_state_has_the_seed() -> None:
+def test_seed_from_state_draws_nothing() -> None:
     loader = Loader(20)
     memo = memo_of(loader)
     memo.resume = opened(state_of(loader, position_of(loader).memo), loader)
@@ -60,7 +60,7 @@ def test_an_epoch_that_follows_counts_on() -> None:
     assert position.memo.progress is position.progress and position.base_seed == 7
 
 
-def test_one_that_is_begun_early_is_the_present_one_once_it_is_adopted() -> None:
+def test_adopted_early_epoch_becomes_current() -> None:
     position = position_of(Loader(20))
     ahead = position.open_next()
     assert ahead.early and ahead.epoch == 1 and position.progress.epoch == 0
@@ -75,7 +75,7 @@ def test_the_engine_takes_seeds_without_a_sign(seed: int, sent: int) -> None:
     assert position.seed == sent
 
 
-def test_streams_of_an_iterable_dataset_are_counted_by_worker() -> None:
+def test_iterable_batches_are_counted_by_worker() -> None:
     class Stream(torch.utils.data.IterableDataset[int]):
         def __iter__(self) -> Any:
             return iter(range(4))

@@ -1,4 +1,4 @@
-"""Batches received before their turn, without an engine."""
+"""Batches received early, without an engine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Numbers:
 
 
 class Pins:
-    """In place of the thread: what it gets is pinned at once."""
+    """Replaces the thread: submitted data is pinned at once."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -62,15 +62,15 @@ def prefetcher_of(receiver: Any, most: int = 4, living: bool = True) -> Prefetch
     return prefetcher
 
 
-def test_they_come_in_their_order() -> None:
+def test_batches_come_in_order() -> None:
     prefetcher = prefetcher_of(Numbers(done=3))
     assert [prefetcher.next() for _ in range(5)] == [(f"batch {n}", n) for n in range(5)]
 
 
 @pytest.mark.parametrize("at", ["wait_begins", "wait_ends"])
-def test_a_wait_that_an_interrupt_kept_from_ending_is_over_with_the_next_call(at: str) -> None:
-    """The engine counts what is taken in one as prefetched, and makes no more than a window of
-    that."""
+def test_interrupted_wait_ends_at_next_call(at: str) -> None:
+    """The engine counts batches taken during one wait as prefetched, and makes no more than a
+    window of them."""
     prefetcher = prefetcher_of(Numbers(done=0))
     engine: Any = prefetcher.engine
     usual = getattr(engine, at)
@@ -89,8 +89,8 @@ def test_a_wait_that_an_interrupt_kept_from_ending_is_over_with_the_next_call(at
     assert engine.waits_ended == [at == "wait_ends"]
 
 
-def test_what_an_interrupt_has_lost_is_not_held() -> None:
-    """It counts as prefetched for as long as it is."""
+def test_batch_lost_to_interrupt_is_not_held() -> None:
+    """It counts as prefetched until its turn."""
     prefetcher = prefetcher_of(receiver := Numbers(done=0))
     engine: Any = prefetcher.engine
     usual = receiver.receive
@@ -107,7 +107,7 @@ def test_what_an_interrupt_has_lost_is_not_held() -> None:
     assert engine.waits_ended == [False] and engine.waits_held == [False]
 
 
-def test_what_is_complete_is_received_along() -> None:
+def test_complete_batches_are_received_together() -> None:
     prefetcher = prefetcher_of(receiver := Numbers(done=3))
     prefetcher.next()
     assert receiver.at == 3 and len(prefetcher.queue) == 2
@@ -118,26 +118,26 @@ def test_what_is_complete_is_received_along() -> None:
     assert engine.waits_ended == [True] and engine.delivered_ahead == 1
 
 
-def test_no_more_than_are_asked_for() -> None:
+def test_receives_at_most_the_requested_number() -> None:
     prefetcher = prefetcher_of(receiver := Numbers(done=100), most=4)
     prefetcher.next()
     assert receiver.at == 4
 
 
 @pytest.mark.parametrize("step", [0, SHORT_STEP_NS])
-def test_one_by_one_where_steps_are_long_or_unknown(step: int) -> None:
+def test_long_or_unknown_steps_receive_single_batches(step: int) -> None:
     prefetcher = prefetcher_of(receiver := Numbers(done=100))
     prefetcher.engine.wait_begins = lambda: step  # type: ignore[method-assign]
     prefetcher.next()
     assert receiver.at == 1
 
 
-def test_one_by_one_without_a_part_that_lives() -> None:
+def test_stopped_supervisor_receives_single_batches() -> None:
     prefetcher = prefetcher_of(receiver := Numbers(done=100), living=False)
     assert prefetcher.next() == ("batch 0", 0) and receiver.at == 1
 
 
-def test_what_fails_ahead_is_raised_in_its_turn() -> None:
+def test_error_of_early_receive_is_raised_in_turn() -> None:
     prefetcher = prefetcher_of(receiver := Numbers(done=100, wrong=2))
     assert [prefetcher.next(), prefetcher.next()] == [("batch 0", 0), ("batch 1", 1)]
     assert receiver.at == 3  # nothing after it
@@ -146,14 +146,14 @@ def test_what_fails_ahead_is_raised_in_its_turn() -> None:
     assert prefetcher.next() == ("batch 3", 3)
 
 
-def test_how_many_need_nothing_but_being_handed_out() -> None:
+def test_need_nothing_counts_plain_batches() -> None:
     prefetcher = prefetcher_of(Numbers(done=100, wrong=3))
     prefetcher.next()
     assert len(prefetcher.queue) == 3
     assert prefetcher.need_nothing(10) == 2 and prefetcher.need_nothing(1) == 1
 
 
-def test_the_batch_after_it_is_pinned_meanwhile() -> None:
+def test_following_batch_is_pinned_ahead() -> None:
     prefetcher = prefetcher_of(receiver := Numbers(done=100))
     pinner: Any = Pins()
     prefetcher.pinner = pinner

@@ -1,4 +1,4 @@
-"""Small batches are received several at a time; what the program sees is one after another."""
+"""Small batches are received several at a time; the program sees them one after another."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LEAST_FLOATS = (1 << 20) // (WINDOW * BATCH * 4)
 
 
 class Numbers(torch.utils.data.Dataset):
-    """Samples of one number, or of many; one fails. None costs so little that the engine
-    takes windows for small."""
+    """Samples of one number, or of many; one fails. They are expensive enough that the engine
+    does not extend windows for them."""
 
     def __init__(self, floats: int = 1, wrong: int = -1, batches: int = BATCHES) -> None:
         self.floats, self.wrong, self.size = floats, wrong, BATCH * batches
@@ -64,7 +64,7 @@ def any_step_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(dataset: Any, **options: Any) -> minato.DataLoader:
-    """Its second epoch begins with all that the first has taught."""
+    """Its second epoch starts with all that the first epoch has taught."""
     options = {"batch_size": BATCH, "num_workers": 2, "prefetch_factor": WINDOW // 2, **options}
     return minato.DataLoader(dataset, persistent_workers=True, **options)
 
@@ -82,7 +82,7 @@ def second(loader: minato.DataLoader) -> Any:
 
 
 def complete(iterator: Any, batches: int) -> None:
-    """So many are, and none before them is under way while others were made past the window."""
+    """Waits until this many are complete, none is running, and none were made past the window."""
     wait_for(lambda: iterator._finished() >= batches
              and not any(worker["running"] for worker in iterator._engine.workers()))
 
@@ -91,7 +91,7 @@ def firsts(batches: Iterator[torch.Tensor]) -> list[int]:
     return [int(batch[0, 0]) for batch in batches]
 
 
-def test_they_are_received_at_a_time() -> None:
+def test_small_batches_are_received_together() -> None:
     iterator = second(make(Numbers()))
     complete(iterator, WINDOW)
     got, asked = [next(iterator)], []
@@ -112,7 +112,7 @@ def prefetched(loader: minato.DataLoader) -> Any:
     return iterator
 
 
-def test_they_are_handed_out_without_python() -> None:
+def test_small_batches_are_delivered_without_python() -> None:
     loader = make(Numbers())
     iterator = prefetched(loader)
     iterator._next = None
@@ -124,7 +124,7 @@ def test_they_are_handed_out_without_python() -> None:
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 def test_batches_received_ahead_serve_in_any_mode(mode: Any) -> None:
-    """The modes of the next() that received them are not those of the next() that gives them."""
+    """A batch does not depend on the modes of the next() that received it."""
     iterator = second(make(Numbers()))
     complete(iterator, WINDOW)
     modes, receive = [], iterator._receiver.receive
@@ -145,7 +145,7 @@ def test_batches_received_ahead_serve_in_any_mode(mode: Any) -> None:
         (weight * batch).sum().backward()  # an inference tensor cannot be saved for that
 
 
-def test_a_class_that_fails_in_the_trainer_costs_its_batch_and_no_other() -> None:
+def test_unpicklable_class_costs_only_its_batch() -> None:
     loader = make(Rows())
     iterator, got, failed = iter(loader), [], []
     for turn in range(BATCHES):
@@ -159,7 +159,7 @@ def test_a_class_that_fails_in_the_trainer_costs_its_batch_and_no_other() -> Non
     assert next(iterator, None) is None
 
 
-def test_a_profiler_that_begins_later_sees_each() -> None:
+def test_profiler_started_later_sees_each_batch() -> None:
     iterator = prefetched(make(Numbers()))
     next(iterator)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -171,7 +171,7 @@ def test_a_profiler_that_begins_later_sees_each() -> None:
 
 @pytest.mark.parametrize("of", [dataloader._BaseDataLoaderIter,
                                 dataloader._MultiProcessingDataLoaderIter])  # fmt: skip
-def test_who_watches_torchs_next_sees_each(of: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrapper_of_torchs_next_sees_each_batch(of: type, monkeypatch: pytest.MonkeyPatch) -> None:
     iterator = prefetched(make(Numbers()))
     next(iterator)
     plain, seen = of.__next__, []
@@ -185,7 +185,7 @@ def test_who_watches_torchs_next_sees_each(of: type, monkeypatch: pytest.MonkeyP
 
 
 def after_a_break(loader: Any, generator: torch.Generator, at: int) -> tuple[bytes, list[int]]:
-    """The generator's state after a break in a second epoch, and what was given in that."""
+    """The generator's state after a break in a second epoch, and the delivered samples."""
     generator.manual_seed(5)
     list(loader)
     got = []
@@ -198,7 +198,7 @@ def after_a_break(loader: Any, generator: torch.Generator, at: int) -> tuple[byt
 
 
 @pytest.mark.parametrize("window, indices", [(16, 1 << 17), (24, 64)])
-def test_a_break_leaves_the_generator_where_torchs_would(
+def test_break_leaves_generator_as_in_torch(
     window: int, indices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That draws once more when the sampler ends, which is met a window ahead. The second time
@@ -219,9 +219,9 @@ def past_the_window(iterator: Any) -> int:
     return int(early) + int(ahead)
 
 
-def test_what_is_prefetched_is_in_the_window() -> None:
-    """torch's: so many are made before the program has taken the first of them. Of smaller
-    batches the engine makes more where the machine has paused for some samples."""
+def test_prefetched_batches_count_in_the_window() -> None:
+    """torch's window: that many are made before the program has taken the first one. The
+    engine makes more of smaller batches if the machine has paused during some samples."""
     iterator = second(make(Numbers(floats=LEAST_FLOATS)))
     before = past_the_window(iterator)
     for _ in range(3 * AT_A_TIME):
@@ -243,7 +243,7 @@ def test_what_is_prefetched_is_in_the_window() -> None:
     ],
     ids=["out of order", "ready", "static", "small window", "collate_fn"],
 )
-def test_others_are_received_one_by_one(options: dict[str, Any]) -> None:
+def test_other_batches_are_received_singly(options: dict[str, Any]) -> None:
     iterator = second(make(Numbers(), **options))
     complete(iterator, 2)
     for _ in range(4):
@@ -251,7 +251,7 @@ def test_others_are_received_one_by_one(options: dict[str, Any]) -> None:
         assert not hasattr(iterator, "_prefetcher") or not iterator._prefetcher.queue
 
 
-def test_for_long_steps_they_are_received_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_steps_receive_single_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     iterator = second(make(Numbers()))
     for n in range(BATCHES):
@@ -260,14 +260,14 @@ def test_for_long_steps_they_are_received_one_by_one(monkeypatch: pytest.MonkeyP
         time.sleep(0.05)
 
 
-def test_large_ones_are_received_one_by_one() -> None:
+def test_large_batches_are_received_singly() -> None:
     iterator = second(make(Numbers(floats=1 << 18)))
     complete(iterator, 4)
     next(iterator)
     assert not iterator._prefetcher.queue
 
 
-def test_a_state_counts_what_was_handed_out() -> None:
+def test_state_counts_delivered_batches() -> None:
     loader = make(Numbers())
     iterator = second(loader)
     complete(iterator, WINDOW)
@@ -291,7 +291,7 @@ def test_errors_come_in_their_turn() -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_an_epoch_that_is_left_takes_them_along(ahead: bool) -> None:
+def test_abandoned_epoch_drops_prefetched_batches(ahead: bool) -> None:
     loader = make(Numbers(), prefetch_next_epoch=ahead)
     iterator = second(loader)
     complete(iterator, WINDOW)
@@ -301,7 +301,7 @@ def test_an_epoch_that_is_left_takes_them_along(ahead: bool) -> None:
         assert firsts(iter(loader)) == list(range(0, BATCH * BATCHES, BATCH))
 
 
-def test_none_of_the_next_epoch() -> None:
+def test_prefetching_stops_at_epoch_end() -> None:
     loader = make(Numbers(batches=4), prefetch_next_epoch=True)
     for _ in range(4):
         iterator = iter(loader)
@@ -329,7 +329,7 @@ class Waits(torch.utils.data.Dataset):
         return torch.tensor([index])
 
 
-def test_a_short_epoch_that_is_received_before_the_last_one_ends_is_all_there() -> None:
+def test_short_epoch_received_early_is_complete() -> None:
     made = minato.DataLoader(
         Waits(), num_workers=2, prefetch_factor=8, in_order=False, persistent_workers=True,
         prefetch_next_epoch=True, timeout=30,
@@ -338,9 +338,9 @@ def test_a_short_epoch_that_is_received_before_the_last_one_ends_is_all_there() 
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_slow_program_gets_all(ahead: bool) -> None:
-    """Also of epochs whose end is met, or whose next is begun, with some prefetched: they are
-    longer than what is planned at first."""
+def test_slow_program_gets_all_batches(ahead: bool) -> None:
+    """Also epochs whose end is reached, or whose successor is started, with some prefetched: they
+    are longer than the first plan."""
     dataset = Numbers(batches=5 * BATCHES)
     order, sampler = (
         torch.utils.data.RandomSampler(dataset, generator=torch.Generator().manual_seed(3))

@@ -52,7 +52,7 @@ def done(engine: Engine, sequence: int, answer: Any, kind: int) -> None:
     engine.ready.append(block)
 
 
-def test_a_batch_that_a_worker_made_whole() -> None:
+def test_whole_batch_of_worker_is_received() -> None:
     receiver = receiver_of(engine := Engine(), Loader(20), whole=True)
     done(engine, 0, (OK, torch.arange(3)), BATCH)
     got = receiver.receive()
@@ -60,7 +60,7 @@ def test_a_batch_that_a_worker_made_whole() -> None:
     assert engine.retired == [Block(0)] and 0 not in receiver.planner.planned
 
 
-def test_samples_are_collated_here() -> None:
+def test_samples_are_collated_in_trainer() -> None:
     def joined(samples: list[Any]) -> Any:
         return ["here", *samples]
 
@@ -70,7 +70,7 @@ def test_samples_are_collated_here() -> None:
     assert got is not None and got[1] == ["here", "a", "b"]
 
 
-def test_a_collate_fn_sees_that_it_is_in_a_worker() -> None:
+def test_collate_fn_in_trainer_sees_worker_info() -> None:
     seen: list[Any] = []
 
     def look(samples: list[Any]) -> Any:
@@ -86,7 +86,7 @@ def test_a_collate_fn_sees_that_it_is_in_a_worker() -> None:
     assert torch.utils.data.get_worker_info() is None
 
 
-def test_the_first_error_in_the_order_of_rows_is_the_batchs() -> None:
+def test_first_error_by_row_fails_the_batch() -> None:
     receiver = receiver_of(engine := Engine(), Loader(20))
     wrong = Failure.of(KeyError("wrong"), "in DataLoader worker process 1")
     done(engine, 0, [(0, SAMPLE, 1), (1, ERROR, wrong)], SAMPLES)
@@ -96,7 +96,7 @@ def test_the_first_error_in_the_order_of_rows_is_the_batchs() -> None:
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])
-def test_samples_that_cannot_be_sent_are_collated_where_they_are_made(elsewhere: bool) -> None:
+def test_unpicklable_samples_are_collated_by_worker(elsewhere: bool) -> None:
     receiver = receiver_of(engine := Engine(), Loader(20))
     planner = receiver.planner
     planner._making = planner._making._replace(native=not elsewhere)
@@ -122,7 +122,7 @@ def test_an_error_of_a_whole_batch_names_it() -> None:
     assert got is not None and got[1].note == "minato: batch 0, sample indices [0, 1]"
 
 
-def test_a_collate_fn_that_fails_is_the_batchs_failure() -> None:
+def test_failing_collate_fn_fails_the_batch() -> None:
     def fails(samples: list[Any]) -> Any:
         raise ValueError("uneven")
 
@@ -152,7 +152,7 @@ def cannot_be_read(error: BaseException) -> tuple[Receiver, Engine]:
     return receiver, engine
 
 
-def test_rows_that_cannot_be_read_are_their_batchs_failure() -> None:
+def test_unreadable_rows_fail_the_batch() -> None:
     receiver, engine = cannot_be_read(MemoryError("no more"))
     got = receiver.receive()
     assert got is not None and got[0].number == 0
@@ -163,7 +163,7 @@ def test_rows_that_cannot_be_read_are_their_batchs_failure() -> None:
     assert engine.retired == [Block(0), Block(1)]
 
 
-def test_a_batch_that_an_interrupt_took_counts_as_delivered() -> None:
+def test_batch_lost_to_interrupt_counts_as_delivered() -> None:
     receiver, engine = cannot_be_read(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         receiver.receive()
@@ -172,7 +172,7 @@ def test_a_batch_that_an_interrupt_took_counts_as_delivered() -> None:
     assert got is not None and got[1] == "second" and engine.retired == [Block(0), Block(1)]
 
 
-def test_a_batch_that_an_interrupt_left_is_asked_for_again() -> None:
+def test_batch_left_by_interrupt_is_received_again() -> None:
     receiver, engine = cannot_be_read(KeyboardInterrupt())
     take = engine.take  # type: ignore[attr-defined]
 
@@ -187,7 +187,7 @@ def test_a_batch_that_an_interrupt_left_is_asked_for_again() -> None:
     assert receiver.planner.position.progress.count == 0 and 0 in receiver.planner.planned
 
 
-def test_one_of_the_next_epoch_is_kept_back() -> None:
+def test_batch_of_next_epoch_is_kept_back() -> None:
     receiver = receiver_of(engine := Engine(), Loader(20), whole=True)
     planner: Any = receiver.planner
     planner.planned[1].progress = Progress(epoch=1)
@@ -201,7 +201,7 @@ def test_one_of_the_next_epoch_is_kept_back() -> None:
     assert got is not None and got[1] == "next"
 
 
-def test_nothing_is_waited_for_where_that_is_not_asked_for() -> None:
+def test_receive_without_wait_returns_at_once() -> None:
     receiver = receiver_of(Engine(), Loader(20))
     assert receiver.receive(wait=False) is None
     assert not receiver.at_end() and receiver.more()
@@ -209,7 +209,7 @@ def test_nothing_is_waited_for_where_that_is_not_asked_for() -> None:
 
 @pytest.mark.parametrize("ready", [False, True])
 def test_the_end_is_not_before_the_samplers(ready: bool) -> None:
-    """Where nothing is planned although there is more, the epoch must not just end."""
+    """If nothing is planned although there is more, the epoch must not simply end."""
     receiver = receiver_of(engine := Engine(room=0), Loader(2), ready=ready)
     with pytest.raises(RuntimeError, match="internal error: nothing is planned after 0 of"):
         receiver.at_end()

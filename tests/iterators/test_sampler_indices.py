@@ -1,4 +1,4 @@
-"""Samplers that give the same list or array again and again, and fill it anew each time."""
+"""Samplers that yield the same list or array again and again, refilled each time."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_errors_name_the_sample(kind: str, options: dict[str, Any]) -> None:
 
 @MODES
 @KINDS
-def test_what_is_left_out_is_named(kind: str, options: dict[str, Any]) -> None:
+def test_skipped_sample_is_named(kind: str, options: dict[str, Any]) -> None:
     loader = minato.DataLoader(
         Some(BAD), batch_sampler=Reuses(kind), on_error="skip", max_errors=len(BAD), **options
     )
@@ -87,8 +87,8 @@ def test_what_is_left_out_is_named(kind: str, options: dict[str, Any]) -> None:
 
 @MODES
 @KINDS
-def test_others_stand_in_for_samples_of_the_epoch(kind: str, options: dict[str, Any]) -> None:
-    """Batches are small: what stands in may be of those before and after."""
+def test_replacements_come_from_the_same_epoch(kind: str, options: dict[str, Any]) -> None:
+    """Batches are small: replacements may come from batches before and after."""
     loader = minato.DataLoader(
         Some(BAD), batch_sampler=Reuses(kind), on_error="replace", max_errors=len(BAD), **options
     )
@@ -119,7 +119,7 @@ class Queried(torch.utils.data.Dataset[Any]):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_dict_that_is_filled_anew(workers: int) -> None:
+def test_refilled_dict_index_is_copied(workers: int) -> None:
     loader = minato.DataLoader(
         Queried(), batch_size=None, sampler=OneDict(), on_error="replace", max_errors=1,
         num_workers=workers,
@@ -128,8 +128,8 @@ def test_a_dict_that_is_filled_anew(workers: int) -> None:
     assert got[:6] + got[7:] == [0, 1, 2, 3, 4, 5, 7, 8, 9] and got[6] in (5, 7)
 
 
-def test_views_do_not_take_their_tensor_along() -> None:
-    """As they are that iterating a permutation gives: each pickle would hold all of it."""
+def test_tensor_view_index_is_pickled_alone() -> None:
+    """As when iterating over a permutation: each pickle would otherwise hold all of it."""
     order = torch.randperm(10_000)
     for index in (list(order[:8]), tuple(order[:8]), order[3], {"at": order[0]}, [(order[0], 1)]):
         kept = as_given(index)
@@ -148,7 +148,7 @@ class OnceOnly(torch.utils.data.Sampler[Any]):
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_batches_that_can_be_gone_through_once(on_error: str) -> None:
+def test_one_pass_batches_keep_their_indices(on_error: str) -> None:
     loader = minato.DataLoader(
         Some((20,)), batch_sampler=OnceOnly(), on_error=on_error, max_errors=1
     )
@@ -157,7 +157,7 @@ def test_batches_that_can_be_gone_through_once(on_error: str) -> None:
 
 
 class Together(torch.utils.data.Dataset[Any]):
-    """Does with the list that it is given what it likes."""
+    """Modifies the list that it is given."""
 
     generator = None
 
@@ -183,7 +183,7 @@ ORDER = [5, 1, 3, 0, 7, 2, 4, 6]
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("seeds", [None, True])
-def test_a_dataset_that_empties_the_list(workers: int, seeds: bool | None) -> None:
+def test_dataset_that_empties_its_index_list(workers: int, seeds: bool | None) -> None:
     loader = minato.DataLoader(
         Together(), 4, sampler=ORDER, num_workers=workers, seed_per_sample=seeds
     )
@@ -192,7 +192,7 @@ def test_a_dataset_that_empties_the_list(workers: int, seeds: bool | None) -> No
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("sorts", [False, True])
-def test_what_such_a_dataset_cannot_make_is_named(workers: int, sorts: bool) -> None:
+def test_failed_sample_of_emptied_list_is_named(workers: int, sorts: bool) -> None:
     loader = minato.DataLoader(
         Together((3,), sorts), 4, sampler=ORDER, num_workers=workers,
         on_error="skip", max_errors=1,
@@ -233,7 +233,7 @@ def grouped(indices: Any) -> list[Any]:
     return [indices[first : first + BATCH] for first in range(0, SIZE, BATCH)]
 
 
-#: what a sampler may give in place of int
+#: what a sampler may yield instead of int
 GIVEN: dict[str, dict[str, Any]] = {
     "int": dict(sampler=range(SIZE)),
     "int alone": dict(sampler=range(SIZE), batch_size=None),

@@ -1,4 +1,4 @@
-"""Samplers that have a state of their own are told it, and are not run again."""
+"""Samplers with their own state load it, and are not run again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ N, SIZE = 23, 4
 
 @pytest.fixture(autouse=True)
 def _always_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is."""
+    """Sets limits that hold on any busy machine."""
     monkeypatch.setattr(sampler_states, "CHEAP_NS", 10**18)
 
 
@@ -36,7 +36,7 @@ class Noisy(torch.utils.data.Dataset):
 
 
 class Counts(Sampler):
-    """Its order depends on how many epochs it has begun, which it alone knows."""
+    """Its order depends on how many epochs it has started, which only it knows."""
 
     def __init__(self) -> None:
         self.epoch, self.done, self.drawn = 0, 0, 0
@@ -60,8 +60,8 @@ class Counts(Sampler):
 
 
 class Stale(Counts):
-    """As torchdata's for distributed training: what it is told holds for one __iter__, and it
-    does not begin anew before its next."""
+    """Like torchdata's for distributed training: a loaded state applies to one __iter__, and
+    the sampler does not restart before the next."""
 
     told = 0
 
@@ -132,8 +132,8 @@ def seen(loader: Any) -> tuple[list[Any], list[str]]:
 
 @pytest.mark.parametrize("kind", [Counts, Stale, Batches])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_goes_on_from_every_place_of_two_epochs(kind: Any, workers: int) -> None:
-    """And on into the epoch after it; nothing that was delivered is drawn again."""
+def test_resume_from_every_position_of_two_epochs(kind: Any, workers: int) -> None:
+    """And into the next epoch; delivered indices are not drawn again."""
     kw = {"seed_per_sample": True, "persistent_workers": workers > 0}
     torch.manual_seed(3)
     loader = make(kind, workers, **kw)
@@ -168,8 +168,8 @@ def test_a_state_of_a_state() -> None:
     assert [b.tolist() for b in third] == [b.tolist() for b in it][1:]
 
 
-def test_answers_that_are_dear_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then some indices are drawn again, and passed over."""
+def test_slow_state_dict_is_asked_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then some indices are drawn again, and skipped."""
     monkeypatch.setattr(sampler_states, "CHEAP_NS", -1)
     monkeypatch.setattr(stateful, "SHARE", 0.0)
     it = iter(loader := make(Counts, 2))
@@ -182,7 +182,7 @@ def test_answers_that_are_dear_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [b.tolist() for b in other] == [b.tolist() for b in it]
 
 
-def test_answers_that_are_large_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_states_are_stored_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler_states, "MOST_BYTES", 1)
     it = iter(loader := make(Counts, 2, prefetch_factor=3))
     for done in range(1, 6):
@@ -200,7 +200,7 @@ def test_answers_that_are_large_are_few(monkeypatch: pytest.MonkeyPatch) -> None
     {"scheduling": "static"}, {"on_error": "replace"}, {"in_order": False}
 ], ids=str)  # fmt: skip
 def test_where_every_index_is_needed(kw: Any) -> None:
-    """They are drawn again where batches are made again, and where others take a place."""
+    """Indices are drawn again where batches are made again, and for replacements."""
     it = iter(loader := make(Stale, 2, **kw))
     first = [next(it)[:, 0].tolist() for _ in range(3)]
     state = loader.state_dict()
@@ -240,7 +240,7 @@ def test_a_later_epoch_where_every_index_is_needed(kind: Any, kw: dict[str, Any]
         assert [sorted(b[:, 0].tolist()) for b in other] == third
 
 
-def test_a_place_in_the_middle_where_every_index_is_needed() -> None:
+def test_mid_epoch_state_with_all_indices_needed() -> None:
     next(iter(loader := make(Counts, 2)))
     other = make(Counts, 2, scheduling="static")
     other.load_state_dict(loader.state_dict())
@@ -248,8 +248,8 @@ def test_a_place_in_the_middle_where_every_index_is_needed() -> None:
         assert len(list(other)) == 5
 
 
-def test_an_epoch_that_nothing_was_asked_of_yet() -> None:
-    """Without workers the sampler begins with the first batch."""
+def test_state_before_first_batch() -> None:
+    """Without workers, the sampler starts with the first batch."""
     loader = make(Counts, 0)
     list(loader)
     it = iter(loader)
@@ -264,7 +264,7 @@ def test_an_epoch_that_nothing_was_asked_of_yet() -> None:
 
 
 class Moody(Counts):
-    """Whose load_state_dict() fails once."""
+    """A sampler whose load_state_dict() fails once."""
 
     fails = True
 
@@ -276,7 +276,7 @@ class Moody(Counts):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_one_that_could_not_go_on_may_be_told_again(workers: int) -> None:
+def test_failed_resume_may_be_repeated(workers: int) -> None:
     loader = make(Counts, workers)
     batches, states = seen(loader)
     other = make(Moody, workers)
@@ -289,7 +289,7 @@ def test_one_that_could_not_go_on_may_be_told_again(workers: int) -> None:
 
 
 class Falters(Walk):
-    """An iterator that raises once, before its third batch, and goes on: what was not read is."""
+    """An iterator that raises once, before its third batch, and continues with unread indices."""
 
     raises: type[BaseException] | None = OSError
 
@@ -301,7 +301,7 @@ class Falters(Walk):
 
 
 class FaltersWhenAsked(Walk):
-    """And another that is interrupted while it says where it is."""
+    """And another that is interrupted in its state_dict()."""
 
     interrupts = True
 
@@ -347,7 +347,7 @@ def test_an_iterator_that_raises_may_go_on(kind: type[Walk], workers: int) -> No
 
 
 class Itself(Walk, Sampler):
-    """A batch sampler that is its own iterator, and begins anew when it has ended."""
+    """A batch sampler that is its own iterator, and restarts when it has ended."""
 
     drawn = 0
 
@@ -368,7 +368,7 @@ class Itself(Walk, Sampler):
         self.told += 1
 
 
-def test_one_that_is_its_own_iterator() -> None:
+def test_sampler_that_is_its_own_iterator() -> None:
     loaders = [minato.DataLoader(Noisy(), batch_sampler=Itself(), num_workers=2) for _ in range(2)]
     it = iter(loaders[0])
     next(it), next(it)
@@ -404,7 +404,7 @@ def test_a_sampler_without_a_state_now() -> None:
     7, {},
     {"drawn": 1, "position": -1, "begins": False, "sampler": None, "iterator": None},
     {"drawn": 1, "position": 2**63, "begins": False, "sampler": None, "iterator": None},
-    # behind more batches than were delivered: it would go on beyond those that were not
+    # behind more batches than were delivered: it would skip undelivered ones
     {"drawn": 2, "position": 2 * SIZE, "begins": False, "sampler": None, "iterator": None},
 ], ids=str)  # fmt: skip
 def test_damaged_states(said: Any) -> None:
@@ -433,7 +433,7 @@ class Buckets:
 @pytest.mark.parametrize("kind", [Counts, Stale])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_sampler_that_reads_ahead(kind: Any, workers: int) -> None:
-    """What its sampler says is ahead of what it has given."""
+    """The state of its sampler is ahead of the batches it has yielded."""
 
     def loader() -> Any:
         return minato.DataLoader(Noisy(), batch_sampler=Buckets(kind()), num_workers=workers)
@@ -452,7 +452,7 @@ def test_a_batch_sampler_that_reads_ahead(kind: Any, workers: int) -> None:
 
 
 class Keeps(Counts):
-    """Counts in what it was told."""
+    """Modifies the state that it has loaded."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Datasets that have a state of their own: iterables that go on, and make nothing again."""
+"""Datasets with their own state: iterables that resume without repeating anything."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ N, SIZE = 61, 4
 
 @pytest.fixture(autouse=True)
 def _always_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is."""
+    """Sets limits that hold on any busy machine."""
     monkeypatch.setattr(stateful, "CHEAP_NS", 10**18)
 
 
@@ -68,7 +68,7 @@ class Rows:
 
 
 class ByIterator(IterableDataset):
-    """Whose iterator has the state."""
+    """The iterator has the state."""
 
     def __init__(self, n: int = N) -> None:
         self.n = n
@@ -78,8 +78,8 @@ class ByIterator(IterableDataset):
 
 
 class ByDataset(IterableDataset):
-    """With the state itself, and a generator that goes on from what it was told, once. At its end it
-    says that it is there until it begins again."""
+    """The dataset has the state, and a generator that continues once from the loaded state. After
+    its end, its state is at the end until it restarts."""
 
     def __init__(self, n: int = N) -> None:
         self.n, self.done, self.told = n, 0, 0
@@ -104,7 +104,7 @@ class Raises(ByDataset):
 
 
 class Restarts(ByDataset):
-    """That is at its beginning again once it has ended, and goes on where it was left."""
+    """Is at its beginning again after its end, and continues where it was left."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         if self.done:
@@ -129,7 +129,7 @@ class Itself(Rows, IterableDataset):
 
 
 class Uneven(ByIterator):
-    """Whose workers end one after another, some in the middle of a batch."""
+    """Its workers end one after another, some in the middle of a batch."""
 
     def __iter__(self) -> Any:
         number, _count = place()
@@ -161,7 +161,7 @@ def seed(value: int) -> None:
 
 
 def rest(data: Any, state: str, workers: int, **kw: Any) -> list[torch.Tensor]:
-    """What a loader makes of a state, in a program that has drawn other numbers."""
+    """The batches of a loader with this state, in a program that has drawn other numbers."""
     seed(99)
     loader = make(data, workers, **kw)
     loader.load_state_dict(json.loads(state))
@@ -173,7 +173,7 @@ def rest(data: Any, state: str, workers: int, **kw: Any) -> list[torch.Tensor]:
     (ByIterator, 1, 5), (ByIterator, 2, 1), (ByIterator, 4, 5), (ByIterator, 8, 9),
     (ByDataset, 2, 5), (Itself, 2, 5), (Uneven, 3, 2),
 ])  # fmt: skip
-def test_goes_on_from_everywhere_and_makes_nothing_again(kind: Any, workers: int, step: int) -> None:
+def test_resume_anywhere_repeats_nothing(kind: Any, workers: int, step: int) -> None:
     seed(5)
     batches, states = followed(make(kind(), workers))
     for done in range(0, len(batches), step):
@@ -188,7 +188,7 @@ def test_goes_on_from_everywhere_and_makes_nothing_again(kind: Any, workers: int
 
 @pytest.mark.parametrize("kind", [ByIterator, ByDataset, Itself])
 def test_without_workers(kind: Any) -> None:
-    """What samples draw is the program's own to restore."""
+    """The program itself restores the randomness of samples."""
     batches, states = followed(make(kind(), 0))
     for done in range(1, len(batches), 3):
         tail = rest(kind(), states[done], 0)
@@ -205,7 +205,7 @@ def test_without_workers_after_its_iterator_is_gone() -> None:
 
 
 class Known(ByIterator):
-    """That knows its iterator, and the loader that it is in."""
+    """A dataset that knows its iterator and its loader."""
 
     made = loader = None
 
@@ -216,7 +216,7 @@ class Known(ByIterator):
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_without_workers_nothing_is_held_that_nobody_uses(ended: bool) -> None:
+def test_finished_iterator_without_workers_is_freed(ended: bool) -> None:
     data = Known()
     data.loader = loader = make(data, 0)
     it = iter(loader)
@@ -237,7 +237,7 @@ def test_without_workers_nothing_is_held_that_nobody_uses(ended: bool) -> None:
     assert gone() is None
 
 
-def test_without_workers_a_state_dict_that_raises_when_its_iterator_goes() -> None:
+def test_raising_state_dict_at_iterator_end_without_workers() -> None:
     loader = make(Raises(), 0)
     for _ in loader:
         break
@@ -302,7 +302,7 @@ def test_into_a_living_persistent_loader() -> None:
 
 
 def test_an_epoch_whose_beginning_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was waited for then is waited for by the next."""
+    """The next call waits for what the interrupted one waited for."""
     loader = make(ByIterator(), 2, persistent_workers=True)
     batches = [b[:, 0].tolist() for b in loader]
     it = iter(loader)
@@ -335,8 +335,8 @@ def test_out_of_order_the_rest_comes_once() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_snapshots_that_are_dear_are_few(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then what was delivered since is made again, with the same draws."""
+def test_slow_snapshots_are_taken_rarely(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches delivered since the last snapshot are made again, with the same draws."""
     monkeypatch.setattr(stateful, "CHEAP_NS", -1)
     monkeypatch.setattr(stateful, "SHARE", 0.0)
     seed(5)
@@ -348,7 +348,7 @@ def test_snapshots_that_are_dear_are_few(workers: int, monkeypatch: pytest.Monke
 
 
 class Failing(ByDataset):
-    """Its second worker's reader cannot read one sample, and goes no further."""
+    """Its second worker's reader cannot read one sample, and stops there."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for row in super().__iter__():
@@ -369,8 +369,8 @@ def caught(loader: Any) -> list[Any]:
             found.append("LookupError")
 
 
-def test_what_has_failed_has_ended() -> None:
-    """A generator that has raised is over; told its state it would go on behind the sample."""
+def test_failed_stream_has_ended() -> None:
+    """A generator that has raised is over; a loaded state would let it continue."""
     seed(5)
     whole = caught(make(Failing(), 2))
     assert whole.count("LookupError") == 1
@@ -389,7 +389,7 @@ def test_what_has_failed_has_ended() -> None:
 
 
 class Stumbles(IterableDataset):
-    """Whose iterator goes on behind what it cannot read, and has no state."""
+    """Its iterator continues after an unreadable sample, and has no state."""
 
     def __iter__(self) -> Any:
         rows = Rows(*place(), N)
@@ -404,7 +404,7 @@ class Stumbles(IterableDataset):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_has_failed_fails_unseen_when_it_is_made_again(workers: int) -> None:
+def test_repeated_failure_is_hidden_on_resume(workers: int) -> None:
     whole = caught(make(Stumbles(), workers))
     assert whole[2] == "LookupError"
     it = iter(loader := make(Stumbles(), workers))
@@ -418,7 +418,7 @@ def test_what_has_failed_fails_unseen_when_it_is_made_again(workers: int) -> Non
 
 
 class Mute(ByIterator):
-    """Whose second worker cannot say where it is."""
+    """The state_dict() of its second worker raises."""
 
     def state_dict(self) -> Any:
         if place()[0] == 1:
@@ -429,7 +429,7 @@ class Mute(ByIterator):
         pass
 
 
-def test_a_state_dict_that_raises_is_the_programs_only_when_it_asks() -> None:
+def test_raising_state_dict_fails_only_when_asked() -> None:
     loader = make(Mute(), 2)
     it = iter(loader)
     next(it), next(it)
@@ -439,7 +439,7 @@ def test_a_state_dict_that_raises_is_the_programs_only_when_it_asks() -> None:
 
 
 class Moody(ByDataset):
-    """Whose load_state_dict() fails once."""
+    """Its load_state_dict() fails once."""
 
     def __init__(self, flag: str) -> None:
         super().__init__()
@@ -453,7 +453,7 @@ class Moody(ByDataset):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_could_not_begin_has_delivered_nothing(workers: int, tmp_path: Any) -> None:
+def test_failed_start_counts_nothing_as_delivered(workers: int, tmp_path: Any) -> None:
     flag = tmp_path / "flag"
     batches, states = followed(make(Moody(str(flag)), workers))
     flag.touch()
@@ -473,7 +473,7 @@ def test_what_could_not_begin_has_delivered_nothing(workers: int, tmp_path: Any)
     (ByIterator(), {}), (list(range(9)), {}), (list(range(9)), {"scheduling": "static"}),
     (list(range(9)), {"batching": "ready", "in_order": False}),
 ])  # fmt: skip
-def test_a_worker_that_could_not_begin_has_delivered_nothing(data: Any, kw: Any) -> None:
+def test_failed_worker_start_counts_nothing_as_delivered(data: Any, kw: Any) -> None:
     def fails(worker: int) -> None:
         raise OSError("not mounted yet")
 
@@ -509,8 +509,8 @@ def test_a_state_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
         loader.state_dict()
 
 
-def test_it_may_say_that_it_is_not_to_be_asked() -> None:
-    """Then it is made again and thrown away, as without a state."""
+def test_state_dict_none_is_not_asked() -> None:
+    """Then delivered batches are made again and discarded, as without a state."""
     data: Any = ByDataset()
     data.state_dict = None
     batches, states = followed(make(data, 2))
@@ -523,7 +523,7 @@ class Guesses:
         return lambda *_: None
 
 
-def test_methods_that_are_made_up_are_not_asked() -> None:
+def test_methods_from_getattr_are_not_asked() -> None:
     assert not stateful.is_stateful(Guesses()) and stateful.is_stateful(ByDataset())
 
 
@@ -545,7 +545,7 @@ class AsksMap(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("data, workers", [(Asks(), 2), (Asks(), 0), (AsksMap(), 0)])
-def test_methods_that_want_to_be_told_more_are_not_asked(data: Any, workers: int) -> None:
+def test_methods_with_more_arguments_are_not_asked(data: Any, workers: int) -> None:
     loader = make(data, workers)
     next(iter(loader))
     assert loader.state_dict()["worker_states"] is None
@@ -631,8 +631,8 @@ def test_another_number_of_workers_before_anything_was_delivered(workers: int) -
     assert sorted(sum((b.tolist() for b in it), batch.tolist())) == list(range(N))
 
 
-def test_what_is_done_while_it_is_looked_at_is_seen_in_order() -> None:
-    """Else a worker has come to its end before its last batch, which is then not waited for."""
+def test_batches_finished_during_check_keep_order() -> None:
+    """Otherwise a worker's end is seen before its last batch, which is then not waited for."""
     iterator = StaticIterator.__new__(StaticIterator)
     polled: list[Any] = []
 
@@ -659,8 +659,8 @@ def test_a_dataset_that_has_no_state_now() -> None:
         rest(Plain(), states[3], 2)
 
 
-def test_a_worker_killed_after_it_has_gone_on() -> None:
-    """No other can take its place; the state before it still leads on."""
+def test_worker_killed_after_resume() -> None:
+    """No other worker can replace it; the state before it is still valid."""
     batches, states = followed(make(ByIterator(200), 2))
     loader = make(ByIterator(200), 2)
     loader.load_state_dict(json.loads(states[3]))
@@ -750,10 +750,10 @@ class Draws(IterableDataset):
 
 @pytest.mark.parametrize("delivered", [0, 1, 5])
 @pytest.mark.parametrize("kind", ["map", "shuffled", "itself", "iterator"])
-def test_without_workers_generators_stay_as_the_dataset_has_set_them(
+def test_generators_set_by_loaded_dataset_are_kept(
     kind: str, delivered: int
 ) -> None:
-    """It has been told to, and torch's loader with a state goes on so."""
+    """It was asked to; torch's loader with a state also continues that way."""
 
     def loader() -> Any:
         data = DrawsMap() if kind in ("map", "shuffled") else Draws(kind == "itself")
@@ -780,7 +780,7 @@ def test_map_style_with_workers_is_not_asked() -> None:
 
 
 class Holds(ByDataset):
-    """As Hugging Face's streams hold to what they were told, in whichever epoch."""
+    """Keeps a loaded state in every epoch, like Hugging Face's streams."""
 
     _starting_state_dict: Any = None
 
@@ -793,14 +793,14 @@ class Holds(ByDataset):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_epoch_after_one_that_has_gone_on_is_whole(workers: int) -> None:
+def test_epoch_after_resumed_epoch_is_complete(workers: int) -> None:
     kw = {"persistent_workers": workers > 0}
     batches, states = followed(make(Holds(), workers, **kw))
     loader = make(Holds(), workers, **kw)
     loader.load_state_dict(json.loads(states[3]))
     assert [len(list(loader)) for _ in range(2)] == [len(batches) - 3, len(batches)]
     data = Holds()
-    data._starting_state_dict = 8  # by the program, whose business it is
+    data._starting_state_dict = 8  # set by the program, so it is kept
     assert [len(list(make(data, workers, **kw))) for _ in range(2)] == [
         len(batches) - 2 * max(1, workers)] * 2
 
@@ -815,8 +815,8 @@ class Mapped(BufferShuffledExamplesIterable):
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_a_state_that_leaves_samples_out_is_not_used(shuffled: bool) -> None:
-    """As a stream of Hugging Face's datasets does of those in its shuffle buffer."""
+def test_incomplete_shuffle_buffer_state_is_not_used(shuffled: bool) -> None:
+    """Like a stream of Hugging Face's datasets with samples in its shuffle buffer."""
     data: Any = ByDataset()
     data._ex_iterable = Mapped((BufferShuffledExamplesIterable if shuffled else Mapped)(None))
     batches, states = followed(make(data, 1))

@@ -1,4 +1,4 @@
-"""The end of workers, and what is said of those that died, without any."""
+"""The end of workers, and reports on deaths, without real workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEALTHY = {"zygote_lost": False, "zygote_hung": False, "deaths": 0, "crash_loop"
 
 
 class Pool:
-    """Of a kind that is neither; notes what is done with it."""
+    """A pool of neither kind, which records its calls."""
 
     kind = "process"
 
@@ -64,7 +64,7 @@ def never() -> bool:
     return False
 
 
-def test_they_live_from_start_to_stop() -> None:
+def test_workers_live_from_start_to_stop() -> None:
     supervisor = supervisor_of(pool := Pool())
     assert supervisor.living() and supervisor.bounds == (2, 2, 2)
     for _ in range(2):
@@ -72,7 +72,7 @@ def test_they_live_from_start_to_stop() -> None:
     assert pool.done == ["start", "stop"] and not supervisor.living()
 
 
-def test_what_could_not_be_started_is_stopped() -> None:
+def test_failed_start_stops_the_pool() -> None:
     loader: Any = Loader(20)
     supervisor = Supervisor(loader, Options.of(loader), position_of(loader), balanced=True)
     pool: Any = Pool(fails=True)
@@ -81,14 +81,14 @@ def test_what_could_not_be_started_is_stopped() -> None:
     assert pool.done == ["start", "stop"] and not supervisor.living()
 
 
-def test_what_depends_on_them_ends_before() -> None:
+def test_dependents_end_before_workers() -> None:
     supervisor = supervisor_of(pool := Pool())
     supervisor.before_stop += [lambda: pool.done.append("first"), lambda: pool.done.append("then")]
     supervisor.stop()
     assert pool.done == ["start", "first", "then", "stop"]
 
 
-def test_workers_are_stopped_even_if_that_fails() -> None:
+def test_failing_dependents_do_not_keep_workers() -> None:
     supervisor = supervisor_of(pool := Pool())
     supervisor.before_stop.append(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -96,19 +96,19 @@ def test_workers_are_stopped_even_if_that_fails() -> None:
     assert pool.done[-1] == "stop"
 
 
-def test_others_do_the_work_of_one_that_died() -> None:
+def test_other_workers_take_over_after_death() -> None:
     supervisor_of(Pool(deaths=1, pid=5, status=-9)).check(never)
 
 
 @pytest.mark.parametrize("balanced, live", [(True, 0), (False, 1)])
-def test_nobody_does(balanced: bool, live: int) -> None:
+def test_death_without_remaining_workers_raises(balanced: bool, live: int) -> None:
     supervisor = supervisor_of(Pool(deaths=1, live=live, pid=5, status=-9), balanced)
-    supervisor.check(lambda: True)  # what is waited for is there
+    supervisor.check(lambda: True)  # the awaited result is there
     with pytest.raises(WorkerLost, match=r"\(pid 5\) is killed by signal: Killed"):
         supervisor.check(never)
 
 
-def test_one_that_could_not_be_started_is_told_of_once() -> None:
+def test_failed_replacement_is_reported_once() -> None:
     supervisor = supervisor_of(Pool(deaths=1, live=1, status=1011))
     with pytest.warns(UserWarning, match="could not be started: .* The others do its work") as told:
         supervisor.check(never)
@@ -116,7 +116,7 @@ def test_one_that_could_not_be_started_is_told_of_once() -> None:
     assert len(told) == 1
 
 
-def test_a_row_of_deaths_is_told_of_once_and_is_no_error() -> None:
+def test_series_of_deaths_warns_once() -> None:
     supervisor = supervisor_of(pool := Pool(deaths=4, crash_loop=2, live=1, pid=5, status=-9))
     supervisor.check(never)
     pool.health["crash_loop"] = 3
@@ -129,7 +129,7 @@ def test_a_row_of_deaths_is_told_of_once_and_is_no_error() -> None:
         supervisor.check(never)
 
 
-def test_without_the_process_that_starts_them_they_are_stopped() -> None:
+def test_lost_zygote_stops_the_workers() -> None:
     supervisor = supervisor_of(pool := Pool(zygote_lost=True))
     with pytest.raises(RuntimeError, match=r"The process that starts DataLoader workers \(pid 4711\)"):
         supervisor.check(never)

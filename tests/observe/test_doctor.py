@@ -77,7 +77,7 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
 ]  # fmt: skip
 
 
-def test_nothing_is_said_of_a_good_machine() -> None:
+def test_good_machine_has_no_findings() -> None:
     assert doctor.examine(GOOD) == []
     lines = doctor.render(GOOD).splitlines()
     assert lines[-1] == "Nothing is wrong here."
@@ -85,7 +85,7 @@ def test_nothing_is_said_of_a_good_machine() -> None:
     assert all(name in doctor.render(GOOD, doctor._PLAIN) for name in doctor.CHECKS)
 
 
-def test_nothing_is_said_of_what_is_not_known() -> None:
+def test_unknown_facts_give_no_findings() -> None:
     known = {"workers": 4, "torch": "2.13"}
     assert doctor.examine(Facts(**known)) == []
 
@@ -103,7 +103,7 @@ def test_every_check_has_a_case() -> None:
         assert any(list(check(replace(GOOD, **case[0]))) for case in CASES), name
 
 
-def test_what_is_wrong_comes_first_and_is_counted() -> None:
+def test_problems_come_first_and_are_counted() -> None:
     found = doctor.examine(replace(GOOD, shm_free=0, file_size=1, open_limit=30))
     assert [finding.level for finding in found] == [WRONG, WRONG, NOTE]
     page = doctor.render(replace(GOOD, shm_free=0, file_size=1, open_limit=30))
@@ -134,7 +134,7 @@ def test_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert {field.name for field in fields(Facts)} == found["facts"].keys()
 
 
-def test_a_loader_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_loader_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise OSError(24, "Too many open files")
 

@@ -227,7 +227,7 @@ def test_costs_are_what_samples_take() -> None:
     assert dict(stats["slow"])[7] >= 0.06
 
 
-def test_waiting_goes_on_over_the_looks_at_signals() -> None:
+def test_signal_checks_do_not_split_waits() -> None:
     """A wait of more than half a second is one wait."""
     loader = minato.DataLoader(Plain(2, 1.2), 1, num_workers=1)
     it = iter(loader)
@@ -277,7 +277,7 @@ class DiesOnce(Plain):
         return index
 
 
-def test_a_death_is_told() -> None:
+def test_death_is_reported() -> None:
     once = torch.multiprocessing.get_context("fork").Value("i", 0)
     loader = minato.DataLoader(DiesOnce(once), 4, num_workers=2)
     assert sorted(i for b in loader for i in b.tolist()) == list(range(24))
@@ -286,7 +286,7 @@ def test_a_death_is_told() -> None:
     assert "1 worker(s) died; their samples were made again" in stats["verdict"]
 
 
-def test_a_damaged_entry_of_a_worker_is_told() -> None:
+def test_damaged_worker_entry_is_reported() -> None:
     """It is the worker's own, and may say anything until that is found out."""
     it: Any = iter(minato.DataLoader(range(8), num_workers=1))
     entry = it._engine.workers()[0]
@@ -393,7 +393,7 @@ class Burns(Plain):
 
 
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
-def test_cpu_time_of_tasks_that_follow_a_wait_counts(scheduling: str) -> None:
+def test_cpu_time_of_tasks_after_wait_counts(scheduling: str) -> None:
     """One batch at a time is asked for, so the worker waits before each, the first included."""
     loader = minato.DataLoader(Burns(12, 0.0), 1, sampler=list(range(12)), num_workers=1,
                                prefetch_factor=1, scheduling=scheduling)

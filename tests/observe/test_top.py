@@ -179,7 +179,7 @@ def test_other_loaders(options: str) -> None:
         assert len(_top.render(seen)) >= 7
 
 
-def test_a_worker_is_asked_about(stuck: int) -> None:
+def test_snapshot_works_with_pid_of_worker(stuck: int) -> None:
     """Workers and their parent have the memory, too."""
     (seen,) = _top.snapshots(stuck)
     (again,) = _top.snapshots(seen["workers"][0]["pid"])
@@ -206,7 +206,7 @@ def test_no_such_process() -> None:
     assert done.returncode == 1 and f"there is no process {dead.pid}" in done.stderr
 
 
-def test_no_loader_there() -> None:
+def test_process_without_loader() -> None:
     with trainer() as made:
         done = top(made.pid, "--once")
         assert done.returncode == 1 and "has no minato loader" in done.stderr
@@ -439,7 +439,7 @@ def _read_until(fd: int, true: Callable[[bytes], bool]) -> bytes:
     return text
 
 
-def test_without_a_terminal_it_goes_on_in_plain_text() -> None:
+def test_no_terminal_prints_plain_text() -> None:
     with trainer() as made:
         made.tell("begin")
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

@@ -263,7 +263,7 @@ for batch in minato.DataLoader(Data(die=die), 4, num_workers=2):
     assert sorted(e["args"]["index"] for e in of(events, cat="sample")) == list(range(24))
 
 
-def test_a_worker_that_is_given_up(tmp_path: Path) -> None:
+def test_given_up_worker_is_traced(tmp_path: Path) -> None:
     run(tmp_path, """
 die = torch.multiprocessing.get_context("fork").Value("i", 0)
 try:
@@ -277,7 +277,7 @@ except minato.WorkerLost:
     assert len(given_up) == 1 and given_up[0]["args"]["status"] == -9
 
 
-def test_several_loaders_have_groups_of_their_own(tmp_path: Path) -> None:
+def test_loaders_have_their_own_groups(tmp_path: Path) -> None:
     run(tmp_path, """
 one = minato.DataLoader(Data(), 4, num_workers=1)
 two = minato.DataLoader(Data(), 4, num_workers=1)
@@ -288,7 +288,7 @@ for a, b in zip(one, one):
 """)  # fmt: skip
     events = load(tmp_path / "trace.json")
     check_tracks(events)
-    # the second iterator of `one` was alive beside the first
+    # both iterators of `one` were alive at the same time
     assert len({e["pid"] for e in events}) == 3
     assert len({e["args"]["name"] for e in of(events, name="process_name")}) == 3
 
@@ -305,7 +305,7 @@ def test_a_name_that_is_taken(tmp_path: Path) -> None:
     assert load(tmp_path / f"ranks-{pid}.json")
 
 
-def test_a_forked_child_writes_a_file_of_its_own(tmp_path: Path) -> None:
+def test_forked_child_writes_its_own_file(tmp_path: Path) -> None:
     out = run(tmp_path, """
 loader = minato.DataLoader(Data(), 4, num_workers=1)
 it = iter(loader)
@@ -366,7 +366,7 @@ for batch in minato.DataLoader(Named(), 2, sampler=keys, num_workers=1):
     assert "NaN" not in (tmp_path / "trace.json").read_text()
 
 
-def test_a_full_disk_ends_the_trace_and_not_the_training(tmp_path: Path) -> None:
+def test_full_disk_ends_only_the_trace(tmp_path: Path) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full")
     (tmp_path / "full").symlink_to("/dev/full")
@@ -396,7 +396,7 @@ print(open(f"/proc/self/task/{os.getpid()}/children").read())  # no process was 
     assert "nowhere/trace.json" in out and len(out.strip().splitlines()) == 1
 
 
-def test_without_it_there_is_no_tracer(tmp_path: Path) -> None:
+def test_no_variable_means_no_tracer(tmp_path: Path) -> None:
     out = run(tmp_path, """
 it = iter(minato.DataLoader(Data(), 4, num_workers=1))
 print(it._supervisor.trace)

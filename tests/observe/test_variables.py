@@ -28,17 +28,17 @@ def named() -> dict[str, str]:
     return found
 
 
-def test_all_that_the_sources_name_are_listed() -> None:
+def test_variables_in_sources_are_listed() -> None:
     found = named()
     assert {"MINATO_TRACE", "MINATO_WERROR", "MINATO_STRESS_SECONDS"} <= found.keys()
     assert {n: where for n, where in found.items() if n not in variables.ALL} == {}
 
 
-def test_all_that_are_listed_are_named_in_the_sources() -> None:
+def test_listed_variables_are_in_sources() -> None:
     assert variables.ALL.keys() - named().keys() == set()
 
 
-def test_each_is_listed_once_and_told_of_in_a_sentence() -> None:
+def test_variables_are_listed_once_with_a_sentence() -> None:
     parts = (variables.PROGRAM, variables.BUILD, variables.TESTS)
     assert sum(map(len, parts)) == len(variables.ALL)
     assert all(text.endswith((".", ").")) and list(part) == sorted(part)

@@ -1,4 +1,4 @@
-"""What the tests of minato.ops share."""
+"""Fixtures of the tests of minato.ops."""
 from __future__ import annotations
 
 import os

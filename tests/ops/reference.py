@@ -1,7 +1,7 @@
-"""The operators once more, slowly, in NumPy and SciPy, with the same draws.
+"""A slow second implementation of the operators in NumPy and SciPy, with the same draws.
 
 Written from the specification of the draws (csrc/ops/mn_pipeline.h, minato/ops.h) and not
-from the C code: what both agree on is what the words say.
+from the C code, so agreement confirms the specification.
 """
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def rand_balanced_crop(image, label, draws, patch, foreground=0.4, include_last=
     low, high = candidates[draws.below(2, len(candidates))]
     start = []
     for axis in range(3):
-        # The reference's own arithmetic, window ends and all.
+        # The reference's own arithmetic, including the ends of windows.
         diff = patch[axis] - (high[axis] - low[axis])
         sign = -1 if diff < 0 else 1
         before = step(draws, axis, abs(diff), include_last)
@@ -152,8 +152,8 @@ def rand_noise(image, draws, p=0.1, std=0.1, mean=0.0):
 
 
 def place(n: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each of `size` voxels over `n`, ends aligned with ends: the two around it, and where it
-    lies between them."""
+    """For each of `size` voxels over `n`, with aligned ends: the two around it, and its position
+    between them."""
     at = np.arange(size) * (n - 1) / (size - 1) if size > 1 else np.zeros(1)
     low = np.minimum(at.astype(np.int64), n - 1)
     return low, np.minimum(low + 1, n - 1), (at - low).astype(np.float32)
@@ -174,7 +174,7 @@ def linear(image, shape):
 
 
 def nearest(label, shape):
-    """As torch's interpolate(mode="nearest") has it."""
+    """Like torch's interpolate(mode="nearest")."""
     f = np.float32
     for axis, (n, size) in enumerate(zip(label.shape[1:], shape), 1):
         at = np.floor(np.arange(size, dtype=f) * (f(n) / f(size))).astype(np.int64)

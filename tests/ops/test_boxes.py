@@ -43,7 +43,7 @@ def test_blobs(seed, blobs):
 
 
 def test_shapes_that_join_late():
-    """Combs, rings and spirals: parts that are joined only rows or planes later."""
+    """Combs, rings and spirals: parts that join only rows or planes later."""
     comb = np.zeros((1, 9, 9, 9), np.uint8)
     comb[0, :8, ::2, ::2] = 1
     comb[0, 8] = 1
@@ -96,7 +96,7 @@ def test_strided_memory():
 
 
 def test_a_file_in_pieces(tmp_path):
-    """Larger than what is read at once, planes cut by pieces."""
+    """Larger than one read, with planes cut into pieces."""
     label = make_label(np.random.default_rng(6), (40, 130, 171), 12)
     np.save(tmp_path / "label.npy", label)
     assert ops.label_boxes(tmp_path / "label.npy") == expected(label)
@@ -110,7 +110,7 @@ def test_long_rows_and_many_components():
 
 @pytest.mark.parametrize("bad", [np.zeros((1, 2, 2, 2), np.float32),
                                  np.zeros((2, 2, 2, 2), np.uint8)])
-def test_refuses(bad):
+def test_boxes_of_invalid_labels_raise(bad):
     with pytest.raises(ValueError, match="balanced crop needs"):
         ops.label_boxes(bad)
 

@@ -271,7 +271,7 @@ def _child(connection, dataset):
 
 
 class Halts(ops.Cast):
-    """Says what it is only when it is told to go on, but for the main thread."""
+    """Describes itself only when released, except in the main thread."""
 
     there, go = threading.Event(), threading.Event()
 
@@ -323,8 +323,8 @@ def test_a_fork_in_the_middle_of_work(dataset):
 
 
 @pytest.mark.parametrize("first", ["a label", "no label"])
-def test_a_case_with_a_label_beside_one_without(files, first):
-    """Its label is not left out, and the other's is not made up."""
+def test_cases_with_and_without_label_raise(files, first):
+    """Its label is not dropped, and the other's is not made up."""
     cases = [files[0], (files[1][0], None)][:: 1 if first == "a label" else -1]
     dataset = ops.VolumeDataset(cases, ops.Pipeline([ops.ReadNpy(), ops.RandCrop(5)]), resident=True)
     for parts in (dataset, dataset._windows().dataset):

@@ -1,4 +1,4 @@
-"""Files that are read through kept mappings: what shrinks, changes, is too much or too big."""
+"""Files read through kept mappings: files that shrink, change, are too many or too large."""
 from __future__ import annotations
 
 import errno
@@ -56,8 +56,8 @@ def read_and(path, act, pipeline=None, key: int = 0) -> np.ndarray:
 
 
 def check_shorter(path, pipeline=None) -> None:
-    """A file that loses its end while it is read is an error; whole again it is read again, and
-    its zeros are not kept, though by its time and size it is the same."""
+    """A file that loses its end during a read is an error. Restored, it is read again, and
+    its zeros are not cached, although its time and size are the same."""
     content, times = path.read_bytes(), (10**18, 10**18)
     pipeline = pipeline or ops.Pipeline([ops.ReadNpy()])
     for left in (0, 100, 4096, len(content) // 2, len(content) - 1):
@@ -69,13 +69,13 @@ def check_shorter(path, pipeline=None) -> None:
         np.testing.assert_array_equal(pipeline(path)[0], np.load(path))
 
 
-def test_a_file_that_becomes_shorter_while_it_is_read(path):
+def test_file_truncated_during_read_raises(path):
     check_shorter(path)
     check_shorter(path, ops.Pipeline([ops.ReadNpy(), ops.Cast(), ops.RandFlip(0)]))
 
 
-def test_where_signals_are_blocked(path):
-    """As in native workers; and they still are afterwards."""
+def test_file_truncated_with_blocked_signals_raises(path):
+    """As in native workers; the signals stay blocked afterwards."""
     seen = []
 
     def work() -> None:
@@ -100,7 +100,7 @@ def test_a_label_that_becomes_shorter_before_its_scan(tmp_path, path):
 
 
 @pytest.mark.parametrize("how", ["replaced", "deleted"])
-def test_a_file_that_goes_while_it_is_read_is_read_as_it_was(tmp_path, path, how):
+def test_file_deleted_during_read_is_read_completely(tmp_path, path, how):
     want = np.load(path)
     new = save(tmp_path / "new.npy", 1)
 
@@ -136,7 +136,7 @@ def test_mapped_once_and_unmapped_at_the_end(path):
 
 
 def test_many_files(tmp_path, path):
-    """More than are kept mapped: the others are read; and no descriptor stays open."""
+    """More than stay mapped: the others are read; and no descriptor stays open."""
     pipeline = ops.Pipeline([ops.ReadNpy()])
     image = np.zeros((1, 2, 2, 2), np.float32)
     before = len(os.listdir("/proc/self/fd"))
@@ -186,7 +186,7 @@ print(pipeline.stats()["files_mapped"])
 """
 
 
-def test_what_cannot_be_mapped_is_read(path):
+def test_unmappable_file_is_read(path):
     """Where the address space is limited: a file that does not fit, then none at all."""
     done = run(UNMAPPED, path)
     assert done.returncode == 0, done.stderr
@@ -262,7 +262,7 @@ def test_a_fork_inherits_all_of_it(path):
 
 
 def test_threads_that_read_one_file_while_it_shrinks(path):
-    """Each has a mapping of its own: none sees another's zeros without an error."""
+    """Each has its own mapping: none sees another's zeros without an error."""
     want = np.load(path)
     content = path.read_bytes()
     pipeline = ops.Pipeline([ops.ReadNpy()])
@@ -284,7 +284,7 @@ def test_threads_that_read_one_file_while_it_shrinks(path):
     for thread in threads:
         thread.start()
     for turn in range(100):
-        # from the end, so that a whole file is never one with other bytes in it
+        # from the end, so that a file of full size never has other bytes in it
         os.truncate(path, len(content) * (turn % 4) // 4)
         os.replace(_copy(path, content), path)
     stop.set()
@@ -300,13 +300,13 @@ def _copy(path, content: bytes):
 
 
 def forget(path) -> None:
-    """Takes a file out of the page cache, where that can be done."""
+    """Drops a file from the page cache, if that is possible."""
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def test_what_is_not_in_the_page_cache(tmp_path, path):
+def test_file_outside_page_cache_is_read(tmp_path, path):
     """Scans and crops go other ways there."""
     image, label = make_pair(5, (80, 90, 100))
     paths = tmp_path / "x.npy", tmp_path / "y.npy"
@@ -314,7 +314,7 @@ def test_what_is_not_in_the_page_cache(tmp_path, path):
     np.save(paths[1], label)
     pipeline = ops.Pipeline([ops.ReadNpy(), ops.RandBalancedCrop(60, 1.0), ops.RandFlip(0.5)])
     want = [pipeline(*paths, key=key) for key in range(4)]
-    for key in range(4):  # what a living pipeline has mapped may stay in memory
+    for key in range(4):  # mappings of a living pipeline may stay in memory
         pipeline = ops.Pipeline(pipeline.operators)
         gc.collect()
         for each in paths:

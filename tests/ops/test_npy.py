@@ -1,4 +1,4 @@
-"""Reading .npy files: only what is wanted, and clear errors for everything else."""
+"""Reading .npy files: only the needed parts, and clear errors for invalid files."""
 from __future__ import annotations
 
 import errno
@@ -137,7 +137,7 @@ def test_files_that_are_no_npy(tmp_path, image):
             read(tmp_path / "a.npy")
 
 
-def test_what_the_system_refuses(tmp_path, image):
+def test_errors_of_the_system_name_the_file(tmp_path, image):
     with pytest.raises(FileNotFoundError, match="missing.npy") as error:
         read(tmp_path / "missing.npy")
     assert error.value.errno == errno.ENOENT
@@ -174,7 +174,7 @@ def test_a_file_that_changes_is_read_anew(tmp_path, image):
 
 @pytest.mark.parametrize("differs", ["time", "size", "file"])
 def test_each_part_of_a_files_identity_counts(tmp_path, differs):
-    """Another time, another size or another file behind the path: learned anew."""
+    """Another time, another size or another file at the path: read again."""
     paths = tmp_path / "x.npy", tmp_path / "y.npy"
     np.save(paths[0], np.zeros((1, 4, 4, 4), np.float32))
     label = np.zeros((1, 4, 4, 4), np.uint8)

@@ -195,7 +195,7 @@ def test_pad(pair, size):
     same(ops.Pad(size)(whole)[0], np.pad(whole, widths, mode="edge"))
 
 
-def test_pad_with_a_constant_needs_a_dtype_that_can_hold_it(pair):
+def test_pad_constant_needs_float32_or_uint8(pair):
     with pytest.raises(ValueError, match="Cast before"):
         ops.Pad(50, mode="constant")(pair[0].astype(np.float64))
 
@@ -269,7 +269,7 @@ def test_noise_is_placed_before_what_follows(pair):
     both(pipeline(*pair, key=key), reference.rand_crop(*want, reference.Draws(key, 2), (4,) * 3))
 
 
-def test_more_arithmetic_than_is_noted(pair):
+def test_long_chain_of_arithmetic(pair):
     steps = [ops.RandGaussianNoise(1.0), ops.RandScaleIntensity(1.0), ops.Normalize()] * 5
     image = pair[0]
     for number, step in enumerate(steps):
@@ -318,7 +318,7 @@ def test_a_pipeline_of_nothing_copies(pair):
     assert not np.shares_memory(got[0], pair[0])
 
 
-def test_outputs_that_are_given(pair):
+def test_given_outputs_are_used(pair):
     pipeline = ops.Pipeline([ops.RandCrop(4)])
     out = np.empty((1, 4, 4, 4), np.float32), np.empty((1, 4, 4, 4), np.uint8)
     got = pipeline(*pair, key=1, out=out)
@@ -330,7 +330,7 @@ def test_outputs_that_are_given(pair):
             pipeline(*pair, key=1, out=bad)
     with pytest.raises(ValueError, match="shares memory"):
         ops.RandFlip(1)(pair[0], key=1, out=(pair[0], None))
-    plain = (ctypes.c_float * 4 * 4 * 4 * 1)()  # a buffer that tells no strides
+    plain = (ctypes.c_float * 4 * 4 * 4 * 1)()  # a buffer without strides
     assert pipeline(*pair, key=1, out=(plain, None))[0] is plain
     same(np.array(plain), out[0])
     frozen = out[0].copy()
@@ -389,7 +389,7 @@ def test_arguments_are_checked(make, words):
     (lambda: ops.RandGaussianNoise(mean=None), "number"),
     (lambda: ops.Pad(4, image=1j), "number"),
 ])
-def test_what_is_no_number_is_refused_at_once(make, words):
+def test_non_numbers_are_refused_at_once(make, words):
     with pytest.raises(TypeError, match=words):
         make()
 

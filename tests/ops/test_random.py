@@ -40,7 +40,7 @@ def test_draws_agree_with_the_reference(key):
             assert _ops.below(*key, 7, draw, bound) == draws.below(draw, bound)
 
 
-def test_below_refuses_what_it_cannot_do():
+def test_below_refuses_invalid_bounds():
     for bound in (0, 2**32 + 1):
         with pytest.raises(ValueError):
             _ops.below(0, 0, 0, 0, bound)
@@ -75,7 +75,7 @@ def test_normals_do_not_depend_on_the_instruction_set(level):
                                   normals(1 << 17, level=0).view(np.uint32))
 
 
-def test_normals_do_not_depend_on_how_they_are_cut(level):
+def test_normals_do_not_depend_on_chunking(level):
     whole = normals(1000, level=level)
     for first, count in [(0, 1), (1, 63), (63, 2), (64, 64), (100, 500), (999, 1), (5, 0)]:
         part = normals(count, first=first, level=level)

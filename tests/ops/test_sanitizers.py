@@ -46,7 +46,7 @@ def plain_layout() -> list[str]:
 
 
 def drive(program: str, mode: str, folder, *emulator: str) -> str:
-    """What it prints."""
+    """The program's output."""
     seed = os.environ["MINATO_TEST_SEED"]  # tests/conftest.py sees to that
     prefix = emulator or plain_layout()
     command = [*prefix, program, mode, seed, str(STRESS), str(folder)]

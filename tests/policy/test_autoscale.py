@@ -81,14 +81,14 @@ def test_does_not_grow_without_tasks():
     assert steps(5, occupancy=0, cpu=0, backlog=0)[-1] == (4, NO_TASKS)
 
 
-def test_growth_that_does_not_pay_is_undone_and_not_repeated():
+def test_unprofitable_growth_is_undone_and_not_repeated():
     run = steps(60, occupancy=0, cpu=100, rate=1000)
     assert UNDO in [r for _, r in run]
     assert run[-1] == (4, AT_CEILING)
 
 
 def test_new_workers_may_begin_slowly():
-    """What a worker does first takes long: that is not what growth is judged by."""
+    """A worker's first samples take long: growth is not judged by them."""
     policy, workers, since = _policy.PolicyAutoscale(), 4, 0
     for _ in range(60):
         before = workers
@@ -128,7 +128,7 @@ def test_shrinks_slowly_to_the_least_that_suffices():
 
 
 def test_a_shrink_too_far_is_taken_back_once():
-    """Four are too many and three too few: it must not go to and fro."""
+    """Four are too many and three too few: the number must not oscillate."""
     policy, workers, counts = _policy.PolicyAutoscale(), 4, []
     for _ in range(400):
         workers, _, _ = policy.update(
@@ -181,7 +181,7 @@ def test_waiting_tasks_are_answered_within_a_dozen_updates():
 
 @given(st.integers(0, 900), st.integers(2, 200))
 def test_shrinks_half_the_way_to_what_is_needed(busy, start):
-    """In few steps where workers idle, and never below what was busy."""
+    """In few steps if workers are idle, and never below the number of busy ones."""
     policy, workers, changes = _policy.PolicyAutoscale(), start, 0
     work = start * busy  # of workers that had something to do
     for _ in range(200):
@@ -206,7 +206,7 @@ def test_the_busiest_of_the_full_updates_counts():
     assert seen == [10] * 5 + [9]
 
 
-def test_the_update_that_filled_the_queue_does_not_count():
+def test_update_that_fills_queue_is_ignored():
     """All were busy until it was full; the consumer may still turn out to be slow."""
     policy, seen = _policy.PolicyAutoscale(), []
     for busy in (1000, *[100] * 5):
@@ -218,8 +218,8 @@ def test_the_update_that_filled_the_queue_does_not_count():
 
 
 @given(st.integers(0, 20))
-def test_grows_no_further_than_memory_has_room(room):
-    """Judged by a rate that rises with the workers; each takes its share of what is left."""
+def test_growth_stops_at_memory_limit(room):
+    """Judged by a rate that rises with the workers; each uses its share of the rest."""
     policy, workers, reasons = _policy.PolicyAutoscale(), 4, set()
     for _ in range(60):
         workers, reason, _ = policy.update(
@@ -231,7 +231,7 @@ def test_grows_no_further_than_memory_has_room(room):
     assert (NO_MEMORY in reasons) == (room < 12)
 
 
-def test_a_pause_of_the_consumer_does_not_undo_growth():
+def test_consumer_pause_does_not_undo_growth():
     """The rate falls with the pause, the speed of busy workers does not."""
     policy, workers, seen = _policy.PolicyAutoscale(), 4, []
     for n in range(20):
@@ -244,7 +244,7 @@ def test_a_pause_of_the_consumer_does_not_undo_growth():
 
 @given(st.integers(1500, 30000), st.integers(0, 40), st.randoms())
 def test_a_steady_consumer_ends_in_rest(need, noise, rng):
-    """It needs so many thousandths of a worker; the queue is full while there are more."""
+    """It needs a number of thousandths of a worker; with more workers the queue is full."""
     policy, workers, counts = _policy.PolicyAutoscale(), 2, []
     for _ in range(600):
         full = workers * 1000 > need * 1.02
@@ -268,7 +268,7 @@ def test_busy_workers_stay():
 @given(st.lists(st.tuples(st.sampled_from([0, 100, 500, 1000]), st.sampled_from([50, 500, 1000]),
                           permille, st.integers(0, 5), st.sampled_from([10, 1000, 10**6]),
                           permille, st.integers(0, 5), st.integers(1, 9)), max_size=12))
-def test_every_reason_has_one_text_and_fits_what_is_done(updates):
+def test_reasons_have_texts_that_match_decisions(updates):
     policy, workers, before, texts = _policy.PolicyAutoscale(), 4, 0, {}
     stretches = [u[:-1] for u in updates for _ in range(u[-1])]
     for occupancy, cpu, wait, backlog, speed, busy, room in stretches:

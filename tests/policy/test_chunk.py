@@ -26,7 +26,7 @@ def test_bounds(cost, overhead, batch, idle):
 
 
 @given(costs, overheads, st.integers(1, 4096))
-def test_steady_chunks_amortise_and_are_not_coarser_than_that(cost, overhead, batch):
+def test_steady_chunks_are_just_large_enough(cost, overhead, batch):
     size = _policy.policy_chunk(cost, overhead, batch, 0)
     want = -(-target(overhead) // cost)
     assert size <= want
@@ -44,7 +44,7 @@ def test_costly_samples_go_alone(cost, overhead, batch, idle):
 
 
 @given(costs, overheads, st.integers(2, 512), st.integers(2, 64))
-def test_a_batch_that_is_wanted_is_spread_when_that_helps(cost, overhead, batch, idle):
+def test_head_batch_is_spread_if_useful(cost, overhead, batch, idle):
     size = _policy.policy_chunk(cost, overhead, batch, idle)
     assert size <= _policy.policy_chunk(cost, overhead, batch, 0)
     least = target(overhead) // 16 * 2

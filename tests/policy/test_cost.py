@@ -39,7 +39,7 @@ def test_share_above_is_never_overstated(values, line):
 
 @given(st.lists(times, min_size=1, max_size=200), st.floats(0.3, 3), st.data())
 def test_weight_is_the_share_of_all_time(values, factor, data):
-    """Of what lies clearly above; a bucket's width and the rounding of its middle aside."""
+    """The share clearly above a value, except for a bucket's width and rounding."""
     line = int(data.draw(st.sampled_from(values)) * factor)
     model = _policy.PolicyCost()
     for v in values:
@@ -56,7 +56,7 @@ def test_weight_is_the_share_of_all_time(values, factor, data):
 
 @given(st.lists(times, min_size=1, max_size=60), st.integers(1, 3), st.data())
 def test_halving_forgets_no_class_and_bounds_the_past(values, rounds, data):
-    """However long the stream, each value that still comes keeps its place."""
+    """However long the stream, each value that still occurs keeps its place."""
     model = _policy.PolicyCost()
     for _ in range(rounds * (16384 // len(values) + 1)):
         for v in values:
@@ -130,7 +130,7 @@ def test_one_outlier_moves_a_cost_little(cost, before, factor):
 
 
 @given(st.integers(100, 10**9), st.integers(1, 10), st.sampled_from([0.1, 0.3, 3.5, 20]))
-def test_a_change_of_level_is_followed_after_two_epochs(cost, before, factor):
+def test_changed_cost_level_is_learned_in_two_epochs(cost, before, factor):
     model = _policy.PolicyCost(3)
     new = int(cost * factor)
     for _ in range(before):
@@ -174,7 +174,7 @@ def test_save_and_load_through_json(known):
     assert other.known == len(known) and other.save() == tuple(saved)
 
 
-def test_load_leaves_out_what_is_not_in_the_dataset():
+def test_load_ignores_indices_past_the_dataset():
     model = _policy.PolicyCost(2)
     assert model.load([0, 2, -1, 1], [1, 2, 3, 4]) == 2
     assert model.save()[0] == [0, 1]
@@ -217,7 +217,7 @@ def test_a_heavy_tail_is_flagged(seed, share, factor):
     assert not model.is_slow(20 * MS)
 
 
-def test_the_first_slow_sample_ever_is_found_at_last():
+def test_first_slow_sample_is_eventually_found():
     _, model = flagged([10 * MS] * 200)
     assert not model.tail
     assert not model.is_slow(20 * MS) and model.is_slow(500 * MS)
@@ -258,7 +258,7 @@ def test_the_timeout_rests_once_the_distribution_does(values):
 
 
 def learned(model: _policy.PolicyCost, tail: bool) -> tuple[int, bool]:
-    """(timeout, tail) as the rule in policy_slow.h has it, from the same distribution."""
+    """(timeout, tail) by the rule in policy_slow.h, from the same distribution."""
     norm = model.quantile(500)
     if model.above(2 * norm) > 333:
         norm = model.quantile(900)
@@ -269,7 +269,7 @@ def learned(model: _policy.PolicyCost, tail: bool) -> tuple[int, bool]:
 @given(st.lists(st.tuples(st.integers(0, 2000).map(lambda ms: ms * MS), st.integers(1, 60)),
                 min_size=1, max_size=12), st.integers(1, 40))  # fmt: skip
 def test_the_timeout_is_the_rules(stretches, every):
-    """Any stream, looked at any often: moves only by the rule, and never at the first dissent."""
+    """Any stream and any number of checks: moves only by the rule, never at the first dissent."""
     model = _policy.PolicyCost()
     timeout, tail, dissent, seen = None, False, 0, 0
     for value in (v for v, count in stretches for _ in range(count)):
@@ -290,8 +290,8 @@ def test_the_timeout_is_the_rules(stretches, every):
         assert timeout is None or (not model.is_slow(timeout) and model.is_slow(timeout + 1))
 
 
-def test_what_is_too_long_or_too_many_is_bounded():
-    """Times without end, and datasets that only pretend to have so many samples."""
+def test_extreme_times_and_lengths_are_bounded():
+    """Unlimited times, and datasets with a false length."""
     model = _core.CostModel(2)
     model.observe(1, 2**63 - 1)
     assert model.slowest(2) == [(1, pytest.approx(10**15))]

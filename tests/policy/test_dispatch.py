@@ -144,7 +144,7 @@ def test_the_window(values, batch, rates, head, ready, last):
     starts = [t for t in allowed
               if t.batch < head + rates.window or excess_slack(t, rates) <= edge]
     if choice is None:
-        # Nothing may start: none at all, or the window is full and nobody is starved. A
+        # Nothing may start: there is nothing, or the window is full and no worker is starved. A
         # task past last_batch at the top hides no task of the head batch.
         assert not [t for t in starts if t.batch == head]
         assert not allowed or ready >= rates.starved_below
@@ -159,7 +159,7 @@ def test_the_window(values, batch, rates, head, ready, last):
 
 
 @given(st.integers(0, 3000), st.integers(1, 300), st.integers(1, 10))
-def test_a_slow_sample_moves_ahead_exactly_as_far_as_it_must(excess, period, window):
+def test_slow_sample_moves_ahead_just_enough(excess, period, window):
     rates = Rates(period=period, typical=10, window=window, starved_below=0)
     batch = 200
     d = dispatch([Task(0, batch, 10 + excess)], rates)
@@ -183,7 +183,7 @@ def test_ordinary_samples_start_only_in_the_window():
     assert ahead is not None and (ahead.why, ahead.batch) == (AHEAD, 3)
 
 
-def test_overdue_slow_samples_do_not_push_the_first_batch_back():
+def test_overdue_slow_samples_do_not_delay_head():
     values = [10, 10, 900, 10, 900, 10]  # batches 0, 1, 2
     out = drain(dispatch(tasks_of(values, 2)))
     assert [c.position for c in out] == [0, 1, 2, 4, 3, 5]
@@ -192,7 +192,7 @@ def test_overdue_slow_samples_do_not_push_the_first_batch_back():
 # -- the end of the epoch -------------------------------------------------------------
 
 
-def test_the_slow_sample_drawn_last_starts_first_when_the_epoch_ends():
+def test_last_slow_sample_starts_first_in_finale():
     rates = Rates(period=1000, workers=2, window=100)
     d = dispatch(tasks_of([10] * 12 + [100], 1), rates)
     first = peek(d, 0, 0)
@@ -202,7 +202,7 @@ def test_the_slow_sample_drawn_last_starts_first_when_the_epoch_ends():
     assert first is not None and (first.position, first.why) == (12, FINALE)
 
 
-def test_no_finale_while_enough_cheap_work_is_left():
+def test_no_finale_with_enough_cheap_samples_left():
     rates = Rates(period=1000, workers=2, window=1000)
     d = dispatch(tasks_of([10] * 100 + [100], 1), rates, close=True)
     out = drain(d)
@@ -223,8 +223,8 @@ def makespan(order: list[int], workers: int) -> int:
 
 @given(st.lists(st.sampled_from([10, 40, 160, 640]), min_size=1, max_size=40),
        st.integers(1, 8))
-def test_known_costs_end_about_as_early_as_longest_first(values, workers):
-    """Delivery in order costs little of what sorting the whole epoch would gain."""
+def test_known_costs_nearly_match_longest_first(values, workers):
+    """Delivery in order loses little of the gain from sorting the whole epoch."""
     rates = Rates(period=max(1, sum(values) // len(values) // workers), typical=10,
                   window=len(values), workers=workers)
     out = drain(dispatch(tasks_of(values, 1), rates, close=True))
@@ -232,7 +232,7 @@ def test_known_costs_end_about_as_early_as_longest_first(values, workers):
     assert makespan([c.cost for c in out], workers) <= longest_first * 4 / 3
 
 
-def test_past_the_last_batch_only_what_is_known_to_be_slow():
+def test_only_known_slow_samples_start_past_last_batch():
     rates = Rates(period=100, typical=10, window=50, starved_below=1)
     d = dispatch(tasks_of([10] * 20 + [510] + [10], 1), rates)
     taken = []
@@ -255,7 +255,7 @@ def test_the_finale_reaches_past_the_last_batch():
     assert peek(d, 0, 0, 2).position == 0
 
 
-def test_the_finale_is_short_even_if_there_is_no_cheap_work():
+def test_finale_is_short_without_cheap_samples():
     rates = Rates(period=1000, workers=2, window=1000)
     out = drain(dispatch(tasks_of([400, 640] * 50, 1), rates, close=True))
     finale = [c for c in out if c.why == FINALE]
@@ -264,7 +264,7 @@ def test_the_finale_is_short_even_if_there_is_no_cheap_work():
     assert [c.position for c in out[:start]] == list(range(start))
 
 
-def test_no_finale_for_a_consumer_as_slow_as_the_workers():
+def test_no_finale_for_slow_consumer():
     rates = Rates(period=1000, consumer=1000, workers=2, window=100)
     d = dispatch(tasks_of([10] * 12 + [100], 1), rates, close=True)
     first = peek(d, 0, 0)
@@ -318,7 +318,7 @@ def test_against_a_model(seed):
 
 
 @given(costs, st.integers(1, 5), rates_strategy, st.booleans())
-def test_reopening_is_as_if_it_had_not_been_closed(values, batch, rates, clear):
+def test_reopened_plan_equals_open_plan(values, batch, rates, clear):
     """And clearing as if nothing had ever been there."""
     rates = rates._replace(starved_below=max(1, rates.starved_below))
     tasks = tasks_of(values, batch)
@@ -334,7 +334,7 @@ def test_reopening_is_as_if_it_had_not_been_closed(values, batch, rates, clear):
 
 
 @given(costs, st.integers(1, 5), rates_strategy, st.booleans(), st.sets(st.integers(0, 20)))
-def test_dropping_is_as_if_they_had_not_been_there(values, batch, rates, close, gone):
+def test_dropped_batches_leave_no_trace(values, batch, rates, close, gone):
     rates = rates._replace(starved_below=max(1, rates.starved_below))
     tasks = tasks_of(values, batch)
     d = dispatch(tasks, rates, close)
@@ -364,7 +364,7 @@ def test_refuses_rates_out_of_range(bad):
         _policy.PolicyDispatch(*bad)
 
 
-def test_refuses_nodes_that_are_not_held():
+def test_removed_or_unknown_nodes_are_refused():
     d = dispatch([Task(0, 0, 1)])
     node = d.first()[-1]
     d.take(node)

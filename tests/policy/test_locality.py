@@ -1,4 +1,4 @@
-"""Whether samples are cheaper beside their neighbours: the policy alone (policy_locality.h)."""
+"""Whether samples are cheaper next to their neighbours: the policy alone (policy_locality.h)."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ COSTS = {
 
 
 def firsts_until_known(one: Locality, cost: Callable[[int], int]) -> int:
-    """Of batches of 64 that are made whole: how many before there is an answer."""
+    """For batches of 64 that are made whole: how many are made before there is an answer."""
     for batch in range(200):
         if one.answer != UNKNOWN:
             return batch
@@ -125,15 +125,15 @@ def firsts_until_known(one: Locality, cost: Callable[[int], int]) -> int:
     return 200
 
 
-def test_next_to_nothing_is_not_worth_to_be_looked_at_for_long(make):
-    """Nor where the machine pauses during one of them."""
+def test_negligible_opening_cost_ends_probing(make):
+    """Even if the machine pauses during one of them."""
     one = make()
     assert firsts_until_known(one, lambda batch: US) < 12
     assert one.answer == NO
     assert firsts_until_known(make(), lambda batch: 30 * MS if batch == 3 else US) < 20
 
 
-def test_nor_where_one_worker_makes_them_all(make):
+def test_single_worker_ends_in_no_locality(make):
     one = make()
     for _ in range(1024):
         assert one.answer == UNKNOWN
@@ -141,8 +141,8 @@ def test_nor_where_one_worker_makes_them_all(make):
     assert one.answer == NO
 
 
-def test_where_some_are_dear_it_takes_more_to_tell(make):
-    """One in four opens a group: it is not taken for chance that the others do not."""
+def test_rare_opening_costs_are_still_found(make):
+    """One in four opens a group: that the others do not is no coincidence."""
     one = make()
     firsts_until_known(one, lambda batch: 30 * MS if batch % 4 == 1 else US)
     assert one.answer == YES
@@ -150,7 +150,7 @@ def test_where_some_are_dear_it_takes_more_to_tell(make):
 
 @pytest.mark.parametrize("costs", COSTS.values(), ids=COSTS)
 @pytest.mark.parametrize("firsts", [0.1, 0.5, 0.9])
-def test_without_locality_none_is_believed(make, costs, firsts):
+def test_no_locality_is_never_assumed(make, costs, firsts):
     """Nor long, where one in some thousand looks at chance does."""
     believed = looks = 0
     for seed in range(20):
@@ -188,7 +188,7 @@ def test_what_a_chunk_amortises_is_not_worth_it(make):
     assert locality.answer == NO and locality.opening == 0 and locality.length == 1.0
 
 
-def test_it_comes_and_goes(make):
+def test_locality_is_learned_and_unlearned(make):
     locality = make()
     for n in range(400):
         locality.near(n % 8 != 0, 5 * MS)
@@ -202,8 +202,8 @@ def test_it_comes_and_goes(make):
 
 
 @given(group=st.integers(2, 100), turns=st.integers(1, 3), seed=st.integers(0, 99))
-def test_an_order_that_begins_to_keep_groups_is_news(make, group, turns, seed):
-    """Where there was no locality; a random order is none, whatever came before."""
+def test_new_grouped_order_is_noticed(make, group, turns, seed):
+    """After no locality; a random order shows none, whatever came before."""
     one, dice, n = make(), random.Random(seed), 1600
     groups = [list(range(at, min(at + group, n))) for at in range(0, n, group)]
     for _turn in range(turns):
@@ -220,7 +220,7 @@ def test_an_order_that_begins_to_keep_groups_is_news(make, group, turns, seed):
             return
 
 
-def test_what_is_believed_is_not_forgotten_for_an_order(make):
+def test_locality_survives_a_shuffled_order(make):
     one = make()
     for group in range(30):
         for row in range(32):
@@ -246,8 +246,8 @@ def test_a_machine_that_slows_down_is_no_locality(make):
 
 
 @given(cost=st.integers(0, 1000 * MS))
-def test_what_was_paid_for_a_group_is_no_property_of_the_sample(make, cost):
-    """Also where opening its group took less or more than usual: it is no slow one for that."""
+def test_opening_cost_is_not_charged_to_sample(make, cost):
+    """Also if opening its group took less or more than usual."""
     one = make()
     assert one.beside(cost) == cost, "nothing is known"
     for _group in range(30):
@@ -265,7 +265,7 @@ def test_what_was_paid_for_a_group_is_no_property_of_the_sample(make, cost):
 
 
 @given(cost=st.integers(0, 100 * MS))
-def test_what_was_paid_elsewhere_is_no_property_of_the_sample(make, cost):
+def test_cost_away_from_home_spares_the_sample(make, cost):
     one = make()
     assert one.at_home(cost) == cost, "nothing is known"
     for _sample in range(100):
@@ -276,7 +276,7 @@ def test_what_was_paid_elsewhere_is_no_property_of_the_sample(make, cost):
 
 
 @given(rows=st.integers(1, 10_000), workers=st.integers(1, 500))
-def test_finding_out_takes_no_longer_than_it_may(library, rows, workers):
+def test_probing_time_is_bounded(library, rows, workers):
     """Two samples each, and the rest of the batch by all, against all of it by all."""
     finds = library.mn_locality_finds(ctypes.c_int64(rows), ctypes.c_int64(workers))
     assert finds == (2 + (rows - 2) / workers <= 1.3 * rows / workers + 1e-9)
@@ -291,9 +291,9 @@ COST = st.integers(1, 10**12)
 
 
 @given(pairs=st.lists(st.tuples(COST, COST), min_size=1, max_size=20), scale=st.integers(1, 1000))
-def test_all_help_with_a_first_batch_that_is_no_group(library, pairs, scale):
-    """Where most seconds are as dear: whatever unit costs have, and the more so the dearer
-    the seconds are; one that is opened for less than a sample takes is as good as none."""
+def test_ungrouped_first_batch_is_shared(library, pairs, scale):
+    """If most second samples are equally expensive: for any unit of cost, and more so the more
+    expensive they are. A group that opens faster than a sample is made does not count."""
     found = spreads(library, pairs)
     assert spreads(library, [(scale * a, scale * b) for a, b in pairs]) == found
     assert spreads(library, [(a, max(a, b)) for a, b in pairs])
@@ -329,7 +329,7 @@ def chains(locality, batches, rows, most, marks=None, begins=None):
 
 
 @given(rows=st.integers(1, 40), most=st.integers(1, 200), batches=st.integers(1, 20))
-def test_of_what_is_not_known_batches_stay_whole(make, rows, most, batches):
+def test_unknown_groups_keep_batches_whole(make, rows, most, batches):
     """torch's own cut."""
     assert chains(make(), batches, rows, most) == [rows] * batches
 
@@ -345,7 +345,7 @@ def test_declared_groups_are_chains(make, rows, group, batches):
     rows=st.integers(1, 40), group=st.integers(1, 60), most=st.integers(1, 200),
     seed=st.integers(0, 99),
 )  # fmt: skip
-def test_no_chain_is_longer_than_it_may_be(make, rows, group, most, seed):
+def test_chain_length_is_bounded(make, rows, group, most, seed):
     dice, locality = random.Random(seed), make()
     for n in range(dice.randrange(400)):
         first = n % 16 == 0
@@ -370,8 +370,8 @@ def test_remembered_groups_are_chains_over_batches(make):
 
 
 @given(group=st.sampled_from([16, 32, 64]), seed=st.integers(0, 99))
-def test_marks_of_an_order_that_shuffles_are_believed_when_they_were_right(make, group, seed):
-    """As they are where it shuffles in the same way each time."""
+def test_correct_marks_of_shuffled_order_are_trusted(make, group, seed):
+    """As when it shuffles in the same way each time."""
     dice, locality = random.Random(seed), make()
     for n in range(64):
         locality.near(n % 8 != 0, 22 * MS if n % 8 == 0 else 2 * MS)
@@ -385,8 +385,8 @@ def test_marks_of_an_order_that_shuffles_are_believed_when_they_were_right(make,
     assert len(chains(locality, 1, 64, 10**9, marks=marks.__getitem__)) > 2
 
 
-def test_marks_that_are_wrong_are_not_believed(make):
-    """A sampler that shuffles inside of groups: what opened one is no sign the next time."""
+def test_wrong_marks_are_not_trusted(make):
+    """A sampler that shuffles inside groups: an opening sample is no sign for the next epoch."""
     locality = make()
     for n in range(64):
         locality.near(n % 8 != 0, 22 * MS if n % 8 == 0 else 2 * MS)

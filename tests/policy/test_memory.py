@@ -1,4 +1,4 @@
-"""Memory budget: never over the limit but for what cannot be avoided; no deadlock."""
+"""Memory budget: never over the limit unless unavoidable; no deadlock."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from . import given
 
 
 def deliver_all(sizes: list[list[int]], limit: int, seed: int, honest: bool = True) -> int:
-    """Starts samples of random batches as far as allowed; delivers the head when it is
-    complete. Returns the most bytes that were charged at once."""
+    """Starts samples of random batches as allowed; delivers the head when it is
+    complete. Returns the largest number of bytes charged at once."""
     rng = random.Random(seed)
     used = peak = 0
     room = max(map(sum, sizes)) if honest else 0
@@ -49,7 +49,7 @@ batches = st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=6), min_siz
 def test_the_limit_holds_when_a_batch_fits(sizes, limit, seed):
     peak = deliver_all(sizes, limit, seed)
     largest = max(map(sum, sizes))
-    # Else only the head batch went over, alone but for what was charged within the limit.
+    # Otherwise only the head batch exceeded it, alone but for charges within the limit.
     assert peak <= (limit if largest <= limit else limit + largest)
 
 
@@ -64,7 +64,7 @@ amounts = st.one_of(st.integers(0, 1000), st.integers(0, 2**63 - 1))
 
 @given(st.integers(1, 2**63 - 1), amounts, amounts, amounts, st.booleans())
 def test_answers(limit, used, room, size, head):
-    """Any numbers: what is allowed fits, what the head needs is never refused."""
+    """For any numbers: what is allowed fits, and the head's needs are never refused."""
     may = _policy.policy_memory(limit, used, room, size, head)
     assert may == (head or used + size + room <= limit)
 

@@ -63,7 +63,7 @@ def test_bound_zero_is_the_samplers_batches(total, batch, workers, seed):
 @given(st.lists(st.booleans(), min_size=1, max_size=200), st.integers(1, 8),
        st.integers(1, 5), st.randoms(use_true_random=False))
 def test_any_order_of_completion(kinds, batch, bound, rng):
-    """Not only those that workers produce: any order within reach."""
+    """Not only orders that workers produce: any order within reach."""
     form = _policy.PolicyReady(batch, bound)
     form.end(len(kinds))
     left = set(range(len(kinds)))
@@ -91,9 +91,9 @@ def test_slow_samples_arrive_neither_starved_nor_bunched():
 
 
 @given(st.integers(2, 12), st.integers(2, 9), st.integers(1, 6), st.randoms(use_true_random=False))
-def test_a_batch_takes_no_more_slow_ones_than_their_share(batch, every, gap, rng):
-    """Whenever they end: while fast samples are there and none is due, slow ones are at most what
-    their share of all batches so far, and of two more that it may be carried, comes to."""
+def test_slow_samples_per_batch_are_bounded_by_share(batch, every, gap, rng):
+    """For any times of completion: while fast samples are ready and no slow one is due, slow ones
+    are at most their share of all batches so far, plus two batches carried over."""
     bound, total = 40, 30 * batch
     form = _policy.PolicyReady(batch, bound)
     form.end(total)
@@ -166,7 +166,7 @@ def test_due_samples_are_waited_for():
 
 
 def test_whole_batches_come_first_and_oldest_first():
-    """What a slow sample holds up waits for it, as long as others are whole."""
+    """Batches delayed by a slow sample wait for it, as long as others are whole."""
     form = _policy.PolicyReady(4, 8)
     form.end(32)
     for p in (*range(1, 4), *range(4, 12), *range(13, 16), *range(16, 24)):
@@ -178,14 +178,14 @@ def test_whole_batches_come_first_and_oldest_first():
     assert form.form(False) == [0, 1, 2, 3]
 
 
-def test_one_is_mixed_only_where_the_caller_says_so():
+def test_batches_are_mixed_only_if_allowed():
     form = _policy.PolicyReady(4, 8)
     form.end(32)
     for p in (1, 2, 3, 5, 6, 7):
         form.mark(p, False)
     assert form.form(False) is None and form.could_mix()
     assert form.form(True) == [1, 2, 3, 5]
-    # 6 and 7 are left of one that is open: it is never whole again
+    # 6 and 7 are left of an open batch, which is never whole again
     form.mark(4, False)
     assert form.form(False) is None and not form.could_mix()
     form.mark(8, False)
@@ -195,7 +195,7 @@ def test_one_is_mixed_only_where_the_caller_says_so():
     assert form.form(False) == [0, 4, 6, 7]
 
 
-def test_what_was_opened_is_used_up_before_more_is_opened():
+def test_partial_batches_are_used_up_first():
     form = _policy.PolicyReady(4, 8)
     form.end(40)
     for p in (5, 6, 7, 9):
@@ -207,7 +207,7 @@ def test_what_was_opened_is_used_up_before_more_is_opened():
     assert form.form() == [16, 17, 18, 19]
 
 
-def test_the_last_batch_is_whole_at_the_end_alone():
+def test_only_the_last_batch_may_be_partial():
     form = _policy.PolicyReady(4, 8)
     form.end(10)
     for p in (8, 9, 0, 1, 2, 3):
@@ -219,8 +219,8 @@ def test_the_last_batch_is_whole_at_the_end_alone():
 
 
 @given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 6), st.integers(0, 10**6))
-def test_without_slow_samples_every_batch_is_one_of_the_samplers(total, batch, bound, seed):
-    """In whatever order its samples and those of its neighbours become ready."""
+def test_uniform_costs_give_the_samplers_batches(total, batch, bound, seed):
+    """In any order of completion of its samples and their neighbours."""
     rng = random.Random(seed)
     form = _policy.PolicyReady(batch, bound)
     form.end(total)
@@ -238,8 +238,8 @@ def test_without_slow_samples_every_batch_is_one_of_the_samplers(total, batch, b
 
 
 @given(st.integers(1, 120), st.integers(1, 9), st.integers(0, 6), st.integers(0, 10**6))
-def test_patience_is_never_waiting_for_good(total, batch, bound, seed):
-    """Who never mixes of his own accord gets every sample, too, once all have ended."""
+def test_waiting_for_slow_samples_is_bounded(total, batch, bound, seed):
+    """A caller that never mixes also gets every sample, once all have ended."""
     rng = random.Random(seed)
     form = _policy.PolicyReady(batch, bound)
     form.end(total)
@@ -258,8 +258,8 @@ def test_patience_is_never_waiting_for_good(total, batch, bound, seed):
     assert [len(b) for b in out[:-1]] == [batch] * (len(out) - 1)
 
 
-def test_slow_samples_are_owed_a_place_though_others_are_whole():
-    """One in each fourth batch, beside one that does not end for long."""
+def test_whole_batches_do_not_starve_slow_samples():
+    """A slow sample in each fourth batch, and one that takes very long."""
     form = _policy.PolicyReady(4, 60)
     form.end(400)
     for p in range(200):
@@ -270,7 +270,7 @@ def test_slow_samples_are_owed_a_place_though_others_are_whole():
     assert max(slow[:30]) <= 2 and sum(slow[:30]) >= 4
 
 
-def test_refuses_what_breaks_the_bound():
+def test_violations_of_the_bound_are_refused():
     form = _policy.PolicyReady(2, 1)
     with pytest.raises(ValueError):
         form.mark(4, False)  # past the horizon

@@ -1,4 +1,4 @@
-"""Samples that share what is opened for them, in virtual time: the engine's own plan in C.
+"""Samples that share an opened file, in virtual time: the engine's own plan in C.
 
 Everything here is exact and repeatable; see ``benchmarks/simulate_groups.py``.
 """
@@ -87,8 +87,8 @@ def cases(draw: st.DrawFn) -> tuple[Any, Any]:
 
 @settings(deadline=None, max_examples=80)
 @given(cases(), st.booleans(), st.booleans(), st.randoms(use_true_random=False))
-def test_each_sample_once_and_nobody_waits_for_ever(library, drawn, keeps, declared, rng):
-    """Whatever samples cost and share, over epochs; and within the memory that there is."""
+def test_each_sample_is_made_once_without_deadlock(library, drawn, keeps, declared, rng):
+    """For any costs and groups, over epochs; and within the available memory."""
     case, work = drawn
     with groups.Plan(library, case, work, keeps or declared, declared) as plan:
         for _ in range(3):
@@ -101,7 +101,7 @@ def test_each_sample_once_and_nobody_waits_for_ever(library, drawn, keeps, decla
 def epochs(
     library: ctypes.CDLL, case: Any, keeps: bool, declared: bool, seed: int = 1
 ) -> list[Any]:
-    """Of each epoch what torch makes of it, and what the plan does."""
+    """For each epoch, the result of torch's dispatch and of the plan."""
     rng = random.Random(seed)
     work = case.draw(rng)
     held = [groups.Held(work, case.held) for _ in range(case.workers)]
@@ -122,13 +122,13 @@ def shared(batch: int, workers: int, *work: Any, **more: Any) -> Any:
 @pytest.mark.parametrize("declared", [False, True])
 @pytest.mark.parametrize("name", ["videos of 8 (", "videos of 8, batch 32", "long and short"])
 def test_neighbours_are_kept_together(library, name: str, declared: bool) -> None:
-    """Once something is known: nearly as if each group were opened once."""
+    """Once costs are known: nearly as if each group were opened once."""
     for torch, plan in epochs(library, of_name(name), True, declared)[1:]:
         assert plan.opened < 1.3 and plan.ratio < 1.3
         assert plan.ratio < 1.05 * torch.ratio
 
 
-def test_a_group_that_is_being_opened_is_left_to_its_worker(library) -> None:
+def test_group_being_opened_is_left_to_its_worker(library) -> None:
     """Nothing is known of costs, and each worker has a declared group of one batch."""
     case = shared(4, 8, [4] * 8, 400 * MS, 5 * MS)
     torch, plan = epochs(library, case, True, True)[0]
@@ -136,16 +136,16 @@ def test_a_group_that_is_being_opened_is_left_to_its_worker(library) -> None:
     assert plan.ratio < 1.2
 
 
-def test_what_nobody_is_at_comes_before_helping(library) -> None:
-    """Groups of a batch each: an idle worker starts past the window sooner than it enters the
-    group of another, and the next worker does not open it again."""
+def test_unstarted_pieces_come_before_helping(library) -> None:
+    """Groups of one batch each: an idle worker starts past the window before it enters the
+    group of another worker, and the next worker does not open that group again."""
     for torch, plan in epochs(library, of_name("row groups of 32"), True, False)[1:]:
         assert plan.opened < 1.04
         assert plan.ratio < 1.04 * torch.ratio
 
 
 @pytest.mark.parametrize("declared", [False, True])
-def test_mixed_groups_that_are_longer_than_batches(library, declared: bool) -> None:
+def test_mixed_groups_longer_than_batches(library, declared: bool) -> None:
     """Torch's workers open each of the two that are kept once: all together four times."""
     case = shared(64, 4, [256] * 48, 20 * MS, MS // 100, held=2, mixed=2)
     for torch, plan in epochs(library, case, True, declared):
@@ -153,15 +153,15 @@ def test_mixed_groups_that_are_longer_than_batches(library, declared: bool) -> N
         assert plan.ratio < 0.9 * torch.ratio
 
 
-def test_a_run_is_begun_where_it_begins(library) -> None:
-    """Also by the plan that does not know yet what samples cost: hardly any second worker opens
+def test_runs_start_at_their_beginning(library) -> None:
+    """Also by the plan that does not know costs yet: a second worker rarely opens
     it."""
     _torch, plan = epochs(library, of_name("videos of 8 ("), True, False)[0]
     assert plan.opened < 1.1
 
 
 @pytest.mark.parametrize("shape", [(256, 16, 40), (1024, 8, 20)])
-def test_slow_samples_of_large_batches_hold_up_no_more_than_with_single_samples(
+def test_slow_samples_delay_large_batches_no_further(
     library, shape: tuple[int, int, int]
 ) -> None:
     """Few, and nothing is known; workers that idle help, however little room there is for
@@ -175,8 +175,8 @@ def test_slow_samples_of_large_batches_hold_up_no_more_than_with_single_samples(
     assert plan.ratio < torch.ratio
 
 
-def test_a_sample_that_opened_a_group_is_not_started_early_for_that(library) -> None:
-    """Nor one of which nothing is known, because some of those that are were dear to open."""
+def test_opening_sample_is_not_taken_for_slow(library) -> None:
+    """Nor an unknown sample, because some known ones were expensive to open."""
     for _torch, plan in epochs(library, of_name("row groups of 32"), True, False):
         assert plan.ahead <= 8  # two batches a worker
 
@@ -192,9 +192,9 @@ def uneven(draw: Any, sigma: float) -> Any:
     return work
 
 
-def test_groups_of_a_batch_each_are_hardly_ever_opened_twice(library) -> None:
-    """By the plan that knows nothing yet, either. Who idles waits for what comes next, where that
-    comes sooner than it has opened a group again."""
+def test_groups_of_one_batch_are_rarely_opened_twice(library) -> None:
+    """Also by the first plan, which knows nothing yet. An idle worker waits for the next batch if
+    that comes sooner than it could open a group again."""
     draw = uneven(groups.grouped([32] * 64, 100 * MS, MS), 0.1)
     case = groups.Case("uneven", 32, 4, draw)
     first, *later = [plan for _torch, plan in epochs(library, case, True, False)]
@@ -204,10 +204,10 @@ def test_groups_of_a_batch_each_are_hardly_ever_opened_twice(library) -> None:
 
 @pytest.mark.parametrize("shape", [(32, 4), (64, 8), (24, 12), (4, 8)])
 @pytest.mark.parametrize("costs", ["even", "80/20"])
-def test_all_help_with_a_first_batch_that_is_no_group(
+def test_ungrouped_first_batch_is_shared(
     library, shape: tuple[int, int], costs: str
 ) -> None:
-    """It is ready nearly as soon as if they had begun with it."""
+    """It is ready nearly as soon as if the workers had started with it."""
     batch, workers = shape
     rng = random.Random(3)
     one = (lambda rng: 5 * MS) if costs == "even" else groups.two(0.2, 10 * MS, 5 * MS)
@@ -223,10 +223,10 @@ def test_all_help_with_a_first_batch_that_is_no_group(
 @pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_groups_that_end_with_batches_are_opened_once(library, seed: int, far: bool) -> None:
-    """In each epoch, as if batches were never cut, which nothing beats where all cost the same.
-    What was made before anything was known shows its groups later; what it costs to open one is no
-    reason to start its first sample early; a plan that is made anew leaves each to who is at it;
-    nobody leaves one before it is known what that costs, or enters one while others end."""
+    """In each epoch, as if batches were never cut, which is optimal for equal costs.
+    Samples made before costs are known show their groups later. The cost of opening a group is no
+    reason to start its first sample early. A new plan leaves each group to its current worker. No
+    worker leaves a group before its opening cost is known, or enters one while others end."""
     for sizes, opening, each in (([8] * 128, 50 * MS, 2 * MS), ([32] * 64, 100 * MS, MS)):
         case = shared(32, 4, sizes, opening, each, far=far)
         for torch, plan in epochs(library, case, True, False, seed):
@@ -234,23 +234,23 @@ def test_groups_that_end_with_batches_are_opened_once(library, seed: int, far: b
             assert plan.ratio < 1.005 * torch.ratio
 
 
-def test_a_first_batch_that_is_a_group_is_opened_once(library) -> None:
+def test_grouped_first_batch_is_opened_once(library) -> None:
     torch, plan = epochs(library, of_name("row groups of 32"), True, False)[0]
     assert plan.opened == 1.0
     assert plan.ratio < 1.01 * torch.ratio
 
 
 @pytest.mark.parametrize("declared", [False, True])
-def test_groups_of_which_some_take_long_to_open(library, declared: bool) -> None:
-    """Torch's workers wait for those who have them."""
+def test_some_groups_are_slow_to_open(library, declared: bool) -> None:
+    """torch's workers wait for those that open them."""
     runs = [run for seed in range(4)
             for run in epochs(library, of_name("openings differ"), True, declared, seed)]  # fmt: skip
     assert sum(plan.opened for _torch, plan in runs) < 1.1 * len(runs)
     assert sum(plan.ratio for _torch, plan in runs) < sum(torch.ratio for torch, _plan in runs)
 
 
-def test_an_order_that_keeps_groups_and_one_that_does_not(library) -> None:
-    """One after the other: what was learned of the one is unlearned in the other."""
+def test_grouped_and_shuffled_orders_alternate(library) -> None:
+    """One after the other: each order is unlearned in the other."""
     case = shared(32, 4, [32] * 64, 20 * MS, MS)
     rng = random.Random(1)
     work = case.draw(rng)
@@ -266,14 +266,14 @@ def test_an_order_that_keeps_groups_and_one_that_does_not(library) -> None:
 
 
 def test_long_groups_of_small_batches_are_noticed(library) -> None:
-    """Each worker opens each group once: of eight batches that it makes of it one is dear."""
+    """Each worker opens each group once: one of the eight batches that it makes of it is slow."""
     case = shared(4, 4, [128] * 24, 400 * MS, MS // 5)
     for torch, plan in epochs(library, case, True, False)[1:]:
         assert plan.opened <= torch.opened
         assert plan.ratio < 1.2 * torch.ratio
 
 
-def test_nothing_is_taken_over_where_the_consumer_is_slower(library) -> None:
+def test_slow_consumer_causes_no_takeover(library) -> None:
     """Batches wait for the program, which needs three times as long as the workers."""
     case = shared(32, 4, [32] * 64, 100 * MS, MS, consumer=100 * MS)
     for torch, plan in epochs(library, case, True, True):
@@ -285,11 +285,11 @@ def test_nothing_is_taken_over_where_the_consumer_is_slower(library) -> None:
 @pytest.mark.parametrize("ms", [2, 7])
 @pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("away", [0, 1])
-def test_one_worker_that_made_all_for_a_slow_consumer_is_not_home_to_all(
+def test_single_active_worker_is_not_home_of_all(
     library, workers: int, ms: int, far: bool, away: int
 ) -> None:
-    """In the first epoch one is enough, as while a program compiles its model. After that all work,
-    though what a worker makes first costs more there."""
+    """In the first epoch one worker is enough, as while a program compiles its model. Afterwards
+    all work, although each worker's first time at a sample costs more."""
     n, each = 480, ms * MS
     away *= each
     work = groups.Work([each] * n, [*range(n)], [away] * n)
@@ -305,7 +305,7 @@ def test_one_worker_that_made_all_for_a_slow_consumer_is_not_home_to_all(
     assert all(wait < 1.25 for wait in waits)
 
 
-def test_pieces_that_all_open_a_group_are_made_in_their_order(library) -> None:
+def test_pieces_that_open_groups_keep_their_order(library) -> None:
     """Compressed chunks of a batch each: none is slower than another."""
     case = shared(32, 4, [32] * 48, 2 * MS, 30_000)
     for torch, plan in epochs(library, case, True, True):
@@ -315,10 +315,10 @@ def test_pieces_that_all_open_a_group_are_made_in_their_order(library) -> None:
 @pytest.mark.parametrize("declared", [False, True])
 @pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("name", ["two kept", "four kept, two mixed", "four kept, four mixed"])
-def test_groups_that_are_mixed_are_opened_no_more_often(
+def test_mixed_groups_are_opened_no_more_often(
     library, name: str, far: bool, declared: bool
 ) -> None:
-    """Than with torch's cut: nor for being declared, nor because samples that are shuffled anew
+    """Compared with torch's cut: neither because they are declared, nor because shuffled samples
     remember where groups began in another order."""
     case = dataclasses.replace(of_name(name), far=far)
     runs = [run for seed in range(2) for run in epochs(library, case, True, declared, seed)]
@@ -330,12 +330,12 @@ def test_groups_that_are_mixed_are_opened_no_more_often(
 @pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("slow", [0, 200 * MS])
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_what_is_kept_at_home_is_made_there(
+def test_cached_samples_are_made_at_home(
     library, shuffled: bool, slow: int, far: bool
 ) -> None:
-    """A batch of samples that were dear elsewhere is long, not slow; what they paid there is not
-    taken for groups. In order torch's workers see the same samples each epoch: as with them,
-    but for what slow ones of the same worker keep waiting."""
+    """A batch of samples that were expensive elsewhere is long, not slow; their extra cost there is
+    not taken for groups. In order, torch's workers see the same samples each epoch; the plan
+    matches that, except for delays by slow samples of the same worker."""
     n = 1024
     rng = random.Random(0)
     draw = groups.two(0.01, slow or MS, MS)
@@ -353,8 +353,8 @@ def test_what_is_kept_at_home_is_made_there(
 
 @pytest.mark.parametrize("name", ["80/20 (24", "80/20 (4", "40/60", "log-normal"])
 def test_slow_samples_are_no_locality(library, name: str) -> None:
-    """Because those that are known start alone, and anywhere: nothing is kept together or at home
-    then, and nothing is lost."""
+    """Because known slow samples start alone, on any worker: then nothing is kept together or at
+    home, and nothing is lost."""
     case, rng = of_name(name), random.Random(0)
     work = case.draw(rng)
     with groups.Plan(library, case, work, True, False) as plan:
@@ -366,7 +366,7 @@ def test_slow_samples_are_no_locality(library, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["80/20 (24", "80/20 (4", "40/60", "log-normal"])
-def test_to_learn_that_no_home_is_cheaper_costs_nothing(library, name: str) -> None:
+def test_learning_that_homes_do_not_help_costs_nothing(library, name: str) -> None:
     """In the epochs after the first one a step as long as a batch waits no longer than where nothing
     is learned."""
     walls: list[list[int]] = []
@@ -382,9 +382,9 @@ def test_to_learn_that_no_home_is_cheaper_costs_nothing(library, name: str) -> N
     assert all(wall < 1.004 * least for wall, least in zip(learns, knows))
 
 
-def test_batches_that_are_cut_finer_than_they_were(library) -> None:
-    """Long ones, of which nothing is known; then that neighbours are not cheaper; then that they
-    are. A batch has more tasks each time, and room for as many pieces."""
+def test_batches_may_be_cut_finer_later(library) -> None:
+    """Long ones, first unknown, then known not to be cheaper together, then known to be cheaper. A
+    batch has more tasks each time, and can be cut into as many pieces."""
     alone, shared = 13 * 1024, 12 * 16
     group = [*range(alone)] + [alone + g for g in range(shared) for _ in range(64)]
     work = groups.Work([MS // 2] * len(group), group, [0] * alone + [20 * MS] * shared)

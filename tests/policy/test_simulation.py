@@ -31,7 +31,7 @@ def loader(case: Case, epoch: Epoch, kind: str, memory: float,
 
 
 class Watch(Loader):
-    """Stands before a loader and notes what was started and finished."""
+    """Wraps a loader and records what was started and finished."""
 
     def __init__(self, inner: Minato) -> None:
         self.inner = inner
@@ -90,7 +90,7 @@ def test_every_sample_once_and_no_deadlock(costs, batch, workers, kind, memory, 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 200).map(lambda x: x * MS), min_size=1, max_size=80),
        st.integers(1, 9), st.sampled_from(["in order", "ooo"]))
-def test_nobody_waits_for_the_slow_one(costs, workers, kind):
+def test_slow_sample_idles_no_worker(costs, workers, kind):
     """Memory enough: the first epoch ends within work / workers + the largest cost, in
     order too, wherever the slow samples are."""
     case = Case("t", 1, workers, len(costs), lambda rng: (1,))
@@ -124,7 +124,7 @@ def test_sleeping_workloads_stay_near_the_work_bound(case):
         assert mean["torch"] > mean["in order 2"] + 0.02
 
 
-def test_lock_step_ranks_stay_near_the_bound_too():
+def test_lock_step_ranks_stay_near_the_bound():
     draw = simulate.speech(3 * simulate.S)
     case = Case("speech", 24, 12, 50, draw, ranks=4, consumer=1.0)
     columns = ("torch", "torch ooo", "in order 1", "in order 2")
@@ -133,7 +133,7 @@ def test_lock_step_ranks_stay_near_the_bound_too():
     assert out["in order 2"].ratio < out["torch ooo"].ratio
 
 
-def test_a_memory_of_a_quarter_of_the_window_is_enough_for_ready_first_batches():
+def test_ready_batches_work_with_quarter_window_memory():
     """All of it may be of batches that wait for others: then the next one passes the limit."""
     case = next(c for c in simulate.background() if c.name == "1% of 500 ms in 5 ms")
     costs = _policy.PolicyCost(case.samples)
@@ -142,7 +142,7 @@ def test_a_memory_of_a_quarter_of_the_window_is_enough_for_ready_first_batches()
         assert outcome.peak_batches <= case.workers // 2 + 1
 
 
-def test_a_known_slow_sample_drawn_last_does_not_hold_the_epoch():
+def test_known_slow_last_sample_does_not_delay_epoch():
     costs = [5 * MS] * 799 + [500 * MS]
     case = Case("t", 8, 8, 100, lambda rng: (1,))
     epoch = Epoch(list(range(800)), [(c,) for c in costs])

@@ -15,17 +15,17 @@ costs = st.lists(st.integers(1, 10**10), min_size=0, max_size=200)
 
 
 @given(costs, st.booleans())
-def test_never_what_cannot_be_sent(walls, on):
+def test_unsendable_samples_are_never_split(walls, on):
     assert not _policy.policy_split(on, walls, CANNOT)
 
 
 @given(costs, st.booleans(), st.integers(0, 10**9))
-def test_never_without_evidence(walls, on, send):
+def test_no_split_without_evidence(walls, on, send):
     assert not _policy.policy_split(on, walls[:31], send)
 
 
 @given(st.integers(1, 10**10), st.integers(32, 300), st.booleans(), st.data())
-def test_constant_costs_never_are_uneven(cost, count, on, data):
+def test_constant_costs_are_never_split(cost, count, on, data):
     """Noise of up to a third more is no unevenness, and neither are a few hiccups."""
     walls = [cost + data.draw(st.integers(0, cost // 3)) for _ in range(count)]
     walls += [4 * cost] * (count // 100)
@@ -39,7 +39,7 @@ def test_dearer_sending_never_makes_it_worth_more(walls, send, more):
 
 
 @given(costs, st.integers(0, 10**9))
-def test_what_is_begun_ends_later(walls, send):
+def test_started_split_continues(walls, send):
     if _policy.policy_split(False, walls, send):
         assert _policy.policy_split(True, walls, send)
 
@@ -55,7 +55,7 @@ def test_scale_does_not_matter(share, factor, on):
 @given(st.lists(st.integers(10_000, 14_000), min_size=32, max_size=200),
        st.lists(st.integers(36_000, 90_000), max_size=20), st.booleans())  # fmt: skip
 def test_the_share_of_time_decides(cheap, dear, on):
-    """Sending costs nothing here; what is near the line, a histogram cannot tell."""
+    """Sending costs nothing here; a histogram cannot decide cases near the threshold."""
     walls = cheap + dear
     quartile = sorted(walls)[-(-len(walls) // 4) - 1]
     whole, line = sum(walls), 80 if on else 150

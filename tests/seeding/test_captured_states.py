@@ -33,7 +33,7 @@ BEFORE: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("second", BEFORE)
 @pytest.mark.parametrize("first", BEFORE)
-def test_captured_states_are_those_of_the_moment(first: str, second: str) -> None:
+def test_captured_states_do_not_change_later(first: str, second: str) -> None:
     np.random.seed(5)
     for name in (first, second):
         BEFORE[name]()
@@ -44,7 +44,7 @@ def test_captured_states_are_those_of_the_moment(first: str, second: str) -> Non
         put_global(states)
 
 
-def test_a_portable_state_is_json_that_sets_the_same() -> None:
+def test_portable_json_restores_the_same_state() -> None:
     random.gauss(0, 1)
     np.random.normal()
     states = all_global()

@@ -1,4 +1,4 @@
-"""A worker_init_fn that seeds from a number of its own is told of, others are not."""
+"""Warnings for a worker_init_fn that seeds from its own number; none for others."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def nothing(_number: int) -> None:
 
 
 def epochs(function: Callable[[int], None], count: int, **options: Any) -> list[str]:
-    """Warnings of so many iterators of one loader."""
+    """Warnings of this many iterators of one loader."""
     options = {"num_workers": 2, "multiprocessing_context": "fork", **options}
     context = torch.multiprocessing.get_context(options["multiprocessing_context"])
     barrier = context.Barrier(options["num_workers"])
@@ -186,7 +186,7 @@ def test_seeds_that_follow_the_loaders(function: Any) -> None:
 @pytest.mark.parametrize(
     "options", [{"seed_per_sample": False}, {"seed_per_sample": True}, {"scheduling": "static"}]
 )
-def test_who_has_chosen_is_told_nothing(options: dict) -> None:
+def test_explicit_seed_per_sample_does_not_warn(options: dict) -> None:
     assert epochs(constant, 2, **options) == []
 
 
@@ -198,7 +198,7 @@ def test_the_same_seed_again_proves_nothing() -> None:
         assert epochs(own_of_each, 1) == []
 
 
-def test_persistent_workers_that_another_epoch_was_loaded_for() -> None:
+def test_persistent_workers_after_loading_another_epoch() -> None:
     barrier = torch.multiprocessing.get_context("fork").Barrier(2)
     loader = minato.DataLoader(
         Data(barrier), 2, worker_init_fn=as_torch_shows, num_workers=2, persistent_workers=True

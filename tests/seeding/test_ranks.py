@@ -63,7 +63,7 @@ class Shard(BatchSampler):
 
 
 class Wrapped:
-    """A batch sampler that only hands on what another gives."""
+    """A batch sampler that only forwards another one's batches."""
 
     def __init__(self, batch_sampler: Any) -> None:
         self.batch_sampler = batch_sampler
@@ -204,7 +204,7 @@ def test_seed_rank_counts_on_one_rank() -> None:
 
 
 @pytest.mark.parametrize("rank", [-1, True, 1.0, "0", 2**31])
-def test_seed_rank_refuses_what_is_no_rank(rank: Any) -> None:
+def test_invalid_seed_rank_is_refused(rank: Any) -> None:
     with pytest.raises(ValueError, match="seed_rank option should be None or a rank"):
         minato.DataLoader(Draws(), seed_rank=rank)
 
@@ -228,7 +228,7 @@ def test_seed_rank_without_seeded_samples_raises(options: dict[str, Any]) -> Non
         minato.DataLoader(Stream(), num_workers=1, seed_rank=0)
 
 
-# ---- who says which rank this is --------------------------------------------------------------
+# ---- sources of the rank ----------------------------------------------------------------------
 
 
 class Named:
@@ -334,6 +334,6 @@ def test_seeder_without_world_changes_nothing_on_rank_zero() -> None:
 
 
 @pytest.mark.parametrize("ranks", [(2, 2, 1), (0, 1, 0), (0, 1), None, ("0", 1, 1)])
-def test_seeder_refuses_ranks_that_make_no_sense(ranks: Any) -> None:
+def test_seeder_refuses_invalid_ranks(ranks: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         Seeder().share(ranks)

@@ -1,4 +1,4 @@
-"""The same job twice: one hash, whatever the workers, their number and their order do."""
+"""The same job twice gives one hash, whatever the workers, their number and their order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Augmented(torch.utils.data.Dataset):
 
 
 def drawing(samples):
-    """A collate_fn with randomness of its own."""
+    """A collate_fn with its own randomness."""
     mixed = torch.stack(samples) * random.random() + torch.rand(len(samples), 1)
     return mixed + np.random.rand()
 
@@ -61,13 +61,13 @@ def make(workers, collate_fn=None, seed=11, dataset=None, **options):
 
 
 @pytest.mark.parametrize("collate_fn", [None, drawing])
-def test_the_same_with_one_two_and_seven_workers(collate_fn):
+def test_data_is_the_same_with_any_workers(collate_fn):
     runs = []
     for workers in (1, 2, 7, 2):
         loader = make(workers, collate_fn, persistent_workers=True)
         runs.append([digest(loader) for _ in range(3)])
     assert runs[0] == runs[1] == runs[2] == runs[3]
-    assert len({row for epoch in runs[0] for row in epoch}) == 24  # epochs draw anew
+    assert len({row for epoch in runs[0] for row in epoch}) == 24  # epochs draw new numbers
 
 
 @hypothesis.settings(deadline=None, max_examples=8)
@@ -75,7 +75,7 @@ def test_the_same_with_one_two_and_seven_workers(collate_fn):
     st.integers(1, 5), st.integers(0, 9), st.sampled_from([None, drawing]), st.booleans(),
     st.sampled_from([None, (1, 6)]), st.integers(1, 3),
 )  # fmt: skip
-def test_the_same_whatever_the_machinery_does(workers, slow, collate, in_order, most, prefetch):
+def test_data_does_not_depend_on_machinery(workers, slow, collate, in_order, most, prefetch):
     """Random numbers of workers, costs, windows, with and without a scheduler."""
     plain = digest(make(2, collate), in_order)
     threshold = 0.005 if most is not None else "auto"
@@ -90,7 +90,7 @@ def test_the_same_whatever_the_machinery_does(workers, slow, collate, in_order, 
     st.integers(1, 4), st.integers(0, 9), st.integers(1, 60), st.integers(1, 9),
     st.sampled_from([None, (1, 6)]),
 )  # fmt: skip
-def test_ready_first_delivers_each_sample_once(workers, slow, count, size, most):
+def test_ready_batches_deliver_each_sample_once(workers, slow, count, size, most):
     """Samples and their randomness are those of strict order, in whichever batch."""
     def rows(**options):
         torch.manual_seed(5)
@@ -109,8 +109,8 @@ def test_ready_first_delivers_each_sample_once(workers, slow, count, size, most)
 
 @hypothesis.settings(deadline=None, max_examples=5)
 @hypothesis.given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 8), st.booleans())
-def test_the_rest_of_an_epoch_elsewhere(before, after, taken, split):
-    """Left in the middle with so many workers, gone on with others."""
+def test_resumed_epoch_has_the_same_data(before, after, taken, split):
+    """Left in the middle with one number of workers, resumed with another."""
     collate = drawing if split else None
     whole = digest(make(before, collate))
     loader = make(before, collate)
@@ -123,11 +123,11 @@ def test_the_rest_of_an_epoch_elsewhere(before, after, taken, split):
     assert first + digest(other) == whole
 
 
-# ---- without workers, and what the program's generators see --------------------------------
+# ---- without workers, and the program's generators -----------------------------------------
 
 
 class Fetching(Augmented):
-    """One that is asked for whole batches."""
+    """A dataset that fetches whole batches."""
 
     def __getitems__(self, indices):
         noise = float(torch.rand(())) + self.numpy.random()
@@ -161,7 +161,7 @@ def seeded(workers, kind, data, **options):
 
 @pytest.mark.parametrize("dataset", [Augmented, Fetching])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_without_workers(kind, dataset):
+def test_data_is_the_same_without_workers(kind, dataset):
     runs, states = [], []
     for workers in (0, 1, 3):
         data = dataset(23)
@@ -175,7 +175,7 @@ def test_the_same_without_workers(kind, dataset):
 
 @pytest.mark.parametrize("first, then", [(0, 2), (2, 0), (0, 0)])
 @pytest.mark.parametrize("kind", ["rows", "samples, collate"])
-def test_without_workers_the_rest_is_the_same(kind, first, then):
+def test_resumed_epoch_without_workers_is_the_same(kind, first, then):
     whole = digest(seeded(1, kind, Augmented(23)))
     it = iter(loader := seeded(first, kind, Augmented(23)))
     begin = digest([next(it) for _ in range(3)])
@@ -194,7 +194,7 @@ class Failing(Augmented):
         return super().__getitem__(index)
 
 
-def test_without_workers_a_failure_leaves_the_programs_generators():
+def test_failure_without_workers_restores_global_generators():
     data = Failing(8)
     loader = minato.DataLoader(data, batch_size=2, seed_per_sample=True)
     it = iter(loader)
@@ -206,7 +206,7 @@ def test_without_workers_a_failure_leaves_the_programs_generators():
     assert len(list(it)) == 2
 
 
-def test_without_workers_and_a_word_the_programs_generators_are_drawn_from():
+def test_no_workers_default_uses_global_generators():
     torch.manual_seed(1)
     mine = list(minato.DataLoader(Augmented(6)))
     torch.manual_seed(1)
@@ -223,8 +223,8 @@ def marked(samples):
 
 
 def test_ready_batches_are_collated_as_in_order():
-    """By a worker, each of the sampler's with what it draws there; the program's generators are as
-    they were. Only which comes first is another matter."""
+    """A worker collates each of the sampler's batches with its own draws; the program's generators
+    do not change. Only the order differs."""
 
     def collated(workers, **options):
         data = Augmented(23)
@@ -242,7 +242,7 @@ def test_ready_batches_are_collated_as_in_order():
     assert len({str(draws) for draws, _ in ordered}) == 5
 
 
-def test_ready_batches_after_a_resume_are_collated_as_without():
+def test_resumed_ready_batches_are_collated_the_same():
     def loader():
         torch.manual_seed(3)
         return minato.DataLoader(Augmented(23), 5, num_workers=2, in_order=False,
@@ -282,8 +282,8 @@ def test_ready_batches_of_a_sampler_without_a_length(count, drop_last):
         assert got == list(range(count // 5 * 5 if drop_last else count))
 
 
-def test_who_says_it_is_a_worker_goes_on_saying_so():
-    """A program may have a worker's information of its own."""
+def test_programs_own_worker_info_is_kept():
+    """A program may set its own worker info."""
     worker = torch.utils.data._utils.worker
     mine = worker.WorkerInfo(id=7, num_workers=9, seed=1, dataset=None)
     worker._worker_info = mine
@@ -299,7 +299,7 @@ def test_who_says_it_is_a_worker_goes_on_saying_so():
 
 
 class Lazy(torch.utils.data.Dataset):
-    """Makes its generator when it needs one, as people do because of forks."""
+    """Makes its generator when it needs one, as programs do because of forks."""
 
     def __init__(self, place="attribute"):
         self.place, self.rng, self.parts = place, None, []
@@ -351,7 +351,7 @@ def lazily(workers, dataset, **options):
 
 
 @pytest.mark.parametrize("place", ["attribute", "new attribute", "dict", "transform"])
-def test_a_generator_made_in_the_first_sample_is_seeded(place):
+def test_generator_made_in_first_sample_is_seeded(place):
     runs = [lazily(workers, Lazy(place)) for workers in (0, 1, 3)]
     assert runs[0] == runs[1] == runs[2] and runs[0][0] != runs[0][1]
 
@@ -360,14 +360,14 @@ def test_a_generator_made_in_the_first_sample_is_seeded(place):
     "make", [lambda: LazyBatches(), lambda: torch.utils.data.Subset(Lazy(), range(24)[::-1])]
 )
 @pytest.mark.parametrize("options", [{}, {"collate_fn": torch.stack}])
-def test_also_where_it_is_asked_otherwise(make, options):
+def test_lazy_generator_is_seeded_with_other_options(make, options):
     runs = [lazily(workers, make(), **options) for workers in (0, 1, 3)]
     assert runs[0] == runs[1] == runs[2]
     assert minato.check_determinism(make(), samples=8)
 
 
 class Counting(torch.utils.data.Dataset):
-    """How often it was asked for each sample; what it holds changes its type all the time."""
+    """Counts how often each sample was requested; the types of its attributes keep changing."""
 
     def __init__(self, makes):
         self.makes, self.more, self.odd = makes, [], None
@@ -385,13 +385,13 @@ class Counting(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("makes, most", [(False, 0), (True, 16)])
 def test_samples_are_seldom_made_twice(makes, most):
-    """A dataset that makes generators again and again is left to itself soon."""
+    """minato soon stops searching a dataset that makes generators again and again."""
     data = Counting(makes)
     assert len(list(minato.DataLoader(data, 10, num_workers=1))) == 30
     assert min(most, 1) <= int(data.asked.sum()) - 300 <= most
 
 
-def test_walks_in_vain_become_seldom(monkeypatch):
+def test_fruitless_walks_become_rare(monkeypatch):
     from minato.seeding import generators as _seeding
 
     growing = _seeding.Growing(data := Counting(False))
@@ -416,8 +416,8 @@ HELD = {
 
 
 class Tables(torch.utils.data.Dataset):
-    """Builds a table when some sample needs it first, and draws from the same generator; tells how
-    often it was asked."""
+    """Builds a table when a sample first needs it, and draws from the same generator; records how
+    often each sample was requested."""
 
     def __init__(self, held, when="first"):
         make, self.draw = HELD[held]
@@ -447,8 +447,8 @@ def tables_of(kind, workers, data, **options):
 
 @pytest.mark.parametrize("when", ["first", "later"])
 @pytest.mark.parametrize("held", HELD)
-def test_a_table_built_later_is_the_same_in_every_worker(held, when):
-    """And the one that torch's workers build; samples are the same with any number of workers."""
+def test_lazily_built_table_is_equal_in_all_workers(held, when):
+    """And equal to that of torch's workers; samples are the same with any number of workers."""
     theirs = tables_of(torch.utils.data.DataLoader, 1, Tables(held, when))
     for workers in (0, 1, 3):
         data = Tables(held, when)
@@ -460,7 +460,7 @@ def test_a_table_built_later_is_the_same_in_every_worker(held, when):
         assert int(data.asked.sum()) - 40 <= max(workers, 1) + 1
 
 
-def test_a_generator_nothing_draws_from_makes_no_sample_twice():
+def test_unused_generator_repeats_no_sample():
     data = Tables("legacy", when="never")
     data.when, data.tables = "later", {"one": [1.0, 2.0, 3.0]}
     tables_of(minato.DataLoader, 2, data)
@@ -468,7 +468,7 @@ def test_a_generator_nothing_draws_from_makes_no_sample_twice():
 
 
 class Picky(Tables):
-    """Some of what it may draw is an error."""
+    """Some values that it may draw cause an error."""
 
     def __getitem__(self, index):
         sample = super().__getitem__(index)
@@ -507,7 +507,7 @@ class TableOfEpoch(Tables):
         return super().__getitem__(index)
 
 
-def test_a_table_of_an_epoch_is_the_same_in_every_worker():
+def test_table_per_epoch_is_equal_in_all_workers():
     runs = []
     for workers in (1, 3):
         loader = make(workers, dataset=TableOfEpoch("numpy"), persistent_workers=True)
@@ -519,7 +519,7 @@ def test_a_table_of_an_epoch_is_the_same_in_every_worker():
     assert all(map(torch.equal, runs[:3], runs[3:]))
 
 
-# ---- what a collate_fn holds ----------------------------------------------------------------
+# ---- generators in a collate_fn -------------------------------------------------------------
 
 
 class Collates:
@@ -553,7 +553,7 @@ def test_generators_of_the_collate_fn_are_seeded(lazy, prefetch):
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_also_where_the_trainer_collates(lazy):
+def test_generators_of_collate_fn_in_trainer_are_seeded(lazy):
     collate = Collates(lazy)
     options = dict(dataset=Dicts(), batching="ready", in_order=False, straggler_threshold=None)
     # with one worker, whose order is the sampler's
@@ -572,7 +572,7 @@ class OfCollate(Collates):
         return torch.cat([super().__call__(samples), self.table.expand(len(samples), 1)], 1)
 
 
-def test_a_table_of_a_collate_fn_is_the_same_in_every_worker():
+def test_collate_fn_table_is_equal_in_all_workers():
     torch.manual_seed(5)
     expected = torch.rand((), generator=torch.Generator().manual_seed(0))
     for workers in (0, 1, 3):
@@ -610,7 +610,7 @@ class NowAndThen(AnewEachEpoch):
 
 
 class Attribute(NowAndThen):
-    """Not in a list, where nobody sees it."""
+    """In an attribute instead of a list, where the walk does not see it."""
 
     rng = property(lambda self: [self.own], lambda self, rng: vars(self).update(own=rng[0]))
 
@@ -660,7 +660,7 @@ class Noise:
 
 
 @pytest.mark.parametrize("steps", [3, 15, 200, 1000])
-def test_a_generator_that_is_made_later_is_found_behind_many_steps(steps):
+def test_late_nested_generator_is_found(steps):
     """Up to some of these also one in place of an attribute that was there before."""
     from minato.seeding import generators as _seeding
 
@@ -675,7 +675,7 @@ def test_a_generator_that_is_made_later_is_found_behind_many_steps(steps):
     assert not growing.seeder.renew()
 
 
-def test_who_makes_generators_again_and_again_is_told_once():
+def test_repeatedly_made_generators_warn_once():
     from minato.seeding import generators as _seeding
 
     growing = _seeding.Growing(data := Lazy())

@@ -169,7 +169,7 @@ def test_domain_defaults_to_samples_and_batches_differ() -> None:
     assert states[0] == states[1] != states[2] == global_states()
 
 
-def test_each_part_of_the_key_and_each_stream_matters() -> None:
+def test_words_depend_on_key_parts_and_stream() -> None:
     seeder, seen = Seeder([np.random.PCG64(), random.Random()]), set()
     keys = [(b, e, p, d) for b in range(3) for e in range(3) for p in range(3) for d in (0, 1)]
     for key in keys:
@@ -180,7 +180,7 @@ def test_each_part_of_the_key_and_each_stream_matters() -> None:
 
 
 @pytest.mark.parametrize("name", PRIVATE)
-def test_private_fill_and_public_api_end_in_one_state(name: str) -> None:
+def test_private_fill_equals_public_api(name: str) -> None:
     filled, by_api = PRIVATE[name](), PRIVATE[name]()
     other = np.random.PCG64(1)  # so that the one tested is not the first
     fill, api = Seeder([other, filled]), Seeder([other, by_api], force="setstate")
@@ -299,7 +299,7 @@ def test_bit_generator_without_a_state_is_left_alone() -> None:
 
 
 class Counting(random.Random):
-    """An algorithm of its own: the inherited state is not what it draws from."""
+    """A different algorithm: it does not draw from the inherited state."""
 
     at = 0
 
@@ -311,7 +311,7 @@ class Counting(random.Random):
         return self.at / 2.0
 
 
-def test_random_subclass_with_its_own_algorithm_is_seeded_by_it() -> None:
+def test_random_subclass_uses_its_own_seed_method() -> None:
     rng = Counting()
     seeder = Seeder([rng])
     assert seeder.describe()["private[0] Counting"] == "called"
@@ -320,7 +320,7 @@ def test_random_subclass_with_its_own_algorithm_is_seeded_by_it() -> None:
 
 
 @pytest.mark.parametrize("obj", [None, 3, "x", np.random, random.random, object()])
-def test_what_is_no_generator_is_refused(obj: Any) -> None:
+def test_objects_that_are_no_generators_are_refused(obj: Any) -> None:
     with pytest.raises(TypeError, match="cannot seed"):
         Seeder([obj])
 
@@ -362,7 +362,7 @@ def test_hooks_get_their_own_seeds_after_all_generators() -> None:
     assert all(type(s) is int and 0 <= s < 1 << 63 for s in seeds)
 
 
-def test_what_a_hook_raises_passes_through() -> None:
+def test_hook_errors_pass_through() -> None:
     def hook(seed: int) -> None:
         raise KeyError("from the hook")
 
@@ -400,7 +400,7 @@ def test_unknown_torch_blob_falls_back_to_a_seed(monkeypatch: pytest.MonkeyPatch
     (generator_states._random_layout, ()), (generator_states._torch_layout, ()),
     (generator_states._random_state_layout, (np.random.RandomState,)),
     *((generator_states._bitgen_layout, (getattr(np.random, n),)) for n in BIT_GENERATORS)])
-def test_probe_notices_a_state_that_is_not_as_written(
+def test_probe_notices_unexpected_state(
         probe: Any, args: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe.__wrapped__(*args)  # past the cache
     seeded_by = generator_states._seeded_by
@@ -417,7 +417,7 @@ def test_probe_notices_a_state_that_is_not_as_written(
     assert probe.__wrapped__(*args) is None
 
 
-def test_torch_is_probed_on_the_cpu_whatever_the_default_device() -> None:
+def test_torch_is_probed_on_cpu() -> None:
     with torch.device("meta"):
         assert generator_states._torch_layout.__wrapped__()  # type: ignore[attr-defined]
 
@@ -445,7 +445,7 @@ class Inherited(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_inherit_the_probes_and_the_trainer_needs_none(method: str) -> None:
+def test_workers_inherit_probes(method: str) -> None:
     for probe in Inherited.probes:
         probe.cache_clear()  # type: ignore[attr-defined]
     dataset = Inherited()
@@ -503,7 +503,7 @@ def locked_seeder(lock: FakeLock) -> Seeder:
     return Seeder._from_plans([("locked", 16, tuple(plan))])
 
 
-def test_lock_is_taken_only_in_company() -> None:
+def test_lock_is_taken_only_with_other_threads() -> None:
     lock, leave = FakeLock(), threading.Event()
     seeder = locked_seeder(lock)
     thread = threading.Thread(target=leave.wait, args=(DEADLINE_S,))
@@ -562,7 +562,7 @@ def child_seeds(connection: Any, seeder: Seeder) -> None:
     connection.close()
 
 
-def test_lock_lost_in_a_fork_does_not_hang_the_child() -> None:
+def test_lock_held_at_fork_does_not_hang_child() -> None:
     held, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -601,7 +601,7 @@ def test_nothing_leaks(force: str | None) -> None:
 
     rounds()
     seen = [rounds() for _ in range(6)]
-    # What leaks grows in each round; what other threads have allocated meanwhile, in some.
+    # Leaks grow in each round; allocations of other threads only in some.
     assert min(b[0] - a[0] for a, b in zip(seen, seen[1:])) < max(50, times // 100)
     assert all(counts == seen[0][1] for _, counts in seen)
 

@@ -1,4 +1,4 @@
-"""Finding a dataset's private generators: what is reached, in which order, at what cost."""
+"""Finding a dataset's private generators: which are reached, in which order, at what cost."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_reached(way: str, make: Callable[[int], Any]) -> None:
     assert found[0] is rng
 
 
-def test_all_kinds_are_found_in_order_of_depth_then_place() -> None:
+def test_generators_are_found_by_depth_then_place() -> None:
     kinds = [np.random.default_rng(1), np.random.RandomState(1), random.Random(1),
              torch.Generator(), np.random.PCG64(1), np.random.Generator(np.random.SFC64(1))]
     root = Box(deep=[[kinds[4]]], a=kinds[0], b=kinds[1], later=[kinds[3], kinds[5]],
@@ -180,7 +180,7 @@ def test_cycles_end() -> None:
 
 
 class Explosive:
-    """Everything a walk could set off raises, and says so."""
+    """Everything that the walk could trigger raises an error."""
 
     went_off: list[str] = []
 
@@ -227,7 +227,7 @@ class FakeDict:
         raise RuntimeError("__dict__")
 
 
-def test_no_code_of_the_user_runs_and_nothing_is_raised() -> None:
+def test_walk_runs_no_user_code_and_raises_nothing() -> None:
     explosive, fake = Explosive(), FakeDict()
     rngs = [random.Random(i) for i in range(3)]
     object.__getattribute__(explosive, "__dict__")["rng"] = rngs[0]
@@ -246,7 +246,7 @@ def test_no_code_of_the_user_runs_and_nothing_is_raised() -> None:
 
 @pytest.mark.parametrize("element", [str, lambda i: (str(i), i), lambda i: [i] * 50,
                                      lambda i: {"a": [i], "b": {"c": (i,)}}])
-def test_large_data_costs_little_and_hides_nothing_near_the_root(element: Any) -> None:
+def test_large_data_is_skipped_near_root_is_searched(element: Any) -> None:
     rng, deeper = random.Random(1), np.random.default_rng(1)
     data = [element(i) for i in range(20_000)]
     found = find_all([Box(samples=data, other=list(data), rng=rng, t=Box(t=[Box(r=deeper)]))])
@@ -332,7 +332,7 @@ def test_root_offers_seed_sample(make: Callable[[], Any]) -> None:
     assert a == Seeder._words(1, 2, 3, 0, 4, 0)[1]
 
 
-def test_seed_sample_comes_beside_the_private_generators() -> None:
+def test_seed_sample_is_used_with_private_generators() -> None:
     dataset = Offering()
     described = make_seeder(dataset).describe()
     assert list(described) == ["random", "numpy", "torch", "private[0] Random",
@@ -360,7 +360,7 @@ def test_only_datasets_inside_are_asked() -> None:
     assert len(Helper.seeds) == 1
 
 
-def test_what_is_not_callable_or_a_property_is_no_offer() -> None:
+def test_properties_and_noncallables_are_not_offers() -> None:
     evaluated = []
 
     class Odd(Dataset):

@@ -47,7 +47,7 @@ def registry() -> Any:
     {}, {"batching": "ready", "in_order": False}, {"worker_type": "thread"},
     {"multiprocessing_context": "spawn"},
 ])  # fmt: skip
-def test_what_only_workers_know_of_default_collate_is_an_error(
+def test_default_collate_changed_only_in_workers_raises(
     options: dict[str, Any], registry: None
 ) -> None:
     """Its batches would have other numbers."""
@@ -98,7 +98,9 @@ def columns(batches: Iterable[Any]) -> list[dict[str, list[Any]]]:
     {"on_error": "skip"},
     {"num_workers": 1, "prefetch_factor": 1},
 ], ids=str)  # fmt: skip
-def test_what_cannot_be_sent_its_worker_collates(options: dict[str, Any], first: int) -> None:
+def test_unpicklable_samples_are_collated_by_their_worker(
+    options: dict[str, Any], first: int
+) -> None:
     """With the same samples: a seed is that of a place."""
 
     def epochs(first: int) -> list[Any]:
@@ -137,7 +139,7 @@ class Reuses(torch.utils.data.Sampler[list[int]]):
         return 12
 
 
-def test_a_batch_is_what_the_sampler_gave_when_it_gave_it() -> None:
+def test_indices_are_those_at_draw_time() -> None:
     data = Made(unsent(22), 48)
     loader = minato.DataLoader(data, batch_sampler=Reuses(), num_workers=2)
     got = [batch["n"].tolist() for batch in loader]
@@ -152,7 +154,7 @@ def test_out_of_order_each_batch_comes_once() -> None:
 
 
 @pytest.mark.parametrize("delivered", [0, 1, 4, 5, 6, 9])
-def test_a_state_around_the_first_that_cannot_be_sent(delivered: int) -> None:
+def test_state_around_first_unpicklable_batch(delivered: int) -> None:
     def loader() -> Any:
         torch.manual_seed(3)
         return minato.DataLoader(Made(unsent(20), 48), 4, num_workers=2)
@@ -168,7 +170,7 @@ def test_a_state_around_the_first_that_cannot_be_sent(delivered: int) -> None:
     assert columns(second) == expected[delivered:]
 
 
-def test_one_that_fails_beside_one_that_cannot_be_sent_is_named() -> None:
+def test_failing_sample_next_to_unpicklable_is_named() -> None:
     def make(index: int) -> Any:
         if index == 6:
             raise KeyError("no such sample")
@@ -183,7 +185,7 @@ def test_one_that_fails_beside_one_that_cannot_be_sent_is_named() -> None:
         assert columns(loader)[1]["n"] == indices
 
 
-def test_where_batches_are_formed_the_way_out_is_told() -> None:
+def test_ready_batches_suggest_sampler_batching() -> None:
     data = Made(unsent(0))
     loader = minato.DataLoader(data, 4, num_workers=1, batching="ready", in_order=False)
     with pytest.raises(TypeError, match="pickle") as error:
@@ -209,7 +211,7 @@ def boxes(samples: list[Any]) -> Any:
     return torch.zeros(0, 4), torch.tensor(samples)
 
 
-def test_nor_is_it_that_of_empty_tensors() -> None:
+def test_default_device_does_not_affect_empty_tensors() -> None:
     iterator = iter(minato.DataLoader(range(8), 4, num_workers=2, collate_fn=boxes))
     with torch.device("meta"):
         batches = list(iterator)
@@ -218,7 +220,7 @@ def test_nor_is_it_that_of_empty_tensors() -> None:
 
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
 @pytest.mark.parametrize("writable", [True, False])
-def test_arrays_arrive_in_c_order_unless_they_are_fortrans(scheduling: str, writable: bool) -> None:
+def test_arrays_keep_c_or_fortran_order(scheduling: str, writable: bool) -> None:
     def make(index: int) -> Any:
         array = np.arange(24.0).reshape(2, 3, 4).transpose(0, 2, 1)
         array.flags.writeable = writable

@@ -35,8 +35,8 @@ def fds():
 
 
 def raw_fork(child, begin=lambda: None, end=lambda: None):
-    """Process number of a fork whose hooks are minato's only, and begin() and end(), next to the
-    fork in the parent; the child's exit code is what child() gives."""
+    """Process number of a fork with only minato's hooks. begin() and end() run next to the
+    fork in the parent; the child's exit code is the result of child()."""
     _core.fork_begins()
     begin()
     pid = ctypes.PyDLL(None).fork()
@@ -56,7 +56,7 @@ def end_of(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_child_sees_its_batch_after_the_parent_has_gone_on():
+def test_child_keeps_batch_after_parent_continues():
     source = loader()
     list(source)  # from the second epoch on batches are views of the arena
     it = iter(source)
@@ -83,7 +83,7 @@ def test_child_sees_its_batch_after_the_parent_has_gone_on():
 
 @pytest.mark.parametrize("how", ["share_memory_", "queue"])
 def test_an_array_that_outlives_its_tensors_memory(how):
-    """share_memory_() and queues give a living storage new memory, and an array of it made before
+    """share_memory_() and queues give a storage new memory, and an existing NumPy array
     still shows the old one: also to a child that is forked afterwards."""
     source = loader()
     list(source)
@@ -108,7 +108,7 @@ def test_an_array_that_outlives_its_tensors_memory(how):
 
 @pytest.mark.parametrize("dropped", ["before its end", "after it"])
 @pytest.mark.parametrize("out", [0, 1])
-def test_a_batch_that_another_thread_gets_while_a_fork_begins(out, dropped):
+def test_batch_received_by_thread_during_fork(out, dropped):
     """Between minato's hook and the fork: others run there, and may wait."""
     source = loader()
     list(source)
@@ -141,7 +141,7 @@ def test_a_batch_that_another_thread_gets_while_a_fork_begins(out, dropped):
         os.close(fd)
 
 
-def test_a_child_that_closes_all_descriptors_sees_its_batch():
+def test_child_without_descriptors_keeps_its_batch():
     """As daemons do, in a child of the child."""
     source = loader()
     list(source)
@@ -204,7 +204,7 @@ def test_two_threads_fork_at_once():
         os.close(fd)
 
 
-def test_memory_is_used_again_once_the_child_is_gone():
+def test_memory_is_reused_after_child_exits():
     source = loader()
     list(source)
     it = iter(source)
@@ -219,7 +219,7 @@ def test_memory_is_used_again_once_the_child_is_gone():
     assert source.stats()["memory"]["kept"] < kept
 
 
-def test_no_descriptor_is_kept_for_children_that_are_gone():
+def test_exited_children_leave_no_descriptors():
     source = loader()
     list(source)
     before = fds()
@@ -231,8 +231,8 @@ def test_no_descriptor_is_kept_for_children_that_are_gone():
     assert fds() <= before + 1
 
 
-def test_no_code_of_the_programs_runs_where_forks_are_looked_at():
-    """A signal's handler would: what it raises would be lost, and it may shut the loader down."""
+def test_fork_checks_run_no_program_code():
+    """A signal handler could run: its exception would be lost, and it may shut the loader down."""
     source = loader()
     list(source)
     it = iter(source)
@@ -251,7 +251,7 @@ def test_no_code_of_the_programs_runs_where_forks_are_looked_at():
         os.close(fd)
 
 
-def test_a_child_begins_with_nothing_of_its_parents():
+def test_child_inherits_no_fork_records():
     """Nor with a lock of its parent's: a thread that is not in the child may have held it."""
     it = iter(loader())
     batch = next(it)
@@ -262,12 +262,12 @@ def test_a_child_begins_with_nothing_of_its_parents():
         _core.fork_ends()
         return fds() - before
 
-    assert left_of_a_fork() == 1  # something is out; nobody has looked whether there is a child
+    assert left_of_a_fork() == 1  # a batch is out; the child has not been checked yet
     assert in_child(left_of_a_fork) == 0
     del batch, it
 
 
-def test_a_child_that_is_of_no_concern_costs_no_descriptor():
+def test_child_without_batches_costs_no_descriptor():
     """Nothing is out in the process that forks it: a child itself, since others may have kept some
     in this one."""
 
@@ -296,7 +296,7 @@ def lock_of_held_memory():
 
 @pytest.mark.skipif(sys.maxsize < 2**32, reason="the layouts are those of 64 bits")
 @pytest.mark.parametrize("which", ["held memory", "costs"])
-def test_a_child_does_not_wait_for_a_lock_of_its_parents_threads(which):
+def test_child_does_not_wait_for_parents_locks(which):
     """A thread without the GIL has it at the moment of the fork: here as good as."""
     source = loader()
     list(source)

@@ -1,4 +1,4 @@
-"""What workers say of whole batches, taken for nothing before it makes sense."""
+"""Messages of workers about whole batches, which are checked completely."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def told(answer: Any, layout: Layout | None, most: int = 2) -> Any:
 @pytest.mark.parametrize("answer", [
     (OK, "data"), (OK, "data", b"layout"), (EXHAUSTED, None), (PLACED, 1, []), (PLACED, 2, []),
 ], ids=str)  # fmt: skip
-def test_what_makes_sense(answer: Any) -> None:
+def test_valid_messages_are_read(answer: Any) -> None:
     assert told(answer, PLAIN) == answer
     if answer[0] != PLACED:
         assert told(answer, None) == answer
@@ -58,12 +58,12 @@ def test_objects_by_row() -> None:
     ((OK, 1, b"", 4), PLAIN), ((STATED, (OK, 1), "text"), PLAIN), ((STATED, (OK, 1)), PLAIN),
     ((STATED, (STATED, (OK, 1), b""), b""), PLAIN), ((STATED, 7, b""), PLAIN),
 ], ids=itertools.count())  # fmt: skip
-def test_what_makes_none_names_its_worker(answer: Any, layout: Layout | None) -> None:
+def test_invalid_message_names_its_worker(answer: Any, layout: Layout | None) -> None:
     with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent is invalid"):
         told(answer, layout)
 
 
-def test_what_a_dataset_says_of_itself() -> None:
+def test_dataset_state_is_read() -> None:
     for answer in ((OK, "data"), (EXHAUSTED, None), (PLACED, 2, [])):
         data, _buffers = messages.dumps((STATED, answer, b"words"))
         assert received.placed(sent(data), PLAIN, 2) == (answer, b"words")
@@ -73,19 +73,19 @@ def test_what_a_dataset_says_of_itself() -> None:
         received.begun(sent(messages.dumps((EXHAUSTED, None))[0]))
 
 
-def test_only_who_may_place_is_believed_to_have() -> None:
+def test_placed_result_without_permission_is_invalid() -> None:
     data, buffers = messages.dumps((PLACED, 1, []))
     with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent is invalid"):
         received.answer(sent(data, *buffers))
 
 
 @pytest.mark.parametrize("garbage", [b"", b"noise", messages.dumps((4, 7))[0]])
-def test_a_layout_that_is_none(garbage: bytes) -> None:
+def test_invalid_layout_names_its_worker(garbage: bytes) -> None:
     with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent is invalid"):
         received.layout(3, garbage)
 
 
-def test_what_samples_prove() -> None:
+def test_samples_prove_their_layout() -> None:
     assert proven([1, 2], torch.tensor([1, 2])) == Layout((6,)).pickled
     assert proven([torch.zeros(2), torch.zeros(2, dtype=torch.int64)], torch.zeros(2, 2)) is None
     assert proven((1, 2), torch.tensor([1, 2])) == b""

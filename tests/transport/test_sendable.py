@@ -164,15 +164,15 @@ class NoPickle:
 @pytest.mark.parametrize(
     "odd", [lambda: iter([1]), NoPickle, lambda: torch.eye(3).T[:, 1:], lambda: np.eye(3)[::2, 1]]
 )
-def test_what_cannot_travel_is_fetched_again_and_ends_the_splitting(odd):
+def test_unsendable_batch_ends_splitting(odd):
     options = dict(collate_fn=messy, shuffle=False)
     parts = make(Odd(odd), **options)
     assert all(map(same, make(Rich(), split=False, **options), parts))
     assert not parts.stats()["cost"]["split"]
 
 
-def test_found_out_by_itself():
-    """Without being told: the first batches say what sending takes, the costs the rest."""
+def test_splitting_is_learned_from_costs():
+    """Without hints: the first batches show the cost of sending, the costs the rest."""
 
     class Sleepy(Rich):
         def __getitem__(self, index):
@@ -201,7 +201,7 @@ def no_sending(_number):
     _worker.sending_ns = lambda samples: -1
 
 
-def test_a_slow_sample_leaves_the_rest_of_its_batch_to_others():
+def test_slow_sample_leaves_batch_to_other_workers():
     """One worker is at a sample that blocks until all others of its batch were fetched."""
     context = torch.multiprocessing.get_context("fork")
     gate, fetched = context.Event(), context.Semaphore(0)
@@ -249,7 +249,7 @@ def test_early_break_and_another_epoch():
     assert len(list(loader)) == 8
 
 
-def test_what_may_travel():
+def test_sendable_types():
     class Sub(np.ndarray):
         pass
 

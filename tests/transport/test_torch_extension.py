@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ext = pytest.importorskip("minato._torch", exc_type=ImportError)
 
 
-def test_it_says_which_torch_it_was_built_for() -> None:
+def test_extension_names_its_torch_version() -> None:
     assert torch.__version__.startswith(ext.torch_version + ".")
 
 
@@ -33,7 +33,7 @@ print(_info.build()["torch extension"])
 """
 
 
-def test_it_refuses_another_torch_and_info_says_why() -> None:
+def test_extension_refuses_other_torch_and_info_explains() -> None:
     done = subprocess.run(
         [sys.executable, "-c", OTHER], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
@@ -44,7 +44,7 @@ def test_it_refuses_another_torch_and_info_says_why() -> None:
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="there is no nm")
-def test_it_exports_its_init_only() -> None:
+def test_extension_exports_only_its_init() -> None:
     done = subprocess.run(
         ["nm", "-D", "--defined-only", ext.__file__], capture_output=True, text=True, timeout=60
     )

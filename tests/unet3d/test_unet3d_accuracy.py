@@ -36,7 +36,7 @@ def test_rows_compare_with_the_first_loader():
     assert "-" in accuracy.table(accuracy.summarise({"pytorch": ends(0.5)}))
 
 
-def test_runs_are_kept_and_go_on(data_folder, tmp_path, capfd):
+def test_runs_are_saved_and_continued(data_folder, tmp_path, capfd):
     arguments = ["--data", str(data_folder), "--out", str(tmp_path), "--seeds", "3",
                  "--loaders", "synthetic"]
     assert accuracy.main([*arguments, *TINY]) == 0

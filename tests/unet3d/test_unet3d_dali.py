@@ -33,8 +33,8 @@ def loader_of(dataset, sampler=None, name="dali", **options):
 @real
 @pytest.mark.parametrize("name, at_once", [("dali", 1), ("dali-cached", 1), ("dali-cached", 3)])
 def test_epochs_follow_the_sampler_in_one_pipeline(data_folder, monkeypatch, name, at_once):
-    """15 samples in batches of 4; the pipeline is made anew only where its list ends. One that
-    makes three batches at once goes on over the end of an epoch."""
+    """15 samples in batches of 4; a new pipeline is made only where its list ends. A pipeline that
+    makes three batches at once continues past the end of an epoch."""
     made = []
     make = dali.make_pipeline
     monkeypatch.setattr(dali, "make_pipeline", lambda *a, **k: made.append(1) or make(*a, **k))
@@ -55,7 +55,7 @@ def test_epochs_follow_the_sampler_in_one_pipeline(data_folder, monkeypatch, nam
 
 
 @real
-def test_an_epoch_left_early_does_not_leak_into_the_next(data_folder):
+def test_abandoned_epoch_does_not_affect_the_next(data_folder):
     dataset = dataset_of(data_folder)
     sampler, loader = loader_of(dataset, drop_last=True)
     sampler.set_epoch(1)
@@ -83,7 +83,7 @@ def test_two_ranks_share_the_epoch(data_folder):
 
 
 @real
-def test_a_file_that_dali_cannot_read_is_an_error(data_folder, tmp_path):
+def test_unreadable_file_raises_with_dali(data_folder, tmp_path):
     import shutil
 
     folder = tmp_path / "damaged"
@@ -111,7 +111,7 @@ def test_cost_of_a_sample_on_one_thread(data_folder):
     assert 0 < loader.sample_cost([0, 3, 7]) < 60
 
 
-def test_without_the_package_it_is_said_how_to_install_it(data_folder, monkeypatch):
+def test_missing_package_error_says_how_to_install(data_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali.plugin.pytorch", None)
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     for name in ("dali", "dali-cached"):
@@ -236,7 +236,7 @@ def test_augmentations_are_distributed_as_specified(tmp_path, around_one):
 
 @real
 def test_image_and_label_are_the_same_place(tmp_path):
-    """The label's parity pattern must fit the coordinates of the image beside it."""
+    """The label's parity pattern must fit the coordinates of its image."""
     shape = (1, 20, 12, 10)
     label = (np.arange(np.prod(shape)) % 3).astype(np.uint8).reshape(shape)
     images, labels = draw(tmp_path, label, (8, 8, 8), 500)
@@ -266,7 +266,7 @@ def test_foreground_class_and_component(tmp_path, monkeypatch, cache_objects):
     label[0, 20, 1, 1] = 1           # box 1: the third, never chosen
     label[0, 30:33, 0:4, 0:4] = 1    # box 48
     label[0, 50:52, 2:4, 2:4] = 2
-    label[0, 52:54, 4:6, 4:6] = 2    # touches by a corner only: a component of its own
+    label[0, 52:54, 4:6, 4:6] = 2    # touches only at a corner: a separate component
     images, labels = draw(tmp_path, label, (8, 8, 8), cache_objects=cache_objects)
     z = undo(images.astype(np.float64), label.shape)[2][:, 0]
     groups = [(z < 13).sum(), ((22 < z) & (z <= 30)).sum(), (z > 40).sum()]
@@ -280,7 +280,7 @@ def test_foreground_class_and_component(tmp_path, monkeypatch, cache_objects):
 
 
 @real
-def test_slack_is_split_uniformly_and_the_window_pushed_back(tmp_path, monkeypatch):
+def test_slack_is_uniform_and_window_stays_inside(tmp_path, monkeypatch):
     monkeypatch.setattr(spec, "FOREGROUND_PROBABILITY", 1.0)
     label = np.zeros((1, 40, 40, 12), np.uint8)
     label[0, 20:23, 15:25, 11] = 1  # 3, 10 and 1 voxels; the last at the volume's edge

@@ -117,7 +117,7 @@ def test_delivery_check(delivered, words):
             sampling.check_delivery(range(4), delivered, 2, False, 1)
 
 
-def test_delivery_check_where_a_sample_fills_the_last_round():
+def test_delivery_check_with_padded_last_round():
     sampling.check_delivery([0, 1, 2, 0], [0, 2, 0, 1], 2, False, 1)
     with pytest.raises(sampling.DeliveryError, match=r"missing \[0\]"):
         sampling.check_delivery([0, 1, 2, 0], [0, 2, 1], 1, False, 1)
@@ -125,7 +125,7 @@ def test_delivery_check_where_a_sample_fills_the_last_round():
         sampling.check_delivery([0, 1, 2, 0], [0, 0, 0, 1], 2, False, 1)
 
 
-def test_an_experts_samples_are_the_same(data_folder):
+def test_expert_samples_are_the_same(data_folder):
     """Mapped files and remembered boxes change no byte, in the first epoch and later."""
     plain = dataset_of(data_folder)
     expert = data.ExpertVolumes(plain)
@@ -137,7 +137,7 @@ def test_an_experts_samples_are_the_same(data_folder):
     assert expert._known and all(known.get("boxes") for known in expert._known.values())
 
 
-def test_what_all_ranks_used_is_added_up():
+def test_usage_of_all_ranks_is_summed():
     ranks = [[{"t": 0.5, "cpu": 0.2, "memory_mb": 10.0, "gpu": 50.0},
               {"t": 1.0, "cpu": 0.4, "memory_mb": None, "gpu": None}],
              [{"t": 0.51, "cpu": 0.3, "memory_mb": 20.0, "gpu": 70.0},
@@ -193,7 +193,7 @@ def test_usage_counts_this_process():
     assert summary["cpu_seconds"] >= 0.09 and 0 < summary["cpu"] <= 1.5
 
 
-def test_a_short_last_interval_of_usage_joins_the_one_before():
+def test_short_last_usage_interval_is_merged():
     sampler = usage.UsageSampler(interval_s=1.0)
 
     def joined(*rows):

@@ -1,4 +1,4 @@
-"""What the Dockerfile names exists here; it cannot be built without an engine."""
+"""Files named by the Dockerfile exist; it cannot be built without an engine."""
 from __future__ import annotations
 
 import re
@@ -12,14 +12,14 @@ ROOT = Path(loaders.__file__).resolve().parents[1]
 TEXT = (ROOT / "unet3d" / "Dockerfile").read_text()
 
 
-def test_its_extras_are_the_projects():
+def test_image_installs_the_projects_extras():
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = re.search(r'^ARG EXTRAS="([^"]*)"', TEXT, re.M).group(1).split(",")
     assert "dali" in extras and set(extras) <= set(project["optional-dependencies"])
 
 
-def test_its_commands_are_accepted(tmp_path, capsys):
+def test_image_commands_are_accepted(tmp_path, capsys):
     """The documented training command, up to the data that it does not find."""
     from unet3d import settings
 

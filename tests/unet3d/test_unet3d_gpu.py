@@ -54,7 +54,7 @@ def test_rows_are_all_different_and_fit_the_machine(size, cores):
     assert {one.contender.loader for one in rows} - {"loader.py"} <= set(loaders.LOADERS)
 
 
-def test_the_most_telling_rows_come_first_and_all_of_the_matrix_is_there():
+def test_matrix_is_complete_and_most_important_first():
     rows = plan.rows(FULL, 16)
     place = {one.key: number for number, one in enumerate(rows)}
 
@@ -79,7 +79,7 @@ def test_the_most_telling_rows_come_first_and_all_of_the_matrix_is_there():
 # -- the file ---------------------------------------------------------------------------
 
 
-def test_a_file_goes_on_and_refuses_another_experiment(tmp_path):
+def test_file_continues_and_refuses_other_experiment(tmp_path):
     path = tmp_path / store.NAME
     first = opened(path)
     first.add(row(), store.DONE, None, 7.0, {"epochs": [epoch(samples_s=1.0)], "others": 0.1})
@@ -143,8 +143,8 @@ def test_cores_that_are_needed():
 @pytest.mark.parametrize("line, below, name", [
     ("0::/own", "own", "memory.max"), ("4:cpu,memory:/own", "memory/own", "memory.limit_in_bytes"),
     ("0::/not/here", ".", "memory.max")])
-def test_a_control_group_is_made_where_it_can_be(tmp_path, monkeypatch, line, below, name):
-    """Of a made-up system, in whose groups the file of the limit is there at once."""
+def test_control_group_is_made_if_possible(tmp_path, monkeypatch, line, below, name):
+    """On a made-up system, in whose groups the file of the limit exists at once."""
     (tmp_path / "cgroup").write_text(line + "\n")
     place = tmp_path / "fs" / below
     place.mkdir(parents=True)
@@ -166,7 +166,7 @@ def test_a_control_group_is_made_where_it_can_be(tmp_path, monkeypatch, line, be
         assert (group / "cgroup.procs").read_text() == done.stdout
 
 
-def test_no_control_group_is_said_with_the_reason(tmp_path, monkeypatch):
+def test_missing_control_group_is_explained(tmp_path, monkeypatch):
     (tmp_path / "cgroup").write_text("0::/own\n3:cpu:/\n")
     monkeypatch.setattr(cgroup, "OWN", tmp_path / "cgroup")
     monkeypatch.setattr(cgroup, "ROOT", tmp_path)
@@ -175,7 +175,7 @@ def test_no_control_group_is_said_with_the_reason(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["cgroup"]
 
 
-def test_copies_of_the_data_are_files_of_their_own(data_folder, tmp_path):
+def test_data_copies_are_separate_files(data_folder, tmp_path):
     copies = data.copies(data_folder, tmp_path, 3)
     files, originals = data.files(copies), data.files(data_folder)
     assert len(files) == 3 * len(originals) == len({path.stat().st_ino for path in files})
@@ -184,7 +184,7 @@ def test_copies_of_the_data_are_files_of_their_own(data_folder, tmp_path):
     assert data.copies(data_folder, tmp_path, 3) == copies
 
 
-def test_the_machine_is_looked_at(monkeypatch, capsys):
+def test_machine_is_described(monkeypatch, capsys):
     monkeypatch.setattr(probe, "BYTES", 1 << 12)
     assert probe.main(["--device", "cpu"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -197,7 +197,7 @@ def test_the_machine_is_looked_at(monkeypatch, capsys):
 # -- tables -----------------------------------------------------------------------------
 
 
-def test_tables_say_what_was_measured(tmp_path):
+def test_tables_show_measurements(tmp_path):
     kept = opened(tmp_path / store.NAME)
     minato, dali = plan.Contender("minato", "minato"), plan.Contender("dali", "dali")
     for contender, rates in ((plan.SYNTHETIC, {1: 90.0, 4: 100.0}),
@@ -248,10 +248,10 @@ def run_here(command, _timeout_s=None):
 # -- the command ------------------------------------------------------------------------
 
 
-def test_a_cut_run_goes_on_and_a_failing_loader_stops_nobody(data_folder, tmp_path, monkeypatch,
+def test_cut_run_continues_despite_failing_loader(data_folder, tmp_path, monkeypatch,
                                                              capsys):
-    """Cut after its first row, by an estimate that leaves no time for the second. The machine is
-    looked at by a process of its own, once; the runs are in this one, which saves their imports.
+    """Cut after its first row, by an estimate that leaves no time for the second. A separate
+    process examines the machine, once; the runs are in this process, which saves their imports.
     """
     cores = available_cores()
     rows = [row(cores=cores), row(contender=BROKEN, cores=cores), row("python", plan.Contender(
@@ -284,7 +284,7 @@ def test_a_cut_run_goes_on_and_a_failing_loader_stops_nobody(data_folder, tmp_pa
     said = capsys.readouterr().out
     assert "failed: broken (1 rows)" in said and "without a GPU" in said and "minato-device" in said
     assert (tmp_path / "gpu.png").exists() and not list(tmp_path.glob("*/run-*"))
-    # Nothing is run again, but what has failed on demand; another experiment is refused.
+    # Only rows that failed on purpose are run again; another experiment is refused.
     monkeypatch.setattr(program.Experiment, "run_training", None)
     assert program.main(arguments) == 0
     changed = dataclasses.replace(TINY, epochs=7)
@@ -293,7 +293,7 @@ def test_a_cut_run_goes_on_and_a_failing_loader_stops_nobody(data_folder, tmp_pa
     assert "made otherwise: epochs was 2, is 7" in capsys.readouterr().err
 
 
-def test_rows_that_take_too_long_fail_and_those_that_time_cuts_do_not(tmp_path, monkeypatch):
+def test_slow_rows_fail_and_cut_rows_do_not(tmp_path, monkeypatch):
     def hang(*_args, **_options):
         raise subprocess.TimeoutExpired("x", 5.0)
 
@@ -309,7 +309,7 @@ def test_rows_that_take_too_long_fail_and_those_that_time_cuts_do_not(tmp_path, 
     assert kept.rows[0]["status"] == store.FAILED and "no end after 5 s" in kept.rows[0]["why"]
 
 
-def test_the_python_of_a_step_needs_a_synthetic_row(tmp_path):
+def test_python_in_steps_needs_synthetic_row(tmp_path):
     kept = opened(tmp_path / store.NAME)
     args = argparse.Namespace(out=tmp_path, data=tmp_path, device="cpu", work=None)
     program.Experiment(args, TINY, kept, time.monotonic() + 1000).run(row("python"))
@@ -338,7 +338,7 @@ def test_the_data_need_no_nifti(tmp_path, monkeypatch):
 # -- without a GPU ----------------------------------------------------------------------
 
 
-def test_without_a_gpu_it_says_so_at_once(tmp_path, monkeypatch, capsys):
+def test_missing_gpu_is_reported_at_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(program, "probe", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for version, words in ((None, "is built without CUDA"), ("13.0", "(CUDA 13.0) finds none")):
@@ -352,13 +352,13 @@ def test_without_a_gpu_it_says_so_at_once(tmp_path, monkeypatch, capsys):
     assert "minato is not built here" in capsys.readouterr().err
 
 
-def test_packages_that_are_not_there_are_named(monkeypatch, capsys):
+def test_missing_packages_are_named(monkeypatch, capsys):
     monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: name != "torch" or None)
     assert launcher.main() == 1
     assert "has no torch: install" in capsys.readouterr().err
 
 
-def test_what_is_measured_of_a_gpu(monkeypatch):
+def test_gpu_probe_measures_bandwidth_and_memory(monkeypatch):
     """All that only a GPU's branch does, with memory of the processor's."""
     clock = iter(range(100))
 
@@ -399,7 +399,7 @@ def test_what_is_measured_of_a_gpu(monkeypatch):
 
 
 def made_up(row):
-    """What a run of this row gives."""
+    """The result of a run of this row."""
     if row.contender.loader.startswith("dali"):
         raise program.LeftOut("DALI is not installed")
     if row.group == "benchmark":
@@ -415,7 +415,7 @@ def made_up(row):
             "cached": 1.0, "facts": facts}
 
 
-def test_the_whole_matrix_comes_to_its_end_and_is_told(tmp_path, monkeypatch, capsys):
+def test_full_matrix_finishes_and_is_reported(tmp_path, monkeypatch, capsys):
     """All rows of the full experiment on 16 cores, with results that are made up."""
     write, written = store.Store.write, []
     monkeypatch.setattr(store.Store, "write", lambda self: written.append(self))

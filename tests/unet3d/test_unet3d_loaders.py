@@ -1,4 +1,4 @@
-"""Every loader that does not need a package of its own, on the same epochs."""
+"""All loaders that need no additional package, on the same epochs."""
 from __future__ import annotations
 
 import os
@@ -82,7 +82,7 @@ def test_loaders_of_a_kind_deliver_the_same_bytes(data_folder, kind):
     assert not set(hashes[1].values()) & set(hashes[2].values())
 
 
-def test_native_twin_has_the_same_cases_and_the_options(data_folder):
+def test_native_loader_has_same_cases_and_options(data_folder):
     need("minato-native")
     reference = dataset_of(data_folder)
     twin = loaders.dataset_for("pytorch-native", reference)
@@ -106,7 +106,7 @@ def test_the_timeout_reaches_the_workers_loader(data_folder):
 
 
 @pytest.mark.parametrize("name", ["minato", "minato-native", "pytorch-native"])
-def test_minato_is_imported_by_its_public_name_only_when_asked(data_folder, monkeypatch, name,
+def test_minato_is_imported_only_when_used(data_folder, monkeypatch, name,
                                                                capsys):
     dataset = dataset_of(data_folder)
     monkeypatch.setitem(sys.modules, "minato", None)
@@ -120,7 +120,7 @@ def test_minato_is_imported_by_its_public_name_only_when_asked(data_folder, monk
     assert loaders.unavailable("pytorch") is None
 
 
-def test_sources_that_are_not_built_say_so(tmp_path):
+def test_unbuilt_sources_are_reported(tmp_path):
     """As from the repository's root where minato was installed elsewhere."""
     import minato
 

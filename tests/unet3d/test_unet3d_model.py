@@ -90,7 +90,7 @@ def test_fit_axis(size, expected):
 
 
 @given(half=st.integers(1, 64), size=st.integers(1, 400))
-def test_half_overlapping_windows_follow_the_remainder_of_the_size(half, size):
+def test_half_overlapping_windows_cover_the_remainder(half, size):
     """As specified for 128 and 64: with strides of half a patch the patch itself leaves no
     remainder."""
     rest = size % half
@@ -101,7 +101,7 @@ def test_half_overlapping_windows_follow_the_remainder_of_the_size(half, size):
 
 
 def voxelwise(x):
-    """A trivial model: what it says of a voxel depends on that voxel alone."""
+    """A trivial model: its output for a voxel depends on that voxel alone."""
     return torch.cat((x, x ** 2, -x), dim=1)
 
 
@@ -163,7 +163,7 @@ def test_evaluation_weighs_volumes_equally(tmp_path, monkeypatch):
     assert scores["kidney"] == pytest.approx(0.5, abs=1e-3)
     assert scores["mean_dice"] == pytest.approx(0.5, abs=1e-3)
 
-    # Three volumes over two ranks: what the ranks add up is what one process finds.
+    # Three volumes over two ranks: the ranks' sum equals the result of one process.
     cases.append(cases[0])
     alone = evaluate.evaluate(Reader(), cases, (8, 8, 8), torch.device("cpu"), progress=False)
     totals = []

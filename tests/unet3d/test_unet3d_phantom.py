@@ -84,8 +84,8 @@ def test_paints_over_a_real_label_file(real_labels, tmp_path):
 
 
 @pytest.mark.parametrize("fails", ["label", "image"])
-def test_painting_that_was_cut_short_is_done_again(tmp_path, monkeypatch, fails):
-    """Nothing half-written has a final name; who finds an image finds its label, too."""
+def test_interrupted_painting_is_repeated(tmp_path, monkeypatch, fails):
+    """No half-written file has a final name; every image has its label."""
     source = tmp_path / "source" / "case_00000"
     source.mkdir(parents=True)
     label = np.zeros((8, 16, 16), np.uint8)
@@ -117,7 +117,7 @@ def test_painting_that_was_cut_short_is_done_again(tmp_path, monkeypatch, fails)
     assert nifti.read_image(out / source.name / nifti.IMAGE_NAME)[0].shape == label.shape
 
 
-def test_command_line_says_what_is_wrong(tmp_path, capsys):
+def test_command_line_explains_errors(tmp_path, capsys):
     (tmp_path / "case_00000").mkdir()
     status = phantom.main(["--labels", str(tmp_path), "--out", str(tmp_path / "out")])
     assert status == 1

@@ -177,7 +177,7 @@ def test_manifest_of_another_program(tmp_path):
         preprocess.verify(tmp_path)
 
 
-def test_cases_without_labels_are_skipped_and_told(nifti_folder, tmp_path, capsys):
+def test_cases_without_labels_are_skipped_and_reported(nifti_folder, tmp_path, capsys):
     """KiTS19's download has 90 more cases, of which only the images are public."""
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()

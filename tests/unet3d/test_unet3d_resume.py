@@ -98,7 +98,7 @@ def test_batches_in_any_order_are_resumed_exactly_once(data_folder, tmp_path, wa
 
 
 def test_three_legs_with_other_loaders_each_time(data_folder, tmp_path, ways):
-    """What the second leg ran was no whole epoch, so the third must not skip in one."""
+    """The second leg ran no whole epoch, so the third must not skip in one."""
     mode = ["--seeding", "loader", "--workers", "1"]
     for loader, more, status in (
             ("minato", ["--stop-after", "2"], train.STOPPED),
@@ -134,8 +134,8 @@ def torchrun(folder, out, *more):
 
 
 def test_two_ranks_resume_and_evaluate_as_one(data_folder, tmp_path, capsys):
-    """Stopped in the second epoch: the losses go on bit for bit, and the mean Dice of two
-    ranks is that of one process over the same checkpoint."""
+    """Stopped in the second epoch: the losses continue bit for bit, and the mean Dice of two
+    ranks equals that of one process over the same checkpoint."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     done = torchrun(data_folder, whole)
     assert done.returncode == 0, done.stderr
@@ -167,7 +167,7 @@ def test_half_precision_trains_with_scaled_losses(data_folder, tmp_path):
 
 
 def test_mlperf_lines_open_once_and_pair_up(data_folder, tmp_path):
-    """Also over a resume, which goes on in the same log."""
+    """Also across a resume, which appends to the same log."""
     arguments = ["--workers", "0", "--eval-every", "1"]
     assert run(data_folder, tmp_path, "pytorch", *arguments, "--stop-after",
                "8") == train.STOPPED

@@ -197,7 +197,7 @@ def test_training_learns(data_folder, tmp_path):
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.05
 
 
-def test_a_short_last_group_is_weighted_by_its_own_size(data_folder, tmp_path):
+def test_short_last_group_is_weighted_by_size(data_folder, tmp_path):
     """8 batches in groups of at most 8 or of at most 100 are the same one step."""
     ends = []
     for group in ("8", "100"):
@@ -264,8 +264,8 @@ def test_pauses_stand_in_for_steps(data_folder, tmp_path, capsys):
     assert "step_ms was 20.0, is None" in capsys.readouterr().err
 
 
-def test_python_in_the_steps_is_work_of_the_training_thread(data_folder, tmp_path):
-    """The same samples; each step has so much of it, and what it was denied is told."""
+def test_python_in_steps_runs_in_training_thread(data_folder, tmp_path):
+    """The same samples; each step has a given amount of it, and the time denied is reported."""
     assert run(data_folder, tmp_path, "--step-ms", "0", "--python-ms", "5", "--no-checkpoint",
                epochs=1) == 0
     assert not (tmp_path / "checkpoint.pt").exists()
@@ -277,7 +277,7 @@ def test_python_in_the_steps_is_work_of_the_training_thread(data_folder, tmp_pat
 
 @pytest.mark.parametrize("batches", [4, 8])
 def test_a_run_that_stops_has_a_checkpoint(data_folder, tmp_path, batches):
-    """Also at the end of an epoch, where --no-checkpoint writes none to go on without."""
+    """Also at the end of an epoch, where --no-checkpoint writes none to resume from."""
     arguments = ["--step-ms", "0", "--no-checkpoint", "--no-bounds"]
     assert run(data_folder, tmp_path, *arguments, "--stop-after",
                str(batches)) == train.STOPPED
@@ -348,7 +348,7 @@ class _Event:
         return 1000.0
 
 
-def test_copies_are_those_of_the_thread_or_the_loaders_own(monkeypatch):
+def test_copy_figures_come_from_thread_or_loader(monkeypatch):
     more = {}
 
     class Loader:
@@ -376,7 +376,7 @@ def test_copies_are_those_of_the_thread_or_the_loaders_own(monkeypatch):
                                         "copy_notes": None}
 
 
-def test_ranks_that_share_a_gpu_do_without_nccl(monkeypatch):
+def test_ranks_sharing_a_gpu_avoid_nccl(monkeypatch):
     from unet3d import ranks
 
     used = []
@@ -405,7 +405,7 @@ def test_one_gpu_without_a_number_is_the_first(monkeypatch):
         assert asked.pop() == number
 
 
-def test_devices_that_are_not_here_are_refused(data_folder, tmp_path, capsys, monkeypatch):
+def test_missing_devices_are_refused(data_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for device, words in (("cuda", "finds no GPU here"), ("banana", "no device of torch"),
                           ("meta", "cpu, cuda or cuda:N")):
@@ -450,7 +450,7 @@ def test_evaluations_follow_the_samples_of_an_epoch(samples, start, every):
     assert quick.evaluations(samples) == (2, 5)
 
 
-def test_the_first_evaluation_is_where_it_is_said(data_folder, tmp_path):
+def test_first_evaluation_starts_at_given_epoch(data_folder, tmp_path):
     assert run(data_folder, tmp_path, "--no-bounds", "--epochs", "6", "--eval-start", "2",
                "--eval-every", "3", loader="minato") == 0
     rows = [json.loads(line[9:]) for line in (tmp_path / "mlperf.log").read_text().splitlines()]
@@ -500,7 +500,7 @@ def result_of(out):
     return json.loads((out / "result.json").read_text())
 
 
-def test_a_resumed_run_has_the_rows_of_all_its_epochs(data_folder, tmp_path):
+def test_resumed_run_keeps_all_epoch_rows(data_folder, tmp_path):
     """Stopped within the second epoch and at its end, and evaluated in both."""
     arguments = ["--no-bounds", "--eval-every", "1"]
     assert run(data_folder, tmp_path, *arguments, "--stop-after", "9",
@@ -515,7 +515,7 @@ def test_a_resumed_run_has_the_rows_of_all_its_epochs(data_folder, tmp_path):
             for row in rows] == hashes(tmp_path)
 
 
-def test_a_run_that_has_reached_its_target_stays_ended(data_folder, tmp_path):
+def test_run_at_target_stays_ended(data_folder, tmp_path):
     """Unless the target is set higher."""
     arguments = ["--no-bounds", "--eval-every", "1", "--target-dice"]
     assert run(data_folder, tmp_path, *arguments, "0") == 0
@@ -530,7 +530,7 @@ def test_a_run_that_has_reached_its_target_stays_ended(data_folder, tmp_path):
 
 
 def test_a_run_that_has_diverged_stays_diverged(data_folder, tmp_path, capsys, monkeypatch):
-    """Also with epochs left: there is nothing to go on from."""
+    """Also with epochs left: there is nothing to resume from."""
     with monkeypatch.context() as patched:
         patched.setattr(train.Trainer, "_step", lambda *args: float("nan"))
         assert run(data_folder, tmp_path, "--no-bounds", "--no-eval",
@@ -589,8 +589,8 @@ def test_compare_with_two_processes_a_run(data_folder, tmp_path, capsys):
 
 
 def test_distributed_ranks_share_the_epoch(data_folder, tmp_path):
-    """Two ranks deliver together what one delivers alone: the same hashes. One rank then
-    goes on from the checkpoint of two."""
+    """Two ranks together deliver what one delivers alone: the same hashes. One rank then
+    resumes from the checkpoint of two."""
     arguments = ["--data", str(data_folder), "--loader", "pytorch", "--epochs", "1", *TINY,
                  "--workers", "0", "--batch-size", "1", "--no-bounds", "--no-eval"]
     alone, out = tmp_path / "alone", tmp_path / "two"
@@ -620,7 +620,7 @@ def test_compare_runs_each_loader_and_draws(data_folder, tmp_path, capsys):
     assert "bounds of an epoch" in printed.out
     assert "steps are pauses of 5 ms, a stand-in for an accelerator" in printed.out
     assert "of the data in the page cache: " in printed.out
-    # bytes are compared in a run of their own, with nothing timed beside it
+    # bytes are compared in a separate run, with nothing timed
     assert "comparing bytes: pytorch" in printed.err
     for run, hashed in (("check-pytorch", True), ("warm-pytorch-1", False)):
         [row] = json.loads((tmp_path / run / "result.json").read_text())["epochs"]
@@ -636,7 +636,7 @@ def test_compare_runs_each_loader_and_draws(data_folder, tmp_path, capsys):
     assert plot.main([str(tmp_path), "--out", str(tmp_path / "again.png")]) == 0
 
 
-def test_a_cache_that_is_not_warm_is_told(tmp_path, capsys, monkeypatch):
+def test_cold_cache_is_reported(tmp_path, capsys, monkeypatch):
     path = tmp_path / "data"
     path.write_bytes(bytes(1 << 16))
     compare.warm_up([path])
@@ -647,7 +647,7 @@ def test_a_cache_that_is_not_warm_is_told(tmp_path, capsys, monkeypatch):
             share == 0.25)
 
 
-def test_each_kind_of_work_has_bounds_of_its_own():
+def test_each_kind_of_work_has_its_bounds():
     bounds = {"reference": {"work_bound_s": 4.0, "synthetic_bound_s": 1.0},
               "native": {"work_bound_s": 0.5, "synthetic_bound_s": 1.0}, "dali": {},
               "pytorch-expert": {"work_bound_s": 0.3, "synthetic_bound_s": 0.2}}
@@ -691,7 +691,7 @@ def test_options_of_dali_go_to_its_loaders(data_folder, capsys):
         assert words in capsys.readouterr().err
 
 
-def test_a_program_that_does_not_end_is_killed_with_its_descendants(tmp_path):
+def test_hanging_program_is_killed_with_descendants(tmp_path):
     note = tmp_path / "pid"
     with pytest.raises(subprocess.TimeoutExpired):
         compare.run_program(["sh", "-c", f"setsid sleep 600 & echo $! > {note}; wait"], 2)

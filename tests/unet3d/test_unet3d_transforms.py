@@ -19,7 +19,7 @@ def seeds():
 
 
 def coordinates(shape):
-    """An image whose values tell where a voxel came from."""
+    """An image whose values show where a voxel came from."""
     return np.arange(np.prod(shape), dtype=np.float32).reshape(1, *shape)
 
 
@@ -132,7 +132,7 @@ def test_flips_are_independent_with_a_third_each():
     assert stats.chisquare(counts.ravel(), expected.ravel()).pvalue > 0.001
 
 
-def test_cast_copies_so_that_the_volume_is_let_go():
+def test_cast_copies_and_frees_the_volume():
     whole = np.zeros((1, 8, 8, 8), np.float64)
     x, y = transforms.Cast()(whole[:, 2:4], whole[:, 2:4])
     assert (x.dtype, y.dtype) == (np.float32, np.uint8)
@@ -192,8 +192,8 @@ def test_chain_order_and_generators():
 
 
 @pytest.mark.parametrize("reference_starts", [False, True])
-def test_nothing_is_drawn_where_there_is_no_choice(reference_starts):
-    """As in the reference, whose later draws would otherwise be others."""
+def test_no_choice_draws_nothing(reference_starts):
+    """As in the reference; otherwise later draws would differ."""
     label = np.zeros((1, 4, 4, 4), np.uint8)
     crop = transforms.RandBalancedCrop((4, 4, 4), 0.0, reference_starts)
     random.seed(5)

@@ -54,7 +54,7 @@ def test_samples_depend_on_seed_epoch_and_index_alone(folders, name):
 
 
 @pytest.mark.parametrize("name", base.NAMES)
-def test_parts_of_a_row_do_not_depend_on_its_batch(folders, name):
+def test_row_content_does_not_depend_on_batch(folders, name):
     job = job_of(name, folders[name])
     samples = [job.dataset[index] for index in range(COUNT)]
     batch = job.collate(samples)
@@ -222,7 +222,7 @@ def test_a_wrong_count_fails_the_run(folders, tmp_path, monkeypatch, capsys, bro
      ["--light", "0.5", "--heavy", "3", "--time-scale", "0.01", "--step-ms", "5"])])
 def test_compare_runs_the_workload(folders, tmp_path, capsys, monkeypatch, name, names,
                                    options):
-    if name == "speech":  # what the samples cost here and now is no matter of this test
+    if name == "speech":  # the cost of samples on this machine does not matter here
         monkeypatch.setattr(slow, "profile", lambda dataset, epoch: slow.Profile(
             epoch, [dataset.simulated_s(index) for index in range(len(dataset))]))
     status = compare.main(["--workload", name, "--data", str(folders[name]), "--out",
@@ -292,7 +292,7 @@ def test_work_of_all_samples_replaces_the_estimate():
         "work_bound_s": 2.0, "core_bound_s": 5.0 - 2 / cores, "copy_bound_s": 0.1}
 
 
-def test_a_ceiling_is_no_lower_than_what_was_reached():
+def test_ceiling_is_at_least_the_measured_rate():
     bounds = {"work_bound_s": 4.0, "core_bound_s": 5.0, "synthetic_bound_s": 3.0}
     runs = [{"config": {"threads": 1}, "epochs": [{"epoch_s": s}]} for s in (3.5, 2.0)]
     assert compare.lower_ceiling(bounds, runs[:1]) == bounds

@@ -1,4 +1,4 @@
-"""What a sample finds around it in a worker process, as with torch's workers."""
+"""A sample's environment in a worker process, as with torch's workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Identities(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_worker_identities_count_on_as_torchs(method: str) -> None:
+def test_worker_identities_count_up_as_in_torch(method: str) -> None:
     def first_numbers(kind: Any) -> list[int]:
         barrier = multiprocessing.get_context(method).Barrier(2)
         loader = kind(

@@ -1,4 +1,4 @@
-"""Native workers: the bytes of every other way, errors at their place, and orderly ends.
+"""Native workers: the same bytes as other workers, errors in place, and orderly ends.
 
 ``Recipe`` is a dataset whose native pipeline is a Python function behind ctypes, so that a
 test decides what a sample does and when; ctypes takes the GIL for it.
@@ -144,7 +144,7 @@ def numbered(index: int, _key: Any, out: list) -> None:
     {}, {"with_index": True}, {"output": "numpy", "keyed_by": "sample"},
     {"keyed_by": "sample", "with_index": True},
 ])  # fmt: skip
-def test_same_bytes_whoever_makes_them(files, options) -> None:
+def test_every_worker_type_gives_the_same_bytes(files, options) -> None:
     def epochs(kind: type, **more: Any) -> list[list[str]]:
         torch.manual_seed(3)
         dataset = volumes(files, **options)
@@ -273,7 +273,7 @@ def test_an_empty_subset(files) -> None:
     assert list(native(Subset(volumes(files), []))) == []
 
 
-def test_indices_of_a_subset_are_those_of_its_start(files) -> None:
+def test_subset_indices_are_read_at_start(files) -> None:
     indices = [1, 2, 3, 4]
     subset = Subset(volumes(files, with_index=True), indices)
     loader = native(subset, persistent_workers=True, num_workers=1)
@@ -285,7 +285,7 @@ def test_indices_of_a_subset_are_those_of_its_start(files) -> None:
 
 
 @pytest.mark.parametrize("indices", [[0, 20, 1, 2], [0, 2, -21, 1]], ids=str)
-def test_what_a_subset_names_must_be_there(files, indices) -> None:
+def test_subset_index_out_of_range_raises_as_processes(files, indices) -> None:
     """The dataset refuses it, as its own index."""
     def loader(kind: str) -> Any:
         subset = Subset(volumes(files), indices)
@@ -356,7 +356,7 @@ def test_fields_that_cannot_be_used(change) -> None:
         iter(native(dataset))
 
 
-def test_no_memory_for_a_pipeline_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_memory_for_pipeline_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is nothing about the dataset, and no reason for other workers."""
     monkeypatch.setattr(Recipe, "native_pipeline", lambda self: bytearray(1 << 62))
     for kind in ("native", None):
@@ -369,7 +369,7 @@ def test_a_dtype_that_torch_lacks() -> None:
         iter(native(Recipe(3, fields=(("f16", (2,)),))))
 
 
-# ---- who serves --------------------------------------------------------------------------
+# ---- choice of the worker type -----------------------------------------------------------
 
 
 def collate(samples: list) -> Any:
@@ -440,7 +440,7 @@ PYTHON: dict[str, tuple[Callable[[list], Any], dict, str]] = {
 
 
 @pytest.mark.parametrize("name", PYTHON)
-def test_what_needs_python_gets_processes(files, name) -> None:
+def test_options_needing_python_use_processes(files, name) -> None:
     make, options, words = PYTHON[name]
     with pytest.raises(ValueError, match=f"(?s)worker_type='native'.*{words}.*worker_type=None"):
         native(make(files), **options)
@@ -452,7 +452,7 @@ def test_what_needs_python_gets_processes(files, name) -> None:
     assert loader.stats()["worker_type"] == "process"
 
 
-def test_seeds_that_nothing_gives(files) -> None:
+def test_sample_keys_without_seeding_use_processes(files) -> None:
     dataset = volumes(files, keyed_by="sample", repeat=1)
     with pytest.raises(ValueError, match="seed_per_sample=False"):
         iter(native(dataset, seed_per_sample=False))
@@ -464,14 +464,14 @@ def test_seeds_that_nothing_gives(files) -> None:
     (lambda f: Subset(plain(f), Truncated([1.5, 2.5])), "are no integers"),
     (lambda f: Subset(Subset(volumes(f), [4, 5]), [1, -3]), "names samples that are not there"),
 ])  # fmt: skip
-def test_subsets_that_need_python_get_processes(files, make, words) -> None:
+def test_subsets_needing_python_use_processes(files, make, words) -> None:
     with pytest.raises(ValueError, match=f"(?s)worker_type='native'.*{words}.*worker_type=None"):
         iter(native(make(files)))
     loader = minato.DataLoader(make(files), num_workers=1)
     assert isinstance(outcome(loader)[0], str) and loader.stats()["worker_type"] == "process"
 
 
-def test_who_serves(files) -> None:
+def test_worker_type_is_chosen(files) -> None:
     for dataset in (plain(files), plain(files, DerivedNative)):
         loader = minato.DataLoader(dataset, num_workers=1)
         list(loader)
@@ -485,7 +485,7 @@ def test_who_serves(files) -> None:
     assert without.stats()["worker_type"] is None
 
 
-def test_a_program_that_taught_collate_more_classes(files, monkeypatch) -> None:
+def test_collate_classes_for_tensors_use_processes(files, monkeypatch) -> None:
     """As importing DALI's plugin for torch does: samples have no objects of them."""
     monkeypatch.setitem(default_collate_fn_map, Recipe, collate)
     assert len(list(native(volumes(files)))) > 0
@@ -618,7 +618,7 @@ def test_indices_follow_the_datasets_rules(files, batch, subset) -> None:
 
 
 def test_odd_batches_do_not_end_the_rows() -> None:
-    """What a process's samples are is guessed from those before; native ones are known."""
+    """Shapes of process workers' samples are guessed from earlier ones; native ones are known."""
     shape = _FixedShape(Layout((TUPLE, ((INT,),))))
     for _ in range(100):
         shape.misfit()
@@ -666,7 +666,7 @@ def firsts(batches: Any) -> list[float]:
     return [b[0][:, 0].tolist() for b in batches]
 
 
-def test_shutdown_waits_for_the_sample_in_hand() -> None:
+def test_shutdown_waits_for_running_sample() -> None:
     gate = Gate(0, 1)
     iterator = iter(native(Recipe(8, gate)))
     wait_for(lambda: len(gate.waiting) == 2)
@@ -678,7 +678,7 @@ def test_shutdown_waits_for_the_sample_in_hand() -> None:
     gate.open.set()
     ending.join(PATIENCE)
     assert not ending.is_alive()
-    assert sorted(gate.done) == [0, 1]  # and nothing was begun after the stop
+    assert sorted(gate.done) == [0, 1]  # and nothing was started after the stop
 
 
 def test_timeout() -> None:
@@ -818,7 +818,7 @@ def test_a_standby_worker_is_a_thread_more() -> None:
     assert firsts(iterator) == [[0]]
 
 
-def test_more_threads_where_samples_wait() -> None:
+def test_waiting_samples_add_threads() -> None:
     threads: Counter[str] = Counter()
 
     def fill(index: int, key: Any, out: list) -> None:
@@ -871,7 +871,7 @@ def test_a_forked_child_leaves_the_threads_alone(files) -> None:
         assert got + [digest(b) for b in iterator] == want
 
 
-def test_processes_beside_threads(files) -> None:
+def test_process_and_thread_loaders_run_together(files) -> None:
     """The fork of worker processes meets threads that are in the same pipeline."""
     dataset = volumes(files, repeat=10)
     want = [digest(b) for b in native(dataset, 4)]

@@ -1,4 +1,4 @@
-"""Files that the program opens and forked workers read: each worker has a position of its own."""
+"""Files that the program opens and forked workers read: each worker has its own position."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_workers_read_one_open_file_independently(go: Any, scheduling: str) -> N
 
 
 class Lines:
-    """Goes on where the program has stopped to read, in each worker."""
+    """Each worker continues where the program has stopped reading."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -188,7 +188,7 @@ def test_other_descriptors_are_left_alone(tmp_path: Path) -> None:
             os.close(descriptor)
 
 
-def test_file_refused_again_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreopenable_file_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.touch()
     with path.open() as file:
@@ -197,7 +197,7 @@ def test_file_refused_again_is_warned_of(tmp_path: Path, monkeypatch: pytest.Mon
             assert file.fileno() not in [one.descriptor for one in open_files.find()]
 
 
-def test_file_replaced_meanwhile_is_left_alone(tmp_path: Path) -> None:
+def test_file_replaced_since_opening_is_left_alone(tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).write_text(name)
     with (tmp_path / "one").open("rb") as file:
@@ -222,7 +222,7 @@ class Holding:
 
 
 def epochs(dataset: Any) -> list[str]:
-    """What is warned of in two of them."""
+    """The warnings of two epochs."""
     loader = minato.DataLoader(dataset, num_workers=1, multiprocessing_context="fork")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -230,7 +230,7 @@ def epochs(dataset: Any) -> list[str]:
     return [str(one.message) for one in told]
 
 
-def test_held_file_open_for_writing_is_warned_of(tmp_path: Path) -> None:
+def test_writable_file_in_dataset_warns(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with path.open("w+b") as file, path.open("rb") as harmless:
         [told] = epochs(Holding(file, harmless))
@@ -238,7 +238,7 @@ def test_held_file_open_for_writing_is_warned_of(tmp_path: Path) -> None:
         assert epochs(Holding(harmless)) == []
 
 
-def test_held_database_is_warned_of(tmp_path: Path) -> None:
+def test_database_in_dataset_warns(tmp_path: Path) -> None:
     path = tmp_path / "file"
     database, private = sqlite3.connect(path), sqlite3.connect(":memory:")
     try:
@@ -251,7 +251,7 @@ def test_held_database_is_warned_of(tmp_path: Path) -> None:
         private.close()
 
 
-def test_held_socket_is_warned_of() -> None:
+def test_socket_in_dataset_warns() -> None:
     one, other = socket.socketpair()
     with one, other:
         [told] = epochs(Holding(one))

@@ -81,7 +81,7 @@ class Numbered(Dataset):
 
 
 class Does(Dataset):
-    """Sample i is what a function says."""
+    """Sample i is the result of a function."""
 
     def __init__(self, length: int, make: Callable[[int], Any]) -> None:
         self.length, self.make = length, make
@@ -129,7 +129,7 @@ def test_the_same_batches_as_from_processes(dataset, options) -> None:
     assert same(batches("thread"), batches("process"))
 
 
-def test_out_of_order_and_ready_batches_hold_every_sample_once() -> None:
+def test_unordered_batches_hold_each_sample_once() -> None:
     for options in ({}, {"batching": "ready"}):
         made = threaded(Numbered(40), batch_size=4, num_workers=3, in_order=False, **options)
         numbers = [n for batch in made for n in batch["number"].tolist()]
@@ -204,8 +204,8 @@ def test_worker_info_is_of_the_thread() -> None:
     assert len(threads) == len(numbers) == len(answers)
 
 
-def test_who_collates_for_a_worker_is_one_alone() -> None:
-    """In the thread that does it, and in no other meanwhile."""
+def test_worker_info_during_collation_is_per_thread() -> None:
+    """In the collating thread, and in no other at that time."""
     inside, seen, done = threading.Event(), threading.Event(), threading.Event()
 
     def collate(samples: list[Any]) -> Any:
@@ -228,7 +228,7 @@ def test_who_collates_for_a_worker_is_one_alone() -> None:
     assert done.is_set() and (answers[0].id, answers[0].num_workers, answers[0].seed) == (3, 5, 73)
 
 
-def test_processes_beside_threads_have_their_own_info() -> None:
+def test_process_workers_have_their_own_info() -> None:
     iterator = iter(threaded(Numbered()))
     next(iterator)
     beside = torch.utils.data.DataLoader(
@@ -239,7 +239,7 @@ def test_processes_beside_threads_have_their_own_info() -> None:
 
 
 def test_default_collate_needs_no_shared_memory() -> None:
-    """And makes of what is not alike what it makes in a worker process."""
+    """And treats samples that are not alike as in a worker process."""
 
     def collate(samples: list[Any]) -> Any:
         batch = torch.utils.data.default_collate(samples)
@@ -263,7 +263,7 @@ def test_default_collate_needs_no_shared_memory() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_process_that_a_sample_forks_has_its_own_info() -> None:
+def test_forked_process_of_sample_has_own_info() -> None:
     def make(index: int) -> int:
         pid = os.fork()
         if pid == 0:
@@ -273,7 +273,7 @@ def test_a_process_that_a_sample_forks_has_its_own_info() -> None:
     assert [int(status) for status in threaded(Does(2, make))] == [0, 0]
 
 
-def test_what_belongs_to_the_process_is_left_alone() -> None:
+def test_process_wide_settings_are_left_alone() -> None:
     """Threads of torch's pool, generators, signals: a worker process may have its own."""
 
     def make(index: int) -> Any:
@@ -298,7 +298,7 @@ def test_worker_init_fn_that_fails() -> None:
         next(iter(threaded(Numbered(), worker_init_fn=init)))
 
 
-def test_persistent_threads_stay_and_one_set_epoch_is_heard() -> None:
+def test_persistent_threads_call_set_epoch_once() -> None:
     told = []
 
     class Epochs(Numbered):
@@ -389,7 +389,7 @@ def warned_of(dataset: Any, **options: Any) -> list[str]:
     return [str(w.message) for w in told if "threads share" in str(w.message)]
 
 
-def test_what_cannot_be_seeded_is_told_once() -> None:
+def test_unseedable_generators_warn_once() -> None:
     class Shares(Private):
         def __init__(self) -> None:
             super().__init__()
@@ -449,7 +449,7 @@ def test_an_error_at_its_place(collate_fn) -> None:
 
 @pytest.mark.parametrize("mode", ["skip", "replace"])
 @pytest.mark.parametrize("collate_fn", [None, lambda samples: torch.tensor(samples)])
-def test_errors_that_are_allowed(mode, collate_fn) -> None:
+def test_on_error_works_with_threads(mode, collate_fn) -> None:
     def batches(kind: str) -> list[Any]:
         dataset = Does(16, fails_at(6, KeyError("six")))
         made = threaded(
@@ -464,8 +464,8 @@ def test_errors_that_are_allowed(mode, collate_fn) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_ends_in_a_sample(monkeypatch) -> None:
-    """What is no Exception ends a worker, whatever it is; others go on."""
+def test_thread_exiting_in_sample_is_lost_worker(monkeypatch) -> None:
+    """A BaseException ends any worker; the others continue."""
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     made = threaded(Does(16, fails_at(6, SystemExit(3))), batch_size=1)
     iterator, found, lost = iter(made), [], []
@@ -497,12 +497,12 @@ def test_a_timeout_does_not_wait_for_the_sample() -> None:
             list(made)
         del made
         gc.collect()
-        assert begun.is_set() and len(worker_threads()) == 2  # it, and who waits for it
+        assert begun.is_set() and len(worker_threads()) == 2  # the worker, and the waiting thread
     finally:
         going.set()
 
 
-def test_terminate_ends_a_worker_behind_its_sample() -> None:
+def test_terminate_ends_worker_after_its_sample() -> None:
     made = threaded(Numbered(400), batch_size=4, num_workers=2)
     iterator = iter(made)
     next(iterator)
@@ -513,7 +513,7 @@ def test_terminate_ends_a_worker_behind_its_sample() -> None:
     assert handle.exitcode == -signal.SIGTERM
 
 
-# ---- what is refused -------------------------------------------------------------------------
+# ---- refused options -------------------------------------------------------------------------
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -533,7 +533,7 @@ class Stream(torch.utils.data.IterableDataset):
         (torch.utils.data.datapipes.iter.IterableWrapper([1]), {}, "."),
     ],
 )
-def test_refused(dataset, options, reason) -> None:
+def test_unsupported_options_are_refused(dataset, options, reason) -> None:
     with pytest.raises(ValueError, match=reason):
         threaded(dataset, **options)
 
@@ -542,7 +542,7 @@ def test_refused(dataset, options, reason) -> None:
 
 
 def test_an_early_break_asks_for_no_more_samples() -> None:
-    """Neither of the task in hand nor of the batch that a collate_fn waits for."""
+    """Neither of the running task nor of the batch that a collate_fn waits for."""
     for collate_fn in (None, lambda samples: samples):
         going, made, begun = threading.Event(), [], threading.Event()
 
@@ -564,7 +564,7 @@ def test_an_early_break_asks_for_no_more_samples() -> None:
 
 
 def test_loaders_inside_samples() -> None:
-    """One with threads of its own, and one without workers, which sees this worker's info."""
+    """One with its own threads, and one without workers, which sees this worker's info."""
 
     def make(index: int) -> int:
         inner = threaded(Does(4, lambda i: i), batch_size=2, num_workers=1)
@@ -577,7 +577,7 @@ def test_loaders_inside_samples() -> None:
     assert [b.tolist() for b in threaded(Does(6, make), batch_size=2)] == [[6, 7], [8, 9], [10, 11]]
 
 
-def test_garbage_that_a_worker_collects(monkeypatch) -> None:
+def test_iterator_collected_by_worker_thread(monkeypatch) -> None:
     """An iterator that is freed in its own worker's thread ends all the same."""
     closed = threading.Event()
     close = ThreadPool._close
@@ -593,7 +593,7 @@ def test_garbage_that_a_worker_collects(monkeypatch) -> None:
 
     box.append(iter(threaded(Does(8, make), num_workers=1, prefetch_factor=8)))
     given.set()
-    # Without the GIL what this thread has made ends in it: it must not sleep meanwhile.
+    # Without the GIL, objects of this thread end in it: it must not sleep meanwhile.
     wait_for(closed.is_set)
 
 
@@ -618,7 +618,7 @@ def test_nothing_accumulates() -> None:
     before = counts()
     use(12)
     now = counts()
-    # One of each use would be twelve; what earlier tests have left may come and go beside them.
+    # One of each use would be twelve; leftovers of earlier tests may come and go.
     assert all(n < b + 6 for n, b in zip(now, before)), (before, now)
 
 
@@ -716,7 +716,7 @@ class Layers(Dataset):
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_modes_are_those_of_the_thread_that_makes_the_loader(mode: Any) -> None:
+def test_torch_modes_come_from_the_creating_thread(mode: Any) -> None:
     with mode(), np.errstate(all="ignore"):
         for made, inference, _ in threaded(Layers(), 4, seed_per_sample=False):
             assert not made.requires_grad

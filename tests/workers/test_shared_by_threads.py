@@ -24,7 +24,7 @@ wait_for = functools.partial(support.wait_for, seconds=PATIENCE)
 
 
 class Numbers(torch.utils.data.Dataset):
-    """Samples of a large row, which is handed out without a copy, and of what is no row."""
+    """Samples of a large row, which is delivered without a copy, and of values without rows."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -38,7 +38,7 @@ class Numbers(torch.utils.data.Dataset):
 
 
 def check(batch: Any) -> list[int]:
-    """That the batch is whole; its indices."""
+    """Checks that the batch is whole; returns its indices."""
     indices = batch["index"].tolist()
     for k, index in enumerate(indices):
         assert (batch["wide"][k] == index).all() and (batch["more"][1][k] == index).all()
@@ -78,8 +78,8 @@ def test_the_gil_stays_off() -> None:
     assert not sys._is_gil_enabled()  # type: ignore[attr-defined]
 
 
-def test_a_layout_that_another_thread_finds_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two iterators look for it at once. The one that knows it first goes on by its own."""
+def test_layout_found_by_another_thread_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two iterators look for it at the same time. The first to find it continues with its own."""
     known, prove = threading.Event(), Layout.prove
     second = threading.Event()
 
@@ -137,8 +137,8 @@ def test_an_iterator_for_all_threads() -> None:
         assert got == collections.Counter(range(400))
 
 
-def test_batches_that_other_threads_let_go_of() -> None:
-    """What a deliverer's memory is given back by is any thread."""
+def test_batches_released_by_other_threads() -> None:
+    """Any thread may return the memory of delivered batches."""
     loader = loader_of(1000, batch_size=16, memory_limit=64 << 20)
     given: queue.Queue[Any] = queue.Queue(4)
 
@@ -174,7 +174,7 @@ def test_stats_of_a_loader_that_runs() -> None:
 
 
 def test_samples_that_change_while_they_are_written() -> None:
-    """They fit their rows at any moment, and a row has what was there at some moment."""
+    """They fit their rows at any moment, and a row has their content at some moment."""
     box: dict[str, Any] = {"a": 0, "list": [0, 0.5], "inner": {"b": 0}}
     ended = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What signals do to a program with a loader: Ctrl-C, and what a scheduler sends to a whole job."""
+"""The effect of signals on a program with a loader: Ctrl-C, and a scheduler's signal to a job."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Forgetful:
 
 
 @pytest.mark.parametrize("fails", [1, 2])
-def test_what_is_held_is_done_without_memory_for_the_handler(
+def test_held_signal_is_handled_without_memory(
     fails: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler, before = signal.getsignal(signal.SIGINT), _core.disposition(signal.SIGINT)
@@ -108,7 +108,7 @@ def test_system_calls_go_on_to_be_restarted() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_only_the_zygote_is_deaf() -> None:
+def test_only_zygote_ignores_signals() -> None:
     iterator = iter(minato.DataLoader(range(8), 2, num_workers=1))
     names = [child.name for child in multiprocessing.active_children()]
     del iterator
@@ -137,8 +137,8 @@ def test_filtered_signal_of_another_process_is_ignored(filtered: list[int]) -> N
     assert filtered == [signal.SIGUSR1]
 
 
-def test_filtered_signal_of_the_parent_is_heeded(filtered: list[int]) -> None:
-    """By a fork, too, which has no filter of its own: a pool ends its processes so."""
+def test_filtered_signal_of_parent_is_handled(filtered: list[int]) -> None:
+    """Also of a fork, which has no filter of its own: a pool ends its processes that way."""
     for own in (True, False):
         ready, done = os.pipe()
         child = os.fork()
@@ -208,7 +208,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_signals_to_a_whole_job_are_the_trainers(method: str, tmp_path: Path) -> None:
+def test_signals_to_job_are_left_to_trainer(method: str, tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(f"METHOD = {method!r}\n{JOB}")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120,

@@ -13,7 +13,7 @@ from minato.workers.thread_pool import ThreadPool
 
 
 class Engine:
-    """Notes what it is told; its stop word is an event."""
+    """Records its calls; its stop word is an event."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -44,7 +44,7 @@ def pool_of(engine: Engine, works: list[Callable[[], None]], workers: int = 2) -
     return ThreadPool(engine, workers, works)  # type: ignore[arg-type]
 
 
-def test_memory_is_freed_when_the_last_has_ended() -> None:
+def test_memory_is_freed_after_last_thread() -> None:
     engine, ended = Engine(), []
 
     def work() -> None:
@@ -62,7 +62,7 @@ def test_memory_is_freed_when_the_last_has_ended() -> None:
     assert entry is not None and entry["state"] == 0
 
 
-def test_a_thread_takes_no_signal_and_has_the_pools_name() -> None:
+def test_pool_thread_blocks_signals_and_has_name() -> None:
     seen: list[Any] = []
 
     def work() -> None:
@@ -75,7 +75,7 @@ def test_a_thread_takes_no_signal_and_has_the_pools_name() -> None:
     assert seen == [("minato-thread-0", True)]
 
 
-def test_work_that_fails_has_ended() -> None:
+def test_failed_work_counts_as_ended() -> None:
     engine, told = Engine(), threading.excepthook
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""autoscale in a running loader: what the worker scheduler remembers, counts and leaves."""
+"""autoscale in a running loader: what the worker scheduler remembers, counts and ignores."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def until_grown(loader: Any, more_than: int) -> None:
         assert time.monotonic() < deadline, loader.stats()
 
 
-def test_the_next_iterator_goes_on_with_the_number_found() -> None:
-    """Without persistent workers, too: or short epochs would each begin anew with num_workers."""
+def test_next_iterator_starts_with_found_number() -> None:
+    """Also without persistent workers: otherwise short epochs would each start at num_workers."""
     loader = minato.DataLoader(Sleeping(80, 0.02), 4, num_workers=1, autoscale=(1, 6))
     until_grown(loader, 1)
     found = active(loader)
@@ -62,7 +62,7 @@ def test_the_next_iterator_goes_on_with_the_number_found() -> None:
     assert sorted(i for b in it for i in b.tolist()) == list(range(80))
 
 
-def test_other_bounds_begin_anew() -> None:
+def test_other_bounds_start_at_num_workers() -> None:
     loader = minato.DataLoader(Sleeping(80, 0.02), 4, num_workers=1, autoscale=(1, 6))
     until_grown(loader, 1)
     loader.autoscale = (1, 5)
@@ -91,7 +91,7 @@ def test_a_kept_number_is_brought_into_range() -> None:
 
 
 def settle(loader: Any, move: Any, expected: int) -> None:
-    """Workers that have not begun to start cannot leave yet, so the move is tried again."""
+    """Workers that are not starting yet cannot exit, so the move is tried again."""
     deadline = time.monotonic() + DEADLINE_S
     while active(loader) != expected:
         assert time.monotonic() < deadline, loader.stats()
@@ -112,7 +112,7 @@ def test_the_number_moves_between_low_and_high() -> None:
     assert sorted(i for b in it for i in b.tolist()) == list(range(64))
 
 
-def test_between_low_and_num_workers_there_is_room_too() -> None:
+def test_number_may_fall_below_num_workers() -> None:
     loader = minato.DataLoader(Sleeping(8, 0), 4, num_workers=2, autoscale=[1, 2])
     it = iter(loader)
     settle(loader, lambda: it._engine.move_to(0), 1)
@@ -137,7 +137,7 @@ def test_a_pause_is_no_reason_to_shrink() -> None:
     del it
 
 
-def test_one_long_wait_is_a_dry_queue() -> None:
+def test_one_long_wait_adds_workers() -> None:
     """The trainer asks once and waits: that is seen before it is given its batch."""
     loader = minato.DataLoader(Sleeping(64, 0.2), 64, num_workers=1, autoscale=(1, 3))
     it = iter(loader)
@@ -154,7 +154,7 @@ def test_one_long_wait_is_a_dry_queue() -> None:
     del it
 
 
-# ---- what it decides, and why ----------------------------------------------------------
+# ---- decisions and their reasons -------------------------------------------------------
 
 
 class Burning(Sleeping):
@@ -189,7 +189,7 @@ def says(words: str) -> Callable[[list[dict[str, Any]]], bool]:
     return lambda log: any(words in d["why"] for d in log)
 
 
-def test_samples_that_wait_get_more_workers_than_there_are_cores() -> None:
+def test_waiting_samples_get_more_workers_than_cores() -> None:
     loader = minato.DataLoader(Sleeping(400, 0.02), 4, num_workers=1, autoscale=(1, 12),
                                persistent_workers=True)  # fmt: skip
     cores = minato._core.machine()["cpus"]
@@ -231,15 +231,15 @@ def test_computing_samples_get_no_more_workers_than_cores(one_core: None) -> Non
     assert active(loader) <= 2
 
 
-def test_workers_that_memory_would_hold_back_are_not_added() -> None:
-    """Room for two batches: whoever comes third has nothing to do."""
+def test_memory_limit_stops_adding_workers() -> None:
+    """Memory for two batches: a third worker has nothing to do."""
     loader = minato.DataLoader(Large(400, 0.002), 4, num_workers=3, autoscale=(1, 12),
                                persistent_workers=True, memory_limit="8MiB")  # fmt: skip
     log = epochs_until(loader, lambda log: says("no task waits")(log) or says("raise the rate")(log))
     assert active(loader) < 12 and max(d["to"] for d in log) < 12
 
 
-def test_decisions_are_in_order_and_follow_from_each_other() -> None:
+def test_decisions_are_ordered_and_consistent() -> None:
     loader = minato.DataLoader(Sleeping(400, 0.01), 4, num_workers=1, autoscale=(1, 6),
                                straggler_threshold=None, persistent_workers=True)  # fmt: skip
     log = epochs_until(loader, says("autoscale allows"))

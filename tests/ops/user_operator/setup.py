@@ -1,4 +1,4 @@
-"""How a user builds operators of their own: the header is all that is needed."""
+"""How users build their own operators: only the header is needed."""
 from setuptools import Extension, setup
 
 import minato
