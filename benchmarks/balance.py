@@ -1,22 +1,22 @@
-"""Epochs of samples that sleep, against the work bound: who waits for the slow ones?
+"""Epochs of sleeping samples, compared with the work bound: do workers idle behind slow samples?
 
     python benchmarks/balance.py [--only NAME ...] [--repeats 3] [--brief] [--json FILE]
         [--quick] [--quiet SHARE]
 
-A sample costs what a seeded generator fixed for its index, in the rows "anew" for its index and
-epoch: there what a sample has cost says nothing of what it will cost.  Every loader gets the same
-costs in the same order, the same dataset and the same worker_init_fn; loaders take turns, each
-repeat with other costs and beginning with another loader.  The bound of an epoch
-is (sum of costs) / workers.  A sleep lasts a little longer than asked; how much longer is
-measured in the same run, for the same costs and with as many sleepers, in processes that do
-nothing else.  The bound with that in it is the second one: ratios to it are in brackets.
+A sample's cost is drawn once for its index, or in the rows "anew" for its index and
+epoch, where past costs say nothing about future ones.  Every loader gets the same
+costs in the same order, the same dataset and the same worker_init_fn. Loaders take turns; each
+repeat has other costs and starts with another loader.  The bound of an epoch
+is (sum of costs) / workers.  A sleep lasts a little longer than asked. The difference is
+measured in the same run, for the same costs and number of sleepers, in processes that do
+nothing else.  The second bound includes it; ratios to it are in brackets.
 
-Loaders keep their workers.  "epoch 1" is the first epoch, once beside the bound plus the
-mean time after which its workers were there, and once with that start in it; "least" is what
-workers that never idle reach with that order when costs are unknown.  "later" is the median
+Loaders keep their workers.  "epoch 1" is the first epoch, once compared with the bound plus the
+mean start time of its workers, and once with that start included. "least" is the time of
+workers that never idle, with that order and unknown costs.  "later" is the median
 of the epochs after it.  Tables show medians over repeats and, below, the least and the
-greatest.  Further: the time to the first batch, and how long a training step
-waits when it takes as long as a batch costs to make (its second epoch; the share of waiting
+greatest.  Also shown: the time to the first batch, and the waiting time of a training step
+that takes as long as a batch costs to make (in its second epoch: the share of waiting
 in the whole, and the 99th percentile of the share in one step).
 """
 
@@ -41,12 +41,12 @@ from torch.utils.data import Dataset, RandomSampler
 import minato
 
 MOST_WORKERS = 16
-#: of these costs, by quantile, it is measured how long sleeping takes; and for how long
+#: costs, by quantile, at which the excess of sleeps is measured; and for how long
 SLEEPS, SLEEPING_S = 6, 1.0
 PR_SET_TIMERSLACK = 29
-#: when each worker was there, by time.monotonic()
+#: when each worker was ready, by time.monotonic()
 _ready = multiprocessing.RawArray("d", MOST_WORKERS)
-#: the epoch under way, from 0, which workers read
+#: the current epoch, from 0, which workers read
 _epoch = multiprocessing.RawValue("i", 0)
 EPOCHS = 3
 
@@ -54,7 +54,7 @@ Costs = Callable[[np.random.Generator, int], np.ndarray]
 
 
 def mixed(share: float, slow: float, fast: float) -> Costs:
-    """Exactly this share of samples is slow, wherever the generator puts them."""
+    """Exactly this share of samples is slow, at random places."""
 
     def make(rng: np.random.Generator, count: int) -> np.ndarray:
         costs = np.full(count, fast)
@@ -85,13 +85,13 @@ LOADERS: dict[str, tuple[type, dict[str, Any]]] = {
     "minato, as they complete": (MINE, {"in_order": False}),
     "minato, ready first": (MINE, {"in_order": False, "batching": "ready"}),
 }
-#: whose steps wait: those, and one that begins an epoch while the last one ends
+#: loaders for the waiting table: those, and one that starts the next epoch early
 STEPPED = {**LOADERS, "minato, next epoch early": (MINE, {"prefetch_next_epoch": True})}
 TORCH_FIRST = "torch, in order"
 
 
 class Sleeping(Dataset):
-    """Sample i sleeps costs[epoch][i] seconds and is i."""
+    """Sample i sleeps costs[epoch][i] seconds and returns i."""
 
     def __init__(self, costs: np.ndarray) -> None:
         self.costs = costs.tolist()
@@ -105,13 +105,13 @@ class Sleeping(Dataset):
 
 
 def exact_sleep() -> None:
-    """The system may wake this process as late as it has to, not 50 us later by choice."""
+    """Sets the timer slack: the system wakes this process without the default delay of 50 us."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 def begin_worker(worker: int) -> None:
-    """worker_init_fn of all loaders."""
+    """The worker_init_fn of all loaders."""
     exact_sleep()
     _ready[worker] = time.monotonic()
 
@@ -130,8 +130,8 @@ def _sleeper(costs: list[float], first: int, results: Any) -> None:
 
 
 def sleeping(costs: np.ndarray, workers: int) -> tuple[np.ndarray, np.ndarray]:
-    """(some of the costs, mean seconds for which a sleep of each lasts too long) with so
-    many processes that sleep at the same time."""
+    """(some of the costs, mean excess in seconds of a sleep of each) with this number of
+    processes that sleep at the same time."""
     some = np.unique(np.quantile(costs, np.linspace(0, 1, SLEEPS), method="nearest"))
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
@@ -163,18 +163,18 @@ class Job:
 
     @functools.cached_property
     def slept_bounds(self) -> np.ndarray:
-        """The bounds with costs as long as sleeps of them last."""
+        """The bounds with the measured lengths of the sleeps."""
         some, late = sleeping(self.costs, self.workers)
         slept = self.costs + np.interp(self.costs, some, late)
         return slept.sum(axis=1) / self.workers
 
     def order(self) -> np.ndarray:
-        """Indices of the first epoch."""
+        """The indices of the first epoch."""
         generator = torch.Generator().manual_seed(self.seed)
         return np.array(list(RandomSampler(range(self.count), generator=generator)))
 
     def can_take(self, options: dict[str, Any]) -> bool:
-        """Not where samples of two epochs are under way at once and costs are the epoch's."""
+        """Not if samples of two epochs run at once and costs depend on the epoch."""
         return not (self.anew and options.get("prefetch_next_epoch"))
 
     def loader(self, cls: type, options: dict[str, Any]) -> Any:
@@ -192,13 +192,13 @@ class Job:
         )
 
     def start_delay(self, begin: float, wall: float) -> float:
-        """Mean seconds until a worker was there; the whole epoch for one that never was."""
+        """Mean seconds until a worker was ready; the whole epoch for one that never was."""
         delays = [t - begin if t else wall for t in _ready[: self.workers]]
         return float(np.mean([min(delay, wall) for delay in delays]))
 
 
 def run_epoch(loader: Any, number: int, step: float = 0.0) -> dict[str, Any]:
-    """The epoch of this number, with a step of some seconds after each batch."""
+    """Runs an epoch, with a step of some seconds after each batch."""
     batches, waits = [], []
     _epoch.value = number
     begin = asked = time.monotonic()
@@ -219,7 +219,7 @@ def run_epoch(loader: Any, number: int, step: float = 0.0) -> dict[str, Any]:
 
 
 def check(job: Job, epochs: list[dict[str, Any]], in_order: bool) -> None:
-    """Exactly once, and in the sampler's order where that is promised."""
+    """Checks that each sample came once, and in the sampler's order if that is promised."""
     order = RandomSampler(range(job.count), generator=torch.Generator().manual_seed(job.seed))
     for epoch in epochs:
         expected, got = list(order), epoch.pop("indices")
@@ -261,7 +261,7 @@ def time_epochs(job: Job, cls: type, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def makespan(costs: Iterable[float], workers: int) -> float:
-    """Seconds for these samples on so many workers, each begun by the first that is free."""
+    """Seconds for these samples on a number of workers, each started by the next free one."""
     free = [0.0] * workers
     for cost in costs:
         heapq.heapreplace(free, free[0] + float(cost))
@@ -269,7 +269,7 @@ def makespan(costs: Iterable[float], workers: int) -> float:
 
 
 def time_waits(job: Job, cls: type, options: dict[str, Any]) -> dict[str, Any]:
-    """Waiting in the second epoch, with a step as long as a batch costs to make."""
+    """The waiting time in the second epoch, with a step as long as a batch costs to make."""
     step = float(job.bounds[1]) * job.batch / job.count
     loader = job.loader(cls, options)
     runs = [run_epoch(loader, number, step) for number in range(2)]
@@ -310,19 +310,19 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def in_turn(names: Iterable[str], repeat: int) -> list[str]:
-    """The names, each repeat beginning with another."""
+    """The names; each repeat starts with another."""
     every = list(names)
     first = repeat % len(every)
     return every[first:] + every[:first]
 
 
 def values(runs: list[dict[str, Any]], what: str) -> list[float]:
-    """Of all repeats; of a list of epochs, all of these."""
+    """The values of all repeats; of a list of epochs, all of these."""
     return [v for run in runs for v in np.atleast_1d(run[what]).tolist()]
 
 
 def over(runs: list[dict[str, Any]], what: str) -> float:
-    """Median over repeats; of a list of epochs, over these as well."""
+    """The median over repeats; of a list of epochs, over these as well."""
     return common.median(values(runs, what))
 
 

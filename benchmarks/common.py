@@ -1,11 +1,11 @@
-"""What the benchmarks share: process trees, fresh processes, statistics, tables.
+"""Helpers of the benchmarks: process trees, fresh processes, statistics, tables.
 
-CPU time of a tree is what the kernel counted for every living process of it (its process
-clock, nanoseconds) plus what their waited-for children used (clock ticks of 10 ms).
+CPU time of a tree is the kernel's count for every living process of it (its process
+clock, nanoseconds) plus that of their waited-for children (clock ticks of 10 ms).
 Memory of a tree is the sum of the proportional set sizes of private memory and files, so
 that a page that several processes map counts once, plus all of the shared memory that some
-process of the tree maps or holds a descriptor of: a batch on its way between processes may
-be mapped by none.
+process of the tree maps or holds a descriptor of: a batch in transit may be mapped by no
+process.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Any
 import psutil
 
 MiB = 1 << 20
-#: how often the memory of a tree is looked at, seconds
+#: interval in seconds at which the memory of a tree is sampled
 SAMPLE_SECONDS = 0.04
-#: a child process that takes longer is taken for hung, seconds
+#: a child process that takes longer, in seconds, counts as hung
 CHILD_SECONDS = 1200
 
 
 def tree(root: int) -> list[psutil.Process]:
-    """The process and everything below it that lives."""
+    """The process and all its living descendants."""
     try:
         top = psutil.Process(root)
         return [top, *top.children(recursive=True)]
@@ -46,7 +46,7 @@ def process_clock(pid: int) -> float:
 
 
 def cpu_seconds(root: int | None = None) -> float:
-    """CPU seconds of a tree up to now, dead and waited-for processes included."""
+    """CPU seconds of a tree so far, including dead and waited-for processes."""
     total = 0.0
     for process in tree(root or os.getpid()):
         try:
@@ -54,7 +54,7 @@ def cpu_seconds(root: int | None = None) -> float:
             total += process_clock(process.pid)
             total += waited.children_user + waited.children_system
         except (psutil.NoSuchProcess, OSError):
-            pass  # it ended meanwhile: its parent counts it
+            pass  # it ended in the meantime: its parent counts it
     return total
 
 
@@ -70,7 +70,7 @@ def _unshared_bytes(pid: int) -> int:
 
 
 def _shared_paths(pid: int) -> Iterator[str]:
-    """Paths below /proc to the shared memory that a process maps or has open."""
+    """Paths below /proc of the shared memory that a process maps or has open."""
     with open(f"/proc/{pid}/maps") as file:
         for text in file:
             if "/dev/shm/" in text or "/memfd:" in text:
@@ -81,11 +81,11 @@ def _shared_paths(pid: int) -> Iterator[str]:
             if os.readlink(path).startswith(("/dev/shm/", "/memfd:")):
                 yield path
         except OSError:
-            pass  # closed meanwhile
+            pass  # closed in the meantime
 
 
 def memory_bytes(root: int) -> dict[str, int]:
-    """What a tree uses: ``private`` (and files), ``shared``, and their sum as ``total``."""
+    """Memory of a tree: ``private`` (and files), ``shared``, and their sum as ``total``."""
     private, shared = 0, {}
     for process in tree(root):
         try:
@@ -95,9 +95,9 @@ def memory_bytes(root: int) -> dict[str, int]:
                     facts = os.stat(path)
                     shared[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
                 except OSError:
-                    pass  # gone meanwhile
+                    pass  # gone in the meantime
         except (OSError, KeyError):
-            pass  # it ended meanwhile
+            pass  # it ended in the meantime
     total = private + sum(shared.values())
     return {"private": private, "shared": total - private, "total": total}
 
@@ -107,11 +107,11 @@ def load_average() -> float:
 
 
 class Quiet:
-    """Measures while nobody else uses the machine, as far as that can be had.
+    """Measures while other programs leave the machine alone, as well as possible.
 
-    What others use during a measurement is what the whole machine spent, stolen time
-    included, less what this process and its ended children did. A measurement during which
-    others took more than ``share`` of the machine is repeated; once ``minutes`` are used up
+    The use by others during a measurement is what the whole machine spent, including stolen
+    time, less what this process and its ended children did. If others took more than ``share``
+    of the machine, the measurement is repeated. Once ``minutes`` are used up
     in all, the best of its attempts counts. The shares are kept for the report.
     """
 
@@ -122,7 +122,7 @@ class Quiet:
         self.repeated = 0
 
     def run(self, measurement: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The measurement's result, with the share that others had as ``others``."""
+        """The measurement's result, with the others' share as ``others``."""
         best: dict[str, Any] = {}
         least = math.inf
         while least > self.share:
@@ -138,7 +138,7 @@ class Quiet:
         return best
 
     def _wait(self) -> bool:
-        """Until little runs; False when there is no time left for that."""
+        """Waits until little runs; False if there is no time left for that."""
         while self.share < 1 and time.monotonic() < self.deadline:
             if psutil.cpu_percent(interval=2.0) / 100 <= self.share:
                 break
@@ -160,7 +160,7 @@ class Quiet:
 
 
 def machine_seconds() -> float:
-    """CPU seconds that the machine has spent, those stolen by its host included."""
+    """CPU seconds that the machine has spent, including those stolen by its host."""
     times = psutil.cpu_times()
     return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
 
@@ -172,7 +172,7 @@ def ended_seconds() -> float:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that every benchmark has."""
+    """The options of every benchmark."""
     parser.add_argument("--json", metavar="FILE", help="also write every number here")
     parser.add_argument("--quick", action="store_true", help="seconds; no good numbers")
     parser.add_argument(
@@ -189,7 +189,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """The machine and versions of the measurement."""
     import torch
 
     model = platform.processor()
@@ -214,7 +214,7 @@ def child_command(script: str, request: dict[str, Any]) -> list[str]:
 
 
 def child_request() -> dict[str, Any] | None:
-    """What a child was asked, or None in the process that a user started."""
+    """A child's request, or None in the process that a user started."""
     return json.loads(sys.argv[2]) if sys.argv[1:2] == ["--child"] else None
 
 
@@ -230,7 +230,7 @@ def answer(value: Any) -> None:
 
 
 def finish_child(child: subprocess.Popen[str]) -> Any:
-    """The answer of a child, once it has ended; RuntimeError when it failed."""
+    """The answer of a child, after its end; RuntimeError if it failed."""
     try:
         text, _ = child.communicate(timeout=CHILD_SECONDS)
     except subprocess.TimeoutExpired:
@@ -243,16 +243,16 @@ def finish_child(child: subprocess.Popen[str]) -> Any:
 
 
 def run_child(script: str, request: dict[str, Any]) -> Any:
-    """Answer of a fresh process that runs a script with a request."""
+    """The answer of a fresh process that runs a script with a request."""
     return finish_child(start_child(script, request))
 
 
 def run_watched(script: str, request: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-    """run_child with the tree's memory looked at from outside.
+    """Like run_child, with the tree's memory sampled from outside.
 
-    The child prints a line when it is ready and then waits for one. Returned besides its
-    answer, in MiB: ``before`` (the child alone, ready), ``peak`` (the most of the tree) and
-    of that ``shared``.
+    The child prints a line when it is ready and then waits for one. Also returns,
+    in MiB: ``before`` (the child alone, ready), ``peak`` (the maximum of the tree) and
+    ``shared``, its part of the peak.
     """
     child = start_child(script, request)
     assert child.stdin is not None and child.stdout is not None
@@ -268,7 +268,7 @@ def run_watched(script: str, request: dict[str, Any]) -> tuple[Any, dict[str, fl
 
 
 def ready() -> None:
-    """A watched child's pause before it begins."""
+    """A watched child's pause before it starts."""
     print("ready", flush=True)
     sys.stdin.readline()
 
@@ -279,7 +279,7 @@ def ready() -> None:
 def spdl_batches(
     indices: Iterable[list[int]], fetch: Callable[[list[int]], Any], workers: int
 ) -> Iterator[Any]:
-    """SPDL: so many threads fetch whole batches, in order."""
+    """SPDL: a number of threads fetch whole batches, in order."""
     from spdl.pipeline import PipelineBuilder
 
     builder = PipelineBuilder().add_source(indices)
@@ -305,7 +305,7 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with so many significant digits, never in powers of ten."""
+    """A number with this many significant digits, never in powers of ten."""
     if value is None:
         return "-"
     if value == 0:
@@ -315,7 +315,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns of text; the first to the left, the others to the right."""
+    """Columns of text; the first aligned left, the others right."""
     every = [list(head), *[list(row) for row in rows]]
     widths = [max(len(row[c]) for row in every) for c in range(len(head))]
     lines = [

@@ -1,4 +1,4 @@
-"""Workers killed at random instants: what is lost, what is doubled, and how long it takes.
+"""Workers killed at random instants: lost samples, repeated samples, and recovery times.
 
     python benchmarks/kills.py [--kills 2000] [--peers] [--json FILE] [--quick]
 
@@ -10,7 +10,7 @@ process stands in its place and is ready for samples. ``most waited`` is the lon
 ``next()`` took. What is left behind is counted after the last epoch: processes, descriptors
 and shared memory.
 
-Others: one kill in the middle of an epoch, so many times as --peer-runs says. Torch's loader raises
+Others: one kill in the middle of an epoch, repeated --peer-runs times. torch's loader raises
 or stays silent; SPDL (with --peers; spdl-core) runs the same fetch in a pool of processes.
 """
 
@@ -43,9 +43,9 @@ from torch.utils.data import BatchSampler, Dataset, SequentialSampler
 import minato
 
 WORKERS = 4
-#: nothing delivered for so long is taken for a hang, seconds
+#: this many seconds without a batch count as a hang
 HUNG_SECONDS = 60.0
-#: a worker that is ready for samples, csrc/workers/mn_crew.h
+#: state of a worker that is ready for samples, csrc/workers/mn_crew.h
 READY = 3
 
 
@@ -100,7 +100,7 @@ def samples_of(batch: Any) -> Iterator[tuple[int, str]]:
 
 
 class Killer(threading.Thread):
-    """Kills a random worker now and then, and sees when another is ready in its place."""
+    """Kills a random worker now and then, and notices when another has replaced it."""
 
     def __init__(self, iterator: Any, seed: str, most: int) -> None:
         super().__init__(daemon=True)
@@ -114,7 +114,7 @@ class Killer(threading.Thread):
             try:
                 entries = self.iterator._engine.workers()
             except RuntimeError:
-                return  # the iterator has come to its end
+                return  # the iterator has ended
             now = time.monotonic()
             for place, (pid, since) in list(self.dead.items()):
                 if entries[place]["pid"] != pid and entries[place]["state"] == READY:
@@ -151,7 +151,7 @@ class Killer(threading.Thread):
 
 
 def watchdog() -> threading.Timer:
-    """Ends this process, which is a child of the benchmark, if nothing comes any more."""
+    """Ends this process, a child of the benchmark, if nothing is delivered any more."""
     timer = threading.Timer(HUNG_SECONDS, functools.partial(os._exit, 9))
     timer.daemon = True
     timer.start()
@@ -159,7 +159,7 @@ def watchdog() -> threading.Timer:
 
 
 def read(iterator: Any) -> tuple[list[Any], float]:
-    """Samples of an epoch in their order, and the longest wait for a batch."""
+    """The samples of an epoch in order, and the longest wait for a batch."""
     seen, most = [], 0.0
     while True:
         timer = watchdog()
@@ -186,7 +186,7 @@ def held() -> dict[str, int]:
 
 
 def hunt(request: dict[str, Any]) -> dict[str, Any]:
-    """Epochs under fire, each beside the undisturbed one."""
+    """Epochs with kills, each compared with the undisturbed one."""
     workload, method = request["workload"], request["method"]
     context = {"multiprocessing_context": method, "persistent_workers": True}
     total = {"kills": 0, "of helpers": 0, "lost": 0, "doubled": 0, "changed": 0, "out of order": 0, "epochs": 0}
@@ -219,7 +219,7 @@ def hunt(request: dict[str, Any]) -> dict[str, Any]:
             recovered += killer.recovered
             most = max(most, waited)
         del iterator, killer, loader, calm
-        before = before or held()  # what the first loader leaves, any later one may find
+        before = before or held()  # leftovers of the first loader are normal for later ones
     after = held()
     left = {key: after[key] - before[key] for key in after}
     return {**total, "recovered": recovered, "most": most, "left": left}
@@ -248,7 +248,7 @@ def _fetch(dataset: Noise, indices: list[int]) -> Any:
 
 
 def one_kill(request: dict[str, Any]) -> dict[str, Any]:
-    """What a loader does when one of its workers is killed in the middle of an epoch."""
+    """A loader's behaviour when one of its workers is killed in the middle of an epoch."""
     logging.disable(logging.CRITICAL)
     rng = random.Random(request["seed"])
     own = make("rows", torch.utils.data.DataLoader, num_workers=WORKERS)
@@ -267,7 +267,7 @@ def one_kill(request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         outcome = f"raised {type(error).__name__}"
     timer.cancel()
-    if killed:  # torch's shared memory of the killed is nobody's, and stays
+    if killed:  # torch's shared memory of the killed worker has no owner, and stays
         for path in glob.glob(f"/dev/shm/torch_{victim.pid}_*"):
             os.unlink(path)
     return {"outcome": outcome, "seen": seen, "of": len(own.dataset),
@@ -286,7 +286,7 @@ def peers(names: list[str], runs: int) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-# ---- the whole ------------------------------------------------------------------------------
+# ---- all together ----------------------------------------------------------------------------
 
 
 def report(rows: dict[str, dict[str, Any]], others: dict[str, list[dict[str, Any]]]) -> str:

@@ -1,17 +1,17 @@
-"""What stays behind: loaders made, half read and dropped, and persistent ones that live on.
+"""Leftovers: loaders made, half read and dropped, and persistent ones that live on.
 
     python benchmarks/leaks.py [--counts 20 50 100 200] [--torch-counts 20 50]
         [--methods fork forkserver spawn native] [--live 15] [--json FILE] [--quick]
 
-Each row is one process. It makes so many loaders, reads half of each and drops it together
-with its batches, and looks at itself after each of the counts: descriptors, files in
-/dev/shm and memfds that it maps or has open, living processes below it, its threads, its
-mappings, its resident memory, and memory of the whole tree (proportional set sizes of what
-is anonymous, and shared memory, each page once). Start-up belongs to the first count, so
+Each row is one process. It makes loaders, reads half of each and drops it together
+with its batches. After each of the counts it lists its descriptors, files in
+/dev/shm and memfds that it maps or has open, living descendants, threads,
+mappings, resident memory, and memory of the whole tree (proportional set sizes of
+anonymous memory, and shared memory, each page once). Start-up belongs to the first count, so
 growth is counted from there.
 
-The second table keeps persistent loaders alive in the middle of an epoch, all at once: what
-each of them holds.
+The second table keeps persistent loaders alive in the middle of an epoch, all at once, and shows
+the resources that each of them holds.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from minato import ops
 CLASSES = {"torch": torch.utils.data.DataLoader, "minato": minato.DataLoader}
 METHODS = ("fork", "forkserver", "spawn", "native")
 FACTS = ("fds", "shm", "memfds", "processes", "threads", "mappings", "rss_mib", "tree_mib")
-#: what may differ between two looks without anything being lost: the interpreter's and the
-#: allocator's own memory and mappings come and go
+#: normal differences between two checks: memory and mappings of the interpreter and the allocator
+#: come and go
 SLACK = {"mappings": 40, "rss_mib": 16.0, "tree_mib": 32.0}
 
 
 class Images(Dataset):
-    """64 KiB a sample, so that batches are handed out of the arena and not copied."""
+    """64 KiB per sample, so that batches are delivered from the arena without a copy."""
 
     def __len__(self) -> int:
         return 32
@@ -76,7 +76,7 @@ def make(request: dict[str, Any], folder: str, persistent: bool) -> Any:
 
 
 def look() -> dict[str, float]:
-    """What this process holds, once what was ended has gone."""
+    """This process's resources, once ended processes have gone."""
     me = psutil.Process()
     deadline = time.monotonic() + 5.0
     while True:
@@ -89,8 +89,8 @@ def look() -> dict[str, float]:
 
 
 def serves(process: psutil.Process) -> bool:
-    """A start method's own process, made once for all loaders; what it forks has its name,
-    too, but is no child of this one."""
+    """A start method's own process, made once for all loaders. Processes that it forks have its
+    name, too, but are not children of this one."""
     try:
         words = " ".join(process.cmdline())
         mine = process.ppid() == os.getpid()
@@ -100,7 +100,7 @@ def serves(process: psutil.Process) -> bool:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Proportional set size without files: theirs depends on who else runs."""
+    """Proportional set size without files, whose size depends on other processes."""
     with open(f"/proc/{pid}/smaps_rollup") as file:
         return next(int(text.split()[1]) << 10 for text in file if text.startswith("Pss_Anon"))
 
@@ -111,7 +111,7 @@ def tree_bytes() -> int:
         try:
             total += anonymous_bytes(process.pid)
         except OSError:
-            pass  # it ended meanwhile
+            pass  # it ended in the meantime
     return total
 
 
@@ -156,7 +156,7 @@ def dropped(request: dict[str, Any], folder: str) -> list[dict[str, float]]:
 
 
 def living(request: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Twice: the heap that the first ones grew serves the second."""
+    """Twice: the second time reuses the heap grown by the first."""
     found: dict[str, Any] = {}
     for _ in range(2):
         found["before"] = look()
@@ -178,7 +178,7 @@ def child(request: dict[str, Any]) -> None:
 
 
 def grown(looks: list[dict[str, float]]) -> dict[str, float]:
-    """What is more at the end than at the first count, beyond what comes and goes."""
+    """Growth from the first count to the end, beyond normal differences."""
     first, last = looks[0], looks[-1]
     more = {name: last[name] - first[name] for name in FACTS}
     return {name: n for name, n in more.items() if n > SLACK.get(name, 0)}
@@ -245,7 +245,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Exit status 1 where something of minato's has grown."""
+    """Exit status 1 if a resource of minato has grown."""
     warnings.filterwarnings("ignore")
     request = common.child_request()
     if request is not None:

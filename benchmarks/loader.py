@@ -1,24 +1,24 @@
-"""Samples a second of loaders with two workers (or --workers N), side by side, and what they use.
+"""Samples a second of loaders with two workers (or --workers N), side by side, and their resources.
 
     python benchmarks/loader.py [--cases tiny image volume augment turn] [--repeats 5]
         [--modes static iterable out-of-order ready] [--peers] [--json FILE] [--quick]
         [--quiet SHARE] [--workers N]
 
 Each repeat of a case is one fresh process in which the loaders take turns (the order
-rotates), so that what else the machine does hits them alike; ratios are to torch's loader of
-the same mode and repeat. Workers persist; the first epoch warms up. Timed is the way from
+rotates), so that other load on the machine affects them equally. Ratios are to torch's loader of
+the same mode and repeat. Workers persist; the first epoch warms up. The timing covers the time from
 the arrival of an epoch's first batch to its end, in whole epochs until enough time has passed.
-Then, outside of the timing: one pass compares what was delivered with what torch's loader
-delivered, and one process a loader is watched from outside for its memory (see common.py).
+Outside of the timing, one pass compares the delivered data with that of torch's loader,
+and one process per loader is watched from outside for its memory (see common.py).
 
-``augment`` crops, flips and scales by numbers drawn from NumPy, torch and ``random``. What is
-drawn is part of the sample: the pass makes each sample again from it. Loaders with torch's
-streams (``scheduling="static"``) must have drawn torch's very numbers.
+``augment`` crops, flips and scales by numbers drawn from NumPy, torch and ``random``. The drawn
+numbers are part of the sample: the pass makes each sample again from them. Loaders with torch's
+streams (``scheduling="static"``) must have drawn exactly torch's numbers.
 
 ``--modes`` adds loaders: scheduling="static"; the same samples as an iterable dataset;
-in_order=False, balanced and static; batching="ready". With ``--cases`` there are also the tiny samples in batches of
-512 and 4096. Batches must come in torch's order, out of order each of them once, and with
-``ready`` each sample once an epoch.
+in_order=False, balanced and static; batching="ready". With ``--cases`` there are also the tiny
+samples in batches of 512 and 4096. Batches must come in torch's order; out of order, each of them
+once; and with ``ready`` each sample once per epoch.
 
 ``getitem`` and ``copy`` are bounds on one core: dataset[i] alone, and one copy of the
 sample's bytes between warm buffers. ``inline`` is torch's loader without workers.
@@ -51,13 +51,13 @@ from torch.utils.data import (
 
 import minato
 
-WORKERS = int(os.environ.get("BENCHMARK_WORKERS", "2"))  # of --workers, which children see so
+WORKERS = int(os.environ.get("BENCHMARK_WORKERS", "2"))  # from --workers, passed on to children
 #: epochs turned in the turn case
 TURNS = 30
 
 
 class Tiny(Dataset):
-    """64 bytes of float32 and an int; next to no work."""
+    """64 bytes of float32 and an int; next to no computation."""
 
     pool = 1024
 
@@ -110,7 +110,7 @@ class Volume(Dataset):
 
 
 class Augment(Image):
-    """A 3x128x128 float32 crop of an image, flipped or not, brighter or darker; with what was
+    """A 3x128x128 float32 crop of an image, flipped or not, brighter or darker, with the numbers
     drawn for it, and its index."""
 
     side = 128
@@ -121,7 +121,7 @@ class Augment(Image):
         return self.made(index, drawn), drawn, index
 
     def made(self, index: int, drawn: np.ndarray) -> np.ndarray:
-        """The sample of this index with these numbers."""
+        """The sample of this index for these numbers."""
         top, left = int(drawn[0]), int(drawn[1])
         crop = self.rows[index % self.pool][:, top : top + self.side, left : left + self.side]
         return np.multiply(crop[..., ::-1] if drawn[2] else crop, np.float32(0.5 + drawn[3]))
@@ -139,7 +139,7 @@ class Streamed(IterableDataset):
         return map(self.dataset.__getitem__, range(first, size, step))
 
 
-#: case: dataset, batch size, batches an epoch, the same of the comparing pass
+#: case: dataset, batch size, batches per epoch, batches in the comparing pass
 CASES: dict[str, tuple[Callable[[int], Dataset], int, int, int]] = {
     "tiny": (Tiny, 64, 2000, 200),
     "tiny-512": (Tiny, 512, 250, 25),
@@ -149,7 +149,7 @@ CASES: dict[str, tuple[Callable[[int], Dataset], int, int, int]] = {
     "augment": (Augment, 64, 100, 12),
     "turn": (Tiny, 64, 16, 16),
 }
-#: those that run when none are named
+#: the cases that run by default
 USUAL = ["tiny", "image", "volume", "augment", "turn"]
 QUICK = {"tiny": 40, "tiny-512": 6, "tiny-4096": 3, "image": 4, "volume": 3, "augment": 4,
          "turn": 4}  # fmt: skip
@@ -243,14 +243,14 @@ MODES = {
     ],
     "ready": ["torch, out of order", "minato, ready first"],
 }
-#: torch's loader that is asked for the same, where that is not "torch"
+#: torch's loader for the same mode, if that is not "torch"
 AGAINST = {
     "minato, iterable": "torch, iterable",
     "minato, out of order": "torch, out of order",
     "minato, static, out of order": "torch, out of order",
     "minato, ready first": "torch, out of order",
 }
-#: what must be the same as with AGAINST (of torch's own: as with "torch"), see `Delivered`
+#: what must equal AGAINST (for torch's own loaders: "torch"), see `Delivered`
 SAME = {
     "minato, static": "exactly",
     "torch, iterable": "samples",
@@ -266,7 +266,7 @@ def against(name: str) -> str:
 
 
 def loaders_here(peers: bool, modes: Iterable[str] = ()) -> list[str]:
-    """Names of the loaders to run; says which peers are not installed."""
+    """Names of the loaders to run; prints which peers are not installed."""
     asked = {name for mode in modes for name in MODES[mode]}
     others = {name for names in MODES.values() for name in names} | set(PEERS)
     names = [name for name in LOADERS if name not in others or name in asked]
@@ -279,7 +279,7 @@ def loaders_here(peers: bool, modes: Iterable[str] = ()) -> list[str]:
     return names
 
 
-# ---- what a child process measures -----------------------------------------------------
+# ---- measurements of a child process ---------------------------------------------------
 
 
 def dataset_of(case: str, quick: bool, checking: bool = False) -> tuple[Dataset, int]:
@@ -295,7 +295,7 @@ def run_epoch(loader: Iterable) -> tuple[float, float, float, int]:
     batch = next(iterator)
     first = time.perf_counter()
     count = 1
-    for batch in iterator:  # noqa: B007  (held until the next comes, as training does)
+    for batch in iterator:  # noqa: B007  (held until the next comes, as in training)
         count += 1
     end = time.perf_counter()
     del batch
@@ -303,7 +303,7 @@ def run_epoch(loader: Iterable) -> tuple[float, float, float, int]:
 
 
 def time_rate(name: str, case: str, quick: bool, seed: int) -> dict[str, float]:
-    """Seconds and CPU seconds a sample, in whole epochs."""
+    """Seconds and CPU seconds per sample, in whole epochs."""
     dataset, batch = dataset_of(case, quick)
     loader = LOADERS[name](dataset, batch, seed)
     before = common.cpu_seconds()
@@ -343,7 +343,7 @@ def time_turn(name: str, case: str, quick: bool, seed: int) -> dict[str, float]:
 
 
 def time_getitem(case: str, quick: bool) -> float:
-    """Seconds of dataset[i] alone, results dropped at once."""
+    """Seconds of dataset[i] alone; results are dropped at once."""
     dataset, batch = dataset_of(case, quick)
     size = min(len(dataset), 20000)  # type: ignore[arg-type]
     for i in range(min(size, 100)):
@@ -355,7 +355,7 @@ def time_getitem(case: str, quick: bool) -> float:
 
 
 def time_copy(case: str, quick: bool) -> float:
-    """Seconds to copy the bytes of a sample between buffers that are warm."""
+    """Seconds for copying the bytes of a sample between warm buffers."""
     dataset, _ = dataset_of(case, quick)
     leaves = tuple_of(dataset[0])
     sources = [np.asarray(leaf) for leaf in leaves]
@@ -390,8 +390,8 @@ def checksum(batch: Any) -> int:
 
 
 def told_apart(dataset: Dataset, batch: Any) -> Any:
-    """The batch without what each loader draws for itself, after a look that the samples were
-    made from it."""
+    """The batch without each loader's own draws, after a check that the samples were
+    made from them."""
     if not isinstance(dataset, Augment):
         return batch
     images, drawn, indices = batch
@@ -404,8 +404,8 @@ def told_apart(dataset: Dataset, batch: Any) -> Any:
 
 
 class Delivered:
-    """What two epochs delivered, as checksums by epoch: of batches with all that is in them, of
-    batches without what was drawn, and if asked for of samples without what was drawn."""
+    """The data of two epochs, as checksums per epoch: of complete batches, of
+    batches without the draws, and optionally of samples without the draws."""
 
     def __init__(self, name: str, case: str, quick: bool, seed: int, singly: bool) -> None:
         dataset, size = dataset_of(case, quick, checking=True)
@@ -426,8 +426,8 @@ class Delivered:
                 self.samples[-1] += [checksum([leaf[r : r + 1] for leaf in leaves]) for r in rows]
 
     def same(self, other: Delivered, what: str) -> bool:
-        """Whether both delivered the same, of "exactly", "batches" (in order), "any order" of
-        batches, or "samples" (each once an epoch)."""
+        """Whether both delivered the same: "exactly", "batches" (in order), "any order" of
+        batches, or "samples" (each once per epoch)."""
         if what == "exactly":
             return self.whole == other.whole
         if what == "batches":
@@ -449,7 +449,7 @@ def child_time(request: dict[str, Any]) -> None:
 
 
 def child_check(request: dict[str, Any]) -> None:
-    """By case: loaders whose batches were not those of torch, and how many were compared."""
+    """By case: loaders whose batches differed from torch's, and how many were compared."""
     result = {}
     singly = any(SAME.get(name) == "samples" for name in request["loaders"])
     for case in request["cases"]:
@@ -468,7 +468,7 @@ def child_memory(request: dict[str, Any]) -> None:
     loader = LOADERS[name](dataset, batch, 0)
     for _ in range(TURNS if case == "turn" else 3):
         run_epoch(loader)
-    time.sleep(3 * common.SAMPLE_SECONDS)  # short lives are looked at as well
+    time.sleep(3 * common.SAMPLE_SECONDS)  # so that short runs are sampled as well
     del loader
     common.answer({})
 
@@ -614,7 +614,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)  # work is counted on one core; workers do the same
+    torch.set_num_threads(1)  # measurements are per core; workers do the same
     request = common.child_request()
     if request is not None:
         CHILDREN[request["do"]](request)

@@ -1,22 +1,21 @@
-"""Datasets that keep what they opened last: does a loader open it once, or in every worker?
+"""Datasets that keep the last opened file: does a loader open it once, or in every worker?
 
     python benchmarks/locality.py [--only NAME ...] [--repeats 3] [--json FILE] [--quick]
         [--quiet SHARE]
 
-Groups of samples share something that is opened for them (a row group, a video, a shard), and
-samples tell whether they had to open it. In the rows that begin with "sleeping" opening and making
-a sample are sleeps; the others read real files (locality_data.py), and are left out where what
-reads them is not installed: pip install pyarrow h5py av datasets. In the rows "declared" the
+Groups of samples share an opened file or a part of one (a row group, a video, a shard), and
+samples record whether they had to open it. In the rows that start with "sleeping", opening and
+making a sample are sleeps. The others read real files (locality_data.py), and are left out if their
+library is not installed: pip install pyarrow h5py av datasets. In the rows "declared" the
 dataset says which samples belong together (locality_key). Loaders get the same order, take
-turns, each repeat beginning with another, and keep their workers for three epochs; what they
-deliver is compared byte by byte.
+turns, each repeat starting with another, and keep their workers for three epochs. The delivered
+data is compared byte by byte.
 
-Shown are samples a second of the first epoch, start of workers included, and of the ones after
-it: the median, the least and the greatest. The bound beside it is each group opened once, all
-samples made, over the workers; for real files what one process that does nothing else needs for
-that, over the cores. "opened" is how often a group was opened in an epoch, over the number of
-groups: it does not depend on what else the machine does, but for work that is moved when a
-worker is held up.
+The table shows samples a second of the first epoch, start of workers included, and of the later
+epochs: the median, the least and the greatest. The bound is each group opened once, all
+samples made, divided by the workers. For real files it is the time of one otherwise idle process,
+divided by the cores. "opened" is how often a group was opened in an epoch, divided by the number of
+groups. It does not depend on other load, except when tasks are moved because a worker is held up.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def rows(count: int, size: int, keeps: int = 1) -> Any:
 
 PAIRS = functools.partial(GroupsShuffled, mixed=2)
 
-#: Each of them declared, too, but where there is nothing to declare.
+#: Each of them also declared, unless there is nothing to declare.
 MEASURED = {
     "sleeping, row groups of 32, in order": Case(sleeping(64, 32, 100, 1), 32, InOrder),
     "sleeping, row groups of 32": Case(sleeping(64, 32, 100, 1)),
@@ -136,20 +135,20 @@ def make(case: Case, folder: Path, quick: bool) -> Grouped:
 
 
 def alone(call: Callable[[], float]) -> float:
-    """What it returns in a process of its own: decoders that this one has used, with their
-    threads, would be inherited by workers, which hang in them."""
+    """Its result in a separate process. Workers would inherit decoders that this process has used,
+    with their threads, and hang in them."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=lambda: there.send(call()))
     process.start()
     there.close()
-    found = here.recv()  # EOFError where it has failed
+    found = here.recv()  # EOFError if it has failed
     process.join()
     return found
 
 
 def bound_of(case: Case, folder: Path, quick: bool) -> float:
-    """Seconds of an epoch in which each group is opened once, over those who work; makes the
+    """Seconds of an epoch in which each group is opened once, divided by the workers; makes the
     files."""
     dataset = make(case, folder, quick)
     if isinstance(dataset, Sleeping):
@@ -162,7 +161,7 @@ def bound_of(case: Case, folder: Path, quick: bool) -> float:
 
 
 class Delivered:
-    """What an epoch brought: in which order, and of each index a sum of its bytes."""
+    """The result of an epoch: its order, and a checksum for each index."""
 
     def __init__(self) -> None:
         self.indices: list[int] = []
@@ -178,7 +177,7 @@ class Delivered:
         self.sums += (words.long() * weights).sum(1).tolist()
 
     def check(self, case: Case, dataset: Grouped, epoch: int, in_order: bool) -> str:
-        """Each sample once, in the sampler's order where that is promised; their digest."""
+        """Checks that each sample came once, in order if promised; returns a digest."""
         sampler = case.sampler(dataset)
         sampler.epoch = epoch
         want, got = list(sampler), self.indices

@@ -1,7 +1,7 @@
-"""Datasets that keep what they opened last, for ``locality.py``.
+"""Datasets that keep the last opened file, for ``locality.py``.
 
-Samples are (index, whether something had to be opened for it, data). Files are made on the spot,
-once a folder, from a fixed seed. ``of`` has the group of each index.
+Samples are (index, whether a file had to be opened for it, data). Files are made on the spot,
+once per folder, from a fixed seed. ``of`` has the group of each index.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Sample = tuple[int, bool, torch.Tensor]
 
 
 class Kept:
-    """The groups that were opened last; ``opened``: whether the present one had to be."""
+    """The groups that were opened last; ``opened``: whether the current one had to be opened."""
 
     def __init__(self, read: Callable[[int], Any], most: int = 1) -> None:
         self.read, self.most, self.opened = read, most, False
@@ -39,7 +39,7 @@ class Kept:
 
 
 class Grouped(Dataset):
-    """What all have; ``begin[g]`` is the first index of group g."""
+    """Base class; ``begin[g]`` is the first index of group g."""
 
     def __init__(self, sizes: Any, keeps: int = 1) -> None:
         self.of = np.repeat(np.arange(len(sizes)), sizes)
@@ -66,7 +66,7 @@ class Grouped(Dataset):
 
 
 def once(path: Path, write: Callable[[Path], Any]) -> Path:
-    """Makes a file where it is not there yet."""
+    """Makes a file if it does not exist yet."""
     if not path.exists():
         write(path)
     return path
@@ -76,7 +76,7 @@ def once(path: Path, write: Callable[[Path], Any]) -> Path:
 
 
 class Sleeping(Grouped):
-    """Opening and making take so long, whatever else runs."""
+    """Opening and making take a fixed time, whatever else runs."""
 
     def __init__(self, sizes: list[int], open_s: float, each_s: float, varied: bool = False,
                  keeps: int = 1) -> None:
@@ -86,7 +86,7 @@ class Sleeping(Grouped):
         self.open_s, self.each_s = open_s * scale, each_s
 
     def seconds(self) -> float:
-        """Of all samples, each group opened once."""
+        """For all samples, each group opened once."""
         return float(self.open_s.sum() + len(self.of) * self.each_s)
 
     def open(self, group: int) -> None:
@@ -101,7 +101,7 @@ class Sleeping(Grouped):
 
 
 class Parquet(Grouped):
-    """Rows of 48 numbers; the row group that was read last is kept as an array."""
+    """Rows of 48 numbers; the last row group that was read is kept as an array."""
 
     def __init__(self, folder: Path, sizes: list[int], keeps: int = 1) -> None:
         super().__init__(sizes, keeps)
@@ -133,8 +133,8 @@ class Parquet(Grouped):
 
 
 class HuggingFace(Grouped):
-    """The same numbers through `datasets`, which maps a file in the clear: there is nothing to
-    open, and nothing to be gained or lost."""
+    """The same numbers through `datasets`, which maps an uncompressed file: there is nothing to
+    open, so locality makes no difference."""
 
     def __init__(self, folder: Path, sizes: list[int]) -> None:
         super().__init__(sizes)
@@ -150,7 +150,7 @@ class HuggingFace(Grouped):
 
 
 class Hdf5(Grouped):
-    """Images in compressed chunks, of which the library keeps the last one."""
+    """Images in compressed chunks, of which the library caches the last one."""
 
     SIZE = 32
 
@@ -181,7 +181,7 @@ class Hdf5(Grouped):
 
 
 class Reader:
-    """One video, read forwards; another frame than the next is sought from its key frame."""
+    """One video, read forwards; other frames are sought from their key frame."""
 
     def __init__(self, path: Path) -> None:
         import av
@@ -204,7 +204,7 @@ class Reader:
 
 
 class Videos(Grouped):
-    """Frames of short videos; the last one stays open, and its decoder where it is."""
+    """Frames of short videos; the last one stays open, with its decoder's position."""
 
     def __init__(self, folder: Path, sizes: list[int]) -> None:
         super().__init__(sizes)
@@ -264,7 +264,7 @@ class Patches(Grouped):
 
 
 class Decoded(Grouped):
-    """JPEG pictures; what was decoded once is kept in a dict for good."""
+    """JPEG pictures; decoded ones are kept in a dict for good."""
 
     def __init__(self, folder: Path, count: int) -> None:
         super().__init__([1] * count, keeps=count)

@@ -1,10 +1,10 @@
-"""Many workers that wait: what each sample costs the trainer, and how near the bound loading comes.
+"""Many waiting workers: the trainer's cost per sample, and how near the bound loading comes.
 
     python benchmarks/many_workers.py [--workers 32 128 256] [--repeats 3] [--json FILE] [--quick]
 
-Samples sleep, the longer the more workers there are, so that all of them together always make
-1,280 a second. The first epoch starts the workers and is not counted; the second is compared with
-the sum of all sleeps over the workers. CPU time is the trainer's own, with all its threads.
+Samples sleep; with more workers they sleep longer, so that all workers together always make
+1,280 a second. The first epoch starts the workers and is not counted. The second is compared with
+the sum of all sleeps divided by the workers. CPU time is the trainer's own, with all its threads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sleeps(Dataset):
 
 
 def measure(request: dict[str, Any]) -> dict[str, Any]:
-    """One loader with so many workers, in a process of its own."""
+    """One loader with this number of workers, in a separate process."""
     workers = request["workers"]
     dataset = Sleeps(workers * request["samples"], workers / RATE)
     loader = LOADERS[request["loader"]](
@@ -48,7 +48,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     indices: list[int] = []
     for _ in range(2):
         indices.clear()
-        iterator = iter(loader)  # workers start here, or are told of a new epoch
+        iterator = iter(loader)  # workers start here, or get a new epoch
         begin, cpu = time.perf_counter(), time.process_time()
         for _values, found in iterator:
             indices += found.tolist()

@@ -1,15 +1,15 @@
-"""What a training sample of 3D U-Net costs on one core: NumPy and SciPy against minato.ops.
+"""The cost of a 3D U-Net training sample on one core: NumPy and SciPy against minato.ops.
 
     python benchmarks/operators.py [--data FOLDER] [--repeats 7] [--samples 24]
 
-Volumes are made once: real KiTS19 label files with painted intensities where there are any
+Volumes are made once: real KiTS19 label files with painted intensities if there are any
 (MINATO_KITS19, else ../shared/data/kits19), else phantoms; with --data they are kept for the
 next run. The process is bound to one core and the files are in the page cache. All
-contenders take turns within a repeat, on the same cases; printed are medians over repeats
-of the mean a sample, wall and CPU time (on a busy machine look at the latter), and the
+contenders take turns within a repeat, on the same cases. The table shows medians over repeats
+of the mean per sample, in wall and CPU time (on a busy machine use the latter), and the
 lowest and highest repeat.
 
-Bounds beside them: copying just the crop out of files that stay mapped (every page touched
+Bounds for comparison: copying only the crop from files that stay mapped (every page touched
 before) into warm memory, one scan of the label volume (the largest value of an array in memory),
 and one copy of the sample.
 """
@@ -143,7 +143,7 @@ def bounds(cases: list[Case], patch: tuple[int, int, int]) -> list[Contender]:
     mapped = [[np.load(path, mmap_mode="r") for path in (case.image, case.label)]
               for case in cases]
     for volume in (volume for both in mapped for volume in both):
-        volume.max()  # so that no page is mapped within the measurement
+        volume.max()  # so that no page is mapped during the measurement
     rng = np.random.default_rng(0)
 
     def copy_crop(index: int) -> None:

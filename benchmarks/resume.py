@@ -1,17 +1,17 @@
-"""Whether an epoch that goes on from a state is the epoch that was left, at every position.
+"""Whether a resumed epoch equals the epoch that was interrupted, at every position.
 
     python benchmarks/resume.py [--every 20] [--workers 1 2 4 8] [--modes NAME ...]
         [--json FILE] [--quick]
 
-An epoch of 200 batches is left after each of the positions tested (--every 1: all of them), the
-state goes through JSON, and another loader goes on: under balanced scheduling with another number
-of workers. Samples draw from the global generators of random, NumPy and torch and from one of
-the dataset's own. Some cannot be made, and are skipped or replaced; workers that can be replaced
-are killed, in the epoch that is left and in its rest. "union": what came before and after is the
-epoch, each sample once. "bit for bit": so are the batches after it, or where batches come out of
-order the samples, down to what they drew. "again": samples that the rest has made although they
-had been delivered. torchdata's StatefulDataLoader is in the table where it is installed; its states
-go through pickle, and of what fails it is told nothing, for it can only raise.
+An epoch of 200 batches is left after each of the tested positions (--every 1: all of them), the
+state goes through JSON, and another loader resumes from it: under balanced scheduling with another
+number of workers. Samples draw from the global generators of random, NumPy and torch and from one
+of the dataset's own. Some samples fail, and are skipped or replaced. Replaceable workers are
+killed, in the epoch that is left and in its rest. "union": the parts before and after make up the
+epoch, each sample once. "bit for bit": the batches after it are equal or, out of order, the samples
+are, including their draws. "again": samples that the rest has made although they were already
+delivered. torchdata's StatefulDataLoader is in the table if it is installed. Its states
+go through pickle, and it gets no failing samples, because it can only raise.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def sample(index: int, own: Any, made: int) -> torch.Tensor:
 
 
 class Samples(Dataset):
-    """A map-style dataset; fails: samples that do."""
+    """A map-style dataset; fails: the samples that fail."""
 
     def __init__(self, fails: tuple[int, ...]) -> None:
         self.fails, self.rng = fails, np.random.default_rng(7)
@@ -64,7 +64,7 @@ class Samples(Dataset):
 
 
 class Rows:
-    """What a worker goes through: with a state, and a count of what was made."""
+    """A worker's iterator, with a state, and a count of the samples made."""
 
     def __init__(self) -> None:
         info = get_worker_info()
@@ -95,22 +95,22 @@ class Stateful(IterableDataset):
 
 
 class Stateless(IterableDataset):
-    """The same without."""
+    """The same without a state."""
 
     def __iter__(self) -> Any:
         yield from Rows()
 
 
 class Mode(NamedTuple):
-    """How a loader is made, and what is to be expected of it."""
+    """How a loader is made, and what it should give."""
 
     data: Any
     options: dict[str, Any]
     fails: bool = False
     kills: bool = False
-    any_workers: bool = False  # goes on with any number of them
-    ordered: bool = True  # batches after the state are those of the epoch that was left
-    draws: bool = True  # a sample draws the same wherever it is made
+    any_workers: bool = False  # resumes with any number of them
+    ordered: bool = True  # batches after the state are those of the interrupted epoch
+    draws: bool = True  # a sample draws the same numbers wherever it is made
     ours: bool = True
 
 
@@ -144,7 +144,7 @@ MODES = {
 
 
 def make(mode: Mode, workers: int) -> Any:
-    """A loader of that mode, with objects of its own."""
+    """A loader of that mode, with new objects."""
     data = mode.data(BAD if mode.fails else ()) if mode.data is Samples else mode.data()
     if mode.ours:
         return minato.DataLoader(data, SIZE, num_workers=workers, **mode.options)
@@ -154,23 +154,23 @@ def make(mode: Mode, workers: int) -> Any:
 
 
 def through(state: Any, ours: bool) -> Any:
-    """The state as a checkpoint keeps it."""
+    """The state as a checkpoint stores it."""
     return json.dumps(state).encode() if ours else pickle.dumps(state)
 
 
 def kill_one(it: Any, dice: random.Random) -> int:
-    """Kills a worker of those that live; how many that were."""
+    """Kills one of the living workers; returns how many were killed."""
     pids = [worker.pid for worker in it._workers if worker.is_alive()]
     try:
         if pids:
             os.kill(dice.choice(pids), signal.SIGKILL)
-    except ProcessLookupError:  # it has left meanwhile
+    except ProcessLookupError:  # it has exited in the meantime
         return 0
     return min(1, len(pids))
 
 
 def epoch(mode: Mode, loader: Any, dice: random.Random, states: list[Any] | None) -> Any:
-    """(rows of each batch, workers killed); states: gets (state, seconds) behind each batch."""
+    """(rows of each batch, workers killed); states: gets (state, seconds) after each batch."""
     batches, kills, it = [], 0, iter(loader)
     after = dice.randrange(4, 60)
     for number in itertools.count(1):
@@ -188,7 +188,7 @@ def epoch(mode: Mode, loader: Any, dice: random.Random, states: list[Any] | None
 
 
 def drawn(batches: Any) -> Any:
-    """Rows without how many were made."""
+    """Rows without the counts of samples made."""
     return [[row[:-1] for row in batch] for batch in batches]
 
 
@@ -216,7 +216,7 @@ def measure(mode: Mode, workers: int, every: int, seed: int) -> dict[str, Any]:
     seeded(seed)
     quiet = mode._replace(kills=False)
     options = dict(mode.options)
-    if mode.ours and mode.any_workers:  # as it is in order, and without any kills
+    if mode.ours and mode.any_workers:  # in order, and without kills
         options.update(in_order=True, batching="sampler")
     whole, _ = epoch(quiet, make(mode._replace(options=options), workers), dice, None)
     states: list[Any] = []
@@ -253,7 +253,7 @@ def measure(mode: Mode, workers: int, every: int, seed: int) -> dict[str, Any]:
 
 
 def has_torchdata() -> bool:
-    """Whether it is there to be compared with."""
+    """Whether torchdata is installed."""
     try:
         import torchdata.stateful_dataloader  # noqa: F401
     except ImportError:
@@ -262,7 +262,7 @@ def has_torchdata() -> bool:
 
 
 def main() -> int:
-    """Prints the table; 1 where a mode of minato's is not exact at every position."""
+    """Prints the table; returns 1 if a mode of minato's is not exact at every position."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])

@@ -1,9 +1,9 @@
-"""What seeding one sample costs, part by part, against the libraries' seed functions.
+"""The cost of seeding one sample, part by part, compared with the libraries' seed functions.
 
     python benchmarks/seeding.py [--rounds 60] [--calls 500]
 
-All parts take turns within a round, so that what else the machine does hits them alike;
-printed are the median and the fastest tenth over rounds, in nanoseconds a call, less an
+All parts take turns within a round, so that other load on the machine affects them equally.
+The table shows the median and the fastest tenth over rounds, in nanoseconds per call, less an
 empty loop.
 """
 
@@ -41,7 +41,7 @@ def private(*generators: Any) -> Step:
 
 
 def looked_at(objects: int) -> Step:
-    """The look after a sample for generators that it has made, at objects of eight attributes."""
+    """The check after a sample for new generators, for objects of eight attributes."""
     dataset = [types.SimpleNamespace(**dict.fromkeys("abcdefgh", (1,))) for _ in range(objects)]
     dicts = [vars(one) for one in dataset]
     near = generators.WATCHED // 8

@@ -1,24 +1,24 @@
-"""Runs the scheduling policies in virtual time, beside torch's and the published rules.
+"""Runs the scheduling policies in virtual time, together with torch's and the published rules.
 
     python benchmarks/simulate.py                 # the table of wall time / work bound
     python benchmarks/simulate.py --detail        # and first batch, memory, displacement
     python benchmarks/simulate.py --scale         # 1 to 512 workers
     python benchmarks/simulate.py --plot FILE     # the table as a picture (needs matplotlib)
 
-Decisions come from the policy code that the engine runs (``minato._policy``);
-the world around it is simulated: workers that take exactly a sample's cost plus a fixed
-overhead a task, and a consumer that takes a fixed time a batch, all ranks in lock-step.
+Decisions come from the policy code that the engine runs (``minato._policy``).
+The rest is simulated: workers that take exactly a sample's cost plus a fixed
+overhead per task, and a consumer that takes a fixed time per batch, all ranks in lock-step.
 The work bound is ``max(work / workers, batches * consumer time)`` of the busiest rank: no
-order of any kind can be faster.  Columns ending in 1 are a first epoch (costs unknown),
+order can be faster.  Columns ending in 1 are a first epoch (costs unknown),
 those ending in 2 a second one (costs known, another order).
 
-Rivals: torch in order (batch i on worker i mod n, two batches a worker), torch with
+Rivals: torch in order (batch i on worker i mod n, two batches per worker), torch with
 ``in_order=False`` ("torch ooo"), and the rules of the MinatoLoader paper (EuroSys 2026):
 a timeout at the 75th percentile, here known from the start, slow-task workers, the fast
-queue before the slow one.  "published" does an interrupted step again, as the paper's
-text says; "no redo" looks at the time only between steps and repeats none, the reading
+queue before the slow one.  "published" repeats an interrupted step, as the paper's
+text says. "no redo" checks the time only between steps and repeats none, the reading
 that favours it most (with samples of a single step it never moves any).  The paper does
-not say how workers are split over its roles; here the split follows the work.
+not say how workers are divided among its roles; here the division follows the work.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ S = 1000 * MS
 
 
 def make_epochs(case: Case, seed: int, count: int) -> list[list[Epoch]]:
-    """[epoch][rank]: the same costs an index (but for noise), in a new order an epoch."""
+    """[epoch][rank]: the same costs per index (except for noise), in a new order per epoch."""
     rng = random.Random(f"{case.name}/{seed}")
     base = [[case.draw(rng) for _ in range(case.samples)] for _ in range(case.ranks)]
     epochs = []
@@ -71,7 +71,7 @@ COLUMNS = ("torch", "torch ooo", "published", "no redo", "in order 1", "in order
            "ooo 1", "ooo 2", "ready 1", "ready 2")
 
 
-#: The columns that pictures show, and what they call them.
+#: The columns in pictures, and their names there.
 SHOWN = {"torch": "torch, in order", "torch ooo": "torch, out of order",
          "published": "published rules", "no redo": "published, no redo",
          "in order 1": "minato in order, epoch 1", "in order 2": "minato in order, epoch 2"}
@@ -113,7 +113,7 @@ def two(slow_share: float, slow: int, fast: int) -> Callable[[random.Random], St
 
 
 def lognormal(median: int, sigma: float, most: int) -> Callable[[random.Random], Steps]:
-    """A log-normal cost, cut off at most."""
+    """A log-normal cost, optionally cut off."""
     return lambda rng: (min(most, int(median * rng.lognormvariate(0.0, sigma))),)
 
 
@@ -161,8 +161,8 @@ def published_cases() -> list[Case]:
 
 
 def scale_cases() -> list[Case]:
-    """From 1 to 512 workers, loader-bound: sleeping samples, 160 a worker, and the published
-    speech case, 144 a worker."""
+    """From 1 to 512 workers, loader-bound: sleeping samples, 160 per worker, and the published
+    speech case, 144 per worker."""
     cases = [Case("80% 5 ms, 20% 30 ms", 8, n, 20 * n, two(0.2, 30 * MS, 5 * MS),
                   group="scale")
              for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)]

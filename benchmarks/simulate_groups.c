@@ -73,7 +73,7 @@ struct sim_result {
     int64_t wall_ns;
     int64_t opened;     /* groups, also again */
     int64_t helped;     /* times that a worker took over part of another's share */
-    int64_t starved_ns; /* nobody was at the first batch that is not done, and a worker idle */
+    int64_t starved_ns; /* no worker made the first unfinished batch, and one was idle */
     int64_t most_bytes; /* of the arena at once */
     int64_t limit_bytes;
     int64_t most_ahead; /* batches begun beyond the one to be delivered next */
@@ -82,7 +82,7 @@ struct sim_result {
 };
 
 enum sim_fault {
-    SIM_STUCK = -1,    /* nobody goes on */
+    SIM_STUCK = -1,    /* no worker can continue */
     SIM_TWICE = -2,    /* a sample was delivered twice, or one that was not asked for */
     SIM_ORDER = -3,    /* batches out of order */
     SIM_REFUSED = -4,  /* a batch could not be made */
@@ -212,7 +212,7 @@ plan_one(struct sim *s)
     return true;
 }
 
-/* As far as the loader draws: its window, and further once something is known. */
+/* Draws like the loader: its window, and further once costs are known. */
 static bool
 fill(struct sim *s, bool dry)
 {
@@ -302,7 +302,7 @@ settle(struct sim *s)
     s->r.most_ahead = ahead > s->r.most_ahead ? ahead : s->r.most_ahead;
 }
 
-/* Whether somebody idles while the batch to be delivered next is not done, and nobody at it. */
+/* Whether a worker is idle while the head batch is not done and no worker makes it. */
 static bool
 starves(struct sim *s)
 {

@@ -1,23 +1,23 @@
-"""What it takes to deliver samples that share what is opened for them, in virtual time.
+"""The time to deliver samples that share an opened file, in virtual time.
 
     python benchmarks/simulate_groups.py [--only TEXT] [--seeds 3] [--openings] [--json FILE]
 
-The table has wall time over work, each group opened once, spread over the workers: below 1 is
-impossible. Nothing is timed, so a busy machine does not matter. Rules that are compared:
+The table shows wall time divided by the bound: each group opened once, all work spread over the
+workers. Values below 1 are impossible. Nothing is timed, so a busy machine does not matter. Rules:
 
     torch     whole batches, batch i for worker i mod n, as many ahead as torch's loader sends
-    sample    whoever is free takes the next sample
-    affine    a worker goes on with the run of samples that it is at; an idle one begins the next
-              batch of the window that nobody has, and only without one takes the far half of a
-              run, of the first batch's before the longest, where that is worth more than
+    sample    the next free worker takes the next sample
+    affine    a worker continues its run of samples. An idle one starts the next unstarted
+              batch of the window. If there is none, it takes the far half of a
+              run, of the first batch's before the longest, if that is worth more than
               opening the group again
     anybody   the engine's plan, neighbours not kept together
-    measured  the engine's plan, kept together where that is measured to be cheaper
+    measured  the engine's plan, kept together if that is measured to be cheaper
     declared  the engine's plan, the dataset says where groups begin
 
 The last three run the plan in C itself (simulate_groups.c; needs a C compiler), and have two columns:
-a first epoch, nothing known, and the third, in another order; the workers keep what they have
-open. "--openings" shows how often a group was opened instead, over the number of groups.
+a first epoch with nothing known, and the third, in another order. The workers keep their open
+groups. "--openings" shows instead how often a group was opened, divided by the number of groups.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FAULTS = {-1: "nobody goes on", -2: "a sample twice, or another than asked for",
 
 @dataclass(frozen=True)
 class Work:
-    """What samples cost, and what is opened for them."""
+    """Costs of samples, and of opening their groups."""
 
     cost: list[int]  # ns, by index
     group: list[int]  # by index
@@ -68,15 +68,15 @@ class Case:
     name: str
     batch: int
     workers: int
-    #: (generator) -> what there is; drawn once
+    #: (generator) -> the work; drawn once
     draw: Callable[[random.Random], Work]
-    held: int = 1  # groups that a worker holds, the last ones
+    held: int = 1  # open groups that a worker keeps, the last ones
     mixed: int = 1  # groups whose samples are shuffled together; 0: all
     prefetch: int = 2
     memory: int = 512  # batches
     consumer: int = 0  # ns a batch
     in_order: bool = True
-    far: bool = True  # torch's own sampler, of which batches are drawn beyond the window
+    far: bool = True  # torch's own sampler: batches are drawn beyond the window
 
     def order(self, work: Work, rng: random.Random) -> list[int]:
         groups: dict[int, list[int]] = {}
@@ -97,21 +97,21 @@ class Case:
 @dataclass
 class Outcome:
     ratio: float
-    opened: float  # times a group
+    opened: float  # times per group
     starved: float = 0.0  # share of the time
     helped: int = 0
     ahead: int = 0
 
 
 class Held:
-    """The groups that a worker holds."""
+    """A worker's open groups."""
 
     def __init__(self, work: Work, most: int) -> None:
         self.work, self.most, self.opened = work, most, 0
         self.groups: OrderedDict[int, None] = OrderedDict()
 
     def seconds(self, index: int) -> int:
-        """Of one sample, its group opened if it has to be."""
+        """The cost of one sample, including opening its group if necessary."""
         group, ns = self.work.group[index], self.work.cost[index]
         if group not in self.groups:
             ns += self.work.opening[group]
@@ -132,7 +132,7 @@ def finish(case: Case, work: Work, order: Sequence[int], wall: int, held: list[H
 
 
 def torch(case: Case, work: Work, order: Sequence[int], held: list[Held]) -> Outcome:
-    """A batch is sent when one is delivered; batches are delivered in their order."""
+    """A batch is sent when one is delivered; batches are delivered in order."""
     batches = [order[at : at + case.batch] for at in range(0, len(order), case.batch)]
     free, given = [0] * case.workers, [0] * len(batches)
     for n, batch in enumerate(batches):
@@ -151,13 +151,13 @@ class Runs:
         self.window = case.prefetch * case.workers
         self.left = [len(order[at : at + case.batch])
                      for at in range(0, len(order), case.batch)]  # fmt: skip
-        self.head = self.begun = 0  # batches: first that is not done, first that nobody has
+        self.head = self.begun = 0  # batches: first that is not done, first that is not started
         self.runs = [(0, 0)] * case.workers
         self.busy: dict[int, tuple[int, int]] = {}  # worker: until, position
         self.mean = statistics.fmean(work.cost)
 
     def position(self, worker: int, single: bool) -> int | None:
-        """What the worker makes next."""
+        """The worker's next sample."""
         at, end = self.runs[worker]
         if at == end:
             at, end = self.next_run(single)
@@ -182,7 +182,7 @@ class Runs:
         return at, at + self.left[self.begun - 1]
 
     def half(self) -> tuple[int, int]:
-        """The far half of a run that another is at."""
+        """Takes the far half of another worker's run."""
         def rank(worker: int) -> tuple[bool, int]:
             at, end = self.runs[worker]
             return at // self.case.batch == self.head, end - at
@@ -245,7 +245,7 @@ class CResult(ctypes.Structure):
 
 @functools.cache
 def engine(folder: str) -> ctypes.CDLL:
-    """The engine but for its clock, with the simulator; built once."""
+    """The engine without its clock, with the simulator; built once."""
     compiler = shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise RuntimeError("the engine's plan is simulated in C, and there is no C compiler")
@@ -270,14 +270,14 @@ def engine(folder: str) -> ctypes.CDLL:
 
 
 class Plan:
-    """The engine's plan over epochs, its workers kept."""
+    """The engine's plan over epochs, with persistent workers."""
 
     def __init__(self, library: ctypes.CDLL, case: Case, work: Work, keeps: bool,
                  declared: bool) -> None:
         self.library, self.case, self.work = library, case, work
         self.groups = Groups(work.group.__getitem__) if declared else None
         arrays = [(LONG * max(len(v), 1))(*v) for v in (work.cost, work.group, work.opening)]
-        self.arrays = arrays  # for as long as C has them
+        self.arrays = arrays  # keeps them alive while C uses them
         c = CCase(case.workers, case.batch, case.prefetch * case.workers, case.in_order, keeps,
                   case.far, case.held, OVERHEAD, case.consumer, case.memory, len(work.cost),
                   *arrays)  # fmt: skip
@@ -292,11 +292,11 @@ class Plan:
         self.library.sim_free(self.sim)
 
     def consumer_is(self, ns: int) -> None:
-        """From now on the consumer takes so long for a batch."""
+        """Sets the consumer's time per batch from now on."""
         self.library.sim_consumer(self.sim, ns)
 
     def epoch_of(self, order: Sequence[int]) -> CResult:
-        """RuntimeError where a sample is lost or repeated, or nobody goes on."""
+        """RuntimeError if a sample is lost or repeated, or no worker can continue."""
         found = CResult()
         begins = None
         if self.groups is not None:

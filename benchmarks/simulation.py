@@ -1,7 +1,7 @@
 """The simulated world of ``simulate.py``: workers, a consumer, and the loaders.
 
-:class:`Minato` and :class:`MinatoReady` are driven by the engine's own policy code;
-:class:`Torch` and :class:`Published` are what they are compared with.  Time is virtual
+:class:`Minato` and :class:`MinatoReady` use the engine's own policy code;
+:class:`Torch` and :class:`Published` are for comparison.  Time is virtual
 and in nanoseconds; a run is a function of its arguments.
 """
 
@@ -18,15 +18,15 @@ from minato import _policy
 
 #: The steps of one sample in nanoseconds; only the published rules look inside.
 Steps = tuple[int, ...]
-#: What a worker does: (batch, first position, samples).
+#: A worker's task: (batch, first position, samples).
 Work = tuple[int, int, int]
-#: (worker, duration, what it does).
+#: (worker, duration, task).
 Start = tuple[int, int, Work]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One workload: who works, who consumes, and what samples cost."""
+    """One workload: workers, consumer, and costs of samples."""
 
     name: str
     batch: int
@@ -35,7 +35,7 @@ class Case:
     #: (generator) -> steps of one sample, in ns; drawn once per index
     draw: Callable[[random.Random], Steps]
     ranks: int = 1
-    #: consumer time a batch as a share of the workers' time a batch; 0: it takes none
+    #: consumer time per batch as a share of the workers' time per batch; 0: it takes none
     consumer: float = 0.0
     #: relative standard deviation of one index's cost between epochs
     noise: float = 0.01
@@ -49,7 +49,7 @@ class Case:
 
 @dataclass
 class Epoch:
-    """What one rank does in one epoch: indices in order, and what each will cost."""
+    """One rank's epoch: indices in order, and their costs."""
 
     indices: list[int]
     steps: list[Steps]
@@ -76,7 +76,7 @@ class Outcome:
 
 
 class Loader:
-    """One rank's loader: gives work to idle workers, hands complete batches out."""
+    """One rank's loader: gives tasks to idle workers and delivers complete batches."""
 
     def __init__(self, case: Case, epoch: Epoch, overhead: int) -> None:
         self.case = case
@@ -88,19 +88,19 @@ class Loader:
         self.delivered = 0
 
     def start(self, now: int) -> list[Start]:
-        """Everything that starts now."""
+        """All tasks that start now."""
         raise NotImplementedError
 
     def finish(self, worker: int, work: Work, now: int) -> None:
-        """The worker is done with what it started."""
+        """The worker has finished its task."""
         raise NotImplementedError
 
     def fetch(self, now: int) -> bool:
-        """True when a batch was handed out."""
+        """Delivers a batch if one is complete; returns whether it did."""
         raise NotImplementedError
 
     def took(self, consumer_ns: int) -> None:
-        """The consumer spent this long between two batches."""
+        """Records the consumer's time between two batches."""
 
     def _batch(self, number: int) -> range:
         size = self.case.batch
@@ -108,7 +108,7 @@ class Loader:
 
 
 class Torch(Loader):
-    """torch's loader: a batch is one task of one worker, two batches a worker."""
+    """torch's loader: a batch is one task of one worker, two batches per worker."""
 
     def __init__(self, case: Case, epoch: Epoch, overhead: int, in_order: bool) -> None:
         super().__init__(case, epoch, overhead)
@@ -167,9 +167,9 @@ class Torch(Loader):
 class Published(Loader):
     """The published rules: a P75 timeout, slow-task workers, fast before slow.
 
-    interrupt: as the paper's text has it, a step is cut off at the timeout and done
-    again; otherwise the time is looked at between steps, as in its pseudo-code, and the
-    work goes on with the next step (the pseudo-code repeats one).
+    interrupt: as in the paper's text, a step is cut off at the timeout and
+    repeated. Otherwise the time is checked between steps, as in its pseudo-code, and
+    the next step follows (the pseudo-code repeats one).
     """
 
     QUEUE = 100
@@ -253,10 +253,10 @@ class Published(Loader):
 
 
 class Minato(Loader):
-    """minato's policies: sampler's batches, in order or as they complete."""
+    """minato's policies: the sampler's batches, in order or as they complete."""
 
     CAPACITY = 1 << 17
-    #: tasks published before a worker asks for them, as a share of the workers: what
+    #: tasks published before a worker asks for them, as a share of the workers: this
     #: hides the engine's latency, and fixes the order early
     AHEAD = 0.5
 
@@ -295,7 +295,7 @@ class Minato(Loader):
         return self.cost.wall(self.epoch.indices[position])
 
     def _insert(self) -> None:
-        """Cuts the coming batches into tasks, as far as there is room."""
+        """Cuts the coming batches into tasks, while memory allows."""
         while self.inserted < self.case.batches:
             if len(self.dispatch) + self.case.batch > self.CAPACITY:
                 return
@@ -409,7 +409,7 @@ class MinatoReady(Minato):
         self.form.end(case.samples)
         self.waiting = list(self.left)  # samples of each of the sampler's batches
         self.ready = 0
-        self.before: list[tuple[int, bool]] = []  # done before they may be marked: a heap
+        self.before: list[tuple[int, bool]] = []  # done too early to be marked: a heap
 
     def _view(self) -> tuple[int, int, int]:
         last = -(-self.form.horizon // self.case.batch) - 1
@@ -432,14 +432,14 @@ class MinatoReady(Minato):
             self.ready += 1
         chosen = self.form.form(self._memory_may(False))
         if not chosen:
-            self._advance(self.left)  # what is made waits for others, and is no head
+            self._advance(self.left)  # finished samples wait for others; there is no head
             return False
         self.ready -= len(chosen)
         self.delivered += 1
         for p in chosen:
             number = p // self.case.batch
             self.waiting[number] -= 1
-            if self.waiting[number] == 0:  # its samples lie together until the last is gone
+            if self.waiting[number] == 0:  # its samples stay in memory until the last is used
                 self.memory_used -= 1
         self._advance(self.waiting)
         self.displaced = self.form.displaced_max
@@ -449,7 +449,7 @@ class MinatoReady(Minato):
 
 
 def run(loaders: Sequence[Loader], consumer_ns: int) -> Outcome:
-    """One epoch of all ranks in lock-step; every batch takes the consumer consumer_ns."""
+    """One epoch of all ranks in lock-step; the consumer takes consumer_ns per batch."""
     case = loaders[0].case
     events: list[tuple[int, int, int, int, Work]] = []
     order = itertools.count()
@@ -470,7 +470,7 @@ def run(loaders: Sequence[Loader], consumer_ns: int) -> Outcome:
                 if rank in have or busy or step == case.batches:
                     break
                 if not loaders[rank].fetch(now):
-                    start(rank)  # another may be the head now, which passes the memory limit
+                    start(rank)  # the head may have changed, and passes the memory limit
                     break
                 have.add(rank)
                 got_at[rank] = now

@@ -3,18 +3,18 @@
     python benchmarks/startup.py [--paths 1000000] [--workers 8] [--repeats 3]
         [--methods spawn forkserver fork] [--json FILE] [--quick] [--quiet SHARE]
 
-Each measurement is a fresh process; the loaders take turns. Timed is iter(loader) and
-one next(), with the dataset made before. Its class is this program's own, so under spawn and
-forkserver each worker imports this program; how long that takes beside torch and minato is told
-apart ("own imports"). The first epoch goes on to some thousand samples, which must be the same
-with each loader. CPU is that of the whole process tree up to that
-moment, less what importing and making the dataset took. A further run of each is watched
+Each measurement is a fresh process; the loaders take turns. The timing covers iter(loader) and
+one next(), with the dataset made before. Its class is defined in this program, so under spawn and
+forkserver each worker imports this program. The time of that import, beyond torch and minato, is
+shown separately ("own imports"). The first epoch continues for some thousand samples, which must
+be the same with each loader. CPU time is that of the whole process tree up to that
+moment, less that of importing and making the dataset. A further run of each is watched
 from outside for its memory, and not timed.
 
 "torch, preloaded": the forkserver has imported this program's modules before it forks, by
 multiprocessing.set_forkserver_preload, as its documentation advises; that import is timed too.
 The bound of spawn and forkserver is one fresh interpreter that imports them and one pickling
-and unpickling of the dataset, that of fork one fork, all in the same run.
+and unpickling of the dataset. The bound of fork is one fork. Both are measured in the same run.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ import minato
 CLASSES = {"torch": torch.utils.data.DataLoader, "minato": minato.DataLoader,
            "torch, preloaded": torch.utils.data.DataLoader}  # fmt: skip
 METHODS = ("spawn", "forkserver", "fork")
-#: batches after the first that are compared, too
+#: batches after the first that are also compared
 COMPARED = 1000
-#: what this program imports
+#: the imports of this program
 MODULES = ["numpy", "psutil", "torch", "torch.utils.data", "minato"]
 
 
 class Paths(Dataset):
-    """Knows its files by name, as datasets of images do; opens none."""
+    """Holds the names of its files, like datasets of images; opens none."""
 
     def __init__(self, count: int) -> None:
         self.paths = [f"/data/train/part-{i % 997:03d}/sample-{i:08d}.npy" for i in range(count)]
@@ -62,7 +62,7 @@ class Paths(Dataset):
 
 
 def own_imports() -> float:
-    """Seconds that a worker needs for this program's modules, which no loader can save."""
+    """A worker's time for importing this program's modules, which no loader can save."""
     program = (
         f"import runpy, sys, time, numpy, torch.utils.data, minato; sys.path[:0] = {sys.path!r}; "
         "begin = time.perf_counter(); "

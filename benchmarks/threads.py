@@ -1,21 +1,21 @@
-"""``worker_type="thread"``: where do threads serve a loader as well as processes, and where not?
+"""``worker_type="thread"``: when are threads as fast as processes, and when not?
 
     python benchmarks/threads.py [--only NAME ...] [--workers N] [--quick] [--json FILE]
 
 Workloads:
 
-decode    a sample is decompressed by zlib, which lets go of the GIL, and becomes a tensor
+decode    a sample is decompressed by zlib, which releases the GIL, and becomes a tensor
 wait      a sample waits as for storage, and then NumPy computes on it
-python    a sample is made by a loop in Python, which holds the GIL where there is one
+python    a sample is made by a loop in Python, which holds the GIL if there is one
 
-Each loader makes the epochs of a persistent iterator in a fresh process, the first of which is not
-counted; a round begins with another loader than the one before. "bound" is what so many workers
-could make if nothing else took time: as many samples at once as there are workers, and of those
-that compute no more than there are cores (of "python" in threads with a GIL: one). All loaders
-have to deliver the same bytes. "from nothing" is the time to the first batch, the start of the
-workers included.
+Each loader runs the epochs of a persistent iterator in a fresh process; the first epoch is not
+counted. Each round starts with another loader. "bound" is the rate of the workers
+if nothing else took time: as many samples at once as there are workers, and of those
+that compute no more than there are cores (for "python" in threads with a GIL: one). All loaders
+must deliver the same bytes. "from nothing" is the time to the first batch, including the start of
+the workers.
 
-torchdata.nodes and SPDL, whose threads make whole batches, in order, are in the table where they
+torchdata.nodes and SPDL, whose threads make whole batches, in order, are in the table if they
 are installed: pip install spdl-core, and pip install --no-deps torchdata.
 """
 
@@ -57,7 +57,7 @@ class Samples(Dataset):
 
 
 class Decode(Samples):
-    """What an image decoder does: some hundred kilobytes from a compressed string."""
+    """The work of an image decoder: some hundred kilobytes from a compressed string."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -86,7 +86,7 @@ class Python(Samples):
         return torch.tensor([number]), index
 
 
-#: the dataset, samples of an epoch (few with --quick), whether they compute, and hold the GIL
+#: the dataset, samples per epoch (few with --quick), whether they compute, and hold the GIL
 WORKLOADS: dict[str, tuple[type[Samples], int, int, bool, bool]] = {
     "decode": (Decode, 1600, 64, True, False),
     "wait": (Wait, 800, 64, False, False),
@@ -156,7 +156,7 @@ def names() -> list[str]:
     return [name for name in LOADERS if name not in PEERS or installed(PEERS[name])]
 
 
-# ---- one loader, in a process of its own -------------------------------------------------------
+# ---- one loader, in a separate process ---------------------------------------------------------
 
 
 def child(request: dict[str, Any]) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def child(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def bound(workload: str, loader: str, workers: int, cores: int, run: dict[str, Any]) -> float:
-    """Samples a second of so many workers and nothing else."""
+    """Samples a second of this number of workers and nothing else."""
     _kind, _many, _few, computes, holds = WORKLOADS[workload]
     at_once = 1 if loader == "torch, none" else workers
     if computes:
@@ -220,7 +220,7 @@ def measure(workload: str, args: argparse.Namespace, cores: int) -> dict[str, An
     digests = {run["digest"] for found in runs.values() for run in found}
     if len(digests) != 1:
         raise SystemExit(f"{workload}: the loaders delivered other samples than each other")
-    # The same samples alone: the quickest is the one that nobody disturbed.
+    # The same samples alone: the fastest run is the least disturbed.
     best = min((run for found in runs.values() for run in found), key=lambda run: run["alone"])
     bounds = {name: bound(workload, name, args.workers, cores, best) for name in every}
     return {"runs": runs, "bounds": bounds, "alone": best["alone"], "same": True}

@@ -4,31 +4,31 @@
         [--add] [--quick]
 
 Six cases are made from real KiTS19 label files with painted intensities (MINATO_KITS19, else
-../shared/data/kits19; phantoms where there are none) and kept in --data. Every loader delivers
-the same samples of an epoch in batches of two patches of 128^3, crop, flips, brightness and noise
-after unet3d's specification, to a caller that does nothing with them; the files are in the page
-cache. Each contender runs in a fresh process: an epoch to warm up, in which counts, shapes, dtypes
-and bytes are checked (loaders with the same random numbers must deliver the same bytes), then
-timed epochs from before iter() to the last batch, as many and as long for every contender.
-Contenders take turns within a repeat, each time beginning with another; ratios are of the same
-repeat. `--add` goes on from the repeats in --json's file.
+../shared/data/kits19; phantoms if there are none) and kept in --data. Every loader delivers
+the same samples of an epoch in batches of two patches of 128^3, with crop, flips, brightness and
+noise after unet3d's specification, to a caller that does nothing with them. The files are in the
+page cache. Each contender runs in a fresh process. A warm-up epoch checks counts, shapes, dtypes
+and bytes (loaders with the same random numbers must deliver the same bytes). Then come the
+timed epochs, from before iter() to the last batch, as many and as long for every contender.
+Contenders take turns within a repeat, each time starting with another; ratios are within the same
+repeat. `--add` continues from the repeats in --json's file.
 
 "boxes kept" remembers the bounding boxes of labels seen before, as DALI's object cache does;
-"boxes sought" looks for them in every foreground sample.
+"boxes sought" searches for them in every foreground sample.
 
-Bytes "read" are voxels that were copied or scanned, "touched" all of the 4096-byte pages in which
-these lie. minato's operators, which map files, count both; where they run in worker processes, whose
-counts are out of reach, some samples are made once more in the main process. Others are taken at
-their read calls. DALI maps its files as well, so for it they are what its readers hand on by the
-files' sizes: the label, and the image's crop. "by calls" is what read calls of the process tree
-returned (rchar), for comparison.
+"read" counts bytes of voxels that were copied or scanned, "touched" all of the 4096-byte pages
+that contain them. minato's operators, which map files, count both. If they run in worker processes,
+whose counts are out of reach, some samples are made again in the main process. For others, the
+bytes are counted at their read calls. DALI also maps its files, so its bytes are computed from the
+files' sizes: the label, and the image's crop. "by calls" is the number of bytes that read calls of
+the process tree returned (rchar), for comparison.
 
-Memory is the proportional set size of the process tree with all of its shared memory, at its most
-within the epoch that is not timed and after each that is: "MiB" without and "MiB files" with mapped
-files alone. Those are page cache, programs and libraries; the kernel takes them back when it needs
+Memory is the proportional set size of the process tree with all of its shared memory, at its
+maximum during the warm-up epoch and after each timed one: "MiB" without and "MiB files" with mapped
+files alone. Those are page cache, programs and libraries; the kernel reclaims them when it needs
 memory.
 
-Bounds: copying just the crop out of files that stay mapped, and one scan of the label, on
+Bounds: copying only the crop from files that stay mapped, and one scan of the label, on
 one core.
 """
 
@@ -58,15 +58,15 @@ from unet3d.bench.meters import DeliveryHash
 from unet3d.data import Case, VolumeDataset
 
 BATCH = 2
-MANY = 1 << 12  # samples a dataset must be able to name
-LOOK = 48  # samples between two looks at memory
+MANY = 1 << 12  # samples that a dataset must be able to name
+LOOK = 48  # samples between two memory samples
 
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
     """How samples are made: `make(job)` returns a loader of [image, label, index] batches.
 
-    `samples`: loaders of the same kind deliver the same bytes; None: bytes of their own.
+    `samples`: loaders of the same kind deliver the same bytes; None: the loader's own bytes.
     `against`: the DALI contender to compare with.
     """
 
@@ -77,7 +77,7 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What a child is asked to do."""
+    """The request to a child."""
 
     cases: list[list[str]]
     patch: list[int]
@@ -92,7 +92,7 @@ class Job:
                      + os.stat(label).st_size) for name, image, label in self.cases]
 
     def sampler(self) -> Any:
-        """Torch's own, over the first `epoch` samples of any dataset."""
+        """torch's own sampler, over the first `epoch` samples of any dataset."""
         return sampling.epoch_sampler(range(self.epoch), self.seed)
 
 
@@ -150,24 +150,24 @@ BASE = "torch, NumPy and SciPy"
 
 
 def tree_sum(file: str, field: str) -> int:
-    """Over this process and its children, of a number in a file below /proc/PID."""
+    """The sum, over this process and its children, of a number in a file below /proc/PID."""
     total = 0
     for process in common.tree(os.getpid()):
         try:
             text = Path(f"/proc/{process.pid}/{file}").read_text()
         except OSError:
-            continue  # it ended meanwhile
+            continue  # it ended in the meantime
         total += int(text.split(f"{field}:")[1].split()[0])
     return total
 
 
 def read_bytes() -> int:
-    """Bytes that read calls of this process and its children returned so far."""
+    """Bytes that read calls of this process and its children have returned so far."""
     return tree_sum("io", "rchar")
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process tree: mapped files, and all else."""
+    """Bytes of this process tree: mapped files, and the rest."""
     files = tree_sum("smaps_rollup", "Pss_File") * 1024
     return {"files": files, "else": common.memory_bytes(os.getpid())["total"] - files}
 
@@ -177,7 +177,7 @@ def more_memory(most: dict[str, int]) -> None:
 
 
 def epoch_of(loader: Any, number: int) -> Iterable[Any]:
-    """Tell everybody of a new epoch, and begin it."""
+    """Sets the epoch everywhere, and starts it."""
     told = [loader.dataset, getattr(loader, "sampler", None) or loader.options.sampler]
     for part in told:
         part.set_epoch(number)
@@ -185,7 +185,7 @@ def epoch_of(loader: Any, number: int) -> Iterable[Any]:
 
 
 def check_epoch(job: Job, loader: Any, most: dict[str, int]) -> dict[str, Any]:
-    """An epoch that is not timed: what was delivered. Raises what check_delivery raises."""
+    """An untimed epoch: the delivered data. Raises errors of check_delivery."""
     counted, indices, kinds = DeliveryHash(True), [], set()
     for image, label, index in epoch_of(loader, 1):
         numbers = index.tolist()
@@ -206,7 +206,7 @@ def counts(dataset: Any) -> tuple[int, int]:
 
 
 def time_epoch(job: Job, loader: Any, number: int) -> dict[str, float]:
-    """Milliseconds and bytes a sample of one epoch."""
+    """Milliseconds and bytes per sample of one epoch."""
     before, cpu, calls = counts(loader.dataset), common.cpu_seconds(), read_bytes()
     begin, samples = time.perf_counter(), 0
     for batch in epoch_of(loader, number):
@@ -221,7 +221,7 @@ def time_epoch(job: Job, loader: Any, number: int) -> dict[str, float]:
 
 
 def count_again(dataset: Any, samples: int) -> dict[str, float]:
-    """Bytes of a sample that worker processes have counted for themselves alone."""
+    """Bytes per sample that worker processes have counted, which only they know."""
     before = counts(dataset)
     for index in range(samples):
         dataset[index]
@@ -261,7 +261,7 @@ def tiny_cases(folder: Path) -> list[Case]:
 
 
 def check(results: dict[str, dict[str, Any]]) -> None:
-    """All deliver the same kinds of fields, and those with the same samples the same bytes."""
+    """All deliver the same kinds of fields, and the same bytes for the same samples."""
     if len({str(result["check"]["fields"]) for result in results.values()}) != 1:
         raise AssertionError(f"shapes or dtypes differ: "
                              f"{ {n: r['check']['fields'] for n, r in results.items()} }")
@@ -276,7 +276,7 @@ def check(results: dict[str, dict[str, Any]]) -> None:
 
 
 def time_bounds(cases: list[Case], patch: tuple[int, ...], samples: int) -> dict[str, float]:
-    """ms a sample of the two bounds, on this core."""
+    """ms per sample of the two bounds, on this core."""
     found = {}
     for bound in bounds(cases, patch)[:2]:
         for index in range(2):
@@ -321,7 +321,7 @@ def measure(args: argparse.Namespace, cases: list[Case]) -> dict[str, Any]:
 
 
 def per_repeat(result: dict[str, Any], name: str, what: str) -> list[float]:
-    """Of each repeat, the mean over its timed epochs."""
+    """For each repeat, the mean over its timed epochs."""
     return [statistics.mean(epoch[what] for epoch in turn["loaders"][name]["epochs"])
             for turn in result["runs"] if name in turn["loaders"]]
 

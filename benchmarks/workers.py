@@ -1,13 +1,13 @@
-"""``autoscale``: does the number of workers come to what helps, and stay there?
+"""``autoscale``: does the number of workers reach a useful value, and stay there?
 
     python benchmarks/workers.py [--only NAME ...] [--quick] [--json FILE]
 
 Three jobs, each with the decision log of ``stats()``:
 
 waiting   samples that sleep, from 2 workers with autoscale=(1, 32): the third epoch's rate
-          against the best of fixed numbers of workers
-computing samples that compute, from 2 workers with autoscale=(1, 32), against fixed numbers:
-          more workers than cores are of no use
+          compared with the best of fixed numbers of workers
+computing samples that compute, from 2 workers with autoscale=(1, 32), compared with fixed numbers:
+          more workers than cores are useless
 consumer  samples that sleep, 16 workers, and a consumer that needs two: the number falls
 """
 
@@ -101,7 +101,7 @@ def computing(quick: bool) -> dict[str, Any]:
 def consumer(quick: bool) -> dict[str, Any]:
     begin = time.monotonic()
     loader = make(Sleeping(320 if quick else 3200, 0.02), 16, MOST)
-    step = 8 * 0.02 / 2  # a batch of eight takes two workers as long
+    step = 8 * 0.02 / 2  # two workers need this long for a batch of eight
     rates = [epoch(loader, step)]
     return {
         "fixed": {},
