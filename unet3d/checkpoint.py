@@ -1,4 +1,4 @@
-"""Checkpoints: the model, the optimiser, and how far into which epoch the run is."""
+"""Checkpoints: the model, the optimiser, and the position in the current epoch."""
 from __future__ import annotations
 
 import os
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 FORMAT = 1
-# What must be equal for a resumed run to be the same run. The loader, the number of
+# Settings that must be equal for a resumed run to be the same run. The loader, the number of
 # workers, the paths and the number of epochs may change.
 FIXED = ("seed", "patch", "filters", "batch_size", "repeat", "learning_rate",
          "initial_rate", "warmup_epochs", "accumulate", "drop_last", "seeding", "amp",

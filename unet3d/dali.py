@@ -1,13 +1,13 @@
 """NVIDIA DALI as a loader of the same specification, on the CPU alone or with a GPU.
 
-Two .npy readers walk one list of files; the label's gives the crop, the image's reads that
-region only. The list is the sampler's order, epoch after epoch, so a pipeline (its threads,
-its prefetched batches, the boxes it remembers) lives across epochs as DALI means it to. DALI
-draws its own random numbers: the distributions are the specification's, the bytes are not
-those of the other loaders. What was read is taken from DALI's own account of each tensor.
+Two .npy readers walk one list of files. The label's reader determines the crop, and the image's
+reads only that region. The list is the sampler's order, epoch after epoch, so a pipeline (its
+threads, its prefetched batches, its cached boxes) lives across epochs, as DALI intends. DALI
+draws its own random numbers: the distributions match the specification, the bytes differ from
+those of the other loaders. The names of the files read come from DALI's own record of each tensor.
 
 On a GPU (`device` cuda) labels, boxes and crops stay on the CPU, where DALI has them; crops
-move over, and flips, brightness and noise run there.
+are moved there, and flips, brightness and noise run on it.
 """
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _augmented(image: Any, label: Any, around_one: bool) -> tuple[Any, Any]:
 def _crop_start(label: Any, window: Sequence[int], cache_objects: bool) -> Any:
     """Where the balanced crop begins: int32 [4] for a label [1, z, y, x].
 
-    The window may first leave the volume and is then pushed back, as specified: given the
-    volume's shape DALI would draw from what lies inside, another distribution.
+    The window may first leave the volume and is then moved back, as specified. If DALI knew the
+    volume's shape, it would draw from positions inside, which is another distribution.
     """
     import numpy as np
     from nvidia.dali import fn, math, types
@@ -71,10 +71,10 @@ def _crop_start(label: Any, window: Sequence[int], cache_objects: bool) -> Any:
 def make_pipeline(images: Sequence[str], labels: Sequence[str], transform: TrainTransforms,
                   *, batch_size: int, threads: int, seed: int, device: torch.device,
                   cache_objects: bool = False, mmap: bool = True, depth: int = 2) -> Any:
-    """A pipeline over pairs of files, in their order, again and again.
+    """A pipeline over pairs of files, in order, repeatedly.
 
     Outputs: image float32 and label uint8 [batch, 1, *patch] on `device`, and as uint8 text
-    [batch, length] the names of the files they came from, zeros behind them.
+    [batch, length] the names of their files, padded with zeros.
     """
     from nvidia.dali import fn, pipeline_def
 
@@ -114,10 +114,10 @@ def _name(row: torch.Tensor) -> str:
 class DaliLoader:
     """Epochs of batches [image, label, index] made by DALI, in the sampler's order.
 
-    `workers` (at least 1) is DALI's number of threads. An epoch's last batch is made full by
-    repeating its last sample, which is cut off again. With `dali_batches` the pipeline makes so
-    many batches in one go, across the ends of epochs, so that slow samples of a batch are evened
-    out by the next ones. Raises LoaderUnavailable without the
+    `workers` (at least 1) is DALI's number of threads. An epoch's last batch is filled by
+    repeating its last sample, and cut again. With `dali_batches` the pipeline makes that
+    many batches at once, across the ends of epochs, so that slow samples of a batch are balanced
+    by the next ones. Raises LoaderUnavailable without the
     package; DataError if DALI fails, or reads another file than asked for.
     """
 
@@ -131,7 +131,7 @@ class DaliLoader:
                              "no --reference-starts")
         self.dataset, self.options, self.cache_objects = dataset, options, cache_objects
         self._batches: Iterator[Any] | None = None
-        self._planned: list[list[int]] = []  # orders of the epochs the pipeline will give
+        self._planned: list[list[int]] = []  # orders of the epochs that the pipeline will give
 
     def __len__(self) -> int:
         samples, size = len(self.options.sampler), self.options.batch_size
@@ -153,7 +153,7 @@ class DaliLoader:
         return order[:whole] + order[-1:] * (whole - len(order))
 
     def _start(self, order: list[int]) -> None:
-        """A pipeline for this epoch and those behind it, as far as the sampler tells."""
+        """A pipeline for this epoch and following ones, if the sampler can give their orders."""
         self._planned = [order, *self._foretold(len(order))]
         files = [self.dataset.case(i) for epoch in self._planned
                  for i in self._padded(epoch)]
@@ -161,7 +161,7 @@ class DaliLoader:
                                   self.options.dali_batches)
 
     def _foretold(self, samples: int) -> list[list[int]]:
-        """Orders of the epochs to come, of a sampler that is told its epoch."""
+        """Orders of the following epochs, from a sampler with set_epoch()."""
         sampler = copy.copy(self.options.sampler)
         epoch = getattr(sampler, "epoch", None)
         if epoch is None or not hasattr(sampler, "set_epoch"):
@@ -174,7 +174,7 @@ class DaliLoader:
 
     def _run(self, cases: Sequence[Case], size: int, threads: int,
              at_once: int = 1) -> Iterator[dict[str, torch.Tensor]]:
-        """Batches of `size`, made so many at once."""
+        """Batches of `size`, made several at once."""
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
         generator = self.options.generator
@@ -202,7 +202,7 @@ class DaliLoader:
             yield [made["image"][:rows], made["label"][:rows], torch.tensor(chosen)]
 
     def _check(self, chosen: list[int], made: dict[str, torch.Tensor]) -> None:
-        """Compare the files that DALI read with those of the samples asked for."""
+        """Compares the files that DALI read with those of the samples asked for."""
         for row, index in enumerate(chosen):
             case = self.dataset.case(index)
             for output, path in (("image_file", case.image), ("label_file", case.label)):
@@ -211,7 +211,7 @@ class DaliLoader:
                     raise DataError(f"sample {index}: DALI read {found}, not {path}")
 
     def sample_cost(self, indices: Sequence[int]) -> float:
-        """Mean seconds a sample of these takes one thread; the first pass warms up."""
+        """Mean seconds per sample of these on one thread; the first pass warms up."""
         import time
 
         cases = [self.dataset.case(index) for index in indices]

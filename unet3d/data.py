@@ -1,8 +1,8 @@
 """Preprocessed cases as a map-style dataset, and the split into training and evaluation.
 
-Seeding: with ``seed=None`` the global generators are left to the loader (each loader then
-draws other augmentations). With a seed the dataset seeds them itself before each sample
-from (seed, epoch, index), so that every loader, any number of workers and a resumed run
+Seeding: with ``seed=None`` the global generators are left to the loader, so each loader
+draws other augmentations. With a seed the dataset seeds them itself before each sample
+from (seed, epoch, index). Every loader, any number of workers and a resumed run then
 produce the same bytes, and a comparison measures the same work.
 """
 from __future__ import annotations
@@ -81,7 +81,7 @@ def split(cases: Sequence[Case], seed: int = 0,
 
     ``kits19``: the reference's 42 evaluation cases. ``seeded``: as large a share, one
     fifth, drawn with `seed`. ``auto``: the first if these are the 210 KiTS19 cases.
-    Raises DataError where a part would be empty.
+    Raises DataError if a part would be empty.
     """
     if kind == "auto":
         kind = "kits19" if is_kits19(cases) else "seeded"
@@ -108,10 +108,10 @@ def mix(*numbers: int) -> int:
 
 
 class VolumeDataset(Dataset):
-    """Training samples: index i is case i mod len(cases), `repeat` times over.
+    """Training samples: index i is case i mod len(cases); each case occurs `repeat` times.
 
     A sample is (image float32 [1, *patch], label uint8 [1, *patch], index int), so that
-    what was delivered can be counted from the batches themselves.
+    delivered samples can be counted from the batches themselves.
     """
 
     def __init__(self, cases: Sequence[Case], transform: Compose, seed: int | None = None,
@@ -124,14 +124,14 @@ class VolumeDataset(Dataset):
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch whose samples are asked for next."""
+        """Sets the epoch of the samples that are made next."""
         self._epoch[0] = epoch
 
     def __len__(self) -> int:
         return len(self.cases) * self.repeat
 
     def case(self, index: int) -> Case:
-        """The case behind sample `index`."""
+        """The case of sample `index`."""
         return self.cases[index % len(self.cases)]
 
     def _number(self, epoch: int, index: int) -> int:
@@ -176,12 +176,12 @@ class VolumeDataset(Dataset):
 
 
 class ExpertVolumes(VolumeDataset):
-    """The same samples as an expert makes them without another loader: files are mapped, so
-    that only the crop is read, and each worker remembers the boxes of the labels it has seen."""
+    """The same samples as an expert would make them without another loader: files are mapped, so
+    that only the crop is read, and each worker caches the boxes of the labels it has read."""
 
     def __init__(self, reference: VolumeDataset) -> None:
         super().__init__(reference.cases, reference.transform, reference.seed, reference.repeat)
-        self._epoch = reference._epoch  # whose epoch is told
+        self._epoch = reference._epoch  # set_epoch() is called on the other one
         self._known: dict[str, dict[str, Any]] = {}
 
     def _make(self, case: Case) -> tuple[np.ndarray, np.ndarray]:

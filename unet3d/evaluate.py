@@ -28,7 +28,7 @@ from unet3d.ranks import add_device
 # path for 3-D convolutions: measured 95 ms against 20 ms for a window of the quick preset.
 WINDOW_BATCH = 4
 Loader = Callable[[Dataset], Iterable]
-# What --amp means to autocast; unused where it is "none".
+# The meaning of --amp for autocast; unused if it is "none".
 AMP = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -47,9 +47,9 @@ def gaussian_weights(patch: Sequence[int]) -> torch.Tensor:
 
 
 def fit_axis(size: int, patch: int, stride: int) -> tuple[int, int, int, int]:
-    """How one axis is made a patch and a whole number of strides, so that windows cover all
-    of it: (trim before, trim after, pad before, pad after). What is over is trimmed if it is
-    under half a stride, else padded; an axis shorter than the patch is padded to it."""
+    """How one axis is made a patch plus a whole number of strides, so that windows cover all
+    of it: (trim before, trim after, pad before, pad after). A rest under half a stride is trimmed,
+    a longer one is padded; an axis shorter than the patch is padded to it."""
     over = max(0, size - patch) % stride
     trim = over if over < stride // 2 else 0
     kept = size - trim
@@ -122,9 +122,9 @@ def evaluate(model: torch.nn.Module, cases: Sequence[Case], patch: Sequence[int]
 
 def _chosen_cases(folder: Path, kind: str | None, config: dict[str, Any],
                   checkpoint_path: Path) -> list[Case]:
-    """The cases of `folder` to evaluate: those of a split that was asked for, with a warning
+    """The cases of `folder` to evaluate: those of a requested split, with a warning
     if the run that `config` describes was trained on some, else those of the run's own split.
-    Raises DataError if it was trained on some of these: the folder is another one."""
+    Raises DataError if it was trained on some of these, because then the folder is another one."""
     cases = list_cases(folder)
     if kind != "all":
         _, cases = split(cases, config["split_seed"], kind or config["split"])

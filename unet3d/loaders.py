@@ -1,9 +1,9 @@
-"""The loaders under comparison: one function each, all given the same arguments.
+"""The loaders under comparison: one function each, all with the same arguments.
 
 `build` is the only entry. To add a loader, write a function of (dataset, Options) that
 returns an iterable of batches (image, label, index), one pass per ``iter()``, and list it
-in `LOADERS`; nothing else in the workload depends on which loader it is. `SAMPLES` says
-whose bytes a loader delivers where they are not those of the NumPy transforms.
+in `LOADERS`; nothing else in the workload depends on the loader. `SAMPLES` lists
+the loaders whose bytes differ from those of the NumPy transforms.
 """
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _minato_process(dataset: Dataset, options: Options) -> Iterable[Batch]:
 
 
 def _minato_device(dataset: Dataset, options: Options, **own: Any) -> Iterable[Batch]:
-    there = dataclasses.replace(options, pin_memory=False)  # device= sees to that
+    there = dataclasses.replace(options, pin_memory=False)  # device= makes it unnecessary
     return _minato(dataset, there, device=options.device, **own)
 
 
@@ -86,7 +86,7 @@ def _dali_cached(dataset: Dataset, options: Options) -> Iterable[Batch]:
 
 
 class SyntheticLoader:
-    """A resident batch handed out again and again: the ceiling of the training loop.
+    """A resident batch delivered again and again: the ceiling of the training loop.
 
     The first batch is made once, at construction. Indices follow the sampler, so that
     counting works as for a real loader; the volumes do not.
@@ -130,8 +130,8 @@ LOADERS: dict[str, Callable[[Dataset, Options], Iterable[Batch]]] = {
     "dali-cached": _dali_cached,
     "synthetic": SyntheticLoader,
 }
-# Loaders of the same kind deliver the same bytes for the same sample, seeded alike; of the
-# kind None, bytes of their own. "reference", the NumPy transforms, where not listed.
+# Loaders of the same kind deliver the same bytes for the same sample with equal seeds. Loaders of
+# kind None have their own bytes. Those not listed are "reference", the NumPy transforms.
 SAMPLES: dict[str, str | None] = {"minato-native": "native",
                                   "minato-native-cached": "native",
                                   "minato-native-process": "native",
@@ -152,9 +152,9 @@ def samples_of(name: str) -> str | None:
 
 
 def dataset_for(name: str, dataset: Dataset) -> Dataset:
-    """The dataset that loader `name` runs: `dataset`, or its native twin.
+    """The dataset that loader `name` runs: `dataset`, or its native counterpart.
 
-    The twin has an epoch of its own: make it once, and tell that one. Raises
+    The counterpart has its own epoch: make it once, and call its set_epoch(). Raises
     LoaderUnavailable.
     """
     if samples_of(name) != "native":
@@ -165,20 +165,20 @@ def dataset_for(name: str, dataset: Dataset) -> Dataset:
         raise _not_built(error) from error
     if isinstance(dataset, NativeVolumes):
         return dataset
-    resident = name.endswith("-resident")  # which reads no label where its boxes are kept
+    resident = name.endswith("-resident")  # reads no label if its boxes are cached
     return NativeVolumes(dataset, name.endswith("-cached") or resident, resident)
 
 
 def evaluation_loader(name: str, volumes: Dataset, workers: int) -> Iterable[Batch]:
-    """Loader `name` over whole volumes of unequal shape, one a batch, in order; torch's where
-    `name` makes training samples only (DALI, synthetic)."""
+    """Loader `name` over whole volumes of unequal shape, one per batch, in order; torch's if
+    `name` makes only training samples (DALI, synthetic)."""
     loader = _minato_class() if name.startswith("minato") else DataLoader
     few = min(workers, EVALUATION_WORKERS)
     return loader(volumes, batch_size=1, num_workers=few, prefetch_factor=1 if few else None)
 
 
 def unavailable(name: str) -> str | None:
-    """Why loader `name` cannot run here, for want of a package; None if it can."""
+    """Why loader `name` cannot run, if a package is missing; None if it can."""
     try:
         if name.startswith("dali"):
             from unet3d import dali
@@ -191,7 +191,7 @@ def unavailable(name: str) -> str | None:
 
 
 def available(names: Iterable[str]) -> list[str]:
-    """Those of `names` that can run here; says on standard error which cannot, and why."""
+    """Those of `names` that can run; prints to standard error which cannot, and why."""
     found = []
     for name in names:
         if reason := unavailable(name):

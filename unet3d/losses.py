@@ -14,10 +14,10 @@ def _one_hot(label: torch.Tensor, classes: int) -> torch.Tensor:
 
 
 def dice(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Dice per volume and class, background left out: float [n, classes - 1].
+    """Dice per volume and class, without background: float [n, classes - 1].
 
     Both arguments are [n, classes, z, y, x] memberships. A class absent from both
-    scores 1 by the smoothing.
+    scores 1 because of the smoothing.
     """
     prediction, target = prediction[:, 1:], target[:, 1:]
     axes = (2, 3, 4)

@@ -1,8 +1,8 @@
-"""The lines of MLPerf Training logging that open a run, with the reference's keys.
+"""The lines of MLPerf Training logging that start a run, with the reference's keys.
 
 `records.Records.mlperf` writes a line; train.py writes those of blocks, epochs and
 evaluations as they happen. A run of the mlperf preset on KiTS19 that reaches its target has
-the keys of the closed division's 3D U-Net; what says who submits is a placeholder.
+the keys of the closed division's 3D U-Net; the submitter's fields are placeholders.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUBMISSION = {"submission_benchmark": BENCHMARK, "submission_org": "none",
 
 def log_start(log: Records, settings: Settings, world: int, train_samples: int,
               samples_per_epoch: int, eval_samples: int, began_ms: int) -> None:
-    """Everything up to and with run_start; `began_ms` is when the set-up began."""
+    """Everything up to and including run_start; `began_ms` is the start of the set-up."""
     preset, args = settings.preset, settings.args
     log.mlperf("start", "init_start", at_ms=began_ms)
     log.mlperf("event", "cache_clear", args.cache == "cold")

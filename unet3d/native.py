@@ -7,14 +7,14 @@ from unet3d.transforms import TrainTransforms
 
 
 class NativeVolumes(ops.VolumeDataset):
-    """A VolumeDataset of unet3d as one of minato.ops, under any loader.
+    """A VolumeDataset of unet3d as one of minato.ops, for any loader.
 
     Same cases, repeats, seed, and sample (image float32 [1, *patch], label uint8
     [1, *patch], index int). The random numbers are the operators' own, so the bytes differ
-    from the NumPy transforms', not their distribution; among loaders they are the same.
-    Without a seed each sample is keyed by its loader. With `keep_boxes` the boxes of a label
-    are sought once, as DALI's object cache does. `resident`: with `device=` all cases stay on the
-    device.
+    from those of the NumPy transforms; the distribution is the same, and so are the bytes among
+    loaders. Without a seed, each sample's key comes from the loader. With `keep_boxes` the boxes of
+    a label are found once, as in DALI's object cache. `resident`: with `device=` all cases stay on
+    the device.
     """
 
     def __init__(self, reference: VolumeDataset, keep_boxes: bool = False,
@@ -33,5 +33,5 @@ class NativeVolumes(ops.VolumeDataset):
         self.volumes = list(reference.cases)
 
     def case(self, index: int) -> Case:
-        """The case behind sample `index`."""
+        """The case of sample `index`."""
         return self.volumes[index % len(self.volumes)]

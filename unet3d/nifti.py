@@ -1,6 +1,6 @@
 """NIfTI volumes in and out, with errors that name the file.
 
-nibabel is imported by what reads or writes a file: training needs none.
+nibabel is imported only by functions that read or write a file; training does not need it.
 """
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def read_label(path: Path) -> tuple[np.ndarray, tuple[float, float, float]]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """The name of a file to write, which becomes `path` at the end, whole or not at all."""
+    """The name of a temporary file, which is renamed to `path` at the end, atomically."""
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     try:
         yield temporary

@@ -1,4 +1,4 @@
-"""What a loader under comparison may know, and what it raises where it cannot be had."""
+"""The options of a loader under comparison, and its error if it is not available."""
 from __future__ import annotations
 
 import dataclasses
@@ -15,7 +15,7 @@ class LoaderUnavailable(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a loader may know. `sampler` yields the indices of one epoch on this rank."""
+    """Options of a loader. `sampler` yields the indices of one epoch on this rank."""
 
     batch_size: int
     sampler: Sampler[int]
@@ -24,12 +24,12 @@ class Options:
     pin_memory: bool = False
     generator: torch.Generator | None = None
     device: torch.device = torch.device("cpu")
-    timeout_s: float = 0.0  # the longest wait for a batch; 0 waits for ever
+    timeout_s: float = 0.0  # the longest wait for a batch; 0 waits forever
     collate_fn: Callable[[list], Any] | None = None  # None: torch's default
     persistent: bool = True  # keep workers across epochs
-    dali_mmap: bool = True  # DALI maps the files; else it reads them whole
-    dali_batches: int = 1  # that DALI makes in one go, to be handed out one by one
-    dali_depth: int = 2  # of such, that DALI prepares ahead: its default, and torch's a worker
+    dali_mmap: bool = True  # DALI maps the files; otherwise it reads them whole
+    dali_batches: int = 1  # number that DALI makes at once, to be delivered one by one
+    dali_depth: int = 2  # number of those that DALI prepares ahead: its default, torch's per worker
 
     def torch_arguments(self) -> dict[str, Any]:
         """The same, as arguments of torch.utils.data.DataLoader."""

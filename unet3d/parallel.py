@@ -28,8 +28,8 @@ def each(function: Callable[[Any], Any], items: Sequence[Any], workers: int,
          title: str) -> Iterator[Any]:
     """Yield ``function(item)`` for each item, in order of completion.
 
-    `workers` 0 or 1 runs in this process. The first exception is raised as it was and
-    the items not yet begun are dropped.
+    `workers` 0 or 1 runs in this process. The first exception is raised unchanged and
+    items that have not started are dropped.
     """
     bar = tqdm(total=len(items), desc=title, unit="case", disable=not items)
     with bar:

@@ -36,7 +36,7 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What decides the bytes of the output."""
+    """The settings that determine the bytes of the output."""
 
     spacing: tuple[float, float, float] = spec.TARGET_SPACING
     min_shape: tuple[int, int, int] = spec.MIN_SHAPE
@@ -50,8 +50,8 @@ def resample(image: np.ndarray, label: np.ndarray, spacing: tuple[float, float, 
              target: tuple[float, float, float]) -> tuple[np.ndarray, np.ndarray]:
     """Resample [z, y, x] volumes to `target` mm; new size is int(spacing/target * size).
 
-    Image trilinear with aligned corners, label nearest. Volumes that have the target
-    spacing are returned as they are. Raises DataError if an axis would vanish.
+    Image trilinear with aligned corners, label nearest. Volumes with the target
+    spacing are returned unchanged. Raises DataError if an axis would vanish.
     """
     if tuple(spacing) == tuple(target):
         return image, label
@@ -85,7 +85,7 @@ def pad(volume: np.ndarray, min_shape: tuple[int, int, int]) -> np.ndarray:
 
 def prepare(image: np.ndarray, label: np.ndarray, spacing: tuple[float, float, float],
             settings: Settings = Settings()) -> tuple[np.ndarray, np.ndarray]:
-    """The whole path for one case: [z, y, x] in, [1, z, y, x] float32 and uint8 out."""
+    """All steps for one case: [z, y, x] in, [1, z, y, x] float32 and uint8 out."""
     image, label = resample(image, label, spacing, settings.spacing)
     image = pad(normalise(image), settings.min_shape)
     label = pad(label, settings.min_shape)
@@ -169,7 +169,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Put the manifest in its place, whole or not at all."""
+    """Write the manifest, atomically."""
     temporary = folder / f".tmp-{os.getpid()}-{MANIFEST}"
     manifest["cases"] = dict(sorted(manifest["cases"].items()))
     temporary.write_text(json.dumps(manifest, indent=1) + "\n")
@@ -177,7 +177,7 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def _is_done(case: Path, out: Path, manifest: dict[str, Any]) -> bool:
-    """Whether `case` was made from these very source files and is still all there."""
+    """Whether `case` was made from exactly these source files and is complete."""
     entry = manifest["cases"].get(case.name)
     if entry is None or entry["source"] != _stamp(case):
         return False
@@ -202,7 +202,7 @@ def preprocess(source: Path, out: Path, settings: Settings = Settings(),
     if manifest["settings"] != settings.as_json():
         raise DataError(f"{out / MANIFEST}: made with {manifest['settings']}, now asked "
                         f"for {settings.as_json()}; use another folder")
-    for leftover in out.glob(".tmp-*"):  # of a run that was killed
+    for leftover in out.glob(".tmp-*"):  # of a killed run
         leftover.unlink()
     missing = [case for case in cases if not _is_done(case, out, manifest)]
     work = functools.partial(process_case, out=out, settings=settings)
@@ -224,7 +224,7 @@ def _damage(item: tuple[Path, dict[str, Any]]) -> str | None:
 
 
 def verify(folder: Path, workers: int = 1) -> list[str]:
-    """Check every file of a preprocessed folder. Returns what is wrong, one a line.
+    """Check every file of a preprocessed folder. Returns the faults, one per line.
 
     Raises DataError if the folder holds no manifest.
     """
@@ -241,7 +241,7 @@ def verify(folder: Path, workers: int = 1) -> list[str]:
 
 
 def read_checksums(path: Path) -> dict[str, str]:
-    """MD5 sums by file name, as the reference keeps them in its checksum.json. Raises
+    """MD5 sums by file name, from the reference's checksum.json. Raises
     DataError."""
     try:
         sums = json.loads(path.read_text())
@@ -265,8 +265,8 @@ def _other_sum(item: tuple[Path, str]) -> str | None:
 
 
 def verify_reference(folder: Path, checksums: Path, workers: int = 1) -> list[str]:
-    """Check the files of a preprocessed folder against the reference's own sums. Returns what
-    is wrong, one a line. Raises DataError."""
+    """Check the files of a preprocessed folder against the reference's sums. Returns
+    the faults, one per line. Raises DataError."""
     sums = read_checksums(checksums)
     wrong = [line for line in each(_other_sum, [(folder / name, sums[name]) for name in sums],
                                    workers, "verify") if line]

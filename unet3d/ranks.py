@@ -12,7 +12,7 @@ from torch import distributed
 
 
 def _device(text: str) -> str:
-    """An argument that names a device that is here."""
+    """An argument that names a device of this machine."""
     try:
         kind = torch.device(text).type
     except RuntimeError as error:
@@ -38,9 +38,9 @@ class Ranks:
         self.rank = int(os.environ.get("RANK", "0")) if self.world > 1 else 0
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.world > 1 else 1
         backend = "nccl" if device.startswith("cuda") else "gloo"
-        if device == "cuda":  # set_device takes no device without a number
+        if device == "cuda":  # set_device needs a device with a number
             device = f"cuda:{os.environ.get('LOCAL_RANK', '0') if self.world > 1 else 0}"
-        elif here > 1:  # a named GPU is shared by all ranks, which NCCL refuses
+        elif here > 1:  # all ranks share a named GPU, which NCCL refuses
             backend = "gloo"
         self.device = torch.device(device)
         if self.device.type == "cuda":
@@ -57,7 +57,7 @@ class Ranks:
         return values
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so."""
+        """Whether the argument is true on any rank."""
         if self.world == 1:
             return flag
         votes = torch.tensor([int(flag)], device=self.device)
@@ -71,11 +71,11 @@ class Ranks:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process, with all that is registered for its exit.
+    """End the process, including everything registered for its exit.
 
-    A rank does not take its interpreter down: gloo's threads, which outlive the process group once
-    a module was distributed over it, let go of tensors when they get to it, and Python ends a thread
-    that asks for an interpreter that is gone by unwinding it, through functions of torch's that
+    The interpreter of a rank must not be finalised. gloo's threads outlive the process group once
+    a module was distributed over it, and release tensors later. Python ends a thread
+    that asks for a finalised interpreter by unwinding it, through functions of torch that
     abort then.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:

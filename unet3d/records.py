@@ -1,4 +1,4 @@
-"""Where a run writes: CSV, JSON lines, MLPerf log lines, TensorBoard if installed."""
+"""A run's output: CSV, JSON lines, MLPerf log lines, TensorBoard if installed."""
 from __future__ import annotations
 
 import csv
@@ -39,7 +39,7 @@ class Records:
                                    extrasaction="ignore")
         if fresh:
             self._csv.writeheader()
-        # By lines: a long epoch can be followed, and a run that is killed has left its steps.
+        # Line-buffered: a long epoch can be followed, and a killed run has written its steps.
         self._lines = open(folder / LINES_NAME, "a", buffering=1)
         self._mlperf = open(folder / MLPERF_NAME, "a", buffering=1)
         try:
@@ -67,7 +67,7 @@ class Records:
             self._mlperf.write(f":::MLLOG {json.dumps(row)}\n")
 
     def usage(self, epoch: int, samples: list[dict[str, Any]]) -> None:
-        """What an epoch used over time (see bench.usage), into the JSON lines and usage.csv."""
+        """An epoch's resource use over time (see bench.usage), to the JSON lines and usage.csv."""
         if not self.active:
             return
         fresh = not (self.folder / USAGE_NAME).exists()
@@ -80,7 +80,7 @@ class Records:
                 self.line("usage", epoch=epoch, **sample)
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """One epoch into the CSV, the JSON lines and TensorBoard; files are flushed."""
+        """Writes one epoch to the CSV, the JSON lines and TensorBoard; flushes the files."""
         if not self.active:
             return
         self._csv.writerow(row)
@@ -98,7 +98,7 @@ class Records:
             path.write_text(json.dumps(result, indent=1) + "\n")
 
     def flush(self) -> None:
-        """Bring everything to the files."""
+        """Flush the files."""
         if self.active:
             for stream in (self._csv_file, self._lines, self._mlperf):
                 stream.flush()

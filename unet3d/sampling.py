@@ -1,4 +1,4 @@
-"""Which samples an epoch holds, in which order, and what is left of it after a resume."""
+"""The samples of an epoch, their order, and the rest of it after a resume."""
 from __future__ import annotations
 
 from collections import Counter
@@ -15,10 +15,10 @@ class DeliveryError(RuntimeError):
 
 def epoch_sampler(dataset: Dataset, seed: int, rank: int = 0,
                   world: int = 1) -> DistributedSampler:
-    """Torch's own sampler: a permutation given by (seed, epoch), dealt out to ranks.
+    """torch's own sampler: a permutation determined by (seed, epoch), dealt out to ranks.
 
-    Call ``set_epoch`` before each epoch. Where the length does not divide by `world` the
-    permutation's first samples come once more at its end, as in the reference, so that every
+    Call ``set_epoch`` before each epoch. If the length does not divide by `world`, the
+    permutation's first samples are repeated at its end, as in the reference, so that every
     rank takes equally many steps.
     """
     return DistributedSampler(dataset, num_replicas=world, rank=rank, shuffle=True,
@@ -33,7 +33,7 @@ def epoch_order(dataset: Dataset, seed: int, epoch: int) -> list[int]:
 
 
 class RestSampler(Sampler[int]):
-    """A given list of indices: what remains of an epoch."""
+    """A given list of indices: the rest of an epoch."""
 
     def __init__(self, indices: Sequence[int]) -> None:
         self.indices = list(indices)
@@ -47,10 +47,10 @@ class RestSampler(Sampler[int]):
 
 def remaining(order: Sequence[int], delivered: Iterable[int], rank: int = 0,
               world: int = 1) -> list[int]:
-    """This rank's share of `order` less what all ranks together had `delivered`, filled up
-    to equal shares as `epoch_sampler` does it.
+    """This rank's share of `order` less what all ranks together have `delivered`, filled up
+    to equal shares like in `epoch_sampler`.
 
-    With as many ranks as before and a loader that keeps the order, each rank goes on
+    With as many ranks as before and a loader that keeps the order, each rank resumes
     exactly where it stopped.
     """
     done = set(delivered)
@@ -66,7 +66,7 @@ def expected_count(planned: int, batch_size: int, drop_last: bool) -> int:
 def check_delivery(planned: Sequence[int], delivered: Sequence[int], batch_size: int,
                    drop_last: bool, epoch: int) -> None:
     """Raise DeliveryError unless exactly the planned samples were delivered, each as often as
-    it was planned (once, but for a sample that fills up the last round of all ranks)."""
+    planned (once, except samples that fill up the last round of all ranks)."""
     want = expected_count(len(planned), batch_size, drop_last)
     plan, counts = Counter(planned), Counter(delivered)
     foreign = sorted(set(counts) - set(plan))

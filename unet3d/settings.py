@@ -99,16 +99,16 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """A run, fully decided."""
+    """A run with all its settings."""
 
     args: argparse.Namespace
     preset: Preset
     threads: int
 
     def evaluations(self, samples_per_epoch: int) -> tuple[int, int]:
-        """(the first epoch that may be evaluated, epochs between evaluations): the preset's,
-        which are epochs of `eval_samples`, in epochs of so many samples, rounded up as the
-        reference's rules do; what the command line says is taken as it is."""
+        """(the first epoch that may be evaluated, epochs between evaluations). The preset's values
+        are for epochs of `eval_samples`; they are converted to this run's epochs and rounded up as
+        in the reference's rules. Values from the command line are used unchanged."""
         def epochs(given: int | None, value: int) -> int:
             if given is not None or not self.preset.eval_samples:
                 return value

@@ -1,4 +1,4 @@
-"""The numbers of the workload, kept in one place: preprocessing, split, presets.
+"""The numbers of the workload in one place: preprocessing, split, presets.
 
 Source: the MLPerf Training 3D U-Net reference on KiTS19 (Kidney Tumor Segmentation
 Challenge 2019). Lengths are millimetres, intensities Hounsfield units (HU), axes are
@@ -36,7 +36,7 @@ MOMENTUM = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """Everything a run needs that is not a path. ``train.py`` options override it."""
+    """All settings of a run that are not paths. ``train.py`` options override them."""
 
     patch: tuple[int, int, int]
     filters: tuple[int, ...]
@@ -49,17 +49,17 @@ class Preset:
     accumulate: int
     workers: int
     eval_every: int  # epochs between evaluations; 0: after the last epoch only
-    eval_start: int  # the first of those; 0: none before so many
-    eval_samples: int  # in an epoch of the two above; 0: an epoch as it is
+    eval_start: int  # the first epoch to evaluate; 0: no limit
+    eval_samples: int  # in an epoch of the two above; 0: the run's own epoch
     overlap: float  # of the evaluation's sliding windows
     target_dice: float  # training stops once the mean Dice reaches it
-    diverged_dice: float  # training has diverged if an evaluation's mean Dice is under it
+    diverged_dice: float  # training has diverged if an evaluation's mean Dice is below it
     bounds: bool  # measure the bounds of loading before the run
     drop_last: bool
 
 
 PRESETS = {
-    # The reference's settings for one process; batch size is per process.
+    # The reference's settings for one process; the batch size is per process.
     "mlperf": Preset(
         patch=(128, 128, 128), filters=(32, 64, 128, 256, 320), batch_size=2,
         epochs=4000, repeat=1, learning_rate=0.8, initial_rate=1e-4,
@@ -68,7 +68,7 @@ PRESETS = {
         diverged_dice=1e-6, bounds=False, drop_last=True,
     ),
     # Minutes on two CPU cores, on a dozen phantoms made with `--scale 0.4`. A dozen
-    # cases would be an epoch of five steps, all start-up: hence the repeats.
+    # cases would be an epoch of five steps, mostly start-up: hence the repeats.
     "quick": Preset(
         patch=(32, 32, 32), filters=(8, 16, 32), batch_size=2,
         epochs=8, repeat=8, learning_rate=0.05, initial_rate=1e-3,

@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 -m unet3d.train --loader pytorch ...
 
 Exit status: 0 done, 1 an input or the delivery of samples was wrong, 3 stopped early with
-a checkpoint (--stop-after, SIGTERM, SIGINT): go on with --resume, 4 training has diverged.
+a checkpoint (--stop-after, SIGTERM, SIGINT): continue with --resume, 4 training has diverged.
 """
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BOUND_SAMPLES = 32  # samples timed for the work bound
 
 
 class Progress:
-    """The state of the epoch under way; survives in the checkpoint."""
+    """The state of the current epoch; stored in the checkpoint."""
 
     def __init__(self, with_content: bool, state: dict[str, Any] | None = None) -> None:
         self.epoch: int = state["epoch"] if state else 1
@@ -89,23 +89,23 @@ class Trainer:
         self.model, self.optimizer, self.scaler = self._make_model()
         self.wrapped = self.model if ranks.world == 1 else DistributedDataParallel(self.model)
         self.progress = Progress(args.hash_content)
-        self.resumed: resume.Resumed | None = None  # until its epoch begins
+        self.resumed: resume.Resumed | None = None  # until its epoch starts
         self.loader: Iterable | None = None
-        self.loader_runs = False  # and not one for the rest of an epoch
+        self.loader_runs = False  # whether the loader is one of whole epochs
         self.stop_asked = False
         self.batches_run = 0
         self.costs: dict[str, float] | None = None
-        # Seconds of a step that is only waited for; None: steps train.
+        # Seconds of a step that only waits; None: steps train.
         self.step_s = None if args.step_ms is None else args.step_ms / 1e3
         self.rows: list[dict[str, Any]] = []
-        self.seconds_before = 0.0  # of training, in the runs that this one goes on from
+        self.seconds_before = 0.0  # training time of the runs that this one resumes
         self.run_began: float | None = None
         steps = sampling.expected_count(len(self.sampler), preset.batch_size, preset.drop_last)
         self.samples_per_epoch = steps * ranks.world
         self.eval_start, self.eval_every = settings.evaluations(self.samples_per_epoch)
 
     def seconds(self) -> float:
-        """How long this run has been training, the runs that it goes on from included."""
+        """How long this run has been training, including the runs that it resumes."""
         now = 0.0 if self.run_began is None else time.perf_counter() - self.run_began
         return self.seconds_before + now
 
@@ -133,18 +133,18 @@ class Trainer:
                 "scaler": self.scaler.state_dict(), "ranks": states})
 
     def restore(self, path: Path) -> None:
-        """Go on from a checkpoint, possibly of another number of ranks."""
+        """Resume from a checkpoint, possibly of another number of ranks."""
         state = checkpoint.load(path, self.config)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.seconds_before = state.get("seconds", 0.0)
-        self.rows = state.get("rows", [])  # of before: older checkpoints have none
+        self.rows = state.get("rows", [])  # of earlier epochs: older checkpoints have none
         ranks = state["ranks"]
         self.resumed = resume.plan(path, state, self.config, self.ranks)
         if len(ranks) == self.ranks.world:
             self.progress = Progress(self.args.hash_content, ranks[self.ranks.rank])
-        else:  # rank 0 carries on what all had; the sums come out the same
+        else:  # rank 0 takes over all sums; the totals stay the same
             self.progress = Progress(self.args.hash_content, ranks[0])
             if self.ranks.rank == 0:
                 self.progress.delivered = [i for rank in ranks for i in rank["delivered"]]
@@ -158,8 +158,8 @@ class Trainer:
 
     def _loader(self, sampler: torch.utils.data.Sampler) -> Iterable:
         args = self.args
-        # Workers that live on carry their random streams from epoch to epoch, which no
-        # checkpoint could bring back; samples that seed themselves need no streams.
+        # Persistent workers carry their random streams from epoch to epoch, which no
+        # checkpoint could restore; samples that seed themselves need no streams.
         return build(args.loader, self.dataset, batch_size=self.preset.batch_size,
                      sampler=sampler, workers=self.preset.workers,
                      drop_last=self.preset.drop_last, generator=self.generator,
@@ -169,7 +169,7 @@ class Trainer:
                      pin_memory=self.device.type == "cuda", device=self.device)
 
     def _plan(self, epoch: int) -> tuple[Iterable, list[int]]:
-        """The loader of this epoch, or of what is left of it, and the samples it owes."""
+        """The loader of this epoch or of its rest, and the samples it must deliver."""
         self.dataset.set_epoch(epoch)
         self.sampler.set_epoch(epoch)
         seed = mix(self.args.seed, epoch, self.ranks.rank)
@@ -196,7 +196,7 @@ class Trainer:
         return resumed.applied(self.loader, len(self.progress.losses)), rest
 
     def _set_rate(self, epoch: int) -> float:
-        """Linear warm-up by whole epochs, as the reference; returns the rate."""
+        """Linear warm-up by whole epochs, as in the reference; returns the rate."""
         preset = self.preset
         share = min(1.0, epoch / preset.warmup_epochs) if preset.warmup_epochs else 1.0
         rate = preset.initial_rate + (preset.learning_rate - preset.initial_rate) * share
@@ -205,10 +205,10 @@ class Trainer:
         return rate
 
     def _step(self, image: torch.Tensor, label: torch.Tensor, number: int, total: int) -> float:
-        """Forward, backward and, at the end of its group, the optimiser. The loss.
+        """Forward, backward and, at the end of its group, the optimiser. Returns the loss.
 
         Batches are grouped by `accumulate`; the last group of an epoch may be smaller
-        and is weighted by its own size.
+        and is weighted by its size.
         """
         group = self.preset.accumulate
         first = number // group * group
@@ -282,10 +282,10 @@ class Trainer:
         return finished
 
     def _checkpoint_due(self, total: int) -> bool:
-        """Save if it is time to; whether to stop within the epoch."""
+        """Save if it is time; returns whether to stop within the epoch."""
         steps = len(self.progress.losses)
         if steps == total or steps % self.preset.accumulate:
-            return False  # saved at the epoch's end, or gradients would be lost
+            return False  # saved at the epoch's end; otherwise gradients would be lost
         stop, every = self._must_stop(), self.args.checkpoint_every
         if stop or (every and steps % every < self.preset.accumulate):
             self.save()
@@ -300,21 +300,21 @@ class Trainer:
     def _evict(self) -> float | None:
         """Drop the data from the page cache; the share that is still in it, None if unknown.
 
-        What is mapped cannot be dropped, so the loader goes with its workers, and the dataset
-        is made anew.
+        Mapped files cannot be dropped, so the loader is destroyed with its workers, and the dataset
+        is made again.
         """
         self.loader = None
         self.dataset = dataset_for(self.args.loader, self.reference)
         gc.collect()
         paths = (path for case in self.cases for path in (case.image, case.label))
-        if self.ranks.rank != 0:  # the first says it
+        if self.ranks.rank != 0:  # the first rank reports it
             return pagecache.evict(paths)
         return pagecache.evict_or_warn(
             paths, lambda text: tqdm.write(text, file=sys.stderr))[0]
 
     def _finish_epoch(self, log: records.Records, clock: EpochClock, used: dict,
                       rest: list[int], resumed_at: int, nbytes: int, rate: float) -> None:
-        """Check what was delivered, then write the epoch's row."""
+        """Check the delivered samples, then write the epoch's row."""
         progress, preset = self.progress, self.preset
         new = progress.delivered[resumed_at:]
         wrong = None
@@ -362,17 +362,17 @@ class Trainer:
     # -- the whole run -------------------------------------------------------------
 
     def measure_costs(self) -> dict[str, float]:
-        """What the bounds are computed from, measured once on a throw-away model."""
+        """The inputs of the bounds, measured once on a temporary model."""
         order = sampling.epoch_order(self.dataset, self.args.seed, self.progress.epoch)
         self.dataset.set_epoch(self.progress.epoch)
         dataset = self.dataset
-        if getattr(dataset, "keep_boxes", False):  # a copy: the run finds its boxes by itself
+        if getattr(dataset, "keep_boxes", False):  # a copy: the run must find its boxes itself
             dataset = pickle.loads(pickle.dumps(dataset))
             dataset.warm()
         elif self.args.loader == "pytorch-expert":
             dataset = ExpertVolumes(dataset)
             for index in order[:BOUND_SAMPLES]:
-                dataset[index]  # its boxes are known from then on
+                dataset[index]  # its boxes are cached from then on
         synthetic = build("synthetic", dataset, batch_size=self.preset.batch_size,
                           sampler=self.sampler, workers=0, device=self.device)
         image, label, _ = next(iter(synthetic))
@@ -389,7 +389,7 @@ class Trainer:
         kept = self.model, self.optimizer, self.scaler, self.wrapped
         self.model, self.optimizer, self.scaler = self._make_model()
         self.wrapped = self.model.train()
-        # Group of one batch, out of any rank's way: a copy that is never synchronised.
+        # A group of one process, independent of other ranks: a copy that is never synchronised.
         world, self.ranks.world = self.ranks.world, 1
         try:
             return bounds.step_cost(lambda: self._step(image, label, 0, 1))
@@ -422,12 +422,12 @@ class Trainer:
             and (epoch - self.eval_start) % self.eval_every == 0
 
     def _reached(self) -> bool:
-        """Whether the last epoch that was finished reached the target."""
+        """Whether the last finished epoch reached the target."""
         return any(row.get("mean_dice", -math.inf) >= self.preset.target_dice
                    for row in self.rows[-1:])
 
     def _diverged(self) -> bool:
-        """Whether the last epoch that was finished says that going on is of no use."""
+        """Whether the last finished epoch shows that training has diverged."""
         return any(not math.isfinite(row["loss"])
                    or row.get("mean_dice", math.inf) < self.preset.diverged_dice
                    for row in self.rows[-1:])
@@ -435,7 +435,7 @@ class Trainer:
     def _log_start(self, log: records.Records) -> None:
         log.line("start", config=self.config, costs=self.costs, world=self.ranks.world,
                  cores=available_cores(), torch=torch.__version__)
-        if log.fresh:  # a resumed run goes on in the same log
+        if log.fresh:  # a resumed run continues in the same log
             mlperf.log_start(log, self.settings, self.ranks.world, len(self.dataset),
                              self.samples_per_epoch, len(self.evaluation), self.began_ms)
 
@@ -445,7 +445,7 @@ class Trainer:
             self.costs = self.measure_costs()
         self._log_start(log)
         self.run_began = time.perf_counter()
-        ended = self._reached() or self._diverged()  # maybe before this run went on
+        ended = self._reached() or self._diverged()  # maybe before this run started
         while self.progress.epoch <= self.preset.epochs and not ended:
             epoch = self.progress.epoch
             log.mlperf("start", "block_start", first_epoch_num=epoch, epoch_count=1)
@@ -485,7 +485,7 @@ class Trainer:
 
 
 def describe(row: dict[str, Any]) -> str:
-    """An epoch in a few lines: results beside their bounds."""
+    """An epoch in a few lines: results and their bounds."""
     learned = (f"loss {row['loss']:.4f}" if row["step_ms"] is None else
                f"pauses of {row['step_ms']:g} ms as steps, nothing trained")
     text = (f"epoch {row['epoch']} [{row['loader']}]: {row['samples']} samples in "

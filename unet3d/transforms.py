@@ -2,7 +2,7 @@
 
 Volumes are [1, z, y, x]: image float32, label uint8. Random numbers come from the global
 generators of Python's `random` and of NumPy (`numpy.random`), as in the reference, in
-its order of draws, so whoever seeds those governs the augmentation:
+its order of draws, so seeding those determines the augmentation:
 
 | draw                                   | generator       |
 |----------------------------------------|-----------------|
@@ -46,10 +46,10 @@ def largest_boxes(label: np.ndarray, value: int, count: int = 2) -> list[tuple[s
 class RandBalancedCrop:
     """Crop a patch, with probability `oversampling` around a foreground component.
 
-    Foreground: a class drawn uniformly from the values > 0 present, one of that class's
+    Foreground: a class drawn uniformly from the values > 0 that occur, one of that class's
     two components with the largest boxes, then per axis a window that covers the box
-    (slack split uniformly) or, where the box is longer, lies inside it; moved back
-    inside the volume. Without foreground, and otherwise: uniform position.
+    (slack split uniformly) or, if the box is longer, lies inside it; moved back
+    inside the volume. Otherwise, and without foreground: a uniform position.
     """
 
     def __init__(self, patch: Sequence[int], oversampling: float = spec.FOREGROUND_PROBABILITY,
@@ -62,7 +62,7 @@ class RandBalancedCrop:
                  known: dict[str, Any] | None = None) -> Pair:
         """Return views of shape [1, *patch]. Raises ValueError if a volume is smaller.
 
-        `known` is what earlier calls found in this label, and is added to.
+        `known` holds the results of earlier calls for this label, and is added to.
         """
         shape = image.shape[1:]
         if any(n < p for n, p in zip(shape, self.patch)):
@@ -75,7 +75,7 @@ class RandBalancedCrop:
         return image[(slice(None), *window)], label[(slice(None), *window)]
 
     def _draw(self, last: int) -> int:
-        """Uniform in 0..last; the reference's excludes `last`. Without a choice nothing is
+        """Uniform in 0..last; the reference's excludes `last`. If there is no choice, nothing is
         drawn, as in the reference."""
         return random.randrange(last if self.reference_starts else last + 1) if last else 0
 
@@ -121,7 +121,7 @@ class RandFlip:
 
 
 class Cast:
-    """float32 image, uint8 label: contiguous copies, so the whole volume is let go."""
+    """float32 image, uint8 label: contiguous copies, so that the whole volume is freed."""
 
     def __call__(self, image: np.ndarray, label: np.ndarray) -> Pair:
         return image.astype(np.float32, order="C"), label.astype(np.uint8, order="C")
@@ -130,8 +130,8 @@ class Cast:
 class RandBrightness:
     """With probability 0.1 multiply the image by 1 + f, f ~ U(0.7, 1.3).
 
-    That is what the reference computes (in float64, rounded to float32), a doubling on
-    average. `around_one` multiplies by f, which is presumably what was meant.
+    That is the reference's formula (in float64, rounded to float32), a doubling on
+    average. `around_one` multiplies by f, which was presumably intended.
     """
 
     def __init__(self, around_one: bool = False) -> None:
@@ -174,8 +174,8 @@ class Compose:
 class TrainTransforms(Compose):
     """The specified chain: crop, flip, cast, brightness, noise.
 
-    Its choices stay readable, so that another implementation (native, DALI) can be built
-    to do the same: `patch` (z, y, x), `around_one` (brightness x f instead of x (1 + f)),
+    Its settings are readable, so that another implementation (native, DALI) can
+    do the same: `patch` (z, y, x), `around_one` (brightness x f instead of x (1 + f)),
     `reference_starts` (never crop at an axis's last position).
     """
 

@@ -1,1 +1,1 @@
-"""The measuring harness: loaders compared on the same work, and what is printed beside it."""
+"""The measuring harness: loaders compared on the same work, with the bounds printed for each."""

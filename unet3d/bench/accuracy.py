@@ -1,14 +1,14 @@
-"""Train to Dice with several seeds by each loader; are the loaders' results the same?
+"""Trains with several seeds and each loader, and tests whether the loaders' Dice scores agree.
 
     python -m unet3d.bench.accuracy --data data/quick --out runs/accuracy --seeds 0 1 2 3 4
 
-Every run is a `train.py` process, seeds in turn for all loaders; the cases for evaluation are
-the same in all. With an equal seed all loaders begin with the same weights and see the
-same samples in the same order (but for loaders that give that up), in augmentations of
-their own where `loaders.SAMPLES` says so. A loader's Dice is tested against the first one's
-by Welch's t-test over the seeds; a probability under 1 % fails. Runs that are finished are
-kept, interrupted ones go on, so the command can be given again. Arguments after ``--`` go to
-train.py as they are.
+Every run is a `train.py` process, seeds in turn for all loaders; the evaluation cases are
+the same in all. With equal seeds, all loaders start with the same weights and see the
+same samples in the same order (except for loaders that do not keep it), with their own
+augmentations where `loaders.SAMPLES` says so. A loader's Dice is compared with the first one's
+by Welch's t-test over the seeds; a probability under 1 % fails. Finished runs are
+kept and interrupted ones resume, so the command can be repeated. Arguments after ``--`` are passed
+to train.py unchanged.
 """
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _command(loader: str, seed: int, folder: Path, common: Sequence[str]) -> lis
 
 
 def run_once(loader: str, seed: int, folder: Path, common: Sequence[str]) -> dict[str, Any]:
-    """The result of one run, made now or before with the same arguments. Raises RunFailed."""
+    """The result of one run, made now or earlier with the same arguments. Raises RunFailed."""
     result, stamp = folder / records.RESULT_NAME, folder / "arguments.json"
     arguments = json.dumps([loader, seed, *common])
     if folder.exists() and (not stamp.exists() or stamp.read_text() != arguments):
@@ -68,7 +68,7 @@ def run_once(loader: str, seed: int, folder: Path, common: Sequence[str]) -> dic
 
 
 def probability(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Welch's two-sided p-value for equal means; None from less than two of each."""
+    """Welch's two-sided p-value for equal means; None if a sample has fewer than two values."""
     if min(len(first), len(second)) < 2:
         return None
     if len({*first, *second}) == 1:
@@ -77,8 +77,8 @@ def probability(first: Sequence[float], second: Sequence[float]) -> float | None
 
 
 def summarise(ends: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One row a loader from the last epochs of its runs; the first is what others are
-    compared with."""
+    """One row per loader from the last epochs of its runs; the others are compared with the
+    first."""
     rows, base = [], None
     for loader, epochs in ends.items():
         dice = [epoch["mean_dice"] for epoch in epochs]

@@ -1,9 +1,9 @@
-"""What no loader could beat on this machine: the bounds printed beside every result.
+"""Lower bounds that no loader can beat on this machine, printed with every result.
 
 * work bound: samples x mean cost of a sample / workers, all of it in parallel;
 * synthetic ceiling: steps x time of a step on a resident batch;
 * copy bound: the epoch's batches copied once through one core into warm memory;
-* core bound, where model and workers share the CPU: all CPU work / cores.
+* core bound, if model and workers share the CPU: all CPU work / cores.
 """
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sample_cost(dataset: Dataset, indices: Sequence[int]) -> float:
 
 
 def copy_rate(nbytes: int) -> float:
-    """Bytes per second of copying `nbytes` between two warm buffers, the best of some."""
+    """Bytes per second of copying `nbytes` between two warm buffers, the best of several."""
     source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     best = float("inf")
     for _ in range(COPY_REPEATS):
@@ -44,7 +44,7 @@ def copy_rate(nbytes: int) -> float:
 
 
 def step_cost(step: Callable[[], object]) -> float:
-    """Seconds of a training step, the best of some; the first one only warms up."""
+    """Seconds of a training step, the best of several; the first one only warms up."""
     times = []
     for _ in range(1 + STEPS_TIMED):
         began = time.perf_counter()
@@ -67,6 +67,6 @@ def combine(samples: int, steps: int, nbytes: int, costs: dict[str, float], work
     if threads is not None:
         total = work + bounds["synthetic_bound_s"] * threads
         bounds["core_bound_s"] = total / available_cores()
-    if workers == 0:  # nothing runs beside the training step
+    if workers == 0:  # nothing runs in parallel to the training step
         bounds["work_bound_s"] = work + bounds["synthetic_bound_s"]
     return bounds | {"bound_s": max(bounds.values())}

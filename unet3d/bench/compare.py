@@ -4,15 +4,15 @@
     python -m unet3d.bench.compare --workload speech --data data/speech --out runs/speech -- \\
         --light 0.5 --heavy 3 --time-scale 0.02 --step-ms 40 --workers 4
 
-Every run is a process of its own (`unet3d.train`, or `unet3d.bench.workloads.run` for the detection
-and speech workloads) with the same arguments but for ``--loader``; repeats are interleaved
-(all loaders once, then all again, each time beginning with another) so that a drift of the
+Every run is a separate process (`unet3d.train`, or `unet3d.bench.workloads.run` for the detection
+and speech workloads) with the same arguments except ``--loader``. Repeats are interleaved
+(all loaders once, then all again, each time starting with another), so that a drift of the
 machine does not favour one. All loaders must deliver the same samples with the same bytes, each
 once, or the comparison fails: bytes are compared in a run before the timed ones, sample numbers
-in every run. A warm cache is looked at before and after the warm runs. Arguments after ``--`` go
-to the runs as they are, those that begin with ``--dali-`` to DALI's loaders only.
+in every run. A warm cache is checked before and after the warm runs. Arguments after ``--`` are
+passed to the runs unchanged, those that start with ``--dali-`` to DALI's loaders only.
 
-A short table is printed. Written to --out: compare.txt (all columns), compare.csv, compare.json
+Prints a short table. Written to --out: compare.txt (all columns), compare.csv, compare.json
 (every epoch of every run), compare.png, and a folder for each run, which holds usage.csv: CPU,
 memory and GPU use over time. With --processes N each run is N processes by torchrun, and the
 figures are sums over them.
@@ -51,7 +51,7 @@ MEDIANS = ("epoch_s", "samples_s", "mb_s", "startup_s", "wait_share", *WAITS, "c
 CSV_COLUMNS = ("cache", "loader", "runs", "epochs", "samples", *MEDIANS, "epoch_s_min",
                "epoch_s_max", "wait_share_min", "wait_share_max", "relative", "over_work",
                "slow_share", "slow_batch_max", "others", "not_cold", "work_bound_s", "bound_s")
-#: of the 3D U-Net, where not asked for others; DALI where it is installed
+#: loaders of the 3D U-Net by default; DALI if it is installed
 UNET3D_LOADERS = ("minato", "minato-native", "minato-native-cached", "pytorch", "pytorch-ooo",
                   "pytorch-expert", "dali", "dali-cached", "synthetic")
 #: epochs in which the bytes of samples are compared
@@ -63,7 +63,7 @@ class ComparisonError(RuntimeError):
 
 
 def busy_seconds() -> float | None:
-    """CPU seconds the whole machine has spent, stolen ones included; None where unknown."""
+    """CPU seconds that the whole machine has spent, including stolen ones; None if unknown."""
     try:
         numbers = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     except (OSError, ValueError):
@@ -73,20 +73,20 @@ def busy_seconds() -> float | None:
 
 
 def arguments_for(loader: str, common: Sequence[str]) -> list[str]:
-    """The arguments of a run: options of DALI's loaders (each one word, as --dali-depth=4) go to
+    """The arguments of a run: options for DALI's loaders (each one word, as --dali-depth=4) go to
     those only."""
     return [a for a in common if loader.startswith("dali") or not a.startswith("--dali-")]
 
 
 def environment() -> dict[str, str]:
-    """Ours, in which programs of this repository find its packages."""
+    """Our environment, extended so that programs of this repository find its packages."""
     root, path = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")
     return os.environ | {"PYTHONPATH": f"{path}{os.pathsep}{root}" if path else root}
 
 
 def run_program(command: Sequence[str], timeout_s: float | None = None) -> tuple[int, str, str]:
-    """Run a program to its end: exit status, what it said, and its errors. Where it does not
-    come to that, it is killed with all its descendants. Raises subprocess.TimeoutExpired."""
+    """Run a program to its end: exit status, output, and errors. On a timeout it is killed with all
+    its descendants. Raises subprocess.TimeoutExpired."""
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True) as child:
         try:
@@ -102,10 +102,10 @@ def run_program(command: Sequence[str], timeout_s: float | None = None) -> tuple
 def run_once(module: str, loader: str, cache: str, folder: Path, common: Sequence[str],
              processes: int = 1, prefix: Sequence[str] = (),
              timeout_s: float | None = None) -> dict[str, Any]:
-    """One run, of so many processes by torchrun; returns its result, with the share of the
-    machine that `others` had meanwhile. `prefix` goes before its command. Raises
+    """One run with a number of processes by torchrun; returns its result, with the share of the
+    machine that `others` used meanwhile. `prefix` goes before its command. Raises
     ComparisonError, and subprocess.TimeoutExpired."""
-    # Not by the machine's name, which nobody may know where there is no network.
+    # Not by the machine's name, which may not resolve without a network.
     launch = [] if processes == 1 else ["torch.distributed.run", "--standalone", "--local-addr",
                                         "localhost", "--nproc-per-node", str(processes), "-m"]
     command = [*prefix, sys.executable, "-m", *launch, module, "--loader", loader,
@@ -132,9 +132,9 @@ def run_once(module: str, loader: str, cache: str, folder: Path, common: Sequenc
 def check_same_work(results: dict[str, list[dict[str, Any]]]) -> None:
     """Raise ComparisonError unless all runs delivered the same samples and bytes.
 
-    `results` maps a loader to its runs. Sample numbers are compared between all, bytes (of runs
-    that hashed them) between loaders of the same kind of samples, and not at all if the loaders
-    seed by themselves.
+    `results` maps a loader to its runs. Sample numbers are compared between all loaders. Bytes (of
+    runs that hashed them) are compared between loaders of the same kind of samples, and not at all
+    if the loaders seed samples themselves.
     """
     seen: dict[tuple[int, str], dict[str, list[str]]] = {}
     for loader, runs in results.items():
@@ -157,8 +157,8 @@ def check_same_work(results: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def counted_epochs(cache: str, runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The epochs that count. With more than one in each run the first is left out of a warm
-    comparison: imports, page faults and worker starts are its own."""
+    """The epochs that count. With more than one per run, the first is left out of a warm
+    comparison, because it includes imports, page faults and worker starts."""
     epochs = [row for one in runs for row in one["epochs"]]
     if cache == "warm" and all(len(one["epochs"]) > 1 for one in runs):
         epochs = [row for row in epochs if row["epoch"] > 1]
@@ -167,8 +167,8 @@ def counted_epochs(cache: str, runs: Sequence[dict[str, Any]]) -> list[dict[str,
 
 def bounds_of(result: dict[str, Any], profile: slow.Profile | None,
               processes: int = 1) -> dict[str, float]:
-    """The bounds that a run measured, with the work of all samples where it is known: that is
-    shared by the workers of all processes."""
+    """The bounds that a run measured, with the work of all samples if it is known: the
+    workers of all processes share it."""
     row, config = result["epochs"][-1], result["config"]
     found = {name: row[name] for name in row if name.endswith("_bound_s")}
     if profile is None or "work_bound_s" not in found:
@@ -183,7 +183,7 @@ def bounds_of(result: dict[str, Any], profile: slow.Profile | None,
 
 
 def lower_ceiling(bounds: dict[str, float], runs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The bounds, with the loader synthetic's best epoch where that was faster than the steps
+    """The bounds, with the synthetic loader's best epoch if that was faster than the steps
     they were computed from: on a machine whose speed varies, those may have been slow ones."""
     best = min(row["epoch_s"] for one in runs for row in one["epochs"])
     excess = bounds.get("synthetic_bound_s", 0.0) - best
@@ -203,14 +203,14 @@ def read_batches(folder: Path, epoch: int) -> list[list[int]]:
 
 
 def work_of(loader: str) -> str:
-    """Loaders with the same name for it have the same work to do, and so the same bounds."""
+    """Loaders with the same result have the same work to do, and so the same bounds."""
     if loader == "pytorch-expert" or loader.endswith(("-cached", "-resident")):
         return loader  # reads less of its files
     return "reference" if loader == "synthetic" else loaders.samples_of(loader) or loader
 
 
 def own_bounds(loader: str, bounds: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The bounds of a loader by name, with the largest that holds for it as `bound_s`."""
+    """The bounds of a loader by name, with the largest that applies to it as `bound_s`."""
     found = dict(bounds[work_of(loader)])
     if found:
         found["bound_s"] = (found["synthetic_bound_s"] if loader == "synthetic" else
@@ -219,17 +219,17 @@ def own_bounds(loader: str, bounds: dict[str, dict[str, float]]) -> dict[str, fl
 
 
 def is_not_cold(cache: str, epoch: dict[str, Any]) -> bool:
-    """Whether an epoch that was to read storage may have found its data in the page cache."""
+    """Whether an epoch that should read storage may have found its data in the page cache."""
     left = epoch.get("still_cached")
     return cache == "cold" and (left is None or left > pagecache.ALMOST)
 
 
 def summarise(cache: str, results: dict[str, list[dict[str, Any]]],
               bounds: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
-    """One row a loader: medians over all counted epochs of all its runs, and their spread.
+    """One row per loader: medians over all counted epochs of all its runs, and their spread.
 
-    `bounds` are by `work_of` the loader. `relative` is epoch time over synthetic's, `over_work`
-    over the work bound.
+    `bounds` are by `work_of` the loader. `relative` is epoch time divided by synthetic's,
+    `over_work` divided by the work bound.
     """
     rows = []
     for loader, runs in results.items():
@@ -257,11 +257,11 @@ def summarise(cache: str, results: dict[str, list[dict[str, Any]]],
 
 def add_slow_shares(rows: list[dict[str, Any]], out: Path, repeats: int,
                     profile: slow.Profile) -> None:
-    """How the slow samples lie in the batches of the profiled epoch, over all runs."""
+    """How the slow samples are spread over the batches of the profiled epoch, over all runs."""
     for row in rows:
         row["slow_shares"] = None
         if row["loader"] == "synthetic" or work_of(row["loader"]) != "reference":
-            continue  # other draws or other work, other slow samples
+            continue  # other draws or other work, so other slow samples
         found = [profile.shares(read_batches(out / f"{row['cache']}-{row['loader']}-{n + 1}",
                                              profile.epoch)) for n in range(repeats)]
         row["slow_shares"] = found[0]
@@ -270,7 +270,7 @@ def add_slow_shares(rows: list[dict[str, Any]], out: Path, repeats: int,
 
 
 def number(value: float | None, form: str, factor: float = 1.0) -> str:
-    """The value times the factor as text, a dash where it is not known."""
+    """The value times the factor as text, a dash if it is not known."""
     return "-" if value is None else format(value * factor, form)
 
 
@@ -323,7 +323,7 @@ def bound_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def short_table(rows: Sequence[dict[str, Any]]) -> str:
-    """What loading costs: epoch, waiting and bound of each loader."""
+    """The cost of loading: epoch, waiting and bound of each loader."""
     several = len({row["cache"] for row in rows}) > 1
     lines = [("loader", "epoch, s", "min-max", "waits for data, %", "min-max", "bound, s",
               "epoch / bound")]
@@ -339,7 +339,7 @@ def short_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Cells as text, the first of each line to the left and the others to the right."""
+    """Cells as text, the first of each line aligned left and the others right."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join("  ".join([line[0].ljust(widths[0]), *(
         cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))]).rstrip() for line in lines)
@@ -353,7 +353,7 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-# -- the work that is compared ---------------------------------------------------------
+# -- the compared work -----------------------------------------------------------------
 
 
 def _open_unet3d(common: Sequence[str]) -> tuple[Any, list[Path], bool]:
@@ -388,7 +388,7 @@ def warm_up(files: Sequence[Path]) -> None:
 
 
 def cached(files: Sequence[Path], when: str) -> str:
-    """How much of the files is in the page cache, as a sentence; warns where it is not all."""
+    """How much of the files is in the page cache, as a sentence; warns if it is not all."""
     share = pagecache.mean_share(list(files))
     told = "an unknown share" if share is None else f"{share:.0%}"
     if share is not None and share < 1 - pagecache.ALMOST:
@@ -399,7 +399,7 @@ def cached(files: Sequence[Path], when: str) -> str:
 
 def measure_work(workload: str, common: Sequence[str], caches: Sequence[str],
                  epochs: int) -> tuple[slow.Profile | None, list[Path]]:
-    """Warm the page cache, say how cold runs are made cold, and find the slow samples in the
+    """Warm the page cache, report how cold runs are made cold, and find the slow samples in the
     last epoch, and the files. Raises DataError."""
     dataset, files, same_draws = program(workload)[2](common)
     if "cold" in caches:
@@ -417,8 +417,8 @@ def measure_work(workload: str, common: Sequence[str], caches: Sequence[str],
 
 def check_bytes(workload: str, names: Sequence[str], out: Path, common: Sequence[str],
                 epochs: int) -> None:
-    """A run of each loader, not timed and two at a time, that compares the bytes of all samples;
-    nothing is trained. Raises ComparisonError."""
+    """An untimed run of each loader, two at a time, that compares the bytes of all samples
+    without training. Raises ComparisonError."""
     checking = [*common, "--step-ms", "0", "--epochs", str(min(epochs, CHECKED_EPOCHS)),
                 "--hash-content", "--no-bounds"]
 
@@ -439,14 +439,14 @@ def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats:
     loader, and how much of the files was cached around the warm runs. Raises ComparisonError."""
     module = program(workload)[0]
     extra = ["--no-eval"] if workload == "unet3d" else []
-    # The bounds are those of the machine and the work: measured in one run for each kind of it,
-    # which does not count, because it begins with warm libraries.
+    # The bounds depend on the machine and the work. They are measured in one run for each kind of
+    # work, which is not counted, because it starts with warm libraries.
     measures = {work_of(name): name for name in reversed(names) if name != "synthetic"}
     measures.setdefault("reference", "synthetic")
     rows, every, found = [], {}, []
     for cache in caches:
         if cache == "warm":
-            if "cold" in caches:  # whose runs have thrown them out
+            if "cold" in caches:  # cold runs have emptied the cache
                 warm_up(files)
             found.append(cached(files, "before"))
         measured = {work: run_once(module, loader, cache, out / f"{cache}-{loader}-bounds",
@@ -521,7 +521,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def consumer(facts: dict[str, Any]) -> str:
-    """What the batches are for, as a sentence."""
+    """What consumes the batches, as a sentence."""
     pause = plot.step_ms(facts)
     if pause is None:
         return "steps train the model"

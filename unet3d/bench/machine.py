@@ -1,4 +1,4 @@
-"""What a measurement was made on: the machine, its GPU, the versions, the commit."""
+"""The environment of a measurement: the machine, its GPU, the versions, the commit."""
 from __future__ import annotations
 
 import importlib.metadata
@@ -48,7 +48,7 @@ def commit() -> str | None:
 
 
 def version(package: str) -> str | None:
-    """Of an installed package; None if it is not."""
+    """The version of an installed package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -56,7 +56,7 @@ def version(package: str) -> str | None:
 
 
 def gpu(device: torch.device) -> dict[str, Any] | None:
-    """Name, memory and software of a GPU; None of the CPU."""
+    """Name, memory and software of a GPU; None for the CPU."""
     if device.type != "cuda":
         return None
     found = torch.cuda.get_device_properties(device)
@@ -66,7 +66,7 @@ def gpu(device: torch.device) -> dict[str, Any] | None:
 
 
 def facts(device: torch.device = torch.device("cpu")) -> dict[str, Any]:
-    """All that decides how fast something is here."""
+    """Everything about this machine that affects speed."""
     threads = SIBLINGS.read_text().strip() if SIBLINGS.exists() else None
     return {"cpu": processor(), "cores": available_cores(), "first_core": threads,
             "kernel": platform.release(),

@@ -1,8 +1,8 @@
-"""What is measured in an epoch: one clock, waiting times, counts and hashes.
+"""Measurements of an epoch: one clock, waiting times, counts and hashes.
 
 The clock runs from just before the epoch's ``iter()`` to the end of its last step. Waiting
-is the time inside ``next()``. The first batch's wait, ``iter()`` included, is the start-up
-and kept apart from the statistics per step.
+is the time inside ``next()``. The first batch's wait, including ``iter()``, is the start-up
+and is kept apart from the statistics per step.
 """
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _digest(*parts: bytes) -> int:
 
 
 class DeliveryHash:
-    """Order-independent hashes of what was delivered: sums modulo 2^64.
+    """Order-independent hashes of the delivered samples: sums modulo 2^64.
 
-    `indices` covers the sample numbers; `content`, if asked for, numbers and bytes. A sum
-    (not an exclusive or) so that a sample delivered twice does not cancel out.
+    `indices` covers the sample numbers; `content`, optionally, numbers and bytes. A sum
+    (not an exclusive or), so that a sample delivered twice does not cancel out.
     """
 
     def __init__(self, with_content: bool, state: dict | None = None) -> None:
@@ -80,7 +80,7 @@ class EpochClock:
         return batch
 
     def step_done(self) -> None:
-        """The step that used the last batch has ended."""
+        """Records that the step with the last batch has ended."""
         self._mark = time.perf_counter()
 
     @property
@@ -90,7 +90,7 @@ class EpochClock:
 
 
 def copy_notes(told: dict[str, Any]) -> str:
-    """Of a loader's ``stats()["device"]``: by which way batches went, and what was done there."""
+    """From a loader's ``stats()["device"]``: how batches were copied, and the work done there."""
     ways = [f"{nbytes / 1e6:.0f} MB {way}" for way, nbytes in told["through"].items() if nbytes]
     done = ", ".join(told.get("operators") or ())
     host = told.get("operators_why")
@@ -104,7 +104,7 @@ def copy_notes(told: dict[str, Any]) -> str:
 class DeviceCopies:
     """Moves batches to the training device on the training thread's stream, and times that.
 
-    What a loader has put there already is not moved; the figures are the loader's own then.
+    Batches that the loader has already moved are left; the figures are then the loader's.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -124,14 +124,14 @@ class DeviceCopies:
         return moved
 
     def summary(self, loader: object) -> dict[str, Any]:
-        """copy_mb_s: of the copies to the device; copy_overlap: the share of their time in which
-        training went on; copy_notes: what else the loader tells of them. None: nothing was
-        copied, or a loader that does it tells nothing."""
+        """copy_mb_s: rate of the copies to the device; copy_overlap: the share of their time during
+        which training continued; copy_notes: the loader's other information. None: nothing was
+        copied, or the loader that copies gives no figures."""
         if self._copies:
             self._copies[-1][1].synchronize()
             seconds = sum(begin.elapsed_time(end) for begin, end, _ in self._copies) / 1e3
             rate = sum(nbytes for *_, nbytes in self._copies) / seconds / 1e6
-            # Steps follow them on their stream: no overlap.
+            # The copies run on the training stream, before the steps: no overlap.
             return {"copy_mb_s": rate, "copy_overlap": 0.0, "copy_notes": None}
         stats = getattr(loader, "stats", None)
         own = (stats() or {}).get("device") if callable(stats) else None
@@ -143,7 +143,7 @@ class DeviceCopies:
 
 
 def without_core() -> float:
-    """Seconds that this thread could have run, but had no core; 0 where that is not counted."""
+    """Seconds that this thread could have run, but had no core; 0 if that is not counted."""
     try:
         return int(SCHEDULED.read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
@@ -151,11 +151,11 @@ def without_core() -> float:
 
 
 class PythonWork:
-    """Pure Python of `seconds` a step in the calling thread, as a trainer that keeps the GIL.
+    """Pure Python of `seconds` per step in the calling thread, as a trainer that holds the GIL.
 
-    The seconds are of the thread's CPU time, so the work is the same whatever else runs. What
-    it takes longer, the thread was waiting: for a core, which Linux counts, or for the GIL, which
-    other threads of the process had, that is, the loader's.
+    The seconds are of the thread's CPU time, so the work is the same whatever else runs. The
+    additional time was spent waiting: for a core, which Linux counts, or for the GIL, which
+    other threads of the process held, that is, the loader's.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -163,7 +163,7 @@ class PythonWork:
         self._wall = self._working = 0.0
 
     def step(self) -> None:
-        """Do the work of a step."""
+        """Does the work of a step."""
         if not self.seconds:
             return
         began, start, queued = time.perf_counter(), time.thread_time(), without_core()
@@ -174,15 +174,15 @@ class PythonWork:
 
     @property
     def denied(self) -> float | None:
-        """The share of the work's time that went by waiting for the GIL, and where the system does
-        not count that, for a core; None: there was no work."""
+        """The share of the work's time that was spent waiting for the GIL, and for a core if the
+        system does not count that; None: there was no work."""
         return max(0.0, 1 - self._working / self._wall) if self._wall else None
 
 
 def wait_summary(waits_per_rank: Sequence[Sequence[float]]) -> dict[str, float]:
     """Statistics of the waits, start-up apart; over all ranks' steps.
 
-    wait_s is one rank's whole waiting time (mean over ranks) with the start-up.
+    wait_s is one rank's total waiting time (mean over ranks) including the start-up.
     """
     first = [waits[0] for waits in waits_per_rank if waits]
     later = [w for waits in waits_per_rank for w in waits[1:]] or [0.0]

@@ -1,4 +1,4 @@
-"""Put files out of the page cache, so that a run reads them from storage."""
+"""Drop files from the page cache, so that a run reads them from storage."""
 from __future__ import annotations
 
 import ctypes
@@ -13,8 +13,8 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 def cached_share(path: Path) -> float | None:
-    """How much of a file's pages is cached, 0 to 1, by mincore(2); None where the system does
-    not tell (it does to a file's owner, and to whoever may write it)."""
+    """How much of a file's pages is cached, 0 to 1, by mincore(2); None if the system does
+    not say (it tells a file's owner, and users with write permission)."""
     size = path.stat().st_size
     if size == 0:
         return None
@@ -24,12 +24,12 @@ def cached_share(path: Path) -> float | None:
     if not hasattr(libc, "mincore"):
         return None
     with open(path, "rb") as stream:
-        # A private mapping, which ctypes may take the address of; no page of it is touched.
+        # A private mapping, whose address ctypes can take; no page of it is touched.
         with mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
             address = ctypes.c_char.from_buffer(mapped)
             rc = libc.mincore(ctypes.c_void_p(ctypes.addressof(address)), ctypes.c_size_t(size),
                               found)
-            del address  # or the mapping could not be closed
+            del address  # otherwise the mapping could not be closed
     return None if rc else sum(byte & 1 for byte in bytes(found)) / pages
 
 
@@ -68,7 +68,7 @@ def _to_stderr(text: str) -> None:
 
 def evict_or_warn(paths: Iterable[Path], warn: Callable[[str], object] = _to_stderr
                   ) -> tuple[float | None, str]:
-    """Drop `paths`, with a warning if much stays: the share that is still cached, and what was
+    """Drop `paths`, with a warning if much stays: the share that is still cached, and how it was
     done."""
     left, how = evict_by(paths)
     share = "an unknown share" if left is None else f"{left:.0%}"
@@ -78,7 +78,7 @@ def evict_or_warn(paths: Iterable[Path], warn: Callable[[str], object] = _to_std
 
 
 def mean_share(paths: list[Path]) -> float | None:
-    """How much of all files is cached, 0 to 1, each with equal weight; None where not told."""
+    """How much of all files is cached, 0 to 1, each with equal weight; None if unknown."""
     shares = [cached_share(path) for path in paths]
     if not shares or any(share is None for share in shares):
         return None

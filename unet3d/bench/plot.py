@@ -22,8 +22,8 @@ SMOOTH = 12  # the share of slow samples is averaged over this part of an epoch'
 
 
 def read_usage(run: Path, name: str) -> list[tuple[float, float]]:
-    """(seconds since the run's first epoch began, value) of "cpu" (0 to 1) or "gpu" (percent)
-    of one run; empty if it was not measured."""
+    """(seconds since the start of the run's first epoch, value) of "cpu" (0 to 1) or "gpu"
+    (percent) of one run; empty if it was not measured."""
     points, offset, epoch, last = [], 0.0, None, 0.0
     with open(run / records.LINES_NAME) as stream:
         for line in stream:
@@ -39,14 +39,14 @@ def read_usage(run: Path, name: str) -> list[tuple[float, float]]:
 
 
 def smooth(shares: Sequence[float]) -> np.ndarray:
-    """Moving average over a part of the batches; the ends over what there is."""
+    """Moving average over a part of the batches; at the ends over fewer."""
     width = max(1, len(shares) // SMOOTH)
     kernel = np.ones(width)
     return np.convolve(shares, kernel, "same") / np.convolve(np.ones(len(shares)), kernel, "same")
 
 
 def step_ms(facts: dict[str, Any]) -> float | None:
-    """How long the steps of a comparison only paused; None if they trained."""
+    """The pause that replaced the steps of a comparison; None if they trained."""
     return next((run["config"].get("step_ms") for loaders in facts["runs"].values()
                  for runs in loaders.values() for run in runs), None)
 
@@ -139,7 +139,7 @@ def _gpu(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], folder: 
 
 
 def _slow(axis: Any, rows: list[dict[str, Any]], colour: dict[str, str], _: Path) -> None:
-    """Where in an epoch the slow samples come: their share of a batch, smoothed."""
+    """Where in an epoch the slow samples occur: their share of a batch, smoothed."""
     shown = [row for row in rows if row.get("slow_shares")]
     for place, row in enumerate(shown):  # in-order loaders coincide: thin lines over thick
         shares = row["slow_shares"]

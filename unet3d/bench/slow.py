@@ -1,7 +1,7 @@
-"""Which samples are slow, whatever loads them: their cost in one process, one after the other.
+"""Which samples are slow with any loader: their cost in one process, one after the other.
 
-A sample counts as slow if it costs more than `TIMES` the median of its epoch, so that where
-costs barely vary none is slow, and the share is the workload's own, not a percentile's.
+A sample counts as slow if it costs more than `TIMES` the median of its epoch. If
+costs barely vary, none is slow; the share depends on the workload and is not a fixed percentile.
 """
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def profile(dataset: Dataset, epoch: int) -> Profile:
     """Make every sample of `epoch` once, here. The data should be in the page cache."""
     dataset.set_epoch(epoch)
     costs = []
-    dataset[0]  # imports and first allocations are not the sample's
+    dataset[0]  # imports and first allocations do not belong to the sample
     for index in range(len(dataset)):
         began = time.perf_counter()
         dataset[index]

@@ -23,7 +23,7 @@ def _linux_tree(root: int) -> dict[int, tuple[int, float]]:
             try:
                 text = (PROC / name / "stat").read_text()
             except OSError:
-                continue  # gone between listing and reading
+                continue  # it ended between listing and reading
             fields = text[text.rindex(")") + 2:].split()
             seconds = (int(fields[11]) + int(fields[12])) / ticks
             table[int(name)] = (int(fields[1]), int(fields[19]), seconds)
@@ -54,7 +54,7 @@ def _psutil_tree(root: int) -> dict[int, tuple[int, float]]:
 
 def process_tree(root: int | None = None) -> dict[int, tuple[int, float]]:
     """{pid: (start time, CPU seconds)} of the tree of a process, by default this one; empty
-    where unknown."""
+    if unknown."""
     root = root or os.getpid()
     if (PROC / "self/stat").exists():
         return _linux_tree(root)
@@ -86,13 +86,13 @@ def gpu_percent() -> float | None:
         return None
     try:
         return float(torch.cuda.utilization())
-    except Exception:  # no nvidia-ml-py, no permission, or an error of a class of its own
+    except Exception:  # no nvidia-ml-py, no permission, or an error class of its own
         return None
 
 
 def usage_of_all(ranks: list[list[dict]]) -> list[dict]:
     """What all ranks of this machine used together over time, from the `samples` of each (taken
-    at about the same times): CPU and memory added up, the mean of their GPUs."""
+    at about the same times): the sum of CPU and memory, the mean of their GPUs."""
     def total(values: list[float | None]) -> float | None:
         known = [value for value in values if value is not None]
         return sum(known) if known else None
@@ -119,7 +119,7 @@ class UsageSampler:
         self.samples: list[dict] = []
 
     def start(self) -> None:
-        """Begin; the counters start at zero."""
+        """Starts; the counters are at zero."""
         self.samples = []
         self._seen: dict[tuple[int, int], float] = {}
         self._base: dict[tuple[int, int], float] = {}
@@ -132,7 +132,7 @@ class UsageSampler:
         self._thread.start()
 
     def stop(self) -> dict:
-        """End and summarise: cpu_seconds, cpu (mean share), memory_mb (peak), gpu."""
+        """Ends and summarises: cpu_seconds, cpu (mean share), memory_mb (peak), gpu."""
         self._done.set()
         self._thread.join()
         self._sample(memory=True)
@@ -146,7 +146,7 @@ class UsageSampler:
                 "gpu": sum(gpu) / len(gpu) if gpu else None}
 
     def _join_short(self) -> None:
-        """A last interval of few clock ticks tells nothing: it goes into the one before."""
+        """A last interval of few clock ticks is imprecise, so it is merged into the one before."""
         if len(self.samples) < 2:
             return
         begin = self.samples[-3]["t"] if len(self.samples) > 2 else 0.0

@@ -1,11 +1,11 @@
-"""Starts the command, or says which packages it lacks: on a machine that is lent for minutes a
+"""Starts the command, or reports missing packages: on a machine that is rented by the minute, a
 traceback is a poor answer."""
 from __future__ import annotations
 
 import importlib.util
 import sys
 
-#: without these nothing can be measured; what else is not there is told in the report
+#: without these nothing can be measured; the report lists other missing packages
 NEEDED = ("torch", "numpy", "scipy", "tqdm")
 
 

@@ -9,18 +9,18 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
-#: joins the group named first, then becomes the command behind it
+#: joins the group named first, then runs the command after it
 JOIN = ("sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"')
-LEAVE_S = 10.0  # a group whose last process has just ended is busy for a moment
+LEAVE_S = 10.0  # a group stays busy for a moment after its last process has ended
 
 
 class Unavailable(RuntimeError):
-    """No such group can be made here; the message says why."""
+    """No such group can be made on this machine; the message says why."""
 
 
 def _places() -> Iterator[tuple[Path, str]]:
-    """Where a group with a limit could be made, and its file for the limit: beside this process
-    or at the root, version 2 before 1."""
+    """Where a group with a limit could be made, and its file for the limit: next to this process's
+    group or at the root, version 2 before 1."""
     try:
         lines = [line.split(":", 2) for line in OWN.read_text().splitlines()]
     except OSError as error:
@@ -35,7 +35,7 @@ def _places() -> Iterator[tuple[Path, str]]:
 
 @contextlib.contextmanager
 def limited(limit_bytes: int) -> Iterator[tuple[str, ...]]:
-    """What to put before a command so that it, with its page cache, has this much memory. Raises
+    """The prefix of a command that gives it, with its page cache, this much memory. Raises
     Unavailable."""
     group, reasons = None, []
     for place, name in _places():
@@ -67,5 +67,5 @@ def limited(limit_bytes: int) -> Iterator[tuple[str, ...]]:
                 break
             except OSError:
                 if time.monotonic() > deadline:
-                    break  # a process is in it that will not end
+                    break  # one of its processes does not end
                 time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""The command line of the experiment: runs the rows that are still to be run."""
+"""The command line of the experiment: runs the missing rows."""
 from __future__ import annotations
 
 import argparse
@@ -34,16 +34,16 @@ BENCHMARK = machine.ROOT / "benchmarks" / "loader.py"
 
 
 class LeftOut(RuntimeError):
-    """A row that cannot be run here; the message says why."""
+    """A row that cannot run on this machine; the message says why."""
 
 
 class NoTime(RuntimeError):
-    """The call's time ran out under a row, which is to be run again."""
+    """The call's time ran out during a row, which must be run again."""
 
 
 @contextlib.contextmanager
 def on_cores(count: int) -> Iterator[None]:
-    """Processes that are started have this many cores, the first of those that there are."""
+    """Processes started inside get this many of the available cores, the first ones."""
     if not hasattr(os, "sched_setaffinity"):
         raise LeftOut("cores cannot be set apart on this system")
     before = os.sched_getaffinity(0)
@@ -55,7 +55,7 @@ def on_cores(count: int) -> Iterator[None]:
 
 
 def benchmark_facts(found: dict[str, Any]) -> dict[str, Any]:
-    """Of the JSON of benchmarks/loader.py: microseconds a sample by case and loader."""
+    """From the JSON of benchmarks/loader.py: microseconds per sample by case and loader."""
     return {case: {name: sorted(run["loaders"][name]["sample"] * 1e6 for run in runs)
                    for name in runs[0]["loaders"]} for case, runs in found["runs"].items()}
 
@@ -67,7 +67,7 @@ class Experiment:
                  deadline: float) -> None:
         self.args, self.size, self.store, self.deadline = args, size, kept, deadline
         self.work = work_of(args)
-        self.began = 0.0  # of the row under way, its data made
+        self.began = 0.0  # start of the current row, after its data was made
 
     # -- the parts of a row ----------------------------------------------------------
 
@@ -82,10 +82,10 @@ class Experiment:
         return max(1.0, min(self.size.limit_s, self.deadline - time.monotonic()))
 
     def train_arguments(self, row: plan.Row, folder: Path) -> list[str]:
-        """What all rows of the 3D U-Net have in common."""
+        """The arguments common to all rows of the 3D U-Net."""
         device = self.args.device
         if row.group == "two" and device == "cuda":
-            device = "cuda:0"  # both on this one
+            device = "cuda:0"  # both processes on this one
         workers = max(1, row.cores // 2) if row.group == "two" else row.cores
         return ["--data", str(folder), *self.size.train, "--amp", row.amp, "--batch-size",
                 str(row.batch), "--workers", str(workers), "--device", device,
@@ -94,7 +94,7 @@ class Experiment:
                 *row.contender.arguments]
 
     def python_ms(self, row: plan.Row) -> float:
-        """As long as a step of the synthetic loader: so it is half of the time."""
+        """As long as a step of the synthetic loader, so it is half of the time."""
         known = [one["facts"]["python_ms"] for one in store.chosen(
             self.store.rows, group="python", amp=row.amp, batch=row.batch)]
         if known:
@@ -183,7 +183,7 @@ class Experiment:
     # -- all rows --------------------------------------------------------------------
 
     def run(self, row: plan.Row) -> None:
-        """Run a row and keep what came of it. Raises NoTime."""
+        """Run a row and store its result. Raises NoTime."""
         self.began = time.monotonic()
         runner = (self.run_benchmark if row.group == "benchmark" else
                   self.run_workload if plan.workload(row.group) else self.run_training)
@@ -197,7 +197,7 @@ class Experiment:
             if time.monotonic() >= self.deadline:
                 raise NoTime from error
             why = f"no end after {error.timeout:.0f} s"
-        except Exception as error:  # whatever is wrong with it, the others are run
+        except Exception as error:  # whatever fails, the other rows are run
             where = traceback.extract_tb(error.__traceback__)[-1]
             why = (f"{Path(where.filename).name}, line {where.lineno}: "
                    f"{type(error).__name__}: {error}")
@@ -206,7 +206,7 @@ class Experiment:
             print(f"  {status}: {why.splitlines()[-1]}", file=sys.stderr, flush=True)
 
     def run_all(self, rows: Sequence[plan.Row]) -> int:
-        """Run what has not been run, as far as time allows; the number of rows left."""
+        """Run the missing rows while time allows; returns the number of rows left."""
         left = [row for row in rows if not self.store.has(row)]
         while left:
             row = left[0]
@@ -275,23 +275,23 @@ def no_gpu() -> str | None:
 
 
 def work_of(args: argparse.Namespace) -> Path:
-    """The folder of what is made and not kept."""
+    """The folder of temporary files."""
     return args.work or args.out / "data"
 
 
 def check(args: argparse.Namespace) -> None:
-    """That there is what is to be measured. Raises DataError."""
+    """Checks that the data to measure is there. Raises DataError."""
     args.device = args.device or "cuda"
     if args.device == "cuda" and (reason := no_gpu()):
         raise DataError(reason)
     if reason := loaders.unavailable("minato"):
         raise DataError(reason)
     if args.data:
-        data.files(args.data)  # are there
+        data.files(args.data)  # checks that they exist
 
 
 def probe(device: str) -> dict[str, Any]:
-    """The machine, as a process of its own sees it. Raises ComparisonError."""
+    """The machine, as a separate process sees it. Raises ComparisonError."""
     status, said, errors = compare.run_program(
         [sys.executable, "-m", "unet3d.bench.gpu.probe", "--device", device])
     if status:
@@ -300,7 +300,7 @@ def probe(device: str) -> dict[str, Any]:
 
 
 def experiment(args: argparse.Namespace, rows: Sequence[plan.Row], size: plan.Size) -> int:
-    """All that there is time for; the exit status. Raises DataError, OSError and
+    """Everything that there is time for; returns the exit status. Raises DataError, OSError and
     ComparisonError."""
     began = time.monotonic()
     check(args)
@@ -312,7 +312,7 @@ def experiment(args: argparse.Namespace, rows: Sequence[plan.Row], size: plan.Si
     kept = store.Store(args.out / store.NAME, settings, found["machine"],
                        len(plan.rows(size, available_cores())))
     kept.began = began
-    for leftover in work_of(args).glob("run-*"):  # of a call that was killed
+    for leftover in work_of(args).glob("run-*"):  # of a killed call
         shutil.rmtree(leftover)
     for unfinished in args.out.glob(".tmp-*"):
         unfinished.unlink()
@@ -338,7 +338,7 @@ def experiment(args: argparse.Namespace, rows: Sequence[plan.Row], size: plan.Si
 
 
 def tell(document: dict[str, Any], path: Path) -> None:
-    """Print the tables of a file, and draw its plot beside it."""
+    """Print the tables of a file, and draw its plot next to it."""
     print(report.text(document))
     picture = report.draw(document, path.with_suffix(".png"))
     print(f"\nall figures: {path}; plot: "

@@ -1,4 +1,4 @@
-"""The data of an experiment, made when a row first asks for it."""
+"""The data of an experiment, made when a row first needs it."""
 from __future__ import annotations
 
 import copy
@@ -28,21 +28,21 @@ def _make_volume(number: int, out: Path, scale: float, settings: preprocess.Sett
 
 
 def volumes(folder: Path, size: Size) -> Path:
-    """Preprocessed phantoms below `folder`, made unless they are there, without NIfTI files."""
+    """Preprocessed phantoms below `folder`, made unless they exist, without NIfTI files."""
     out, making = folder / "volumes", folder / "making"
     if preprocess.read_manifest(out) is None:
-        shutil.rmtree(making, ignore_errors=True)  # of a call that was killed
+        shutil.rmtree(making, ignore_errors=True)  # of a killed call
         making.mkdir(parents=True)
         settings = preprocess.Settings(min_shape=(size.min_shape,) * 3)
         make = functools.partial(_make_volume, out=making, scale=size.scale, settings=settings)
         cases = dict(each(make, range(size.cases), available_cores(), "phantoms"))
         preprocess.write_manifest(making, {"settings": settings.as_json(), "cases": cases})
-        os.replace(making, out)  # whole or not at all
+        os.replace(making, out)  # atomically
     return out
 
 
 def copies(source: Path, folder: Path, count: int) -> Path:
-    """The cases of `source` `count` times over, as files of their own, below `folder`."""
+    """`count` copies of the cases of `source` as separate files, below `folder`."""
     out, making = folder / "copies", folder / "copying"
     if out.exists():
         return out
@@ -74,7 +74,7 @@ def nbytes(folder: Path) -> int:
 
 
 def samples(workload: str, folder: Path, size: Size) -> Path:
-    """The data of another workload below `folder`. Raises DataError where a package is
+    """The data of another workload below `folder`. Raises DataError if a package is
     missing."""
     module, out = base.module(workload), folder / workload
     count = size.utterances if workload == "speech" else size.images

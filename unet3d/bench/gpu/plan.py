@@ -1,4 +1,4 @@
-"""The rows of the experiment, in the order in which they are run: the most telling first."""
+"""The rows of the experiment, in the order in which they are run: the most important first."""
 from __future__ import annotations
 
 import dataclasses
@@ -10,20 +10,20 @@ from unet3d.bench.workloads import base
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """A loader with arguments of its own, under the name that tables have."""
+    """A loader with its arguments, and its name in tables."""
 
     label: str
     loader: str
     arguments: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()  # NAME=value
-    boxes: bool = False  # remembers the boxes of labels that it has seen
+    boxes: bool = False  # remembers the boxes of labels that it has read
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One run."""
 
-    group: str  # which question it answers: see GROUPS
+    group: str  # the question that it answers: see GROUPS
     contender: Contender
     cores: int
     repeat: int
@@ -32,7 +32,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        """What distinguishes it from all others."""
+        """The key that distinguishes it from all others."""
         return (f"{self.group}: {self.contender.label}, {self.amp}, batch {self.batch}, "
                 f"{self.cores} cores, repeat {self.repeat}")
 
@@ -47,9 +47,9 @@ class Size:
     copies: int  # of all cases, so that they do not fit `memory_gib`
     memory_gib: float
     train: tuple[str, ...]  # arguments of unet3d.train
-    repeat: int  # times a case is in an epoch
+    repeat: int  # times that a case occurs in an epoch
     epochs: int
-    cores: tuple[int, ...]  # the first is where all contenders are compared
+    cores: tuple[int, ...]  # all contenders are compared with the first number
     amps: tuple[str, ...]
     batches: tuple[int, ...]
     repeats: int
@@ -61,8 +61,8 @@ class Size:
     benchmark_workers: tuple[int, ...]
     benchmark: tuple[str, ...]  # arguments of benchmarks/loader.py
     few: tuple[str, ...]  # the contenders of smaller questions; none: KEY
-    row_s: float  # what a row takes, as long as none of its kind has ended
-    limit_s: float  # what none may take
+    row_s: float  # estimated time of a row, until one of its kind has ended
+    limit_s: float  # time limit of a row
 
 
 SIZES = {
@@ -88,7 +88,7 @@ SIZES = {
 }
 
 SYNTHETIC = Contender("synthetic", "synthetic")
-#: those that every question is asked of
+#: contenders of every question
 KEY = (
     SYNTHETIC, Contender("pytorch", "pytorch"),
     Contender("pytorch-expert", "pytorch-expert", boxes=True),
@@ -132,7 +132,7 @@ def workload(group: str) -> str | None:
 
 
 def rows(size: Size, available: int) -> list[Row]:
-    """All rows of an experiment on so many cores, in order."""
+    """All rows of an experiment on this number of cores, in order."""
     return list(dict.fromkeys(_rows(size, available)))
 
 
@@ -145,13 +145,13 @@ def _rows(size: Size, available: int) -> Iterator[Row]:
 
     def turn(group: str, contenders: Sequence[Contender], count: int, repeat: int,
              how: str = amp, of: int = batch) -> Iterator[Row]:
-        """A row of each, every repeat beginning with another."""
+        """One row per contender, every repeat starting with another."""
         first = (repeat - 1) % len(contenders)
         for contender in (*contenders[first:], *contenders[:first]):
             yield Row(group, contender, count, repeat, how, of)
 
     def check(contenders: Sequence[Contender]) -> Iterator[Row]:
-        """Those that make the same samples, once each."""
+        """Contenders that make the same samples, once each."""
         kinds = [one for one in contenders if loaders.samples_of(one.loader) is not None]
         yield from turn("check", kinds, available, 1)
 
@@ -176,7 +176,7 @@ def _rows(size: Size, available: int) -> Iterator[Row]:
     yield from turn("speech-10", served, available, 1)
     for of in size.batches[1:]:
         yield from sweep(1, amp, of)
-    # What is left of the whole matrix.
+    # The rest of the whole matrix.
     for repeat in repeats:
         yield from sweep(repeat)
     for repeat in repeats:

@@ -1,5 +1,5 @@
-"""The machine of an experiment, in a process that leaves nothing on the GPU: its facts, what its
-bus can do, and what cannot be measured on it. Prints JSON.
+"""The machine of an experiment, in a process that leaves nothing on the GPU: its facts, its bus
+speed, and what cannot be measured on it. Prints JSON.
 
     python -m unet3d.bench.gpu.probe --device cuda
 """
@@ -26,7 +26,7 @@ MEMINFO, ENOUGH_MEMORY = Path("/proc/meminfo"), 8 << 30
 
 
 def copy_rate(device: torch.device, pinned: bool) -> float:
-    """Bytes a second of large copies to a GPU, the best of some."""
+    """Bytes a second of large copies to a GPU, the best of several."""
     source = torch.zeros(BYTES, dtype=torch.uint8, pin_memory=pinned)
     target = torch.empty(BYTES, dtype=torch.uint8, device=device)
     best = float("inf")
@@ -41,8 +41,8 @@ def copy_rate(device: torch.device, pinned: bool) -> float:
 
 
 def measured(device: torch.device) -> dict[str, float | None]:
-    """Memory (of some virtual machines it grows), and MB/s of one core's copying and of the bus
-    from pinned and from other memory."""
+    """Memory (which grows on some virtual machines), and MB/s of one core's copying and of the bus
+    from pinned and from pageable memory."""
     on_gpu = device.type == "cuda"
     return {"memory_gib": machine.memory_gib(),
             "core_copy_mb_s": bounds.copy_rate(BYTES) / 1e6,
@@ -51,7 +51,7 @@ def measured(device: torch.device) -> dict[str, float | None]:
 
 
 def on_host(device: torch.device) -> str | None:
-    """Why the operators of minato.ops do not run on a GPU; None: they do, and have been tried."""
+    """Why the operators of minato.ops do not run on a GPU; None if a trial succeeded."""
     try:
         from minato.device.provider import provider_for
     except ImportError as error:
@@ -61,7 +61,7 @@ def on_host(device: torch.device) -> str | None:
 
 
 def memory_available() -> int | None:
-    """Bytes that the system could give now; some virtual machines begin with little, and grow."""
+    """Bytes that the system could give now; some virtual machines start with little, and grow."""
     try:
         lines = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
         return int(lines["MemAvailable"].split()[0]) << 10
@@ -70,7 +70,7 @@ def memory_available() -> int | None:
 
 
 def shared_memory() -> int | None:
-    """Bytes that torch's workers can send batches through; None where that is not told."""
+    """Bytes that torch's workers can send batches through; None if unknown."""
     try:
         room = os.statvfs(SHARED)
     except OSError:
@@ -79,7 +79,7 @@ def shared_memory() -> int | None:
 
 
 def missing(device: torch.device) -> list[str]:
-    """What this machine does not let us measure, in sentences."""
+    """What cannot be measured on this machine, in sentences."""
     found = []
     if device.type != "cuda":
         found.append("without a GPU: its use, the bus and the overlap of copies are not "

@@ -11,12 +11,12 @@ from unet3d.bench.compare import aligned, number
 from unet3d.bench.gpu import plan
 from unet3d.bench.gpu.store import DONE, chosen, median_of
 
-ENOUGH = 0.98  # of the synthetic loader's rate
+ENOUGH = 0.98  # share of the synthetic loader's rate
 Rows = list[dict[str, Any]]
 
 
 def ceiling(rows: Rows) -> float | None:
-    """Samples a second of the synthetic loader, with the cores that serve it best."""
+    """Samples a second of the synthetic loader, with its best number of cores."""
     resident = chosen(rows, label=plan.SYNTHETIC.label)
     rates = [median_of([row for row in resident if row["cores"] == cores], "samples_s")
              for cores in {row["cores"] for row in resident}]
@@ -34,7 +34,7 @@ def shares(rows: Rows, label: str) -> dict[int, float]:
 
 
 def cores_needed(by_cores: dict[int, float], enough: float = ENOUGH) -> str:
-    """At how many cores the share is enough, between two rows on the straight line."""
+    """The number of cores that reaches the share, interpolated between two rows."""
     points = sorted(by_cores.items())
     for place, (cores, share) in enumerate(points):
         if share < enough:
@@ -47,7 +47,7 @@ def cores_needed(by_cores: dict[int, float], enough: float = ENOUGH) -> str:
 
 
 def _labels(rows: Rows) -> list[str]:
-    """Of contenders, in the plan's order."""
+    """The contenders, in the plan's order."""
     known = [one.label for one in (*plan.KEY, *plan.OTHERS, *plan.WORKLOADS)]
     there = {row["label"] for row in rows}
     return [*dict.fromkeys(name for name in known if name in there), *sorted(there - {*known})]
@@ -61,7 +61,7 @@ def _sweeps(document: dict[str, Any]) -> Iterable[tuple[str, Rows]]:
 
 
 def sweep_table(name: str, rows: Rows) -> str:
-    """Shares of synthetic by cores."""
+    """Shares of the synthetic rate by cores."""
     counts = sorted({row["cores"] for row in rows})
     lines = [[f"% of synthetic, {name}", "boxes kept", *(f"{n} cores" for n in counts),
               f"cores for {ENOUGH:.0%}", "rows"]]
@@ -75,7 +75,7 @@ def sweep_table(name: str, rows: Rows) -> str:
 
 
 def detail_table(name: str, rows: Rows, measured: dict[str, Any]) -> str:
-    """All figures of the contenders, where most of them are compared."""
+    """All figures of the contenders, at the number of cores where most of them are compared."""
     cores = max(dict.fromkeys(row["cores"] for row in rows),  # of equals, the first that was run
                 key=lambda n: len({row["label"] for row in chosen(rows, cores=n)}))
     rows, pinned = chosen(rows, cores=cores), measured.get("pinned_mb_s")
@@ -135,7 +135,7 @@ def group_table(group: str, rows: Rows) -> str:
 
 
 def benchmark_table(rows: Rows) -> str:
-    """Microseconds a sample by workers."""
+    """Microseconds per sample by workers."""
     rows = sorted(rows, key=lambda row: row["cores"])
     lines = [["loader.py, us a sample (median)", *(f"{row['cores']} workers" for row in rows)]]
     cells = dict.fromkeys((case, name) for row in rows for case, found in row["facts"].items()
@@ -150,7 +150,7 @@ def benchmark_table(rows: Rows) -> str:
 def check_line(rows: Rows) -> str:
     """Whether the contenders delivered the same bytes, as a sentence."""
     results: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:  # some loaders are there with different options
+    for row in rows:  # some loaders occur with different options
         one = {"config": {"seeding": "sample"}, "epochs": row["epochs"]}
         results.setdefault(row["loader"], []).append(one)
     try:
@@ -164,7 +164,7 @@ def check_line(rows: Rows) -> str:
 
 
 def head(document: dict[str, Any]) -> str:
-    """Machine, versions, and how far the experiment is."""
+    """Machine, versions, and the progress of the experiment."""
     machine, sessions = document["machine"], document["sessions"]
     gpu = machine["gpu"]
     device = (f"{gpu['name']} ({gpu['memory_gib']} GiB, CUDA {gpu['cuda']}, cuDNN "

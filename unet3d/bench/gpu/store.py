@@ -1,4 +1,4 @@
-"""What was measured so far, in one JSON file that a later call goes on with."""
+"""The measurements so far, in one JSON file from which a later call continues."""
 from __future__ import annotations
 
 import dataclasses
@@ -16,7 +16,7 @@ from unet3d.nifti import DataError
 
 NAME, FORMAT = "gpu.json", 1
 DONE, FAILED, SKIPPED = "done", "failed", "skipped"
-#: of an epoch, what is kept
+#: stored values of an epoch
 EPOCH = ("epoch", "samples", "steps", "epoch_s", "samples_s", "startup_s", "wait_share",
          "wait_mean_s", "wait_p50_s", "wait_p99_s", "wait_max_s", "cpu", "cpu_seconds", "gpu",
          "memory_mb", "mb_s", "copy_mb_s", "copy_overlap", "copy_notes", "gil_denied", "index_hash",
@@ -34,7 +34,7 @@ _ROW: dict[str, Any] = {
 
 
 def problems(document: Any) -> list[str]:
-    """What keeps a document from being one of this program; nothing if it is."""
+    """Why a document does not belong to this program; empty if it does."""
     def wrong(where: str, value: Any, schema: dict[str, Any]) -> list[str]:
         if not isinstance(value, dict):
             return [f"{where}: an object is expected"]
@@ -85,7 +85,7 @@ class Store:
 
     def __init__(self, path: Path, settings: dict[str, Any], machine: dict[str, Any],
                  planned: int) -> None:
-        """Goes on with the file that is there. Raises DataError if that is of another
+        """Continues the existing file. Raises DataError if that belongs to another
         experiment or another machine."""
         self.path = path
         self.document: dict[str, Any] = {
@@ -107,7 +107,7 @@ class Store:
         return self.document["rows"]
 
     def begin(self, measured: dict[str, Any], missing: Iterable[str]) -> None:
-        """A call begins: what it has measured of the machine, and what cannot be measured."""
+        """Records the start of a call: its measurements of the machine, and what is missing."""
         self.document["sessions"].append({"began": time.time(), "seconds": 0.0,
                                           "measured": measured, "missing": list(missing)})
         self.write()
@@ -118,12 +118,12 @@ class Store:
         return sum(session["seconds"] for session in self.document["sessions"])
 
     def has(self, row: Row) -> bool:
-        """Whether the row has ended, well or not."""
+        """Whether the row has ended, successfully or not."""
         return any(one["key"] == row.key for one in self.rows)
 
     def add(self, row: Row, status: str, why: str | None = None, seconds: float = 0.0,
             result: dict[str, Any] | None = None, **rest: Any) -> None:
-        """The row has ended."""
+        """Records the end of a row."""
         epochs = [{name: epoch.get(name) for name in EPOCH}
                   for epoch in (result or {}).get("epochs", [])]
         fields = dataclasses.asdict(row)
@@ -138,13 +138,13 @@ class Store:
         self.write()
 
     def write(self) -> None:
-        """Put the document in the file's place."""
+        """Writes the document to its file, atomically."""
         fresh = self.path.with_name(f".tmp-{os.getpid()}-{self.path.name}")
         fresh.write_text(json.dumps(self.document, indent=1) + "\n")
         os.replace(fresh, self.path)
 
     def estimate(self, row: Row, otherwise: float) -> float:
-        """How long a row should take: as long as its kind did, at fewest cores if need be."""
+        """Estimated time of a row: that of its kind, at the fewest cores if need be."""
         kind = [one for one in self.rows if one["group"] == row.group and one["status"] == DONE]
         same = [one for one in kind if one["label"] == row.contender.label
                 and one["batch"] == row.batch and one["cores"] <= row.cores]
@@ -152,19 +152,19 @@ class Store:
 
     def median(self, group: str, label: str, cores: int, amp: str, batch: int,
                name: str) -> float | None:
-        """Of the rows of a group: see median_of."""
+        """Medians over the rows of a group: see median_of."""
         return median_of(chosen(self.rows, group=group, label=label, cores=cores, amp=amp,
                                 batch=batch), name)
 
 
 def chosen(rows: Iterable[dict[str, Any]], **fields: Any) -> list[dict[str, Any]]:
-    """The rows that have ended well and have these values."""
+    """The rows that have ended successfully and have these values."""
     return [row for row in rows if row["status"] == DONE
             and all(row[name] == value for name, value in fields.items())]
 
 
 def median_of(rows: list[dict[str, Any]], name: str) -> float | None:
-    """The median of a figure over the epochs of rows that count; None where there is none."""
+    """The median of a figure over the counted epochs of rows; None if there are none."""
     epochs = compare.counted_epochs("warm", rows) if rows else []
     values = [epoch[name] for epoch in epochs if epoch[name] is not None]
     return statistics.median(values) if values else None

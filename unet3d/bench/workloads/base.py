@@ -1,4 +1,4 @@
-"""What the workloads share: seeded datasets, batches, and the table of what exists."""
+"""The common parts of the workloads: seeded datasets, batches, and the table of files."""
 from __future__ import annotations
 
 import argparse
@@ -21,14 +21,14 @@ from unet3d.parallel import available_cores
 NAMES = ("detection", "speech")
 INDEX_NAME = "index.json"
 
-#: a collated batch: "index" int64 [n] always, the rest as the workload says
+#: a collated batch: "index" int64 [n] always; the workload defines the rest
 Batch = dict[str, Any]
 
 
 class SeededDataset(Dataset):
     """A map-style dataset whose draws depend on (seed, epoch, index) alone.
 
-    So every loader makes the same bytes, whatever it seeds, and a comparison measures the
+    Every loader therefore makes the same bytes, however it seeds, and a comparison measures the
     same work. The epoch's number is shared with workers that live across epochs.
     """
 
@@ -37,7 +37,7 @@ class SeededDataset(Dataset):
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch whose samples are asked for next."""
+        """Sets the epoch of the samples that are made next."""
         self._epoch[0] = epoch
 
     def generator(self, index: int) -> np.random.Generator:
@@ -45,7 +45,7 @@ class SeededDataset(Dataset):
         return np.random.default_rng(mix(self.seed, int(self._epoch[0]), index))
 
     def file(self, index: int) -> Path:
-        """The file that sample `index` is made from."""
+        """The file from which sample `index` is made."""
         raise NotImplementedError
 
 
@@ -55,7 +55,7 @@ class Job:
 
     `parts` gives the tensors of one row of a batch without its padding, so that a sample's
     bytes do not depend on its neighbours. `step` makes a training step for a device: a
-    function of a batch that returns the loss. `batch_size` is the workload's own.
+    function of a batch that returns the loss. `batch_size` is the workload's default.
     """
 
     dataset: SeededDataset
@@ -68,7 +68,7 @@ class Job:
 def module(name: str) -> Any:
     """The module of a workload: add_arguments(parser) and open_job(args) -> Job.
 
-    Raises DataError where a package that it needs is missing.
+    Raises DataError if a package that it needs is missing.
     """
     try:
         return importlib.import_module(f"unet3d.bench.workloads.{name}")
@@ -78,7 +78,7 @@ def module(name: str) -> Any:
 
 
 def write_index(folder: Path, settings: dict[str, Any], items: list[dict[str, Any]]) -> None:
-    """Say that `folder` is complete, and what is in it."""
+    """Records that `folder` is complete, and its contents."""
     text = json.dumps({"settings": settings, "items": items}, indent=0)
     (folder / INDEX_NAME).write_text(text + "\n")
 
@@ -111,11 +111,11 @@ def read_index(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 class Files(NamedTuple):
-    """What the command of a workload writes."""
+    """What a workload's command writes."""
 
     workload: str
     items: str
-    scale: str  # what of them it makes larger or smaller
+    scale: str  # the quantity that the option scales
     least_scale: float
 
 
@@ -148,7 +148,7 @@ def write_files(
 
 
 def positive(text: str) -> int:
-    """An argument that counts something."""
+    """An argument that is a count."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")

@@ -2,7 +2,7 @@
 
     python -m unet3d.bench.workloads.detection --out data/detection --images 200
 
-Makes textured images whose sizes and compressibility vary as those of photographs do, with
+Makes textured images whose sizes and compressibility vary like those of photographs, with
 rectangles, ellipses and triangles to be found. A sample is decoded, resized (shorter side
 `--short-side` unless the longer would exceed `--long-side`), flipped with probability 1/2,
 and normalised; a batch is padded to its largest height and width, and its boxes stay lists.
@@ -29,7 +29,7 @@ from unet3d.parallel import each
 
 KIND = "detection"
 CLASSES = 3  # rectangle, ellipse, triangle
-MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # of ImageNet, as everybody does
+MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # of ImageNet, as is customary
 STD = np.array([0.229, 0.224, 0.225], np.float32)
 STRIDE = 16  # of the network; batches are padded to multiples of twice that
 PAD_TO = 32
@@ -76,7 +76,7 @@ def make_image(number: int, out: Path, seed: int, scale: float) -> dict[str, Any
 
 def generate(out: Path, images: int, seed: int = 0, scale: float = 1.0,
              workers: int = 1) -> None:
-    """Make the folder, unless it is there. Raises DataError if it was made otherwise."""
+    """Make the folder, unless it exists. Raises DataError if it was made differently."""
     settings = {"kind": KIND, "images": images, "seed": seed, "scale": scale}
     if base.made_already(out, settings):
         return
@@ -160,7 +160,7 @@ class Detector(nn.Sequential):
 
 def detection_loss(out: torch.Tensor, boxes: list[torch.Tensor],
                    labels: list[torch.Tensor]) -> torch.Tensor:
-    """Which cell holds the centre of which class, and how large its box is (log of cells)."""
+    """Which cell holds the centre of which class, and the size of its box (log of cells)."""
     target = torch.zeros_like(out[:, :CLASSES])
     sizes = out.new_zeros(())
     count = 0
@@ -197,7 +197,7 @@ def make_step(device: torch.device) -> Callable[[base.Batch], float]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The workload's own options of a run."""
+    """The workload's options of a run."""
     parser.add_argument("--short-side", type=base.positive, default=256, metavar="PIXELS")
     parser.add_argument("--long-side", type=base.positive, default=426, metavar="PIXELS")
 

@@ -34,7 +34,7 @@ BOUND_SAMPLES = 32  # samples timed for the work bound
 
 
 class Resident:
-    """One batch, made at construction, again and again under the sampler's indices."""
+    """One batch, made at construction, repeated with the sampler's indices."""
 
     def __init__(self, job: base.Job, options: Options) -> None:
         self.options = options
@@ -97,7 +97,7 @@ class Run:
         return timed_step(self.args.step_ms / 1e3) if self.timed else self.job.step(self.device)
 
     def measure_costs(self) -> dict[str, float]:
-        """What the bounds are computed from, with a consumer that is thrown away."""
+        """The inputs of the bounds, measured with a consumer that is then discarded."""
         dataset, order = self.job.dataset, list(self.sampler)
         for index in order[:BOUND_SAMPLES]:
             dataset.file(index).read_bytes()
@@ -153,7 +153,7 @@ class Run:
         return row
 
     def run(self, log: records.Records) -> None:
-        """All epochs, then the result's file."""
+        """All epochs, then the file of the result."""
         if self.args.bounds:
             self.costs = self.measure_costs()
         log.line("start", config=self.config, costs=self.costs, cores=available_cores(),
@@ -211,7 +211,7 @@ def make_parser(workload: str) -> argparse.ArgumentParser:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Parse a command line; the workload decides which options there are."""
+    """Parse a command line; the workload determines the options."""
     first = argparse.ArgumentParser(add_help=False)
     first.add_argument("--workload", choices=base.NAMES, default=base.NAMES[0])
     return make_parser(first.parse_known_args(argv)[0].workload).parse_args(argv)

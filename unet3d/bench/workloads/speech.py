@@ -8,8 +8,8 @@ A sample is pre-emphasised, padded to whole frames, put through an 80 band mel f
 spliced (3 frames become 1); a batch is padded to its longest utterance.
 
 `--light S` and `--heavy S` add simulated steps that sleep: the light one in every sample, the
-heavy one in every fifth (those whose index leaves 4 when divided by 5, so they cost the same in
-every epoch; with `--heavy-drawn` a fifth drawn anew each epoch). The published setting is
+heavy one in every fifth (indices with remainder 4 modulo 5, so they cost the same in
+every epoch; with `--heavy-drawn`, a fifth that is drawn again each epoch). The published setting is
 `--light 0.5 --heavy 3` (or 10); `--time-scale 0.01` shortens both.
 """
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOKENS = 28  # and 0, the blank
 WINDOW, HOP, FFT = 320, 160, 512  # samples
 BANDS = 80
 SPLICE = 3  # frames
-BAND_MASKS, BAND_WIDTH = 2, 20  # at most so many bands each
+BAND_MASKS, BAND_WIDTH = 2, 20  # at most this many bands each
 TIME_MASKS, TIME_SHARE = 2, 0.05  # at most this share of the utterance each
 HEAVY_EVERY = 5
 
@@ -78,7 +78,7 @@ def make_utterance(number: int, out: Path, seed: int, scale: float) -> dict[str,
 
 def generate(out: Path, utterances: int, seed: int = 0, scale: float = 1.0,
              workers: int = 1) -> None:
-    """Make the folder, unless it is there. Raises DataError if it was made otherwise."""
+    """Make the folder, unless it exists. Raises DataError if it was made differently."""
     settings = {"kind": KIND, "utterances": utterances, "seed": seed, "scale": scale}
     if base.made_already(out, settings):
         return
@@ -106,8 +106,8 @@ def mel_bank() -> np.ndarray:
 
 
 def log_mel(sound: np.ndarray) -> np.ndarray:
-    """Normalised log-mel features float32 [frames, BANDS] of a float32 waveform, a frame for
-    each HOP begun."""
+    """Normalised log-mel features float32 [frames, BANDS] of a float32 waveform, one frame for
+    each started HOP."""
     emphasised = np.append(sound[:1], sound[1:] - np.float32(0.97) * sound[:-1])
     frames = -(-emphasised.size // HOP)
     padded = np.pad(emphasised, (0, (frames - 1) * HOP + WINDOW - emphasised.size))
@@ -230,7 +230,7 @@ def make_step(device: torch.device) -> Callable[[base.Batch], float]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The workload's own options of a run."""
+    """The workload's options of a run."""
     parser.add_argument("--light", type=base.seconds, default=0.0, metavar="S",
                         help="every sample sleeps so long (default 0)")
     parser.add_argument("--heavy", type=base.seconds, default=0.0, metavar="S",
