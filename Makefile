@@ -1,4 +1,4 @@
-# One name per developer action. `make train` and `make test` do all set-up themselves.
+# One target per developer action. `make train` and `make test` do all set-up themselves.
 PYTHON ?= python3
 VENV ?= .venv
 # Start programs as modules and quote absolute paths: the folder's name may have spaces, which the
@@ -14,19 +14,19 @@ TORCH ?= torch==2.13.0
 
 help:
 	@echo "make test      set up, build and run the tests"
-	@echo "make fits      the part of that with the most used libraries: Lightning, transformers, ..."
+	@echo "make fits      only its tests of common libraries: Lightning, transformers, ..."
 	@echo "make train     set up, make data, train the 3D U-Net (quick preset), compare loaders"
-	@echo "make gpu       how many cores a GPU needs, by loader: 40 minutes on a machine with one"
-	@echo "make bench     loader benchmarks against torch (needs a quiet machine)"
-	@echo "make stress    kills, races and exits for longer;  make sanitize: ASan, UBSan, TSan"
+	@echo "make gpu       measure how many cores a GPU needs, by loader (40 minutes, needs a GPU)"
+	@echo "make bench     benchmarks against torch's loader (needs an idle machine)"
+	@echo "make stress    long tests of kills, races and exits;  make sanitize: ASan, UBSan, TSan"
 	@echo "make soak      several loaders with kills and little memory, for an hour"
-	@echo "make nightly   all of these, broken sources, fresh random examples, other libraries"
-	@echo "make torches   the contract tests on wheels, with each Python and several torches"
-	@echo "make wheels    an sdist and wheels of this Python;  make docs: docs/ as a web site in site/"
-	@echo "make pinned    newer versions in requirements/;  make reproduced: wheels twice, compared"
-	@echo "make lint      structure and style checks;  make clean: remove what was built"
+	@echo "make nightly   all of these, mutants, new random examples, other libraries"
+	@echo "make torches   test wheels with each installed Python and several versions of torch"
+	@echo "make wheels    build an sdist and wheels for this Python;  make docs: the web site in site/"
+	@echo "make pinned    update requirements/;  make reproduced: build wheels twice and compare"
+	@echo "make lint      check structure and style;  make clean: remove build outputs"
 
-# Files of no other bytes than those that requirements/ names are installed, but for torch's.
+# Only files with the hashes in requirements/ are installed, except torch.
 PINNED := install -q --disable-pip-version-check --require-hashes -r
 $(VENV)/.ready: requirements/test.txt
 	"$(PYTHON)" -m venv $(VENV)
@@ -40,8 +40,8 @@ build: setup
 	MINATO_WERROR=1 $(BIN)/python -m pip install -q --disable-pip-version-check \
 	  --no-build-isolation -e .
 
-# The most used libraries, in an environment that also sees the packages of the first: all other
-# tests run without them. Where they cannot be had, so do these, which says so.
+# Common libraries, in an environment that also sees the packages of the first one. All other tests
+# run without them. If they cannot be installed, a message says so, and their tests are left out.
 MOST_USED ?= lightning==2.6.6 accelerate==1.15.0 transformers==5.23.0 datasets==5.2.0 \
   pytorch-ignite==0.5.5
 MOST_USED_VENV ?= .venv-most-used
@@ -56,10 +56,10 @@ $(MOST_USED_VENV)/.ready: $(VENV)/.ready
 	  --timeout 15 --disable-pip-version-check $(TORCH) $(MOST_USED) && touch $@ || \
 	  echo "left out, do not install: $(MOST_USED)"
 
-# Each of JOBS processes takes file after file, the longest first (tests/housekeeping.py); of files
-# that are a program for each test, test after test. They start hundreds of programs: what one has
-# compiled, the others find. Not so tests/test_sanitized.py: AddressSanitizer is not ready for forks
-# beside other threads, and a busy machine makes it likely that one hangs.
+# Each of JOBS processes runs file after file, the longest first (tests/housekeeping.py), or test
+# after test in files with one program per test. They start hundreds of programs, which share
+# compiled bytecode. tests/test_sanitized.py is run differently: AddressSanitizer does not support
+# forks next to other threads, and on a busy machine one of them is likely to hang.
 JOBS ?= 2
 BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BY_TEST := -n $(JOBS) --dist worksteal
@@ -81,7 +81,7 @@ train: build
 	$(BIN)/python -m unet3d.bench.compare $(QUICK) --out runs/loading --epochs 4 --repeats 2 -- \
 	  --step-ms 4 --repeat 16
 
-# Goes on where it was stopped. Without DALI, which is not built for every machine, its rows say so.
+# Continues after an interruption. DALI is not built for every machine; its rows then say so.
 GPU_OPTIONS ?= --budget 40m
 gpu: build
 	$(BIN)/python -m pip install -q --disable-pip-version-check nvidia-ml-py
@@ -89,13 +89,13 @@ gpu: build
 	  echo "left out, does not install: DALI"
 	$(BIN)/python -m unet3d.bench.gpu $(GPU_OPTIONS)
 
-# For any torch, so without the extension that is compiled against one: wheels of this Python,
-# repaired to say which systems they run on, the one for other systems, and the sources. Their
-# bytes depend on the sources, the compiler and requirements/wheels.txt alone.
+# Builds wheels for this Python and any torch, so without the extension that is compiled against one
+# torch. They are repaired to name the systems they run on. Also builds the wheel for other systems
+# and the sdist. Their bytes depend only on the sources, the compiler and requirements/wheels.txt.
 WHEELS_VENV ?= .venv-wheels
 WHEELS_PYTHON := "$(abspath $(WHEELS_VENV))/bin/python"
 wheels reproduced: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
-# call pack,FOLDER OF THE SOURCES,WHERE TO
+# call pack,SOURCE FOLDER,OUTPUT FOLDER
 define pack
 $(WHEELS_PYTHON) -m build -q --no-isolation --sdist --outdir $(2) $(1)
 MINATO_TORCH=0 $(WHEELS_PYTHON) -m build -q --no-isolation --wheel --outdir $(2)/plain $(1)
@@ -111,8 +111,8 @@ wheels:
 	$(call pack,.,dist)
 	@ls -l dist
 
-# All of it once more, in another folder and from what the archive of the sources holds; the
-# setup.cfg in it is written when it is packed.
+# Repeats the build in another folder from the sdist, without its setup.cfg, which is written during
+# packing.
 AGAIN := dist/again
 reproduced: wheels
 	mkdir -p $(AGAIN)
@@ -122,7 +122,7 @@ reproduced: wheels
 	cd $(AGAIN)/dist && sha256sum --check sums
 	rm -rf $(AGAIN)
 
-# Newer versions of all that is pinned, for every Python and system that there are files for.
+# Updates all pinned versions, for every Python and system for which there are files.
 pinned: setup
 	$(BIN)/python -m pip install -q --disable-pip-version-check uv
 	for name in test wheels; do \
@@ -131,7 +131,7 @@ pinned: setup
 	    requirements/$$name.in || exit; \
 	done
 
-# The contract tests on what a user would install, in an environment that has nothing else of here.
+# Runs the contract tests on the wheel, in an environment without the sources.
 INSTALLED_VENV ?= .venv-installed
 installed: wheels
 	$(MAKE) try-wheel
@@ -141,8 +141,8 @@ try-wheel:
 	  pytest pytest-xdist hypothesis psutil dist/minato_loader-*-manylinux*.whl
 	cd dist && "$(abspath $(INSTALLED_VENV))/bin/python" -m pytest -q $(BY_FILE) ../tests/contract
 
-# The same of minato's loaders with each Python that is here and the torches that install there:
-# the oldest that is served, the newest, and some between. SELF: make -n would run what names MAKE.
+# Does the same for minato's loaders with each installed Python and the torches that install there:
+# the oldest supported one, the newest, and some in between. SELF: make -n runs lines that name MAKE.
 PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14 python3.14t
 TORCHES ?= torch==2.6.0 torch==2.9.1 torch==2.12.0 torch
 SELF := $(MAKE)
@@ -170,10 +170,10 @@ bench: build
 	$(BIN)/python benchmarks/workers.py
 	$(BIN)/python benchmarks/many_workers.py
 
-# From 30 seconds on, tests/attack also runs every way to exit with every kind of loader.
+# From 30 seconds on, tests/attack also runs every kind of exit with every kind of loader.
 STRESS_SECONDS ?= 30
 stress: stress-loader stress-programs stress-resume
-# It also makes every call of the extensions fail: another half hour.
+# Also makes every call of the extensions fail, which takes another half hour.
 stress-loader: build
 	MINATO_STRESS_SECONDS=$(STRESS_SECONDS) $(BIN)/python -m pytest -q $(BY_FILE) tests/attack \
 	  tests/contract/test_exit.py tests/contract/test_worker_death.py
@@ -193,20 +193,20 @@ sanitize-programs: build
 sanitize-extension: build
 	MINATO_TEST_SANITIZED=1 $(BIN)/python -m pytest -q tests/test_sanitized.py
 
-# Hours. What can be drawn is drawn from SEED, which is printed; each part runs even if
-# another has failed. Programs are also built with clang, where there is one.
+# Takes hours. All random choices are drawn from SEED, which is printed. Each part runs even if
+# another has failed. Programs are also built with clang if it is installed.
 SEED := $(or $(SEED),$(shell date +%s))
 nightly: build
 	@echo "SEED=$(SEED)"
 	$(MAKE) -k SEED=$(SEED) MINATO_TEST_SEED=$(SEED) SOAK_SECONDS=120 \
 	  mutants fuzz stress soak sanitize reference reproduced installed torches aarch64 libraries
 
-# With a compiler and an emulator for it: Debian's gcc-aarch64-linux-gnu and qemu-user-static.
+# Needs a cross compiler and an emulator: Debian's gcc-aarch64-linux-gnu and qemu-user-static.
 aarch64: build
 	MINATO_TEST_AARCH64=1 $(BIN)/python -m pytest -q $(BY_TEST) -rs -k "emulator or processor" \
 	  tests/test_c_primitives.py tests/ops/test_sanitizers.py
 
-# What the contract tests expect of torch's own class, which changes only with torch.
+# Runs the contract tests on torch's own class, whose behaviour changes only with torch.
 reference: build
 	MINATO_TEST_LOADERS=torch $(BIN)/python -m pytest -q $(BY_FILE) tests/contract
 
@@ -227,16 +227,17 @@ fuzz-properties: build
 	MINATO_FUZZ_SECONDS=1 $(BIN)/python -m pytest -q $(BY_FILE) --hypothesis-seed=$(SEED) \
 	  tests/policy tests/ops tests/device/test_kernels.py \
 	  tests/test_loader_properties.py tests/test_resume_orders.py tests/seeding/test_same_data.py
-# Sees what it covers where a clang with libFuzzer is installed (Debian: clang, libclang-rt-dev),
-# and atheris (pip) for what is in Python.
+# Is guided by coverage if a clang with libFuzzer (Debian: clang, libclang-rt-dev) and, for Python
+# code, atheris (pip) are installed.
 fuzz-inputs: build
 	MINATO_FUZZ_SECONDS=$(FUZZ_SECONDS) MINATO_TEST_SEED=$(SEED) \
 	  $(BIN)/python -m pytest -q -rs tests/fuzz
 
-# In an environment of their own, beside the torch that is there, and one by one: not all are there
-# for every Python. Those that stand ALONE ask for torchvision, which has no build for every torch,
-# and for old versions of what the others need; the few packages that they use here are named.
-# torchvision itself lies beside the others, for tests that make do with one that is for a GPU.
+# Installed in a separate environment with the existing torch, one by one, because not all are
+# available for every Python. Packages in ALONE require torchvision, which has no build for every
+# torch, and old versions of other packages; they are installed without dependencies, and the few
+# that are used are listed. torchvision is installed in its own folder, for tests that also work
+# with a build for GPUs.
 LIBRARIES ?= accelerate av datasets h5py ipython lightning lmdb monai pytorch-ignite ray[train] rich \
   skorch torch_geometric torchdata transformers webdataset \
   boto3 brotli catalogue matplotlib python-snappy requests xxhash zstd \
@@ -261,7 +262,7 @@ libraries:
 	$(LIBRARIES_VENV)/bin/python -m pytest -q -rs tests/integrations tests/test_habits.py \
 	  tests/test_examples.py tests/test_docs.py
 
-# In an environment of their own; nothing is built or imported. A warning is an error.
+# Built in a separate environment, without building or importing minato. A warning is an error.
 DOCS_VENV ?= .venv-docs
 DOCS_NEED := "mkdocs>=1.6,<2" "mkdocs-material>=9.5,<10" "mkdocstrings[python]>=0.27" "ruff"
 docs:

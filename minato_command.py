@@ -1,7 +1,7 @@
 """The command ``minato``.
 
-Beside the package and not in it, because ``import minato`` refuses without torch, and
-``minato info`` is where one looks then.
+It is a module outside the package, because ``import minato`` fails without torch, and that is when
+``minato info`` is needed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import ModuleType
 
 
 def _alone(path: Path) -> ModuleType:
-    """A module of the package that needs nothing of it, without importing the package."""
+    """Imports a module of the package that needs no other part, without importing the package."""
     spec = importlib.util.spec_from_file_location(f"minato_command{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -23,12 +23,12 @@ def _alone(path: Path) -> ModuleType:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command; without torch, ``info`` alone works. Returns the exit status."""
+    """Runs the command; without torch, only ``info`` works. Returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         from minato.__main__ import main as whole
     except ImportError as error:
-        if error.name != "minato":  # broken otherwise: the traceback is what helps
+        if error.name != "minato":  # another problem: the traceback helps
             raise
         spec = importlib.util.find_spec("minato")
         if spec is None or spec.origin is None:

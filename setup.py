@@ -1,11 +1,11 @@
 """Build of the extensions; everything else is in pyproject.toml.
 
-MINATO_WERROR=1 turns warnings into errors (development), MINATO_FAULTS=1 compiles in the
-fault points of the kill tests, MINATO_SANITIZE=address,undefined (or thread) builds with
-sanitizers, MINATO_OPTIMIZE replaces -O3, MINATO_TORCH=0 leaves the optional torch extension
-out, and MINATO_CUDA=0 the kernels for CUDA devices. What is built into the source tree (pip
-install -e, build_ext --inplace) also has minato._policy and what else only the tests and the
-simulator call; MINATO_TEST_BINDINGS=1 builds these anywhere, and 0 nowhere.
+MINATO_WERROR=1 turns warnings into errors (development). MINATO_FAULTS=1 compiles in the
+fault points of the kill tests. MINATO_SANITIZE=address,undefined (or thread) builds with
+sanitizers. MINATO_OPTIMIZE replaces -O3. MINATO_TORCH=0 leaves out the optional torch extension,
+and MINATO_CUDA=0 the kernels for CUDA devices. Builds in the source tree (pip
+install -e, build_ext --inplace) also include minato._policy and other functions that only tests
+and the simulator call; MINATO_TEST_BINDINGS=1 builds these anywhere, and 0 nowhere.
 """
 
 import gzip
@@ -25,17 +25,17 @@ from setuptools.command.sdist import sdist
 
 C_ONLY = ["-std=c11", "-Wstrict-prototypes", "-Wmissing-prototypes"]
 flags = ["-std=c11", os.environ.get("MINATO_OPTIMIZE", "-O3"), "-fvisibility=hidden"]
-# Python's own flags switch assertions off. Here they stop a loader that would otherwise hand
-# out wrong bytes, and cost a comparison a task.
+# Python's own flags disable assertions. Here assertions stop a loader that would otherwise deliver
+# wrong bytes, and cost one comparison per task.
 flags.append("-UNDEBUG")
 flags += ["-Wall", "-Wextra", "-Wshadow"]
 flags += ["-Wstrict-prototypes", "-Wmissing-prototypes"]
-# Warnings inside other people's headers are not ours to turn into errors.
+# Warnings in headers of other projects are not turned into errors.
 for folder in (sysconfig.get_path("include"), numpy.get_include()):
     flags += ["-isystem", folder]
-if "SOURCE_DATE_EPOCH" in os.environ:  # what is built does not say in which folder, nor
-    flags.append(f"-ffile-prefix-map={os.getcwd()}=.")  # where the environment's headers lie
-    flags.append(f"-ffile-prefix-map={sys.prefix}=environment")  # the last that fits counts
+if "SOURCE_DATE_EPOCH" in os.environ:  # keep the build folder and the environment's folder out
+    flags.append(f"-ffile-prefix-map={os.getcwd()}=.")  # of the output
+    flags.append(f"-ffile-prefix-map={sys.prefix}=environment")  # the last match counts
 links = []
 if os.environ.get("MINATO_WERROR"):
     flags.append("-Werror")
@@ -54,7 +54,7 @@ headers = sources("csrc/**/*.h", "minato/include/**/*.h")
 core = sources(
     *(f"csrc/{floor}/*.c" for floor in "base os sync memory schedule workers engine".split()),
     *(f"csrc/py/{part}/*.c" for part in "module types transport seeding".split()),
-    "csrc/py/ops/mn_ops_raise.c",  # both say what an operator's failure means
+    "csrc/py/ops/mn_ops_raise.c",  # both modules describe an operator's failure
 )
 ops = sources(
     "csrc/base/*.c", "csrc/os/*.c", "csrc/ops/*.c", "csrc/cuda/*.c", "csrc/py/ops/*.c"
@@ -134,25 +134,25 @@ if found:
             libraries=["torch_python", "torch_cpu", "c10"],
             extra_link_args=[*links, "-Wl,--version-script=csrc/torch/exports.map"],
             depends=["csrc/torch/exports.map", *headers],
-            optional=True,  # without a C++ compiler the loader works all the same
+            optional=True,  # without a C++ compiler the loader still works
         )
     )
 
 CUDA_SOURCE = "csrc/cuda/mn_finish.cu"
-#: nvcc's, for the same bytes as on a processor: no fused multiply-add, no flushed denormals,
+#: nvcc's flags for the same bytes as on a CPU: no fused multiply-add, no flushed denormals,
 #: exactly rounded divisions and roots
 CUDA_FLAGS = [
     *("-std=c++17", "-O3", "-Icsrc", "-Iminato/include", "-fmad=false", "-ftz=false"),
     *("-prec-div=true", "-prec-sqrt=true", "-Wno-deprecated-gpu-targets", "--no-compress"),
 ]
-#: Code for the devices of one major number serves all of its minor ones. The oldest also comes
-#: as what a driver can translate for any later device.
+#: Code for one major number runs on all devices of its minor numbers. The oldest is also included
+#: in a form that a driver can translate for any later device.
 CUDA_MACHINES = ["70", "75", "80", "90", "100", "110", "120"]
 
 
 class BuildKernels(build_ext):
-    """Builds the extensions and, where there is nvcc, the kernels: a file of code for devices
-    that the driver loads at run time. Nothing else knows or needs it."""
+    """Builds the extensions and, if nvcc exists, the kernels: a file of code for devices
+    that the driver loads at run time. No other part needs it."""
 
     KERNELS = "minato/device/kernels.fatbin"
 
@@ -186,7 +186,7 @@ class BuildKernels(build_ext):
         codes.append(f"-gencode=arch=compute_{machines[0]},code=compute_{machines[0]}")
         warnings = ["-Werror", "all-warnings"] if os.environ.get("MINATO_WERROR") else []
         command = [nvcc, *CUDA_FLAGS, *warnings, *codes, "-fatbin", CUDA_SOURCE]
-        fresh = f"{target}.{os.getpid()}"  # whole or not at all: a later build takes what is there
+        fresh = f"{target}.{os.getpid()}"  # written atomically: a later build uses existing files
         try:
             subprocess.run([*command, "-o", fresh], check=True)
             os.replace(fresh, target)
@@ -200,8 +200,8 @@ class BuildKernels(build_ext):
 
 
 class PackSources(sdist):
-    """The same bytes of the same sources, whoever packs them, where SOURCE_DATE_EPOCH names a
-    time for all of them, as it does for wheels."""
+    """Makes archives reproducible: the same sources give the same bytes, if SOURCE_DATE_EPOCH
+    sets a time for all files, as it does for wheels."""
 
     def make_archive(self, base_name, format, root_dir=None, base_dir=None, **others):
         epoch = os.environ.get("SOURCE_DATE_EPOCH")
@@ -220,12 +220,12 @@ class PackSources(sdist):
             gzip.GzipFile("", "wb", fileobj=file, mtime=int(epoch)) as packed,
             tarfile.open(fileobj=packed, mode="w") as tar,
         ):
-            tar.add(base_dir, filter=anybodys)  # in the order of their names
+            tar.add(base_dir, filter=anybodys)  # in alphabetical order
         return name
 
 
-# The engine is written for Linux. Elsewhere the package is Python alone, and torch's own
-# loader serves (minato/_not_linux.py): a program for a Linux machine then starts on a laptop.
+# The engine is written for Linux. On other systems the package is Python only, and torch's own
+# loader is used (minato/_not_linux.py), so a program for a Linux machine also runs on a laptop.
 pure = sys.platform != "linux" or os.environ.get("MINATO_PURE", "0") != "0"
 setup(
     ext_modules=[] if pure else extensions,

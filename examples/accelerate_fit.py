@@ -1,4 +1,4 @@
-"""Accelerate makes a loader of its own from the one it is given: install() keeps it minato's.
+"""Accelerate makes its own loader from the one it is given: install() makes that minato's.
 
     python examples/accelerate_fit.py
 

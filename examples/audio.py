@@ -32,7 +32,7 @@ class Spectrograms(Dataset):
             samples = np.frombuffer(file.readframes(WINDOW), np.int16)
         signal = torch.zeros(WINDOW)
         signal[: len(samples)] = torch.from_numpy(samples / 32768)
-        # Workers have one thread for torch, so many of them do not fight for the cores.
+        # Each worker uses one thread for torch, so that workers do not compete for the cores.
         power = torch.stft(
             signal, n_fft=256, hop_length=128, window=torch.hann_window(256), return_complex=True
         ).abs()

@@ -19,18 +19,18 @@ class Points(Dataset):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")  # "nccl" where there are GPUs
+    dist.init_process_group("gloo")  # "nccl" with GPUs
     rank = dist.get_rank()
-    torch.manual_seed(rank)  # or position i of every rank would draw the same random numbers
+    torch.manual_seed(rank)  # otherwise position i of every rank would draw the same numbers
     net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
 
-    # The memory limit is shared out among the ranks of a machine by itself (LOCAL_WORLD_SIZE).
+    # minato divides the default memory limit among the ranks of a machine (LOCAL_WORLD_SIZE).
     sampler = DistributedSampler(Points(), seed=1)
     loader = DataLoader(Points(), batch_size=8, sampler=sampler, num_workers=2,
                         persistent_workers=True)  # fmt: skip
     for epoch in range(2):
-        loader.set_epoch(epoch)  # tells the sampler; sampler.set_epoch(epoch) works as well
+        loader.set_epoch(epoch)  # passes it to the sampler; sampler.set_epoch(epoch) works as well
         seen = []
         for points, above, indices in loader:
             loss = torch.nn.functional.binary_cross_entropy_with_logits(net(points)[:, 0], above)

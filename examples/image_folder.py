@@ -1,4 +1,4 @@
-"""A folder of images, one folder a class inside it, as torchvision's ImageFolder has it.
+"""A folder of images with one folder per class in it, as for torchvision's ImageFolder.
 
     python examples/image_folder.py           # makes 48 small images in a temporary folder
     python examples/image_folder.py FOLDER    # yours: FOLDER/CLASS/NAME.png
@@ -33,7 +33,7 @@ class ImageFolder(Dataset):
         path, label = self.files[index]
         with Image.open(path) as file:
             image = file.convert("RGB")
-        # Draw from random, NumPy or torch as you like: each sample is seeded by itself, so it
+        # Draw from random, NumPy or torch as you like: each sample is seeded separately, so it
         # is the same with any number of workers.
         x = random.randint(0, image.width - SIDE)
         y = random.randint(0, image.height - SIDE)
@@ -44,7 +44,7 @@ class ImageFolder(Dataset):
 
 
 def make(folder):
-    """Reddish and bluish images; the last one is cut off, as a broken download would be."""
+    """Reddish and bluish images; the last one is cut off, like a broken download."""
     numbers = np.random.default_rng(0)
     for name, channel in (("blue", 2), ("red", 0)):
         Path(folder, name).mkdir()
@@ -61,7 +61,7 @@ def train(folder):
     dataset = ImageFolder(folder)
     loader = DataLoader(
         dataset, batch_size=8, shuffle=True, num_workers=2, persistent_workers=True,
-        on_error="replace",  # another sample in place of one that raises; torch's loader stops
+        on_error="replace",  # another sample replaces one that raises; torch's loader would stop
     )  # fmt: skip
     net = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3, stride=2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1),

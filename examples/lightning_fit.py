@@ -1,4 +1,4 @@
-"""Lightning takes minato's loader as it takes torch's, and saves where it stands.
+"""Lightning uses minato's loader like torch's, and saves its position.
 
     python examples/lightning_fit.py
 
@@ -51,7 +51,7 @@ def fit(folder, steps, checkpoint=None):
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         _, whole = fit(folder, 12)
-        # Left in the middle of the second epoch: the checkpoint has the loader's state in it.
+        # The fit ended in the middle of the second epoch; the checkpoint has the loader's state.
         trainer, _ = fit(folder, 10)
         trainer.save_checkpoint(f"{folder}/saved.ckpt")
         _, resumed = fit(folder, 12, f"{folder}/saved.ckpt")

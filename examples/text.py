@@ -1,4 +1,4 @@
-"""Texts of uneven length: batches of similar ones, padded, and long texts that begin early.
+"""Texts of uneven length: batches of similar lengths, padded, and long texts that start early.
 
     python examples/text.py
 """
@@ -24,8 +24,8 @@ class Texts(Dataset):
         return len(self.lengths)
 
     def cost_hint(self, index):
-        """Seconds that a sample is thought to take. Optional: from the second epoch on minato
-        knows, and this is for the first."""
+        """Estimated seconds for a sample. Optional: minato knows the costs from the second epoch
+        on, and this is for the first."""
         return 2e-6 * self.lengths[index]
 
     def __getitem__(self, index):
@@ -34,7 +34,7 @@ class Texts(Dataset):
 
 
 class SimilarLengths(Sampler):
-    """Batches of neighbours in length, in a random order: a batch sampler like any of torch's."""
+    """Batches of neighbours in length, in a random order; a custom batch sampler, as for torch."""
 
     def __init__(self, lengths, size):
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
@@ -48,7 +48,7 @@ class SimilarLengths(Sampler):
 
 
 def padded(texts):
-    """A collate_fn of your own. It may get samples that several workers have made."""
+    """A custom collate_fn. Its samples may come from several workers."""
     lengths = torch.tensor([len(text) for text in texts])
     return torch.nn.utils.rnn.pad_sequence(texts, batch_first=True), lengths
 

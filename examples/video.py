@@ -1,4 +1,4 @@
-"""Frames of videos: to open and seek is expensive, the next frame is cheap.
+"""Frames of videos: opening and seeking are expensive, the next frame is cheap.
 
     python examples/video.py           # makes four short videos in a temporary folder
     python examples/video.py FOLDER    # yours: .mp4 files
@@ -18,11 +18,11 @@ from minato import DataLoader, Dataset, Sampler
 
 
 class Frames(Dataset):
-    """Every frame of every video is a sample. It keeps the video that it opened last."""
+    """Every frame of every video is a sample. The dataset keeps the last opened video."""
 
     def __init__(self, folder):
         self.files = sorted(Path(folder).glob("*.mp4"))
-        self.places = []  # of each sample: which video, which frame in it
+        self.places = []  # of each sample: the video, and the frame in it
         for number, path in enumerate(self.files):
             with av.open(str(path)) as video:
                 self.places += [(number, i) for i, _ in enumerate(video.decode(video=0))]
@@ -32,8 +32,8 @@ class Frames(Dataset):
         return len(self.places)
 
     def locality_key(self, index):
-        """Samples of one key share what is opened for them: one worker makes them, in a row.
-        Without this method minato finds it out from what samples cost."""
+        """Samples with the same key share an opened file: one worker makes them, in succession.
+        Without this method, minato learns the groups from the costs of samples."""
         return self.places[index][0]
 
     def __getitem__(self, index):
@@ -48,7 +48,7 @@ class Frames(Dataset):
 
 
 class VideoByVideo(Sampler):
-    """Videos in a random order, frames of each in theirs."""
+    """Videos in random order, with the frames of each in order."""
 
     def __init__(self, dataset):
         self.dataset = dataset

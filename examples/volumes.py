@@ -33,10 +33,10 @@ def load(cases):
         ops.ReadNpy(), ops.RandBalancedCrop(32, foreground=0.4), ops.RandFlip(),
         ops.RandScaleIntensity(), ops.RandGaussianNoise(),
     ])  # fmt: skip
-    dataset = ops.VolumeDataset(cases, pipeline, seed=1)  # torch's loader can run it, too
+    dataset = ops.VolumeDataset(cases, pipeline, seed=1)  # works with torch's loader, too
     loader = DataLoader(dataset, batch_size=2, shuffle=True, num_workers=2)
     for epoch in range(2):
-        loader.set_epoch(epoch)  # tells the dataset, which draws anew in each epoch
+        loader.set_epoch(epoch)  # passes it to the dataset, which draws new numbers each epoch
         iterator = iter(loader)
         for images, labels in iterator:
             print(tuple(images.shape), f"{(labels > 0).float().mean():.1%} of the voxels matter")

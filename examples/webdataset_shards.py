@@ -1,4 +1,4 @@
-"""webdataset's shards: its pipeline is an iterable dataset, which minato's loader takes.
+"""webdataset's shards: its pipeline is an iterable dataset, which minato's loader accepts.
 
     python examples/webdataset_shards.py    # makes four shards in a temporary folder
 
@@ -22,7 +22,7 @@ def make(folder):
 
 
 def load(folder):
-    # Each worker reads shards of its own, so give it no more workers than there are shards.
+    # Each worker reads different shards, so use no more workers than there are shards.
     stream = wds.WebDataset(f"{folder}/{{0..3}}.tar", shardshuffle=False).decode().to_tuple("cls")
     loader = DataLoader(stream, batch_size=5, num_workers=2)
     numbers = torch.cat([batch[0] for batch in loader])

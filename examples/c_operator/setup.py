@@ -1,4 +1,4 @@
-"""Builds threshold.c; minato/ops.h is all that it needs beside Python's headers."""
+"""Builds threshold.c, which needs only minato/ops.h and Python's headers."""
 
 from setuptools import Extension, setup
 

@@ -1,4 +1,4 @@
-"""An operator of your own in C, in a pipeline beside minato's, without the GIL.
+"""Your own operator in C, in a pipeline with minato's operators, without the GIL.
 
     cd examples/c_operator
     python setup.py build_ext --inplace
