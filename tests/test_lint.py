@@ -1,13 +1,16 @@
-"""House rules of the C and C++ sources, checked on the text of ``csrc/``.
+"""House rules, checked on the text of the sources.
 
-What is checked: which floor may include which, who may know Python, the words that are
-banned from code, that labelled orders come in pairs, and sizes. Each rule is a function from
-sources to complaints, so that it can also be shown to complain (the second half).
+For the C and C++ sources of ``csrc/``: which floor may include which, which floors may use Python,
+words that are banned from code, labelled orders in pairs, and sizes. For comments, docstrings and
+pages: phrases that need decoding. For tests: the length of their names. Each rule is a function
+from sources to complaints, and the second half shows that each rule complains.
 """
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple
 
@@ -198,7 +201,7 @@ def check_circles(sources: list[Source]) -> Iterator[str]:
         for s in files
     }
     leaves = True
-    while leaves:  # what calls nobody, or only such as do not, is in no circle
+    while leaves:  # files without calls, or with calls of such files only, are in no circle
         leaves = {name for name, called in calls.items() if not called & calls.keys()}
         calls = {name: called for name, called in calls.items() if name not in leaves}
     for name, called in sorted(calls.items()):
@@ -234,7 +237,7 @@ def declared_pairs(source: Source) -> set[tuple[str, str]]:
 def check_labels(sources: list[Source]) -> Iterator[str]:
     """Every ``[A1]`` belongs to a pair that a header declares, and both ends are at code.
 
-    An end that is written by whoever uses the header is marked ``[A1] (caller)`` in it.
+    An end that is in the code of the header's users is marked ``[A1] (caller)`` in it.
     """
     headers = [s for s in sources if s.is_header]
     pairs: dict[tuple[str, str], str] = {}
@@ -326,6 +329,101 @@ def check_opening(sources: list[Source]) -> Iterator[str]:
             yield f"{s.name}: no purpose comment at the top"
         if "SPDX-License-Identifier: Apache-2.0" not in s.text[:600]:
             yield f"{s.name}: no licence line at the top"
+
+
+# ---- words in comments, docstrings and pages -----------------------------------------------
+
+ROOT = CSRC.parent
+
+#: Folders and files whose comments, docstrings and pages have plain words.
+PLAIN = (
+    "minato", "tests", "benchmarks", "unet3d", "examples", "setup.py", "minato_command.py",
+    "Makefile",
+)  # fmt: skip
+#: Files below those that still have other words.
+NOT_YET = (
+    "minato/observe/", "minato/workers/", "minato/seeding/", "minato/iterators/supervisor.py",
+    "tests/c/",
+)  # fmt: skip
+
+#: Phrases that a reader has to decode, and what to write instead.
+PHRASES = {
+    "nobody": "name the process, thread or caller that does not",
+    "who(?:m|so)?ever": "name the process, thread or caller",
+    "in hand": "running, current",
+    "let(?:s|ting)? go of": "releases, drops",
+    "(?:is|are|was|were|be|been|being) told of": "gets, is warned about",
+    "as far as": "if, where, up to",
+    "so many": "this many, a number of",
+    "that much": "this many, this amount",
+    "beside": "next to, besides, with",
+    "what sleeps": "name what sleeps",
+}  # fmt: skip
+BETWEEN = r"[\s#:*/]+"  # words may be on two lines of a comment
+FOREIGN = re.compile(
+    "|".join(rf"(?P<p{n}>\b{p.replace(' ', BETWEEN)}\b)" for n, p in enumerate(PHRASES)), re.I
+)
+NAME_WORDS = 10
+
+
+def python_prose(text: str) -> str:
+    """Comments and docstrings of a Python file; everything else is blank."""
+    lines = [" " * len(line) for line in text.split("\n")]
+    statement = True  # a string here is a docstring
+    skipped = {tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT, tokenize.ENCODING}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and statement):
+            for at, line in enumerate(token.string.split("\n"), token.start[0] - 1):
+                start = token.start[1] if at == token.start[0] - 1 else 0
+                lines[at] = lines[at][:start] + line + lines[at][start + len(line) :]
+        if token.type not in skipped:
+            statement = token.type == tokenize.NEWLINE
+    return "\n".join(lines)
+
+
+def page_prose(text: str) -> str:
+    """A page of Markdown without its code."""
+    return re.sub(r"^```.*?^```|`[^`\n]*`", lambda m: blank(m.group()), text, flags=re.M | re.S)
+
+
+def prose_of(name: str, text: str) -> str:
+    """What people read in a file; everything else is blank, and every line break is kept."""
+    suffix = Path(name).suffix
+    if suffix in (".py", ".pyi"):
+        return python_prose(text)
+    if suffix in SUFFIXES:
+        return parse(name, text).comments
+    if suffix == ".md":
+        return page_prose(text)
+    return re.sub(r"^[^#\n]*", lambda m: blank(m.group()), text, flags=re.M)  # Makefile
+
+
+def check_phrases(name: str, text: str) -> Iterator[str]:
+    """The phrases of PHRASES in what people read."""
+    prose_text = prose_of(name, text)
+    for found in FOREIGN.finditer(prose_text):
+        better = list(PHRASES.values())[int(str(found.lastgroup)[1:])]
+        words = " ".join(found.group().split())
+        yield f"{name}:{line_of(prose_text, found.start())}: '{words}': write {better}"
+
+
+def check_test_names(name: str, text: str) -> Iterator[str]:
+    """A test's name says what is tested in a few words."""
+    for found in re.finditer(r"^\s*(?:async )?def test_(\w+)\(", text, re.M):
+        words = len(found.group(1).split("_"))
+        if words > NAME_WORDS:
+            line = line_of(text, found.start(1))
+            yield f"{name}:{line}: test_{found.group(1)} has {words} words, limit {NAME_WORDS}"
+
+
+def files_below(place: str) -> Iterator[Path]:
+    """The sources and pages of a folder, or a single file."""
+    root = ROOT / place
+    paths = [root] if root.is_file() else sorted(root.rglob("*"))
+    for path in paths:
+        known = path.suffix in {".py", ".pyi", ".md", *SUFFIXES} or path.name == "Makefile"
+        if known and path.is_file() and not path.relative_to(ROOT).as_posix().startswith(NOT_YET):
+            yield path
 
 
 Rule = Callable[[list[Source]], Iterator[str]]
@@ -430,7 +528,7 @@ def test_a_label_has_one_header() -> None:
     assert list(check_labels([parse("sync/a.h", text), parse("sync/b.h", text)]))
 
 
-def test_what_is_private_is_found_behind_another_header() -> None:
+def test_private_header_is_found_through_another() -> None:
     between = parse("engine/b.h", '#include "engine/mn_engine_state.h"')
     user = parse("py/a.c", '#include "engine/b.h"')
     assert list(check_private([between, user]))
@@ -468,3 +566,59 @@ def test_missing_folders_are_no_error(tmp_path: Path) -> None:
     assert load(tmp_path / "none") == []
     for rule in RULES:
         assert not list(rule([]))
+
+
+# ---- words and names -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", PLAIN)
+def test_prose_has_plain_words(place: str) -> None:
+    found = [
+        complaint
+        for path in files_below(place)
+        for complaint in check_phrases(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_names_of_tests_are_short() -> None:
+    paths = sorted((ROOT / "tests").rglob("*.py"))
+    found = [c for p in paths for c in check_test_names(p.name, p.read_text("utf-8"))]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("a.py", "x = 1  # nobody reads it"),
+        ("a.py", '"""What whoever calls gets."""'),
+        ("a.py", 'def f():\n    """The task in\n    hand."""'),
+        ("a.pyi", "#: lets go\n#: of it\nx: int"),
+        ("a.c", "/* So\n * many rows. */"),
+        ("a.h", "int x; // beside it"),
+        ("a.md", "# Title\n\nAs far as it goes."),
+        ("Makefile", "all:  # is told of it"),
+    ],
+)
+def test_phrase_rule_complains(name: str, text: str) -> None:
+    assert list(check_phrases(name, text))
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("a.py", 'x = "nobody"  # besides'),
+        ("a.py", "beside = f(\n    '''so many'''\n)"),
+        ("a.c", 'const char *s = "whoever"; /* fits */'),
+        ("a.md", "`beside` and\n\n```python\nnobody = 1\n```\n"),
+        ("Makefile", "nobody: beside"),
+    ],
+)
+def test_phrase_rule_accepts(name: str, text: str) -> None:
+    assert not list(check_phrases(name, text))
+
+
+def test_name_rule_counts_words() -> None:
+    ten, eleven = "_".join("a" * 10), "_".join("a" * 11)
+    assert not list(check_test_names("a.py", f"def test_{ten}() -> None:"))
+    assert list(check_test_names("a.py", f"class A:\n    def test_{eleven}(self) -> None:"))

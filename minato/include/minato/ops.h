@@ -2,14 +2,14 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Two things are public:
- *   1. struct mn_operator, in a capsule named MN_OPERATOR_CAPSULE: an operator of your own,
- *      written in C, that ops.Pipeline runs beside its own without the GIL;
- *   2. struct mn_native_pipeline, in a capsule named MN_NATIVE_CAPSULE: what a dataset's
- *      native_pipeline() offers, so that C threads can make its samples.
+ *   1. struct mn_operator, in a capsule named MN_OPERATOR_CAPSULE: your own operator,
+ *      written in C, which ops.Pipeline runs together with its own operators, without the GIL;
+ *   2. struct mn_native_pipeline, in a capsule named MN_NATIVE_CAPSULE: the result of a dataset's
+ *      native_pipeline(), with which C threads can make its samples.
  *
- * Nothing here needs Python.h or a library: the header is all there is. Structures grow at
- * the end only; `size` says how much of one its maker knew, and `abi` changes when that is
- * not enough. Memory behind a capsule lives as long as the capsule.
+ * This header is complete: it needs neither Python.h nor a library. Structures grow only at
+ * the end. `size` is the size that its maker knew; `abi` changes for any other change.
+ * Memory behind a capsule lives as long as the capsule.
  *
  * Volumes are channel first: shape {channel, depth, height, width}.
  * Functions return 0 or a negative errno, and on failure write a message, ended by a zero
@@ -171,7 +171,7 @@ struct mn_native_pipeline {
 };
 
 /* The key of the two keyings. The Python side uses this very function, so a sample has the
- * same bytes whoever makes it. epoch and index are taken modulo 2^32. */
+ * same bytes in every kind of worker. epoch and index are taken modulo 2^32. */
 static inline void
 mn_native_key(uint32_t keying, uint64_t dataset_seed, uint64_t epoch, int64_t index,
               uint64_t sample_seed, uint64_t *key_hi, uint64_t *key_lo)
