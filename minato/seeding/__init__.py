@@ -1,1 +1,1 @@
-"""Random numbers that depend on a sample and on nothing else."""
+"""Random numbers that depend on a sample and nothing else."""

@@ -1,8 +1,9 @@
-"""The base seed of an epoch, of which torch's workers' seeds and minato's own of samples are made.
+"""The base seed of an epoch, from which the seeds of torch's workers and of minato's samples are
+made.
 
-torch draws one in the constructor of its iterators, which persistent workers keep for all epochs.
-Here is the one that torch does not draw: that of an epoch whose state was taken up by an iterator
-that lives already.
+torch draws one in the constructor of its iterators, and persistent workers keep it for all epochs.
+This module draws the base seed that torch does not draw: that of an epoch whose state was loaded by
+an iterator that already existed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-#: torch's attribute of an iterator, which its position keeps
+#: torch's attribute of an iterator, which its position stores
 BASE_SEED: Any = property(
     lambda iterator: iterator._position.base_seed,
     lambda iterator, seed: setattr(iterator._position, "base_seed", seed),
@@ -19,5 +20,5 @@ BASE_SEED: Any = property(
 
 
 def draw(loader: Any) -> int:
-    """From the loader's own generator, or else torch's global one, as torch does."""
+    """Draws from the loader's own generator, or else from torch's global one, as torch does."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())

@@ -1,16 +1,16 @@
-"""How each generator is put into the state that belongs to a sample.
+"""How each generator is set to the state that belongs to a sample.
 
 The C type ``minato._core.Seeder`` computes and writes states; this module tells it
 where.  It has two parts:
 
-* *states*: for each generator, the public form of the state made of given words;
-* *layouts*: where an object keeps that state in memory.  Nothing is taken on faith:
-  a fresh object of the same type is put into two known states through its public
-  API, its memory is searched for what changed, a Seeder fills it, and the public API
+* *states*: for each generator, the public form of the state made from given words;
+* *layouts*: where an object stores that state in memory.  Layouts are verified:
+  a fresh object of the same type is set to two known states through its public
+  API, its memory is searched for the difference, a Seeder fills it, and the public API
   must then report exactly that state.  If any step fails, states are set through the
-  public API, which ends in the same bytes, only slower.
+  public API, which gives the same bytes, only more slowly.
 
-Global generators are never touched by a probe.
+Probes never touch global generators.
 
 Streams: 1 ``random``, 2 NumPy's legacy generator, 3 torch, 16 + k the k-th private
 generator in order of discovery, 4 + k * 2**32 the k-th ``seed_sample``.
@@ -39,8 +39,8 @@ _TORCH_BLOB = struct.Struct(f"=QiiQ{_MT_WORDS}Q40x")
 _TORCH_SEED = struct.Struct("=Q")
 
 Plan = tuple[Any, ...]
-#: where words go in a generator's memory: (offset, first word, how many), and what is written
-#: beside them: (offset, 32-bit value)
+#: where words go in a generator's memory: (offset, first word, count), and what else is written:
+#: (offset, 32-bit value)
 Runs = tuple[tuple[int, int, int], ...]
 Fixed = tuple[tuple[int, int], ...]
 
@@ -55,7 +55,7 @@ def _mt_state(w: Sequence[int]) -> dict[str, Any]:
 
 
 def _join(w: Sequence[int]) -> int:
-    """One integer of 32-bit words, the least significant first."""
+    """One integer made of 32-bit words, the least significant first."""
     return sum(x << (32 * i) for i, x in enumerate(w))
 
 
@@ -78,10 +78,10 @@ def _sfc_state(w: Sequence[int]) -> dict[str, Any]:
 
 
 class _Algorithm(NamedTuple):
-    """How an algorithm's state is made of words.
+    """How an algorithm's state is made from words.
 
-    A Mersenne Twister must not be all zero: one bit is set in its first word, as its
-    authors' initialisation by array does.  The increment of a PCG is odd.
+    A Mersenne Twister must not be all zero, so one bit is set in its first word, as in its
+    authors' initialisation by array.  The increment of a PCG is odd.
     """
 
     words: int
@@ -91,7 +91,7 @@ class _Algorithm(NamedTuple):
     runs: tuple[tuple[int, int], ...]
 
     def read(self, raw: bytes) -> list[int]:
-        """The words a state is made of, from a Seeder's raw words."""
+        """The words of a state, from a Seeder's raw words."""
         w = list(struct.unpack_from(f"={self.words}I", raw))
         w[self.or_word] |= self.or_mask
         return w
@@ -109,7 +109,7 @@ _ALGORITHMS = {
 
 
 def _algorithm(bitgen: Any) -> _Algorithm | None:
-    """NumPy's own bit generators by exact type: a subclass may keep more state."""
+    """Whether it is one of NumPy's bit generators by exact type: a subclass may have more state."""
     np_random = sys.modules["numpy.random"]
     cls = type(bitgen)
     known = getattr(np_random, cls.__name__, None) is cls
@@ -117,7 +117,7 @@ def _algorithm(bitgen: Any) -> _Algorithm | None:
 
 
 def _public_state(name: str, w: Sequence[int]) -> dict[str, Any]:
-    """What ``bit_generator.state`` takes and reports, caches empty."""
+    """The format of ``bit_generator.state``, with empty caches."""
     state: dict[str, Any] = {"bit_generator": name, "state": _ALGORITHMS[name].state(w)}
     if name == "Philox":
         state.update(buffer=_u64s([0] * 8), buffer_pos=4)
@@ -127,7 +127,7 @@ def _public_state(name: str, w: Sequence[int]) -> dict[str, Any]:
 
 
 def _bitgen_state(bitgen: Any, raw: bytes) -> dict[str, Any]:
-    """The state for any bit generator; one unknown to this module seeds a new one."""
+    """The state for any bit generator; for one unknown to this module, that of a new seeded one."""
     algorithm = _algorithm(bitgen)
     if algorithm is None:
         return dict(type(bitgen)(list(struct.unpack_from("=8I", raw))).state)
@@ -166,7 +166,7 @@ def _set_torch(generator: Any, raw: bytes, seed: int) -> None:
 
 
 class _ProbeFailed(Exception):
-    """A layout is not what this module knows how to fill."""
+    """A layout is not one that this module can fill."""
 
 
 def _locate(obj: Any, apply: Callable[[bytes], None], a: bytes, b: bytes) -> int:
@@ -187,7 +187,7 @@ def _probe_words(n: int, position: int) -> bytes:
 
 
 def _seeded_by(plan: Plan) -> tuple[bytes, int]:
-    """Let a Seeder carry out a plan; the raw words and the seed that it used."""
+    """Lets a Seeder carry out a plan; returns the raw words and the seed that it used."""
     Seeder._from_plans([("probe", STREAM_PRIVATE, plan)]).seed(1, 2, 3)
     return Seeder._words(1, 2, 3, 0, STREAM_PRIVATE, _MT_WORDS)
 
@@ -209,7 +209,7 @@ def _fill_plan(obj: Any, lock: Any, cache: str | None, algorithm: _Algorithm,
 
 
 def _probed(probe: Callable[..., Any]) -> Callable[..., Any]:
-    """The probe's layout, found once a process, or None if it fails in any way."""
+    """The probe's layout, found once per process, or None if it fails in any way."""
 
     @functools.cache
     @functools.wraps(probe)
@@ -237,7 +237,7 @@ def _random_layout() -> tuple[Runs, Fixed]:
     runs = ((_locate(rng, put_words, *words), 0, _MT_WORDS),)
     index = _locate(rng, put_index, _int_bytes(11), _int_bytes(517))
     layout = (runs, ((index, _MT_WORDS),))
-    setattr(rng, "gauss_next", 0.5)  # its type does not tell of it
+    setattr(rng, "gauss_next", 0.5)  # its type does not declare it
     raw, _ = _seeded_by(_fill_plan(rng, None, "gauss_next", _MT, layout))
     if rng.getstate() != (3, (*_MT.read(raw), _MT_WORDS), None):
         raise _ProbeFailed("random.Random")
@@ -245,7 +245,7 @@ def _random_layout() -> tuple[Runs, Fixed]:
 
 
 class _Field(NamedTuple):
-    """What a state has besides words: where it is in the public state, two values to
+    """The rest of a state besides words: its place in the public state, two values to
     search for, and the value that every seeding leaves."""
 
     path: tuple[str | int, ...]
@@ -282,7 +282,7 @@ def _put_field(bitgen: Any, state: dict[str, Any], path: tuple[str | int, ...],
 
 @_probed
 def _bitgen_layout(cls: type) -> tuple[Runs, Fixed]:
-    """Where a bit generator of NumPy's has its words, and what else a seeding leaves."""
+    """Where NumPy's bit generators store their words, and what else a seeding sets."""
     bitgen, name = cls(0), cls.__name__
     algorithm = _ALGORITHMS[name]
     words = [algorithm.read(_probe_words(algorithm.words, p)) for p in (1, 2)]
@@ -313,7 +313,7 @@ def _bitgen_layout(cls: type) -> tuple[Runs, Fixed]:
 
 @_probed
 def _random_state_layout(cls: type) -> tuple[int, Fixed]:
-    """Offset of a RandomState's bit generator, and what clears its cached Gaussian."""
+    """Offset of a RandomState's bit generator, and of its cached Gaussian."""
     import numpy as np
 
     rs, other = cls(np.random.MT19937(1)), cls(np.random.MT19937(2))
@@ -346,7 +346,7 @@ def _random_state_layout(cls: type) -> tuple[int, Fixed]:
 
 @_probed
 def _torch_layout() -> bool:
-    """Whether torch reads a state blob as this module and the Seeder write it."""
+    """Whether torch reads a state blob in the way that this module and the Seeder write it."""
     import torch
 
     raw, seed = Seeder._words(1, 2, 3, 0, STREAM_PRIVATE, _MT_WORDS)
@@ -374,7 +374,7 @@ _type_mro = type.__dict__["__mro__"].__get__
 
 
 def mro_of(cls: type) -> tuple[type, ...]:
-    """The classes of an object, past any metaclass and any ``__class__`` property."""
+    """The classes of an object, ignoring any metaclass and any ``__class__`` property."""
     classes: tuple[type, ...] = _type_mro(cls)
     return classes
 
@@ -400,7 +400,7 @@ def bitgen_of(generator: Any) -> Any:
 
 
 def state_of(generator: Any) -> bytes:
-    """Its state, to be compared: another one after each draw."""
+    """Its state, for comparison: it differs after each draw."""
     kind = generator_kind(mro_of(type(generator)))
     if kind == "torch":
         data: bytes = generator.get_state().numpy().tobytes()
@@ -413,7 +413,7 @@ def state_of(generator: Any) -> bytes:
 
 
 def put_back(generator: Any) -> Callable[[], Any]:
-    """What puts a generator back into the state in which it is now."""
+    """A function that restores a generator's current state."""
     kind = generator_kind(mro_of(type(generator)))
     if kind == "torch":
         return functools.partial(generator.set_state, generator.get_state())
@@ -429,7 +429,7 @@ def put_back(generator: Any) -> Callable[[], Any]:
 
 
 def plan_bitgen(bitgen: Any, force: str | None = None) -> Plan:
-    """How to seed a NumPy bit generator."""
+    """The plan for seeding a NumPy bit generator."""
     algorithm = _algorithm(bitgen)
     if algorithm is None:
         return ("call", functools.partial(_set_bitgen, bitgen), 8) \
@@ -465,8 +465,8 @@ _STANDARD = ("random", "getrandbits", "seed", "getstate", "setstate")
 
 
 def _plan_random(rng: random.Random, force: str | None) -> Plan:
-    """A subclass with an algorithm of its own knows how to be seeded; the state that
-    it inherits is not the one it draws from."""
+    """A subclass with its own algorithm must be seeded by its own method; it does not draw from the
+    state that it inherits."""
     cls = type(rng)
     if any(getattr(cls, n) is not getattr(random.Random, n) for n in _STANDARD):
         return ("hook", rng.seed)
@@ -481,14 +481,14 @@ def _new_blob(torch: Any) -> Any:
 
 
 def _torch_plan(generator: Any, blob: Any, seed: int | None = None) -> Plan:
-    """seed: what ``initial_seed()`` says from now on, in place of each sample's own."""
+    """seed: the result of ``initial_seed()`` from now on, instead of each sample's own seed."""
     if seed is not None:
         _TORCH_SEED.pack_into(blob.numpy(), 0, seed)
     return ("torch", generator.set_state, blob, blob.data_ptr(), blob.numel(), seed is not None)
 
 
 def _chosen_seed(generator: Any) -> int | None:
-    """The seed that worker_init_fn has given torch, which programs read again."""
+    """The seed that worker_init_fn has given torch, which programs may read again."""
     info = sys.modules["torch.utils.data"].get_worker_info()
     seed = generator.initial_seed()
     return None if info is None or seed == info.seed else seed
@@ -527,8 +527,8 @@ def _globals(force: str | None) -> Iterator[tuple[str, int, Plan]]:
 
 
 def probe_globals() -> None:
-    """What forks of this process then know of the global generators, and need not find out
-    again: 2 to 5 ms for each worker."""
+    """Probes the global generators, so that forks of this process need not: this saves each worker
+    2 to 5 ms."""
     for _ in _globals(None):
         pass
 

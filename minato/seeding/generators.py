@@ -1,10 +1,10 @@
-"""The generators a worker seeds before each sample: finding them, building a Seeder.
+"""The generators that a worker seeds before each sample: finding them, building a Seeder.
 
-The global generators of ``random``, NumPy and torch are always seeded.  Private ones are
-found by a bounded walk of the dataset's object graph; what the walk cannot reach (a
-generator in a module, in a class, in C) keeps whatever state its worker gives it, unless
-the dataset offers ``seed_sample(seed)``.  So do the children of ``Generator.spawn``,
-which are counted by their parent and not part of its state.
+The global generators of ``random``, NumPy and torch are always seeded.  A bounded walk of the
+dataset's object graph finds private ones. Generators that the walk cannot reach (in
+a module, a class, or C) keep the state that their worker gives them, unless
+the dataset offers ``seed_sample(seed)``.  The same holds for children of ``Generator.spawn``,
+which their parent counts outside of its state.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from .held import Finder, Held, Trial
 __all__ = ["Found", "Growing", "find_all", "find_of", "find_shared", "make_seeder",
            "make_seeder_of_thread"]
 
-#: Objects looked into at most. One costs 3 to 5 us, so that the walk ends within some
-#: 50 ms whatever the dataset holds: the order of what starting a worker costs anyway.
+#: Limit on objects searched. One costs 3 to 5 us, so the walk ends within about
+#: 50 ms for any dataset, which is about the time for starting a worker anyway.
 NODE_LIMIT = 10_000
-#: Elements looked at in each container: lists of transforms or concatenated datasets
-#: are shorter; lists of samples are longer and hold nothing to find, and must leave
-#: most of NODE_LIMIT to the objects beside them.
+#: Elements checked in each container. Lists of transforms or concatenated datasets
+#: are shorter. Lists of samples are longer and hold no generators; they must leave
+#: most of NODE_LIMIT to the other objects.
 CONTAINER_LIMIT = 1_024
-#: Elements looked at in all, for each object that may be looked into: of most it takes
-#: one look at their type (0.1 us) to see that they are text or numbers.
+#: Elements checked in all, per object that may be searched: for most of them
+#: a look at the type (0.1 us) shows that they are text or numbers.
 LOOKS_PER_NODE = 8
 
-#: Attributes watched for generators that are made later, of the objects nearest to the root:
-#: after each sample one look at each of them, of 5 ns.
+#: Attributes watched for generators that are made later, in the objects nearest to the root:
+#: each is checked after each sample, in 5 ns.
 WATCHED = 256
-#: Further objects of which only is counted how many attributes they have, in 1 ns each: so
-#: those are seen that come to be, and not those that take the place of another.
+#: Further objects whose attributes are only counted, in 1 ns each: this shows new attributes,
+#: but not replaced ones.
 COUNTED = 1_024
 
 _OF_A_THREAD = frozenset({threading.local})
@@ -61,15 +61,15 @@ _type_module = type.__dict__["__module__"].__get__
 _type_name = type.__dict__["__qualname__"].__get__
 
 _Members = Callable[[Any], Iterable[Any]]
-#: gives the state of a generator that is left as it is; None of one that is seeded
+#: returns the state of a generator that is left as it is; None for one that is seeded
 States = list[Callable[[], Any] | None]
-#: plans of all that is to be seeded, and what is watched: dicts, counted ones, types of generators;
+#: plans of everything to be seeded, and what is watched: dicts, counted ones, types of generators;
 #: and states
 News = tuple[list[Any], list[Any], list[Any], set[type], States]
 
 
 def _by_type(elements: Iterable[Any]) -> Iterable[Any]:
-    """Sets have no order that outlives a process; types do. Equal types keep theirs."""
+    """Orders a set by type: its own order does not outlive a process. Equal types keep theirs."""
     some = list(islice(elements, CONTAINER_LIMIT))
     return sorted(some, key=lambda e: f"{_type_module(type(e))}.{_type_name(type(e))}")
 
@@ -103,7 +103,7 @@ _READERS: dict[type, _Members] = {
     types.MethodWrapperType: lambda m: (m.__self__,),
 }
 
-#: What is never looked into, besides tensors and arrays.
+#: Types that are never searched, besides tensors and arrays.
 _CLOSED = (type, types.ModuleType, str, bytes, bytearray, memoryview, int, float, complex)
 
 
@@ -128,7 +128,7 @@ class _OfThisThread:
 
 
 def _dict_reader(mro: tuple[type, ...]) -> Any:
-    """The real ``__dict__``, or None if there is none or a property stands for it."""
+    """The real ``__dict__``, or None if there is none or a property replaces it."""
     if threading.local in mro:
         return _OfThisThread
     for cls in mro:
@@ -139,7 +139,7 @@ def _dict_reader(mro: tuple[type, ...]) -> Any:
 
 
 class _Shape(NamedTuple):
-    """How objects of one type are looked into; no user code runs on the way."""
+    """How objects of one type are searched; no user code runs."""
 
     kind: str | None
     readers: tuple[_Members, ...]
@@ -160,7 +160,7 @@ class _Shape(NamedTuple):
 
 
 def _shape_of(cls: type, closed: frozenset[Any]) -> _Shape | None:
-    """None: nothing of interest in objects of this type."""
+    """None: objects of this type hold nothing to find."""
     mro = mro_of(cls)
     kind = generator_kind(mro)
     if kind is not None:
@@ -177,8 +177,8 @@ def _shape_of(cls: type, closed: frozenset[Any]) -> _Shape | None:
 
 
 class Found(NamedTuple):
-    """What a walk found: generators and ``seed_sample`` functions in order of discovery,
-    the number of objects looked into, whether the limit cut the walk short, the
+    """The result of a walk: generators and ``seed_sample`` functions in order of discovery,
+    the number of objects searched, whether the limit cut the walk short, the
     attributes of the objects nearest to the roots, and those of further ones."""
 
     generators: list[Any]
@@ -190,7 +190,7 @@ class Found(NamedTuple):
 
 
 def _key(kind: str, obj: Any) -> int:
-    """Two Generators around one bit generator are one."""
+    """Identity of a generator; two Generators with one bit generator count as one."""
     return id(bitgen_of(obj) if kind == "numpy" else obj)
 
 
@@ -222,8 +222,8 @@ def _root_hook(root: Any, shape: _Shape | None) -> Any:
 
 
 class _Walk:
-    """Breadth first, so that what is near the root is found whatever lies deep. closed: classes
-    of objects that are not looked into, besides those that have nothing to find."""
+    """Breadth first, so that objects near the root are found however deep the graph is. closed:
+    classes of objects that are not searched, besides those that hold nothing to find."""
 
     def __init__(self, limit: int = NODE_LIMIT, closed: frozenset[Any] = frozenset()) -> None:
         self.nodes = limit
@@ -292,7 +292,7 @@ class _Walk:
         shapes, looks = self.shapes, self.looks
         for member in shape.members(obj):
             looks -= 1
-            if shapes.get(type(member), self) is not None:  # else known to be closed
+            if shapes.get(type(member), self) is not None:  # None: known to hold nothing
                 self.guarded(self.reach, member)
             if looks <= 0:
                 break
@@ -314,21 +314,21 @@ def _is_seedable(kind: str, obj: Any) -> bool:
 
 
 def find_all(roots: Iterable[Any], limit: int = NODE_LIMIT) -> Found:
-    """Walks several object graphs as one: a dataset and its collate_fn, say. Generators come in
-    an order that only the structure of these decides.
+    """Walks several object graphs as one, for example a dataset and its collate_fn. The order of
+    generators depends only on the structure of the graphs.
 
-    Looks into instance attributes, ``__slots__``, lists, tuples, dict values, sets,
+    Searches instance attributes, ``__slots__``, lists, tuples, dict values, sets,
     deques (the first 1024 elements of each), partials, bound methods, and closures and
-    defaults of functions, breadth first and at ``limit`` objects at most.  Not into
+    defaults of functions, breadth first and at most ``limit`` objects.  Does not search
     modules, classes, tensors, arrays or strings.  Runs no property, ``__getattr__`` or
-    other code of the user, and never raises.  Each generator is returned once, the
-    global ones never; ``random.SystemRandom`` cannot be seeded and is left out.
+    other code of the user, and never raises.  Returns each generator once, and no
+    global ones; ``random.SystemRandom`` cannot be seeded and is left out.
 
     Generators in one *set* are ordered by type only: two of the same type have an order
     that is stable in forked workers, but not between runs.
 
     ``seed_sample`` is taken from the roots and from torch Datasets found inside them
-    (the wrapped dataset of a Subset, for one).
+    (for example the wrapped dataset of a Subset).
     """
     return _Walk(limit).run(list(roots))
 
@@ -340,9 +340,9 @@ def make_seeder(
     finder: Finder | None = None,
 ) -> Seeder:
     """The Seeder of a worker: global generators, private ones of the dataset and of the
-    other objects (collate_fn), and then each ``seed_sample(seed)`` on offer, called
-    *in addition* with 63 bits of its own, so that what it sets is what counts. known, finder:
-    as ``Growing`` takes them."""
+    other objects (collate_fn), and then each offered ``seed_sample(seed)``, called
+    *in addition* with 63 bits of its own, so that its effect prevails. known, finder:
+    as for ``Growing``."""
     return Growing(dataset, *others, known=known, finder=finder).seeder
 
 
@@ -352,34 +352,34 @@ def _roots_of(dataset: Any, *others: Any) -> tuple[Any, ...]:
 
 
 def find_of(dataset: Any, *others: Any) -> Found:
-    """What is to be seeded for a dataset, and the dataset of its Subset, and the others."""
+    """The objects to seed: a dataset, the dataset of its Subset, and the others."""
     return find_all(_roots_of(dataset, *others))
 
 
 def find_shared(dataset: Any, *others: Any) -> list[Any]:
-    """Those generators that threads with the same dataset share: all but what only leads to
-    through a ``threading.local``."""
+    """The generators that threads with the same dataset share: all that can be reached without a
+    ``threading.local``."""
     return _Walk(closed=_OF_A_THREAD).run(_roots_of(dataset, *others)).generators
 
 
 def make_seeder_of_thread(dataset: Any, *others: Any) -> Seeder:
-    """The Seeder of a thread that shares its dataset with others: for the generators that are its
-    own, and each ``seed_sample(seed)``. They get what a process's would get."""
+    """The Seeder of a thread that shares its dataset with others: for the thread's own generators
+    and each ``seed_sample(seed)``. They get the same numbers as in a process."""
     return _GrowingInThread(dataset, *others).seeder
 
 
 class Growing:
-    """The Seeder of a dataset, and what it seeds: ``seeder.renew()`` after a sample finds the
-    generators that this has made, where the attributes watched have changed. hooks: whether it
-    calls each ``seed_sample(seed)``, too, which nobody can undo.
+    """The Seeder of a dataset, and what it seeds. ``seeder.renew()`` after a sample finds
+    generators that the sample has made, if the watched attributes have changed. hooks: whether it
+    also calls each ``seed_sample(seed)``, which cannot be undone.
 
-    Generators that the dataset holds are left as the program left them until a sample draws from
-    them. That sample is made again, with its seeds. So a value that is built once, when it is first
-    needed, is built from the same state in each worker. A dataset with ``seed_sample(seed)`` says
-    itself what its generators are to give.
+    Generators that the dataset holds keep the program's state until a sample draws from
+    them. That sample is then made again, with its seeds. A value that is built once, when it is
+    first needed, is therefore built from the same state in each worker. A dataset with
+    ``seed_sample(seed)`` determines itself what its generators give.
 
-    known: of which generators samples build nothing, so that they are seeded from the first
-    sample on. finder: where it is wanted that the Seeder finds that out of others (``held.py``)."""
+    known: the generators from which samples build nothing, so that they are seeded from the first
+    sample on. finder: if given, lets the Seeder find that out for others (``held.py``)."""
 
     def __init__(
         self,
@@ -443,7 +443,7 @@ class Growing:
 
 
 class _GrowingInThread(Growing):
-    """The same of a thread, which leaves alone what others draw from."""
+    """The same for a thread, which leaves alone the generators that others draw from."""
 
     def _seeder(self) -> Seeder:
         seeder = Seeder._from_plans(self._plans())
@@ -462,7 +462,7 @@ class _GrowingInThread(Growing):
         return {id(g) for g in self.found.generators} - shared
 
     def _plans(self) -> list[Any]:
-        """As in a process that has the dataset for itself, less what is shared."""
+        """As in a process with its own dataset, without the shared generators."""
         own = self._own()
         plans, found = super()._plans(), self.found.generators
         chosen = [plan for plan, g in zip(plans, found, strict=False) if id(g) in own]

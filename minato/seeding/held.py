@@ -1,11 +1,11 @@
-"""Whether samples build something lasting from the generators that their dataset holds.
+"""Whether samples build lasting values from the generators that their dataset holds.
 
-A generator that a dataset holds is left as the program left it until a sample draws from it,
+A generator that a dataset holds keeps the program's state until a sample draws from it,
 because that sample may build a table that all others use (``generators.py``). The sample is then
 made again with its seeds. Most samples build nothing, and a loader finds that out once: one of its
-workers makes its first such sample once more from the same states. Where a generator ends in the
-same state both times, the second run has drawn all that the first had drawn, so nothing of that
-was kept. Later iterators of the loader seed this generator from the first sample on.
+workers makes its first such sample once more from the same states. If a generator ends in the
+same state both times, the second run has drawn everything that the first one drew, so nothing was
+kept. Later iterators of the loader seed this generator from the first sample on.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from .generator_states import put_back, state_of
 
 
 class Held(NamedTuple):
-    """What is known of the generators of one dataset.
+    """What is known about the generators of one dataset.
 
     Attributes:
         kinds: the classes of all of them, in the order in which they are found.
-        builds: by the place in that order, whether something was kept that a sample drew from it.
+        builds: by position in that order, whether a sample has kept what it drew from the
+        generator.
     """
 
     kinds: tuple[str, ...]
     builds: dict[int, bool]
 
     def of(self, generators: Sequence[Any]) -> dict[int, bool]:
-        """What is known of these; nothing where they are others."""
+        """The knowledge about these generators; empty if they are others."""
         return self.builds if self.kinds == kinds_of(generators) else {}
 
 
@@ -39,13 +40,13 @@ def kinds_of(generators: Sequence[Any]) -> tuple[str, ...]:
 
 
 class Finder(Protocol):
-    """What trials are made for."""
+    """The source and the destination of trials."""
 
     def makes_trials(self) -> bool:
-        """Whether this process is that one of its loader's which makes them."""
+        """Whether this process is the one of its loader that makes trials."""
 
     def found_held(self, held: Held) -> None:
-        """What was found out."""
+        """Records a result."""
 
 
 class Trial:
@@ -58,14 +59,14 @@ class Trial:
         now: Callable[[], Sequence[Any]],
         finder: Finder,
     ) -> None:
-        """generators: as they are found first, in the states in which they are left. known: of
-        which nothing is to be found out. now: those that the Seeder numbers."""
-        self._generators = list(generators)  # kept, so that no id is given to another
+        """generators: in the order of discovery, in the program's states. known: those without need
+        of a trial. now: those that the Seeder numbers."""
+        self._generators = list(generators)  # kept, so that their ids are not reused
         self._kinds, self._now, self._finder = kinds_of(generators), now, finder
         self._builds = dict(known)
         self._puts: dict[int, tuple[int, Callable[[], Any]]] = {}
         for place, one in enumerate(generators):
-            with contextlib.suppress(Exception):  # a class of the program's may refuse
+            with contextlib.suppress(Exception):  # a class of the program may refuse
                 if place not in known:
                     self._puts[id(one)] = place, put_back(one)
         self._ended: list[tuple[int, Any, bytes]] = []  # place, generator, its state after a run
@@ -77,7 +78,7 @@ class Trial:
         now = self._now()
         generators = [now[number] for number in drawn]
         if not all(id(one) in self._puts for one in generators):
-            return False  # the state in which one of them was left is not known
+            return False  # the original state of one of them is unknown
         if not self._finder.makes_trials():
             return False
         for one in generators:

@@ -1,7 +1,7 @@
 """Seeding in the program's own process: ``num_workers=0``, and a collate_fn that runs there.
 
-What is seeded are the program's own generators, so they are put back after each batch: the
-program draws on as if workers had done it.
+The program's own generators are seeded, so they are restored after each batch: the
+program continues to draw as if workers had made the batch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .held import Finder, Held
 
 
 class SeededHere:
-    """Seeds what a worker would seed for this dataset and collate_fn, and puts it back; but for
-    what seed_sample() of these does, which nobody else can undo. hooks: whether to call that.
-    known, finder: as ``Growing`` takes them."""
+    """Seeds what a worker would seed for this dataset and collate_fn, and restores it afterwards,
+    except for the effects of seed_sample(), which cannot be undone. hooks: whether to call that.
+    known, finder: as for ``Growing``."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class SeededHere:
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """The program's generators are after it what they are before it."""
+        """Restores the program's generators afterwards."""
         generators = (*self._everybodys, *self._growing.found.generators)
         before = [put_back(generator) for generator in generators]
         try:
@@ -53,7 +53,7 @@ class SeededHere:
 
 
 class SeededFetcher:
-    """In place of torch's fetcher of a map-style dataset: the same batches as with workers."""
+    """Replaces torch's fetcher of a map-style dataset: the same batches as with workers."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SeededFetcher:
     ) -> None:
         self._fetcher = fetcher
         self._tolerant = tolerant
-        self.spares: list[Any] = []  # for the batch fetched next
+        self.spares: list[Any] = []  # for the next batch
         self._here = SeededHere(fetcher.dataset, fetcher.collate_fn, True, known, finder)
         self._here.seeder.share(ranks)
         self.place = (0, 0, 0, 0)  # base seed, epoch, batch's number, position of its first
@@ -89,12 +89,12 @@ class SeededFetcher:
 
 
 class TolerantFetcher:
-    """In place of torch's fetcher of a map-style dataset: goes on behind samples that fail."""
+    """Replaces torch's fetcher of a map-style dataset: continues after samples that fail."""
 
     def __init__(self, fetcher: Any, tolerant: Tolerant) -> None:
         self._fetcher = fetcher
         self._tolerant = tolerant
-        self.spares: list[Any] = []  # for the batch fetched next
+        self.spares: list[Any] = []  # for the next batch
 
     def fetch(self, index: Any) -> Any:
         """The batch of an index, or of a list of them."""

@@ -1,12 +1,12 @@
-"""A ``worker_init_fn`` that seeds the global generators from a number of its own.
+"""Detects a ``worker_init_fn`` that seeds the global generators from its own number.
 
-With torch's loader such a function gives the same random numbers in each run, whatever the
-loader's seed is. Where minato seeds each sample it has no effect, and who wrote it is told so.
-A function that goes by ``torch.initial_seed()``, as torch's documentation shows, leaves each
-worker in another state in each run, and one that goes by the seed of all workers of an epoch
-leaves them in one; so one state after two seeds of the loader's proves a number of its own, and so
-does, before there is a second seed, the state of a seed that programs write down (``WRITTEN``).
-Workers leave hashes of the states that it has left in
+With torch's loader, such a function gives the same random numbers in each run, whatever the
+loader's seed is. If minato seeds each sample, it has no effect, and a warning says so.
+A function that uses ``torch.initial_seed()``, as in torch's documentation, leaves each
+worker in another state in each run. One that uses the common seed of all workers of an epoch
+leaves them in one state. So the same state after two seeds of the loader proves that the function
+uses its own number. Before there is a second seed, the state of a seed that programs write down
+(``WRITTEN``) proves it, too. Workers store hashes of the resulting states in
 their entries of the shared memory.
 """
 
@@ -22,17 +22,17 @@ from typing import Any
 import numpy as np
 import torch
 
-#: in this order in a worker's entry; what each is for its users
+#: in this order in a worker's entry; with the name for users
 ROLES = {"python": "random", "numpy": "numpy.random", "torch": "torch"}
 
-#: states remembered in all
+#: limit on remembered states
 MOST = 4096
 
 #: seeds that programs write down, or add a worker's number to. 2**31 is the first word of NumPy's
-#: state in every worker of torch's, which some take for a seed.
+#: state in every worker of torch's, which some programs take for a seed.
 WRITTEN = (*range(1024), 1234, 1337, *range(2000, 2050), 12345, *range(2**31, 2**31 + 64))
 
-#: (role, hash of a state) -> the loader's seed of the workers that were first seen in it
+#: (role, hash of a state) -> the loader's seed of the workers in which it was first seen
 _seen: dict[tuple[str, int], int] = {}
 _told = False
 
@@ -46,7 +46,7 @@ def _of_python(generator: random.Random) -> bytes:
 
 def _of_numpy(generator: np.random.RandomState) -> bytes:
     state: Any = generator.get_state(legacy=True)
-    if state[0] != "MT19937":  # exchanged by the program: its own business
+    if state[0] != "MT19937":  # replaced by the program, and not checked
         return b""
     words: bytes = state[1].tobytes()
     return words + repr(state[2:]).encode()
@@ -78,7 +78,7 @@ def now() -> dict[str, bytes]:
 
 
 def left_by(before: dict[str, bytes]) -> tuple[int, ...]:
-    """Hashes of the states that have changed since; 0 of those that have not."""
+    """Hashes of the states that have changed; 0 for the others."""
     after = now()
     return tuple(_hash(after[r]) if after[r] and after[r] != before[r] else 0 for r in ROLES)
 
@@ -88,8 +88,8 @@ def _hash(state: bytes) -> int:
 
 
 def look(workers: Iterable[Any], base_seed: int) -> list[str]:
-    """Generators that workers' entries say are seeded from a number of the function's own.
-    base_seed: what these workers were made with, which a later epoch's need not be."""
+    """Generators that, by the workers' entries, were seeded from the function's own number.
+    base_seed: the one of these workers' start, which later epochs need not have."""
     if len(_seen) > MOST:
         _seen.clear()
     found = set()
@@ -108,16 +108,16 @@ def _is_written(role: str, state: int) -> bool:
 
 
 def tell(generators: list[str]) -> None:
-    """Warns of them, once."""
+    """Warns about them, once."""
     global _told
     if _told or not generators:
         return
     _told = True
     warnings.warn(
-        f"worker_init_fn seeds {' and '.join(generators)} from a number of its own, which with "
-        "torch's loader gives the same random numbers in each run. minato seeds each sample "
-        "anew from the loader's seed, so that this has no effect. Fix that seed by "
-        "torch.manual_seed() before the loader is iterated, or have workers' own streams by "
+        f"worker_init_fn seeds {' and '.join(generators)} from its own number. With "
+        "torch's loader that gives the same random numbers in each run. minato seeds each sample "
+        "from the loader's seed, so it has no effect here. For reproducible runs, call "
+        "torch.manual_seed() before iterating over the loader, or use workers' own streams with "
         "seed_per_sample=False or scheduling='static'.",
         stacklevel=4,
     )

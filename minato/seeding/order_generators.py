@@ -1,7 +1,7 @@
-"""The generators that a loader's order comes from, and their states.
+"""The generators that determine a loader's order, and their states.
 
-A sampler gives the same order again from the states of the generators that it draws from: those
-that it and the samplers within it hold, the loader's, and the global ones of torch, ``random`` and
+A sampler repeats its order from the states of the generators that it draws from: those
+that it and its nested samplers hold, the loader's, and the global ones of torch, ``random`` and
 NumPy.
 """
 
@@ -36,7 +36,7 @@ TORCH_SAMPLERS = (
     torch.utils.data.DistributedSampler,
 )
 
-#: those of torch's samplers that are told of no epoch, and that deal to no ranks
+#: torch's samplers that have no set_epoch(), and do not deal to ranks
 PLAIN_SAMPLERS = (torch.utils.data.BatchSampler, *TORCH_SAMPLERS[:-1])
 
 
@@ -45,19 +45,19 @@ def _tensor(data: bytes) -> torch.Tensor:
 
 
 def _of_numpy() -> list[Any] | None:
-    """NumPy's global state: its words, and what else there is."""
+    """NumPy's global state: its words, and the rest."""
     state: Any = np.random.get_state(legacy=True)
     name, *held = state
-    return held if name == "MT19937" else None  # exchanged by the program: its own business
+    return held if name == "MT19937" else None  # replaced by the program, and not saved
 
 
-#: what a state begins with that was captured in the form that takes microseconds: each epoch's are,
-#: and JSON is made of those alone that a state_dict() holds
+#: first item of a state captured in the form that takes microseconds: each epoch captures these,
+#: and only those in a state_dict() are converted to JSON
 _QUICK = b"minato, by marshal: "
 
 
 def portable(data: bytes) -> bytes:
-    """A captured state as state_dict() holds it, whatever Python reads that."""
+    """A captured state in the form of state_dict(), which any version of Python can read."""
     if not data.startswith(_QUICK):
         return data
     first, *rest = marshal.loads(data[len(_QUICK) :])
@@ -66,12 +66,12 @@ def portable(data: bytes) -> bytes:
     return json.dumps([first, *rest]).encode()
 
 
-#: of NumPy's global generator: its memory when it was asked last, and its state then
+#: of NumPy's global generator: its memory at the last call, and its state then
 _numpy_was: tuple[bytes, bytes | None] = b"", None
 
 
 def _numpy_memory() -> bytes:
-    """The words of NumPy's global generator, and all that its RandomState holds beside them."""
+    """The words of NumPy's global generator, and the rest of its RandomState."""
     words = numpy_words() if CORE else b""
     everybodys: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
     return words and words + Seeder._peek(everybodys)[object.__basicsize__ :]
@@ -80,7 +80,7 @@ def _numpy_memory() -> bytes:
 def _get_numpy() -> bytes | None:
     global _numpy_was
     memory, (was, state) = _numpy_memory(), _numpy_was
-    if not memory or memory != was:  # to ask takes 80 us
+    if not memory or memory != was:  # asking NumPy takes 80 us
         held = _of_numpy()
         state = None if held is None else _QUICK + marshal.dumps((held[0].tobytes(), *held[1:]))
         _numpy_was = memory, state
@@ -107,7 +107,7 @@ def _plain(state: Any) -> Any:
 
 
 def _whole(state: Any) -> Any:
-    """What _plain() was given."""
+    """Reverses _plain()."""
     if isinstance(state, dict):
         return {name: _whole(value) for name, value in state.items()}
     return np.array(state[1], state[0]) if isinstance(state, list) else state
@@ -135,7 +135,7 @@ def _set_state(generator: Any, data: bytes) -> None:
         getattr(generator, "bit_generator", generator).state = _whole(json.loads(data))
 
 
-#: of the module random
+#: generator of the module random
 _PYTHON: random.Random = random._inst  # type: ignore[attr-defined]
 
 #: role -> (get, set) of the global generators
@@ -149,10 +149,10 @@ _GLOBALS: dict[str, tuple[Callable[[], bytes | None], Callable[[bytes], None]]] 
 }
 
 
-#: what is no sampler, generator or dataset, and is compared by value
+#: types that are no sampler, generator or dataset, and are compared by value
 PLAIN = (int, float, str, bool, type(None))
 
-#: samplers that are looked for, and what a list may have that is gone through for them
+#: limit on samplers, and on the length of a list that is searched for them
 MOST = 64
 
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState,
@@ -160,8 +160,8 @@ _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.Ra
 
 
 def _has_state(generator: Any) -> bool:
-    """Whether it can be put back. A class below ``random.Random`` may have no state, or one of a
-    form of its own; what such a generator gives is its program's business."""
+    """Whether it can be restored. A class derived from ``random.Random`` may have no state, or one
+    in another form; such generators are left to the program."""
     if not isinstance(generator, random.Random):
         return True
     try:
@@ -172,7 +172,7 @@ def _has_state(generator: Any) -> bool:
 
 
 def _is_own(generator: Any) -> bool:
-    """Its holder's, not everybody's, and with a state."""
+    """Whether it belongs to its holder, is not global, and has a state."""
     if generator is _PYTHON or generator is torch.default_generator:
         return False
     everybodys: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
@@ -180,7 +180,7 @@ def _is_own(generator: Any) -> bool:
 
 
 def _is_sampler(value: Any) -> bool:
-    """It gives indices; of data samples are had by index, too."""
+    """Whether it yields indices; data, in contrast, returns samples by index."""
     kind = type(value)
     by_index = hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")
     gives = hasattr(kind, "__iter__") and not by_index and not isinstance(value, DataLoader)
@@ -188,7 +188,7 @@ def _is_sampler(value: Any) -> bool:
 
 
 def attributes(part: Any) -> Iterator[tuple[str, Any]]:
-    """An object's own, by name, those in slots too."""
+    """An object's own attributes by name, including slots."""
     yield from getattr(part, "__dict__", {}).items()
     for kind in type(part).__mro__:
         if not vars(kind).get("__slots__"):
@@ -199,8 +199,8 @@ def attributes(part: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _held(part: Any, way: str) -> Iterator[tuple[str, Any]]:
-    """An object's attributes, and what is in those that hold few, by the way to each; numbers and
-    text left out."""
+    """An object's attributes, and the elements of small containers, by the path to each; without
+    numbers and text."""
     for attribute, value in attributes(part):
         if type(value) in PLAIN:
             continue
@@ -211,11 +211,11 @@ def _held(part: Any, way: str) -> Iterator[tuple[str, Any]]:
 
 
 def _holds_any(part: Any) -> bool:
-    """Whether it has attributes. A set has none, and there may be many of them."""
+    """Whether it has attributes. A set has none, and may be large."""
     return next(attributes(part), None) is not None
 
 
-#: parts, and the generators that they hold, both by the way to each
+#: parts, and the generators that they hold, both by the path to each
 Found = tuple[dict[str, Any], dict[str, Any]]
 
 
@@ -226,7 +226,7 @@ def _search(ways: list[tuple[str, Any]], is_part: Callable[[Any], bool]) -> Foun
     for way, part in ways:
         for role, one in _held(part, way):
             if type(one) in weakref.ProxyTypes:
-                continue  # it raises where what it stands for is gone
+                continue  # a weak proxy raises if its object is gone
             if isinstance(one, _GENERATORS) and _is_own(one):
                 generators[role] = one
             if id(one) not in known and len(ways) < MOST and is_part(one) and _holds_any(one):
@@ -239,27 +239,27 @@ def _samplers_of(loader: Any) -> Found:
     """A loader's samplers, and those that they hold."""
     ways = [("batch_sampler", loader.batch_sampler), ("sampler", sampler_of(loader))]
     if sampler_of_torch(loader) and _generator_of(loader.batch_sampler) is None:
-        return dict(ways), {}  # they draw from what they call their generator
+        return dict(ways), {}  # they draw from their attribute generator
     return _search(ways, _is_sampler)
 
 
 def _datasets_in(dataset: Any) -> Found:
-    """An iterable dataset, and those that it holds. One that has a state of its own says there what
-    it goes by, and those within it."""
+    """An iterable dataset, and those that it holds. One that has its own state includes its
+    generators there, and those of nested ones."""
     if is_stateful(dataset):
         return {}, {}
     return _search([("dataset", dataset)], lambda one: isinstance(one, Dataset))
 
 
 def sampler_of(loader: Any) -> Any:
-    """Where the order of samples comes from; None where a batch sampler does not say."""
+    """The source of the order of samples; None if a batch sampler does not say."""
     batches = loader.batch_sampler
     return loader.sampler if batches is None else attribute(batches, "sampler")
 
 
 def _told_of_epochs(loader: Any) -> Any:
-    """The sampler, or batch sampler, that ``set_epoch`` tells the epoch and that keeps it as its
-    attribute ``epoch``, as torch's DistributedSampler does; None without one."""
+    """The sampler or batch sampler with ``set_epoch`` that stores the epoch in its
+    attribute ``epoch``, like torch's DistributedSampler; None without one."""
     for part in (loader.batch_sampler, sampler_of(loader)):
         if type(part) not in PLAIN_SAMPLERS and callable(attribute(part, "set_epoch")) and type(attribute(part, "epoch")) is int:
             return part
@@ -267,20 +267,20 @@ def _told_of_epochs(loader: Any) -> Any:
 
 
 def sampler_epoch(loader: Any) -> int | None:
-    """The epoch whose order the sampler gives, where it was told one."""
+    """The epoch of the sampler's order, if it was set."""
     sampler = _told_of_epochs(loader)
     return None if sampler is None else int(sampler.epoch)
 
 
 def set_sampler_epoch(loader: Any, epoch: int) -> None:
-    """Tells the sampler what ``sampler_epoch()`` has returned."""
+    """Passes the result of ``sampler_epoch()`` to the sampler."""
     sampler = _told_of_epochs(loader)
     if sampler is not None and sampler.epoch != epoch:
         sampler.set_epoch(epoch)
 
 
 def batch_size_of(loader: Any) -> int | None:
-    """Samples of a batch, where the loader or its batch sampler says."""
+    """Samples of a batch, if the loader or its batch sampler says so."""
     if loader.batch_size is not None:
         return int(loader.batch_size)
     size = attribute(loader.batch_sampler, "batch_size")
@@ -296,15 +296,15 @@ def _generator_of(sampler: Any) -> torch.Generator | None:
 
 
 def sampler_of_torch(loader: Any) -> bool:
-    """Whether torch's own classes make the order: they draw from torch's generators only."""
+    """Whether torch's own classes make the order: they draw only from torch's generators."""
     batches = loader.batch_sampler
     plain = batches is None or type(batches) is torch.utils.data.BatchSampler
     return plain and type(sampler_of(loader)) in TORCH_SAMPLERS
 
 
 class Sources:
-    """The generators that a loader's order and base seeds come from, as the program has them when
-    this is made. It has a loader's attributes that say so, and does not hold the loader."""
+    """The generators of a loader's order and base seeds, as they are when this object is made. It
+    copies the loader's relevant attributes, and does not hold the loader."""
 
     def __init__(self, loader: Any) -> None:
         self.batch_sampler, self.sampler = loader.batch_sampler, loader.sampler
@@ -319,11 +319,11 @@ class Sources:
         for role, one in generators.items():
             if not self._has(one):
                 self.own[role] = one
-        # Of base seeds; one that a sampler draws from, too, is the sampler's.
-        given = isinstance(self.generator, torch.Generator)  # else torch refuses it
+        # For base seeds; if a sampler draws from it, too, it counts as the sampler's.
+        given = isinstance(self.generator, torch.Generator)  # torch refuses others
         if given and not self._has(self.generator):
             self.own["loader"] = self.generator
-        #: of an iterable dataset that is read in this process, which may shuffle with its own
+        #: of an iterable dataset that is read in this process and may shuffle
         self.of_dataset: dict[str, Any] = {}
         if self._dataset_kind == _DatasetKind.Iterable and self.num_workers == 0:
             generators = _datasets_in(loader.dataset)[1]
@@ -336,14 +336,14 @@ class Sources:
             self.globals = ()
 
     def again(self) -> Sources:
-        """As they are now: the program may have exchanged some."""
+        """The current ones: the program may have replaced some."""
         return Sources(self)
 
     def _has(self, generator: Any) -> bool:
         return any(generator is known for known in self.own.values())
 
     def capture(self, everything: bool = True) -> dict[str, bytes]:
-        """States now, by role; the global ones only where the order may come from them."""
+        """Current states, by role; the global ones only if the order may come from them."""
         states = {role: _get_state(g) for role, g in (self.own | self.of_dataset).items()}
         for role in self.globals if everything else ():
             data = _GLOBALS[role][0]()
@@ -352,11 +352,11 @@ class Sources:
         return states
 
     def drew(self, before: dict[str, bytes]) -> bool:
-        """Whether anything but a base seed was drawn since."""
+        """Whether anything except a base seed was drawn since."""
         source = torch.default_generator if self.generator is None else self.generator
         roles = {role for role, g in self.own.items() if g is source}
         if self.generator is None and torch.get_default_device().type == "cpu":
-            roles.add("torch")  # else torch draws the seed from another device's
+            roles.add("torch")  # otherwise torch draws the seed from another device's generator
         after = dict(before)
         for role in roles & before.keys():
             seeds = torch.Generator(source.device)
@@ -366,23 +366,23 @@ class Sources:
         return self.capture() != after
 
     def lacks(self, states: dict[str, bytes]) -> list[str]:
-        """Samplers' generators of which there are states, but which no sampler holds now."""
+        """Samplers' generators with a state in the dict that no sampler holds now."""
         return [role for role in states
                 if role.partition(".")[0] in ("sampler", "batch_sampler") and role not in self.own]  # fmt: skip
 
     def set_own(self, states: dict[str, bytes]) -> None:
         if "loader" in states and self.generator is not None:
-            # where older states have it, whoever holds it
+            # older states have it under this role, whichever object holds it
             held = {role for role, g in self.own.items() if g is self.generator}
             states = {**dict.fromkeys(held, states["loader"]), **states}
         self._set(self.own, states, "sampler")
 
     def set_dataset(self, states: dict[str, bytes]) -> None:
-        """Before its iterator is made."""
+        """Sets those of the dataset, before its iterator is made."""
         self._set(self.of_dataset, states, "dataset")
 
     def check(self, states: dict[str, bytes]) -> None:
-        """Raises ValueError for states of other kinds of generators; leaves all as they are."""
+        """Raises ValueError for states of other kinds of generators; changes nothing."""
         found = self.capture(everything=False)
         try:
             self.set_own(states)
@@ -408,7 +408,7 @@ class Sources:
 
 
 def fingerprint() -> tuple[Any, ...]:
-    """Of the global generators: another one as soon as one of them was drawn from."""
+    """Fingerprint of the global generators: it changes with every draw."""
     return _get_state(torch.default_generator), _PYTHON.getstate(), _get_numpy()
 
 
@@ -419,7 +419,7 @@ def all_global() -> dict[str, bytes]:
 
 
 def put_global(states: dict[str, bytes]) -> None:
-    """Puts global generators into these states, in a process that is ours."""
+    """Sets global generators to these states, in a process of minato's."""
     for role, (_get, set_) in _GLOBALS.items():
         if role not in states:
             continue
@@ -427,14 +427,14 @@ def put_global(states: dict[str, bytes]) -> None:
             set_(states[role])
         except Exception as error:
             raise ValueError(
-                f"the state's generator {role!r} is damaged, or of another version of what it "
-                f"belongs to: {error}"
+                f"the state's generator {role!r} is damaged, or from another version of its "
+                f"library: {error}"
             ) from error
 
 
 @contextlib.contextmanager
 def global_generators(states: dict[str, bytes]) -> Iterator[None]:
-    """The global generators in these states; the program finds its own again after."""
+    """Sets the global generators to these states, and restores the program's afterwards."""
     if not states:
         yield
         return

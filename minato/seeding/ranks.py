@@ -1,9 +1,9 @@
 """Which ranks share an epoch, and which of its samples this process makes.
 
-Ranks that draw the same random numbers waste each other's augmentation. So a sample's seed takes
-its position in the whole epoch where the sampler says how it deals samples to ranks, and the rank
-of the process elsewhere. Nothing here communicates: a loader that only one rank iterates, for
-validation say, does not wait for the others.
+Ranks that draw the same random numbers would repeat each other's augmentations. A sample's seed
+therefore uses its position in the whole epoch if the sampler says how it deals samples to ranks,
+and the rank of the process otherwise. Nothing here communicates: a loader that only one rank
+iterates over, for validation say, does not wait for the others.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ..dataset_calls import attribute
 from ..option_values import option
 from .order_generators import PLAIN_SAMPLERS
 
-#: how samplers spell (number of ranks, own rank): torch and what derives from it, MMEngine
+#: attributes of samplers for (number of ranks, own rank): torch and derived classes, MMEngine
 _OF_SAMPLERS = (("num_replicas", "rank"), ("world_size", "rank"))
 #: Accelerate's and Transformers' shards, which deal whole batches
 _OF_SHARDS = ("num_processes", "process_index")
-#: how launchers spell the same in the environment: torchrun, Open MPI, the MPIs with Hydra, Slurm
+#: environment variables of launchers for the same: torchrun, Open MPI, the MPIs with Hydra, Slurm
 _OF_LAUNCHERS = (
     ("WORLD_SIZE", "RANK"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("PMI_SIZE", "PMI_RANK"),
     ("SLURM_NTASKS", "SLURM_PROCID"),
 )
-#: samplers within samplers that are looked into
+#: limit on nested samplers that are searched
 _DEPTH = 8
 
 
@@ -39,10 +39,10 @@ class Ranks(NamedTuple):
     """The share of an epoch that one process makes.
 
     Attributes:
-        rank: this process's number among them, from 0 on.
-        world: how many there are.
-        block: consecutive samples of the epoch that one rank gets at a time, where the sampler
-            says how it deals them; None: it does not.
+        rank: this process's number, from 0 on.
+        world: the number of ranks.
+        block: how many consecutive samples of the epoch one rank gets at a time, if the sampler
+            says how it deals them; None otherwise.
     """
 
     rank: int
@@ -55,7 +55,7 @@ class Ranks(NamedTuple):
         return self.block is not None
 
     def for_seeds(self) -> tuple[int, int, int]:
-        """As ``Seeder.share()`` takes it."""
+        """The arguments of ``Seeder.share()``."""
         return (self.rank, 0, 1) if self.block is None else (self.rank, self.world, self.block)
 
 
@@ -64,9 +64,9 @@ ALONE = Ranks(0, 1, 1)
 
 
 def ranks_of(loader: Any, launched: Ranks | None = None) -> Ranks:
-    """Which share of an epoch this process makes, by the loader's sampler, or else by
-    ``torch.distributed`` or the launcher. ``loader.seed_rank`` takes the place of the rank.
-    launched: what ``by_launcher()`` has said, if that is to count.
+    """The share of an epoch that this process makes, from the loader's sampler, or else from
+    ``torch.distributed`` or the launcher. ``loader.seed_rank`` replaces the rank.
+    launched: the result of ``by_launcher()``, if that is to be used.
 
     Raises:
         ValueError: seed_rank is not among the ranks that the sampler deals to.
@@ -98,8 +98,8 @@ def _of_sampler(loader: Any) -> Ranks | None:
 
 
 def _parts(loader: Any) -> Iterator[tuple[Any, bool]]:
-    """The loader's batch sampler and those inside it, then its sampler and those inside that. And
-    whether each gives batches."""
+    """The loader's batch sampler and those inside it, then its sampler and those inside that. Also
+    whether each yields batches."""
     part, gives_batches = loader.batch_sampler, True
     if part is None:
         part, gives_batches = loader.sampler, False
@@ -123,8 +123,8 @@ def _of_part(part: Any, gives_batches: bool) -> Ranks | None:
         if gives_batches or world_name == _OF_SHARDS[0]:
             block = _number(part, "batch_size")
             if block is not None and attribute(part, "split_batches"):
-                block //= world  # each batch is cut into one piece a rank
-        # Without a size the positions are no real ones, but no two ranks have the same.
+                block //= world  # each batch is cut into one piece per rank
+        # Without a size, positions are not the real ones, but no two ranks have the same.
         return Ranks(rank, world, block if block is not None and block > 0 else 1)
     return None
 
@@ -140,7 +140,7 @@ def _number(part: Any, name: str) -> int | None:
 
 
 def _of_group() -> Ranks | None:
-    """Of the default process group, if there is one."""
+    """The ranks of the default process group, if there is one."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -149,10 +149,10 @@ def _of_group() -> Ranks | None:
 
 
 def by_launcher(environ: Mapping[str, str] = os.environ) -> Ranks:
-    """What the launcher's environment variables say now. Persistent workers keep what they said
-    when these started."""
+    """The ranks by the launcher's current environment variables. Persistent workers keep those of
+    their start."""
     for world_name, rank_name in _OF_LAUNCHERS:
-        try:  # faster than get() where there is none, as in most programs
+        try:  # faster than get() if it is missing, as in most programs
             world_text, rank_text = environ[world_name].strip(), environ[rank_name].strip()
         except KeyError:
             continue
@@ -161,5 +161,5 @@ def by_launcher(environ: Mapping[str, str] = os.environ) -> Ranks:
             if world > 1 and rank < world:
                 return Ranks(rank, world, None)
             if world == 1:
-                return ALONE  # the launcher that is asked first knows best
+                return ALONE  # the first launcher takes precedence
     return ALONE

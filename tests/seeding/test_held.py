@@ -109,7 +109,7 @@ def test_later_epochs_make_no_sample_twice(held, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_what_was_found_out_changes_no_sample(workers):
+def test_findings_of_trial_change_no_sample(workers):
     """The same as with loaders that know nothing yet."""
     torch.manual_seed(5)
     held = "numpy", "torch"
@@ -119,7 +119,7 @@ def test_what_was_found_out_changes_no_sample(workers):
 
 
 @pytest.mark.parametrize("kind", [InAttribute, InCache])
-def test_a_table_is_the_programs_in_later_epochs(kind):
+def test_table_in_later_epochs_is_the_programs(kind):
     numbers = np.random.default_rng(0).random(3)  # two of the sample come first
     data = kind()
     for epoch in epochs(loader_of(data)):
@@ -140,7 +140,7 @@ def test_only_generators_without_tables_are_seeded_early():
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_workers_of_other_start_methods_find_out_too(method):
+def test_trial_works_with_other_start_methods(method):
     data = Drawing()
     loader = loader_of(data, 1, multiprocessing_context=method)
     list(loader)
@@ -155,7 +155,7 @@ def test_persistent_workers_make_no_trial():
     assert data.runs() == SAMPLES + 1
 
 
-def test_an_epoch_that_is_left_teaches_too():
+def test_abandoned_epoch_also_makes_trial():
     data = Drawing()
     loader = loader_of(data, 1, prefetch_factor=1)
     iterator = iter(loader)
@@ -166,7 +166,7 @@ def test_an_epoch_that_is_left_teaches_too():
     assert data.runs() == SAMPLES
 
 
-def test_other_generators_than_those_known_are_left():
+def test_unknown_generators_are_left():
     data = Drawing("numpy")
     known = Held(("Generator",), {0: False})
     assert make_seeder(data, known=known).left() == [False]
@@ -184,7 +184,7 @@ class Failing(Drawing):
         return sample
 
 
-def test_a_sample_that_fails_in_the_trial_is_made_by_its_seeds():
+def test_sample_failing_in_trial_uses_its_seeds():
     data = Failing()
     loader = loader_of(data, 1)
     list(loader)

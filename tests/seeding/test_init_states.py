@@ -168,7 +168,7 @@ def test_written_seed_is_noticed_with_the_second_batch(options: dict[str, Any]) 
     iterator = iter(loader)
     next(iterator)
     gate.set()
-    with pytest.warns(UserWarning, match="seeds numpy.random from a number of its own"):
+    with pytest.warns(UserWarning, match="seeds numpy.random from its own number"):
         next(iterator)
 
 
