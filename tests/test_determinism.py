@@ -240,7 +240,7 @@ class Hinted(torch.utils.data.Dataset):
     lambda draws: torch.rand(1, generator=draws.torch),
     lambda draws: draws.random.random() + draws.random.getrandbits(7) + draws.numpy.rand(),
 ], ids=["random", "numpy", "torch", "several"])  # fmt: skip
-def test_hint_that_draws_as_its_sample_is_found_right(draw):
+def test_hint_drawing_like_its_sample_is_accepted(draw):
     report = minato.check_determinism(Hinted(draw), 4)
     assert report and report.hints == ()
 

@@ -433,7 +433,7 @@ def test_hint_counts_kept_boxes_once(lesions):
     assert pickle.loads(pickle.dumps(dataset)).cost_hint(0) == first
 
 
-def test_hint_without_a_draw_is_the_size_of_the_patch(files):
+def test_hint_without_draw_is_the_patch_size(files):
     alone = ops.Pipeline([ops.ReadNpy(), ops.RandCrop(4)])
     dataset = ops.VolumeDataset([image for image, _ in files], alone, keyed_by="sample")
     assert {dataset.cost_hint(index) for index in range(len(dataset))} == {4**3 * 4.0}

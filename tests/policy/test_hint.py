@@ -103,7 +103,7 @@ def test_hints_beyond_any_time_are_bounded() -> None:
     assert 0 <= model.predict(1, 3e38) <= 10**15
 
 
-def test_samples_without_hints_leave_the_model_as_it_was() -> None:
+def test_samples_without_hints_keep_the_model_unchanged() -> None:
     model = taught(drawn_cost, lambda *_: -1.0)  # less than 0: none
     summary = model.summary()
     assert summary["hinted"] == 0 and summary["errors"] is None

@@ -224,7 +224,7 @@ def factor_of(dataset, index, **known):
     return dataset.cost_hint(index, **known) / dataset.case(index).nbytes
 
 
-def test_hint_of_a_seeded_dataset_knows_the_first_draw(data_folder):
+def test_seeded_dataset_hint_knows_the_first_draw(data_folder):
     dataset = dataset_of(data_folder, repeat=8)
     for epoch in (0, 1):
         dataset.set_epoch(epoch)
@@ -235,7 +235,7 @@ def test_hint_of_a_seeded_dataset_knows_the_first_draw(data_folder):
             assert factor_of(dataset, index) == factor_of(dataset, index, epoch=epoch) == wanted
 
 
-def test_hint_of_an_unseeded_dataset_knows_the_loaders_draw(data_folder):
+def test_unseeded_dataset_hint_knows_the_loaders_draw(data_folder):
     minato = pytest.importorskip("minato")
     dataset = dataset_of(data_folder, seed=None)
     assert dataset.cost_hint(0) is None
