@@ -121,7 +121,7 @@ def epochs(function: Callable[[int], None], count: int, **options: Any) -> list[
 def test_workers_of_two_seeds_in_one_state(function: Any, names: str, options: dict) -> None:
     assert epochs(function, 1, **options) == []  # workers of one seed prove nothing
     told = epochs(function, 1, **options)
-    assert len(told) == 1 and f"seeds {names} from a number of its own" in told[0]
+    assert len(told) == 1 and f"seeds {names} from its own number" in told[0]
     for remedy in ("torch.manual_seed", "seed_per_sample=False", "scheduling='static'"):
         assert remedy in told[0]
     assert epochs(function, 1) == []  # once
@@ -143,7 +143,7 @@ def test_written_seed_is_noticed_in_first_epoch(
     function: Any, names: str, options: dict[str, Any]
 ) -> None:
     told = epochs(function, 1, **options)
-    assert len(told) == 1 and f"seeds {names} from a number of its own" in told[0]
+    assert len(told) == 1 and f"seeds {names} from its own number" in told[0]
     assert epochs(function, 1, **options) == []  # once
 
 
