@@ -395,7 +395,7 @@ def report(result: dict[str, Any]) -> None:
 
 
 def brief(result: dict[str, Any]) -> None:
-    """A line for each loader: its later epochs beside the bound."""
+    """A line for each loader: its later epochs and the bound."""
     print(f"# {common.describe(result['machine'])}")
     print(f"# {common.describe(result['quiet'])}")
     for workload, cells in result["epochs"].items():

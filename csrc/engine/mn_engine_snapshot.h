@@ -152,8 +152,8 @@ mn_engine_waits(struct mn_engine *e, uint64_t *held);
 void
 mn_engine_note_failed(struct mn_engine *e, uint64_t samples);
 
-/* Sets the name by which observers show this loader; cut to MN_TITLE_BYTES. Call it before there are
- * workers. */
+/* Sets the name by which observers show this loader; cut to MN_TITLE_BYTES. Call it before there
+ * are workers. */
 void
 mn_engine_set_title(struct mn_engine *e, const char *title);
 

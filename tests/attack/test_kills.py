@@ -194,7 +194,7 @@ def test_every_worker_at_once(seed):
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
 def test_killed_zygote_and_standby_too_often_are_an_error(scheduling, monkeypatch):
     monkeypatch.setattr(process_pool, "RESTARTS_MOST", 0)
-    # so many samples that the end of the data cannot come first
+    # a number of samples whose end cannot come first
     iterator = iter(make(Slow(10**6, 0.02), batch_size=2, scheduling=scheduling))
     next(iterator)
     workers = [psutil.Process(pid) for pid in workers_of(iterator)]  # with when they were started
@@ -408,7 +408,7 @@ def test_killed_trainer_ends_all_processes(dataset, method):
 
 @pytest.mark.parametrize("stopped", ["standby", "zygote"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_killed_trainer_beside_a_stopped_zygote(method, stopped):
+def test_killed_trainer_with_stopped_zygote(method, stopped):
     """Workers see for themselves that the trainer is gone; zygote and standby wake each other."""
     script = (
         "import minato\nfrom attack.datasets import *\n"
@@ -459,7 +459,7 @@ def test_killed_trainer_beside_a_hung_zygote_leaves_none():
         process.communicate()
 
 
-def test_a_program_that_ends_while_its_workers_start_leaves_none(tmp_path):
+def test_exit_during_worker_start_leaves_no_process(tmp_path):
     """multiprocessing asks the zygote to end then, here while it is in a fork whose worker has
     begun already."""
     script = (
@@ -498,7 +498,7 @@ def test_a_program_that_ends_while_its_workers_start_leaves_none(tmp_path):
 
 
 @pytest.mark.parametrize("stopped", ["standby", "zygote"])
-def test_a_program_ends_beside_a_stopped_zygote(stopped):
+def test_program_exits_with_stopped_zygote(stopped):
     script = (
         "import minato\nfrom attack.datasets import *\n"
         "it = iter(minato.DataLoader(Slow(4, 0.0), num_workers=2, persistent_workers=True))\n"

@@ -151,7 +151,7 @@ def test_a_hung_starter_is_not_restarted() -> None:
     assert pool.restarts == 0 and pool.stopped
 
 
-def test_one_that_never_started_any_printed_why() -> None:
+def test_zygote_that_started_no_worker_raises() -> None:
     supervisor = supervisor_of(pool := Pool(zygote_lost=True))
     pool.engine.segment.start = 0
     with pytest.raises(RuntimeError, match="died unexpectedly, before .* output above says why"):

@@ -72,7 +72,7 @@ def test_other_bounds_start_at_num_workers() -> None:
 
 
 @pytest.mark.parametrize("keep", [b"", b"x" * 7])
-def test_what_is_kept_has_one_form(keep: bytes) -> None:
+def test_kept_number_format_is_checked(keep: bytes) -> None:
     with pytest.raises(ValueError, match="keep is not a value that scheduler"):
         minato._core.Engine(1, 1, True, 0, window=2, min_workers=1, max_workers=4, keep=keep)
 
