@@ -86,6 +86,17 @@ if glob("csrc/py/ops/*.c"):
         )
     )
 
+extensions.append(
+    Extension(
+        "minato._cache",
+        sources("csrc/base/*.c", "csrc/os/*.c", "csrc/cache/*.c", "csrc/py/cache/*.c"),
+        include_dirs=["csrc"],
+        extra_compile_args=flags,
+        extra_link_args=[*links, "-pthread"],
+        depends=headers,
+    )
+)
+
 if tests_too:
     extensions.append(
         Extension(

@@ -31,7 +31,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("base", "os", "sync", "memory", "schedule", "workers", "engine")
+FOLDERS = ("base", "os", "sync", "memory", "schedule", "workers", "engine", "cache")
 STRESS = float(os.environ.get("MINATO_STRESS_SECONDS") or 0.3)
 #: time limit of a program; its own deadline, which names the hanging case, comes first
 LIMIT_S = 300 + 80 * STRESS
@@ -69,6 +69,7 @@ PROGRAMS = {
     "mn_crew": Program(),
     "mn_waits": Program(),
     "mn_plan": Program(),
+    "mn_cache": Program(),
 }
 RUN = sorted(set(PROGRAMS) - {"mn_limits"})
 

@@ -32,8 +32,10 @@ MAY_INCLUDE = {
     "workers": {"base", "os", "sync", "memory"},
     "engine": {"base", "os", "sync", "memory", "schedule", "workers"},
     "ops": {"base", "os", "sync"},
+    "cache": {"base", "os"},
     "py": {
-        "base", "os", "sync", "memory", "schedule", "workers", "engine", "ops", "torch", "cuda",
+        "base", "os", "sync", "memory", "schedule", "workers", "engine", "ops", "cache", "torch",
+        "cuda",
     },
     "torch": {"base", "os"},
     "cuda": {"base", "os", "ops"},

@@ -36,7 +36,7 @@ WRITABLE = re.compile(
       | mn_assert_hook | mn_fault_hook
       | mn_guard_\w+ | mn_filters  # of signals' handlers, which are the process's
       | mn_proc_known  # and so is its own number,
-      | mn_lifelines  # and the pipes that its forks close
+      | mn_lifelines | mn_cache_clients  # and the files that its forks close
       | completed\.\d+ | __\w+ | _DYNAMIC | _GLOBAL_OFFSET_TABLE_ | _edata | _end
     """,
     re.VERBOSE,

@@ -188,5 +188,5 @@ def test_extensions_are_built_on_linux_alone(platform: str, monkeypatch: Any) ->
     monkeypatch.chdir(ROOT)
     runpy.run_path(str(ROOT / "setup.py"))
     names = {e.name for e in given[0]["ext_modules"]}
-    assert ({"minato._core", "minato._ops"} <= names) == (platform == "linux")
+    assert ({"minato._core", "minato._ops", "minato._cache"} <= names) == (platform == "linux")
     assert bool(names) == (platform == "linux")

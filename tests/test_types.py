@@ -67,12 +67,13 @@ def stubtest(where: Path, **stubs: str) -> subprocess.CompletedProcess[str]:
 
 
 STUB = (ROOT / "minato" / "_core.pyi").read_text()
+CACHE_STUB = (ROOT / "minato" / "_cache.pyi").read_text()
 POLICY_STUB = (ROOT / "csrc" / "py" / "policy" / "_policy.pyi").read_text()
 
 
 @mypy
 def test_stub_agrees_with_the_extension(tmp_path: Path) -> None:
-    done = stubtest(tmp_path, _core=STUB, _policy=POLICY_STUB)
+    done = stubtest(tmp_path, _core=STUB, _policy=POLICY_STUB, _cache=CACHE_STUB)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -1,0 +1,526 @@
+/* See mn_cache.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#define _GNU_SOURCE
+#include "cache/mn_cache.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mn_error.h"
+#include "base/mn_fault.h"
+#include "cache/mn_cache_checksum.h"
+#include "cache/mn_cache_locks.h"
+#include "cache/mn_cache_log.h"
+#include "os/mn_clock.h"
+#include "os/mn_thread.h"
+
+#define SECOND_NS UINT64_C(1000000000)
+#define RELIEVE_NS (2 * SECOND_NS)
+#define REFUSED_NS (5 * SECOND_NS) /* after a refusal no client waits for a maker */
+#define PATIENCE 4
+
+/* A file that this process has or had open; the others are kept for threads that read them. */
+struct opened {
+    struct mn_cache_file file;
+    struct opened *before;
+};
+
+struct mn_cache {
+    struct mn_cache_place place;
+    uint64_t reserve;
+    struct mn_mutex mutex;   /* guards all below but the loads of `opened` and relieve_at_ns */
+    mn_a64 opened;           /* struct opened *, NULL: not attached */
+    struct opened *former;   /* lost ones, still mapped */
+    bool inherited;          /* from a process that was attached when it forked */
+    struct mn_cache_log log; /* of the opened file */
+    mn_a64 relieve_at_ns;
+    struct mn_cache *next;
+};
+
+/* The process's clients, for its forks. */
+static struct {
+    pthread_mutex_t lock;
+    struct mn_cache *first;
+    pthread_once_t once;
+    int refused; /* error number: forks cannot be watched */
+} mn_cache_clients = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
+
+static struct opened *
+opened_of(const struct mn_cache *cache)
+{
+    return (struct opened *)(uintptr_t)mn_a64_load_acquire(&cache->opened);
+}
+
+static void
+publish(struct mn_cache *cache, struct opened *opened)
+{
+    mn_a64_store_release(&cache->opened, (uint64_t)(uintptr_t)opened);
+}
+
+static void
+before_fork(void)
+{
+    (void)pthread_mutex_lock(&mn_cache_clients.lock);
+    for (struct mn_cache *c = mn_cache_clients.first; c != NULL; c = c->next) {
+        mn_mutex_lock(&c->mutex);
+    }
+}
+
+static void
+in_parent(void)
+{
+    for (struct mn_cache *c = mn_cache_clients.first; c != NULL; c = c->next) {
+        mn_mutex_unlock(&c->mutex);
+    }
+    (void)pthread_mutex_unlock(&mn_cache_clients.lock);
+}
+
+/* The child has no mapping, and must not have the descriptor: it would keep the lock held. */
+static void
+in_child(void)
+{
+    for (struct mn_cache *c = mn_cache_clients.first; c != NULL; c = c->next) {
+        struct opened *opened = opened_of(c);
+        if (opened != NULL) {
+            const struct mn_cache_map *map = &opened->file.map;
+            if (mn_cache_locks_ours(opened->file.fd, map->device, map->inode)) {
+                (void)close(opened->file.fd);
+            }
+            opened->before = c->former;
+            c->former = opened;
+            c->inherited = true;
+        }
+        publish(c, NULL);
+        for (struct opened *o = c->former; o != NULL; o = o->before) {
+            o->file.fd = -1;
+            o->file.map.base = NULL;
+        }
+        mn_mutex_unlock(&c->mutex);
+    }
+    (void)pthread_mutex_unlock(&mn_cache_clients.lock);
+}
+
+static void
+watch_forks(void)
+{
+    mn_cache_clients.refused = pthread_atfork(before_fork, in_parent, in_child);
+}
+
+int
+mn_cache_open(const struct mn_cache_place *place, uint64_t reserve, struct mn_cache **out)
+{
+    (void)pthread_once(&mn_cache_clients.once, watch_forks);
+    if (mn_cache_clients.refused != 0) {
+        return -mn_cache_clients.refused;
+    }
+    struct mn_cache *cache = calloc(1, sizeof(*cache));
+    if (cache == NULL) {
+        return -ENOMEM;
+    }
+    cache->place = *place;
+    cache->place.folder = strdup(place->folder);
+    cache->place.name = strdup(place->name);
+    cache->reserve = reserve;
+    if (cache->place.folder == NULL || cache->place.name == NULL
+        || mn_mutex_init(&cache->mutex) != 0) {
+        free((char *)(uintptr_t)cache->place.folder);
+        free((char *)(uintptr_t)cache->place.name);
+        free(cache);
+        return -ENOMEM;
+    }
+    (void)pthread_mutex_lock(&mn_cache_clients.lock);
+    cache->next = mn_cache_clients.first;
+    mn_cache_clients.first = cache;
+    (void)pthread_mutex_unlock(&mn_cache_clients.lock);
+    *out = cache;
+    return 0;
+}
+
+void
+mn_cache_detach(struct mn_cache *cache)
+{
+    mn_mutex_lock(&cache->mutex);
+    struct opened *opened = opened_of(cache);
+    publish(cache, NULL);
+    if (opened != NULL) {
+        mn_cache_file_close(&cache->place, &opened->file);
+        free(opened);
+    }
+    else if (cache->inherited) {
+        mn_cache_file_sweep(&cache->place);
+    }
+    while (cache->former != NULL) {
+        opened = cache->former;
+        cache->former = opened->before;
+        mn_cache_file_unmap(&opened->file);
+        free(opened);
+    }
+    mn_mutex_unlock(&cache->mutex);
+}
+
+void
+mn_cache_close(struct mn_cache *cache)
+{
+    (void)pthread_mutex_lock(&mn_cache_clients.lock);
+    struct mn_cache **at = &mn_cache_clients.first;
+    while (*at != NULL && *at != cache) {
+        at = &(*at)->next;
+    }
+    if (*at == cache) {
+        *at = cache->next;
+    }
+    (void)pthread_mutex_unlock(&mn_cache_clients.lock);
+    mn_cache_detach(cache);
+    mn_mutex_fini(&cache->mutex);
+    free((char *)(uintptr_t)cache->place.folder);
+    free((char *)(uintptr_t)cache->place.name);
+    free(cache);
+}
+
+/* Under the mutex. */
+static int
+attach(struct mn_cache *cache)
+{
+    if (opened_of(cache) != NULL) {
+        return 0;
+    }
+    struct opened *opened = calloc(1, sizeof(*opened));
+    if (opened == NULL) {
+        return -ENOMEM;
+    }
+    int rc = mn_cache_file_open(&cache->place, &opened->file);
+    if (rc != 0) {
+        free(opened);
+        return rc;
+    }
+    cache->log = (struct mn_cache_log){.file = &opened->file, .reserve = cache->reserve};
+    publish(cache, opened);
+    return 0;
+}
+
+int
+mn_cache_attach(struct mn_cache *cache)
+{
+    if (opened_of(cache) != NULL) {
+        return 0;
+    }
+    mn_mutex_lock(&cache->mutex);
+    int rc = attach(cache);
+    mn_mutex_unlock(&cache->mutex);
+    return rc;
+}
+
+/* Under the mutex: attached, by a descriptor that still is this client's. */
+static int
+attach_surely(struct mn_cache *cache)
+{
+    struct opened *opened = opened_of(cache);
+    if (opened != NULL
+        && !mn_cache_locks_ours(opened->file.fd, opened->file.map.device,
+                                opened->file.map.inode)) {
+        opened->file.fd = -1; /* closed, or another file's by now */
+        opened->before = cache->former;
+        cache->former = opened;
+        publish(cache, NULL);
+    }
+    return attach(cache);
+}
+
+static void
+relieve(struct mn_cache *cache)
+{
+    uint64_t now = mn_now_ns(), at = mn_a64_load_relaxed(&cache->relieve_at_ns);
+    if (now < at || !mn_a64_cas_acqrel(&cache->relieve_at_ns, &at, now + RELIEVE_NS)) {
+        return;
+    }
+    mn_mutex_lock(&cache->mutex);
+    if (attach_surely(cache) == 0) {
+        mn_cache_log_relieve(&cache->log, now);
+    }
+    mn_mutex_unlock(&cache->mutex);
+}
+
+int
+mn_cache_find(struct mn_cache *cache, struct mn_cache_digest digest, bool count,
+              struct mn_cache_found *found)
+{
+    int rc = mn_cache_attach(cache);
+    if (rc != 0) {
+        return rc;
+    }
+    relieve(cache);
+    const struct opened *opened = opened_of(cache);
+    if (opened == NULL) {
+        return MN_EMPTY;
+    }
+    struct mn_cache_slot *slot = &opened->file.map.slots[opened->file.slot];
+    bool hit = mn_cache_index_find(&opened->file.map, digest, found);
+    if (count && hit) {
+        (void)mn_a64_add_relaxed(&slot->hits, 1);
+        (void)mn_a64_add_relaxed(&slot->hit_bytes, found->bytes);
+        (void)mn_a64_add_relaxed(&slot->saved_ns, found->made_ns);
+    }
+    else if (count) {
+        (void)mn_a64_add_relaxed(&slot->misses, 1);
+    }
+    return hit ? 0 : MN_EMPTY;
+}
+
+int
+mn_cache_copy(const struct mn_cache_found *found, uint64_t off, void *to, uint64_t bytes)
+{
+    if (off > found->bytes || bytes > found->bytes - off) {
+        return -EINVAL;
+    }
+    memcpy(to, found->payload + off, bytes);
+    return 0;
+}
+
+int
+mn_cache_copy_box(const struct mn_cache_found *found, uint64_t off,
+                  const struct mn_cache_box *box, void *to)
+{
+    uint64_t run = box->itemsize, stride = box->itemsize, runs = 1;
+    int inner = box->ndim; /* dimensions from here on are copied whole, in one run */
+    while (inner > 0 && box->count[inner - 1] == box->shape[inner - 1]) {
+        inner--;
+        run *= box->shape[inner];
+        stride *= box->shape[inner];
+    }
+    if (inner > 0) { /* and of the next one a range */
+        inner--;
+        off += box->start[inner] * stride;
+        run *= box->count[inner];
+        stride *= box->shape[inner];
+    }
+    for (int d = inner - 1; d >= 0; d--) {
+        runs *= box->count[d];
+    }
+    for (uint64_t r = 0; r < runs; r++) {
+        uint64_t left = r, at = off, step = stride;
+        for (int d = inner - 1; d >= 0; d--) {
+            at += (box->start[d] + left % box->count[d]) * step;
+            left /= box->count[d];
+            step *= box->shape[d];
+        }
+        int rc = mn_cache_copy(found, at, (char *)to + r * run, run);
+        if (rc != 0) {
+            return rc;
+        }
+    }
+    return 0;
+}
+
+/* Writes data and the zeros up to the next unit; the next place. */
+static char *
+put(char *at, const struct mn_cache_part *part)
+{
+    uint64_t padded = mn_cache_padded(part->bytes);
+    if (part->bytes > 0) {
+        memcpy(at, part->data, part->bytes);
+    }
+    memset(at + part->bytes, 0, padded - part->bytes);
+    return at + padded;
+}
+
+static void
+write_entry(const struct mn_cache_map *map, const struct mn_cache_reserved *place,
+            const struct mn_cache_head *head, const struct mn_cache_part *description,
+            const struct mn_cache_part *parts, uint64_t nparts)
+{
+    char *at = map->data + place->segment * map->shape.segment_bytes + place->off;
+    struct mn_cache_entry *entry = (struct mn_cache_entry *)at;
+    char *payload = at + mn_cache_payload_off(head->bytes);
+    uint64_t *sums = (uint64_t *)(at + sizeof(*entry));
+    mn_a64_store_relaxed(&entry->seal, 0); /* no seal */
+    char *end = put(payload, description);
+    for (uint64_t i = 0; i < nparts; i++) {
+        end = put(end, &parts[i]);
+        MN_FAULT("cache.part");
+    }
+    mn_cache_sum_blocks(map->shape.salt, payload, head->bytes, sums);
+    struct mn_cache_head copy = *head;
+    uint64_t words[MN_CACHE_HEAD_WORDS];
+    copy.sums = mn_cache_checksum(map->shape.salt, sums,
+                                  mn_cache_nblocks(head->bytes) * sizeof(*sums));
+    memcpy(words, &copy, sizeof(copy));
+    for (unsigned i = 0; i < MN_CACHE_HEAD_WORDS; i++) {
+        mn_a64_store_relaxed(&entry->head[i], words[i]);
+    }
+    MN_FAULT("cache.written");
+    mn_a64_store_release(&entry->seal, mn_cache_seal(map->shape.salt, &copy)); /* [K8] */
+}
+
+/* Under the mutex, attached. */
+static int
+store(struct mn_cache *cache, struct mn_cache_digest digest, struct mn_cache_head *head,
+      const struct mn_cache_part *description, const struct mn_cache_part *parts,
+      uint64_t nparts)
+{
+    const struct mn_cache_file *file = &opened_of(cache)->file;
+    const struct mn_cache_map *map = &file->map;
+    uint64_t most = map->shape.segment_bytes;
+    struct mn_cache_slot *slot = &map->slots[file->slot];
+    struct mn_cache_reserved place;
+    (void)mn_a64_add_relaxed(&slot->made_ns, head->made_ns);
+    int rc = MN_CACHE_TOO_LARGE;
+    if (head->bytes < most && mn_cache_payload_off(head->bytes) <= most - head->bytes) {
+        uint64_t whole = mn_cache_payload_off(head->bytes) + head->bytes;
+        rc = mn_cache_log_reserve(&cache->log, whole, &place);
+    }
+    if (rc != 0) {
+        (void)mn_a64_add_relaxed(&slot->refused, 1);
+        mn_a64_store_relaxed(&map->header->refused_ns, mn_now_ns());
+        return rc;
+    }
+    head->generation = place.generation;
+    write_entry(map, &place, head, description, parts, nparts);
+    mn_cache_index_insert(map, digest, place.generation, place.segment, place.off);
+    MN_FAULT("cache.indexed");
+    (void)mn_a64_add_relaxed(&map->segments[place.segment].entries, 1);
+    mn_cache_log_done(&cache->log);
+    (void)mn_a64_add_relaxed(&slot->stored, 1);
+    (void)mn_a64_add_relaxed(&slot->stored_bytes, head->bytes);
+    return 0;
+}
+
+int
+mn_cache_store(struct mn_cache *cache, struct mn_cache_digest digest, uint64_t made_ns,
+               const struct mn_cache_part *description, const struct mn_cache_part *parts,
+               uint64_t nparts)
+{
+    struct mn_cache_head head = {
+        .digest = {digest.word[0], digest.word[1]},
+        .bytes = mn_cache_padded(description->bytes),
+        .described = description->bytes,
+        .made_ns = made_ns,
+    };
+    for (uint64_t i = 0; i < nparts; i++) {
+        head.bytes += mn_cache_padded(parts[i].bytes);
+    }
+    mn_mutex_lock(&cache->mutex);
+    int rc = attach_surely(cache);
+    if (rc == 0) {
+        rc = store(cache, digest, &head, description, parts, nparts);
+    }
+    mn_mutex_unlock(&cache->mutex);
+    return rc;
+}
+
+int
+mn_cache_claim_key(struct mn_cache *cache, struct mn_cache_digest digest,
+               struct mn_cache_claimed *out)
+{
+    int rc = mn_cache_attach(cache);
+    const struct opened *opened = opened_of(cache);
+    if (rc == 0) {
+        rc = opened != NULL ? mn_cache_claims_take(&opened->file, digest, out) : MN_FULL;
+    }
+    return rc;
+}
+
+void
+mn_cache_release_key(struct mn_cache *cache, struct mn_cache_digest digest, uint64_t word)
+{
+    const struct opened *opened = opened_of(cache);
+    if (opened != NULL) {
+        mn_cache_claims_release(&opened->file, digest, word);
+    }
+}
+
+int64_t
+mn_cache_patience_ns(struct mn_cache *cache)
+{
+    const struct opened *opened = opened_of(cache);
+    if (opened == NULL) {
+        return 0;
+    }
+    uint64_t refused = mn_a64_load_relaxed(&opened->file.map.header->refused_ns);
+    uint64_t made_ns = 0, stored = 0, now = mn_now_ns();
+    if (refused != 0 && now - refused < REFUSED_NS) {
+        return 0;
+    }
+    for (uint32_t i = 0; i < MN_CACHE_SLOTS; i++) {
+        const struct mn_cache_slot *slot = &opened->file.map.slots[i];
+        made_ns += mn_a64_load_relaxed(&slot->made_ns);
+        stored += mn_a64_load_relaxed(&slot->stored) + mn_a64_load_relaxed(&slot->refused);
+    }
+    uint64_t patience = stored > 0 ? PATIENCE * (made_ns / stored) : 0;
+    return (int64_t)(patience > SECOND_NS ? patience : SECOND_NS);
+}
+
+int
+mn_cache_sum(struct mn_cache *cache, struct mn_cache_sums *sums)
+{
+    memset(sums, 0, sizeof(*sums));
+    int rc = mn_cache_attach(cache);
+    const struct opened *opened = opened_of(cache);
+    if (rc != 0 || opened == NULL) {
+        return rc;
+    }
+    const struct mn_cache_map *map = &opened->file.map;
+    uint64_t jobs[MN_CACHE_SLOTS];
+    for (uint32_t i = 0; i < MN_CACHE_SLOTS; i++) {
+        const struct mn_cache_slot *slot = &map->slots[i];
+        sums->hits += mn_a64_load_relaxed(&slot->hits);
+        sums->hit_bytes += mn_a64_load_relaxed(&slot->hit_bytes);
+        sums->saved_ns += mn_a64_load_relaxed(&slot->saved_ns);
+        sums->misses += mn_a64_load_relaxed(&slot->misses);
+        sums->made_ns += mn_a64_load_relaxed(&slot->made_ns);
+        sums->stored += mn_a64_load_relaxed(&slot->stored);
+        sums->stored_bytes += mn_a64_load_relaxed(&slot->stored_bytes);
+        sums->refused += mn_a64_load_relaxed(&slot->refused);
+        if (mn_a64_load_relaxed(&slot->job) != 0
+            && mn_cache_slot_lives(&opened->file, i)) {
+            uint64_t job = mn_a64_load_relaxed(&slot->job), known = 0;
+            while (known < sums->jobs && jobs[known] != job) {
+                known++;
+            }
+            jobs[known] = job;
+            sums->jobs += known == sums->jobs;
+            sums->clients++;
+        }
+    }
+    for (uint64_t i = 0; i < map->shape.nsegments; i++) {
+        const struct mn_cache_segment *segment = &map->segments[i];
+        if (mn_a64_load_relaxed(&segment->generation) != 0) {
+            sums->used_bytes += mn_a64_load_relaxed(&segment->fill);
+            sums->entries += mn_a64_load_relaxed(&segment->entries);
+        }
+    }
+    sums->bytes = map->shape.nsegments * map->shape.segment_bytes;
+    sums->recycled = mn_a64_load_relaxed(&map->header->recycled);
+    sums->returned = mn_a64_load_relaxed(&map->header->returned);
+    sums->entry_bytes_max = map->shape.segment_bytes - 2 * MN_CACHE_UNIT
+                            - mn_cache_padded(mn_cache_nblocks(map->shape.segment_bytes) * 8);
+    return 0;
+}
+
+int
+mn_cache_verify(struct mn_cache *cache, uint64_t *checked, uint64_t *damaged)
+{
+    *checked = *damaged = 0;
+    int rc = mn_cache_attach(cache);
+    const struct opened *opened = opened_of(cache);
+    if (rc != 0 || opened == NULL) {
+        return rc;
+    }
+    const struct mn_cache_map *map = &opened->file.map;
+    for (uint64_t i = 0; i < map->shape.nbuckets * MN_CACHE_WAYS; i++) {
+        struct mn_cache_found found;
+        if (!mn_cache_index_entry(map, &map->index[i / MN_CACHE_WAYS].record[i % MN_CACHE_WAYS],
+                                  &found)) {
+            continue;
+        }
+        bool whole = mn_cache_found_verify(&found);
+        if (mn_cache_found_still(&found)) {
+            *checked += 1;
+            *damaged += !whole;
+        }
+    }
+    return 0;
+}

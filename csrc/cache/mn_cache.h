@@ -1,0 +1,117 @@
+/* A client of a cache file: what a process asks and stores.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Purpose
+ *   Values by digest, shared by all processes of a user that open the same file. The parts are
+ *   mn_cache_file (the file), mn_cache_log (room), mn_cache_index (finding), mn_cache_claims
+ *   (single flight) and mn_cache_locks (which clients live); their headers hold the arguments.
+ *
+ * Actors: any thread of the process. Finding and copying take no lock. Attaching, storing and
+ *   closing take the client's mutex; storing holds it while it copies, so a client writes one
+ *   entry at a time, and its slot needs one reservation.
+ *
+ * Forks: a child has neither the mapping nor the descriptor (see mn_cache_locks.h). The fork waits
+ *   until no thread attaches or stores. A child that uses its copy of the client attaches anew,
+ *   with a slot of its own; one that does not costs nothing.
+ *
+ * Lost descriptors: where the program has closed them all, the next store finds out, and attaches
+ *   anew. The old mapping stays until the client is closed, because other threads may read it.
+ *
+ * All functions return 0, MN_FULL, MN_EMPTY, a refusal (mn_cache_file.h) or a negative errno.
+ *
+ *   mn_cache_open                     mn_cache_close
+ *   mn_cache_claim_key             mn_cache_release_key
+ */
+#ifndef MN_CACHE_H
+#define MN_CACHE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cache/mn_cache_claims.h"
+#include "cache/mn_cache_file.h"
+#include "cache/mn_cache_index.h"
+
+#define MN_CACHE_TOO_LARGE 48 /* an entry that no segment holds; a result besides the refusals */
+
+struct mn_cache;
+
+struct mn_cache_part {
+    const void *data;
+    uint64_t bytes;
+};
+
+/* Part of an array in C order that lies in an entry's payload. All in items. */
+struct mn_cache_box {
+    int ndim;
+    uint64_t itemsize;
+    const uint64_t *shape, *start, *count;
+};
+
+struct mn_cache_sums {
+    uint64_t hits, hit_bytes, saved_ns, misses, made_ns, stored, stored_bytes, refused;
+    uint64_t bytes, used_bytes, entries, recycled, returned, clients, jobs, entry_bytes_max;
+};
+
+/* A client that is not attached yet. Folder and name are copied. reserve: bytes of memory to leave
+ * to others. -ENOMEM. */
+int
+mn_cache_open(const struct mn_cache_place *place, uint64_t reserve, struct mn_cache **out);
+
+/* Leaves the file, also as its last client, and frees the client. For no other thread in it. */
+void
+mn_cache_close(struct mn_cache *cache);
+
+/* Opens the file unless this process has it open. The other calls do the same by themselves. */
+int
+mn_cache_attach(struct mn_cache *cache);
+
+/* Leaves the file; the next call attaches again. A fork that never attached removes what
+ * its killed parent has left. For no other thread in it. */
+void
+mn_cache_detach(struct mn_cache *cache);
+
+/* MN_EMPTY: there is none. count: whether it counts as a hit or a miss. */
+int
+mn_cache_find(struct mn_cache *cache, struct mn_cache_digest digest, bool count,
+              struct mn_cache_found *found);
+
+/* Copies n bytes of the payload from `off` on; no check but of the bounds. */
+int
+mn_cache_copy(const struct mn_cache_found *found, uint64_t off, void *to, uint64_t bytes);
+
+/* Copies a box out of an array at `off`, to C order. */
+int
+mn_cache_copy_box(const struct mn_cache_found *found, uint64_t off,
+                  const struct mn_cache_box *box, void *to);
+
+/* Stores the description and the parts, each part padded to MN_CACHE_UNIT. made_ns: what they cost
+ * to make. 0, MN_FULL, MN_CACHE_TOO_LARGE, or why there is no cache. */
+int
+mn_cache_store(struct mn_cache *cache, struct mn_cache_digest digest, uint64_t made_ns,
+               const struct mn_cache_part *description, const struct mn_cache_part *parts,
+               uint64_t nparts);
+
+/* 0: claimed. MN_FULL: no client can claim it now. -EBUSY: another thread makes the value; wait on
+ * `out`, if at all, and try again. */
+int
+mn_cache_claim_key(struct mn_cache *cache, struct mn_cache_digest digest,
+               struct mn_cache_claimed *out);
+
+/* Gives a claim back by its word. Does nothing if the client has left that file since. */
+void
+mn_cache_release_key(struct mn_cache *cache, struct mn_cache_digest digest, uint64_t word);
+
+/* How long to wait for another maker: four times what a value costs here, at least a second; 0
+ * where the last values found no room, so that waiting is in vain. */
+int64_t
+mn_cache_patience_ns(struct mn_cache *cache);
+
+int
+mn_cache_sum(struct mn_cache *cache, struct mn_cache_sums *sums);
+
+/* Checks every entry that the index leads to. */
+int
+mn_cache_verify(struct mn_cache *cache, uint64_t *checked, uint64_t *damaged);
+
+#endif /* MN_CACHE_H */

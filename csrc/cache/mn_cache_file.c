@@ -1,0 +1,426 @@
+/* See mn_cache_file.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#define _GNU_SOURCE
+#include "cache/mn_cache_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#include "base/mn_fault.h"
+#include "cache/mn_cache_checksum.h"
+#include "cache/mn_cache_locks.h"
+#include "os/mn_memfd.h"
+#include "os/mn_proc.h"
+
+#define TMPFS 0x01021994
+#define TRIES 100
+#define HEADER_WAIT_NS (INT64_C(5) * 1000000000)
+#define LEAVE_WAIT_NS (INT64_C(1) * 1000000000)
+#define FULL_SHARE 4 /* a cache may have all but this share of its file system */
+#define LITTLE (UINT64_C(256) << 20)
+#define RECORD_BYTES 8192 /* of data for each record of the index */
+
+static uint64_t
+pages(uint64_t bytes)
+{
+    return (bytes + MN_CACHE_PAGE - 1) / MN_CACHE_PAGE * MN_CACHE_PAGE;
+}
+
+/* From segments and buckets to all offsets. */
+static void
+lay_out(struct mn_cache_shape *shape)
+{
+    shape->magic = MN_CACHE_MAGIC;
+    shape->layout = MN_CACHE_LAYOUT;
+    shape->slots_off = pages(sizeof(struct mn_cache_header));
+    shape->claims_off = shape->slots_off + pages(MN_CACHE_SLOTS * sizeof(struct mn_cache_slot));
+    shape->segments_off
+        = shape->claims_off + pages(MN_CACHE_CLAIMS * sizeof(struct mn_cache_claim));
+    shape->index_off
+        = shape->segments_off + pages(shape->nsegments * sizeof(struct mn_cache_segment));
+    shape->data_off = shape->index_off + pages(shape->nbuckets * sizeof(struct mn_cache_bucket));
+    shape->bytes = shape->data_off + shape->nsegments * shape->segment_bytes;
+    shape->checksum
+        = mn_cache_checksum(0, shape, offsetof(struct mn_cache_shape, checksum));
+}
+
+bool
+mn_cache_shape_of(uint64_t bytes, uint64_t salt, struct mn_cache_shape *shape)
+{
+    if (bytes < MN_CACHE_BYTES_MIN || bytes > UINT64_C(1) << 46) {
+        return false;
+    }
+    uint64_t segment = bytes / 64 / MN_CACHE_PAGE * MN_CACHE_PAGE, nbuckets = 16;
+    segment = segment < MN_CACHE_SEGMENT_MAX ? segment : MN_CACHE_SEGMENT_MAX;
+    while (nbuckets * MN_CACHE_WAYS * RECORD_BYTES < bytes) {
+        nbuckets *= 2;
+    }
+    *shape = (struct mn_cache_shape){
+        .salt = salt, .nsegments = bytes / segment, .segment_bytes = segment, .nbuckets = nbuckets,
+    };
+    lay_out(shape);
+    return true;
+}
+
+/* Whether it is what lay_out() makes, and of a file that long. */
+static bool
+makes_sense(const struct mn_cache_shape *shape, uint64_t length)
+{
+    struct mn_cache_shape again = *shape;
+    if (shape->segment_bytes == 0 || shape->segment_bytes > MN_CACHE_SEGMENT_MAX
+        || shape->segment_bytes % MN_CACHE_PAGE != 0 || shape->nsegments == 0
+        || shape->nsegments > UINT64_C(1) << 24 || shape->nbuckets == 0
+        || shape->nbuckets > UINT64_C(1) << 40 || (shape->nbuckets & (shape->nbuckets - 1)) != 0) {
+        return false;
+    }
+    lay_out(&again);
+    return memcmp(&again, shape, sizeof(again)) == 0 && length == shape->bytes;
+}
+
+static bool
+is_ours_alone(const struct stat *file)
+{
+    return file->st_uid == geteuid() && (file->st_mode & 077) == 0;
+}
+
+/* A descriptor of the folder, made if need be; a refusal is -1000 less its number. */
+static int
+open_folder(const char *path, bool make)
+{
+    struct stat folder;
+    struct statfs system;
+    bool made = make && mkdir(path, 0700) == 0;
+    if (make && !made && errno != EEXIST) {
+        return -errno;
+    }
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) {
+        return errno == ELOOP || errno == ENOTDIR ? -1000 - MN_CACHE_FOREIGN : -errno;
+    }
+    int rc = fstat(fd, &folder) < 0 || fstatfs(fd, &system) < 0 ? -errno : 0;
+    if (rc == 0 && !is_ours_alone(&folder)) {
+        rc = -1000 - MN_CACHE_FOREIGN;
+    }
+    if (rc == 0 && system.f_type != TMPFS) {
+        rc = -1000 - MN_CACHE_NOT_IN_MEMORY;
+    }
+    if (rc != 0) {
+        (void)close(fd);
+        if (made) {
+            (void)rmdir(path);
+        }
+        return rc;
+    }
+    return fd;
+}
+
+/* What the file system can hold of the size that is asked for. 0: too little. */
+static uint64_t
+fitting(int folder, uint64_t bytes)
+{
+    struct statfs system;
+    if (fstatfs(folder, &system) < 0) {
+        return 0;
+    }
+    uint64_t total = (uint64_t)system.f_blocks * (uint64_t)system.f_bsize;
+    uint64_t most = total - total / FULL_SHARE;
+    if (total == 0 || bytes <= most) { /* 0: a file system without a limit */
+        return bytes;
+    }
+    return most >= LITTLE ? most : 0;
+}
+
+static void
+point(struct mn_cache_map *map, char *base, const struct mn_cache_shape *shape)
+{
+    map->base = base;
+    map->shape = *shape;
+    map->header = (struct mn_cache_header *)base;
+    map->slots = (struct mn_cache_slot *)(base + shape->slots_off);
+    map->claims = (struct mn_cache_claim *)(base + shape->claims_off);
+    map->segments = (struct mn_cache_segment *)(base + shape->segments_off);
+    map->index = (struct mn_cache_bucket *)(base + shape->index_off);
+    map->data = base + shape->data_off;
+}
+
+/* Maps by a description of its own. */
+static int
+map_file(int folder, const char *name, const struct stat *expected,
+         const struct mn_cache_shape *shape, struct mn_cache_map *map)
+{
+    struct stat file;
+    void *base;
+    int fd = openat(folder, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) {
+        return -errno;
+    }
+    int rc = fstat(fd, &file) < 0 ? -errno : 0;
+    if (rc == 0 && (file.st_ino != expected->st_ino || file.st_dev != expected->st_dev)) {
+        rc = -ESTALE;
+    }
+    if (rc == 0 && mn_cache_lock_try(fd, MN_CACHE_HEADER_BYTE) != -EAGAIN) {
+        rc = MN_CACHE_NO_LOCKS; /* the other description holds it */
+    }
+    if (rc == 0) {
+        rc = mn_memfd_map(fd, shape->bytes, &base);
+    }
+    (void)close(fd);
+    if (rc != 0) {
+        return rc;
+    }
+    (void)mn_memfd_dontdump(base, shape->bytes);
+    (void)mn_memfd_dontfork(base, shape->bytes);
+    point(map, base, shape);
+    map->device = file.st_dev;
+    map->inode = file.st_ino;
+    return 0;
+}
+
+/* Gives an empty file its length and its first pages. Its header is not ready yet. */
+static int
+make_room(int folder, int fd, uint64_t bytes, struct mn_cache_shape *shape)
+{
+    uint64_t salt, fits = fitting(folder, bytes);
+    if (fits == 0 || (fits < bytes && fits < MN_CACHE_BYTES_MIN)) {
+        return MN_CACHE_TOO_SMALL;
+    }
+    if (getrandom(&salt, sizeof(salt), 0) != (ssize_t)sizeof(salt)) {
+        return -EIO;
+    }
+    if (!mn_cache_shape_of(fits, salt, shape)) {
+        return -EINVAL;
+    }
+    if (ftruncate(fd, 0) < 0 || ftruncate(fd, (off_t)shape->bytes) < 0) {
+        return -errno;
+    }
+    while (fallocate(fd, 0, 0, (off_t)shape->data_off) < 0) {
+        if (errno != EINTR) {
+            return -errno;
+        }
+    }
+    MN_FAULT("cache.room");
+    return 0;
+}
+
+static int
+make_file(int folder, const struct mn_cache_place *place, int fd, const struct stat *file,
+          struct mn_cache_map *map)
+{
+    struct mn_cache_shape shape, seen;
+    int rc = make_room(folder, fd, place->bytes, &shape);
+    if (rc == 0) {
+        rc = map_file(folder, place->name, file, &shape, map);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    map->header->shape = shape;
+    MN_FAULT("cache.shape");
+    if (pread(fd, &seen, sizeof(seen), 0) != (ssize_t)sizeof(seen)
+        || memcmp(&seen, &shape, sizeof(seen)) != 0) {
+        (void)mn_memfd_unmap(map->base, shape.bytes);
+        return MN_CACHE_NO_LOCKS;
+    }
+    mn_a64_store_release(&map->header->ready, MN_CACHE_MAGIC);
+    return 0;
+}
+
+/* Makes the file, or maps the one that is there. Under the header lock. */
+static int
+make_or_map(int folder, const struct mn_cache_place *place, int fd, const struct stat *file,
+            struct mn_cache_map *map)
+{
+    struct {
+        struct mn_cache_shape shape;
+        uint64_t ready;
+    } head;
+    MN_STATIC_ASSERT(offsetof(struct mn_cache_header, ready) == sizeof(struct mn_cache_shape),
+                     "both begin alike");
+    if (file->st_size == 0 || pread(fd, &head, sizeof(head), 0) != (ssize_t)sizeof(head)
+        || head.ready != MN_CACHE_MAGIC) {
+        int rc = make_file(folder, place, fd, file, map);
+        if (rc != 0) {
+            (void)unlinkat(folder, place->name, 0);
+        }
+        return rc;
+    }
+    if (!makes_sense(&head.shape, (uint64_t)file->st_size)) {
+        return MN_CACHE_DAMAGED;
+    }
+    return map_file(folder, place->name, file, &head.shape, map);
+}
+
+static int
+take_slot(const struct mn_cache_place *place, struct mn_cache_file *file)
+{
+    for (uint32_t i = 0; i < MN_CACHE_SLOTS; i++) {
+        int rc = mn_cache_lock_try(file->fd, MN_CACHE_SLOT_BYTE + i);
+        if (rc == 0) {
+            struct mn_cache_slot *slot = &file->map.slots[i];
+            file->slot = i;
+            mn_a64_store_seqcst(&slot->reservation, 0);
+            file->incarnation = mn_a64_add_seqcst(&slot->incarnation, 1) + 1;
+            mn_a64_store_relaxed(&slot->job, place->job);
+            mn_a64_store_relaxed(&slot->pid, (uint64_t)mn_proc_self());
+            return 0;
+        }
+        if (rc != -EAGAIN) {
+            return rc;
+        }
+    }
+    return MN_CACHE_NO_SLOT;
+}
+
+/* Whether the path still leads to the file. */
+static bool
+has_path(int folder, const char *name, const struct stat *file)
+{
+    struct stat named;
+    return file->st_nlink > 0 && fstatat(folder, name, &named, AT_SYMLINK_NOFOLLOW) == 0
+           && named.st_ino == file->st_ino && named.st_dev == file->st_dev;
+}
+
+/* -ESTALE: begin anew. */
+static int
+attach(int folder, const struct mn_cache_place *place, struct mn_cache_file *file)
+{
+    struct stat stat_;
+    int make = place->job != 0 ? O_CREAT : 0;
+    file->fd = openat(folder, place->name, O_RDWR | make | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (file->fd < 0) {
+        bool vanished = errno == ENOENT && make != 0;
+        return vanished ? -ESTALE : errno == ELOOP ? (int)MN_CACHE_FOREIGN : -errno;
+    }
+    MN_FAULT("cache.opened");
+    int rc = mn_cache_lock_wait(file->fd, MN_CACHE_HEADER_BYTE, HEADER_WAIT_NS);
+    rc = rc == -ETIMEDOUT ? (int)MN_CACHE_BUSY : rc == -EINVAL ? (int)MN_CACHE_NO_LOCKS : rc;
+    if (rc == 0) {
+        rc = fstat(file->fd, &stat_) < 0 ? -errno : 0;
+    }
+    if (rc == 0 && (!S_ISREG(stat_.st_mode) || !is_ours_alone(&stat_))) {
+        rc = MN_CACHE_FOREIGN;
+    }
+    if (rc == 0 && !has_path(folder, place->name, &stat_)) {
+        rc = -ESTALE;
+    }
+    if (rc == 0) {
+        rc = make_or_map(folder, place, file->fd, &stat_, &file->map);
+    }
+    if (rc == 0) {
+        rc = take_slot(place, file);
+        if (rc != 0) {
+            mn_cache_file_unmap(file);
+        }
+        else if (place->keep) {
+            mn_a64_store_relaxed(&file->map.header->keep, 1);
+        }
+    }
+    MN_FAULT("cache.slot");
+    if (rc != 0) {
+        (void)close(file->fd); /* and with it all its locks */
+        file->fd = -1;
+        return rc;
+    }
+    mn_cache_unlock(file->fd, MN_CACHE_HEADER_BYTE);
+    return 0;
+}
+
+int
+mn_cache_file_open(const struct mn_cache_place *place, struct mn_cache_file *file)
+{
+    int rc = -ESTALE;
+    file->fd = -1;
+    for (int i = 0; i < TRIES && rc == -ESTALE; i++) {
+        int folder = open_folder(place->folder, place->job != 0);
+        if (folder == -ENOENT && i + 1 < TRIES) {
+            continue; /* its last client has just left: the folder is made again */
+        }
+        if (folder < 0) {
+            return folder <= -1000 ? -1000 - folder : folder;
+        }
+        rc = attach(folder, place, file);
+        (void)close(folder);
+    }
+    if (rc != 0 && place->job != 0) {
+        (void)rmdir(place->folder); /* refused while anything is in it */
+    }
+    return rc;
+}
+
+void
+mn_cache_file_unmap(struct mn_cache_file *file)
+{
+    if (file->map.base != NULL) {
+        (void)mn_memfd_unmap(file->map.base, file->map.shape.bytes);
+        file->map.base = NULL;
+    }
+}
+
+/* Under the header lock: whether this description's client is the last one, or there is none, of a
+ * file that has its name and is not to be kept. */
+static bool
+is_last(int folder, const char *name, int fd)
+{
+    struct stat file;
+    uint64_t keep = 0;
+    off_t at = (off_t)offsetof(struct mn_cache_header, keep);
+    return !mn_cache_is_locked(fd, MN_CACHE_SLOT_BYTE, MN_CACHE_SLOTS)
+           && pread(fd, &keep, sizeof(keep), at) >= 0 && keep == 0 && fstat(fd, &file) == 0
+           && has_path(folder, name, &file);
+}
+
+/* Takes the name away where this is the last, and closes both descriptors. */
+static void
+leave(const struct mn_cache_place *place, int folder, int fd)
+{
+    bool last = folder >= 0 && place->job != 0
+                && mn_cache_lock_wait(fd, MN_CACHE_HEADER_BYTE, LEAVE_WAIT_NS) == 0
+                && is_last(folder, place->name, fd);
+    if (last) {
+        (void)unlinkat(folder, place->name, 0);
+    }
+    if (folder >= 0) {
+        (void)close(folder);
+    }
+    (void)close(fd);
+    if (last) {
+        (void)rmdir(place->folder);
+    }
+}
+
+void
+mn_cache_file_close(const struct mn_cache_place *place, struct mn_cache_file *file)
+{
+    if (file->fd >= 0 && mn_cache_locks_ours(file->fd, file->map.device, file->map.inode)) {
+        leave(place, open_folder(place->folder, false), file->fd);
+    }
+    file->fd = -1;
+    mn_cache_file_unmap(file);
+}
+
+void
+mn_cache_file_sweep(const struct mn_cache_place *place)
+{
+    int folder = open_folder(place->folder, false);
+    int fd = folder >= 0 ? openat(folder, place->name, O_RDWR | O_NOFOLLOW | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+        leave(place, folder, fd);
+    }
+    else if (folder >= 0) {
+        (void)close(folder);
+    }
+}
+
+bool
+mn_cache_slot_lives(const struct mn_cache_file *file, uint32_t slot)
+{
+    return slot == file->slot || mn_cache_is_locked(file->fd, MN_CACHE_SLOT_BYTE + slot, 1);
+}

@@ -1,0 +1,85 @@
+/* The file of a cache: made, checked, mapped, and removed by its last client.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Purpose
+ *   One file for each user, data set and layout version, in a folder of the user's on a file system
+ *   in memory. There is no server: the first client makes the file, the last one unlinks it.
+ *
+ * The folder is 0700 and the user's own, the file 0600, and no symbolic link is followed. What
+ * another user owns or may write to is refused, and so is a file whose offsets leave it.
+ *
+ * Making and attaching
+ *   Everything happens under the header lock. A file without `ready` was left by a creator that
+ *   died; no client has mapped it, so the next one makes it again from the start. A client takes
+ *   the first slot whose byte is free, and then resets what the last owner left in it.
+ *
+ * Unlinking
+ *   A client that leaves takes the header lock. If no other slot's byte is locked, it is the last,
+ *   and unlinks the file, unless `keep` is set. An opener that had the file open by then finds,
+ *   once it holds the header lock, that the path has another inode or none, and begins anew: no
+ *   client ever attaches to a file without a name. The folder goes with its last file.
+ *
+ * What a crash leaves behind: a client that is killed leaves its slot to the next. After the last
+ *   one was killed the file stays, whole. The next client of the data set uses it, and unlinks it
+ *   at its end. A fork of a killed process unlinks it by mn_cache_file_sweep() when it ends.
+ */
+#ifndef MN_CACHE_FILE_H
+#define MN_CACHE_FILE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cache/mn_cache_records.h"
+
+/* Why there can be no cache; positive, besides the results of base/mn_error.h. */
+enum mn_cache_refusal {
+    MN_CACHE_NOT_IN_MEMORY = 16, /* the folder's file system is not tmpfs */
+    MN_CACHE_FOREIGN,            /* folder or file is another user's, or others may write */
+    MN_CACHE_TOO_SMALL,          /* the file system: Docker's 64 MB */
+    MN_CACHE_NO_LOCKS,           /* two descriptions can hold one lock, or do not see each other */
+    MN_CACHE_DAMAGED,            /* the header makes no sense */
+    MN_CACHE_BUSY,               /* the header lock was held for seconds */
+    MN_CACHE_NO_SLOT,            /* as many clients as there may be */
+};
+
+struct mn_cache_place {
+    const char *folder;
+    const char *name;
+    uint64_t bytes; /* of data, for a file that does not exist yet */
+    uint64_t job;   /* 0: a guest, which looks, and neither makes nor removes the file */
+    bool keep;
+};
+
+struct mn_cache_file {
+    int fd; /* whose description holds the locks */
+    uint32_t slot;
+    uint64_t incarnation;
+    struct mn_cache_map map;
+};
+
+/* Where everything lies in a file for that many bytes of data. False if it is too little. */
+bool
+mn_cache_shape_of(uint64_t bytes, uint64_t salt, struct mn_cache_shape *shape);
+
+/* Opens or makes the file, maps it, takes a slot. 0, a refusal, or -errno. */
+int
+mn_cache_file_open(const struct mn_cache_place *place, struct mn_cache_file *file);
+
+/* Leaves: unlinks the file where this is its last client, gives up slot and mapping. */
+void
+mn_cache_file_close(const struct mn_cache_place *place, struct mn_cache_file *file);
+
+/* For a process that is no client: unlinks the file if no client lives, as the last one would have
+ * done, had it not been killed. */
+void
+mn_cache_file_sweep(const struct mn_cache_place *place);
+
+/* Unmaps alone: the descriptor is not this process's any more. */
+void
+mn_cache_file_unmap(struct mn_cache_file *file);
+
+/* Whether a slot's client lives: its byte is locked by another description, or it is our own. */
+bool
+mn_cache_slot_lives(const struct mn_cache_file *file, uint32_t slot);
+
+#endif /* MN_CACHE_FILE_H */

@@ -1,0 +1,63 @@
+/* From a key's digest to its entry, without a lock.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Purpose
+ *   The index is a hint. Each digest belongs to one bucket of eight records; any client writes any
+ *   of them at any time, a word after the other. What a record says is believed only when the entry
+ *   that it leads to confirms it, so a torn record, and one of a recycled segment, is a miss. There
+ *   is nothing that a client could hold while it dies.
+ *
+ * Why a confirmed entry is whole
+ *   [K8] the writer stores the entry's seal (release) after the entry's other words and the data.
+ *   [K8] -> [K9]: a reader loads the seal (acquire) before all else. If it fits the other words,
+ *   the digest and the generation that the reader asks for, all of the entry is visible. Older
+ *   bytes at the same place were of an older generation, and the seal covers the generation, a salt
+ *   of the file, and all lengths; bytes that have not been written are zero, which is no seal.
+ *
+ * A bucket that is full of live records loses the one of the oldest generation. Its entry stays in
+ * the log, unseen, until its segment is recycled.
+ */
+#ifndef MN_CACHE_INDEX_H
+#define MN_CACHE_INDEX_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cache/mn_cache_records.h"
+
+/* An entry that was whole when it was looked at. */
+struct mn_cache_found {
+    const struct mn_cache_map *map;
+    uint32_t segment;
+    uint64_t generation;
+    uint64_t bytes;     /* of the payload */
+    uint64_t described; /* of its description, which comes first */
+    uint64_t made_ns;
+    uint64_t sums;
+    const char *payload;
+};
+
+/* False: there is none. */
+bool
+mn_cache_index_find(const struct mn_cache_map *map, struct mn_cache_digest digest,
+                    struct mn_cache_found *found);
+
+/* Says where an entry lies, after its seal was stored. */
+void
+mn_cache_index_insert(const struct mn_cache_map *map, struct mn_cache_digest digest,
+                      uint64_t generation, uint32_t segment, uint64_t off);
+
+/* The entry that a record of the index leads to, if it confirms the record. */
+bool
+mn_cache_index_entry(const struct mn_cache_map *map, const struct mn_cache_record *record,
+                     struct mn_cache_found *found);
+
+/* Whether what was copied since it was found is the entry's. */
+bool
+mn_cache_found_still(const struct mn_cache_found *found);
+
+/* Whether every block has its checksum. Meaningful if it is still there afterwards. */
+bool
+mn_cache_found_verify(const struct mn_cache_found *found);
+
+#endif /* MN_CACHE_INDEX_H */

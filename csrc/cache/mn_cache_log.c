@@ -1,0 +1,275 @@
+/* See mn_cache_log.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#define _GNU_SOURCE
+#include "cache/mn_cache_log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/statfs.h>
+
+#include "base/mn_error.h"
+#include "base/mn_fault.h"
+#include "cache/mn_cache_locks.h"
+#include "os/mn_clock.h"
+#include "os/mn_memfd.h"
+#include "os/mn_memory_limits.h"
+
+#define SECOND_NS UINT64_C(1000000000)
+#define LOG_WAIT_NS (INT64_C(2) * 1000000000)
+#define NO_ROOM_NS (SECOND_NS / 5)    /* between two tries to find room */
+#define RELIEVE_NS (2 * SECOND_NS)    /* between two looks for pressure */
+#define RESERVE_SHARE 16              /* of a file system: left to other users of it */
+#define TRIES 8
+
+static mn_a64 *
+own_reservation(const struct mn_cache_log *log)
+{
+    return &log->file->map.slots[log->file->slot].reservation;
+}
+
+/* Whether a client that lives has a place in the segment. */
+static bool
+is_reserved(const struct mn_cache_file *file, uint64_t segment)
+{
+    for (uint32_t i = 0; i < MN_CACHE_SLOTS; i++) {
+        if (mn_a64_load_seqcst(&file->map.slots[i].reservation) == segment + 1 /* [K4] */
+            && mn_cache_slot_lives(file, i)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool
+mn_cache_log_is_shared(const struct mn_cache_file *file)
+{
+    const struct mn_cache_slot *slots = file->map.slots;
+    uint64_t job = mn_a64_load_relaxed(&slots[file->slot].job);
+    for (uint32_t i = 0; i < MN_CACHE_SLOTS; i++) {
+        uint64_t other = mn_a64_load_relaxed(&slots[i].job);
+        if (other != 0 && other != job && mn_cache_slot_lives(file, i)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether memory and file system have room for another segment. */
+static bool
+has_room(const struct mn_cache_log *log)
+{
+    struct statfs system;
+    uint64_t bytes = log->file->map.shape.segment_bytes;
+    if (fstatfs(log->file->fd, &system) == 0 && system.f_blocks > 0) {
+        uint64_t block = (uint64_t)system.f_bsize, total = (uint64_t)system.f_blocks * block;
+        if ((uint64_t)system.f_bavail * block < bytes + total / RESERVE_SHARE) {
+            return false;
+        }
+    }
+    uint64_t available = mn_mem_available();
+    return available == 0 || available >= bytes + log->reserve;
+}
+
+/* Gives a segment its pages. 0, MN_FULL or -errno. */
+static int
+give_pages(const struct mn_cache_log *log, uint64_t number)
+{
+    const struct mn_cache_map *map = &log->file->map;
+    struct mn_cache_segment *segment = &map->segments[number];
+    if (mn_a64_load_relaxed(&segment->has_pages) != 0) {
+        return 0;
+    }
+    if (!has_room(log)) {
+        return MN_FULL;
+    }
+    uint64_t off = map->shape.data_off + number * map->shape.segment_bytes;
+    while (fallocate(log->file->fd, 0, (off_t)off, (off_t)map->shape.segment_bytes) < 0) {
+        if (errno != EINTR) {
+            return errno == ENOSPC || errno == ENOMEM || errno == EDQUOT ? MN_FULL : -errno;
+        }
+    }
+    MN_FAULT("cache.pages");
+    mn_a64_store_relaxed(&segment->has_pages, 1);
+    return 0;
+}
+
+/* Takes a segment's entries away. False: a client has it reserved; it stays empty then. */
+static bool
+empty(const struct mn_cache_file *file, uint64_t number)
+{
+    (void)mn_a64_xchg_seqcst(&file->map.segments[number].generation, 0); /* [K3] */
+    MN_FAULT("cache.emptied");
+    return !is_reserved(file, number);
+}
+
+/* An empty segment that no client has reserved, with pages if there is one. -1: none. */
+static int64_t
+find_empty(const struct mn_cache_file *file)
+{
+    int64_t found = -1;
+    for (uint64_t i = 0; i < file->map.shape.nsegments; i++) {
+        const struct mn_cache_segment *segment = &file->map.segments[i];
+        if (mn_a64_load_relaxed(&segment->generation) != 0 || is_reserved(file, i)) {
+            continue;
+        }
+        if (mn_a64_load_relaxed(&segment->has_pages) != 0) {
+            return (int64_t)i;
+        }
+        found = found < 0 ? (int64_t)i : found;
+    }
+    return found;
+}
+
+/* The oldest segment that has entries and that no client has reserved, emptied. -1: none. */
+static int64_t
+empty_oldest(const struct mn_cache_file *file)
+{
+    for (int tries = 0; tries < TRIES; tries++) {
+        uint64_t oldest = UINT64_MAX;
+        int64_t found = -1;
+        for (uint64_t i = 0; i < file->map.shape.nsegments; i++) {
+            uint64_t generation = mn_a64_load_relaxed(&file->map.segments[i].generation);
+            if (generation != 0 && generation < oldest && !is_reserved(file, i)) {
+                oldest = generation;
+                found = (int64_t)i;
+            }
+        }
+        if (found < 0 || empty(file, (uint64_t)found)) {
+            return found;
+        }
+    }
+    return -1;
+}
+
+/* Gives an empty segment its generation, and makes it the current one. */
+static void
+begin(const struct mn_cache_file *file, uint64_t number)
+{
+    const struct mn_cache_map *map = &file->map;
+    struct mn_cache_segment *segment = &map->segments[number];
+    uint64_t generation = mn_a64_add_acqrel(&map->header->generation, 1) + 1;
+    mn_a64_store_relaxed(&segment->entries, 0);
+    mn_a64_store_relaxed(&segment->fill, 0);
+    mn_a64_store_seqcst(&segment->generation, generation); /* [K7] */
+    MN_FAULT("cache.begun");
+    mn_a64_store_release(&map->header->current, number + 1);
+}
+
+/* Makes another segment current, under the log lock. */
+static int
+next_segment(struct mn_cache_log *log)
+{
+    const struct mn_cache_file *file = log->file;
+    int64_t number = find_empty(file);
+    int rc = number < 0 ? MN_FULL : give_pages(log, (uint64_t)number);
+    if (rc == MN_FULL && mn_cache_log_is_shared(file)) {
+        number = empty_oldest(file);
+        if (number >= 0) {
+            (void)mn_a64_add_relaxed(&file->map.header->recycled, 1);
+            rc = 0;
+        }
+    }
+    if (rc == 0) {
+        begin(file, (uint64_t)number);
+    }
+    return rc;
+}
+
+/* Sees to it that another segment than `full` is current. */
+static int
+advance(struct mn_cache_log *log, uint64_t full, uint64_t generation)
+{
+    const struct mn_cache_map *map = &log->file->map;
+    uint64_t now = mn_now_ns();
+    if (log->no_room_ns != 0 && now - log->no_room_ns < NO_ROOM_NS) {
+        return MN_FULL;
+    }
+    int rc = mn_cache_lock_wait(log->file->fd, MN_CACHE_LOG_BYTE, LOG_WAIT_NS);
+    if (rc == 0) {
+        bool same = mn_a64_load_acquire(&map->header->current) == full;
+        if (same && full != 0 && generation != 0) {
+            same = mn_a64_load_acquire(&map->segments[full - 1].generation) == generation;
+        }
+        rc = same ? next_segment(log) : 0;
+        mn_cache_unlock(log->file->fd, MN_CACHE_LOG_BYTE);
+    }
+    rc = rc == -ETIMEDOUT ? MN_FULL : rc; /* its holder is stopped, say */
+    log->no_room_ns = rc == MN_FULL ? now : 0;
+    return rc;
+}
+
+/* Takes the next bytes of a segment; false: it has not that many left. */
+static bool
+take_bytes(struct mn_cache_segment *segment, uint64_t most, uint64_t bytes, uint64_t *off)
+{
+    uint64_t fill = mn_a64_load_acquire(&segment->fill);
+    do {
+        if (bytes > most || fill > most - bytes) {
+            return false;
+        }
+    } while (!mn_a64_cas_acqrel(&segment->fill, &fill, fill + bytes));
+    *off = fill;
+    return true;
+}
+
+int
+mn_cache_log_reserve(struct mn_cache_log *log, uint64_t bytes, struct mn_cache_reserved *out)
+{
+    const struct mn_cache_map *map = &log->file->map;
+    for (;;) {
+        uint64_t current = mn_a64_load_acquire(&map->header->current), generation = 0;
+        if (current != 0 && current <= map->shape.nsegments) {
+            struct mn_cache_segment *segment = &map->segments[current - 1];
+            generation = mn_a64_load_acquire(&segment->generation);
+            mn_a64_store_seqcst(own_reservation(log), current); /* [K1] */
+            MN_FAULT("cache.reserved");
+            if (generation != 0
+                && mn_a64_load_seqcst(&segment->generation) == generation /* [K2] */
+                && take_bytes(segment, map->shape.segment_bytes, bytes, &out->off)) {
+                out->segment = (uint32_t)(current - 1);
+                out->generation = generation;
+                return 0;
+            }
+            mn_cache_log_done(log);
+        }
+        int rc = advance(log, current, generation);
+        if (rc != 0) {
+            return rc;
+        }
+    }
+}
+
+void
+mn_cache_log_done(struct mn_cache_log *log)
+{
+    mn_a64_store_release(own_reservation(log), 0);
+}
+
+void
+mn_cache_log_relieve(struct mn_cache_log *log, uint64_t now_ns)
+{
+    const struct mn_cache_file *file = log->file;
+    const struct mn_cache_map *map = &file->map;
+    if (now_ns - log->relieved_ns < RELIEVE_NS) {
+        return;
+    }
+    log->relieved_ns = now_ns;
+    uint64_t available = mn_mem_available();
+    if (available == 0 || available >= log->reserve / 2
+        || mn_cache_lock_try(file->fd, MN_CACHE_LOG_BYTE) != 0) {
+        return;
+    }
+    int64_t number = find_empty(file);
+    if (number < 0 || mn_a64_load_relaxed(&map->segments[number].has_pages) == 0) {
+        number = empty_oldest(file);
+    }
+    if (number >= 0) {
+        uint64_t off = (uint64_t)number * map->shape.segment_bytes;
+        mn_a64_store_relaxed(&map->segments[number].has_pages, 0);
+        (void)mn_memfd_punch_mapped(map->data + off, map->shape.segment_bytes);
+        (void)mn_a64_add_relaxed(&map->header->returned, 1);
+        log->no_room_ns = now_ns;
+    }
+    mn_cache_unlock(file->fd, MN_CACHE_LOG_BYTE);
+}

@@ -1,0 +1,79 @@
+/* The log: where entries are written, and what makes room for more.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Purpose
+ *   Data lies in segments. Clients reserve places in the current one, without a lock. When it is
+ *   full, one client, which holds the log lock, makes another one current: a segment that was never
+ *   used, else the oldest that may be recycled. No room at all is an ordinary result (MN_FULL): the
+ *   entry is not stored.
+ *
+ * Recycling: a segment is never written anew while a client may still write to it
+ *   client                                        recycler, under the log lock
+ *     reservation = the segment        [K1]         generation = 0 (exchange)          [K3]
+ *     generation still the same?       [K2]         any reservation of it that lives?  [K4]
+ *     yes: its bytes may be written                 no: a new generation, then the first byte
+ *   [K1] -> [K4] and [K3] -> [K2] are all seq_cst. In their total order either K1 precedes K4: the
+ *   recycler sees the reservation and leaves the segment alone. Or K4 precedes K1, hence K3
+ *   precedes K2: the client sees generation 0 and withdraws. A reservation counts as long as the
+ *   lock of its client is held, however long that takes: a writer that was stopped in mid-copy
+ *   may wake. Only a dead client's is passed over, and a dead client cannot write. No time-out
+ *   ends a reservation. Such a segment keeps generation 0. It is empty for readers, and is taken
+ *   again, first of all, once no client has it reserved.
+ *
+ * Readers need no reservation
+ *   [K5] a reader loads the generation (acquire), copies, and adds 0 to it (acq_rel) [K6].
+ *   [K6] -> [K3]: if K6 still reads the generation, it precedes K3 in the order of that word, so
+ *   the copy, which K6 releases, happens before K3, which acquires, and before the recycler's
+ *   first byte. If it reads another one, the copy is thrown away. [K7] -> [K5]: the new
+ *   generation is stored with release after everything that belongs to the old one is gone, and
+ *   no generation is given twice (64 bits, counted under the log lock).
+ *
+ * When segments are recycled: never for a job that is alone (what it has, it keeps: a cycle of
+ *   evictions reads more than a cache that never evicts). All processes of a job say the same job.
+ *
+ * Who pays: pages of a memory file are charged to the control group of the process that touches
+ *   them first. Before each new segment the room under every limit from the own group up to the
+ *   root is asked for, less a reserve, and less what the file system must keep for others. Under
+ *   pressure the log does not grow, and the oldest segments give their pages back.
+ *
+ * What a crash leaves behind: a reserved place without an entry, which is lost until its segment is
+ *   recycled; or a segment with generation 0, or with pages, that is not current: the next one.
+ */
+#ifndef MN_CACHE_LOG_H
+#define MN_CACHE_LOG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cache/mn_cache_file.h"
+
+/* One writer of a client; the caller sees to it that there is one at a time. */
+struct mn_cache_log {
+    const struct mn_cache_file *file;
+    uint64_t reserve;       /* bytes of memory to leave to others */
+    uint64_t no_room_ns;    /* when there last was no room; 0: not lately */
+    uint64_t relieved_ns;   /* when pressure was last looked for */
+};
+
+struct mn_cache_reserved {
+    uint32_t segment;
+    uint64_t generation;
+    uint64_t off; /* in the segment */
+};
+
+/* Reserves a place, which is the caller's until mn_cache_log_done(). 0, MN_FULL or -errno. */
+int
+mn_cache_log_reserve(struct mn_cache_log *log, uint64_t bytes, struct mn_cache_reserved *out);
+
+void
+mn_cache_log_done(struct mn_cache_log *log);
+
+/* Gives the oldest segment back where memory is short. Looks seldom, however often it is called. */
+void
+mn_cache_log_relieve(struct mn_cache_log *log, uint64_t now_ns);
+
+/* Whether a client of another job is attached. */
+bool
+mn_cache_log_is_shared(const struct mn_cache_file *file);
+
+#endif /* MN_CACHE_LOG_H */

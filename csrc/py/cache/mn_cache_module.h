@@ -1,0 +1,40 @@
+/* mn_cache_module.h - state of the module minato._cache and what its files share.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef MN_CACHE_MODULE_H
+#define MN_CACHE_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "cache/mn_cache.h"
+
+struct mn_cache_state {
+    PyTypeObject *store_type;
+    PyTypeObject *entry_type;
+    PyObject *refused; /* exception: why there can be no cache */
+};
+
+/* An entry that find() returned; it keeps its store. */
+struct mn_cache_entry_object {
+    PyObject_HEAD
+    PyObject *store;
+    struct mn_cache_found found;
+};
+
+/* 0 for 0, else -1 with OSError, MemoryError or Refused. */
+int
+mn_cache_raise(struct mn_cache_state *st, int rc, const char *folder);
+
+int
+mn_cache_add_store(PyObject *module, struct mn_cache_state *st);
+
+/* fill(parts, targets): what Entry.copy() does, from buffers. */
+extern const char mn_cache_fill_doc[];
+PyObject *
+mn_cache_fill(PyObject *module, PyObject *args);
+
+int
+mn_cache_add_entry(PyObject *module, struct mn_cache_state *st);
+
+#endif

@@ -1,0 +1,50 @@
+/* mn_cache_raise.c - results of csrc/cache as exceptions.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "py/cache/mn_cache_module.h"
+
+#include <errno.h>
+
+static const char *
+reason(int refusal)
+{
+    switch (refusal) {
+    case MN_CACHE_NOT_IN_MEMORY:
+        return "it is not on a file system in memory (tmpfs)";
+    case MN_CACHE_FOREIGN:
+        return "it, or the file in it, belongs to another user, is a symbolic link, or lets other "
+               "users write; remove it, or make it yours alone (chmod 700)";
+    case MN_CACHE_TOO_SMALL:
+        return "its file system is too small. Docker gives a container 64 MB unless it is started "
+               "with --shm-size (or --ipc=host)";
+    case MN_CACHE_NO_LOCKS:
+        return "its file system does not lock files or share memory as a local one does";
+    case MN_CACHE_DAMAGED:
+        return "the file in it is damaged; remove it with `minato cache drop`";
+    case MN_CACHE_BUSY:
+        return "another process has held the file's lock for five seconds; it may be stopped";
+    case MN_CACHE_NO_SLOT:
+        return "1024 processes use the file already";
+    default:
+        return "of an unknown reason";
+    }
+}
+
+int
+mn_cache_raise(struct mn_cache_state *st, int rc, const char *folder)
+{
+    if (rc == 0) {
+        return 0;
+    }
+    if (rc == -ENOMEM) {
+        PyErr_NoMemory();
+    }
+    else if (rc < 0) {
+        errno = -rc;
+        PyErr_SetFromErrnoWithFilename(PyExc_OSError, folder);
+    }
+    else {
+        PyErr_Format(st->refused, "%s cannot hold a cache: %s", folder, reason(rc));
+    }
+    return -1;
+}

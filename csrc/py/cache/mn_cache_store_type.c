@@ -1,0 +1,350 @@
+/* mn_cache_store_type.c - Store: a client of a cache file.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Methods may be called by any thread. What may wait, for a lock, another maker or a copy,
+ * releases the GIL.
+ */
+#include "py/cache/mn_cache_module.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/mn_error.h"
+#include "os/mn_clock.h"
+
+#define PARTS_MAX 65536
+
+struct store {
+    PyObject_HEAD
+    struct mn_cache *cache;
+    char *folder; /* for messages */
+};
+
+static struct mn_cache *
+cache_of(PyObject *self)
+{
+    return ((struct store *)self)->cache;
+}
+
+static int
+raised(PyObject *self, int rc)
+{
+    struct mn_cache_state *st = PyType_GetModuleState(Py_TYPE(self));
+    return mn_cache_raise(st, rc, ((struct store *)self)->folder);
+}
+
+static int
+digest_of(PyObject *bytes, struct mn_cache_digest *digest)
+{
+    if (!PyBytes_Check(bytes) || PyBytes_GET_SIZE(bytes) != (Py_ssize_t)sizeof(*digest)) {
+        PyErr_SetString(PyExc_TypeError, "a digest is 16 bytes");
+        return -1;
+    }
+    memcpy(digest, PyBytes_AS_STRING(bytes), sizeof(*digest));
+    return 0;
+}
+
+static PyObject *
+store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    const char *folder, *name;
+    unsigned long long bytes, job, reserve;
+    int keep;
+    if (kwargs != NULL && PyDict_GET_SIZE(kwargs) > 0) {
+        PyErr_SetString(PyExc_TypeError, "Store() takes no keywords");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "ssKKpK", &folder, &name, &bytes, &job, &keep, &reserve)) {
+        return NULL;
+    }
+    struct store *self = (struct store *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    struct mn_cache_place place = {folder, name, bytes, job, keep != 0};
+    size_t n = strlen(folder) + 1;
+    self->folder = PyMem_Malloc(n);
+    int rc = self->folder == NULL ? -ENOMEM : mn_cache_open(&place, reserve, &self->cache);
+    if (self->folder != NULL) {
+        memcpy(self->folder, folder, n);
+    }
+    if (mn_cache_raise(PyType_GetModuleState(type), rc, folder) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static void
+store_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    struct store *s = (struct store *)self;
+    if (s->cache != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        mn_cache_close(s->cache);
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_Free(s->folder);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+attach(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = mn_cache_attach(cache_of(self));
+    Py_END_ALLOW_THREADS
+    if (raised(self, rc) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+detach(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    Py_BEGIN_ALLOW_THREADS
+    mn_cache_detach(cache_of(self));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(find_doc,
+"find(digest, count) -> Entry | None\n\n"
+"count: whether it counts as a hit or as a miss.");
+
+static PyObject *
+find(PyObject *self, PyObject *args)
+{
+    struct mn_cache_state *st = PyType_GetModuleState(Py_TYPE(self));
+    struct mn_cache_digest digest;
+    struct mn_cache_found found;
+    PyObject *bytes;
+    int count;
+    if (!PyArg_ParseTuple(args, "Sp", &bytes, &count) || digest_of(bytes, &digest) < 0) {
+        return NULL;
+    }
+    int rc = mn_cache_find(cache_of(self), digest, count != 0, &found);
+    if (rc == MN_EMPTY) {
+        Py_RETURN_NONE;
+    }
+    if (raised(self, rc) < 0) {
+        return NULL;
+    }
+    PyObject *entry = st->entry_type->tp_alloc(st->entry_type, 0);
+    if (entry != NULL) {
+        ((struct mn_cache_entry_object *)entry)->store = Py_NewRef(self);
+        ((struct mn_cache_entry_object *)entry)->found = found;
+    }
+    return entry;
+}
+
+/* The buffers of a sequence. The number of them, or -1 with an exception and none. */
+static Py_ssize_t
+buffers_of(PyObject *tuple, Py_buffer *views, struct mn_cache_part *parts)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(tuple);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (PyObject_GetBuffer(PyTuple_GET_ITEM(tuple, i), &views[i], PyBUF_ANY_CONTIGUOUS) < 0) {
+            while (i > 0) {
+                PyBuffer_Release(&views[--i]);
+            }
+            return -1;
+        }
+        parts[i] = (struct mn_cache_part){views[i].buf, (uint64_t)views[i].len};
+    }
+    return n;
+}
+
+PyDoc_STRVAR(put_doc,
+"put(digest, made_ns, description, parts) -> int\n\n"
+"Stores a description and a tuple of contiguous buffers. 0: stored; 1: there is no room; 2: it is\n"
+"larger than a segment, and never will be stored.");
+
+static PyObject *
+put(PyObject *self, PyObject *args)
+{
+    struct mn_cache_digest digest;
+    struct mn_cache_part description;
+    unsigned long long made_ns;
+    PyObject *bytes, *text, *all;
+    if (!PyArg_ParseTuple(args, "SKSO!", &bytes, &made_ns, &text, &PyTuple_Type, &all)
+        || digest_of(bytes, &digest) < 0) {
+        return NULL;
+    }
+    size_t n = (size_t)PyTuple_GET_SIZE(all);
+    if (n > PARTS_MAX) {
+        return PyLong_FromLong(2);
+    }
+    Py_buffer *views = PyMem_Calloc(n + 1, sizeof(*views));
+    struct mn_cache_part *parts = PyMem_Calloc(n + 1, sizeof(*parts));
+    PyObject *result = NULL;
+    description.data = PyBytes_AS_STRING(text);
+    description.bytes = (uint64_t)PyBytes_GET_SIZE(text);
+    if (views == NULL || parts == NULL) {
+        PyErr_NoMemory();
+    }
+    else if (buffers_of(all, views, parts) >= 0) {
+        int rc;
+        Py_BEGIN_ALLOW_THREADS
+        rc = mn_cache_store(cache_of(self), digest, made_ns, &description, parts, n);
+        Py_END_ALLOW_THREADS
+        for (size_t i = 0; i < n; i++) {
+            PyBuffer_Release(&views[i]);
+        }
+        if (rc == MN_FULL || rc == MN_CACHE_TOO_LARGE) {
+            result = PyLong_FromLong(rc == MN_FULL ? 1 : 2);
+        }
+        else if (raised(self, rc) == 0) {
+            result = PyLong_FromLong(0);
+        }
+    }
+    PyMem_Free(views);
+    PyMem_Free(parts);
+    return result;
+}
+
+PyDoc_STRVAR(claim_doc,
+"claim(digest, wait) -> int\n\n"
+"Before a value is made. 0: nothing was claimed, because the value is there by now, because it\n"
+"was waited for long enough, or because the place is taken: look again and make it, if need be.\n"
+"Else what release() wants to have. wait: for another thread or process that makes it.");
+
+static PyObject *
+claim(PyObject *self, PyObject *args)
+{
+    struct mn_cache *cache = cache_of(self);
+    struct mn_cache_digest digest;
+    struct mn_cache_claimed claimed;
+    struct mn_cache_found found;
+    PyObject *bytes;
+    int wait;
+    if (!PyArg_ParseTuple(args, "Sp", &bytes, &wait) || digest_of(bytes, &digest) < 0) {
+        return NULL;
+    }
+    int64_t patience = -1;
+    uint64_t start = 0;
+    for (;;) {
+        int rc = mn_cache_claim_key(cache, digest, &claimed);
+        if (rc == 0) {
+            return PyLong_FromUnsignedLongLong(claimed.word);
+        }
+        if (rc == MN_FULL || (rc == -EBUSY && !wait)) {
+            return PyLong_FromLong(0);
+        }
+        if (rc != -EBUSY) {
+            (void)raised(self, rc);
+            return NULL;
+        }
+        if (patience < 0) {
+            patience = mn_cache_patience_ns(cache);
+            start = mn_now_ns();
+        }
+        if (mn_now_ns() - start >= (uint64_t)patience) {
+            return PyLong_FromLong(0);
+        }
+        Py_BEGIN_ALLOW_THREADS
+        (void)mn_cache_claims_wait(&claimed);
+        Py_END_ALLOW_THREADS
+        if (PyErr_CheckSignals() < 0) {
+            return NULL;
+        }
+        if (mn_cache_find(cache, digest, false, &found) == 0) {
+            return PyLong_FromLong(0);
+        }
+    }
+}
+
+static PyObject *
+release(PyObject *self, PyObject *args)
+{
+    struct mn_cache_digest digest;
+    unsigned long long word;
+    PyObject *bytes;
+    if (!PyArg_ParseTuple(args, "SK", &bytes, &word) || digest_of(bytes, &digest) < 0) {
+        return NULL;
+    }
+    mn_cache_release_key(cache_of(self), digest, word);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+stats(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_cache_sums s;
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = mn_cache_sum(cache_of(self), &s);
+    Py_END_ALLOW_THREADS
+    if (raised(self, rc) < 0) {
+        return NULL;
+    }
+    return Py_BuildValue(
+        "{sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK}", "hits", (unsigned long long)s.hits,
+        "hit_bytes", (unsigned long long)s.hit_bytes, "saved_ns", (unsigned long long)s.saved_ns,
+        "misses", (unsigned long long)s.misses, "made_ns", (unsigned long long)s.made_ns,
+        "stored", (unsigned long long)s.stored, "stored_bytes",
+        (unsigned long long)s.stored_bytes, "refused", (unsigned long long)s.refused, "bytes",
+        (unsigned long long)s.bytes, "used_bytes", (unsigned long long)s.used_bytes, "entries",
+        (unsigned long long)s.entries, "recycled", (unsigned long long)s.recycled, "returned",
+        (unsigned long long)s.returned, "processes", (unsigned long long)s.clients, "jobs",
+        (unsigned long long)s.jobs, "largest", (unsigned long long)s.entry_bytes_max);
+}
+
+static PyObject *
+verify(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    uint64_t checked, damaged;
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = mn_cache_verify(cache_of(self), &checked, &damaged);
+    Py_END_ALLOW_THREADS
+    if (raised(self, rc) < 0) {
+        return NULL;
+    }
+    return Py_BuildValue("(KK)", (unsigned long long)checked, (unsigned long long)damaged);
+}
+
+static PyMethodDef store_methods[] = {
+    {"attach", attach, METH_NOARGS,
+     PyDoc_STR("attach(): opens the file, unless it is open. Raises Refused or OSError.")},
+    {"detach", detach, METH_NOARGS,
+     PyDoc_STR("detach(): leaves the file, also as its last client. For no other thread in it.")},
+    {"find", find, METH_VARARGS, find_doc},
+    {"put", put, METH_VARARGS, put_doc},
+    {"claim", claim, METH_VARARGS, claim_doc},
+    {"release", release, METH_VARARGS,
+     PyDoc_STR("release(digest, claimed): gives back what claim() returned.")},
+    {"stats", stats, METH_NOARGS,
+     PyDoc_STR("stats() -> dict of counts, bytes and nanoseconds, of all clients so far")},
+    {"verify", verify, METH_NOARGS,
+     PyDoc_STR("verify() -> (entries, damaged ones): reads all that the index leads to")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot store_slots[] = {
+    {Py_tp_new, store_new},
+    {Py_tp_dealloc, store_dealloc},
+    {Py_tp_methods, store_methods},
+    {Py_tp_doc, PyDoc_STR("Store(folder, name, bytes, job, keep, reserve)\n\nA client of a cache "
+                          "file. job 0: a guest, which neither makes nor removes it.")},
+    {0, NULL},
+};
+
+static PyType_Spec store_spec = {
+    .name = "minato._cache.Store",
+    .basicsize = sizeof(struct store),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = store_slots,
+};
+
+int
+mn_cache_add_store(PyObject *module, struct mn_cache_state *st)
+{
+    st->store_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &store_spec, NULL);
+    return st->store_type == NULL ? -1 : PyModule_AddType(module, st->store_type);
+}
