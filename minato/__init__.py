@@ -51,6 +51,7 @@ from torch.utils.data import (
 )
 
 from ._version import __version__
+from .cache.cache import Cache
 from .errors import WorkerLost
 from .loader import DataLoader
 from .patch import patch_torch
@@ -98,6 +99,7 @@ def get_include() -> str:
 
 __all__ = [
     "BatchSampler",
+    "Cache",
     "ChainDataset",
     "ConcatDataset",
     "DataLoader",

@@ -14,10 +14,11 @@ from ._version import __version__
 COMMANDS: dict[str, tuple[str, str]] = {
     "info": ("minato.observe.info", "what was built, and what was found on this machine"),
     "doctor": ("minato.observe.doctor", "what is wrong with this machine, and the fix"),
+    "cache": ("minato.cache.command", "caches in this machine's memory: look, check, remove"),
     "top": ("minato.observe.top", "what the loaders in a running process are doing, live"),
 }
 #: commands that need the engine
-NEED_ENGINE = ("top",)
+NEED_ENGINE = ("cache", "top")
 
 
 def _parser() -> argparse.ArgumentParser:

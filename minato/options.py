@@ -37,7 +37,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _NUMBERS = ("seed_rank", "memory_limit", "max_retries", "straggler_threshold", "max_errors")
 
 
-def parse_bytes(text: int | str) -> int:
+def parse_bytes(text: int | str, name: str = "memory_limit") -> int:
     """Converts an int or text such as ``"8GiB"``, ``"500 MB"`` to bytes; raises ValueError."""
     if isinstance(text, int) and not isinstance(text, bool):
         size = text
@@ -45,13 +45,13 @@ def parse_bytes(text: int | str) -> int:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", str(text).lower())
         if match is None:
             raise ValueError(
-                f"memory_limit should be bytes as int or text such as '8GiB', but got {text!r}"
+                f"{name} should be bytes as int or text such as '8GiB', but got {text!r}"
             )
         number, unit, binary = match.groups()
         scale = 1024 ** " kmgt".index(unit or " ") if binary else _UNITS[unit]
         size = int(float(number) * scale)
     if size <= 0:
-        raise ValueError(f"memory_limit should be positive, but got memory_limit={text!r}")
+        raise ValueError(f"{name} should be positive, but got {name}={text!r}")
     return size
 
 

@@ -1,0 +1,1 @@
+"""A cache of samples that workers, ranks and jobs share."""

@@ -1,0 +1,235 @@
+"""minato.Cache: which file it is, which job this process is of, and what happens where it cannot be."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import logging
+import multiprocessing
+import os
+import warnings
+import weakref
+from collections.abc import Callable
+from multiprocessing import util
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .._not_linux import CORE, NEEDS_LINUX
+from ..options import parse_bytes
+
+if TYPE_CHECKING:
+    from .._cache import Store
+    from .memoize import Memoized
+
+log = logging.getLogger("minato")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+#: the file system in memory that the files are made in
+MEMORY = "/dev/shm"
+#: of all memory: what a cache leaves to others
+RESERVE_SHARE = 16
+
+
+def folder() -> str:
+    """Where this user's files are."""
+    return os.path.join(MEMORY, f"minato-{os.getuid()}")
+
+
+def job() -> int:
+    """A number that all processes of one job have, ranks and workers, and no other job has."""
+    env = os.environ
+    if "MASTER_PORT" in env:
+        told = [env.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
+    elif "SLURM_STEP_ID" in env:
+        told = [env.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
+    else:  # inherited by whatever multiprocessing starts, by fork and by spawn
+        told = [bytes(multiprocessing.current_process().authkey).hex()]
+    digest = hashlib.blake2b("\0".join(told).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+def _data_set(function: Any) -> str:
+    """A name for what the function makes: of its file, or, at a prompt, of the working folder."""
+    file = os.path.realpath(function.__code__.co_filename)
+    place = file if os.path.exists(file) and "ipykernel" not in file else os.getcwd()
+    return hashlib.blake2b(f"{place}\0{function.__qualname__}".encode(), digest_size=8).hexdigest()
+
+
+class Client:
+    """One file, as this process has it open; Caches of one file share it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.pid = 0  # of the process in which it leaves the file when multiprocessing ends
+        self.leave_at_exit()
+
+    def leave_at_exit(self) -> None:
+        """In each process anew: multiprocessing forgets what its parent was to do."""
+        # After everything else, when this process's own workers are gone: the last one unlinks.
+        util.Finalize(None, _leave, (weakref.ref(self),), exitpriority=-1000)
+        self.pid = os.getpid()
+
+
+_clients: weakref.WeakValueDictionary[tuple[str, str], Client] = weakref.WeakValueDictionary()
+
+
+def _leave(client: weakref.ref[Client]) -> None:
+    found = client()
+    if found is not None:
+        found.store.detach()
+
+
+@atexit.register
+def _leave_in_forks() -> None:
+    """Of processes that os.fork() has made, which multiprocessing does not end."""
+    for client in list(_clients.values()):
+        if client.pid != os.getpid():
+            client.store.detach()
+
+
+def _open(where: str, name: str, size: int, keep: bool) -> Client:
+    from .. import _cache, _core
+
+    found = _clients.get((where, name))
+    if found is None:
+        reserve = _core.machine()["memory_total"] // RESERVE_SHARE
+        found = Client(_cache.Store(where, name, size, job(), keep, reserve))
+        util.register_after_fork(found, Client.leave_at_exit)
+        _clients[where, name] = found
+    found.store.attach()
+    return found
+
+
+class Cache:
+    """Values that are made once per machine and shared by workers, ranks and jobs.
+
+    >>> cache = minato.Cache("16GiB")
+    >>> class Scans(Dataset):
+    ...     @cache.memoize(key=lambda self, i: self.paths[i], files=lambda self, i: self.paths[i])
+    ...     def load(self, i):                # the deterministic part: made once
+    ...         return resample(read(self.paths[i]))
+    ...     def __getitem__(self, i):
+    ...         return augment(self.load(i))  # the random part: runs every time
+
+    The values lie in one file in /dev/shm for each user and data set, which is named after the file and
+    name of the first function that is memoized. All processes of the user that run the same code
+    share it. It is removed when its last process ends.
+
+    Args:
+        size: bytes, as int or text such as "16GiB". The first process to open the file decides.
+        keep: leave the values in memory when the last process ends, for the next run.
+
+    Where there can be no cache (no room, no permission, not Linux), a warning says why, and the
+    functions run each time.
+    """
+
+    def __init__(self, size: int | str, *, keep: bool = False) -> None:
+        self.size = parse_bytes(size, "size")
+        if self.size < 1 << 20:
+            raise ValueError(f"size should be at least '1MiB', but got size={size!r}")
+        self.keep = bool(keep)
+        self._name: str | None = None
+        self._client: Client | None = None
+        self._off: str | None = None
+        self._memoized: list[Memoized] = []
+
+    def __repr__(self) -> str:
+        return f"minato.Cache({self.size}, keep={self.keep})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.size, self.keep, self._name)
+
+    def memoize(
+        self, key: Callable[..., Any] | None = None, files: Callable[..., Any] | None = None,
+        check: str = "epoch", version: Any = None,
+    ) -> Callable[[Function], Function]:  # fmt: skip
+        """A decorator for functions whose value depends on their arguments alone.
+
+        The function gets a parameter `part`: an index of the array or tensor that it returns, such as
+        (slice(8, 72), ..., 0), of which then only that part is copied.
+
+        Args:
+            key: called with the function's arguments; what the value depends on: numbers, strings, paths,
+                arrays up to 1 MB, and tuples, lists and dicts of them. Needed for methods and closures.
+            files: called with the function's arguments; the path or paths that the value is made from.
+                Where one of them has changed, the value is made again.
+            check: how often a process looks at these files: once an "epoch", at each "use", or "never".
+            version: part of every key, to be changed by hand where minato cannot see a change.
+
+        Raises:
+            TypeError: a key is needed and missing, or, at a call, a key or value is of a type that
+                cannot be stored.
+        """
+        def decorate(function: Function) -> Function:
+            from .memoize import Memoized, wrap
+
+            memoized = Memoized(self, function, key, files, check, version)
+            if self._name is None:
+                self._name = _data_set(function)
+            self._memoized.append(memoized)
+            # The trainer has the file open from now on: what its workers of one epoch have made
+            # is there for those of the next.
+            self._attached()
+            wrapped: Function = wrap(memoized)
+            return wrapped
+
+        return decorate
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of all processes that have used the file since it was made.
+
+        hits, misses, stored and refused are values (refused: for want of room, or too large);
+        hit_bytes, stored_bytes, used_bytes, bytes (all of the cache) and largest (one value) are bytes;
+        saved_ns is what hits would have cost, made_ns what misses have cost. entries, recycled and
+        returned (parts of the file that were used again, or given back to the system), processes
+        and jobs are counts. off: None, or why there is no cache. unfollowed: names in memoized
+        functions whose changes are not seen.
+        """
+        store = self._attached()
+        numbers = store.stats() if store is not None else {}
+        unfollowed = sorted({text for one in self._memoized for text in one.unfollowed()})
+        return {**numbers, "off": self._off, "unfollowed": unfollowed}
+
+    def _attached(self) -> Store | None:
+        """The store, open in this process or about to be; None: there is no cache."""
+        client = self._client
+        if client is not None:
+            return client.store
+        return None if self._off is not None else self._attach()
+
+    def _attach(self) -> Store | None:
+        if not CORE:
+            self._turn_off(RuntimeError(NEEDS_LINUX))
+            return None
+        if self._name is None:
+            raise RuntimeError("this cache has no memoized function yet")
+        from .. import _cache
+
+        name = f"cache-{_cache.LAYOUT}-{self._name}"
+        try:
+            self._client = _open(folder(), name, self.size, self.keep)
+        except (OSError, RuntimeError, MemoryError) as error:
+            self._turn_off(error)
+            return None
+        has = self._client.store.stats()["bytes"]
+        if has < self.size // 64 * 63:
+            log.warning(
+                "minato.Cache has %d bytes, not the %d that were asked for: the file was made with "
+                "that size, or /dev/shm has no more", has, self.size,
+            )  # fmt: skip
+        return self._client.store
+
+    def _turn_off(self, error: BaseException) -> None:
+        """From now on this process makes every value itself."""
+        self._client = None
+        self._off = str(error) or type(error).__name__
+        warnings.warn(
+            f"minato.Cache is off in process {os.getpid()}: {self._off}. Values are made each time.",
+            stacklevel=2,
+        )
+
+
+def _again(size: int, keep: bool, name: str | None) -> Cache:
+    cache = Cache(size, keep=keep)
+    cache._name = name
+    return cache

@@ -1,0 +1,113 @@
+"""Keys: values as bytes that are equal exactly where the values are.
+
+NumPy integers and tensors without dimensions equal Python's numbers; 1, 1.0 and True differ, and so
+do lists and tuples. Arrays and tensors count by dtype, shape and content.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+#: bytes of an array in a key
+ARRAY_MOST = 1 << 20
+
+
+def _counted(tag: bytes, data: bytes) -> bytes:
+    return b"%s%d:%s" % (tag, len(data), data)
+
+
+def _float(value: float) -> bytes:
+    return b"f" + struct.pack("<d", value)
+
+
+def _array(value: np.ndarray[Any, Any], tag: bytes, where: str) -> bytes:
+    if value.dtype.hasobject:
+        raise TypeError(f"{where} is an array of objects, which a cache key cannot hold")
+    if value.nbytes > ARRAY_MOST:
+        raise TypeError(
+            f"{where} is an array of {value.nbytes} bytes; a cache key holds up to {ARRAY_MOST}. "
+            "Give memoize() a key= that names the array, for example by its path"
+        )
+    head = f"{value.dtype.str}{value.shape}".encode()
+    return _counted(tag, head) + _counted(b"", value.tobytes())
+
+
+def _tensor(value: torch.Tensor, where: str) -> bytes:
+    if value.device.type != "cpu" or value.layout != torch.strided:
+        raise TypeError(
+            f"{where} is a tensor on {value.device} ({value.layout}); a cache key holds dense CPU "
+            "tensors. Give memoize() a key= of plain values"
+        )
+    value = value.detach()
+    if value.dim() == 0:
+        return canonical(value.item(), where)
+    flat = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    data = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    if data.nbytes > ARRAY_MOST:
+        return _array(data, b"t", where)
+    head = f"{value.dtype}{tuple(value.shape)}".encode()
+    return _counted(b"t", head) + _counted(b"", data.tobytes())
+
+
+def _all(tag: bytes, parts: list[bytes]) -> bytes:
+    return b"%s%d(%s)" % (tag, len(parts), b"".join(parts))
+
+
+def _container(value: Any, where: str) -> bytes | None:
+    kind = type(value)
+    if kind is tuple or kind is list:
+        tag = b"(" if kind is tuple else b"["
+        return _all(tag, [canonical(v, f"{where}[{i}]") for i, v in enumerate(value)])
+    if kind is dict:
+        pairs = [
+            canonical(k, f"a key of {where}") + canonical(v, f"{where}[{k!r}]")
+            for k, v in value.items()
+        ]
+        return _all(b"{", sorted(pairs))
+    if kind is set or kind is frozenset:
+        tag = b"S" if kind is set else b"Z"
+        return _all(tag, sorted(canonical(v, f"an item of {where}") for v in value))
+    if kind is slice:
+        return _all(b":", [canonical(v, where) for v in (value.start, value.stop, value.step)])
+    if kind is range:
+        return _all(b"r", [canonical(v, where) for v in (value.start, value.stop, value.step)])
+    return None
+
+
+def canonical(value: Any, where: str = "the key") -> bytes:
+    """A value of a key as bytes; TypeError, which says where, for one that a key cannot hold."""
+    kind = type(value)
+    if kind is str:
+        return _counted(b"s", value.encode("utf-8", "surrogatepass"))
+    if kind is int:
+        return b"i%d;" % value
+    if value is None:
+        return b"N"
+    if kind is bool:
+        return b"T" if value else b"F"
+    if kind is float:
+        return _float(value)
+    if kind is bytes:
+        return _counted(b"b", value)
+    found = _container(value, where)
+    if found is not None:
+        return found
+    if kind is complex:
+        return b"c" + _float(value.real) + _float(value.imag)
+    if isinstance(value, PurePath):
+        return _counted(b"p", str(value).encode("utf-8", "surrogatepass"))
+    if kind is np.ndarray:
+        return canonical(value.item(), where) if value.ndim == 0 else _array(value, b"a", where)
+    if isinstance(value, (np.bool_, np.integer, np.floating, np.complexfloating)):
+        return canonical(value.item(), where)
+    if kind is torch.Tensor:
+        return _tensor(value, where)
+    raise TypeError(
+        f"{where} is of the type {kind.__module__}.{kind.__qualname__}, which a cache key cannot "
+        "hold. Give memoize() a key= that returns numbers, strings, paths, arrays, and tuples of them"
+    )

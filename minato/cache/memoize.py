@@ -1,0 +1,253 @@
+"""memoize: a function whose values are made once per machine."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from . import files as _files
+from .keys import canonical
+
+if TYPE_CHECKING:
+    from .._cache import Store
+    from .cache import Cache
+
+log = logging.getLogger("minato")
+
+#: results of Store.put()
+TOO_LARGE = 2
+
+_local = threading.local()
+
+
+@contextlib.contextmanager
+def seeded(digest: bytes) -> Iterator[None]:
+    """Within, the global generators begin where the key says; after it they are what they were.
+    So a value does not depend on what was drawn before, and a sample draws the same numbers
+    whether a value of its was made or found."""
+    rand: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
+    pythons, numpys = random.getstate(), rand.get_state(legacy=False)
+    torchs = torch.default_generator.get_state()
+    seed = int.from_bytes(digest[:8], "little")
+    try:
+        random.seed(seed)
+        with contextlib.suppress(TypeError):  # a bit generator of the program's, without seeds
+            rand.seed([seed & 0xFFFFFFFF, seed >> 32])
+        torch.default_generator.manual_seed(seed >> 1)
+        yield
+    finally:
+        random.setstate(pythons)
+        rand.set_state(numpys)
+        torch.default_generator.set_state(torchs)
+
+
+@contextlib.contextmanager
+def making() -> Iterator[bool]:
+    """Within, this thread makes a value; yields whether it makes another one already. Such a thread
+    waits for no other: two of them could wait for each other."""
+    depth = getattr(_local, "depth", 0)
+    _local.depth = depth + 1
+    try:
+        yield depth > 0
+    finally:
+        _local.depth = depth
+
+
+def _needs_key(function: Any, names: list[str]) -> str | None:
+    if names and names[0] in ("self", "cls"):
+        rest = ", ".join(names)
+        return (
+            f"@cache.memoize(key=lambda {rest}: (...)): what of {names[0]!r} and of the other "
+            "arguments the value depends on"
+        )
+    if function.__closure__:
+        free = ", ".join(function.__code__.co_freevars)
+        return (
+            f"@cache.memoize(key=lambda {', '.join(names)}: (...)): what of the arguments and of "
+            f"{free} the value depends on"
+        )
+    return None
+
+
+class Memoized:
+    """What stands behind one memoized function."""
+
+    def __init__(
+        self, cache: Cache, function: Any, key: Callable[..., Any] | None,
+        files: Callable[..., Any] | None, check: str, version: Any,
+    ) -> None:  # fmt: skip
+        self.cache = cache
+        self.function = function
+        self.name = f"{function.__module__}.{function.__qualname__}"
+        signature = inspect.signature(function)
+        names = list(signature.parameters)
+        if "part" in names:
+            raise TypeError(
+                f"{self.name} has a parameter named part, which memoize() adds to the functions that "
+                "it wraps: give it another name"
+            )
+        line = _needs_key(function, names) if key is None else None
+        if line is not None:
+            raise TypeError(f"memoize() needs a key= for {function.__qualname__}. Write {line}")
+        self._signature = signature
+        self._positional = len(names) if all(
+            p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+            for p in signature.parameters.values()
+        ) else -1  # fmt: skip
+        self._is_method = bool(names) and names[0] in ("self", "cls")
+        self._key = key
+        self._paths = files
+        self._files = _files.Files(check)
+        self._version = version
+        self._prints: dict[type | None, Any] = {}
+        self._told_large = False
+
+    # ---- keys ----------------------------------------------------------------------------
+
+    def fingerprint(self, args: tuple[Any, ...]) -> Any:
+        """Of the function, as it is now."""
+        from .fingerprint import Fingerprint
+
+        cls = None
+        if self._is_method and args:
+            cls = args[0] if isinstance(args[0], type) else type(args[0])
+        found = self._prints.get(cls)
+        if found is None or not found.still():
+            found = self._prints[cls] = Fingerprint(self.function, cls, self._version)
+        return found
+
+    def unfollowed(self) -> list[str]:
+        return sorted({text for found in self._prints.values() for text in found.unfollowed})
+
+    def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """What the value depends on but for files."""
+        if self._key is not None:
+            given = canonical(self._key(*args, **kwargs), f"the key of {self.function.__qualname__}")
+        else:
+            if kwargs or len(args) != self._positional:
+                bound = self._signature.bind(*args, **kwargs)
+                bound.apply_defaults()
+                args = tuple(bound.arguments.values())
+            given = canonical(args, f"the arguments of {self.function.__qualname__}")
+        print_: bytes = self.fingerprint(args).digest
+        return print_ + given
+
+    # ---- calls ---------------------------------------------------------------------------
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], part: Any) -> Any:
+        store = self.cache._attached()
+        if store is None:
+            value = self.function(*args, **kwargs)
+            return value if part is None else _part_of(value, part, self.name)
+        key = self.key(args, kwargs)
+        paths: tuple[str, ...] = ()
+        if self._paths is not None:
+            paths = _files.paths_of(self._paths(*args, **kwargs))
+            known = self._files.stamps(paths, key)
+            digest = _digest(_files.stamped(key, paths, known))
+        else:
+            digest = _digest(key)
+        try:
+            found, value = self._look(store, digest, True, part)
+        except (OSError, RuntimeError, MemoryError) as error:
+            self.cache._turn_off(error)
+            return self.call(args, kwargs, part)
+        if found:
+            return value
+        return self._miss(store, digest, key, paths, args, kwargs, part)
+
+    def _look(self, store: Store, digest: bytes, count: bool, part: Any) -> tuple[bool, Any]:
+        from . import parts, values
+
+        entry = store.find(digest, count)
+        if entry is None:
+            return False, None
+        return values.read(entry) if part is None else parts.read(entry, part, self.name)
+
+    def _miss(
+        self, store: Store, digest: bytes, key: bytes, paths: tuple[str, ...],
+        args: tuple[Any, ...], kwargs: dict[str, Any], part: Any,
+    ) -> Any:  # fmt: skip
+        before: tuple[Any, ...] = ()
+        if paths:
+            before = self._files.fresh(paths)
+            digest = _digest(_files.stamped(key, paths, before))
+        with making() as already:
+            claimed = store.claim(digest, not already)
+            try:
+                found, value = self._look(store, digest, False, part)
+                if found:
+                    return value
+                start = time.perf_counter_ns()
+                with seeded(digest):
+                    value = self.function(*args, **kwargs)
+                made_ns = time.perf_counter_ns() - start
+                return self._keep(store, digest, value, made_ns, paths, before, part)
+            finally:
+                if claimed:
+                    store.release(digest, claimed)
+
+    def _keep(
+        self, store: Store, digest: bytes, value: Any, made_ns: int, paths: tuple[str, ...],
+        before: tuple[Any, ...], part: Any,
+    ) -> Any:  # fmt: skip
+        """Stores a value that was made, and returns what a hit would."""
+        from . import parts, values
+
+        encoded = values.encode(value, self.name)
+        if part is not None:
+            parts.check(encoded.description, self.name)
+        same = not paths or (
+            _files.settled(before) and self._files.fresh(paths) == before
+        )  # fmt: skip
+        if same:
+            try:
+                result = store.put(digest, made_ns, *encoded)
+                if result == TOO_LARGE:
+                    self._tell_large(store, encoded)
+            except (OSError, RuntimeError, MemoryError) as error:
+                self.cache._turn_off(error)
+        copied = values.copy(encoded)
+        return copied if part is None else parts.of(copied, part)
+
+    def _tell_large(self, store: Store, encoded: Any) -> None:
+        if not self._told_large:
+            self._told_large = True
+            size = sum(memoryview(one).nbytes for one in encoded.parts)
+            log.warning(
+                "minato.Cache does not store values of %s of %d bytes: one entry may have %d, a 64th "
+                "of the cache, at most 256 MiB. They are made each time. A larger cache takes them, "
+                "or a function that returns less at once.", self.name, size, store.stats()["largest"],
+            )  # fmt: skip
+
+
+def _part_of(value: Any, part: Any, name: str) -> Any:
+    from . import parts
+
+    return parts.of(value, part)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.blake2b(key, digest_size=16).digest()
+
+
+def wrap(memoized: Memoized) -> Any:
+    """The function that takes the place of the memoized one."""
+
+    @functools.wraps(memoized.function)
+    def call(*args: Any, part: Any = None, **kwargs: Any) -> Any:
+        return memoized.call(args, kwargs, part)
+
+    call.__minato_memoized__ = memoized  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,180 @@
+"""Jobs on one cache whose workers and trainers are killed at random: python tests/cache/kills.py.
+
+Two jobs, one under torch's loader and one under minato's, load one data set through a cache that holds
+a part of it. Again and again one of their processes is killed, or stopped for a while. A trainer that
+is killed, or that raises because a worker was, is started again. Every sample that is delivered is
+compared with what it must be, every epoch that ends must have had each sample once, and at the end every
+checksum is right and nothing is left in /dev/shm.
+
+    --kills N     how many (500)
+    --seed N      of what is killed when; printed
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+import minato
+from minato import _cache
+from minato.cache import cache as cache_module
+from minato.cache.cache import folder
+
+SAMPLES = 150
+WRONG = 3  # exit status: a sample was wrong, lost or doubled
+
+
+def content(i: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(i).integers(0, 256, 2000 + i * 313, np.uint8)
+
+
+class Data(torch.utils.data.Dataset[Any]):
+    def __init__(self) -> None:
+        cache = minato.Cache("2MiB")  # about a tenth more than half of the data set
+
+        @cache.memoize(key=lambda i: i)
+        def load(i: int) -> np.ndarray[Any, Any]:
+            return content(i)
+
+        self.load = load
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> int:
+        if not np.array_equal(self.load(i), content(i)):
+            return -1 - i
+        return i
+
+
+def be_a_job(kind: str, epochs: int) -> int:
+    """Loads epochs; the exit status."""
+    multiprocessing.current_process().authkey = os.urandom(32)  # a job of its own
+    loader = minato.DataLoader if kind == "minato" else torch.utils.data.DataLoader
+    batches = loader(Data(), 10, shuffle=True, num_workers=2)
+    for _ in range(epochs):
+        try:
+            seen = sorted(int(i) for batch in batches for i in batch)
+        except (RuntimeError, OSError):  # a worker was killed
+            continue
+        if seen != list(range(SAMPLES)):
+            print("wrong:", seen, flush=True)
+            return WRONG
+    return 0
+
+
+def start(kind: str, epochs: int) -> int:
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (workers that are killed are told of)
+        os.dup2(sys.stderr.fileno(), 2)
+        status = 1
+        try:
+            status = be_a_job(kind, epochs)
+            multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+        finally:
+            os._exit(status)
+    return pid
+
+
+def end_of(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def reap(kept: dict[int, str]) -> list[tuple[int, int]]:
+    """Those of the jobs that have ended, with their statuses; orphans are reaped, too."""
+    ended = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        if pid in kept:
+            ended.append((pid, os.waitstatus_to_exitcode(status)))
+
+
+def strike(rng: random.Random, jobs: dict[int, str]) -> str:
+    """Kills or stops a process; what was done."""
+    below = [p for p in psutil.Process().children(recursive=True) if p.pid not in jobs]
+    if rng.random() < 0.15 or not below:
+        victim = psutil.Process(rng.choice(list(jobs)))
+    else:
+        victim = rng.choice(below)
+    if rng.random() < 0.2:
+        victim.send_signal(signal.SIGSTOP)
+        time.sleep(rng.random() * 0.1)
+        victim.send_signal(signal.SIGCONT)
+        return "stopped"
+    victim.send_signal(signal.SIGKILL)
+    return "trainer" if victim.pid in jobs else "worker"
+
+
+def run(kills: int, seed: int) -> dict[str, int]:
+    """Raises AssertionError where anything is wrong; counts what was done."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # orphans become children of this process
+    rng = random.Random(seed)
+    done: dict[str, int] = {"worker": 0, "trainer": 0, "stopped": 0, "jobs": 0}
+    jobs: dict[int, str] = {}
+    while done["worker"] + done["trainer"] < kills:
+        for kind in ("torch", "minato"):
+            if kind not in jobs.values():
+                jobs[start(kind, 10**6)] = kind
+                done["jobs"] += 1
+        time.sleep(rng.random() * 0.15)
+        try:
+            done[strike(rng, jobs)] += 1
+        except psutil.NoSuchProcess:
+            pass
+        for pid, status in reap(jobs):
+            del jobs[pid]
+            assert status != WRONG, "a sample was wrong, lost or doubled"
+    for pid in jobs:
+        os.kill(pid, signal.SIGKILL)
+    end = time.monotonic() + 60
+    while psutil.Process().children(recursive=True):
+        reap({})
+        assert time.monotonic() < end, psutil.Process().children(recursive=True)
+        time.sleep(0.05)
+    check()
+    for kind in ("torch", "minato"):  # whatever is left serves whole epochs, and is then removed
+        assert end_of(start(kind, 2)) == 0
+    while psutil.Process().children(recursive=True):
+        reap({})
+        time.sleep(0.02)
+    assert not os.path.exists(folder()), os.listdir(folder())
+    return done
+
+
+def check() -> None:
+    """Compares the checksums of what the killed jobs have left, if anything."""
+    for name in os.listdir(folder()) if os.path.exists(folder()) else ():
+        store = _cache.Store(folder(), name, _cache.BYTES_MIN, 0, False, 0)
+        store.attach()
+        checked, damaged = store.verify()
+        print(f"left: {checked} values, {damaged} damaged", flush=True)
+        assert damaged == 0
+
+
+if __name__ == "__main__":
+    cache_module.MEMORY = os.environ.get("TEST_MEMORY", cache_module.MEMORY)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**9))
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    start_s = time.monotonic()
+    print(run(options.kills, options.seed), f"{time.monotonic() - start_s:.0f} s", flush=True)

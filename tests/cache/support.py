@@ -1,0 +1,68 @@
+"""What the tests of the cache share: datasets that count, and programs that run beside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+import minato
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path(f"/dev/shm/minato-{os.getuid()}")
+
+
+def files(folder: Path = FOLDER) -> list[str]:
+    """Cache files that are there."""
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+class Memory:
+    """A place in /dev/shm for one test's programs, which set minato's by the environment."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="minato-test-", dir="/dev/shm"))
+        self.environment = {"TEST_MEMORY": str(self.path)}
+
+    def files(self) -> list[str]:
+        return files(self.path / FOLDER.name)
+
+
+def new_cache(size: int | str = "8MiB", **options: Any) -> minato.Cache:
+    """A cache that shares its file with no other."""
+    cache = minato.Cache(size, **options)
+    cache._name = uuid.uuid4().hex
+    return cache
+
+
+class Calls:
+    """How often something was called, over all processes: a byte in a file each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def note(self, text: str = "x") -> None:
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        os.write(fd, (text + "\n").encode())
+        os.close(fd)
+
+    def all(self) -> list[str]:
+        return self.path.read_text().split()
+
+
+def environment(**more: str) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MASTER_", "SLURM_"))}
+    return {**kept, "PYTHONPATH": path, **more}
+
+
+def start(program: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(program), *arguments], env=environment(**more), text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip

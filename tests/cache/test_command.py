@@ -1,0 +1,69 @@
+"""``minato cache``: looks at files without becoming a client, and removes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from minato.__main__ import main
+from minato.cache.cache import Cache
+
+from .support import FOLDER, files, new_cache
+
+
+def filled() -> tuple[Cache, str]:
+    cache = new_cache()
+    make = cache.memoize(key=lambda n: n)(lambda n: bytes(1000 + n))
+    for n in (1, 2, 1):
+        make(n)
+    [name] = [name for name in files() if str(cache._name) in name]
+    return cache, name
+
+
+def test_a_cache_is_listed_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    cache, name = filled()
+    assert main(["cache", "ls", name]) == 0
+    assert "2 values, 1 processes of 1 jobs" in capsys.readouterr().out
+    assert main(["cache", "stats", name]) == 0
+    told = capsys.readouterr().out
+    assert "found    1 (33 %)" in told and "made     2" in told
+    assert name in files() and cache.stats()["jobs"] == 1
+
+
+def test_a_flipped_byte_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    cache, name = filled()
+    assert main(["cache", "verify", name]) == 0
+    assert "2 values, 0 damaged" in capsys.readouterr().out
+    path = FOLDER / name
+    data = path.read_bytes()
+    at = data.rindex(b'["b",1001]')
+    with path.open("r+b") as file:
+        file.seek(at + 3)
+        file.write(b"X")
+    assert main(["cache", "verify", name]) == 1
+    assert "2 values, 1 damaged" in capsys.readouterr().out
+    del cache
+
+
+def test_a_dropped_file_is_gone_and_its_clients_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    cache, name = filled()
+    assert main(["cache", "drop", name]) == 0
+    assert name not in files()
+    assert cache.stats()["entries"] == 2
+    assert main(["cache", "drop", name]) == 1
+    assert "there is no" in capsys.readouterr().out
+
+
+def test_a_look_leaves_what_killed_processes_left(capsys: pytest.CaptureFixture[str]) -> None:
+    cache = new_cache(keep=True)
+    assert cache.memoize()(_plain)(3) == 3
+    [name] = [name for name in files() if str(cache._name) in name]
+    client = cache._client
+    assert client is not None
+    client.store.detach()
+    assert main(["cache", "ls", name]) == 0
+    assert "no process: kept" in capsys.readouterr().out
+    assert main(["cache", "drop", name]) == 0
+
+
+def _plain(n: int) -> int:
+    return n

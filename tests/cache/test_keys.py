@@ -1,0 +1,73 @@
+"""Keys: equal bytes for equal values, other bytes for others, TypeError for what is neither."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minato.cache.keys import ARRAY_MOST, canonical
+
+EQUAL = [
+    (1, np.int64(1)), (1, np.uint8(1)), (1, torch.tensor(1)), (1, np.array(1)),
+    (True, np.bool_(True)), (True, torch.tensor(True)), (0.5, np.float32(0.5)),
+    (0.5, torch.tensor(0.5)), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({1, 2, 3}, {3, 2, 1}),
+    (np.arange(4), np.arange(8)[::2] // 2), (torch.arange(4), torch.arange(4)),
+    (torch.eye(3).t(), torch.eye(3)), (Path("a") / "b", Path("a/b")),
+]  # fmt: skip
+
+DIFFERENT = [
+    (1, 1.0), (1, True), (1.0, True), (0, False), (None, False), ("1", 1), ("a", b"a"), ("a", Path("a")),
+    ((1, 2), [1, 2]), ((1, 2), (12,)), (("a", "b"), ("ab", "")), ((1, (2, 3)), ((1, 2), 3)),
+    ([], ()), ({}, set()), (set(), frozenset()), (0.0, -0.0), (1j, 1.0),
+    (np.arange(4), torch.arange(4)), (np.arange(4, dtype="i4"), np.arange(4, dtype="i8")),
+    (np.zeros((2, 3)), np.zeros((3, 2))), (torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)),
+    (slice(1), slice(0, 1)), (range(3), (0, 1, 2)), ("\ud800", "\ud801"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", EQUAL, ids=lambda pair: repr(type(pair[1]).__name__))
+def test_equal_values_have_equal_keys(pair: tuple[Any, Any]) -> None:
+    assert canonical(pair[0]) == canonical(pair[1])
+
+
+@pytest.mark.parametrize("number", range(len(DIFFERENT)))
+def test_different_values_have_different_keys(number: int) -> None:
+    one, other = DIFFERENT[number]
+    assert canonical(one) != canonical(other)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def tagged(value: Any) -> Any:
+    """A value whose equality tells 1, 1.0 and True apart."""
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [tagged(v) for v in value]
+    if isinstance(value, dict):
+        return "dict", {k: tagged(v) for k, v in value.items()}
+    return type(value).__name__, repr(value)
+
+
+@given(PLAIN, PLAIN)
+def test_keys_are_equal_where_values_are(one: Any, other: Any) -> None:
+    assert (canonical(one) == canonical(other)) == (tagged(one) == tagged(other))
+
+
+@pytest.mark.parametrize("value, told", [
+    (object(), "builtins.object"), ([1, {"a": {2: object()}}], r"the key\[1\]\['a'\]\[2\]"),
+    (np.array([None]), "array of objects"), (np.zeros(ARRAY_MOST + 1, "u1"), "1048577 bytes"),
+    (torch.zeros(ARRAY_MOST + 1, dtype=torch.uint8), "1048577 bytes"), (lambda: 1, "function"),
+    (torch.empty(2, device="meta"), "meta"),
+], ids=["object", "nested", "objects", "large", "large tensor", "function", "device"])  # fmt: skip
+def test_a_value_without_key_is_refused(value: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        canonical(value)

@@ -1,0 +1,270 @@
+"""One cache for workers, ranks and jobs: each value is made once, whichever process needs it first."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from .support import Memory, environment, start
+
+PROGRAM = Path(__file__).with_name("program.py")
+SAMPLES = 60
+
+pytestmark = pytest.mark.limit(300)
+
+
+def ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n", process.communicate()[1]
+
+
+def begin(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def told(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()[1]
+    found: dict[str, Any] = json.loads(line)
+    assert found["seen"]
+    return found
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    out, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors, errors
+
+
+def made(folder: Path) -> list[int]:
+    return sorted(map(int, (folder / "made").read_text().split()))
+
+
+@pytest.mark.parametrize("kind, method", [
+    ("torch", "fork"), ("torch", "spawn"), ("torch", "none"), ("minato", "fork"), ("minato", "spawn"),
+    ("minato", "thread"),
+])  # fmt: skip
+def test_workers_make_each_value_once(kind: str, method: str, tmp_path: Path, memory: Memory) -> None:
+    job = start(PROGRAM, str(tmp_path), kind, method, "2", **memory.environment)
+    ready(job)
+    for epoch in range(2):
+        begin(job)
+        stats = told(job)
+        assert stats["off"] is None and stats["unfollowed"] == []
+        assert (stats["hits"], stats["misses"]) == (epoch * SAMPLES, SAMPLES)
+    ended(job)
+    assert made(tmp_path) == list(range(SAMPLES))
+    assert memory.files() == []
+
+
+def test_separate_jobs_make_each_value_once(tmp_path: Path, memory: Memory) -> None:
+    jobs = [start(PROGRAM, str(tmp_path), kind, "fork", "1", **memory.environment) for kind in ("torch", "minato")]
+    for job in jobs:
+        ready(job)
+    for job in jobs:  # both at the same time
+        begin(job)
+    stats = [told(job) for job in jobs]
+    assert max(one["jobs"] for one in stats) == 2 and stats[0]["off"] is None
+    for job in jobs:
+        ended(job)
+    assert made(tmp_path) == list(range(SAMPLES))
+    assert memory.files() == []
+
+
+RANKS = """
+import os, sys, torch
+import torch.multiprocessing as mp
+sys.path.insert(0, sys.argv[1])
+sys.argv = ["program.py", sys.argv[2]]
+import program
+def rank(n):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="1234", RANK=str(n))
+    data = program.Data(program.Path(sys.argv[1]) if len(sys.argv) == 2 else None)
+    sampler = torch.utils.data.DistributedSampler(data, 2, n, shuffle=False)
+    print(len([i for i in torch.utils.data.DataLoader(data, 5, sampler=sampler, num_workers=1)]),
+          program.CACHE.stats()["jobs"], flush=True)
+if __name__ == "__main__":
+    for _ in range(2):
+        mp.start_processes(rank, nprocs=2, start_method="fork")
+"""
+
+
+def test_ranks_are_one_job(tmp_path: Path, memory: Memory) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    done = subprocess.run(
+        [sys.executable, str(script), str(PROGRAM.parent), str(tmp_path)],
+        env=environment(**memory.environment),
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert made(tmp_path) == list(range(SAMPLES))
+    assert memory.files() == []
+
+
+# ---- deaths ------------------------------------------------------------------------------------
+
+
+def no_more(pids: list[int]) -> None:
+    end = time.monotonic() + 60
+    while any(psutil.pid_exists(pid) for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_worker_that_dies_in_a_maker_is_taken_over(tmp_path: Path, memory: Memory) -> None:
+    (tmp_path / "die").touch()
+    job = start(PROGRAM, str(tmp_path), "minato", "fork", "1", **memory.environment)
+    ready(job)
+    begin(job)
+    assert told(job)["stored"] == SAMPLES
+    ended(job)
+    assert made(tmp_path) == list(range(SAMPLES))
+    assert memory.files() == []
+
+
+@pytest.mark.parametrize("kind", ["torch", "minato"])
+def test_workers_of_a_killed_trainer_leave_nothing(kind: str, tmp_path: Path, memory: Memory) -> None:
+    job = start(PROGRAM, str(tmp_path), kind, "fork", "1", **memory.environment)
+    ready(job)
+    begin(job)
+    while not (tmp_path / "made").exists():
+        time.sleep(0.005)
+    below = [child.pid for child in psutil.Process(job.pid).children(recursive=True)]
+    assert below
+    job.kill()
+    job.communicate()
+    no_more(below)
+    assert memory.files() == []
+
+
+def test_a_file_of_killed_processes_serves_the_next_job(tmp_path: Path, memory: Memory) -> None:
+    job = start(PROGRAM, str(tmp_path), "torch", "none", "2", **memory.environment)
+    ready(job)
+    begin(job)
+    told(job)
+    job.kill()
+    job.communicate()
+    assert len(memory.files()) == 1
+    other = start(PROGRAM, str(tmp_path), "torch", "none", "1", **memory.environment)
+    ready(other)
+    begin(other)
+    assert told(other)["hits"] == SAMPLES
+    ended(other)
+    assert made(tmp_path) == list(range(SAMPLES))
+    assert memory.files() == []
+
+
+FORK = """
+import os, sys, time
+import minato
+minato.cache.cache.MEMORY = os.environ["TEST_MEMORY"]
+cache = minato.Cache("4MiB")
+@cache.memoize()
+def make(n):
+    return n * 2
+assert make(1) == 2
+if len(sys.argv) > 1 and sys.argv[1] == "closed":
+    os.closerange(3, 200)
+    assert make(1) == 2 and make(2) == 4 and make(2) == 4, "after all descriptors were closed"
+    assert cache.stats()["stored"] == 2 and cache.stats()["processes"] == 1
+    sys.exit()
+child = os.fork()
+if child:
+    print(child, flush=True)
+    os.kill(os.getpid(), 9)
+sys.stdin.readline()
+assert make(1) == 2 and make(3) == 6
+assert cache.stats()["hits"] == 1 and cache.stats()["processes"] == 1, cache.stats()
+"""
+
+
+def test_a_fork_outlives_its_parent(tmp_path: Path, memory: Memory) -> None:
+    script = tmp_path / "fork.py"
+    script.write_text(FORK)
+    job = start(script, **memory.environment)
+    assert job.stdout is not None and job.stdin is not None and job.stderr is not None
+    child = int(job.stdout.readline())
+    assert job.wait() == -signal.SIGKILL
+    job.stdin.write("\n")
+    job.stdin.close()
+    assert job.stderr.read() == ""  # until the child ends
+    no_more([child])
+    assert memory.files() == []
+
+
+def test_a_program_that_closes_all_descriptors_goes_on(tmp_path: Path, memory: Memory) -> None:
+    script = tmp_path / "fork.py"
+    script.write_text(FORK)
+    job = start(script, "closed", **memory.environment)
+    ended(job)
+    assert memory.files() == []
+
+
+# ---- no room -----------------------------------------------------------------------------------
+
+#: mounts a /dev/shm of its own and runs a program there
+SMALL = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def call(result):
+    if result != 0:
+        print("cannot mount", os.strerror(ctypes.get_errno()))
+        sys.exit(77)
+call(libc.unshare(0x00020000))
+call(libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None))
+call(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=" + sys.argv[1].encode()))
+import warnings
+import numpy as np
+import minato
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    cache = minato.Cache(sys.argv[2])
+    count = [0]
+    @cache.memoize(key=lambda n: n)
+    def make(n):
+        count[0] += 1
+        return np.full(100_000, n % 251, np.uint8)
+    free = os.statvfs("/dev/shm").f_bavail
+    for again in range(2):
+        for n in range(400):
+            assert (make(n) == n % 251).all()
+    stats = cache.stats()
+    left = os.statvfs("/dev/shm")
+    print(stats["off"], count[0], stats.get("stored"), left.f_bavail / left.f_blocks)
+    print(*[w.message for w in caught])
+"""
+
+
+@pytest.mark.parametrize("size, asked, off", [
+    ("64M", "1GiB", True), ("64M", "40MiB", False), ("24M", "16MiB", False), ("100k", "1MiB", True),
+])  # fmt: skip
+def test_a_small_file_system_ends_no_job(size: str, asked: str, off: bool, tmp_path: Path) -> None:
+    script = tmp_path / "small.py"
+    script.write_text(SMALL)
+    done = subprocess.run([sys.executable, str(script), size, asked], env=environment(),
+                          capture_output=True, text=True, timeout=100)  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip("this process may not mount a file system")
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    if off:
+        assert "cannot hold a cache" in first and "--shm-size" in first
+        assert "minato.Cache is off" in second
+        return
+    told_off, count, stored, left = first.split()
+    assert told_off == "None" and 100 < int(stored) < 400 and int(count) == 800 - int(stored)
+    assert float(left) > 0.05 and second == ""  # some is left to others
+
+
