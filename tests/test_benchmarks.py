@@ -88,6 +88,15 @@ def test_startup(tmp_path: Path) -> None:
     assert "forkserver" not in text and "bound, spawn: " in text
 
 
+def test_cache_hits(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    done = run("cache.py", "hit", "--quick", "--json", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for runs in json.loads(out.read_text())["hit"].values():
+        assert {"memcpy, warm", "minato, store, warm", "minato, memoize, fresh"} <= set(runs)
+        assert all(us > 0 for each in runs.values() for us in each)
+
+
 def test_preloading_is_the_forkservers(benchmark: Any) -> None:
     startup = benchmark("startup")
     assert startup.names_for("spawn") == startup.names_for("fork") == ["torch", "minato"]

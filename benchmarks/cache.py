@@ -1,0 +1,237 @@
+"""What the shared cache costs and saves: `python benchmarks/cache.py hit --peers`.
+
+hit: one process reads values of 150 KB and of 10 MB, in an order drawn anew for each repeat, out of a set
+that no processor's cache holds. memcpy is a copy of the same arrays in ordinary memory, to memory that
+was written before (warm) and to a new array (fresh). minato: the store's copy to warm memory, and what a
+call of a memoized function takes, whose result is a fresh array. Peers, where installed, give a
+fresh array, too: LMDB (bytes of the map, copied once), diskcache, MONAI's PersistentDataset (both with
+their files in /dev/shm), Redis on this machine where a server can be started. Every side is compared with
+the original bytes before it is measured. Repeats take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import machine, median, table
+
+import minato
+
+KB, MB = 1000, 1000 * 1000
+#: bytes of a value -> how many there are
+SIZES = {150 * KB: 2000, 10 * MB: 48}
+QUICK = {150 * KB: 40, 10 * MB: 3}
+
+Read = Callable[[int], Any]
+
+
+def contents(size: int, count: int) -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(size)
+    base = rng.integers(0, 256, size + count, np.uint8)
+    return [base[n : n + size].copy() for n in range(count)]
+
+
+def of_memory(data: list[np.ndarray[Any, Any]]) -> dict[str, Read]:
+    warm = np.zeros_like(data[0])
+
+    def to_warm(n: int) -> Any:
+        np.copyto(warm, data[n])
+        return warm
+
+    return {"memcpy, warm": to_warm, "memcpy, fresh": lambda n: data[n].copy()}
+
+
+def of_minato(data: list[np.ndarray[Any, Any]], cache: minato.Cache) -> dict[str, Read]:
+    @cache.memoize(key=lambda n: (len(data), n))
+    def load(n: int) -> Any:
+        return data[n]
+
+    for n in range(len(data)):
+        load(n)
+    memoized = load.__minato_memoized__
+    store = cache._attached()
+    assert store is not None
+    from minato.cache.memoize import _digest
+
+    digests = [_digest(memoized.key((n,), {})) for n in range(len(data))]
+    warm = np.zeros_like(data[0])
+
+    def to_warm(n: int) -> Any:
+        entry = store.find(digests[n], True)
+        assert entry is not None and entry.copy((warm,)) is not None
+        return warm
+
+    return {"minato, store, warm": to_warm, "minato, memoize, fresh": load}
+
+
+def of_lmdb(data: list[np.ndarray[Any, Any]], folder: str) -> dict[str, Read]:
+    try:
+        import lmdb
+    except ImportError:
+        return {}
+    env = lmdb.open(f"{folder}/lmdb", map_size=4 << 30, sync=False)
+    with env.begin(write=True) as into:
+        for n, value in enumerate(data):
+            into.put(b"%d" % n, value)
+
+    def read(n: int) -> Any:
+        with env.begin(buffers=True) as found:
+            return np.frombuffer(found.get(b"%d" % n), np.uint8).copy()
+
+    return {"LMDB": read}
+
+
+def of_diskcache(data: list[np.ndarray[Any, Any]], folder: str) -> dict[str, Read]:
+    try:
+        import diskcache
+    except ImportError:
+        return {}
+    kept = diskcache.Cache(f"{folder}/diskcache", size_limit=4 << 30)
+    for n, value in enumerate(data):
+        kept[n] = value.tobytes()
+    return {"diskcache": lambda n: np.frombuffer(kept[n], np.uint8).copy()}
+
+
+def of_monai(data: list[np.ndarray[Any, Any]], folder: str) -> dict[str, Read]:
+    try:
+        from monai.data import PersistentDataset
+    except ImportError:
+        return {}
+    kept = PersistentDataset(
+        list(range(len(data))), [lambda n: data[n]], cache_dir=f"{folder}/monai"
+    )
+    for n in range(len(data)):
+        kept[n]
+    return {"MONAI PersistentDataset": lambda n: np.array(kept[n])}  # it maps large files
+
+
+def of_redis(data: list[np.ndarray[Any, Any]], folder: str) -> dict[str, Read]:
+    try:
+        import redis
+    except ImportError:
+        return {}
+    server = shutil.which("redis-server") or shutil.which("valkey-server")
+    if server is None:
+        return {}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [server, "--port", str(port), "--save", "", "--bind", "127.0.0.1", "--dir", folder],
+        stdout=subprocess.DEVNULL,
+    )
+    client = redis.Redis(port=port)
+    try:
+        for _ in range(100):
+            try:
+                client.ping()
+                break
+            except redis.ConnectionError:
+                time.sleep(0.05)
+        for n, value in enumerate(data):
+            client.set(n, value.tobytes())
+    except BaseException:
+        process.kill()
+        raise
+    ends.append(process)
+    return {"Redis": lambda n: np.frombuffer(client.get(n), np.uint8).copy()}
+
+
+#: processes to end with the benchmark
+ends: list[subprocess.Popen[bytes]] = []
+
+
+def measured(read: Read, order: list[int]) -> float:
+    """Microseconds a value."""
+    start = time.perf_counter()
+    for n in order:
+        read(n)
+    return (time.perf_counter() - start) / len(order) * 1e6
+
+
+def check(name: str, read: Read, data: list[np.ndarray[Any, Any]]) -> None:
+    for n, value in enumerate(data):
+        if not np.array_equal(np.asarray(read(n)), value):
+            raise SystemExit(f"{name} delivers other bytes for value {n}")
+
+
+def hits_of(size: int, count: int, repeats: int, peers: bool) -> dict[str, list[float]]:
+    data = contents(size, count)
+    folder = tempfile.mkdtemp(dir="/dev/shm")
+    cache = minato.Cache(max(64 * (size + 4 * MB), 2 * size * count))
+    try:
+        sides = {**of_memory(data), **of_minato(data, cache)}
+        for peer in (of_lmdb, of_diskcache, of_monai, of_redis) if peers else ():
+            sides.update(peer(data, folder))
+        for name, read in sides.items():
+            check(name, read, data)
+        runs: dict[str, list[float]] = {name: [] for name in sides}
+        names = list(sides)
+        for turn in range(repeats):
+            order = random.Random(turn).sample(range(count), count)
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                gc.collect()
+                runs[name].append(measured(sides[name], order))
+        return runs
+    finally:
+        for process in ends:
+            process.kill()
+            process.wait()
+        ends.clear()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def hit(repeats: int, sizes: dict[int, int], peers: bool) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for size, count in sizes.items():
+        result[str(size)] = hits_of(size, count, repeats, peers)
+        gc.collect()  # the cache of one size ends before that of the next begins
+    return result
+
+
+def show(result: dict[str, Any]) -> None:
+    for size, runs in result.items():
+        warm, fresh = (np.array(runs[f"memcpy, {kind}"]) for kind in ("warm", "fresh"))
+        rows = []
+        for name, us in runs.items():
+            base = warm if "warm" in name else fresh
+            ratio = median(list(np.array(us) / base))
+            rows.append([name, f"{median(us):.1f}", f"{min(us):.1f} .. {max(us):.1f}", f"{ratio:.2f}",
+                         f"{median(list(np.array(us) - base)):+.1f}"])  # fmt: skip
+        print(f"\n{int(size) // KB} KB a value")
+        head = ["", "us, median", "least .. greatest", "of memcpy", "us more"]
+        print(table(head, rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=["hit"])
+    parser.add_argument("--peers", action="store_true", help="also those that are installed")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--quick", action="store_true", help="seconds, for the tests")
+    parser.add_argument("--json", type=Path, help="every number")
+    options = parser.parse_args()
+    repeats = 2 if options.quick else options.repeats
+    result = hit(repeats, QUICK if options.quick else SIZES, options.peers)
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs", file=sys.stderr)
+    show(result)
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine(), "hit": result}))
+
+
+if __name__ == "__main__":
+    main()
