@@ -265,6 +265,41 @@ torn_records_are_misses(void)
     nothing_left();
 }
 
+/* A client that is to leave more memory to others than there is. */
+static void
+segments_go_back_to_the_system_under_pressure(void)
+{
+    struct mn_cache *cache = client_of(2 * MIB, 1, false), *pressed;
+    struct mn_cache_place place = {folder, "test", 2 * MIB, 1, false};
+    struct mn_cache_sums before, after;
+    for (uint64_t key = 0; key < 100; key++) {
+        (void)put_key(cache, key);
+    }
+    CHECK_EQ(mn_cache_sum(cache, &before), 0);
+    int fd = file_of(O_RDONLY);
+    uint64_t resident = mn_test_resident(fd);
+    CHECK_EQ(mn_cache_open(&place, UINT64_C(1) << 62, &pressed), 0);
+    (void)get_key(pressed, 1);
+    CHECK_EQ(mn_cache_sum(cache, &after), 0);
+    CHECK_EQ(after.returned, 1);
+    CHECK(after.entries < before.entries);
+    CHECK_EQ(resident - mn_test_resident(fd), 32768); /* one segment */
+    CHECK(close(fd) == 0);
+    uint64_t large = 1000;
+    while (bytes_of(large) < 20000 || bytes_of(large) > 21000) { /* most of a segment */
+        large++;
+    }
+    (void)put_key(pressed, large); /* where the current one has that left */
+    CHECK_EQ(put_key(pressed, large), MN_FULL); /* the log does not grow for it, */
+    for (uint64_t key = 0; key < 100; key++) { /* and what is there is right */
+        (void)get_key(pressed, key);
+    }
+    all_is_whole(cache);
+    mn_cache_close(pressed);
+    mn_cache_close(cache);
+    nothing_left();
+}
+
 static void
 what_was_recycled_since_it_was_found_is_noticed(void)
 {
@@ -775,6 +810,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", boxes_are_what_loops_copy),
     MN_TEST("plain", flipped_bytes_are_misses_or_are_noticed),
     MN_TEST("plain", torn_records_are_misses),
+    MN_TEST_ADVISED("plain", segments_go_back_to_the_system_under_pressure),
     MN_TEST("plain", what_was_recycled_since_it_was_found_is_noticed),
     MN_TEST("plain", what_is_not_ours_alone_is_refused),
     MN_TEST("plain", a_folder_that_is_not_in_memory_is_refused),
