@@ -34,6 +34,12 @@ def _guest(name: str) -> _cache.Store:
     return store
 
 
+def left_bytes() -> int:
+    """Bytes of values in files that no process has open."""
+    stats = [_guest(name).stats() for name in _names()]
+    return sum(one["used_bytes"] for one in stats if one["processes"] == 0)
+
+
 def _ls(name: str, stats: dict[str, int]) -> str:
     users = f"{stats['processes']} processes of {stats['jobs']} jobs"
     if not stats["processes"]:

@@ -270,8 +270,15 @@ def _shm(f: Facts) -> Iterator[Finding]:
         yield Finding(
             NOTE, "/dev/shm",
             f"{sized(f.shm_free)} are free. minato's batches do not use it; torch's own workers "
-            "do, and tensors that a program sends through queues.",
+            "do, tensors that a program sends through queues, and minato.Cache.",
             "For Docker: --shm-size 8g, or --ipc host.",
+        )  # fmt: skip
+    if f.left_caches:
+        yield Finding(
+            NOTE, "cache",
+            f"{sized(f.left_caches)} of memory hold caches that no process uses: they were to be "
+            "kept, or all processes of a job were killed.",
+            "The next job on the same data uses them. `minato cache drop` removes them.",
         )  # fmt: skip
 
 

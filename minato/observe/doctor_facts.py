@@ -71,6 +71,8 @@ class Facts:
     overcommit: int | None = None
     commit_left: int | None = None
     shm_free: int | None = None
+    #: bytes in files of minato.Cache that no process has open
+    left_caches: int | None = None
     start_method: str = "fork"
     #: of the environment: threads of pools, and what is minato's
     threads: dict[str, str] = field(default_factory=dict)
@@ -165,6 +167,12 @@ def _free_shm() -> int:
     return found.f_bavail * found.f_frsize
 
 
+def _left_caches() -> int:
+    from ..cache.command import left_bytes  # not at import: other systems lack what it needs
+
+    return left_bytes()
+
+
 class Squares(Dataset[torch.Tensor]):
     """What the trial loads."""
 
@@ -227,6 +235,7 @@ def gather(workers: int | None = None, trial: bool = True) -> Facts:
             lambda: _kib("/proc/meminfo", "CommitLimit") - _kib("/proc/meminfo", "Committed_AS")
         ),
         shm_free=_known(_free_shm),
+        left_caches=_known(_left_caches),
         start_method=multiprocessing.get_start_method(allow_none=True)
         or multiprocessing.get_all_start_methods()[0],
         threads={n: v for n, v in environ.items() if n.endswith("_NUM_THREADS")},

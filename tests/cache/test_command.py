@@ -6,6 +6,7 @@ import pytest
 
 from minato.__main__ import main
 from minato.cache.cache import Cache
+from minato.cache.command import left_bytes
 
 from .support import FOLDER, files, new_cache
 
@@ -62,6 +63,7 @@ def test_a_look_leaves_what_killed_processes_left(capsys: pytest.CaptureFixture[
     client.store.detach()
     assert main(["cache", "ls", name]) == 0
     assert "no process: kept" in capsys.readouterr().out
+    assert left_bytes() > 0
     assert main(["cache", "drop", name]) == 0
 
 

@@ -70,6 +70,7 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"workers": 3, "ranks": 4}, NOTE, "12 workers share 8 CPUs", "num_workers=2"),
     ({"threads": {"OMP_NUM_THREADS": "8"}}, NOTE, "4 of them have 32 threads for 8", "Unset OMP"),
     ({"start_method": "spawn"}, NOTE, "__main__", "persistent_workers"),
+    ({"left_caches": 10 * MiB}, NOTE, "10.0 MiB of memory hold caches that no", "cache drop"),
     ({"shm_free": 10 * MiB}, NOTE, "10.0 MiB are free. minato's batches do not", "--shm-size"),
     ({"variables": {UNKNOWN: "static"}}, WRONG, f"{UNKNOWN} is set", "Is it MINATO_SCHEDULING"),
     ({"variables": {"MINATO_SCHEDULING": "statik"}}, WRONG, "statik", "unset"),
