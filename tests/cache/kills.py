@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -61,6 +62,7 @@ class Data(torch.utils.data.Dataset[Any]):
 def be_a_job(kind: str, epochs: int) -> int:
     """Loads epochs; the exit status."""
     multiprocessing.current_process().authkey = os.urandom(32)  # a job of its own
+    faulthandler.register(signal.SIGUSR2, file=sys.__stdout__, all_threads=True)
     loader = minato.DataLoader if kind == "minato" else torch.utils.data.DataLoader
     batches = loader(Data(), 10, shuffle=True, num_workers=2)
     for _ in range(epochs):
@@ -78,6 +80,7 @@ def start(kind: str, epochs: int) -> int:
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
+        os.setpgrp()
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (workers that are killed are told of)
         os.dup2(sys.stderr.fileno(), 2)
         status = 1
@@ -129,10 +132,12 @@ def run(kills: int, seed: int) -> dict[str, int]:
     rng = random.Random(seed)
     done: dict[str, int] = {"worker": 0, "trainer": 0, "stopped": 0, "jobs": 0}
     jobs: dict[int, str] = {}
+    groups: dict[int, str] = {}  # of processes, by the jobs that lead them
     while done["worker"] + done["trainer"] < kills:
         for kind in ("torch", "minato"):
             if kind not in jobs.values():
-                jobs[start(kind, 10**6)] = kind
+                pid = start(kind, 10**6)
+                jobs[pid] = groups[pid] = kind
                 done["jobs"] += 1
         time.sleep(rng.random() * 0.15)
         try:
@@ -144,10 +149,11 @@ def run(kills: int, seed: int) -> dict[str, int]:
             assert status != WRONG, "a sample was wrong, lost or doubled"
     for pid in jobs:
         os.kill(pid, signal.SIGKILL)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 20
     while psutil.Process().children(recursive=True):
         reap({})
-        assert time.monotonic() < end, psutil.Process().children(recursive=True)
+        if time.monotonic() > end:
+            end_stuck(groups)
         time.sleep(0.05)
     check()
     for kind in ("torch", "minato"):  # whatever is left serves whole epochs, and is then removed
@@ -157,6 +163,17 @@ def run(kills: int, seed: int) -> dict[str, int]:
         time.sleep(0.02)
     assert not os.path.exists(folder()), os.listdir(folder())
     return done
+
+
+def end_stuck(groups: dict[int, str]) -> None:
+    """Ends workers of torch's that go on without a trainer: one that was just forked when the trainer
+    was killed takes whichever parent it then has for its trainer. None of minato's may be left."""
+    for process in psutil.Process().children(recursive=True):
+        if groups.get(os.getpgid(process.pid)) != "torch":
+            process.send_signal(signal.SIGUSR2)  # says where it is
+            time.sleep(1)
+            raise AssertionError(f"{process} does not end")
+        process.kill()
 
 
 def check() -> None:
