@@ -14,11 +14,12 @@ from ._version import __version__
 COMMANDS: dict[str, tuple[str, str]] = {
     "info": ("minato.observe.info", "what was built, and what was found on this machine"),
     "doctor": ("minato.observe.doctor", "what is wrong with this machine, and the fix"),
+    "analyze": ("minato.analyze.command", "what limits a training program, and what would help"),
     "cache": ("minato.cache.command", "caches in this machine's memory: look, check, remove"),
     "top": ("minato.observe.top", "what the loaders in a running process are doing, live"),
 }
 #: commands that need the engine
-NEED_ENGINE = ("cache", "top")
+NEED_ENGINE = ("analyze", "cache", "top")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,7 +56,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     module = importlib.import_module(COMMANDS[options.command][0])
     try:
-        status: int = module.run(options.rest)
+        # argparse would drop a "--" that comes first, and `minato analyze` needs it
+        status: int = module.run(given[given.index(options.command) + 1 :])
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of `minato ... | head` has exited
         # Python would try to write the rest when it ends, and fail again.

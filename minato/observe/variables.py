@@ -8,6 +8,8 @@ from __future__ import annotations
 
 #: read by a program that uses minato
 PROGRAM: dict[str, str] = {
+    "MINATO_ANALYZE": "Set by `minato analyze` for the program that it watches: where to tell what "
+    "is seen.",
     "MINATO_DEVICE_OPERATORS": "0: with `device=`, too, all operators of minato.ops run on the "
     "host.",
     "MINATO_SCHEDULING": '"balanced" or "static": what `scheduling` is where a program does not '

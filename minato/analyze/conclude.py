@@ -1,0 +1,579 @@
+"""From what was watched and measured to one limit, and to what would help: functions of numbers.
+
+Rates are samples a second, times are seconds. The facts are those of ``report.json``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from .watch import FIRST
+
+#: steps without which a median says little
+ENOUGH = 20
+#: share of its time that a program waits: below the first the step is the limit, below the second
+#: a loader that costs nothing would gain too little to matter
+NO_WAIT, LITTLE_WAIT = 0.02, 0.10
+#: a gain that is worth words
+WORTH = 1.10
+#: share of the cores that others may use
+OTHERS = 0.25
+#: samples are uneven where the slowest twentieth takes this share of the time ...
+SLOW_SHARE = 0.25
+#: ... and one of them as often the median
+SLOW_TIMES = 4.0
+#: samples that several processes make at once take longer by this where they share something
+SHARED = 1.35
+#: the least bound of a prediction's error
+BOUND = 0.15
+#: batches that minato may be ahead of the trainer, in torch's windows
+AHEAD = 8
+#: bytes a second at which a cached sample is copied out
+COPIES = 4e9
+#: share of the available memory that a cache may take
+CACHED = 0.5
+
+KINDS = {
+    "step": "the step", "nothing": "none in loading", "storage": "storage", "lock": "a lock",
+    "stragglers": "stragglers", "workers": "too few workers", "work": "the work of a sample",
+    "cores": "the cores", "shared": "something that workers share", "unknown": "not settled",
+}  # fmt: skip
+
+#: transforms by their class, and the operator of minato.ops that does the same in C
+TWINS = {
+    "RandFlip": "RandFlip", "RandFlipd": "RandFlip", "RandomFlip": "RandFlip",
+    "RandBalancedCrop": "RandBalancedCrop", "RandCropByPosNegLabeld": "RandBalancedCrop",
+    "RandSpatialCrop": "RandCrop", "RandSpatialCropd": "RandCrop", "Cast": "Cast",
+    "CastToType": "Cast", "CastToTyped": "Cast", "RandBrightness": "RandScaleIntensity",
+    "RandScaleIntensity": "RandScaleIntensity", "RandScaleIntensityd": "RandScaleIntensity",
+    "GaussianNoise": "RandGaussianNoise", "RandGaussianNoise": "RandGaussianNoise",
+    "RandGaussianNoised": "RandGaussianNoise", "NormalizeIntensity": "Normalize",
+    "NormalizeIntensityd": "Normalize", "SpatialPad": "Pad", "SpatialPadd": "Pad",
+}  # fmt: skip
+
+
+# ---- what the watch saw --------------------------------------------------------------------
+
+
+def watched(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
+    """Rates and shares of the loader that was watched; rates are None where too little was seen.
+    others: share of the cores that other programs used then; where that is much, the time in which
+    the program could have run and had no core does not count as waiting for data."""
+    steps = told["steps"]
+    apart = told["noted"] == len(steps) and len(steps) >= ENOUGH
+    used = steps[FIRST:] if apart else steps
+    rows = [row for row, _size in told["sizes"]]
+    batch = int(statistics.median(rows)) if rows else told["loader"].get("batch_size") or 1
+    found: dict[str, Any] = {
+        "batches": told["batches"], "steps": len(used), "batch": batch, "asked": None,
+        "delivered": None, "wait": None, "step": None, "inside": None, "step_cores": 0.0,
+        "by": "step while loading", "shapes": told["shapes"],
+        "bytes": statistics.median(size for _, size in told["sizes"]) if rows else 0,
+        "start": statistics.fmean(told["starts"]) if told["starts"] else None,
+        "starts": len(told["starts"]),
+    }  # fmt: skip
+    if not used:
+        return found
+    queued = others > OTHERS
+    inside = statistics.fmean(step[0] - queued * step[3] for step in used)
+    step = statistics.median(step[1] for step in used)
+    cpu = statistics.median(step[2] for step in used)
+    found["step_cores"] = cpu / step if step > 0 else 0.0
+    device = [(idle / 1e3, work / 1e3) for idle, work in told.get("device") or []][FIRST:]
+    if len(device) >= ENOUGH / 2:
+        inside = statistics.fmean(idle for idle, _ in device)
+        step = statistics.median(work for _, work in device)
+        found["by"] = "events on the device"
+    whole = max(inside + step, 1e-9)
+    found.update(
+        inside=inside, step=step, wait=inside / whole, delivered=batch / whole,
+        asked=batch / max(step, 1e-9),
+    )  # fmt: skip
+    return found
+
+
+# ---- models --------------------------------------------------------------------------------
+
+
+def virtual(
+    costs: Sequence[float], batch: int, workers: int, prefetch: int, step: float = 0.0,
+    balanced: bool = False, batches: int = 400,
+) -> float:
+    """The rate of a loader in virtual time. torch: batch i on worker i mod n. Balanced: each sample
+    on the worker that is free first. Both deliver in order, ``prefetch`` batches a worker ahead;
+    balanced may be further ahead behind a slow sample."""  # fmt: skip
+    workers = max(1, workers)
+    window = prefetch * workers * (AHEAD if balanced else 1)
+    source = itertools.cycle(costs)
+    got: list[float] = []
+    free = [0.0] * workers
+    heap = [(0.0, n) for n in range(workers)]
+    ready = 0.0
+    for number in range(batches):
+        sent = got[number - window] if number >= window else 0.0
+        if balanced:
+            done = 0.0
+            for _ in range(batch):
+                at, worker = heapq.heappop(heap)
+                end = max(at, sent) + next(source)
+                heapq.heappush(heap, (end, worker))
+                done = max(done, end)
+        else:
+            worker = number % workers
+            done = max(free[worker], sent) + sum(itertools.islice(source, batch))
+            free[worker] = done
+        got.append(max(done, ready))
+        ready = got[-1] + step
+    skipped = min(workers, batches // 4)
+    return (batches - skipped) * batch / max(ready - got[skipped - 1], 1e-12)
+
+
+def fitted(points: dict[int, float]) -> tuple[float, float] | None:
+    """(rate of one worker, what each further one loses) from rates by number of workers:
+    rate(n) = n * one / (1 + lost * (n - 1)). None from fewer than two numbers."""
+    counts = sorted(n for n in points if n > 0)
+    if len(counts) < 2:
+        return None
+    low = counts[0]
+    lost = 0.0
+    one = points[low] / low
+    for _ in range(20):  # the lowest count may be more than one
+        lost = max(0.0, statistics.fmean(
+            (n * one / points[n] - 1) / (n - 1) for n in counts if n > 1
+        ))  # fmt: skip
+        one = points[low] * (1 + lost * (low - 1)) / low
+    return one, lost
+
+
+def at(fit: tuple[float, float], workers: int) -> float:
+    one, lost = fit
+    return workers * one / (1 + lost * (workers - 1))
+
+
+def with_step(rate: float, asked: float | None, workers: int) -> float:
+    """What a program gets of a loader's rate: in turns with its step without workers."""
+    if asked is None:
+        return rate
+    return min(asked, rate) if workers else 1 / (1 / asked + 1 / rate)
+
+
+# ---- the facts, read -----------------------------------------------------------------------
+
+
+class Facts:
+    """What was watched and measured, with the numbers that follow from it."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.all = facts
+        self.watched: dict[str, Any] = facts["watched"]
+        self.loader: dict[str, Any] = facts["loader"]
+        self.cores: int = facts["machine"]["cores"]
+        self.workers: int = self.loader["num_workers"] or 0
+        self.own = "minato" if facts["own"] == "minato" else "torch"
+        work = facts.get("work") or {}
+        self.costs: list[float] = [wall for wall, _ in work.get("costs", [])]
+        self.mean = statistics.fmean(self.costs) if self.costs else 0.0
+        cpu = sum(cpu for _, cpu in work.get("costs", []))
+        self.cpu_share = min(1.0, cpu / sum(self.costs)) if self.mean else 1.0
+        self.stages: list[dict[str, Any]] = work.get("stages", [])
+        self.rates: dict[tuple[str, int], float] = {
+            (r["loader"], r["workers"]): r["rate"] for r in facts.get("rates", []) if r.get("rate")
+        }
+
+    @property
+    def asked(self) -> float | None:
+        value: float | None = self.watched["asked"]
+        return value
+
+    @property
+    def hands_over(self) -> float:
+        """Samples a second that the program's loader can hand over, if they cost nothing."""
+        return self.rate("hand-over", self.workers) or math.inf
+
+    @property
+    def step_cores(self) -> float:
+        return min(float(self.cores), float(self.watched["step_cores"]))
+
+    def rate(self, kind: str, workers: int) -> float | None:
+        return self.rates.get((kind, workers))
+
+    def own_rate(self) -> float | None:
+        return self.rate(self.own, self.workers)
+
+    def scaling(self, kind: str) -> dict[int, float]:
+        return {n: rate for (k, n), rate in self.rates.items() if k == kind and n > 0}
+
+    def batch(self) -> int:
+        return int(self.watched["batch"] or 1)
+
+    def others(self) -> float:
+        """Share of the cores that other programs used while the study measured."""
+        seen = [m["usage"]["others"] for m in self.all.get("rates", []) if m.get("usage")]
+        for name in ("work", "contend"):
+            usage = (self.all.get(name) or {}).get("usage")
+            seen += [usage["others"]] if usage else []
+        return statistics.median(seen) if seen else 0.0
+
+    def share(self, stage: dict[str, Any]) -> float:
+        return float(stage["seconds"]) / self.mean if self.mean else 0.0
+
+    def other(self) -> float:
+        """Share of a sample that no stage has taken."""
+        return max(0.0, 1 - sum(map(self.share, self.stages)))
+
+    def top(self) -> tuple[str, float]:
+        """The stage that takes most of a sample, and its share."""
+        stages = [(stage["label"], self.share(stage)) for stage in self.stages]
+        return max([*stages, ("__getitem__ itself", self.other())], key=lambda one: one[1])
+
+
+def slow_share(costs: Sequence[float]) -> tuple[float, float, float]:
+    """Of samples that take SLOW_TIMES the median or more: their share of all samples, of the
+    time, and how often the median the slowest one takes."""
+    if not costs:
+        return 0.0, 0.0, 1.0
+    median = statistics.median(costs)
+    slow = [cost for cost in costs if cost >= SLOW_TIMES * median]
+    total = sum(costs)
+    return len(slow) / len(costs), sum(slow) / total if total else 0.0, max(costs) / max(median, 1e-9)
+
+
+def reading(stages: list[dict[str, Any]]) -> set[str]:
+    """Labels of the stages that read: by what they are, because they lie in one that does, or
+    because they wait and have reads in them."""
+    found = {stage["label"] for stage in stages if stage["reads"]}
+    for stage in stages:
+        inner = [one for one in stages if stage["label"] in one["inside"] and one["reads"]]
+        if stage["kind"] == "call" and inner and stage["cpu"] < 0.5 * stage["seconds"]:
+            found.add(stage["label"])
+    for _ in range(3):
+        for stage in stages:
+            inside = set(stage["inside"])
+            if inside and inside <= found and stage["cpu"] < 0.5 * max(stage["seconds"], 1e-9):
+                found.add(stage["label"])
+    return found
+
+
+def waits_of(stages: list[dict[str, Any]], labels: set[str]) -> float:
+    return float(sum(max(0.0, s["seconds"] - s["cpu"]) for s in stages if s["label"] in labels))
+
+
+# ---- the one limit -------------------------------------------------------------------------
+
+
+def limit(f: Facts) -> dict[str, Any]:
+    """``kind`` of the limit, and the sentence that is the first line of the answer."""
+    found = _limit(f)
+    kind, why = found if found is not None else ("unknown", "too little was measured to say.")
+    return {"kind": kind, "line": f"Limit: {KINDS[kind]}{'.' if kind != 'work' else ','} {why}"}
+
+
+def _limit(f: Facts) -> tuple[str, str] | None:
+    wait, asked, delivered = (f.watched[name] for name in ("wait", "asked", "delivered"))
+    if wait is not None and wait < NO_WAIT:
+        return "step", f"next() takes {wait:.1%} of the time; the program trains at its own speed."
+    if wait is not None and wait < LITTLE_WAIT:
+        return "nothing", (
+            f"Nothing to gain there: next() takes {wait:.0%} of the time, so a loader that costs "
+            f"nothing would be {1 / (1 - wait):.2f} times as fast."
+        )
+    if not f.costs:
+        return None
+    return _stragglers(f) or _shared(f) or _storage(f) or _workers(f, 1.5) or _one_stage(f) or (
+        _workers(f, 1.2) or _cores(f)
+    )
+
+
+def _stragglers(f: Facts) -> tuple[str, str] | None:
+    count, share, times = slow_share(f.costs)
+    top = sorted(f.costs)[-max(1, len(f.costs) // 20) :]
+    uneven = times >= SLOW_TIMES and sum(top) >= SLOW_SHARE * sum(f.costs)
+    if not uneven or f.workers < 2 or scheduling_gain(f) < WORTH:
+        return None
+    return "stragglers", (
+        f"{count:.1%} of the samples take {share:.0%} of the time, up to {times:.0f} times the "
+        "median, and whole batches wait for them while workers idle."
+    )
+
+
+def scheduling_gain(f: Facts) -> float:
+    """What minato's scheduling gains over the program's: measured, or in virtual time where it was
+    not measured, or while other programs used the cores. 1 where the program has it already."""
+    if f.own == "minato" and f.loader.get("scheduling") != "static" or f.workers < 2 or not f.costs:
+        return 1.0
+    one, other = f.own_rate(), f.rate("minato", f.workers)
+    if one and other and f.others() < OTHERS:
+        return max(other / one, 1.0)
+    return virtual_gain(f, f.workers)
+
+
+def virtual_gain(f: Facts, workers: int) -> float:
+    prefetch = f.loader.get("prefetch_factor") or 2
+    busy = max(1.0, workers * f.cpu_share / f.cores)  # more processes than cores take turns
+    costs = [cost * busy for cost in f.costs]
+    given = (costs, f.batch(), workers, prefetch)
+    return virtual(*given, balanced=True) / virtual(*given)
+
+
+def _shared(f: Facts) -> tuple[str, str] | None:
+    """A stage for which processes wait for each other."""
+    both = f.all.get("contend") or {}
+    one, several = both.get("one"), both.get("several")
+    if not one or not several or not one["samples"] or not several["samples"]:
+        return None
+    if several["seconds"] < SHARED * one["seconds"] or both["processes"] > max(2, f.cores):
+        return None
+    alone = {stage["label"]: stage for stage in one["stages"]}
+    grown = []
+    for stage in several["stages"]:
+        before = alone.get(stage["label"], {"seconds": 0.0, "cpu": 0.0})
+        more = (stage["seconds"] - stage["cpu"]) - (before["seconds"] - before["cpu"])
+        grown.append((more, stage))
+    rest = [total["seconds"] - sum(s["seconds"] for s in total["stages"]) for total in (one, several)]
+    grown.append((rest[1] - rest[0], {"label": "__getitem__ itself", "kind": "other", "inside": []}))
+    more, stage = max(grown, key=lambda pair: pair[0])
+    if more < 0.5 * (several["seconds"] - one["seconds"]) or more < 0.2 * one["seconds"]:
+        return None
+    where = stage["label"]
+    if stage["kind"] == "lock" and stage["inside"] and stage["inside"] != [""]:
+        where = f"{stage['inside'][0]}"
+    count = both["processes"]
+    rate = count / several["seconds"]
+    once = f"{count} processes at once make {rate:.4g} samples/s, one makes {1 / one['seconds']:.4g}"
+    names = reading(several["stages"])
+    if stage["label"] in names or set(stage["inside"]) & names:
+        return "storage", f"Reads wait for each other in {where}: {once}, and more would not read faster."
+    if stage["kind"] == "lock" or both.get("locks"):
+        lock = f" ({', '.join(both['locks'])})" if both.get("locks") else ""
+        where = "__getitem__" if where in ("", "__getitem__ itself") else where
+        return "lock", f"Workers wait for each other in {where}{lock}: {once}."
+    return "shared", f"Workers wait for each other in {where}: {once}."
+
+
+def _storage(f: Facts) -> tuple[str, str] | None:
+    labels = reading(f.stages)
+    waits = waits_of(f.stages, labels)
+    if waits < 0.5 * f.mean:
+        return None
+    names = sorted((s for s in f.stages if s["label"] in labels), key=lambda s: -s["seconds"])
+    rate = f.own_rate()
+    got = f" The loader gets {rate:.4g} samples/s." if rate else ""
+    return "storage", (
+        f"A sample waits {waits / f.mean:.0%} of its time for reads ({names[0]['label']}).{got}"
+    )
+
+
+def _workers(f: Facts, gain: float) -> tuple[str, str] | None:
+    rate, more = f.own_rate(), f.rate(f.own, f.cores)
+    if not rate or not more or f.workers >= f.cores or more < gain * rate:
+        return None
+    label, share = f.top()
+    have = "the program makes samples itself (num_workers=0)" if not f.workers else (
+        f"there {'is' if f.workers == 1 else 'are'} {f.workers}"
+    )  # fmt: skip
+    return "workers", (
+        f"{have[0].upper()}{have[1:]}, and {f.cores} make {more / rate:.2g} times as many samples. "
+        f"{share:.0%} of a sample is {label}."
+    )
+
+
+def _one_stage(f: Facts) -> tuple[str, str] | None:
+    label, share = f.top()
+    collate = (f.all["work"].get("collate") or 0.0) / f.mean
+    if collate > max(share, 0.5):
+        return "work", f"and it is collate_fn: {collate:.1f} times what the samples take."
+    if share < 0.6 or label == "__getitem__ itself":
+        return None
+    return "work", f"{share:.0%} of it in {label}, made by {_makers(f)} on {f.cores} cores."
+
+
+def _makers(f: Facts) -> str:
+    if not f.workers:
+        return "the program itself (num_workers=0)"
+    return f"{f.workers} worker{'s' * (f.workers > 1)}"
+
+
+def _cores(f: Facts) -> tuple[str, str]:
+    label, share = f.top()
+    if f.cpu_share > 0.6 and f.workers >= f.cores:
+        return "cores", f"All {f.cores} of them make samples; {share:.0%} of a sample is {label}."
+    return "work", f"{share:.0%} of it in {label}, made by {_makers(f)} on {f.cores} cores."
+
+
+# ---- what would help -----------------------------------------------------------------------
+
+
+def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
+    """Changes with a predicted rate of the program, and what would not help and why."""
+    helps: list[dict[str, Any]] = []
+    useless: list[str] = []
+    rate = f.own_rate()
+    if f.watched["wait"] is not None and f.watched["wait"] < NO_WAIT:
+        return [], [f"any change of the loader: next() takes {f.watched['wait']:.1%} of the time"]
+    if not rate or not f.costs:
+        return helps, useless
+    now = with_step(rate, f.asked, f.workers)
+    for make in (_more_workers, _minato, _cache):
+        found = make(f, rate, now)
+        if isinstance(found, str):
+            useless.append(found)
+        elif found is not None:
+            helps.append(found)
+    _together(f, helps, now)
+    helps += _twins(f, now)
+    helps += _kept_workers(f)
+    good = [one for one in helps if one["gain"] is None or one["gain"] >= WORTH]
+    useless += [f"{one['what']}: predicted {one['gain']:.2f} times" for one in helps if one not in good]
+    return sorted(good, key=lambda one: -(one["gain"] or 0.0)), useless
+
+
+def _change(
+    what: str, paste: str, predicted: float | None, now: float, effort: str, data: str,
+    check: dict[str, Any] | None, note: str = "",
+) -> dict[str, Any]:
+    return {
+        "what": what, "paste": paste, "predicted": predicted, "effort": effort, "data": data,
+        "gain": predicted / now if predicted is not None else None, "check": check, "note": note,
+        "checked": None, "settled": None,
+    }  # fmt: skip
+
+
+def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
+    fit = fitted(f.scaling(f.own))
+    free = max(1, f.cores - round(f.step_cores) if f.step_cores > 0.5 else f.cores)
+    target, note = free, ""
+    if fit is None:
+        return f"another number of workers: not known, {len(f.scaling(f.own))} number(s) measured"
+    if f.workers >= free:
+        if f.cpu_share > 0.5:
+            return (
+                f"more workers: there are {f.workers} for {f.cores} cores, and samples compute "
+                f"{f.cpu_share:.0%} of their time"
+            )
+        wanted = math.ceil(f.workers * min((f.asked or rate) / rate, 4.0))
+        target, note = max(f.workers + 1, min(wanted, int(4 * f.cores))), "extrapolated"
+    # without workers a process more is another thing than a thread's turn: the fit says what it makes
+    predicted = with_step(at(fit, target), f.asked, target)
+    if predicted < WORTH * now:
+        return f"{target} workers: {predicted / now:.2f} times, by the rates of {sorted(f.scaling(f.own))}"
+    return _change(
+        f"num_workers={target}", f"num_workers={target}", predicted, now, "one argument",
+        "unchanged", {"loader": "own", "workers": target}, note,
+    )  # fmt: skip
+
+
+def _minato(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
+    if f.own == "minato":
+        return None
+    if f.workers < 2:
+        return None if f.workers == 0 else "minato's scheduling: one worker has nothing to share"
+    gain = virtual_gain(f, f.workers)
+    count, _share, times = slow_share(f.costs)
+    if gain < WORTH:
+        return (
+            f"minato's scheduling: {gain:.2f} times in virtual time, because samples are even "
+            f"(slowest {times:.1f} times the median, {count:.1%} slow)"
+        )
+    predicted = with_step(rate * gain, f.asked, f.workers)
+    return _change(
+        "minato.DataLoader in place of torch's", "from minato import DataLoader", predicted, now,
+        "one import", "unchanged", {"loader": "minato", "workers": f.workers},
+    )  # fmt: skip
+
+
+def _cache(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
+    cache = f.all["work"].get("cache")
+    count = f.loader.get("samples")
+    if not count:
+        return None
+    if not cache:
+        return "a cache: the first thing that a sample does is random, or its result cannot be compared"
+    need, free = cache["bytes"] * count, f.all["machine"]["memory_available"]
+    what = "whole samples" if cache["whole"] else f"samples as {cache['after']} leaves them"
+    left = f.mean * (1 - cache["share"]) + cache["bytes"] / COPIES + 20e-6
+    made = min(rate * f.mean / left, f.hands_over)
+    predicted = with_step(made, f.asked, f.workers)
+    if need > CACHED * free:
+        return f"a cache of {what}: it needs {sized(need)}, and {sized(free)} are available"
+    if predicted < WORTH * now:
+        return f"a cache of {what}: {predicted / now:.2f} times"
+    return _change(
+        f"a cache of {what}", "", predicted, now,
+        f"{sized(need)} of memory; {cache['share']:.0%} of a sample's time is saved", "unchanged",
+        {"loader": "own", "workers": f.workers, "cached": -1 if cache["whole"] else cache["calls"]},
+        "from the second epoch on",
+    )  # fmt: skip
+
+
+def _together(f: Facts, helps: list[dict[str, Any]], now: float) -> None:
+    """Workers and scheduling at once, predicted as one change."""
+    target = next((h["check"]["workers"] for h in helps if h["what"].startswith("num_workers")), None)
+    fit = fitted(f.scaling(f.own))
+    if target is None or fit is None or f.own == "minato" or target < 2:
+        return
+    gain = virtual_gain(f, target)
+    predicted = with_step(at(fit, target) * gain, f.asked, target)
+    if gain >= WORTH and predicted >= WORTH * max(h["predicted"] or 0.0 for h in helps):
+        helps.append(_change(
+            f"minato.DataLoader with num_workers={target}",
+            f"from minato import DataLoader  # and num_workers={target}", predicted, now,
+            "one import, one argument", "unchanged", {"loader": "minato", "workers": target},
+        ))  # fmt: skip
+
+
+def _twins(f: Facts, now: float) -> list[dict[str, Any]]:
+    found = {}
+    for stage in f.stages:
+        name = stage["label"].partition(" ")[2]
+        if stage["kind"] == "transform" and name in TWINS and f.share(stage) > 0.05:
+            found[name] = f.share(stage)
+    if not found:
+        return []
+    names = ", ".join(f"{name} -> minato.ops.{TWINS[name]}" for name in found)
+    return [_change(
+        f"native operators ({names})", "", None, now,
+        f"rewrite {sum(found.values()):.0%} of a sample's time", "other random numbers", None,
+        "not predicted: their speed depends on sizes",
+    )]  # fmt: skip
+
+
+def _kept_workers(f: Facts) -> list[dict[str, Any]]:
+    start, step = f.watched["start"], f.watched["step"]
+    if not f.workers or f.loader.get("persistent_workers") or f.watched["starts"] < 2 or not step:
+        return []
+    steps = f.watched["batches"] / f.watched["starts"]
+    epoch = steps * (step + f.watched["inside"])
+    gain = 1 + max(0.0, start - f.watched["inside"]) / epoch if epoch else 1.0
+    if gain < WORTH:
+        return []
+    now = f.watched["delivered"] or 0.0
+    return [_change(
+        "persistent_workers=True", "persistent_workers=True", now * gain, now, "one argument",
+        "unchanged", None, f"workers start anew in each epoch: {start:.2f} s",
+    )]  # fmt: skip
+
+
+def settle(change: dict[str, Any], base: list[float], checked: list[float]) -> None:
+    """Enters what a check has found: the program's rate as it is (base) and with the change."""
+    if not base or not checked:
+        return
+    middle = statistics.median(checked)
+    spread = (max(checked) - min(checked)) / 2 / middle
+    change["checked"] = middle
+    change["base"] = statistics.median(base)
+    change["checked_gain"] = middle / change["base"]
+    change["bound"] = max(BOUND, spread)
+    change["settled"] = abs(change["predicted"] - middle) <= change["bound"] * middle
+
+
+def sized(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

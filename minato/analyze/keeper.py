@@ -1,0 +1,214 @@
+"""The copy of a program that keeps its dataset, and forks a process for each measurement.
+
+It waits on a socket for lines of JSON, each of which asks for one measurement of ``study``. The
+fork that measures answers over the same socket; the keeper ends it when its time is over, when
+memory runs low, or when the reader at the other end has gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import sqlite3
+import stat
+import subprocess
+import time
+import types
+from collections.abc import Iterator
+from multiprocessing import connection
+from typing import Any
+
+from .watch import send
+
+#: objects that are looked into for what a dataset holds
+OBJECTS = 20_000
+#: elements of one container that are looked into
+ELEMENTS = 64
+#: share of the available memory that a study may take
+MEMORY = 0.25
+#: seconds that a measurement may take past twice the time it was given: workers start, samples end
+GRACE_S = 5.0
+
+#: packages whose objects are connections to a database or a server
+_DATABASES = {
+    "asyncpg", "boto3", "botocore", "duckdb", "kafka", "lmdb", "MySQLdb", "mysql", "psycopg",
+    "psycopg2", "pymongo", "pymysql", "redis", "sqlalchemy", "urllib3",
+}  # fmt: skip
+_ELSEWHERE = (types.FunctionType, types.BuiltinFunctionType, logging.Logger, io.TextIOWrapper)
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), type, types.ModuleType)
+
+PR_SET_PDEATHSIG = 1
+
+
+def serve(
+    to: socket.socket, lines: io.BufferedReader, line: bytes, loader: Any, held: dict[int, str]
+) -> None:
+    """Answers requests until the reader has gone. held: what the program had open."""
+    from . import study
+
+    while line:
+        request = json.loads(line)
+        if request["do"] == "check":
+            send(to, {"kind": "check", "refused": refused(loader, held, request["writes"])})
+        else:
+            _measure(to, request, study, loader)
+        line = lines.readline()
+
+
+def _measure(to: socket.socket, request: dict[str, Any], study: Any, loader: Any) -> None:
+    keeper = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.setpgid(0, 0)
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == keeper:
+                study.run(request, loader, lambda message: send(to, message))
+                status = 0
+        finally:
+            os._exit(status)
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)
+    why = _wait(to, pid, 2 * request["seconds"] + GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    if why == "gone":
+        os._exit(0)
+    if why is None and status != 0:
+        what = f"signal {-code}" if (code := os.waitstatus_to_exitcode(status)) < 0 else "an error"
+        why = f"the process that measured was ended by {what}"
+    send(to, {"kind": "end", "why": why})
+
+
+def _wait(to: socket.socket, pid: int, seconds: float) -> str | None:
+    """Until the measuring process ends: None. Otherwise why it is to be ended."""
+    end, left = time.monotonic() + seconds, _available() * (1 - MEMORY)
+    process: Any = os.pidfd_open(pid)
+    try:
+        while True:
+            ready, _, _ = select.select([process, to], [], [], 0.2)
+            if process in ready:
+                return None
+            if to in ready:
+                return "gone"  # nothing is asked for while a measurement runs
+            if time.monotonic() > end:
+                return "its time was over"
+            if _available() < left:
+                return f"it had taken {MEMORY:.0%} of the available memory"
+    finally:
+        os.close(process)
+
+
+def _available() -> int:
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 1 << 62
+
+
+# ---- what may not be studied ---------------------------------------------------------------
+
+
+def refused(loader: Any, held: dict[int, str], writes: bool) -> list[str]:
+    """What a dataset reaches that a study would share with the program or with others: paths of
+    attributes, and what they are. writes: files that are open for writing are accepted."""
+    found = []
+    for path, part in reached(loader):
+        with contextlib.suppress(Exception):
+            what = _shared(part, held)
+            if what is not None and not (writes and what.startswith("a file open for writing")):
+                found.append(f"{path} is {what}")
+    return list(dict.fromkeys(found))
+
+
+def _shared(part: Any, held: dict[int, str]) -> str | None:
+    if isinstance(part, socket.socket):
+        return "a socket"
+    if isinstance(part, (connection.Connection, subprocess.Popen)):
+        return "a pipe" if isinstance(part, connection.Connection) else "a running program"
+    if isinstance(part, (sqlite3.Connection, sqlite3.Cursor)):
+        return "a database"
+    if type(part).__module__.partition(".")[0] in _DATABASES:
+        return f"a connection or database ({type(part).__module__}.{type(part).__qualname__})"
+    device = getattr(part, "device", None)
+    if hasattr(part, "numel") and getattr(device, "type", "cpu") not in ("cpu", "meta"):
+        return f"a tensor on {device}"
+    if isinstance(part, io.IOBase) and not isinstance(part, (io.BytesIO, io.StringIO)):
+        return _file(part, held)
+    return None
+
+
+def _file(part: Any, held: dict[int, str]) -> str | None:
+    """The keeper has closed what is not a regular file that is open for reading only."""
+    try:
+        number = part.fileno()
+    except (OSError, ValueError):
+        return None  # it was closed before
+    path = held.get(number, "")
+    if path.startswith("socket:"):
+        return "a socket"
+    if path.startswith("pipe:"):
+        return "a pipe"
+    try:
+        readable = stat.S_ISREG(os.fstat(number).st_mode) and not part.writable()
+    except OSError:
+        readable = False
+    return None if readable else f"a file open for writing ({path or number})"
+
+
+def reached(loader: Any) -> Iterator[tuple[str, Any]]:
+    """What a loader's dataset and collate_fn hold, breadth first, each with its path."""
+    ahead = [("dataset", loader.dataset), ("collate_fn", loader.collate_fn)]
+    seen: set[int] = set()
+    for path, part in ahead:
+        if id(part) in seen or isinstance(part, _PLAIN) or len(seen) > OBJECTS:
+            continue
+        seen.add(id(part))
+        yield path, part
+        with contextlib.suppress(Exception):
+            ahead += _held_by(path, part)
+
+
+def _held_by(path: str, part: Any) -> list[tuple[str, Any]]:
+    if isinstance(part, dict):
+        return [(f"{path}[{key!r}]", part[key]) for key in list(part)[:ELEMENTS]]
+    if isinstance(part, (list, tuple, set, frozenset)):
+        return [(f"{path}[{n}]", value) for n, value in enumerate(list(part)[:ELEMENTS])]
+    found = []
+    if isinstance(part, types.MethodType):
+        found += [(f"{path}.__self__", part.__self__), (path, part.__func__)]
+    if isinstance(part, types.FunctionType):
+        cells = zip(part.__code__.co_freevars, part.__closure__ or ())
+        found += [(f"{path}.{name}", cell.cell_contents) for name, cell in cells]
+        found += _globals_of(part)
+    own = getattr(part, "__dict__", None)
+    if isinstance(own, dict):
+        found += [(f"{path}.{name}", value) for name, value in own.items()]
+    for kind in type(part).__mro__[:-1]:
+        for name in getattr(kind, "__slots__", ()) or ():
+            if hasattr(part, name):
+                found.append((f"{path}.{name}", getattr(part, name)))
+        if kind.__module__.partition(".")[0] not in ("torch", "minato", "builtins"):
+            for value in vars(kind).values():
+                if isinstance(value, types.FunctionType):
+                    found += _globals_of(value)
+    if hasattr(part, "func") and hasattr(part, "args"):  # functools.partial
+        found += [(f"{path}.func", part.func), (f"{path}.args", part.args)]
+    return found
+
+
+def _globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """The variables of a module that a function names, but for functions and classes."""
+    names, of = function.__code__.co_names, function.__globals__
+    found = [(f"{of.get('__name__', '?')}.{name}", of[name]) for name in names if name in of]
+    return [(path, part) for path, part in found if not isinstance(part, _ELSEWHERE)]

@@ -1,0 +1,302 @@
+"""``index.html``: the answer of one report as a page by itself, of HTML, CSS and SVG alone."""
+
+from __future__ import annotations
+
+import html
+import math
+import shlex
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .conclude import Facts, sized, slow_share
+from .report import answer, quantile, seconds
+
+#: width of the pictures in their own units; the page scales them
+WIDTH = 480
+
+STYLE = """
+:root { color-scheme: light dark; --back: #fff; --text: #1c2330; --soft: #5b6575; --line: #d8dde5;
+  --card: #f6f7f9; --one: #2f6fde; --two: #d9822b; --three: #2a9d78; --bad: #c0392b; }
+@media (prefers-color-scheme: dark) { :root { --back: #14181f; --text: #e6e9ef; --soft: #98a2b3;
+  --line: #323a47; --card: #1c222c; --one: #6ea2ff; --two: #f0a75c; --three: #57c7a2; --bad: #ff8577; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 60rem; padding: 1.25rem; background: var(--back); color: var(--text);
+  font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.35rem; line-height: 1.3; margin: .5rem 0 1rem; text-wrap: balance; }
+h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
+p, li, h1, figcaption { overflow-wrap: anywhere; } td { overflow-wrap: break-word; }
+td:first-child { min-width: 9rem; } td:last-child { min-width: 8rem; } 
+.soft, figcaption { color: var(--soft); font-size: .875rem; }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem; padding: 0; }
+.facts div { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; }
+.facts b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
+figure { margin: 0; max-width: 38rem; } svg { width: 100%; height: auto; display: block; }
+svg text { fill: var(--text); font: 12px system-ui, sans-serif; } svg .s { fill: var(--soft); }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+th, td { text-align: left; padding: .35rem .6rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+code, pre { font: .85rem/1.45 ui-monospace, monospace; } code { background: var(--card); padding: .1rem .3rem; }
+pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem;
+  white-space: pre-wrap; overflow-wrap: anywhere; }
+.no { color: var(--bad); }
+@media print { body { max-width: none; padding: 0; } h2, tr, figure { break-inside: avoid; break-after: auto; }
+  h2 { break-after: avoid; } }
+"""
+
+
+def page(found: dict[str, Any]) -> str:
+    """The whole page of a report."""
+    f = Facts(found)
+    title, _, rest = found["limit"]["line"].partition(". ")
+    parts = [
+        f"<h1>{text(title)}{'.' if rest else ''} {text(rest)}</h1>", _tiles(f), _loader(f),
+        _changes(found), _waterfall(f), _histogram(f), _rates(f), _storage(found), _stages(f),
+        _machine(found), "<h2>The answer as text</h2>", f"<pre>{text(answer(found))}</pre>",
+    ]  # fmt: skip
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="generator" content="{text(found["generator"])}">'
+        f"<title>minato analyze: {text(found['limit']['kind'])}</title><style>{STYLE}</style></head>"
+        f"<body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def text(value: Any) -> str:
+    return html.escape(str(value))
+
+
+def _tiles(f: Facts) -> str:
+    w = f.watched
+    shown: list[tuple[str, str]] = []
+    if w["asked"] is not None:
+        shown = [
+            ("delivered, samples/s", f"{w['delivered']:.4g}"),
+            ("asked for, samples/s", f"{w['asked']:.4g}"), ("waits for data", f"{w['wait']:.0%}"),
+            (f"a batch of {w['batch']}, {w['by']}", seconds(w["step"])),
+        ]  # fmt: skip
+    if f.costs:
+        shown.append(("a sample", seconds(f.mean)))
+    tiles = "".join(f"<div><b>{text(value)}</b>{text(name)}</div>" for name, value in shown)
+    return f'<div class="facts">{tiles}</div>'
+
+
+def _loader(f: Facts) -> str:
+    place = f.all.get("place")
+    made = f"<code>{text(place[0])}:{place[1]}</code>" if place else "a place that is not known"
+    given = ", ".join(
+        f"{name}={f.loader[name]!r}"
+        for name in ("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+        if f.loader.get(name) is not None
+    )
+    return (
+        f'<p class="soft">{text(f.loader["class"])} of {text(f.loader.get("dataset"))} '
+        f"({text(f.loader.get('samples', '?'))} samples), made at {made} with {text(given)}</p>"
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    def cells(tag: str, row: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{' class=n' if n in numbers else ''}>{cell}</{tag}>" for n, cell in enumerate(row)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{cells("th", head)}</tr>{body}</table></div>'
+
+
+def _changes(found: dict[str, Any]) -> str:
+    rows = []
+    for change in found["helps"]:
+        predicted = checked = "-"
+        if change["predicted"] is not None:
+            predicted = f"{change['predicted']:.4g} ({change['gain']:.2f} x)"
+        if change["checked"] is not None:
+            state = f"within {change['bound']:.0%}" if change["settled"] else "not settled"
+            checked = (
+                f"{change['checked']:.4g} ({change['checked_gain']:.2f} x)<br><span class='soft'>"
+                f"{change['samples']} samples, {state}</span>"
+            )
+        paste = f"<br><code>{text(change['paste'])}</code>" if change["paste"] else ""
+        note = f"; {change['note']}" if change["note"] else ""
+        rows.append([
+            f"{text(change['what'])}{paste}", predicted, checked,
+            text(f"{change['effort']}; data {change['data']}{note}"),
+        ])  # fmt: skip
+    out = "<h2>What would help</h2>"
+    out += (
+        _table(["change", "predicted, samples/s", "checked", "effort"], rows, (1, 2))
+        if rows else "<p>Nothing of what was looked at.</p>"
+    )  # fmt: skip
+    if found["useless"]:
+        items = "".join(f"<li>{text(line)}</li>" for line in found["useless"])
+        out += f"<h2>What would not help</h2><ul>{items}</ul>"
+    if found["notes"]:
+        items = "".join(f"<li>{text(line)}</li>" for line in found["notes"])
+        out += f"<h2>To know about these numbers</h2><ul>{items}</ul>"
+    return out
+
+
+def _figure(title: str, height: float, shapes: str, caption: str) -> str:
+    return (
+        f"<h2>{text(title)}</h2><figure><svg viewBox='0 0 {WIDTH} {height:g}' role='img' "
+        f"aria-label='{text(title)}'>{shapes}</svg><figcaption>{text(caption)}</figcaption></figure>"
+    )
+
+
+def _waterfall(f: Facts) -> str:
+    """The stages of a sample, one below the other."""
+    if not f.costs:
+        return ""
+    stages = [(s["label"], s["seconds"], s["cpu"]) for s in f.stages if f.share(s) > 0.005][:12]
+    other = f.other() * f.mean
+    stages.append(("other", other, other * f.cpu_share))
+    at = 0.0
+    shapes, left, room = "", 130, WIDTH - 130 - 62
+    for row, (label, wall, cpu) in enumerate(stages):
+        y, x = 8 + row * 26, left + room * min(1.0, at / f.mean)
+        width = max(1.0, room * wall / f.mean)
+        on = width * min(1.0, cpu / wall) if wall else 0.0
+        shapes += (
+            f"<text x='{left - 8}' y='{y + 13}' text-anchor='end'>{text(label[:19])}</text>"
+            f"<rect x='{x:.1f}' y='{y}' width='{width:.1f}' height='18' fill='var(--two)' rx='2'/>"
+            f"<rect x='{x:.1f}' y='{y}' width='{on:.1f}' height='18' fill='var(--one)' rx='2'/>"
+            f"<text class='s' x='{min(x + width + 6, WIDTH - 56):.1f}' y='{y + 13}'>{seconds(wall)}</text>"
+        )
+        at += wall
+    caption = (
+        f"A sample takes {seconds(f.mean)}. Blue: on a core. Orange: it waits. \"other\" is what no "
+        "clock has taken."
+    )  # fmt: skip
+    return _figure("Where a sample's time goes", 16 + 26 * len(stages), shapes, caption)
+
+
+def _histogram(f: Facts) -> str:
+    if len(f.costs) < 8:
+        return ""
+    low, high = math.log(max(min(f.costs), 1e-7)), math.log(max(f.costs) * 1.001)
+    bins = 32
+    width = max((high - low) / bins, 1e-9)
+    counts = [0] * bins
+    for cost in f.costs:
+        counts[min(bins - 1, int((math.log(max(cost, 1e-7)) - low) / width))] += 1
+    tall, step, shapes = 140, WIDTH / bins, ""
+    for n, held in enumerate(counts):
+        height = tall * math.log1p(held) / math.log1p(max(counts))
+        shapes += (
+            f"<rect x='{n * step + 1:.1f}' y='{tall - height + 8:.1f}' width='{step - 2:.1f}' "
+            f"height='{height:.1f}' fill='var(--one)'/>"
+        )
+    for n in range(0, bins + 1, 8):
+        anchor = "start" if n == 0 else "end" if n == bins else "middle"
+        shapes += (
+            f"<text class='s' x='{n * step:.1f}' y='{tall + 26}' text-anchor='{anchor}'>"
+            f"{seconds(math.exp(low + n * width))}</text>"
+        )
+    count, share, times = slow_share(f.costs)
+    caption = (
+        f"{len(f.costs)} samples: median {seconds(statistics.median(f.costs))}, p99 "
+        f"{seconds(quantile(f.costs, 0.99))}, slowest {times:.1f} times the median. {count:.1%} take four "
+        f"times the median or more, and {share:.0%} of all time. Both axes are logarithmic."
+    )
+    return _figure("What samples cost", tall + 34, shapes, caption)
+
+
+def _rates(f: Facts) -> str:
+    """Samples a second over workers, with what the step asks for."""
+    kinds = sorted({kind for kind, _ in f.rates} - {"hand-over"})
+    points = {kind: sorted((n, r) for (k, n), r in f.rates.items() if k == kind) for kind in kinds}
+    if not any(points.values()):
+        return ""
+    most = max(n for each in points.values() for n, _ in each)
+    top = max(r for each in points.values() for _, r in each) * 1.15
+    tall, left, right = 180, 46, WIDTH - 66
+
+    def x(workers: int) -> float:
+        return left + (right - left) * workers / max(1, most)
+
+    def y(rate: float) -> float:
+        return 10 + tall * (1 - min(rate / top, 1.0))
+
+    shapes = f"<line x1='{left}' y1='{10 + tall}' x2='{right}' y2='{10 + tall}' stroke='var(--line)'/>"
+    for share in (0.5, 1.0):
+        rate = top / 1.15 * share
+        shapes += (
+            f"<line x1='{left}' y1='{y(rate):.1f}' x2='{right}' y2='{y(rate):.1f}' stroke='var(--line)' "
+            f"stroke-dasharray='2 4'/><text class='s' x='{left - 6}' y='{y(rate) + 4:.1f}' "
+            f"text-anchor='end'>{rate:.3g}</text>"
+        )
+    labels: list[float] = []
+    for kind, color in zip(kinds, ("var(--three)", "var(--two)")):
+        path = " ".join(f"{x(n):.1f},{y(r):.1f}" for n, r in points[kind])
+        shapes += f"<polyline points='{path}' fill='none' stroke='{color}' stroke-width='2'/>"
+        for n, r in points[kind]:
+            shapes += f"<circle cx='{x(n):.1f}' cy='{y(r):.1f}' r='4' fill='{color}'/>"
+        at = y(points[kind][-1][1]) + 4
+        if labels and abs(at - labels[-1]) < 15:
+            at = labels[-1] + 15
+        labels.append(at)
+        shapes += f"<text x='{right + 10}' y='{at:.1f}' style='fill:{color}'>{text(kind)}</text>"
+    for n in sorted({n for each in points.values() for n, _ in each}):
+        shapes += f"<text class='s' x='{x(n):.1f}' y='{tall + 28}' text-anchor='middle'>{n}</text>"
+    asked = f.asked
+    if asked is not None and asked <= top:
+        shapes += (
+            f"<line x1='{left}' y1='{y(asked):.1f}' x2='{right}' y2='{y(asked):.1f}' "
+            f"stroke='var(--bad)'/><text x='{right + 10}' y='{y(asked) - 4:.1f}' "
+            "style='fill:var(--bad)'>the step</text>"
+        )
+    beyond = f" The step asks for {asked:.4g}, above the picture." if asked and asked > top else ""
+    hands = f" A loader of samples that cost nothing hands over {f.hands_over:.4g}." if (
+        math.isfinite(f.hands_over)
+    ) else ""  # fmt: skip
+    caption = f"Samples a second over the number of workers, without a step.{beyond}{hands}"
+    return _figure("Loaders", tall + 36, shapes, caption)
+
+
+def _storage(found: dict[str, Any]) -> str:
+    storage = found.get("storage")
+    if not storage or not storage["rates"]:
+        return ""
+    rows = [
+        [str(one["in_flight"]), f"{one['files_per_s']:.4g}", f"{sized(one['bytes_per_s'])}/s"]
+        for one in storage["rates"]
+    ]
+    state = (
+        "Pages were dropped before, so the reads came from the disk."
+        if storage["cold"] else "The files were in memory: these are not the disk's numbers."
+    )  # fmt: skip
+    return (
+        f"<h2>Storage alone</h2>{_table(['reads in flight', 'files/s', 'bytes'], rows, (0, 1, 2))}"
+        f"<p class='soft'>{storage['files']} files that samples opened, {sized(storage['bytes'])}, median "
+        f"{sized(storage['median'])}. {state}</p>"
+    )
+
+
+def _stages(f: Facts) -> str:
+    if not f.stages:
+        return ""
+    rows = [
+        [text(s["label"]), text(s["kind"]), f"{f.share(s):.1%}", seconds(s["seconds"]),
+         seconds(s["cpu"]), f"{s['calls']:.3g}",
+         text(", ".join(name for name in s["inside"] if name) or "the sample")]
+        for s in f.stages
+    ]  # fmt: skip
+    head = ["stage", "kind", "share", "a sample", "on a core", "calls", "inside"]
+    return f"<h2>Stages</h2>{_table(head, rows, (2, 3, 4, 5))}"
+
+
+def _machine(found: dict[str, Any]) -> str:
+    machine = found["machine"]
+    rows = [["cores", f"{machine['cores']} of {machine['usable']} usable"],
+            ["processor", text(machine["model"] or "not known")],
+            ["threads of one core", text(machine["siblings"] or "not known")],
+            ["memory available", sized(machine["memory_available"])]]  # fmt: skip
+    if machine["throttled"] is not None:
+        rows.append(["throttled by a quota", seconds(machine["throttled"] / 1e6)])
+    if "command" in machine:
+        command = shlex.join(machine["command"])
+        rows.append(["program", f"<code>{text(command)}</code>"])
+    rows.append(["minato", text(found["version"])])
+    return f"<h2>The machine</h2>{_table(['', ''], rows)}"

@@ -1,0 +1,177 @@
+"""The answer for the terminal, ``report.json``, and the comparison of two of these."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import Any
+
+from .conclude import OTHERS, Facts, sized, slow_share
+
+#: of report.json; a field that changes its meaning, or goes, raises the first number
+SCHEMA = "1.0"
+LINES, COLUMNS = 25, 110
+
+
+def seconds(value: float) -> str:
+    """A time for people."""
+    if value >= 1:
+        return f"{value:.3g} s"
+    if value >= 1e-3:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value * 1e6:.3g} us"
+
+
+def quantile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def answer(report: dict[str, Any], where: str = "") -> str:
+    """At most LINES lines; the first names the limit."""
+    f = Facts(report)
+    lines = [report["limit"]["line"], *_seen(f)]
+    first = [c for c in report["helps"] if c["checked"] is not None]
+    second = [c for c in report["helps"] if c["checked"] is None]
+    if first:
+        lines.append("What would help, predicted and checked:")
+        lines += _changes(report, first[:3])
+    if second:
+        lines.append("What might help, not checked:")
+        lines += _changes(report, second[:2])
+    if report["useless"]:
+        lines.append("What would not help:")
+        lines += [f"  {text}" for text in report["useless"][:4]]
+    notes = [f"note: {text}" for text in report["notes"]]
+    end = [where] if where else []
+    room = LINES - len(lines) - len(end)
+    lines += notes[: max(0, room)] + end
+    return "\n".join(line if len(line) < 4 * COLUMNS else line[: 4 * COLUMNS] for line in lines)
+
+
+def _seen(f: Facts) -> list[str]:
+    w, loader = f.watched, f.loader
+    lines = []
+    if w["asked"] is not None:
+        lines.append(
+            f"  asked for {w['asked']:.4g} samples/s ({w['by']}: {seconds(w['step'])} a batch of "
+            f"{w['batch']}), delivered {w['delivered']:.4g}; waits {w['wait']:.0%} of the time"
+        )
+    place = f.all.get("place")
+    made = f"{place[0]}:{place[1]}" if place else "an unknown place"
+    lines.append(
+        f"  loader: {loader['class']} at {made}, num_workers={loader['num_workers']}, "
+        f"batch_size={loader['batch_size']}, {loader.get('samples', '?')} samples"
+    )
+    if f.costs:
+        stages = [(s["label"], f.share(s)) for s in f.stages if f.share(s) >= 0.03][:5]
+        parts = ", ".join(f"{label} {share:.0%}" for label, share in stages)
+        count, share, _times = slow_share(f.costs)
+        uneven = f"; {count:.1%} slow ones take {share:.0%}" if count else ""
+        lines.append(
+            f"  a sample takes {seconds(f.mean)} (median {seconds(statistics.median(f.costs))}, p99 "
+            f"{seconds(quantile(f.costs, 0.99))}, {f.cpu_share:.0%} on a core{uneven}): "
+            f"{parts + ', ' if parts else ''}other {f.other():.0%}"
+        )
+    if f.rates:
+        by: dict[str, list[str]] = {}
+        for (kind, workers), rate in sorted(f.rates.items()):
+            by.setdefault(kind, []).append(f"{workers}: {rate:.4g}")
+        told = "; ".join(f"{kind} {', '.join(each)}" for kind, each in sorted(by.items()))
+        lines.append(f"  samples/s without a step, by workers: {told}")
+    return lines
+
+
+def _changes(report: dict[str, Any], changes: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    place = report.get("place")
+    for number, change in enumerate(changes, 1):
+        rate = ""
+        if change["predicted"] is not None:
+            rate = f": predicted {change['predicted']:.4g} samples/s ({change['gain']:.2f} times)"
+        if change["checked"] is not None:
+            rate += f", checked {change['checked']:.4g} ({change['checked_gain']:.2f} times)"
+            rate += f" on {change['samples']} samples"
+            rate += "" if change["settled"] else ", not settled"
+        note = f"; {change['note']}" if change["note"] else ""
+        lines.append(
+            f"  {number}. {change['what']}{rate}; {change['effort']}; data {change['data']}{note}"
+        )
+        if change["paste"]:
+            at = f"{place[0]}:{place[1]}  " if place else ""
+            lines.append(f"     {at}{change['paste']}")
+    return lines
+
+
+def noted(f: Facts) -> list[str]:
+    """What a reader must know to believe the numbers."""
+    notes = []
+    w, work = f.watched, f.all.get("work") or {}
+    if w["asked"] is not None and w["steps"] < 20:
+        notes.append(f"only {w['steps']} steps were seen")
+    if work.get("failures"):
+        notes.append(f"{work['failures']} samples failed; {work['failed'][0]}")
+        if "FileNotFoundError" in work["failed"][0]:
+            notes.append("files may be gone since the program has ended: --pause studies before that")
+    if work.get("merged"):
+        notes.append("clocks inside a sample cost over 10 %, so stages were merged")
+    if f.others() > OTHERS:
+        notes.append(f"other programs used {f.others():.0%} of the cores while this was measured")
+    rate, delivered = f.own_rate(), w["delivered"]
+    base = f.all.get("base")
+    if base and delivered and not 0.8 < base / delivered < 1.25:
+        notes.append(f"the study's loader delivers {base:.4g} samples/s, the program's {delivered:.4g}")
+    elif rate and delivered and rate < 0.8 * delivered and f.workers:
+        notes.append(f"the study's loader makes {rate:.4g} samples/s, the program's {delivered:.4g}")
+    storage = f.all.get("storage") or {}
+    if storage.get("rates"):
+        best = max(storage["rates"], key=lambda one: one["files_per_s"])
+        state = "cold" if storage["cold"] else "warm, not yours if the data exceed memory"
+        notes.append(
+            f"storage alone ({state}): {best['files_per_s']:.4g} files/s, "
+            f"{sized(best['bytes_per_s'])}/s with {best['in_flight']} reads in flight"
+        )
+    if work.get("gil"):
+        notes.append(f"a sample and the interpreter's lock: {work['gil']}")
+    return notes
+
+
+# ---- two reports ---------------------------------------------------------------------------
+
+
+def compared(before: str, after: str) -> str:
+    """The differences of two report.json.
+
+    Raises:
+        ValueError: for a file that is no report of this version.
+    """
+    one, two = _loaded(before), _loaded(after)
+    f, g = Facts(one), Facts(two)
+    lines = [f"before: {one['limit']['line']}", f"after:  {two['limit']['line']}"]
+
+    def row(name: str, a: float | None, b: float | None, unit: str) -> None:
+        if a is not None and b is not None and a > 0:
+            lines.append(f"  {name:34} {a:10.4g} -> {b:10.4g} {unit:10} {b / a:6.2f} times")
+
+    row("delivered", f.watched["delivered"], g.watched["delivered"], "samples/s")
+    row("asked for", f.watched["asked"], g.watched["asked"], "samples/s")
+    row("a sample", f.mean * 1e3, g.mean * 1e3, "ms")
+    for kind, workers in sorted(f.rates.keys() & g.rates.keys()):
+        row(f"{kind}, {workers} workers", f.rates[kind, workers], g.rates[kind, workers], "samples/s")
+    later = {stage["label"]: stage for stage in g.stages}
+    for stage in f.stages:
+        if stage["label"] in later and f.share(stage) > 0.03:
+            row(stage["label"], stage["seconds"] * 1e3, later[stage["label"]]["seconds"] * 1e3, "ms")
+    return "\n".join(lines)
+
+
+def _loaded(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found: dict[str, Any] = json.load(file)
+        schema = found["schema"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no report of minato analyze: {error}") from None
+    if schema.partition(".")[0] != SCHEMA.partition(".")[0]:
+        raise ValueError(f"{path} has schema {schema}, and this version reads {SCHEMA}")
+    return found

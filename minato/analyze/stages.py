@@ -1,0 +1,482 @@
+"""Where the time of a sample goes: clocks at few boundaries, set in a process that measures.
+
+Boundaries are the transforms of a chain, what reads and decodes, locks, and what a dataset's
+``__getitem__`` calls directly. A stage's time is its own: that of the stages inside it is taken
+off. What no stage has taken is "other".
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import hashlib
+import inspect
+import io
+import os
+import random
+import re
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from os import pread  # these names stay when those of the modules get clocks
+from time import perf_counter, thread_time
+from typing import Any
+
+import numpy as np
+import torch
+
+READ, DECODE, TRANSFORM, LOCK, CALL = "read", "decode", "transform", "lock", "call"
+#: a function with such a name reads, whatever it reads from
+_READS = re.compile(r"read|fetch|download|storage|disk|(^|_)open|get_?bytes|get_?object", re.I)
+#: packages whose classes get no clocks but those of _KNOWN
+_NO_CODE_OF_THE_PROGRAM = {"builtins", "collections", "numpy", "pandas", "pathlib", "torch"}
+#: levels of detail, for where clocks cost too much: with the callees, without them, none
+FULL, COARSE, NONE = 2, 1, 0
+
+#: (module, name in it, kind, label)
+_KNOWN = (
+    ("PIL.Image", "open", DECODE, "PIL open"),
+    ("PIL.ImageFile", "ImageFile.load", DECODE, "PIL decode"),
+    ("cv2", "imread", DECODE, "cv2 imread"),
+    ("cv2", "imdecode", DECODE, "cv2 imdecode"),
+    ("numpy", "load", READ, "numpy load"),
+    ("numpy", "fromfile", READ, "numpy fromfile"),
+    ("torch", "load", READ, "torch load"),
+    ("torchvision.io", "read_image", DECODE, "torchvision read_image"),
+    ("torchvision.io", "decode_image", DECODE, "torchvision decode_image"),
+    ("torchvision.io", "decode_jpeg", DECODE, "torchvision decode_jpeg"),
+    ("nibabel", "load", READ, "nibabel load"),
+    ("nibabel.dataobj_images", "DataobjImage.get_fdata", DECODE, "nibabel get_fdata"),
+    ("h5py", "Dataset.__getitem__", READ, "h5py read"),
+    ("soundfile", "read", DECODE, "soundfile read"),
+    ("torchaudio", "load", DECODE, "torchaudio load"),
+    ("os", "read", READ, "os read"),
+    ("os", "pread", READ, "os pread"),
+    ("multiprocessing.synchronize", "SemLock.__enter__", LOCK, "wait for a lock"),
+    ("fcntl", "flock", LOCK, "wait for a file's lock"),
+    ("fcntl", "lockf", LOCK, "wait for a file's lock"),
+)
+
+
+class Stopwatch:
+    """Time of one thread: seconds that it ran or waited, without those in which it could have run
+    and other programs had the cores; and CPU seconds."""
+
+    def __init__(self) -> None:
+        self.file = -1
+        with contextlib.suppress(OSError):  # a kernel that does not count it
+            path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+            self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def now(self) -> tuple[float, float]:
+        queued = int(pread(self.file, 64, 0).split()[1]) if self.file >= 0 else 0
+        return perf_counter() - queued / 1e9, thread_time()
+
+
+@dataclass
+class Stage:
+    """Sums over the samples measured; seconds."""
+
+    label: str
+    kind: str
+    wall: float = 0.0
+    cpu: float = 0.0
+    calls: int = 0
+    #: the stages that it was called in; "" for the sample itself
+    inside: set[str] = field(default_factory=set)
+    #: of single calls, in a probe: bytes in and out, and what the result was
+    bytes_in: list[int] = field(default_factory=list)
+    bytes_out: list[int] = field(default_factory=list)
+
+    def reads(self) -> bool:
+        return self.kind == READ or (self.kind == CALL and bool(_READS.search(self.label)))
+
+
+@dataclass
+class Call:
+    """One call of an outermost stage, as a probe has seen it."""
+
+    label: str
+    #: seconds since the sample began, when it returned
+    at: float
+    digest: str | None
+    size: int
+    result: Any
+
+
+class Clocks:
+    """The clocks of one process, and what they have measured."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, Stage] = {}
+        self.on = False
+        self.probe = False
+        self.calls: list[Call] = []
+        #: (label, result) that outermost calls give in place of being made, in order
+        self.replay: list[tuple[str, Any]] | None = None
+        self.thread = threading.get_ident()
+        self.now = Stopwatch().now
+        self.began = 0.0
+        self._stack: list[tuple[str, list[float]]] = []
+        self._by_object: dict[int, str] = {}
+        self._undo: list[Callable[[], None]] = []
+        self._patched: set[Any] = set()
+
+    # ---- measuring -------------------------------------------------------------------------
+
+    def timed(self, function: Any, label: str, kind: str) -> Any:
+        """The function with a clock."""
+
+        @functools.wraps(function, updated=())
+        def timing(*given: Any, **named: Any) -> Any:
+            if not self.on or threading.get_ident() != self.thread:
+                return function(*given, **named)
+            return self.run(label, kind, function, given, named)
+
+        return timing
+
+    def run(self, label: str, kind: str, function: Any, given: Any, named: Any) -> Any:
+        outermost = not self._stack
+        if outermost and self.replay:
+            # What came first may have made a later call needless: a picture that is decoded.
+            at = next((n for n, held in enumerate(self.replay) if held[0] == label), None)
+            if at is not None:
+                held = self.replay[at][1]
+                del self.replay[: at + 1]
+                return copied(held)
+        stage = self.stages.get(label)
+        if stage is None:
+            stage = self.stages[label] = Stage(label, kind)
+        below = [0.0, 0.0]
+        stage.inside.add(self._stack[-1][0] if self._stack else "")
+        self._stack.append((label, below))
+        began = self.now()
+        try:
+            result = function(*given, **named)
+        finally:
+            ended = self.now()
+            wall, cpu = ended[0] - began[0], ended[1] - began[1]
+            self._stack.pop()
+            if self._stack:
+                above = self._stack[-1][1]
+                above[0] += wall
+                above[1] += cpu
+            stage.wall += wall - below[0]
+            stage.cpu += cpu - below[1]
+            stage.calls += 1
+        if self.probe:
+            self._probe(stage, outermost, given, result)
+        return result
+
+    def _probe(self, stage: Stage, outermost: bool, given: Any, result: Any) -> None:
+        at = self.now()[0] - self.began
+        self.on = False
+        stage.bytes_in.append(size_of(given))
+        stage.bytes_out.append(size_of(result))
+        if outermost:
+            kept = copied(result)
+            self.calls.append(Call(stage.label, at, digest(result), size_of(result), kept))
+        self.on = True
+
+    def sample(self, make: Callable[[], Any]) -> tuple[Any, float, float]:
+        """A sample with the clocks on: it, and its wall and CPU seconds."""
+        self._stack.clear()
+        self.on = True
+        self.began, cpu = self.now()
+        try:
+            made = make()
+            ended = self.now()
+            return made, ended[0] - self.began, ended[1] - cpu
+        finally:
+            self.on = False
+
+    # ---- setting and removing --------------------------------------------------------------
+
+    def set(self, dataset: Any, level: int) -> None:
+        """Sets clocks for a dataset; those that were there are removed."""
+        self.remove()
+        if level == NONE:
+            return
+        for module, name, kind, label in _KNOWN:
+            if module in sys.modules:
+                with contextlib.suppress(Exception):
+                    self._known(sys.modules[module], name, kind, label)
+        self._files()
+        for label, element, holder in elements(dataset):
+            with contextlib.suppress(Exception):
+                self._element(label, element, holder)
+        if level == FULL:
+            for part in datasets(dataset):
+                with contextlib.suppress(Exception):
+                    self._callees(part)
+
+    def remove(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        self._by_object.clear()
+        self._patched.clear()
+        self.stages = {}
+
+    def _attribute(self, owner: Any, name: str, new: Any) -> None:
+        own = name in vars(owner)
+        old = vars(owner).get(name)
+        setattr(owner, name, new)
+        self._patched.add((id(owner), name))
+        self._undo.append(lambda: setattr(owner, name, old) if own else delattr(owner, name))
+
+    def _known(self, module: Any, name: str, kind: str, label: str) -> None:
+        owner, _, attribute = name.rpartition(".")
+        for part in filter(None, owner.split(".")):
+            module = getattr(module, part)
+        if attribute in vars(module) and (id(module), attribute) not in self._patched:
+            timed = self.timed(vars(module)[attribute], label, kind)
+            self._attribute(module, attribute, timed)
+
+    def _files(self) -> None:
+        """What Python reads by ``open()``."""
+        clocks, opens = self, io.open
+
+        class Reader(io.BufferedReader):
+            def read(self, *given: Any) -> Any:
+                return clocks.reading(super().read, given)
+
+            def read1(self, *given: Any) -> Any:
+                return clocks.reading(super().read1, given)
+
+            def readinto(self, *given: Any) -> Any:
+                return clocks.reading(super().readinto, given)
+
+        def opening(file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
+            opened = opens(file, mode, buffering, *given, **named)
+            if mode != "rb" or not clocks.on or type(opened) is not io.BufferedReader:
+                return opened
+            return Reader(opened.detach())
+
+        timed = self.timed(opening, "file read", READ)
+        self._attribute(builtins, "open", timed)
+        self._attribute(io, "open", timed)
+
+    def reading(self, function: Any, given: Any) -> Any:
+        if not self.on or threading.get_ident() != self.thread:
+            return function(*given)
+        return self.run("file read", READ, function, given, {})
+
+    def _element(self, label: str, element: Any, holder: Any) -> None:
+        """One transform of a chain, by its class's ``__call__``, or in place where it has none."""
+        if isinstance(element, (types.FunctionType, types.BuiltinFunctionType, functools.partial)):
+            container, at = holder
+            timed = self.timed(element, label, TRANSFORM)
+            container[at] = timed
+            self._undo.append(lambda: container.__setitem__(at, element))
+            return
+        self._by_object[id(element)] = label
+        self._class(type(element), TRANSFORM)
+
+    def _class(self, kind: type, of: str) -> None:
+        """``__call__`` of the objects that have a label."""
+        if (id(kind), "__call__") in self._patched:
+            return
+        original: Any = kind.__call__
+
+        @functools.wraps(original, updated=())
+        def __call__(this: Any, *given: Any, **named: Any) -> Any:
+            label = self._by_object.get(id(this))
+            if label is None or not self.on or threading.get_ident() != self.thread:
+                return original(this, *given, **named)
+            return self.run(label, of, original, (this, *given), named)
+
+        self._attribute(kind, "__call__", __call__)
+
+    def _callees(self, dataset: Any) -> None:
+        """What ``__getitem__`` calls by a name of its own class, its object or its module."""
+        code: Any = getattr(type(dataset).__getitem__, "__code__", None)
+        if code is None:
+            return
+        of, names = type(dataset).__getitem__.__globals__, code.co_names
+        for name in names:
+            value = of.get(name)
+            if isinstance(value, types.FunctionType) and not inspect.isgeneratorfunction(value):
+                of[name] = self.timed(value, f"{name}()", CALL)
+                self._undo.append(functools.partial(of.__setitem__, name, value))
+            elif isinstance(value, types.ModuleType):
+                self._of_module(value, names)
+            self._of_dataset(dataset, name)
+            part = getattr(dataset, "__dict__", {}).get(name)
+            if type(part).__module__.partition(".")[0] not in _NO_CODE_OF_THE_PROGRAM:
+                for method in names:  # self.part.method()
+                    self._method(type(part), method)
+
+    def _of_module(self, module: Any, names: tuple[str, ...]) -> None:
+        for name in names:
+            value = vars(module).get(name)
+            plain = isinstance(value, (types.FunctionType, types.BuiltinFunctionType))
+            if plain and (id(module), name) not in self._patched:
+                label = f"{module.__name__.rpartition('.')[2]}.{name}()"
+                self._attribute(module, name, self.timed(value, label, CALL))
+
+    def _of_dataset(self, dataset: Any, name: str) -> None:
+        """Its method of that name, or what it has by that name: a function, a callable object."""
+        if name in getattr(dataset, "__dict__", {}):
+            value = vars(dataset)[name]
+            if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+                self._attribute(dataset, name, self.timed(value, f"{name}()", CALL))
+            elif callable(value) and id(value) not in self._by_object:
+                if not any(True for _ in chain_of(value)) and not isinstance(value, type):
+                    self._by_object[id(value)] = f"{name} ({type(value).__name__})"
+                    self._class(type(value), CALL)
+            return
+        self._method(type(dataset), name)
+
+    def _method(self, of: type, name: str) -> None:
+        for kind in of.__mro__:
+            value = vars(kind).get(name)
+            if isinstance(value, types.FunctionType) and not inspect.isgeneratorfunction(value):
+                if (id(kind), name) not in self._patched:
+                    self._attribute(kind, name, self.timed(value, f"{name}()", CALL))
+                return
+
+
+# ---- what a dataset is made of -------------------------------------------------------------
+
+
+def datasets(dataset: Any) -> Iterator[Any]:
+    """A dataset and those that it wraps."""
+    seen: set[int] = set()
+    ahead = [dataset]
+    for part in ahead:
+        if id(part) in seen or len(seen) > 32:
+            continue
+        seen.add(id(part))
+        yield part
+        inner = getattr(part, "dataset", None)
+        ahead += [inner] if hasattr(inner, "__getitem__") else []
+        more = getattr(part, "datasets", None)
+        ahead += list(more)[:8] if isinstance(more, (list, tuple)) else []
+
+
+def chain_of(part: Any) -> Iterator[tuple[int, Any, Any]]:
+    """The elements of a chain of transforms: position, element, and where it lies."""
+    chain = getattr(part, "transforms", None)
+    if isinstance(part, torch.nn.Sequential):
+        for n, element in enumerate(part):
+            yield n, element, None
+    elif isinstance(chain, (list, torch.nn.ModuleList)):
+        for n, element in enumerate(chain):
+            yield n, element, (chain, n)
+    elif isinstance(chain, tuple):
+        for n, element in enumerate(chain):
+            yield n, element, None
+
+
+def elements(dataset: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The transforms of all chains that a dataset holds, each with a label."""
+    seen: set[int] = set()
+    ahead = [(part, 0) for part in datasets(dataset)]
+    for part, depth in ahead:
+        if id(part) in seen or depth > 3 or len(seen) > 500:
+            continue
+        seen.add(id(part))
+        found = [entry for entry in chain_of(part) if callable(entry[1])]
+        for n, element, holder in found:
+            if any(True for _ in chain_of(element)):
+                ahead.append((element, depth + 1))  # its own elements have clocks
+            else:
+                name = getattr(element, "__name__", None) or type(element).__name__
+                yield f"{n + 1} {name}", element, holder
+        own = getattr(part, "__dict__", {})
+        ahead += [(v, depth + 1) for v in own.values() if callable(v) or chain_like(v)]
+
+
+def chain_like(part: Any) -> bool:
+    return isinstance(getattr(part, "transforms", None), (list, tuple))
+
+
+# ---- results -------------------------------------------------------------------------------
+
+
+def size_of(part: Any, depth: int = 0) -> int:
+    """Bytes of tensors, arrays, pictures, bytes and text, in containers too."""
+    if isinstance(part, torch.Tensor):
+        return part.numel() * part.element_size()
+    if isinstance(part, np.ndarray):
+        return int(part.nbytes)
+    if isinstance(part, (bytes, bytearray, memoryview, str)):
+        return len(part)
+    if isinstance(part, (int, float)):
+        return 8
+    if hasattr(part, "getbands") and hasattr(part, "size"):
+        return int(part.size[0] * part.size[1] * len(part.getbands()))
+    if isinstance(part, dict):
+        part = list(part.values())
+    if isinstance(part, (list, tuple)) and depth < 4:
+        return sum(size_of(value, depth + 1) for value in part[:10_000])
+    return 0
+
+
+def digest(part: Any) -> str | None:
+    """Equal for equal results; None where that cannot be known."""
+    try:
+        return hashlib.blake2b(_bytes(part), digest_size=16).hexdigest()
+    except TypeError:
+        return None
+
+
+def _bytes(part: Any) -> bytes:
+    if isinstance(part, torch.Tensor):
+        part = part.detach().cpu().contiguous()
+        values: bytes = part.view(-1).view(torch.uint8).numpy().tobytes()
+        return repr((part.dtype, part.shape)).encode() + values
+    if isinstance(part, np.ndarray):
+        if part.dtype.hasobject:
+            raise TypeError
+        return repr((part.dtype, part.shape)).encode() + part.tobytes()
+    if isinstance(part, (bytes, bytearray)):
+        return bytes(part)
+    if isinstance(part, (str, int, float, bool, type(None), np.generic)):
+        return repr(part).encode()
+    if hasattr(part, "getbands") and hasattr(part, "tobytes"):
+        return repr(part.size).encode() + bytes(part.tobytes())
+    if isinstance(part, dict):
+        return b"".join(repr(key).encode() + _bytes(value) for key, value in part.items())
+    if isinstance(part, (list, tuple)):
+        return b"".join(b"%d " % n + _bytes(value) for n, value in enumerate(part))
+    raise TypeError(type(part))
+
+
+def copied(part: Any) -> Any:
+    """As a cache would hand it out: what the program may change is its own."""
+    if isinstance(part, torch.Tensor):
+        return part.clone()
+    if isinstance(part, np.ndarray) or hasattr(part, "getbands"):
+        return part.copy()
+    if isinstance(part, dict):
+        return {key: copied(value) for key, value in part.items()}
+    if isinstance(part, (list, tuple)) and not hasattr(part, "_fields"):
+        return type(part)(copied(value) for value in part)
+    return part
+
+
+def seeded(number: int) -> None:
+    """The program's global generators, in this process alone."""
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number)
+
+
+def paths_opened() -> list[str]:
+    """Files that this process opens from now on: a list that grows."""
+    found: list[str] = []
+
+    def audit(event: str, given: Any) -> None:
+        if event == "open" and isinstance(given[0], (str, bytes, os.PathLike)):
+            mode = given[1] if len(given) > 1 else None
+            if mode is None or "r" in str(mode):
+                path = os.fsdecode(given[0])
+                if not path.endswith((".py", ".pyc", ".so")) and len(found) < 20_000:
+                    found.append(path)
+
+    sys.addaudithook(audit)
+    return found

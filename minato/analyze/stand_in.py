@@ -1,0 +1,159 @@
+"""The program that ``minato analyze`` runs for a factory or a folder: iterates the loader for as
+long as it is watched, with the step that is given, or as fast as it comes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm"}
+VOLUMES = {".npy", ".nii", ".nii.gz"}
+AUDIO = {".wav", ".flac", ".ogg", ".mp3"}
+#: batches of a folder's loader
+BATCH = 16
+#: seconds after which the loop ends, watched or not
+MOST_S = 90.0
+
+
+class Folder(Dataset[torch.Tensor]):
+    """The files of a folder that are of one kind, each decoded; a fixed corner of it is the sample,
+    so that samples can be batched."""
+
+    def __init__(self, files: list[Path], decode: Callable[[Path], torch.Tensor]) -> None:
+        self.files, self.decode = files, decode
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.decode(self.files[index])
+
+
+def image(path: Path) -> torch.Tensor:
+    """Decoded, and resized to 224 x 224, as most pipelines begin."""
+    import numpy as np
+    from PIL import Image
+
+    with Image.open(path) as file:
+        pixels = np.array(file.convert("RGB").resize((224, 224)))
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def volume(path: Path) -> torch.Tensor:
+    """All of it, read; its first 4,096 values."""
+    import numpy as np
+
+    if path.name.endswith(".npy"):
+        values: Any = np.load(path)
+    else:
+        import nibabel
+
+        values = np.asarray(vars(nibabel.load(path))["_dataobj"], np.float32)
+    out = np.zeros(4096, np.float32)
+    flat = np.ascontiguousarray(values).reshape(-1)[:4096]
+    out[: len(flat)] = flat
+    return torch.from_numpy(out)
+
+
+def audio(path: Path) -> torch.Tensor:
+    """All of it, decoded; its first second at most."""
+    import numpy as np
+
+    if path.suffix == ".wav":
+        import wave
+
+        with wave.open(str(path)) as file:
+            values = np.frombuffer(file.readframes(file.getnframes()), np.uint8).astype(np.float32)
+    else:
+        import soundfile
+
+        values = soundfile.read(path, dtype="float32")[0]
+    out = np.zeros(16_000, np.float32)
+    flat = np.asarray(values, np.float32).reshape(-1)[:16_000]
+    out[: len(flat)] = flat
+    return torch.from_numpy(out)
+
+
+def of_folder(folder: str) -> DataLoader[Any]:
+    """A loader of what the folder holds most of."""
+    kinds: dict[str, list[Path]] = {"image": [], "volume": [], "audio": []}
+    for path in sorted(Path(folder).rglob("*")):
+        suffix = ".nii.gz" if path.name.endswith(".nii.gz") else path.suffix.lower()
+        for kind, suffixes in zip(kinds, (IMAGES, VOLUMES, AUDIO)):
+            if suffix in suffixes:
+                kinds[kind].append(path)
+    kind, files = max(kinds.items(), key=lambda item: len(item[1]))
+    if not files:
+        raise SystemExit(f"minato analyze: {folder} holds no images, volumes or audio files")
+    print(f"minato analyze: {len(files)} {kind} files in {folder}", file=sys.stderr)
+    decode = {"image": image, "volume": volume, "audio": audio}[kind]
+    data, workers = Folder(files, decode), len(os.sched_getaffinity(0))
+    return DataLoader(data, min(BATCH, len(files)), shuffle=True, num_workers=workers)
+
+
+def named(spec: str) -> Any:
+    """An object by MODULE:NAME; modules of the current folder are found."""
+    module, _, name = spec.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise SystemExit(f"minato analyze: {spec} was not found: {error}") from None
+
+
+def made(spec: str) -> Any:
+    """The loader that a factory gives: itself, or made of a dataset and arguments."""
+    factory = named(spec)
+    try:
+        found = factory()
+    except TypeError as error:
+        raise SystemExit(
+            f"minato analyze: {spec}() cannot be called without arguments: {error}. Name a function "
+            "that needs none, such as one that calls it with yours."
+        ) from None
+    if hasattr(found, "dataset") and hasattr(found, "num_workers"):
+        return found
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict):
+        return DataLoader(found[0], **found[1])
+    if hasattr(found, "__getitem__") or hasattr(found, "__iter__"):
+        return DataLoader(found, BATCH, num_workers=len(os.sched_getaffinity(0)))
+    raise SystemExit(
+        f"minato analyze: {spec}() gave a {type(found).__name__}; it must give a loader, a dataset, "
+        "or (dataset, arguments of a loader)."
+    )
+
+
+def main(argv: list[str]) -> None:
+    """Runs the loop."""
+    parser = argparse.ArgumentParser(prog="minato analyze")
+    parser.add_argument("target")
+    parser.add_argument("--step")
+    parser.add_argument("--step-ms", type=float)
+    options = parser.parse_args(argv)
+    loader = of_folder(options.target) if os.path.isdir(options.target) else made(options.target)
+    step = named(options.step) if options.step else None
+    watch = sys.modules.get("_minato_analyze_watch")
+    current = getattr(watch, "current", None)
+    end = time.monotonic() + MOST_S
+    while (current is None or current.active) and time.monotonic() < end:
+        for batch in loader:
+            if step is not None:
+                step(batch)
+            elif options.step_ms:
+                time.sleep(options.step_ms / 1e3)
+            if current is None or not current.active or time.monotonic() > end:
+                break
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

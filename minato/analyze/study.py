@@ -1,0 +1,747 @@
+"""The measurements: samples, files, and loaders. Each runs in a fork of the keeper.
+
+``run`` answers one request with messages: ``at`` names the sample that begins, and the result comes
+again and again while it grows, so one that is cut off leaves what it has found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from ..dataset_calls import fetches_batches
+from ..loader import DataLoader
+from ..options import Options
+from ..patch import _torch as patched
+from ..workers import library_threads
+from .stages import (
+    FULL,
+    LOCK,
+    NONE,
+    Call,
+    Clocks,
+    copied,
+    digest,
+    paths_opened,
+    seeded,
+    size_of,
+)
+
+Send = Callable[[dict[str, Any]], None]
+clock = time.monotonic
+
+#: samples without which a measurement says nothing
+FEW = 16
+#: clocks that add more to a sample are taken off
+CLOCKS_ADD = 0.10
+#: samples whose results are compared for two seeds
+PROBED = 6
+#: samples that are timed at most, batches that are planned at most
+TIMED, PLANNED = 4000, 4096
+#: bytes of results that a replay may hold
+REPLAYED = 1 << 28
+CHUNK = 1 << 18
+
+
+def run(request: dict[str, Any], loader: Any, send: Send) -> None:
+    """One request, in a process of its own."""
+    if request.get("cores"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: request["cores"]])
+    library_threads.limit(True)
+    _forget_helpers()
+    measure = {"work": work, "contend": contend, "storage": storage, "rate": rate}[request["do"]]
+    try:
+        measure(request, loader, send)
+    except Exception as error:
+        text = traceback.format_exc(limit=-3)
+        send({"kind": "failed", "error": f"{type(error).__name__}: {error}", "trace": text})
+
+
+def _forget_helpers() -> None:
+    """multiprocessing's resource tracker belongs to the program; its connection is closed here."""
+    from multiprocessing import resource_tracker
+
+    tracker: Any = vars(resource_tracker)["_resource_tracker"]
+    tracker._fd = tracker._pid = None
+
+
+# ---- which samples -------------------------------------------------------------------------
+
+
+def is_iterable(loader: Any) -> bool:
+    return isinstance(loader.dataset, IterableDataset)
+
+
+def planned(loader: Any) -> list[Any]:
+    """Batches of indices (single ones where the loader makes no batches) of one epoch, as its
+    sampler gives them. The program's own generators are not those of this process."""
+    source = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    end, found = clock() + 2.0, []
+    for batch in source:
+        found.append(batch)
+        if len(found) >= PLANNED or clock() > end:
+            break
+    return found
+
+
+def indices(loader: Any) -> list[Any]:
+    """Single samples, each once, in the order of the sampler."""
+    found: dict[Any, None] = {}
+    for batch in planned(loader):
+        found.update(dict.fromkeys(batch if isinstance(batch, (list, tuple)) else [batch]))
+    return list(found)
+
+
+def makers(loader: Any, skip: int = 0) -> Iterator[tuple[Any, Callable[[], Any]]]:
+    """Without end: an index and what makes that sample; the same sample comes again when all
+    have been made. An iterable dataset gives the next sample at each call."""
+    dataset = loader.dataset
+    if is_iterable(loader):
+        source = iter(dataset)
+        for number in itertools.count():
+            def following() -> Any:
+                nonlocal source
+                try:
+                    return next(source)
+                except StopIteration:
+                    source = iter(dataset)
+                    return next(source)
+
+            yield number, following
+    batched = fetches_batches(dataset)
+    for index in itertools.islice(itertools.cycle(indices(loader)), skip, None):
+        yield index, partial(_in_batch if batched else _single, dataset, index)
+
+
+def _single(dataset: Any, index: Any) -> Any:
+    return dataset[index]
+
+
+def _in_batch(dataset: Any, index: Any) -> Any:
+    return dataset.__getitems__([index])[0]
+
+
+# ---- the work of a sample ------------------------------------------------------------------
+
+
+class _Timed:
+    """Samples timed without and with clocks, by turns, each pair of the same sample and seed."""
+
+    def __init__(self, loader: Any, send: Send, level: int) -> None:
+        self.loader, self.send, self.level = loader, send, level
+        self.clocks = Clocks()
+        self.costs: list[tuple[float, float]] = []  # without clocks: wall and CPU seconds
+        self.indices: list[Any] = []
+        self.pairs = 0
+        self.plain = self.clocked = 0.0
+        self.first: list[float] = []
+        self.failed: list[str] = []
+        self.failures = 0
+        self.merged = False
+
+    def run(self, seconds: float, plainly: bool = True, skip: int = 0) -> None:
+        end = clock() + seconds
+        source = makers(self.loader, skip)
+        again = is_iterable(self.loader)
+        for number, (index, make) in enumerate(source):
+            if number > 2 and (clock() > end or number > TIMED):
+                return
+            self.send({"kind": "at", "index": str(index)})
+            try:
+                if number < 2:  # what a first sample sets up is apart
+                    began = time.perf_counter()
+                    seeded(number)
+                    make()
+                    self.first.append(time.perf_counter() - began)
+                    if number == 1:
+                        self.clocks.set(self.loader.dataset, self.level)
+                    continue
+                for clocked in (number % 2 == 0, number % 2 == 1) if plainly else (True,):
+                    if again and plainly and clocked != (number % 4 < 2):
+                        continue  # each sample of an iterable dataset is made once
+                    seeded(number)
+                    self._one(index, make, clocked)
+                self.pairs += 1
+            except Exception as error:
+                self._failed(index, error)
+            if self.pairs == 2 * FEW and plainly:
+                self._check_clocks()
+            if plainly:
+                self.tell()
+
+    def _one(self, index: Any, make: Callable[[], Any], clocked: bool) -> None:
+        if clocked:
+            _, wall, _cpu = self.clocks.sample(make)
+            self.clocked += wall
+        else:
+            began = self.clocks.now()
+            make()
+            ended = self.clocks.now()
+            cost = ended[0] - began[0], ended[1] - began[1]
+            self.costs.append(cost)
+            self.indices.append(index)
+            self.plain += cost[0]
+
+    def _check_clocks(self) -> None:
+        if self.level > NONE and self.clocked > (1 + CLOCKS_ADD) * self.plain:
+            self.level, self.merged = self.level - 1, True
+            self.clocks.set(self.loader.dataset, self.level)
+            self.pairs, self.plain, self.clocked = 0, 0.0, 0.0
+
+    def _failed(self, index: Any, error: Exception) -> None:
+        self.failures += 1
+        if len(self.failed) < 3:
+            self.failed.append(f"sample {index}: {type(error).__name__}: {error}")
+        if self.failures >= 64 and not self.costs:
+            raise error
+
+    def stages(self) -> list[dict[str, Any]]:
+        """Seconds of a sample, scaled to what it takes without clocks."""
+        count = max(1, self.pairs)
+        scale = self.plain / self.clocked if self.clocked and self.plain else 1.0
+        if is_iterable(self.loader) and self.costs and self.clocked:
+            scale = 1.0
+            count = max(1, self.pairs - len(self.costs))
+        found = [
+            {
+                "label": stage.label, "kind": stage.kind, "reads": stage.reads(),
+                "seconds": stage.wall / count * scale, "cpu": stage.cpu / count * scale,
+                "calls": stage.calls / count, "inside": sorted(stage.inside),
+            }
+            for stage in self.clocks.stages.values()
+        ]  # fmt: skip
+        return sorted(found, key=lambda stage: -stage["seconds"])
+
+    def tell(self) -> None:
+        if getattr(self, "told", 0.0) + 1.0 < clock():
+            self.told = clock()
+            self.send(self.result())
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "kind": "work", "costs": [(round(w, 7), round(c, 7)) for w, c in self.costs],
+            "indices": [str(i) for i in self.indices], "first": self.first, "merged": self.merged,
+            "stages": self.stages(), "failed": self.failed, "failures": self.failures,
+        }  # fmt: skip
+
+
+def work(request: dict[str, Any], loader: Any, send: Send) -> None:
+    files = paths_opened()
+    timed = _Timed(loader, send, FULL)
+    usage = Usage()
+    timed.run(request["seconds"] * 0.75)
+    result = {**timed.result(), "usage": usage.told()}
+    send(result)
+    timed.clocks.remove()
+    end = clock() + request["seconds"] * 0.2
+    result["files"] = list(dict.fromkeys(_regular(files)))[:5000]
+    result["bytes"] = _bytes_of_samples(loader)
+    if not is_iterable(loader):
+        with contextlib.suppress(Exception):
+            result["cache"] = _cacheable(loader, end)
+    send(result)
+    with contextlib.suppress(Exception):
+        result["collate"] = _collated(loader, end)
+    with contextlib.suppress(Exception):
+        result["gil"] = _gil(loader, min(1.0, request["seconds"] * 0.05))
+    send(result)
+
+
+def _regular(paths: list[str]) -> Iterator[str]:
+    for path in paths:
+        full = os.path.abspath(path)
+        if not full.startswith(("/proc/", "/sys/", "/dev/", sys.prefix)) and os.path.isfile(full):
+            yield full
+
+
+def _bytes_of_samples(loader: Any) -> float:
+    sizes = []
+    for _index, make in itertools.islice(makers(loader), 3):
+        with contextlib.suppress(Exception):
+            sizes.append(size_of(make()))
+    return statistics.fmean(sizes) if sizes else 0.0
+
+
+def _collated(loader: Any, end: float) -> float | None:
+    """Seconds of collate_fn for each sample."""
+    if loader.batch_size is None and loader.batch_sampler is None:
+        return None
+    made: list[Any] = []
+    for _index, make in itertools.islice(makers(loader), min(loader.batch_size or FEW, 64)):
+        if clock() > end:
+            break
+        made.append(make())
+    if not made:
+        return None
+    loader.collate_fn(list(made))
+    began = clock()
+    loader.collate_fn(list(made))
+    return (clock() - began) / len(made)
+
+
+def _cacheable(loader: Any, end: float) -> dict[str, Any] | None:
+    """What of a sample is the same for two seeds: all of it, or its first stages."""
+    clocks = Clocks()
+    clocks.set(loader.dataset, FULL)
+    clocks.probe = True
+    same, whole = 1 << 30, True
+    sizes: list[int] = []
+    saves: list[tuple[float, list[Call]]] = []
+    for _index, make in itertools.islice(makers(loader), PROBED):
+        if clock() > end and sizes:
+            break
+        seen = []
+        for seed in (1, 2):
+            seeded(seed)
+            clocks.calls = []
+            made, wall, _ = clocks.sample(make)
+            seen.append((digest(made), size_of(made), wall, list(clocks.calls)))
+        (one, size, wall, calls), (two, _, _, again) = seen
+        whole = whole and one is not None and one == two
+        common = 0
+        for n, (a, b) in enumerate(zip(calls, again), 1):
+            if (a.label, a.digest) != (b.label, b.digest):
+                break
+            if a.digest is not None and a.size:  # else it says nothing of what it has done
+                common = n
+        same = min(same, common)
+        sizes.append(size)
+        saves.append((wall, calls))
+    if not sizes:
+        return None
+    mean = statistics.fmean(wall for wall, _ in saves)
+    if whole:
+        return {"whole": True, "bytes": statistics.fmean(sizes), "share": 1.0, "calls": 0, "after": ""}
+    if not same:
+        return None
+    at = statistics.fmean(calls[same - 1].at for _, calls in saves)
+    needed = statistics.fmean(calls[same - 1].size for _, calls in saves)
+    after = saves[0][1][same - 1].label
+    return {"whole": False, "bytes": needed, "share": at / mean, "calls": same, "after": after}
+
+
+def _gil(loader: Any, seconds: float) -> str | None:
+    """Whether a sample holds the interpreter's lock: how often another thread comes to run."""
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return None
+    beats, stop = [0], threading.Event()
+
+    def beat() -> None:
+        while not stop.is_set():
+            time.sleep(0.0005)
+            beats[0] += 1
+
+    heart = threading.Thread(target=beat, daemon=True)
+    heart.start()
+    began = clock()
+    time.sleep(seconds / 4)
+    idle = beats[0] / (clock() - began)
+    beats[0], began = 0, clock()
+    for _index, make in makers(loader):
+        make()
+        if clock() - began > seconds:
+            break
+    during = beats[0] / (clock() - began)
+    stop.set()
+    heart.join()
+    share = during / idle if idle else 1.0
+    return "holds it" if share < 0.25 else "lets go" if share > 0.7 else "mixed"
+
+
+# ---- several processes at once -------------------------------------------------------------
+
+
+def contend(request: dict[str, Any], loader: Any, send: Send) -> None:
+    """The same stages by one process, and by several at once: what they wait for each other for
+    takes longer then."""
+    seconds = request["seconds"]
+    usage = Usage()
+    one = _together(loader, 1, seconds / 3)
+    several = _together(loader, request["processes"], seconds / 2)
+    locks = [path for path, part in _locks(loader)]
+    send({"kind": "contend", "processes": request["processes"], "one": one, "several": several,
+          "locks": locks[:3], "usage": usage.told()})  # fmt: skip
+
+
+def _locks(loader: Any) -> Iterator[tuple[str, Any]]:
+    from multiprocessing import synchronize
+
+    from .keeper import reached
+
+    for path, part in reached(loader):
+        if isinstance(part, synchronize.SemLock):
+            yield path, part
+
+
+def _together(loader: Any, count: int, seconds: float) -> dict[str, Any]:
+    children = []
+    for number in range(count):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                timed = _Timed(loader, lambda _message: None, FULL)
+                for _path, lock in _locks(loader):
+                    lock.acquire = timed.clocks.timed(lock.acquire, "wait for a lock", LOCK)
+                timed.run(seconds, plainly=False, skip=number * 37)
+                told = {"samples": timed.pairs, "seconds": timed.clocked, "stages": timed.stages()}
+                with os.fdopen(write, "w") as out:
+                    json.dump(told, out)
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(write)
+        children.append((pid, read))
+    found = []
+    for pid, read in children:
+        with os.fdopen(read) as out:
+            text = out.read()
+        os.waitpid(pid, 0)
+        if text:
+            found.append(json.loads(text))
+    samples = sum(one["samples"] for one in found)
+    stages: dict[str, dict[str, Any]] = {}
+    for one in found:
+        for stage in one["stages"]:
+            into = stages.setdefault(stage["label"], {**stage, "seconds": 0.0, "cpu": 0.0})
+            for name in ("seconds", "cpu"):
+                into[name] += stage[name] * one["samples"] / max(1, samples)
+    mean = sum(one["seconds"] for one in found) / max(1, samples)
+    return {"samples": samples, "seconds": mean, "stages": list(stages.values())}
+
+
+# ---- storage -------------------------------------------------------------------------------
+
+
+def storage(request: dict[str, Any], loader: Any, send: Send) -> None:
+    """Reads alone, of the files that samples opened: 1 to 32 at a time."""
+    paths = request["files"]
+    sizes = [os.path.getsize(path) for path in paths]
+    result: dict[str, Any] = {
+        "kind": "storage", "files": len(paths), "bytes": sum(sizes), "rates": [],
+        "median": statistics.median(sizes) if sizes else 0,
+    }  # fmt: skip
+    counts = [1, 4, 16, 32]
+    cold = _dropped(paths[: max(8, len(paths) // 8)])
+    result["cold"] = cold
+    for number, flight in enumerate(counts):
+        end = clock() + request["seconds"] / len(counts)
+        mine = paths[number :: len(counts)] or paths
+        if cold:
+            _dropped(mine)
+        done = [0, 0]
+
+        def read(path: str, end: float = end, done: list[int] = done) -> None:
+            if clock() < end:
+                done[0] += 1
+                done[1] += _read(path)
+
+        began = clock()
+        with ThreadPoolExecutor(flight) as pool:
+            source = mine if cold else itertools.islice(itertools.cycle(mine), 20_000)
+            list(pool.map(read, source))
+        took = max(clock() - began, 1e-6)
+        result["rates"].append({
+            "in_flight": flight, "files_per_s": done[0] / took, "bytes_per_s": done[1] / took,
+            "files": done[0],
+        })  # fmt: skip
+        send(result)
+
+
+def _read(path: str) -> int:
+    """Bytes of a file: all of it, or some of one that is too large."""
+    with open(path, "rb", buffering=0) as file:
+        size = 0
+        while size < 64 * CHUNK and (part := file.read(CHUNK)):
+            size += len(part)
+        return size
+
+
+def _dropped(paths: list[str]) -> bool:
+    """Drops the files' pages; whether the system has done so for most."""
+    gone = 0
+    for path in paths:
+        with contextlib.suppress(OSError):
+            number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+                try:
+                    os.preadv(number, [bytearray(1)], 0, os.RWF_NOWAIT)
+                except BlockingIOError:
+                    gone += 1
+            finally:
+                os.close(number)
+    return gone > len(paths) / 2
+
+
+# ---- loaders -------------------------------------------------------------------------------
+
+
+class _Batches:
+    """A batch sampler: the same batches, again and again."""
+
+    def __init__(self, batches: list[list[Any]]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return itertools.cycle(self.batches)
+
+
+def cut(batches: list[Any], size: int | None) -> list[list[Any]]:
+    """Batches of another size, of the same samples in the same order."""
+    lists = [batch if isinstance(batch, (list, tuple)) else [batch] for batch in batches]
+    if size is None:
+        return [list(batch) for batch in lists]
+    flat = list(itertools.chain.from_iterable(lists))
+    return [flat[n : n + size] for n in range(0, len(flat), size)]
+
+
+def rebuilt(loader: Any, request: dict[str, Any]) -> Any:
+    """The program's loader with another class or number of workers, over samples that are the
+    same for each."""
+    workers = request["workers"]
+    given: dict[str, Any] = {
+        "num_workers": workers, "collate_fn": loader.collate_fn,
+        "worker_init_fn": loader.worker_init_fn, "in_order": loader.in_order,
+    }  # fmt: skip
+    if workers:
+        given["multiprocessing_context"] = "fork"
+        if loader.prefetch_factor is not None:
+            given["prefetch_factor"] = loader.prefetch_factor
+    if is_iterable(loader):
+        given["batch_size"] = loader.batch_size
+    elif loader.batch_sampler is None:
+        given.update(batch_size=None, sampler=itertools.cycle(planned(loader)))
+    else:
+        batches = cut(planned(loader), request.get("batch"))
+        skip = request.get("skip", 0) % len(batches)
+        given["batch_sampler"] = _Batches(batches[skip:] + batches[:skip])
+    dataset = loader.dataset
+    if request.get("same"):
+        dataset = Same(next(makers(loader))[1]())
+        given["in_order"] = True
+    if request.get("cached"):
+        dataset = Replayed(dataset, request["cached"], batches)
+        given["batch_sampler"] = _Batches(dataset.batches)
+    own = isinstance(loader, DataLoader) or patched.active
+    kind = request["loader"]
+    if kind == "own":
+        kind = "minato" if own else "torch"
+    while patched.active:
+        patched.release()
+    if kind == "torch":
+        return torch.utils.data.DataLoader(dataset, **given)
+    if own:
+        options = {k: v for k, v in vars(Options.of(loader)).items() if k != "pending_state"}
+        options.update(device=None, on_error="raise", autoscale=None, prefetch_next_epoch=False)
+        given.update(options)
+    else:
+        given.pop("in_order")
+    if given.get("worker_type") == "native":
+        given.pop("multiprocessing_context", None)
+    return DataLoader(dataset, **given)
+
+
+class Same:
+    """A dataset of one sample: what is left is the price of handing it over."""
+
+    def __init__(self, sample: Any) -> None:
+        self.sample = sample
+
+    def __getitem__(self, _index: Any) -> Any:
+        return self.sample
+
+    def __len__(self) -> int:
+        return 1 << 40
+
+
+class Replayed:
+    """A dataset of which some samples, or the first stages of some, are made once and handed out
+    again: the steady state of a cache."""
+
+    def __init__(self, dataset: Any, calls: int, batches: list[list[Any]]) -> None:
+        self.dataset, self.calls = dataset, calls if calls > 0 else 0
+        self.clocks = Clocks()
+        self.held: dict[Any, Any] = {}
+        if self.calls:
+            self.clocks.set(dataset, FULL)
+            self.clocks.probe = True
+        self.batches: list[list[Any]] = []
+        size, end = 0, clock() + 4.0
+        for batch in batches:
+            for index in batch:
+                if index not in self.held:
+                    seeded(1)
+                    self.held[index] = self._made(index)
+                    size += size_of(self.held[index])
+            self.batches.append(batch)
+            if size > REPLAYED or clock() > end:
+                break
+        self.clocks.probe = False
+
+    def _made(self, index: Any) -> Any:
+        if not self.calls:
+            return self.dataset[index]
+        self.clocks.calls = []
+        self.clocks.sample(lambda: self.dataset[index])
+        return [(call.label, call.result) for call in self.clocks.calls[: self.calls]]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not self.calls:
+            return copied(self.held[index])
+        self.clocks.thread = threading.get_ident()
+        self.clocks.replay = list(self.held[index])
+        made, _, _ = self.clocks.sample(lambda: self.dataset[index])
+        self.clocks.replay = None
+        return made
+
+
+def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
+    """Samples a second that a loader delivers, to a step that takes ``step`` seconds a batch and
+    computes on ``step_cores`` of the cores."""
+    made = rebuilt(loader, request)
+    workers, step = request["workers"], request.get("step", 0.0)
+    began = clock()
+    end = began + request["seconds"]  # starts anew when workers have started
+    iterator = iter(made)
+    first, count, samples, waited, steps = None, 0, 0, 0.0, 0.0
+    warm = max(1, workers)
+    since: float | None = None
+    usage: Usage | None = None
+    sized = request.get("batch") or getattr(made, "batch_size", None)
+    told = began
+
+    def result(now: float) -> dict[str, Any]:
+        took = now - since if since is not None else 0.0
+        return {
+            "kind": "rate", "loader": request["loader"], "workers": workers, "first": first,
+            "batches": count, "samples": samples, "seconds": took, "waited": waited,
+            "rate": samples / took if took > 0 and count else None,
+            "usage": usage.told(samples) if usage is not None else None,
+        }  # fmt: skip
+
+    while True:
+        asked = clock()
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            iterator = iter(made)
+            batch = next(iterator)
+        now = clock()
+        if first is None:
+            first = now - began
+        if since is None:
+            warm -= 1
+        else:
+            count += 1
+            samples += sized or _rows(batch)
+            waited += now - asked
+        if step:
+            consume(step, request.get("step_cores", 0.0))
+            now = clock()
+        if since is not None and now > end and count % max(1, workers) == 0 and count >= 2:
+            break
+        if since is not None and now > end + request["seconds"] * 0.5:
+            break
+        if now - told > 1.0 and since is not None:
+            told = now
+            send(result(now))
+        if since is None and warm <= 0:
+            since, usage = clock(), Usage()
+            end = since + request["seconds"]
+    send(result(clock()))
+
+
+def _rows(batch: Any) -> int:
+    from .watch import measured
+
+    return measured(batch, [])[1] or 1
+
+
+_LOAD = bytes(1 << 16)
+
+
+def consume(seconds: float, cores: float) -> None:
+    """In place of a step: it waits, or computes without the interpreter's lock."""
+    end = clock() + seconds
+    if cores < 0.5:
+        time.sleep(seconds)
+        return
+    others = [threading.Thread(target=_compute, args=(end,)) for _ in range(round(cores) - 1)]
+    for thread in others:
+        thread.start()
+    _compute(end)
+    for thread in others:
+        thread.join()
+
+
+def _compute(end: float) -> None:
+    while clock() < end:
+        hashlib.sha256(_LOAD).digest()
+
+
+# ---- who uses the cores --------------------------------------------------------------------
+
+
+class Usage:
+    """CPU seconds from now on: of this process group, and of all others on the same cores."""
+
+    def __init__(self) -> None:
+        self.began, self.busy, self.own = clock(), _busy(), _own()
+
+    def told(self, samples: int = 0) -> dict[str, float]:
+        took = max(clock() - self.began, 1e-6)
+        cores = len(os.sched_getaffinity(0))
+        own = max(0.0, _own() - self.own)
+        others = max(0.0, _busy() - self.busy - own)
+        return {
+            "cores": own / took, "others": others / took / cores,
+            "cpu_per_sample": own / samples if samples else 0.0,
+        }  # fmt: skip
+
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def _busy() -> float:
+    """CPU seconds of the cores that this process may use."""
+    usable, total = os.sched_getaffinity(0), 0
+    with open("/proc/stat") as file:
+        for line in file:
+            name, *numbers = line.split()
+            if name[:3] == "cpu" and name[3:].isdecimal() and int(name[3:]) in usable:
+                user, nice, system, _idle, _wait, irq, soft = map(int, numbers[:7])
+                total += user + nice + system + irq + soft
+    return total / _TICK
+
+
+def _own() -> float:
+    """CPU seconds of the processes of this group, and of those that have ended."""
+    group, total = os.getpgid(0), 0
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                with open(f"/proc/{name}/stat") as file:
+                    parts = file.read().rpartition(")")[2].split()
+                if int(parts[2]) == group:
+                    total += sum(map(int, parts[11:15]))
+    return total / _TICK

@@ -1,0 +1,708 @@
+"""Watches the loaders of the program that it is loaded in; draws no random number.
+
+Loaded by path before torch (``inject/sitecustomize.py``), so the standard library alone is
+imported here. ``import minato.analyze.watch`` as a program's first line does the same where that
+file cannot be reached: under ``python -I`` and ``-E``, in containers, in notebooks.
+
+For each loader: its arguments, the time inside ``next()`` and between two calls (the step), the
+shapes and bytes of batches. On a CUDA device two events mark the entry to and the exit from
+``next()``; they are read later and never waited for. Just before the first iteration, when no
+worker is there yet, a copy of the process is forked that keeps the dataset for the study.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib.abc
+import importlib.util
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+#: set by ``minato analyze``: the abstract name of the socket that it listens at
+VARIABLE = "MINATO_ANALYZE"
+#: the name of this module where it is loaded by path
+BY_PATH = "_minato_analyze_watch"
+LOADERS = "torch.utils.data.dataloader"
+
+#: steps that are reported apart, and steps after which the watch ends
+FIRST, STEPS = 10, 30
+#: seconds from the first batch: the watch ends no earlier, and no later
+LEAST_S, MOST_S = 3.0, 60.0
+#: seconds that a message may take; then the connection is given up
+BLOCKED_S = 2.0
+#: seconds between two messages with what is known so far
+TELL_S = 1.0
+#: loaders that are watched, each with a copy of the process
+LOADERS_MOST = 4
+#: parts of a path that are no code of the program's
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/torch/utils/data/", "/minato/", "<")
+
+clock = time.monotonic
+
+
+class Link:
+    """The connection to ``minato analyze``; messages are lines of JSON. Whatever goes wrong here
+    ends the connection and never the program."""
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.socket: socket.socket | None = None
+
+    def connected(self) -> socket.socket | None:
+        """A connection of its own, for this process or for one that was forked from it."""
+        if not self.name:
+            return None
+        new = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            new.connect("\0" + self.name)
+        except OSError:
+            new.close()
+            return None
+        new.settimeout(BLOCKED_S)
+        return new
+
+    def tell(self, kind: str, **facts: Any) -> None:
+        if self.name and self.socket is None:
+            self.socket = self.connected()
+            if self.socket is None:
+                self.name = None
+        if self.socket is not None:
+            try:
+                send(self.socket, {"kind": kind, "pid": os.getpid(), **facts})
+            except OSError:
+                self.close()
+                self.name = None
+
+    def close(self) -> None:
+        if self.socket is not None:
+            with contextlib.suppress(OSError):
+                self.socket.close()
+        self.socket = None
+
+
+def send(to: socket.socket, message: dict[str, Any]) -> None:
+    to.sendall(json.dumps(message, default=str).encode() + b"\n")
+
+
+class Loader:
+    """What is known of one loader of the program. Loaders that are made again at the same place,
+    of the same dataset, count as one."""
+
+    def __init__(self, key: str, loader: Any, place: tuple[str, int] | None) -> None:
+        self.key = key
+        self.place = place
+        self.facts = described(loader)
+        #: seconds inside next(); until the next call; CPU seconds of these; those inside next() in
+        #: which this thread could have run, and had no core
+        self.steps: list[tuple[float, float, float, float]] = []
+        self.starts: list[float] = []  # inside next() for the first batch of an iteration
+        self.batches = 0
+        self.samples = 0
+        self.events: list[tuple[Any, Any]] = []
+        self.sizes: list[tuple[int, int]] = []  # samples and bytes of some batches
+        self.shapes = ""
+        self.begun: float | None = None
+        self.queued = _Queued()
+        self.inside: tuple[float, float] | None = None  # of the batch whose step is under way
+        self.left, self.left_cpu = 0.0, 0.0
+        self.kept = False
+        self.ended = False
+
+    def next(self, original: Callable[[Any], Any], iterator: Any, first: bool) -> Any:
+        """One ``next()`` of the program's."""
+        entered = clock()
+        entry = _event()
+        first = first and bool(self.facts["num_workers"] or not self.batches)
+        if self.inside is not None and not first:
+            step = entered - self.left, time.process_time() - self.left_cpu
+            self.steps.append((self.inside[0], *step, self.inside[1]))
+        self.inside = None
+        before = self.queued.now()
+        batch = original(iterator)
+        exited = _event()
+        self._note(batch, (clock() - entered, self.queued.now() - before), first)
+        if entry is not None and exited is not None:
+            self.events.append((entry, exited))
+        self.left, self.left_cpu = clock(), time.process_time()
+        return batch
+
+    def _note(self, batch: Any, inside: tuple[float, float], first: bool) -> None:
+        now = clock()
+        if self.begun is None:
+            self.begun = now
+        if first:
+            self.starts.append(inside[0])
+        else:
+            self.inside = inside
+        self.batches += 1
+        if self.batches <= 3 or self.batches % 16 == 0:
+            with contextlib.suppress(Exception):
+                shapes: list[str] = []
+                size, rows = measured(batch, shapes)
+                self.sizes.append((rows or 1, size))
+                self.shapes = self.shapes or ", ".join(shapes[:8])
+
+    def enough(self, now: float) -> bool:
+        if self.begun is None:
+            return False
+        seconds = now - self.begun
+        return (len(self.steps) >= STEPS and seconds > LEAST_S) or seconds > MOST_S
+
+    def told(self, most: int = 200) -> dict[str, Any]:
+        """The message: plain numbers, of the latest steps."""
+        steps = [[round(number, 7) for number in step] for step in self.steps[-most:]]
+        return {
+            "key": self.key, "place": self.place, "loader": self.facts, "kept": self.kept,
+            "batches": self.batches, "noted": len(self.steps), "steps": steps, "starts": self.starts[-50:],
+            "device": self._device(), "sizes": self.sizes[-50:], "shapes": self.shapes,
+            "threads": _torch_threads(), "ended": self.ended,
+        }  # fmt: skip
+
+    def _device(self) -> list[tuple[float, float]] | None:
+        """Milliseconds that the device idled because of loading, and that it worked for a step,
+        from the events that have passed."""
+        if not self.events:
+            return None
+        found = []
+        with contextlib.suppress(Exception):
+            for (entry, exited), (then, _exited) in zip(self.events, self.events[1:]):
+                if not then.query():
+                    break
+                found.append((entry.elapsed_time(exited), exited.elapsed_time(then)))
+        return found
+
+
+class _Queued:
+    """Seconds in which the calling thread could have run, and had no core: 0 where the kernel does
+    not count them."""
+
+    def __init__(self) -> None:
+        self.thread, self.file = 0, -1
+
+    def now(self) -> float:
+        if self.thread != threading.get_native_id():
+            self.close()
+            self.thread = threading.get_native_id()
+            with contextlib.suppress(OSError):
+                path = f"/proc/self/task/{self.thread}/schedstat"
+                self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if self.file < 0:
+            return 0.0
+        try:
+            return int(os.pread(self.file, 64, 0).split()[1]) / 1e9
+        except OSError:  # the program has closed what it did not open
+            self.file = -1
+            return 0.0
+
+    def close(self) -> None:
+        if self.file >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self.file)
+        self.file = -1
+
+
+def described(loader: Any) -> dict[str, Any]:
+    """The arguments of a loader, as plain data."""
+
+    def name(part: Any) -> str | None:
+        return None if part is None else getattr(part, "__qualname__", type(part).__name__)
+
+    facts: dict[str, Any] = {"class": f"{type(loader).__module__}.{type(loader).__qualname__}"}
+    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(loader).__mro__}
+    facts["iterable"] = "torch.utils.data.dataset.IterableDataset" in {
+        f"{kind.__module__}.{kind.__qualname__}" for kind in type(loader.dataset).__mro__
+    }
+    facts["minato"] = "minato.loader.DataLoader" in kinds
+    for option in ("num_workers", "batch_size", "pin_memory", "prefetch_factor", "drop_last",
+                   "persistent_workers", "in_order", "timeout", "scheduling", "batching",
+                   "worker_type"):  # fmt: skip
+        value = getattr(loader, option, None)
+        facts[option] = value if isinstance(value, (int, float, str, type(None))) else str(value)
+    for part in ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn"):
+        with contextlib.suppress(Exception):
+            facts[part] = name(getattr(loader, part, None))
+    with contextlib.suppress(Exception):
+        facts["samples"] = len(loader.dataset)
+    with contextlib.suppress(Exception):
+        context = loader.multiprocessing_context
+        facts["start_method"] = None if context is None else context.get_start_method()
+    return facts
+
+
+def measured(batch: Any, shapes: list[str]) -> tuple[int, int]:
+    """Bytes of a batch, and its samples by the first dimension of what it holds first."""
+    if hasattr(batch, "shape") and hasattr(batch, "dtype"):
+        shapes.append(f"{tuple(batch.shape)} {str(batch.dtype).removeprefix('torch.')}")
+        size = batch.nbytes if hasattr(batch, "nbytes") else batch.numel() * batch.element_size()
+        return int(size), int(batch.shape[0]) if len(batch.shape) else 0
+    if isinstance(batch, (bytes, str)):
+        return len(batch), 0
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        parts = [measured(part, shapes) for part in batch[:1000]]
+        rows = next((found for _, found in parts if found), len(batch))
+        return sum(size for size, _ in parts), rows
+    return 0, 0
+
+
+def _event() -> Any:
+    """An event on the device's current stream, where the program uses CUDA."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    try:
+        if cuda is None or not cuda.is_initialized():
+            return None
+        event = cuda.Event(enable_timing=True)
+        event.record()
+        return event
+    except Exception:
+        return None
+
+
+def _torch_threads() -> int:
+    torch = sys.modules.get("torch")
+    try:
+        return int(torch.get_num_threads()) if torch is not None else 1
+    except Exception:
+        return 1
+
+
+# ---- the hooks -----------------------------------------------------------------------------
+
+
+class Watch:
+    """The state of this process. A process that is forked begins with an empty one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.link = Link(os.environ.get(VARIABLE))
+        self.active = os.environ.get("LOCAL_RANK", "0") == "0"
+        self.places: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.loaders: dict[str, Loader] = {}
+        self.iterators: dict[int, Loader] = {}
+        self.begun: set[int] = set()  # iterators that have delivered
+        self.undo: list[tuple[type, str, Any, Any]] = []
+        self.inside = threading.local()
+        self.told = 0.0
+        self.torch = False
+        self.keepers: list[Any] = []  # in a notebook: (key, socket)
+
+    def forked(self) -> None:
+        """In a child: its loaders are its own. Hooks stay, connections and records do not."""
+        self.lock = threading.RLock()
+        self.link.close()
+        self.link = Link(os.environ.get(VARIABLE))
+        self.loaders, self.iterators, self.begun = {}, {}, set()
+        self.inside = threading.local()
+        for _key, kept in self.keepers:
+            kept.close()
+        self.keepers = []
+
+    def hook(self, module: Any) -> None:
+        """torch's loader module has been imported."""
+        self.torch = True
+        self.link.tell("torch")
+        self._patch(module.DataLoader)
+
+    def _patch(self, top: type) -> None:
+        self._replace(top, "__init__", self._init(vars(top)["__init__"]))
+        below = [top]
+        for kind in below:
+            below += kind.__subclasses__()
+            if "__iter__" in vars(kind):
+                self._replace(kind, "__iter__", self._iter(vars(kind)["__iter__"]))
+        watch, parent = self, super
+
+        def __init_subclass__(cls: Any, /, **given: Any) -> None:
+            parent(top, cls).__init_subclass__(**given)
+            if watch.active and "__iter__" in vars(cls):
+                watch._replace(cls, "__iter__", watch._iter(vars(cls)["__iter__"]))
+
+        self._replace(top, "__init_subclass__", classmethod(__init_subclass__))
+
+    def _replace(self, owner: type, name: str, new: Any) -> None:
+        old = vars(owner).get(name)
+        setattr(owner, name, new)
+        self.undo.append((owner, name, new, old))
+
+    def _init(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def __init__(loader: Any, *given: Any, **named: Any) -> None:
+            if self.active:
+                with contextlib.suppress(Exception):
+                    self.places[loader] = _place()
+            original(loader, *given, **named)
+
+        return _eager(__init__)
+
+    def _iter(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def __iter__(loader: Any) -> Any:
+            if not self.active or self._deep() or _is_worker():
+                return original(loader)
+            record = None
+            try:
+                record = self._record(loader)
+            except Exception as error:  # the program goes on
+                self.link.tell("trouble", text=repr(error))
+            if record is None or record.ended:
+                return original(loader)
+            self.inside.depth = 1
+            try:
+                iterator = original(loader)
+            finally:
+                self.inside.depth = 0
+            return self._watched(iterator, record)
+
+        return _eager(__iter__)
+
+    def _record(self, loader: Any) -> Loader | None:
+        with self.lock:
+            place = self.places.get(loader)
+            dataset = type(loader.dataset).__qualname__
+            length = None
+            with contextlib.suppress(Exception):
+                length = len(loader.dataset)
+            key = f"{place}/{dataset}/{length}"
+            if key not in self.loaders:
+                if len(self.loaders) >= LOADERS_MOST:
+                    return None
+                self.loaders[key] = Loader(key, loader, place)
+                self.link.tell("loader", **self.loaders[key].told())
+                self._keep(self.loaders[key], loader)
+            return self.loaders[key]
+
+    def _watched(self, iterator: Any, record: Loader) -> Any:
+        """The iterator, whose ``__next__`` now tells the record; in a proxy where its class cannot
+        be changed, as that of a generator."""
+        kind = type(iterator)
+        owner = next((k for k in kind.__mro__ if "__next__" in vars(k)), None)
+        with self.lock:
+            self.iterators[id(iterator)] = record
+            self.begun.discard(id(iterator))
+            original = None if owner is None else vars(owner)["__next__"]
+            if getattr(original, "_minato_watch", None) is self:
+                return iterator
+            if hasattr(original, "__code__"):
+                assert owner is not None
+                self._replace(owner, "__next__", self._next(original))
+                return iterator
+        return _Proxy(self, iterator)
+
+    def _next(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def __next__(iterator: Any) -> Any:
+            return self.advance(original, iterator)
+
+        __next__._minato_watch = self  # type: ignore[attr-defined]
+        return _eager(__next__)
+
+    def advance(self, original: Any, iterator: Any) -> Any:
+        """``next()`` of an iterator, noted where it is a watched one."""
+        number = id(iterator)
+        record = self.iterators.get(number)
+        if record is None or self._deep():
+            return original(iterator)
+        first = number not in self.begun
+        self.begun.add(number)
+        self.inside.depth = 1
+        try:
+            batch = record.next(original, iterator, first)
+        except BaseException:
+            self.iterators.pop(number, None)
+            self.begun.discard(number)
+            self._look(record)
+            raise
+        finally:
+            self.inside.depth = 0
+        if self._look(record):
+            record.left, record.left_cpu = clock(), time.process_time()
+        return batch
+
+    def _look(self, record: Loader) -> bool:
+        """Ends the watch, or tells what is known, where it is time for that."""
+        now = clock()
+        if record.enough(now):
+            self.end()
+        elif now - self.told > TELL_S:
+            self.tell()
+        else:
+            return False
+        return True
+
+    def _deep(self) -> bool:
+        """Whether this thread is in a call that is watched already."""
+        return hasattr(self.inside, "depth") and self.inside.depth > 0
+
+    def tell(self, most: int = 200) -> None:
+        self.told = clock()
+        for record in self.loaders.values():
+            self.link.tell("watch", **record.told(most))
+
+    def end(self) -> None:
+        """The watch has seen enough: what it has replaced is put back."""
+        with self.lock:
+            self.active = False
+            self.iterators.clear()
+            for record in self.loaders.values():
+                record.ended = True
+                record.queued.close()
+            self.tell(2000)
+            self.link.tell("watched")
+            for owner, name, new, old in reversed(self.undo):
+                if vars(owner).get(name) is not new:
+                    continue  # another has replaced it since
+                if old is None:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, old)
+            self.undo.clear()
+
+    def _keep(self, record: Loader, loader: Any) -> None:
+        """Forks the keeper of a loader. It is no child of the program's: the process between them
+        ends at once."""
+        if not hasattr(os, "fork") or not self.link.name and not _interactive:
+            return
+        program = os.getpid()
+        ours, theirs = socket.socketpair()
+        ready, told = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns of forks where threads run
+            pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                if os.fork() == 0:
+                    os.close(ready)
+                    ours.close()
+                    _be_keeper(self, (program, record.key), loader, theirs, told)
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(told)
+        theirs.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        record.kept = os.read(ready, 1) == b"+"  # its files have positions of their own
+        os.close(ready)
+        if self.link.name:
+            ours.close()
+        else:
+            self.keepers.append((record.key, ours))
+
+
+class _Proxy:
+    """An iterator of a class that cannot be changed."""
+
+    def __init__(self, watch: Watch, iterator: Any) -> None:
+        self._minato = watch, iterator
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        watch, iterator = self._minato
+        return watch.advance(next, iterator)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._minato[1], name)
+
+
+def _eager(function: Any) -> Any:
+    """torch.compile leaves a loader alone, and this with it."""
+    function._torchdynamo_disable = True
+    return function
+
+
+def _place() -> tuple[str, int] | None:
+    """File and line of the program that makes a loader."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not any(part in file for part in _LIBRARIES):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def _is_worker() -> bool:
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
+# ---- the keeper ----------------------------------------------------------------------------
+
+
+def _be_keeper(
+    watch: Watch, of: tuple[int, str], loader: Any, pair: socket.socket, told: int
+) -> None:
+    """In the copy of the process: takes no part in what the program does. Never returns."""
+    watch.active = False
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
+        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    held = descriptors()
+    _open_again()
+    os.write(told, b"+")
+    os.close(told)
+    watch.link.close()
+    to = watch.link.connected() or pair
+    to.settimeout(None)
+    _close_others(to.fileno())
+    send(to, {"kind": "keeper", "pid": os.getpid(), "parent": of[0], "key": of[1]})
+    lines = to.makefile("rb")
+    line = lines.readline()  # the study, or the end of the one that would ask for it
+    if line:
+        watch.end()
+        from minato.analyze import keeper
+
+        keeper.serve(to, lines, line, loader, held)
+    os._exit(0)
+
+
+def descriptors() -> dict[int, str]:
+    """What the process has open: path and kind, before any is closed."""
+    found = {}
+    for number in _numbers():
+        with contextlib.suppress(OSError):
+            found[number] = os.readlink(f"/proc/self/fd/{number}")
+    return found
+
+
+def _numbers() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
+    except OSError:
+        return []
+
+
+def _read_only_file(number: int) -> bool:
+    import fcntl
+
+    flags = fcntl.fcntl(number, fcntl.F_GETFL)
+    is_file = stat.S_ISREG(os.fstat(number).st_mode)
+    return is_file and flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_PATH
+
+
+def _open_again() -> None:
+    """Each regular file that is open for reading gets a position of this process's own; the
+    program waits for that."""
+    for number in _numbers():
+        with contextlib.suppress(OSError):
+            if _read_only_file(number):
+                at = os.lseek(number, 0, os.SEEK_CUR)
+                new = os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
+                os.lseek(new, at, os.SEEK_SET)
+                os.dup2(new, number, os.get_inheritable(number))
+                os.close(new)
+
+
+def _close_others(mine: int) -> None:
+    """Sockets, pipes and files that are open for writing belong to the program: a reader at the
+    other end would wait for this process, too. Shared memory stays."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    for number in _numbers():
+        with contextlib.suppress(OSError):
+            kind = os.fstat(number).st_mode
+            shared = os.readlink(f"/proc/self/fd/{number}").startswith(("/memfd:", "/dev/shm/"))
+            if number == mine or shared or stat.S_ISCHR(kind) or _read_only_file(number):
+                continue
+            os.close(number)
+
+
+# ---- the start -----------------------------------------------------------------------------
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Hooks torch's loader module when the program imports it."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != LOADERS:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            self.watch.hook(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _takes_no_part() -> bool:
+    """Whether this process belongs to a pool: multiprocessing's helpers, and what they start."""
+    line = " ".join(getattr(sys, "orig_argv", sys.argv))
+    return "--multiprocessing-fork" in line or "from multiprocessing." in line
+
+
+def _start() -> Watch:
+    watch = Watch()
+    watch.link.tell(
+        "process", argv=getattr(sys, "orig_argv", sys.argv)[:20], python=sys.version.split()[0],
+        rank=os.environ.get("LOCAL_RANK"), ranks=os.environ.get("LOCAL_WORLD_SIZE"),
+        executable=sys.executable,
+    )  # fmt: skip
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=watch.forked)
+    if LOADERS in sys.modules:
+        watch.hook(sys.modules[LOADERS])
+    else:
+        sys.meta_path.insert(0, _Finder(watch))
+    pid = os.getpid()
+    atexit.register(lambda: watch.tell(2000) if watch.active and os.getpid() == pid else None)
+    return watch
+
+
+#: whether a notebook or a program has imported this, and no command has asked for it
+_interactive = __name__ != BY_PATH and not os.environ.get(VARIABLE)
+current: Watch | None = None
+if __name__ != BY_PATH and BY_PATH in sys.modules:
+    current = sys.modules[BY_PATH].current
+elif not _takes_no_part() and (os.environ.get(VARIABLE) or _interactive):
+    current = _start()
+
+
+def report(budget: str = "2m", out: str | None = None) -> str:
+    """For notebooks: studies the loader that the program has waited for most, and returns the
+    answer.
+
+    Args:
+        budget: time of the study, such as ``"30s"`` or ``"2m"``.
+        out: folder for ``report.json`` and ``index.html``; None writes no file.
+
+    Raises:
+        RuntimeError: no loader has been iterated since this module was imported.
+    """
+    from minato.analyze import command
+
+    if current is None or not current.loaders:
+        raise RuntimeError(
+            "no loader has been iterated since minato.analyze.watch was imported. Import it "
+            "first, run the training loop for some steps, and call report() then."
+        )
+    return command.of_this_process(current, budget, out)

@@ -1,0 +1,195 @@
+"""From numbers to one limit and to predictions: no program is run."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minato.analyze import report
+from minato.analyze.conclude import (
+    Facts,
+    at,
+    candidates,
+    fitted,
+    limit,
+    reading,
+    settle,
+    virtual,
+    watched,
+)
+
+
+def stage(label: str, seconds: float, cpu: float | None = None, kind: str = "call",
+          inside: tuple[str, ...] = ("",), reads: bool = False) -> dict[str, Any]:  # fmt: skip
+    return {"label": label, "kind": kind, "reads": reads, "seconds": seconds, "calls": 1,
+            "cpu": seconds if cpu is None else cpu, "inside": list(inside)}  # fmt: skip
+
+
+def facts(**given: Any) -> dict[str, Any]:
+    """A program of two workers on two cores that waits for half of its time."""
+    watch = {"asked": 400.0, "delivered": 200.0, "wait": 0.5, "step": 0.02, "inside": 0.02,
+             "batch": 8, "batches": 40, "steps": 30, "step_cores": 0.0, "by": "step", "start": 0.1,
+             "starts": 1}  # fmt: skip
+    watch.update(given.pop("watched", {}))
+    loader = {"class": "DataLoader", "num_workers": given.pop("workers", 2), "batch_size": 8,
+              "samples": 1000, "prefetch_factor": 2, "scheduling": None, "persistent_workers": True}  # fmt: skip
+    costs = given.pop("costs", [(0.01, 0.01)] * 64)
+    rates = given.pop("rates", {("torch", 1): 100.0, ("torch", 2): 200.0, ("minato", 2): 200.0})
+    work = {"costs": costs, "stages": given.pop("stages", []), "cache": None, "collate": 0.0}
+    work.update(given.pop("work", {}))
+    usage = {"others": 0.0}
+    return {
+        "watched": watch, "loader": loader, "own": "torch", "work": work, "place": None,
+        "machine": {"cores": 2, "memory_available": 10**9}, "contend": None, "notes": [],
+        "rates": [{"loader": k, "workers": n, "rate": r, "usage": usage} for (k, n), r in rates.items()],
+        **given,
+    }  # fmt: skip
+
+
+def kind_of(**given: Any) -> tuple[str, str]:
+    found = limit(Facts(facts(**given)))
+    return found["kind"], found["line"]
+
+
+def contending(label: str, more: float, **kinds: Any) -> dict[str, Any]:
+    one = {"samples": 50, "seconds": 0.01, "stages": [stage(label, 0.008, 0.0, **kinds)]}
+    several = {"samples": 60, "seconds": 0.01 + more, "stages": [stage(label, 0.008 + more, 0.0, **kinds)]}
+    return {"processes": 2, "one": one, "several": several, "locks": []}
+
+
+@pytest.mark.parametrize("wait, kind", [(0.01, "step"), (0.05, "nothing")])
+def test_little_waiting_is_no_limit_of_loading(wait: float, kind: str) -> None:
+    assert kind_of(watched={"wait": wait})[0] == kind
+
+
+def test_stage_that_grows_with_processes_is_shared() -> None:
+    sleeps = [(0.01, 0.001)] * 40
+    lock = contending("wait for a lock", 0.008, kind="lock", inside=("tokenize()",))
+    assert kind_of(contend=lock, costs=sleeps)[0] == "lock"
+    assert "tokenize()" in kind_of(contend=lock, costs=sleeps)[1]
+    read = contending("read()", 0.008, reads=True)
+    assert kind_of(contend=read, costs=sleeps)[0] == "storage"
+    assert kind_of(contend=contending("render()", 0.008), costs=sleeps)[0] == "shared"
+    assert kind_of(contend=contending("render()", 0.001), costs=sleeps)[0] == "work"
+
+
+def test_uneven_samples_are_stragglers_where_scheduling_gains() -> None:
+    costs = ([(0.003, 0.0)] * 99 + [(0.3, 0.0)]) * 2
+    rates = {("torch", 1): 160.0, ("torch", 4): 380.0, ("minato", 4): 600.0}
+    assert kind_of(costs=costs, rates=rates, workers=4)[0] == "stragglers"
+    even = {("torch", 1): 160.0, ("torch", 4): 590.0, ("minato", 4): 600.0}
+    assert kind_of(costs=costs, rates=even, workers=4)[0] != "stragglers"
+
+
+def test_no_workers_is_the_limit_where_cores_idle() -> None:
+    rates = {("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0}
+    kind, line = kind_of(workers=0, rates=rates, stages=[stage("decode()", 0.009)])
+    assert kind == "workers" and "num_workers=0" in line and "decode()" in line
+
+
+def test_one_stage_is_work_and_many_are_cores() -> None:
+    kind, line = kind_of(stages=[stage("2 Blur", 0.008, kind="transform")])
+    assert kind == "work" and "80% of it in 2 Blur" in line
+    assert kind_of(stages=[stage("a()", 0.004), stage("b()", 0.004)])[0] == "cores"
+
+
+def test_waiting_for_reads_is_storage() -> None:
+    load = [stage("load()", 0.008, 0.0), stage("file read", 0.0001, kind="read", reads=True,
+                                               inside=("load()",))]  # fmt: skip
+    assert reading(load) == {"load()", "file read"}
+    assert kind_of(stages=load, costs=[(0.01, 0.002)] * 40)[0] == "storage"
+    computes = [stage("load()", 0.008), load[1]]  # it decodes what it reads
+    assert kind_of(stages=computes)[0] == "work"
+
+
+def test_little_that_was_measured_settles_nothing() -> None:
+    assert kind_of(costs=[], rates={})[0] == "unknown"
+
+
+# ---- models --------------------------------------------------------------------------------
+
+
+def test_even_samples_flow_at_the_bound_of_work() -> None:
+    for balanced in (False, True):
+        rate = virtual([0.01], 8, 4, 2, balanced=balanced)
+        assert rate == pytest.approx(400, rel=0.02)
+    assert virtual([0.01], 8, 4, 2, step=0.1) == pytest.approx(80, rel=0.02)
+
+
+def test_virtual_time_agrees_with_the_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As benchmarks/simulate.py has them, which runs the engine's own."""
+    pytest.importorskip("minato._policy")
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    from simulate import MS, simulate, two
+    from simulation import Case
+
+    case = Case("1% of 300 ms in 3 ms", 8, 4, 300, two(0.01, 300 * MS, 3 * MS))
+    found = simulate(case, 1, columns=("torch", "in order 1", "in order 2"))
+    rng = random.Random(5)
+    costs = [0.3 if rng.random() < 0.01 else 0.003 for _ in range(2400)]
+    bound = 4 / (sum(costs) / len(costs))
+    torchs = virtual(costs, 8, 4, 2) / bound
+    minatos = virtual(costs, 8, 4, 2, balanced=True) / bound
+    assert torchs == pytest.approx(1 / found["torch"].ratio, rel=0.2)
+    assert minatos == pytest.approx(1 / found["in order 1"].ratio, rel=0.2)
+    for name in ("simulate", "simulation"):
+        sys.modules.pop(name)
+
+
+def test_scaling_is_fitted_from_two_numbers_at_least() -> None:
+    assert fitted({2: 200.0}) is None and fitted({0: 100.0, 2: 200.0}) is None
+    fit = fitted({1: 100.0, 4: 300.0})
+    assert fit is not None and at(fit, 1) == pytest.approx(100) and at(fit, 4) == pytest.approx(300)
+    assert at(fit, 8) < 600
+
+
+def test_watched_first_steps_and_queueing_are_apart() -> None:
+    steps = [[1.0, 1.0, 0.0, 0.0]] * 10 + [[0.02, 0.08, 0.0, 0.01]] * 20
+    told = {"steps": steps, "noted": 30, "batches": 31, "sizes": [(4, 64)], "starts": [2.0],
+            "loader": {}, "shapes": "", "device": None}  # fmt: skip
+    found = watched(told)
+    assert found["wait"] == pytest.approx(0.2) and found["asked"] == pytest.approx(50)
+    assert watched(told, others=0.5)["inside"] == pytest.approx(0.01)
+
+
+# ---- changes -------------------------------------------------------------------------------
+
+
+def test_a_change_is_settled_within_the_bound() -> None:
+    change: dict[str, Any] = {"predicted": 110.0}
+    settle(change, [50.0, 52.0, 51.0], [100.0, 98.0, 102.0])
+    assert change["settled"] and change["bound"] == 0.15 and change["checked_gain"] == 100 / 51
+    settle(change, [50.0], [80.0])
+    assert not change["settled"]
+    settle(change, [50.0], [60.0, 80.0, 140.0])  # as uncertain as that
+    assert change["settled"]
+
+
+def test_changes_are_ranked_and_useless_ones_explained() -> None:
+    rates = {("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0}
+    cache = {"whole": False, "bytes": 1000.0, "share": 0.9, "calls": 1, "after": "decode()"}
+    f = Facts(facts(workers=0, rates=rates, work={"cache": cache}))
+    helps, useless = candidates(f)
+    assert [change["what"].partition(" ")[0] for change in helps] == ["a", "num_workers=2"]
+    assert helps[1]["paste"] == "num_workers=2" and helps[1]["predicted"] == pytest.approx(190)
+    f = Facts(facts(work={"cache": {**cache, "bytes": 1e9}}))
+    helps, useless = candidates(f)
+    assert helps == [] and len(useless) == 3
+    assert "more workers: there are 2 for 2 cores" in useless[0]
+    assert "samples are even" in useless[1] and "it needs 1 TB" in useless[2]
+
+
+def test_answers_have_few_lines_and_the_limit_first() -> None:
+    found = facts(rates={("torch", 0): 100.0, ("torch", 2): 190.0, ("torch", 1): 95.0}, workers=0)
+    found["limit"] = limit(Facts(found))
+    found["helps"], found["useless"] = candidates(Facts(found))
+    found["notes"] = [f"note {n}" for n in range(40)]
+    found["place"] = ["train.py", 12]
+    lines = report.answer(found, "report: here").splitlines()
+    assert lines[0].startswith("Limit: too few workers.") and len(lines) == 25
+    assert lines[-1] == "report: here"
+    assert any("train.py:12  num_workers=2" in line for line in lines)

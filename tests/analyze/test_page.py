@@ -1,0 +1,87 @@
+"""The page and the comparison of two reports."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minato.analyze import command, report
+from minato.analyze.conclude import Facts, candidates, limit
+from minato.analyze.page import page
+
+from .test_conclude import facts, stage
+
+
+def whole(**given: Any) -> dict[str, Any]:
+    """A report as a run writes it."""
+    cache = {"whole": True, "bytes": 1000.0, "share": 1.0, "calls": 0, "after": ""}
+    stages = [stage("1 <Blur> & \"more\"", 0.008, kind="transform"), stage("load()", 0.002, 0.0)]
+    found = facts(stages=stages, work={"cache": cache, "gil": "mixed"}, **given)
+    found["watched"].update(shapes="", bytes=64)
+    found.update(
+        schema=report.SCHEMA, generator=command.GENERATOR, version="1", place=["a <b>.py", 3],
+        storage={"rates": [{"in_flight": 4, "files_per_s": 9.0, "bytes_per_s": 1e6, "files": 9}],
+                 "cold": True, "files": 9, "bytes": 900, "median": 100},
+        machine={**found["machine"], **command.machine_of(None), "command": ["python", "a <b>.py"]},
+    )  # fmt: skip
+    found["limit"] = limit(Facts(found))
+    found["helps"], found["useless"] = candidates(Facts(found))
+    found["notes"] = report.noted(Facts(found))
+    return found
+
+
+class Tags(HTMLParser):
+    """Whether tags are closed in order, and what a page would load."""
+
+    VOID = {"meta", "!doctype", "rect", "line", "circle", "polyline", "br"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, given: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        self.links += [value or "" for name, value in given if name in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert tag in self.VOID or self.open.pop() == tag
+
+
+def test_a_page_is_whole_and_by_itself() -> None:
+    text = page(whole())
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == [] and tags.links == [] and "script" not in tags.seen
+    assert text.count("<svg") == 3 and "prefers-color-scheme: dark" in text and "@media print" in text
+    assert "<Blur>" not in text and "&lt;Blur&gt; &amp;" in text and "a &lt;b&gt;.py:3" in text
+
+
+def test_a_page_of_little_is_a_page() -> None:
+    found = whole(costs=[], rates={})
+    found["work"], found["storage"] = None, None
+    found["watched"].update(asked=None, delivered=None, wait=None)
+    found["limit"] = limit(Facts(found))
+    assert "not settled" in page(found)
+
+
+def test_two_reports_are_compared(tmp_path: Path) -> None:
+    one, two = whole(), whole(watched={"delivered": 400.0, "asked": 400.0, "wait": 0.0})
+    two["schema"] = "1.7"
+    for name, found in (("one", one), ("two", two)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(found))
+    text = report.compared(str(tmp_path / "one.json"), str(tmp_path / "two.json"))
+    assert text.splitlines()[1].startswith("after:  Limit: the step.")
+    [row] = [line for line in text.splitlines() if "delivered" in line]
+    assert row.split() == ["delivered", "200", "->", "400", "samples/s", "2.00", "times"]
+    two["schema"] = "2.0"
+    (tmp_path / "two.json").write_text(json.dumps(two))
+    with pytest.raises(ValueError, match=r"has schema 2\.0"):
+        report.compared(str(tmp_path / "one.json"), str(tmp_path / "two.json"))

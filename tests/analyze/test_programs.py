@@ -1,0 +1,427 @@
+"""Whole runs: programs of many kinds are watched, studied and left as they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .support import (
+    ROOT,
+    SLEEPS,
+    TOKEN,
+    analyzed,
+    command,
+    environment,
+    gone,
+    program,
+    study,
+)
+
+pytestmark = pytest.mark.limit(240)
+
+
+def test_torchs_loader_is_studied_to_its_end(tmp_path: Path) -> None:
+    done, found = study(tmp_path, SLEEPS + "main()\nprint('trained')")
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.splitlines()
+    assert first == "trained" and rest[0].startswith("Limit: ") and len(rest) <= 25
+    assert found["schema"] == "1.0" and found["own"] == "torch"
+    assert found["place"] == [str(tmp_path / "train.py"), 14]
+    assert found["work"]["stages"][0]["label"] == "time.sleep()"
+    assert {(r["loader"], r["workers"]) for r in found["rates"]} >= {("torch", 0), ("minato", 1)}
+    assert (tmp_path / "report" / "index.html").exists()
+
+
+def test_minatos_loader_is_studied_as_minatos(tmp_path: Path) -> None:
+    text = SLEEPS.replace("torch.utils.data import DataLoader,", "minato import DataLoader,")
+    done, found = study(tmp_path, text + "main(num_workers=1)")
+    assert done.returncode == 0, done.stderr
+    assert found["own"] == "minato" and found["loader"]["class"] == "minato.loader.DataLoader"
+    assert {r["loader"] for r in found["rates"]} >= {"torch", "minato"}
+
+
+def test_one_lock_of_all_workers_is_named(tmp_path: Path) -> None:
+    done, found = study(tmp_path, """
+        import multiprocessing, time, torch
+        from torch.utils.data import DataLoader, Dataset
+
+        class Samples(Dataset):
+            def __init__(self):
+                self.tables = multiprocessing.Lock()
+            def __len__(self):
+                return 64
+            def tokenize(self, index):
+                with self.tables:
+                    time.sleep(0.01)
+                return torch.tensor(index)
+            def __getitem__(self, index):
+                return self.tokenize(index)
+
+        for _ in range(3):
+            for batch in DataLoader(Samples(), 4, num_workers=2):
+                pass
+        """, "--budget", "8s")  # fmt: skip
+    assert found["limit"]["kind"] == "lock", done.stdout
+    assert "tokenize()" in found["limit"]["line"] and "dataset.tables" in found["limit"]["line"]
+
+
+def test_reads_that_wait_are_named_storage(tmp_path: Path) -> None:
+    done, found = study(tmp_path, """
+        import pathlib, time, torch
+        from torch.utils.data import DataLoader, Dataset
+
+        pathlib.Path("data").write_bytes(bytes(100))
+
+        class Samples(Dataset):
+            def __len__(self):
+                return 64
+            def load(self):
+                time.sleep(0.02)
+                with open("data", "rb") as file:
+                    return file.read()
+            def __getitem__(self, index):
+                return len(self.load())
+
+        for _ in range(2):
+            for batch in DataLoader(Samples(), 4, num_workers=2):
+                pass
+        """)  # fmt: skip
+    assert found["limit"]["kind"] == "storage" and "load()" in found["limit"]["line"], done.stdout
+    assert found["work"]["files"] == [str(tmp_path / "data")]
+
+
+def test_a_long_step_is_the_limit(tmp_path: Path) -> None:
+    done, found = study(tmp_path, SLEEPS.replace("0.002", "0") + """
+for batch in DataLoader(list(range(80)), 2, num_workers=1):
+    time.sleep(0.25)
+""")  # fmt: skip
+    assert found["limit"]["kind"] in ("step", "nothing"), done.stdout
+    assert "next() takes" in done.stdout.splitlines()[0]
+
+
+# ---- the program stays what it is ----------------------------------------------------------
+
+SEEDED = """
+import random, numpy, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Lines(Dataset):
+    def __init__(self):
+        self.file = open("lines.txt", "rb")  # its position is shared by who has forked
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        line = self.file.readline() or self.file.seek(0) or self.file.readline()
+        return torch.tensor([float(line), random.random(), numpy.random.rand()]) + torch.rand(3)
+
+torch.manual_seed(3); random.seed(3); numpy.random.seed(3)
+net = torch.nn.Linear(3, 1)
+step = torch.optim.SGD(net.parameters(), 1e-5)
+with open("losses.txt", "w") as out:
+    for epoch in range(2):
+        for batch in DataLoader(Lines(), 4, shuffle=True, num_workers={workers}):
+            loss = net(batch.float()).square().mean()
+            step.zero_grad(); loss.backward(); step.step()
+            out.write(f"{{loss.item()!r}} {{random.random()!r}}\\n")
+raise SystemExit(7)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_seeded_program_is_the_same_when_watched(workers: int, tmp_path: Path) -> None:
+    losses = []
+    for watched in (False, True):
+        folder = tmp_path / str(watched)
+        folder.mkdir()
+        (folder / "lines.txt").write_text("".join(f"{n}\n" for n in range(33)))
+        file = program(folder, SEEDED.format(workers=workers))
+        plain = [sys.executable, str(file)]
+        whole = command("--budget", "3s", "--", *plain) if watched else plain
+        done = subprocess.run(whole, cwd=folder, env=environment(), capture_output=True, text=True,
+                              timeout=110)  # fmt: skip
+        assert done.returncode == 7, done.stderr  # the program's own, watched or not
+        losses.append((folder / "losses.txt").read_bytes())
+    assert losses[0] == losses[1]
+
+
+def test_a_sitecustomize_that_is_hidden_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('mine runs')\nMINE = True\n")
+    text = "import sitecustomize, sys\nprint(sitecustomize.MINE, 'torch' in sys.modules)\n"
+    file = program(tmp_path, text)
+    done = analyzed(tmp_path, "--", sys.executable, file, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    # the command has that path, too
+    assert done.stdout.splitlines() == ["mine runs", "mine runs", "True False"]
+    assert done.returncode == 3
+
+
+# ---- programs that cannot be watched -------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["-I", "-E"])
+def test_python_that_ignores_its_path_is_named(flag: str, tmp_path: Path) -> None:
+    file = program(tmp_path, "print('trained')")
+    done = analyzed(tmp_path, "--", sys.executable, flag, file)
+    assert done.returncode == 3 and "trained" in done.stdout
+    assert f"{flag} makes Python ignore PYTHONPATH" in done.stderr
+    assert "import minato.analyze.watch" in done.stderr
+
+
+def test_first_line_watches_where_path_is_ignored(tmp_path: Path) -> None:
+    first = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport minato.analyze.watch\n"
+    file = program(tmp_path, first + SLEEPS + "main()")
+    done = analyzed(tmp_path, "--anyway", "--budget", "3s", "--", sys.executable, "-I", file)
+    assert done.returncode == 0 and done.stdout.startswith("Limit: "), done.stderr
+
+
+@pytest.mark.parametrize("text, words", [
+    ("print('no torch')", "did not import torch"),
+    ("import torch.utils.data\nraise SystemExit(5)", "imported torch"),
+])  # fmt: skip
+def test_a_program_without_a_loader_exits_three(text: str, words: str, tmp_path: Path) -> None:
+    done = analyzed(tmp_path, "--", sys.executable, program(tmp_path, text))
+    assert done.returncode == 3 and words in done.stderr
+    assert ("status 5" in done.stderr) == ("SystemExit" in text)
+
+
+def test_program_that_fails_after_batches_is_reported(tmp_path: Path) -> None:
+    done, found = study(tmp_path, SLEEPS + "main()\nraise LookupError('mine')")
+    assert done.returncode == 1 and "LookupError: mine" in done.stderr
+    assert "the program ended with status 1" in done.stdout
+
+
+def test_a_program_without_a_batch_is_told_of(tmp_path: Path) -> None:
+    text = "import sys, torch.utils.data\nsys.stdin.readline()\n"
+    file = program(tmp_path, text)
+    whole = command("--start-timeout", "0.5s", "--", sys.executable, file)
+    with subprocess.Popen(whole, cwd=tmp_path, env=environment(), text=True, stdin=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as running:  # fmt: skip
+        assert running.stderr is not None
+        assert "no batch in 0 s" in running.stderr.readline()
+        running.communicate("go on\n")
+    assert running.returncode == 3
+
+
+# ---- datasets that are not studied, or hardly ----------------------------------------------
+
+
+def test_dataset_with_a_socket_is_refused_by_name(tmp_path: Path) -> None:
+    text = SLEEPS.replace("    def __len__", "    def __init__(self):\n        import socket\n"
+                          "        self.server = socket.socket()\n    def __len__")  # fmt: skip
+    done, found = study(tmp_path, text + "main()")
+    assert done.returncode == 0 and found["work"] is None
+    assert "dataset.server is a socket" in done.stdout and "factory" in done.stdout
+
+
+def test_three_samples_are_enough_for_an_answer(tmp_path: Path) -> None:
+    text = SLEEPS.replace("return 24", "return 3")
+    done, found = study(tmp_path, text + "main(epochs=12, num_workers=1)")
+    assert done.returncode == 0 and len(set(found["work"]["indices"])) == 3
+
+
+def test_a_sample_that_hangs_is_named(tmp_path: Path) -> None:
+    text = SLEEPS.replace("time.sleep(0.002)", "time.sleep(1000 if DONE and index == 5 else 0.002)")
+    text = "import os\nDONE = False\n" + text + (
+        "loader = DataLoader(Samples(), 4)\nfor batch in loader: DONE = DONE or False\n"
+    )  # fmt: skip
+    # the copy of the program is made at the first iteration: from then on it would hang there
+    text = text.replace("DONE and", "os.getpid() != PID and") + ""
+    done, found = study(tmp_path, "import os\nPID = os.getpid()\n" + text)
+    assert done.returncode == 0
+    assert "work: its time was over (at sample 5)" in done.stdout
+
+
+def test_an_iterable_dataset_is_studied(tmp_path: Path) -> None:
+    done, found = study(tmp_path, """
+        import time, torch
+        from torch.utils.data import DataLoader, IterableDataset
+
+        class Stream(IterableDataset):
+            def __iter__(self):
+                for number in range(60):
+                    time.sleep(0.003)
+                    yield torch.tensor(number)
+
+        for batch in DataLoader(Stream(), 4, num_workers=1):
+            pass
+        """)  # fmt: skip
+    assert done.returncode == 0 and len(found["work"]["costs"]) > 8, done.stdout + done.stderr
+    assert found["rates"]
+
+
+# ---- ends ----------------------------------------------------------------------------------
+
+ENDLESS = SLEEPS + "print('begins', flush=True)\nmain(epochs=100_000, num_workers=1)"
+
+
+def begun(folder: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
+    """A program that goes on for ever, and has begun."""
+    env = environment()
+    whole = command(*options, "--", sys.executable, program(folder, ENDLESS))
+    running = subprocess.Popen(whole, cwd=folder, env=env, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
+    assert running.stdout is not None and running.stdout.readline() == "begins\n"
+    return running, env[TOKEN]
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    running, token = begun(tmp_path)
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=100)
+    assert running.returncode in (3, 130)
+    assert gone(token) == []
+
+
+def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
+    running, token = begun(tmp_path)
+    running.kill()
+    running.communicate(timeout=100)
+    assert gone(token) == []
+
+
+def test_stop_ends_the_program_after_the_watch(tmp_path: Path) -> None:
+    running, token = begun(tmp_path, "--stop", "--budget", "3s", "--anyway")
+    out, errors = running.communicate(timeout=110)
+    assert running.returncode == 0, errors
+    assert "its handlers may write files" in errors and out.startswith("Limit: ")
+    assert gone(token) == []
+
+
+def test_pause_studies_before_the_program_ends(tmp_path: Path) -> None:
+    """Its data are gone after that."""
+    text = """
+        import pathlib, tempfile, time
+        from torch.utils.data import DataLoader, Dataset
+
+        class Files(Dataset):
+            def __init__(self, folder):
+                self.folder = pathlib.Path(folder)
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                time.sleep(0.005)
+                return len((self.folder / "data").read_bytes())
+
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "data").write_bytes(b"123")
+            end = time.monotonic() + 5
+            while time.monotonic() < end:
+                for batch in DataLoader(Files(folder), 2):
+                    pass
+        """
+    done, found = study(tmp_path, text, "--pause")
+    assert done.returncode == 0 and found["work"]["failures"] == 0, done.stdout + done.stderr
+    done, found = study(tmp_path, text)
+    assert "--pause" in done.stdout, done.stdout
+
+
+# ---- launchers -----------------------------------------------------------------------------
+
+
+def test_torchrun_studies_local_rank_zero(tmp_path: Path) -> None:
+    file = program(tmp_path, SLEEPS + "main()")
+    done = analyzed(tmp_path, "--anyway", "--budget", "3s", "--", sys.executable, "-m",
+                    "torch.distributed.run", "--nproc-per-node", "2", file)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks share these cores; local rank 0 was studied" in done.stdout
+    assert json.loads((tmp_path / "report" / "report.json").read_text())["work"]["costs"]
+
+
+def test_a_shell_script_is_followed(tmp_path: Path) -> None:
+    program(tmp_path, SLEEPS + "main()")
+    done = analyzed(tmp_path, "--anyway", "--budget", "3s", "--", "bash", "-c",
+                    f"cd {tmp_path}; {sys.executable} train.py; exit 4")  # fmt: skip
+    assert done.returncode == 4 and "Limit: " in done.stdout
+
+
+def test_lightnings_training_loader_is_chosen(tmp_path: Path) -> None:
+    if importlib.util.find_spec("lightning") is None:
+        pytest.importorskip("lightning", exc_type=ImportError)
+    done, found = study(tmp_path, SLEEPS + """
+import lightning, logging
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(1, 1)
+    def training_step(self, batch, _number):
+        return self.net(batch.float()[:, None]).mean()
+    def validation_step(self, batch, _number):
+        pass
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-3)
+train, checks = DataLoader(Samples(), 4), DataLoader(list(range(8)), 4)
+lightning.Trainer(max_epochs=4, accelerator="cpu", logger=False, enable_checkpointing=False,
+                  enable_progress_bar=False).fit(Model(), train, checks)
+""")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert found["loader"]["dataset"] == "Samples"
+    assert any("other loaders" in note for note in found["notes"])
+
+
+def test_factories_and_their_steps_are_run(tmp_path: Path) -> None:
+    text = SLEEPS + """
+def make():
+    return Samples(), {"batch_size": 4}
+def step(batch):
+    time.sleep(0.004)
+def needs(something):
+    pass
+"""
+    program(tmp_path, text)
+    done = analyzed(tmp_path, "--anyway", "--budget", "3s", "train:make", "--step", "train:step")
+    assert done.returncode == 0 and done.stdout.startswith("Limit: "), done.stderr
+    found: Any = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert found["loader"]["dataset"] == "Samples" and found["watched"]["step"] > 0.004
+    done = analyzed(tmp_path, "train:needs")
+    assert done.returncode == 3 and "cannot be called without arguments" in done.stderr
+
+
+def test_a_folder_of_volumes_is_studied(tmp_path: Path) -> None:
+    import numpy as np
+
+    for n in range(20):
+        np.save(tmp_path / f"{n}.npy", np.zeros((8, 8, 8), np.float32))
+    out = str(tmp_path / "answer")
+    done = analyzed(tmp_path, "--anyway", "--budget", "3s", "--step-ms", "1", "--out", out, tmp_path)
+    assert done.returncode == 0 and "20 volume files" in done.stderr, done.stderr
+    found: Any = json.loads((tmp_path / "answer" / "report.json").read_text())
+    assert found["loader"]["samples"] == 20 and found["work"]["files"]
+
+
+# ---- arguments -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ([], "give a program"), (["--"], "no program after --"),
+    (["--budget", "soon", "--", "true"], "no duration"),
+    (["--stop", "--pause", "--", "true"], "give one of them"),
+    (["--step-ms", "3", "--", "true"], "a program has its own step"),
+    (["nowhere"], "neither a folder nor MODULE:FACTORY"),
+    (["--cores", "100000", "--", "true"], "--cores 100000: there are"),
+    (["--", "./no-such-program"], "cannot be started"),
+    (["--compare", "no.json", "no.json"], "no report of minato analyze"),
+])  # fmt: skip
+def test_wrong_arguments_exit_two(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    from minato.analyze import command as analyze
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(analyze, "_reap", lambda: None)
+    assert analyze.run(arguments) == 2
+    assert words in capfd.readouterr().err
+
+
+def test_a_folder_of_others_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "index.html").write_text("mine")
+    done = analyzed(tmp_path, "--", "true")
+    assert done.returncode == 2 and "holds other files" in done.stderr
+    assert (tmp_path / "report" / "index.html").read_text() == "mine"

@@ -1,0 +1,127 @@
+"""Clocks at the boundaries inside a sample."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Subset
+
+from minato.analyze import stages
+from minato.analyze.stages import Clocks
+
+
+class Compose:
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, value: Any) -> Any:
+        for transform in self.transforms:
+            value = transform(value)
+        return value
+
+
+class Slow:
+    def __call__(self, value: Any) -> Any:
+        time.sleep(0.01)
+        return value
+
+
+class Noise:
+    def __call__(self, value: Any) -> Any:
+        return value + random.random()
+
+
+def helper(value: Any) -> Any:
+    return value * 2
+
+
+class Source:
+    def fetch(self, path: Path) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+
+class Data:
+    def __init__(self, path: Path) -> None:
+        self.path, self.source = path, Source()
+        self.transform = Compose(Slow(), lambda value: value, Compose(Noise()))
+
+    def __len__(self) -> int:
+        return 8
+
+    def decoded(self, content: bytes) -> Any:
+        time.sleep(0.005)
+        return np.frombuffer(content, np.uint8).astype(np.float32)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(helper(self.decoded(self.source.fetch(self.path))))
+
+
+def data(folder: Path) -> Data:
+    (folder / "file").write_bytes(bytes(range(100)))
+    return Data(folder / "file")
+
+
+def test_each_stage_has_its_own_time(tmp_path: Path) -> None:
+    clocks, dataset = Clocks(), Subset(data(tmp_path), [0, 1])  # type: ignore[arg-type]
+    clocks.set(dataset, stages.FULL)
+    made, wall, _cpu = clocks.sample(lambda: dataset[0])
+    found = {label: stage for label, stage in clocks.stages.items()}
+    clocks.remove()
+    assert made.shape == (100,)
+    assert {"1 Slow", "2 <lambda>", "1 Noise", "helper()", "decoded()", "fetch()", "file read"} <= found.keys()
+    assert found["file read"].inside == {"fetch()"} and found["file read"].reads()
+    assert 0.01 <= found["1 Slow"].wall < wall and found["1 Slow"].cpu < 0.005
+    assert sum(stage.wall for stage in found.values()) <= wall
+
+
+def test_clocks_leave_nothing_when_removed(tmp_path: Path) -> None:
+    dataset = data(tmp_path)
+    before = [vars(kind).copy() for kind in (Data, Slow, Noise, Source)]
+    transforms = list(dataset.transform.transforms)
+    opens, plain = (builtins.open, io.open), helper
+    clocks = Clocks()
+    clocks.set(dataset, stages.FULL)
+    assert builtins.open is not opens[0] and vars(Slow) != before[1]
+    clocks.remove()
+    assert [vars(kind).copy() for kind in (Data, Slow, Noise, Source)] == before
+    assert dataset.transform.transforms == transforms
+    assert (builtins.open, io.open) == opens and helper is plain
+
+
+def test_cache_ends_before_a_random_stage(tmp_path: Path) -> None:
+    from torch.utils.data import DataLoader
+
+    from minato.analyze import study
+
+    loader = DataLoader(data(tmp_path), 4)  # type: ignore[arg-type]
+    found = study._cacheable(loader, study.clock() + 10)
+    assert found is not None and not found["whole"]
+    assert found["after"] == "2 <lambda>" and found["bytes"] == 400
+    assert found["share"] > 0.8
+
+
+def test_equal_results_have_equal_digests() -> None:
+    one = {"a": [torch.arange(3), np.ones(2)], "b": "text", "c": (1, 2.5, None)}
+    two = {"a": [torch.arange(3), np.ones(2)], "b": "text", "c": (1, 2.5, None)}
+    assert stages.digest(one) == stages.digest(two) is not None
+    two["a"][0][0] = 9  # type: ignore[index]
+    assert stages.digest(one) != stages.digest(two)
+    assert stages.digest(object()) is None
+    assert stages.size_of(one) == 24 + 16 + 4 + 16
+
+
+def test_clocks_ignore_other_threads(tmp_path: Path) -> None:
+    dataset, clocks = data(tmp_path), Clocks()
+    clocks.set(dataset, stages.FULL)
+    clocks.on, clocks.thread = True, -1  # as if another thread had set them
+    dataset[0]
+    clocks.remove()
+    assert clocks.stages == {}

@@ -1,0 +1,204 @@
+"""What is noted of loaders inside the program, and what a keeper refuses to study."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from minato.analyze import keeper, watch
+
+from .support import environment
+
+
+def run(folder: Path, text: str) -> str:
+    """A program that is watched with no command to tell."""
+    file = folder / "program.py"
+    file.write_text(textwrap.dedent(text))
+    done = subprocess.run(
+        [sys.executable, str(file)], cwd=folder, env=environment(), capture_output=True, text=True,
+        timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_loaders_of_all_kinds_are_noted(tmp_path: Path) -> None:
+    """A class below torch's, one with a generator, one made before the watch, minato's."""
+    printed = run(tmp_path, """
+        import torch.utils.data
+        from torch.utils.data import DataLoader
+        old = DataLoader(range(6), 2)
+        class Before(DataLoader):
+            def __iter__(self):
+                for batch in super().__iter__():
+                    yield batch
+        import minato.analyze.watch as watch
+        import minato
+        class After(DataLoader):
+            def __iter__(self):
+                yield from [1, 2, 3]
+        watch.Watch._keep = lambda *_: None  # no copies of the process
+        for loader in (old, Before(range(5), 1), After(range(7), 1), minato.DataLoader(range(8), 2)):
+            batches = list(loader)
+            assert len(batches) in (3, 5, 4)
+        for record in watch.current.loaders.values():
+            print(record.batches, record.facts["class"], record.place and record.place[1])
+        """)  # fmt: skip
+    lines = printed.splitlines()
+    assert lines[0].startswith("3 torch.utils.data.dataloader.DataLoader None")
+    assert lines[1].startswith("5 __main__.Before") and lines[2].startswith("3 __main__.After")
+    assert lines[3].startswith("4 minato.loader.DataLoader")
+    assert lines[1].endswith(" 15") and lines[3].endswith(" 15")
+
+
+def test_a_notebook_gets_its_answer(tmp_path: Path) -> None:
+    printed = run(tmp_path, """
+        import minato.analyze.watch as watch
+        import time
+        from torch.utils.data import DataLoader
+        for batch in DataLoader(list(range(200)), 4):
+            time.sleep(0.002)
+        print(watch.report("3s"))
+        """)  # fmt: skip
+    assert printed.splitlines()[0].startswith(("Limit: ", "No conclusion: "))
+
+
+def test_what_the_watch_replaced_is_put_back(tmp_path: Path) -> None:
+    assert run(tmp_path, """
+        from torch.utils.data import DataLoader
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+        def hooks():
+            return [vars(DataLoader)["__init__"], vars(DataLoader)["__iter__"],
+                    vars(_BaseDataLoaderIter)["__next__"], vars(DataLoader).get("__init_subclass__")]
+        before = hooks()
+        import minato.analyze.watch as watch
+        watch.Watch._keep = lambda *_: None
+        list(DataLoader(range(4)))
+        assert hooks()[:3] != before[:3]
+        watch.current.end()
+        print(hooks() == before)
+        """) == "True\n"  # fmt: skip
+
+
+def test_a_device_is_watched_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread with a queue stands for it: steps of 20 ms that next() does not wait for, and a
+    loader that takes 30 ms. The device idles for the 10 ms that are left."""
+    import queue
+    import threading
+    import time
+
+    work: queue.Queue[Any] = queue.Queue()
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.at: float | None = None
+
+        def record(self) -> None:
+            work.put(lambda: setattr(self, "at", time.perf_counter()))
+
+        def query(self) -> bool:
+            return self.at is not None
+
+        def elapsed_time(self, other: Event) -> float:
+            assert self.at is not None and other.at is not None
+            return (other.at - self.at) * 1e3
+
+    def device() -> None:
+        while (task := work.get()) is not None:
+            task()
+
+    thread = threading.Thread(target=device)
+    thread.start()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    record = watch.Loader("key", DataLoader(range(100), 4), None)  # type: ignore[arg-type]
+    for number in range(40):
+        record.next(lambda _iterator: time.sleep(0.03), None, number == 0)
+        work.put(lambda: time.sleep(0.02))
+    work.put(None)
+    thread.join()
+    from minato.analyze.conclude import watched
+
+    found = watched(record.told(2000))
+    assert found["by"] == "events on the device"
+    assert found["step"] == pytest.approx(0.02, rel=0.1)
+    assert 0.25 < found["wait"] < 0.5
+
+
+def test_no_random_number_is_drawn(tmp_path: Path) -> None:
+    assert run(tmp_path, """
+        import random, numpy, torch
+        import minato.analyze.watch as watch
+        from torch.utils.data import DataLoader
+        def states():
+            return random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        before = states()
+        loader = iter(DataLoader(range(64), 2, sampler=range(64)))
+        made = states()  # torch's own iterator draws a seed
+        for batch in loader:
+            pass
+        assert watch.current.loaders
+        print(before[:2] == made[:2], made == states())
+        """) == "True True\n"  # fmt: skip
+
+
+# ---- the keeper ----------------------------------------------------------------------------
+
+
+class Holds:
+    def __init__(self, **parts: Any) -> None:
+        vars(self).update(parts)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def refused(dataset: Any, writes: bool = False) -> list[str]:
+    return keeper.refused(DataLoader(dataset), watch.descriptors(), writes)
+
+
+def test_what_is_shared_is_refused_by_its_path(tmp_path: Path) -> None:
+    one, other = socket.socketpair()
+    ends = Pipe()
+    database = sqlite3.connect(":memory:")
+    with one, other, ends[0], ends[1], open(tmp_path / "out", "w") as out:
+        held = Holds(deep={"list": [one]}, pipe=ends[0], base=database, log=out)
+        found = refused(held)
+        assert found[0] == "dataset.pipe is a pipe" and found[1] == "dataset.base is a database"
+        assert found[2].startswith("dataset.log is a file open for writing")
+        assert found[3] == "dataset.deep['list'][0] is a socket"
+        assert refused(Holds(log=out), writes=True) == []
+    database.close()
+
+
+def test_files_that_are_read_are_no_reason(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"data")
+    with open(tmp_path / "data", "rb") as file:
+        assert refused(Holds(file=file, numbers=list(range(100_000)), table=torch.zeros(3))) == []
+
+
+def test_keepers_file_has_its_own_position(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"0123456789")
+    number = os.open(tmp_path / "data", os.O_RDONLY)
+    os.lseek(number, 3, os.SEEK_SET)
+    pid = os.fork()
+    if pid == 0:
+        watch._open_again()
+        os._exit(0 if os.read(number, 4) == b"3456" else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert os.read(number, 4) == b"3456"
+    os.close(number)
