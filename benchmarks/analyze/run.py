@@ -1,0 +1,76 @@
+"""Whether ``minato analyze`` names the limit of programs whose limit is known.
+
+    python benchmarks/analyze/run.py                 # all six, about five minutes
+    python benchmarks/analyze/run.py lock step       # some of them
+
+Each program is run under ``minato analyze``; the first line of the answer must name its limit. The
+exit status is the number of those that it does not name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+#: program -> (kinds of report.json that are right, words of the first line)
+KNOWN = {
+    "disk": ("storage", "read()"),
+    "slow_transform": ("work", "Denoise"),
+    "stragglers": ("stragglers", "times the median"),
+    "step": ("step", "the step"),
+    "lock": ("lock", "tokenize()"),
+    "nothing": ("nothing", "Nothing to gain"),
+}
+
+
+def analyzed(name: str, budget: str, folder: Path) -> dict:
+    """The report of one program."""
+    data = [str(folder / "files")] if name == "disk" else []
+    out = folder / name
+    subprocess.run(
+        [sys.executable, "-m", "minato", "analyze", "--anyway", "--budget", budget, "--out", str(out),
+         "--", sys.executable, str(HERE / f"{name}.py"), *data],
+        check=True, stdout=subprocess.PIPE, cwd=HERE.parents[1],
+    )  # fmt: skip
+    return json.loads((out / "report.json").read_text())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="run.py", description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", default=list(KNOWN), help=", ".join(KNOWN))
+    parser.add_argument("--budget", default="30s", help="of each study")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep the reports there")
+    options = parser.parse_args()
+    wrong = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(options.keep or temporary)
+        for name in options.names:
+            began = time.monotonic()
+            found = analyzed(name, options.budget, folder)
+            kind, word = KNOWN[name]
+            line = found["limit"]["line"]
+            right = found["limit"]["kind"] == kind and word in line
+            wrong += not right
+            took = time.monotonic() - began
+            print(f"{'right' if right else 'WRONG'}  {name} ({took:.0f} s)\n       {line}", flush=True)
+            for change in found["helps"]:
+                if change["checked"] is not None:
+                    print(
+                        f"       {change['what']}: predicted {change['predicted']:.4g}, checked "
+                        f"{change['checked']:.4g} of {change['base']:.4g} samples/s, "
+                        f"{'within' if change['settled'] else 'OUTSIDE'} {change['bound']:.0%}",
+                        flush=True,
+                    )
+    print(f"{len(options.names) - wrong} of {len(options.names)} named")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())
