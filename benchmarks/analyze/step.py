@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 class Samples(Dataset):
     def __len__(self):
-        return 300
+        return 320
 
     def __getitem__(self, index):
         time.sleep(0.001)
@@ -21,7 +21,7 @@ class Samples(Dataset):
 def main():
     loader = DataLoader(Samples(), 8, shuffle=True, num_workers=2)
     for _batch in loader:
-        time.sleep(0.3)
+        time.sleep(0.8)
 
 
 if __name__ == "__main__":

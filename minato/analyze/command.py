@@ -275,6 +275,10 @@ class Study:
     def ask(self, do: str, seconds: float, **more: Any) -> dict[str, Any] | None:
         """The last that a measurement has told; None where it has told nothing."""
         self.at, result = None, None
+        what = do
+        if do == "rate":
+            workers = more["workers"]
+            what = f"the loader with {workers} worker{'s' * (workers != 1)} ({more['loader']})"
         request = {"do": do, "seconds": seconds, "cores": self.cores, **more}
         send(self.keeper.socket, request)
         while True:
@@ -286,11 +290,11 @@ class Study:
                 if kind == "at":
                     self.at = message["index"]
                 elif kind == "failed":
-                    self.note(f"{do}: {message['error']}")
+                    self.note(f"{what}: {message['error']}")
                 elif kind == "end":
                     if message["why"] is not None:
                         where = f" (at sample {self.at})" if self.at is not None else ""
-                        self.note(f"{do}: {message['why']}{where}")
+                        self.note(f"{what}: {message['why']}{where}")
                     return result
                 else:
                     result = message

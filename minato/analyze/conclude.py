@@ -29,6 +29,8 @@ SLOW_SHARE = 0.25
 SLOW_TIMES = 4.0
 #: samples that several processes make at once take longer by this where they share something
 SHARED = 1.35
+#: seconds that are no wait yet, but what clocks and caches do
+BARELY = 50e-6
 #: the least bound of a prediction's error
 BOUND = 0.15
 #: batches that minato may be ahead of the trainer, in torch's windows
@@ -41,7 +43,7 @@ CACHED = 0.5
 KINDS = {
     "step": "the step", "nothing": "none in loading", "storage": "storage", "lock": "a lock",
     "stragglers": "stragglers", "workers": "too few workers", "work": "the work of a sample",
-    "cores": "the cores", "shared": "something that workers share", "unknown": "not settled",
+    "cores": "the cores", "hand-over": "handing samples over", "shared": "something that workers share", "unknown": "not settled",
 }  # fmt: skip
 
 #: transforms by their class, and the operator of minato.ops that does the same in C
@@ -284,9 +286,10 @@ def _limit(f: Facts) -> tuple[str, str] | None:
         )
     if not f.costs:
         return None
-    return _stragglers(f) or _shared(f) or _storage(f) or _workers(f, 1.5) or _one_stage(f) or (
-        _workers(f, 1.2) or _cores(f)
-    )
+    return (
+        _stragglers(f) or _shared(f) or _storage(f) or _hand_over(f) or _workers(f, 1.5)
+        or _one_stage(f) or _workers(f, 1.2) or _cores(f)
+    )  # fmt: skip
 
 
 def _stragglers(f: Facts) -> tuple[str, str] | None:
@@ -334,17 +337,20 @@ def _shared(f: Facts) -> tuple[str, str] | None:
         before = alone.get(stage["label"], {"seconds": 0.0, "cpu": 0.0})
         more = (stage["seconds"] - stage["cpu"]) - (before["seconds"] - before["cpu"])
         grown.append((more, stage))
-    rest = [total["seconds"] - sum(s["seconds"] for s in total["stages"]) for total in (one, several)]
+    rest = [
+        total["seconds"] - total["cpu"] - sum(s["seconds"] - s["cpu"] for s in total["stages"])
+        for total in (one, several)
+    ]
     grown.append((rest[1] - rest[0], {"label": "__getitem__ itself", "kind": "other", "inside": []}))
     more, stage = max(grown, key=lambda pair: pair[0])
-    if more < 0.5 * (several["seconds"] - one["seconds"]) or more < 0.2 * one["seconds"]:
+    if more < max(0.5 * (several["seconds"] - one["seconds"]), 0.2 * one["seconds"], BARELY):
         return None
     where = stage["label"]
     if stage["kind"] == "lock" and stage["inside"] and stage["inside"] != [""]:
         where = f"{stage['inside'][0]}"
     count = both["processes"]
     rate = count / several["seconds"]
-    once = f"{count} processes at once make {rate:.4g} samples/s, one makes {1 / one['seconds']:.4g}"
+    once = f"{count} processes at once make {rated(rate)} samples/s, one makes {rated(1 / one['seconds'])}"
     names = reading(several["stages"])
     if stage["label"] in names or set(stage["inside"]) & names:
         return "storage", f"Reads wait for each other in {where}: {once}, and more would not read faster."
@@ -362,9 +368,20 @@ def _storage(f: Facts) -> tuple[str, str] | None:
         return None
     names = sorted((s for s in f.stages if s["label"] in labels), key=lambda s: -s["seconds"])
     rate = f.own_rate()
-    got = f" The loader gets {rate:.4g} samples/s." if rate else ""
+    got = f" The loader gets {rated(rate)} samples/s." if rate else ""
     return "storage", (
         f"A sample waits {waits / f.mean:.0%} of its time for reads ({names[0]['label']}).{got}"
+    )
+
+
+def _hand_over(f: Facts) -> tuple[str, str] | None:
+    """Samples that workers make in less time than it takes to hand them over."""
+    at_once = min(f.workers, f.cores / max(f.cpu_share, 1e-9))
+    if not f.workers or f.hands_over > 0.5 * at_once / f.mean:
+        return None
+    return "hand-over", (
+        f"Workers make a sample in {f.mean / at_once * 1e6:.3g} us, and the loader hands one over in "
+        f"{1e6 / f.hands_over:.3g} us. Larger batches, or num_workers=0, may be faster."
     )
 
 
@@ -569,6 +586,11 @@ def settle(change: dict[str, Any], base: list[float], checked: list[float]) -> N
     change["checked_gain"] = middle / change["base"]
     change["bound"] = max(BOUND, spread)
     change["settled"] = abs(change["predicted"] - middle) <= change["bound"] * middle
+
+
+def rated(rate: float) -> str:
+    """Four digits for people."""
+    return f"{rate:,.0f}" if rate >= 10_000 else f"{rate:.4g}"
 
 
 def sized(count: float) -> str:

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .conclude import Facts, sized, slow_share
+from .conclude import Facts, rated, sized, slow_share
 from .report import answer, quantile, seconds
 
 #: width of the pictures in their own units; the page scales them
@@ -39,7 +39,10 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space:
 code, pre { font: .85rem/1.45 ui-monospace, monospace; } code { background: var(--card); padding: .1rem .3rem; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem;
   white-space: pre-wrap; overflow-wrap: anywhere; }
-.no { color: var(--bad); }
+@media (max-width: 40rem) { .cards tr, .cards td { display: block; min-width: 0; } .cards th { display: none; }
+  .cards td { border: 0; padding: .15rem 0; text-align: left; white-space: normal; }
+  .cards tr { border-bottom: 1px solid var(--line); padding: .4rem 0; }
+  .cards td + td::before { content: attr(data-name) ": "; color: var(--soft); } }
 @media print { body { max-width: none; padding: 0; } h2, tr, figure { break-inside: avoid; break-after: auto; }
   h2 { break-after: avoid; } }
 """
@@ -72,8 +75,8 @@ def _tiles(f: Facts) -> str:
     shown: list[tuple[str, str]] = []
     if w["asked"] is not None:
         shown = [
-            ("delivered, samples/s", f"{w['delivered']:.4g}"),
-            ("asked for, samples/s", f"{w['asked']:.4g}"), ("waits for data", f"{w['wait']:.0%}"),
+            ("delivered, samples/s", rated(w['delivered'])),
+            ("asked for, samples/s", rated(w['asked'])), ("waits for data", f"{w['wait']:.0%}"),
             (f"a batch of {w['batch']}, {w['by']}", seconds(w["step"])),
         ]  # fmt: skip
     if f.costs:
@@ -96,14 +99,19 @@ def _loader(f: Facts) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+def _table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), cards: bool = False
+) -> str:
+    """numbers: columns of these. cards: on a phone, each row is a block of lines."""
     def cells(tag: str, row: Sequence[str]) -> str:
         return "".join(
-            f"<{tag}{' class=n' if n in numbers else ''}>{cell}</{tag}>" for n, cell in enumerate(row)
+            f"<{tag} data-name='{head[n]}'{' class=n' if n in numbers else ''}>{cell}</{tag}>"
+            for n, cell in enumerate(row)
         )
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{cells("th", head)}</tr>{body}</table></div>'
+    kind = " class=cards" if cards else ""
+    return f'<div class="scroll"><table{kind}><tr>{cells("th", head)}</tr>{body}</table></div>'
 
 
 def _changes(found: dict[str, Any]) -> str:
@@ -111,11 +119,11 @@ def _changes(found: dict[str, Any]) -> str:
     for change in found["helps"]:
         predicted = checked = "-"
         if change["predicted"] is not None:
-            predicted = f"{change['predicted']:.4g} ({change['gain']:.2f} x)"
+            predicted = f"{rated(change['predicted'])} ({change['gain']:.2f} x)"
         if change["checked"] is not None:
             state = f"within {change['bound']:.0%}" if change["settled"] else "not settled"
             checked = (
-                f"{change['checked']:.4g} ({change['checked_gain']:.2f} x)<br><span class='soft'>"
+                f"{rated(change['checked'])} ({change['checked_gain']:.2f} x)<br><span class='soft'>"
                 f"{change['samples']} samples, {state}</span>"
             )
         paste = f"<br><code>{text(change['paste'])}</code>" if change["paste"] else ""
@@ -126,7 +134,7 @@ def _changes(found: dict[str, Any]) -> str:
         ])  # fmt: skip
     out = "<h2>What would help</h2>"
     out += (
-        _table(["change", "predicted, samples/s", "checked", "effort"], rows, (1, 2))
+        _table(["change", "predicted, samples/s", "checked", "effort"], rows, (1, 2), cards=True)
         if rows else "<p>Nothing of what was looked at.</p>"
     )  # fmt: skip
     if found["useless"]:
@@ -247,8 +255,8 @@ def _rates(f: Facts) -> str:
             f"stroke='var(--bad)'/><text x='{right + 10}' y='{y(asked) - 4:.1f}' "
             "style='fill:var(--bad)'>the step</text>"
         )
-    beyond = f" The step asks for {asked:.4g}, above the picture." if asked and asked > top else ""
-    hands = f" A loader of samples that cost nothing hands over {f.hands_over:.4g}." if (
+    beyond = f" The step asks for {rated(asked)}, above the picture." if asked and asked > top else ""
+    hands = f" A loader of samples that cost nothing hands over {rated(f.hands_over)}." if (
         math.isfinite(f.hands_over)
     ) else ""  # fmt: skip
     caption = f"Samples a second over the number of workers, without a step.{beyond}{hands}"
@@ -260,7 +268,7 @@ def _storage(found: dict[str, Any]) -> str:
     if not storage or not storage["rates"]:
         return ""
     rows = [
-        [str(one["in_flight"]), f"{one['files_per_s']:.4g}", f"{sized(one['bytes_per_s'])}/s"]
+        [str(one["in_flight"]), rated(one['files_per_s']), f"{sized(one['bytes_per_s'])}/s"]
         for one in storage["rates"]
     ]
     state = (

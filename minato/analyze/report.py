@@ -6,7 +6,7 @@ import json
 import statistics
 from typing import Any
 
-from .conclude import OTHERS, Facts, sized, slow_share
+from .conclude import OTHERS, Facts, rated, sized, slow_share
 
 #: of report.json; a field that changes its meaning, or goes, raises the first number
 SCHEMA = "1.0"
@@ -54,8 +54,8 @@ def _seen(f: Facts) -> list[str]:
     lines = []
     if w["asked"] is not None:
         lines.append(
-            f"  asked for {w['asked']:.4g} samples/s ({w['by']}: {seconds(w['step'])} a batch of "
-            f"{w['batch']}), delivered {w['delivered']:.4g}; waits {w['wait']:.0%} of the time"
+            f"  asked for {rated(w['asked'])} samples/s ({w['by']}: {seconds(w['step'])} a batch of "
+            f"{w['batch']}), delivered {rated(w['delivered'])}; waits {w['wait']:.0%} of the time"
         )
     place = f.all.get("place")
     made = f"{place[0]}:{place[1]}" if place else "an unknown place"
@@ -76,7 +76,7 @@ def _seen(f: Facts) -> list[str]:
     if f.rates:
         by: dict[str, list[str]] = {}
         for (kind, workers), rate in sorted(f.rates.items()):
-            by.setdefault(kind, []).append(f"{workers}: {rate:.4g}")
+            by.setdefault(kind, []).append(f"{workers}: {rated(rate)}")
         told = "; ".join(f"{kind} {', '.join(each)}" for kind, each in sorted(by.items()))
         lines.append(f"  samples/s without a step, by workers: {told}")
     return lines
@@ -88,9 +88,9 @@ def _changes(report: dict[str, Any], changes: list[dict[str, Any]]) -> list[str]
     for number, change in enumerate(changes, 1):
         rate = ""
         if change["predicted"] is not None:
-            rate = f": predicted {change['predicted']:.4g} samples/s ({change['gain']:.2f} times)"
+            rate = f": predicted {rated(change['predicted'])} samples/s ({change['gain']:.2f} times)"
         if change["checked"] is not None:
-            rate += f", checked {change['checked']:.4g} ({change['checked_gain']:.2f} times)"
+            rate += f", checked {rated(change['checked'])} ({change['checked_gain']:.2f} times)"
             rate += f" on {change['samples']} samples"
             rate += "" if change["settled"] else ", not settled"
         note = f"; {change['note']}" if change["note"] else ""
@@ -120,15 +120,15 @@ def noted(f: Facts) -> list[str]:
     rate, delivered = f.own_rate(), w["delivered"]
     base = f.all.get("base")
     if base and delivered and not 0.8 < base / delivered < 1.25:
-        notes.append(f"the study's loader delivers {base:.4g} samples/s, the program's {delivered:.4g}")
+        notes.append(f"the study's loader delivers {rated(base)} samples/s, the program's {rated(delivered)}")
     elif rate and delivered and rate < 0.8 * delivered and f.workers:
-        notes.append(f"the study's loader makes {rate:.4g} samples/s, the program's {delivered:.4g}")
+        notes.append(f"the study's loader makes {rated(rate)} samples/s, the program's {rated(delivered)}")
     storage = f.all.get("storage") or {}
     if storage.get("rates"):
         best = max(storage["rates"], key=lambda one: one["files_per_s"])
         state = "cold" if storage["cold"] else "warm, not yours if the data exceed memory"
         notes.append(
-            f"storage alone ({state}): {best['files_per_s']:.4g} files/s, "
+            f"storage alone ({state}): {rated(best['files_per_s'])} files/s, "
             f"{sized(best['bytes_per_s'])}/s with {best['in_flight']} reads in flight"
         )
     if work.get("gil"):

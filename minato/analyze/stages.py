@@ -72,8 +72,13 @@ class Stopwatch:
             self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def now(self) -> tuple[float, float]:
-        queued = int(pread(self.file, 64, 0).split()[1]) if self.file >= 0 else 0
-        return perf_counter() - queued / 1e9, thread_time()
+        if self.file < 0:
+            return perf_counter(), thread_time()
+        queued, again = -1, int(pread(self.file, 64, 0).split()[1])
+        while queued != again:  # else the thread had no core between the two clocks
+            queued, wall, cpu = again, perf_counter(), thread_time()
+            again = int(pread(self.file, 64, 0).split()[1])
+        return wall - queued / 1e9, cpu
 
 
 @dataclass

@@ -148,7 +148,7 @@ class _Timed:
         self.costs: list[tuple[float, float]] = []  # without clocks: wall and CPU seconds
         self.indices: list[Any] = []
         self.pairs = 0
-        self.plain = self.clocked = 0.0
+        self.plain = self.clocked = self.clocked_cpu = 0.0
         self.first: list[float] = []
         self.failed: list[str] = []
         self.failures = 0
@@ -186,8 +186,9 @@ class _Timed:
 
     def _one(self, index: Any, make: Callable[[], Any], clocked: bool) -> None:
         if clocked:
-            _, wall, _cpu = self.clocks.sample(make)
+            _, wall, cpu = self.clocks.sample(make)
             self.clocked += wall
+            self.clocked_cpu += cpu
         else:
             began = self.clocks.now()
             make()
@@ -400,7 +401,8 @@ def _together(loader: Any, count: int, seconds: float) -> dict[str, Any]:
                 for _path, lock in _locks(loader):
                     lock.acquire = timed.clocks.timed(lock.acquire, "wait for a lock", LOCK)
                 timed.run(seconds, plainly=False, skip=number * 37)
-                told = {"samples": timed.pairs, "seconds": timed.clocked, "stages": timed.stages()}
+                told = {"samples": timed.pairs, "seconds": timed.clocked,
+                        "cpu": timed.clocked_cpu, "stages": timed.stages()}  # fmt: skip
                 with os.fdopen(write, "w") as out:
                     json.dump(told, out)
                 status = 0
@@ -422,8 +424,8 @@ def _together(loader: Any, count: int, seconds: float) -> dict[str, Any]:
             into = stages.setdefault(stage["label"], {**stage, "seconds": 0.0, "cpu": 0.0})
             for name in ("seconds", "cpu"):
                 into[name] += stage[name] * one["samples"] / max(1, samples)
-    mean = sum(one["seconds"] for one in found) / max(1, samples)
-    return {"samples": samples, "seconds": mean, "stages": list(stages.values())}
+    means = {name: sum(one[name] for one in found) / max(1, samples) for name in ("seconds", "cpu")}
+    return {"samples": samples, **means, "stages": list(stages.values())}
 
 
 # ---- storage -------------------------------------------------------------------------------

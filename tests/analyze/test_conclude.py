@@ -56,8 +56,9 @@ def kind_of(**given: Any) -> tuple[str, str]:
 
 
 def contending(label: str, more: float, **kinds: Any) -> dict[str, Any]:
-    one = {"samples": 50, "seconds": 0.01, "stages": [stage(label, 0.008, 0.0, **kinds)]}
-    several = {"samples": 60, "seconds": 0.01 + more, "stages": [stage(label, 0.008 + more, 0.0, **kinds)]}
+    one = {"samples": 50, "seconds": 0.01, "cpu": 0.0, "stages": [stage(label, 0.008, 0.0, **kinds)]}
+    several = {"samples": 60, "seconds": 0.01 + more, "cpu": 0.0,
+               "stages": [stage(label, 0.008 + more, 0.0, **kinds)]}  # fmt: skip
     return {"processes": 2, "one": one, "several": several, "locks": []}
 
 
@@ -75,6 +76,9 @@ def test_stage_that_grows_with_processes_is_shared() -> None:
     assert kind_of(contend=read, costs=sleeps)[0] == "storage"
     assert kind_of(contend=contending("render()", 0.008), costs=sleeps)[0] == "shared"
     assert kind_of(contend=contending("render()", 0.001), costs=sleeps)[0] == "work"
+    computes = contending("render()", 0.008)
+    computes["several"]["stages"][0]["cpu"] = computes["several"]["cpu"] = 0.008  # slower, and no wait
+    assert kind_of(contend=computes, costs=sleeps)[0] == "work"
 
 
 def test_uneven_samples_are_stragglers_where_scheduling_gains() -> None:
@@ -104,6 +108,12 @@ def test_waiting_for_reads_is_storage() -> None:
     assert kind_of(stages=load, costs=[(0.01, 0.002)] * 40)[0] == "storage"
     computes = [stage("load()", 0.008), load[1]]  # it decodes what it reads
     assert kind_of(stages=computes)[0] == "work"
+
+
+def test_samples_that_cost_nothing_are_handed_over() -> None:
+    rates = {("torch", 1): 9000.0, ("torch", 2): 9000.0, ("hand-over", 2): 10_000.0}
+    kind, line = kind_of(costs=[(1e-5, 1e-5)] * 40, rates=rates)
+    assert kind == "hand-over" and "num_workers=0" in line
 
 
 def test_little_that_was_measured_settles_nothing() -> None:
