@@ -23,6 +23,7 @@ from .. import _core
 from .._version import __version__
 from . import page, report
 from .conclude import OTHERS, Facts, candidates, limit, settle, watched, with_step
+from .keeper import tree
 from .study import FEW, Usage
 from .watch import VARIABLE, Watch, send
 
@@ -271,6 +272,7 @@ class Study:
         self.keeper, self.cores, self.progress = keeper, cores, progress
         self.notes: list[str] = []
         self.at: str | None = None
+        self.cut = False  # the latest measurement had to be ended
 
     def ask(self, do: str, seconds: float, **more: Any) -> dict[str, Any] | None:
         """The last that a measurement has told; None where it has told nothing."""
@@ -292,7 +294,8 @@ class Study:
                 elif kind == "failed":
                     self.note(f"{what}: {message['error']}")
                 elif kind == "end":
-                    if message["why"] is not None:
+                    self.cut = message["why"] is not None
+                    if self.cut:
                         where = f" (at sample {self.at})" if self.at is not None else ""
                         self.note(f"{what}: {message['why']}{where}")
                     return result
@@ -333,6 +336,8 @@ def studied(
     work = found["work"]
     if not work or not work["costs"]:
         study.note(f"no sample could be made in {report.seconds(budget * WORK)}")
+        return concluded(found, study, anyway)
+    if study.cut:  # loaders would hang at the same sample
         return concluded(found, study, anyway)
     f = Facts(found)
     if len(f.costs) < FEW:
@@ -620,19 +625,9 @@ class Analysis:
         self.status = self.program.wait()
         return False
 
-    def _tree(self) -> list[int]:
-        """The program's processes, the first one first. Keepers are none of them."""
-        assert self.program is not None
-        found = [self.program.pid]
-        for pid in found:
-            with contextlib.suppress(OSError):
-                for task in os.listdir(f"/proc/{pid}/task"):
-                    with open(f"/proc/{pid}/task/{task}/children") as file:
-                        found += map(int, file.read().split())
-        return found
-
     def _signal(self, number: int) -> None:
-        for pid in self._tree():
+        assert self.program is not None
+        for pid in tree(self.program.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from multiprocessing import connection
 from typing import Any
 
-from .watch import send
+from .watch import BYE, VARIABLE, send
 
 #: objects that are looked into for what a dataset holds
 OBJECTS = 20_000
@@ -48,21 +48,51 @@ PR_SET_PDEATHSIG = 1
 
 
 def serve(
-    to: socket.socket, lines: io.BufferedReader, line: bytes, loader: Any, held: dict[int, str]
-) -> None:
-    """Answers requests until the reader has gone. held: what the program had open."""
+    to: socket.socket, lines: io.BufferedReader, line: bytes, loader: Any, held: dict[int, str],
+    program: int,
+) -> None:  # fmt: skip
+    """Answers requests, of which ``line`` is the first, until the reader has gone. held: what the
+    program had open. program: its process, which ends with a reader that was killed."""
     from . import study
 
-    while line:
+    while BYE not in line:
+        if not line:
+            abandoned(program)
+            return
         request = json.loads(line)
         if request["do"] == "check":
             send(to, {"kind": "check", "refused": refused(loader, held, request["writes"])})
         else:
-            _measure(to, request, study, loader)
+            _measure(to, request, study, loader, program)
         line = lines.readline()
 
 
-def _measure(to: socket.socket, request: dict[str, Any], study: Any, loader: Any) -> None:
+def tree(pid: int) -> list[int]:
+    """A process and those below it. Keepers are none of them."""
+    found = [pid]
+    for each in found:
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{each}/task"):
+                with open(f"/proc/{each}/task/{task}/children") as file:
+                    found += map(int, file.read().split())
+    return found
+
+
+def abandoned(program: int) -> None:
+    """The command has been killed: what it has started, and may have stopped, ends with it."""
+    environ = b""
+    with contextlib.suppress(OSError), open(f"/proc/{program}/environ", "rb") as file:
+        environ = file.read()
+    if VARIABLE.encode() in environ:  # else the number is another process's by now
+        for number, pids in ((signal.SIGTERM, [program]), (signal.SIGCONT, tree(program))):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+
+def _measure(
+    to: socket.socket, request: dict[str, Any], study: Any, loader: Any, program: int
+) -> None:
     keeper = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -82,6 +112,8 @@ def _measure(to: socket.socket, request: dict[str, Any], study: Any, loader: Any
         os.killpg(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     if why == "gone":
+        if BYE not in to.recv(1 << 16):
+            abandoned(program)
         os._exit(0)
     if why is None and status != 0:
         what = f"signal {-code}" if (code := os.waitstatus_to_exitcode(status)) < 0 else "an error"

@@ -49,6 +49,9 @@ LOADERS_MOST = 4
 #: parts of a path that are no code of the program's
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/torch/utils/data/", "/minato/", "<")
 
+#: in the line that ends a keeper; without it, the command that asks has been killed
+BYE = b'"bye"'
+
 clock = time.monotonic
 
 
@@ -567,12 +570,12 @@ def _be_keeper(
     _close_others(to.fileno())
     send(to, {"kind": "keeper", "pid": os.getpid(), "parent": of[0], "key": of[1]})
     lines = to.makefile("rb")
-    line = lines.readline()  # the study, or the end of the one that would ask for it
-    if line:
+    line = lines.readline()  # what the study asks for first, or its end
+    if BYE not in line:
         watch.end()
         from minato.analyze import keeper
 
-        keeper.serve(to, lines, line, loader, held)
+        keeper.serve(to, lines, line, loader, held, of[0])
     os._exit(0)
 
 

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from .support import (
     gone,
     program,
     study,
+    with_token,
 )
 
 pytestmark = pytest.mark.limit(240)
@@ -280,6 +282,21 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
     running, token = begun(tmp_path)
+    running.kill()
+    running.communicate(timeout=100)
+    assert gone(token) == []
+
+
+def test_a_kill_while_paused_leaves_nothing(tmp_path: Path) -> None:
+    running, token = begun(tmp_path, "--pause")
+
+    def is_stopped() -> bool:
+        states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                  for pid in with_token(token)]  # fmt: skip
+        return "T" in states
+
+    while not is_stopped():
+        time.sleep(0.05)
     running.kill()
     running.communicate(timeout=100)
     assert gone(token) == []

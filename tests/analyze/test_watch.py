@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from minato.analyze import keeper, watch
+from minato.analyze import command, keeper, watch
 
 from .support import environment
 
@@ -189,6 +190,37 @@ def test_files_that_are_read_are_no_reason(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"data")
     with open(tmp_path / "data", "rb") as file:
         assert refused(Holds(file=file, numbers=list(range(100_000)), table=torch.zeros(3))) == []
+
+
+@pytest.fixture
+def sleeping() -> Iterator[int]:
+    """A process that measures for ever."""
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"],
+                             stdin=subprocess.PIPE)  # fmt: skip
+    yield child.pid
+    child.kill()
+    child.communicate()
+
+
+def test_a_measurement_ends_by_time_memory_or_reader(
+    sleeping: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = socket.socketpair()
+    with mine, other:
+        assert keeper._wait(mine, sleeping, 0.0) == "its time was over"
+        free = iter([1000, 800, 700])
+        monkeypatch.setattr(keeper, "_available", lambda: next(free))
+        assert "25% of the available memory" in str(keeper._wait(mine, sleeping, 100.0))
+        other.close()
+        monkeypatch.setattr(keeper, "_available", lambda: 1000)
+        assert keeper._wait(mine, sleeping, 100.0) == "gone"
+
+
+def test_budgets_that_are_too_small_say_what_fits() -> None:
+    found: Any = {"watched": {"batch": 8}}
+    assert command._size(found, 0.01, 10.0) is None
+    assert command._size(found, 0.5, 10.0) == 3
+    assert isinstance(command._size(found, 3.0, 10.0), str)
 
 
 def test_keepers_file_has_its_own_position(tmp_path: Path) -> None:
