@@ -422,7 +422,7 @@ def _checks(study: Study, found: dict[str, Any], seconds: float) -> None:
         return
     rows = f.batch()
     paced = (step or 0.0) * ((size or rows) / rows)
-    given = {"step": paced, "step_cores": f.step_cores, "batch": size, "skip": 3}
+    given = {"step": paced, "step_cores": f.step_cores, "batch": size}
     base: list[float] = []
     checked: dict[int, list[float]] = {}
     samples: dict[int, int] = {}
@@ -430,7 +430,8 @@ def _checks(study: Study, found: dict[str, Any], seconds: float) -> None:
         for number, change in enumerate([None, *chosen]):
             study.progress.show("checks", 0.75 + 0.08 * repeat)
             what = {"loader": "own", "workers": f.workers} if change is None else change["check"]
-            result = study.ask("rate", slot * 0.8, **{**given, **what})
+            skip = 3 + 37 * repeat  # other samples in each repeat, the same for all in one
+            result = study.ask("rate", slot * 0.8, skip=skip, **given, **what)
             if not result or not result.get("rate"):
                 continue
             (base if change is None else checked.setdefault(number, [])).append(result["rate"])

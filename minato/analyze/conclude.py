@@ -143,11 +143,10 @@ def fitted(points: dict[int, float]) -> tuple[float, float] | None:
         return None
     low = counts[0]
     lost = 0.0
+    most = counts[-1]  # the nearest to what is asked of the fit
     one = points[low] / low
     for _ in range(20):  # the lowest count may be more than one
-        lost = max(0.0, statistics.fmean(
-            (n * one / points[n] - 1) / (n - 1) for n in counts if n > 1
-        ))  # fmt: skip
+        lost = max(0.0, (most * one / points[most] - 1) / (most - 1))
         one = points[low] * (1 + lost * (low - 1)) / low
     return one, lost
 
@@ -464,6 +463,8 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
     fit = fitted(f.scaling(f.own))
     free = max(1, f.cores - round(f.step_cores) if f.step_cores > 0.5 else f.cores)
     target, note = free, ""
+    if _shared(f) is not None:
+        return "more workers: they wait for each other already"
     if fit is None:
         return f"another number of workers: not known, {len(f.scaling(f.own))} number(s) measured"
     if f.workers >= free:
@@ -513,8 +514,9 @@ def _cache(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     need, free = cache["bytes"] * count, f.all["machine"]["memory_available"]
     what = "whole samples" if cache["whole"] else f"samples as {cache['after']} leaves them"
     left = f.mean * (1 - cache["share"]) + cache["bytes"] / COPIES + 20e-6
-    made = min(rate * f.mean / left, f.hands_over)
-    predicted = with_step(made, f.asked, f.workers)
+    made = rate * f.mean / left
+    # a step and what the program does to take a batch come one after the other
+    predicted = min(with_step(made, f.asked, f.workers), with_step(f.hands_over, f.asked, 0))
     if need > CACHED * free:
         return f"a cache of {what}: it needs {sized(need)}, and {sized(free)} are available"
     if predicted < WORTH * now:

@@ -116,7 +116,7 @@ from torch.utils.data import DataLoader, Dataset
 
 class Lines(Dataset):
     def __init__(self):
-        self.file = open("lines.txt", "rb")  # its position is shared by who has forked
+        self.file = open("lines.txt", "rb")  # forks share its position
     def __len__(self):
         return 40
     def __getitem__(self, index):
@@ -198,7 +198,7 @@ def test_program_that_fails_after_batches_is_reported(tmp_path: Path) -> None:
     assert "the program ended with status 1" in done.stdout
 
 
-def test_a_program_without_a_batch_is_told_of(tmp_path: Path) -> None:
+def test_a_program_without_a_batch_is_reported(tmp_path: Path) -> None:
     text = "import sys, torch.utils.data\nsys.stdin.readline()\n"
     file = program(tmp_path, text)
     whole = command("--start-timeout", "0.5s", "--", sys.executable, file)
