@@ -461,7 +461,9 @@ def _change(
 
 def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
     fit = fitted(f.scaling(f.own))
-    free = max(1, f.cores - round(f.step_cores) if f.step_cores > 0.5 else f.cores)
+    # a step that waits for most of the time leaves its cores to workers
+    busy = f.step_cores * min(1.0, (f.rate(f.own, f.cores) or rate) / (f.asked or math.inf))
+    free = max(1, f.cores - round(busy))
     target, note = free, ""
     if _shared(f) is not None:
         return "more workers: they wait for each other already"

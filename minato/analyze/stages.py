@@ -33,7 +33,7 @@ READ, DECODE, TRANSFORM, LOCK, CALL = "read", "decode", "transform", "lock", "ca
 _READS = re.compile(r"read|fetch|download|storage|disk|(^|_)open|get_?bytes|get_?object", re.I)
 #: packages whose classes get no clocks but those of _KNOWN
 _NO_CODE_OF_THE_PROGRAM = {"builtins", "collections", "numpy", "pandas", "pathlib", "torch"}
-#: levels of detail, for where clocks cost too much: with the callees, without them, none
+#: levels of detail, for where clocks cost too much: with callees and reads, without them, none
 FULL, COARSE, NONE = 2, 1, 0
 
 #: (module, name in it, kind, label)
@@ -105,8 +105,6 @@ class Call:
     """One call of an outermost stage, as a probe has seen it."""
 
     label: str
-    #: seconds since the sample began, when it returned
-    at: float
     digest: str | None
     size: int
     result: Any
@@ -177,13 +175,12 @@ class Clocks:
         return result
 
     def _probe(self, stage: Stage, outermost: bool, given: Any, result: Any) -> None:
-        at = self.now()[0] - self.began
         self.on = False
         stage.bytes_in.append(size_of(given))
         stage.bytes_out.append(size_of(result))
         if outermost:
             kept = copied(result)
-            self.calls.append(Call(stage.label, at, digest(result), size_of(result), kept))
+            self.calls.append(Call(stage.label, digest(result), size_of(result), kept))
         self.on = True
 
     def sample(self, make: Callable[[], Any]) -> tuple[Any, float, float]:
@@ -209,7 +206,8 @@ class Clocks:
             if module in sys.modules:
                 with contextlib.suppress(Exception):
                     self._known(sys.modules[module], name, kind, label)
-        self._files()
+        if level == FULL:
+            self._files()  # decoders read in many small parts
         for label, element, holder in elements(dataset):
             with contextlib.suppress(Exception):
                 self._element(label, element, holder)

@@ -302,7 +302,7 @@ def _cacheable(loader: Any, end: float) -> dict[str, Any] | None:
     clocks.probe = True
     same, whole = 1 << 30, True
     sizes: list[int] = []
-    saves: list[tuple[float, list[Call]]] = []
+    saves: list[list[Call]] = []
     for _index, make in itertools.islice(makers(loader), PROBED):
         if clock() > end and sizes:
             break
@@ -310,9 +310,9 @@ def _cacheable(loader: Any, end: float) -> dict[str, Any] | None:
         for seed in (1, 2):
             seeded(seed)
             clocks.calls = []
-            made, wall, _ = clocks.sample(make)
-            seen.append((digest(made), size_of(made), wall, list(clocks.calls)))
-        (one, size, wall, calls), (two, _, _, again) = seen
+            made, _, _ = clocks.sample(make)
+            seen.append((digest(made), size_of(made), list(clocks.calls)))
+        (one, size, calls), (two, _, again) = seen
         whole = whole and one is not None and one == two
         common = 0
         for n, (a, b) in enumerate(zip(calls, again), 1):
@@ -322,18 +322,33 @@ def _cacheable(loader: Any, end: float) -> dict[str, Any] | None:
                 common = n
         same = min(same, common)
         sizes.append(size)
-        saves.append((wall, calls))
+        saves.append(calls)
     if not sizes:
         return None
-    mean = statistics.fmean(wall for wall, _ in saves)
     if whole:
         return {"whole": True, "bytes": statistics.fmean(sizes), "share": 1.0, "calls": 0, "after": ""}
     if not same:
         return None
-    at = statistics.fmean(calls[same - 1].at for _, calls in saves)
-    needed = statistics.fmean(calls[same - 1].size for _, calls in saves)
-    after = saves[0][1][same - 1].label
-    return {"whole": False, "bytes": needed, "share": at / mean, "calls": same, "after": after}
+    share = _saved(loader, clocks, [calls[:same] for calls in saves])
+    needed = statistics.fmean(calls[same - 1].size for calls in saves)
+    after = saves[0][same - 1].label
+    return {"whole": False, "bytes": needed, "share": share, "calls": same, "after": after}
+
+
+def _saved(loader: Any, clocks: Clocks, held: list[list[Call]]) -> float:
+    """Share of a sample's time that is saved where the results of its first calls are there."""
+    clocks.probe = False
+    whole = left = 0.0
+    for (_index, make), calls in zip(makers(loader), held):
+        seeded(1)
+        began, _ = clocks.now()
+        make()
+        whole += clocks.now()[0] - began
+        seeded(1)
+        clocks.replay = [(call.label, call.result) for call in calls]
+        left += clocks.sample(make)[1]
+        clocks.replay = None
+    return max(0.0, 1 - left / whole)
 
 
 def _gil(loader: Any, seconds: float) -> str | None:
