@@ -105,6 +105,6 @@ class NoCosts:
     def summary(self) -> dict[str, Any]:
         times = ["mean_ns", "p50_ns", "p75_ns", "p90_ns", "p99_ns", "collate_ns"]
         times += ["opening_ns", "away_ns", "each_ns"]
-        counts = ("samples", "known")
-        flags = {"slow_ns": None, "split": False, "near": None, "home": None, "group": 1.0}
+        counts = ("samples", "known", "hinted", "by")
+        flags = {"errors": None, "slow_ns": None, "split": False, "near": None, "home": None, "group": 1.0}
         return {**flags, **dict.fromkeys((*times, *counts), 0)}

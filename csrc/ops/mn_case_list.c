@@ -116,8 +116,8 @@ run_native(void *state, int64_t index, uint64_t key_hi, uint64_t key_lo, void **
     struct mn_text text = {err, errlen};
     struct mn_work *work = NULL;
     if (index < 0 || index >= cases->native.length) {
-        return mn_fail(&text, ERANGE, "sample %lld is not among %lld", (long long)index,
-                       (long long)cases->native.length);
+        return mn_fail(&text, ERANGE, "sample %lld is not among the %lld of the dataset",
+                       (long long)index, (long long)cases->native.length);
     }
     int rc = mn_work_begin(cases->pipeline, &work, &text);
     if (rc == 0) {

@@ -176,7 +176,7 @@ class Listener:
         self.selector.register(self.socket, selectors.EVENT_READ)
         #: of each process that Python has started in: what it is
         self.processes: dict[int, dict[str, Any]] = {}
-        #: (pid, key of the loader) -> what was told of it last
+        #: (pid, key of the loader) -> the last report on it
         self.loaders: dict[tuple[int, str], dict[str, Any]] = {}
         self.keepers: dict[tuple[int, str], Connection] = {}
         self.watched = False

@@ -63,7 +63,7 @@ class Files:
         self._seen: set[bytes] = set()
 
     def stamps(self, paths: tuple[str, ...], key: bytes) -> tuple[Stamp, ...]:
-        """What the files are, as far as check= says to look."""
+        """The stamps of the files, looked up as often as ``check=`` asks."""
         if self._check == "never":
             return ()
         if self._check == "use":

@@ -81,7 +81,7 @@ def start(kind: str, epochs: int) -> int:
     pid = os.fork()
     if pid == 0:
         os.setpgrp()
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (workers that are killed are told of)
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (it would warn of each killed worker)
         os.dup2(sys.stderr.fileno(), 2)
         status = 1
         try:

@@ -1,4 +1,4 @@
-"""What the tests of the cache share: datasets that count, and programs that run beside."""
+"""What the tests of the cache share: datasets that count, and programs that run at the same time."""
 
 from __future__ import annotations
 

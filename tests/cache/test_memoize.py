@@ -59,7 +59,7 @@ def test_arguments_are_the_key_of_plain_functions() -> None:
         make()
 
 
-def test_a_missing_key_is_asked_for_by_the_line_to_write() -> None:
+def test_missing_key_error_shows_the_line_to_write() -> None:
     cache = new_cache()
     number = 3
     with pytest.raises(TypeError, match=r"@cache.memoize\(key=lambda self, i: \(\.\.\.\)\)"):

@@ -224,7 +224,7 @@ def test_native_pipeline_gives_the_same_bytes(files):
 def test_native_errors(files):
     host = Host(ops.VolumeDataset(files, strong()).native_pipeline())
     for index in (-1, 3):
-        assert host.run(index, (0, 0)) == (-errno.ERANGE, f"sample {index} is not among 3")
+        assert host.run(index, (0, 0)) == (-errno.ERANGE, f"sample {index} is not among the 3 of the dataset")
     files[1][1].unlink()
     rc, text = host.run(1, (0, 0))
     assert rc == -errno.ENOENT and text.startswith(str(files[1][1]))

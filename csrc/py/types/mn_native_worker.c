@@ -82,8 +82,9 @@ do_row(const struct mn_native *n, const struct mn_worker_side *w, struct mn_bloc
     }
     int64_t index = asked < 0 ? asked + p->length : asked;
     if (index < 0 || index >= p->length) {
-        (void)snprintf(failure->text, sizeof(failure->text), "sample %lld is not among %lld",
-                       (long long)asked, (long long)p->length);
+        (void)snprintf(failure->text, sizeof(failure->text),
+                       "sample %lld is not among the %lld of the dataset", (long long)asked,
+                       (long long)p->length);
         return -ERANGE;
     }
     uint64_t seed = 0, hi, lo;
