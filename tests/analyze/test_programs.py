@@ -290,10 +290,14 @@ def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
 def test_a_kill_while_paused_leaves_nothing(tmp_path: Path) -> None:
     running, token = begun(tmp_path, "--pause")
 
+    def state_of(pid: int) -> str:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            return ""
+
     def is_stopped() -> bool:
-        states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-                  for pid in with_token(token)]  # fmt: skip
-        return "T" in states
+        return "T" in map(state_of, with_token(token))
 
     while not is_stopped():
         time.sleep(0.05)

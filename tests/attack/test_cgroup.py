@@ -66,7 +66,7 @@ refused, end = [], time.monotonic() + 90
 while not refused and time.monotonic() < end:
     assert sum(len(batch) for batch in loader) == 400
     decisions = loader.stats()["scheduler"]["decisions"]
-    refused = [d["to"] for d in decisions if "memory has no room" in d["why"]]
+    refused = [d["to"] for d in decisions if "there is no memory" in d["why"]]
 print(*refused[:1] or [f"memory was never the reason: {decisions}"])
 """
 

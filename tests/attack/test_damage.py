@@ -332,7 +332,7 @@ def test_damaged_result_is_not_delivered(
         try:
             batch = next(iterator)
         except RuntimeError as error:
-            assert "a DataLoader worker has sent is damaged" in str(error)
+            assert "that a DataLoader worker sent is damaged" in str(error)
             errors += 1
             continue
         for index, tensor, text in batch:

@@ -34,13 +34,13 @@ ODD, LIMITS = "test_odd_runs.py::test_", "test_limits.py::test_"
 MUTANTS = {
     "deadlines go by a clock that can be set": Mutant(
         "_deadline.py", "self._looked = time.monotonic()", "self._looked = time.time()",
-        ODD + "no_clock_that_can_be_set_is_read"),
+        ODD + "settable_clocks_are_not_read"),
     "time in which the program stands still counts": Mutant(
         "_deadline.py", "min(now - self._looked, 2 * self._part)", "(now - self._looked)",
         ODD + "a_program_that_stands_still[static]", "30"),
     "a descriptor of the zygote's is left open": Mutant(
-        "workers/process_pool.py", "last_first.callback(os.close, self._pidfd)",
-        "last_first.callback(int, self._pidfd)", ODD + "sixty_four_descriptors_are_enough"),
+        "workers/process_pool.py", "last_first.callback(os.close, fd)",
+        "last_first.callback(int, fd)", ODD + "sixty_four_descriptors_are_enough"),
     "workers have as many threads as the program": Mutant(
         "workers/library_threads.py", "    torch.set_num_threads(1)\n    if _limited",
         "    if _limited", ODD + "a_program_with_threads_and_openmp_forks"),
@@ -49,12 +49,12 @@ MUTANTS = {
     "a batch has to find room in /dev/shm": Mutant(
         "iterators/collating.py", 'if "</torch_" not in str(error):', "if error:",
         ODD + "dev_shm_of_64_megabytes"),
-    "nobody is told which limit to raise": Mutant(
+    "the error does not say which limit to raise": Mutant(
         "_system_refusals.py", "        if not helps:", "        if helps:",
-        LIMITS + "what_is_refused_is_named"),
+        LIMITS + "refused_resource_is_named"),
     "a refused system call is taken for granted": Mutant(
         "_system_refusals.py", "                return why", "                return None",
-        LIMITS + "torch_serves_where_minato_cannot"),
+        LIMITS + "torch_serves_if_system_calls_are_refused"),
 }  # fmt: skip
 
 
