@@ -44,7 +44,8 @@ import skips
 
 #: With several processes, each of which takes files one by one, the longest must not be last.
 LONGEST = (
-    "test_benchmarks", "test_c_primitives", "test_sanitized", "test_processes", "test_native",
+    "test_benchmarks", "test_c_primitives", "test_programs", "test_sanitized", "test_processes",
+    "test_native",
     "test_leaks", "test_resume", "test_exit", "test_collate", "test_packaging", "test_start_methods",
     "test_kills", "test_memory", "test_iterable", "test_random_streams", "test_same_data",
     "test_locality", "test_unet3d_train", "test_worker_numbers", "test_thread_workers", "test_sendable",
