@@ -10,8 +10,6 @@ import warnings
 import torch
 
 log = logging.getLogger("minato")
-# Without a handler of the program's, Python would print each record after its warning.
-log.addHandler(logging.NullHandler())
 
 #: folders of code that only passes a call of the program on
 _PASSED = tuple(os.path.dirname(file) + os.sep for file in (__file__, torch.__file__ or ""))
@@ -22,7 +20,8 @@ def warn(text: str) -> None:
 
     Log first: a program may turn warnings into errors.
     """
-    log.warning("%s", text)
+    if log.hasHandlers():  # else Python would print the text once more, after the warning
+        log.warning("%s", text)
     warnings.warn(text, stacklevel=_level())
 
 

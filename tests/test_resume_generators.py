@@ -469,7 +469,7 @@ def test_missing_generator_warns(workers: int) -> None:
     lists(first)
     next(iter(first))
     again.load_state_dict(through_json(first.state_dict()))
-    with pytest.warns(UserWarning, match=r"'sampler\.made', which this loader's sampler does not have"):
+    with pytest.warns(UserWarning, match=r"'sampler\.made', but this loader's sampler does not have"):
         lists(again)
 
 

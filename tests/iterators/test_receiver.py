@@ -28,6 +28,7 @@ def receiver_of(
 ) -> Receiver:
     planner = planner_of(loader, engine, kind=UnitPlanner if ready else Planner)
     supervisor: Any = SimpleNamespace(
+        deaths_told=0, watch=SimpleNamespace(look=lambda engine: None),
         living=lambda: True, timeout=0, trace=None, check=lambda done: None,
         under_way=lambda indices_of: "", first=FirstSamples(False),
     )  # fmt: skip
