@@ -137,6 +137,12 @@ class CostHints:
         if ask is None or self._spent > FIRST_NS + SHARE * (begins - self._began):
             return None
         self._place = base_seed, epoch
+        try:
+            return self._asked(ask, index, first, user_epoch)
+        finally:
+            self._spent += time.perf_counter_ns() - begins
+
+    def _asked(self, ask: Ask, index: Any, first: int, user_epoch: int | None) -> bytes | None:
         hints = array("f")
         for k, one in enumerate(each_index(index)):
             number = whole_number(one)
@@ -150,7 +156,6 @@ class CostHints:
             except Exception as error:
                 self._refuse(one, error)
                 return None
-        self._spent += time.perf_counter_ns() - begins
         return hints.tobytes()
 
     @staticmethod

@@ -152,13 +152,17 @@ def test_hint_of_none_says_nothing_of_its_batch() -> None:
     assert loader.stats()["cost"]["hinted"] == SIZE - BATCH
 
 
-def test_hints_stop_when_they_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0]
+@pytest.mark.parametrize("answer", [0.001, None], ids=["known", "unknown"])
+def test_hints_stop_when_they_take_too_long(
+    answer: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, asked = [0], list[int]()
 
     class Slow(list[int]):
-        def cost_hint(self, index: int) -> float:
+        def cost_hint(self, index: int) -> float | None:
             clock[0] += cost_hints.FIRST_NS
-            return 0.001
+            asked.append(index)
+            return answer
 
     monkeypatch.setattr(cost_hints.time, "perf_counter_ns", lambda: clock[0])
     loader = Loader(20)
@@ -166,9 +170,12 @@ def test_hints_stop_when_they_take_too_long(monkeypatch: pytest.MonkeyPatch) -> 
     engine = Engine()
     planner = planner_of(loader, engine)
     first, *later = [plan.hints is not None for plan in engine.plans]
-    assert first and later and not any(later)
+    assert first == (answer is not None) and later and not any(later)
+    assert asked == ([0, 1] if first else [0, 2])
     clock[0] = round(clock[0] / cost_hints.SHARE) + 1  # by now the share allows another batch
-    assert planner._hints_of([0], 0) is not None
+    planner._hints_of([0], 0)
+    assert asked[2:] == [0]
+    assert (planner._hints_of([0], 0) is not None) == first
 
 
 def test_planning_again_keeps_the_hints() -> None:
