@@ -21,6 +21,9 @@ from minato.analyze import command, keeper, watch
 
 from .support import environment
 
+if watch.current is not None:  # its import has begun a watch of this process, for notebooks
+    watch.current.end()
+
 
 def run(folder: Path, text: str) -> str:
     """A program that is watched with no command to tell."""

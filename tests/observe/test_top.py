@@ -366,7 +366,7 @@ def test_top_without_a_process_lists_loaders(stuck: int) -> None:
     assert done.returncode == 0 and "\x1b" not in done.stdout
     lines = done.stdout.splitlines()
     begin = next(n for n, line in enumerate(lines) if line.split()[:1] == [str(stuck)])
-    assert "import os, signal, sys, warnings" in lines[begin]
+    assert " -c import os" in lines[begin]  # the rest is cut where the path is long
     assert lines[begin + 1].strip().startswith("DataLoader of Data (1000 samples), batch_size=4")
     assert lines[-1].startswith("minato top PID")
 
