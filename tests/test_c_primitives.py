@@ -668,9 +668,9 @@ MUTANTS = {
     "sweep: envelopes are inherited": Mutant(
         WORKERS + "mn_tasks.c", "    d->flags = 0;\n", "", "mn_worker"),
     "sweep: the lease stays": Mutant(
-        ENGINE + "mn_supervise.c", "    mn_leases_forget(&e->leases, w);\n", "", "mn_worker"),
+        ENGINE + "mn_engine_step.c", "    mn_leases_forget(&e->leases, w);\n", "", "mn_worker"),
     "sweep: done envelopes go with the lease": Mutant(
-        ENGINE + "mn_supervise.c", "            mn_batch_accept_some(e, b);\n", "",
+        ENGINE + "mn_engine_step.c", "            mn_batch_accept_some(e, b);\n", "",
         "mn_worker"),
     "results: envelopes may lie anywhere": Mutant(
         ENGINE + "mn_checked_results.c",
@@ -701,17 +701,17 @@ MUTANTS = {
         "    if (!may_be(w, state, mn_a32_load_acquire(&m->worked) != 0)) {",
         "mn_checked_results", kinds=("fork",)),
     "room: a worker that goes on has stopped": Mutant(
-        ENGINE + "mn_supervise.c",
+        ENGINE + "mn_engine_step.c",
         "                e->idle_ns = 0;\n                return false;", "                return false;",
         "mn_engine", kinds=("plain",)),
     "room: none is left for the head": Mutant(
-        ENGINE + "mn_supervise.c", "room = head || e->plan == NULL ? 0 :",
+        ENGINE + "mn_engine_step.c", "room = head || e->plan == NULL ? 0 :",
         "room = head || e->plan != NULL ? 0 :", "mn_engine", kinds=("plain",)),
     "room: left for a head that has it": Mutant(
-        ENGINE + "mn_supervise.c", "->nfields != 0) {", "->nfields != 0 && 0) {", "mn_engine",
+        ENGINE + "mn_engine_step.c", "->nfields != 0) {", "->nfields != 0 && 0) {", "mn_engine",
         kinds=("plain",)),
     "room: a first batch is taken for one result": Mutant(
-        ENGINE + "mn_supervise.c", "known : tasks * want;", "known : want;", "mn_engine",
+        ENGINE + "mn_engine_step.c", "known : tasks * want;", "known : want;", "mn_engine",
         kinds=("plain",)),
     "watch: who says that he is not there is not looked for": Mutant(
         WORKERS + "mn_process_watch.c", "(there || due) && !note_who(w, worker) && there",
@@ -742,13 +742,13 @@ MUTANTS = {
         ENGINE + "mn_claims.c", "        mn_crew_damaged(&e->crew, entry.at, MN_DAMAGE_WORD);\n",
         "", "mn_checked_results", kinds=("plain",)),
     "sweep: a word that names the dead is believed": Mutant(
-        ENGINE + "mn_supervise.c", "    doubt_words_of(e, w, &death);\n",
+        ENGINE + "mn_engine_step.c", "    doubt_words_of(e, w, &death);\n",
         "    (void)doubt_words_of;\n", "mn_checked_results", kinds=("plain",)),
     "sweep: whoever is about to claim is ended": Mutant(
         ENGINE + "mn_quarantine.c", "            if (damaged) {\n",
         "            if (damaged || !damaged) {\n", "mn_checked_results", kinds=("plain",)),
     "crew: places of nobody are believed": Mutant(
-        ENGINE + "mn_supervise.c", "    mn_crew_clear_empty(&e->crew);\n", "",
+        ENGINE + "mn_engine_step.c", "    mn_crew_clear_empty(&e->crew);\n", "",
         "mn_checked_results", kinds=("plain",)),
     "runqueue: a claim is not said before": Mutant(
         WORKERS + "mn_runqueue.c",

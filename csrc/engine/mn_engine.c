@@ -13,7 +13,7 @@
 #include "engine/mn_engine_sizes.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_shared_costs.h"
-#include "engine/mn_supervise.h"
+#include "engine/mn_engine_step.h"
 #include "os/mn_clock.h"
 #include "os/mn_cpu_limits.h"
 #include "os/mn_futex.h"

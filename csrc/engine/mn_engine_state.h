@@ -11,7 +11,7 @@
  *     mn_engine_plan  what the caller tells the plan
  *     mn_engine_workers    requests of the program to single workers
  *     mn_engine_snapshot   answers to questions about the engine
- *     mn_supervise    deaths, leases, abandoned batches
+ *     mn_engine_step    deaths, leases, abandoned batches
  *     mn_claims       contradictions between task words and workers' entries
  *     mn_autoscale    the number of workers
  *     mn_start_due    starts what the plan says: blocks, run queues

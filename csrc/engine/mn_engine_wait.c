@@ -12,7 +12,7 @@
 #include "engine/mn_next_delivery.h"
 #include "engine/mn_ready_rows.h"
 #include "engine/mn_start_due.h"
-#include "engine/mn_supervise.h"
+#include "engine/mn_engine_step.h"
 #include "os/mn_clock.h"
 
 static bool

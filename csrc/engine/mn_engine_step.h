@@ -1,10 +1,10 @@
-/* mn_supervise.h - one step of the engine thread: deaths, leases, abandoned batches, starts.
+/* mn_engine_step.h - one step of the engine thread: deaths, leases, abandoned batches, starts.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Composes the crew, tasks and leases (workers/), which do not know batches. Mutex held.
  */
-#ifndef MN_SUPERVISE_H
-#define MN_SUPERVISE_H
+#ifndef MN_ENGINE_STEP_H
+#define MN_ENGINE_STEP_H
 
 #include "engine/mn_engine_state.h"
 

@@ -1,7 +1,7 @@
-/* mn_supervise.c - see mn_supervise.h.
+/* mn_engine_step.c - see mn_engine_step.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "engine/mn_supervise.h"
+#include "engine/mn_engine_step.h"
 
 #include "base/mn_assert.h"
 #include "base/mn_fault.h"
