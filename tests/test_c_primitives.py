@@ -637,7 +637,7 @@ MUTANTS = {
         WORKERS + "mn_tasks.c", "    t->results[task].retries_left = 0;\n", "", "mn_engine",
         kinds=("plain",)),
     "engine: leases overlap": Mutant(
-        WORKERS + "mn_leases.c", "    x->off = off;\n",
+        WORKERS + "mn_arena_leases.c", "    x->off = off;\n",
         "    x->off = off; mn_arena_free(l->arena, off, len);\n", "mn_engine", kinds=("thread",)),
     "page locks: what is read goes back": Mutant(
         MEMORY + "mn_pagelocks.c", "        if (unlock_chunk(l, c)) {",
@@ -668,7 +668,8 @@ MUTANTS = {
     "sweep: envelopes are inherited": Mutant(
         WORKERS + "mn_tasks.c", "    d->flags = 0;\n", "", "mn_worker"),
     "sweep: the lease stays": Mutant(
-        ENGINE + "mn_engine_step.c", "    mn_leases_forget(&e->leases, w);\n", "", "mn_worker"),
+        ENGINE + "mn_engine_step.c", "    mn_arena_leases_forget(&e->leases, w);\n", "",
+        "mn_worker"),
     "sweep: done envelopes go with the lease": Mutant(
         ENGINE + "mn_engine_step.c", "            mn_batch_accept_some(e, b);\n", "",
         "mn_worker"),

@@ -141,7 +141,8 @@ def plain(name: str, kind: str, place: str) -> Access:
 
 
 EVENT, MESSAGES = "sync/mn_event.h", "workers/mn_worker.c"
-QUEUE, ROOM, LEASES = "workers/mn_runqueue.c", "workers/mn_worker_room.c", "workers/mn_leases.c"
+QUEUE, ROOM = "workers/mn_runqueue.c", "workers/mn_worker_room.c"
+LEASES = "workers/mn_arena_leases.c"
 CREW, TASKS, ENGINE = "workers/mn_crew.c", "workers/mn_tasks.h", "engine/mn_engine_wait.c"
 SLEEPS, LOOKS = at("event", "B1", EVENT), at("event", "B4", EVENT)
 DONE = at("word", "T3", MESSAGES)

@@ -76,7 +76,7 @@ read_envelope(struct mn_engine *e, struct mn_batch *b, struct mn_result *r)
     }
     int rc = mn_ranges_add(&b->ranges, r->env_off, pages);
     if (rc == 0) {
-        rc = mn_leases_take(&e->leases, r->worker, r->env_off, pages);
+        rc = mn_arena_leases_take(&e->leases, r->worker, r->env_off, pages);
         b->ranges.n -= rc != 0;
     }
     if (rc == -EINVAL) {

@@ -84,7 +84,7 @@ open_parts(struct mn_engine *e)
         rc = mn_tasks_open(&e->tasks, &e->shm, e->cfg.max_retries);
     }
     if (rc == 0) {
-        rc = mn_leases_open(&e->leases, &e->shm, &e->arena);
+        rc = mn_arena_leases_open(&e->leases, &e->shm, &e->arena);
     }
     if (rc == 0) {
         rc = mn_crew_open(&e->crew, &e->shm, e->cfg.respawn);
@@ -115,7 +115,7 @@ destroy(struct mn_engine *e)
     free(e->flight.by_task);
     mn_crew_close(&e->crew);
     if (e->shm.base != NULL) {
-        mn_leases_close(&e->leases);
+        mn_arena_leases_close(&e->leases);
         mn_tasks_close(&e->tasks);
     }
     mn_arena_close(&e->arena);
@@ -302,7 +302,7 @@ mn_engine_close(struct mn_engine *e)
     /* Memory that the caller retains stays. All other memory goes back to the system now, because a
      * process forked meanwhile may have the mapping, too, and may live on. */
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
-        mn_leases_forget(&e->leases, w);
+        mn_arena_leases_forget(&e->leases, w);
     }
     mn_arena_discard_free(&e->arena);
     unref_and_unlock(e);

@@ -44,8 +44,8 @@
 #include "memory/mn_arena.h"
 #include "memory/mn_pagelocks.h"
 #include "os/mn_thread.h"
+#include "workers/mn_arena_leases.h"
 #include "workers/mn_crew.h"
-#include "workers/mn_leases.h"
 #include "workers/mn_records.h"
 #include "workers/mn_tasks.h"
 #include "workers/mn_process_watch.h"
@@ -107,7 +107,7 @@ struct mn_engine {
     struct mn_engine_config cfg;
     struct mn_arena arena;
     struct mn_tasks tasks;
-    struct mn_leases leases;
+    struct mn_arena_leases leases;
     struct mn_zygote zygote; /* the crew's executor */
     struct mn_crew crew;
     struct mn_watch watch;   /* of the crew's processes; engine thread only */

@@ -33,7 +33,7 @@ mn_engine_has_done(struct mn_engine *e, uint64_t wanted)
 static bool
 wants_lease(struct mn_engine *e, uint32_t w)
 {
-    return mn_leases_wanted(&e->leases, w);
+    return mn_arena_leases_wanted(&e->leases, w);
 }
 
 /* Returns the batch that a waiting worker works on; NULL: its entry names no existing batch. */
@@ -177,14 +177,14 @@ grant_one(struct mn_engine *e)
     struct mn_worker *k = mn_worker_at(&e->shm, oldest);
     uint64_t want = mn_page_round(k->want_bytes), used_end = k->used_end; /* by [L2] */
     e->crew.wakes.room = true;
-    if (!mn_leases_sound(&e->leases, oldest, used_end, want)) {
+    if (!mn_arena_leases_sound(&e->leases, oldest, used_end, want)) {
         mn_crew_damaged(&e->crew, oldest, MN_DAMAGE_LEASE);
-        mn_leases_refuse(&e->leases, oldest);
+        mn_arena_leases_refuse(&e->leases, oldest);
         return true;
     }
-    mn_leases_end(&e->leases, oldest, used_end);
+    mn_arena_leases_end(&e->leases, oldest, used_end);
     if (want > e->shm.ctl->arena_bytes) { /* no wait could make that possible */
-        mn_leases_refuse(&e->leases, oldest);
+        mn_arena_leases_refuse(&e->leases, oldest);
         return true;
     }
     uint64_t len = want > e->leases.grain ? want : e->leases.grain;
@@ -198,7 +198,7 @@ grant_one(struct mn_engine *e)
         }
     }
     e->idle_ns = 0;
-    mn_leases_grant(&e->leases, oldest, len);
+    mn_arena_leases_grant(&e->leases, oldest, len);
     return true;
 }
 
@@ -233,7 +233,7 @@ sweep(struct mn_engine *e, uint32_t w)
             mn_batch_accept_some(e, b);
         }
     }
-    mn_leases_forget(&e->leases, w);
+    mn_arena_leases_forget(&e->leases, w);
     doubt_words_of(e, w, &death);
     mn_tasks_sweep(&e->tasks, w, e->plan == NULL, &death);
     for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {

@@ -45,7 +45,7 @@ set_up(struct bench *s, bool envelope, uint32_t retries)
         mn_a32_store_release(&s->w[i].side.me->state, MN_WORKER_READY);
     }
     for (uint32_t i = 0; i < 2; i++) { /* with memory granted, no worker has to wait for it */
-        mn_leases_grant(&e->leases, i, MIB);
+        mn_arena_leases_grant(&e->leases, i, MIB);
         uint64_t off = e->leases.at[i].off;
         CHECK(off != 0);
         mn_a32_store_release(&s->w[i].side.me->lease_state, MN_LEASE_IDLE);

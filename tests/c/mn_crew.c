@@ -5,7 +5,7 @@
 #include "base/mn_error.h"
 #include "mn_test.h"
 #include "workers/mn_crew.h"
-#include "workers/mn_leases.h"
+#include "workers/mn_arena_leases.h"
 #include "workers/mn_process_watch.h"
 
 #define TASKS 8u
@@ -538,34 +538,35 @@ what_a_worker_owes_comes_back_once(void)
     struct bench s;
     struct mn_provider provider = {rows_map, rows_unmap, NULL};
     struct mn_arena arena = {0};
-    struct mn_leases l;
+    struct mn_arena_leases l;
     set_up(&s, 2);
     CHECK_EQ(mn_arena_map(&arena, &provider, MN_PAGE + ROWS), 0);
     CHECK_EQ(mn_arena_open(&arena, NULL, (struct mn_range){0, MN_PAGE},
                            (struct mn_range){MN_PAGE, ROWS}), 0);
     arena.limit = ROWS;
-    CHECK_EQ(mn_leases_open(&l, &s.shm, &arena), 0);
+    CHECK_EQ(mn_arena_leases_open(&l, &s.shm, &arena), 0);
     struct mn_worker *k = &s.t->workers[1];
     mn_a32_store_seqcst(&k->lease_state, MN_LEASE_WANT);
-    CHECK(mn_leases_wanted(&l, 1) && !mn_leases_wanted(&l, 0));
-    mn_leases_grant(&l, 1, ROWS / 2);
+    CHECK(mn_arena_leases_wanted(&l, 1) && !mn_arena_leases_wanted(&l, 0));
+    mn_arena_leases_grant(&l, 1, ROWS / 2);
     CHECK_EQ(mn_a32_load_acquire(&k->lease_state), MN_LEASE_GRANTED);
     uint64_t off = k->lease_off;
-    CHECK_EQ(mn_leases_take(&l, 0, off, MN_PAGE), -EINVAL); /* another worker's */
-    CHECK_EQ(mn_leases_take(&l, 1, off, MN_PAGE), 0);       /* an envelope was accepted */
-    CHECK_EQ(mn_leases_take(&l, 1, off, MN_PAGE), -EINVAL); /* twice */
-    CHECK(!mn_leases_sound(&l, 1, off - MN_PAGE, 1) && !mn_leases_sound(&l, 1, off + 1, 1));
-    CHECK(!mn_leases_sound(&l, 1, off + ROWS, 1) && !mn_leases_sound(&l, 1, off, 0));
-    CHECK(mn_leases_sound(&l, 1, off + 2 * MN_PAGE, 1));
-    mn_leases_end(&l, 1, off + 2 * MN_PAGE); /* it used two pages, one of them not sent yet */
+    CHECK_EQ(mn_arena_leases_take(&l, 0, off, MN_PAGE), -EINVAL); /* another worker's */
+    CHECK_EQ(mn_arena_leases_take(&l, 1, off, MN_PAGE), 0);       /* an envelope was accepted */
+    CHECK_EQ(mn_arena_leases_take(&l, 1, off, MN_PAGE), -EINVAL); /* twice */
+    CHECK(!mn_arena_leases_sound(&l, 1, off - MN_PAGE, 1));
+    CHECK(!mn_arena_leases_sound(&l, 1, off + 1, 1));
+    CHECK(!mn_arena_leases_sound(&l, 1, off + ROWS, 1) && !mn_arena_leases_sound(&l, 1, off, 0));
+    CHECK(mn_arena_leases_sound(&l, 1, off + 2 * MN_PAGE, 1));
+    mn_arena_leases_end(&l, 1, off + 2 * MN_PAGE); /* it used two pages, one of them not sent yet */
     CHECK_EQ(mn_arena_used(&arena), 2 * MN_PAGE);
-    mn_leases_grant(&l, 1, 2 * ROWS);
+    mn_arena_leases_grant(&l, 1, 2 * ROWS);
     CHECK_EQ(mn_a32_load_acquire(&k->lease_state), MN_LEASE_REFUSED);
-    mn_leases_forget(&l, 1);
+    mn_arena_leases_forget(&l, 1);
     CHECK_EQ(mn_arena_used(&arena), MN_PAGE); /* what was accepted does not belong to it any more */
     mn_arena_free(&arena, off, MN_PAGE);
     CHECK_EQ(mn_arena_used(&arena), 0);
-    mn_leases_close(&l);
+    mn_arena_leases_close(&l);
     mn_arena_close(&arena);
     tear_down(&s);
 }

@@ -1,4 +1,4 @@
-/* mn_leases.h - the arena memory of each worker for results that do not fit in rows.
+/* mn_arena_leases.h - the arena memory of each worker for results that do not fit in rows.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Owns, in private memory, what each worker was granted and no accepted envelope has taken: the
@@ -11,8 +11,8 @@
  *
  * Lock.  None of its own: all functions need the lock that guards the arena.  No system call.
  */
-#ifndef MN_LEASES_H
-#define MN_LEASES_H
+#ifndef MN_ARENA_LEASES_H
+#define MN_ARENA_LEASES_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -20,55 +20,56 @@
 #include "memory/mn_arena.h"
 #include "workers/mn_records.h"
 
-struct mn_lease {
+struct mn_arena_lease {
     uint64_t off, len;     /* the present lease; len 0: none */
     struct mn_ranges owed; /* what no accepted envelope has taken of this and earlier leases */
 };
 
-struct mn_leases {
+struct mn_arena_leases {
     struct mn_shm shm;
     struct mn_arena *arena;
-    struct mn_lease *at;  /* [nworkers] */
-    uint64_t grain;       /* bytes of a lease, unless its worker wants more */
+    struct mn_arena_lease *at; /* [nworkers] */
+    uint64_t grain;            /* bytes of a lease, unless its worker wants more */
 };
 
 /* Returns 0 or -ENOMEM. The arena must have its limit by now, and must outlive this. */
 int
-mn_leases_open(struct mn_leases *l, const struct mn_shm *shm, struct mn_arena *arena);
+mn_arena_leases_open(struct mn_arena_leases *l, const struct mn_shm *shm, struct mn_arena *arena);
 
 /* Frees the records. Granted memory is the arena's. */
 void
-mn_leases_close(struct mn_leases *l);
+mn_arena_leases_close(struct mn_arena_leases *l);
 
 /* Returns whether the worker waits for an answer. */
 bool
-mn_leases_wanted(const struct mn_leases *l, uint32_t worker);
+mn_arena_leases_wanted(const struct mn_arena_leases *l, uint32_t worker);
 
 /* Returns whether a worker's statements about its lease make sense: the end of its used part, and
  * how much it wants. */
 bool
-mn_leases_sound(const struct mn_leases *l, uint32_t worker, uint64_t used_end, uint64_t want);
+mn_arena_leases_sound(const struct mn_arena_leases *l, uint32_t worker, uint64_t used_end,
+                      uint64_t want);
 
 /* Frees the rest of its lease, behind used_end. */
 void
-mn_leases_end(struct mn_leases *l, uint32_t worker, uint64_t used_end);
+mn_arena_leases_end(struct mn_arena_leases *l, uint32_t worker, uint64_t used_end);
 
 /* Grants len bytes, or refuses them if the arena does not have them. The worker must have no
  * lease. */
 void
-mn_leases_grant(struct mn_leases *l, uint32_t worker, uint64_t len);
+mn_arena_leases_grant(struct mn_arena_leases *l, uint32_t worker, uint64_t len);
 
 /* Refuses a request: it can never be granted. */
 void
-mn_leases_refuse(struct mn_leases *l, uint32_t worker);
+mn_arena_leases_refuse(struct mn_arena_leases *l, uint32_t worker);
 
 /* Removes the range from what the worker owes. Returns 0; -EINVAL: it does not owe that;
  * -ENOMEM. */
 int
-mn_leases_take(struct mn_leases *l, uint32_t worker, uint64_t off, uint64_t bytes);
+mn_arena_leases_take(struct mn_arena_leases *l, uint32_t worker, uint64_t off, uint64_t bytes);
 
 /* Frees all that the worker owes. The worker must be dead. */
 void
-mn_leases_forget(struct mn_leases *l, uint32_t worker);
+mn_arena_leases_forget(struct mn_arena_leases *l, uint32_t worker);
 
 #endif

@@ -1,7 +1,7 @@
-/* mn_leases.c - see mn_leases.h.
+/* mn_arena_leases.c - see mn_arena_leases.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "workers/mn_leases.h"
+#include "workers/mn_arena_leases.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -17,36 +17,37 @@ MN_STATIC_ASSERT(MN_PAGE == MN_ARENA_PAGE, "leases are whole pages");
 #define GRAIN_LEAST (16u * MN_PAGE)
 
 int
-mn_leases_open(struct mn_leases *l, const struct mn_shm *shm, struct mn_arena *arena)
+mn_arena_leases_open(struct mn_arena_leases *l, const struct mn_shm *shm, struct mn_arena *arena)
 {
     uint64_t grain = mn_page_round(arena->limit / 16 / shm->ctl->nworkers);
     grain = grain > GRAIN_MOST ? GRAIN_MOST : grain < GRAIN_LEAST ? GRAIN_LEAST : grain;
-    *l = (struct mn_leases){.shm = *shm, .arena = arena, .grain = grain};
+    *l = (struct mn_arena_leases){.shm = *shm, .arena = arena, .grain = grain};
     l->at = calloc(shm->ctl->nworkers, sizeof(*l->at));
     return l->at != NULL ? 0 : -ENOMEM;
 }
 
 void
-mn_leases_close(struct mn_leases *l)
+mn_arena_leases_close(struct mn_arena_leases *l)
 {
     for (uint32_t w = 0; l->at != NULL && w < l->shm.ctl->nworkers; w++) {
         mn_ranges_fini(&l->at[w].owed);
     }
     free(l->at);
-    *l = (struct mn_leases){0};
+    *l = (struct mn_arena_leases){0};
 }
 
 bool
-mn_leases_wanted(const struct mn_leases *l, uint32_t worker)
+mn_arena_leases_wanted(const struct mn_arena_leases *l, uint32_t worker)
 {
     struct mn_worker *k = mn_worker_at(&l->shm, worker);
     return mn_a32_load_seqcst(&k->lease_state) == MN_LEASE_WANT; /* [L2], before a sleep */
 }
 
 bool
-mn_leases_sound(const struct mn_leases *l, uint32_t worker, uint64_t used_end, uint64_t want)
+mn_arena_leases_sound(const struct mn_arena_leases *l, uint32_t worker, uint64_t used_end,
+                      uint64_t want)
 {
-    const struct mn_lease *x = &l->at[worker];
+    const struct mn_arena_lease *x = &l->at[worker];
     if (want == 0 || want > INT64_MAX) {
         return false;
     }
@@ -55,26 +56,26 @@ mn_leases_sound(const struct mn_leases *l, uint32_t worker, uint64_t used_end, u
 }
 
 int
-mn_leases_take(struct mn_leases *l, uint32_t worker, uint64_t off, uint64_t bytes)
+mn_arena_leases_take(struct mn_arena_leases *l, uint32_t worker, uint64_t off, uint64_t bytes)
 {
     return mn_ranges_cut(&l->at[worker].owed, off, bytes);
 }
 
 void
-mn_leases_end(struct mn_leases *l, uint32_t worker, uint64_t used_end)
+mn_arena_leases_end(struct mn_arena_leases *l, uint32_t worker, uint64_t used_end)
 {
-    struct mn_lease *x = &l->at[worker];
+    struct mn_arena_lease *x = &l->at[worker];
     uint64_t left = x->off + x->len - used_end;
     /* If there is no memory to record this, or used_end is before what the worker has sent, the
      * worker continues to owe it. */
-    if (x->len != 0 && left != 0 && mn_leases_take(l, worker, used_end, left) == 0) {
+    if (x->len != 0 && left != 0 && mn_arena_leases_take(l, worker, used_end, left) == 0) {
         mn_arena_free(l->arena, used_end, left);
     }
     x->off = x->len = 0;
 }
 
 static void
-answer(struct mn_leases *l, uint32_t worker, uint64_t off, uint64_t len,
+answer(struct mn_arena_leases *l, uint32_t worker, uint64_t off, uint64_t len,
        enum mn_lease_state state)
 {
     struct mn_worker *k = mn_worker_at(&l->shm, worker);
@@ -85,23 +86,23 @@ answer(struct mn_leases *l, uint32_t worker, uint64_t off, uint64_t len,
 }
 
 void
-mn_leases_refuse(struct mn_leases *l, uint32_t worker)
+mn_arena_leases_refuse(struct mn_arena_leases *l, uint32_t worker)
 {
     answer(l, worker, 0, 0, MN_LEASE_REFUSED);
 }
 
 void
-mn_leases_grant(struct mn_leases *l, uint32_t worker, uint64_t len)
+mn_arena_leases_grant(struct mn_arena_leases *l, uint32_t worker, uint64_t len)
 {
-    struct mn_lease *x = &l->at[worker];
+    struct mn_arena_lease *x = &l->at[worker];
     uint64_t off;
     if (mn_arena_alloc(l->arena, len, &off) < 0) {
-        mn_leases_refuse(l, worker);
+        mn_arena_leases_refuse(l, worker);
         return;
     }
     if (mn_ranges_add(&x->owed, off, len) < 0) {
         mn_arena_free(l->arena, off, len);
-        mn_leases_refuse(l, worker);
+        mn_arena_leases_refuse(l, worker);
         return;
     }
     x->off = off;
@@ -110,9 +111,9 @@ mn_leases_grant(struct mn_leases *l, uint32_t worker, uint64_t len)
 }
 
 void
-mn_leases_forget(struct mn_leases *l, uint32_t worker)
+mn_arena_leases_forget(struct mn_arena_leases *l, uint32_t worker)
 {
-    struct mn_lease *x = &l->at[worker];
+    struct mn_arena_lease *x = &l->at[worker];
     mn_arena_free_ranges(l->arena, &x->owed);
     x->off = x->len = 0;
 }
