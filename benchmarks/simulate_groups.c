@@ -56,7 +56,7 @@ mn_process_cpu_ns(void)
 }
 
 struct sim_case {
-    int64_t workers, batch, window, in_order, keeps;
+    int64_t workers, batch, window, in_order, group_neighbours;
     int64_t far;         /* the sampler is torch's own: batches are drawn beyond the window */
     int64_t held;        /* groups that a worker holds, the last ones */
     int64_t overhead_ns; /* of a task */
@@ -429,7 +429,7 @@ sim_new(const struct sim_case *c)
         .window = (uint32_t)c->window,
         .in_order = c->in_order != 0,
         .costs = &s->costs,
-        .keeps = c->keeps != 0,
+        .group_neighbours = c->group_neighbours != 0,
     };
     if (s->workers == NULL || s->seen == NULL || mn_engine_open(&s->e, &cfg) < 0) {
         sim_free(s);

@@ -232,7 +232,7 @@ LONGS = ctypes.POINTER(LONG)
 
 class CCase(ctypes.Structure):
     _fields_ = [*[(name, LONG) for name in (
-        "workers", "batch", "window", "in_order", "keeps", "far", "held", "overhead_ns",
+        "workers", "batch", "window", "in_order", "group_neighbours", "far", "held", "overhead_ns",
         "consumer_ns", "memory", "n")], ("cost_ns", LONGS), ("group", LONGS),
         ("opening_ns", LONGS)]  # fmt: skip
 
@@ -272,15 +272,15 @@ def engine(folder: str) -> ctypes.CDLL:
 class Plan:
     """The engine's plan over epochs, with persistent workers."""
 
-    def __init__(self, library: ctypes.CDLL, case: Case, work: Work, keeps: bool,
-                 declared: bool) -> None:
+    def __init__(self, library: ctypes.CDLL, case: Case, work: Work,
+                 group_neighbours: bool, declared: bool) -> None:
         self.library, self.case, self.work = library, case, work
         self.groups = Groups(work.group.__getitem__) if declared else None
         arrays = [(LONG * max(len(v), 1))(*v) for v in (work.cost, work.group, work.opening)]
         self.arrays = arrays  # keeps them alive while C uses them
-        c = CCase(case.workers, case.batch, case.prefetch * case.workers, case.in_order, keeps,
-                  case.far, case.held, OVERHEAD, case.consumer, case.memory, len(work.cost),
-                  *arrays)  # fmt: skip
+        c = CCase(case.workers, case.batch, case.prefetch * case.workers, case.in_order,
+                  group_neighbours, case.far, case.held, OVERHEAD, case.consumer, case.memory,
+                  len(work.cost), *arrays)  # fmt: skip
         self.sim = library.sim_new(ctypes.byref(c))
         if not self.sim:
             raise MemoryError
@@ -374,8 +374,8 @@ def simulate(library: ctypes.CDLL, case: Case, seed: int) -> dict[str, Outcome]:
             for h in held:
                 h.opened = 0
             out[f"{name} {epoch + 1}"] = rule(case, work, order, held)
-    for name, (keeps, declared) in PLANS.items():
-        with Plan(library, case, work, keeps, declared) as plan:
+    for name, (group_neighbours, declared) in PLANS.items():
+        with Plan(library, case, work, group_neighbours, declared) as plan:
             for epoch, order in enumerate(orders):
                 out[f"{name} {epoch + 1}"] = plan.epoch(order)
     return out

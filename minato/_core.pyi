@@ -284,7 +284,7 @@ class _Scheduler(TypedDict):
     high: int
     stragglers: int
     decisions: list[Decision]
-    keep: bytes
+    saved: bytes
 
 class _Waits(TypedDict):
     waits: int
@@ -350,9 +350,9 @@ class Engine:
         min_workers: int = 0,
         max_workers: int = 0,
         straggler_seconds: float = 0.0,
-        keep: bytes | None = None,
+        saved_scheduler: bytes | None = None,
         blocks: int = 0,
-        keeps: bool = False,
+        group_neighbours: bool = False,
         ready_batch: int = 0,
         ready_bound: int = 0,
         ready_mixes: bool = False,

@@ -21,7 +21,7 @@
 
 int
 mn_autoscale_open(struct mn_autoscale **out, uint32_t workers,
-                  const struct mn_autoscale_keep *keep)
+                  const struct mn_autoscale_saved *saved)
 {
     *out = calloc(1, sizeof(**out));
     if (*out == NULL) {
@@ -34,16 +34,16 @@ mn_autoscale_open(struct mn_autoscale **out, uint32_t workers,
         return -ENOMEM;
     }
     mn_scaler_init(&(*out)->policy);
-    if (keep != NULL) {
-        (*out)->policy = keep->policy;
+    if (saved != NULL) {
+        (*out)->policy = saved->policy;
     }
     return 0;
 }
 
-struct mn_autoscale_keep
-mn_autoscale_keep(const struct mn_engine *e)
+struct mn_autoscale_saved
+mn_autoscale_save(const struct mn_engine *e)
 {
-    return (struct mn_autoscale_keep){e->active, e->autoscale->policy};
+    return (struct mn_autoscale_saved){e->active, e->autoscale->policy};
 }
 
 void

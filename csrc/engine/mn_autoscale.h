@@ -39,7 +39,7 @@ struct mn_decision {
 };
 
 /* State that one iterator passes to the next. */
-struct mn_autoscale_keep {
+struct mn_autoscale_saved {
     uint32_t active;
     struct mn_scaler policy;
 };
@@ -80,15 +80,15 @@ struct mn_autoscale {
     uint32_t nlog;         /* decisions so far; the ring holds the last MN_AUTOSCALE_LOG of them */
 };
 
-/* workers: the maximum. keep: NULL, or the result of mn_autoscale_keep(), whose active field is the
- * number of workers that the caller starts with. Returns 0 or -ENOMEM. */
+/* workers: the maximum. saved: NULL, or the result of mn_autoscale_save(), whose active field is
+ * the number of workers that the caller starts with. Returns 0 or -ENOMEM. */
 int
 mn_autoscale_open(struct mn_autoscale **out, uint32_t workers,
-                  const struct mn_autoscale_keep *keep);
+                  const struct mn_autoscale_saved *saved);
 
 /* Returns the state that the next iterator starts from. Mutex held. */
-struct mn_autoscale_keep
-mn_autoscale_keep(const struct mn_engine *e);
+struct mn_autoscale_saved
+mn_autoscale_save(const struct mn_engine *e);
 
 void
 mn_autoscale_close(struct mn_autoscale *s);

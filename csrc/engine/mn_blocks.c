@@ -266,7 +266,7 @@ mn_engine_post(struct mn_engine *e, const void *bytes, uint64_t n, uint64_t *off
 /* ---- reading ----------------------------------------------------------------------- */
 
 int
-mn_engine_keep(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t bytes)
+mn_engine_retain(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t bytes)
 {
     bytes = mn_page_round(bytes);
     mn_mutex_lock(&e->mutex);
@@ -274,7 +274,7 @@ mn_engine_keep(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t b
     struct mn_batch *b = e->closing ? NULL : mn_batch_find(e, block_off);
     if (b != NULL) {
         mn_batch_note_envelopes(e, b);
-        rc = mn_arena_keep(&e->arena, &b->ranges, off, bytes);
+        rc = mn_arena_retain(&e->arena, &b->ranges, off, bytes);
         e->refs += rc == 0;
     }
     mn_engine_unlock(e);

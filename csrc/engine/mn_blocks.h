@@ -76,6 +76,6 @@ mn_engine_post(struct mn_engine *e, const void *bytes, uint64_t n, uint64_t *off
  * mn_engine_release(), not with the block. Returns 0; -ENOMEM; -EINVAL if the block has no such
  * memory or the engine was closed. After an error the caller does not own the range. */
 int
-mn_engine_keep(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t bytes);
+mn_engine_retain(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t bytes);
 
 #endif

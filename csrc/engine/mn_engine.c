@@ -56,7 +56,7 @@ open_plan(struct mn_engine *e)
                                  .own_tasks = MN_QUEUE_OWN_TASKS,
                                  .parts = MN_PARTS_MOST,
                                  .in_order = c->in_order,
-                                 .keeps = c->keeps,
+                                 .group_neighbours = c->group_neighbours,
                                  .costs = c->costs != NULL ? &c->costs->costs : NULL,
                                  .ready_batch = c->ready_batch,
                                  .ready_bound = c->ready_bound,
@@ -159,10 +159,10 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
         e->cfg.min_workers = cfg->workers;
     }
     bool scheduled = e->cfg.min_workers < e->cfg.max_workers;
-    if (cfg->keep != NULL && scheduled) {
-        e->active = mn_autoscale_bound(e, cfg->keep->active);
+    if (cfg->saved_scheduler != NULL && scheduled) {
+        e->active = mn_autoscale_bound(e, cfg->saved_scheduler->active);
     }
-    e->cfg.keep = NULL; /* owned by the caller */
+    e->cfg.saved_scheduler = NULL; /* owned by the caller */
     mn_memory_file_init(&e->file);
     e->lifeline.fd = e->lifeline_end = -1;
     e->refs = 1;
@@ -186,7 +186,7 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
         rc = open_parts(e);
     }
     if (rc == 0 && scheduled) {
-        rc = mn_autoscale_open(&e->autoscale, e->cfg.max_workers, cfg->keep);
+        rc = mn_autoscale_open(&e->autoscale, e->cfg.max_workers, cfg->saved_scheduler);
     }
     if (rc < 0) {
         destroy(e);

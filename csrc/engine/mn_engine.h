@@ -11,7 +11,7 @@
  *            stack; puts the tasks on a queue
  *   workers  claim tasks, write rows, make each task DONE
  *   poll     derives the status from the task words: no counter is shared
- *   take     the caller reads reports, fields and envelopes, and calls mn_engine_keep() for each
+ *   take     the caller reads reports, fields and envelopes, and calls mn_engine_retain() for each
  *            range that it hands out
  *   retire   frees everything that was not handed out
  *   release  frees a range that was handed out

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 struct mn_shared_costs;
-struct mn_autoscale_keep;
+struct mn_autoscale_saved;
 
 struct mn_engine_config {
     uint32_t workers;       /* at the start */
@@ -27,9 +27,10 @@ struct mn_engine_config {
     uint32_t ready_batch;   /* 0: deliver batches as planned. Else form batches of this many */
     uint32_t ready_bound;   /* ready samples; none moves by more than this many batches */
     bool ready_mixes;       /* mix samples of several planned batches where that helps */
-    bool keeps;             /* workers may keep files open between samples: make neighbours in one
-                             * worker where measurements show that to be cheaper */
-    const struct mn_autoscale_keep *keep; /* the last iterator's scheduler, or NULL */
+    /* Workers may keep files open between samples: make neighbours in one worker where measurements
+     * show that to be cheaper. */
+    bool group_neighbours;
+    const struct mn_autoscale_saved *saved_scheduler; /* the last iterator's scheduler, or NULL */
 };
 
 #endif

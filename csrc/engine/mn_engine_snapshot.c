@@ -64,7 +64,7 @@ mn_engine_memory(struct mn_engine *e)
 }
 
 bool
-mn_engine_may_keep(struct mn_engine *e, uint64_t bytes)
+mn_engine_may_retain(struct mn_engine *e, uint64_t bytes)
 {
     mn_mutex_lock(&e->mutex);
     bool over = mn_arena_exceeds(&e->arena, 0);
@@ -108,7 +108,7 @@ mn_engine_autoscale(struct mn_engine *e, struct mn_autoscale_log *out)
     out->low = e->cfg.min_workers;
     out->high = e->cfg.max_workers;
     out->stragglers = s->stragglers;
-    out->keep = mn_autoscale_keep(e);
+    out->saved = mn_autoscale_save(e);
     out->n = s->nlog < MN_AUTOSCALE_LOG ? s->nlog : MN_AUTOSCALE_LOG;
     for (uint32_t i = 0; i < out->n; i++) {
         out->last[i] = s->log[(s->nlog - out->n + i) % MN_AUTOSCALE_LOG];

@@ -68,7 +68,7 @@ mn_engine_memory(struct mn_engine *e);
  * may retain nothing while use exceeds the limit. Otherwise a head that passed the limit would
  * still be in memory when the next head passes it. */
 bool
-mn_engine_may_keep(struct mn_engine *e, uint64_t bytes);
+mn_engine_may_retain(struct mn_engine *e, uint64_t bytes);
 
 /* Returns the parts of the mapping that a device may read; valid for as long as the engine lives.
  * They have their own mutex. */
@@ -97,7 +97,7 @@ struct mn_autoscale_log {
     uint32_t active;
     uint32_t low, high;
     uint64_t stragglers;
-    struct mn_autoscale_keep keep;
+    struct mn_autoscale_saved saved;
     uint32_t n;
     struct mn_decision last[MN_AUTOSCALE_LOG]; /* [n], oldest first */
 };

@@ -41,7 +41,7 @@ learn_rows(struct mn_engine *e, const struct mn_batch *batch, struct mn_block *b
         }
         uint32_t how = mn_task_at(&e->shm, task)->made; /* unchecked: it is only compared */
         struct mn_costs_made made = {.worker = t->worker,
-                                     .keeps = e->cfg.keeps,
+                                     .learn_locality = e->cfg.group_neighbours,
                                      .follows = how == MN_MADE_NEXT,
                                      .newcomer = how == MN_MADE_FIRST,
                                      .edge = t->row0 == 0};

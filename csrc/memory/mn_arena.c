@@ -104,7 +104,7 @@ mn_arena_free_record(struct mn_arena *a, uint64_t off, uint64_t bytes)
 }
 
 int
-mn_arena_keep(struct mn_arena *a, struct mn_ranges *of, uint64_t off, uint64_t bytes)
+mn_arena_retain(struct mn_arena *a, struct mn_ranges *of, uint64_t off, uint64_t bytes)
 {
     /* Freeing in parts needs one of the allocator's nodes for each part. */
     int rc = mn_extents_reserve(a->rows, 2);

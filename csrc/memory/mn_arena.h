@@ -6,7 +6,7 @@
  * task and no worker: a range belongs to the code that allocated it, until that code frees it.
  *
  *   mn_arena_alloc     mn_arena_free
- *   mn_arena_keep      mn_arena_release: a range that the program retains, which outlives its batch
+ *   mn_arena_retain    mn_arena_release: a range that the program retains; it outlives its batch
  *   mn_arena_record    mn_arena_free_record
  *
  * Lock.  None of its own.  All functions need the owner's lock (guard), which guards every field
@@ -114,7 +114,7 @@ mn_arena_free_record(struct mn_arena *a, uint64_t off, uint64_t bytes);
 /* Lets the program retain a part of a range in the list: it is removed from the list, and
  * mn_arena_release() frees it. Returns 0; -EINVAL: the list does not contain it; -ENOMEM. */
 int
-mn_arena_keep(struct mn_arena *a, struct mn_ranges *of, uint64_t off, uint64_t bytes);
+mn_arena_retain(struct mn_arena *a, struct mn_ranges *of, uint64_t off, uint64_t bytes);
 
 void
 mn_arena_release(struct mn_arena *a, uint64_t off, uint64_t bytes);

@@ -275,7 +275,7 @@ mn_cases_warm(const struct mn_cases *cases, int64_t at, struct mn_text *text)
     const struct mn_boxes *boxes = NULL;
     struct mn_work *work = NULL;
     bool wanted = pipeline->n_ops > 1 && pipeline->ops[1].kind == MN_OP_RAND_BALANCED_CROP
-                  && pipeline->ops[1].keep;
+                  && pipeline->ops[1].keep_boxes;
     if (!wanted || cases->cases[at].label == NULL) {
         return 0;
     }

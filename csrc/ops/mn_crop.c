@@ -125,7 +125,7 @@ mn_op_balanced_crop(struct mn_work *work, const struct mn_op *op, uint32_t numbe
     if (mn_draw_uniform(key.hi, key.lo, number, DRAW_FOREGROUND) >= op->p) {
         return random_window(work, op, &key);
     }
-    rc = mn_work_boxes(work, op->keep, &boxes);
+    rc = mn_work_boxes(work, op->keep_boxes, &boxes);
     if (rc < 0) {
         return rc;
     }

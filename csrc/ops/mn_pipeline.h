@@ -42,7 +42,7 @@ enum mn_op_kind {
 struct mn_op {
     enum mn_op_kind kind;
     bool flag;         /* read: direct; crops: include the last start; pad: constant */
-    bool keep;         /* balanced crop: cache the boxes of files */
+    bool keep_boxes;   /* balanced crop: cache the boxes of files */
     int dtypes[2];     /* read, cast: image, label; MN_DTYPE_NONE: unchanged */
     int64_t size[4];   /* crops: patch; pad: least size; resample: size, or 0; [0] unused */
     double p;          /* probability */

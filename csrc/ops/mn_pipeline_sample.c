@@ -217,12 +217,12 @@ check_label(const struct mn_work *work)
 }
 
 int
-mn_work_boxes(struct mn_work *work, bool keep, const struct mn_boxes **boxes)
+mn_work_boxes(struct mn_work *work, bool use_cache, const struct mn_boxes **boxes)
 {
     const struct mn_npy_file *file = work->label.file;
     bool whole_file = is_whole_file(&work->label);
     int rc = check_label(work);
-    if (rc == 0 && keep && whole_file) {
+    if (rc == 0 && use_cache && whole_file) {
         const struct mn_filecache_entry *known = mn_filecache_find(
             work->cache, MN_CACHED_BOXES, file->path, &file->identity);
         if (known != NULL) {
@@ -240,7 +240,7 @@ mn_work_boxes(struct mn_work *work, bool keep, const struct mn_boxes **boxes)
         rc = scan_label(work, whole_file, &work->boxes);
     }
     *boxes = work->boxes;
-    if (rc == 0 && keep && whole_file
+    if (rc == 0 && use_cache && whole_file
         && mn_filecache_add(work->cache, file->path, &file->identity, &file->npy,
                             work->boxes)
                != NULL) {

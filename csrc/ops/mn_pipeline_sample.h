@@ -50,9 +50,9 @@ int
 mn_work_settle_own(struct mn_work *work, struct mn_view *view);
 
 /* Finds the boxes of the label volume in its current state, valid until the next call or the
- * sample's end. With `keep`, boxes of an unchanged file are looked up and stored in the cache. */
+ * sample's end. With use_cache, looks up and stores boxes of an unchanged file in the cache. */
 int
-mn_work_boxes(struct mn_work *work, bool keep, const struct mn_boxes **boxes);
+mn_work_boxes(struct mn_work *work, bool use_cache, const struct mn_boxes **boxes);
 
 /* Closes files and frees blocks; keeps the reader's buffer. */
 void

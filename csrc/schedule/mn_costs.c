@@ -241,7 +241,7 @@ mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const float *hin
                       const struct mn_costs_made *made)
 {
     uint64_t sum = 0;
-    bool looks = made->keeps && looks_at_place(c);
+    bool looks = made->learn_locality && looks_at_place(c);
     fetch_first(c, index, n);
     for (uint32_t i = 0; i < n; i++) {
         fetch_ahead(c, index, n, i);

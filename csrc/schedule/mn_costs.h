@@ -48,8 +48,8 @@ mn_costs_observe_hinted(struct mn_costs *c, int64_t index, const float *hint, in
 /* How the rows of a task were made. */
 struct mn_costs_made {
     uint32_t worker;
-    bool keeps;    /* its worker may keep files open, which makes samples cheaper: else no locality
-                    * is learned */
+    /* Its worker may keep files open, which makes samples cheaper. Else no locality is learned. */
+    bool learn_locality;
     bool follows;  /* its worker had just made the sample before the first row */
     bool newcomer; /* the first row was the very first sample of its worker */
     bool edge;     /* the first row is the first of its batch */

@@ -60,7 +60,7 @@ struct mn_plan_config {
     uint32_t own_tasks;    /* capacity of a worker's own queue */
     uint32_t parts;        /* most parts of a batch that a worker collates */
     bool in_order;
-    bool keeps;            /* neighbours may be kept together */
+    bool group_neighbours; /* neighbours may be kept together */
     struct mn_costs *costs; /* NULL: costs are not learned */
     uint32_t ready_batch;  /* 0: deliver batches as planned. Else form batches of this many */
     uint32_t ready_bound;  /* ready samples; none moves by more than this many batches */

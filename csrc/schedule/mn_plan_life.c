@@ -25,7 +25,7 @@ mn_plan_open(struct mn_plan **out, const struct mn_plan_config *cfg)
     }
     p->cfg = *cfg;
     p->pace.active = cfg->workers;
-    p->together.may = cfg->keeps && cfg->costs != NULL;
+    p->together.may = cfg->group_neighbours && cfg->costs != NULL;
     p->forming = cfg->ready_batch != 0 ? mn_forming_open(cfg->ready_batch, cfg->ready_bound,
                                                          cfg->ready_mixes)
                                        : NULL;

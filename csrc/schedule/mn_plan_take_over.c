@@ -29,23 +29,23 @@ price(const struct mn_plan *p, const struct mn_piece *x, bool opened)
     return away + (opened ? opening : 0);
 }
 
-/* Moves `takes` tasks of the victim's share, behind the `keeps` tasks that stay, to the helper, and
+/* Moves `takes` tasks of the victim's share, behind `stay` others that stay, to the helper, and
  * with them the rest of their chain. */
 static void
-take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps, uint32_t takes)
+take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t stay, uint32_t takes)
 {
     struct mn_share *s = &p->shares.of[victim];
     bool has_chain = p->shares.chain.owner == (int64_t)victim;
     uint64_t chain = 0;
-    struct mn_piece *x = s->first, *kept = NULL;
-    while (x != NULL && keeps >= mn_piece_tasks(x)) {
-        keeps -= mn_piece_tasks(x);
-        kept = x;
+    struct mn_piece *x = s->first, *last = NULL;
+    while (x != NULL && stay >= mn_piece_tasks(x)) {
+        stay -= mn_piece_tasks(x);
+        last = x;
         x = x->next;
     }
-    if (x != NULL && keeps != 0) {
-        struct mn_piece *y = mn_share_split(p, victim, x, x->t0 + keeps);
-        kept = x;
+    if (x != NULL && stay != 0) {
+        struct mn_piece *y = mn_share_split(p, victim, x, x->t0 + stay);
+        last = x;
         x = x->next;
         chain = y->chain;
         takes -= takes < mn_piece_tasks(y) ? takes : mn_piece_tasks(y);
@@ -54,7 +54,7 @@ take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps, u
     while (x != NULL && (takes != 0 || x->chain == chain)) {
         struct mn_piece *next = x->next;
         takes -= takes < mn_piece_tasks(x) ? takes : mn_piece_tasks(x);
-        mn_share_take_behind(p, victim, kept, x);
+        mn_share_take_behind(p, victim, last, x);
         chain = x->chain;
         mn_share_give(p, helper, x);
         x = next;
@@ -67,7 +67,7 @@ take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t keeps, u
 
 /* The best place to cut a share in two. */
 struct border {
-    uint32_t keeps, takes;
+    uint32_t stay, takes;
     int64_t before_ns; /* what the victim has to do until then */
     int64_t price_ns;  /* what it costs to begin there */
     bool any;
@@ -92,18 +92,18 @@ best_border(struct mn_plan *p, struct mn_plan_round *r, uint32_t victim, int64_t
     }
     struct border best = {0};
     uint64_t chain = s->chain;
-    uint32_t keeps = 0;
-    for (const struct mn_piece *x = s->first; keeps < tasks; x = x->next) {
+    uint32_t stay = 0;
+    for (const struct mn_piece *x = s->first; stay < tasks; x = x->next) {
         int64_t off = 2 * done_ns > ns ? 2 * done_ns - ns : ns - 2 * done_ns;
         /* Where groups are known to end with batches, a chain over batches is a guess. */
-        bool edge = x->chain != chain || (keeps != 0 && x->t0 == 0 && !p->known.joins);
+        bool edge = x->chain != chain || (stay != 0 && x->t0 == 0 && !p->known.joins);
         if (edge && off < nearest) {
             nearest = off;
-            best = (struct border){keeps, tasks - keeps, before_ns + done_ns, price(p, x, false),
+            best = (struct border){stay, tasks - stay, before_ns + done_ns, price(p, x, false),
                                    true};
         }
         chain = x->chain;
-        keeps += mn_piece_tasks(x);
+        stay += mn_piece_tasks(x);
         done_ns += x->cost_ns;
     }
     if (!best.any) {
@@ -140,7 +140,7 @@ help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper, uint32_t victi
 {
     const struct mn_worker_view *v = &r->facts.workers[victim];
     struct border b = best_border(p, r, victim, v->left_ns);
-    bool idles = b.keeps == 0 && v->running_ns < 0 && v->queued == 0; /* it is about to begin */
+    bool idles = b.stay == 0 && v->running_ns < 0 && v->queued == 0; /* it is about to begin */
     /* A piece without owner costs nothing to begin with. But its turn may never come: work past the
      * window starts only while the head stands still. */
     uint64_t idle_ns = p->shares.of[helper].idle_ns;
@@ -158,7 +158,7 @@ help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper, uint32_t victi
     if (!head && b.price_ns > 0 && more_in(p, r) <= b.price_ns) {
         return false; /* it may begin something else before that cost has paid off */
     }
-    take_over(p, victim, helper, b.keeps, b.takes);
+    take_over(p, victim, helper, b.stay, b.takes);
     return true;
 }
 

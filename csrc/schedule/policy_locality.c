@@ -35,9 +35,9 @@ mn_locality_drawn(struct mn_locality *l, const int64_t *index, int64_t n, int64_
         count_pair(&l->order.share, near);
         count_pair(&l->order.next, next);
     }
-    bool kept = l->order.keeps;
-    l->order.keeps = l->order.share > (kept ? 0.5 : 0.75);
-    if (l->order.keeps && !kept && l->near.answer == MN_CONTRAST_NO) {
+    bool was_near = l->order.near;
+    l->order.near = l->order.share > (was_near ? 0.5 : 0.75);
+    if (l->order.near && !was_near && l->near.answer == MN_CONTRAST_NO) {
         l->near = (struct mn_contrast){.rank = 0.5};
     }
 }
@@ -74,7 +74,8 @@ quantile(const float *cost, uint32_t n, double share)
 /* Stores a cost; the quantile is computed only every few costs, because that takes a
  * microsecond. */
 static void
-keep(float *ring, uint32_t *at, uint32_t n, int64_t cost_ns, double share, double *quantile_ns)
+append_cost(float *ring, uint32_t *at, uint32_t n, int64_t cost_ns, double share,
+            double *quantile_ns)
 {
     ring[(*at)++ % MN_CONTRAST_MEMORY] = (float)cost_ns;
     if (*at % (n < MN_CONTRAST_MEMORY ? 4u : 32u) == 0 || n < 4) {
@@ -182,7 +183,7 @@ observe(struct mn_contrast *c, bool cheap, int64_t cost_ns)
     if (cheap) {
         c->ncheap += c->ncheap < MN_CONTRAST_MEMORY;
         (void)count(c, &c->cheap_tail, cost_ns);
-        keep(c->cheap, &c->cheap_at, c->ncheap, cost_ns, 0.25, &c->cheap_ns);
+        append_cost(c->cheap, &c->cheap_at, c->ncheap, cost_ns, 0.25, &c->cheap_ns);
     }
     else if (c->ncheap != 0) { /* else there is nothing to rank it in */
         if (count(c, &c->dear_tail, cost_ns)) {
@@ -191,7 +192,7 @@ observe(struct mn_contrast *c, bool cheap, int64_t cost_ns)
             c->far_ns += ((double)cost_ns - c->far_ns) / (n > 1.0 ? n : 1.0);
         }
         toward(&c->rank, rank_of(c, (float)cost_ns), &c->ndear);
-        keep(c->dear, &c->dear_at, c->ndear, cost_ns, 0.5, &c->dear_ns);
+        append_cost(c->dear, &c->dear_at, c->ndear, cost_ns, 0.5, &c->dear_ns);
     }
     decide(c);
 }

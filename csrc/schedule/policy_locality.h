@@ -126,12 +126,12 @@ struct mn_contrast {
     enum mn_contrast_answer answer;
 };
 
-/* Whether an order keeps near indices together: of its pairs of neighbours most lie within an
+/* Whether an order keeps near indices together. Then, of its pairs of neighbours most lie within an
  * eighth of the dataset. In a random order a quarter do. */
 struct mn_locality_order {
     double share; /* share of such pairs among the last ones */
     double next;  /* share of pairs of an index and the next index */
-    bool keeps;
+    bool near;    /* the order keeps near indices together */
 };
 
 struct mn_locality {

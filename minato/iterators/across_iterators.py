@@ -98,16 +98,16 @@ class Memo:
         """Whether workers should describe their first samples, see transport/sendable.py."""
         return self.shape.unsure or self.costs.summary()["send_ns"] is None
 
-    def keep_scheduler(self, bounds: tuple[int, int, int], engine: Any) -> None:
+    def save_scheduler(self, bounds: tuple[int, int, int], engine: Any) -> None:
         """At the end of an iterator: saves the number of workers that it found sufficient."""
         found = engine.scheduler()
         if found is not None:
-            self.scheduler = (bounds, found["keep"])
+            self.scheduler = (bounds, found["saved"])
 
-    def kept_scheduler(self, bounds: tuple[int, int, int]) -> bytes | None:
+    def saved_scheduler(self, bounds: tuple[int, int, int]) -> bytes | None:
         """The saved number, for a new engine; None if the user has set other bounds since."""
-        kept = self.scheduler
-        return kept[1] if kept is not None and kept[0] == bounds else None
+        saved = self.scheduler
+        return saved[1] if saved is not None and saved[0] == bounds else None
 
     @contextlib.contextmanager
     def until_begun(self, loader: Any) -> Iterator[None]:

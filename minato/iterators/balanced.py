@@ -155,8 +155,8 @@ class BalancedIterator(MinatoIterator):
             max_workers=bounds[2],
             straggler_seconds=self._options.straggler_seconds(),
             blocks=self._blocks_out(),
-            keep=memo.kept_scheduler(bounds),
-            keeps=self._offer is None,
+            saved_scheduler=memo.saved_scheduler(bounds),
+            group_neighbours=self._offer is None,
         )
 
     def _blocks_out(self) -> int:

@@ -293,7 +293,7 @@ class Supervisor:
         """What the program may ask for when the workers are gone."""
         self._memo.last_stats = engine_stats(pool, self.served)
         if self.served.balanced:
-            self._memo.keep_scheduler(self.bounds, self.engine)
+            self._memo.save_scheduler(self.bounds, self.engine)
         held = pool.held()
         if held is not None:
             self._memo.found_held(held)

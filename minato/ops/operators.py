@@ -29,13 +29,13 @@ DTYPES = {"uint8": 1, "int16": 2, "uint16": 3, "int32": 4, "float32": 5, "float6
  _USER) = range(11)
 
 
-def _spec(kind: int, *, flag: bool = False, keep: bool = False,
+def _spec(kind: int, *, flag: bool = False, keep_boxes: bool = False,
           dtypes: tuple[int, int] = (0, 0), size: Sequence[int] = (0, 0, 0), p: float = 0.0,
           per_axis: Sequence[float] = (0.0, 0.0, 0.0), values: Sequence[float] = (),
           capsule: Any = None) -> tuple[Any, ...]:
     """An operator as an argument of _ops.Pipeline. Raises TypeError unless values are numbers."""
     padded = (*array("d", values), 0.0, 0.0, 0.0, 0.0)[:4]
-    return (kind, flag, keep, dtypes, tuple(size), p, tuple(per_axis), padded, capsule)
+    return (kind, flag, keep_boxes, dtypes, tuple(size), p, tuple(per_axis), padded, capsule)
 
 
 def _of_each_axis(value: Any) -> Any:
@@ -176,7 +176,7 @@ class RandBalancedCrop(Operator):
         self._describe()
 
     def _describe(self) -> tuple[Any, ...]:
-        return _spec(_BALANCED, flag=self.include_last, keep=self.keep_boxes,
+        return _spec(_BALANCED, flag=self.include_last, keep_boxes=self.keep_boxes,
                      size=_three("patch", self.patch), p=_probability(self.foreground))
 
 

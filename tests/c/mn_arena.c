@@ -116,10 +116,10 @@ what_is_kept_outlives_its_list(void)
     set_up(&a, &f, &guard, MIB);
     CHECK_EQ(mn_arena_alloc(&a, 8 * page, &off), 0);
     CHECK_EQ(mn_ranges_add(&batch, off, 8 * page), 0);
-    CHECK_EQ(mn_arena_keep(&a, &batch, off + 2 * page, 3 * page), 0);
-    CHECK_EQ(mn_arena_keep(&a, &batch, off + 2 * page, page), -EINVAL); /* retained already */
-    CHECK_EQ(mn_arena_keep(&a, &batch, off + 5 * page, 4 * page), -EINVAL); /* too long */
-    CHECK_EQ(mn_arena_keep(&a, &batch, off, UINT64_MAX & ~(page - 1)), -EINVAL);
+    CHECK_EQ(mn_arena_retain(&a, &batch, off + 2 * page, 3 * page), 0);
+    CHECK_EQ(mn_arena_retain(&a, &batch, off + 2 * page, page), -EINVAL); /* retained already */
+    CHECK_EQ(mn_arena_retain(&a, &batch, off + 5 * page, 4 * page), -EINVAL); /* too long */
+    CHECK_EQ(mn_arena_retain(&a, &batch, off, UINT64_MAX & ~(page - 1)), -EINVAL);
     CHECK_EQ(a.kept_bytes, 3 * page);
     mn_arena_free_ranges(&a, &batch);
     CHECK_EQ(batch.n, 0);

@@ -422,7 +422,7 @@ kept_ranges_outlive_block_and_engine(void)
         rig_form(&r, (uint32_t)r.number % 9 + 1);
         CHECK_EQ(rig_plan(&r, 8, &b), MN_OK);
         take_now(&r, &w, &b);
-        n += rig_keep(&r, &b, &kept[n]);
+        n += rig_retain(&r, &b, &kept[n]);
         mn_engine_taken(e, b.sequence, b.off);
     }
     uint64_t bytes = 0;
@@ -759,7 +759,7 @@ kept_batches_leave_no_room_for_the_next(void)
     CHECK_EQ(rig_plan(&r, rows, &b[0]), MN_OK);
     CHECK_EQ(rig_plan(&r, rows, &b[1]), MN_OK);
     take_now(&r, &w, &b[0]);
-    CHECK(rig_keep(&r, &b[0], &kept));
+    CHECK(rig_retain(&r, &b[0], &kept));
     mn_engine_taken(e, b[0].sequence, b[0].off);
     take_refused(&r, &b[1], MN_REFUSED_ROWS);
     mn_engine_release(e, kept.off, kept.bytes);
@@ -1323,7 +1323,7 @@ start_crew(struct crew *c, uint32_t n, struct mn_engine *e, uint64_t scale, uint
 static void
 hold_some(struct crew *c, const struct rig_block *b)
 {
-    if (c->nheld < HELD && rig_keep(&c->rig, b, &c->held[c->nheld])) {
+    if (c->nheld < HELD && rig_retain(&c->rig, b, &c->held[c->nheld])) {
         c->nheld++;
     }
     while (c->nheld == HELD || (c->nheld != 0 && mn_test_random(&c->seed) % 2 == 0)) {
@@ -1739,7 +1739,7 @@ ranges_come_back_from_another_thread(void)
         CHECK_EQ(mn_engine_next(c.rig.e, WAIT_NS, &sequence, &b.off), MN_OK);
         rig_check(&c.rig, &b);
         await_empty(&d.mail);
-        bool kept = rig_keep(&c.rig, &b, &c.held[i % HELD]);
+        bool kept = rig_retain(&c.rig, &b, &c.held[i % HELD]);
         mn_engine_taken(c.rig.e, sequence, b.off);
         if (kept) {
             (void)mn_a64_xchg_acqrel(&d.mail, i % HELD + 1);

@@ -320,7 +320,9 @@ add_groups(struct world *w, uint32_t groups)
 static void
 open_shares(struct world *w)
 {
-    open_world(w, true, &(struct mn_plan_config){.window = 8, .in_order = true, .keeps = true});
+    open_world(w, true,
+               &(struct mn_plan_config){
+                   .window = 8, .in_order = true, .group_neighbours = true});
     for (int64_t i = 0; i < SAMPLES; i++) {
         mn_costs_observe(&w->costs, i, 2 * (int64_t)MS);
     }
@@ -369,7 +371,9 @@ static void
 nothing_waits_before_costs_are_known(void)
 {
     struct world w;
-    open_world(&w, true, &(struct mn_plan_config){.window = 8, .in_order = true, .keeps = true});
+    open_world(&w, true,
+               &(struct mn_plan_config){
+                   .window = 8, .in_order = true, .group_neighbours = true});
     CHECK_EQ(add(&w, ROWS, NULL), MN_OK);
     mn_plan_settle(w.p);
     CHECK(w.p->together.by_piece);
@@ -567,7 +571,7 @@ work(struct world *w)
         }
         const int64_t *index = q->batch.index;
         bool news = mn_plan_is_news(w->p, q->batch.epoch, index, wall, 1, q->batch.nrows);
-        struct mn_costs_made made = {.worker = next, .keeps = true};
+        struct mn_costs_made made = {.worker = next, .learn_locality = true};
         mn_plan_set_done(w->p, q);
         (void)mn_costs_observe_rows(&w->costs, index, q->batch.hint, wall, 1, q->batch.nrows,
                                     &made);
@@ -579,11 +583,13 @@ work(struct world *w)
 /* Each row is made once, batches come in order, memory stays within the limit, and no worker
  * hangs. */
 static void
-drive(bool keeps, bool groups, int64_t slow_every, int64_t limit)
+drive(bool group_neighbours, bool groups, int64_t slow_every, int64_t limit)
 {
     struct world w;
     uint64_t seed = mn_test_seed();
-    open_world(&w, true, &(struct mn_plan_config){.window = 4, .in_order = true, .keeps = keeps});
+    open_world(&w, true,
+               &(struct mn_plan_config){
+                   .window = 4, .in_order = true, .group_neighbours = group_neighbours});
     w.seed = seed;
     w.slow_every = slow_every;
     w.f.memory_limit = limit;

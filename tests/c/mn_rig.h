@@ -371,7 +371,7 @@ rig_sum(const struct rig *r, const struct rig_range *range)
 
 /* Retains a range of a done block: its first big field or its first envelope. */
 static MN_UNUSED bool
-rig_keep(const struct rig *r, const struct rig_block *b, struct rig_range *out)
+rig_retain(const struct rig *r, const struct rig_block *b, struct rig_range *out)
 {
     struct mn_block *block = mn_block_at(&r->e->shm, b->off);
     uint64_t row_bytes[RIG_FIELDS];
@@ -393,7 +393,7 @@ rig_keep(const struct rig *r, const struct rig_block *b, struct rig_range *out)
     if (out->bytes == 0) {
         return false;
     }
-    CHECK_EQ(mn_engine_keep(r->e, b->off, out->off, out->bytes), 0);
+    CHECK_EQ(mn_engine_retain(r->e, b->off, out->off, out->bytes), 0);
     out->sum = rig_sum(r, out);
     return true;
 }

@@ -87,10 +87,10 @@ def cases(draw: st.DrawFn) -> tuple[Any, Any]:
 
 @settings(deadline=None, max_examples=80)
 @given(cases(), st.booleans(), st.booleans(), st.randoms(use_true_random=False))
-def test_each_sample_is_made_once_without_deadlock(library, drawn, keeps, declared, rng):
+def test_each_sample_is_made_once_without_deadlock(library, drawn, group_neighbours, declared, rng):
     """For any costs and groups, over epochs; and within the available memory."""
     case, work = drawn
-    with groups.Plan(library, case, work, keeps or declared, declared) as plan:
+    with groups.Plan(library, case, work, group_neighbours or declared, declared) as plan:
         for _ in range(3):
             found = plan.epoch_of(case.order(work, rng))
             rows = case.batch * 4096
@@ -99,14 +99,14 @@ def test_each_sample_is_made_once_without_deadlock(library, drawn, keeps, declar
 
 
 def epochs(
-    library: ctypes.CDLL, case: Any, keeps: bool, declared: bool, seed: int = 1
+    library: ctypes.CDLL, case: Any, group_neighbours: bool, declared: bool, seed: int = 1
 ) -> list[Any]:
     """For each epoch, the result of torch's dispatch and of the plan."""
     rng = random.Random(seed)
     work = case.draw(rng)
     held = [groups.Held(work, case.held) for _ in range(case.workers)]
     out = []
-    with groups.Plan(library, case, work, keeps, declared) as plan:
+    with groups.Plan(library, case, work, group_neighbours, declared) as plan:
         for _ in range(3):
             order = case.order(work, rng)
             for h in held:
@@ -370,10 +370,10 @@ def test_learning_that_homes_do_not_help_costs_nothing(library, name: str) -> No
     """In the epochs after the first one a step as long as a batch waits no longer than where nothing
     is learned."""
     walls: list[list[int]] = []
-    for keeps in [True, False]:
+    for group_neighbours in [True, False]:
         case, rng = of_name(name), random.Random(2)
         work = case.draw(rng)
-        with groups.Plan(library, case, work, keeps, False) as plan:
+        with groups.Plan(library, case, work, group_neighbours, False) as plan:
             order = case.order(work, rng)
             plan.consumer_is(int(work.bound(order, case.workers) * case.batch / len(order)))
             plan.epoch_of(order)

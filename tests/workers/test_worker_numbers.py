@@ -71,19 +71,23 @@ def test_other_bounds_start_at_num_workers() -> None:
     del it
 
 
-@pytest.mark.parametrize("keep", [b"", b"x" * 7])
-def test_kept_number_format_is_checked(keep: bytes) -> None:
-    with pytest.raises(ValueError, match="keep is not a value that scheduler"):
-        minato._core.Engine(1, 1, True, 0, window=2, min_workers=1, max_workers=4, keep=keep)
+@pytest.mark.parametrize("saved", [b"", b"x" * 7])
+def test_saved_scheduler_format_is_checked(saved: bytes) -> None:
+    with pytest.raises(ValueError, match="saved_scheduler is not a value that scheduler"):
+        minato._core.Engine(
+            1, 1, True, 0, window=2, min_workers=1, max_workers=4, saved_scheduler=saved
+        )
 
 
-def test_a_kept_number_is_brought_into_range() -> None:
+def test_saved_number_is_brought_into_range() -> None:
     engine = minato._core.Engine(2, 1, True, 0, window=2, min_workers=1, max_workers=4)
     found = engine.scheduler()
     assert found is not None and found["active"] == 2
     for number, expected in ((0, 1), (3, 3), (9, 4)):
-        keep = number.to_bytes(4, "little") + found["keep"][4:]
-        other = minato._core.Engine(2, 1, True, 0, window=2, min_workers=1, max_workers=4, keep=keep)
+        saved = number.to_bytes(4, "little") + found["saved"][4:]
+        other = minato._core.Engine(
+            2, 1, True, 0, window=2, min_workers=1, max_workers=4, saved_scheduler=saved
+        )
         told = other.scheduler()
         assert told is not None and told["active"] == expected
         other.close()

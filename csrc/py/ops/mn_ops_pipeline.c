@@ -33,7 +33,7 @@ take_operator(PyObject *capsule, struct mn_op *op)
     return 0;
 }
 
-/* Reads (kind, flag, keep, dtypes, size, p, per_axis, values, capsule or None). */
+/* Reads (kind, flag, keep_boxes, dtypes, size, p, per_axis, values, capsule or None). */
 static int
 take_op(PyObject *item, struct mn_op *op)
 {
@@ -41,8 +41,8 @@ take_op(PyObject *item, struct mn_op *op)
     long long size[3];
     PyObject *capsule;
     memset(op, 0, sizeof(*op));
-    int flag, keep;
-    if (!PyArg_ParseTuple(item, "ipp(ii)(LLL)d(ddd)(dddd)O", &kind, &flag, &keep,
+    int flag, keep_boxes;
+    if (!PyArg_ParseTuple(item, "ipp(ii)(LLL)d(ddd)(dddd)O", &kind, &flag, &keep_boxes,
                           &op->dtypes[0], &op->dtypes[1], &size[0], &size[1], &size[2],
                           &op->p, &op->per_axis[1], &op->per_axis[2], &op->per_axis[3],
                           &op->values[0], &op->values[1], &op->values[2], &op->values[3],
@@ -55,7 +55,7 @@ take_op(PyObject *item, struct mn_op *op)
     }
     op->kind = (enum mn_op_kind)kind;
     op->flag = flag != 0;
-    op->keep = keep != 0;
+    op->keep_boxes = keep_boxes != 0;
     for (int axis = 0; axis < 3; axis++) {
         op->size[axis + 1] = size[axis];
     }

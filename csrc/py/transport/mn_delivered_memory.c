@@ -77,7 +77,7 @@ mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64
             uint64_t bytes)
 {
     struct mn_hold *h = calloc(1, sizeof(*h));
-    int rc = h != NULL ? mn_engine_keep(e, block_off, off, bytes) : -ENOMEM;
+    int rc = h != NULL ? mn_engine_retain(e, block_off, off, bytes) : -ENOMEM;
     if (rc < 0) {
         free(h);
         if (rc == -ENOMEM) {

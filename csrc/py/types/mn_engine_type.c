@@ -33,31 +33,32 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"workers", "max_retries", "respawn", "memory_limit",
                             "arena_bytes", "window", "in_order", "costs", "min_workers",
-                            "max_workers", "straggler_seconds", "keep", "blocks",
-                            "keeps", "ready_batch", "ready_bound",
+                            "max_workers", "straggler_seconds", "saved_scheduler", "blocks",
+                            "group_neighbours", "ready_batch", "ready_bound",
                             "ready_mixes", NULL};
-    struct mn_autoscale_keep keep;
-    const char *kept = NULL;
-    Py_ssize_t kept_size = 0;
+    struct mn_autoscale_saved saved;
+    const char *saved_bytes = NULL;
+    Py_ssize_t saved_size = 0;
     unsigned int workers, retries, window = 0, min_workers = 0, max_workers = 0, blocks = 0;
     unsigned int ready_batch = 0, ready_bound = 0;
     double straggler = 0.0;
-    int respawn, in_order = 1, keeps = 0, ready_mixes = 0;
+    int respawn, in_order = 1, group_neighbours = 0, ready_mixes = 0;
     PyObject *costs = Py_None;
     unsigned long long limit = 0, arena = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIIdz#IpIIp", names, &workers, &retries,
                                      &respawn, &limit, &arena, &window, &in_order, &costs,
-                                     &min_workers, &max_workers, &straggler, &kept,
-                                     &kept_size, &blocks, &keeps, &ready_batch,
+                                     &min_workers, &max_workers, &straggler, &saved_bytes,
+                                     &saved_size, &blocks, &group_neighbours, &ready_batch,
                                      &ready_bound, &ready_mixes)) {
         return NULL;
     }
-    if (kept != NULL) {
-        if (kept_size != (Py_ssize_t)sizeof(keep)) {
-            PyErr_SetString(PyExc_ValueError, "keep is not a value that scheduler() has returned");
+    if (saved_bytes != NULL) {
+        if (saved_size != (Py_ssize_t)sizeof(saved)) {
+            PyErr_SetString(PyExc_ValueError,
+                            "saved_scheduler is not a value that scheduler() has returned");
             return NULL;
         }
-        memcpy(&keep, kept, sizeof(keep)); /* bytes have no alignment */
+        memcpy(&saved, saved_bytes, sizeof(saved)); /* bytes have no alignment */
     }
     if (workers == 0 || workers > 4096 || max_workers > 4096) {
         PyErr_SetString(PyExc_ValueError, "workers must be between 1 and 4096");
@@ -88,11 +89,11 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                    .blocks = blocks,
                                    .in_order = in_order != 0,
                                    .costs = shared,
-                                   .keeps = keeps != 0,
+                                   .group_neighbours = group_neighbours != 0,
                                    .ready_batch = ready_batch,
                                    .ready_bound = ready_bound,
                                    .ready_mixes = ready_mixes != 0,
-                                   .keep = kept != NULL ? &keep : NULL};
+                                   .saved_scheduler = saved_bytes != NULL ? &saved : NULL};
     o->pid = mn_proc_self();
     o->costs = Py_NewRef(costs);
     int rc = mn_engine_open(&o->engine, &cfg);

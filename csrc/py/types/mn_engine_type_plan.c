@@ -487,8 +487,8 @@ mn_engine_py_place(PyObject *self, PyObject *args)
 }
 
 const char mn_engine_scheduler_doc[] =
-    "scheduler() -> {active, low, high, stragglers, decisions, keep} | None\n\n"
-    "decisions: [Decision], oldest first. keep: for the next Engine of the loader.";
+    "scheduler() -> {active, low, high, stragglers, decisions, saved} | None\n\n"
+    "decisions: [Decision], oldest first. saved: for the next Engine of the loader.";
 
 static const char *
 reason_text(int32_t reason)
@@ -529,6 +529,6 @@ mn_engine_py_scheduler(PyObject *self, PyObject *ignored)
                         : Py_BuildValue("{sI sI sI sK sN sy#}", "active", log.active, "low",
                                         log.low, "high", log.high, "stragglers",
                                         (unsigned long long)log.stragglers, "decisions", list,
-                                        "keep", (const char *)&log.keep,
-                                        (Py_ssize_t)sizeof(log.keep));
+                                        "saved", (const char *)&log.saved,
+                                        (Py_ssize_t)sizeof(log.saved));
 }

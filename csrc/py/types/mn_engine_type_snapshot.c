@@ -14,7 +14,7 @@ static PyObject *
 part(struct mn_state *st, struct mn_engine *e, uint64_t block, uint64_t env_off,
      const struct mn_envelope_part *p)
 {
-    bool copy = p->bytes < MN_FIELD_BIG || !mn_engine_may_keep(e, p->bytes);
+    bool copy = p->bytes < MN_FIELD_BIG || !mn_engine_may_retain(e, p->bytes);
     struct mn_hold *hold =
         copy ? mn_hold_copy(st, mn_at(mn_engine_shm(e), env_off + p->at), p->bytes)
              : mn_hold_new(st, e, block, env_off + p->at, p->bytes);

@@ -24,7 +24,7 @@ must_copy(struct mn_engine *e, const struct mn_layout *l, uint32_t nrows)
     for (uint32_t f = 0; f < mn_layout_nfields(l); f++) {
         bytes += mn_layout_row_bytes(l)[f] * nrows;
     }
-    return !mn_engine_may_keep(e, bytes);
+    return !mn_engine_may_retain(e, bytes);
 }
 
 static bool
