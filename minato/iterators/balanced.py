@@ -24,10 +24,10 @@ from ..workers.python_threads import PythonPool, tell_of_generators
 from .base import MinatoIterator
 from .collating import CollatesHere
 from .cost_hints import CostHints
+from .delivery_queue import AtATime, DeliveryQueue
 from .failures import Amended
 from .locality_key import groups_of
 from .planner import Making, Planner
-from .prefetcher import AtATime, Prefetcher
 from .receiver import Completions, Receiver
 from .supervisor import Supervisor
 from .window import Window
@@ -43,7 +43,7 @@ class BalancedIterator(MinatoIterator):
     """For map-style datasets: samples go to the next free worker, batches keep their order."""
 
     _planner: Planner
-    _prefetcher: Prefetcher
+    _delivery_queue: DeliveryQueue
     _receiver: Receiver
     _offer: Offer | None
 
@@ -66,7 +66,7 @@ class BalancedIterator(MinatoIterator):
         forgets = not self._pin_memory and self._provider is None  # else errors may name indices
         self._receiver = Receiver(completions, planner, collates, forgets=forgets)
         at_a_time = AtATime(form if self._in_order else None, planner.window)
-        self._prefetcher = Prefetcher(supervisor, self._receiver, queue, at_a_time)
+        self._delivery_queue = DeliveryQueue(supervisor, self._receiver, queue, at_a_time)
 
     def _planner_of(
         self,
@@ -111,10 +111,10 @@ class BalancedIterator(MinatoIterator):
     def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
         super()._start_workers(loader, supervisor)
         receiver, engine = self._receiver, supervisor.engine
-        self._planner.engine = self._prefetcher.engine = engine
+        self._planner.engine = self._delivery_queue.engine = engine
         receiver.engine = receiver.completions.engine = receiver.collates.engine = engine
         self._planner.window.watch(engine)
-        self._prefetcher.pinner = self._pinner
+        self._delivery_queue.pinner = self._pinner
 
     def _make_pool(self, loader: Any) -> Executor:
         if self._options.worker_type == "thread":
@@ -180,7 +180,7 @@ class BalancedIterator(MinatoIterator):
 
     def _finished(self) -> int:
         ready = self._engine.timing()["ready"] if self._living() else 0
-        return ready + len(self._prefetcher.queue)
+        return ready + len(self._delivery_queue.entries)
 
     # ---- an epoch --------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class BalancedIterator(MinatoIterator):
                 self._IterableDataset_len_called = loader._IterableDataset_len_called
                 return
             self._grant(0)
-            self._prefetcher.queue.clear()
+            self._delivery_queue.entries.clear()
             self._receiver.clear()
             planner.clear()
         with self._position.epoch_begins(loader, first=first_iter):
@@ -226,8 +226,8 @@ class BalancedIterator(MinatoIterator):
 
     def _next_batch(self) -> Any:
         """The next batch, or the Failure that takes its place."""
-        planner, prefetcher = self._planner, self._prefetcher
-        queue = prefetcher.queue
+        planner, delivery_queue = self._planner, self._delivery_queue
+        queue = delivery_queue.entries
         if queue:
             self._grant(0)  # its count included these batches
         else:
@@ -235,7 +235,7 @@ class BalancedIterator(MinatoIterator):
                 planner.fill()
             if self._receiver.at_end():
                 self._has_ended()
-        got = prefetcher.next()
+        got = delivery_queue.next()
         assert got is not None  # at_end() was false
         batch, data = got
         exhausted = planner.draw.exhausted
@@ -246,9 +246,9 @@ class BalancedIterator(MinatoIterator):
         # A worker that failed at its start has made nothing, so nothing counts as delivered.
         if type(data) is not Failure or not data.at_start:
             progress.delivered(batch.number)
-        if queue and prefetcher.pinner is None and not progress.beyond:
+        if queue and delivery_queue.pinner is None and not progress.beyond:
             enough = -1 if exhausted else planner.enough
-            most = prefetcher.need_nothing(planner.drawn_ahead() - enough - 1)
+            most = delivery_queue.need_nothing(planner.drawn_ahead() - enough - 1)
             if most > 0:
                 self._grant(most, queue, self._engine, progress)
         return data
@@ -260,7 +260,7 @@ class BalancedIterator(MinatoIterator):
         except Exception:
             raise  # the sampler's error: in torch, the program gets no batch then
         except BaseException:
-            self._prefetcher.put_back(got)
+            self._delivery_queue.put_back(got)
             raise
 
     def _has_ended(self) -> NoReturn:

@@ -6,12 +6,12 @@ All derive from torch's ``_MultiProcessingDataLoaderIter``, because libraries te
 but do not run its constructor. They consist of parts that hold no reference to the iterator, so
 an iterator is destroyed with the last reference to it:
 
-``position.py``    the epoch, its seed, what was delivered
-``planner.py``     from the sampler to the engine: prefetch window, look-ahead
-``next_epoch.py``  batches of the next epoch that are planned while this one ends
-``receiver.py``    from the engine to a batch: rows, messages, collating here, failures
-``prefetcher.py``  batches that are received early, and pinned
-``supervisor.py``  the workers: start, watch, end
+``position.py``        the epoch, its seed, the delivered batches
+``planner.py``         from the sampler to the engine: prefetch window, look-ahead
+``next_epoch.py``      batches of the next epoch that are planned while this one ends
+``receiver.py``        from the engine to a batch: rows, messages, collating here, failures
+``delivery_queue.py``  batches that were received early, pinned or copied if asked
+``supervisor.py``      the workers: start, watch, end
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ from ..workers.answers import ERROR, LEFT_OUT, OBJECTS, REFUSED, REPLACED, parte
 from ..workers.on_error import Spares
 from .balanced import BalancedIterator
 from .collating import CollatesHere
+from .delivery_queue import AtATime, DeliveryQueue
 from .failures import Amended, Part, Told, lost, no_room, note, refused, unread
 from .planner import Batch, Planner
-from .prefetcher import AtATime, Prefetcher
 from .receiver import Completions, Receiver
 from .supervisor import Supervisor
 
@@ -374,7 +374,7 @@ class ReadyIterator(BalancedIterator):
         collates = CollatesHere(loader, self._position, shape)
         self._receiver = ReadyReceiver(Completions(supervisor, planner), planner, collates)
         at_a_time = AtATime(None, planner.window)
-        self._prefetcher = Prefetcher(supervisor, self._receiver, queue, at_a_time)
+        self._delivery_queue = DeliveryQueue(supervisor, self._receiver, queue, at_a_time)
         supervisor.served.displacement = Displacement(planner, queue)
 
     def _engine_options(self) -> dict[str, Any]:
@@ -411,7 +411,7 @@ class ReadyIterator(BalancedIterator):
             progress.finished = True
             self._end_epoch()
             raise StopIteration
-        got = self._prefetcher.next()
+        got = self._delivery_queue.next()
         assert got is not None  # at_end() was false
         what, data = got
         if planner.drawn_ahead() <= planner.enough:

@@ -11,7 +11,7 @@ import pytest
 
 from minato.device.pinned import Pinning
 from minato.errors import Failure
-from minato.iterators.prefetcher import SHORT_STEP_NS, Prefetcher
+from minato.iterators.delivery_queue import SHORT_STEP_NS, DeliveryQueue
 
 from .parts import Engine
 
@@ -54,25 +54,25 @@ class Pins:
         return pinning
 
 
-def prefetcher_of(receiver: Any, most: int = 4, living: bool = True) -> Prefetcher:
+def delivery_queue_of(receiver: Any, most: int = 4, living: bool = True) -> DeliveryQueue:
     supervisor: Any = SimpleNamespace(trace=None, timeout=0, living=lambda: living)
     at_a_time: Any = SimpleNamespace(most=lambda: most)
-    prefetcher = Prefetcher(supervisor, receiver, deque(), at_a_time)
-    prefetcher.engine = Engine()  # type: ignore[assignment]
-    return prefetcher
+    delivery_queue = DeliveryQueue(supervisor, receiver, deque(), at_a_time)
+    delivery_queue.engine = Engine()  # type: ignore[assignment]
+    return delivery_queue
 
 
 def test_batches_come_in_order() -> None:
-    prefetcher = prefetcher_of(Numbers(done=3))
-    assert [prefetcher.next() for _ in range(5)] == [(f"batch {n}", n) for n in range(5)]
+    delivery_queue = delivery_queue_of(Numbers(done=3))
+    assert [delivery_queue.next() for _ in range(5)] == [(f"batch {n}", n) for n in range(5)]
 
 
 @pytest.mark.parametrize("at", ["wait_begins", "wait_ends"])
 def test_interrupted_wait_ends_at_next_call(at: str) -> None:
     """The engine counts batches taken during one wait as prefetched, and makes no more than a
     window of them."""
-    prefetcher = prefetcher_of(Numbers(done=0))
-    engine: Any = prefetcher.engine
+    delivery_queue = delivery_queue_of(Numbers(done=0))
+    engine: Any = delivery_queue.engine
     usual = getattr(engine, at)
 
     def interrupted(*told: Any) -> Any:
@@ -81,18 +81,18 @@ def test_interrupted_wait_ends_at_next_call(at: str) -> None:
 
     setattr(engine, at, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        prefetcher.next()
+        delivery_queue.next()
     assert engine.waits_ended == []
-    prefetcher._at_a_time = SimpleNamespace(most=lambda: 1)  # type: ignore[assignment]
-    prefetcher.next()
-    prefetcher.next()
+    delivery_queue._at_a_time = SimpleNamespace(most=lambda: 1)  # type: ignore[assignment]
+    delivery_queue.next()
+    delivery_queue.next()
     assert engine.waits_ended == [at == "wait_ends"]
 
 
 def test_batch_lost_to_interrupt_is_not_held() -> None:
     """It counts as prefetched until its turn."""
-    prefetcher = prefetcher_of(receiver := Numbers(done=0))
-    engine: Any = prefetcher.engine
+    delivery_queue = delivery_queue_of(receiver := Numbers(done=0))
+    engine: Any = delivery_queue.engine
     usual = receiver.receive
 
     def interrupted(wait: bool = True) -> Any:
@@ -100,66 +100,66 @@ def test_batch_lost_to_interrupt_is_not_held() -> None:
 
     receiver.receive = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        prefetcher.next()
+        delivery_queue.next()
     receiver.receive = usual  # type: ignore[method-assign]
-    prefetcher.queue.append(["batch 0", 0])
-    prefetcher.next()
+    delivery_queue.entries.append(["batch 0", 0])
+    delivery_queue.next()
     assert engine.waits_ended == [False] and engine.waits_held == [False]
 
 
 def test_complete_batches_are_received_together() -> None:
-    prefetcher = prefetcher_of(receiver := Numbers(done=3))
-    prefetcher.next()
-    assert receiver.at == 3 and len(prefetcher.queue) == 2
+    delivery_queue = delivery_queue_of(receiver := Numbers(done=3))
+    delivery_queue.next()
+    assert receiver.at == 3 and len(delivery_queue.entries) == 2
     receiver.done = 100
-    prefetcher.next()
+    delivery_queue.next()
     assert receiver.at == 3  # first these
-    engine: Any = prefetcher.engine
+    engine: Any = delivery_queue.engine
     assert engine.waits_ended == [True] and engine.delivered_ahead == 1
 
 
 def test_receives_at_most_the_requested_number() -> None:
-    prefetcher = prefetcher_of(receiver := Numbers(done=100), most=4)
-    prefetcher.next()
+    delivery_queue = delivery_queue_of(receiver := Numbers(done=100), most=4)
+    delivery_queue.next()
     assert receiver.at == 4
 
 
 @pytest.mark.parametrize("step", [0, SHORT_STEP_NS])
 def test_long_or_unknown_steps_receive_single_batches(step: int) -> None:
-    prefetcher = prefetcher_of(receiver := Numbers(done=100))
-    prefetcher.engine.wait_begins = lambda: step  # type: ignore[method-assign]
-    prefetcher.next()
+    delivery_queue = delivery_queue_of(receiver := Numbers(done=100))
+    delivery_queue.engine.wait_begins = lambda: step  # type: ignore[method-assign]
+    delivery_queue.next()
     assert receiver.at == 1
 
 
 def test_stopped_supervisor_receives_single_batches() -> None:
-    prefetcher = prefetcher_of(receiver := Numbers(done=100), living=False)
-    assert prefetcher.next() == ("batch 0", 0) and receiver.at == 1
+    delivery_queue = delivery_queue_of(receiver := Numbers(done=100), living=False)
+    assert delivery_queue.next() == ("batch 0", 0) and receiver.at == 1
 
 
 def test_error_of_early_receive_is_raised_in_turn() -> None:
-    prefetcher = prefetcher_of(receiver := Numbers(done=100, wrong=2))
-    assert [prefetcher.next(), prefetcher.next()] == [("batch 0", 0), ("batch 1", 1)]
+    delivery_queue = delivery_queue_of(receiver := Numbers(done=100, wrong=2))
+    assert [delivery_queue.next(), delivery_queue.next()] == [("batch 0", 0), ("batch 1", 1)]
     assert receiver.at == 3  # nothing after it
     with pytest.raises(ValueError, match="wrong"):
-        prefetcher.next()
-    assert prefetcher.next() == ("batch 3", 3)
+        delivery_queue.next()
+    assert delivery_queue.next() == ("batch 3", 3)
 
 
 def test_need_nothing_counts_plain_batches() -> None:
-    prefetcher = prefetcher_of(Numbers(done=100, wrong=3))
-    prefetcher.next()
-    assert len(prefetcher.queue) == 3
-    assert prefetcher.need_nothing(10) == 2 and prefetcher.need_nothing(1) == 1
+    delivery_queue = delivery_queue_of(Numbers(done=100, wrong=3))
+    delivery_queue.next()
+    assert len(delivery_queue.entries) == 3
+    assert delivery_queue.need_nothing(10) == 2 and delivery_queue.need_nothing(1) == 1
 
 
 def test_following_batch_is_pinned_ahead() -> None:
-    prefetcher = prefetcher_of(receiver := Numbers(done=100))
+    delivery_queue = delivery_queue_of(receiver := Numbers(done=100))
     pinner: Any = Pins()
-    prefetcher.pinner = pinner
-    assert prefetcher.next() == ("batch 0", "pinned 0")
+    delivery_queue.pinner = pinner
+    assert delivery_queue.next() == ("batch 0", "pinned 0")
     assert pinner.sent == [0, 1] and receiver.at == 2
-    assert prefetcher.next() == ("batch 1", "pinned 1")
+    assert delivery_queue.next() == ("batch 1", "pinned 1")
     assert pinner.sent == [0, 1, 2]
 
 
@@ -167,7 +167,7 @@ def test_failures_are_not_pinned() -> None:
     failure = Failure.of(ValueError("wrong"), "here")
     receiver = Numbers(done=100)
     receiver.receive = lambda wait=True: ("batch", failure)  # type: ignore[method-assign]
-    prefetcher = prefetcher_of(receiver)
+    delivery_queue = delivery_queue_of(receiver)
     pinner: Any = Pins()
-    prefetcher.pinner = pinner
-    assert prefetcher.next() == ("batch", failure) and not pinner.sent
+    delivery_queue.pinner = pinner
+    assert delivery_queue.next() == ("batch", failure) and not pinner.sent

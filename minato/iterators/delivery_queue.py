@@ -69,7 +69,7 @@ class AtATime:
         return self._most
 
 
-class Prefetcher:
+class DeliveryQueue:
     """Delivers a receiver's batches, and makes sure that the next one is on its way."""
 
     engine: Engine
@@ -78,11 +78,11 @@ class Prefetcher:
         self,
         supervisor: Supervisor,
         receiver: Receives,
-        queue: deque[list[Any]],
+        entries: deque[list[Any]],
         at_a_time: AtATime,
     ) -> None:
         #: [description, data or Pinning or Raised] of received batches, in order of delivery
-        self.queue = queue
+        self.entries = entries
         self.pinner: Pinner | None = None
         self.receiver = receiver
         self._supervisor = supervisor
@@ -93,12 +93,12 @@ class Prefetcher:
     def next(self) -> tuple[Any, Any] | None:
         """The receiver's next batch, pinned if that is asked for. Also prefetches the following
         batches if they are complete."""
-        queue, supervisor = self.queue, self._supervisor
+        entries, supervisor = self.entries, self._supervisor
         if self._waits:  # an interrupt came before wait_ends()
             self._end_wait()
         if self.pinner is not None:
             most = self.pinner.most()
-        elif queue:
+        elif entries:
             return self._handed_out()
         else:
             most = self._at_a_time.most() if supervisor.trace is None else 1
@@ -111,18 +111,18 @@ class Prefetcher:
         try:
             if self.pinner is None and not 0 < step < SHORT_STEP_NS:
                 most = 1
-            if not queue:
+            if not entries:
                 self._append(self.receiver.receive())
-            if 0 < len(queue) < most:
+            if 0 < len(entries) < most:
                 self._receive_ahead(most)
-            if not queue:
+            if not entries:
                 return None
-            self._send_off(queue[0])
-            what, data = queue[0]
+            self._send_off(entries[0])
+            what, data = entries[0]
             if isinstance(data, Pinning):
                 data = data.result(supervisor.timeout)
             self._got = True  # a KeyboardInterrupt cannot be raised before the next line
-            queue.popleft()
+            entries.popleft()
             if isinstance(data, Raised):
                 raise data.error
             return what, data
@@ -133,7 +133,7 @@ class Prefetcher:
         supervisor = self._supervisor
         if supervisor.living():
             # With no batch and an empty queue, an interrupt has lost what was received.
-            self.engine.wait_ends(self._got, bool(self.queue))
+            self.engine.wait_ends(self._got, bool(self.entries))
             if supervisor.trace is not None:
                 supervisor.trace.news()
         self._waits = False
@@ -141,17 +141,17 @@ class Prefetcher:
     def put_back(self, got: tuple[Any, Any]) -> None:
         """Returns a batch to the queue, for the next call; not if it is already pinned."""
         if self.pinner is None:
-            self.queue.appendleft([*got])
+            self.entries.appendleft([*got])
 
     def need_nothing(self, most: int) -> int:
         """How many of the first ``most`` prefetched batches need nothing but delivery."""
-        queue = self.queue
-        whole = len(queue) - isinstance(queue[-1][1], (Failure, Raised))
+        entries = self.entries
+        whole = len(entries) - isinstance(entries[-1][1], (Failure, Raised))
         return min(most, whole)
 
     def _handed_out(self) -> tuple[Any, Any]:
         self.engine.delivered()  # first: after an interrupt it may be called twice for a batch
-        what, data = self.queue.popleft()
+        what, data = self.entries.popleft()
         if self._supervisor.trace is not None:
             self._supervisor.trace.news()
         if isinstance(data, Raised):
@@ -169,14 +169,14 @@ class Prefetcher:
             self._append_most(most)
 
     def _append_most(self, most: int) -> None:
-        while len(self.queue) < most and self.receiver.more() and self._append_ahead():
+        while len(self.entries) < most and self.receiver.more() and self._append_ahead():
             pass
 
     def _append_ahead(self) -> bool:
         try:
             return self._append(self.receiver.receive(wait=False))
         except Exception as error:
-            self.queue.append([None, Raised(error)])  # raised in its turn
+            self.entries.append([None, Raised(error)])  # raised in its turn
             return False
 
     def _append(self, received: tuple[Any, Any] | None) -> bool:
@@ -184,7 +184,7 @@ class Prefetcher:
         if received is None:
             return False
         entry = [*received]
-        self.queue.append(entry)
+        self.entries.append(entry)
         del received  # so that the pinning thread holds the last reference
         self._send_off(entry)
         return not isinstance(entry[1], Failure)
