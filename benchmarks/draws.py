@@ -43,7 +43,7 @@ sys.path.insert(0, str(ROOT))
 import minato  # noqa: E402
 from minato._core import CostModel, Seeder  # noqa: E402
 from minato.seeding.draws import sample_seed  # noqa: E402
-from minato.seeding.generators import make_seeder  # noqa: E402
+from minato.seeding.find_generators import make_seeder  # noqa: E402
 from unet3d import phantom, preprocess, transforms  # noqa: E402
 from unet3d.data import VolumeDataset, list_cases  # noqa: E402
 

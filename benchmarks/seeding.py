@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from minato._core import Seeder
-from minato.seeding import generator_states, generators
+from minato.seeding import find_generators, generator_states
 
 Step = Callable[[int], Any]
 
@@ -44,7 +44,7 @@ def looked_at(objects: int) -> Step:
     """The check after a sample for new generators, for objects of eight attributes."""
     dataset = [types.SimpleNamespace(**dict.fromkeys("abcdefgh", (1,))) for _ in range(objects)]
     dicts = [vars(one) for one in dataset]
-    near = generators.WATCHED // 8
+    near = find_generators.WATCHED // 8
     seeder = Seeder._from_plans([])
     seeder.watch(dicts[:near], dicts[near:], lambda: None, 0, ())
     return lambda position: seeder.renew()
@@ -73,9 +73,10 @@ def parts() -> dict[str, Step]:
         "private random.Random": private(random.Random(1)),
         "private torch.Generator": private(torch.Generator()),
         "look at 64 attributes": looked_at(8),
-        "look at as many as are watched": looked_at(generators.WATCHED // 8),
-        "and as many objects as are counted": looked_at(generators.WATCHED // 8
-                                                        + generators.COUNTED),
+        "look at as many as are watched": looked_at(find_generators.WATCHED // 8),
+        "and as many objects as are counted": looked_at(
+            find_generators.WATCHED // 8 + find_generators.COUNTED
+        ),
         "seed functions, all three": seed_functions,
         "  random.seed": random.seed,
         "  np.random.seed": np.random.seed,

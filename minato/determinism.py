@@ -29,7 +29,7 @@ from .hint_draws import differing, drawn_by
 from .iterators.cost_hints import hint_method, takes
 from .loader import DataLoader
 from .seeding.draws import sample_seed
-from .seeding.generators import find_all, make_seeder
+from .seeding.find_generators import find_all, make_seeder
 from .workers.fetching import fetched
 
 #: number of samples whose hint is compared with their draws

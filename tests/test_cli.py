@@ -75,7 +75,7 @@ def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_info_shows_how_generators_are_seeded() -> None:
-    from minato.seeding.generators import make_seeder
+    from minato.seeding.find_generators import make_seeder
 
     for name, path in make_seeder(None).describe().items():
         assert f"{name} {path}" in _info.paths()["seeding"]

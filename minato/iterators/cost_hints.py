@@ -17,7 +17,7 @@ from .._core import Seeder
 from ..dataset_calls import attribute, offered
 from ..sampler_indices import each_index, whole_number
 from ..seeding.draws import sample_seed
-from ..seeding.generators import find_all
+from ..seeding.find_generators import find_all
 from .across_iterators import Memo
 
 #: Hints take at most this share of the trainer's time, beyond what the first ones may take.

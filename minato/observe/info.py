@@ -157,7 +157,7 @@ def _seeding() -> dict[str, str]:
     """By global generator: which way puts it into a sample's state, as Seeder.describe() says."""
     if "minato" not in sys.modules:
         return {}
-    from minato.seeding.generators import make_seeder
+    from minato.seeding.find_generators import make_seeder
 
     return make_seeder(None).describe()
 

@@ -17,8 +17,8 @@ import torch
 
 from ..workers.fetching import OF_COLLATE, Unseeded, collated, fetched, tolerated
 from ..workers.on_error import Tolerant
+from .find_generators import Growing
 from .generator_states import put_back
-from .generators import Growing
 from .held import Finder, Held
 
 

@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..seeding.generator_states import loaded
-from ..seeding.generators import _Walk
+from ..seeding.find_generators import _Walk
 
 _FOLDER = "/proc/self/fd"
 #: flags of a description that the new one is opened with, too

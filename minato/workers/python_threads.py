@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from .. import _core
 from .._notes import Notes
 from ..option_values import option
-from ..seeding.generators import find_of, find_shared, make_seeder_of_thread
+from ..seeding.find_generators import find_of, find_shared, make_seeder_of_thread
 from . import grace, library_threads, worker_info
 from .job import Job, Memory
 from .runner import Runner, serve, worker_of

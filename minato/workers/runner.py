@@ -122,7 +122,7 @@ class Runner:
             if job.seed_per_sample:
                 self.init_states = init_states.left_by(before)
         if job.seed_per_sample:
-            from ..seeding.generators import make_seeder
+            from ..seeding.find_generators import make_seeder
 
             finder = job.notes if job.finds_held else None
             self.seeder = make_seeder(job.dataset, job.collate_fn, known=job.held, finder=finder)

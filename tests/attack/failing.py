@@ -52,7 +52,7 @@ import minato.iterators.balanced  # noqa: E401, I001
 import minato.iterators.inline
 import minato.iterators.ready
 import minato.iterators.static_and_iterable  # noqa: E401
-import minato.seeding.generators  # noqa: E401
+import minato.seeding.find_generators  # noqa: E401
 import minato.workers.native
 import minato.workers.python_threads
 from attack.support import descendants, kill, wait_for, workers_of

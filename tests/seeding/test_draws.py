@@ -13,7 +13,7 @@ import torch
 import minato
 from minato._core import Seeder
 from minato.seeding.draws import SampleSeed, sample_seed
-from minato.seeding.generators import make_seeder
+from minato.seeding.find_generators import make_seeder
 
 
 def seed_of(position: int, hook: int = 0, ranks: tuple[int, int, int] | None = None) -> SampleSeed:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import minato
-from minato.seeding.generators import make_seeder
+from minato.seeding.find_generators import make_seeder
 from minato.seeding.held import Held
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

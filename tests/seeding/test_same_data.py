@@ -392,7 +392,7 @@ def test_samples_are_seldom_made_twice(makes, most):
 
 
 def test_fruitless_walks_become_rare(monkeypatch):
-    from minato.seeding import generators as _seeding
+    from minato.seeding import find_generators as _seeding
 
     growing = _seeding.Growing(data := Counting(False))
     walks = []
@@ -640,7 +640,7 @@ class Caching(Lazy):
 
 
 def test_a_growing_cache_hides_no_generator():
-    from minato.seeding import generators as _seeding
+    from minato.seeding import find_generators as _seeding
 
     growing = _seeding.Growing(data := Caching())
     for index in range(200):
@@ -662,7 +662,7 @@ class Noise:
 @pytest.mark.parametrize("steps", [3, 15, 200, 1000])
 def test_late_nested_generator_is_found(steps):
     """Up to some of these also one in place of an attribute that was there before."""
-    from minato.seeding import generators as _seeding
+    from minato.seeding import find_generators as _seeding
 
     data = Step(0)
     data.steps = [*map(Step, range(steps)), Noise()]
@@ -676,7 +676,7 @@ def test_late_nested_generator_is_found(steps):
 
 
 def test_repeatedly_made_generators_warn_once():
-    from minato.seeding import generators as _seeding
+    from minato.seeding import find_generators as _seeding
 
     growing = _seeding.Growing(data := Lazy())
     with pytest.warns(UserWarning, match="seed_sample") as told:

@@ -472,10 +472,10 @@ def now():
     return (random.getstate(), str(np.random.get_state(legacy=False)),
             np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
 before = now()
-import minato._core, minato.seeding.generators
+import minato._core, minato.seeding.find_generators
 class Dataset:
     rng = np.random.default_rng(1)
-minato.seeding.generators.make_seeder(Dataset())
+minato.seeding.find_generators.make_seeder(Dataset())
 assert now() == before
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE_S)

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from minato._core import Seeder
-from minato.seeding.generators import (
+from minato.seeding.find_generators import (
     CONTAINER_LIMIT,
     NODE_LIMIT,
     find_all,
@@ -279,7 +279,7 @@ def test_many_small_datasets_are_all_reached() -> None:
 
 ORDER = """
 import random, numpy as np, torch
-from minato.seeding.generators import find_all
+from minato.seeding.find_generators import find_all
 class Box: pass
 box = Box()
 box.names = {str(i): i for i in range(100)}
