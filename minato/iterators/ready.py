@@ -18,7 +18,7 @@ from typing import Any
 
 from .._core import Block, Loss
 from ..errors import Failure
-from ..transport import received
+from ..transport import read_results
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import Form, Shape
 from ..workers.answers import ERROR, LEFT_OUT, OBJECTS, REFUSED, REPLACED, parted
@@ -316,7 +316,7 @@ class ReadyReceiver(Receiver):
         for sent in self.engine.envelopes(block, row):
             failed = no_room() if sent.pickle is None else None
             try:
-                found = received.rows(sent) if failed is None else []
+                found = read_results.rows(sent) if failed is None else []
             except Exception as error:
                 found, failed = [], unread(
                     error, batch.number, batch.indices, sent.row0, sent.nrows
@@ -331,7 +331,7 @@ class ReadyReceiver(Receiver):
                     failed = failed or obj
             for other in range(sent.row0, sent.row0 + sent.nrows):
                 if other not in entries and not (sound and reports[other][0] == WRITTEN):
-                    entries[other] = ERROR, failed or Told(received.nonsense(sent.worker))
+                    entries[other] = ERROR, failed or Told(read_results.nonsense(sent.worker))
                 entries.setdefault(other, (OBJECTS, None))
         if row not in entries and reports[row][0] == WRITTEN:
             entries[row] = OBJECTS, None

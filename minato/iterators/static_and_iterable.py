@@ -19,7 +19,7 @@ from ..dataset_calls import warn_of_batches_handed_on
 from ..device.pinned import Pinning
 from ..errors import Failure, WorkerLost, describe_death
 from ..sampler_indices import as_given
-from ..transport import received
+from ..transport import read_results
 from ..transport.layouts import Layout, is_default_collate
 from ..transport.rows_or_whole import Form
 from ..workers import shares
@@ -176,7 +176,7 @@ class StaticIterator(MinatoIterator):
 
     def _note_begin(self, worker: int, block: Block) -> None:
         sent = self._engine.envelopes(block)[0]
-        stated = None if sent.pickle is None else received.begun(sent)
+        stated = None if sent.pickle is None else read_results.begun(sent)
         if stated is not None:
             self._progress.kept[worker].came(stated)
 

@@ -1,6 +1,6 @@
 """What a worker answers to a task, and how that becomes a message.
 
-Read where it arrives by ``transport/received.py``.
+Read where it arrives by ``transport/read_results.py``.
 """
 
 from __future__ import annotations

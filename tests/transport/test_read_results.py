@@ -10,7 +10,7 @@ import torch
 
 from minato._core import Envelope
 from minato.errors import Failure
-from minato.transport import messages, received
+from minato.transport import messages, read_results
 from minato.transport.layouts import Layout, proven
 from minato.workers.answers import EXHAUSTED, FAILED, OK, PLACED, STATED
 
@@ -29,7 +29,7 @@ def sent(data: bytes, *buffers: Any) -> Envelope:
 
 def told(answer: Any, layout: Layout | None, most: int = 2) -> Any:
     data, buffers = messages.dumps(answer)
-    return received.placed(sent(data, *buffers), layout, most)[0]
+    return read_results.placed(sent(data, *buffers), layout, most)[0]
 
 
 @pytest.mark.parametrize("answer", [
@@ -66,23 +66,23 @@ def test_invalid_message_names_its_worker(answer: Any, layout: Layout | None) ->
 def test_dataset_state_is_read() -> None:
     for answer in ((OK, "data"), (EXHAUSTED, None), (PLACED, 2, [])):
         data, _buffers = messages.dumps((STATED, answer, b"words"))
-        assert received.placed(sent(data), PLAIN, 2) == (answer, b"words")
-    assert received.begun(sent(messages.dumps((STATED, (OK, None), b"words"))[0])) == b"words"
-    assert received.begun(sent(messages.dumps((OK, None))[0])) is None
+        assert read_results.placed(sent(data), PLAIN, 2) == (answer, b"words")
+    assert read_results.begun(sent(messages.dumps((STATED, (OK, None), b"words"))[0])) == b"words"
+    assert read_results.begun(sent(messages.dumps((OK, None))[0])) is None
     with pytest.raises(RuntimeError, match="worker 3 has sent is invalid"):
-        received.begun(sent(messages.dumps((EXHAUSTED, None))[0]))
+        read_results.begun(sent(messages.dumps((EXHAUSTED, None))[0]))
 
 
 def test_placed_result_without_permission_is_invalid() -> None:
     data, buffers = messages.dumps((PLACED, 1, []))
     with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent is invalid"):
-        received.answer(sent(data, *buffers))
+        read_results.answer(sent(data, *buffers))
 
 
 @pytest.mark.parametrize("garbage", [b"", b"noise", messages.dumps((4, 7))[0]])
 def test_invalid_layout_names_its_worker(garbage: bytes) -> None:
     with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent is invalid"):
-        received.layout(3, garbage)
+        read_results.layout(3, garbage)
 
 
 def test_samples_prove_their_layout() -> None:
