@@ -22,10 +22,10 @@ from ..workers.on_error import RAISE, REPLACE
 from ..workers.process_pool import Pool
 from ..workers.python_threads import PythonPool, tell_of_generators
 from .base import MinatoIterator
+from .batch_errors import Amended
 from .collating import CollatesHere
 from .cost_hints import CostHints
 from .delivery_queue import AtATime, DeliveryQueue
-from .failures import Amended
 from .locality_key import groups_of
 from .planner import Making, Planner
 from .receiver import Completions, Receiver

@@ -45,7 +45,7 @@ from ..workers.executor import Executor
 from ..workers.open_files import warn_of_shared
 from ..workers.process_pool import Pool, WorkerHandle, start_method_context
 from .across_iterators import memo_of
-from .failures import Amended
+from .batch_errors import Amended
 from .max_errors import ErrorsAllowed
 from .position import Position
 from .supervisor import Supervisor

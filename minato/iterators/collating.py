@@ -13,7 +13,7 @@ from ..transport.layouts import Layout, NoLayout, alike, is_default_collate
 from ..transport.rows_or_whole import Shape
 from ..transport.uncollatable import by_index, why
 from ..workers.worker_info import as_in_worker
-from .failures import note
+from .batch_errors import note
 from .position import Position
 
 

@@ -41,7 +41,7 @@ if CORE:
     from ..seeding.in_trainer import SeededFetcher, TolerantFetcher
     from ..workers.fetching import AllLeftOut
     from ..workers.on_error import Ahead, Spares, Tolerant
-    from .failures import Amended
+    from .batch_errors import Amended
     from .max_errors import ErrorsAllowed
 
 

@@ -11,7 +11,7 @@ from .._warn import warn
 from ..errors import Failure, text_of
 from ..options import Options
 from ..seeding.order_generators import Sources, batch_size_of, sampler_of
-from .failures import Amended
+from .batch_errors import Amended
 
 if TYPE_CHECKING:
     from ..progress import Progress

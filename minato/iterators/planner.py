@@ -16,8 +16,8 @@ from ..sampler_indices import as_given, numbered, numbered_alone
 from ..transport.rows_or_whole import Form
 from ..workers.native import integers
 from ..workers.on_error import Ahead, Gone, Spares
+from .batch_errors import lost_sample
 from .cost_hints import CostHints
-from .failures import lost_sample
 from .locality_key import Groups
 from .next_epoch import EpochAhead, NextEpoch
 from .position import Position

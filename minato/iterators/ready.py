@@ -24,9 +24,9 @@ from ..transport.rows_or_whole import Form, Shape
 from ..workers.answers import ERROR, LEFT_OUT, OBJECTS, REFUSED, REPLACED, parted
 from ..workers.on_error import Spares
 from .balanced import BalancedIterator
+from .batch_errors import Amended, LoaderFailure, Part, lost, no_room, note, refused, unread
 from .collating import CollatesHere
 from .delivery_queue import AtATime, DeliveryQueue
-from .failures import Amended, Part, Told, lost, no_room, note, refused, unread
 from .planner import Batch, Planner
 from .receiver import Completions, Receiver
 from .supervisor import Supervisor
@@ -203,7 +203,7 @@ class ReadyReceiver(Receiver):
                 finally:
                     self.engine.taken(runs[0][0])
         except Exception as error:
-            return Told(error)  # in the batch's place: the end of the epoch expects one
+            return LoaderFailure(error)  # in the batch's place: the end of the epoch expects one
         except BaseException:  # an interrupt: the batch is lost and counts as delivered
             progress = self.planner.position.progress
             for batch, row0, rows in what:
@@ -331,7 +331,8 @@ class ReadyReceiver(Receiver):
                     failed = failed or obj
             for other in range(sent.row0, sent.row0 + sent.nrows):
                 if other not in entries and not (sound and reports[other][0] == WRITTEN):
-                    entries[other] = ERROR, failed or Told(read_results.nonsense(sent.worker))
+                    nonsense = LoaderFailure(read_results.nonsense(sent.worker))
+                    entries[other] = ERROR, failed or nonsense
                 entries.setdefault(other, (OBJECTS, None))
         if row not in entries and reports[row][0] == WRITTEN:
             entries[row] = OBJECTS, None

@@ -33,8 +33,8 @@ from ..workers.answers import (
     parted,
 )  # fmt: skip
 from ..workers.on_error import Amiss
+from .batch_errors import Amended, LoaderFailure, Part, lost, no_room, note, refused, unread
 from .collating import CollatesHere
-from .failures import Amended, Part, Told, lost, no_room, note, refused, unread
 from .planner import Batch, Planner
 from .supervisor import Supervisor
 

@@ -27,7 +27,7 @@ from ..workers.answers import EXHAUSTED, FAILED, OK
 from ..workers.on_error import RAISE, REPLACE, Ahead, Spares
 from .balanced import WHOLE
 from .base import MinatoIterator
-from .failures import Amended, Told, note, unread
+from .batch_errors import Amended, LoaderFailure, note, unread
 from .receiver import LOST, placed_batch
 from .supervisor import Supervisor, stay_at_exit
 
@@ -238,7 +238,7 @@ class StaticIterator(MinatoIterator):
                 self._supervisor.trace.block(sent.index, sent.block)
             sent.answer = (EXHAUSTED, None) if ended else self._whole(sent)
         except Exception as error:
-            failed = Told(error) if self._iterable else unread(error, number, sent.index)
+            failed = LoaderFailure(error) if self._iterable else unread(error, number, sent.index)
             sent.answer = FAILED, failed  # in the batch's place: torch's dispatch expects one
         except BaseException:
             del self._blocks[number]

@@ -26,7 +26,7 @@ from ..options import Options
 from ..progress import Progress, title_of
 from ..workers import signals
 from ..workers.executor import Executor
-from .failures import placed
+from .batch_errors import placed
 from .foreign_threads import FirstSamples
 from .position import Position
 from .window import per_worker

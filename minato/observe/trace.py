@@ -33,7 +33,7 @@ from ..workers.answers import BATCH, COLLATE
 if TYPE_CHECKING:
     from .._core import Block, Engine
     from ..iterators.across_iterators import Memo
-    from ..iterators.failures import Amended
+    from ..iterators.batch_errors import Amended
 
 #: why a task was started, enum mn_dispatch_why; 0: static scheduling
 WHY = ("static", "window", "early", "ahead", "finale", "order")

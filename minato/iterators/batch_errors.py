@@ -15,7 +15,7 @@ from ..workers.answers import BATCH
 from ..workers.on_error import Amiss
 
 
-class Told(Failure):
+class LoaderFailure(Failure):
     """An error of the loader itself, raised unchanged."""
 
     def __init__(self, error: Exception) -> None:
@@ -27,7 +27,9 @@ class Told(Failure):
         raise self.error
 
 
-def unread(error: Exception, number: int, indices: Any, row0: int = 0, rows: int = 0) -> Told:
+def unread(
+    error: Exception, number: int, indices: Any, row0: int = 0, rows: int = 0
+) -> LoaderFailure:
     """The error for a result that cannot be read: of some rows of a batch, or of all rows."""
     if not rows or not isinstance(indices, (list, tuple)):
         add_note(error, note(number, indices))
@@ -36,7 +38,7 @@ def unread(error: Exception, number: int, indices: Any, row0: int = 0, rows: int
     else:
         some = _short(list(indices[row0 : row0 + rows]))
         add_note(error, f"minato: one of sample indices {some} of batch {number}")
-    return Told(error)
+    return LoaderFailure(error)
 
 
 class Amended(Failure):
@@ -107,7 +109,7 @@ def refused(engine: Engine, block: Block, what: str) -> Failure:
     used = memory["in_flight"] if why == 1 else memory["used"]
     needs = _NEEDS[why].format(need=need, all=there, used=used, kept=memory["kept"])
     text = f"{what} cannot be made: it needs {needs}. Make batches smaller, or retain fewer."
-    return Told(MemoryError(text))
+    return LoaderFailure(MemoryError(text))
 
 
 class Part(NamedTuple):
@@ -136,7 +138,7 @@ def lost(engine: Engine, parts: list[Part]) -> Failure:
     text = _loading(pid, status, index, number)
     if others:
         text += f" Other workers were lost in the same way, with sample indices {text_of(others)}."
-    return Told(WorkerLost(text, pid, [*first, *others] if others else index, status))
+    return LoaderFailure(WorkerLost(text, pid, [*first, *others] if others else index, status))
 
 
 def _loading(pid: int, status: int, index: Any, number: int) -> str:
