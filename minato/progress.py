@@ -28,7 +28,8 @@ class Progress:
     sampler: Any = None  # watches the epoch's sampler; see iterators/sampler_states.py
     kept: list[Kept] = field(default_factory=list)  # state_dict() of each worker's dataset
     failed: int = 0  # samples skipped or replaced in delivered batches
-    draws_late: bool = False  # the sampler draws from a global generator while it is iterated
+    #: the sampler draws from a global generator while it is iterated
+    draws_while_iterated: bool = False
     finished: bool = False
     lives_on: bool = False  # the dataset's copy is used for the next epoch, too
     dataset_length: int | None = None  # when the epoch started, if the dataset has a length

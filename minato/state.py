@@ -184,7 +184,7 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         generators = {**now, **progress.generators}
         if "loader" in now:
             generators["loader"] = now["loader"]  # only base seeds are drawn from it
-    if progress.draws_late and state["begun"]:
+    if progress.draws_while_iterated and state["begun"]:
         warnings.warn(
             "the sampler draws from a global generator (torch's, NumPy's or Python's) while "
             "it is iterated, so its order depends on what the program draws in the meantime. If "

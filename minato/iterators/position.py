@@ -24,7 +24,7 @@ from ..state import Start, State
 from ..stateful import Kept
 from .across_iterators import Memo
 from .dataset_epochs import DatasetEpochs
-from .late_draws import LateDraws
+from .sampler_draws import DrawDetector
 from .sampler_states import SamplerStates
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Position:
         watched = self.sampler.watched(indices, progress, rewind)
         programs = "python" in self.sources.globals and self._streams is None
         # A sampler with its own state stores its position there.
-        return LateDraws(indices, progress) if programs and watched is indices else watched
+        return DrawDetector(indices, progress) if programs and watched is indices else watched
 
     def new_progress(self, start: State | None = None) -> Progress:
         """Progress of an epoch that starts at its beginning, or at a state's position."""

@@ -16,7 +16,7 @@ from ..stateful import Pace
 SHARE = 0.02
 
 
-class LateDraws(Iterator[Any]):
+class DrawDetector(Iterator[Any]):
     """An epoch's indices. Records in the epoch's progress whether drawing one of them used a
     global generator. The first index is exempt: starting an epoch may draw."""
 
@@ -26,7 +26,7 @@ class LateDraws(Iterator[Any]):
         self._begins = True
 
     def __next__(self) -> Any:
-        if self._begins or self._progress.draws_late or not self._pace.allows():
+        if self._begins or self._progress.draws_while_iterated or not self._pace.allows():
             index = next(self._indices)
             self._begins = False
             return index
@@ -35,6 +35,6 @@ class LateDraws(Iterator[Any]):
         looked = time.perf_counter_ns()
         index = next(self._indices)
         drew = time.perf_counter_ns() - looked
-        self._progress.draws_late = fingerprint() != before
+        self._progress.draws_while_iterated = fingerprint() != before
         self._pace.took(looks + drew)
         return index
