@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 
 from . import info
 from .doctor_facts import Facts, gather
+from .environment_variables import ALL
 from .info import sized
-from .variables import ALL
 
 MiB, GiB = 1 << 20, 1 << 30
 

@@ -1,7 +1,7 @@
-"""Every environment variable of minato's: who reads it, and what it does.
+"""Every environment variable of minato's: which program reads it, and what it does.
 
-``tests/observe/test_variables.py`` finds the names in the sources, and fails for one that is not
-here.
+``tests/observe/test_environment_variables.py`` finds the names in the sources. It fails for a name
+that is missing here.
 """
 
 from __future__ import annotations
