@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
-.PHONY: help setup build test fits train gpu lint bench clean
+.PHONY: help setup build test slow fits train gpu lint bench clean
 .PHONY: stress soak sanitize nightly mutants fuzz libraries reference aarch64
 .PHONY: wheels installed try-wheel torches docs pinned reproduced
 .PHONY: stress-loader stress-programs stress-resume sanitize-programs sanitize-extension
@@ -14,6 +14,7 @@ TORCH ?= torch==2.13.0
 
 help:
 	@echo "make test      set up, build and run the tests"
+	@echo "make slow      the long tests that make test leaves out"
 	@echo "make fits      only its tests of common libraries: Lightning, transformers, ..."
 	@echo "make train     set up, make data, train the 3D U-Net (quick preset), compare loaders"
 	@echo "make gpu       measure how many cores a GPU needs, by loader (40 minutes, needs a GPU)"
@@ -65,7 +66,12 @@ BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BY_TEST := -n $(JOBS) --dist worksteal
 test: build $(MOST_USED_VENV)/.ready
 	@failed=0; $(RUN_FITS) || failed=1; \
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q $(BY_FILE) tests || failed=1; exit $$failed
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q $(BY_FILE) --without-slow tests || failed=1; \
+	exit $$failed
+
+# What `make test` leaves out: tests/slow.py.
+slow: build
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q $(BY_TEST) --only-slow tests
 
 fits: build $(MOST_USED_VENV)/.ready
 	@$(RUN_FITS)
@@ -199,7 +205,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 nightly: build
 	@echo "SEED=$(SEED)"
 	$(MAKE) -k SEED=$(SEED) MINATO_TEST_SEED=$(SEED) SOAK_SECONDS=120 \
-	  mutants fuzz stress soak sanitize reference reproduced installed torches aarch64 libraries
+	  slow mutants fuzz stress soak sanitize reference reproduced installed torches aarch64 libraries
 
 # Needs a cross compiler and an emulator: Debian's gcc-aarch64-linux-gnu and qemu-user-static.
 aarch64: build

@@ -15,6 +15,9 @@ costs less than a millisecond.
 every test forks. Between tests, free memory goes back to the system, and now and then the rest is
 moved to huge pages.
 
+*Slow tests.* With ``--without-slow``, as in `make test`, the run leaves out the tests that slow.py
+lists; with ``--only-slow`` it runs only them. Without either option it runs all.
+
 *No unlisted skips.* With CI set in the environment, the run fails on a skip whose reason is not
 in skips.py.
 """
@@ -41,6 +44,7 @@ from typing import Any, Callable, Iterator
 import psutil
 import pytest
 import skips
+import slow
 
 #: With several processes, each of which takes files one by one, the longest must not be last.
 LONGEST = (
@@ -422,6 +426,11 @@ def pytest_runtest_protocol() -> Any:
 # ---- the run -----------------------------------------------------------------------------
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--without-slow", action="store_true", help="leave out what tests/slow.py lists")
+    parser.addoption("--only-slow", action="store_true", help="run only what tests/slow.py lists")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     global _stderr
     config.addinivalue_line("markers", "limit(seconds): how long a test may take")
@@ -431,7 +440,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    without, only = config.getoption("without_slow"), config.getoption("only_slow")
+    if without or only:
+        unmatched = slow.unmatched([item.nodeid for item in items])
+        if unmatched and config.args in (["tests"], [str(config.rootpath / "tests")]):
+            raise pytest.UsageError(f"tests/slow.py lists what is no test: {unmatched}")
+        left_out = [item for item in items if slow.is_slow(item.nodeid) != only]
+        items[:] = [item for item in items if slow.is_slow(item.nodeid) == only]
+        config.hook.pytest_deselected(items=left_out)
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 

@@ -96,48 +96,40 @@ def test_what_the_watch_replaced_is_put_back(tmp_path: Path) -> None:
 
 
 def test_a_device_is_watched_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread with a queue stands for it: steps of 20 ms that next() does not wait for, and a
-    loader that takes 30 ms. The device idles for the 10 ms that are left."""
-    import queue
-    import threading
-    import time
-
-    work: queue.Queue[Any] = queue.Queue()
+    """In virtual time: a loader takes 30 ms, and next() does not wait for the steps of 20 ms. So
+    the device idles for the 10 ms that are left."""
+    now, device_is_free = 0.0, 0.0
 
     class Event:
         def __init__(self, enable_timing: bool) -> None:
-            self.at: float | None = None
+            self.at = 0.0
 
         def record(self) -> None:
-            work.put(lambda: setattr(self, "at", time.perf_counter()))
+            self.at = max(now, device_is_free)
 
         def query(self) -> bool:
-            return self.at is not None
+            return True
 
         def elapsed_time(self, other: Event) -> float:
-            assert self.at is not None and other.at is not None
             return (other.at - self.at) * 1e3
 
-    def device() -> None:
-        while (task := work.get()) is not None:
-            task()
+    def load(_iterator: Any) -> None:
+        nonlocal now
+        now += 0.03
 
-    thread = threading.Thread(target=device)
-    thread.start()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(watch, "clock", lambda: now)
     record = watch.Loader("key", DataLoader(range(100), 4), None)  # type: ignore[arg-type]
     for number in range(40):
-        record.next(lambda _iterator: time.sleep(0.03), None, number == 0)
-        work.put(lambda: time.sleep(0.02))
-    work.put(None)
-    thread.join()
+        record.next(load, None, number == 0)
+        device_is_free = max(now, device_is_free) + 0.02
     from minato.analyze.conclude import watched
 
     found = watched(record.told(2000))
     assert found["by"] == "events on the device"
-    assert found["step"] == pytest.approx(0.02, rel=0.1)
-    assert 0.25 < found["wait"] < 0.5
+    assert found["step"] == pytest.approx(0.02)
+    assert found["wait"] == pytest.approx(1 / 3, abs=0.02)
 
 
 def test_no_random_number_is_drawn(tmp_path: Path) -> None:
