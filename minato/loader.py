@@ -25,7 +25,7 @@ from .iterators.inline import InlineIterator
 from .observe import report
 from .observe.stats import collect
 from .option_values import option
-from .options import Options, asks_for_torchs_workers, described
+from .options import SCHEDULING_VARIABLE, Options, asks_for_torchs_workers, described
 from .progress import title_of
 from .seeding.order_generators import Sources, set_sampler_epoch
 from .state import OfAnotherRank, opened, state_of
@@ -41,7 +41,7 @@ log = logging.getLogger("minato")
 
 _T_co = TypeVar("_T_co", covariant=True)
 
-_SCHEDULING = cast(Scheduling, os.environ.get("MINATO_SCHEDULING", "balanced"))
+_SCHEDULING = cast(Scheduling, os.environ.get(SCHEDULING_VARIABLE, "balanced"))
 
 #: as it is before ``patch_torch()``
 torchs_iterator = torch.utils.data.DataLoader._get_iterator

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.context as mp_context
+import os
 import re
 import warnings
 from dataclasses import dataclass, fields
@@ -30,11 +31,21 @@ _STANDARD_CONTEXTS = tuple(
     if hasattr(mp_context, f"{name}Context")  # not every system has all
 )
 
+#: of the environment: the default of ``scheduling``
+SCHEDULING_VARIABLE = "MINATO_SCHEDULING"
+
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 #: options that are numbers
 _NUMBERS = ("seed_rank", "memory_limit", "max_retries", "straggler_threshold", "max_errors")
+
+
+def _of_environment(scheduling: Any) -> str:
+    """Where the value comes from, if a user cannot see that in the program."""
+    if os.environ.get(SCHEDULING_VARIABLE) != scheduling:
+        return ""
+    return f" (from the environment variable {SCHEDULING_VARIABLE})"
 
 
 def parse_bytes(text: int | str, name: str = "memory_limit") -> int:
@@ -171,6 +182,7 @@ class Options:
         if self.scheduling not in ("balanced", "static"):
             raise ValueError(
                 f"scheduling option should be 'balanced' or 'static', but got {self.scheduling!r}"
+                f"{_of_environment(self.scheduling)}"
             )
         if self.seed_per_sample and self.static:
             raise ValueError(

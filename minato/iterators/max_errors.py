@@ -140,7 +140,7 @@ class _Untold:
         first = ", ".join(self._first) + (", ..." if all_of_them > FIRST else "")
         return (
             f"{samples} of this epoch could not be made ({done}): index {first}. The first error: "
-            f"{self._error}. loader.stats()['failed'] lists the others."
+            f"{self._error}. loader.stats()['failed'] has details."
         )
 
 

@@ -281,8 +281,8 @@ def _together(seen: Any) -> list[str]:
     if not seen["group_milli"]:
         return []
     return [
-        f"  groups   of about {seen['group_milli'] / 1000:.0f} samples are kept together: "
-        f"opening one takes {_seconds(seen['opening_ns'] * _NS)}"
+        f"  groups   of about {seen['group_milli'] / 1000:.0f} samples stay together: "
+        f"the first takes {_seconds(seen['opening_ns'] * _NS)} longer"
     ]
 
 

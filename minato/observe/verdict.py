@@ -268,8 +268,8 @@ def _first(case: Case) -> Iterator[Cause]:
     else:
         yield Cause(
             "first batch", making,
-            f"{seconds(making)} for the first batch, because nothing is made before it is asked "
-            f"for{once}", later,
+            f"{seconds(making)} for the first batch, which workers begin only when the program asks "
+            f"for it{once}", later,
         )  # fmt: skip
 
 
@@ -439,25 +439,28 @@ def _crowded(case: Case) -> Found | None:
         return None
     return ("busy machine",
             f"because the workers get {cpu / (cpu + queued):.0%} of the core time they could use",
-            f"{count} workers, the trainer and other programs share {case.facts.cores} core(s): more "
+            f"{count} worker(s), the trainer and other programs share {case.facts.cores} core(s): more "
             "workers would not help.")  # fmt: skip
 
 
 def _opens(case: Case) -> Found | None:
-    """Where most of the work is opening what samples share."""
+    """Where most of the work is in few samples that come one to a group. Costs alone do not show
+    whether such a sample opens what its neighbours then use, or is slow for another reason."""
     place = case.stats["locality"]
     if place is None or not place["opening"]:
         return None
     share = place["opening"] / (place["opening"] + place["group"] * place["each"])
     if share < 0.5:
         return None
+    others = (look(case) for look in (_turns, _locked, _computing, _waiting))
+    advice = next(found[2] for found in others if found is not None)
     return (
-        "opening files",
-        f"because {share:.0%} of the work is opening what samples share "
-        f"({place['opening'] * 1e3:.3g} ms for about {place['group']:.0f} of them, which take "
-        f"{place['each'] * 1e3:.3g} ms each)",
-        "A sampler that keeps more of a group together, larger groups, or a locality_key() that "
-        "tells them would help.",
+        "opening files or slow samples",
+        f"because about one sample in {place['group']:.0f} takes "
+        f"{(place['opening'] + place['each']) * 1e3:.3g} ms and the others "
+        f"{place['each'] * 1e3:.3g} ms: {share:.0%} of the work is in these few",
+        "If they open what their neighbours then use, a locality_key() or a sampler that keeps more "
+        f"of a group together helps. If they are simply slow: {advice}",
     )
 
 
@@ -507,10 +510,10 @@ def _waiting(case: Case) -> Found | None:
     looks.pop("cpu", None)
     known = sum(looks.values()) >= LOOKS
     most = max(looks, key=lambda name: looks[name]) if known else ""
-    what = {"storage": "storage", "sleep": "a timer", "lock": "locks"}.get(most, "")
-    what = what or "storage, network, locks"
+    what = {"storage": "storage", "sleep": "a timer (sleep)", "lock": "locks"}.get(most, "")
+    what = what or "storage, network or locks"
     return ("slow storage" if most == "storage" else "too few workers",
-            f"because all workers are busy and wait themselves ({what})",
+            f"because the samples themselves wait for {what}, in all workers",
             _more(case, GROWTH * max(1, count)))  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import spawn
 from multiprocessing.reduction import DupFd
@@ -38,6 +38,17 @@ class Memory:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _unpicklable(values: Mapping[str, Any]) -> list[str]:
+    """The names of those that cannot be pickled."""
+    names = []
+    for name, value in values.items():
+        try:
+            Pickled(value).close()
+        except Exception:
+            names.append(name)
+    return names
 
 
 @dataclass
@@ -87,13 +98,15 @@ class Job:
         try:
             self.pickled = Pickled(tuple(parts.values()))
         except Exception as error:
-            for name, part in parts.items():
-                try:
-                    Pickled(part).close()
-                except Exception:
-                    add_note(error, f"minato: it is {name} that cannot be pickled, which the start "
-                             "methods 'spawn' and 'forkserver' need. A function or class that lies "
-                             "at the top of a module can be.")  # fmt: skip
+            for name in _unpicklable(parts):
+                attributes = _unpicklable(getattr(parts[name], "__dict__", {}))
+                if attributes:
+                    advice = (f"its attribute {attributes[0]!r} cannot be. Make that in the worker, at "
+                              "its first use.")  # fmt: skip
+                else:
+                    advice = "a function or class that lies at the top of a module can be."
+                add_note(error, f"minato: it is {name} that cannot be pickled, which the start methods "
+                         f"'spawn' and 'forkserver' need: {advice}")  # fmt: skip
             raise
 
     def load(self) -> None:

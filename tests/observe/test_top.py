@@ -329,7 +329,7 @@ def test_workers_in_the_table() -> None:
 
 
 def test_groups_that_are_kept_together() -> None:
-    line = "groups   of about 32 samples are kept together: opening one takes 0.1 s"
+    line = "groups   of about 32 samples stay together: the first takes 0.1 s longer"
     shared = {"opening_ns": 100_000_000, "group_milli": 32_100}
     assert f"  {line}" in _top.render(snapshot(12, 0, 0) | shared)
     assert not any("groups" in text for text in _top.render(snapshot(12, 0, 0)))
@@ -341,7 +341,7 @@ def test_narrow_terminal_cuts_no_line(width: int) -> None:
     lines = _top.render(snapshot(12, 9, 0, since=11) | groups, None, width)
     assert all(len(line) <= width for line in lines)
     said = " ".join(" ".join(lines).split())
-    assert "batch_size=4, num_workers=2" in said and "opening one takes 0.1 s" in said
+    assert "batch_size=4, num_workers=2" in said and "the first takes 0.1 s longer" in said
     assert "3 samples could not be made, and were left out or replaced" in said
     assert "42 (row 2)" in said and (" 77 " in said) == (width >= _top.WIDE)
 
