@@ -496,7 +496,7 @@ def _minato(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     count, _share, times = slow_share(f.costs)
     if gain < WORTH:
         return (
-            f"minato's scheduling: {gain:.2f} times in virtual time, because samples are even "
+            f"minato's scheduling: {gain:.2f} times in a simulation with the measured costs "
             f"(slowest {times:.1f} times the median, {count:.1%} slow)"
         )
     predicted = with_step(rate * gain, f.asked, f.workers)

@@ -528,8 +528,12 @@ def _more(case: Case, most: int) -> str:
     about = f" would save up to about {seconds(saved)}" if saved > 0 else " would help"
     if case.stats["scheduler"] is not None:
         return f"An upper bound of {workers} workers in autoscale{about}."
-    lets = f" (or autoscale=({count}, {workers}))" if case.facts.balanced else ""
-    return f"num_workers={workers}{lets}{about}."
+    if case.facts.balanced:
+        return f"num_workers={workers} (or autoscale=({count}, {workers})){about}."
+    return (
+        f"num_workers={workers}{about}. For an iterable dataset that changes the batches, and each "
+        "worker needs a shard of its own."
+    )
 
 
 #: in the order in which waits fall into parts

@@ -190,7 +190,7 @@ def test_changes_are_ranked_and_useless_ones_explained() -> None:
     helps, useless = candidates(f)
     assert helps == [] and len(useless) == 3
     assert "more workers: there are 2 for 2 cores" in useless[0]
-    assert "samples are even" in useless[1] and "it needs 1 TB" in useless[2]
+    assert "in a simulation with the measured costs" in useless[1] and "it needs 1 TB" in useless[2]
 
 
 def test_answers_have_few_lines_and_the_limit_first() -> None:
