@@ -76,7 +76,8 @@ def make_parser(description: str) -> argparse.ArgumentParser:
                        "1000 x 168 on)")
     watch.add_argument("--eval-start", type=int, metavar="EPOCH", help="the first evaluated")
     watch.add_argument("--target-dice", type=float, metavar="DICE",
-                       help="training stops once an evaluation's mean Dice reaches it")
+                       help="training stops once an evaluation's mean Dice reaches it; every "
+                       "epoch is evaluated unless the preset or --eval-every says otherwise")
     watch.add_argument("--no-eval", action="store_true")
     watch.add_argument("--step-ms", type=float, metavar="MS",
                        help="a stand-in for a fast accelerator: a step only takes this time, "
@@ -151,6 +152,8 @@ def parse(description: str, argv: list[str] | None) -> Settings:
     changes = {name: tuple(value) if isinstance(value, list) else value
                for name, value in vars(args).items() if name in names and value is not None}
     preset = dataclasses.replace(PRESETS[args.preset], **changes)
+    if args.target_dice is not None and args.eval_every is None and not preset.eval_every:
+        preset = dataclasses.replace(preset, eval_every=1)
     for name in ("epochs", "batch_size", "repeat", "accumulate"):
         if getattr(preset, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")

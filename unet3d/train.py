@@ -399,6 +399,7 @@ class Trainer:
 
     def _evaluate(self, log: records.Records, epoch: int) -> dict[str, Any]:
         """Evaluate with all cores: the workers are idle now."""
+        began = time.perf_counter()
         log.mlperf("start", "eval_start", epoch, epoch_num=epoch)
         if self.device.type == "cpu":
             torch.set_num_threads(max(1, available_cores() // self.ranks.world))
@@ -410,7 +411,7 @@ class Trainer:
         torch.set_num_threads(self.settings.threads)
         log.mlperf("event", "eval_accuracy", scores["mean_dice"], epoch_num=epoch)
         log.mlperf("end", "eval_stop", epoch, epoch_num=epoch)
-        return scores
+        return scores | {"eval_s": time.perf_counter() - began}
 
     def _eval_due(self, epoch: int) -> bool:
         preset = self.preset
@@ -458,6 +459,7 @@ class Trainer:
                        current_lr=row["learning_rate"])
             if self._eval_due(epoch):
                 row |= self._evaluate(log, epoch)
+            row["seconds"] = self.seconds()
             ended = self._reached() or self._diverged()
             log.mlperf("end", "block_stop", first_epoch_num=epoch, epoch_count=1)
             self.progress = Progress(self.args.hash_content)

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("PIL")
 
 from unet3d import loaders, sampling  # noqa: E402
-from unet3d.bench import compare, plot, slow  # noqa: E402
+from unet3d.bench import compare, plot, slow, tables  # noqa: E402
 from unet3d.bench.workloads import base, detection, run, speech  # noqa: E402
 from unet3d.nifti import DataError  # noqa: E402
 
@@ -308,6 +308,6 @@ def test_order_of_the_sampler_is_torch_s_own():
 
 
 def test_comparison_notes_a_busy_machine():
-    assert compare.crowded([{"others": None}, {"others": 0.05}]) == []
-    [note] = compare.crowded([{"others": 0.2}, {"others": 0.76}])
+    assert tables.crowded([{"others": None}, {"others": 0.05}]) == []
+    [note] = tables.crowded([{"others": 0.2}, {"others": 0.76}])
     assert "other programs had up to 76% of the cores" in note

@@ -1,6 +1,7 @@
 """Run each loader in turn on the same work; print a table and draw plots.
 
     python -m unet3d.bench.compare --preset quick --data data/npy --out runs/compare
+    python -m unet3d.bench.compare --data data/npy --out runs/quality -- --target-dice 0.3
     python -m unet3d.bench.compare --workload speech --data data/speech --out runs/speech -- \\
         --light 0.5 --heavy 3 --time-scale 0.02 --step-ms 40 --workers 4
 
@@ -14,8 +15,9 @@ passed to the runs unchanged, those that start with ``--dali-`` to DALI's loader
 
 Prints a short table. Written to --out: compare.txt (all columns), compare.csv, compare.json
 (every epoch of every run), compare.png, and a folder for each run, which holds usage.csv: CPU,
-memory and GPU use over time. With --processes N each run is N processes by torchrun, and the
-figures are sums over them.
+memory and GPU use over time. With ``-- --target-dice DICE`` every run trains until an evaluation
+reaches that mean Dice, and a first table has the time that this took. With --processes N each run
+is N processes by torchrun, and the figures are sums over them.
 """
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ from typing import Any
 import torch
 
 from unet3d import data, loaders, records, settings
-from unet3d.bench import machine, pagecache, plot, slow
+from unet3d.bench import machine, pagecache, plot, quality, slow, tables
+from unet3d.bench.tables import WAITS, work_of
 from unet3d.bench.usage import process_tree
 from unet3d.bench.workloads import base, run
 from unet3d.nifti import DataError
@@ -45,12 +48,12 @@ from unet3d.parallel import available_cores
 from unet3d.spec import PRESETS
 from unet3d.transforms import train_transforms
 
-WAITS = ("wait_mean_s", "wait_p50_s", "wait_p99_s", "wait_max_s")
 MEDIANS = ("epoch_s", "samples_s", "mb_s", "startup_s", "wait_share", *WAITS, "cpu",
            "cpu_seconds", "gpu", "memory_mb")
 CSV_COLUMNS = ("cache", "loader", "runs", "epochs", "samples", *MEDIANS, "epoch_s_min",
-               "epoch_s_max", "wait_share_min", "wait_share_max", "relative", "over_work",
-               "slow_share", "slow_batch_max", "others", "not_cold", "work_bound_s", "bound_s")
+               "epoch_s_max", "times_torch", "wait_share_min", "wait_share_max", "relative",
+               "over_work", "slow_share", "slow_batch_max", "others", "not_cold",
+               "work_bound_s", "bound_s")
 #: loaders of the 3D U-Net by default; DALI if it is installed
 UNET3D_LOADERS = ("minato", "minato-native", "minato-native-cached", "pytorch", "pytorch-ooo",
                   "pytorch-expert", "dali", "dali-cached", "synthetic")
@@ -102,8 +105,9 @@ def run_program(command: Sequence[str], timeout_s: float | None = None) -> tuple
 def run_once(module: str, loader: str, cache: str, folder: Path, common: Sequence[str],
              processes: int = 1, prefix: Sequence[str] = (),
              timeout_s: float | None = None) -> dict[str, Any]:
-    """One run with a number of processes by torchrun; returns its result, with the share of the
-    machine that `others` used meanwhile. `prefix` goes before its command. Raises
+    """One run with a number of processes by torchrun; returns its result, with the seconds from
+    start to end of the program (`process_s`) and the share of the machine that `others` used
+    meanwhile. `prefix` goes before its command. Raises
     ComparisonError, and subprocess.TimeoutExpired."""
     # Not by the machine's name, which may not resolve without a network.
     launch = [] if processes == 1 else ["torch.distributed.run", "--standalone", "--local-addr",
@@ -118,11 +122,12 @@ def run_once(module: str, loader: str, cache: str, folder: Path, common: Sequenc
     for line in errors.splitlines():
         if line.startswith("warning:"):
             print(line, file=sys.stderr)
-    if status:
+    written = folder / records.RESULT_NAME
+    result = json.loads(written.read_text()) if written.exists() else {}
+    if status and not result.get("diverged"):  # which has an exit status of its own
         tail = "\n".join(errors.strip().splitlines()[-5:])
         raise ComparisonError(f"{loader}: exit status {status}\n{tail}")
-    result = json.loads((folder / records.RESULT_NAME).read_text())
-    result["others"] = None
+    result["process_s"], result["others"] = span, None
     if before is not None and after is not None:
         own = sum(ended[:4]) - sum(times[:4])
         result["others"] = max(0.0, after - before - own) / span / (os.cpu_count() or 1)
@@ -202,13 +207,6 @@ def read_batches(folder: Path, epoch: int) -> list[list[int]]:
     return [row["samples"] for row in rows if row["event"] == "step" and row["epoch"] == epoch]
 
 
-def work_of(loader: str) -> str:
-    """Loaders with the same result have the same work to do, and so the same bounds."""
-    if loader == "pytorch-expert" or loader.endswith(("-cached", "-resident")):
-        return loader  # reads less of its files
-    return "reference" if loader == "synthetic" else loaders.samples_of(loader) or loader
-
-
 def own_bounds(loader: str, bounds: dict[str, dict[str, float]]) -> dict[str, float]:
     """The bounds of a loader by name, with the largest that applies to it as `bound_s`."""
     found = dict(bounds[work_of(loader)])
@@ -224,12 +222,22 @@ def is_not_cold(cache: str, epoch: dict[str, Any]) -> bool:
     return cache == "cold" and (left is None or left > pagecache.ALMOST)
 
 
+def torch_ratios(cache: str, torch_runs: Sequence[dict[str, Any]],
+                 runs: Sequence[dict[str, Any]]) -> list[float]:
+    """For each repeat: how many times shorter the median epoch was than with torch's loader."""
+    def epoch_s(one: dict[str, Any]) -> float:
+        return statistics.median(row["epoch_s"] for row in counted_epochs(cache, [one]))
+
+    return [epoch_s(theirs) / epoch_s(own) for theirs, own in zip(torch_runs, runs)]
+
+
 def summarise(cache: str, results: dict[str, list[dict[str, Any]]],
               bounds: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
     """One row per loader: medians over all counted epochs of all its runs, and their spread.
 
     `bounds` are by `work_of` the loader. `relative` is epoch time divided by synthetic's,
-    `over_work` divided by the work bound.
+    `over_work` divided by the work bound. `ratios` has for each repeat how many times shorter
+    the epoch was than with torch's loader, `times_torch` is their median.
     """
     rows = []
     for loader, runs in results.items():
@@ -251,6 +259,8 @@ def summarise(cache: str, results: dict[str, list[dict[str, Any]]],
         rows.append(row)
     ceiling = next((r["epoch_s"] for r in rows if r["loader"] == "synthetic"), None)
     for row in rows:
+        row["ratios"] = torch_ratios(cache, results.get("pytorch", []), results[row["loader"]])
+        row["times_torch"] = statistics.median(row["ratios"]) if row["ratios"] else None
         row["relative"] = row["epoch_s"] / ceiling if ceiling else None
     return rows
 
@@ -269,82 +279,6 @@ def add_slow_shares(rows: list[dict[str, Any]], out: Path, repeats: int,
         row["slow_batch_max"] = statistics.median(max(shares) for shares in found)
 
 
-def number(value: float | None, form: str, factor: float = 1.0) -> str:
-    """The value times the factor as text, a dash if it is not known."""
-    return "-" if value is None else format(value * factor, form)
-
-
-#: share of the cores that other programs may have before a comparison says so
-CROWDED = 0.1
-
-
-def crowded(rows) -> list[str]:
-    """A note where other programs had much of the machine while a loader ran."""
-    most = max((row["others"] or 0.0 for row in rows), default=0.0)
-    if most <= CROWDED:
-        return []
-    return [f"The machine was busy: other programs had up to {most:.0%} of the cores. Times are "
-            "longer than on a quiet machine, and ratios may differ. Repeat the run when it is quiet."]
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as text, one loader a line, bounds below."""
-    head = ("cache", "loader", "runs", "samples", "epoch s (min-max)", "x synth", "x work",
-            "samples/s", "start ms", "wait % (min-max)", "wait ms mean/p50/p99/max", "CPU %",
-            "GPU %", "mem MB", "slow %/batch mean, max", "others %")
-    lines = [head]
-    for row in rows:
-        waits = "/".join(f"{row[name] * 1e3:.1f}" for name in WAITS)
-        lines.append((
-            row["cache"] + (" (not)" if row["not_cold"] else ""), row["loader"],
-            str(row["runs"]), number(row["samples"], "d", 1),
-            f"{row['epoch_s']:.2f} ({row['epoch_s_min']:.2f}-{row['epoch_s_max']:.2f})",
-            number(row["relative"], ".3f"), number(row["over_work"], ".3f"),
-            f"{row['samples_s']:.1f}", f"{row['startup_s'] * 1e3:.0f}",
-            f"{row['wait_share'] * 100:.1f} ({row['wait_share_min'] * 100:.1f}-"
-            f"{row['wait_share_max'] * 100:.1f})", waits, f"{row['cpu'] * 100:.0f}",
-            number(row["gpu"], ".0f"), number(row["memory_mb"], ".0f"),
-            f"{number(row.get('slow_share'), '.0f', 100)}, "
-            f"{number(row.get('slow_batch_max'), '.0f', 100)}",
-            number(row["others"], ".0f", 100)))
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip()
-            for line in lines]
-    return "\n".join([*text, *bound_lines(rows)])
-
-
-def bound_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The bounds of an epoch: one line for each cache and each kind of work."""
-    first = {(row["cache"], work_of(row["loader"])): row for row in reversed(rows)}
-    return [f"bounds of an epoch, {cache} run, {work} samples: " + ", ".join(
-        f"{name.removesuffix('_bound_s')} {value:.3f} s" for name, value in row.items()
-        if name.endswith("_bound_s") and value is not None)
-        for (cache, work), row in reversed(first.items())]
-
-
-def short_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The cost of loading: epoch, waiting and bound of each loader."""
-    several = len({row["cache"] for row in rows}) > 1
-    lines = [("loader", "epoch, s", "min-max", "waits for data, %", "min-max", "bound, s",
-              "epoch / bound")]
-    for row in rows:
-        bound = row["bound_s"]
-        lines.append((
-            row["loader"] + (f" ({row['cache']})" if several else "")
-            + (", not cold" if row["not_cold"] else ""), f"{row['epoch_s']:.2f}",
-            f"{row['epoch_s_min']:.2f}-{row['epoch_s_max']:.2f}", f"{row['wait_share'] * 100:.1f}",
-            f"{row['wait_share_min'] * 100:.1f}-{row['wait_share_max'] * 100:.1f}",
-            number(bound, ".2f"), number(row["epoch_s"] / bound if bound else None, ".2f")))
-    return aligned(lines)
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Cells as text, the first of each line aligned left and the others right."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join("  ".join([line[0].ljust(widths[0]), *(
-        cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))]).rstrip() for line in lines)
-
-
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """The rows as CSV."""
     with open(path, "w", newline="") as stream:
@@ -356,9 +290,14 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 # -- the compared work -----------------------------------------------------------------
 
 
+def _settings(common: Sequence[str]) -> settings.Settings:
+    """The settings of a run of the 3D U-Net by torch's loader."""
+    return settings.parse("", ["--loader", "pytorch", "--out", "unused",
+                               *arguments_for("pytorch", common)])
+
+
 def _open_unet3d(common: Sequence[str]) -> tuple[Any, list[Path], bool]:
-    common = ["--loader", "pytorch", "--out", "unused", *arguments_for("pytorch", common)]
-    chosen = settings.parse("", common)
+    chosen = _settings(common)
     args, preset = chosen.args, chosen.preset
     train, _ = data.split(data.list_cases(args.data), args.split_seed, args.split)
     transform = train_transforms(preset.patch, args.brightness_around_one, args.reference_starts)
@@ -419,8 +358,8 @@ def check_bytes(workload: str, names: Sequence[str], out: Path, common: Sequence
                 epochs: int) -> None:
     """An untimed run of each loader, two at a time, that compares the bytes of all samples
     without training. Raises ComparisonError."""
-    checking = [*common, "--step-ms", "0", "--epochs", str(min(epochs, CHECKED_EPOCHS)),
-                "--hash-content", "--no-bounds"]
+    checking = [*quality.without_target(common), "--step-ms", "0", "--epochs",
+                str(min(epochs, CHECKED_EPOCHS)), "--hash-content", "--no-bounds"]
 
     def check(loader: str) -> list[dict[str, Any]]:
         print(f"comparing bytes: {loader}", file=sys.stderr, flush=True)
@@ -434,11 +373,15 @@ def check_bytes(workload: str, names: Sequence[str], out: Path, common: Sequence
 
 def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats: int, out: Path,
             common: Sequence[str], profile: slow.Profile | None, files: Sequence[Path],
-            processes: int = 1) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+            processes: int = 1, target: float | None = None,
+            ) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
     """Run everything below `out`; returns the table's rows, every run's epochs by cache and
-    loader, and how much of the files was cached around the warm runs. Raises ComparisonError."""
+    loader, and how much of the files was cached around the warm runs. With a target the runs
+    evaluate, and end when they reach it. Raises ComparisonError."""
     module = program(workload)[0]
     extra = ["--no-eval"] if workload == "unet3d" else []
+    measuring = [*quality.without_target(common), *extra, "--epochs", "1", "--bounds"]
+    timed = [*common, *(extra if target is None else []), "--no-bounds"]
     # The bounds depend on the machine and the work. They are measured in one run for each kind of
     # work, which is not counted, because it starts with warm libraries.
     measures = {work_of(name): name for name in reversed(names) if name != "synthetic"}
@@ -450,7 +393,7 @@ def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats:
                 warm_up(files)
             found.append(cached(files, "before"))
         measured = {work: run_once(module, loader, cache, out / f"{cache}-{loader}-bounds",
-                                   [*common, *extra, "--epochs", "1", "--bounds"], processes)
+                                   measuring, processes)
                     for work, loader in measures.items() if loader in names}
         results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for repeat in range(repeats):
@@ -459,9 +402,8 @@ def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats:
                 print(f"{cache} cache, run {repeat + 1} of {repeats}: {loader}",
                       file=sys.stderr, flush=True)
                 folder = out / f"{cache}-{loader}-{repeat + 1}"
-                results[loader].append(run_once(
-                    module, loader, cache, folder,
-                    [*common, *extra, "--no-bounds"], processes))
+                results[loader].append(run_once(module, loader, cache, folder, timed,
+                                                processes))
         check_same_work(results)
         bounds = {}
         for work, loader in measures.items():
@@ -491,8 +433,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
                         f"{','.join(UNET3D_LOADERS)} as far as installed; else all)")
     parser.add_argument("--cache", choices=["warm", "cold", "both"], default="warm")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=2,
-                        help="per run; of several, a warm comparison leaves out the first")
+    parser.add_argument("--epochs", type=int,
+                        help="per run (default 2; with --target-dice at most the preset's); of "
+                        "several, a warm comparison leaves out the first")
     parser.add_argument("--processes", type=int, default=1, metavar="N",
                         help="of unet3d: each timed run is N processes by torchrun, as for N "
                         "GPUs; arguments such as --workers are for each")
@@ -511,12 +454,27 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"{' '.join(of_dali)}: no loader of DALI is compared")
     if any("--dali-cache-objects".startswith(a) for a in of_dali):
         parser.error("--dali-cache-objects is the loader dali-cached: name it in --loaders")
-    if min(args.repeats, args.epochs, args.processes) < 1:
+    if min(args.repeats, args.processes, 1 if args.epochs is None else args.epochs) < 1:
         parser.error("--repeats, --epochs and --processes must be at least 1")
     if args.processes > 1 and args.workload != "unet3d":
         parser.error(f"--processes is of unet3d, not of {args.workload}")
     if args.preset and args.workload != "unet3d":
         parser.error(f"--preset is of unet3d, not of {args.workload}")
+    args.common = ["--workload", args.workload, "--data", str(args.data), *args.rest]
+    args.target = None
+    if args.workload == "unet3d":
+        args.common[:2] = ["--preset", args.preset or "quick"]
+        args.target = _settings(args.common).args.target_dice
+    if args.target is not None:
+        if "synthetic" in args.loaders:
+            print("left out: synthetic: it trains on one batch, and reaches no quality",
+                  file=sys.stderr)
+            args.loaders.remove("synthetic")
+        if not args.loaders:
+            parser.error("--target-dice needs a loader that reads data")
+        args.epochs = args.epochs or _settings(args.common).preset.epochs
+    args.epochs = args.epochs or 2
+    args.common[4:4] = ["--epochs", str(args.epochs)]
     return args
 
 
@@ -533,40 +491,42 @@ def main(argv: list[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
     args = parse(argv)
     caches = ["cold", "warm"] if args.cache == "both" else [args.cache]
-    common = ["--data", str(args.data), "--epochs", str(args.epochs), *args.rest]
-    common = (["--preset", args.preset or "quick"] if args.workload == "unet3d" else
-              ["--workload", args.workload]) + common
+    common, target = args.common, args.target
     try:
-        profile, files = measure_work(args.workload, common, caches, args.epochs)
+        # The profiled epoch is one that every run has.
+        profile, files = measure_work(args.workload, common, caches,
+                                      args.epochs if target is None else 1)
         args.out.mkdir(parents=True, exist_ok=True)
         check_bytes(args.workload, args.loaders, args.out, common, args.epochs)
         rows, every, found = compare(args.workload, args.loaders, caches, args.repeats, args.out,
-                                     common, profile, files, args.processes)
+                                     common, profile, files, args.processes, target)
     except (ComparisonError, DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     write_csv(args.out / plot.CSV_NAME, rows)
     facts = {"workload": args.workload, "arguments": common, "repeats": args.repeats,
-             "processes": args.processes,
+             "processes": args.processes, "target_dice": target,
              "machine": machine.facts() | {"load": os.getloadavg()[0]},
              "profile": profile.as_json() if profile else None, "rows": rows, "runs": every}
     (args.out / plot.JSON_NAME).write_text(json.dumps(facts, indent=1) + "\n")
     head = f"{args.workload}: {' '.join(common)}"
     notes = [f"of the data in the page cache: {', '.join(found)} the warm runs"] if found else []
-    notes += crowded(rows)
+    notes += tables.crowded(rows)
     if profile is not None:
         alone = profile.as_json()
         notes.append(
             f"samples made alone: {alone['work_s']:.2f} s for {alone['samples']}, median "
             f"{alone['median_s'] * 1e3:.1f} ms, most {alone['max_s'] * 1e3:.1f} ms; slow "
             f"(over {slow.TIMES:g} medians): {len(alone['slow'])}")
+    reached = [] if target is None else [
+        f"{cache} cache, {quality.quality_table(target, every[cache])}\n" for cache in caches]
     (args.out / "compare.txt").write_text(
-        "\n".join([head, table(rows), consumer(facts), *notes]) + "\n")
+        "\n".join([head, *reached, tables.table(rows), consumer(facts), *notes]) + "\n")
     picture = plot.draw(args.out, args.out / "compare.png")
-    print(f"\n{head}\n{consumer(facts)}\n\n{short_table(rows)}\n")
+    print("\n".join(["", head, consumer(facts), "", *reached, tables.short_table(rows), ""]))
     print("bound: the longest of what the samples cost all workers, the steps, one copy and (on a"
           " CPU that also trains) all of that work over all cores")
-    print("\n".join([*bound_lines(rows), *notes]))
+    print("\n".join([*tables.bound_lines(rows), *notes]))
     print(f"all loaders delivered the same samples, each once; all columns: "
           f"{args.out / 'compare.txt'}; plot: {picture}")
     return 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from unet3d import loaders
 from unet3d.bench import compare, plot
-from unet3d.bench.compare import aligned, number
+from unet3d.bench.tables import aligned, number
 from unet3d.bench.gpu import plan
 from unet3d.bench.gpu.store import DONE, chosen, median_of
 

@@ -1,0 +1,99 @@
+"""The tables that a comparison prints, and what it says about them."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from unet3d import loaders
+
+WAITS = ("wait_mean_s", "wait_p50_s", "wait_p99_s", "wait_max_s")
+
+
+def work_of(loader: str) -> str:
+    """Loaders with the same result have the same work to do, and so the same bounds."""
+    if loader == "pytorch-expert" or loader.endswith(("-cached", "-resident")):
+        return loader  # reads less of its files
+    return "reference" if loader == "synthetic" else loaders.samples_of(loader) or loader
+
+
+def number(value: float | None, form: str, factor: float = 1.0) -> str:
+    """The value times the factor as text, a dash if it is not known."""
+    return "-" if value is None else format(value * factor, form)
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """The least and the greatest of the values as text, a dash if there are none."""
+    return f"{min(values):{form}}-{max(values):{form}}" if values else "-"
+
+
+#: share of the cores that other programs may have before a comparison says so
+CROWDED = 0.1
+
+
+def crowded(rows) -> list[str]:
+    """A note where other programs had much of the machine while a loader ran."""
+    most = max((row["others"] or 0.0 for row in rows), default=0.0)
+    if most <= CROWDED:
+        return []
+    return [f"The machine was busy: other programs had up to {most:.0%} of the cores. Times are "
+            "longer than on a quiet machine, and ratios may differ. Repeat the run when it is quiet."]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as text, one loader a line, bounds below."""
+    head = ("cache", "loader", "runs", "samples", "epoch s (min-max)", "x synth", "x work",
+            "samples/s", "start ms", "wait % (min-max)", "wait ms mean/p50/p99/max", "CPU %",
+            "GPU %", "mem MB", "slow %/batch mean, max", "others %")
+    lines = [head]
+    for row in rows:
+        waits = "/".join(f"{row[name] * 1e3:.1f}" for name in WAITS)
+        lines.append((
+            row["cache"] + (" (not)" if row["not_cold"] else ""), row["loader"],
+            str(row["runs"]), number(row["samples"], "d", 1),
+            f"{row['epoch_s']:.2f} ({row['epoch_s_min']:.2f}-{row['epoch_s_max']:.2f})",
+            number(row["relative"], ".3f"), number(row["over_work"], ".3f"),
+            f"{row['samples_s']:.1f}", f"{row['startup_s'] * 1e3:.0f}",
+            f"{row['wait_share'] * 100:.1f} ({row['wait_share_min'] * 100:.1f}-"
+            f"{row['wait_share_max'] * 100:.1f})", waits, f"{row['cpu'] * 100:.0f}",
+            number(row["gpu"], ".0f"), number(row["memory_mb"], ".0f"),
+            f"{number(row.get('slow_share'), '.0f', 100)}, "
+            f"{number(row.get('slow_batch_max'), '.0f', 100)}",
+            number(row["others"], ".0f", 100)))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip()
+            for line in lines]
+    return "\n".join([*text, *bound_lines(rows)])
+
+
+def bound_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The bounds of an epoch: one line for each cache and each kind of work."""
+    first = {(row["cache"], work_of(row["loader"])): row for row in reversed(rows)}
+    return [f"bounds of an epoch, {cache} run, {work} samples: " + ", ".join(
+        f"{name.removesuffix('_bound_s')} {value:.3f} s" for name, value in row.items()
+        if name.endswith("_bound_s") and value is not None)
+        for (cache, work), row in reversed(first.items())]
+
+
+def short_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The cost of loading: epoch, waiting and bound of each loader."""
+    several = len({row["cache"] for row in rows}) > 1
+    lines = [("loader", "epoch, s", "min-max", "times torch", "min-max", "waits for data, %",
+              "min-max", "bound, s", "epoch / bound")]
+    for row in rows:
+        bound = row["bound_s"]
+        lines.append((
+            row["loader"] + (f" ({row['cache']})" if several else "")
+            + (", not cold" if row["not_cold"] else ""), f"{row['epoch_s']:.2f}",
+            f"{row['epoch_s_min']:.2f}-{row['epoch_s_max']:.2f}",
+            number(row["times_torch"], ".2f"), spread(row["ratios"], ".2f"),
+            f"{row['wait_share'] * 100:.1f}",
+            f"{row['wait_share_min'] * 100:.1f}-{row['wait_share_max'] * 100:.1f}",
+            number(bound, ".2f"), number(row["epoch_s"] / bound if bound else None, ".2f")))
+    return aligned(lines)
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Cells as text, the first of each line aligned left and the others right."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join("  ".join([line[0].ljust(widths[0]), *(
+        cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))]).rstrip() for line in lines)
