@@ -10,14 +10,14 @@ from typing import Any
 EPOCH_COLUMNS = (
     "epoch", "loader", "samples", "steps", "epoch_s", "startup_s", "samples_s", "mb_s",
     "read_mb_s", "wait_s", "wait_share", "wait_mean_s", "wait_p50_s", "wait_p99_s",
-    "wait_max_s", "cpu", "cpu_seconds", "gpu", "memory_mb", "loss", "learning_rate",
+    "wait_max_s", "cpu", "cpu_seconds", "others", "gpu", "memory_mb", "loss", "learning_rate",
     "index_hash", "content_hash", "resumed_at", "work_bound_s", "synthetic_bound_s",
     "copy_bound_s", "core_bound_s", "bound_s", "kidney", "tumour", "mean_dice", "eval_s",
     "seconds", "step_ms",
     "still_cached", "gil_denied", "copy_mb_s", "copy_overlap", "copy_notes",
 )
 CSV_NAME, LINES_NAME, MLPERF_NAME = "epochs.csv", "log.jsonl", "mlperf.log"
-USAGE_NAME, USAGE_COLUMNS = "usage.csv", ("epoch", "t", "cpu", "memory_mb", "gpu")
+USAGE_NAME, USAGE_COLUMNS = "usage.csv", ("epoch", "t", "cpu", "others", "memory_mb", "gpu")
 RESULT_NAME, CHECKPOINT_NAME = "result.json", "checkpoint.pt"
 
 

@@ -29,7 +29,7 @@ from tqdm import tqdm
 from unet3d import checkpoint, mlperf, records, resume, sampling, spec
 from unet3d.bench import bounds, pagecache
 from unet3d.bench.meters import DeliveryHash, DeviceCopies, EpochClock, PythonWork, wait_summary
-from unet3d.bench.usage import UsageSampler, usage_of_all
+from unet3d.bench.usage import UsageSampler, busy_remark, others_share, usage_of_all
 from unet3d.data import ExpertVolumes, VolumeDataset, list_cases, mix, split
 from unet3d.evaluate import AMP, evaluate
 from unet3d.loaders import LoaderUnavailable, build, dataset_for, evaluation_loader
@@ -346,6 +346,7 @@ class Trainer:
                "cpu": sum(p["used"]["cpu"] for p in parts),
                "cpu_seconds": sum(p["used"]["cpu_seconds"] for p in parts),
                "memory_mb": sum(memory) if memory else None, "gpu": used["gpu"],
+               "others": others_share(used["busy"], sum(p["used"]["cpu"] for p in parts)),
                **{name: used[name] for name in ("gil_denied", "copy_mb_s", "copy_overlap",
                                               "copy_notes")},
                "loss": float(np.mean([p["loss"] for p in parts])), "learning_rate": rate,
@@ -356,7 +357,7 @@ class Trainer:
             on_cpu = self.device.type == "cpu" and self.step_s is None
             threads = self.settings.threads if on_cpu else None
             row |= bounds.combine(len(new), len(clock.waits), nbytes, self.costs,
-                                  preset.workers, threads)
+                                  preset.workers, threads, self.ranks.world)
         self.rows.append(row)
 
     # -- the whole run -------------------------------------------------------------
@@ -502,12 +503,15 @@ def describe(row: dict[str, Any]) -> str:
         text += f"; memory {row['memory_mb']:.0f} MB"
     if row["gpu"] is not None:
         text += f"; GPU {row['gpu']:.0f}%"
+    text += busy_remark(row["others"])
     if "bound_s" in row:
         text += (f"\n  bounds: work {row['work_bound_s']:.2f} s, synthetic "
                  f"{row['synthetic_bound_s']:.2f} s, copy {row['copy_bound_s']:.3f} s")
         if "core_bound_s" in row:
             text += f", shared cores {row['core_bound_s']:.2f} s"
         text += f"; this epoch took {row['epoch_s'] / row['bound_s']:.2f} x the largest"
+        if remark := bounds.remark(row["epoch_s"], row["bound_s"]):
+            text += f" ({remark})"
     if "mean_dice" in row:
         text += (f"\n  Dice: kidney {row['kidney']:.4f}, tumour {row['tumour']:.4f}, mean "
                  f"{row['mean_dice']:.4f} over {row['volumes']} volumes")

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from unet3d import settings
-from unet3d.bench import compare, plot, quality
+from unet3d import loaders, settings
+from unet3d.bench import bounds, compare, plot, quality, tables
+from unet3d.bench.workloads import run
 
 TINY = ["--patch", "16", "16", "16", "--filters", "2", "4", "--repeat", "2",
         "--workers", "1", "--threads", "1", "--device", "cpu"]
@@ -91,3 +92,47 @@ def test_compare_reports_time_to_target(data_folder, tmp_path, capsys):
     assert one["process_s"] > one["seconds"] >= row["seconds"] > row["eval_s"] > 0
     bounds = json.loads((tmp_path / "warm-pytorch-bounds/result.json").read_text())["epochs"]
     assert "mean_dice" not in bounds[0]
+
+
+def row_of(loader="minato", **changes):
+    """A row of the tables."""
+    return {"cache": "warm", "loader": loader, "runs": 1, "samples": 4, "epoch_s": 2.0,
+            "epoch_s_min": 1.5, "epoch_s_max": 3.0, "relative": None, "over_work": None,
+            "samples_s": 2.0, "startup_s": 0.1, "wait_share": 0.1, "wait_share_min": 0.1,
+            "wait_share_max": 0.2, **dict.fromkeys(tables.WAITS, 0.1), "cpu": 0.5, "gpu": None,
+            "memory_mb": None, "others": None, "not_cold": False, "bound_s": None,
+            "ratios": [], "times_torch": None} | changes
+
+
+@pytest.mark.parametrize("changes, marks", [
+    ({}, ""), ({"others": 0.05}, ""), ({"others": 0.37}, "others 37%"),
+    ({"bound_s": 1.5}, ""), ({"bound_s": 1.8}, "fastest epoch under its bound"),
+    ({"bound_s": 2.5, "not_cold": True}, "not cold; under its bound")])
+def test_rows_are_marked(changes, marks):
+    row = row_of(**changes)
+    assert tables.remarks(row) == marks
+    for text in (tables.short_table([row]), tables.table([row])):
+        line = next(line for line in text.splitlines() if "minato" in line)
+        assert line.endswith(marks or line[-1])
+    said = "\n".join(tables.explained([row_of(), row]))
+    assert ("up to 37% of the usable cores" in said) == ("others" in marks)
+    assert ("under its bound: the bound was measured" in said) == ("bound" in marks)
+
+
+def test_epoch_under_its_bound_says_so():
+    assert bounds.remark(2.0, None) == bounds.remark(2.0, 2.0) == ""
+    assert bounds.remark(1.9, 2.0).startswith("under its bound")
+
+
+def test_processes_share_the_cores():
+    costs = {"sample_s": 1.0, "step_s": 2.0, "copy_bytes_s": 1e9}
+    one, two = (bounds.combine(4, 2, 100, costs, 2, 1, processes) for processes in (1, 2))
+    assert two["core_bound_s"] == 2 * one["core_bound_s"] == 2 * 8 / bounds.available_cores()
+    assert two["work_bound_s"] == one["work_bound_s"] == 2.0
+
+
+def test_others_in_epochs_are_weighted_by_time():
+    rows = [{"others": 0.5, "epoch_s": 1.0}, {"others": 0.1, "epoch_s": 3.0},
+            {"others": None, "epoch_s": 9.0}, {"epoch_s": 9.0}]
+    assert compare.others_in(rows) == pytest.approx(0.2)
+    assert compare.others_in(rows[2:]) is None

@@ -138,14 +138,14 @@ def test_expert_samples_are_the_same(data_folder):
 
 
 def test_usage_of_all_ranks_is_summed():
-    ranks = [[{"t": 0.5, "cpu": 0.2, "memory_mb": 10.0, "gpu": 50.0},
-              {"t": 1.0, "cpu": 0.4, "memory_mb": None, "gpu": None}],
-             [{"t": 0.51, "cpu": 0.3, "memory_mb": 20.0, "gpu": 70.0},
-              {"t": 1.01, "cpu": 0.1, "memory_mb": None, "gpu": None},
-              {"t": 1.5, "cpu": 0.1, "memory_mb": None, "gpu": None}]]
+    ranks = [[{"t": 0.5, "cpu": 0.25, "busy": 0.75, "memory_mb": 10.0, "gpu": 50.0},
+              {"t": 1.0, "cpu": 0.4, "busy": None, "memory_mb": None, "gpu": None}],
+             [{"t": 0.51, "cpu": 0.25, "busy": 0.7, "memory_mb": 20.0, "gpu": 70.0},
+              {"t": 1.01, "cpu": 0.1, "busy": 0.2, "memory_mb": None, "gpu": None},
+              {"t": 1.5, "cpu": 0.1, "busy": 0.2, "memory_mb": None, "gpu": None}]]
     assert usage.usage_of_all(ranks) == [
-        {"t": 0.5, "cpu": 0.5, "memory_mb": 30.0, "gpu": 60.0},
-        {"t": 1.0, "cpu": 0.5, "memory_mb": None, "gpu": None}]
+        {"t": 0.5, "cpu": 0.5, "memory_mb": 30.0, "gpu": 60.0, "others": 0.25},
+        {"t": 1.0, "cpu": 0.5, "memory_mb": None, "gpu": None, "others": None}]
 
 
 def test_delivery_check_with_drop_last():
@@ -183,11 +183,57 @@ def test_wait_summary_keeps_the_start_up_apart():
     assert summary["wait_mean_s"] == 2.0 and summary["wait_max_s"] == 3.0
 
 
+def _stat(*ticks):
+    """/proc/stat of cores with (user, nice, system, idle, wait, irq, soft, steal) ticks."""
+    return "\n".join(["cpu  1 1 1 1 1 1 1 1 0 0", *(
+        f"cpu{number} {' '.join(map(str, row))} 0 0" for number, row in enumerate(ticks)),
+        "intr 1 2 3"]) + "\n"
+
+
+def test_busy_time_is_that_of_usable_cores(tmp_path, monkeypatch):
+    """Idle time and waiting for storage are not busy, and core 1 may not be used."""
+    tick = 1 / usage.os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr(usage, "PROC", tmp_path)
+    monkeypatch.setattr(usage.os, "sched_getaffinity", lambda pid: {0, 2})
+    assert usage.usable_cpu_seconds() is None
+    (tmp_path / "stat").write_text(_stat((1, 2, 3, 90, 80, 4, 5, 6), [50] * 8,
+                                         (10, 0, 0, 9, 9, 0, 0, 0)))
+    assert usage.usable_cpu_seconds() == pytest.approx(31 * tick)
+
+
+def test_others_have_what_is_not_our_own(monkeypatch):
+    """Of two cores in ten seconds: 12 s of CPU time, 3 of them our own or of waited children."""
+    clocks = {"busy": [100.0, 112.0], "own": [(1.0, 1.0, 1.0, 1.0, 0), (2.0, 1.0, 3.0, 1.0, 0)],
+              "now": [50.0, 60.0]}
+    monkeypatch.setattr(usage, "usable_cpu_seconds", lambda: clocks["busy"].pop(0))
+    monkeypatch.setattr(usage.os, "times", lambda: clocks["own"].pop(0))
+    monkeypatch.setattr(usage.time, "perf_counter", lambda: clocks["now"].pop(0))
+    monkeypatch.setattr(usage, "available_cores", lambda: 2)
+    assert usage.Others().share() == pytest.approx(0.45)
+    clocks.update(busy=[None, None], own=[(0.0,) * 5] * 2, now=[0.0, 1.0])
+    assert usage.Others().share() is None
+
+
+def test_remark_is_made_of_busy_machines_only():
+    assert usage.busy_remark(None) == usage.busy_remark(usage.CROWDED) == ""
+    assert usage.busy_remark(0.37) == "; other programs had 37% of the usable cores"
+
+
+def test_children_that_ended_between_samples_count(monkeypatch):
+    """A worker spends 3 s after its last sample, exits, and its parent waits for it."""
+    trees = [{1: (0, 5.0, 1.0), 2: (7, 2.0, 0.0)}, {1: (0, 6.0, 6.0)}]
+    monkeypatch.setattr(usage, "process_tree", lambda: trees.pop(0))
+    monkeypatch.setattr(usage, "tree_memory", lambda pids: None)
+    sampler = usage.UsageSampler(interval_s=60)
+    sampler.start()
+    assert sampler.stop()["cpu_seconds"] == pytest.approx(1.0 + 3.0)
+
+
 def test_usage_counts_this_process():
     sampler = usage.UsageSampler(interval_s=60)
     sampler.start()
-    began = np.sum([t for _, t in usage.process_tree().values()])
-    while np.sum([t for _, t in usage.process_tree().values()]) < began + 0.1:
+    began = np.sum([row[1] for row in usage.process_tree().values()])
+    while np.sum([row[1] for row in usage.process_tree().values()]) < began + 0.1:
         sum(range(10000))
     summary = sampler.stop()
     assert summary["cpu_seconds"] >= 0.09 and 0 < summary["cpu"] <= 1.5
@@ -197,7 +243,7 @@ def test_short_last_usage_interval_is_merged():
     sampler = usage.UsageSampler(interval_s=1.0)
 
     def joined(*rows):
-        sampler.samples = [{"t": t, "cpu": cpu, "memory_mb": mb, "gpu": None}
+        sampler.samples = [{"t": t, "cpu": cpu, "busy": None, "memory_mb": mb, "gpu": None}
                            for t, cpu, mb in rows]
         sampler._join_short()
         return [(s["t"], s["cpu"], s["memory_mb"]) for s in sampler.samples]

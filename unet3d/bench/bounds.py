@@ -54,11 +54,12 @@ def step_cost(step: Callable[[], object]) -> float:
 
 
 def combine(samples: int, steps: int, nbytes: int, costs: dict[str, float], workers: int,
-            threads: int | None) -> dict[str, float]:
+            threads: int | None, processes: int = 1) -> dict[str, float]:
     """The bounds of an epoch in seconds.
 
     `costs` holds sample_s, step_s and copy_bytes_s as measured; `threads` are the CPU
-    threads of the model, None if it runs elsewhere. `bound_s` is the largest.
+    threads of the model, None if it runs elsewhere. All else is of one process, and `processes`
+    of them share the cores. `bound_s` is the largest.
     """
     work = samples * costs["sample_s"]
     bounds = {"work_bound_s": work / max(1, workers),
@@ -66,7 +67,14 @@ def combine(samples: int, steps: int, nbytes: int, costs: dict[str, float], work
               "copy_bound_s": nbytes / costs["copy_bytes_s"]}
     if threads is not None:
         total = work + bounds["synthetic_bound_s"] * threads
-        bounds["core_bound_s"] = total / available_cores()
+        bounds["core_bound_s"] = processes * total / available_cores()
     if workers == 0:  # nothing runs in parallel to the training step
         bounds["work_bound_s"] = work + bounds["synthetic_bound_s"]
     return bounds | {"bound_s": max(bounds.values())}
+
+
+def remark(epoch_s: float, bound_s: float | None) -> str:
+    """A remark for an epoch that was shorter than its bound; empty for others."""
+    if bound_s is None or epoch_s >= bound_s:
+        return ""
+    return "under its bound, which was measured while this machine was slower"

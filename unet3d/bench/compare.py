@@ -41,7 +41,7 @@ import torch
 from unet3d import data, loaders, records, settings
 from unet3d.bench import machine, pagecache, plot, quality, slow, tables
 from unet3d.bench.tables import WAITS, work_of
-from unet3d.bench.usage import process_tree
+from unet3d.bench.usage import Others, busy_remark, process_tree
 from unet3d.bench.workloads import base, run
 from unet3d.nifti import DataError
 from unet3d.parallel import available_cores
@@ -63,16 +63,6 @@ CHECKED_EPOCHS = 2
 
 class ComparisonError(RuntimeError):
     """A run failed, or the loaders did not do the same work."""
-
-
-def busy_seconds() -> float | None:
-    """CPU seconds that the whole machine has spent, including stolen ones; None if unknown."""
-    try:
-        numbers = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-    except (OSError, ValueError):
-        return None
-    user, nice, system, _idle, _wait, irq, soft, steal = numbers[:8]
-    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def arguments_for(loader: str, common: Sequence[str]) -> list[str]:
@@ -106,7 +96,7 @@ def run_once(module: str, loader: str, cache: str, folder: Path, common: Sequenc
              processes: int = 1, prefix: Sequence[str] = (),
              timeout_s: float | None = None) -> dict[str, Any]:
     """One run with a number of processes by torchrun; returns its result, with the seconds from
-    start to end of the program (`process_s`) and the share of the machine that `others` used
+    start to end of the program (`process_s`) and the share of the usable cores that `others` had
     meanwhile. `prefix` goes before its command. Raises
     ComparisonError, and subprocess.TimeoutExpired."""
     # Not by the machine's name, which may not resolve without a network.
@@ -114,9 +104,9 @@ def run_once(module: str, loader: str, cache: str, folder: Path, common: Sequenc
                                         "localhost", "--nproc-per-node", str(processes), "-m"]
     command = [*prefix, sys.executable, "-m", *launch, module, "--loader", loader,
                "--cache", cache, "--out", str(folder), *arguments_for(loader, common)]
-    before, times, began = busy_seconds(), os.times(), time.monotonic()
+    watch, began = Others(), time.monotonic()
     status, said, errors = run_program(command, timeout_s)
-    after, ended, span = busy_seconds(), os.times(), time.monotonic() - began
+    span, others = time.monotonic() - began, watch.share()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "output.txt").write_text(said + errors)
     for line in errors.splitlines():
@@ -127,10 +117,7 @@ def run_once(module: str, loader: str, cache: str, folder: Path, common: Sequenc
     if status and not result.get("diverged"):  # which has an exit status of its own
         tail = "\n".join(errors.strip().splitlines()[-5:])
         raise ComparisonError(f"{loader}: exit status {status}\n{tail}")
-    result["process_s"], result["others"] = span, None
-    if before is not None and after is not None:
-        own = sum(ended[:4]) - sum(times[:4])
-        result["others"] = max(0.0, after - before - own) / span / (os.cpu_count() or 1)
+    result |= {"process_s": span, "others": others}
     return result
 
 
@@ -182,12 +169,14 @@ def bounds_of(result: dict[str, Any], profile: slow.Profile | None,
     if workers > 0:
         whole /= processes
         if "core_bound_s" in found:
-            found["core_bound_s"] += (whole - found["work_bound_s"] * workers) / available_cores()
+            more = whole - found["work_bound_s"] * workers
+            found["core_bound_s"] += processes * more / available_cores()
         found["work_bound_s"] = whole / workers
     return found
 
 
-def lower_ceiling(bounds: dict[str, float], runs: Sequence[dict[str, Any]]) -> dict[str, float]:
+def lower_ceiling(bounds: dict[str, float], runs: Sequence[dict[str, Any]],
+                  processes: int = 1) -> dict[str, float]:
     """The bounds, with the synthetic loader's best epoch if that was faster than the steps
     they were computed from: on a machine whose speed varies, those may have been slow ones."""
     best = min(row["epoch_s"] for one in runs for row in one["epochs"])
@@ -196,7 +185,8 @@ def lower_ceiling(bounds: dict[str, float], runs: Sequence[dict[str, Any]]) -> d
         return bounds
     lower = {**bounds, "synthetic_bound_s": best}
     if "core_bound_s" in bounds:
-        lower["core_bound_s"] -= excess * runs[0]["config"]["threads"] / available_cores()
+        threads = processes * runs[0]["config"]["threads"]
+        lower["core_bound_s"] -= excess * threads / available_cores()
     return lower
 
 
@@ -231,6 +221,13 @@ def torch_ratios(cache: str, torch_runs: Sequence[dict[str, Any]],
     return [epoch_s(theirs) / epoch_s(own) for theirs, own in zip(torch_runs, runs)]
 
 
+def others_in(epochs: Sequence[dict[str, Any]]) -> float | None:
+    """The share of the usable cores that other programs had in these epochs; None if unknown."""
+    known = [row for row in epochs if row.get("others") is not None]
+    seconds = sum(row["epoch_s"] for row in known)
+    return sum(row["others"] * row["epoch_s"] for row in known) / seconds if seconds else None
+
+
 def summarise(cache: str, results: dict[str, list[dict[str, Any]]],
               bounds: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
     """One row per loader: medians over all counted epochs of all its runs, and their spread.
@@ -251,8 +248,7 @@ def summarise(cache: str, results: dict[str, list[dict[str, Any]]],
             values = [epoch[name] for epoch in epochs]
             row |= {f"{name}_min": min(values), f"{name}_max": max(values)}
         row["not_cold"] = any(is_not_cold(cache, epoch) for epoch in epochs)
-        others = [one["others"] for one in runs if one.get("others") is not None]
-        row["others"] = statistics.median(others) if others else None
+        row["others"] = others_in(epochs)
         row |= {"bound_s": None} | own_bounds(loader, bounds)
         work = row.get("work_bound_s")
         row["over_work"] = row["epoch_s"] / work if work else None
@@ -346,12 +342,16 @@ def measure_work(workload: str, common: Sequence[str], caches: Sequence[str],
     warm_up(files)
     if not same_draws:
         return None, files
-    threads = torch.get_num_threads()
+    threads, watch = torch.get_num_threads(), Others()
     torch.set_num_threads(1)
     try:
-        return slow.profile(dataset, epochs), files
+        found = slow.profile(dataset, epochs)
     finally:
         torch.set_num_threads(threads)
+    if remark := busy_remark(watch.share()):
+        print(f"warning: the work was measured on a busy machine, and is less than that{remark}",
+              file=sys.stderr)
+    return found, files
 
 
 def check_bytes(workload: str, names: Sequence[str], out: Path, common: Sequence[str],
@@ -402,8 +402,10 @@ def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats:
                 print(f"{cache} cache, run {repeat + 1} of {repeats}: {loader}",
                       file=sys.stderr, flush=True)
                 folder = out / f"{cache}-{loader}-{repeat + 1}"
-                results[loader].append(run_once(module, loader, cache, folder, timed,
-                                                processes))
+                one = run_once(module, loader, cache, folder, timed, processes)
+                if remark := busy_remark(others_in(counted_epochs(cache, [one]))):
+                    print(f"warning: {loader}, run {repeat + 1}{remark}", file=sys.stderr)
+                results[loader].append(one)
         check_same_work(results)
         bounds = {}
         for work, loader in measures.items():
@@ -411,7 +413,8 @@ def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats:
             bounds[work] = (bounds_of(measured[work], known, processes) if work in measured
                             else {})
             if "synthetic" in results and bounds[work]:
-                bounds[work] = lower_ceiling(bounds[work], results["synthetic"])
+                bounds[work] = lower_ceiling(bounds[work], results["synthetic"],
+                                             processes)
         rows += summarise(cache, results, bounds)
         every[cache] = results
         if cache == "warm":
@@ -511,7 +514,7 @@ def main(argv: list[str] | None = None) -> int:
     (args.out / plot.JSON_NAME).write_text(json.dumps(facts, indent=1) + "\n")
     head = f"{args.workload}: {' '.join(common)}"
     notes = [f"of the data in the page cache: {', '.join(found)} the warm runs"] if found else []
-    notes += tables.crowded(rows)
+    notes += tables.explained(rows)
     if profile is not None:
         alone = profile.as_json()
         notes.append(

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from unet3d import loaders
+from unet3d.bench import bounds
+from unet3d.bench.usage import busy_remark
 
 WAITS = ("wait_mean_s", "wait_p50_s", "wait_p99_s", "wait_max_s")
 
@@ -26,24 +28,36 @@ def spread(values: Sequence[float], form: str) -> str:
     return f"{min(values):{form}}-{max(values):{form}}" if values else "-"
 
 
-#: share of the cores that other programs may have before a comparison says so
-CROWDED = 0.1
+def remarks(row: dict[str, Any]) -> str:
+    """What a reader must know of a row before believing its times."""
+    found = ["not cold"] if row["not_cold"] else []
+    if busy_remark(row["others"]):
+        found.append(f"others {row['others']:.0%}")
+    if bounds.remark(row["epoch_s"], row["bound_s"]):
+        found.append("under its bound")
+    elif bounds.remark(row["epoch_s_min"], row["bound_s"]):
+        found.append("fastest epoch under its bound")
+    return "; ".join(found)
 
 
-def crowded(rows) -> list[str]:
-    """A note where other programs had much of the machine while a loader ran."""
-    most = max((row["others"] or 0.0 for row in rows), default=0.0)
-    if most <= CROWDED:
-        return []
-    return [f"The machine was busy: other programs had up to {most:.0%} of the cores. Times are "
-            "longer than on a quiet machine, and ratios may differ. Repeat the run when it is quiet."]
+def explained(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The remarks of the rows, explained in sentences."""
+    notes, most = [], max((row["others"] or 0.0 for row in rows), default=0.0)
+    if busy_remark(most):
+        notes.append(f"others: the machine was busy, other programs had up to {most:.0%} of the "
+                     "usable cores in the epochs of a row. Times are longer than on a quiet "
+                     "machine, and ratios may differ. Repeat the run when it is quiet.")
+    if any("under its bound" in remarks(row) for row in rows):
+        notes.append("under its bound: the bound was measured at another moment, while this "
+                     "machine was slower, and is no limit of these epochs.")
+    return notes
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as text, one loader a line, bounds below."""
     head = ("cache", "loader", "runs", "samples", "epoch s (min-max)", "x synth", "x work",
             "samples/s", "start ms", "wait % (min-max)", "wait ms mean/p50/p99/max", "CPU %",
-            "GPU %", "mem MB", "slow %/batch mean, max", "others %")
+            "GPU %", "mem MB", "slow %/batch mean, max", "others %", "remarks")
     lines = [head]
     for row in rows:
         waits = "/".join(f"{row[name] * 1e3:.1f}" for name in WAITS)
@@ -58,7 +72,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             number(row["gpu"], ".0f"), number(row["memory_mb"], ".0f"),
             f"{number(row.get('slow_share'), '.0f', 100)}, "
             f"{number(row.get('slow_batch_max'), '.0f', 100)}",
-            number(row["others"], ".0f", 100)))
+            number(row["others"], ".0f", 100), remarks(row)))
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip()
             for line in lines]
@@ -78,22 +92,25 @@ def short_table(rows: Sequence[dict[str, Any]]) -> str:
     """The cost of loading: epoch, waiting and bound of each loader."""
     several = len({row["cache"] for row in rows}) > 1
     lines = [("loader", "epoch, s", "min-max", "times torch", "min-max", "waits for data, %",
-              "min-max", "bound, s", "epoch / bound")]
+              "min-max", "bound, s", "epoch / bound", "")]
     for row in rows:
         bound = row["bound_s"]
         lines.append((
-            row["loader"] + (f" ({row['cache']})" if several else "")
-            + (", not cold" if row["not_cold"] else ""), f"{row['epoch_s']:.2f}",
+            row["loader"] + (f" ({row['cache']})" if several else ""), f"{row['epoch_s']:.2f}",
             f"{row['epoch_s_min']:.2f}-{row['epoch_s_max']:.2f}",
             number(row["times_torch"], ".2f"), spread(row["ratios"], ".2f"),
             f"{row['wait_share'] * 100:.1f}",
             f"{row['wait_share_min'] * 100:.1f}-{row['wait_share_max'] * 100:.1f}",
-            number(bound, ".2f"), number(row["epoch_s"] / bound if bound else None, ".2f")))
+            number(bound, ".2f"), number(row["epoch_s"] / bound if bound else None, ".2f"),
+            remarks(row)))
     return aligned(lines)
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Cells as text, the first of each line aligned left and the others right."""
+    """Cells as text, those of the first column and of one without a head aligned left, the others
+    right."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join("  ".join([line[0].ljust(widths[0]), *(
-        cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))]).rstrip() for line in lines)
+    left = [not place or not title for place, title in enumerate(lines[0])]
+    return "\n".join("  ".join(
+        cell.ljust(width) if is_left else cell.rjust(width)
+        for cell, width, is_left in zip(line, widths, left)).rstrip() for line in lines)

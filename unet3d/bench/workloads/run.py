@@ -22,7 +22,7 @@ import torch
 from unet3d import loaders, records, sampling
 from unet3d.bench import bounds, pagecache
 from unet3d.bench.meters import DeliveryHash, EpochClock, wait_summary
-from unet3d.bench.usage import UsageSampler
+from unet3d.bench.usage import UsageSampler, busy_remark, others_share, usage_of_all
 from unet3d.bench.workloads import base
 from unet3d.nifti import DataError
 from unet3d.options import Options
@@ -78,7 +78,7 @@ class Run:
         self.config = {name: getattr(args, name) for name in (
             "workload", "loader", "seed", "device", "cache", "workers", "step_ms")}
         self.config |= {"seeding": "sample", "batch_size": self.batch_size,
-                        "threads": self.threads, "samples": len(self.job.dataset)}
+                        "threads": self.threads, "data": str(args.data), "samples": len(self.job.dataset)}
         self.rows: list[dict[str, Any]] = []
         self.costs: dict[str, float] | None = None
         self.sampler.set_epoch(1)
@@ -135,7 +135,7 @@ class Run:
             clock.step_done()
         del iterator
         used = usage.stop()
-        log.usage(epoch, usage.samples)
+        log.usage(epoch, usage_of_all([usage.samples]))
         sampling.check_delivery(planned, delivered, self.batch_size, False, epoch)
         waits, hashes = wait_summary([clock.waits]), counted.state()
         read = sum(dataset.file(index).stat().st_size for index in delivered)
@@ -144,8 +144,9 @@ class Run:
                "wait_share": waits["wait_s"] / clock.elapsed,
                "samples_s": len(delivered) / clock.elapsed,
                "mb_s": nbytes / clock.elapsed / 1e6, "read_mb_s": read / clock.elapsed / 1e6,
-               **used, "loss": sum(losses) / len(losses),
-               "still_cached": still_cached, "index_hash": hashes["indices"], "content_hash": hashes["content"]}
+               **used, "others": others_share(used["busy"], used["cpu"]),
+               "loss": sum(losses) / len(losses), "still_cached": still_cached,
+               "index_hash": hashes["indices"], "content_hash": hashes["content"]}
         if self.costs is not None:
             threads = None if self.timed or self.device.type != "cpu" else self.threads
             row |= bounds.combine(len(delivered), len(losses), nbytes, self.costs,
@@ -173,11 +174,14 @@ def describe(row: dict[str, Any]) -> str:
     text = (f"epoch {row['epoch']} [{row['loader']}]: {row['samples']} samples in "
             f"{row['epoch_s']:.2f} s, {row['samples_s']:.1f} samples/s, loss {row['loss']:.4f}; "
             f"waiting {row['wait_share']:.1%}: start-up {row['startup_s'] * 1e3:.0f}, then "
-            f"{waits} ms a step; CPU {row['cpu']:.0%} of {available_cores()} cores")
+            f"{waits} ms a step; CPU {row['cpu']:.0%} of {available_cores()} cores"
+            f"{busy_remark(row['others'])}")
     if "bound_s" in row:
         text += "\n  bounds: " + ", ".join(
             f"{name.removesuffix('_bound_s')} {value:.3f} s" for name, value in row.items()
             if name.endswith("_bound_s"))
+        if remark := bounds.remark(row["epoch_s"], row["bound_s"]):
+            text += f"; this epoch was {remark}"
     return text
 
 
