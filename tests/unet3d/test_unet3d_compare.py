@@ -136,3 +136,110 @@ def test_others_in_epochs_are_weighted_by_time():
             {"others": None, "epoch_s": 9.0}, {"epoch_s": 9.0}]
     assert compare.others_in(rows) == pytest.approx(0.2)
     assert compare.others_in(rows[2:]) is None
+
+
+# -- pictures --------------------------------------------------------------------------
+
+
+def test_each_loader_has_its_own_colour():
+    names = [name for name in {*loaders.LOADERS, *run.LOADERS} if name in plot.COLOURS]
+    assert len({plot.colour(name) for name in names}) == len(names) > 15
+    assert plot.colour("dali-cached, 4 at once") == plot.colour("dali-cached")
+    assert plot.colour("a new one") == plot.colour("a new one") in plot.OTHERS
+    assert [plot.line_style(name) for name in ("dali", "dali, a", "dali, a, b", "d, a, b, c")] == [
+        "-", "--", ":", ":"]
+
+
+def facts_of(rows, **changes):
+    """A comparison's file; every loader of the rows has one run."""
+    config = {"workers": 2, "batch_size": 4, "data": "data/kits19", "step_ms": None}
+    runs = {row["loader"]: [{"config": config, "reached_target": False, "epochs": [
+        {"seconds": 3.0, "mean_dice": 0.1}, {"seconds": 6.0}]}] for row in rows}
+    return {"workload": "unet3d", "repeats": 3, "machine": {"cores": 2}, "rows": rows,
+            "runs": {"warm": runs}, "target_dice": None} | changes
+
+
+def painted(facts, folder, monkeypatch):
+    """The axes of the picture, by title, and the picture's own title."""
+    figures = []
+    monkeypatch.setattr(plot, "themed", lambda target, paint: figures.append(paint()))
+    (folder / plot.JSON_NAME).write_text(json.dumps(facts))
+    plot.draw(folder, folder / "compare.png")
+    [figure] = figures
+    plot._pyplot().close(figure)
+    return {axis.get_title(): axis for axis in figure.axes}, figure.get_suptitle()
+
+
+def test_bounds_are_dashed_at_their_loader(tmp_path, monkeypatch):
+    """Also where an earlier loader has none, and one is beyond the longest epoch."""
+    rows = [row_of("pytorch"), row_of("minato", bound_s=1.0), row_of("synthetic", bound_s=9.0)]
+    monkeypatch.setattr(plot, "read_usage", lambda *rest: [(0.5, 0.5)])
+    axes, title = painted(facts_of(rows), tmp_path, monkeypatch)
+    axis = axes["epoch time, warm cache"]
+    found = {tuple(line[:, 0]): line[:, 1].mean() for collection in axis.collections
+             for line in collection.get_segments() if line[0, 0] == line[1, 0]}
+    assert found == {(1.0, 1.0): pytest.approx(1.0), (9.0, 9.0): pytest.approx(2.0)}
+    assert [text.get_text() for text in axis.get_yticklabels()] == [
+        "pytorch", "minato", "synthetic"]
+    assert axis.get_xlim()[1] > 9 and "slower: synthetic" in axis.get_xlabel()
+    bars = [patch.get_facecolor() for patch in axis.patches]
+    assert bars == [plot_rgba(name) for name in ("pytorch", "minato", "synthetic")]
+    assert title.splitlines() == [
+        "unet3d, 1 process, 2 workers, batch 4, data data/kits19",
+        "medians of 3 interleaved runs, 2 cores, steps train"]
+
+
+def plot_rgba(name):
+    from matplotlib import colors
+    return colors.to_rgba(plot.colour(name))
+
+
+def test_panels_follow_what_is_known(tmp_path, monkeypatch):
+    monkeypatch.setattr(plot, "read_usage", lambda *rest: [])
+    rows = [row_of("minato"), row_of("minato-ready", others=0.5)]
+    axes, title = painted(facts_of(rows), tmp_path, monkeypatch)
+    assert set(axes) == {"epoch time, warm cache", "waiting for data", "CPU use, % of all cores"}
+    assert "BUSY machine: other programs had up to 50% of it" in title
+    more = {"memory_mb": 2500.0, "gpu": 50.0, "times_torch": 1.5, "ratios": [1.2, 1.8],
+            "slow_shares": [0.0, 0.5] * 40, "slow_share": 0.25}
+    axes, _ = painted(facts_of([row_of("pytorch", **more)], target_dice=0.3), tmp_path,
+                      monkeypatch)
+    assert {"quality over time", "times torch", "peak memory", "GPU use, %",
+            "where the slow samples come (25 % of all)"} <= set(axes)
+    assert axes["times torch"].patches[0].get_width() == 1.5
+    assert axes["peak memory"].patches[0].get_width() == 2.5
+    strip = axes["where the slow samples come (25 % of all)"].images[0]
+    assert strip.get_array().shape == (1, plot.STRIPS)
+
+
+def test_course_of_a_run_skips_stops(tmp_path):
+    """Two epochs, an evaluation, a stop of an hour before the second."""
+    steps = [{"event": "step", "epoch": 1, "time": 101.0 + n, "loss": 1.0, "wait_s": 0.25,
+              "samples": [1, 2]} for n in range(3)]
+    usage = {"event": "usage", "epoch": 1, "time": 105.0, "t": 1.0, "cpu": 0.5,
+             "others": None, "gpu": None, "memory_mb": 7.0}
+    epoch = {"event": "epoch", "epoch": 1, "time": 110.0, "kidney": 0.5, "tumour": 0.25,
+             "mean_dice": 0.375}
+    again = [row | {"epoch": 2, "time": row["time"] + 3609} for row in steps]
+    rows = [{"event": "start", "time": 100.0, "config": {}}, *steps, usage, epoch,
+            {"event": "start", "time": 3709.0, "config": {}}, *again]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = plot.course(tmp_path)
+    times = [at for at, loss in found["loss"] if loss == loss]
+    assert times == [1.0, 2.0, 3.0, 11.0, 12.0, 13.0] and len(found["loss"]) == 7
+    assert found["mean_dice"] == [(10.0, 0.375)]
+    assert found["memory_mb"][0] == (1.75, 7.0) and "others" not in found
+    rates = [rate for _, rate in found["samples_s"] if rate == rate]
+    assert rates == pytest.approx([2.0] * 4)
+
+
+def test_plot_draws_one_run_twice(tmp_path, capsys):
+    """For light and for dark pages; a folder of something else is refused."""
+    assert plot.main([str(tmp_path)]) == 1
+    assert "holds neither compare.json" in capsys.readouterr().err
+    rows = [{"event": "start", "time": 0.0, "config": {"loader": "minato", "step_ms": 4.0}},
+            {"event": "step", "epoch": 1, "time": 1.0, "loss": 0.0, "wait_s": 0.5, "samples": [1]}]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert plot.main([str(tmp_path)]) == 0
+    light, dark = ((tmp_path / name).read_bytes() for name in ("run.png", "run-dark.png"))
+    assert light.startswith(b"\x89PNG") and dark.startswith(b"\x89PNG") and light != dark

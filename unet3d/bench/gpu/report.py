@@ -240,18 +240,15 @@ def draw(document: dict[str, Any], target: Path) -> Path | None:
             _panel(axis, rows, column, labels)
             axis.set(title=f"{title}: {name}", xlabel="cores", ylim=(0, None))
         line[0].axhline(100 * ENOUGH, color="black", linestyle="--", linewidth=1)
-    figure.legend(handles=[pyplot.Line2D([], [], color=_colour(labels, label), marker="o",
-                                         label=label) for label in labels],
+    figure.legend(handles=[pyplot.Line2D([], [], color=plot.colour(label), marker="o",
+                                         linestyle=plot.line_style(label), label=label)
+                             for label in labels],
                   loc="outside lower center", ncol=4, fontsize=8)
     gpu = document["machine"]["gpu"]
     figure.suptitle(f"{gpu['name'] if gpu else 'no GPU'}, {document['machine']['cpu']}")
     figure.savefig(target, dpi=110)
     pyplot.close(figure)
     return target
-
-
-def _colour(labels: Sequence[str], label: str) -> str:
-    return plot.COLOURS[labels.index(label) % len(plot.COLOURS)]
 
 
 def _panel(axis: Any, rows: Rows, column: str, labels: Sequence[str]) -> None:
@@ -264,4 +261,4 @@ def _panel(axis: Any, rows: Rows, column: str, labels: Sequence[str]) -> None:
                                              column)) is not None}
         factor = 1 if column == "gpu" else 100
         axis.plot(list(points), [factor * value for value in points.values()], marker="o",
-                  color=_colour(labels, label), linewidth=1.2)
+                  color=plot.colour(label), linestyle=plot.line_style(label), linewidth=1.4)
