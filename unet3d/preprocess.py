@@ -8,7 +8,8 @@ Per case, after the MLPerf Training 3D U-Net reference: resample to 1.6 x 1.2 x 
 101.0, divide by 76.9, pad with edge values to at least 128^3, write ``case_NNNNN_x.npy``
 (float32 [1, z, y, x]) and ``case_NNNNN_y.npy`` (uint8 [1, z, y, x]). Files appear whole
 or not at all; a second run does only what is missing. ``checksums.json`` lists the
-SHA-256 of every file.
+SHA-256 of every file, and each case's shape, mean, deviation and voxels by class. The end of a run
+prints the medians of all cases, as the reference does, and the sizes and shares of the classes.
 """
 from __future__ import annotations
 
@@ -142,7 +143,16 @@ def process_case(case: Path, out: Path, settings: Settings) -> tuple[str, dict[s
         image, label = prepare(image, label, spacing, settings)
     except DataError as error:
         raise DataError(f"{case}: {error}") from error
-    return case.name, {"source": stamp, "files": save_case(case.name, out, image, label)}
+    return case.name, {"source": stamp, "files": save_case(case.name, out, image, label),
+                       "statistics": statistics_of(image, label)}
+
+
+def statistics_of(image: np.ndarray, label: np.ndarray) -> dict[str, Any]:
+    """Statistics of a prepared case: `shape` (z, y, x), `mean` and `std` of the image, rounded to
+    two digits as in the reference, and `voxels` of each class."""
+    return {"shape": list(image.shape[1:]),
+            "mean": round(float(image.mean()), 2), "std": round(float(image.std()), 2),
+            "voxels": np.bincount(label.ravel(), minlength=spec.CLASSES).tolist()}
 
 
 def save_case(name: str, out: Path, image: np.ndarray, label: np.ndarray
@@ -275,6 +285,46 @@ def verify_reference(folder: Path, checksums: Path, workers: int = 1) -> list[st
     return sorted(wrong)
 
 
+def _statistics(item: tuple[Path, str, dict[str, Any]]) -> dict[str, Any]:
+    """A case's statistics: from its manifest entry, or from its files if that is older."""
+    folder, name, entry = item
+    if "statistics" in entry:
+        return entry["statistics"]
+    try:
+        return statistics_of(*(np.load(folder / f"{name}_{kind}.npy", mmap_mode="r",
+                                       allow_pickle=False) for kind in "xy"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}: case {name} cannot be read: {error}") from error
+
+
+def describe(folder: Path) -> str:
+    """Statistics of a preprocessed folder in lines: the reference's medians, sizes, classes. Raises
+    DataError."""
+    manifest = read_manifest(folder)
+    if manifest is None or not manifest["cases"]:
+        raise DataError(f"{folder}: holds no preprocessed cases")
+    found = [_statistics((folder, name, entry)) for name, entry in manifest["cases"].items()]
+    mean, std, *shape = np.median([[case["mean"], case["std"], *case["shape"]]
+                                   for case in found], axis=0)
+    depth, height, width = shape
+    nbytes = [sum(file["bytes"] for file in entry["files"].values())
+              for entry in manifest["cases"].values()]
+    sizes = (("smallest", np.min), ("median", np.median), ("mean", np.mean), ("largest", np.max),
+             ("all", np.sum))
+    lines = [f"median of {len(found)} cases: mean value {mean:.2f}, std {std:.2f}, d {depth:g}, "
+             f"h {height:g}, w {width:g}",
+             "MB a case: " + ", ".join(f"{name} {of(nbytes) / 1e6:.1f}" for name, of in sizes)]
+    voxels = np.array([case["voxels"] for case in found])
+    for value, name in ((1, "kidney"), (2, "tumour")):
+        some = voxels[voxels[:, value] > 0, value]
+        text = f"{name}: in {some.size} of {len(found)} cases"
+        if some.size:
+            text += (f", {some.min()} to {some.max()} voxels there, "
+                     f"{some.sum() / voxels.sum():.3%} of all voxels")
+        lines.append(text)
+    return "\n".join(lines)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
     parser = argparse.ArgumentParser(prog="unet3d.preprocess", description=__doc__,
@@ -305,10 +355,11 @@ def main(argv: list[str] | None = None) -> int:
             return 1 if wrong else 0
         settings = Settings(tuple(args.spacing), tuple(args.min_shape))
         made, kept = preprocess(args.source, args.out, settings, args.workers)
+        print(f"{made} cases made, {kept} already there, in {args.out}")
+        print(describe(args.out))
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{made} cases made, {kept} already there, in {args.out}")
     return 0
 
 

@@ -221,3 +221,39 @@ def test_the_references_checksums(data_folder, tmp_path, capsys):
         assert str(listed) in capsys.readouterr().err
     with pytest.raises(SystemExit):
         preprocess.main(["--source", "a", "--out", "b", "--reference-checksums", str(listed)])
+
+
+def test_statistics_are_those_of_the_reference(data_folder, tmp_path):
+    """Medians of the cases' means, deviations and shapes; also of folders without statistics."""
+    folder = tmp_path / "copy"
+    shutil.copytree(data_folder, folder)
+    manifest = preprocess.read_manifest(folder)
+    rows = []
+    for name in manifest["cases"]:
+        image, label = (np.load(folder / f"{name}_{kind}.npy") for kind in "xy")
+        numbers = [np.round(of(image, (1, 2, 3)), 2)[0] for of in (np.mean, np.std)]
+        rows.append([*numbers, *image.shape[1:], (label == 1).sum(), (label == 2).sum(),
+                     label.size, image.nbytes + label.nbytes + 256])
+    rows = np.array(rows, np.float64)
+    mean, std, depth, height, width, *_ = np.median(rows, axis=0)
+    said = preprocess.describe(folder)
+    assert (f"median of 5 cases: mean value {mean:.2f}, std {std:.2f}, d {depth:g}, h {height:g}, "
+            f"w {width:g}\n") in said
+    kidney, tumour, total, nbytes = rows[:, 5], rows[:, 6], rows[:, 7].sum(), rows[:, 8]
+    assert f"smallest {nbytes.min() / 1e6:.1f}, median" in said
+    assert (f"kidney: in 5 of 5 cases, {kidney.min():g} to {kidney.max():g} voxels there, "
+            f"{kidney.sum() / total:.3%} of all voxels") in said
+    assert f"tumour: in {(tumour > 0).sum()} of 5 cases" in said
+    for entry in manifest["cases"].values():
+        del entry["statistics"]
+    preprocess.write_manifest(folder, manifest)
+    assert preprocess.describe(folder) == said
+
+
+def test_preprocess_prints_statistics_when_all_done(nifti_folder, data_folder, tmp_path, capsys):
+    folder = tmp_path / "copy"
+    shutil.copytree(data_folder, folder)
+    assert preprocess.main(["--source", str(nifti_folder), "--out", str(folder), "--min-shape",
+                            "16", "16", "16", "--workers", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "0 cases made, 5 already there" in said and "median of 5 cases" in said
