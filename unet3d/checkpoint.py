@@ -7,13 +7,17 @@ from typing import Any
 
 import torch
 
+from unet3d import spec
+
 FORMAT = 1
 # Settings that must be equal for a resumed run to be the same run. The loader, the number of
 # workers, the paths and the number of epochs may change.
 FIXED = ("seed", "patch", "filters", "batch_size", "repeat", "learning_rate",
          "initial_rate", "warmup_epochs", "accumulate", "drop_last", "seeding", "amp",
          "hash_content", "brightness_around_one", "reference_starts", "step_ms",
-         "train_cases")
+         "train_cases", "momentum", "oversampling")
+# What runs did before these settings existed: older checkpoints do not have them.
+BEFORE = {"momentum": spec.MOMENTUM, "oversampling": spec.FOREGROUND_PROBABILITY}
 
 
 class CheckpointError(ValueError):
@@ -49,7 +53,7 @@ def read(path: Path) -> dict[str, Any]:
 def load(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Read a checkpoint of a run configured like `config`. Raises CheckpointError."""
     state = read(path)
-    before = state["config"]
+    before = BEFORE | state["config"]
     different = [f"{name} was {before.get(name)!r}, is {config[name]!r}"
                  for name in FIXED if before.get(name) != config[name]]
     if different:

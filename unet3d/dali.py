@@ -51,7 +51,8 @@ def _augmented(image: Any, label: Any, around_one: bool) -> tuple[Any, Any]:
     return image, label
 
 
-def _crop_start(label: Any, window: Sequence[int], cache_objects: bool) -> Any:
+def _crop_start(label: Any, window: Sequence[int], oversampling: float,
+                cache_objects: bool) -> Any:
     """Where the balanced crop begins: int32 [4] for a label [1, z, y, x].
 
     The window may first leave the volume and is then moved back, as specified. If DALI knew the
@@ -62,7 +63,7 @@ def _crop_start(label: Any, window: Sequence[int], cache_objects: bool) -> Any:
 
     anchor, shape = fn.segmentation.random_object_bbox(
         label, format="anchor_shape", background=0, k_largest=2,
-        foreground_prob=spec.FOREGROUND_PROBABILITY, cache_objects=cache_objects)
+        foreground_prob=oversampling, cache_objects=cache_objects)
     start = fn.roi_random_crop(roi_start=anchor, roi_shape=shape, crop_shape=window)
     last = label.shape(dtype=types.INT32) - types.Constant(np.array(window, np.int32))
     return fn.cast(math.clamp(start, 0, last), dtype=types.INT32)
@@ -85,7 +86,7 @@ def make_pipeline(images: Sequence[str], labels: Sequence[str], transform: Train
         label = fn.readers.numpy(files=list(labels), dont_use_mmap=not mmap, name="labels")
         label_file = fn.pad(fn.get_property(label, key="source_info"), fill_value=0)
         label = fn.reshape(label, layout="CDHW")
-        start = _crop_start(label, window, cache_objects)
+        start = _crop_start(label, window, transform.oversampling, cache_objects)
         image = fn.readers.numpy(files=list(images), dont_use_mmap=not mmap, name="images",
                                  roi_start=start, roi_shape=window)
         image_file = fn.pad(fn.get_property(image, key="source_info"), fill_value=0)

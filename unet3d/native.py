@@ -26,7 +26,7 @@ class NativeVolumes(ops.VolumeDataset):
         self.keep_boxes = keep_boxes
         pipeline = ops.unet3d_training(transform.patch, around_one=transform.around_one,
                                        include_last=not transform.reference_starts,
-                                       keep_boxes=keep_boxes)
+                                       keep_boxes=keep_boxes, foreground=transform.oversampling)
         super().__init__(reference.cases, pipeline, seed=reference.seed or 0,
                          keyed_by="sample" if reference.seed is None else "epoch",
                          repeat=reference.repeat, with_index=True, resident=resident)

@@ -39,6 +39,15 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     work.add_argument("--repeat", type=int, help="times each case is listed in an epoch")
     work.add_argument("--accumulate", type=int, help="batches per optimiser step")
     work.add_argument("--learning-rate", type=float)
+    work.add_argument("--initial-rate", type=float, metavar="RATE",
+                      help="where the warm-up starts (mlperf: 0.0001)")
+    work.add_argument("--warmup-epochs", type=int, metavar="EPOCHS",
+                      help="the rate rises linearly for so many epochs (mlperf: 200)")
+    work.add_argument("--momentum", type=float, help="of Nesterov's kind; 0: none (default 0.9)")
+    work.add_argument("--oversampling", type=float, metavar="SHARE",
+                      help="of crops that are around foreground (default 0.4)")
+    work.add_argument("--overlap", type=float, metavar="SHARE",
+                      help="of the windows of an evaluation (mlperf: 0.5)")
     work.add_argument("--channels-last", action="store_true",
                       help="the model's and the images' memory layout")
     work.add_argument("--cudnn-benchmark", action="store_true",
@@ -157,9 +166,18 @@ def parse(description: str, argv: list[str] | None) -> Settings:
     for name in ("epochs", "batch_size", "repeat", "accumulate"):
         if getattr(preset, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    if min(preset.workers, args.checkpoint_every, preset.eval_every, preset.eval_start) < 0:
-        parser.error("--workers, --checkpoint-every, --eval-every and --eval-start cannot be "
-                     "negative")
+    if min(preset.workers, args.checkpoint_every, preset.eval_every, preset.eval_start,
+           preset.warmup_epochs) < 0:
+        parser.error("--workers, --checkpoint-every, --eval-every, --eval-start and "
+                     "--warmup-epochs cannot be negative")
+    for name in ("learning_rate", "initial_rate"):
+        if not 0 <= getattr(preset, name) < float("inf"):
+            parser.error(f"--{name.replace('_', '-')} must be a number and not negative")
+    for name in ("momentum", "overlap"):
+        if not 0 <= getattr(preset, name) < 1:
+            parser.error(f"--{name} must be at least 0 and less than 1")
+    if not 0 <= preset.oversampling <= 1:
+        parser.error("--oversampling must lie between 0 and 1")
     if args.stop_after is not None and args.stop_after < 1:
         parser.error("--stop-after must be at least 1")
     if args.timeout < 0:

@@ -56,6 +56,8 @@ class Preset:
     diverged_dice: float  # training has diverged if an evaluation's mean Dice is below it
     bounds: bool  # measure the bounds of loading before the run
     drop_last: bool
+    momentum: float = MOMENTUM
+    oversampling: float = FOREGROUND_PROBABILITY
 
 
 PRESETS = {

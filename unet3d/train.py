@@ -73,7 +73,7 @@ class Trainer:
                        torch.contiguous_format)
         train, self.evaluation = split(list_cases(args.data), args.split_seed, args.split)
         transform = train_transforms(preset.patch, args.brightness_around_one,
-                                     args.reference_starts)
+                                     args.reference_starts, preset.oversampling)
         seed = args.seed if args.seeding == "sample" else None
         self.cases = train
         self.reference = VolumeDataset(train, transform, seed, preset.repeat)
@@ -111,9 +111,10 @@ class Trainer:
 
     def _make_model(self) -> tuple[UNet3D, torch.optim.Optimizer, torch.amp.GradScaler]:
         torch.manual_seed(self.args.seed)
+        momentum = self.preset.momentum
         model = UNet3D(self.preset.filters).to(self.device, memory_format=self.layout)
         optimizer = torch.optim.SGD(model.parameters(), lr=self.preset.learning_rate,
-                                    momentum=spec.MOMENTUM, nesterov=True,
+                                    momentum=momentum, nesterov=momentum > 0,
                                     weight_decay=spec.WEIGHT_DECAY)
         scaler = torch.amp.GradScaler(self.device.type, enabled=self.args.amp == "fp16")
         return model, optimizer, scaler

@@ -176,19 +176,23 @@ class TrainTransforms(Compose):
 
     Its settings are readable, so that another implementation (native, DALI) can
     do the same: `patch` (z, y, x), `around_one` (brightness x f instead of x (1 + f)),
-    `reference_starts` (never crop at an axis's last position).
+    `reference_starts` (never crop at an axis's last position), `oversampling` (the share of crops
+    around foreground).
     """
 
     def __init__(self, patch: Sequence[int], around_one: bool = False,
-                 reference_starts: bool = False) -> None:
-        super().__init__([RandBalancedCrop(patch, reference_starts=reference_starts),
+                 reference_starts: bool = False,
+                 oversampling: float = spec.FOREGROUND_PROBABILITY) -> None:
+        super().__init__([RandBalancedCrop(patch, oversampling, reference_starts),
                           RandFlip(), Cast(), RandBrightness(around_one), GaussianNoise()])
         self.patch = tuple(patch)
         self.around_one = around_one
         self.reference_starts = reference_starts
+        self.oversampling = oversampling
 
 
 def train_transforms(patch: Sequence[int], brightness_around_one: bool = False,
-                     reference_starts: bool = False) -> TrainTransforms:
+                     reference_starts: bool = False,
+                     oversampling: float = spec.FOREGROUND_PROBABILITY) -> TrainTransforms:
     """The specified chain for patches of `patch` voxels."""
-    return TrainTransforms(patch, brightness_around_one, reference_starts)
+    return TrainTransforms(patch, brightness_around_one, reference_starts, oversampling)

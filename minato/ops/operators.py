@@ -445,8 +445,8 @@ def label_boxes(label: Volume) -> list[tuple[int, int, tuple[_ops.Box, ...]]]:
 
 def unet3d_training(patch: int | Sequence[int] = 128, *, around_one: bool = False,
                     include_last: bool = True, keep_boxes: bool = True,
-                    direct: bool = False) -> Pipeline:
+                    direct: bool = False, foreground: float = 0.4) -> Pipeline:
     """The training transforms of the MLPerf Training 3D U-Net reference (KiTS19)."""
-    crop = RandBalancedCrop(patch, include_last=include_last, keep_boxes=keep_boxes)
+    crop = RandBalancedCrop(patch, foreground, include_last, keep_boxes)
     return Pipeline([ReadNpy(direct=direct), crop, RandFlip(), Cast(),
                      RandScaleIntensity(around_one=around_one), RandGaussianNoise()])

@@ -173,12 +173,13 @@ def volumes(folder, label):
     return paths
 
 
-def draw(folder, label, patch, draws=DRAWS, around_one=False, cache_objects=False):
+def draw(folder, label, patch, draws=DRAWS, around_one=False, cache_objects=False,
+         oversampling=spec.FOREGROUND_PROBABILITY):
     """`draws` samples of one case: images [draws, *patch], float64, and labels."""
     x, y = volumes(folder, label)
     pipeline = dali.make_pipeline(
-        [x], [y], transforms.train_transforms(patch, around_one), batch_size=500, threads=2,
-        seed=11, device=CPU, cache_objects=cache_objects)
+        [x], [y], transforms.train_transforms(patch, around_one, oversampling=oversampling),
+        batch_size=500, threads=2, seed=11, device=CPU, cache_objects=cache_objects)
     batches = [pipeline.run() for _ in range(draws // 500)]
     return [np.concatenate([np.asarray(b[i].as_array())[:, 0] for b in batches])
             for i in range(2)]
@@ -258,16 +259,16 @@ def test_foreground_share(tmp_path):
 
 @real
 @pytest.mark.parametrize("cache_objects", [False, True])
-def test_foreground_class_and_component(tmp_path, monkeypatch, cache_objects):
+def test_foreground_class_and_component(tmp_path, cache_objects):
     """A class uniformly, then one of its two components with the largest boxes."""
-    monkeypatch.setattr(spec, "FOREGROUND_PROBABILITY", 1.0)
     label = np.zeros((1, 60, 8, 8), np.uint8)
     label[0, 2:6, 1:5, 1:5] = 1      # box 64
     label[0, 20, 1, 1] = 1           # box 1: the third, never chosen
     label[0, 30:33, 0:4, 0:4] = 1    # box 48
     label[0, 50:52, 2:4, 2:4] = 2
     label[0, 52:54, 4:6, 4:6] = 2    # touches only at a corner: a separate component
-    images, labels = draw(tmp_path, label, (8, 8, 8), cache_objects=cache_objects)
+    images, labels = draw(tmp_path, label, (8, 8, 8), cache_objects=cache_objects,
+                          oversampling=1.0)
     z = undo(images.astype(np.float64), label.shape)[2][:, 0]
     groups = [(z < 13).sum(), ((22 < z) & (z <= 30)).sum(), (z > 40).sum()]
     assert sum(groups) == DRAWS  # none around the small one, which would need 13 to 20
@@ -280,11 +281,10 @@ def test_foreground_class_and_component(tmp_path, monkeypatch, cache_objects):
 
 
 @real
-def test_slack_is_uniform_and_window_stays_inside(tmp_path, monkeypatch):
-    monkeypatch.setattr(spec, "FOREGROUND_PROBABILITY", 1.0)
+def test_slack_is_uniform_and_window_stays_inside(tmp_path):
     label = np.zeros((1, 40, 40, 12), np.uint8)
     label[0, 20:23, 15:25, 11] = 1  # 3, 10 and 1 voxels; the last at the volume's edge
-    images, labels = draw(tmp_path, label, (8, 8, 8))
+    images, labels = draw(tmp_path, label, (8, 8, 8), oversampling=1.0)
     z, y, x = undo(images.astype(np.float64), label.shape)[2].T
     assert uniform(np.bincount(z - 15, minlength=6)) > 0.001 and set(z) == set(range(15, 21))
     # Longer than the patch: the window lies inside the box.
@@ -292,7 +292,7 @@ def test_slack_is_uniform_and_window_stays_inside(tmp_path, monkeypatch):
     assert set(x) == {4}
     label = np.zeros((1, 16, 16, 16), np.uint8)
     label[0, 1, 13, 8] = 1  # starts -6..1, 6..13, 1..8 before they are pushed back
-    images, labels = draw(tmp_path, label, (8, 8, 8))
+    images, labels = draw(tmp_path, label, (8, 8, 8), oversampling=1.0)
     z, y, x = undo(images.astype(np.float64), label.shape)[2].T
     for found, expected in ((z, [7, 1]), (y, [1, 1, 6])):
         counts = np.bincount(found - found.min())

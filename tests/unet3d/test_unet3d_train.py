@@ -212,13 +212,61 @@ def test_short_last_group_is_weighted_by_size(data_folder, tmp_path):
     assert any(not torch.equal(value, start[name]) for name, value in ends[0].items())
 
 
-def test_warm_up_is_linear_by_epochs(data_folder, tmp_path, monkeypatch):
-    warm = dataclasses.replace(spec.PRESETS["quick"], warmup_epochs=4)
-    monkeypatch.setitem(settings.PRESETS, "quick", warm)
+def test_warm_up_is_linear_by_epochs(data_folder, tmp_path):
     assert run(data_folder, tmp_path, "--no-bounds", "--no-eval", "--learning-rate", "0.401",
-               "--repeat", "1", epochs=5) == 0
+               "--repeat", "1", "--warmup-epochs", "4", "--initial-rate", "0.001", epochs=5) == 0
     rates = [row["learning_rate"] for row in epochs(tmp_path)]
     assert rates == pytest.approx([0.101, 0.201, 0.301, 0.401, 0.401])
+
+
+def logged(out):
+    """Values by key of mlperf.log."""
+    rows = [json.loads(line.removeprefix(":::MLLOG "))
+            for line in (out / "mlperf.log").read_text().splitlines()]
+    return {row["key"]: row["value"] for row in rows}
+
+
+def test_options_of_the_reference_reach_the_run(data_folder, tmp_path, monkeypatch):
+    """Momentum, oversampling and overlap; without them, the presets have the reference's."""
+    made, asked = [], []
+    original = train.evaluate
+
+    def keep(trainer, *args):
+        made.append(trainer)
+        return describe(trainer, *args)
+
+    def ask(model, cases, patch, device, overlap, *rest, **more):
+        asked.append(overlap)
+        return original(model, cases, patch, device, overlap, *rest, **more)
+
+    describe = train.Trainer.run
+    monkeypatch.setattr(train.Trainer, "run", keep)
+    monkeypatch.setattr(train, "evaluate", ask)
+    assert run(data_folder, tmp_path, "--no-bounds", "--momentum", "0", "--oversampling", "1",
+               "--overlap", "0.75", loader="minato-native", epochs=1) == 0
+    assert asked == [0.75]
+    group = made[0].optimizer.param_groups[0]
+    assert group["momentum"] == 0 and not group["nesterov"]
+    assert made[0].reference.transform.steps[0].oversampling == 1
+    assert made[0].dataset.pipeline.operators[1].foreground == 1
+    values = logged(tmp_path)
+    assert (values["opt_momentum"], values["oversampling"], values["validation_overlap"]) == (
+        0, 1, 0.75)
+    for preset in spec.PRESETS.values():
+        assert (preset.momentum, preset.oversampling) == (0.9, 0.4)
+    mlperf = spec.PRESETS["mlperf"]
+    assert (mlperf.overlap, mlperf.initial_rate, mlperf.warmup_epochs) == (0.5, 1e-4, 200)
+
+
+def test_older_checkpoint_had_the_references_settings(data_folder, whole, tmp_path, capsys):
+    state = torch.load(whole / "checkpoint.pt", weights_only=True)
+    del state["config"]["momentum"], state["config"]["oversampling"]
+    older = tmp_path / "older.pt"
+    torch.save(state, older)
+    common = ["--no-bounds", "--no-eval", "--accumulate", "3", "--resume", str(older)]
+    assert run(data_folder, tmp_path, *common, "--momentum", "0.5") == 1
+    assert "momentum was 0.9, is 0.5" in capsys.readouterr().err
+    assert run(data_folder, tmp_path, *common) == 0
 
 
 def test_tensorboard_if_installed(data_folder, tmp_path, monkeypatch):
@@ -427,7 +475,10 @@ def test_checkpoints_that_evaluate_cannot_use(data_folder, tmp_path, capsys):
 def test_wrong_options_and_missing_data(data_folder, tmp_path, capsys):
     for wrong in (["--patch", "15", "16", "16"], ["--epochs", "0"], ["--workers", "-1"],
                   ["--no-eval", "--eval-every", "1"], ["--step-ms", "-1"],
-                  ["--step-ms", "nan"], ["--python-ms", "-1"], ["--dali-depth", "4"], ["--step-ms", "1", "--eval-every", "1"]):
+                  ["--step-ms", "nan"], ["--python-ms", "-1"], ["--dali-depth", "4"],
+                  ["--step-ms", "1", "--eval-every", "1"], ["--momentum", "1"],
+                  ["--overlap", "nan"], ["--oversampling", "1.1"], ["--warmup-epochs", "-1"],
+                  ["--initial-rate", "-1"], ["--learning-rate", "inf"]):
         with pytest.raises(SystemExit):
             run(data_folder, tmp_path, *wrong)
     assert run(tmp_path, tmp_path / "out") == 1

@@ -296,7 +296,8 @@ def _open_unet3d(common: Sequence[str]) -> tuple[Any, list[Path], bool]:
     chosen = _settings(common)
     args, preset = chosen.args, chosen.preset
     train, _ = data.split(data.list_cases(args.data), args.split_seed, args.split)
-    transform = train_transforms(preset.patch, args.brightness_around_one, args.reference_starts)
+    transform = train_transforms(preset.patch, args.brightness_around_one, args.reference_starts,
+                                 preset.oversampling)
     dataset = data.VolumeDataset(train, transform, args.seed, preset.repeat)
     return dataset, [p for c in train for p in (c.image, c.label)], args.seeding == "sample"
 
