@@ -1,6 +1,10 @@
 """Sliding-window inference and evaluation.
 
     python -m unet3d.evaluate --data data/npy --checkpoint runs/x/checkpoint.pt
+
+Prints Dice for each case and their mean, and writes evaluation.csv and evaluation.png (slices with
+label and prediction, if matplotlib is installed) next to the checkpoint, or into --out. The last
+line of the output is the mean as JSON.
 """
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from torch import distributed
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from unet3d import checkpoint, spec
+from unet3d import checkpoint, scores, spec
 from unet3d.data import Case, WholeVolumes, list_cases, split
 from unet3d.losses import dice_score
 from unet3d.model import UNet3D
@@ -91,11 +95,13 @@ def sliding_window(model: Callable[[torch.Tensor], torch.Tensor], image: torch.T
 @torch.no_grad()
 def evaluate(model: torch.nn.Module, cases: Sequence[Case], patch: Sequence[int],
              device: torch.device, overlap: float = 0.5, amp: str = "none",
-             progress: bool = True, loader: Loader = DataLoader) -> dict:
+             progress: bool = True, loader: Loader = DataLoader,
+             keep: Callable[[scores.CaseScore], None] | None = None) -> dict:
     """Mean Dice over `cases`, each volume with equal weight however ranks share them.
 
     Under torch.distributed each rank evaluates every world-size-th case and the sums are
-    added up. `loader` makes an iterable of batches of one volume from a dataset. Returns
+    added up. `loader` makes an iterable of batches of one volume from a dataset. `keep` is called
+    with the score of each of this rank's cases. Returns
     {"kidney", "tumour", "mean_dice", "volumes"}.
     """
     rank, world = 0, 1
@@ -105,19 +111,32 @@ def evaluate(model: torch.nn.Module, cases: Sequence[Case], patch: Sequence[int]
     model.eval()
     total = torch.zeros(spec.CLASSES, dtype=torch.float64, device=device)
     volumes = WholeVolumes(cases[rank::world])
-    for batch in tqdm(loader(volumes), desc="evaluate", unit="volume", leave=False,
-                      total=len(volumes), disable=not progress or rank != 0):
+    bar = tqdm(loader(volumes), desc="evaluate", unit="volume", leave=False,
+               total=len(volumes), disable=not progress or rank != 0)
+    for case, batch in zip(volumes.cases, bar, strict=True):
         image, label = (part.to(device) for part in batch)
         with torch.autocast(device.type, AMP[amp], enabled=amp != "none"):
             logits, kept = sliding_window(model, image, patch, overlap)
-        total[:-1] += dice_score(logits, label[(..., *kept)]).double()
+        label = label[(..., *kept)]
+        dice = dice_score(logits, label).double()
+        total[:-1] += dice
         total[-1] += 1
+        if keep is not None:
+            keep(scores.score_of(case.name, dice.tolist(), *(part.cpu().numpy() for part in (
+                image[(0, 0, *kept)], label[0, 0], logits[0].argmax(0)))))
     if distributed.is_initialized():
         distributed.all_reduce(total)
     model.train(training)
     kidney, tumour = (total[:-1] / total[-1]).tolist()
     return {"kidney": kidney, "tumour": tumour, "mean_dice": (kidney + tumour) / 2,
             "volumes": int(total[-1])}
+
+
+def check_amp(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse fp16 on a CPU, with the parser's usage error."""
+    if args.amp == "fp16" and torch.device(args.device).type == "cpu":
+        parser.error("--amp fp16 is for GPUs: a CPU computes many times slower in float16 than in "
+                     "float32; leave --amp out, or use --amp bf16 on a CPU that has it")
 
 
 def _chosen_cases(folder: Path, kind: str | None, config: dict[str, Any],
@@ -148,17 +167,39 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--split", choices=["auto", "kits19", "seeded", "all"],
                         help="which cases: the evaluation part of this split, or all (default: "
                         "the split of the training, and none that it was trained on)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER",
+                        help="for the table and the picture (default: the checkpoint's folder)")
+    parser.add_argument("--overlap", type=float, metavar="SHARE",
+                        help="of the windows (default: as in the training)")
     parser.add_argument("--amp", choices=list(AMP), default="none")
     add_device(parser)
     args = parser.parse_args(argv)
+    check_amp(parser, args)
+    if args.overlap is not None and not 0 <= args.overlap < 1:
+        parser.error("--overlap must be at least 0 and less than 1")
+    out: Path = args.checkpoint.parent if args.out is None else args.out
+    found: list[scores.CaseScore] = []
     try:
         state = checkpoint.read(args.checkpoint)
         cases = _chosen_cases(args.data, args.split, state["config"], args.checkpoint)
         device = torch.device(args.device)
         model = UNet3D(state["config"]["filters"]).to(device)
         model.load_state_dict(state["model"])
-        result = evaluate(model, cases, state["config"]["patch"], device,
-                          state["config"]["overlap"], args.amp)
+        overlap = state["config"]["overlap"] if args.overlap is None else args.overlap
+        result = evaluate(model, cases, state["config"]["patch"], device, overlap, args.amp,
+                          progress=sys.stderr.isatty(), keep=found.append)
+        print(scores.table(found))
+        out.mkdir(parents=True, exist_ok=True)
+        scores.write_csv(out / scores.CSV_NAME, found)
+        written = scores.CSV_NAME
+        try:
+            scores.draw(out / scores.PICTURE_NAME, found,
+                        f"{args.checkpoint.parent.name}: mean Dice {result['mean_dice']:.3f} "
+                        f"over {result['volumes']} cases")
+            written += f" and {scores.PICTURE_NAME}"
+        except ImportError:
+            print(scores.NO_MATPLOTLIB, file=sys.stderr)
+        print(f"in {out}: {written}")
     except (DataError, checkpoint.CheckpointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

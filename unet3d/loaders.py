@@ -177,6 +177,16 @@ def evaluation_loader(name: str, volumes: Dataset, workers: int) -> Iterable[Bat
     return loader(volumes, batch_size=1, num_workers=few, prefetch_factor=1 if few else None)
 
 
+def without_device(name: str, device: torch.device) -> str | None:
+    """A sentence on what loader `name` does if `device` is the CPU; None if it does what it is
+    there for."""
+    plain = name.replace("-resident", "-cached").replace("-device", "")
+    if device.type != "cpu" or plain == name:
+        return None
+    return (f"{name}: the device is the CPU, to which nothing is copied ahead; this runs as "
+            f"{plain} does")
+
+
 def unavailable(name: str) -> str | None:
     """Why loader `name` cannot run, if a package is missing; None if it can."""
     try:

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from unet3d.evaluate import AMP
+from unet3d.evaluate import AMP, check_amp
 from unet3d.loaders import LOADERS
 from unet3d.parallel import available_cores
 from unet3d.ranks import add_device
@@ -144,6 +144,7 @@ def parse(description: str, argv: list[str] | None) -> Settings:
     """Parse and check the command line; exits with a message if it makes no sense."""
     parser = make_parser(description)
     args = parser.parse_args(argv)
+    check_amp(parser, args)
     is_dali = args.loader.startswith("dali")
     own = ("dali_cache_objects", "dali_no_mmap", "dali_batches", "dali_depth")
     asked = [name for name in own if getattr(args, name) != parser.get_default(name)]

@@ -32,7 +32,13 @@ from unet3d.bench.meters import DeliveryHash, DeviceCopies, EpochClock, PythonWo
 from unet3d.bench.usage import UsageSampler, busy_remark, others_share, usage_of_all
 from unet3d.data import ExpertVolumes, VolumeDataset, list_cases, mix, split
 from unet3d.evaluate import AMP, evaluate
-from unet3d.loaders import LoaderUnavailable, build, dataset_for, evaluation_loader
+from unet3d.loaders import (
+    LoaderUnavailable,
+    build,
+    dataset_for,
+    evaluation_loader,
+    without_device,
+)
 from unet3d.losses import dice_ce_loss
 from unet3d.model import UNet3D
 from unet3d.nifti import DataError
@@ -540,6 +546,8 @@ def main(argv: list[str] | None = None) -> int:
     settings = parse(__doc__, argv)
     args = settings.args
     ranks = Ranks(args.device)
+    if ranks.rank == 0 and (note := without_device(args.loader, ranks.device)):
+        print(f"warning: {note}", file=sys.stderr)
     try:
         trainer = Trainer(settings, ranks)
         if args.resume:

@@ -154,8 +154,16 @@ def test_command_line_end_to_end(data_folder, tmp_path, capsys):
     assert keys.count("eval_accuracy") == 2 and keys[-1] == "run_stop"
     assert evaluate.main(["--data", str(data_folder), "--device", "cpu", "--amp", "bf16",
                           "--checkpoint", str(tmp_path / "checkpoint.pt")]) == 0
-    again = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr().out.splitlines()
+    again = json.loads(printed[-1])
     assert again["mean_dice"] == pytest.approx(rows[-1]["mean_dice"], abs=1e-4)
+    assert printed[2].split() == ["mean", *(f"{again[name]:.4f}" for name in (
+        "kidney", "tumour", "mean_dice"))]
+    with open(tmp_path / "evaluation.csv", newline="") as stream:
+        (case,) = csv.DictReader(stream)
+    assert case["case"] == printed[1].split()[0] and case["case"] not in lines(
+        tmp_path, "start")[0]["config"]["train_cases"]
+    assert float(case["tumour"]) == pytest.approx(again["tumour"], abs=1e-6)
 
 
 def test_evaluation_takes_the_split_of_the_run(tmp_path, capsys):
@@ -177,7 +185,7 @@ def test_evaluation_takes_the_split_of_the_run(tmp_path, capsys):
                                   (["--split", "all"], 6, True)):
         assert evaluate.main([*common, *more]) == 0
         printed = capsys.readouterr()
-        assert json.loads(printed.out)["volumes"] == volumes
+        assert json.loads(printed.out.splitlines()[-1])["volumes"] == volumes
         assert (f"warning: {out / 'checkpoint.pt'}: was trained on {trained}"
                 in printed.err) == warned
     # The same run, as if it had been trained on other parts of another folder.
@@ -460,6 +468,28 @@ def test_missing_devices_are_refused(data_folder, tmp_path, capsys, monkeypatch)
         with pytest.raises(SystemExit):
             run(data_folder, tmp_path, "--device", device)
         assert words in capsys.readouterr().err
+
+
+def test_half_precision_on_a_cpu_is_refused(data_folder, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run(data_folder, tmp_path, "--amp", "fp16")
+    assert "--amp fp16 is for GPUs" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        evaluate.main(["--data", str(data_folder), "--checkpoint", "none.pt", "--device", "cpu",
+                       "--amp", "fp16"])
+    assert "--amp fp16 is for GPUs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name, plain", [
+    ("minato-device", "minato"), ("minato-native-device-cached", "minato-native-cached"),
+    ("minato-native-device-resident", "minato-native-cached")])
+def test_device_loader_on_a_cpu_says_so(data_folder, tmp_path, capsys, name, plain):
+    """Where the data are is checked later than the device."""
+    assert run(tmp_path, tmp_path / "out", loader=name) == 1
+    assert f"warning: {name}: the device is the CPU" in (said := capsys.readouterr().err)
+    assert f"runs as {plain} does" in said
+    assert loaders.without_device(name, torch.device("cuda")) is None
+    assert loaders.without_device(plain, torch.device("cpu")) is None
 
 
 def test_checkpoints_that_evaluate_cannot_use(data_folder, tmp_path, capsys):
