@@ -22,11 +22,12 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from unet3d import checkpoint, scores, spec
-from unet3d.data import Case, WholeVolumes, list_cases, split
+from unet3d.data import Case, WholeVolumes, split
 from unet3d.losses import dice_score
 from unet3d.model import UNet3D
 from unet3d.nifti import DataError
 from unet3d.ranks import add_device
+from unet3d.source import cases_of
 
 # Windows predicted together. One at a time, a single CPU thread would take torch's slow
 # path for 3-D convolutions: measured 95 ms against 20 ms for a window of the quick preset.
@@ -139,12 +140,11 @@ def check_amp(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
                      "float32; leave --amp out, or use --amp bf16 on a CPU that has it")
 
 
-def _chosen_cases(folder: Path, kind: str | None, config: dict[str, Any],
-                  checkpoint_path: Path) -> list[Case]:
-    """The cases of `folder` to evaluate: those of a requested split, with a warning
+def _chosen_cases(folder: Path, cases: Sequence[Case], kind: str | None, config: dict[str, Any],
+                  checkpoint_path: Path) -> Sequence[Case]:
+    """The `cases` of `folder` to evaluate: those of a requested split, with a warning
     if the run that `config` describes was trained on some, else those of the run's own split.
     Raises DataError if it was trained on some of these, because then the folder is another one."""
-    cases = list_cases(folder)
     if kind != "all":
         _, cases = split(cases, config["split_seed"], kind or config["split"])
     trained = sorted({case.name for case in cases} & set(config["train_cases"]))
@@ -162,7 +162,9 @@ def main(argv: list[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
     parser = argparse.ArgumentParser(prog="unet3d.evaluate", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="preprocessed folder")
+    data = parser.add_mutually_exclusive_group(required=True)
+    data.add_argument("--data", type=Path, help="preprocessed folder")
+    data.add_argument("--source", type=Path, metavar="FOLDER", help="folder of NIfTI cases")
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--split", choices=["auto", "kits19", "seeded", "all"],
                         help="which cases: the evaluation part of this split, or all (default: "
@@ -181,12 +183,15 @@ def main(argv: list[str] | None = None) -> int:
     found: list[scores.CaseScore] = []
     try:
         state = checkpoint.read(args.checkpoint)
-        cases = _chosen_cases(args.data, args.split, state["config"], args.checkpoint)
+        config = state["config"]
+        cases = _chosen_cases(args.source or args.data,
+                              cases_of(args.data, args.source, config["patch"]), args.split,
+                              config, args.checkpoint)
         device = torch.device(args.device)
-        model = UNet3D(state["config"]["filters"]).to(device)
+        model = UNet3D(config["filters"]).to(device)
         model.load_state_dict(state["model"])
-        overlap = state["config"]["overlap"] if args.overlap is None else args.overlap
-        result = evaluate(model, cases, state["config"]["patch"], device, overlap, args.amp,
+        overlap = config["overlap"] if args.overlap is None else args.overlap
+        result = evaluate(model, cases, config["patch"], device, overlap, args.amp,
                           progress=sys.stderr.isatty(), keep=found.append)
         print(scores.table(found))
         out.mkdir(parents=True, exist_ok=True)

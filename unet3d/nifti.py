@@ -77,6 +77,17 @@ def _read(path: Path, dtype: type) -> tuple[np.ndarray, tuple[float, float, floa
     return (array.astype(dtype, copy=False) if dtype is not None else array), spacing
 
 
+def read_shape(path: Path) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """(shape [z, y, x], spacing in mm) from a file's header. Raises DataError."""
+    nibabel = _nibabel()
+    try:
+        header = nibabel.load(path).header
+    except (OSError, EOFError, ValueError, gzip.BadGzipFile, zlib.error,
+            nibabel.filebasedimages.ImageFileError) as error:
+        raise DataError(f"{path}: cannot be read as NIfTI: {error}") from error
+    return header.get_data_shape(), tuple(float(s) for s in header["pixdim"][1:4])
+
+
 def read_image(path: Path) -> tuple[np.ndarray, tuple[float, float, float]]:
     """Return (float32 volume [z, y, x] in HU, spacing in mm). Raises DataError."""
     array, spacing = _read(path, np.float32)

@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,16 @@ class Settings:
                 "min_shape": list(self.min_shape)}
 
 
+def resampled_shape(shape: Sequence[int], spacing: Sequence[float],
+                    target: Sequence[float]) -> list[int]:
+    """int(spacing/target * size) for each axis. Raises DataError if one would vanish."""
+    ratio = np.array(spacing) / np.array(target)
+    size: list[int] = (ratio * np.array(shape)).astype(int).tolist()
+    if min(size) < 1:
+        raise DataError(f"shape {tuple(shape)} at spacing {tuple(spacing)} mm resamples to {size}")
+    return size
+
+
 def resample(image: np.ndarray, label: np.ndarray, spacing: tuple[float, float, float],
              target: tuple[float, float, float]) -> tuple[np.ndarray, np.ndarray]:
     """Resample [z, y, x] volumes to `target` mm; new size is int(spacing/target * size).
@@ -56,10 +67,7 @@ def resample(image: np.ndarray, label: np.ndarray, spacing: tuple[float, float, 
     """
     if tuple(spacing) == tuple(target):
         return image, label
-    ratio = np.array(spacing) / np.array(target)
-    size = (ratio * np.array(image.shape)).astype(int).tolist()
-    if min(size) < 1:
-        raise DataError(f"shape {image.shape} at spacing {spacing} mm resamples to {size}")
+    size = resampled_shape(image.shape, spacing, target)
     moving = torch.from_numpy(np.ascontiguousarray(image))[None, None]
     image = interpolate(moving, size=size, mode="trilinear", align_corners=True)
     classes = torch.from_numpy(np.ascontiguousarray(label))[None, None]
@@ -92,6 +100,15 @@ def prepare(image: np.ndarray, label: np.ndarray, spacing: tuple[float, float, f
     label = pad(label, settings.min_shape)
     return (np.ascontiguousarray(image[None], np.float32),
             np.ascontiguousarray(label[None], np.uint8))
+
+
+def prepared_shape(shape: Sequence[int], spacing: Sequence[float], settings: Settings
+                   ) -> tuple[int, int, int]:
+    """The shape (z, y, x) of a case after all steps. Raises DataError."""
+    size = list(shape) if tuple(spacing) == tuple(settings.spacing) else resampled_shape(
+        shape, spacing, settings.spacing)
+    depth, height, width = (max(have, want) for have, want in zip(size, settings.min_shape))
+    return depth, height, width
 
 
 def sha256(path: Path) -> str:
@@ -131,18 +148,23 @@ def _stamp(case: Path) -> list[list[int]]:
     return found
 
 
-def process_case(case: Path, out: Path, settings: Settings) -> tuple[str, dict[str, Any]]:
-    """Prepare and save one case. Returns (name, manifest entries). Raises DataError."""
-    stamp = _stamp(case)
+def load_case(case: Path, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
+    """Read and prepare one case: [1, z, y, x], float32 and uint8. Raises DataError."""
     image, spacing = nifti.read_image(case / nifti.IMAGE_NAME)
     label, _ = nifti.read_label(case / nifti.LABEL_NAME)
     if image.shape != label.shape:
         raise DataError(f"{case}: image shape {image.shape} and label shape "
                         f"{label.shape} differ")
     try:
-        image, label = prepare(image, label, spacing, settings)
+        return prepare(image, label, spacing, settings)
     except DataError as error:
         raise DataError(f"{case}: {error}") from error
+
+
+def process_case(case: Path, out: Path, settings: Settings) -> tuple[str, dict[str, Any]]:
+    """Prepare and save one case. Returns (name, manifest entries). Raises DataError."""
+    stamp = _stamp(case)
+    image, label = load_case(case, settings)
     return case.name, {"source": stamp, "files": save_case(case.name, out, image, label),
                        "statistics": statistics_of(image, label)}
 
@@ -195,10 +217,8 @@ def _is_done(case: Path, out: Path, manifest: dict[str, Any]) -> bool:
                for name, file in entry["files"].items())
 
 
-def preprocess(source: Path, out: Path, settings: Settings = Settings(),
-               workers: int = 1) -> tuple[int, int]:
-    """Prepare all labelled cases of `source` into `out`. Returns (made, kept). Raises
-    DataError."""
+def labelled_cases(source: Path) -> list[Path]:
+    """The cases of `source` that have labels; prints how many have none. Raises DataError."""
     cases = nifti.find_cases(source, nifti.IMAGE_NAME)
     unlabelled = [case.name for case in cases if nifti.is_unlabelled(case)]
     if unlabelled:
@@ -206,7 +226,14 @@ def preprocess(source: Path, out: Path, settings: Settings = Settings(),
               f"{unlabelled[-1]}): KiTS19 has labels for its first "
               f"{spec.KITS19_CASES}",
               file=sys.stderr)
-        cases = [case for case in cases if case.name not in unlabelled]
+    return [case for case in cases if case.name not in unlabelled]
+
+
+def preprocess(source: Path, out: Path, settings: Settings = Settings(),
+               workers: int = 1) -> tuple[int, int]:
+    """Prepare all labelled cases of `source` into `out`. Returns (made, kept). Raises
+    DataError."""
+    cases = labelled_cases(source)
     out.mkdir(parents=True, exist_ok=True)
     manifest = read_manifest(out) or {"settings": settings.as_json(), "cases": {}}
     if manifest["settings"] != settings.as_json():

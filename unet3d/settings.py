@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unet3d.evaluate import AMP, check_amp
-from unet3d.loaders import LOADERS
+from unet3d.loaders import LOADERS, samples_of
 from unet3d.parallel import available_cores
 from unet3d.ranks import add_device
 from unet3d.spec import PRESETS, Preset
@@ -20,7 +20,11 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--loader", choices=LOADERS, required=True)
     add("--preset", choices=PRESETS, default="quick")
-    add("--data", type=Path, required=True, help="folder made by unet3d.preprocess")
+    data = parser.add_mutually_exclusive_group(required=True)
+    data.add_argument("--data", type=Path, help="folder made by unet3d.preprocess")
+    data.add_argument("--source", type=Path, metavar="FOLDER",
+                      help="folder of case_*/imaging.nii.gz: the workers prepare a case each time "
+                      "they load it")
     add("--out", type=Path, required=True, help="folder for logs and checkpoint")
     add("--resume", nargs="?", const=True, type=Path, metavar="CHECKPOINT",
         help="go on from OUT/checkpoint.pt, or from the file named")
@@ -135,8 +139,8 @@ class Settings:
             "brightness_around_one", "reference_starts", "hash_content", "cache",
             "step_ms", "python_ms", "channels_last")}
         config |= dataclasses.asdict(self.preset)
-        config |= {"preset": args.preset, "data": str(args.data), "threads": self.threads,
-                   "train_cases": train_cases}
+        config |= {"preset": args.preset, "data": str(args.source or args.data),
+                   "threads": self.threads, "train_cases": train_cases}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
 
 
@@ -154,6 +158,10 @@ def parse(description: str, argv: list[str] | None) -> Settings:
         parser.error("--dali-batches and --dali-depth must be at least 1")
     if is_dali and args.reference_starts:
         parser.error("DALI's crop takes an axis's last position, too: no --reference-starts")
+    if args.source is not None and (is_dali or samples_of(args.loader) == "native"):
+        parser.error(f"--source: {args.loader} reads prepared files; make them with "
+                     f"`python -m unet3d.preprocess --source {args.source} --out FOLDER`, and "
+                     "give --data FOLDER")
     if args.split_seed is None:
         args.split_seed = args.seed
     if args.dali_cache_objects:

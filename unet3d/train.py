@@ -30,7 +30,7 @@ from unet3d import checkpoint, mlperf, records, resume, sampling, spec
 from unet3d.bench import bounds, pagecache
 from unet3d.bench.meters import DeliveryHash, DeviceCopies, EpochClock, PythonWork, wait_summary
 from unet3d.bench.usage import UsageSampler, busy_remark, others_share, usage_of_all
-from unet3d.data import ExpertVolumes, VolumeDataset, list_cases, mix, split
+from unet3d.data import ExpertVolumes, VolumeDataset, mix, split
 from unet3d.evaluate import AMP, evaluate
 from unet3d.loaders import (
     LoaderUnavailable,
@@ -45,6 +45,7 @@ from unet3d.nifti import DataError
 from unet3d.parallel import available_cores
 from unet3d.ranks import Ranks, leave
 from unet3d.settings import Settings, parse
+from unet3d.source import cases_of
 from unet3d.transforms import train_transforms
 
 STOPPED, DIVERGED = 3, 4
@@ -77,7 +78,9 @@ class Trainer:
         torch.backends.cudnn.benchmark = args.cudnn_benchmark
         self.layout = (torch.channels_last_3d if args.channels_last else
                        torch.contiguous_format)
-        train, self.evaluation = split(list_cases(args.data), args.split_seed, args.split)
+        folder = args.source or args.data
+        cases = cases_of(args.data, args.source, preset.patch, getattr(settings, "cache", None))
+        train, self.evaluation = split(cases, args.split_seed, args.split)
         transform = train_transforms(preset.patch, args.brightness_around_one,
                                      args.reference_starts, preset.oversampling)
         seed = args.seed if args.seeding == "sample" else None
@@ -86,10 +89,10 @@ class Trainer:
         self.dataset = dataset_for(args.loader, self.reference)
         self.config = settings.as_config([case.name for case in train])
         if len(self.dataset) < ranks.world:
-            raise DataError(f"{args.data}: fewer samples than ranks")
+            raise DataError(f"{folder}: fewer samples than ranks")
         self.sampler = sampling.epoch_sampler(self.dataset, args.seed, ranks.rank, ranks.world)
         if len(self.sampler) < preset.batch_size and preset.drop_last:
-            raise DataError(f"{args.data}: {len(self.dataset)} samples an epoch make no "
+            raise DataError(f"{folder}: {len(self.dataset)} samples an epoch make no "
                             f"full batch of {preset.batch_size} on {ranks.world} ranks")
         self.generator = torch.Generator()
         self.model, self.optimizer, self.scaler = self._make_model()
