@@ -39,12 +39,13 @@ class SourceCase(Case):
         if self.cache is None:
             return preprocess.load_case(self.image.parent, self.settings)
         slab = memoized(self.cache)
+        image, label = np.empty((1, *self.shape), np.float32), np.empty((1, *self.shape), np.uint8)
         _held.pair = None
         try:
-            parts = [slab(self, number) for number in range(len(self.slabs()))]
+            for number, place in enumerate(self.slabs()):
+                image[:, place], label[:, place] = slab(self, number)
         finally:
             _held.pair = None
-        image, label = (np.concatenate(volumes, axis=1) for volumes in zip(*parts))
         return image, label
 
     def slabs(self) -> list[slice]:
