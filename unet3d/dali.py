@@ -24,7 +24,7 @@ from unet3d.nifti import DataError
 from unet3d.options import LoaderUnavailable, Options
 from unet3d.transforms import TrainTransforms
 
-INSTALL = "pip install 'minato-loader[dali]'"
+INSTALL = "pip install nvidia-dali-cuda120"
 # Samples in one list of files. A list's end costs a new pipeline (a fifth of a second, and
 # boxes are forgotten), its length memory: 20000 are 119 epochs of KiTS19 and a few MB.
 HORIZON = 20000
@@ -230,5 +230,5 @@ def require() -> None:
     try:
         import nvidia.dali.plugin.pytorch  # noqa: F401
     except ImportError as error:
-        raise LoaderUnavailable(f"NVIDIA DALI is not installed: {INSTALL} (Linux; brings "
-                                f"nvidia-dali-cuda120, works without a GPU) ({error})") from error
+        raise LoaderUnavailable(f"NVIDIA DALI is not installed: {INSTALL} (Linux; works "
+                                f"without a GPU) ({error})") from error

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 DRAWS = 3000
 
 real = pytest.mark.skipif(loaders.unavailable("dali") is not None,
-                          reason="NVIDIA DALI is not installed (pip install 'minato-loader[dali]')")
+                          reason="NVIDIA DALI is not installed (pip install nvidia-dali-cuda120)")
 
 
 def dataset_of(folder, repeat=3, chain=None):
@@ -115,8 +115,8 @@ def test_missing_package_error_says_how_to_install(data_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali.plugin.pytorch", None)
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     for name in ("dali", "dali-cached"):
-        assert "pip install 'minato-loader[dali]'" in loaders.unavailable(name)
-        with pytest.raises(loaders.LoaderUnavailable, match=r"pip install 'minato-loader\[dali\]'"):
+        assert "pip install nvidia-dali-cuda120" in loaders.unavailable(name)
+        with pytest.raises(loaders.LoaderUnavailable, match="pip install nvidia-dali-cuda120"):
             loader_of(dataset_of(data_folder), name=name)
 
 
@@ -154,7 +154,7 @@ def test_training_without_the_package_and_wrong_options(data_folder, tmp_path, m
                                                         capsys):
     monkeypatch.setitem(sys.modules, "nvidia.dali.plugin.pytorch", None)
     assert run(data_folder, tmp_path, "--no-bounds") == 1
-    assert "pip install 'minato-loader[dali]'" in capsys.readouterr().err
+    assert "pip install nvidia-dali-cuda120" in capsys.readouterr().err
     for wrong, loader in (("--dali-no-mmap", "pytorch"), ("--dali-cache-objects", "pytorch"),
                           ("--reference-starts", "dali")):
         with pytest.raises(SystemExit):

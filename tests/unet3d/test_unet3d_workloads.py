@@ -187,7 +187,7 @@ def test_folders_are_made_once_and_never_mixed(folders, tmp_path, capsys):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "unet3d.bench.workloads.detection", None)
-    with pytest.raises(DataError, match=r"needs .*minato-loader\[unet3d,detection\]"):
+    with pytest.raises(DataError, match="needs .*detection: pip install"):
         base.module("detection")
 
 

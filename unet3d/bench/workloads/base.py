@@ -73,8 +73,9 @@ def module(name: str) -> Any:
     try:
         return importlib.import_module(f"unet3d.bench.workloads.{name}")
     except ImportError as error:
-        raise DataError(f"the {name} workload needs {error.name}: pip install "
-                        "'minato-loader[unet3d,detection]'") from error
+        package = {"PIL": "pillow"}.get(error.name or "", error.name)
+        raise DataError(f"the {name} workload needs {error.name}: pip install {package}"
+                        ) from error
 
 
 def write_index(folder: Path, settings: dict[str, Any], items: list[dict[str, Any]]) -> None:
