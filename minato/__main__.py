@@ -16,10 +16,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("minato.observe.doctor", "what is wrong with this machine, and the fix"),
     "analyze": ("minato.analyze.command", "what limits a training program, and what would help"),
     "cache": ("minato.cache.command", "caches in this machine's memory: look, check, remove"),
+    "recode": ("minato.analyze.recode", "a copy of a folder of images that is smaller and faster to read"),
     "top": ("minato.observe.top", "what the loaders in a running process are doing, live"),
 }
 #: commands that need the engine
-NEED_ENGINE = ("analyze", "cache", "top")
+NEED_ENGINE = ("analyze", "cache", "recode", "top")
 
 
 def _parser() -> argparse.ArgumentParser:

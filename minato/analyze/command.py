@@ -24,6 +24,7 @@ from .._version import __version__
 from . import page, report
 from .conclude import OTHERS, Facts, candidates, limit, settle, watched, with_step
 from .keeper import tree
+from .progress import Progress
 from .study import FEW, Usage
 from .watch import VARIABLE, Watch, send
 
@@ -242,24 +243,6 @@ class Listener:
         for key in list(self.selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self.selector.close()
-
-
-class Progress:
-    """One line of a terminal; nothing where stderr is none."""
-
-    def __init__(self) -> None:
-        self.shows = sys.stderr.isatty()
-
-    def show(self, text: str, share: float | None = None) -> None:
-        if self.shows:
-            bar = "" if share is None else f" [{'#' * round(20 * share):20}]"
-            sys.stderr.write(f"\r\x1b[Kminato analyze: {text}{bar}")
-            sys.stderr.flush()
-
-    def clear(self) -> None:
-        if self.shows:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
 
 
 # ---- the study -----------------------------------------------------------------------------
@@ -500,7 +483,7 @@ def of_this_process(watch: Watch, budget: str, out: str | None) -> str:
     keeper = Connection(kept[key])
     for line in (keeper.lines() or ()):
         assert line["kind"] == "keeper"
-    study = Study(keeper, None, Progress())
+    study = Study(keeper, None, Progress("minato analyze"))
     found = studied(study, told[key], machine_of(None), _seconds(budget), writes=False)
     study.progress.clear()
     return report.answer(found, written(found, out) if out is not None else "")
@@ -515,7 +498,7 @@ class Analysis:
     def __init__(self, options: argparse.Namespace, command: list[str]) -> None:
         self.options, self.command = options, command
         self.listener = Listener()
-        self.progress = Progress()
+        self.progress = Progress("minato analyze")
         self.program: subprocess.Popen[bytes] | None = None
         self.found: dict[str, Any] | None = None
         self.interrupted = False

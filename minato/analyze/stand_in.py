@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm"}
+from .recode import IMAGES
+
 VOLUMES = {".npy", ".nii", ".nii.gz"}
 AUDIO = {".wav", ".flac", ".ogg", ".mp3"}
 #: batches of a folder's loader
