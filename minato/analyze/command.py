@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,9 @@ HERE = Path(__file__).resolve().parent
 ARGUMENTS, NOT_WATCHED = 2, 3
 #: shares of the budget
 STORAGE, WORK, LOADERS, CHECKS = 0.15, 0.25, 0.35, 0.25
+#: share of the budget that --codecs takes from the others
+OPTION = 0.2
+EXTRA = ("codecs",)
 #: repeats of each check, by turns
 REPEATS = 3
 #: changes that are checked at most
@@ -73,6 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--start-timeout", type=_seconds, default=600.0, metavar="TIME",
         help="time until the first batch, after which the causes are named (10m)")  # fmt: skip
     add("--cores", type=int, metavar="N", help="study as if the machine had N cores")
+    add("--codecs", action="store_true", help="try other codecs, and sizes, for the images that samples "
+        "read: bytes, time to decode, loss, rate")  # fmt: skip
     add("--out", default="report", metavar="FOLDER", help="for report.json and index.html (report)")
     add("--stop", action="store_true", help="end the program after the watch, by SIGINT, and by "
         "SIGTERM and SIGKILL if it stays; its handlers may write files")  # fmt: skip
@@ -301,10 +306,14 @@ class Study:
 def studied(
     study: Study, told: dict[str, Any], machine: dict[str, Any], budget: float, writes: bool,
     anyway: bool = False, keep: Callable[[dict[str, Any]], None] = lambda _report: None,
+    extra: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """The whole report. keep: is given the report while it grows, for an interrupt."""
+    """The whole report. keep: is given the report while it grows, for an interrupt. extra: which of
+    EXTRA are measured, too."""
     found = begun(told, machine)
     keep(found)
+    each = OPTION * budget
+    budget -= each * len(extra)
     refused = study.check(writes)
     if refused:
         found["notes"].append(
@@ -336,6 +345,10 @@ def studied(
     keep(found)
     _rates(study, found, f, budget * LOADERS * 0.85)
     keep(found)
+    for name in extra:
+        study.progress.show(name, 0.7)
+        found[name] = study.ask(name, each)
+        keep(found)
     _checks(study, found, budget * CHECKS)
     return concluded(found, study, anyway)
 
@@ -348,7 +361,7 @@ def begun(told: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
         "machine": machine, "place": told["place"], "loader": told["loader"],
         "own": "minato" if told["loader"]["minato"] else "torch", "watched": watched(told, others),
         "steps": told["steps"], "work": None, "storage": None, "contend": None, "rates": [],
-        "checks": [], "base": None, "helps": [], "useless": [], "notes": [],
+        "codecs": None, "checks": [], "base": None, "helps": [], "useless": [], "notes": [],
     }  # fmt: skip
 
 
@@ -646,7 +659,7 @@ class Analysis:
         try:
             return studied(
                 study, told, machine, self.options.budget, self.options.allow_writes,
-                self.options.anyway, keep,
+                self.options.anyway, keep, [name for name in EXTRA if vars(self.options)[name]],
             )  # fmt: skip
         except ConnectionError as error:
             assert self.found is not None

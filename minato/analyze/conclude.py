@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import shlex
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -39,6 +40,18 @@ AHEAD = 8
 COPIES = 4e9
 #: share of the available memory that a cache may take
 CACHED = 0.5
+
+#: decibels of the worst image, and quality, below which a codec is not recommended: networks trained
+#: on JPEG 75 and less were found to be less accurate
+LOSS, QUALITY = 30.0, 75
+#: decibels by which a codec may lose more and still count as equal
+EQUAL = 0.5
+#: a codec that loses less is preferred to one that is faster by less than this
+CLOSE = 1.05
+#: storages that codecs are compared on: bytes a second
+STORAGES = (
+    ("network, 5 MB/s", 5e6), ("disk, 23 MB/s", 23e6), ("SSD, 280 MB/s", 280e6), ("memory", math.inf),
+)  # fmt: skip
 
 KINDS = {
     "step": "the step", "nothing": "none in loading", "storage": "storage", "lock": "a lock",
@@ -434,7 +447,7 @@ def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
     if not rate or not f.costs:
         return helps, useless
     now = with_step(rate, f.asked, f.workers)
-    for make in (_more_workers, _minato, _cache):
+    for make in (_more_workers, _minato, _cache, _codec):
         found = make(f, rate, now)
         if isinstance(found, str):
             useless.append(found)
@@ -528,6 +541,114 @@ def _cache(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
         f"{sized(need)} of memory; {cache['share']:.0%} of a sample's time is saved", "unchanged",
         {"loader": "own", "workers": f.workers, "cached": -1 if cache["whole"] else cache["calls"]},
         "from the second epoch on",
+    )  # fmt: skip
+
+
+def at_work(f: Facts, row: dict[str, Any]) -> float:
+    """Samples a second that workers make with a codec, where they wait for nothing but cores."""
+    return float(min(max(1, f.workers) / row["wall"], f.cores / max(row["cpu"], 1e-9)))
+
+
+def recoded(f: Facts, row: dict[str, Any], storage: float = math.inf) -> float | None:
+    """The loader's rate with a codec: its own, as the time of samples changes. Where processes wait
+    for one storage, the rate changes as the waits do. storage: bytes a second at most."""
+    told = f.all.get("codecs") or {}
+    was, own = told["rows"][0], f.own_rate()
+    if not own or row["error"]:
+        return None
+    if row["wall"] is None:  # samples of an iterable dataset are made once
+        wall = max(f.mean - was["decode"] + row["decode"], row["decode"])
+        made = own * f.mean / wall
+    else:
+        one, waits, before = at_work(f, was), row["wall"] - row["cpu"], was["wall"] - was["cpu"]
+        made = own * at_work(f, row) / one
+        if f.workers > 1 and before > 0.3 * was["wall"] and own < 0.7 * one:
+            made = min(at_work(f, row), own * before / max(waits, BARELY))
+    return float(min(made, storage / max(1.0, row["bytes"] * told["per_sample"])))
+
+
+def cold_bytes(f: Facts) -> float:
+    """Bytes a second of this storage; infinite where only reads from memory were measured."""
+    storage = f.all.get("storage") or {}
+    rates = [one["bytes_per_s"] for one in storage.get("rates", [])]
+    return max(rates) if rates and storage["cold"] else math.inf
+
+
+def codec_rows(f: Facts) -> list[dict[str, Any]]:
+    """The codecs that were measured, each with its rate on this storage."""
+    told = f.all.get("codecs")
+    if not told or told["images"] < 4:
+        return []
+    return [{**row, "rate": recoded(f, row, cold_bytes(f))} for row in told["rows"]]
+
+
+def on_storage(f: Facts, row: dict[str, Any], speed: float) -> float | None:
+    """Samples a second with a codec, were there nothing but the CPU time of samples and a storage of
+    ``speed`` bytes a second, from which each file is read once."""
+    if row["error"]:
+        return None
+    told, cpu = f.all["codecs"], row["cpu"]
+    if cpu is None:
+        cpu = max(f.mean * f.cpu_share - told["rows"][0]["decode"] + row["decode"], row["decode"])
+    read = speed / max(1.0, row["bytes"] * told["per_sample"])
+    return float(min(min(max(1, f.workers), f.cores) / cpu, read))
+
+
+def winners(f: Facts) -> list[tuple[str, str, float]]:
+    """Of each storage, the codec that is fastest there of those that lose as little as JPEG 85, and
+    its rate."""
+    rows = codec_rows(f)
+    least = min((row["psnr"] or 0.0 for row in rows if row["name"] == "jpeg 85"), default=0.0)
+    rows = [row for row in rows if row["psnr"] is None or row["psnr"] >= least - EQUAL]
+    found = []
+    for name, speed in STORAGES:
+        rates = [(rate, row["name"]) for row in rows if (rate := on_storage(f, row, speed)) is not None]
+        if rates:
+            rate, codec = max(rates)
+            found.append((name, codec, rate))
+    return found
+
+
+def _codec(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
+    rows, told = codec_rows(f), f.all.get("codecs")
+    if not told:
+        return None
+    if not told["images"]:
+        where = "; images come out of containers, which minato recode does not read" if (
+            told["containers"]
+        ) else ""  # fmt: skip
+        return f"another codec: samples read no photo from a file of its own{where}"
+    if not rows:
+        return f"another codec: not measured, only {told['images']} images were encoded in time"
+    good = [
+        row for row in rows[1:]
+        if row["format"] and row["rate"] and (row["quality"] or QUALITY) >= QUALITY
+        and (row["worst"] is None or row["worst"] >= LOSS)
+    ]  # fmt: skip
+    if not good:
+        return f"another codec: each loses more than {LOSS:.0f} dB on some image, or cannot be read"
+    best = max(row["rate"] for row in good)
+    row = max(
+        (row for row in good if row["rate"] * CLOSE >= best), key=lambda row: row["psnr"] or math.inf
+    )
+    predicted = min(with_step(row["rate"], f.asked, f.workers), with_step(f.hands_over, f.asked, 0))
+    small = f", shorter side {told['size']}" if told["size"] else ""
+    what = f"images as {row['name']}{small}"
+    if predicted < WORTH * now:
+        return f"{what}: {predicted / now:.2f} times"
+    name = f"{row['format']}{row['quality'] or ''}" + (f"-{told['size']}" if told["size"] else "")
+    given = [told["folder"], f"{told['folder']}-{name}", "--format", row["format"]]
+    given += ["--quality", str(row["quality"])] if row["quality"] else []
+    given += ["--size", str(told["size"])] if told["size"] else []
+    check = {"loader": "own", "workers": f.workers,
+             "codec": {"format": row["format"], "quality": row["quality"], "size": told["size"]}}  # fmt: skip
+    loss = "shrunk, nothing else" if row["psnr"] is None else (
+        f"changed, {row['psnr']:.1f} dB, worst image {row['worst']:.1f} dB"
+    )  # fmt: skip
+    return _change(
+        what, f"minato recode {shlex.join(given)}", predicted, now,
+        f"a copy of the folder, {told['rows'][0]['bytes'] / row['bytes']:.1f} times smaller", loss,
+        None if f.loader.get("iterable") else check,
     )  # fmt: skip
 
 

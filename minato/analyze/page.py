@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .conclude import Facts, rated, sized, slow_share
-from .report import answer, quantile, seconds
+from .conclude import STORAGES, Facts, codec_rows, on_storage, rated, sized, slow_share
+from .report import answer, loss, quantile, seconds
 
 #: width of the pictures in their own units; the page scales them
 WIDTH = 480
@@ -54,7 +54,7 @@ def page(found: dict[str, Any]) -> str:
     title, _, rest = found["limit"]["line"].partition(". ")
     parts = [
         f"<h1>{text(title)}{'.' if rest else ''} {text(rest)}</h1>", _tiles(f), _loader(f),
-        _changes(found), _waterfall(f), _histogram(f), _rates(f), _storage(found), _stages(f),
+        _changes(found), _waterfall(f), _histogram(f), _rates(f), _storage(found), _codecs(f), _stages(f),
         _machine(found), "<h2>The answer as text</h2>", f"<pre>{text(answer(found))}</pre>",
     ]  # fmt: skip
     return (
@@ -279,6 +279,41 @@ def _storage(found: dict[str, Any]) -> str:
         f"<h2>Storage alone</h2>{_table(['reads in flight', 'files/s', 'bytes'], rows, (0, 1, 2))}"
         f"<p class='soft'>{storage['files']} files that samples opened, {sized(storage['bytes'])}, median "
         f"{sized(storage['median'])}. {state}</p>"
+    )
+
+
+def _codecs(f: Facts) -> str:
+    """What each codec would do, here and on other storages."""
+    rows = codec_rows(f)
+    if not rows:
+        return ""
+    told, count = f.all["codecs"], f.loader.get("samples")
+    best = {name: max(on_storage(f, row, speed) or 0.0 for row in rows) for name, speed in STORAGES}
+
+    def epoch(row: dict[str, Any]) -> str:
+        return seconds(count / row["rate"]) if count and row["rate"] else "-"
+
+    def on(row: dict[str, Any], name: str, speed: float) -> str:
+        rate = on_storage(f, row, speed)
+        if rate is None:
+            return "-"
+        return f"<b>{rated(rate)}</b>" if rate == best[name] else rated(rate)
+
+    shown = [
+        [text(row["name"]), sized(row["bytes"]), f"{rows[0]['bytes'] / row['bytes']:.2f}",
+         seconds(row["decode"]), "-" if row is rows[0] else text(loss(row)), epoch(row),
+         *(on(row, name, speed) for name, speed in STORAGES)]
+        for row in rows
+    ]  # fmt: skip
+    small = f" All but the first row are shrunk to a shorter side of {told['size']} pixels, which is all " \
+        "that samples use." if told["size"] else ""
+    head = ["codec", "an image", "times smaller", "decode", "loss", "epoch here", *(n for n, _ in STORAGES)]
+    return (
+        f"<h2>Codecs</h2>{_table(head, shown, (1, 2, 3, 5, 6, 7, 8, 9))}<p class='soft'>{told['images']} "
+        "images that samples read, encoded anew; decoding is CPU time of one core. An epoch here: loading "
+        "alone, on this storage. The last four columns: samples a second, were there nothing "
+        "but the CPU time of samples, on these cores, and such a storage, from which each file is read once; "
+        f"bold is the fastest.{small}</p>"
     )
 
 

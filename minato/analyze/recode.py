@@ -91,7 +91,7 @@ def encoded(image: Any, settings: Settings, exif: bytes = b"") -> bytes:
     options: dict[str, Any] = {"exif": exif} if exif else {}
     if settings.format != "png":
         options["quality"] = settings.quality
-    if settings.format != "webp":
+    if settings.format == "jpeg":
         options["optimize"] = True
     to = io.BytesIO()
     image.save(to, settings.format.upper(), **options)

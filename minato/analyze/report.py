@@ -6,8 +6,10 @@ import json
 import statistics
 from typing import Any
 
-from .conclude import OTHERS, Facts, rated, sized, slow_share
+from .conclude import OTHERS, Facts, codec_rows, rated, sized, slow_share, winners
 
+#: images without which a mean says little
+FEW = 16
 #: of report.json; a field that changes its meaning, or goes, raises the first number
 SCHEMA = "1.0"
 LINES, COLUMNS = 25, 110
@@ -79,7 +81,25 @@ def _seen(f: Facts) -> list[str]:
             by.setdefault(kind, []).append(f"{workers}: {rated(rate)}")
         told = "; ".join(f"{kind} {', '.join(each)}" for kind, each in sorted(by.items()))
         lines.append(f"  samples/s without a step, by workers: {told}")
-    return lines
+    return lines + _codecs(f)
+
+
+def loss(row: dict[str, Any]) -> str:
+    """What an image loses, in decibels: mean and worst."""
+    return "no loss" if row["psnr"] is None else f"{row['psnr']:.1f} dB, worst {row['worst']:.1f}"
+
+
+def _codecs(f: Facts) -> list[str]:
+    rows = codec_rows(f)
+    if not rows:
+        return []
+    told = f.all["codecs"]
+    small = f", shorter side {told['size']}" if told["size"] else ""
+    parts = [f"as they are {sized(rows[0]['bytes'])} {seconds(rows[0]['decode'])}"]
+    parts += [f"{r['name']} {sized(r['bytes'])} {seconds(r['decode'])} ({loss(r)})" for r in rows[1:]]
+    lines = [f"  codecs, {told['images']} images{small}: {'; '.join(parts)}"]
+    fastest = ", ".join(f"{name}: {codec} {rated(rate)}/s" for name, codec, rate in winners(f))
+    return lines + ([f"  fastest of those that lose as little as jpeg 85: {fastest}"] if fastest else [])
 
 
 def _changes(report: dict[str, Any], changes: list[dict[str, Any]]) -> list[str]:
@@ -98,7 +118,7 @@ def _changes(report: dict[str, Any], changes: list[dict[str, Any]]) -> list[str]
             f"  {number}. {change['what']}{rate}; {change['effort']}; data {change['data']}{note}"
         )
         if change["paste"]:
-            at = f"{place[0]}:{place[1]}  " if place else ""
+            at = f"{place[0]}:{place[1]}  " if place and not change["paste"].startswith("minato ") else ""
             lines.append(f"     {at}{change['paste']}")
     return lines
 
@@ -131,6 +151,12 @@ def noted(f: Facts) -> list[str]:
             f"storage alone ({state}): {rated(best['files_per_s'])} files/s, "
             f"{sized(best['bytes_per_s'])}/s with {best['in_flight']} reads in flight"
         )
+    codecs = f.all.get("codecs") or {}
+    if codecs and 0 < codecs["images"] < FEW:
+        notes.append(f"codecs: only {codecs['images']} images were encoded in time; a longer --budget tells more")
+    if codecs.get("skipped"):
+        notes.append(f"{codecs['skipped']} files that samples read are no photos, and were left as they are")
+    notes += [f"{r['name']}: the program cannot read it: {r['error']}" for r in codecs.get("rows", []) if r["error"]]
     if work.get("gil"):
         notes.append(f"a sample and the interpreter's lock: {work['gil']}")
     return notes

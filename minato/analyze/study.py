@@ -29,6 +29,7 @@ from ..loader import DataLoader
 from ..options import Options
 from ..patch import _torch as patched
 from ..workers import library_threads
+from . import codecs
 from .stages import (
     FULL,
     LOCK,
@@ -64,7 +65,9 @@ def run(request: dict[str, Any], loader: Any, send: Send) -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: request["cores"]])
     library_threads.limit(True)
     _forget_helpers()
-    measure = {"work": work, "contend": contend, "storage": storage, "rate": rate}[request["do"]]
+    measure = {
+        "work": work, "contend": contend, "storage": storage, "rate": rate, "codecs": codecs.measure,
+    }[request["do"]]  # fmt: skip
     try:
         measure(request, loader, send)
     except Exception as error:
@@ -123,17 +126,17 @@ def makers(loader: Any, skip: int = 0) -> Iterator[tuple[Any, Callable[[], Any]]
                     return next(source)
 
             yield number, following
-    batched = fetches_batches(dataset)
+    make = single(dataset)
     for index in itertools.islice(itertools.cycle(indices(loader)), skip, None):
-        yield index, partial(_in_batch if batched else _single, dataset, index)
+        yield index, partial(make, index)
 
 
-def _single(dataset: Any, index: Any) -> Any:
-    return dataset[index]
-
-
-def _in_batch(dataset: Any, index: Any) -> Any:
-    return dataset.__getitems__([index])[0]
+def single(dataset: Any) -> Callable[[Any], Any]:
+    """What makes one sample by its index."""
+    if fetches_batches(dataset):
+        return lambda index: dataset.__getitems__([index])[0]
+    made: Callable[[Any], Any] = dataset.__getitem__
+    return made
 
 
 # ---- the work of a sample ------------------------------------------------------------------
@@ -556,6 +559,8 @@ def rebuilt(loader: Any, request: dict[str, Any]) -> Any:
     if request.get("cached"):
         dataset = Replayed(dataset, request["cached"], batches)
         given["batch_sampler"] = _Batches(dataset.batches)
+    if request.get("codec"):
+        given["batch_sampler"] = _Batches(codecs.replaced(dataset, batches, request["codec"]))
     own = isinstance(loader, DataLoader) or patched.active
     kind = request["loader"]
     if kind == "own":

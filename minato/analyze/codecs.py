@@ -1,0 +1,357 @@
+"""What other codecs would do to the images that a dataset reads: measured in a fork of the keeper.
+
+The files that samples open are watched, their images are encoded anew in memory, and the dataset
+is run with these in their place: ``open`` and what else opens files by name gets another name.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import io
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from .recode import MISSING, Settings, decoded, encoded, not_a_photo, smaller
+from .stages import Clocks, seeded
+
+Send = Callable[[dict[str, Any]], None]
+clock = time.monotonic
+
+#: what is tried, in this order; raw has no header to speak of, and is only compared
+TRIED = (
+    ("jpeg 95", Settings("jpeg", 95)), ("jpeg 85", Settings("jpeg", 85)),
+    ("jpeg 75", Settings("jpeg", 75)), ("jpeg 50", Settings("jpeg", 50)),
+    ("webp 85", Settings("webp", 85)), ("webp 75", Settings("webp", 75)), ("png", Settings("png", None)), ("raw", None),
+)  # fmt: skip
+AS_IT_IS = "as it is"
+#: images that are encoded at most, and seconds that a check may encode
+IMAGES_MOST, ENCODE_S = 64, 4.0
+#: images are shrunk where the pipeline needs less than this share of their shorter side
+SHRINK = 0.9
+#: functions that open a file by its name, beyond open(): (module, name)
+_OPENERS = (
+    ("os", "open"), ("cv2", "imread"), ("torchvision.io", "read_image"), ("torchvision.io", "read_file"),
+    ("torchvision.io.image", "read_image"), ("torchvision.io.image", "read_file"),
+)  # fmt: skip
+
+
+class Openers:
+    """Notes the files that samples open, and opens others in their place."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.to: dict[str, str] = {}
+        self.containers = 0  # images that came out of no file of their own
+        #: of each image that was resized: the share of its pixels' width or height that was kept
+        self.kept: list[float] = []
+        self._resizing = False
+        self._set()
+
+    def _set(self) -> None:
+        opens = io.open
+
+        def opening(file: Any, mode: str = "r", *given: Any, **named: Any) -> Any:
+            reads = not set(mode) & set("wax+")
+            return opens(self._name(file) if reads else file, mode, *given, **named)
+
+        builtins.open = io.open = opening  # type: ignore[assignment]
+        for module, name in _OPENERS:
+            function = getattr(sys.modules.get(module), name, None)
+            if function is not None:
+                setattr(sys.modules[module], name, self._named(function))
+
+    def _named(self, function: Any) -> Any:
+        def opening(file: Any, *given: Any, **named: Any) -> Any:
+            return function(self._name(file), *given, **named)
+
+        return opening
+
+    def _name(self, file: Any) -> Any:
+        if not isinstance(file, (str, bytes, os.PathLike)):
+            return file
+        path = os.path.abspath(os.fsdecode(file))
+        self.seen.append(path)
+        return self.to.get(path, file)
+
+    def watch_sizes(self) -> None:
+        """From now on, notes what images are resized to, and those that come out of containers."""
+        from PIL import Image
+
+        opens, resize, thumbnail = Image.open, Image.Image.resize, Image.Image.thumbnail
+
+        def opening(file: Any, *given: Any, **named: Any) -> Any:
+            self.containers += not isinstance(file, (str, bytes, os.PathLike))
+            return opens(file, *given, **named)
+
+        def resizing(
+            this: Any, size: Any, resample: Any = None, box: Any = None, *more: Any, **named: Any
+        ) -> Any:
+            whole = box or (0, 0, *this.size)
+            self._resized((whole[2] - whole[0], whole[3] - whole[1]), size)
+            return resize(this, size, resample, box, *more, **named)
+
+        def shrinking(this: Any, size: Any, *given: Any, **named: Any) -> Any:
+            before, self._resizing = this.size, True  # it decodes fewer pixels first
+            try:
+                thumbnail(this, size, *given, **named)
+            finally:
+                self._resizing = False
+            self._resized(before, this.size)
+
+        Image.open, Image.Image.resize = opening, resizing  # type: ignore[assignment]
+        setattr(Image.Image, "thumbnail", shrinking)
+        if "cv2" in sys.modules:
+            cv2: Any = sys.modules["cv2"]
+            cv2.resize = self._shapes(cv2.resize, lambda made: made.shape[1::-1])
+        original = torch.nn.functional.interpolate
+        patched = self._shapes(original, lambda made: made.shape[:-3:-1])
+        for name, module in list(sys.modules.items()):
+            if name == "torch.nn.functional" or name.startswith("torchvision.transforms"):
+                if getattr(module, "interpolate", None) is original:
+                    setattr(module, "interpolate", patched)
+
+    def _shapes(self, function: Any, size_of: Callable[[Any], Any]) -> Any:
+        def resizing(image: Any, *given: Any, **named: Any) -> Any:
+            made = function(image, *given, **named)
+            self._resized(size_of(image), size_of(made))
+            return made
+
+        return resizing
+
+    def _resized(self, before: Any, after: Any) -> None:
+        if not self._resizing:
+            self.kept.append(max(a / max(1, b) for a, b in zip(after, before)))
+
+
+class Encoded:
+    """Files in memory that stand for others. They go with the processes that hold them."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+
+    def name_of(self, content: bytes) -> str:
+        number = os.memfd_create("minato-analyze")
+        self.held.append(number)
+        view = memoryview(content)
+        while view:
+            view = view[os.write(number, view) :]
+        return f"/proc/self/fd/{number}"
+
+
+def of_image(image: Any, settings: Settings | None) -> bytes:
+    """An image that has been shrunk, in one of the codecs."""
+    if settings is not None:
+        return encoded(image, settings)
+    to = io.BytesIO()
+    image.convert("RGB").save(to, "PPM")
+    return to.getvalue()
+
+
+def psnr(one: Any, other: Any) -> float:
+    """Decibels between two images of a size; infinite for equal ones."""
+    a, b = (np.asarray(image.convert("RGB"), np.float32) for image in (one, other))
+    error = float(np.mean((a - b) ** 2))
+    return 10 * math.log10(255**2 / error) if error else math.inf
+
+
+def photo(path: str) -> Any:
+    """The decoded image of a file, and its CPU seconds; None where it is no photo."""
+    with contextlib.suppress(Exception):
+        with io.open(path, "rb") as file:
+            content = file.read()
+        image, took = decoded(content)
+        if not not_a_photo(image, Settings()):
+            plain = image if image.mode in ("RGB", "L") else image.convert("RGB")
+            return plain, took, len(content)
+    return None
+
+
+# ---- the measurement -----------------------------------------------------------------------
+
+
+class _Row:
+    """What is known of one codec."""
+
+    def __init__(self, name: str, settings: Settings | None) -> None:
+        self.name, self.settings = name, settings
+        self.bytes: list[int] = []
+        self.decode: list[float] = []
+        self.psnr: list[tuple[float, str]] = []
+        self.costs: list[tuple[float, float]] = []
+        self.files: dict[str, str] = {}
+        self.error = ""
+
+    def told(self) -> dict[str, Any]:
+        finite = [each for each in self.psnr if math.isfinite(each[0])]
+        worst = min(finite, default=None)
+        return {
+            "name": self.name, "bytes": _mean(self.bytes), "decode": _mean(self.decode),
+            "format": self.settings.format if self.settings else None,
+            "quality": self.settings.quality if self.settings else None,
+            "psnr": _mean([each[0] for each in finite]), "worst": worst[0] if worst else None,
+            "worst_file": worst[1] if worst else "", "samples": len(self.costs), "error": self.error,
+            "wall": _mean([wall for wall, _ in self.costs]), "cpu": _mean([cpu for _, cpu in self.costs]),
+        }  # fmt: skip
+
+
+def _mean(values: list[Any]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
+    """Bytes, time to decode, and loss of each codec, and what samples take with it."""
+    from .study import is_iterable, makers
+
+    try:
+        import PIL.Image
+    except ImportError:
+        raise RuntimeError(MISSING.replace("minato recode", "--codecs")) from None
+    PIL.Image.init()
+    openers, end = Openers(), clock() + request["seconds"]
+    openers.watch_sizes()
+    sampled, sizes = _watched(openers, makers(loader), clock() + 0.2 * request["seconds"])
+    result: dict[str, Any] = {
+        "kind": "codecs", "rows": [], "images": 0, "files": len({p for _, ps in sampled for p in ps}),
+        "containers": openers.containers, "size": None, "short": None, "skipped": 0, "folder": "",
+        "per_sample": _mean([len(paths) for _, paths in sampled]),
+    }  # fmt: skip
+    send(result)
+    openers.seen.clear()
+    rows = [_Row(AS_IT_IS, None), *(_Row(name, settings) for name, settings in TRIED)]
+    images = _photos(sampled, result)
+    if not images:
+        return
+    result["size"] = needed(sizes, {path: min(image.size) for path, (image, _, _) in images.items()})
+    result["folder"] = os.path.commonpath([os.path.dirname(path) for path in images])
+    within = clock() + 0.6 * (end - clock())
+    for number, (path, (image, took, size)) in enumerate(images.items()):
+        if clock() > within and number >= 4:
+            break
+        _encoded(rows, path, image, took, size, result["size"])
+        result["images"] = number + 1
+        result["rows"] = [row.told() for row in rows]
+        send(result)
+    if not is_iterable(loader):
+        whole = [index for index, paths in sampled if all(p in rows[1].files for p in paths if p in images)]
+        _costs(openers, rows, loader, whole, end)
+    result["rows"] = [row.told() for row in rows]
+    send(result)
+
+
+def _watched(
+    openers: Openers, source: Iterator[tuple[Any, Callable[[], Any]]], end: float
+) -> tuple[list[tuple[Any, list[str]]], dict[str, list[float]]]:
+    """The files of some samples, and what their images were resized to: for samples of one file."""
+    found: dict[Any, list[str]] = {}
+    sizes: dict[str, list[float]] = {}
+    for number, (index, make) in enumerate(source):
+        if (clock() > end and number >= 4) or len(found) >= IMAGES_MOST or index in found:
+            break
+        openers.seen.clear()
+        openers.kept.clear()
+        with contextlib.suppress(Exception):
+            seeded(number)
+            make()
+            paths = found[index] = [p for p in dict.fromkeys(openers.seen) if os.path.isfile(p)]
+            for path in paths:
+                sizes.setdefault(path, []).extend(openers.kept[:1] or [1.0])
+    return list(found.items()), sizes
+
+
+def _photos(sampled: list[tuple[Any, list[str]]], result: dict[str, Any]) -> dict[str, Any]:
+    """The photos among the files; the number of other images is entered."""
+    images: dict[str, Any] = {}
+    for path in dict.fromkeys(path for _, paths in sampled for path in paths):
+        found = photo(path)
+        if found is not None:
+            images[path] = found
+    result["skipped"] = result["files"] - len(images)
+    result["short"] = _mean([min(image.size) for image, _, _ in images.values()])
+    result["per_sample"] = len(images) and sum(p in images for _, ps in sampled for p in ps) / len(sampled)
+    return images
+
+
+def needed(kept: dict[str, list[float]], shorter: dict[str, int]) -> int | None:
+    """Pixels of the shorter side that the pipeline needs, where that is clearly less than there is.
+    kept: of each file, the share that the first resize of a sample left."""
+    most = max((min(1.0, max(kept[path])) * side for path, side in shorter.items()), default=0.0)
+    if not most or most >= SHRINK * statistics.median(shorter.values()):
+        return None
+    return math.ceil(most - 1e-6)
+
+
+def _encoded(
+    rows: list[_Row], path: str, image: Any, took: float, size: int, shorter: int | None
+) -> None:
+    """Enters one image into all rows."""
+    image = smaller(image, shorter)
+    rows[0].bytes.append(size)
+    rows[0].decode.append(took)
+    for row in rows[1:]:
+        content = of_image(image, row.settings)
+        again, once = decoded(content)
+        row.bytes.append(len(content))
+        row.decode.append(min(once, decoded(content)[1]))
+        row.psnr.append((psnr(image, again), path))
+        row.files[path] = Encoded().name_of(content)
+
+
+def _costs(openers: Openers, rows: list[_Row], loader: Any, indices: list[Any], end: float) -> None:
+    """What samples take with each codec, by turns; each with the same numbers at random."""
+    from .study import single
+
+    now, make = Clocks().now, single(loader.dataset)
+    for repeat in range(3):
+        for number, index in enumerate(indices):
+            if clock() > end and (number >= 4 or repeat):
+                return
+            for row in rows:
+                if row.error:
+                    continue
+                openers.to = row.files
+                seeded(number)
+                try:
+                    began = now()
+                    make(index)
+                    ended = now()
+                except Exception as error:
+                    row.error = f"{type(error).__name__}: {error}"
+                    continue
+                if repeat or number:
+                    row.costs.append((ended[0] - began[0], ended[1] - began[1]))
+    openers.to = {}
+
+
+# ---- a check -------------------------------------------------------------------------------
+
+
+def replaced(dataset: Any, batches: list[list[Any]], given: dict[str, Any]) -> list[list[Any]]:
+    """Puts encoded images in the place of the files that the first batches read, for this process
+    and the workers that it forks; returns these batches."""
+    from .study import single
+
+    settings, openers = Settings(given["format"], given["quality"], given["size"]), Openers()
+    make = single(dataset)
+    held, end, whole = Encoded(), clock() + ENCODE_S, []
+    for batch in batches:
+        for index in batch:
+            openers.seen.clear()
+            make(index)
+            for path in [p for p in openers.seen if p not in openers.to]:
+                found = photo(path)
+                if found is not None:
+                    content = encoded(smaller(found[0], settings.size), settings)
+                    openers.to[path] = held.name_of(content)
+        whole.append(batch)
+        if clock() > end or len(held.held) >= 4 * IMAGES_MOST:
+            break
+    return whole

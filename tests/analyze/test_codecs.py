@@ -1,0 +1,247 @@
+"""``--codecs``: what other codecs would do to the images that samples read."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+pytest.importorskip("PIL")
+
+from PIL import Image
+
+from minato.analyze import codecs, report, study
+from minato.analyze.conclude import Facts, candidates, recoded, winners
+from minato.analyze.page import page
+
+from .photos import folder_of, photo
+from .support import study as run_study
+from .test_conclude import facts
+from .test_page import whole
+
+pytestmark = pytest.mark.limit(240)
+
+
+class Photos(Dataset[torch.Tensor]):
+    """How samples come to their pixels is a function of the file's path."""
+
+    def __init__(self, folder: Path, read: Any) -> None:
+        self.paths, self.read = sorted(folder.rglob("*.*")), read
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.from_numpy(np.array(self.read(self.paths[index])))
+
+
+def resized(path: Path) -> Any:
+    with Image.open(path) as image:
+        return image.convert("RGB").resize((64, 64))
+
+
+def shrunk(path: Path) -> Any:
+    image = Image.open(io.BytesIO(path.read_bytes())).convert("RGB")
+    image.thumbnail((100, 80))
+    return image
+
+
+def cropped(path: Path) -> Any:
+    with Image.open(path) as image:
+        return image.convert("RGB").crop((10, 10, 60, 60)).resize((64, 64))
+
+
+def held(path: Path, content: bytes = b"") -> Any:
+    return Image.open(io.BytesIO(content)).convert("RGB")
+
+
+def only_jpeg(path: Path) -> Any:
+    with Image.open(path) as image:
+        assert image.format in ("JPEG", "PPM", "PNG"), "no JPEG"
+        return image.convert("RGB")
+
+
+def in_a_fork(function: Any) -> Any:
+    """What a function returns in a process of its own, whose openers it may replace."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with os.fdopen(write, "w") as out:
+            json.dump(function(), out)
+            out.flush()
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as source:
+        found = json.load(source)
+    os.waitpid(pid, 0)
+    return found
+
+
+def measured(folder: Path, read: Any, seconds: float = 1.0) -> Any:
+    told: list[dict[str, Any]] = []
+    loader: Any = DataLoader(Photos(folder, read), 2)
+
+    def run() -> dict[str, Any]:
+        study.run({"do": "codecs", "seconds": seconds}, loader, told.append)
+        return told[-1]
+
+    return in_a_fork(run)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(tmp_path_factory.mktemp("photos"), 6, width=160, height=120)
+
+
+def test_each_codec_is_measured_on_samples(photos: Path) -> None:
+    found = measured(photos, resized)
+    rows = {row["name"]: row for row in found["rows"]}
+    assert found["images"] >= 4 and found["folder"] == str(photos) and found["size"] == 64
+    assert rows["jpeg 50"]["bytes"] < rows["jpeg 75"]["bytes"] < rows["jpeg 85"]["bytes"]
+    assert rows["jpeg 50"]["psnr"] < rows["jpeg 85"]["psnr"] < rows["jpeg 95"]["psnr"]
+    assert rows["jpeg 50"]["worst"] <= rows["jpeg 50"]["psnr"] and rows["jpeg 50"]["worst_file"]
+    assert rows["png"]["psnr"] is None and rows["raw"]["psnr"] is None
+    assert rows["raw"]["bytes"] == pytest.approx(64 * 85 * 3 + 13)
+    assert all(row["samples"] > 0 and row["wall"] > 0 and not row["error"] for row in rows.values())
+
+
+@pytest.mark.parametrize("read, size", [(shrunk, 75), (cropped, None)])
+def test_the_size_is_what_samples_need(read: Any, size: int | None, photos: Path) -> None:
+    assert measured(photos, read)["size"] == size
+
+
+def test_a_decoder_that_fails_is_named(photos: Path) -> None:
+    rows = {row["name"]: row for row in measured(photos, only_jpeg)["rows"]}
+    assert "AssertionError: no JPEG" in rows["webp 85"]["error"] and not rows["jpeg 85"]["error"]
+
+
+def test_labels_are_no_photos(tmp_path: Path) -> None:
+    for n in range(4):
+        photo(n, 64, 48).save(tmp_path / f"{n}.jpg")
+        photo(n, 64, 48).convert("P").save(tmp_path / f"{n}.png")
+    found = measured(tmp_path, resized, 10.0)
+    assert found["skipped"] == 4 and found["images"] == 4 and found["size"] is None
+
+
+def test_images_from_containers_are_noticed(photos: Path) -> None:
+    content = next(photos.rglob("*.jpg")).read_bytes()
+    found = measured(photos, lambda path: held(path, content))
+    assert found["images"] == 0 and found["containers"] > 0
+    f = Facts(facts(codecs=found))
+    assert any("out of containers" in line for line in candidates(f)[1])
+
+
+@pytest.mark.parametrize("kind", ["torch", "minato"])
+def test_a_check_reads_encoded_images(kind: str, photos: Path) -> None:
+    """Workers, too: a sample is the number of bytes that it has read."""
+
+    class Sizes(Photos):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.tensor(len(self.paths[index].read_bytes()))
+
+    def sizes(workers: int, **more: Any) -> list[int]:
+        loader: Any = DataLoader(Sizes(photos, None), 2, num_workers=workers)
+        made = iter(study.rebuilt(loader, {"workers": workers, "loader": kind, **more}))
+        return [int(size) for _ in range(3) for size in next(made)]
+
+    plain = sizes(0)
+    given = {"format": "jpeg", "quality": 50, "size": 32}
+    small = in_a_fork(lambda: sizes(1, codec=given))
+    assert len(small) == len(plain) == 6 and all(a < b / 3 for a, b in zip(small, plain))
+    assert small == in_a_fork(lambda: sizes(0, codec=given))
+
+
+# ---- from numbers to a recommendation --------------------------------------------------------
+
+
+def row(name: str, size: float, wall: float, psnr: float | None, **more: Any) -> dict[str, Any]:
+    format, _, quality = name.partition(" ")
+    return {"name": name, "bytes": size, "decode": wall, "wall": wall, "cpu": wall, "psnr": psnr,
+            "worst": psnr and psnr - 2, "worst_file": "", "samples": 32, "error": "",
+            "format": format if quality or name == "png" else None,
+            "quality": int(quality) if quality.isdecimal() else None, **more}  # fmt: skip
+
+
+def of_photos(size: int | None = None, **more: Any) -> dict[str, Any]:
+    rows = [row("as it is", 100e3, 0.010, None), row("jpeg 95", 90e3, 0.008, 44.0),
+            row("jpeg 85", 40e3, 0.006, 38.0), row("jpeg 75", 30e3, 0.0059, 36.0),
+            row("jpeg 50", 10e3, 0.004, 33.0), row("webp 85", 35e3, 0.016, 39.0),
+            row("webp 75", 25e3, 0.012, 37.8), row("png", 300e3, 0.02, None), row("raw", 600e3, 0.003, None)]  # fmt: skip
+    rows[0].update(format=None, quality=None)
+    return {"rows": rows, "images": 32, "files": 32, "containers": 0, "size": size, "short": 375,
+            "skipped": 0, "folder": "/data/my photos", "per_sample": 1.0, **more}  # fmt: skip
+
+
+def test_the_codec_to_choose_loses_little() -> None:
+    """JPEG 50 is faster and never recommended; JPEG 75 is hardly faster than 85."""
+    helps, _ = candidates(Facts(facts(codecs=of_photos(size=256))))
+    [found] = [change for change in helps if change["what"].startswith("images as")]
+    assert found["what"] == "images as jpeg 85, shorter side 256"
+    assert found["paste"] == (
+        "minato recode '/data/my photos' '/data/my photos-jpeg85-256' --format jpeg --quality 85 --size 256"
+    )
+    assert found["predicted"] == pytest.approx(200 / 0.6) and "worst image 36.0 dB" in found["data"]
+    bad = of_photos()
+    for each in bad["rows"][1:]:
+        each["worst"] = 29.0
+    _, useless = candidates(Facts(facts(codecs=bad)))
+    assert any("loses more than 30 dB" in line for line in useless)
+
+
+def test_the_fastest_codec_depends_on_storage() -> None:
+    assert [codec for _, codec, _ in winners(Facts(facts(codecs=of_photos())))] == [
+        "webp 75", "jpeg 85", "raw", "raw"
+    ]  # fmt: skip
+
+
+def test_waits_for_a_shared_storage_set_the_rate() -> None:
+    """Two workers, one read of 10 ms at a time: 100 samples/s; a quarter of the bytes, 400."""
+    was, new = row("as it is", 100e3, 0.0, None), row("jpeg 85", 25e3, 0.0, 38.0)
+    was.update(wall=0.011, cpu=0.001)
+    new.update(wall=0.0035, cpu=0.001)
+    found = facts(codecs={**of_photos(), "rows": [was, new]}, rates={("torch", 2): 100.0})
+    assert recoded(Facts(found), new) == pytest.approx(400)
+    assert recoded(Facts(found), new, 5e6) == pytest.approx(200)
+
+
+def test_answers_and_pages_have_a_table() -> None:
+    found = whole(codecs=of_photos(size=256))
+    said = report.answer(found)
+    assert "codecs, 32 images, shorter side 256: as they are 100 kB 10 ms; jpeg 95 90 kB" in said
+    assert "disk, 23 MB/s: jpeg 85" in said
+    text = page(found)
+    assert "<h2>Codecs</h2>" in text and "38.0 dB, worst 36.0" in text and "256 pixels" in text
+
+
+def test_a_program_gets_the_line_to_paste(photos: Path, tmp_path: Path) -> None:
+    done, found = run_study(tmp_path, f"""
+        import numpy, pathlib, time, torch
+        from PIL import Image
+        from torch.utils.data import DataLoader, Dataset
+
+        class Photos(Dataset):
+            paths = sorted(pathlib.Path({str(photos)!r}).rglob("*.jpg"))
+            def __len__(self):
+                return len(self.paths)
+            def __getitem__(self, index):
+                for _ in range(4):  # as if it were large
+                    image = Image.open(self.paths[index]).convert("RGB").resize((32, 32))
+                return torch.from_numpy(numpy.array(image))
+
+        loader = DataLoader(Photos(), 2)
+        for _ in range(15):
+            for batch in loader:
+                pass
+        """, "--codecs")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert found["codecs"]["images"] >= 4 and found["codecs"]["size"] == 32
+    assert f"minato recode {photos} {photos}-" in done.stdout, done.stdout
+    [change] = [each for each in found["helps"] if each["what"].startswith("images as")]
+    assert change["gain"] > 1.2
