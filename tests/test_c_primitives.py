@@ -69,7 +69,7 @@ PROGRAMS = {
     "mn_crew": Program(),
     "mn_waits": Program(),
     "mn_plan": Program(),
-    "mn_cache": Program(),
+    "mn_cache": Program(("fstatfs", "mn_cache_lock_try", "pread", "pwrite", "fallocate")),
 }
 RUN = sorted(set(PROGRAMS) - {"mn_limits"})
 

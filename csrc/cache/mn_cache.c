@@ -22,6 +22,7 @@
 #define RELIEVE_NS (2 * SECOND_NS)
 #define REFUSED_NS (5 * SECOND_NS) /* after a refusal no client waits for a maker */
 #define PATIENCE 4
+#define SPAN (UINT64_C(256) << 10) /* read at once from a disk, of which runs are copied */
 
 /* A file that this process has or had open; the others are kept for threads that read them. */
 struct opened {
@@ -96,7 +97,7 @@ in_child(void)
         }
         publish(c, NULL);
         for (struct opened *o = c->former; o != NULL; o = o->before) {
-            o->file.fd = -1;
+            o->file.fd = o->file.map.fd = -1;
             o->file.map.base = NULL;
         }
         mn_mutex_unlock(&c->mutex);
@@ -230,9 +231,18 @@ attach_surely(struct mn_cache *cache)
     return attach(cache);
 }
 
+bool
+mn_cache_is_on_disk(const struct mn_cache *cache)
+{
+    return cache->place.on_disk;
+}
+
 static void
 relieve(struct mn_cache *cache)
 {
+    if (cache->place.on_disk) {
+        return;
+    }
     uint64_t now = mn_now_ns(), at = mn_a64_load_relaxed(&cache->relieve_at_ns);
     if (now < at || !mn_a64_cas_acqrel(&cache->relieve_at_ns, &at, now + RELIEVE_NS)) {
         return;
@@ -242,6 +252,36 @@ relieve(struct mn_cache *cache)
         mn_cache_log_relieve(&cache->log, now);
     }
     mn_mutex_unlock(&cache->mutex);
+}
+
+/* Whether there is an entry that may be used. */
+static bool
+finds(const struct opened *opened, struct mn_cache_digest digest, struct mn_cache_found *found)
+{
+    const struct mn_cache_map *map = &opened->file.map;
+    if (!mn_cache_index_find(map, digest, found)) {
+        return false;
+    }
+    if (map->data != NULL) {
+        return true;
+    }
+    struct mn_cache_segment *segment = &map->segments[found->segment];
+    uint64_t session = mn_a64_load_relaxed(&map->header->session);
+    if (!found->verified) {
+        bool whole = mn_cache_found_verify(found);
+        if (!mn_cache_found_still(found)) {
+            return false;
+        }
+        if (!whole) {
+            (void)mn_a64_add_relaxed(&map->slots[opened->file.slot].damaged, 1);
+            return false;
+        }
+        mn_cache_index_trust(found);
+    }
+    if (mn_a64_load_relaxed(&segment->used) != session) {
+        mn_a64_store_relaxed(&segment->used, session);
+    }
+    return true;
 }
 
 int
@@ -254,11 +294,18 @@ mn_cache_find(struct mn_cache *cache, struct mn_cache_digest digest, bool count,
     }
     relieve(cache);
     const struct opened *opened = opened_of(cache);
-    if (opened == NULL) {
-        return MN_EMPTY;
+    bool hit = opened != NULL && finds(opened, digest, found);
+    if (!hit && opened != NULL && !mn_cache_data_is_there(&opened->file.map)) {
+        mn_mutex_lock(&cache->mutex);
+        rc = attach_surely(cache);
+        mn_mutex_unlock(&cache->mutex);
+        opened = opened_of(cache);
+        hit = rc == 0 && opened != NULL && finds(opened, digest, found);
+    }
+    if (rc != 0 || opened == NULL) {
+        return rc != 0 ? rc : MN_EMPTY;
     }
     struct mn_cache_slot *slot = &opened->file.map.slots[opened->file.slot];
-    bool hit = mn_cache_index_find(&opened->file.map, digest, found);
     if (count && hit) {
         (void)mn_a64_add_relaxed(&slot->hits, 1);
         (void)mn_a64_add_relaxed(&slot->hit_bytes, found->bytes);
@@ -276,7 +323,27 @@ mn_cache_copy(const struct mn_cache_found *found, uint64_t off, void *to, uint64
     if (off > found->bytes || bytes > found->bytes - off) {
         return -EINVAL;
     }
-    memcpy(to, found->payload + off, bytes);
+    return mn_cache_data_read(found->map, found->payload + off, to, bytes);
+}
+
+/* Copies n runs of bytes, a stride apart. scratch, for a disk: SPAN bytes, into which neighbouring
+ * runs are read at once; NULL: each is copied by itself. */
+static int
+copy_runs(const struct mn_cache_found *found, uint64_t off, uint64_t run, uint64_t stride,
+          uint64_t n, char *to, char *scratch)
+{
+    uint64_t most = scratch == NULL || run > SPAN / 2 ? 1 : (SPAN - run) / stride + 1, k;
+    for (uint64_t done = 0; done < n; done += k) {
+        k = n - done < most ? n - done : most;
+        uint64_t at = off + done * stride, span = (k - 1) * stride + run;
+        int rc = mn_cache_copy(found, at, k == 1 ? to + done * run : scratch, span);
+        if (rc != 0) {
+            return rc;
+        }
+        for (uint64_t i = 0; k > 1 && i < k; i++) {
+            memcpy(to + (done + i) * run, scratch + i * stride, run);
+        }
+    }
     return 0;
 }
 
@@ -297,62 +364,29 @@ mn_cache_copy_box(const struct mn_cache_found *found, uint64_t off,
         run *= box->count[inner];
         stride *= box->shape[inner];
     }
+    uint64_t rows = 1, row = stride; /* runs that are neighbours, and from one to the next */
+    if (inner > 0) {
+        inner--;
+        off += box->start[inner] * stride;
+        rows = box->count[inner];
+        stride *= box->shape[inner];
+    }
     for (int d = inner - 1; d >= 0; d--) {
         runs *= box->count[d];
     }
-    for (uint64_t r = 0; r < runs; r++) {
+    char *scratch = found->map->data == NULL ? malloc(SPAN) : NULL;
+    int rc = 0;
+    for (uint64_t r = 0; r < runs && rc == 0; r++) {
         uint64_t left = r, at = off, step = stride;
         for (int d = inner - 1; d >= 0; d--) {
             at += (box->start[d] + left % box->count[d]) * step;
             left /= box->count[d];
             step *= box->shape[d];
         }
-        int rc = mn_cache_copy(found, at, (char *)to + r * run, run);
-        if (rc != 0) {
-            return rc;
-        }
+        rc = copy_runs(found, at, run, row, rows, (char *)to + r * rows * run, scratch);
     }
-    return 0;
-}
-
-/* Writes data and the zeros up to the next unit; the next place. */
-static char *
-put(char *at, const struct mn_cache_part *part)
-{
-    uint64_t padded = mn_cache_padded(part->bytes);
-    if (part->bytes > 0) {
-        memcpy(at, part->data, part->bytes);
-    }
-    memset(at + part->bytes, 0, padded - part->bytes);
-    return at + padded;
-}
-
-static void
-write_entry(const struct mn_cache_map *map, const struct mn_cache_reserved *place,
-            const struct mn_cache_head *head, const struct mn_cache_part *description,
-            const struct mn_cache_part *parts, uint64_t nparts)
-{
-    char *at = map->data + place->segment * map->shape.segment_bytes + place->off;
-    struct mn_cache_entry *entry = (struct mn_cache_entry *)at;
-    char *payload = at + mn_cache_payload_off(head->bytes);
-    uint64_t *sums = (uint64_t *)(at + sizeof(*entry));
-    mn_a64_store_relaxed(&entry->seal, 0); /* no seal */
-    char *end = put(payload, description);
-    for (uint64_t i = 0; i < nparts; i++) {
-        end = put(end, &parts[i]);
-        MN_FAULT("cache.part");
-    }
-    mn_cache_sum_blocks(map->shape.salt, payload, head->bytes, sums);
-    struct mn_cache_head copy = *head;
-    uint64_t words[MN_CACHE_HEAD_WORDS];
-    copy.sums = mn_cache_checksum(map->shape.salt, sums,
-                                  mn_cache_nblocks(head->bytes) * sizeof(*sums));
-    memcpy(words, &copy, sizeof(copy));
-    for (unsigned i = 0; i < MN_CACHE_HEAD_WORDS; i++) {
-        mn_a64_store_relaxed(&entry->head[i], words[i]);
-    }
-    MN_FAULT("cache.written");
-    mn_a64_store_release(&entry->seal, mn_cache_seal(map->shape.salt, &copy)); /* [K8] */
+    free(scratch);
+    return rc;
 }
 
 /* Under the mutex, attached. */
@@ -378,7 +412,13 @@ store(struct mn_cache *cache, struct mn_cache_digest digest, struct mn_cache_hea
         return rc;
     }
     head->generation = place.generation;
-    write_entry(map, &place, head, description, parts, nparts);
+    rc = mn_cache_data_write(map, place.segment * most + place.off, head, description, parts,
+                             nparts);
+    if (rc != 0) {
+        mn_cache_log_done(&cache->log);
+        (void)mn_a64_add_relaxed(&slot->refused, 1);
+        return mn_cache_log_is_full(rc) ? MN_FULL : rc;
+    }
     mn_cache_index_insert(map, digest, place.generation, place.segment, place.off);
     MN_FAULT("cache.indexed");
     (void)mn_a64_add_relaxed(&map->segments[place.segment].entries, 1);
@@ -432,24 +472,32 @@ mn_cache_release_key(struct mn_cache *cache, struct mn_cache_digest digest, uint
     }
 }
 
+void
+mn_cache_learn_cost(struct mn_cache *cache, uint64_t function, uint64_t made_ns)
+{
+    const struct opened *opened = opened_of(cache);
+    if (opened != NULL) {
+        struct mn_cache_cost *cost = &opened->file.map.header->costs[function % MN_CACHE_COSTS];
+        (void)mn_a64_add_relaxed(&cost->made, 1);
+        (void)mn_a64_add_relaxed(&cost->made_ns, made_ns);
+    }
+}
+
 int64_t
-mn_cache_patience_ns(struct mn_cache *cache)
+mn_cache_patience_ns(struct mn_cache *cache, uint64_t function)
 {
     const struct opened *opened = opened_of(cache);
     if (opened == NULL) {
         return 0;
     }
-    uint64_t refused = mn_a64_load_relaxed(&opened->file.map.header->refused_ns);
-    uint64_t made_ns = 0, stored = 0, now = mn_now_ns();
+    const struct mn_cache_header *header = opened->file.map.header;
+    const struct mn_cache_cost *cost = &header->costs[function % MN_CACHE_COSTS];
+    uint64_t refused = mn_a64_load_relaxed(&header->refused_ns), now = mn_now_ns();
+    uint64_t made = mn_a64_load_relaxed(&cost->made), made_ns = mn_a64_load_relaxed(&cost->made_ns);
     if (refused != 0 && now - refused < REFUSED_NS) {
         return 0;
     }
-    for (uint32_t i = 0; i < MN_CACHE_SLOTS; i++) {
-        const struct mn_cache_slot *slot = &opened->file.map.slots[i];
-        made_ns += mn_a64_load_relaxed(&slot->made_ns);
-        stored += mn_a64_load_relaxed(&slot->stored) + mn_a64_load_relaxed(&slot->refused);
-    }
-    uint64_t patience = stored > 0 ? PATIENCE * (made_ns / stored) : 0;
+    uint64_t patience = made > 0 ? PATIENCE * (made_ns / made) : 0;
     return (int64_t)(patience > SECOND_NS ? patience : SECOND_NS);
 }
 
@@ -474,6 +522,7 @@ mn_cache_sum(struct mn_cache *cache, struct mn_cache_sums *sums)
         sums->stored += mn_a64_load_relaxed(&slot->stored);
         sums->stored_bytes += mn_a64_load_relaxed(&slot->stored_bytes);
         sums->refused += mn_a64_load_relaxed(&slot->refused);
+        sums->damaged += mn_a64_load_relaxed(&slot->damaged);
         if (mn_a64_load_relaxed(&slot->job) != 0
             && mn_cache_slot_lives(&opened->file, i)) {
             uint64_t job = mn_a64_load_relaxed(&slot->job), known = 0;

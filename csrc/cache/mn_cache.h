@@ -2,9 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
- *   Values by digest, shared by all processes of a user that open the same file. The parts are
- *   mn_cache_file (the file), mn_cache_log (room), mn_cache_index (finding), mn_cache_claims
- *   (single flight) and mn_cache_locks (which clients live); their headers hold the arguments.
+ *   Values by digest, shared by all processes of a user that open the same file, in memory or on a
+ *   disk. The parts are mn_cache_file (the file), mn_cache_data (its bytes), mn_cache_log (room),
+ *   mn_cache_index (finding), mn_cache_claims (single flight) and mn_cache_locks (which clients
+ *   live); their headers hold the arguments.
  *
  * Actors: any thread of the process. Finding and copying take no lock. Attaching, storing and
  *   closing take the client's mutex; storing holds it while it copies, so a client writes one
@@ -29,17 +30,13 @@
 #include <stdint.h>
 
 #include "cache/mn_cache_claims.h"
+#include "cache/mn_cache_data.h"
 #include "cache/mn_cache_file.h"
 #include "cache/mn_cache_index.h"
 
 #define MN_CACHE_TOO_LARGE 48 /* an entry that no segment holds; a result besides the refusals */
 
 struct mn_cache;
-
-struct mn_cache_part {
-    const void *data;
-    uint64_t bytes;
-};
 
 /* Part of an array in C order that lies in an entry's payload. All in items. */
 struct mn_cache_box {
@@ -51,6 +48,7 @@ struct mn_cache_box {
 struct mn_cache_sums {
     uint64_t hits, hit_bytes, saved_ns, misses, made_ns, stored, stored_bytes, refused;
     uint64_t bytes, used_bytes, entries, recycled, returned, clients, jobs, entry_bytes_max;
+    uint64_t damaged;
 };
 
 /* A client that is not attached yet. Folder and name are copied. reserve: bytes of memory to leave
@@ -71,12 +69,17 @@ mn_cache_attach(struct mn_cache *cache);
 void
 mn_cache_detach(struct mn_cache *cache);
 
-/* MN_EMPTY: there is none. count: whether it counts as a hit or a miss. */
+/* Whether its calls may wait for a disk. */
+bool
+mn_cache_is_on_disk(const struct mn_cache *cache);
+
+/* MN_EMPTY: there is none, or it is damaged. count: whether it counts as a hit or a miss. */
 int
 mn_cache_find(struct mn_cache *cache, struct mn_cache_digest digest, bool count,
               struct mn_cache_found *found);
 
-/* Copies n bytes of the payload from `off` on; no check but of the bounds. */
+/* Copies n bytes of the payload from `off` on; no check but of the bounds (-EINVAL). Another error:
+ * they cannot be read. */
 int
 mn_cache_copy(const struct mn_cache_found *found, uint64_t off, void *to, uint64_t bytes);
 
@@ -102,10 +105,14 @@ mn_cache_claim_key(struct mn_cache *cache, struct mn_cache_digest digest,
 void
 mn_cache_release_key(struct mn_cache *cache, struct mn_cache_digest digest, uint64_t word);
 
-/* How long to wait for another maker: four times what a value costs here, at least a second; 0
- * where the last values found no room, so that waiting is in vain. */
+/* Says what a value of a function, given by some number, cost to make. */
+void
+mn_cache_learn_cost(struct mn_cache *cache, uint64_t function, uint64_t made_ns);
+
+/* How long to wait for another maker: four times what values of the function cost, at least a
+ * second; 0 where the last values found no room, so that waiting is in vain. */
 int64_t
-mn_cache_patience_ns(struct mn_cache *cache);
+mn_cache_patience_ns(struct mn_cache *cache, uint64_t function);
 
 int
 mn_cache_sum(struct mn_cache *cache, struct mn_cache_sums *sums);

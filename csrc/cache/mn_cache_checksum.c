@@ -55,16 +55,6 @@ mn_cache_checksum(uint64_t salt, const void *data, uint64_t bytes)
     return finished(sum);
 }
 
-void
-mn_cache_sum_blocks(uint64_t salt, const void *data, uint64_t bytes, uint64_t *sums)
-{
-    const char *at = data;
-    for (uint64_t off = 0; off < bytes; off += MN_CACHE_BLOCK) {
-        uint64_t n = bytes - off < MN_CACHE_BLOCK ? bytes - off : MN_CACHE_BLOCK;
-        sums[off / MN_CACHE_BLOCK] = mn_cache_checksum(salt + off, at + off, n);
-    }
-}
-
 uint64_t
 mn_cache_seal(uint64_t salt, const struct mn_cache_head *head)
 {

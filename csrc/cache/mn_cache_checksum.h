@@ -12,13 +12,9 @@
 
 #include "cache/mn_cache_records.h"
 
-/* Of any bytes. */
+/* Of any bytes. A block of an entry's payload adds its offset to the salt. */
 uint64_t
 mn_cache_checksum(uint64_t salt, const void *data, uint64_t bytes);
-
-/* Writes one checksum for each MN_CACHE_BLOCK of the data. */
-void
-mn_cache_sum_blocks(uint64_t salt, const void *data, uint64_t bytes, uint64_t *sums);
 
 /* Never 0, which is what fresh pages hold. */
 uint64_t

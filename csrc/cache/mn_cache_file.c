@@ -6,12 +6,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/mn_fault.h"
@@ -27,6 +30,16 @@
 #define FULL_SHARE 4 /* a cache may have all but this share of its file system */
 #define LITTLE (UINT64_C(256) << 20)
 #define RECORD_BYTES 8192 /* of data for each record of the index */
+#define GENERATIONS (UINT64_C(1) << 32) /* more than one boot uses up */
+
+/* File systems whose locks and mappings other machines or programs decide about. */
+static const uint32_t REMOTE[] = {
+    0x6969 /* NFS */, 0x517b /* SMB */, 0xff534d42 /* CIFS */, 0xfe534d42 /* SMB 2 */,
+    0x65735546 /* FUSE */, 0x01021997 /* 9P */, 0x00c36400 /* Ceph */, 0x5346414f /* AFS */,
+    0x6b414653 /* AFS */, 0x73757245 /* Coda */, 0x0bd00bd0 /* Lustre */, 0x47504653 /* GPFS */,
+    0x19830326 /* BeeGFS */, 0x01161970 /* GFS2 */, 0x7461636f /* OCFS2 */,
+    0x786f4256 /* VirtualBox */,
+};
 
 static uint64_t
 pages(uint64_t bytes)
@@ -91,10 +104,25 @@ is_ours_alone(const struct stat *file)
     return file->st_uid == geteuid() && (file->st_mode & 077) == 0;
 }
 
+static int
+refused_type(uint32_t type, bool on_disk)
+{
+    if (!on_disk) {
+        return type == TMPFS ? 0 : (int)MN_CACHE_NOT_IN_MEMORY;
+    }
+    for (size_t i = 0; i < sizeof(REMOTE) / sizeof(REMOTE[0]); i++) {
+        if (type == REMOTE[i]) {
+            return MN_CACHE_REMOTE;
+        }
+    }
+    return 0;
+}
+
 /* A descriptor of the folder, made if need be; a refusal is -1000 less its number. */
 static int
-open_folder(const char *path, bool make)
+open_folder(const struct mn_cache_place *place, bool make)
 {
+    const char *path = place->folder;
     struct stat folder;
     struct statfs system;
     bool made = make && mkdir(path, 0700) == 0;
@@ -109,8 +137,9 @@ open_folder(const char *path, bool make)
     if (rc == 0 && !is_ours_alone(&folder)) {
         rc = -1000 - MN_CACHE_FOREIGN;
     }
-    if (rc == 0 && system.f_type != TMPFS) {
-        rc = -1000 - MN_CACHE_NOT_IN_MEMORY;
+    if (rc == 0) {
+        int refused = refused_type((uint32_t)system.f_type, place->on_disk);
+        rc = refused != 0 ? -1000 - refused : 0;
     }
     if (rc != 0) {
         (void)close(fd);
@@ -139,7 +168,7 @@ fitting(int folder, uint64_t bytes)
 }
 
 static void
-point(struct mn_cache_map *map, char *base, const struct mn_cache_shape *shape)
+point(struct mn_cache_map *map, char *base, const struct mn_cache_shape *shape, bool on_disk)
 {
     map->base = base;
     map->shape = *shape;
@@ -148,17 +177,18 @@ point(struct mn_cache_map *map, char *base, const struct mn_cache_shape *shape)
     map->claims = (struct mn_cache_claim *)(base + shape->claims_off);
     map->segments = (struct mn_cache_segment *)(base + shape->segments_off);
     map->index = (struct mn_cache_bucket *)(base + shape->index_off);
-    map->data = base + shape->data_off;
+    map->data = on_disk ? NULL : base + shape->data_off;
 }
 
 /* Maps by a description of its own. */
 static int
-map_file(int folder, const char *name, const struct stat *expected,
+map_file(int folder, const struct mn_cache_place *place, const struct stat *expected,
          const struct mn_cache_shape *shape, struct mn_cache_map *map)
 {
     struct stat file;
     void *base;
-    int fd = openat(folder, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    uint64_t bytes = place->on_disk ? shape->data_off : shape->bytes;
+    int fd = openat(folder, place->name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) {
         return -errno;
     }
@@ -170,25 +200,38 @@ map_file(int folder, const char *name, const struct stat *expected,
         rc = MN_CACHE_NO_LOCKS; /* the other description holds it */
     }
     if (rc == 0) {
-        rc = mn_memfd_map(fd, shape->bytes, &base);
+        rc = mn_memfd_map(fd, bytes, &base);
     }
     (void)close(fd);
     if (rc != 0) {
         return rc;
     }
-    (void)mn_memfd_dontdump(base, shape->bytes);
-    (void)mn_memfd_dontfork(base, shape->bytes);
-    point(map, base, shape);
+    (void)mn_memfd_dontdump(base, bytes);
+    (void)mn_memfd_dontfork(base, bytes);
+    point(map, base, shape, place->on_disk);
+    map->mapped_bytes = bytes;
     map->device = file.st_dev;
     map->inode = file.st_ino;
     return 0;
 }
 
+/* Where blocks are copied when they are written to, asks for a file whose blocks are not: the room
+ * that it has reserved would not be the room that it needs. */
+static void
+write_in_place(int fd)
+{
+    int flags;
+    if (ioctl(fd, FS_IOC_GETFLAGS, &flags) == 0) {
+        flags |= FS_NOCOW_FL;
+        (void)ioctl(fd, FS_IOC_SETFLAGS, &flags); /* others refuse the flag */
+    }
+}
+
 /* Gives an empty file its length and its first pages. Its header is not ready yet. */
 static int
-make_room(int folder, int fd, uint64_t bytes, struct mn_cache_shape *shape)
+make_room(int folder, const struct mn_cache_place *place, int fd, struct mn_cache_shape *shape)
 {
-    uint64_t salt, fits = fitting(folder, bytes);
+    uint64_t bytes = place->bytes, salt, fits = place->on_disk ? bytes : fitting(folder, bytes);
     if (fits == 0 || (fits < bytes && fits < MN_CACHE_BYTES_MIN)) {
         return MN_CACHE_TOO_SMALL;
     }
@@ -198,12 +241,18 @@ make_room(int folder, int fd, uint64_t bytes, struct mn_cache_shape *shape)
     if (!mn_cache_shape_of(fits, salt, shape)) {
         return -EINVAL;
     }
-    if (ftruncate(fd, 0) < 0 || ftruncate(fd, (off_t)shape->bytes) < 0) {
+    if (ftruncate(fd, 0) < 0) {
+        return -errno;
+    }
+    if (place->on_disk) {
+        write_in_place(fd);
+    }
+    if (ftruncate(fd, (off_t)shape->bytes) < 0) {
         return -errno;
     }
     while (fallocate(fd, 0, 0, (off_t)shape->data_off) < 0) {
         if (errno != EINTR) {
-            return -errno;
+            return errno == EOPNOTSUPP ? (int)MN_CACHE_NO_RESERVING : -errno;
         }
     }
     MN_FAULT("cache.room");
@@ -215,9 +264,9 @@ make_file(int folder, const struct mn_cache_place *place, int fd, const struct s
           struct mn_cache_map *map)
 {
     struct mn_cache_shape shape, seen;
-    int rc = make_room(folder, fd, place->bytes, &shape);
+    int rc = make_room(folder, place, fd, &shape);
     if (rc == 0) {
-        rc = map_file(folder, place->name, file, &shape, map);
+        rc = map_file(folder, place, file, &shape, map);
     }
     if (rc != 0) {
         return rc;
@@ -226,7 +275,7 @@ make_file(int folder, const struct mn_cache_place *place, int fd, const struct s
     MN_FAULT("cache.shape");
     if (pread(fd, &seen, sizeof(seen), 0) != (ssize_t)sizeof(seen)
         || memcmp(&seen, &shape, sizeof(seen)) != 0) {
-        (void)mn_memfd_unmap(map->base, shape.bytes);
+        (void)mn_memfd_unmap(map->base, map->mapped_bytes);
         return MN_CACHE_NO_LOCKS;
     }
     mn_a64_store_release(&map->header->ready, MN_CACHE_MAGIC);
@@ -244,8 +293,11 @@ make_or_map(int folder, const struct mn_cache_place *place, int fd, const struct
     } head;
     MN_STATIC_ASSERT(offsetof(struct mn_cache_header, ready) == sizeof(struct mn_cache_shape),
                      "both begin alike");
-    if (file->st_size == 0 || pread(fd, &head, sizeof(head), 0) != (ssize_t)sizeof(head)
-        || head.ready != MN_CACHE_MAGIC) {
+    bool has_head = file->st_size > 0 && pread(fd, &head, sizeof(head), 0) == (ssize_t)sizeof(head);
+    if (has_head && head.shape.magic == MN_CACHE_MAGIC && head.shape.layout != MN_CACHE_LAYOUT) {
+        return MN_CACHE_OTHER_LAYOUT;
+    }
+    if (!has_head || head.ready != MN_CACHE_MAGIC) {
         int rc = make_file(folder, place, fd, file, map);
         if (rc != 0) {
             (void)unlinkat(folder, place->name, 0);
@@ -255,7 +307,76 @@ make_or_map(int folder, const struct mn_cache_place *place, int fd, const struct
     if (!makes_sense(&head.shape, (uint64_t)file->st_size)) {
         return MN_CACHE_DAMAGED;
     }
-    return map_file(folder, place->name, file, &head.shape, map);
+    return map_file(folder, place, file, &head.shape, map);
+}
+
+/* Of the running system and of this file in it. */
+static uint64_t
+home_of(const struct stat *file)
+{
+    struct {
+        char boot[64];
+        uint64_t device, inode;
+    } home = {.device = file->st_dev, .inode = file->st_ino};
+    ssize_t n = -1;
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        n = read(fd, home.boot, sizeof(home.boot));
+        (void)close(fd);
+    }
+    return n > 0 ? mn_cache_checksum(1, &home, sizeof(home)) : 0; /* 0: as after every boot */
+}
+
+/* Of a file on a disk, by its first client, under the header lock: see mn_cache_file.h. */
+static int
+begin_session(const struct mn_cache_map *map, const struct stat *file)
+{
+    struct mn_cache_header *header = map->header;
+    uint64_t home = home_of(file), stamp = mn_a64_load_relaxed(&header->stamp);
+    uint64_t time = (uint64_t)file->st_mtim.tv_sec * 1000000000u + (uint64_t)file->st_mtim.tv_nsec;
+    bool foreign = home == 0 || home != mn_a64_load_relaxed(&header->home)
+                   || (stamp != 0 && stamp != time);
+    uint64_t finds = 0;
+    for (uint32_t i = 0; i < MN_CACHE_SLOTS; i++) {
+        finds += mn_a64_load_relaxed(&map->slots[i].hits)
+                 + mn_a64_load_relaxed(&map->slots[i].misses);
+    }
+    mn_a64_store_relaxed(&header->session_finds, finds);
+    (void)mn_a64_add_relaxed(&header->session, 1);
+    mn_a64_store_relaxed(&header->stamp, 0);
+    mn_a64_store_relaxed(&header->refused_ns, 0); /* on the clock of another boot, perhaps */
+    if (foreign) {
+        uint64_t last = mn_a64_load_relaxed(&header->generation);
+        for (uint64_t i = 0; i < map->shape.nsegments; i++) {
+            uint64_t one = mn_a64_load_relaxed(&map->segments[i].generation);
+            last = one > last ? one : last;
+        }
+        mn_a64_store_relaxed(&header->generation, last + GENERATIONS);
+        mn_a64_store_relaxed(&header->current, 0);
+        mn_a64_store_relaxed(&header->home, home);
+    }
+    if (foreign || stamp == 0) {
+        (void)mn_a64_add_relaxed(&header->era, 1);
+        if (msync(map->base, MN_CACHE_PAGE, MS_SYNC) < 0) {
+            return -errno;
+        }
+    }
+    return 0;
+}
+
+/* Of a file on a disk, by its last client, under the header lock. A whole second is a time that
+ * every file system can hold. */
+static void
+end_session(int fd)
+{
+    struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {0}};
+    (void)clock_gettime(CLOCK_REALTIME, &times[1]);
+    times[1].tv_nsec = 0;
+    uint64_t stamp = (uint64_t)times[1].tv_sec * 1000000000u;
+    off_t at = (off_t)offsetof(struct mn_cache_header, stamp);
+    if (pwrite(fd, &stamp, sizeof(stamp), at) == (ssize_t)sizeof(stamp)) {
+        (void)futimens(fd, times);
+    }
 }
 
 static int
@@ -270,7 +391,12 @@ take_slot(const struct mn_cache_place *place, struct mn_cache_file *file)
             file->incarnation = mn_a64_add_seqcst(&slot->incarnation, 1) + 1;
             mn_a64_store_relaxed(&slot->job, place->job);
             mn_a64_store_relaxed(&slot->pid, (uint64_t)mn_proc_self());
-            return 0;
+            uint64_t seen = 0;
+            off_t at = (off_t)(file->map.shape.slots_off + i * sizeof(*slot)
+                               + offsetof(struct mn_cache_slot, incarnation));
+            bool same = pread(file->fd, &seen, sizeof(seen), at) == (ssize_t)sizeof(seen)
+                        && seen == file->incarnation;
+            return same ? 0 : (int)MN_CACHE_NO_LOCKS;
         }
         if (rc != -EAGAIN) {
             return rc;
@@ -315,11 +441,15 @@ attach(int folder, const struct mn_cache_place *place, struct mn_cache_file *fil
         rc = make_or_map(folder, place, file->fd, &stat_, &file->map);
     }
     if (rc == 0) {
-        rc = take_slot(place, file);
+        file->map.fd = file->fd;
+        if (place->on_disk && !mn_cache_is_locked(file->fd, MN_CACHE_SLOT_BYTE, MN_CACHE_SLOTS)) {
+            rc = begin_session(&file->map, &stat_);
+        }
+        rc = rc != 0 ? rc : take_slot(place, file);
         if (rc != 0) {
             mn_cache_file_unmap(file);
         }
-        else if (place->keep) {
+        else if (place->keep || place->on_disk) {
             mn_a64_store_relaxed(&file->map.header->keep, 1);
         }
     }
@@ -339,7 +469,7 @@ mn_cache_file_open(const struct mn_cache_place *place, struct mn_cache_file *fil
     int rc = -ESTALE;
     file->fd = -1;
     for (int i = 0; i < TRIES && rc == -ESTALE; i++) {
-        int folder = open_folder(place->folder, place->job != 0);
+        int folder = open_folder(place, place->job != 0);
         if (folder == -ENOENT && i + 1 < TRIES) {
             continue; /* its last client has just left: the folder is made again */
         }
@@ -359,39 +489,39 @@ void
 mn_cache_file_unmap(struct mn_cache_file *file)
 {
     if (file->map.base != NULL) {
-        (void)mn_memfd_unmap(file->map.base, file->map.shape.bytes);
+        (void)mn_memfd_unmap(file->map.base, file->map.mapped_bytes);
         file->map.base = NULL;
     }
 }
 
-/* Under the header lock: whether this description's client is the last one, or there is none, of a
- * file that has its name and is not to be kept. */
+/* Whether the file has its name and is not to be kept. */
 static bool
-is_last(int folder, const char *name, int fd)
+may_remove(int folder, const char *name, int fd)
 {
     struct stat file;
     uint64_t keep = 0;
     off_t at = (off_t)offsetof(struct mn_cache_header, keep);
-    return !mn_cache_is_locked(fd, MN_CACHE_SLOT_BYTE, MN_CACHE_SLOTS)
-           && pread(fd, &keep, sizeof(keep), at) >= 0 && keep == 0 && fstat(fd, &file) == 0
+    return pread(fd, &keep, sizeof(keep), at) >= 0 && keep == 0 && fstat(fd, &file) == 0
            && has_path(folder, name, &file);
 }
 
-/* Takes the name away where this is the last, and closes both descriptors. */
+/* Ends the session, or takes the name away, where this description's client is the last one, or
+ * there is none. Closes both descriptors. */
 static void
 leave(const struct mn_cache_place *place, int folder, int fd)
 {
-    bool last = folder >= 0 && place->job != 0
-                && mn_cache_lock_wait(fd, MN_CACHE_HEADER_BYTE, LEAVE_WAIT_NS) == 0
-                && is_last(folder, place->name, fd);
-    if (last) {
-        (void)unlinkat(folder, place->name, 0);
+    bool alone = folder >= 0 && mn_cache_lock_wait(fd, MN_CACHE_HEADER_BYTE, LEAVE_WAIT_NS) == 0
+                 && !mn_cache_is_locked(fd, MN_CACHE_SLOT_BYTE, MN_CACHE_SLOTS);
+    bool removed = alone && place->job != 0 && may_remove(folder, place->name, fd)
+                   && unlinkat(folder, place->name, 0) == 0;
+    if (alone && place->on_disk) {
+        end_session(fd);
     }
     if (folder >= 0) {
         (void)close(folder);
     }
     (void)close(fd);
-    if (last) {
+    if (removed) {
         (void)rmdir(place->folder);
     }
 }
@@ -400,7 +530,7 @@ void
 mn_cache_file_close(const struct mn_cache_place *place, struct mn_cache_file *file)
 {
     if (file->fd >= 0 && mn_cache_locks_ours(file->fd, file->map.device, file->map.inode)) {
-        leave(place, open_folder(place->folder, false), file->fd);
+        leave(place, open_folder(place, false), file->fd);
     }
     file->fd = -1;
     mn_cache_file_unmap(file);
@@ -409,7 +539,10 @@ mn_cache_file_close(const struct mn_cache_place *place, struct mn_cache_file *fi
 void
 mn_cache_file_sweep(const struct mn_cache_place *place)
 {
-    int folder = open_folder(place->folder, false);
+    if (place->on_disk) {
+        return; /* it stays; what the killed one wrote is verified in the next session */
+    }
+    int folder = open_folder(place, false);
     int fd = folder >= 0 ? openat(folder, place->name, O_RDWR | O_NOFOLLOW | O_CLOEXEC) : -1;
     if (fd >= 0) {
         leave(place, folder, fd);

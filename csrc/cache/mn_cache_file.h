@@ -2,8 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
- *   One file for each user, data set and layout version, in a folder of the user's on a file system
- *   in memory. There is no server: the first client makes the file, the last one unlinks it.
+ *   One file for each user and data set in a folder of the user's, on a file system in memory or on
+ *   a local disk. There is no server: the first client makes the file. The last one unlinks it from
+ *   memory; on a disk it stays, for the next run.
  *
  * The folder is 0700 and the user's own, the file 0600, and no symbolic link is followed. What
  * another user owns or may write to is refused, and so is a file whose offsets leave it.
@@ -18,6 +19,18 @@
  *   and unlinks the file, unless `keep` is set. An opener that had the file open by then finds,
  *   once it holds the header lock, that the path has another inode or none, and begins anew: no
  *   client ever attaches to a file without a name. The folder goes with its last file.
+ *
+ * Sessions on a disk: from the first client to the last one. The first one decides, under the
+ * header lock, whether the file is as the last one left it.
+ *   The last one stores a time in the header, and gives it to the file (`stamp`). Every write by
+ *   another program sets another one. The first client takes the stamp away. If the stamp is
+ *   missing, every client was killed. If it is wrong, something else has written. If `home` is
+ *   wrong, the system was started anew, perhaps after a power loss, or the file is a copy. In each
+ *   case a new era begins, in which each entry is verified before its first use.
+ *   After a power loss any page may be of any age, since nothing is synced. So if stamp or home are
+ *   wrong, no segment is written on with the generation that it has. The current one is given up,
+ *   and generations go on far above those that may be on the disk. The header's page is synced,
+ *   so that no era and no generation is used twice: once for each boot, not for each value.
  *
  * What a crash leaves behind: a client that is killed leaves its slot to the next. After the last
  *   one was killed the file stays, whole. The next client of the data set uses it, and unlinks it
@@ -40,6 +53,9 @@ enum mn_cache_refusal {
     MN_CACHE_DAMAGED,            /* the header makes no sense */
     MN_CACHE_BUSY,               /* the header lock was held for seconds */
     MN_CACHE_NO_SLOT,            /* as many clients as there may be */
+    MN_CACHE_OTHER_LAYOUT,       /* made by another version */
+    MN_CACHE_REMOTE,             /* a network's file system, or a program's (FUSE) */
+    MN_CACHE_NO_RESERVING,       /* the file system cannot give a file its blocks beforehand */
 };
 
 struct mn_cache_place {
@@ -48,6 +64,7 @@ struct mn_cache_place {
     uint64_t bytes; /* of data, for a file that does not exist yet */
     uint64_t job;   /* 0: a guest, which looks, and neither makes nor removes the file */
     bool keep;
+    bool on_disk; /* the data is not mapped, and the file is kept */
 };
 
 struct mn_cache_file {

@@ -14,6 +14,13 @@
  *   bytes at the same place were of an older generation, and the seal covers the generation, a salt
  *   of the file, and all lengths; bytes that have not been written are zero, which is no seal.
  *
+ * On a disk an entry is written by system calls, the seal by the last one, and its record after
+ * that (release); a reader loads the record (acquire) before it reads.
+ *
+ * Eras (on a disk): a record says in which era its entry was last verified, or written. Where that
+ * is not the file's, the entry is verified before it is used. The mark is part of the word that
+ * says where the entry lies, and is exchanged with it: a record that has changed gets none.
+ *
  * A bucket that is full of live records loses the one of the oldest generation. Its entry stays in
  * the log, unseen, until its segment is recycled.
  */
@@ -34,7 +41,10 @@ struct mn_cache_found {
     uint64_t described; /* of its description, which comes first */
     uint64_t made_ns;
     uint64_t sums;
-    const char *payload;
+    uint64_t payload; /* where it begins in the data */
+    struct mn_cache_record *record;
+    uint64_t place; /* what the record said */
+    bool verified;  /* in this era */
 };
 
 /* False: there is none. */
@@ -49,8 +59,12 @@ mn_cache_index_insert(const struct mn_cache_map *map, struct mn_cache_digest dig
 
 /* The entry that a record of the index leads to, if it confirms the record. */
 bool
-mn_cache_index_entry(const struct mn_cache_map *map, const struct mn_cache_record *record,
+mn_cache_index_entry(const struct mn_cache_map *map, struct mn_cache_record *record,
                      struct mn_cache_found *found);
+
+/* Says in the index that an entry is verified in this era. */
+void
+mn_cache_index_trust(const struct mn_cache_found *found);
 
 /* Whether what was copied since it was found is the entry's. */
 bool

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stddef.h>
 #include <sys/statfs.h>
 
 #include "base/mn_error.h"
@@ -19,13 +20,21 @@
 #define LOG_WAIT_NS (INT64_C(2) * 1000000000)
 #define NO_ROOM_NS (SECOND_NS / 5)    /* between two tries to find room */
 #define RELIEVE_NS (2 * SECOND_NS)    /* between two looks for pressure */
-#define RESERVE_SHARE 16              /* of a file system: left to other users of it */
+#define RESERVE_SHARE 16              /* of a file system: left to other users of it, */
+#define RESERVE_MAX (UINT64_C(1) << 30) /* but not more of a disk */
+#define UNUSED_FINDS 4 /* so many times the entries: after them what was not found is not used */
 #define TRIES 8
 
 static mn_a64 *
 own_reservation(const struct mn_cache_log *log)
 {
     return &log->file->map.slots[log->file->slot].reservation;
+}
+
+bool
+mn_cache_log_is_full(int rc)
+{
+    return rc == -ENOSPC || rc == -ENOMEM || rc == -EDQUOT || rc == -EFBIG;
 }
 
 /* Whether a client that lives has a place in the segment. */
@@ -62,10 +71,17 @@ has_room(const struct mn_cache_log *log)
     struct statfs system;
     uint64_t bytes = log->file->map.shape.segment_bytes;
     if (fstatfs(log->file->fd, &system) == 0 && system.f_blocks > 0) {
-        uint64_t block = (uint64_t)system.f_bsize, total = (uint64_t)system.f_blocks * block;
-        if ((uint64_t)system.f_bavail * block < bytes + total / RESERVE_SHARE) {
+        uint64_t block = (uint64_t)system.f_bsize;
+        uint64_t left = (uint64_t)system.f_blocks * block / RESERVE_SHARE;
+        if (log->file->map.data == NULL && left > RESERVE_MAX) {
+            left = RESERVE_MAX;
+        }
+        if ((uint64_t)system.f_bavail * block < bytes + left) {
             return false;
         }
+    }
+    if (log->file->map.data == NULL) {
+        return true; /* the page cache, which gives way */
     }
     uint64_t available = mn_mem_available();
     return available == 0 || available >= bytes + log->reserve;
@@ -86,7 +102,7 @@ give_pages(const struct mn_cache_log *log, uint64_t number)
     uint64_t off = map->shape.data_off + number * map->shape.segment_bytes;
     while (fallocate(log->file->fd, 0, (off_t)off, (off_t)map->shape.segment_bytes) < 0) {
         if (errno != EINTR) {
-            return errno == ENOSPC || errno == ENOMEM || errno == EDQUOT ? MN_FULL : -errno;
+            return mn_cache_log_is_full(-errno) ? MN_FULL : -errno;
         }
     }
     MN_FAULT("cache.pages");
@@ -121,16 +137,35 @@ find_empty(const struct mn_cache_file *file)
     return found;
 }
 
-/* The oldest segment that has entries and that no client has reserved, emptied. -1: none. */
-static int64_t
-empty_oldest(const struct mn_cache_file *file)
+/* Whether the session has asked for so much that it would have found what it uses. */
+static bool
+has_been_through(const struct mn_cache_map *map)
 {
+    uint64_t finds = 0, entries = 0;
+    for (uint32_t i = 0; i < MN_CACHE_SLOTS; i++) {
+        finds += mn_a64_load_relaxed(&map->slots[i].hits)
+                 + mn_a64_load_relaxed(&map->slots[i].misses);
+    }
+    for (uint64_t i = 0; i < map->shape.nsegments; i++) {
+        entries += mn_a64_load_relaxed(&map->segments[i].entries);
+    }
+    return finds - mn_a64_load_relaxed(&map->header->session_finds) >= UNUSED_FINDS * entries;
+}
+
+/* The oldest segment that has entries and that no client has reserved, emptied. -1: none. unused:
+ * only one in which this session has found and stored nothing. */
+static int64_t
+empty_oldest(const struct mn_cache_file *file, bool unused)
+{
+    uint64_t session = mn_a64_load_relaxed(&file->map.header->session);
     for (int tries = 0; tries < TRIES; tries++) {
         uint64_t oldest = UINT64_MAX;
         int64_t found = -1;
         for (uint64_t i = 0; i < file->map.shape.nsegments; i++) {
             uint64_t generation = mn_a64_load_relaxed(&file->map.segments[i].generation);
-            if (generation != 0 && generation < oldest && !is_reserved(file, i)) {
+            bool used = mn_a64_load_relaxed(&file->map.segments[i].used) == session;
+            if (generation != 0 && generation < oldest && !(unused && used)
+                && !is_reserved(file, i)) {
                 oldest = generation;
                 found = (int64_t)i;
             }
@@ -150,6 +185,7 @@ begin(const struct mn_cache_file *file, uint64_t number)
     struct mn_cache_segment *segment = &map->segments[number];
     uint64_t generation = mn_a64_add_acqrel(&map->header->generation, 1) + 1;
     mn_a64_store_relaxed(&segment->entries, 0);
+    mn_a64_store_relaxed(&segment->used, mn_a64_load_relaxed(&map->header->session));
     mn_a64_store_relaxed(&segment->fill, 0);
     mn_a64_store_seqcst(&segment->generation, generation); /* [K7] */
     MN_FAULT("cache.begun");
@@ -163,8 +199,9 @@ next_segment(struct mn_cache_log *log)
     const struct mn_cache_file *file = log->file;
     int64_t number = find_empty(file);
     int rc = number < 0 ? MN_FULL : give_pages(log, (uint64_t)number);
-    if (rc == MN_FULL && mn_cache_log_is_shared(file)) {
-        number = empty_oldest(file);
+    bool shared = rc == MN_FULL && mn_cache_log_is_shared(file);
+    if (shared || (rc == MN_FULL && file->map.data == NULL && has_been_through(&file->map))) {
+        number = empty_oldest(file, !shared);
         if (number >= 0) {
             (void)mn_a64_add_relaxed(&file->map.header->recycled, 1);
             rc = 0;
@@ -262,7 +299,7 @@ mn_cache_log_relieve(struct mn_cache_log *log, uint64_t now_ns)
     }
     int64_t number = find_empty(file);
     if (number < 0 || mn_a64_load_relaxed(&map->segments[number].has_pages) == 0) {
-        number = empty_oldest(file);
+        number = empty_oldest(file, false);
     }
     if (number >= 0) {
         uint64_t off = (uint64_t)number * map->shape.segment_bytes;

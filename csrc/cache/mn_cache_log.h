@@ -30,6 +30,10 @@
  *
  * When segments are recycled: never for a job that is alone (what it has, it keeps: a cycle of
  *   evictions reads more than a cache that never evicts). All processes of a job say the same job.
+ *   On a disk, where entries outlive the code that made them, a job that is alone recycles segments
+ *   in which its session has found nothing, once it has asked for many more values than there are.
+ *
+ * On a disk no memory is asked for, since the page cache gives way, and nothing goes back.
  *
  * Who pays: pages of a memory file are charged to the control group of the process that touches
  *   them first. Before each new segment the room under every limit from the own group up to the
@@ -71,6 +75,10 @@ mn_cache_log_done(struct mn_cache_log *log);
 /* Gives the oldest segment back where memory is short. Looks seldom, however often it is called. */
 void
 mn_cache_log_relieve(struct mn_cache_log *log, uint64_t now_ns);
+
+/* Whether a system call's error says that there is no room. */
+bool
+mn_cache_log_is_full(int rc);
 
 /* Whether a client of another job is attached. */
 bool

@@ -9,11 +9,13 @@
  *
  * Everything but the data has its pages from the start. A segment gets its pages, whole, before it
  * becomes the current one, so that no write meets a full file system. The file keeps its length as
- * long as any process has it mapped.
+ * long as any process has it mapped. In memory all of it is mapped. On a disk the data is not: it
+ * is read and written by system calls (mn_cache_data.h), which return errors instead of signals.
  *
  * Owners
  *   header     its first part: the process that creates the file, under the header lock, until
- *              `ready`. `generation` and `current`: the holder of the log lock.
+ *              `ready`. From `home` on: its first client, under the header lock (mn_cache_file.h).
+ *              `generation` and `current`: the holder of the log lock, and the first client.
  *   slot       the client that holds the lock of its byte (mn_cache_locks.h).
  *   claim      the thread that exchanged its word from 0; see mn_cache_claims.h.
  *   segment    generation and pages: the holder of the log lock. fill: clients with a reservation.
@@ -31,7 +33,7 @@
 #include "base/mn_atomic.h"
 #include "base/mn_attr.h"
 
-#define MN_CACHE_LAYOUT 1u
+#define MN_CACHE_LAYOUT 2u
 #define MN_CACHE_MAGIC UINT64_C(0x6568636163206e6d) /* "mn cache" */
 #define MN_CACHE_SLOTS 1024u
 #define MN_CACHE_CLAIMS 4096u
@@ -39,6 +41,7 @@
 #define MN_CACHE_BLOCK 65536u /* bytes under one checksum */
 #define MN_CACHE_UNIT 64u     /* entries and their parts begin at multiples of this */
 #define MN_CACHE_PAGE 4096u
+#define MN_CACHE_COSTS 64u
 #define MN_CACHE_SEGMENT_MAX (UINT64_C(256) << 20)
 #define MN_CACHE_BYTES_MIN (UINT64_C(1) << 20)
 
@@ -63,15 +66,26 @@ struct mn_cache_shape {
     uint64_t checksum; /* of the words before it */
 };
 
+/* What values of some functions cost to make; a function's number modulo MN_CACHE_COSTS. */
+struct mn_cache_cost {
+    mn_a64 made, made_ns;
+};
+
 struct mn_cache_header {
     struct mn_cache_shape shape;
     mn_a64 ready; /* MN_CACHE_MAGIC once the shape is written */
     mn_a64 keep;  /* 1: the last client leaves the file where it is */
+    mn_a64 home;  /* checksum of boot, device and inode when it was last opened; on a disk only */
+    mn_a64 stamp; /* time of the file, in ns, that its last client set; 0: it did not get to that */
+    mn_a64 era;   /* entries verified in another one count as not verified; 0: all are, in memory */
+    mn_a64 session; /* how often a client was the first one */
+    mn_a64 session_finds; /* hits and misses up to the session's begin */
     MN_ALIGNED(MN_CACHELINE) mn_a64 generation; /* the last one given to a segment; none twice */
     mn_a64 current;                             /* number + 1 of the segment written to; 0: none */
     mn_a64 refused_ns;                          /* when an entry last found no room; 0: never */
     mn_a64 recycled;                            /* segments so far */
     mn_a64 returned;                            /* segments whose pages went back to the system */
+    MN_ALIGNED(MN_CACHELINE) struct mn_cache_cost costs[MN_CACHE_COSTS];
 };
 
 /* One client: one process that has the file mapped. */
@@ -80,6 +94,7 @@ struct mn_cache_slot {
     mn_a64 reservation; /* number + 1 of the segment that the client writes to; 0: none */
     mn_a64 job;         /* which job the client is of; 0: a guest, of none */
     mn_a64 pid;         /* for people; decides nothing */
+    mn_a64 damaged;     /* entries with a wrong checksum that its clients have met */
     MN_ALIGNED(MN_CACHELINE) mn_a64 hits; /* from here on sums over all clients of the slot */
     mn_a64 hit_bytes;
     mn_a64 saved_ns; /* what the hits cost when they were made */
@@ -102,14 +117,15 @@ struct mn_cache_segment {
     mn_a64 fill;       /* bytes reserved so far */
     mn_a64 has_pages;
     mn_a64 entries;
-    uint64_t unused[4];
+    mn_a64 used; /* the last session that found or stored something in it */
+    uint64_t unused[3];
 };
 MN_STATIC_ASSERT(sizeof(struct mn_cache_segment) == 64, "a cache line, which readers share");
 
 struct mn_cache_record {
     mn_a64 digest[2];
     mn_a64 generation; /* of the segment, when the entry was written; 0: empty */
-    mn_a64 place;      /* segment << 40 | offset in it / MN_CACHE_UNIT */
+    mn_a64 place; /* segment << 40 | era of the last check << 22 | offset in it / MN_CACHE_UNIT */
 };
 
 struct mn_cache_bucket {
@@ -144,7 +160,9 @@ struct mn_cache_map {
     struct mn_cache_claim *claims;
     struct mn_cache_segment *segments;
     struct mn_cache_bucket *index;
-    char *data;
+    char *data; /* NULL: on a disk, read and written through fd */
+    int fd;     /* on a disk: the client's */
+    uint64_t mapped_bytes;
     uint64_t device, inode;
 };
 

@@ -30,9 +30,9 @@ MEMORY = "/dev/shm"
 RESERVE_SHARE = 16
 
 
-def folder() -> str:
-    """Where this user's files are."""
-    return os.path.join(MEMORY, f"minato-{os.getuid()}")
+def folder(directory: str | None = None) -> str:
+    """Where this user's files are: in memory, or in a directory."""
+    return os.path.join(directory or MEMORY, f"minato-{os.getuid()}")
 
 
 def job() -> int:
@@ -87,13 +87,13 @@ def _leave_in_forks() -> None:
             client.store.detach()
 
 
-def _open(where: str, name: str, size: int, keep: bool) -> Client:
+def _open(where: str, name: str, size: int, keep: bool, on_disk: bool) -> Client:
     from .. import _cache, _core
 
     found = _clients.get((where, name))
     if found is None:
         reserve = _core.machine()["memory_total"] // RESERVE_SHARE
-        found = Client(_cache.Store(where, name, size, job(), keep, reserve))
+        found = Client(_cache.Store(where, name, size, job(), keep, reserve, on_disk))
         util.register_after_fork(found, Client.leave_at_exit)
         _clients[where, name] = found
     found.store.attach()
@@ -113,31 +113,40 @@ class Cache:
 
     The values lie in one file in /dev/shm for each user and data set, which is named after the file and
     name of the first function that is memoized. All processes of the user that run the same code
-    share it. It is removed when its last process ends.
+    share it. It is removed when its last process ends. With directory= the file lies on a local
+    disk and stays there: the next run finds what the last one has made.
 
     Args:
         size: bytes, as int or text such as "16GiB". The first process to open the file decides.
         keep: leave the values in memory when the last process ends, for the next run.
+        directory: a folder on a local disk, such as "/nvme/minato", to be made if need be. Each user has
+            a folder in it. memoize() then needs a version=.
 
     Where there can be no cache (no room, no permission, not Linux), a warning says why, and the
     functions run each time.
     """
 
-    def __init__(self, size: int | str, *, keep: bool = False) -> None:
+    def __init__(
+        self, size: int | str, *, keep: bool = False,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> None:  # fmt: skip
         self.size = parse_bytes(size, "size")
         if self.size < 1 << 20:
             raise ValueError(f"size should be at least '1MiB', but got size={size!r}")
         self.keep = bool(keep)
+        self.directory = None if directory is None else os.path.abspath(
+            os.path.expanduser(os.fspath(directory))
+        )  # fmt: skip
         self._name: str | None = None
         self._client: Client | None = None
         self._off: str | None = None
         self._memoized: list[Memoized] = []
 
     def __repr__(self) -> str:
-        return f"minato.Cache({self.size}, keep={self.keep})"
+        return f"minato.Cache({self.size}, keep={self.keep}, directory={self.directory!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.size, self.keep, self._name)
+        return _again, (self.size, self.keep, self._name, self.directory)
 
     def memoize(
         self, key: Callable[..., Any] | None = None, files: Callable[..., Any] | None = None,
@@ -154,11 +163,12 @@ class Cache:
             files: called with the function's arguments; the path or paths that the value is made from.
                 Where one of them has changed, the value is made again.
             check: how often a process looks at these files: once an "epoch", at each "use", or "never".
-            version: part of every key, to be changed by hand where minato cannot see a change.
+            version: part of every key, to be changed by hand where minato cannot see a change. Needed
+                for a cache in a directory, whose values outlive the program.
 
         Raises:
-            TypeError: a key is needed and missing, or, at a call, a key or value is of a type that
-                cannot be stored.
+            TypeError: a key or a version is needed and missing, or, at a call, a key or value is of a
+                type that cannot be stored.
         """
         def decorate(function: Function) -> Function:
             from .memoize import Memoized, wrap
@@ -181,8 +191,8 @@ class Cache:
         hits, misses, stored and refused are values (refused: for want of room, or too large);
         hit_bytes, stored_bytes, used_bytes, bytes (all of the cache) and largest (one value) are bytes;
         saved_ns is what hits would have cost, made_ns what misses have cost. entries, recycled and
-        returned (parts of the file that were used again, or given back to the system), processes
-        and jobs are counts. off: None, or why there is no cache. unfollowed: names in memoized
+        returned (parts of the file that were used again, or given back to the system), processes, jobs
+        and damaged (values of a directory with a wrong checksum, which were made again) are counts. off: None, or why there is no cache. unfollowed: names in memoized
         functions whose changes are not seen.
         """
         store = self._attached()
@@ -205,9 +215,13 @@ class Cache:
             raise RuntimeError("this cache has no memoized function yet")
         from .. import _cache
 
-        name = f"cache-{_cache.LAYOUT}-{self._name}"
+        # In memory another version's file may be in use by another job; a directory keeps one of them.
+        name = f"cache-{_cache.LAYOUT}-{self._name}" if self.directory is None else f"cache-{self._name}"
+        on_disk = self.directory is not None
         try:
-            self._client = _open(folder(), name, self.size, self.keep)
+            if self.directory is not None:
+                os.makedirs(self.directory, exist_ok=True)
+            self._client = _open(folder(self.directory), name, self.size, self.keep, on_disk)
         except (OSError, RuntimeError, MemoryError) as error:
             self._turn_off(error)
             return None
@@ -215,7 +229,8 @@ class Cache:
         if has < self.size // 64 * 63:
             log.warning(
                 "minato.Cache has %d bytes, not the %d that were asked for: the file was made with "
-                "that size, or /dev/shm has no more", has, self.size,
+                "that size%s", has, self.size,
+                ". `minato cache drop` removes it" if on_disk else ", or /dev/shm has no more",
             )  # fmt: skip
         return self._client.store
 
@@ -229,7 +244,7 @@ class Cache:
         )
 
 
-def _again(size: int, keep: bool, name: str | None) -> Cache:
-    cache = Cache(size, keep=keep)
+def _again(size: int, keep: bool, name: str | None, directory: str | None = None) -> Cache:
+    cache = Cache(size, keep=keep, directory=directory)
     cache._name = name
     return cache

@@ -1,10 +1,11 @@
-"""``minato cache``: the files of this user's caches in memory."""
+"""``minato cache``: the files of this user's caches, in memory and in directories."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _cache
 from .cache import folder
@@ -20,92 +21,127 @@ def _bytes(number: float) -> str:
     return f"{number:.1f} {UNITS[-1]}"
 
 
-def _names() -> list[str]:
+class File(NamedTuple):
+    folder: str
+    name: str
+
+    @property
+    def on_disk(self) -> bool:
+        return os.path.realpath(self.folder) != os.path.realpath(folder())
+
+    @property
+    def shown(self) -> str:
+        return os.path.join(self.folder, self.name) if self.on_disk else self.name
+
+
+def _files(where: str) -> list[File]:
+    """The caches in a folder."""
     try:
-        return sorted(name for name in os.listdir(folder()) if name.startswith("cache-"))
-    except FileNotFoundError:
+        names = sorted(os.listdir(where))
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    return [File(where, name) for name in names if name.startswith("cache-")]
 
 
-def _guest(name: str) -> _cache.Store:
+def _given(argument: str) -> list[File]:
+    """What an argument names: a file in memory, a file by its path, or all of a directory."""
+    if os.path.isdir(argument):
+        return _files(folder(argument)) or _files(argument)
+    where, name = os.path.split(argument)
+    return [file for file in _files(where or folder()) if file.name == name]
+
+
+def _guest(file: File) -> _cache.Store:
     """The file, opened without becoming one of those that share it."""
-    store = _cache.Store(folder(), name, _cache.BYTES_MIN, 0, False, 0)
+    store = _cache.Store(file.folder, file.name, _cache.BYTES_MIN, 0, False, 0, file.on_disk)
     store.attach()
     return store
 
 
 def left_bytes() -> int:
-    """Bytes of values in files that no process has open."""
-    stats = [_guest(name).stats() for name in _names()]
-    return sum(one["used_bytes"] for one in stats if one["processes"] == 0)
+    """Bytes of values in files in memory that no process has open."""
+    left = 0
+    for file in _files(folder()):
+        with contextlib.suppress(OSError, RuntimeError):  # it has gone, or is another version's
+            stats = _guest(file).stats()
+            left += stats["used_bytes"] if stats["processes"] == 0 else 0
+    return left
 
 
-def _ls(name: str, stats: dict[str, int]) -> str:
+def _ls(file: File, stats: dict[str, int]) -> str:
     users = f"{stats['processes']} processes of {stats['jobs']} jobs"
     if not stats["processes"]:
-        users = "no process: kept, or left by killed ones"
+        users = "no process" if file.on_disk else "no process: kept, or left by killed ones"
     used, size = _bytes(stats["used_bytes"]), _bytes(stats["bytes"])
-    return f"{name}  {used} of {size}, {stats['entries']} values, {users}"
+    return f"{file.shown}  {used} of {size}, {stats['entries']} values, {users}"
 
 
-def _stats(name: str, stats: dict[str, int]) -> str:
+def _stats(file: File, stats: dict[str, int]) -> str:
     asked = stats["hits"] + stats["misses"]
     share = 100 * stats["hits"] / asked if asked else 0.0
     lines = [
-        name,
+        file.shown,
         f"  values   {stats['entries']} in {_bytes(stats['used_bytes'])} of {_bytes(stats['bytes'])}",
         f"  found    {stats['hits']} ({share:.0f} %), {_bytes(stats['hit_bytes'])}; making them would "
         f"have taken {stats['saved_ns'] / 1e9:.1f} s",
         f"  made     {stats['misses']}, in {stats['made_ns'] / 1e9:.1f} s",
         f"  refused  {stats['refused']}, for want of room or because they are too large",
+        f"  damaged  {stats['damaged']}, which were made again",
         f"  recycled {stats['recycled']} segments; {stats['returned']} were given back to the system",
         f"  used by  {stats['processes']} processes of {stats['jobs']} jobs",
     ]
+    if not file.on_disk:
+        del lines[5]
     return "\n".join(lines)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="minato cache", description=f"The caches of this user, in {folder()}."
+        prog="minato cache",
+        description=f"The caches of this user, in memory ({folder()}) and in directories.",
     )
     parser.add_argument("action", choices=("ls", "stats", "verify", "drop"), help="list; counts of "
                         "each; compare checksums of everything; remove")  # fmt: skip
-    parser.add_argument("names", nargs="*", help="files, as ls shows them (default: all)")
+    parser.add_argument("names", nargs="*", help="files in memory, as ls shows them; files by their "
+                        "paths; directories (default: all that are in memory)")  # fmt: skip
     return parser
 
 
-def _act(action: str, name: str) -> int:
+def _act(action: str, file: File) -> int:
     if action == "drop":
-        os.unlink(os.path.join(folder(), name))
-        print(f"{name} is removed; processes that have it open go on with it")
+        os.unlink(os.path.join(file.folder, file.name))
+        print(f"{file.shown} is removed; processes that have it open go on with it")
+        if not os.listdir(file.folder):
+            os.rmdir(file.folder)
         return 0
-    store = _guest(name)
+    store = _guest(file)
     if action == "verify":
         checked, damaged = store.verify()
-        print(f"{name}  {checked} values, {damaged} damaged")
+        print(f"{file.shown}  {checked} values, {damaged} damaged")
         return int(damaged > 0)
     show: Any = _ls if action == "ls" else _stats
-    print(show(name, store.stats()))
+    print(show(file, store.stats()))
     return 0
 
 
 def run(argv: list[str]) -> int:
     """Runs ``minato cache``; returns the exit status: 1 where anything is damaged or cannot be opened."""
     options = _parser().parse_args(argv)
-    there = _names()
-    unknown = [name for name in options.names if name not in there]
+    found = {argument: _given(argument) for argument in options.names}
+    unknown = [argument for argument, files in found.items() if not files]
     if unknown:
-        print(f"minato cache: there is no {', '.join(unknown)} in {folder()}")
+        print(f"minato cache: there is no cache of this user in {', '.join(unknown)} (in memory: {folder()})")
         return 1
-    if not there:
-        print(f"no cache of this user is in memory ({folder()})")
+    files = [file for each in found.values() for file in each]
+    if not options.names:
+        files = _files(folder())
+        if not files:
+            print(f"no cache of this user is in memory ({folder()})")
     status = 0
-    for name in options.names or there:
+    for file in files:
         try:
-            status |= _act(options.action, name)
+            status |= _act(options.action, file)
         except (OSError, RuntimeError) as error:
-            print(f"{name}  cannot be opened: {error}")
+            print(f"{file.shown}  cannot be opened: {error}")
             status = 1
-    if options.action == "drop" and there and not os.listdir(folder()):
-        os.rmdir(folder())
     return status

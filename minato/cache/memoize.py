@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("minato")
 
 #: results of Store.put()
+NO_ROOM = 1
 TOO_LARGE = 2
 
 _local = threading.local()
@@ -100,6 +101,12 @@ class Memoized:
         line = _needs_key(function, names) if key is None else None
         if line is not None:
             raise TypeError(f"memoize() needs a key= for {function.__qualname__}. Write {line}")
+        if version is None and cache.directory is not None:
+            raise TypeError(
+                f"memoize() needs a version= for {function.__qualname__}, whose values stay in "
+                f"{cache.directory} when the program ends. Write version=1, and change it where the "
+                "values change in a way that minato does not see, such as a model that the function uses"
+            )
         self._signature = signature
         self._positional = len(names) if all(
             p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
@@ -111,7 +118,8 @@ class Memoized:
         self._files = _files.Files(check)
         self._version = version
         self._prints: dict[type | None, Any] = {}
-        self._told_large = False
+        self._number = int.from_bytes(_digest(self.name.encode())[:8], "little")
+        self._told: set[str] = set()
 
     # ---- keys ----------------------------------------------------------------------------
 
@@ -173,7 +181,12 @@ class Memoized:
         entry = store.find(digest, count)
         if entry is None:
             return False, None
-        return values.read(entry) if part is None else parts.read(entry, part, self.name)
+        try:
+            return values.read(entry) if part is None else parts.read(entry, part, self.name)
+        except OSError as error:
+            self._tell("read", "minato.Cache could not read a value of %s from %s (%s). Such values are "
+                       "made again.", self.name, self.cache.directory, error)  # fmt: skip
+            return False, None
 
     def _miss(
         self, store: Store, digest: bytes, key: bytes, paths: tuple[str, ...],
@@ -184,7 +197,7 @@ class Memoized:
             before = self._files.fresh(paths)
             digest = _digest(_files.stamped(key, paths, before))
         with making() as already:
-            claimed = store.claim(digest, not already)
+            claimed = store.claim(digest, not already, self._number)
             try:
                 found, value = self._look(store, digest, False, part)
                 if found:
@@ -213,23 +226,32 @@ class Memoized:
         )  # fmt: skip
         if same:
             try:
-                result = store.put(digest, made_ns, *encoded)
+                result = store.put(digest, made_ns, *encoded, self._number)
                 if result == TOO_LARGE:
                     self._tell_large(store, encoded)
+                elif result == NO_ROOM and self.cache.directory is not None:
+                    self._tell("full", "minato.Cache has no room in %s for further values of %s: it, or "
+                               "the disk, is full. They are made each time.",
+                               self.cache.directory, self.name)  # fmt: skip
             except (OSError, RuntimeError, MemoryError) as error:
                 self.cache._turn_off(error)
         copied = values.copy(encoded)
         return copied if part is None else parts.of(copied, part)
 
     def _tell_large(self, store: Store, encoded: Any) -> None:
-        if not self._told_large:
-            self._told_large = True
-            size = sum(memoryview(one).nbytes for one in encoded.parts)
-            log.warning(
-                "minato.Cache does not store values of %s of %d bytes: one entry may have %d, a 64th "
-                "of the cache, at most 256 MiB. They are made each time. A larger cache takes them, "
-                "or a function that returns less at once.", self.name, size, store.stats()["largest"],
-            )  # fmt: skip
+        size = sum(memoryview(one).nbytes for one in encoded.parts)
+        self._tell(
+            "large",
+            "minato.Cache does not store values of %s of %d bytes: one entry may have %d, a 64th of the "
+            "cache, at most 256 MiB. They are made each time. A larger cache takes them, or a function "
+            "that returns less at once.", self.name, size, store.stats()["largest"],
+        )  # fmt: skip
+
+    def _tell(self, what: str, text: str, *values: Any) -> None:
+        """A warning in the log, once for each process and kind."""
+        if what not in self._told:
+            self._told.add(what)
+            log.warning(text, *values)
 
 
 def _part_of(value: Any, part: Any, name: str) -> Any:

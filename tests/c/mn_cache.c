@@ -9,6 +9,9 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stddef.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
 
 #include "base/mn_atomic.h"
 #include "base/mn_error.h"
@@ -20,23 +23,54 @@
 #define MIB (UINT64_C(1) << 20)
 
 static char folder[64];
+static bool on_disk; /* in this test */
+
+static struct mn_cache_place
+place_of(uint64_t bytes, uint64_t job, bool keep)
+{
+    return (struct mn_cache_place){folder, "test", bytes, job, keep, on_disk};
+}
 
 static struct mn_cache *
 client_of(uint64_t bytes, uint64_t job, bool keep)
 {
     struct mn_cache *cache;
     if (folder[0] == '\0') { /* of this run alone; forks inherit it */
-        snprintf(folder, sizeof(folder), "/dev/shm/minato-test-%d", (int)getpid());
+        snprintf(folder, sizeof(folder), "%s/minato-test-%d", on_disk ? "/var/tmp" : "/dev/shm",
+                 (int)getpid());
     }
-    struct mn_cache_place place = {folder, "test", bytes, job, keep};
+    struct mn_cache_place place = place_of(bytes, job, keep);
     CHECK_EQ(mn_cache_open(&place, 0, &cache), 0);
     return cache;
 }
 
 static void
+path_of(char path[80])
+{
+    snprintf(path, 80, "%s/test", folder);
+}
+
+/* On a disk the file stays. */
+static void
 nothing_left(void)
 {
+    char path[80];
+    path_of(path);
+    if (on_disk) {
+        CHECK(unlink(path) == 0 && rmdir(folder) == 0);
+    }
     CHECK(access(folder, F_OK) != 0);
+}
+
+/* Runs a test of a cache in memory with one on a disk. */
+static void
+disk(void (*test)(void))
+{
+    on_disk = true;
+    folder[0] = '\0';
+    test();
+    on_disk = false;
+    folder[0] = '\0';
 }
 
 static struct mn_cache_digest
@@ -190,6 +224,7 @@ boxes_are_what_loops_copy(void)
         }
     }
     mn_cache_close(cache);
+    nothing_left();
 }
 
 static int
@@ -270,7 +305,7 @@ static void
 segments_go_back_to_the_system_under_pressure(void)
 {
     struct mn_cache *cache = client_of(2 * MIB, 1, false), *pressed;
-    struct mn_cache_place place = {folder, "test", 2 * MIB, 1, false};
+    struct mn_cache_place place = place_of(2 * MIB, 1, false);
     struct mn_cache_sums before, after;
     for (uint64_t key = 0; key < 100; key++) {
         (void)put_key(cache, key);
@@ -360,7 +395,7 @@ a_folder_that_is_not_in_memory_is_refused(void)
 {
     char elsewhere[] = "/var/tmp/minato-test-XXXXXX";
     CHECK(mkdtemp(elsewhere) != NULL);
-    struct mn_cache_place place = {elsewhere, "test", MIB, 1, false};
+    struct mn_cache_place place = {elsewhere, "test", MIB, 1, false, false};
     struct mn_cache *cache;
     CHECK_EQ(mn_cache_open(&place, 0, &cache), 0);
     CHECK_EQ(mn_cache_attach(cache), MN_CACHE_NOT_IN_MEMORY);
@@ -380,8 +415,9 @@ a_damaged_header_is_refused(void)
     CHECK_EQ(put_key(cache, 1), 0);
     mn_cache_close(cache);
     for (uint64_t off = 0; off < sizeof(struct mn_cache_shape); off++) {
+        bool layout = off / 8 == offsetof(struct mn_cache_shape, layout) / 8;
         flip(off);
-        CHECK_EQ(attached(MIB), MN_CACHE_DAMAGED);
+        CHECK_EQ(attached(MIB), layout ? MN_CACHE_OTHER_LAYOUT : MN_CACHE_DAMAGED);
         flip(off);
     }
     int fd = file_of(O_RDWR);
@@ -547,6 +583,7 @@ a_claim_is_held_once(void)
     CHECK_EQ(mn_a32_load_relaxed(&s.hits), 3);
     mn_cache_release_key(s.cache, digest_of(9), mine.word); /* is free: nothing happens */
     mn_cache_close(s.cache);
+    nothing_left();
 }
 
 /* ---- processes ---- */
@@ -730,7 +767,8 @@ an_opener_of_a_removed_file_begins_anew(void)
 {
     struct mn_cache *cache = client_of(2 * MIB, 1, false);
     struct worker opener = {.job = 1, .seed = 1, .dies_at = "cache.opened", .how = SIGSTOP,
-                            .at_once = true, .stop_ns = mn_test_clock_ns() + 200000000u};
+                            .then = "cache.indexed", .at_once = true,
+                            .stop_ns = mn_test_clock_ns() + 60000000000u};
     CHECK_EQ(mn_cache_attach(cache), 0);
     pid_t pid = mn_test_fork(work, &opener);
     int status;
@@ -738,7 +776,12 @@ an_opener_of_a_removed_file_begins_anew(void)
     mn_cache_close(cache);
     nothing_left();
     CHECK(kill(pid, SIGCONT) == 0);
-    CHECK_EQ(mn_test_reap(pid), 0);
+    CHECK(WIFSIGNALED(mn_test_reap(pid))); /* after it stored something */
+    cache = client_of(2 * MIB, 1, false);
+    struct mn_cache_sums sums;
+    CHECK_EQ(mn_cache_sum(cache, &sums), 0);
+    CHECK(sums.used_bytes > 0); /* in a file that has its name */
+    mn_cache_close(cache);
     nothing_left();
 }
 
@@ -804,7 +847,418 @@ a_fork_that_outlives_its_parent_has_a_lock_of_its_own(void)
     }
 }
 
+/* ---- on a disk ---- */
+
+static uint64_t
+header_word(size_t off, const uint64_t *set)
+{
+    uint64_t word;
+    int fd = file_of(O_RDWR);
+    CHECK(pread(fd, &word, sizeof(word), (off_t)off) == (ssize_t)sizeof(word));
+    if (set != NULL) { /* as if it had been so: the file's time stays */
+        struct stat file;
+        CHECK(fstat(fd, &file) == 0);
+        CHECK(pwrite(fd, set, sizeof(*set), (off_t)off) == (ssize_t)sizeof(*set));
+        CHECK(futimens(fd, (struct timespec[2]){file.st_atim, file.st_mtim}) == 0);
+    }
+    CHECK(close(fd) == 0);
+    return word;
+}
+
+static uint64_t
+era_of_file(void)
+{
+    return header_word(offsetof(struct mn_cache_header, era), NULL);
+}
+
+static void
+start_system_anew(void)
+{
+    uint64_t home = header_word(offsetof(struct mn_cache_header, home), NULL) + 1;
+    (void)header_word(offsetof(struct mn_cache_header, home), &home);
+}
+
+static uint64_t
+damaged_of(struct mn_cache *cache)
+{
+    struct mn_cache_sums sums;
+    CHECK_EQ(mn_cache_sum(cache, &sums), 0);
+    return sums.damaged;
+}
+
+static void
+put_keys(uint64_t from, uint64_t to)
+{
+    struct mn_cache *cache = client_of(16 * MIB, 1, false);
+    for (uint64_t key = from; key < to; key++) {
+        CHECK_EQ(put_key(cache, key), 0);
+    }
+    mn_cache_close(cache);
+}
+
+static void
+the_next_session_finds_all_and_verifies_nothing(void)
+{
+    put_keys(0, 100);
+    uint64_t era = era_of_file();
+    for (int session = 0; session < 3; session++) {
+        struct mn_cache *cache = client_of(16 * MIB, 1, false);
+        for (uint64_t key = 0; key < 100; key++) {
+            CHECK_EQ(get_key(cache, key), 0);
+        }
+        CHECK_EQ(damaged_of(cache), 0);
+        mn_cache_close(cache);
+        CHECK_EQ(era_of_file(), era);
+    }
+    nothing_left();
+}
+
+static void
+after_another_boot_each_entry_is_verified(void)
+{
+    put_keys(0, 100);
+    uint64_t era = era_of_file();
+    struct mn_cache_shape shape;
+    CHECK(mn_cache_shape_of(16 * MIB, 0, &shape));
+    uint64_t byte = shape.data_off + mn_cache_payload_off(64), word;
+    word = header_word(byte, NULL) ^ 0x10000; /* of the first entry, by a disk that lost it */
+    (void)header_word(byte, &word);
+    struct mn_cache *cache = client_of(16 * MIB, 1, false);
+    CHECK_EQ(mn_cache_attach(cache), 0);
+    mn_cache_close(cache);
+    CHECK_EQ(era_of_file(), era); /* not noticed, and not looked for, in the same boot */
+    start_system_anew();
+    cache = client_of(16 * MIB, 1, false);
+    for (uint64_t key = 0; key < 100; key++) {
+        CHECK_EQ(get_key(cache, key), key == 0 ? MN_EMPTY : 0);
+    }
+    CHECK_EQ(damaged_of(cache), 1);
+    CHECK_EQ(put_key(cache, 0), 0); /* in its place */
+    CHECK_EQ(get_key(cache, 0), 0);
+    mn_cache_close(cache);
+    CHECK_EQ(era_of_file(), era + 1);
+    nothing_left();
+}
+
+static void
+bytes_flipped_between_sessions_are_misses(void)
+{
+    put_keys(3, 4);
+    struct mn_cache_shape shape;
+    CHECK(mn_cache_shape_of(16 * MIB, 0, &shape));
+    uint64_t bytes = mn_cache_padded(8) + mn_cache_padded(bytes_of(3))
+                     + mn_cache_padded(bytes_of(3) / 2);
+    uint64_t whole = mn_cache_payload_off(bytes) + bytes, step = whole / 61;
+    for (uint64_t off = 0; off < whole; off += off < 136 ? 1 : step) {
+        if (off >= 72 && off < mn_cache_payload_off(bytes)) {
+            continue; /* between the checksums and the payload lies nothing */
+        }
+        flip(shape.data_off + off);
+        struct mn_cache *cache = client_of(16 * MIB, 1, false);
+        CHECK_EQ(get_key(cache, 3), MN_EMPTY);
+        mn_cache_close(cache);
+        flip(shape.data_off + off);
+        cache = client_of(16 * MIB, 1, false);
+        CHECK_EQ(get_key(cache, 3), 0);
+        mn_cache_close(cache);
+    }
+    nothing_left();
+}
+
+static void
+after_a_kill_each_entry_is_verified(void)
+{
+    uint64_t seed = mn_test_seed(), era = 0;
+    mn_cache_close(client_of(2 * MIB, 1, false)); /* names the folder */
+    for (int round = 0; round < 3; round++) {
+        struct worker dying = {.job = 1, .seed = seed + (uint64_t)round, .dies_at = "cache.part",
+                               .how = SIGKILL, .stop_ns = mn_test_clock_ns() + 60000000000u};
+        CHECK(WIFSIGNALED(mn_test_reap(mn_test_fork(work, &dying))));
+        CHECK_EQ(era_of_file(), ++era);
+    }
+    struct mn_cache *cache = client_of(2 * MIB, 1, false);
+    for (uint64_t key = 0; key < 400; key++) {
+        (void)get_key(cache, key);
+    }
+    CHECK_EQ(damaged_of(cache), 0);
+    mn_cache_close(cache);
+    CHECK_EQ(era_of_file(), ++era);
+    put_keys(1001, 1002);
+    CHECK_EQ(era_of_file(), era); /* it was left in order */
+    nothing_left();
+}
+
+static void
+read_all(unsigned char *to, uint64_t bytes)
+{
+    int fd = file_of(O_RDONLY);
+    CHECK(pread(fd, to, bytes, 0) == (ssize_t)bytes);
+    CHECK(close(fd) == 0);
+}
+
+/* After a power loss each page is as old as it likes. What is delivered is right, and what is
+ * stored from then on stays right. */
+static void
+pages_of_any_age_lead_to_no_wrong_byte(void)
+{
+    uint64_t seed = mn_test_seed();
+    struct mn_cache_shape shape;
+    CHECK(mn_cache_shape_of(2 * MIB, 0, &shape));
+    unsigned char *ages[2] = {malloc(shape.bytes), malloc(shape.bytes)};
+    CHECK(ages[0] != NULL && ages[1] != NULL);
+    for (int round = 0; round < 12; round++) {
+        for (int age = 0; age < 2; age++) {
+            struct mn_cache *one = client_of(2 * MIB, 1, false);
+            struct mn_cache *other = client_of(2 * MIB, 2, false);
+            CHECK_EQ(mn_cache_attach(other), 0); /* so that segments are recycled */
+            for (int n = 0; n < 150; n++) {
+                uint64_t key = mn_test_random(&seed) % 200;
+                if (get_key(one, key) != 0) {
+                    (void)put_key(one, key);
+                }
+            }
+            read_all(ages[age], shape.bytes);
+            mn_cache_close(other);
+            mn_cache_close(one);
+        }
+        int fd = file_of(O_RDWR);
+        for (uint64_t page = 4096; page < shape.bytes; page += 4096) {
+            CHECK(pwrite(fd, ages[mn_test_random(&seed) % 2] + page, 4096, (off_t)page) == 4096);
+        }
+        CHECK(close(fd) == 0);
+        start_system_anew();
+    }
+    struct mn_cache *cache = client_of(2 * MIB, 1, false);
+    for (uint64_t key = 0; key < 200; key++) {
+        (void)get_key(cache, key);
+    }
+    mn_cache_close(cache);
+    free(ages[0]);
+    free(ages[1]);
+    nothing_left();
+}
+
+static void
+entries_that_no_session_uses_make_room(void)
+{
+    struct mn_cache *cache = client_of(2 * MIB, 1, false);
+    struct mn_cache_sums sums;
+    uint64_t key = 0, rounds = 0;
+    while (put_key(cache, key) != MN_FULL) {
+        key++;
+    }
+    mn_cache_close(cache);
+    cache = client_of(2 * MIB, 1, false);
+    CHECK_EQ(get_key(cache, 1), 0); /* is used still, and so are its neighbours */
+    CHECK_EQ(mn_cache_sum(cache, &sums), 0);
+    for (uint64_t n = 1000; n < 1000 + 8 * sums.entries; n++) {
+        CHECK_EQ(get_key(cache, n % 100 + 1000), MN_EMPTY);
+    }
+    int rc;
+    while ((rc = put_key(cache, key + rounds)) != MN_FULL && rounds < 1000) {
+        CHECK(rc == 0 || rc == MN_CACHE_TOO_LARGE);
+        rounds++;
+    }
+    CHECK(rounds > 30); /* until all is of this session */
+    CHECK_EQ(rc, MN_FULL);
+    CHECK_EQ(get_key(cache, 1), 0);
+    CHECK_EQ(mn_cache_sum(cache, &sums), 0);
+    CHECK_EQ(sums.recycled, 63);
+    all_is_whole(cache);
+    mn_cache_close(cache);
+    nothing_left();
+}
+
+/* What the system does when a test asks for it. */
+static struct {
+    long type;       /* of the file system */
+    bool locks_all;  /* one lock to two descriptions */
+    bool shows_old;  /* what was written through a mapping is not read */
+    int read_error, write_error, reserve_error;
+} fake;
+
+int
+__real_fstatfs(int fd, struct statfs *system);
+int
+__wrap_fstatfs(int fd, struct statfs *system);
+int
+__wrap_fstatfs(int fd, struct statfs *system)
+{
+    int rc = __real_fstatfs(fd, system);
+    system->f_type = fake.type != 0 ? fake.type : system->f_type;
+    return rc;
+}
+
+int
+__real_mn_cache_lock_try(int fd, int64_t byte);
+int
+__wrap_mn_cache_lock_try(int fd, int64_t byte);
+int
+__wrap_mn_cache_lock_try(int fd, int64_t byte)
+{
+    return fake.locks_all ? 0 : __real_mn_cache_lock_try(fd, byte);
+}
+
+ssize_t
+__real_pread(int fd, void *to, size_t bytes, off_t off);
+ssize_t
+__wrap_pread(int fd, void *to, size_t bytes, off_t off);
+ssize_t
+__wrap_pread(int fd, void *to, size_t bytes, off_t off)
+{
+    if (fake.read_error != 0) {
+        errno = fake.read_error;
+        return -1;
+    }
+    ssize_t n = __real_pread(fd, to, bytes, off);
+    if (fake.shows_old && n > 0) {
+        memset(to, 0, (size_t)n);
+    }
+    return n;
+}
+
+ssize_t
+__real_pwrite(int fd, const void *from, size_t bytes, off_t off);
+ssize_t
+__wrap_pwrite(int fd, const void *from, size_t bytes, off_t off);
+ssize_t
+__wrap_pwrite(int fd, const void *from, size_t bytes, off_t off)
+{
+    if (fake.write_error != 0) {
+        errno = fake.write_error;
+        return -1;
+    }
+    return __real_pwrite(fd, from, bytes, off);
+}
+
+int
+__real_fallocate(int fd, int mode, off_t off, off_t bytes);
+int
+__wrap_fallocate(int fd, int mode, off_t off, off_t bytes);
+int
+__wrap_fallocate(int fd, int mode, off_t off, off_t bytes)
+{
+    if (fake.reserve_error != 0) {
+        errno = fake.reserve_error;
+        return -1;
+    }
+    return __real_fallocate(fd, mode, off, bytes);
+}
+
+static void
+file_systems_of_others_are_refused(void)
+{
+    mn_cache_close(client_of(MIB, 1, false)); /* names the folder */
+    fake.type = 0x6969; /* NFS */
+    CHECK_EQ(attached(MIB), MN_CACHE_REMOTE);
+    fake.type = 0x65735546; /* FUSE */
+    CHECK_EQ(attached(MIB), MN_CACHE_REMOTE);
+    fake.type = 0;
+    fake.locks_all = true;
+    CHECK_EQ(attached(MIB), MN_CACHE_NO_LOCKS);
+    fake.locks_all = false;
+    fake.shows_old = true;
+    CHECK_EQ(attached(MIB), MN_CACHE_NO_LOCKS);
+    fake.shows_old = false;
+    fake.reserve_error = EOPNOTSUPP;
+    CHECK_EQ(attached(MIB), MN_CACHE_NO_RESERVING);
+    fake.reserve_error = ENOSPC;
+    CHECK_EQ(attached(MIB), -ENOSPC);
+    fake.reserve_error = 0;
+    CHECK(access(folder, F_OK) != 0); /* whatever it was, nothing is left */
+    CHECK_EQ(attached(MIB), 0);
+    nothing_left();
+}
+
+static void
+a_full_or_failing_disk_is_a_result(void)
+{
+    struct mn_cache *cache = client_of(2 * MIB, 1, false);
+    struct mn_cache_found found;
+    char byte;
+    fake.write_error = ENOSPC;
+    CHECK_EQ(put_key(cache, 1), MN_FULL);
+    fake.write_error = EIO;
+    CHECK_EQ(put_key(cache, 1), -EIO);
+    fake.write_error = 0;
+    CHECK_EQ(get_key(cache, 1), MN_EMPTY);
+    CHECK_EQ(put_key(cache, 1), 0);
+    CHECK_EQ(mn_cache_find(cache, digest_of(1), true, &found), 0);
+    fake.read_error = EIO;
+    CHECK_EQ(mn_cache_copy(&found, 0, &byte, 1), -EIO);
+    CHECK_EQ(get_key(cache, 1), MN_EMPTY);
+    fake.read_error = 0;
+    CHECK_EQ(get_key(cache, 1), 0);
+    fake.reserve_error = EFBIG; /* of a limit for the process's files */
+    uint64_t key = 2;
+    while (put_key(cache, key) != MN_FULL) {
+        key++;
+        CHECK(key < 100);
+    }
+    fake.reserve_error = 0;
+    all_is_whole(cache);
+    mn_cache_close(cache);
+    nothing_left();
+}
+
+/* The tests of above, on a disk. */
+#define ON_DISK(name) \
+    static void name##_on_disk(void) \
+    { \
+        disk(name); \
+    }
+ON_DISK(stored_entries_are_found)
+ON_DISK(a_full_cache_of_one_job_keeps_what_it_has)
+ON_DISK(boxes_are_what_loops_copy)
+ON_DISK(torn_records_are_misses)
+ON_DISK(what_was_recycled_since_it_was_found_is_noticed)
+ON_DISK(a_damaged_header_is_refused)
+ON_DISK(a_kept_file_is_there_for_the_next_client)
+ON_DISK(a_client_of_a_removed_file_goes_on_alone)
+ON_DISK(a_client_whose_descriptors_were_closed_attaches_anew)
+ON_DISK(threads_share_a_client)
+ON_DISK(a_claim_is_held_once)
+ON_DISK(two_jobs_recycle_and_read_nothing_wrong)
+ON_DISK(a_client_killed_anywhere_leaves_a_whole_file)
+ON_DISK(kills_at_random_leave_a_whole_file)
+ON_DISK(a_stopped_writer_overwrites_nothing)
+ON_DISK(an_opener_of_a_removed_file_begins_anew)
+ON_DISK(a_fork_that_outlives_its_parent_has_a_lock_of_its_own)
+ON_DISK(the_next_session_finds_all_and_verifies_nothing)
+ON_DISK(after_another_boot_each_entry_is_verified)
+ON_DISK(bytes_flipped_between_sessions_are_misses)
+ON_DISK(after_a_kill_each_entry_is_verified)
+ON_DISK(pages_of_any_age_lead_to_no_wrong_byte)
+ON_DISK(entries_that_no_session_uses_make_room)
+ON_DISK(file_systems_of_others_are_refused)
+ON_DISK(a_full_or_failing_disk_is_a_result)
+
 static const struct mn_test tests[] = {
+    MN_TEST("plain", stored_entries_are_found_on_disk),
+    MN_TEST("plain", a_full_cache_of_one_job_keeps_what_it_has_on_disk),
+    MN_TEST("plain", boxes_are_what_loops_copy_on_disk),
+    MN_TEST("plain", torn_records_are_misses_on_disk),
+    MN_TEST("plain", what_was_recycled_since_it_was_found_is_noticed_on_disk),
+    MN_TEST("plain", a_damaged_header_is_refused_on_disk),
+    MN_TEST("plain", a_kept_file_is_there_for_the_next_client_on_disk),
+    MN_TEST("plain", a_client_of_a_removed_file_goes_on_alone_on_disk),
+    MN_TEST("plain", a_client_whose_descriptors_were_closed_attaches_anew_on_disk),
+    MN_TEST("thread", threads_share_a_client_on_disk),
+    MN_TEST("thread", a_claim_is_held_once_on_disk),
+    MN_TEST("fork", two_jobs_recycle_and_read_nothing_wrong_on_disk),
+    MN_TEST("fork", a_client_killed_anywhere_leaves_a_whole_file_on_disk),
+    MN_TEST("fork", kills_at_random_leave_a_whole_file_on_disk),
+    MN_TEST("fork", a_stopped_writer_overwrites_nothing_on_disk),
+    MN_TEST("fork", an_opener_of_a_removed_file_begins_anew_on_disk),
+    MN_TEST("fork", a_fork_that_outlives_its_parent_has_a_lock_of_its_own_on_disk),
+    MN_TEST("plain", the_next_session_finds_all_and_verifies_nothing_on_disk),
+    MN_TEST("plain", after_another_boot_each_entry_is_verified_on_disk),
+    MN_TEST("plain", bytes_flipped_between_sessions_are_misses_on_disk),
+    MN_TEST("fork", after_a_kill_each_entry_is_verified_on_disk),
+    MN_TEST("plain", pages_of_any_age_lead_to_no_wrong_byte_on_disk),
+    MN_TEST("plain", entries_that_no_session_uses_make_room_on_disk),
+    MN_TEST("plain", file_systems_of_others_are_refused_on_disk),
+    MN_TEST("plain", a_full_or_failing_disk_is_a_result_on_disk),
     MN_TEST("plain", stored_entries_are_found),
     MN_TEST("plain", a_full_cache_of_one_job_keeps_what_it_has),
     MN_TEST("plain", boxes_are_what_loops_copy),

@@ -1,11 +1,14 @@
 /* mn_cache_entry_type.c - Entry: what find() has found, to be copied out.
  * SPDX-License-Identifier: Apache-2.0
  *
+ * On a disk a copy may wait, and may fail: OSError.
+ *
  * An entry may be recycled at any time. So each copy is checked after it is made, and says None or
  * False where the bytes may be another entry's; the caller then has a miss.
  */
 #include "py/cache/mn_cache_module.h"
 
+#include <errno.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -28,12 +31,26 @@ entry_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
+/* Of a copy's result: 0, or -1 with an exception. */
+static int
+raised(int rc)
+{
+    if (rc == -EINVAL) {
+        PyErr_SetString(PyExc_ValueError, "the entry is not that long");
+    }
+    else if (rc != 0) {
+        errno = -rc;
+        (void)PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return rc == 0 ? 0 : -1;
+}
+
 /* 0, or -1 with an exception. */
 static int
 copied(const struct mn_cache_found *found, uint64_t off, void *to, uint64_t bytes)
 {
     int rc;
-    if (bytes >= LARGE) {
+    if (bytes >= LARGE || found->map->data == NULL) {
         Py_BEGIN_ALLOW_THREADS
         rc = mn_cache_copy(found, off, to, bytes);
         Py_END_ALLOW_THREADS
@@ -41,11 +58,7 @@ copied(const struct mn_cache_found *found, uint64_t off, void *to, uint64_t byte
     else {
         rc = mn_cache_copy(found, off, to, bytes);
     }
-    if (rc != 0) {
-        PyErr_SetString(PyExc_ValueError, "the entry is not that long");
-        return -1;
-    }
-    return 0;
+    return raised(rc);
 }
 
 PyDoc_STRVAR(describe_doc,
@@ -244,8 +257,7 @@ box(PyObject *self, PyObject *args)
     rc = mn_cache_copy_box(found, mn_cache_padded(found->described), &inner,
                            (void *)(uintptr_t)address);
     Py_END_ALLOW_THREADS
-    if (rc != 0) {
-        PyErr_SetString(PyExc_ValueError, "the entry is not that long");
+    if (raised(rc) < 0) {
         return NULL;
     }
     return PyBool_FromLong(mn_cache_found_still(found));

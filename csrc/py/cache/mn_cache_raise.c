@@ -25,6 +25,14 @@ reason(int refusal)
         return "another process has held the file's lock for five seconds; it may be stopped";
     case MN_CACHE_NO_SLOT:
         return "1024 processes use the file already";
+    case MN_CACHE_OTHER_LAYOUT:
+        return "the file in it was made by another version of minato, in another format; remove it "
+               "with `minato cache drop`";
+    case MN_CACHE_REMOTE:
+        return "it is on a network's file system, or on one that a program provides (FUSE), where "
+               "processes may see different bytes; take a folder on a local disk";
+    case MN_CACHE_NO_RESERVING:
+        return "its file system cannot reserve room for a file (fallocate)";
     default:
         return "of an unknown reason";
     }

@@ -50,19 +50,20 @@ store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     const char *folder, *name;
     unsigned long long bytes, job, reserve;
-    int keep;
+    int keep, on_disk = 0;
     if (kwargs != NULL && PyDict_GET_SIZE(kwargs) > 0) {
         PyErr_SetString(PyExc_TypeError, "Store() takes no keywords");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "ssKKpK", &folder, &name, &bytes, &job, &keep, &reserve)) {
+    if (!PyArg_ParseTuple(args, "ssKKpK|p", &folder, &name, &bytes, &job, &keep, &reserve,
+                          &on_disk)) {
         return NULL;
     }
     struct store *self = (struct store *)type->tp_alloc(type, 0);
     if (self == NULL) {
         return NULL;
     }
-    struct mn_cache_place place = {folder, name, bytes, job, keep != 0};
+    struct mn_cache_place place = {folder, name, bytes, job, keep != 0, on_disk != 0};
     size_t n = strlen(folder) + 1;
     self->folder = PyMem_Malloc(n);
     int rc = self->folder == NULL ? -ENOMEM : mn_cache_open(&place, reserve, &self->cache);
@@ -128,7 +129,15 @@ find(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "Sp", &bytes, &count) || digest_of(bytes, &digest) < 0) {
         return NULL;
     }
-    int rc = mn_cache_find(cache_of(self), digest, count != 0, &found);
+    int rc;
+    if (mn_cache_is_on_disk(cache_of(self))) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = mn_cache_find(cache_of(self), digest, count != 0, &found);
+        Py_END_ALLOW_THREADS
+    }
+    else { /* sooner done than the GIL is taken again */
+        rc = mn_cache_find(cache_of(self), digest, count != 0, &found);
+    }
     if (rc == MN_EMPTY) {
         Py_RETURN_NONE;
     }
@@ -161,18 +170,20 @@ buffers_of(PyObject *tuple, Py_buffer *views, struct mn_cache_part *parts)
 }
 
 PyDoc_STRVAR(put_doc,
-"put(digest, made_ns, description, parts) -> int\n\n"
+"put(digest, made_ns, description, parts, function=0) -> int\n\n"
 "Stores a description and a tuple of contiguous buffers. 0: stored; 1: there is no room; 2: it is\n"
-"larger than a segment, and never will be stored.");
+"larger than a segment, and never will be stored. function: a number for the one that made it,\n"
+"whose waiters learn what its values cost.");
 
 static PyObject *
 put(PyObject *self, PyObject *args)
 {
     struct mn_cache_digest digest;
     struct mn_cache_part description;
-    unsigned long long made_ns;
+    unsigned long long made_ns, function = 0;
     PyObject *bytes, *text, *all;
-    if (!PyArg_ParseTuple(args, "SKSO!", &bytes, &made_ns, &text, &PyTuple_Type, &all)
+    if (!PyArg_ParseTuple(args, "SKSO!|K", &bytes, &made_ns, &text, &PyTuple_Type, &all,
+                          &function)
         || digest_of(bytes, &digest) < 0) {
         return NULL;
     }
@@ -191,6 +202,7 @@ put(PyObject *self, PyObject *args)
     else if (buffers_of(all, views, parts) >= 0) {
         int rc;
         Py_BEGIN_ALLOW_THREADS
+        mn_cache_learn_cost(cache_of(self), function, made_ns);
         rc = mn_cache_store(cache_of(self), digest, made_ns, &description, parts, n);
         Py_END_ALLOW_THREADS
         for (size_t i = 0; i < n; i++) {
@@ -209,7 +221,7 @@ put(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(claim_doc,
-"claim(digest, wait) -> int\n\n"
+"claim(digest, wait, function=0) -> int\n\n"
 "Before a value is made. 0: nothing was claimed, because the value is there by now, because it\n"
 "was waited for long enough, or because the place is taken: look again and make it, if need be.\n"
 "Else what release() wants to have. wait: for another thread or process that makes it.");
@@ -222,8 +234,9 @@ claim(PyObject *self, PyObject *args)
     struct mn_cache_claimed claimed;
     struct mn_cache_found found;
     PyObject *bytes;
+    unsigned long long function = 0;
     int wait;
-    if (!PyArg_ParseTuple(args, "Sp", &bytes, &wait) || digest_of(bytes, &digest) < 0) {
+    if (!PyArg_ParseTuple(args, "Sp|K", &bytes, &wait, &function) || digest_of(bytes, &digest) < 0) {
         return NULL;
     }
     int64_t patience = -1;
@@ -241,7 +254,7 @@ claim(PyObject *self, PyObject *args)
             return NULL;
         }
         if (patience < 0) {
-            patience = mn_cache_patience_ns(cache);
+            patience = mn_cache_patience_ns(cache, function);
             start = mn_now_ns();
         }
         if (mn_now_ns() - start >= (uint64_t)patience) {
@@ -249,11 +262,12 @@ claim(PyObject *self, PyObject *args)
         }
         Py_BEGIN_ALLOW_THREADS
         (void)mn_cache_claims_wait(&claimed);
+        rc = mn_cache_find(cache, digest, false, &found);
         Py_END_ALLOW_THREADS
         if (PyErr_CheckSignals() < 0) {
             return NULL;
         }
-        if (mn_cache_find(cache, digest, false, &found) == 0) {
+        if (rc == 0) {
             return PyLong_FromLong(0);
         }
     }
@@ -284,7 +298,7 @@ stats(PyObject *self, PyObject *Py_UNUSED(ignored))
         return NULL;
     }
     return Py_BuildValue(
-        "{sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK}", "hits", (unsigned long long)s.hits,
+        "{sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK}", "hits", (unsigned long long)s.hits,
         "hit_bytes", (unsigned long long)s.hit_bytes, "saved_ns", (unsigned long long)s.saved_ns,
         "misses", (unsigned long long)s.misses, "made_ns", (unsigned long long)s.made_ns,
         "stored", (unsigned long long)s.stored, "stored_bytes",
@@ -292,7 +306,8 @@ stats(PyObject *self, PyObject *Py_UNUSED(ignored))
         (unsigned long long)s.bytes, "used_bytes", (unsigned long long)s.used_bytes, "entries",
         (unsigned long long)s.entries, "recycled", (unsigned long long)s.recycled, "returned",
         (unsigned long long)s.returned, "processes", (unsigned long long)s.clients, "jobs",
-        (unsigned long long)s.jobs, "largest", (unsigned long long)s.entry_bytes_max);
+        (unsigned long long)s.jobs, "largest", (unsigned long long)s.entry_bytes_max, "damaged",
+        (unsigned long long)s.damaged);
 }
 
 static PyObject *
@@ -330,8 +345,8 @@ static PyType_Slot store_slots[] = {
     {Py_tp_new, store_new},
     {Py_tp_dealloc, store_dealloc},
     {Py_tp_methods, store_methods},
-    {Py_tp_doc, PyDoc_STR("Store(folder, name, bytes, job, keep, reserve)\n\nA client of a cache "
-                          "file. job 0: a guest, which neither makes nor removes it.")},
+    {Py_tp_doc, PyDoc_STR("Store(folder, name, bytes, job, keep, reserve, on_disk=False)\n\nA client "
+                          "of a cache file. job 0: a guest, which neither makes nor removes it.")},
     {0, NULL},
 };
 

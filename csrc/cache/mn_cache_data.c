@@ -1,0 +1,211 @@
+/* See mn_cache_data.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#define _GNU_SOURCE
+#include "cache/mn_cache_data.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mn_fault.h"
+#include "cache/mn_cache_checksum.h"
+#include "cache/mn_cache_locks.h"
+
+static int
+read_file(const struct mn_cache_map *map, uint64_t off, void *to, uint64_t bytes)
+{
+    char *at = to;
+    while (bytes > 0) {
+        ssize_t n = pread(map->fd, at, bytes, (off_t)(map->shape.data_off + off));
+        if (n <= 0) {
+            if (n < 0 && errno == EINTR) {
+                continue;
+            }
+            return n < 0 ? -errno : -EIO;
+        }
+        at += n;
+        off += (uint64_t)n;
+        bytes -= (uint64_t)n;
+    }
+    return 0;
+}
+
+static int
+write_file(const struct mn_cache_map *map, uint64_t off, const void *from, uint64_t bytes)
+{
+    const char *at = from;
+    while (bytes > 0) {
+        ssize_t n = pwrite(map->fd, at, bytes, (off_t)(map->shape.data_off + off));
+        if (n <= 0) {
+            if (n < 0 && errno == EINTR) {
+                continue;
+            }
+            return n < 0 ? -errno : -EIO;
+        }
+        at += n;
+        off += (uint64_t)n;
+        bytes -= (uint64_t)n;
+    }
+    return 0;
+}
+
+int
+mn_cache_data_read(const struct mn_cache_map *map, uint64_t off, void *to, uint64_t bytes)
+{
+    if (map->data == NULL) {
+        return read_file(map, off, to, bytes);
+    }
+    memcpy(to, map->data + off, bytes);
+    return 0;
+}
+
+const void *
+mn_cache_data_view(const struct mn_cache_map *map, uint64_t off, uint64_t bytes, void *scratch)
+{
+    if (map->data != NULL) {
+        return map->data + off;
+    }
+    return read_file(map, off, scratch, bytes) == 0 ? scratch : NULL;
+}
+
+bool
+mn_cache_data_head(const struct mn_cache_map *map, uint64_t off, struct mn_cache_head *head,
+                   uint64_t *seal)
+{
+    uint64_t words[MN_CACHE_HEAD_WORDS + 1];
+    if (map->data == NULL) {
+        if (read_file(map, off, words, sizeof(words)) != 0) {
+            return false;
+        }
+        *seal = words[MN_CACHE_HEAD_WORDS];
+    }
+    else {
+        const struct mn_cache_entry *entry = (const struct mn_cache_entry *)(map->data + off);
+        *seal = mn_a64_load_acquire(&entry->seal); /* [K9] */
+        for (unsigned i = 0; i < MN_CACHE_HEAD_WORDS; i++) {
+            words[i] = mn_a64_load_relaxed(&entry->head[i]);
+        }
+    }
+    memcpy(head, words, sizeof(*head));
+    return true;
+}
+
+/* A payload on its way, a block after the other. */
+struct writer {
+    const struct mn_cache_map *map;
+    uint64_t payload; /* where it begins in the data */
+    uint64_t nblocks; /* written so far */
+    uint64_t filled;  /* bytes of the current block */
+    char *block;      /* in the mapping, or the buffer of a disk's */
+    uint64_t *sums;
+    int error; /* of a system call, from which on nothing is written */
+};
+
+/* Ends the current block. */
+static void
+end_block(struct writer *w)
+{
+    uint64_t off = w->nblocks * MN_CACHE_BLOCK;
+    w->sums[w->nblocks++] = mn_cache_checksum(w->map->shape.salt + off, w->block, w->filled);
+    if (w->map->data != NULL) {
+        w->block += MN_CACHE_BLOCK;
+    }
+    else if (w->error == 0) {
+        w->error = write_file(w->map, w->payload + off, w->block, w->filled);
+    }
+    w->filled = 0;
+}
+
+/* data NULL: zeros. */
+static void
+push(struct writer *w, const void *data, uint64_t bytes)
+{
+    for (uint64_t done = 0; done < bytes;) {
+        uint64_t left = bytes - done, room = MN_CACHE_BLOCK - w->filled;
+        uint64_t n = left < room ? left : room;
+        if (data != NULL) {
+            memcpy(w->block + w->filled, (const char *)data + done, n);
+        }
+        else {
+            memset(w->block + w->filled, 0, n);
+        }
+        w->filled += n;
+        done += n;
+        if (w->filled == MN_CACHE_BLOCK) {
+            end_block(w);
+        }
+    }
+}
+
+static void
+push_part(struct writer *w, const struct mn_cache_part *part)
+{
+    push(w, part->data, part->bytes);
+    push(w, NULL, mn_cache_padded(part->bytes) - part->bytes);
+}
+
+/* After the payload, and before the seal, which is the last word. */
+static int
+write_head(const struct writer *w, uint64_t off, const struct mn_cache_head *head)
+{
+    const struct mn_cache_map *map = w->map;
+    struct mn_cache_head copy = *head;
+    uint64_t words[MN_CACHE_HEAD_WORDS + 1], sums_bytes = w->nblocks * sizeof(*w->sums);
+    copy.sums = mn_cache_checksum(map->shape.salt, w->sums, sums_bytes);
+    memcpy(words, &copy, sizeof(copy));
+    words[MN_CACHE_HEAD_WORDS] = mn_cache_seal(map->shape.salt, &copy);
+    if (map->data == NULL) {
+        int rc = write_file(map, off + sizeof(struct mn_cache_entry), w->sums, sums_bytes);
+        MN_FAULT("cache.written");
+        return rc != 0 ? rc : write_file(map, off, words, sizeof(words));
+    }
+    struct mn_cache_entry *entry = (struct mn_cache_entry *)(map->data + off);
+    for (unsigned i = 0; i < MN_CACHE_HEAD_WORDS; i++) {
+        mn_a64_store_relaxed(&entry->head[i], words[i]);
+    }
+    MN_FAULT("cache.written");
+    mn_a64_store_release(&entry->seal, words[MN_CACHE_HEAD_WORDS]); /* [K8] */
+    return 0;
+}
+
+int
+mn_cache_data_write(const struct mn_cache_map *map, uint64_t off, const struct mn_cache_head *head,
+                    const struct mn_cache_part *description, const struct mn_cache_part *parts,
+                    uint64_t nparts)
+{
+    struct writer w = {.map = map, .payload = off + mn_cache_payload_off(head->bytes)};
+    void *buffer = NULL;
+    if (map->data != NULL) {
+        struct mn_cache_entry *entry = (struct mn_cache_entry *)(map->data + off);
+        mn_a64_store_relaxed(&entry->seal, 0); /* no seal */
+        w.sums = (uint64_t *)(entry + 1);
+        w.block = map->data + w.payload;
+    }
+    else {
+        buffer = malloc(MN_CACHE_BLOCK + mn_cache_nblocks(head->bytes) * sizeof(*w.sums));
+        if (buffer == NULL) {
+            return -ENOMEM;
+        }
+        w.block = buffer;
+        w.sums = (uint64_t *)(w.block + MN_CACHE_BLOCK);
+    }
+    push_part(&w, description);
+    for (uint64_t i = 0; i < nparts; i++) {
+        push_part(&w, &parts[i]);
+        MN_FAULT("cache.part");
+    }
+    if (w.filled > 0) {
+        end_block(&w);
+    }
+    int rc = w.error != 0 ? w.error : write_head(&w, off, head);
+    free(buffer);
+    return rc;
+}
+
+bool
+mn_cache_data_is_there(const struct mn_cache_map *map)
+{
+    return map->data != NULL || mn_cache_locks_ours(map->fd, map->device, map->inode);
+}
