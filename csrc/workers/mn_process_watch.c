@@ -19,8 +19,8 @@
  * interpreter to import the program, that may take minutes. */
 #define STARTS_NOBODY_MOST 30u
 #define STARTS_NOBODY_MOST_EACH 600u
-/* So many zygotes in a row that hang are an error: a function that the program has registered for
- * forks may hang in each. */
+/* This many zygotes in a row that hang are an error: a function that the program has registered
+ * for forks may hang in each. */
 #define HUNG_MOST 2u
 
 void

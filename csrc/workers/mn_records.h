@@ -32,15 +32,15 @@
  *        its partner is the event's prepare_wait [B1] before the trainer's re-check [T4].
  *   [W1] trainer: which block it waits for           with [W2] worker: after its [T3]; seq_cst
  *        as these: if the worker reads none, the trainer's look is after the worker's DONE
- *   [R1] worker: READY, before it looks for tasks    with [R2] trainer: whom to notify, after
- *        it has queued them; seq_cst: if it reads another state, the worker's look finds them
+ *   [R1] worker: READY, before it looks for tasks    with [R2] trainer: which workers to notify,
+ *        after it has queued them; seq_cst: if it reads another state, the worker's look finds them
  *   [C1] worker: its PART -> DONE, then a look at the others, seq_cst: of two that end
  *        together at least one sees all of them DONE, and claims the collate task by CAS
  *   [A1] worker: running in its entry, then its      with [A2] trainer: task word, acquire, then
- *        claim's CAS, release: a task that no entry names, nobody has claimed, or he is through
- *        with it but for its DONE
- *   [A3] worker: rows, then running = 0, release     with [A4] trainer: running, acquire: what an
- *        entry does not name any more is written over by nobody
+ *        claim's CAS, release: if no entry names a task, then no worker has claimed it, or its
+ *        worker has finished it but for DONE
+ *   [A3] worker: rows, then running = 0, release     with [A4] trainer: running, acquire: no worker
+ *        writes to a task that its entry no longer names
  *   [S1] zygote: worker state -> EXITED, seq_cst     with [S2] trainer: state, seq_cst
  *   [L1] worker: lease WANT, seq_cst                 with [L2] trainer: seq_cst
  *        both are followed by a notification of the engine, and its look lies between

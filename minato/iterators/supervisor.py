@@ -31,11 +31,11 @@ from .foreign_threads import FirstSamples
 from .position import Position
 from .window import per_worker
 
-#: the state of a worker's entry that may be at work
+#: the state of a worker's entry in which the worker may run a task
 READY = 3
-#: in the error of a timeout
+#: number of workers that the error of a timeout names
 WORKERS_NAMED = 8
-#: so many deaths in a row of one worker and its replacements, without a sample, are told of
+#: A warning comes when one worker and its replacements die this often in a row without a sample.
 CRASH_LOOP = 3
 
 
@@ -48,21 +48,22 @@ def _may_prefetch(balanced: bool, options: Options) -> bool:
     return balanced and options.batching == "sampler"
 
 
-#: Set at the interpreter's exit before multiprocessing ends the workers: what was registered last
-#: is done first. torch's own flag is set after that.
+#: Set at the interpreter's exit before multiprocessing ends the workers: the function registered
+#: last runs first. torch's own flag is set after that.
 _exit = threading.Event()
 atexit.register(_exit.set)
 
 
 def stay_at_exit() -> None:
-    """Does not return in a thread that is left at the interpreter's exit, a daemon's: that its
-    workers are gone then is no error for the program to be told of."""
+    """Does not return in a daemon thread at the interpreter's exit. Its workers are gone then, and
+    that is no error to report to the program."""
     while _exit.is_set() and threading.current_thread() is not threading.main_thread():
         time.sleep(1.0)
 
 
 class Supervisor:
-    """Knows nothing of the iterator that it belongs to, so that this may be collected."""
+    """Starts, watches and ends the workers of one iterator. It holds no reference to the iterator,
+    so the iterator can be collected."""
 
     engine: Engine
 
@@ -79,7 +80,7 @@ class Supervisor:
         self.stopped = False
         self.first = FirstSamples(False)
         self.watch = Watch()
-        #: what must have ended before the workers do, in this order
+        #: functions that end what must end before the workers, in this order
         self.before_stop: list[Callable[[], object]] = []
         self.served = Served(
             balanced=balanced,
@@ -94,17 +95,17 @@ class Supervisor:
         self._memo = position.memo
         me = weakref.ref(self)
         self._memo.told = lambda: own.told() if (own := me()) is not None else None
-        self._told_of_fewer = False  # workers than asked for
-        self._told_of_loop = False  # of deaths
-        self.deaths_told = 0  # deaths that the program has heard of, or will in an error
+        self._told_of_fewer = False  # warned of fewer workers than asked for
+        self._told_of_loop = False  # warned of CRASH_LOOP deaths in a row
+        self.deaths_told = 0  # deaths reported to the program, by a warning or a coming error
         self._retries_told = 0
-        #: whether a death ends in no error: processes are replaced, and their samples made again
+        #: whether a death raises no error: the process is replaced and makes its samples again
         self._replaces = False
-        self._deaths_in: Progress | None = None  # the epoch that the latest warning was for
+        self._deaths_in: Progress | None = None  # the epoch of the latest warning
 
     def start(self, make_pool: Callable[[], Executor]) -> None:
-        """Makes workers, and starts them; none are left when that fails."""
-        trace_writer()  # a file that cannot be made is no reason to leave workers behind
+        """Makes and starts workers. Leaves none if that fails."""
+        trace_writer()  # before the workers: if its file cannot be made, no worker is left behind
         self.stopped = False
         self.deaths_told = self._retries_told = 0
         self.pool = pool = make_pool()
@@ -121,7 +122,7 @@ class Supervisor:
         self.trace = tracer(self._memo, self, pool.engine, self.served.balanced)
 
     def told(self) -> dict[str, Any] | None:
-        """For stats(), while there are workers."""
+        """Data for stats() while the workers run; else None."""
         pool = self.pool
         if pool is None or not self.living():
             return None
@@ -137,11 +138,11 @@ class Supervisor:
         return self.pool is not None and not self.pool.stopped
 
     def under_way(self, indices_of: Callable[[int], Any]) -> str:
-        """What workers are doing, the oldest first, and where that one is. indices_of: what the
-        sampler gave for a batch, by its number; None where that is not known."""
+        """What workers are doing, the oldest task first, with the stack of that worker.
+        indices_of: returns the sampler's indices of a batch by its number, or None."""
         try:
             return self._under_way(indices_of)
-        except Exception:  # the timeout is told of all the same
+        except Exception:  # the error of the timeout must be raised in any case
             return ""
 
     def _under_way(self, indices_of: Callable[[int], Any]) -> str:
@@ -173,8 +174,8 @@ class Supervisor:
         done: Callable[[], object],
         indices_of: Callable[[int], Any] = lambda number: None,
     ) -> None:
-        """Waits until done() is true, which says something of the block, or of any; raises
-        torch's errors for timeouts and deaths."""
+        """Waits until done() is true. block: the one that done() asks about; None: any block.
+        Raises torch's errors for timeouts and deaths."""
         engine = self.engine
         deadline = Deadline(self.timeout, functools.partial(self.under_way, indices_of))
         while not done():
@@ -183,7 +184,8 @@ class Supervisor:
             self.first.look(engine)
 
     def check(self, done: Callable[[], object]) -> None:
-        """Raises where workers have died and nobody does their work, unless done() is true."""
+        """Raises an error if workers have died and no other worker takes their tasks, unless
+        done() is true."""
         stay_at_exit()
         health = self.engine.health()
         unstarted = health["deaths"] > 0 and NOT_STARTED <= health["status"] < DAMAGED
@@ -192,7 +194,7 @@ class Supervisor:
                 pid = self.pool.starter() if self.pool is not None else None
                 unbegun = not (self.engine.segment.start or health["zygote_hung"])
                 died = never_began(pid) if unbegun else starter_died(pid, health["zygote_hung"])
-                self.stop()  # nobody could see them end, or replace them
+                self.stop()  # no process could see workers end, or replace them
                 raise RuntimeError(died)
         elif health["deaths"]:
             died = describe_death(health["pid"], health["status"])
@@ -208,7 +210,7 @@ class Supervisor:
                 self._tell_of_loop(_of_a_row(died, health["crash_loop"]))
 
     def _restart(self, hung: bool) -> bool:
-        """Whether another process that starts workers could be started."""
+        """Starts another zygote, the process that forks workers. Returns whether that worked."""
         try:
             return self.pool is not None and not hung and self.pool.restart()
         except BaseException:
@@ -216,8 +218,8 @@ class Supervisor:
             raise
 
     def tell_of_deaths(self, at_end: bool = False) -> None:
-        """Warns of workers that have died: once an epoch. at_end: an error that names them would have
-        come by now."""
+        """Warns of dead workers, once an epoch. at_end: an error that names them would have come
+        before."""
         if (self._replaces or at_end) and self.living():
             self._warn_of_deaths(self.engine.health())
 
@@ -235,7 +237,7 @@ class Supervisor:
         self.deaths_told, self._retries_told = deaths, retries
         progress = self.served.position.progress
         if progress is self._deaths_in or NOT_STARTED <= health["status"] < DAMAGED:
-            return  # the latter is told by _tell_of_fewer()
+            return  # _tell_of_fewer() warns of workers that could not be started
         self._deaths_in = progress
         died = describe_death(health["pid"], health["status"]).rstrip()
         warn(
@@ -252,14 +254,14 @@ class Supervisor:
         if not self._told_of_loop:
             self._told_of_loop = True
             warnings.warn(f"{died} Others are started, from now on after pauses of up to a second. "
-                          "What ends a worker may be a sample, worker_init_fn, a lack of memory or "
-                          "whoever manages this machine.", stacklevel=4)  # fmt: skip
+                          "A sample, worker_init_fn, a lack of memory or the manager of this "
+                          "machine may end workers.", stacklevel=4)  # fmt: skip
 
     # ---- ending ----------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Ends what depends on the workers, and these. At the interpreter's exit nothing:
-        multiprocessing ends the zygote then."""
+        """Ends everything that depends on the workers, then the workers. Does nothing at the
+        interpreter's exit: multiprocessing ends the zygote then."""
         if _utils is None or _utils.python_exit_status is not False:
             return
         try:
@@ -290,7 +292,7 @@ class Supervisor:
         self._warn_of_deaths(health)
 
     def _tell_last(self, pool: Executor) -> None:
-        """What the program may ask for when the workers are gone."""
+        """Saves what the program and later iterators may ask for after the workers' end."""
         self._memo.last_stats = engine_stats(pool, self.served)
         if self.served.balanced:
             self._memo.save_scheduler(self.bounds, self.engine)

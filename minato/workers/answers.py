@@ -1,6 +1,6 @@
-"""What a worker answers to a task, and how that becomes a message.
+"""A worker's answers to tasks, and the messages that carry them.
 
-Read where it arrives by ``transport/read_results.py``.
+``transport/read_results.py`` reads the messages in the trainer.
 """
 
 from __future__ import annotations
@@ -15,27 +15,31 @@ from ..transport.layouts import plain
 from ..transport.uncollatable import why
 from .on_error import Amiss
 
-#: kinds of tasks, numbers of csrc/workers/mn_records.h
+#: kinds of tasks; the numbers of csrc/workers/mn_records.h
 ROWS, SAMPLES, BATCH, RESUME, PART, COLLATE = range(6)
-#: entries of a row's envelope, numbers of csrc/py/transport/mn_envelope.h; REFUSED: a sample that
-#: cannot be sent, with a failure that says so, or None of a PART, whose samples have to come out
-#: of a message as they went in; LEFT_OUT: a failure that ends nothing; REPLACED: (failure, index,
-#: sample) of one made in its place; FATAL: an error of no one sample
+#: Kinds of entries in a row's envelope; the numbers of csrc/py/transport/mn_envelope.h.
+#: REFUSED: the sample cannot be sent. It comes with a failure that says so. In a PART task it comes
+#:     with None: those samples must be the same after a message as before it.
+#: LEFT_OUT: a failure that ends nothing. The batch shrinks.
+#: REPLACED: (failure, index, sample) of a sample made in another's place.
+#: FATAL: an error that belongs to no single sample.
 SAMPLE, ERROR, OBJECTS, REFUSED, LEFT_OUT, REPLACED, FATAL = range(7)
-#: what a BATCH task answers; PLACED: its samples are in rows, but there is more to say; AMISS: some
-#: could not be made, and what is left is (OK, ...) or None; STATED: the answer, and what its
-#: dataset says of itself after it, pickled
+#: Answers to a BATCH task.
+#: PLACED: the samples are in rows, and the message adds to that.
+#: AMISS: some samples could not be made. The rest is (OK, ...) or None.
+#: STATED: an answer, with the pickled state of the dataset after it.
 OK, FAILED, EXHAUSTED, PLACED, AMISS, STATED = range(6)
 
 #: (row, one of SAMPLE to REFUSED, sample or failure)
 Entry = tuple[int, int, Any]
-#: (OK, data, what sending costs or a layout), (FAILED, failure, the row it failed at), (EXHAUSTED,
-#: whether the dataset asked which worker it is in), (PLACED, rows, objects), (AMISS, ...) or (STATED, answer, snapshot)
+#: (OK, data, cost of sending or a layout), (FAILED, failure, row that failed),
+#: (EXHAUSTED, whether the dataset asked which worker it is in), (PLACED, rows, objects),
+#: (AMISS, ...) or (STATED, answer, snapshot)
 Answer = tuple[Any, ...]
 
 
 def parted(entries: list[Entry]) -> tuple[list[Any], list[Amiss]]:
-    """Samples of a batch in the order of rows, and what was wrong with others."""
+    """The samples of a batch in the order of rows, and the failures of the others."""
     samples, amiss = [], []
     for row, what, obj in entries:
         if what == LEFT_OUT:
@@ -50,7 +54,7 @@ def parted(entries: list[Entry]) -> tuple[list[Any], list[Amiss]]:
 
 
 def encode(answer: Any, where: str, kind: int) -> tuple[bytes | None, list[Any]]:
-    """The message of an answer to a task of this kind, and the buffers beside it."""
+    """The message of an answer to a task of this kind, with its buffers."""
     if answer is None:
         return None, []
     samples = isinstance(answer, list)
@@ -59,7 +63,7 @@ def encode(answer: Any, where: str, kind: int) -> tuple[bytes | None, list[Any]]
     except Exception as error:
         if kind == PART:
             return messages.dumps([(row, REFUSED, None) for row, _, _ in answer])
-        # torch prints this from a thread of the worker and then waits for ever
+        # torch prints this from a thread of the worker, and then waits forever
         failure = Failure.of(error, where)
     if not samples:
         return messages.dumps((FAILED, failure))
@@ -76,9 +80,12 @@ def _plain(what: int, sample: Any) -> Any:
 
 
 def _refused(entries: list[Entry], failure: Failure, where: str) -> Entry:
-    """Samples only travel to be collated by default: what that says of them comes first. Where it
-    would make a batch of them, which torch's worker sends, a worker has to (``Planner.plan_whole``),
-    and where none may the way out is told."""
+    """The entry for samples that cannot be sent.
+
+    Samples travel only to be collated by default, so an error of default_collate comes first. If
+    default_collate would work, a worker has to make the whole batch (``Planner.plan_whole``). If no
+    worker may, the note says what to do.
+    """
     for row, what, sample in entries:
         if what == SAMPLE:
             try:

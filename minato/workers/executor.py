@@ -1,9 +1,9 @@
-"""What workers run in: processes (``process_pool.py``) or threads (``thread_pool.py``), in Python or in C.
+"""The interface of workers: processes (``process_pool.py``) or threads (``thread_pool.py``).
 
-Work reaches them by one way, whatever they are: a task is *submitted* to a run queue of the shared
-mapping and its *completion* is its word, that says DONE; both are the engine's. A worker that is
-*lost* says so in its entry, or its process is seen to have ended, and the engine takes its tasks
-back (csrc/workers/mn_crew.h). What is left for an executor is to *start* workers and to *stop* them.
+Tasks reach all kinds of workers in the same way. The engine *submits* a task to a run queue in the
+shared mapping. The worker *completes* it by writing DONE to the task's word. A worker is *lost*
+when its entry says so, or when the engine sees that its process has ended. The engine then takes
+its tasks back (csrc/workers/mn_crew.h). An executor only *starts* and *stops* workers.
 """
 
 from __future__ import annotations
@@ -27,33 +27,32 @@ class Executor(Protocol):
 
     @property
     def handles(self) -> Sequence[WorkerHandle]:
-        """Of the workers there are at first, with the interface of ``Process``."""
+        """Handles of the first workers, with the interface of ``Process``."""
 
     def start(self) -> None:
-        """Once. What an exception leaves behind is for ``stop()``."""
+        """Starts the workers; to be called once. After an exception ``stop()`` cleans up."""
 
     def stop(self) -> None:
-        """Ends the workers and frees the memory; nothing where that was done."""
+        """Ends the workers and frees the memory. Does nothing the second time."""
 
     def mine(self) -> bool:
-        """Whether it is to be stopped by this process."""
+        """Whether this process has to stop it."""
 
     def starts_workers(self) -> bool:
-        """Whether somebody does who might start one that is wanted."""
+        """Whether the process that starts wanted workers is there."""
 
     def starter(self) -> int | None:
-        """Process id of who starts them; None: the loading process itself."""
+        """Id of the process that starts workers; None: the loading process itself."""
 
     def restart(self) -> bool:
-        """Where the process that starts workers is gone, starts another; workers go on. False: that
-        would not help."""
+        """Replaces a lost process that starts workers; running workers go on. Returns False if
+        that would not help."""
 
     def stack_of(self, number: int) -> str:
-        """Where a worker is in its Python code, the latest call first; empty where that is not
-        known."""
+        """A worker's Python stack, the latest call first; empty if it is unknown."""
 
     def held(self) -> Held | None:
-        """What a worker has found out about the generators of its dataset."""
+        """A worker's findings about the generators of its dataset."""
 
     def worker_entry(self, number: int) -> _WorkerEntry | None:
-        """What the engine knows of a worker, and knew last; None in a fork."""
+        """The engine's entry of a worker, or after the end its last one; None in a fork."""

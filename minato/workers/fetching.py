@@ -1,9 +1,9 @@
-"""Samples made with the seeds of their places: by workers, and in the program's own process.
+"""Makes samples with the seeds of their places, in workers and in the program's own process.
 
-Whoever asks a dataset for samples in Python does it by ``made``, ``fetched`` and ``collated``, and
-with ``on_error`` by ``tolerated`` and ``in_its_place``, so that all make the same. Two seed by
-themselves, in the same domains: a batch that is collated of parts (``runner.py``), and a native
-worker whose samples Python makes in its place (``native.py``).
+All Python code that asks a dataset for samples calls ``made``, ``fetched`` and ``collated``. With
+``on_error`` it calls ``tolerated`` and ``in_its_place``. So all kinds of workers make the same
+samples. Two callers seed by themselves, in the same domains: ``runner.py`` for a batch collated
+from parts, and ``native.py`` for samples that Python makes in place of C.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..sampler_indices import as_given
 from .answers import ERROR, LEFT_OUT, REPLACED, Entry
 from .on_error import Amiss, Gone, NotDivisible, Tolerant, split_spares
 
-#: domains of the seeds, enum mn_seed_domain: what a place stands for. Of a sample it is that of the
-#: sampler's order, else the batch's number.
+#: Domains of the seeds (enum mn_seed_domain): the meaning of a place. A sample's place is its
+#: position in the sampler's order. In the other domains the place is the batch's number.
 OF_SAMPLE, OF_GETITEMS, OF_COLLATE = range(3)
 
 
 class Fetches(Protocol):
-    """What samples come from, and how."""
+    """A dataset, and how samples are asked for."""
 
     dataset: Any
     auto_collation: bool
@@ -43,7 +43,8 @@ RowHooks = tuple[Callable[[int], None], Callable[[int], None]]
 def fetched(
     seeder: Any, source: Fetches, index: Any, place: BatchPlace, told: RowHooks = (_ignore, _ignore)
 ) -> Any:
-    """The samples of a batch; or one sample, which has no row, so nobody is told before it."""
+    """The samples of a batch, or one sample. told: called before and after each sample; for a
+    single sample, which has no row, only after it."""
     base_seed, epoch, number, position = place
     begins, ended = told
     dataset: Any = source.dataset
@@ -71,9 +72,9 @@ def tolerated(
     place: BatchPlace,
     told: RowHooks = (_ignore, _ignore),
 ) -> Any:
-    """As ``fetched``, less what cannot be made, or with others in its place.
+    """As ``fetched``, but samples that cannot be made are left out or replaced.
 
-    Raises AllLeftOut where there are none.
+    Raises AllLeftOut if no sample is left.
     """
     base_seed, epoch, number, position = place
     begins, ended = told
@@ -94,7 +95,7 @@ def tolerated(
         try:
             place_of_all = base_seed, epoch, number, OF_GETITEMS
             return made(seeder, place_of_all, tolerant.one, partial(_together, dataset), index)
-        except Exception as error:  # of which? They are asked for one by one, with seeds of each
+        except Exception as error:  # of an unknown sample: ask for each, with its own seeds
             try:
                 data = tolerant.samples(index, spares, get)
             except NotDivisible:
@@ -111,13 +112,13 @@ def tolerated(
 
 
 def _together(dataset: Any, index: Any) -> Any:
-    """The samples of a batch, of a dataset that makes whole ones. It may do with the list what it
-    likes, and is given another if it is asked again."""
+    """The samples of a batch, of a dataset with ``__getitems__``. The dataset may change the list
+    of indices: each call gets a new list."""
     return dataset.__getitems__(as_given(index))
 
 
 def _one_of(dataset: Any, index: Any) -> Any:
-    """A sample of a dataset that makes whole batches."""
+    """One sample of a dataset with ``__getitems__``."""
     found = dataset.__getitems__([index])
     if not isinstance(found, list) or len(found) != 1:
         raise NotDivisible
@@ -125,7 +126,7 @@ def _one_of(dataset: Any, index: Any) -> Any:
 
 
 class AllLeftOut(Exception):
-    """There is nothing to collate."""
+    """No sample of a batch could be made, so nothing can be collated."""
 
     def __init__(self, amiss: list[Amiss]) -> None:
         super().__init__("no sample of the batch could be made")
@@ -139,8 +140,8 @@ def in_its_place(
     indices: tuple[Any, int],
     get: Callable[[int, Any], Any],
 ) -> Entry:
-    """Of a row whose sample could not be made. indices: of its batch, and how many of them at the
-    end are spares."""
+    """The entry of a row whose sample could not be made. indices: those of its batch, and how many
+    of them, at the end, are spares."""
     try:
         made, amiss = tolerant.instead(row, error, *split_spares(*indices), get)
     except Exception as last:
@@ -151,7 +152,7 @@ def in_its_place(
 
 
 class Unseeded:
-    """In place of a seeder."""
+    """Stands for a seeder where samples are not seeded."""
 
     @staticmethod
     def seed(*_place: int) -> None:
@@ -167,10 +168,13 @@ class Unseeded:
 
 
 def made(seeder: Any, place: tuple[int, ...], make: Callable[..., Any], *what: Any) -> Any:
-    """What a dataset makes with the seeds of a place. Made again where it has made a generator of
-    its own: what it drew from that, no other worker would. And where it is the first to draw from
-    one that the dataset holds: what it built with that, a table say, every other worker builds, and
-    what it is itself comes from its seeds."""
+    """What a dataset makes with the seeds of a place.
+
+    It is made again in two cases. The dataset made a new generator and drew from it: other workers
+    would draw other numbers. Or the sample was the first to draw from a generator that the dataset
+    holds: whatever the dataset built with those numbers (a table, say) every worker builds alike,
+    and the sample itself must come from its seeds.
+    """
     while True:
         seeder.seed(*place)
         try:
@@ -186,8 +190,8 @@ def made(seeder: Any, place: tuple[int, ...], make: Callable[..., Any], *what: A
 def collated(
     seeder: Any, place: tuple[int, ...], fetch: Callable[[], Any], collate_fn: Callable[..., Any]
 ) -> Any:
-    """The batch of the samples fetched. To be collated again they are fetched again: a collate_fn
-    may take samples apart."""
+    """Collates the fetched samples. Before a second attempt they are fetched again, because a
+    collate_fn may change the samples that it gets."""
     while True:
         samples = fetch()
         seeder.seed(*place)

@@ -1,31 +1,31 @@
-"""How long a shutdown waits for whom, in seconds.
+"""How long each process waits for others during a shutdown, in seconds.
 
-The zygote gives workers that are in the middle of a sample LEAVE and then TERM before it kills
-them. The trainer gives the zygote STOP, which is more than both together, before it kills what is
-left. So a shutdown takes about a second at most, unless the system does not end what was killed, or
-a worker is done with its samples and does what ends a process: it writes what its queues, files and
-exit functions hold, for which it has FINISH. Threads cannot be ended: after LEAVE the trainer goes
+The zygote waits LEAVE and then TERM for workers in the middle of a sample, then kills them. The
+trainer waits STOP for the zygote, which is longer than both together, then kills what is left. So a
+shutdown takes about a second at most, with two exceptions. The system may be slow to end a killed
+process. And a worker that has made its last sample has FINISH for the end of its process: it runs
+exit functions and flushes queues and files. Threads cannot be killed: after LEAVE the trainer goes
 on without waiting.
 """
 
-#: the zygote, for its workers to leave by themselves after the loader has said stop
+#: the zygote waits for workers to exit by themselves after the loader's request
 LEAVE = 0.35
-#: and then to obey SIGTERM
+#: then the zygote waits for workers to obey SIGTERM
 TERM = 0.15
-#: and for what it had to kill to be gone
+#: then the zygote waits for the end of the workers that it has killed
 KILLED = 1.0
-#: each of LEAVE, TERM and FINISH, once SIGTERM has come, by which multiprocessing ends the zygote
-#: when the interpreter exits
+#: limit on each of LEAVE, TERM and FINISH once the zygote has got SIGTERM: multiprocessing sends
+#: it when the interpreter exits
 TERMINATED = 0.05
-#: the trainer, for the zygote to have done all that
+#: the trainer waits for the zygote to do all of this
 STOP = 0.8
-#: the zygote, for workers to finish what ends a process; torch waits as long for each
+#: the zygote waits for workers at the end of their process; torch waits as long for each
 FINISH = 5.0
-#: the trainer, for what it had to kill
+#: the trainer waits for the end of the processes that it has killed
 KILL = 5.0
-#: the interpreter, at its exit, for threads in the middle of a sample
+#: the interpreter, at its exit, waits for threads in the middle of a sample
 EXIT = 2.0
-#: the trainer, for the batch that is being pinned or copied to a device
+#: the trainer waits for the batch that is being pinned or copied to a device
 STAGE = 5.0
-#: the interpreter, at its exit, for copies to a device that nobody has waited for
+#: the interpreter, at its exit, waits for copies to a device that no code has waited for
 COPIES = 5.0

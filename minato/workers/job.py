@@ -1,4 +1,4 @@
-"""What the loader sends once to the process that forks its workers."""
+"""The data that the loader sends once to the process that forks its workers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .start_payload import Pickled, inheriting, main_module
 
 
 class Memory:
-    """The shared mapping, and what tells of the trainer's end, on their way: inherited under fork,
-    else by their descriptors."""
+    """The shared mapping and the lifeline, on their way to a new process: inherited under fork,
+    else sent as descriptors. The lifeline shows the end of the trainer."""
 
     def __init__(self, segment: Any, fd: int) -> None:
         """fd: the mapping's descriptor; -1: processes inherit the mapping."""
@@ -65,33 +65,34 @@ class Job:
     drop_last: bool
     seed_per_sample: bool
     ranks: tuple[int, int, int]  # that share the epoch, as Seeder.share() takes them
-    user_epoch: int  # 1 + what the dataset was told before it was sent; 0: nothing
+    user_epoch: int  # 1 + the epoch that the dataset got before it was sent; 0: none
     dataset: Any = None
     collate_fn: Any = None
     worker_init_fn: Callable[[int], object] | None = None
-    pickled: Pickled | None = None  # these three, where processes do not inherit them,
-    main: dict[str, Any] = field(default_factory=dict)  # and the main module; see main_module()
+    pickled: Pickled | None = None  # the three fields above, if processes do not inherit them
+    main: dict[str, Any] = field(default_factory=dict)  # the main module then; see main_module()
     held: Held | None = None  # what is known of the dataset's generators
-    finds_held: bool = False  # whether workers find out about the others
+    finds_held: bool = False  # workers find out about the other generators
     splits: bool = False  # batches that one worker makes may be split
-    collates_by_default: bool = False  # such batches, as the trainer's default_collate does
-    probing: bool = False  # workers find out what sending a sample takes
+    collates_by_default: bool = False  # split batches are collated by the trainer's default_collate
+    probing: bool = False  # workers measure the time for sending a sample
     places: bool = False  # default_collate's batches may go into rows
     on_error: str = "raise"  # see workers/on_error.py
-    #: by worker, where an iterable dataset goes on: snapshot, and batches delivered since
+    #: by worker, if an iterable dataset resumes: its snapshot, and batches delivered since
     starts: list[tuple[bytes | None, int]] | None = None
-    notes: Notes | None = None  # that processes write to
+    notes: Notes | None = None  # the file that processes write notes to
     identity: tuple[int, ...] = ()  # of worker 0, as multiprocessing counts the trainer's children
-    forked: bool = False  # from the program, the zygote is
-    handled: frozenset[int] = frozenset()  # signals by the program, see workers/signals.py
-    #: of the program, where workers are forks of it: each has a position of its own in them
+    forked: bool = False  # the zygote is a fork of the program
+    handled: frozenset[int] = frozenset()  # signals with handlers; see workers/signals.py
+    #: files that the program has open, if workers are forks of it; each worker opens them again
     files: Sequence[OpenFile] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "dataset": None, "collate_fn": None, "worker_init_fn": None}
 
     def pickle(self) -> None:
-        """For processes that inherit nothing. One pickle, so identities survive."""
+        """Pickles the dataset and functions for processes that inherit nothing. It is one pickle,
+        so identities survive."""
         parts = {"dataset": self.dataset, "collate_fn": self.collate_fn,
                  "worker_init_fn": self.worker_init_fn}  # fmt: skip
         self.main = main_module()
@@ -110,14 +111,14 @@ class Job:
             raise
 
     def load(self) -> None:
-        """In a worker that has not inherited them."""
+        """Loads the pickle, in a worker that has not inherited its objects."""
         if self.pickled is not None:
             with inheriting():
                 spawn.prepare(self.main)
                 self.dataset, self.collate_fn, self.worker_init_fn = self.pickled.load()
 
     def settle(self) -> None:
-        """In a worker: it will not be sent on, and its descriptors can go."""
+        """Closes the descriptors, in a worker: the job will not be sent on."""
         self.memory.settle()
         if self.pickled is not None:
             self.pickled.close()

@@ -1,14 +1,14 @@
-"""One thread for each worker process: libraries that bring thread pools of their own.
+"""Limits the thread pools of libraries to one thread in each worker process.
 
 torch sets its own pool to one thread in a worker, and so does minato.  NumPy's BLAS would
-still use every core in each worker, all at once.  Balanced scheduling says one thread to what
-BLAS and OpenMP libraries are there, and by the environment to those that come later.  Before
-worker_init_fn, so that what it says counts; what the environment says for a library counts,
-too.  Programs that a dataset starts do not inherit that environment: ``os.environ`` has none of
-it, and the worker removes it from the process before it starts the first program.
+still use every core, in all workers at once.  Balanced scheduling sets the loaded BLAS and OpenMP
+libraries to one thread, and libraries that are loaded later by environment variables.  This
+happens before worker_init_fn, which can set another number.  A number that the environment gives a
+library also stays.  Programs that a dataset starts do not inherit the variables: ``os.environ`` has
+none of them, and the worker removes them before it starts the first program.
 
-Sums split over threads are rounded otherwise (``numpy.dot`` of long vectors), so
-``scheduling="static"``, torch bit for bit, leaves them as torch does.
+A sum that is split over threads is rounded differently (``numpy.dot`` of long vectors).  So
+``scheduling="static"``, which is torch bit for bit, leaves these pools as torch does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 _OPENMP = r"gomp|iomp|libomp"
-#: in a library's file name: (functions that set its threads, variables that do)
+#: pattern of a library's file name: (functions that set its threads, variables that set them)
 _POOLS = {
     r"openblas|libblas": (
         (
@@ -43,12 +43,13 @@ _POOLS = {
 _HARD = 2
 _LATER = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
-_limited = False  # here, or in the process that this one is a fork of
+_limited = False  # limit() ran here, or in the process that this one is a fork of
 
 
 def limit(every_library: bool) -> None:
-    """Called in the zygote, whose forks inherit it, and first thing in any other worker, before
-    it loads a dataset: a fork of a pool that has started hangs in its first parallel region."""
+    """Sets one thread. Called in the zygote, whose forks inherit it, and at the start of any other
+    worker, before it loads a dataset. After a fork, a pool that had started hangs in its first
+    parallel region."""
     global _limited
     torch.set_num_threads(1)
     if _limited or not every_library:
@@ -68,7 +69,7 @@ _STARTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn
 
 
 def _tell_later_libraries() -> None:
-    """By the environment as C sees it, until the process starts a program."""
+    """Sets one thread in the environment that C sees, until the process starts a program."""
     names = [name for name in _LATER if name not in os.environ]
     for name in names:
         os.putenv(name, "1")
@@ -82,9 +83,9 @@ def _tell_later_libraries() -> None:
 
 def end_openmp_threads() -> None:
     """Ends the threads of GNU OpenMP that the calling thread has started, just before it forks.
-    They would not be in the fork, and a parallel region there would wait for them for ever
-    (numba's, torch's own, scikit-learn's). Here and there the next region starts them anew, within
-    about a tenth of a millisecond. Other OpenMP libraries see to that themselves."""
+    They do not exist in the fork, where a parallel region (of numba, torch or scikit-learn) would
+    wait for them forever. In both processes the next region starts them again, within about a tenth
+    of a millisecond. Other OpenMP libraries handle forks themselves."""
     for library in _gnu_openmp.libraries():
         with contextlib.suppress(AttributeError):  # one older than GCC 9 cannot
             library.omp_pause_resource_all(_HARD)
@@ -107,7 +108,7 @@ class _GnuOpenMP:
         self._found: list[ctypes.CDLL] = []
 
     def libraries(self) -> list[ctypes.CDLL]:
-        """Looked for only where a library has been loaded since the last time."""
+        """The loaded ones. Searched again only if a library has been loaded since."""
         names: list[bytes] = []
 
         def look(info: Any, _size: int, _data: Any) -> int:
@@ -133,14 +134,14 @@ _gnu_openmp = _GnuOpenMP()
 
 
 def limit_of_threads() -> Callable[[], None]:
-    """What does the same in a thread of the program, as far as a thread may say so: OpenMP's pools,
-    torch's with them, count their threads for each that uses them."""
+    """Returns a function that sets one thread in a thread of the program. It covers OpenMP's pools
+    and so torch's, which have a number of threads for each thread that uses them."""
     functions, names = _POOLS[_OPENMP]
     given = not set(names).isdisjoint(os.environ)
     paths = [] if given else [p for p in _mapped() if re.search(_OPENMP, os.path.basename(p))]
 
     def limit_this() -> None:
-        torch.get_num_threads()  # or torch would put the number anew before its first region
+        torch.get_num_threads()  # or torch would set its own number before its first region
         for path in paths:
             _set_one(path, functions)
 
@@ -164,7 +165,7 @@ _noting = ctypes.CFUNCTYPE(
 
 
 def _mapped() -> Iterator[str]:
-    """Libraries of this process, as the loader of libraries lists them. None is loaded."""
+    """The libraries of this process, from the dynamic loader's list. Loads none."""
     names: set[str] = set()
     # PyDLL keeps the interpreter's lock. Another thread may wait for the list's lock with it.
     ctypes.PyDLL(None).dl_iterate_phdr(_noting, ctypes.py_object(names))
@@ -172,10 +173,10 @@ def _mapped() -> Iterator[str]:
 
 
 def _library(path: str) -> ctypes.CDLL | None:
-    """One that is loaded."""
+    """A library that is loaded already."""
     try:
         return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:  # exchanged on disk meanwhile
+    except OSError:  # its file was replaced meanwhile
         return None
 
 

@@ -1,11 +1,11 @@
 """Native workers: threads of the loading process that make samples in C, without the GIL.
 
-A dataset offers them by ``native_pipeline()``, a capsule of minato/ops.h.  The threads are
-workers of the same engine as processes would be (csrc/py/types/mn_native_worker.h): same tasks, rows,
-costs and seeds, so the same bytes; nothing is forked and nothing pickled.  They come back to
-Python for what torch's rules decide: errors, indices that are no integers, odd batches.
-torch's ``Subset`` of such a dataset (``random_split``, too) is served with its indices beside
-the pipeline, as they were when the workers started.
+A dataset offers a pipeline by ``native_pipeline()``, a capsule of minato/ops.h.  The engine treats
+the threads like worker processes (csrc/py/types/mn_native_worker.h).  Tasks, rows, costs and seeds
+are the same, and so are the bytes, but nothing is forked or pickled.  The threads call Python only
+where torch's rules decide: errors, indices that are no integers, odd batches.  torch's ``Subset``
+of such a dataset (also from ``random_split``) works, too: the workers get its indices with the
+pipeline, as they were when the workers started.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _KEYED_BY_SAMPLE = 1
 _KINDS = {"i": 0, "u": 1, "f": 2}  # of fields, as DLPack's type codes
 
 
-# ---- what can be served ------------------------------------------------------------------
+# ---- which loaders native workers serve --------------------------------------------------
 
 
 def looked_at(loader: Any) -> str | None:
-    """What of this loader may look at single samples, or may change the dataset in a worker;
-    None where they are the native pipeline's and nobody sees them before their batch."""
+    """The reason why Python code may see single samples of this loader, or may change the dataset
+    in a worker. None: the native pipeline makes the samples, and only their batch is seen."""
     dataset, _subsets = behind_subsets(loader.dataset)
     if loader._dataset_kind != _DatasetKind.Map:
         return "the dataset is iterable"
@@ -66,7 +66,7 @@ def looked_at(loader: Any) -> str | None:
 
 
 def why_not(loader: Any) -> str | None:
-    """What of this loader needs Python in its workers; None where C threads would do."""
+    """The reason why this loader needs Python in its workers; None: C threads are enough."""
     seen = looked_at(loader)
     if seen is not None:
         return seen
@@ -79,7 +79,7 @@ def why_not(loader: Any) -> str | None:
 
 
 def _indices_of(subsets: list[Subset[Any]]) -> np.ndarray | str:
-    """The innermost dataset's index of each sample, int64, or why there is no such array."""
+    """The innermost dataset's index of each sample, int64, or the reason why there is none."""
     indices: np.ndarray | None = None
     for subset in subsets:
         own = np.asarray(subset.indices) if len(subset.indices) else np.empty(0, np.int64)
@@ -93,8 +93,8 @@ def _indices_of(subsets: list[Subset[Any]]) -> np.ndarray | str:
 
 
 def _overrides(dataset: Any, name: str) -> bool:
-    """Whether it comes from a class that is derived from the one with native_pipeline, or
-    not from a class at all: then the pipeline may make other samples."""
+    """Whether the attribute of this name is set on the object, or in a class derived from the one
+    with native_pipeline. Then the pipeline may make other samples."""
     mro = type(dataset).__mro__
 
     def place(name: str) -> int:
@@ -106,39 +106,39 @@ def _overrides(dataset: Any, name: str) -> bool:
 
 
 class _FixedShape(Shape):
-    """How native samples travel: as rows of a layout that is known before the first."""
+    """Native samples travel as rows of a layout that is known before the first."""
 
     def __init__(self, layout: Layout) -> None:
         super().__init__()
         self.layout = layout
 
     def misfit(self) -> None:
-        """Those were odd ones; the next are not."""
+        """Ignores samples that do not fit: the next ones will."""
 
 
 @dataclass
 class Offer:
-    """A dataset's pipeline, and what was found out about it."""
+    """A dataset's pipeline and its properties."""
 
     capsule: Any
     shape: Shape
-    hook: Callable[[int], Any] | None  # the dataset's seed_sample, where it decides
+    hook: Callable[[int], Any] | None  # the dataset's seed_sample, if it gives the seeds
     indices: np.ndarray | None  # of a subset
 
 
 def offer_of(loader: Any, dataset: Any) -> Offer | None:
-    """What native workers would run for this loader, or None: process workers serve it.
-    dataset: its own, or what stands for that (device/operators.py).
+    """The pipeline that native workers would run for this loader; None: process workers serve it.
+    dataset: the loader's, or its stand-in (device/operators.py).
 
     Raises:
-        ValueError: worker_type="native", and they cannot.
-        MemoryError: there is none for a pipeline.
+        ValueError: worker_type="native", but native workers cannot serve the loader.
+        MemoryError: no memory for a pipeline.
     """
     worker_type = option(loader, "worker_type")
     if worker_type in ("process", "thread"):
         return None
     if worker_type is None and option(loader, "max_retries") > 1:
-        return None  # workers that can be killed, and samples that are tried again
+        return None  # the user wants workers that can be killed, and samples tried again
     reason, cause = why_not(loader), None
     if reason is None:
         try:
@@ -146,7 +146,7 @@ def offer_of(loader: Any, dataset: Any) -> Offer | None:
             if not isinstance(offer, str):
                 return offer
             reason = offer
-        except MemoryError:  # which says nothing about the dataset
+        except MemoryError:  # it says nothing about the dataset
             raise
         except Exception as error:  # with process workers it comes from the samples
             reason, cause = f"the dataset's native_pipeline() failed: {error}", error
@@ -177,8 +177,8 @@ def _opened(loader: Any, dataset: Any) -> Offer | str:
 
 
 def integers(index: Any) -> Any:
-    """A batch of indices as C takes them, a list of int; unchanged where that cannot be:
-    what is wrong with it then shows where its samples are made."""
+    """A batch of indices as C takes them, a list of int. Unchanged if that is impossible: then the
+    error comes from making the samples."""
     if type(index) is list and all(type(i) is int for i in index):
         return index
     try:
@@ -191,12 +191,12 @@ def integers(index: Any) -> Any:
 
 
 def _loaded(indices: Any) -> Any:
-    """What the sampler gave: as it is, or out of a pickle."""
+    """The sampler's indices, unpickled if they are a pickle."""
     return messages.loads(indices, []) if isinstance(indices, bytes) else indices
 
 
 class _Runner:
-    """Answers what a worker's C loop hands to Python."""
+    """Does the tasks that a worker's C loop passes to Python."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class _Runner:
         return self._rows(task, rows, mark)
 
     def _mended(self, row: int, error: Exception, indices: Any, task: Task) -> Entry:
-        """Of a row whose sample could not be made."""
+        """The entry of a row whose sample could not be made."""
         if self.tolerant is None:
             return row, ERROR, self._failure(error)
         return in_its_place(
@@ -305,12 +305,12 @@ def _work(worker: _core.NativeWorker, runner: _Runner) -> None:
                 return
             del data, buffers
     except BaseException:
-        worker.die(1)  # what it has in hand is lost, and the loader says so
+        worker.die(1)  # its current task is lost, and the loader raises an error
         raise
 
 
 class NativePool(ThreadPool):
-    """The engine and its threads, with what they make samples with."""
+    """The engine and its native threads."""
 
     kind = "native"
 

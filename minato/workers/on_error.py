@@ -1,10 +1,10 @@
-"""``on_error``: what is done about a sample that cannot be made, where samples are made.
+"""``on_error``, where samples are made: skips or replaces a sample that cannot be made.
 
-``"skip"`` leaves it out. ``"replace"`` makes another of the same epoch in its place, with the
-seeds of that place: of those that come after it in its batch, then of the spares that the planner
-has sent along, where a batch is small or only part of it is left to make, then of those before it.
-Which one depends on the sampler's order alone, so it is the same with any number of workers.
-Either is reported with the batch.
+``"skip"`` leaves the sample out. ``"replace"`` makes another sample of the same epoch in its place,
+with the seeds of that place. It tries those that come after it in its batch, then the spares from
+the planner, then those before it. The planner sends spares if a batch is small, or if only part of
+it is left to make. The choice depends on the sampler's order alone, so it is the same with any
+number of workers. Both modes report the sample with the batch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..errors import Failure, no_end
 from ..sampler_indices import as_given
 
 RAISE, SKIP, REPLACE = "raise", "skip", "replace"
-#: samples that are tried in the place of one
+#: number of samples that are tried in the place of one
 TRIES = 8
-#: samples of a batch that has enough of its own to replace one
+#: a batch of this many samples needs no spares
 ENOUGH = 4
 
 
 class Fatal(Exception):
-    """Of no sample, so there is none to go on without: the worker could not be set up."""
+    """The worker could not be set up. The error belongs to no sample, so none can be left out."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__("worker_init_fn failed")
@@ -34,17 +34,17 @@ class Fatal(Exception):
 
 
 class Gone:
-    """In place of the index of a sample that took with it each worker that tried: it fails with
-    this error. Among a batch's spares it has a dataset asked for one sample after another that
-    otherwise makes whole batches, so that a worker's death is known to be of one."""
+    """Stands for the index of a sample that killed each worker that tried it. Making it raises this
+    error. Among a batch's spares it makes workers ask for one sample at a time, even if the dataset
+    makes whole batches: then it is known which sample kills a worker."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 class NotDivisible(Exception):
-    """A dataset's ``__getitems__`` makes something other than a list of samples: there is nothing
-    to leave out of that, and nothing to put in a place in it."""
+    """A dataset's ``__getitems__`` returned something other than a list of samples, so no sample
+    can be left out or replaced."""
 
 
 @dataclass
@@ -58,11 +58,11 @@ class Amiss:
 
 
 class Tolerant:
-    """Makes samples, and goes on behind those that cannot be made.
+    """Makes samples, and goes on after those that cannot be made.
 
     Attributes:
-        amiss: what was wrong with the samples of the batch made last.
-        check: called with each sample made; what it raises the sample has failed with.
+        amiss: the failed samples of the last batch.
+        check: called with each sample; if it raises, the sample has failed.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Tolerant:
         self._in_worker = in_worker
 
     def one(self, make: Callable[[Any], Any], index: Any) -> Any:
-        """make(index), a sample of the dataset or several. In a worker sys.exit() is an error like
-        others: of the program only a signal's handler may call it."""
+        """Returns make(index): a sample of the dataset, or several. In a worker, sys.exit() counts
+        as an error of the sample."""
         if type(index) is Gone:
             raise index.error
         try:
@@ -92,9 +92,9 @@ class Tolerant:
     def samples(
         self, indices: Sequence[Any], spares: Sequence[Any], get: Callable[[int, Any], Any]
     ) -> list[Any]:
-        """get(row, index) for all, less those that fail.
+        """Returns get(row, index) for all rows but those that fail.
 
-        Raises what the first of them fails with if nothing can be made in its place.
+        Raises the first failure if no sample can be made in its place.
         """
         self.amiss, made = [], []
         indices = indices if isinstance(indices, (list, tuple)) else list(indices)
@@ -117,8 +117,8 @@ class Tolerant:
         spares: Sequence[Any],
         get: Callable[[int, Any], Any],
     ) -> tuple[list[Any], Amiss]:
-        """What takes the place of a sample: another, or none. Raises its error if there is no
-        other that can be made."""
+        """What takes the place of a failed sample: another sample, or none. Raises its error if no
+        other can be made."""
         failure = self.failure(error)
         if self.mode == SKIP:
             return [], Amiss(row, failure)
@@ -135,7 +135,8 @@ class Tolerant:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Of two indices, which may be of any kind: where they do not say, they are two."""
+    """Whether two indices of any kind are equal. If they cannot be compared: whether they are the
+    same object."""
     try:
         return bool(one == other)
     except Exception:
@@ -143,18 +144,18 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def split_spares(index: Any, spares: int) -> tuple[Any, Any]:
-    """What a sampler gave for a batch, and the indices sent behind it to stand in."""
+    """Splits a batch's indices into the sampler's own and the spares sent after them."""
     return (index[:-spares], index[-spares:]) if spares else (index, ())
 
 
 class Ahead:
-    """What a sampler gives, some of which may be looked at before its turn. What it raises then,
-    its end or an error, is raised when that has its turn."""
+    """A sampler's items, some of which may be drawn before their turn. If the sampler raises then
+    (its end, or an error), the exception is raised in its turn."""
 
     def __init__(self, indices: Iterable[Any]) -> None:
         self._indices = iter(indices)
         self._drawn: deque[Any] = deque()
-        self._raised: Exception | None = None  # behind these
+        self._raised: Exception | None = None  # to be raised after the drawn items
 
     def __iter__(self) -> Ahead:
         return self
@@ -170,7 +171,7 @@ class Ahead:
             self._raised = None
 
     def following(self, most: int) -> list[Any]:
-        """So much of what comes next, or what there is before the sampler raises."""
+        """The next indices, at most this many; fewer if the sampler raises or ends before."""
         while len(self._drawn) < most and self._raised is None:
             try:
                 self._drawn.append(next(self._indices))  # first, for interrupts
@@ -181,20 +182,20 @@ class Ahead:
 
 
 class Spares:
-    """Samples of an epoch to stand in for those of small batches. batched: what the sampler gives
-    are batches of them; else each, whatever it is, is of one."""
+    """Samples of an epoch that may replace others in small batches. batched: the sampler gives
+    batches of indices; else each of its items is one index."""
 
     def __init__(self, batched: bool) -> None:
         self._batched = batched
         self._recent: deque[Any] = deque(maxlen=TRIES)
 
     def clear(self) -> None:
-        """A new epoch."""
+        """Begins a new epoch."""
         self._recent.clear()
 
     def of(self, index: Any, following: Callable[[int], list[Any]] = lambda _: []) -> list[Any]:
-        """For a batch's indices, or one sample's; following: so much of what the sampler gives
-        after it, for the first ones, which have few before them."""
+        """Spares for a batch, or for one sample. following: returns the given number of the
+        sampler's next items, for the first batches, which have few before them."""
         own = self._samples(index)
         if not own or len(own) >= ENOUGH:
             return []
@@ -205,7 +206,7 @@ class Spares:
         return found[:TRIES]
 
     def passed(self, index: Any) -> None:
-        """The sampler gave it, and what comes after it may use it."""
+        """Notes an item of the sampler: later batches may use it as a spare."""
         self._recent.extend(self._samples(index))
 
     def _samples(self, index: Any) -> list[Any]:

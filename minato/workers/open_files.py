@@ -1,13 +1,12 @@
 """Files that the program has open when it forks its workers.
 
-A fork inherits descriptors and shares each file's position with all other processes, so two
-workers that seek and read take the position from each other.  A worker therefore opens
-each file that is open for reading only once more, at the position that it had in the program.
-The descriptor keeps its number, so this holds for buffered and compressed readers, zip archives and
-libraries in C alike.
+A fork inherits descriptors, and shares each file's position with all other processes.  Two workers
+that seek and read would move each other's position.  So a worker opens each read-only file again,
+at the position that it had in the program.  The descriptor keeps its number, so this works for
+buffered and compressed readers, zip archives and libraries in C alike.
 
-Files that are open for writing stay shared: what several workers append to one file through
-one position would otherwise overwrite each other.
+Files that are open for writing stay shared.  Otherwise several workers that append to one file
+would overwrite each other's data.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from ..seeding.generator_states import loaded
 from ..seeding.find_generators import _Walk
 
 _FOLDER = "/proc/self/fd"
-#: flags of a description that the new one is opened with, too
+#: flags of the old open file description that the new one gets, too
 _KEPT = os.O_DIRECT | os.O_NOATIME | os.O_NONBLOCK
-#: in a list of the locks that a description holds: one that keeps others from reading
+#: in the list of a description's locks: a lock that keeps others from reading
 _EXCLUSIVE = (b"FLOCK  ADVISORY  WRITE", b"OFDLCK ADVISORY  WRITE")
 
-#: objects that are looked into for what the dataset holds, some milliseconds once for each loader
+#: limit on the objects of the dataset that are searched; some milliseconds once for each loader
 HOLDERS_LIMIT = 2_000
-#: of those found, so many are named
+#: number of found objects that a warning names
 NAMED = 3
 _FILES = frozenset({io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom,
                     io.TextIOWrapper})  # fmt: skip
@@ -45,13 +44,13 @@ class OpenFile(NamedTuple):
     descriptor: int
     identity: tuple[int, int]  # device and inode
     position: int
-    flags: int  # that it is to be opened with
+    flags: int  # for opening it again
     inheritable: bool
 
 
 def find() -> list[OpenFile]:
-    """Those that workers are to open again: called in the program just before the fork. Warns of
-    files of the program that may not be opened again. Empty where there is no /proc."""
+    """The files that workers are to open again. Called in the program just before the fork. Warns
+    of files of the program that may not be opened again. Empty if there is no /proc."""
     found, refused = [], []
     try:
         names = os.listdir(_FOLDER)
@@ -76,8 +75,8 @@ def find() -> list[OpenFile]:
 
 
 def _read_only(number: int) -> OpenFile | None:
-    """The file, unless it is of another kind, or locked against others: a worker that opened it
-    again would be one of those."""
+    """The file of a descriptor. None if it is of another kind, or locked: the lock would exclude a
+    worker that opened the file again."""
     flags = fcntl.fcntl(number, fcntl.F_GETFL)
     if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_PATH:
         return None
@@ -103,9 +102,9 @@ def _is_locked(number: int) -> bool:
 
 
 def open_again(files: Iterable[OpenFile]) -> None:
-    """Called in a worker that was just forked: each file has a position of this worker's own."""
+    """Gives this worker a position of its own in each file. Called just after the fork."""
     for file in files:
-        with suppress(OSError):  # it stays as it is
+        with suppress(OSError):  # then the file stays shared
             _open_again(file)
 
 
@@ -113,19 +112,19 @@ def _open_again(file: OpenFile) -> None:
     new = os.open(f"{_FOLDER}/{file.descriptor}", file.flags)
     try:
         about = os.fstat(new)
-        if (about.st_dev, about.st_ino) == file.identity:  # else a fork hook has put another there
+        if (about.st_dev, about.st_ino) == file.identity:  # else a fork hook has replaced it
             os.lseek(new, file.position, os.SEEK_SET)
             os.dup2(new, file.descriptor, file.inheritable)
     finally:
         os.close(new)
 
 
-# ---- what stays shared -------------------------------------------------------------------
+# ---- objects that stay shared ------------------------------------------------------------
 
 
 def warn_of_shared(*roots: Any) -> None:
-    """Warns of what a dataset (or another of the roots) holds that its workers will share after a
-    fork: files that are open for reading and writing, databases in such files, connections."""
+    """Warns of objects of the dataset (or another root) that its workers will share after a fork:
+    files open for reading and writing, databases in such files, connections."""
     shared = _shared()
     if not shared:
         return
@@ -144,7 +143,7 @@ def warn_of_shared(*roots: Any) -> None:
 
 
 def _shared() -> dict[int, str]:
-    """Descriptors of files that are open for reading and writing, and of sockets: their paths."""
+    """Paths, by descriptor, of sockets and of files that are open for reading and writing."""
     found: dict[int, str] = {}
     try:
         names = os.listdir(_FOLDER)

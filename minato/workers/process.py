@@ -1,4 +1,4 @@
-"""What a worker process does: torch's preparations, then tasks until the loader stops."""
+"""The life of a worker process: torch's preparations, then tasks until the loader stops."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from .runner import Runner, serve, worker_of
 
 
 def seed_of_all(base_seed: int, starts: int) -> int:
-    """The loader's seed, from which torch makes those of its workers. A worker that replaces another
-    of its number (`starts` counts them) gets another seed, so its streams do not begin again."""
+    """The loader's seed, from which torch derives the workers' seeds. The replacement of a worker
+    gets another seed, so its random streams do not start over. starts: workers of this number so
+    far."""
     if starts <= 1:
         return base_seed
     return int(np.random.SeedSequence((base_seed % 2**64, starts)).generate_state(1, np.uint64)[0] >> 2)
@@ -37,7 +38,7 @@ def prepare(job: Job, number: int) -> None:
     library_threads.limit(job.one_thread)
     if job.notes is not None:
         job.notes.show_stack_at_signal()
-        os.register_at_fork(after_in_child=job.notes.close)  # what a sample starts has no use for it
+        os.register_at_fork(after_in_child=job.notes.close)  # processes of samples need none
     base_seed = seed_of_all(job.base_seed, job.memory.segment.starts(number))
     seed = base_seed + number
     random.seed(seed)
@@ -51,9 +52,9 @@ def prepare(job: Job, number: int) -> None:
 
 
 def die_before_starter() -> None:
-    """Where memory runs out, the system should end a worker, whose samples others can make, and
-    not the process that starts them: of the two the worker counts as larger, by a tenth of the
-    machine's memory. Nothing where the system does not take it."""
+    """Makes the system kill a worker, not the zygote, when memory runs out: other workers can make
+    its samples. A worker counts as larger by a tenth of the machine's memory. Does nothing if the
+    system refuses."""
     with contextlib.suppress(OSError, ValueError):
         with open("/proc/self/oom_score_adj", "r+") as file:
             most = min(int(file.read()) + 100, 1000)
@@ -63,9 +64,9 @@ def die_before_starter() -> None:
 
 @contextlib.contextmanager
 def may_start_processes() -> Iterator[None]:
-    """Within, this process may start others, though it is a daemon. multiprocessing forbids that
-    because a daemon that is killed leaves its children behind; a zygote and workers end when
-    the process that has started them is gone."""
+    """Inside the block, this process may start others, though it is a daemon. multiprocessing
+    forbids that because a killed daemon leaves its children behind. But zygote and workers exit
+    when the process that started them is gone."""
     me: Any = multiprocessing.current_process()
     daemon, me._config["daemon"] = me._config.get("daemon"), False
     try:
@@ -75,23 +76,23 @@ def may_start_processes() -> Iterator[None]:
 
 
 def allow_processes() -> None:
-    """From now on a sample may start processes (a pool, say), and end them. The worker says that
-    it is a daemon all the same: libraries that ask would start a process for each core."""
+    """From now on a sample may start and end processes (of a pool, say). The worker still says that
+    it is a daemon: else libraries that ask would start a process for each core."""
     me: Any = multiprocessing.current_process()
     me._config["daemon"] = False
     me.__class__ = type(type(me).__name__, (type(me),), {"daemon": True, "__slots__": ()})
 
 
 def release_signals(job: Job) -> None:
-    """Takes signals as a worker does."""
+    """Prepares signals for a worker."""
     signals.released(job.blocked, job.memory.segment.trainer_pid, job.handled, job.forked)
 
 
 def load(job: Job) -> Exception | None:
-    """Imports the program and loads the dataset, as torch's workers do before anything else. What
-    it raises is for the trainer."""
+    """Imports the program and loads the dataset, as torch's workers do before anything else.
+    Returns an error for the trainer, or None."""
     library_threads.limit(job.one_thread)
-    np.random.seed()  # the others are not what the zygote's was, either
+    np.random.seed()  # the other generators differ from the zygote's, too
     try:
         job.load()
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""One set of workers as the loading process sees it: start, watch, stop."""
+"""Worker processes, on the side of the loading process: start, watch, stop."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ log = logging.getLogger("minato")
 
 #: worker states of csrc/workers/mn_records.h that mean a process may be there
 _ALIVE = (1, 2, 3)
-#: an iterator starts another standby and zygote so many times when both were killed
+#: how often an iterator starts another standby and zygote after both were killed
 RESTARTS_MOST = 10
-#: how long somebody who asks for a worker's process id waits for it. A start takes that long
-#: where a dataset is large, or a main module imports a lot on a busy machine.
+#: How long WorkerHandle.pid waits for a worker that is starting. A start takes that long if a
+#: dataset is large, or if a main module imports a lot on a busy machine.
 PID_SECONDS = 60.0
 
 
-#: ends of pipes that pools have not closed yet. An iterator may be garbage in a circle (of an
-#: exception's traceback, say), and a Connection in it could be finalized before the iterator,
-#: which would then write to a descriptor that is closed, or another's by now.
+#: Ends of pipes that pools have not closed yet. An iterator may be garbage in a reference cycle (of
+#: an exception's traceback, say). Then a Connection in it could be finalized before the iterator,
+#: which would write to a descriptor that is closed, or that is another file's by now.
 _commands: set[Connection] = set()
 os.register_at_fork(after_in_child=_commands.clear)
 
 
 def _identities(zygote: Any, workers: int) -> tuple[int, ...]:
-    """The identity of worker 0; the others count on from it. Programs number workers by the first
-    number of theirs, so they get the trainer's own: the zygote's, which no program sees, and those
-    that follow it."""
+    """The identity of worker 0; the others follow. Programs number workers by the first number of
+    their identity, so workers get numbers of the trainer's children: the zygote's number, which no
+    program sees, and those that follow it."""
     counter: Any = vars(multiprocessing.process)["_process_counter"]
     for _ in range(workers - 1):
         next(counter)
@@ -62,25 +62,25 @@ def _identities(zygote: Any, workers: int) -> tuple[int, ...]:
     return first
 
 
-#: that have a zygote
+#: pools that have a zygote
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 def _continue_zygotes() -> None:
-    """At the interpreter's exit multiprocessing sends each zygote SIGTERM and waits for its end:
-    one that somebody has stopped must run again to hear of it."""
+    """Continues stopped zygotes. At the interpreter's exit multiprocessing sends each zygote
+    SIGTERM and waits for its end, and a stopped process would not get the signal."""
     for pool in list(_pools):
         if pool.mine():
             pool.signal_zygote(signal.SIGCONT)
 
 
-atexit.register(_continue_zygotes)  # after multiprocessing's, so it is done before
+atexit.register(_continue_zygotes)  # registered after multiprocessing's, so it runs before
 
 
 def _limit_join(zygote: Any, pool: Pool) -> None:
-    """multiprocessing waits at the interpreter's exit without limit for what it has sent SIGTERM,
-    and a zygote that is frozen (the freezer of control groups, a hung file system) does not end.
-    Nothing here leads from the zygote to itself or its pool: both must go without a collection."""
+    """Limits how long the interpreter's exit waits for a zygote. After SIGTERM multiprocessing
+    would wait forever for a frozen zygote (control group freezer, hung file system). The new join()
+    holds no reference to the zygote or its pool, so neither is in a reference cycle."""
     me = weakref.ref(pool)
 
     def join(timeout: float | None = None) -> None:
@@ -109,9 +109,9 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int | None:
-        """Process id. Waits for a worker that is just being started, because torch's workers
-        have theirs at once: as long as there is somebody who might start it, and no longer
-        than a minute. None for one that is not there."""
+        """Process id; None if there is no process. Waits for a worker that is being started,
+        because torch's workers have an id at once. It waits at most a minute, and only while the
+        process that starts workers is there."""
         deadline = time.monotonic() + PID_SECONDS
         while True:
             entry = self._entry()
@@ -126,8 +126,8 @@ class WorkerHandle:
     @property
     def sentinel(self) -> int:
         """A descriptor that is readable once the process has ended, for
-        ``multiprocessing.connection.wait()``. It is opened when it is first asked for; raises
-        OSError for a process that has ended by then."""
+        ``multiprocessing.connection.wait()``. Opened at the first use; raises OSError if the
+        process has ended by then."""
         pid = self.pid or 0
         if self._sentinel is None or self._sentinel[1] != pid:
             self.close()
@@ -152,7 +152,7 @@ class WorkerHandle:
             self._pool.engine.kill_worker(self._number, number)
 
     def terminate(self) -> None:
-        """Ends the worker; it is not replaced, others take its work."""
+        """Ends the worker. It is not replaced; other workers take its tasks."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -195,7 +195,7 @@ class Pool:
         self._entries: list[_WorkerEntry] | None = None
         self._owner = os.getpid()
         self._pidfd = -1
-        self._mapping = -1  # the mapping's descriptor, where another standby does not inherit it
+        self._mapping = -1  # the mapping's descriptor, if another standby does not inherit it
         self._commands: Connection | None = None
         self.zygote: Any = None
         self._context = context
@@ -218,10 +218,10 @@ class Pool:
         self._pickle()
 
     def _pickle(self) -> None:
-        """For a process that inherits nothing."""
+        """Pickles the job for processes that inherit nothing."""
         if self._method != "fork" and self._job is not None:
-            # Not in _start(): they outlive the signals that are blocked there and would pass that
-            # on. And a fork server that is new starts while this process pickles.
+            # Not in _start(): these processes live on, and would inherit the signals that are
+            # blocked there. And a new fork server starts while this process pickles.
             resource_tracker.ensure_running()
             if self._method == "forkserver":
                 forkserver.ensure_running()
@@ -229,17 +229,19 @@ class Pool:
                 self._job.pickle()
 
     def start(self) -> None:
-        """Starts the standby, which starts the zygote, and that the workers. What an exception
-        leaves behind is for ``stop()``; Ctrl-C comes before or after."""
+        """Starts the standby, which starts the zygote, which starts the workers. After an exception
+        ``stop()`` cleans up. A KeyboardInterrupt comes before or after."""
         with signals.Held() as held, explained():
             self._start(held)
             self.handles += [WorkerHandle(self, w) for w in range(self._workers)]
 
     def restart(self) -> bool:
-        """Starts another standby and zygote in place of those that were killed. What they begin
-        with is pickled or forked anew. The zygote takes over the workers, which go on. False, and
-        nothing done: the first has never begun, the last was not killed but ended by an error, or
-        there were too many. What an exception leaves behind is for ``stop()``."""
+        """Starts another standby and zygote in place of those that were killed.
+
+        The job is pickled or forked again. The new zygote takes over the workers, which go on.
+        Returns False and does nothing if the first zygote has never begun, if an error ended the
+        last one, or after too many restarts. After an exception ``stop()`` cleans up.
+        """
         begun = self.engine.segment.start != UNKNOWN_START or self.restarts > 0
         if not self.mine() or not begun or self.restarts == RESTARTS_MOST:
             return False
@@ -287,7 +289,7 @@ class Pool:
             without_main = start_payload.without_main(signals.Deaf)
             with _warned(), may_start_processes(), without_main:
                 zygote.start()
-            zygote.name = "minato-zygote"  # for whoever else pickles or copies it
+            zygote.name = "minato-zygote"  # a plain str, for code that pickles or copies it
             if not first:
                 self._close_zygote()
             self.zygote = zygote
@@ -308,7 +310,7 @@ class Pool:
                 job.pickled.close()
 
     def mine(self) -> bool:
-        """Whether this process made it, and not one of which that is a parent."""
+        """Whether this process made the pool: a fork of it did not."""
         return not self.stopped and self._owner == os.getpid()
 
     def worker_entry(self, number: int) -> _WorkerEntry | None:
@@ -318,16 +320,16 @@ class Pool:
         return entries[number]
 
     def starts_workers(self) -> bool:
-        """Whether somebody does who might start one that is wanted."""
+        """Whether the zygote, which starts wanted workers, is there."""
         return self.mine() and not self.engine.health()["zygote_lost"]
 
     def starter(self) -> int | None:
-        """Process id of the zygote; of the standby where that has none."""
+        """Process id of the zygote; of the standby if there is no zygote."""
         parent = self.zygote.pid if self.zygote is not None else None
         return self.engine.segment.zygote or parent
 
     def stack_of(self, number: int) -> str:
-        """Where the main thread of a worker is, the latest call first, if it says so."""
+        """The stack of a worker's main thread, the latest call first; empty without an answer."""
         entry = self.worker_entry(number)
         if entry is None or not entry["pid"]:
             return ""
@@ -338,13 +340,13 @@ class Pool:
         return ""
 
     def held(self) -> Held | None:
-        """What a worker has found out about the generators of its dataset."""
+        """A worker's findings about the generators of its dataset."""
         return self.notes.held()
 
     def stop(self) -> None:
-        """Ends workers and zygote within the times of grace.py and frees the memory. Each step is
-        taken whatever became of those before; Ctrl-C comes after the last, and ends the wait for
-        what workers do at their end."""
+        """Ends workers and zygote within the times of grace.py, and frees the memory. Each step is
+        done even if earlier ones failed. A KeyboardInterrupt comes after the last step; Ctrl-C ends
+        the wait for exit functions of workers."""
         if self.stopped or self._owner != os.getpid():
             return
         with signals.Held() as held, contextlib.ExitStack() as last_first:
@@ -360,7 +362,7 @@ class Pool:
                 last_first.callback(self._commands.close)
             last_first.callback(self.engine.close)
             last_first.callback(self._keep_entries)
-            if self.zygote is not None:  # else it never came to be
+            if self.zygote is not None:  # else it was never made
                 last_first.callback(self._close_zygote)
                 last_first.callback(self._end_zygote, held)
             self.engine.stop()
@@ -380,28 +382,29 @@ class Pool:
                 self._await_zygote(0.05)
         finally:
             if self.zygote.exitcode != 0:
-                self._kill_all()  # it hangs, or died before it could end its workers
+                self._kill_all()  # the zygote hangs, or died before it could end its workers
 
     def _leaving(self) -> bool:
-        """Whether the zygote waits for workers that have done their last task."""
+        """Whether the zygote waits for workers that have finished their last task."""
         leaving = [n for n, e in enumerate(self.engine.workers()) if e["state"] == LEAVING]
         return self.zygote.exitcode is None and any(self._lives(n, 0) for n in leaving)
 
     def join_zygote(self, timeout: float | None = None) -> None:
-        """Waits for its end so long, or by default, as the interpreter exits, no longer than what
-        is killed may take."""
+        """Waits for the zygote's end, at most timeout seconds. None, at the interpreter's exit: at
+        most grace.KILL, then kills it."""
         join = multiprocessing.process.BaseProcess.join
         try:
             join(self.zygote, grace.KILL if timeout is None else timeout)
             stays = timeout is None and self.zygote.exitcode is None
-        except ValueError:  # another thread has waited for it, too, and closed it
+        except ValueError:  # another thread has waited for it and closed it
             return
         if stays:
             self._kill_all()
 
     def _await_zygote(self, seconds: float) -> None:
-        """As its join(), which waits for a pipe to close that whatever a worker has started may
-        hold open, too. With forkserver it is the server that writes there, a moment later."""
+        """Waits for the zygote's end. Its join() would wait until a pipe closes, which processes
+        started by a worker may hold open. With forkserver, the server writes to that pipe a moment
+        after the end."""
         until = time.monotonic() + seconds
         if self._pidfd < 0 or self._method == "forkserver":
             self.zygote.join(seconds)
@@ -413,14 +416,14 @@ class Pool:
             time.sleep(0.002)
 
     def _zygote_lives(self, signal_number: int) -> bool:
-        """Signals the zygote itself. Whether it may still have been there."""
+        """Signals the zygote itself. Returns whether it may still have been there."""
         try:
             return self.engine.kill_zygote(signal_number)
-        except OSError:  # no descriptor is left to find that out by
+        except OSError:  # no descriptor is left to find that out
             return True
 
     def signal_zygote(self, number: int) -> None:
-        """Once there is a descriptor of it."""
+        """Sends a signal to the standby, the parent of the zygote, by its pidfd."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
@@ -433,19 +436,20 @@ class Pool:
         try:
             self.zygote.close()
         except ValueError:
-            # Somebody else has reaped it, and nothing is left to free but its sentinel; or the
-            # system does not end it, and then nobody shall wait for it as the interpreter exits.
+            # Either other code has reaped it, and only its sentinel is left to free. Or the system
+            # does not end it, and then the interpreter's exit must not wait for it.
             vars(multiprocessing.process)["_children"].discard(self.zygote)
 
     def _kill_all(self) -> None:
-        """The zygote failed: no worker may write on once the memory is given back."""
+        """Kills zygote and workers after the zygote failed: no worker may write to the memory after
+        it is given back."""
         if self._pidfd >= 0:
             self.signal_zygote(signal.SIGKILL)
         else:
             self.zygote.kill()
         self._zygote_lives(signal.SIGKILL)
         self._await_zygote(grace.KILL)
-        # from now on: a zygote that the system does not end leaves them as much time
+        # counted from now, so that workers have this time even if the zygote did not end
         deadline = time.monotonic() + grace.KILL
         left = set(range(self.engine.segment.workers))
         while left and time.monotonic() < deadline:
@@ -453,16 +457,16 @@ class Pool:
             time.sleep(0.001)
 
     def _lives(self, number: int, signal_number: int) -> bool:
-        """Signals a worker. Whether it may still have been there."""
+        """Signals a worker. Returns whether it may still have been there."""
         try:
             return self.engine.kill_worker(number, signal_number)
-        except OSError:  # no descriptor is left to find that out by
+        except OSError:  # no descriptor is left to find that out
             return True
 
 
 @contextlib.contextmanager
 def _warned() -> Iterator[None]:
-    """Around what pickles a dataset: torch's warning where that cannot be."""
+    """Gives torch's warning if a dataset cannot be pickled inside the block."""
     try:
         yield
     except (TypeError, AttributeError, pickle.PicklingError):

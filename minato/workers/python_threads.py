@@ -1,10 +1,10 @@
 """``worker_type="thread"``: Python threads of the loading process as workers.
 
-They run the same loop as worker processes (``runner.py``) on the same run queues and write to the
-same rows, so what they make is the same. But they share the dataset with each other and with
-the program: nothing is pickled, nothing is copied, and nothing is there once for each worker that
-the dataset does not keep in a ``threading.local``. So they leave alone what belongs to the whole
-process: the generators of ``random``, NumPy and torch, signal handlers, thread pools of libraries.
+They run the same loop as worker processes (``runner.py``) on the same run queues, and write to the
+same rows, so the batches are the same. But they share the dataset with each other and with the
+program. Nothing is pickled or copied, and each worker has its own data only in a
+``threading.local``. So these workers do not touch what belongs to the whole process: the generators
+of ``random``, NumPy and torch, signal handlers, thread pools of libraries.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .thread_pool import ThreadPool
 
 
 def why_not(loader: Any) -> str | None:
-    """What of this loader threads cannot do, and what to do about it; None where they can."""
+    """The reason why threads cannot serve this loader, and what to do about it; None: they can."""
     if loader.num_workers == 0:
         return "num_workers is 0. Say how many threads there are to be"
     if loader._dataset_kind != _DatasetKind.Map:
@@ -60,12 +60,12 @@ def why_not(loader: Any) -> str | None:
 
 
 def tell_of_generators(dataset: Any, collate_fn: Any) -> bool:
-    """Warns where samples may draw from generators that threads share. Whether that was due."""
+    """Warns if samples may draw from generators that threads share. Returns whether it warned."""
     found = find_of(dataset, collate_fn)
     if found.hooks:
         return False
     shared = find_shared(dataset, collate_fn)
-    if found.generators and not shared:  # all are a thread's own
+    if found.generators and not shared:  # each thread has its own
         return False
     own = ""
     if shared:
@@ -83,7 +83,7 @@ def tell_of_generators(dataset: Any, collate_fn: Any) -> bool:
 
 
 class _Runner(Runner):
-    """Of a thread."""
+    """The runner of a worker thread."""
 
     def _begin(self, number: int) -> None:
         job = self.job
@@ -94,7 +94,8 @@ class _Runner(Runner):
 
 
 class Modes:
-    """What a forked worker has of the thread that made the loader, and a thread would not."""
+    """State of the thread that made the loader, which a forked worker inherits and a thread does
+    not: torch's modes and context variables."""
 
     def __init__(self) -> None:
         self._inference = torch.is_inference_mode_enabled()
@@ -102,7 +103,7 @@ class Modes:
         self._context = contextvars.copy_context()  # NumPy keeps what errstate() says there
 
     def run(self, work: Callable[[], None]) -> None:
-        """Runs it in a thread."""
+        """Runs the function with this state."""
         self._context.copy().run(self._in_torchs, work)
 
     def _in_torchs(self, work: Callable[[], None]) -> None:
@@ -113,9 +114,9 @@ class Modes:
 def _work(
     job: Job, number: int, blocked: set[int | signal.Signals], one_thread: Callable[[], None]
 ) -> None:
-    """The life of a worker's thread. blocked: signals, in the thread that made the loader.
-    one_thread: limits what libraries start in the calling thread."""
-    # Not the mask of the moment it was started in: programs that a dataset runs inherit it.
+    """The life of a worker's thread. blocked: signals blocked in the thread that made the loader.
+    one_thread: limits the threads that libraries start for the calling thread."""
+    # Programs that a dataset starts inherit the mask, so it must not be that of the start.
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     segment = job.memory.segment
     if not segment.await_wanted(number):
@@ -134,18 +135,18 @@ def _work(
         serve(worker, runner)
     except BaseException as error:
         if segment.over():
-            return  # nobody wants to know
+            return  # the loader has stopped, and no code reads the error
         if job.notes is not None:
             job.notes.ends(error)
-        segment.exited(number, 1)  # what it has in hand is lost, and the loader says so
+        segment.exited(number, 1)  # its current task is lost, and the loader raises an error
         raise
 
 
 class PythonPool(ThreadPool):
-    """The engine and its threads, with what they make samples with."""
+    """The engine and its Python threads."""
 
     kind = "thread"
-    patience = grace.LEAVE  # a sample may take for ever
+    patience = grace.LEAVE  # a sample may take forever
 
     def __init__(
         self, *, workers: int, memory_limit: int, options: dict[str, Any], job: dict[str, Any]

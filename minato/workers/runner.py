@@ -1,8 +1,8 @@
-"""What a worker does with its tasks, be it a process or a thread.
+"""Runs the tasks of a worker, a process or a thread, that need torch's rules.
 
-The loop is the core's (``csrc/py/types/mn_worker_type.c``), which makes rows by itself. What needs
-torch's rules comes here: whole batches, parts of them, collating, new epochs, and samples that
-fail or do not fit.
+The worker's loop is in the core (``csrc/py/types/mn_worker_type.c``), which makes rows by itself.
+This file handles whole batches, parts of them, collating, new epochs, and samples that fail or do
+not fit.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ from .shares import asked
 
 
 class _Placed(NamedTuple):
-    """In place of a batch that was written into rows."""
+    """Stands for a batch that was written into rows."""
 
     rows: int
-    objects: list[list[Any]]  # by row: leaves that are no row data
+    objects: list[list[Any]]  # by row: the leaves that a row cannot hold
 
 
 class Runner:
-    """Answers the tasks that the core's loop hands to Python."""
+    """Does the tasks that the core's loop passes to Python."""
 
     def __init__(self, job: Job, number: int, not_loaded: Exception | None = None) -> None:
-        """not_loaded: why there is no dataset, so every task fails."""
+        """not_loaded: the reason why there is no dataset; then every task fails."""
         self.job = job
         self.where = f"in DataLoader worker process {number}"
         self.seeder: Any = None
@@ -83,21 +83,21 @@ class Runner:
         self.at: Any = None  # Worker.at, likewise
         self.place: Any = None  # Worker.place, likewise
         self.indices: Any = None  # Worker.indices, likewise
-        #: None where the first sample that fails ends its batch
+        #: None: the first sample that fails ends its batch
         self.tolerant = None if job.on_error == RAISE else Tolerant(job.on_error, self._failure)
-        self.probing = job.probing  # until one batch has told what sending its samples takes
-        self.learns = job.places  # what its samples look like
-        self.sending: tuple[int | bytes, ...] = ()  # what the next answer says of it, at its end
+        self.probing = job.probing  # until the sending of one batch's samples was measured
+        self.learns = job.places  # until the layout of its samples was found
+        self.sending: tuple[int | bytes, ...] = ()  # appended to the next answer: cost or layout
         self.reason = ""  # why default_collate has failed
-        self.asked: Any = None  # indices of the batch that it fetches
-        self.row: tuple[int, ...] = ()  # where in its batch the sample is that it fetches
+        self.asked: Any = None  # indices of the batch that is being fetched
+        self.row: tuple[int, ...] = ()  # the row of the sample that is being fetched
         self.init_failure: Failure | None = None
         self.epoch_failure: Failure | None = None  # of the dataset's set_epoch, in this epoch
-        self.prepared = False  # all but the fetcher, which each epoch makes anew
+        self.prepared = False  # set up, but for the fetcher, which each epoch makes anew
         self.exhausted = False
         self.snapshots: Snapshots | None = None
-        self.begin: bytes | None = None  # what is to be known of an epoch that begins
-        self.again = 0  # batches that another process has delivered, and this one makes again
+        self.begin: bytes | None = None  # state of the dataset at the start of an epoch
+        self.again = 0  # delivered batches of a process before, which this one makes again
         self.init_states = init_states.UNCHANGED
         self.loaded = not_loaded is None
         try:
@@ -114,7 +114,7 @@ class Runner:
             self.init_failure = self._not_begun(error)
 
     def _begin(self, number: int) -> None:
-        """worker_init_fn, and what is to be seeded after it."""
+        """Calls worker_init_fn, then finds the generators to seed."""
         job = self.job
         if job.worker_init_fn is not None:
             before = init_states.now() if job.seed_per_sample else {}
@@ -128,8 +128,8 @@ class Runner:
             self.seeder = make_seeder(job.dataset, job.collate_fn, known=job.held, finder=finder)
 
     def _init(self, number: int) -> None:
-        """worker_init_fn. Samples of several workers are collated as the trainer knows it, so it
-        must not make that another."""
+        """Calls worker_init_fn. It must not change default_collate: samples of several workers are
+        collated as in the trainer."""
         job = self.job
         assert job.worker_init_fn is not None
         job.worker_init_fn(number)
@@ -143,7 +143,7 @@ class Runner:
 
     def _make_fetcher(self, start: tuple[bytes | None, int] | None = None) -> None:
         job, snapshots = self.job, self.snapshots
-        # worker_init_fn may have taught this process's default_collate something
+        # worker_init_fn may have changed default_collate in this process
         places = job.places and is_default_collate(job.collate_fn)
         by_default = self._by_default if is_default_collate(job.collate_fn) else job.collate_fn
         self.collate_fn: Callable[[Any], Any] = self._into_rows if places else by_default
@@ -165,7 +165,7 @@ class Runner:
         self.exhausted = False
 
     def _by_default(self, samples: Any) -> Any:
-        """default_collate, or a word on why it fails."""
+        """Calls default_collate. If it fails, notes why."""
         try:
             return self.job.collate_fn(samples)
         except Exception:
@@ -173,17 +173,16 @@ class Runner:
             raise
 
     def _name(self, row: int) -> str:
-        """Of a sample that is collated, by its index where that is known."""
+        """The name of a sample that is being collated: its index, if that is known."""
         indices, amiss = self.asked, self.tolerant.amiss if self.tolerant is not None else []
         if isinstance(indices, (list, tuple)) and not amiss:
             return by_index(indices)(row)
         return f"place {row} of the batch"
 
     def _into_rows(self, samples: Any) -> Any:
-        """What stands in for default_collate: the samples of a batch are written to its rows.
-        Those that do not fit are collated, and where the trainer may not know yet what samples
-        look like it is told."""
-        if self.tolerant is not None and self.tolerant.amiss:  # that travels in a message
+        """Stands in for default_collate: writes the samples of a batch to its rows. Samples that do
+        not fit are collated. If the trainer may not know the layout yet, the answer carries it."""
+        if self.tolerant is not None and self.tolerant.amiss:  # failures travel in a message
             return self._by_default(samples)
         objects: list[list[Any]] = []
         if self.place(samples, objects):
@@ -194,20 +193,20 @@ class Runner:
         return data
 
     def rows(self, task: Task) -> list[Entry]:
-        """Entries of an envelope of rows, exceptions wrapped."""
+        """The entries of an envelope of rows, with exceptions wrapped."""
         return [
             self._failed(row, what, obj, task) if what in (ERROR, FATAL) else (row, what, obj)
             for row, what, obj in task.extras or ()
         ]
 
     def _failed(self, row: int, what: int, error: BaseException, task: Task) -> Entry:
-        """Of a row whose sample could not be made."""
+        """The entry of a row whose sample could not be made."""
         if self.tolerant is None or what == FATAL or isinstance(error, Fatal):
             return row, ERROR, self._failure(error)
         return in_its_place(self.tolerant, row, error, self.indices(), self._getter(task))
 
     def _getter(self, task: Task) -> Callable[[int, Any], Any]:
-        """What makes the sample of a row of a batch from an index."""
+        """Returns a function that makes the sample of a row from an index."""
         seeder = self.seeder if task.seeded and self.seeder is not None else Unseeded
         assert self.tolerant is not None
         one = partial(
@@ -221,9 +220,9 @@ class Runner:
         return get
 
     def encoded(self, answer: Any, task: Task) -> tuple[bytes | None, list[Any]]:
-        """The message of an answer to this task, and the buffers beside it. With ``on_error`` a
-        sample that cannot be pickled counts as one that could not be made, where the batch cannot
-        be pickled for it, or not be collated by default."""
+        """The message of an answer to this task, with its buffers. With ``on_error``, a sample that
+        cannot be pickled may count as one that could not be made: if it keeps the batch from being
+        pickled, or from being collated by default."""
         tolerant, rows = self.tolerant, isinstance(answer, list)
         if tolerant is None or answer is None:
             return encode(answer, self.where, task.kind)
@@ -244,7 +243,8 @@ class Runner:
         return encode(answer, self.where, task.kind)
 
     def _checked(self, entry: Entry, task: Task) -> Entry:
-        """Of a row; a sample that can be collated, though not be pickled, is left as it is."""
+        """Checks that an entry can be pickled. A sample that can be collated, but not pickled,
+        stays as it is."""
         row, what, obj = entry
         if what not in (SAMPLE, REPLACED):
             return entry
@@ -259,23 +259,23 @@ class Runner:
         return entry
 
     def part(self, task: Task) -> list[Entry]:
-        """The same of rows that another worker may collate."""
+        """The entries of rows that another worker may collate."""
         return [
             (row, what, obj) if _may_be_sent(what, obj) else (row, REFUSED, None)
             for row, what, obj in self.rows(task)
         ]
 
     def collate(self, task: Task, parts: list[Any]) -> Answer:
-        """As ``batch``, of samples that the batch's parts have fetched. A failure of one is
-        followed by its row. What could not be sent is fetched again, all of it: seeds make
-        it what it was."""
+        """As ``batch``, from samples that the batch's parts have fetched. A sample's failure is
+        followed by its row. If some sample could not be sent, fetches all of them again: with their
+        seeds they are the same."""
         try:
             entries = [(row, what, obj) for part in parts for row, what, obj in messages.loads(*part)]
-        except Exception:  # no room for a part, a class that cannot be found here, or nonsense
+        except Exception:  # no memory for a part, a class that is missing here, or damage
             entries = []
         for row, what, obj in entries:
             if what == ERROR:
-                return FAILED, obj, row  # the first in the order of rows, as torch has it
+                return FAILED, obj, row  # the first in the order of rows, as in torch
         whole = len(entries) == len(task.indices) - task.spares
         if not whole or any(what == REFUSED for _, what, _ in entries):
             self.sending = (-1,)
@@ -304,7 +304,7 @@ class Runner:
         return error.failure if isinstance(error, Fatal) else Failure.of(error, where)
 
     def batch(self, task: Task) -> Answer:
-        """Fetches and collates. A failure of one sample is followed by its row."""
+        """Fetches and collates. A sample's failure is followed by its row."""
         failure = self.init_failure or self.epoch_failure
         if failure is not None:
             return FAILED, failure
@@ -335,11 +335,11 @@ class Runner:
             return FAILED, self._failure(error), *self.row
 
     def tell_epoch(self, dataset: Any, epoch: int) -> Any:
-        """Tells the job's dataset, where it has set_epoch, of the epoch that begins. What gives that
-        epoch's samples: dataset, or what raises the error of set_epoch at each of them."""
+        """Calls set_epoch of the job's dataset, if it has that. Returns the source of the epoch's
+        samples: dataset, or, if set_epoch failed, a stand-in that raises its error for each."""
         self.epoch_failure = None
         try:
-            # As the loader asks for it: a dataset may hand it on by __getattr__.
+            # The loader looks it up alike: a dataset may forward it by __getattr__.
             tell = attribute(self.job.dataset, "set_epoch")
             if callable(tell):
                 tell(epoch)
@@ -354,7 +354,8 @@ class Runner:
         return dataset if failure is None else _Refusing(failure)
 
     def _make_again(self, index: Any) -> None:
-        """What was delivered since the snapshot that this worker goes on from. Failures too."""
+        """Makes again what was delivered since the snapshot that this worker resumes from, failures
+        included."""
         self.fetcher.collate_fn, again = self.job.collate_fn, self.again
         self.again = 0
         for _ in range(again):
@@ -362,8 +363,8 @@ class Runner:
         self.fetcher.collate_fn = self.collate_fn
 
     def stated(self, answer: Answer) -> Answer | None:
-        """The answer with what the dataset says of itself; None where it says nothing. After a
-        failure it does not: what that leaves behind, only making it again would."""
+        """The answer with the state of the dataset; None if there is no state. After a failure none
+        is taken: only making the batch again restores what the failure left behind."""
         snapshots, status = self.snapshots, answer[0]
         if snapshots is None or status == FAILED:
             return None
@@ -377,7 +378,7 @@ class Runner:
         if seeder is None:
             alone = job.dataset_kind == _DatasetKind.Map and not job.auto_collation
             if not job.splits and not alone and self.tolerant is None:
-                return self.fetcher.fetch(task.indices)  # whose samples' costs are not asked for
+                return self.fetcher.fetch(task.indices)  # costs of its samples are not needed
             seeder = Unseeded
         samples = partial(self._samples, seeder, task)
         place = (task.base_seed, task.epoch, task.number, OF_COLLATE)
@@ -390,7 +391,7 @@ class Runner:
             data = fetched(seeder, job, indices, place, (self._at, self.mark))
         else:
             indices, spares = split_spares(indices, task.spares)
-            if not job.auto_collation:  # spares need a list to lie in
+            if not job.auto_collation:  # the indices are in a list only because of the spares
                 indices = indices[0] if job.on_error == REPLACE else indices
             told = self._at, self.mark
             data = tolerated(self.tolerant, seeder, job, indices, spares, place, told)
@@ -402,7 +403,7 @@ class Runner:
 
     def _at(self, row: int) -> None:
         self.row = (row,)
-        if self.tolerant is not None:  # after one that has failed it is not the next
+        if self.tolerant is not None:  # after a failed sample, rows do not follow one by one
             self.at(row)
 
     def resume(self) -> Answer:
@@ -412,7 +413,7 @@ class Runner:
             return OK, None
         try:
             self._make_fetcher()
-            if self.prepared:  # else worker_init_fn has failed, which is called once
+            if self.prepared:  # else worker_init_fn has failed, and it is called only once
                 self.init_failure = None
         except Exception as error:
             self.init_failure = self._not_begun(error)
@@ -426,7 +427,7 @@ class _IndexError:
         self.error = error
 
     def __iter__(self) -> NoReturn:
-        raise self.error  # where the core looks for the index of one sample
+        raise self.error  # the core iterates over indices to find one
 
 
 def _load_index(data: bytes) -> Any:
@@ -437,14 +438,14 @@ def _load_index(data: bytes) -> Any:
 
 
 def _may_be_sent(what: int, obj: Any) -> bool:
-    """Whether another worker gets what this one has made."""
+    """Whether a sample is the same after it was sent to another worker."""
     sample = obj[2] if what == REPLACED else obj
     return what not in (SAMPLE, REPLACED) or sendable(sample)
 
 
 def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _core.Worker:
-    """The core's loop of a worker, and its runner's way to that. thread: of the trainer, whose
-    dataset this is, which was told of the epoch."""
+    """The core's loop of a worker, connected with its runner. thread: the worker is a thread of the
+    trainer, whose dataset has already got the epoch."""
     dataset = by_sample(job.dataset, job.auto_collation)
     worker = _core.Worker(
         job.memory.segment,
@@ -464,7 +465,7 @@ def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _c
 
 
 def serve(worker: _core.Worker, runner: Runner) -> bool:
-    """Does tasks until the loader stops, which is True, or there was none for a second."""
+    """Does tasks. Returns True when the loader stops, False after a second without a task."""
     while task := worker.next():
         if task.kind == RESUME:
             answer: Any = runner.resume()
@@ -490,8 +491,8 @@ def serve(worker: _core.Worker, runner: Runner) -> bool:
 
 
 class _Refusing:
-    """In place of a dataset that worker_init_fn or set_epoch could not prepare: each sample fails
-    so."""
+    """Stands for a dataset that worker_init_fn or set_epoch could not prepare: each sample raises
+    that error."""
 
     def __init__(self, failure: Failure) -> None:
         self._failure = failure

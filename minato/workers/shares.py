@@ -1,7 +1,7 @@
-"""Whether an iterable dataset asks which worker it is in, as one that gives a share in each must.
+"""Finds iterable datasets that never ask which worker they are in.
 
-One that does not gives everything in every worker, so each sample comes as often as there are
-workers. torch's loader delivers that, too, and so does minato's, with a warning.
+A dataset that gives a share in each worker must ask. Otherwise every worker gives all samples, so
+each sample comes once from every worker. torch's loader does the same; minato warns of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _asked = False
 
 
 class _Watched(WorkerInfo):
-    """What ``get_worker_info()`` gives in a worker of an iterable dataset."""
+    """The result of ``get_worker_info()`` in a worker of an iterable dataset."""
 
     def __getattribute__(self, name: str) -> Any:
         global _asked
@@ -27,12 +27,12 @@ _Watched.__name__ = _Watched.__qualname__ = WorkerInfo.__name__
 
 
 def watched(**info: Any) -> WorkerInfo:
-    """For a worker process."""
+    """Worker info for a worker process."""
     return _Watched(**info)
 
 
 def asked() -> bool:
-    """Whether anything in this process has."""
+    """Whether any code in this process has asked for the worker's number."""
     return _asked
 
 

@@ -1,9 +1,9 @@
 """Ctrl-C while processes start and end.
 
 A terminal sends SIGINT, and a scheduler SIGTERM, to all processes of a group at once.  Workers
-and the process that starts them leave the first to the trainer, but a new process does so only
-once it has said so; and the trainer must not be interrupted between having a process, a
-descriptor or memory and having noted it.
+and the process that starts them ignore SIGINT, which is the trainer's to handle.  But a new process
+ignores it only after its first instructions.  And the trainer must not be interrupted between
+getting a process, a descriptor or memory and recording it.
 """
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ from typing import Any
 from .. import _core
 
 GROUP = frozenset({signal.SIGINT, signal.SIGTERM})
-#: others that a scheduler sends to a whole job before it ends, for the program to save a checkpoint
+#: signals by which a scheduler warns a whole job of its end: programs then save a checkpoint
 WARNINGS = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
 
 class Held:
-    """``with Held() as held:`` puts off KeyboardInterrupt to its end, and blocks both signals
-    in processes that are begun inside, which ``released()`` ends there.
+    """``with Held() as held:`` delays KeyboardInterrupt until the end of the block. Processes that
+    start inside begin with both signals blocked, until they call ``released()``.
 
-    Blocking alone would not do: a thread of a library's pool takes the signal then, and Python
-    interrupts the main thread all the same. Only brief work belongs inside.
+    Blocking alone is not enough: a thread of a library's pool would take the signal, and Python
+    would still interrupt the main thread. Only brief work belongs inside.
 
-    C code may have installed a handler that Python does not know of. It is put off, too, and is
-    in force again afterwards. Where there is no memory to note it, nothing is put off: what is
-    to be ended is ended all the same.
+    C code may have installed a handler that Python does not know. It is delayed, too, and restored
+    afterwards. Without memory to save it nothing is delayed, so that cleaning up can still go on.
     """
 
     def __enter__(self) -> Held:
-        self.interrupted = False  # Ctrl-C has been put off
+        self.interrupted = False  # Ctrl-C came inside the block
         self._handler: Callable[..., Any] | None = None
-        self._others: bytes | None = None  # the system's word of another handler than Python's
-        self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # before
-        if threading.current_thread() is threading.main_thread():  # others are not interrupted
+        self._others: bytes | None = None  # a handler that is not Python's, as the system has it
+        self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # blocked before the block
+        if threading.current_thread() is threading.main_thread():  # only it is interrupted
             handler = signal.getsignal(signal.SIGINT)
             with contextlib.suppress(MemoryError):
                 if callable(handler):
@@ -64,7 +63,7 @@ class Held:
         if self.interrupted and self._others is not None:
             signal.raise_signal(signal.SIGINT)
         elif self.interrupted and self._handler is not None:
-            # Not the frame that was interrupted: to keep that one would keep all that it holds.
+            # Not the interrupted frame: a reference to it would keep all of its objects alive.
             self._handler(signal.SIGINT, sys._getframe())
 
     def _restore(self) -> None:
@@ -77,37 +76,40 @@ class Held:
 
 
 def _leave_to_trainer(_number: int, _frame: Any) -> None:
-    """It decides what Ctrl-C means. To ignore the signal would outlast exec: programs that a
+    """Does nothing: the trainer handles Ctrl-C. SIG_IGN would outlast exec, so programs that a
     dataset starts could not be interrupted."""
 
 
 def handled() -> frozenset[int]:
-    """Those of WARNINGS that the program has handlers for."""
+    """The signals of WARNINGS for which the program has handlers."""
     return frozenset(number for number in WARNINGS if callable(signal.getsignal(number)))
 
 
 def released(
     blocked: Iterable[int], trainer: int, handled: Iterable[int] = (), forked: bool = False
 ) -> None:
-    """First thing in a process that was begun in a ``Held``, with what it has found blocked.
-    SIGTERM, and what the program has ``handled()``, count only if the trainer or the parent sends
-    them. A worker that is forked inherits the program's handlers, and keeps them."""
+    """Called at the start of a process that was started inside ``Held``. blocked: its value.
+
+    SIGTERM and the signals in handled have an effect only if the trainer or the parent sends them.
+    forked: a forked worker, which inherits the program's handlers and keeps them.
+    """
     signal.signal(signal.SIGINT, _leave_to_trainer)
-    signal.siginterrupt(signal.SIGINT, False)  # C code, too, goes on with a read as before
+    signal.siginterrupt(signal.SIGINT, False)  # so that reads of C code are restarted
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     leave_to_trainer(trainer, {signal.SIGTERM} if forked else {signal.SIGTERM, *handled})
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP.difference(blocked))
 
 
 def leave_to_trainer(trainer: int, numbers: Iterable[int] = (signal.SIGTERM,)) -> None:
-    """This process ignores these signals, unless the trainer, its parent or itself sends them."""
+    """Makes this process ignore these signals, unless the trainer, its parent or itself sends
+    them."""
     for number in numbers:
         _core.filter_signal(number, trainer)
 
 
 @contextlib.contextmanager
 def ignored() -> Iterator[None]:
-    """A process that is executed inside ignores SIGINT, and SIGTERM is put off there, until it says
+    """A process that is executed inside the block ignores SIGINT and blocks SIGTERM until it calls
     ``released()``."""
     before = _core.disposition(signal.SIGINT)
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -122,25 +124,24 @@ def ignored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_broken_pipe() -> Iterator[None]:
-    """A write inside to a pipe that nobody reads any more is an error and nothing else, also in a
-    program that SIGPIPE ends: many that are piped to others set it so."""
+    """Inside the block, a write to a pipe without a reader only raises BrokenPipeError. SIGPIPE
+    would end programs that set it to its default, as many do whose output is piped."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
     try:
         yield
     except BrokenPipeError:
         if signal.SIGPIPE not in blocked:
-            signal.sigtimedwait({signal.SIGPIPE}, 0)  # which was sent to this thread
+            signal.sigtimedwait({signal.SIGPIPE}, 0)  # takes the signal sent to this thread
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 class Deaf(str):
-    """The name of a process that ignores SIGINT from the moment it hears its name.
+    """The name of a process that ignores SIGINT from the moment it loads its name.
 
-    A fork server unblocks what it likes in its children. Their names are the first that they
-    load, before the main module and what that imports; nothing but the standard library can
-    be found then.
+    A fork server unblocks signals in its children. A child's name is the first object that it
+    loads, before the main module and its imports. Only the standard library can be found then.
     """
 
     def __reduce__(self) -> Any:

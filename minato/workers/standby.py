@@ -10,27 +10,27 @@ The trainer starts the standby, which forks the zygote and sleeps.  When the zyg
 makes its workers children of the standby (``PR_SET_CHILD_SUBREAPER``).  The standby forks another
 zygote, which forks and replaces workers from then on.  Running workers do not notice.
 
-A worker's death is reported once, by its parent: the zygote reports those that it has forked, the
+A worker's death is reported once, by its parent: the zygote reports workers that it has forked, the
 standby those that it has adopted.  The zygote does everything else, also for adopted workers: it
-moves their entries on, replaces them and ends them.  Each parent reaps its own children, and only
-after the table names them no more, so a process id in the table is never another process's.
+changes their entries, replaces them and ends them.  Each parent reaps its own children, and only
+after the table no longer names them.  So a process id in the table is never another process's.
 
-A kill leaves behind:
+If a process is killed:
 
-- The zygote, before it has noted a worker that it has just forked: the entry is STARTING and has no
-  process id.  The standby gives it up, by an exchange of the word in which the worker would claim
-  it.  A worker that comes too late ends, and the next zygote forks another.
+- The zygote, before it has recorded a worker that it has just forked: the entry is STARTING and has
+  no process id.  The standby takes the entry back by exchanging the word in which the worker would
+  claim it.  A worker that comes too late exits, and the next zygote forks another.
 - The zygote, between a worker's death and its report: the dead worker is a child of the standby,
   which reports it.
 - The zygote, after the report or while it reaps: the entry is EXITED, SWEPT or WANTED, and the next
-  zygote goes on from there.
+  zygote continues from there.
 - The standby: the zygote goes on alone.  Workers that the standby had adopted have no parent here
-  any more, and the zygote sees their end by a pidfd of each, without the exit status.
+  any more.  The zygote sees their end by a pidfd of each, without the exit status.
 - Both: the trainer starts another standby when ``next()`` has to wait (``Pool.restart``).  Workers
   go on, and the new zygote watches them by pidfds.
 
-Each iterator pays for a standby with one more fork at its start, and with the pages that standby
-and zygote do not share any more.  docs/how-it-works.md has figures.
+A standby costs each iterator one more fork at its start, and the pages that standby and zygote no
+longer share.  docs/how-it-works.md has figures.
 """
 
 from __future__ import annotations
@@ -54,30 +54,30 @@ from . import library_threads, signals
 from .job import Job
 from .zygote import EXITED, FORKED, LOOK_SECONDS, SWEPT, Adopted, Zygote, drain, wake_pipe
 
-#: how often the standby looks whether the trainer has dealt with a death
+#: how often the standby checks whether the trainer has handled a death
 ACK_SECONDS = 0.01
-#: once the trainer is gone, the zygote has so long to end; then it is killed (it may be stopped)
+#: time for the zygote to exit once the trainer is gone; then it is killed (it may be stopped)
 ORPHANED_SECONDS = 2.0
-#: so many zygotes in a row that each die within so many seconds are an error
+#: SOON_MOST zygotes in a row that each die within SOON_SECONDS are an error
 SOON_SECONDS, SOON_MOST = 1.0, 10
 
 
 class Standby:
     def __init__(self, zygote: Zygote) -> None:
-        self.zygote = zygote  # as each of them begins
+        self.zygote = zygote  # the state that each zygote starts with
         self.segment = zygote.segment
         self.pid = 0  # of the present zygote
         self.pidfd = -1  # of the present zygote
-        self.told = False  # the present zygote has been told to end
-        self.begun = False  # there has been a zygote
+        self.told = False  # the present zygote was asked to exit
+        self.begun = False  # a zygote was forked
         self.adopted: dict[int, Adopted] = {}  # by process id
-        self.foreign: list[Adopted] = []  # other workers in the table, which are no children
+        self.foreign: list[Adopted] = []  # workers in the table that are not children
 
     def run(self) -> None:
-        """Returns when there is nothing left to do."""
+        """Watches and replaces the zygote. Returns when the loader or the trainer ends."""
         torch.multiprocessing._set_thread_name("minato_standby")
         self._listen()
-        self._adopt()  # what another standby and its zygote have left
+        self._adopt()  # workers of an earlier standby and its zygote
         soon = 0
         while True:
             begun = time.monotonic()
@@ -86,13 +86,13 @@ class Standby:
             except OSError:
                 if self.begun:
                     raise
-                return self.zygote.run()  # there cannot be another process: this one is the zygote
+                return self.zygote.run()  # no process can be forked, so this one is the zygote
             self.begun = True
             how = self._await_end()
             if how == 0 or self.zygote.terminated or not self.segment.trainer_lives():
                 return self._end_all()
             soon = soon + 1 if time.monotonic() - begun < SOON_SECONDS else 0
-            if how > 0:  # an exception, which the zygote has printed and noted
+            if how > 0:  # the zygote has printed and noted an exception
                 os._exit(1)
             if soon == SOON_MOST:
                 raise RuntimeError(
@@ -111,8 +111,8 @@ class Standby:
     # ---- the zygote ------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Forks a zygote, which never returns from here."""
-        # until the zygote has handlers of its own
+        """Forks a zygote. The zygote never returns from here."""
+        # blocked until the zygote has its own handlers
         held = {signal.SIGTERM, *self.zygote.job.handled}
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, held)
         self.told = self.zygote.terminated
@@ -151,13 +151,13 @@ class Standby:
             os._exit(code)
 
     def _signal_zygote(self, number: int) -> None:
-        """The standby has not reaped it, so the id is still its own."""
+        """Signals the zygote. The standby has not reaped it, so the id is still the zygote's."""
         os.kill(self.pid, number)
         os.kill(self.pid, signal.SIGCONT)  # a stopped process would not get the signal
 
     def _await_end(self) -> int:
         """Sleeps until the zygote ends. Returns its exit code, or minus the signal."""
-        until: float | None = None  # when a zygote is killed that does not end by itself
+        until: float | None = None  # the time to kill a zygote that does not exit by itself
         while True:
             waiting, how = self._look()
             if how is not None:
@@ -186,8 +186,8 @@ class Standby:
     # ---- children --------------------------------------------------------------------
 
     def _look(self) -> tuple[bool, int | None]:
-        """Reports adopted workers that have died, and reaps those that the table names no more.
-        Returns whether some are to be reaped later, and how the zygote has ended, if it has."""
+        """Reports dead adopted workers, and reaps those that the table no longer names. Returns
+        whether some are to be reaped later, and the zygote's exit status if it has ended."""
         waiting = False
         for pid, worker in list(self.adopted.items()):
             status = _ended(pid)
@@ -213,7 +213,7 @@ class Standby:
         return waiting, None
 
     def _adopt(self) -> None:
-        """Notes the workers that a dead zygote has left, living and dead."""
+        """Records the workers of a dead zygote, living and dead."""
         self.foreign = []
         for number in range(self.segment.workers):
             pid = self.segment.adopt(number)
@@ -226,9 +226,9 @@ class Standby:
                 self.foreign.append(Adopted(number, pid, self.segment, 0))
 
     def _reap_strangers(self) -> None:
-        """Reaps what is neither zygote nor worker: a process whose parent, a worker or a process of
-        a worker, has ended. Workers come here only when their zygote has died, and then _adopt()
-        is first."""
+        """Reaps children that are neither zygote nor worker: descendants of a worker whose parent
+        has ended. Workers become children only when their zygote has died, and then _adopt() runs
+        first."""
         while True:
             try:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -239,8 +239,8 @@ class Standby:
             os.waitpid(info.si_pid, 0)
 
     def _end_all(self) -> None:
-        """At the end, when the table does not matter any more. A zygote that was killed has left
-        its workers."""
+        """Kills the workers that a killed zygote has left, and reaps all children. Called at the
+        end, when the table does not matter any more."""
         for pid in self.adopted:
             os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -265,16 +265,16 @@ def _ended(pid: int) -> int | None:
 
 
 def _note(job: Job, error: BaseException, pid: int | None = None) -> None:
-    """Notes for the trainer with which exception this process, or that with this id, ends."""
+    """Notes for the trainer the exception that ends this process, or the process with this id."""
     if job.notes is not None:
         job.notes.ends(error, pid)
 
 
 def main(job: Job, commands: Connection, unused: Connection | None, method: str) -> None:
-    """Target of the process that the trainer begins."""
+    """Target of the process that the trainer starts."""
     try:
         zygote = _begin(job, commands, unused, method)
-        _core.adopt_orphans()  # where it is refused, zygotes see by pidfds that a worker has died
+        _core.adopt_orphans()  # if the system refuses it, zygotes see deaths of workers by pidfds
         Standby(zygote).run()
     except BaseException as error:
         _note(job, error)
@@ -292,6 +292,6 @@ def _begin(job: Job, commands: Connection, unused: Connection | None, method: st
     zygote = Zygote(job, commands, method)
     if job.seed_per_sample and zygote.start == FORKED:
         generator_states.probe_globals()
-    gc.freeze()  # collections in workers then leave the pages alone that they share with it
+    gc.freeze()  # so that collections in workers do not write to the pages they share with it
     zygote.take_signals()
     return zygote

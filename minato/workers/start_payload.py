@@ -1,13 +1,13 @@
-"""What travels to workers that inherit nothing: pickled once, and loaded by each of them.
+"""The dataset and functions for workers that inherit nothing: pickled once, loaded by each worker.
 
-multiprocessing pickles a process's arguments for that one child, with descriptors of queues
-and shared tensors that only it can take over.  Here the pickle lies in a memory file, and the
-descriptors that it speaks of beside it, so the zygote can pass both on: each worker loads the
-trainer's pickle by itself, as torch's workers do, and owns what that makes.
+multiprocessing pickles a process's arguments for one child, with descriptors (of queues and shared
+tensors) that only that child can take over.  Here the pickle is in a memory file, together with the
+descriptors that it refers to, and the zygote can pass both on.  Each worker loads the trainer's
+pickle by itself, as torch's workers do, and owns the objects.
 
-What is large and plain does not become another copy in each worker.  It follows the pickle in
-the same file: containers of text and numbers, which the zygote loads once and its forks have,
-and the memory of arrays and tensors, which each worker maps.
+Large and plain objects are not copied into each worker.  They follow the pickle in the same file.
+The zygote loads containers of text and numbers once, and its forks inherit them.  Each worker maps
+the memory of arrays and tensors.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ import numpy as np
 import torch
 from torch.multiprocessing import reductions
 
-#: a list, tuple or dict of more plain values than this is loaded once for all workers
+#: a list, tuple or dict with more plain values than this is loaded once for all workers
 PLAIN_MOST = 1_000
-#: and so are a text, bytes and the memory of an array of more bytes than this
+#: so are text, bytes and the memory of arrays with more bytes than this
 BYTES_MOST = 1 << 16
-#: memory of arrays and tensors begins at multiples of this
+#: the memory of arrays and tensors begins at multiples of this
 ALIGNED = 64
 
 _SCALARS = frozenset({str, int, float, bytes, bool, complex, type(None)})
 _CONTAINERS = frozenset({list, tuple, dict})
 _BYTES = frozenset({str, bytes, bytearray})
 
-#: of the pickle that is being loaded
+#: descriptors of the pickle that is being loaded
 _beside: list[int] = []
 
 
 class _Place:
-    """In a pickle: the descriptor with this place among those beside it."""
+    """Stands for a descriptor in a pickle: its place in the list of descriptors."""
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -53,7 +53,7 @@ class _Place:
 
 
 class _Noting:
-    """Notes descriptors in place of the process that multiprocessing pickles for."""
+    """Collects descriptors. multiprocessing takes it for the process that it pickles for."""
 
     DupFd = _Place
 
@@ -66,14 +66,14 @@ class _Noting:
 
 
 class Pickled:
-    """An object's pickle in a memory file. It may be sent to a new process, and from there
-    to others; the object must live until the first has it.
+    """An object's pickle in a memory file. It may be sent to a new process, and from there to
+    others. The object must live until the first process has the pickle.
 
-    Raises what pickling it raises.
+    Raises the errors of pickling the object.
 
     Attributes:
-        shared: storages that processes share and count: on an accelerator, or by name. What
-            loads them counts itself, so they must live, here, for as long as any that loads them.
+        shared: storages that processes share and count: on an accelerator, or by name. Each process
+            that loads them counts itself. So they must live here as long as any such process.
     """
 
     _beside: list[int]
@@ -81,8 +81,8 @@ class Pickled:
     def __init__(self, obj: Any) -> None:
         noting: Any = _Noting()
         outer = context.get_spawning_popen()
-        self._apart: Any = None  # once it is loaded
-        self._mine = True  # whose descriptors these are; else the object's
+        self._apart: Any = None  # the loaded objects that the pickle leaves out
+        self._mine = True  # this owns the descriptors; else the object owns them
         self._file, self._beside = -1, []
         self._file = os.memfd_create("minato-dataset")
         self.shared: list[Any] = []
@@ -95,7 +95,7 @@ class Pickled:
         self._beside, self._mine = noting.descriptors, False
 
     def _dump(self, obj: Any, file: Any) -> int:
-        """Where in the file it begins what the pickle leaves out."""
+        """Writes the pickle. Returns the offset of the table of objects that it leaves out."""
         pickler: Any = reduction.ForkingPickler(file)
         share = pickler.dispatch_table[torch.UntypedStorage]
 
@@ -103,7 +103,7 @@ class Pickled:
             rebuild, arguments = share(storage)
             if rebuild is not reductions.rebuild_storage_filename:
                 return rebuild, arguments
-            storage._shared_decref()  # it was counted for one process that would load it
+            storage._shared_decref()  # torch counted it for one process that loads it
             self.shared.append(storage)
             return _rebuild_by_name, arguments
 
@@ -122,8 +122,8 @@ class Pickled:
         self._file, *self._beside = [d.detach() for d in descriptors]
 
     def load_apart(self) -> None:
-        """Loads what the pickle leaves out, for this process and its forks. No code of the
-        program's runs."""
+        """Loads the objects that the pickle leaves out, for this process and its forks. Runs no
+        code of the program."""
         with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as data:
             data.seek(self._begins)
             mutable, arrays, storages = pickle.load(data)
@@ -134,10 +134,10 @@ class Pickled:
         self._apart = plain, arrays, storages
 
     def load(self) -> Any:
-        """The object anew."""
+        """Loads a new copy of the object."""
         if self._apart is None:
             self.load_apart()
-        apart, self._apart = self._apart, None  # a container is nobody's but this object's
+        apart, self._apart = self._apart, None  # only this copy may use the containers
         _beside[:] = self._beside
         try:
             with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as data, inheriting():
@@ -146,7 +146,7 @@ class Pickled:
             _beside.clear()
 
     def close(self) -> None:
-        """Frees what it holds: it will be loaded and sent no more."""
+        """Closes file and descriptors. The pickle can no longer be loaded or sent."""
         mine = [self._file, *self._beside] if self._mine else [self._file]
         self._file, self._beside, self._apart = -1, [], None
         for fd in mine:
@@ -159,7 +159,7 @@ class Pickled:
 
 @contextmanager
 def _noting_shared(storages: list[Any]) -> Iterator[None]:
-    """Notes each storage on an accelerator that a handle is made of."""
+    """Collects each storage on an accelerator for which a handle is made."""
     kind: Any = torch.UntypedStorage
     own = vars(kind).get("_share_cuda_")
     share = kind._share_cuda_
@@ -172,32 +172,32 @@ def _noting_shared(storages: list[Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        if own is None:  # it is the base's
+        if own is None:  # the method is inherited
             del kind._share_cuda_
         else:
             kind._share_cuda_ = own
 
 
 def _rebuild_by_name(*args: Any) -> Any:
-    """A storage that is shared by its name, and counts who uses it: torch's function takes away
-    one, who was added when it was pickled, and here nobody was."""
+    """A storage that is shared by name and counts its users. torch's function subtracts the user
+    that pickling adds; here pickling has added none, so one is added first."""
     storage = reductions.rebuild_storage_filename(*args)
     storage._shared_incref()
     return storage
 
 
-# ---- what is large and plain --------------------------------------------------------------
+# ---- large and plain objects --------------------------------------------------------------
 
 
 def _kinds(container: Any) -> set[type]:
-    """Of what a list, tuple or dict holds."""
+    """The types of the items of a list, tuple or dict."""
     kinds = set(map(type, container))
     return kinds.union(map(type, container.values())) if type(container) is dict else kinds
 
 
 def _is_plain(container: Any) -> bool:
-    """Whether it holds nothing but plain values, or tuples of them: whose identity does not
-    matter, and which run no code when they are loaded."""
+    """Whether a container holds only plain values, or tuples of them. Their identity does not
+    matter, and they run no code when they are loaded."""
     kinds = _kinds(container)
     if tuple in kinds:
         parts = [container, container.values()] if type(container) is dict else [container]
@@ -207,7 +207,7 @@ def _is_plain(container: Any) -> bool:
 
 
 class _Apart:
-    """What a pickle leaves out, each object once. arrays: whether those of NumPy are to be."""
+    """The objects that a pickle leaves out, each once. arrays: also leave out NumPy's arrays."""
 
     def __init__(self, arrays: bool) -> None:
         self._with_arrays = arrays
@@ -215,11 +215,11 @@ class _Apart:
         self._arrays: list[Any] = []
         self._storages: list[Any] = []
         self._ids: dict[int, Any] = {}
-        self._seen: list[Any] = []  # so that no other object gets its id
+        self._seen: list[Any] = []  # keeps them alive, so that no other object gets their id
 
     def id_of(self, obj: Any) -> Any:
-        """For Pickler.persistent_id, which asks for every object: the place of one that is left
-        out, else None."""
+        """For Pickler.persistent_id, which asks for every object. Returns the place of an object
+        that is left out, else None."""
         kind = type(obj)
         if kind in _CONTAINERS:
             large = len(obj) > PLAIN_MOST
@@ -242,8 +242,8 @@ class _Apart:
             name, objects, leaves_out = "array", self._arrays, obj.dtype.kind in "biufcSUVmM"
             leaves_out = leaves_out and not obj.dtype.hasobject
         elif kind is torch.UntypedStorage:
-            # One that is shared stays so. Torch would move the others to shared memory, from
-            # under what else refers to them: arrays of NumPy, say.
+            # A shared storage stays shared. torch would move the others to shared memory, although
+            # other objects refer to them: arrays of NumPy, say.
             name, objects = "storage", self._storages
             leaves_out = obj.device.type == "cpu" and obj.nbytes() > 0 and not obj.is_shared()
         else:
@@ -255,8 +255,8 @@ class _Apart:
         return name, len(objects) - 1
 
     def write(self, file: Any) -> int:
-        """Writes it behind what the file holds: memory, what tells of it, plain values. Where the
-        second of these begins."""
+        """Appends to the file: memory, the table that describes it, plain values. Returns the
+        offset of the table."""
         arrays, storages = [], []
         for array in self._arrays:
             fortran = array.flags.f_contiguous and not array.flags.c_contiguous
@@ -269,13 +269,13 @@ class _Apart:
         begins: int = file.tell()
         mutable = [place for place, one in enumerate(self._plain) if type(one) is bytearray]
         pickle.dump((mutable, arrays, storages), file)
-        # Pickle would take four times as long for text. But this makes bytes of a bytearray.
+        # Pickle would take four times as long for text. But marshal turns a bytearray into bytes.
         marshal.dump(self._plain, file)
         return begins
 
 
 def _write(file: Any, memory: Any) -> int:
-    """Where in the file it is."""
+    """Writes memory at an aligned offset, which it returns."""
     file.write(bytes(-file.tell() % ALIGNED))
     place: int = file.tell()
     file.write(memory)
@@ -283,7 +283,7 @@ def _write(file: Any, memory: Any) -> int:
 
 
 class _Loader(pickle.Unpickler):
-    """Of a pickle that left something out."""
+    """Loads a pickle together with the objects that it leaves out."""
 
     def __init__(self, file: int, data: Any, apart: Any) -> None:
         super().__init__(data)
@@ -307,12 +307,12 @@ class _Loader(pickle.Unpickler):
         return self._maps[access]
 
     def _array(self, number: int) -> Any:
-        """Of pages that become this process's own when it writes to them."""
+        """An array over pages that this process copies when it writes to them."""
         shape, dtype, order, place = self._arrays[number]
         return np.ndarray(shape, dtype, self._map(mmap.ACCESS_COPY), place, order=order)
 
     def _storage(self, number: int) -> Any:
-        """Of pages that workers share, as torch's workers do: each sees what others write."""
+        """A storage over pages that workers share, as with torch: each sees what others write."""
         size, place = self._storages[number]
         data = self._map(mmap.ACCESS_WRITE)
         return torch.frombuffer(data, dtype=torch.uint8, count=size, offset=place).untyped_storage()
@@ -324,7 +324,7 @@ _lock = threading.Lock()
 
 
 def _forked() -> None:
-    """The thread that holds it does not exist here."""
+    """Replaces the lock: in a fork, the thread that holds it does not exist."""
     global _lock
     _lock = threading.Lock()
 
@@ -333,15 +333,15 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def main_module() -> dict[str, Any]:
-    """What multiprocessing's preparation of a new process would import as its main module."""
+    """The module that multiprocessing would import as main module of a new process."""
     data = spawn.get_preparation_data("")
     return {name: value for name, value in data.items() if name.startswith("init_main_from_")}
 
 
 @contextmanager
 def without_main(kind: type[str]) -> Iterator[None]:
-    """A process with a name of this kind that is started inside does not import the main module;
-    those that other threads start meanwhile do."""
+    """Processes that are started inside with a name of this type do not import the main module.
+    Processes that other threads start meanwhile do."""
     with _lock:
         prepare: Any = spawn.get_preparation_data
 
@@ -361,8 +361,8 @@ def without_main(kind: type[str]) -> Iterator[None]:
 
 @contextmanager
 def inheriting() -> Iterator[None]:
-    """As while multiprocessing prepares a process, and loads it: a main module that starts others
-    is told that it must not."""
+    """Marks this process as one that multiprocessing prepares: a main module that starts processes
+    then gets multiprocessing's error."""
     here: Any = process.current_process()
     outer = vars(here).get("_inheriting")
     here._inheriting = True

@@ -1,7 +1,7 @@
-"""Workers that are threads of the loading process: started, dismissed, ended.
+"""Starts and ends workers that are threads of the loading process.
 
-What they run is others' (``native.py``, ``python_threads.py``). Threads cannot be killed, so the task in
-hand is never given to another, and the memory that it is written to stays until it is done.
+``native.py`` and ``python_threads.py`` have the code that they run. Threads cannot be killed. So a
+running task is never given to another worker, and its memory stays until the task is done.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 
 class ThreadHandle(WorkerHandle):
-    """A worker thread, with the interface of ``multiprocessing.Process``; its pid is that of
-    the loading process."""
+    """A worker thread, with the interface of ``multiprocessing.Process``."""
 
     def __init__(self, pool: ThreadPool, number: int) -> None:
         super().__init__(pool, number)
@@ -36,7 +35,7 @@ class ThreadHandle(WorkerHandle):
 
     @property
     def pid(self) -> int:
-        """Of the loading process, also before it has begun."""
+        """Process id of the loading process, also before the thread has started."""
         owner: int = self._pool.owner
         return owner
 
@@ -47,7 +46,7 @@ class ThreadHandle(WorkerHandle):
         raise AttributeError("a worker thread has no sentinel; use join()")
 
     def terminate(self) -> None:
-        """Ends the worker after the sample in hand; others take its work."""
+        """Ends the worker after its current sample. Other workers take its tasks."""
         if self.is_alive():
             self._pool.engine.end_worker(self._number)
 
@@ -55,7 +54,7 @@ class ThreadHandle(WorkerHandle):
 
 
 def _run(work: Callable[[], None], ended: threading.Event) -> None:
-    """ended is set when the thread touches the mapping no more."""
+    """Runs work, then sets ended: the thread no longer uses the mapping."""
     try:
         work()
     finally:
@@ -66,11 +65,11 @@ class ThreadPool:
     """The engine and its threads: an ``Executor``. Belongs to one iterator."""
 
     kind = "thread"
-    #: seconds for which ``stop()`` waits for the sample in hand; None: until it is done
+    #: seconds for which ``stop()`` waits for running samples; None: until they are done
     patience: float | None = None
 
     def __init__(self, engine: Engine, workers: int, works: Sequence[Callable[[], None]]) -> None:
-        """works: what each entry of the engine's table is served by, workers of them at first."""
+        """works: the function of each entry in the engine's table. workers: how many start."""
         self.engine = engine
         self.started = self.stopped = False
         self.owner = os.getpid()
@@ -89,7 +88,7 @@ class ThreadPool:
             self._threads[thread] = ended
 
     def start(self) -> None:
-        """Starts the threads. What an exception leaves behind is for ``stop()``; Ctrl-C comes
+        """Starts the threads. After an exception ``stop()`` cleans up. A KeyboardInterrupt comes
         before or after."""
         with signals.Held():
             self.started = True
@@ -100,23 +99,23 @@ class ThreadPool:
             _pools.add(self)
 
     def mine(self) -> bool:
-        """Whether this process made it, and not one of which that is a parent."""
+        """Whether this process made the pool: a fork of it did not."""
         return not self.stopped and self.owner == os.getpid()
 
     def starts_workers(self) -> bool:
-        """As ``Pool``'s: they are there from the start."""
+        """False: all threads exist from the start."""
         return False
 
     def starter(self) -> int | None:
-        """As ``Pool``'s: nobody."""
+        """None: no process starts workers."""
         return None
 
     def restart(self) -> bool:
-        """As ``Pool``'s: there is no such process."""
+        """False: no process starts workers."""
         return False
 
     def stack_of(self, number: int) -> str:
-        """Where a worker's thread is, the latest call first; empty for one in C."""
+        """The stack of a worker's thread, the latest call first; empty for a thread in C."""
         thread = list(self._threads)[number]
         frame = sys._current_frames().get(thread.ident or 0)
         if frame is None:
@@ -125,18 +124,18 @@ class ThreadPool:
         return _notes.of_the_program([line.splitlines()[0] for line in lines])
 
     def held(self) -> Held | None:
-        """Nothing: threads leave no generator as the program left it."""
+        """None: threads do not find out about generators."""
         return None
 
     def worker_entry(self, number: int) -> _WorkerEntry | None:
-        """What the engine knows of a worker, and knew last; None in a fork."""
+        """The engine's entry of a worker, or after the end its last one; None in a fork."""
         if self.owner != os.getpid():
             return None
         entries = self._entries if self._entries is not None else self.engine.workers()
         return entries[number]
 
     def stop(self) -> None:
-        """Ends the workers when each has finished the sample in hand, and frees the memory."""
+        """Ends each worker after its current sample, and frees the memory."""
         if not self.mine():
             return
         self.stopped = True
@@ -144,7 +143,7 @@ class ThreadPool:
         for entry in entries:
             entry["state"] = 0
         self.engine.stop()
-        # Garbage may have been collected in one of them, which cannot wait for itself.
+        # A collection of garbage may run this in a worker thread, which cannot wait for itself.
         itself = threading.current_thread() in self._threads
         if not itself and (self.patience is None or self._wait(time.monotonic() + self.patience)):
             self._close()
@@ -153,7 +152,7 @@ class ThreadPool:
             threading.Thread(target=self._close, name=name, daemon=daemon).start()
 
     def _wait(self, deadline: float) -> bool:
-        """Whether all threads end before it."""
+        """Waits for all threads. Returns whether they ended before the deadline."""
         return all(
             ended.wait(max(0.0, deadline - time.monotonic()))
             for thread, ended in self._threads.items()
@@ -167,7 +166,7 @@ class ThreadPool:
                 try:
                     ended.wait()  # an interrupted join() may take a running thread for ended
                     thread.join()
-                except KeyboardInterrupt as error:  # memory must outlive who writes to it
+                except KeyboardInterrupt as error:  # memory must outlive the threads that write it
                     interrupt = error
         if self.started:
             self._end()
@@ -176,15 +175,15 @@ class ThreadPool:
             raise interrupt
 
     def _begin(self) -> None:
-        """Before the threads do."""
+        """Called before the threads start."""
 
     def _end(self) -> None:
-        """They have ended, if there were any."""
+        """Called after all threads have ended."""
 
     def dismiss(self, deadline: float) -> None:
-        """At exit: ends the threads but not the loader. A daemon thread that waits for a
-        batch has nothing to report, and goes with the interpreter. deadline: for those that may
-        take for ever, whether or not they were told to end before."""
+        """At exit: ends the threads, but not the loader. A daemon thread that waits for a batch
+        raises no error and ends with the interpreter. deadline: for threads that may take forever,
+        also after stop()."""
         if not self.mine():
             if self.owner == os.getpid() and self.patience is not None:
                 self._wait(deadline)
@@ -198,7 +197,7 @@ class ThreadPool:
 
 
 def start_quietly(threads: Iterable[threading.Thread]) -> None:
-    """Signals stay with the program's own threads: the new ones inherit that all are blocked."""
+    """Starts threads with all signals blocked, so that the program's own threads get them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         for thread in threads:
@@ -212,7 +211,7 @@ _pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
 
 @atexit.register
 def _stop_all() -> None:
-    """Before the interpreter and its memory go."""
+    """Ends the threads of all pools before the interpreter frees its memory."""
     deadline = time.monotonic() + grace.EXIT
     for pool in list(_pools):
         pool.dismiss(deadline)

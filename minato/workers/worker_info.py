@@ -1,15 +1,14 @@
 """``torch.utils.data.get_worker_info()`` of a thread.
 
-torch keeps its answer in a global of a module, because each of its workers is a process. Many
-modules hold the function itself (``from torch.utils.data import get_worker_info``), so it is the
-function's code that is exchanged, for as long as there are threads that are workers, or collate for
-one: the new code looks whether this thread is, and else answers as before. The program's own
-threads, processes and forks see no difference. Code that reads torch's global itself sees that of
-the process.
+torch stores the answer in a global variable of a module, because each of its workers is a process.
+Many modules hold the function itself (``from torch.utils.data import get_worker_info``). So minato
+exchanges the function's code while any thread is a worker, or collates for one. The new code
+answers for worker threads, and as before for all others. The program's own threads, processes and
+forks see no difference. Code that reads torch's global variable sees that of the process.
 
-default_collate asks, too, and in a worker makes its tensors in shared memory for the process that
-gets them. Of a thread nobody needs that, and where it runs out it is the program that would be
-killed. So it is told that this is no worker, where that changes nothing else.
+default_collate asks, too. In a worker it makes tensors in shared memory, for the process that gets
+them. A thread needs no shared memory, and if it runs out the system would kill the program. So in a
+worker thread default_collate gets the answer None, if that changes nothing else.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from torch.utils.data._utils import collate, worker
 
 class _Here(threading.local):
     info: Any = None
-    thread = False  # it is a worker
+    thread = False  # this thread is a worker
 
 
 _here = _Here()
-_lock = threading.RLock()  # garbage collected in it may end one
+_lock = threading.RLock()  # reentrant: a collection of garbage inside may call end()
 _users = 0
-_torchs: CodeType | None = None  # while ours is in its place
+_torchs: CodeType | None = None  # torch's code while minato's is in its place
 
 
 def _get_worker_info() -> Any:
@@ -53,8 +52,8 @@ def _answer(of_process: Any) -> Any:
 
 
 def _stacks_alike(batch: Any) -> bool:
-    """Whether tensors make the same batch in whatever memory: neither their types nor their shapes
-    have to be brought together, and it is as dense as they are."""
+    """Whether the batch of these tensors is the same in any kind of memory: they are dense, and
+    have one type and one shape."""
     first = batch[0]
     return type(first) is torch.Tensor and all(
         type(t) is torch.Tensor
@@ -68,7 +67,7 @@ def _stacks_alike(batch: Any) -> bool:
 
 
 def begin() -> None:
-    """There is one more who makes threads workers."""
+    """Adds a user of minato's code. The first one exchanges torch's."""
     global _users, _torchs
     with _lock:
         _users += 1
@@ -79,24 +78,25 @@ def begin() -> None:
 
 
 def end() -> None:
-    """One of them needs it no more."""
+    """Removes a user of minato's code. The last one restores torch's."""
     global _users, _torchs
     with _lock:
         _users -= 1
         if _users == 0 and _torchs is not None:
             if worker.get_worker_info.__code__ is _get_worker_info.__code__:
-                worker.get_worker_info.__code__ = _torchs  # whoever runs ours finds _minato_answer
+                # A thread that still runs minato's code finds _minato_answer.
+                worker.get_worker_info.__code__ = _torchs
             _torchs = None
 
 
 def be_worker(**info: Any) -> None:
-    """This thread is one, from now on."""
+    """Makes this thread a worker."""
     _here.info, _here.thread = worker.WorkerInfo(**info), True
 
 
 @contextlib.contextmanager
 def as_in_worker(**info: Any) -> Iterator[None]:
-    """What this thread does is answered as in a worker process."""
+    """Inside the block, get_worker_info() answers this thread as in a worker process."""
     begin()
     before = _here.info, _here.thread
     _here.info, _here.thread = worker.WorkerInfo(**info), False
@@ -108,8 +108,8 @@ def as_in_worker(**info: Any) -> Iterator[None]:
 
 
 def _forked() -> None:
-    """In a fork of this process: whoever holds the lock is not there, and this thread, if it is a
-    worker, is none here."""
+    """Resets the state in a fork. The thread that holds the lock does not exist there, and this
+    thread is no worker there."""
     global _lock
     _lock = threading.RLock()
     _here.info, _here.thread = None, False

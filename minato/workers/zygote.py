@@ -1,11 +1,13 @@
-"""The process that forks workers, reports their deaths and reaps them.
+"""The zygote: the process that forks workers, reports their deaths and reaps them.
 
-It is a process of the loader's own multiprocessing context, made at ``iter()`` and gone
-with the iterator.  Under fork it has the dataset, exactly as old as torch's workers would have
-it.  Under spawn and forkserver it imports torch, NumPy and minato, and nothing of the program's:
-each worker imports that, and loads the dataset, by itself.  It alone can reap: it reports (pid,
-status), waits until the loader has taken the dead worker's tasks back, and reaps then, so a pid
-names the dead worker until nobody needs it.  Its parent, the standby (standby.py), replaces it.
+It is a process of the loader's own multiprocessing context, which starts at ``iter()`` and ends
+with the iterator.  Under fork it inherits the dataset in the state that torch's workers would
+inherit.  Under spawn and forkserver it imports torch, NumPy and minato, and nothing of the program:
+each worker imports the program and loads the dataset by itself.
+
+Only the zygote can reap its workers.  It reports (pid, status), waits until the loader has taken
+the dead worker's tasks back, and only then reaps.  So the process id names the dead worker as long
+as the loader needs it.  Its parent, the standby (standby.py), replaces a dead zygote.
 """
 
 from __future__ import annotations
@@ -33,35 +35,35 @@ from .process import run as run_worker
 WANTED, EXITED, SWEPT, LEAVING = 1, 4, 5, 6  # of csrc/workers/mn_records.h
 UNKNOWN_START, FORKED, THREADS = 0, 1, 2  # enum mn_start there
 
-#: from Python 3.13 on it is an exit function, and not the end of _bootstrap(), that does what
-#: multiprocessing registered for a process's end: to write what its queues hold, say
+#: from Python 3.13 on an exit function, and not the end of _bootstrap(), runs what multiprocessing
+#: has registered for the end of a process: flushing queues, say
 ENDS_AT_EXIT = "_exit_function" not in vars(BaseProcess)["_bootstrap"].__code__.co_names
 
-#: how often a death that the loader has not looked at yet is asked about again
+#: how often the zygote checks whether the loader has handled a death
 ACK_SECONDS = 0.01
-#: how often children are looked at whose end no signal has told: a sanitizer holds signals back,
-#: and a library may have taken the handler
+#: how often children are checked without a signal: a sanitizer delays signals, and a library may
+#: have replaced the handler
 LOOK_SECONDS = 1.0
-#: in place of an exit code that is not known
+#: stands for an unknown exit code
 UNKNOWN = 255
-#: how long a replacement that the system refuses is tried again before the loader hears of it
+#: how long the zygote retries a refused replacement before it reports that to the loader
 REFUSED_SECONDS = 10.0
 
 
 def _parent(pid: int) -> list[int]:
-    """A descriptor of the process with this id, if that is the parent and lives."""
+    """A pidfd of the process with this id, if it is the living parent; else nothing."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
         return []
-    if os.getppid() != pid:  # a fork server's child; or the id is of another name space
+    if os.getppid() != pid:  # a fork server's child, or an id of another PID namespace
         os.close(fd)
         return []
     return [fd]
 
 
 def wake_pipe() -> tuple[int, int]:
-    """A pipe that signals write to, so that they end a wait."""
+    """A pipe that signals write to, so that a signal ends a wait."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
@@ -82,7 +84,7 @@ class _Child:
     def __init__(self, number: int, pid: int, process: Any = None) -> None:
         self.number = number
         self.pid = pid
-        self.process = process  # keeps its resources until it is reaped
+        self.process = process  # holds resources of the child until it is reaped
         self.reported = False
 
     def signal(self, number: int) -> None:
@@ -92,7 +94,7 @@ class _Child:
             pass
 
     def ended(self) -> int | None:
-        """Exit code, or minus the signal, once it is dead; leaves it to be reaped."""
+        """Exit code, or minus the signal, once the child is dead. Does not reap it."""
         info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if info is None:
             return None
@@ -103,8 +105,8 @@ class _Child:
 
 
 class Adopted(_Child):
-    """A worker that a zygote before this one has left. ``parent`` (the standby, or 0) reports its
-    death; if that process is gone, a pidfd shows the death, without the exit status."""
+    """A worker of an earlier zygote. ``parent`` (the standby, or 0) reports its death. If that
+    process is gone, a pidfd shows the death, without the exit status."""
 
     def __init__(self, number: int, pid: int, segment: Any, parent: int) -> None:
         super().__init__(number, pid)
@@ -116,8 +118,8 @@ class Adopted(_Child):
         return self.segment.state(self.number) in (EXITED, SWEPT)
 
     def signal(self, number: int) -> None:
-        """A worker ignores SIGTERM from a zygote that is not its parent, unless its program has a
-        handler; SIGKILL follows."""
+        """Signals the worker. It ignores SIGTERM from a zygote that is not its parent, unless the
+        program has a handler; SIGKILL follows."""
         if self.pid != 0 and not self._was_reported():
             super().signal(number)
 
@@ -135,7 +137,7 @@ class Adopted(_Child):
                 self._pidfd = os.pidfd_open(self.pid)
             except ProcessLookupError:
                 return True
-            except OSError:  # no descriptor is left: the next look may find one
+            except OSError:  # no descriptor is free: the next check may get one
                 return False
         gone = select.poll()
         gone.register(self._pidfd, select.POLLIN)
@@ -147,33 +149,33 @@ class Adopted(_Child):
 
 
 class _Stillborn(_Child):
-    """A worker that the system refused to make: the loader hears of it as of a death."""
+    """A worker that the system refused to fork. It is reported to the loader like a death."""
 
     def __init__(self, number: int, error: OSError) -> None:
         super().__init__(number, 0)
         self.status = NOT_STARTED + (error.errno or 0)
 
     def signal(self, number: int) -> None:
-        """There is nobody to tell; process 0 would be all of the group."""
+        """Does nothing: there is no process. (A signal to pid 0 would go to the whole group.)"""
 
     def ended(self) -> int:
         return self.status
 
     def reap(self) -> None:
-        """There is nothing left of it."""
+        """Does nothing: there is no process."""
 
 
 def runs_threads() -> bool:
-    """Whether there are threads that a fork of this process would not have, and whatever belongs
-    to them would hang there: packages may start some when they are imported, or with the
-    interpreter. Those of OpenBLAS, which NumPy brings along, end when the process forks."""
+    """Whether this process has threads that a fork would lack, so that code that needs them would
+    hang there. Packages may start threads when they are imported, or with the interpreter. The
+    threads of NumPy's OpenBLAS end when the process forks."""
     if threading.active_count() > 1:
         return True
     tasks = "/proc/self/task"
     if not os.path.exists(tasks) or len(os.listdir(tasks)) == 1:
         return False
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # from Python 3.12 on, of just that
+        warnings.simplefilter("ignore")  # Python 3.12 and later warn of forks next to threads
         pid = os.fork()
         if pid == 0:
             os._exit(0)
@@ -183,11 +185,11 @@ def runs_threads() -> bool:
 
 @dataclass
 class _Later:
-    """A replacement that is to be forked at this time: the system would not make another process
-    just now, or several in a row have died before they finished anything."""
+    """A replacement that is to be forked later: the system has refused another process, or several
+    workers in a row died before they finished a sample."""
 
-    again: float
-    since: float  # when it was due
+    again: float  # time of the next attempt
+    since: float  # time when it was due
     pause: float = 0.02
 
 
@@ -198,8 +200,8 @@ class Zygote:
         self.commands = commands
         self.method = method
         self.children: dict[int, _Child] = {}
-        self.lived: set[int] = set()  # numbers of workers that there have been
-        self.later: dict[int, _Later] = {}  # their replacements, by number
+        self.lived: set[int] = set()  # numbers of workers that were started
+        self.later: dict[int, _Later] = {}  # delayed replacements, by number
         self.terminated = False  # SIGTERM has come
         self.standby = 0  # process id of the parent, if that adopts workers
         self.start = THREADS if method != "fork" and runs_threads() else FORKED
@@ -207,11 +209,10 @@ class Zygote:
             job.memory.settle()
             if job.pickled is not None:
                 job.pickled.load_apart()
-        self.segment.set_start(self.start)  # under fork it was known before
+        self.segment.set_start(self.start)  # under fork the trainer has set it already
 
     def take_over(self, standby: int, left: list[Adopted]) -> None:
-        """Takes workers that zygotes before this one have left. In a fork of the standby, before
-        run()."""
+        """Takes over workers of earlier zygotes. Called in a fork of the standby, before run()."""
         self.standby = standby
         self.children = {worker.number: worker for worker in left}
         self.lived.update(self.children)
@@ -225,7 +226,7 @@ class Zygote:
             later = self.later.get(number)
             waits = later is not None and time.monotonic() < later.again
             if self.segment.state(number) != WANTED or waits or number in self.children:
-                continue  # or a worker that lives has damaged its entry
+                continue  # a WANTED entry with a child: a living worker has damaged it
             self.segment.starting(number)
             try:
                 forked = self.start == FORKED
@@ -241,8 +242,8 @@ class Zygote:
             self.later.pop(number, None)
 
     def _put_off(self, number: int) -> bool:
-        """Whether a replacement is to be tried again: limits that others have reached, too,
-        are often gone a moment later."""
+        """Delays a replacement. Returns False after REFUSED_SECONDS: a limit that is shared with
+        other processes is often free again a moment later."""
         now = time.monotonic()
         later = self.later.setdefault(number, _Later(now, now))
         later.again = now + later.pause
@@ -250,7 +251,7 @@ class Zygote:
         return now < later.since + REFUSED_SECONDS
 
     def _patience(self, pending: bool) -> float:
-        """Milliseconds until something is to be looked at that nobody reports."""
+        """Milliseconds until the next check that no event triggers."""
         now = time.monotonic()
         times = [max(0.0, later.again - now) for later in self.later.values()]
         return 1000 * min([ACK_SECONDS if pending else LOOK_SECONDS, *times])
@@ -266,8 +267,8 @@ class Zygote:
     def _fork(self, number: int) -> _Child:
         process = self._process(number, multiprocessing.get_context("fork"))
         vars(util)["_flush_std_streams"]()
-        # A worker ended right away must die of it, not run the zygote's handler: held back
-        # until the child has none.
+        # SIGTERM must end a new worker and not run the zygote's handler: it is blocked until the
+        # child has reset the handler.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         pid = -1
         try:
@@ -279,10 +280,10 @@ class Zygote:
             code = 1
             try:
                 self._in_child()
-                if ENDS_AT_EXIT and self.method == "fork":  # as multiprocessing itself forks
+                if ENDS_AT_EXIT and self.method == "fork":  # as multiprocessing does
                     atexit._clear()
                     atexit.register(vars(util)["_exit_function"])
-                # multiprocessing's own preparation of a process: finalizers, stdio, name
+                # multiprocessing's preparation of a process: finalizers, stdio, name
                 code = process._bootstrap()
             finally:
                 if ENDS_AT_EXIT or self.method != "fork":  # as an interpreter that ends
@@ -303,11 +304,11 @@ class Zygote:
             os.close(fd)
 
     def _start(self, number: int) -> _Child:
-        # spawn for forkserver, too: the zygote can only reap children of its own
+        # spawn for forkserver, too: the zygote can only reap its own children
         process = self._process(number, multiprocessing.get_context("spawn"))
         with may_start_processes(), signals.ignored():
             process.start()
-        # multiprocessing reaps the dead among its children whenever it starts another
+        # multiprocessing reaps its dead children whenever it starts another
         vars(multiprocessing.process)["_children"].discard(process)
         return _Child(number, process.pid, process)
 
@@ -340,7 +341,7 @@ class Zygote:
                     told = os.read(self.commands.fileno(), 4096)
                 except BlockingIOError:
                     told = b"!"
-                if not told:  # the loader let go of it in the middle of its own start
+                if not told:  # the loader closed the pipe in the middle of its own start
                     self._end(0.0, grace.TERM)
                     return
             if self.wake_read in ready:
@@ -352,8 +353,8 @@ class Zygote:
             self._end(0.0, grace.TERMINATED)
 
     def take_signals(self) -> None:
-        """In the standby, and in each zygote before it runs: SIGTERM, and signals that the program
-        has handlers for, count only if the trainer or the parent sends them."""
+        """Called in the standby, and in each zygote before it runs. SIGTERM, and signals for which
+        the program has handlers, have an effect only if the trainer or the parent sends them."""
         signal.signal(signal.SIGTERM, self.terminate)
         signals.leave_to_trainer(self.segment.trainer_pid, {signal.SIGTERM, *self.job.handled})
 
@@ -370,13 +371,14 @@ class Zygote:
             self.poller.register(fd, select.POLLIN)
 
     def terminate(self, _number: int, _frame: Any) -> None:
-        """multiprocessing ends its daemons so when the interpreter exits. Only noted: it may come
-        when a worker has been forked and is not among the children yet. The descriptor of
+        """Handler of SIGTERM, by which multiprocessing ends its daemons when the interpreter exits.
+        It only sets a flag: a forked worker may not be among the children yet. The pipe of
         wake-ups ends a wait."""
         self.terminated = True
 
     def _report(self) -> bool:
-        """Reports the dead; reaps those the loader has dealt with. True if some wait."""
+        """Reports dead workers, and reaps those that the loader has handled. Returns whether some
+        are left to reap."""
         pending = False
         for child in list(self.children.values()):
             if not child.reported:
@@ -402,8 +404,8 @@ class Zygote:
     # ---- ending ----------------------------------------------------------------------
 
     def _press(self, term: float, leaving: bool) -> bool:
-        """SIGTERM, and after so many seconds SIGKILL. leaving: also for those that have done their
-        last task. True if all have ended."""
+        """Sends SIGTERM, and after term seconds SIGKILL. leaving: also to workers that have done
+        their last task. Returns whether all have ended."""
         for number, seconds in ((signal.SIGTERM, term), (signal.SIGKILL, 0.0)):
             for child in self.children.values():
                 if leaving or self.segment.state(child.number) != LEAVING:
@@ -413,8 +415,8 @@ class Zygote:
         return False
 
     def _await_children(self, seconds: float, terminated: float = grace.TERMINATED) -> bool:
-        """Reaps the children that end within so many seconds, and once SIGTERM has come within no
-        more than ``terminated``. True if none are left."""
+        """Reaps the children that end within this many seconds, or within ``terminated`` seconds
+        once SIGTERM has come. Returns whether none are left."""
         begun = time.monotonic()
         woken = select.poll()
         woken.register(self.wake_read, select.POLLIN)
@@ -436,8 +438,8 @@ class Zygote:
             drain(self.wake_read)
 
     def _end(self, leave: float, term: float, finish: float = 0.0) -> None:
-        """Seconds for workers to leave by themselves, then to obey SIGTERM, and for those that
-        leave to finish."""
+        """Ends the workers. leave: seconds to exit by themselves; term: then to obey SIGTERM;
+        finish: for the exit functions of workers that have done their last task."""
         begun = time.monotonic()
         if self._await_children(leave):
             return
