@@ -10,14 +10,14 @@ import sys
 from ._not_linux import CORE, NEEDS_LINUX
 from ._version import __version__
 
-#: name -> (module with ``run(argv) -> exit status``, what it does)
+#: name -> (module with ``run(argv) -> exit status``, description)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "info": ("minato.observe.info", "what was built, and what was found on this machine"),
-    "doctor": ("minato.observe.doctor", "what is wrong with this machine, and the fix"),
-    "analyze": ("minato.analyze.command", "what limits a training program, and what would help"),
-    "cache": ("minato.cache.command", "caches in this machine's memory: look, check, remove"),
-    "recode": ("minato.analyze.recode", "a copy of a folder of images that is smaller and faster to read"),
-    "top": ("minato.observe.top", "what the loaders in a running process are doing, live"),
+    "info": ("minato.observe.info", "print versions, the build, and facts about this machine"),
+    "doctor": ("minato.observe.doctor", "check this machine for problems, and name the fixes"),
+    "analyze": ("minato.analyze.command", "find what limits a training program and what helps"),
+    "cache": ("minato.cache.command", "list, check and remove caches in this machine's memory"),
+    "top": ("minato.observe.top", "show the loaders of a running process, live"),
+    "recode": ("minato.analyze.recode", "copy a folder of images, smaller and faster to read"),
 }
 #: commands that need the engine
 NEED_ENGINE = ("analyze", "cache", "recode", "top")
@@ -28,11 +28,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="minato",
         description="minato, a drop-in replacement for torch.utils.data.DataLoader",
-        epilog=f"commands:\n{commands}\n\nminato COMMAND --help tells more about one.",
+        epilog=f"commands:\n{commands}\n\n`minato COMMAND --help` shows the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"minato {__version__}")
-    parser.add_argument("command", metavar="COMMAND", help="one of those below")
+    parser.add_argument("command", metavar="COMMAND", help="one of the commands below")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 

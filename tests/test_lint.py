@@ -342,8 +342,6 @@ PLAIN = (
     "minato", "csrc", "docs", "tests", "benchmarks", "unet3d", "examples", "setup.py",
     "minato_command.py", "Makefile", "README.md", "CONTRIBUTING.md", "SECURITY.md",
 )  # fmt: skip
-#: Files below those that still have other words.
-NOT_YET = ("minato/observe/",)
 
 #: Phrases that a reader has to decode, and what to write instead.
 PHRASES = {
@@ -421,7 +419,7 @@ def files_below(place: str) -> Iterator[Path]:
     paths = [root] if root.is_file() else sorted(root.rglob("*"))
     for path in paths:
         known = path.suffix in {".py", ".pyi", ".md", *SUFFIXES} or path.name == "Makefile"
-        if known and path.is_file() and not path.relative_to(ROOT).as_posix().startswith(NOT_YET):
+        if known and path.is_file():
             yield path
 
 

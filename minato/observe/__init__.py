@@ -1,1 +1,1 @@
-"""What loaders tell of themselves: numbers, a verdict, traces, a live table."""
+"""Observing loaders: statistics, a verdict, traces, a live table, checks of the machine."""

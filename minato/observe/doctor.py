@@ -1,7 +1,7 @@
-"""``minato doctor``: what is wrong with this machine for loading data, and what helps.
+"""``minato doctor``: finds problems of this machine for loading data, and their fixes.
 
-Facts are gathered first (doctor_facts.py); the checks are functions of these facts alone, and say
-nothing of one that is None.
+Facts are gathered first (doctor_facts.py). The checks are functions of these facts alone, and skip
+a fact that is None.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .info import sized
 
 MiB, GiB = 1 << 20, 1 << 30
 
-#: descriptors of an iterator that starts, and how many iterators a program may well have at once
+#: descriptors of a starting iterator; number of iterators that a program may have at once
 DESCRIPTORS, ITERATORS = 9, 8
-#: for what a program opens itself: files, sockets, pipes
+#: descriptors for the program's own files, sockets and pipes
 OWN_DESCRIPTORS = 128
-#: memory for batches with which loading is no fun any more
+#: with less memory for batches loading is slow
 LITTLE = 256 * MiB
-#: memory that pinned batches may well take
+#: memory that pinned batches may need
 PINNED = GiB
 
 WRONG, NOTE = "wrong", "note"
@@ -37,7 +37,7 @@ WRONG, NOTE = "wrong", "note"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or that is good to know."""
+    """One problem, or a fact that is good to know."""
 
     level: str
     about: str
@@ -51,13 +51,13 @@ class Finding:
 def _system(f: Facts) -> Iterator[Finding]:
     if f.no_engine is not None:
         yield Finding(
-            WRONG, "system", f"{f.no_engine}: torch's own loader serves in its place.",
-            "Train on Linux; programs need no change for it.",
+            WRONG, "system", f"{f.no_engine}: torch's own loader is used instead.",
+            "Train on Linux. Programs need no change.",
         )  # fmt: skip
     if f.refused is not None:
         yield Finding(
-            WRONG, "system", f"{f.refused}, so torch's own workers load.",
-            "It takes Linux 5.3, and a sandbox or seccomp profile that allows memfd_create and "
+            WRONG, "system", f"{f.refused}, so torch's own workers are used.",
+            "minato needs Linux 5.3, and a sandbox or seccomp profile that allows memfd_create and "
             "pidfd_open (for Docker: --security-opt seccomp=PROFILE.json).",
         )  # fmt: skip
 
@@ -72,13 +72,13 @@ def _torch(f: Facts) -> Iterator[Finding]:
     if "does not load" in f.torch_extension:
         yield Finding(
             WRONG, "torch extension", f"It was {f.torch_extension}. Loading works without it.",
-            "Build it for the torch that is here, in minato's sources: pip install "
+            "Build it for the installed torch, in minato's sources: pip install "
             "--no-build-isolation --force-reinstall --no-deps .",
         )  # fmt: skip
     elif not f.torch_extension.startswith("built"):
         yield Finding(
             NOTE, "torch extension",
-            "It is not there. Loading works without it, and small batches take longer.",
+            "It is missing. Loading works without it, but small batches take longer.",
             "With a C++ compiler, in minato's sources: pip install --no-build-isolation .",
         )  # fmt: skip
 
@@ -89,22 +89,23 @@ def _accelerator(f: Facts) -> Iterator[Finding]:
     if f.torch_accelerator is None:
         yield Finding(
             WRONG, "accelerator",
-            f"There is a driver ({f.driver}), and torch is built without support for it: "
+            f"There is a driver ({f.driver}), but torch is built without support for it: "
             "programs train on the CPU.",
             "Install torch's build for it: https://pytorch.org/get-started/locally/ names the "
             "command.",
         )  # fmt: skip
     elif f.hidden is not None:
         yield Finding(
-            NOTE, "accelerator", f"There is a driver ({f.driver}), and {f.hidden} hides it.",
-            "Unset that variable where programs are to train on it.",
+            NOTE, "accelerator",
+            f"There is a driver ({f.driver}), but {f.hidden} hides the device.",
+            "Unset that variable to train on the device.",
         )  # fmt: skip
     else:
         yield Finding(
             WRONG, "accelerator",
-            f"There is a driver ({f.driver}), and torch, built for {f.torch_accelerator}, finds "
-            "nothing that it can use.",
-            "The driver is too old for it, or this container may not see the device: compare "
+            f"There is a driver ({f.driver}), but torch, built for {f.torch_accelerator}, finds "
+            "no device that it can use.",
+            "The driver is too old for torch, or this container may not see the device: compare "
             "`nvidia-smi` (or `rocm-smi`) with torch's version, and run the container with "
             "--gpus all.",
         )  # fmt: skip
@@ -115,7 +116,7 @@ def _operators(f: Facts) -> Iterator[Finding]:
     if f.accelerator and nvidia and f.device_operators.startswith("not built"):
         yield Finding(
             NOTE, "device operators",
-            "They are not built: with device=, too, pipelines of minato.ops run on the host.",
+            "They are not built: pipelines of minato.ops run on the host, even with device=.",
             "With CUDA's compiler (nvcc) on the PATH, in minato's sources: pip install "
             "--force-reinstall --no-deps .",
         )  # fmt: skip
@@ -125,7 +126,7 @@ def _locked(f: Facts) -> Iterator[Finding]:
     if (f.accelerator or f.driver) and f.locked is not None and f.locked < PINNED:
         yield Finding(
             NOTE, "locked memory",
-            f"No more than {sized(f.locked)} may be locked, and some drivers count the memory of "
+            f"At most {sized(f.locked)} may be locked, and some drivers count the memory of "
             "pin_memory=True.",
             "ulimit -l unlimited (for Docker: --ulimit memlock=-1), if pinning fails.",
         )  # fmt: skip
@@ -147,8 +148,8 @@ def _descriptors(f: Facts) -> Iterator[Finding]:
             )
         yield Finding(
             WRONG, "open files",
-            f"This process may open {max(free, 0)} more files, sockets and pipes; an iterator "
-            f"with workers takes {DESCRIPTORS} as it starts.",
+            f"This process may open {max(free, 0)} more files, sockets and pipes. An iterator "
+            f"with workers needs {DESCRIPTORS} when it starts.",
             fix,
         )  # fmt: skip
 
@@ -161,7 +162,7 @@ def _address_space(f: Facts) -> Iterator[Finding]:
         WRONG if free < GiB else NOTE, "address space",
         f"It is limited to {sized(f.address_space)}, of which {sized(max(free, 0))} are left. "
         "minato maps up to a quarter of that, and batches must fit into what it gets.",
-        "ulimit -v unlimited; limit memory by a control group, or by memory_limit=, in its place.",
+        "ulimit -v unlimited. Limit memory by a control group, or by memory_limit=, instead.",
     )  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def _file_size(f: Facts) -> Iterator[Finding]:
     if f.file_size is not None:
         yield Finding(
             WRONG if f.file_size < GiB else NOTE, "size of files",
-            f"It is limited to {sized(f.file_size)}, and that holds for shared memory, too.",
+            f"It is limited to {sized(f.file_size)}, and shared memory counts as a file.",
             "ulimit -f unlimited",
         )  # fmt: skip
 
@@ -182,9 +183,9 @@ def _memory(f: Facts) -> Iterator[Finding]:
         of = "" if f.memory_total is None else f" of {sized(f.memory_total)}"
         yield Finding(
             WRONG, "memory",
-            f"{sized(f.memory_available)}{of} are available, control groups counted: a loader "
-            f"of each of {f.ranks} training processes would share {sized(share)} with its workers.",
-            "Raise the container's limit (Docker: --memory), end what else runs, or use fewer "
+            f"{sized(f.memory_available)}{of} are available, control groups included. A loader "
+            f"in each of {f.ranks} training processes would share {sized(share)} with its workers.",
+            "Raise the container's limit (Docker: --memory), end other programs, or use fewer "
             "workers and a smaller prefetch_factor.",
         )  # fmt: skip
 
@@ -194,20 +195,19 @@ def _overcommit(f: Facts) -> Iterator[Finding]:
         return
     yield Finding(
         WRONG if f.commit_left < GiB else NOTE, "overcommit",
-        "The kernel promises no memory that it does not have (vm.overcommit_memory is 2): each "
-        f"worker counts as much as the program it is forked from, and {sized(f.commit_left)} "
-        "are left.",
-        "sysctl vm.overcommit_memory=0, or more swap, or load large data after the workers have "
+        "The kernel does not overcommit memory (vm.overcommit_memory is 2): each worker counts as "
+        f"much as the program it is forked from, and {sized(f.commit_left)} are left.",
+        "sysctl vm.overcommit_memory=0, or add swap, or load large data after the workers have "
         "started.",
     )  # fmt: skip
 
 
 def _processes(f: Facts) -> Iterator[Finding]:
-    wanted = 3 * (f.workers + 2) * f.ranks  # a worker, and threads of what it imports
+    wanted = 3 * (f.workers + 2) * f.ranks  # each worker, and threads of packages in it
     if f.processes_left is not None and f.processes_left < wanted:
         yield Finding(
             WRONG, "processes",
-            f"There may be {max(f.processes_left, 0)} more processes and threads, and "
+            f"At most {max(f.processes_left, 0)} more processes and threads may start, but "
             f"{f.workers} workers may need {wanted}.",
             "ulimit -u unlimited, or the control group's pids.max (Docker: --pids-limit -1).",
         )  # fmt: skip
@@ -219,7 +219,7 @@ def _cpus(f: Facts) -> Iterator[Finding]:
     if f.cpus_affinity is not None and f.cpus < f.cpus_affinity:
         yield Finding(
             NOTE, "CPUs",
-            f"A control group allows the time of {f.cpus} CPUs, and programs see "
+            f"A control group allows the time of {f.cpus} CPUs, but programs see "
             f"{f.cpus_affinity}.",
             f"Choose num_workers by {f.cpus}, or raise the quota (Docker: --cpus).",
         )  # fmt: skip
@@ -228,17 +228,17 @@ def _cpus(f: Facts) -> Iterator[Finding]:
             NOTE, "CPUs",
             f"This process may use {f.cpus} of {f.cpus_online} CPUs (its affinity); so may its "
             "workers.",
-            "That is as it should be for one of several ranks; else see taskset, numactl or the "
+            "This is right for one of several ranks. Otherwise see taskset, numactl or the "
             "launcher's binding option.",
         )  # fmt: skip
     everywhere = f.workers * f.ranks
     if everywhere > f.cpus:
         yield Finding(
             NOTE, "workers",
-            f"{everywhere} workers share {f.cpus} CPUs. That helps samples that wait (for a disk, "
-            "for the network), and none that compute.",
+            f"{everywhere} workers share {f.cpus} CPUs. That helps only if samples wait (for a "
+            "disk or the network) instead of computing.",
             f"num_workers={max(1, f.cpus // f.ranks)}, or autoscale=(1, {f.workers}), which "
-            "measures what helps.",
+            "measures how many workers help.",
         )  # fmt: skip
 
 
@@ -247,7 +247,7 @@ def _threads(f: Facts) -> Iterator[Finding]:
         if value.isdecimal() and int(value) > 1 and f.workers * int(value) > (f.cpus or 1):
             yield Finding(
                 NOTE, "threads",
-                f"{name}={value} holds in workers, too: {f.workers} of them have "
+                f"{name}={value} applies to workers, too: {f.workers} workers have "
                 f"{f.workers * int(value)} threads for {f.cpus or 1} CPUs.",
                 f"Unset {name}; minato then gives each worker one thread.",
             )  # fmt: skip
@@ -258,10 +258,9 @@ def _start_method(f: Facts) -> Iterator[Finding]:
         yield Finding(
             NOTE, "start method",
             f"Processes start by {f.start_method}: the dataset must pickle, the program's main "
-            'part must stand under `if __name__ == "__main__":`, and workers start in seconds.',
-            'multiprocessing_context="fork" starts them in milliseconds, where no thread or '
-            "accelerator that the dataset uses is in the way; persistent_workers=True starts "
-            "them once.",
+            'part must be under `if __name__ == "__main__":`, and workers start in seconds.',
+            'multiprocessing_context="fork" starts them in milliseconds, if the dataset uses no '
+            "thread or accelerator of the program. persistent_workers=True starts them only once.",
         )  # fmt: skip
 
 
@@ -269,8 +268,8 @@ def _shm(f: Facts) -> Iterator[Finding]:
     if f.shm_free is not None and f.shm_free < 64 * MiB:
         yield Finding(
             NOTE, "/dev/shm",
-            f"{sized(f.shm_free)} are free. minato's batches do not use it; torch's own workers "
-            "do, tensors that a program sends through queues, and minato.Cache.",
+            f"{sized(f.shm_free)} are free. minato's batches do not use it. torch's own workers, "
+            "tensors sent through queues, and minato.Cache do.",
             "For Docker: --shm-size 8g, or --ipc host.",
         )  # fmt: skip
     if f.left_caches:
@@ -287,12 +286,12 @@ def _variables(f: Facts) -> Iterator[Finding]:
         if name not in ALL:
             near = difflib.get_close_matches(name, ALL, 1)
             yield Finding(
-                WRONG, "environment", f"{name} is set, and means nothing.",
-                f"Is it {near[0]}?" if near else f"There are: {', '.join(sorted(ALL))}.",
+                WRONG, "environment", f"{name} is set, but minato has no such variable.",
+                f"Is it {near[0]}?" if near else f"Known variables: {', '.join(sorted(ALL))}.",
             )  # fmt: skip
         elif name == "MINATO_SCHEDULING" and value not in ("balanced", "static"):
             yield Finding(
-                WRONG, "environment", f"{name}={value} is no scheduling that there is.",
+                WRONG, "environment", f"{name}={value} is not a known scheduling.",
                 'Set it to "balanced" or "static", or unset it.',
             )  # fmt: skip
 
@@ -300,14 +299,14 @@ def _variables(f: Facts) -> Iterator[Finding]:
 def _trial(f: Facts) -> Iterator[Finding]:
     if f.trial is not None:
         yield Finding(
-            WRONG, "trial", f"A loader with two workers was tried, and failed: {f.trial}",
-            "See what else is said here; if there is nothing, report it with the output of "
+            WRONG, "trial", f"A trial of a loader with two workers failed: {f.trial}",
+            "See the other findings. If there is none, report it with the output of "
             "`minato doctor --json`.",
         )  # fmt: skip
 
 
 Check = Callable[[Facts], Iterator[Finding]]
-#: the checks by what they look at
+#: the checks, by subject
 CHECKS: dict[str, Check] = {
     "system": _system, "torch": _torch, "accelerator": _accelerator,
     "device operators": _operators, "locked memory": _locked, "open files": _descriptors,
@@ -318,7 +317,7 @@ CHECKS: dict[str, Check] = {
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """What is wrong first, then what is good to know."""
+    """All findings: problems first, then notes."""
     found = [finding for check in CHECKS.values() for finding in check(facts)]
     return sorted(found, key=lambda finding: finding.level != WRONG)
 
@@ -340,7 +339,7 @@ def _device(f: Facts) -> str:
     return (f.driver or "usable") if f.accelerator else "none"
 
 
-#: what is said of a check that found nothing
+#: the text of a check that found nothing
 _FINE: dict[str, Callable[[Facts], str]] = {
     "system": lambda f: "the engine can be used",
     "torch": lambda f: f"{f.torch}, extension {f.torch_extension}",
@@ -361,7 +360,7 @@ _FINE: dict[str, Callable[[Facts], str]] = {
     "trial": lambda f: "two workers loaded a batch" if f.tried else "not run",
 }
 
-#: marks of a check that found nothing, something wrong, something to note; without UTF-8
+#: marks of a check without a finding, with a problem, with a note; and those without UTF-8
 _MARKS = {"": "\u2713", WRONG: "\u2717", NOTE: "!"}
 _PLAIN = {"": "ok", WRONG: "X ", NOTE: "! "}
 _COLOURS = {"": "32", WRONG: "31", NOTE: "33"}
@@ -373,7 +372,7 @@ def _shown(level: str, name: str, text: str, marks: dict[str, str], colours: boo
 
 
 def render(facts: Facts, marks: dict[str, str] = _MARKS, colours: bool = False) -> str:
-    """All checks as text for people: what each has found, and the fix."""
+    """All checks as text for people: the findings of each, and the fixes."""
     lines, found = [], []
     for name, check in CHECKS.items():
         here = list(check(facts))
@@ -402,19 +401,21 @@ def _marks() -> dict[str, str]:
 
 
 def run(argv: list[str], gather: Callable[..., Facts] = gather) -> int:
-    """``minato doctor``; returns the exit status: 1 where something is wrong."""
+    """``minato doctor``; returns the exit status: 1 if there is a problem."""
     parser = argparse.ArgumentParser(
         prog="minato doctor",
-        description="What is wrong with this machine for loading data, and what helps.",
-        epilog="Run it where training runs: in the same container, by the same launcher.",
+        description="Checks this machine for problems of loading data, and names the fixes.",
+        epilog="Run it where training runs: in the same container, from the same launcher.",
     )
-    parser.add_argument("--workers", type=int, metavar="N",
-                        help="num_workers to think of (default: as many as CPUs)")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="findings and facts as one object")
-    parser.add_argument("--no-trial", action="store_true", help="start no workers to try it out")
+    parser.add_argument(
+        "--workers", type=int, metavar="N",
+        help="check for a loader with N workers (default: one for each CPU)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print findings and facts as JSON")
+    parser.add_argument("--no-trial", action="store_true", help="do not try a loader with workers")
     options = parser.parse_args(argv)
     if options.workers is not None and options.workers < 1:
-        parser.error("--workers takes a number from 1 on")
+        parser.error("--workers must be 1 or more")
     facts = gather(options.workers, trial=not options.no_trial)
     findings = examine(facts)
     if options.json:

@@ -1,6 +1,6 @@
-"""The facts that ``minato doctor`` looks at: of this process, its limits, the machine.
+"""The facts that ``minato doctor`` checks: about this process, its limits, the machine.
 
-Each is gathered by itself: one that cannot be had is None.
+Each fact is gathered by itself. It is None if it is not available.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ TRIAL_S = 60.0
 
 @dataclass(frozen=True)
 class Facts:
-    """What the checks look at; sizes in bytes, limits None where there is none or it is unknown."""
+    """The input of the checks. Sizes are in bytes; a limit is None if there is none or it is
+    unknown."""
 
-    #: workers of a loader that the checks think of
+    #: number of workers of the loader that is checked for
     workers: int
     #: training processes that a launcher starts here
     ranks: int = 1
@@ -39,17 +40,17 @@ class Facts:
     #: a system call that is refused
     refused: str | None = None
     torch: str = "0"
-    #: what ``minato info`` says of the torch extension
+    #: state of the torch extension, as ``minato info`` shows it
     torch_extension: str = "built"
-    #: what it says of the operators of minato.ops on devices
+    #: state of the operators of minato.ops on devices, as ``minato info`` shows it
     device_operators: str = "built"
-    #: the CUDA or ROCm that torch is built for
+    #: the CUDA or ROCm version that torch is built for
     torch_accelerator: str | None = None
     #: whether torch can use an accelerator
     accelerator: bool = False
-    #: a driver of an accelerator that the system has, by name
+    #: name of an accelerator's driver that the system has
     driver: str | None = None
-    #: what the environment says of accelerators that may be seen, as NAME=value
+    #: the environment variable that hides accelerators, as NAME=value
     hidden: str | None = None
     cpus_online: int | None = None
     cpus_affinity: int | None = None
@@ -67,24 +68,24 @@ class Facts:
     locked: int | None = None
     #: how many more processes and threads this user, or this control group, may have
     processes_left: int | None = None
-    #: /proc/sys/vm/overcommit_memory, and what may still be promised
+    #: /proc/sys/vm/overcommit_memory, and the memory that may still be committed
     overcommit: int | None = None
     commit_left: int | None = None
     shm_free: int | None = None
     #: bytes in files of minato.Cache that no process has open
     left_caches: int | None = None
     start_method: str = "fork"
-    #: of the environment: threads of pools, and what is minato's
+    #: environment variables that set threads of pools, and those of minato
     threads: dict[str, str] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
-    #: what went wrong when a loader was tried
+    #: error of the trial of a loader
     trial: str | None = None
-    #: whether one was
+    #: whether a loader was tried
     tried: bool = False
 
 
 def _known(fact: Callable[[], Any]) -> Any:
-    """The fact, or None where it cannot be had."""
+    """The fact, or None if it is not available."""
     try:
         return fact()
     except Exception:
@@ -97,7 +98,7 @@ def _text(path: str) -> str:
 
 
 def _limit(name: str, hard: bool = False) -> int | None:
-    """A resource limit of this process; None too where the system has no such thing."""
+    """A resource limit of this process; None: no limit, or the system has no such limit."""
     resource: Any = _known(lambda: importlib.import_module("resource"))
     if not hasattr(resource, name):
         return None
@@ -106,14 +107,14 @@ def _limit(name: str, hard: bool = False) -> int | None:
 
 
 def _kib(path: str, name: str) -> int:
-    """A line such as ``VmSize:  1234 kB`` of a file of the kernel's, in bytes."""
+    """The value of a line such as ``VmSize:  1234 kB`` in a file of the kernel, in bytes."""
     found = re.search(rf"^{name}:\s+(\d+) kB", _text(path), re.M)
     assert found is not None
     return int(found[1]) * 1024
 
 
 def _group_processes() -> int:
-    """How many more the control group of this process, or one above it, may have."""
+    """How many more processes this process's control group, or one above it, may have."""
     left: list[int] = []
     for line in _text("/proc/self/cgroup").splitlines():
         _number, controllers, path = line.split(":", 2)
@@ -129,7 +130,7 @@ def _group_processes() -> int:
 
 
 def _user_processes() -> int:
-    """How many more this user may have; root may have any number."""
+    """How many more processes this user may have; root may have any number."""
     limit = _limit("RLIMIT_NPROC")
     if limit is None or os.geteuid() == 0:
         return sys.maxsize
@@ -174,7 +175,7 @@ def _left_caches() -> int:
 
 
 class Squares(Dataset[torch.Tensor]):
-    """What the trial loads."""
+    """The dataset of the trial."""
 
     def __len__(self) -> int:
         return 64
@@ -184,7 +185,7 @@ class Squares(Dataset[torch.Tensor]):
 
 
 def try_load() -> str | None:
-    """Loads some batches with two workers; what went wrong, or None."""
+    """Loads some batches with two workers. Returns the error, or None."""
     from ..loader import DataLoader
 
     data = Squares()

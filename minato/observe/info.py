@@ -1,7 +1,7 @@
-"""``minato info``: versions, what was built, and what was found on this machine.
+"""``minato info``: versions, the build, and facts about this machine.
 
-Imports nothing of the package at module level and every fact is asked for by itself: the
-page must come out whole on a machine where something is missing, torch above all.
+Imports nothing of the package at module level, and gathers every fact by itself: the page must be
+complete on a machine where something is missing, above all torch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Facts = dict[str, dict[str, Any]]
 
 
 def extension(name: str) -> ModuleType:
-    """``minato.<name>`` (an extension module); by path where the package cannot import.
+    """The extension module ``minato.<name>``; loaded by path if the package cannot be imported.
 
-    Raises ImportError when it was not built or refuses to load.
+    Raises ImportError if it was not built or does not load.
     """
     if "minato" in sys.modules:
         return importlib.import_module(f"minato.{name}")
@@ -46,7 +46,7 @@ def extension(name: str) -> ModuleType:
 
 
 def has_colours() -> bool:
-    """Whether the output is a terminal's, unless https://no-color.org/ says otherwise."""
+    """Whether the output is a terminal, and NO_COLOR (https://no-color.org/) is not set."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -81,7 +81,7 @@ def _torch_version() -> str:
 
 
 def versions() -> dict[str, Any]:
-    """Versions of minato and of what it stands on."""
+    """Versions of minato and of the software that it needs."""
     return {
         "minato": _asked(_version),
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -127,7 +127,7 @@ def build() -> dict[str, Any]:
     """Which extension modules there are, and how they were compiled."""
     missing = "missing: this installation is broken, install minato again"
     if sys.platform != "linux":
-        missing = "none: it needs Linux; torch's own loader serves in its place"
+        missing = "none: it needs Linux; torch's own loader is used instead"
     return {
         "core": _built("_core", missing),
         "operators (minato.ops)": _built("_ops", "not built"),
@@ -154,7 +154,7 @@ def _exchange() -> str:
 
 
 def _seeding() -> dict[str, str]:
-    """By global generator: which way puts it into a sample's state, as Seeder.describe() says."""
+    """By global generator: how it gets a sample's state (Seeder.describe())."""
     if "minato" not in sys.modules:
         return {}
     from minato.seeding.find_generators import make_seeder
@@ -163,7 +163,7 @@ def _seeding() -> dict[str, str]:
 
 
 def paths() -> dict[str, Any]:
-    """Which of several ways minato takes here."""
+    """The variants that minato uses here."""
     seeding = _asked(_seeding)
     if isinstance(seeding, dict):
         seeding = ", ".join(f"{k} {v}" for k, v in seeding.items()) or "unknown without torch"
@@ -247,7 +247,7 @@ def machine() -> dict[str, Any]:
 
 
 def _asked(fact: Callable[[], Any]) -> Any:
-    """The fact, or why it could not be had: one missing thing must not hide the others."""
+    """The fact, or the reason why it is unknown: one missing fact must not hide the others."""
     try:
         return fact()
     except Exception as error:
@@ -260,7 +260,7 @@ def facts() -> Facts:
 
 
 def render(found: Facts) -> str:
-    """The facts as text, one a line."""
+    """The facts as text, one per line."""
     lines = []
     for section, entries in found.items():
         lines.append(section)
@@ -271,9 +271,9 @@ def render(found: Facts) -> str:
 def run(argv: list[str]) -> int:
     """``minato info [--json]``; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="minato info", description="What was built, and what was found on this machine."
+        prog="minato info", description="Prints versions, the build, and facts about this machine."
     )
-    parser.add_argument("--json", action="store_true", help="the same as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the facts as JSON")
     options = parser.parse_args(argv)
     found = facts()
     print(json.dumps(found, indent=2) if options.json else render(found))

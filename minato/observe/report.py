@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 def where(stats: dict[str, Any]) -> list[Row]:
-    """The trainer's own work, and its waits by cause."""
+    """The rows of the page: the trainer's own work, and its waits by cause."""
     wait = stats["wait"]
     if wait is None:
         return []
@@ -44,7 +44,7 @@ def where(stats: dict[str, Any]) -> list[Row]:
 
 
 def facts(stats: dict[str, Any]) -> list[tuple[str, str]]:
-    """(what, what is known of it), of what there is."""
+    """(name, text) of every fact that is known."""
     found = []
     ready = [w for w in stats["workers"] if w["state"] == "ready"]
     wait, cost = stats["wait"], stats["cost"]

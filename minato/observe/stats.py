@@ -1,64 +1,64 @@
-"""``DataLoader.stats()``: what the latest iterator has done and what it waits for.
+"""``DataLoader.stats()``: what the latest iterator has done, and what it waits for.
 
-Every field is always there; None (or an empty list) where it does not apply or nothing is
-known yet. After an iterator has ended, what it told last stays. Times in seconds, sizes in
+Every field is always there. It is None, or an empty list, if it does not apply or nothing is
+known yet. After an iterator has ended, its last values stay. Times are in seconds, sizes in
 bytes:
 
-epoch, delivered            epoch of the seeds, batches handed over in it so far (samples
+epoch, delivered            epoch of the seeds; batches delivered in it so far (samples
                             with ``batching="ready"``)
 errors                      batches that raised
 failed                      samples that on_error has left_out or replaced, in all epochs of the
-                            iterator, and the latest hundred of them: (index, error, index of
-                            the sample in its place or None)
-wait                        of the caller in ``next()``: total, mean, max, its time between
-                            calls, share of waiting in both; without workers it loads meanwhile
+                            iterator; the latest hundred of them: (index, error, index of the
+                            sample in its place or None)
+wait                        of the caller in ``next()``: total, mean, max; its time between calls;
+                            the share of waiting. Without workers it loads during this time
 batch_queue                 window (batches), ready (complete), planned (not started)
 started                     tasks by reason: window (steady), early (known to be slow), ahead
                             (workers would have idled), finale (costliest first), order
 cost                        of a sample: mean, p50, p75, p90, p99, slow (threshold or None),
-                            samples seen, indices known; of a batch beside its samples where
-                            workers collate: collate; split: whether several fetch for one.
-                            hinted: samples that came with a cost_hint; predicted_by: "history"
-                            (what the index cost before), "hint" (times one scale) or
-                            "hint_by_index" (times the index's own ratio), whichever has
-                            predicted hinted samples best; off_by: the typical factor between
-                            cost and prediction of each of these, None: not known yet
+                            samples seen, indices known. Of a batch, if workers collate: collate
+                            (without its samples); split (whether several workers fetch for one).
+                            hinted: samples with a cost_hint. predicted_by: the best predictor of
+                            hinted samples: "history" (the index's earlier cost), "hint" (times one
+                            scale) or "hint_by_index" (times the index's own ratio). off_by: for
+                            each, the typical factor between cost and prediction; None: unknown
 locality                    together (whether neighbours are kept in one worker, because they are
-                            cheaper there, or to find that out), group (samples that share
-                            what is opened for them, 1: none), opening (of a group), each (a
-                            sample beside its neighbour), away (what a sample costs more in
-                            another worker than the one that made it last), helped (times a
-                            worker took over part of what another had before it)
+                            cheaper there, or to find that out), group (samples that share an
+                            opening, 1: none), opening (cost of opening a group), each (cost of a
+                            sample next to its neighbour), away (extra cost of a sample in another
+                            worker than last time), helped (times a worker took over part of
+                            another's share)
 slow                        the costliest known indices: [(index, seconds)]
 displacement                with ``batching="ready"``: max, mean distance of a sample from its
                             place in the sampler's order, in batches
 worker_type                 "process", "thread" or "native" (both threads of this process)
-worker_start                "forked": by a process that has imported torch. "each by itself: ..." and
-                            why, which takes longer. None: not known yet, or threads
+worker_start                "forked": from a process that has imported torch. "each by itself: ..."
+                            with the reason: slower. None: not known yet, or threads
 workers                     one dict each: state, pid, running (batch, row), tasks, rows, busy,
                             cpu
 retries, deaths             tasks given to another worker, workers that died
-device                      with device=: device (its name), batches handed over, copies (tensors),
-                            bytes, through (bytes by the way on the host: "locked": from where
-                            workers have written them, "direct" from memory that was pinned before,
-                            "pinned": copied there first, "pageable": no memory could be locked),
-                            locked (bytes of the arena), lock_error (what the driver said when it
-                            refused that; 0: it did not), staging (seconds of all this, in a thread),
+device                      with device=: device (its name), batches delivered, copies (tensors),
+                            bytes, through (bytes by source on the host: "locked": where workers
+                            have written them; "direct": memory that was pinned before; "pinned":
+                            copied to pinned memory first; "pageable": no memory could be locked),
+                            locked (bytes of the arena), lock_error (the driver's error when it
+                            refused to lock; 0: none), staging (seconds of all this, in a thread),
                             copy (seconds on the device's stream, of large tensors), bandwidth
                             (bytes a second of these; None: not known yet), stalled (seconds for
                             which the caller's stream waited for copies), overlap (share of copy
                             that it did not wait for), waited (of the caller for the thread; part
-                            of wait), depth (batches on the device at most, the one handed out
-                            among them), refused (times the device had no memory for one ahead),
-                            operators (of a pipeline of minato.ops: names of the last ones, which
+                            of wait), depth (most batches on the device, the delivered one
+                            included), refused (times the device had no memory for one ahead),
+                            operators (names of the last operators of a minato.ops pipeline, which
                             run on the device), operators_why (why fewer do than could; None: all
                             do, or the dataset has none), resident (bytes of cases that stay
                             on the device)
 scheduler                   with autoscale: active, low, high, stragglers (samples so far that
-                            were past straggler_threshold), decisions [{at, from, to, why, occupancy, cpu, wait, rate}]
+                            took longer than straggler_threshold), decisions [{at, from, to, why,
+                            occupancy, cpu, wait, rate}]
 memory                      used (arena), kept (by the caller), limit, in_flight (batches)
-verdict                     in a sentence or two: is the caller waiting, for what, what would help
-causes                      of its waits, the costliest first: [{name, seconds, why, advice}]
+verdict                     one or two sentences: whether the caller waits, why, what would help
+causes                      of these waits, the costliest first: [{name, seconds, why, advice}]
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from ..workers.executor import Executor
 
 _STATES = ("none", "wanted", "starting", "ready", "exited", "swept", "leaving")
-#: of enum mn_start, csrc/workers/mn_records.h
+#: texts for enum mn_start, csrc/workers/mn_records.h
 _STARTS = (
     None,
     "forked",
@@ -90,11 +90,11 @@ _STARTS = (
 )
 _REASONS = ("window", "early", "ahead", "finale", "order")
 _NS = 1e-9
-#: of enum mn_hint_by, csrc/schedule/policy_hint.h
+#: names for enum mn_hint_by, csrc/schedule/policy_hint.h
 _PREDICTORS = ("history", "hint", "hint_by_index")
 
 NOTHING = "Nothing was loaded yet."
-#: what an iterator with workers adds
+#: the fields that an iterator with workers fills
 _NONE: dict[str, Any] = {
     "errors": 0,
     "failed": {"left_out": 0, "replaced": 0, "latest": []},
@@ -142,7 +142,7 @@ def collect(loader: Any) -> dict[str, Any]:
 
 
 def _load(load: Load, stats: dict[str, Any]) -> dict[str, Any]:
-    """Of a loader without workers."""
+    """The fields of a loader without workers."""
     text, found = alone(load.facts(_core.machine()["cpus"] if CORE else cores()))
     text = " ".join(filter(None, (text, trouble(stats))))
     return {"wait": load.waits(), "verdict": text, "causes": told(found)}
@@ -150,7 +150,7 @@ def _load(load: Load, stats: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Served:
-    """What the statistics of an iterator need beside its workers."""
+    """What the statistics of an iterator need besides its workers."""
 
     position: Position
     balanced: bool
@@ -165,7 +165,7 @@ class Served:
 
 
 def engine_stats(pool: Executor, served: Served) -> dict[str, Any]:
-    """The part that needs living workers."""
+    """The fields that need living workers."""
     engine, costs = pool.engine, served.position.memo.costs
     copies = served.position.memo.copies
     health, memory, waits = engine.health(), engine.memory(), engine.waits()
@@ -201,7 +201,7 @@ def engine_stats(pool: Executor, served: Served) -> dict[str, Any]:
 
 
 def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -> Facts:
-    """What the verdict needs beside the statistics themselves."""
+    """What the verdict needs besides the statistics."""
     costs = served.position.memo.costs
     cost = costs.summary()
     balanced = served.balanced
@@ -237,9 +237,9 @@ def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -
 
 
 def _queued(pid: int) -> float:
-    """Seconds that a process was ready to run and had no core; 0 where that is not known."""
+    """Seconds that a process was ready to run but had no core; 0 if that is unknown."""
     try:
-        # In bytes: it may be garbage that is collected while a codec is being imported.
+        # In bytes: a collection of garbage may run this while a codec is being imported.
         with open(f"/proc/{pid}/schedstat", "rb") as file:
             return int(file.read().split()[1]) * _NS
     except (OSError, ValueError, IndexError):
@@ -315,7 +315,7 @@ def _scheduler(s: _Scheduler | None) -> dict[str, Any] | None:
 
 def _worker(w: _WorkerEntry) -> dict[str, Any]:
     return {
-        # a worker's own record, which it may have damaged: it is killed for that
+        # A worker writes this record itself and may damage it; then it is killed.
         "state": _STATES[w["state"]] if w["state"] < len(_STATES) else "damaged",
         "pid": w["pid"],
         "running": w["running"],

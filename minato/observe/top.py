@@ -1,10 +1,9 @@
-"""``minato top PID``: a live table of what the loaders in a process are doing; without a PID, the
+"""``minato top PID``: a live table of the loaders in a process. Without a PID it lists the
 processes that have loaders.
 
-Reads the loaders' shared memory through /proc/PID/mem, which needs what a debugger needs
-(the same user and no ptrace restriction, or root), and changes nothing there: the process
-does not notice. The records are decoded by the core, so that their layout is written down
-once.
+Reads the loaders' shared memory through /proc/PID/mem. That needs a debugger's permissions: the
+same user without a ptrace restriction, or root. It writes nothing, so the process does not notice.
+The core decodes the records, so their layout is defined in one place.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from .info import has_colours, sized
 
 _STATES = ("-", "wanted", "starting", "idle", "exited", "dead")
 READY = 3
-COLLATES = "collate"  # in place of an index: the worker collates what several have fetched
+COLLATES = "collate"  # stands for an index: the worker collates samples that others have fetched
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+)\s+/memfd:minato ")
 _NS = 1e-9
 
-#: samples in flight that are shown below the workers
+#: number of running samples that are listed by name
 MOST_SLOW = 5
-#: columns below which the table of workers leaves some out
+#: on a terminal with fewer columns, the table of workers leaves some out
 WIDE = 84
-#: between two looks: select() takes no number of seconds whatever
+#: limit on --interval, because select() has a limit
 LONGEST_S = 24 * 60 * 60
 
 
 class TopError(Exception):
-    """Why there is nothing to see, for the user."""
+    """The reason why there is nothing to show, for the user."""
 
 
 # ---- reading ---------------------------------------------------------------------------
@@ -65,7 +64,7 @@ def mappings(pid: int) -> list[tuple[int, int]]:
     for places in parts.values():
         first = min(places)
         if first[0] == 0:
-            # advice on a range may have cut the mapping; its pieces stay side by side
+            # madvise() on a range may have split the mapping; its pieces stay adjacent
             loaders.append((first[1], max(end for _, _, end in places) - first[1]))
     return sorted(loaders)
 
@@ -79,7 +78,7 @@ def _no_permission(pid: int) -> str:
 
 
 def snapshots(pid: int) -> list[dict[str, Any]]:
-    """What the core's peek() says of each loader that lives in the process.
+    """A snapshot of each living loader in the process, by the core's peek().
 
     Raises:
         TopError: no such process, no permission, no loader, or another version of minato.
@@ -113,7 +112,7 @@ def snapshots(pid: int) -> list[dict[str, Any]]:
             try:
                 seen: dict[str, Any] = dict(peek(read))
             except (ValueError, OSError) as error:
-                wrong = str(error)  # just made, just unmapped, or of another version
+                wrong = str(error)  # it was just mapped or unmapped, or is of another version
                 continue
             if not seen["stopped"]:
                 found.append({**seen, "address": base})
@@ -128,7 +127,7 @@ def snapshots(pid: int) -> list[dict[str, Any]]:
 
 
 def _alive(pid: int) -> bool:
-    """Whether it runs; one that ended and was not waited for yet does not."""
+    """Whether the process runs. A zombie does not."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
@@ -160,7 +159,7 @@ def _waited(seen: dict[str, Any]) -> int:
 
 
 def _shares(seen: dict[str, Any], before: dict[str, Any] | None) -> tuple[float, float]:
-    """(share of waiting, batches a second) since the last look, or since the start."""
+    """(share of waiting, batches a second) since the last snapshot, or since the start."""
     then = before or {**seen, "now_ns": seen["opened_ns"], "given": 0, "wait_ns": 0,
                       "waiting_since_ns": 0}  # fmt: skip
     elapsed = max(1, seen["now_ns"] - then["now_ns"])
@@ -223,13 +222,13 @@ def render(
 
 
 def _wrapped(line: str, width: int) -> list[str]:
-    """A line of words, over several lines where it is longer."""
+    """A line, wrapped if it is too long."""
     if len(line) <= width:
         return [line]
     rest = " " * 11 if line.startswith("  ") else "  "
     first = "  " if line.startswith("  ") else ""
     words = line.strip()
-    if first:  # the first word is a label with blanks behind it
+    if first:  # the first word is a label, followed by blanks
         label, _, words = words.partition(" ")
         first = f"  {label:9}"
     return textwrap.wrap(words.strip(), max(width, 20), initial_indent=first, subsequent_indent=rest)
@@ -254,7 +253,7 @@ def _busy(
     seen: dict[str, Any],
     before: dict[str, Any] | None,
 ) -> tuple[float, float]:
-    """Shares of time that a worker had a task and computed; busy counts the present task."""
+    """The shares of time in which a worker had a task, the present one included, and computed."""
 
     def total(e: dict[str, Any], now: int) -> int:
         busy: int = e["busy_ns"]
@@ -262,7 +261,7 @@ def _busy(
 
     then = before["now_ns"] if before else seen["opened_ns"]
     elapsed = max(1, seen["now_ns"] - then)
-    # the counters are the place's: they go on when another process takes it
+    # the counters belong to the entry and go on when another process takes it
     was = (total(last, then), last["cpu_ns"]) if last is not None else (0, 0)
     busy = (total(entry, seen["now_ns"]) - was[0]) / elapsed
     cpu = (entry["cpu_ns"] - was[1]) / elapsed
@@ -270,14 +269,14 @@ def _busy(
 
 
 def _failed(seen: Any) -> list[str]:
-    """Samples that could not be made, where there were some."""
+    """The line about samples that could not be made, if there are any."""
     if not seen.get("failed"):
         return []
     return [f"  errors   {seen['failed']} samples could not be made, and were left out or replaced"]
 
 
 def _together(seen: Any) -> list[str]:
-    """What samples share, where neighbours are kept in one worker for it."""
+    """The line about groups, if neighbours are kept in one worker."""
     if not seen["group_milli"]:
         return []
     return [
@@ -287,7 +286,7 @@ def _together(seen: Any) -> list[str]:
 
 
 def _slow(seen: dict[str, Any]) -> list[str]:
-    """The samples that have been in flight for longest."""
+    """The line about the samples that have been running longest."""
     flying = [
         (seen["now_ns"] - w["since_ns"], w["running"])
         for w in seen["workers"]
@@ -309,7 +308,7 @@ def _slow(seen: dict[str, Any]) -> list[str]:
 
 
 def found() -> list[tuple[int, list[dict[str, Any]]]]:
-    """(process, its loaders' snapshots) of all processes that may be looked into."""
+    """(process id, snapshots of its loaders) of all processes that this user may read."""
     own = []
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -328,7 +327,7 @@ def _program(pid: int) -> str:
 
 
 def listed(width: int) -> list[str]:
-    """The processes that have loaders, and these by name."""
+    """Lines with the processes that have loaders, and the names of these loaders."""
     lines: list[str] = []
     for pid, loaders in found():
         lines.append(f"{pid:>8}  {' '.join(_program(pid).split())}"[:width])
@@ -348,7 +347,7 @@ _BOLD, _RED, _GREEN, _YELLOW, _FAINT = "1", "31", "32", "33", "2"
 
 
 def _coloured(line: str) -> str:
-    """A line with the colours of what it says."""
+    """A line, coloured by its meaning."""
     words = line.split()
     colour = ""
     if not line.startswith(" ") and line:
@@ -368,7 +367,7 @@ def _coloured(line: str) -> str:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[int | None]:
-    """The descriptor that single keys come from, without echo; None without a terminal."""
+    """The descriptor from which single keys are read, without echo; None without a terminal."""
     if not sys.stdin.isatty():
         yield None
         return
@@ -382,7 +381,7 @@ def _keys() -> Iterator[int | None]:
 
 
 def _quit_within(keys: int | None, seconds: float) -> bool:
-    """Sleeps; true when q was pressed."""
+    """Sleeps for this time. Returns True as soon as q is pressed."""
     if keys is None:
         time.sleep(seconds)
         return False
@@ -398,7 +397,7 @@ def _quit_within(keys: int | None, seconds: float) -> bool:
 def _page(
     pid: int, before: dict[int, dict[str, Any]], width: int = WIDE
 ) -> tuple[list[str], dict[int, dict[str, Any]]]:
-    """The lines to show, and the snapshots by address to compare the next with."""
+    """The lines to show; and the snapshots by address, with which the next ones are compared."""
     found = {seen["address"]: seen for seen in snapshots(pid)}
     lines: list[str] = []
     for address, seen in found.items():
@@ -410,7 +409,7 @@ def _page(
 
 
 def _fitted(lines: list[str], width: int, height: int) -> list[str]:
-    """What a terminal has room for above the last two lines; says what is left out."""
+    """The lines that fit above the last two lines of a terminal; the last one counts the rest."""
     room = max(1, height - 3)
     if len(lines) > room:
         cut = len(lines) - room + 1
@@ -448,15 +447,16 @@ def watch(pid: int, interval: float) -> int:
 def run(argv: list[str]) -> int:
     """``minato top [PID] [--once] [--interval SECONDS]``; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="minato top", description="What the loaders in a process are doing, live."
+        prog="minato top", description="Shows the loaders of a process, live."
     )
     parser.add_argument(
-        "pid", type=int, nargs="?", help="the training process; without it, those with loaders"
+        "pid", type=int, nargs="?", help="the training process (default: list those with loaders)"
     )
-    parser.add_argument("--once", action="store_true", help="one table, then end")
+    parser.add_argument("--once", action="store_true", help="print one table and exit")
     parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="SECONDS", help="between two looks"
-    )
+        "--interval", type=float, default=1.0, metavar="SECONDS",
+        help="time between two updates (default: 1)",
+    )  # fmt: skip
     options = parser.parse_args(argv)
     if not 0 < options.interval <= LONGEST_S:  # nan is not
         parser.error(f"--interval must be positive, and at most a day ({LONGEST_S} seconds)")
@@ -478,8 +478,8 @@ def _list(width: int) -> int:
     lines = listed(width)
     if not lines:
         raise TopError(
-            "no process that this user may look into has a minato loader with workers now (root "
-            "sees those of all users)"
+            "no process that this user may read has a minato loader with workers now (root sees the "
+            "processes of all users)"
         )
     print("\n".join([*lines, "", "minato top PID shows one of them, live."]))
     return 0

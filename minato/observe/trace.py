@@ -1,17 +1,16 @@
-"""``MINATO_TRACE=file``: what happened when, for Perfetto or chrome://tracing.
+"""``MINATO_TRACE=file``: a timeline of loading, for Perfetto or chrome://tracing.
 
-The file is a JSON array of trace events (the Trace Event Format). A group ("process") is
-one set of workers; in it there is a track for each worker (a span a sample, or a batch that
-one worker made whole, or the collating of one that several have fetched), one for the
-trainer's waits in ``next()``, one for decisions; batches are asynchronous spans from the
-first sample's begin to the end of the last; an arrow leads from the task that completed a
-batch to the wait that it ended. Times are of the monotonic clock, in
-microseconds. A sample takes the trainer some seven microseconds more while it is traced.
+The file is a JSON array of trace events (the Trace Event Format). A group ("process") is one set
+of workers. It has a track for each worker, one for the trainer's waits in ``next()`` and one for
+decisions. A span in a worker's track is a sample, a batch that one worker made whole, or the
+collating of a batch that several workers have fetched. Batches are asynchronous spans from the
+start of the first sample to the end of the last. An arrow leads from the task that completed a
+batch to the wait that it ended. Times are microseconds of the monotonic clock. Tracing costs the
+trainer some seven microseconds a sample.
 
-Every event is written with the batch it belongs to, so a program that dies leaves an array
-that is only not closed, as the format allows; one that exits closes it. ``%p`` in the name
-becomes the process id. A name that is taken gets ``.PID`` appended, so ranks and later runs
-do not write into each other's files.
+Events are written with the batch that they belong to. A program that dies leaves an array without
+its closing bracket, which the format allows. ``%p`` in the name becomes the process id. If the file
+exists, ``.PID`` is appended, so ranks and later runs do not write to each other's files.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ if TYPE_CHECKING:
     from ..iterators.across_iterators import Memo
     from ..iterators.batch_errors import Amended
 
-#: why a task was started, enum mn_dispatch_why; 0: static scheduling
+#: reasons for starting a task, enum mn_dispatch_why; 0: static scheduling
 WHY = ("static", "window", "early", "ahead", "finale", "order")
 #: reasons that are decisions; the others are the steady window
 DECISIONS = ("early", "ahead", "finale")
-#: tracks of a group beside its workers, which come after them
+#: tracks of a group: two besides its workers, which come after them
 WAITS, CHOICES, FIRST_WORKER = 1, 2, 10
 
 _writer: Writer | None = None
 
 
 class Writer:
-    """The file of this process. Unbuffered: what a fork copies must not be written twice."""
+    """The file of this process. It is unbuffered: a fork would write a copied buffer again."""
 
     def __init__(self, name: str) -> None:
         self.pid = os.getpid()
@@ -56,7 +55,7 @@ class Writer:
         atexit.register(self.close)
 
     def write(self, events: list[dict[str, Any]]) -> None:
-        """Appends events; all that was written is in the file when this returns."""
+        """Appends events. They are in the file when this returns."""
         lines = ",\n".join(json.dumps(e, separators=(",", ":")) for e in events)
         if lines:
             self._append(self.before + lines)
@@ -87,9 +86,9 @@ def _open(name: str, pid: int) -> io.FileIO:
 
 
 def writer() -> Writer | None:
-    """The writer of this process, or None when nothing is to be traced.
+    """The writer of this process; None: tracing is off.
 
-    Raises OSError when its file cannot be made.
+    Raises OSError if its file cannot be made.
     """
     global _writer
     name = os.environ.get("MINATO_TRACE")
@@ -101,14 +100,14 @@ def writer() -> Writer | None:
 
 
 class Lives(Protocol):
-    """Whose workers a track is of."""
+    """The owner of the workers in a group."""
 
     def living(self) -> bool:
-        """Whether they are there."""
+        """Whether the workers are there."""
 
 
 def tracer(memo: Memo, owner: Lives, engine: Engine, balanced: bool) -> Trace | None:
-    """What an iterator traces with whose workers have just started, or None."""
+    """The trace of an iterator whose workers have just started; None: tracing is off."""
     out = writer()
     if out is None:
         return None
@@ -162,7 +161,7 @@ class Trace:
     # ---- a batch -----------------------------------------------------------------------
 
     def block(self, indices: Any, block: Block) -> None:
-        """The tasks of a block that is about to be read, and what happened since the last."""
+        """Writes the tasks of a block that is about to be read, and the events since the last."""
         epoch, number, tasks = self.engine.spans(block)
         common: dict[str, Any] = {"epoch": epoch, "batch": number}
         events: list[dict[str, Any]] = []
@@ -176,7 +175,7 @@ class Trace:
                 del args["why"]  # it starts when its samples are there
                 events.append(self._span(name, "collate", tid, begin, wall, **args))
                 continue
-            if task.kind == BATCH and not all(task.rows):  # nobody took the time of its samples
+            if task.kind == BATCH and not all(task.rows):  # its samples were not timed
                 args.update(indices=_plain(indices), cpu_us=cpu)
                 events.append(self._span(f"batch {number}", "whole", tid, begin, wall, **args))
             else:
@@ -196,7 +195,8 @@ class Trace:
         self.out.write(events + since)
 
     def _arrow(self, last: dict[str, Any], wait: dict[str, Any]) -> list[dict[str, Any]]:
-        """From within a worker's span to within the trainer's: their very ends are outside."""
+        """An arrow from inside a worker's span to inside the trainer's wait: the ends of a span do
+        not belong to it."""
         common = {
             "name": "handed over", "cat": "batch", "id": next(self.out.arrows),
             "pid": self.group,
@@ -229,13 +229,13 @@ class Trace:
         ]
 
     def formed(self, epoch: int, indices: list[Any]) -> None:
-        """batching="ready": these samples became a batch."""
+        """Writes that these samples became a batch (batching="ready")."""
         now = self._now()
         args = {"epoch": epoch, "indices": _plain(indices)}
         self.out.write([self._instant("batch formed", now, **args)])
 
     def amiss(self, amended: Amended) -> None:
-        """Samples of a batch that could not be made."""
+        """Writes the samples of a batch that could not be made."""
         now = self._now()
         self.out.write([
             self._instant("replaced" if one.replaced else "left out", now, index=_plain(index),
@@ -244,17 +244,17 @@ class Trace:
         ])  # fmt: skip
 
     def _now(self) -> int:
-        """The end of the wait, or while it goes on the time."""
+        """The end of the last wait; during a wait, the present time."""
         return self.engine.waits()["given_ns"] or time.monotonic_ns()
 
     # ---- everything else -----------------------------------------------------------------
 
     def news(self) -> None:
-        """The last wait, and what happened since the one before."""
+        """Writes the last wait, and what happened since the one before."""
         self.out.write(self._since())
 
     def ended(self) -> None:
-        """The workers are about to be stopped."""
+        """Writes what happened last. Called before the workers are stopped."""
         self.out.write(self._fates(time.monotonic_ns()))
 
     def _since(self, **args: Any) -> list[dict[str, Any]]:

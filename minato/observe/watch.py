@@ -1,4 +1,4 @@
-"""What cannot be read off counters when ``stats()`` is asked: noted while batches are handed out."""
+"""Measurements for ``stats()`` that counters do not give: taken while batches are delivered."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .verdict import Alone
 if TYPE_CHECKING:
     from .._core import CostModel, Engine
 
-#: of a worker's entry that may be at work
+#: the state of a worker's entry in which the worker may run a task
 _READY = 3
 _NS = 1e-9
-#: between two looks at what workers wait in, and workers that are looked at
+#: time between two looks at where workers wait; most workers in one look
 LOOK_NS, LOOKED_AT = 100_000_000, 8
-#: samples of the first batch whose costs are asked for
+#: number of costliest samples among which the first batch's slowest is looked for
 SLOWEST = 100
 
 #: parts of the names of kernel functions in which a process sleeps
@@ -32,12 +32,12 @@ _SLEEPS_IN = (
 
 
 class Watch:
-    """Of the workers of one iterator.
+    """Measures the workers of one iterator.
 
     Attributes:
-        starting: seconds of the first wait before a worker had begun.
+        starting: seconds of the first wait before a worker had started a task.
         first_slowest: the costliest sample of the first batch: (index, seconds).
-        looks: what busy workers were in, of some looks: "lock", "sleep", "storage", "cpu", "other".
+        looks: how often busy workers were found in "lock", "sleep", "storage", "cpu" or "other".
     """
 
     def __init__(self, processes: bool = False) -> None:
@@ -48,8 +48,8 @@ class Watch:
         self._next_look = 0
 
     def first_came(self, engine: Engine, costs: CostModel, indices: Any) -> None:
-        """The iterator's first batch. The worker that has been at work for longest was so from about
-        the time on at which the first had started. indices: of its samples, if they are known."""
+        """Called with the iterator's first batch. The worker that has worked longest began about
+        when the first worker had started. indices: of the batch's samples, if they are known."""
         now, first = time.monotonic_ns(), engine.waits()["wait_first_ns"]
         working = 0
         for entry in engine.workers():
@@ -64,7 +64,7 @@ class Watch:
                 break
 
     def look(self, engine: Engine) -> None:
-        """Now and then, what busy worker processes wait in. Called before the trainer waits."""
+        """Checks now and then where busy worker processes wait. Called before the trainer waits."""
         now = time.monotonic_ns()
         if now < self._next_look or not self._processes:
             return
@@ -85,9 +85,10 @@ def _sleeps_in(pid: int) -> str:
 
 
 class Load:
-    """Of a loader without workers: its time in ``next()``, and the program's between two calls."""
+    """Measures a loader without workers: its time in ``next()``, and the program's time between two
+    calls."""
 
-    #: batches whose core time is measured: the first ones, and then one of sixteen
+    #: the core time is measured of the first ALL batches, and then of one in ONE_OF
     ALL, ONE_OF = 64, 16
 
     def __init__(self, batch_size: int) -> None:
@@ -101,7 +102,7 @@ class Load:
         self._process = 0.0
 
     def begins(self) -> None:
-        """A call of ``next()``."""
+        """Called at the start of ``next()``."""
         measured = self.batches < self.ALL or self.batches % self.ONE_OF == 0
         self._cpu_begun = time.thread_time_ns() if measured else -1
         self._begun = time.monotonic_ns()
@@ -109,7 +110,7 @@ class Load:
             self._used_ns += self._begun - self._ended
 
     def ends(self, got: bool) -> None:
-        """And its end, with a batch or without."""
+        """Called at the end of ``next()``. got: it returns a batch."""
         self._ended = time.monotonic_ns()
         took = self._ended - self._begun
         if not got:
@@ -135,7 +136,7 @@ class Load:
         }
 
     def facts(self, cores: int) -> Alone:
-        """For the verdict."""
+        """The facts for the verdict."""
         loading = self._load_ns * _NS
         cpu = loading * self._cpu_ns / max(1, self._of_ns)
         return Alone(
