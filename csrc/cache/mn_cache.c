@@ -272,11 +272,11 @@ finds(const struct opened *opened, struct mn_cache_digest digest, struct mn_cach
         if (!mn_cache_found_still(found)) {
             return false;
         }
+        mn_cache_index_mark(found, whole);
         if (!whole) {
             (void)mn_a64_add_relaxed(&map->slots[opened->file.slot].damaged, 1);
             return false;
         }
-        mn_cache_index_trust(found);
     }
     if (mn_a64_load_relaxed(&segment->used) != session) {
         mn_a64_store_relaxed(&segment->used, session);

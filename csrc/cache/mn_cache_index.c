@@ -124,11 +124,11 @@ mn_cache_index_insert(const struct mn_cache_map *map, struct mn_cache_digest dig
 }
 
 void
-mn_cache_index_trust(const struct mn_cache_found *found)
+mn_cache_index_mark(const struct mn_cache_found *found, bool whole)
 {
     uint64_t place = found->place;
-    (void)mn_a64_cas_acqrel(&found->record->place, &place,
-                            (place & ~ERA_MASK) | era_of(found->map));
+    uint64_t marked = whole ? (place & ~ERA_MASK) | era_of(found->map) : UINT64_MAX;
+    (void)mn_a64_cas_acqrel(&found->record->place, &place, marked);
 }
 
 bool

@@ -62,9 +62,9 @@ bool
 mn_cache_index_entry(const struct mn_cache_map *map, struct mn_cache_record *record,
                      struct mn_cache_found *found);
 
-/* Says in the index that an entry is verified in this era. */
+/* Says in the index that an entry is verified in this era, or takes it out of the index. */
 void
-mn_cache_index_trust(const struct mn_cache_found *found);
+mn_cache_index_mark(const struct mn_cache_found *found, bool whole);
 
 /* Whether what was copied since it was found is the entry's. */
 bool

@@ -20,7 +20,7 @@ import minato
 from minato.cache import cache as cache_module
 
 cache_module.MEMORY = os.environ["TEST_MEMORY"]
-CACHE = minato.Cache("16MiB")
+CACHE = minato.Cache("16MiB", directory=os.environ.get("TEST_DIRECTORY"))
 SAMPLES = 60
 
 
@@ -31,7 +31,7 @@ class Data(torch.utils.data.Dataset[Any]):
     def __len__(self) -> int:
         return SAMPLES
 
-    @CACHE.memoize(key=lambda self, i: i)
+    @CACHE.memoize(key=lambda self, i: i, version=1)
     def load(self, i: int) -> Any:
         if i == 5 and (self.folder / "die").exists():
             (self.folder / "die").unlink()

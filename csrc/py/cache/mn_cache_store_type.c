@@ -236,7 +236,8 @@ claim(PyObject *self, PyObject *args)
     PyObject *bytes;
     unsigned long long function = 0;
     int wait;
-    if (!PyArg_ParseTuple(args, "Sp|K", &bytes, &wait, &function) || digest_of(bytes, &digest) < 0) {
+    if (!PyArg_ParseTuple(args, "Sp|K", &bytes, &wait, &function)
+        || digest_of(bytes, &digest) < 0) {
         return NULL;
     }
     int64_t patience = -1;
@@ -345,8 +346,8 @@ static PyType_Slot store_slots[] = {
     {Py_tp_new, store_new},
     {Py_tp_dealloc, store_dealloc},
     {Py_tp_methods, store_methods},
-    {Py_tp_doc, PyDoc_STR("Store(folder, name, bytes, job, keep, reserve, on_disk=False)\n\nA client "
-                          "of a cache file. job 0: a guest, which neither makes nor removes it.")},
+    {Py_tp_doc, PyDoc_STR("Store(folder, name, bytes, job, keep, reserve, on_disk=False)\n\n"
+                          "A client of a cache file. job 0: a guest, which neither makes nor removes it.")},
     {0, NULL},
 };
 
