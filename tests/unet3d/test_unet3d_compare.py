@@ -7,7 +7,7 @@ import pytest
 
 from unet3d import loaders, settings
 from unet3d.bench import bounds, compare, plot, quality, tables
-from unet3d.bench.workloads import run
+from unet3d.bench.workloads import base, run, speech
 
 TINY = ["--patch", "16", "16", "16", "--filters", "2", "4", "--repeat", "2",
         "--workers", "1", "--threads", "1", "--device", "cpu"]
@@ -243,3 +243,118 @@ def test_plot_draws_one_run_twice(tmp_path, capsys):
     assert plot.main([str(tmp_path)]) == 0
     light, dark = ((tmp_path / name).read_bytes() for name in ("run.png", "run-dark.png"))
     assert light.startswith(b"\x89PNG") and dark.startswith(b"\x89PNG") and light != dark
+
+
+# -- sweeps ----------------------------------------------------------------------------
+
+
+def scaled(loader, processes, samples_s, **changes):
+    return row_of(loader, processes=processes, heavy_share=None, samples_s=samples_s,
+                  samples_s_min=samples_s, samples_s_max=samples_s, folder="none", **changes)
+
+
+def test_efficiency_is_relative_to_fewest_processes():
+    rows = [scaled("minato", 1, 10.0), scaled("pytorch", 1, 8.0), scaled("minato", 2, 18.0),
+            scaled("pytorch", 2, 8.0), scaled("minato", 4, 40.0)]
+    compare.add_efficiency(rows)
+    assert [row["efficiency"] for row in rows] == [1.0, 1.0, 0.9, 0.5, 1.0]
+    text = tables.sweep_table(rows)
+    assert text.splitlines()[3].split()[:5] == ["minato", "2", "18.0", "18.0-18.0", "90"]
+    assert "warm, 4 processes" in tables.table(rows)
+
+
+def test_scaling_on_too_few_cores_is_noted():
+    rows = [scaled("minato", 1, 10.0), scaled("minato", 4, 10.0)]
+    config = {"workers": 2, "threads": 1, "device": "cpu", "step_ms": None}
+    every = {"warm-p1": {"minato": [{"config": config}]}}
+    [note] = tables.shared_cores(rows, every, 8)
+    assert note.startswith("4 processes run 12 workers and threads of models on 8 cores")
+    assert tables.shared_cores(rows, every, 12) == tables.shared_cores(rows[:1], every, 2) == []
+    config |= {"step_ms": 5.0}
+    assert tables.shared_cores(rows, every, 8) == []
+
+
+def test_compare_scales_over_processes(data_folder, tmp_path, capsys, monkeypatch):
+    """Runs are made up here; those of a single number of processes are real in another test."""
+    made = []
+
+    def run_once(module, loader, cache, folder, common, processes=1):
+        made.append((folder.name, processes))
+        rate = 10.0 * processes ** 0.5
+        epoch = row_of() | {"epoch": 1, "loader": loader, "index_hash": "a", "content_hash": None,
+                            "wait_s": 0.1, "mb_s": 1.0, "cpu_seconds": 1.0, "samples_s": rate,
+                            "epoch_s": 16 / rate, "work_bound_s": 0.1, "core_bound_s": 0.1}
+        config = {"seeding": "loader", "workers": 1, "threads": 1, "step_ms": 5.0, "data": "d",
+                  "device": "cpu", "batch_size": 2}
+        folder.mkdir()
+        (folder / "log.jsonl").touch()
+        return {"config": config, "epochs": [epoch]}
+
+    monkeypatch.setattr(compare, "run_once", run_once)
+    status = compare.main(["--data", str(data_folder), "--out", str(tmp_path), "--loaders",
+                           "pytorch", "--repeats", "2", "--epochs", "1", "--processes", "4", "1",
+                           "--", *TINY, "--seeding", "loader"])
+    found = capsys.readouterr()
+    assert status == 0, found.err
+    assert made == [("check-pytorch", 1), ("warm-pytorch-p1-bounds", 1),
+                    ("warm-pytorch-p4-bounds", 4), ("warm-pytorch-p1-1", 1),
+                    ("warm-pytorch-p4-1", 4), ("warm-pytorch-p1-2", 1), ("warm-pytorch-p4-2", 4)]
+    facts = json.loads((tmp_path / plot.JSON_NAME).read_text())
+    assert facts["processes"] == [row["processes"] for row in facts["rows"]] == [1, 4]
+    assert [row["efficiency"] for row in facts["rows"]] == [1.0, 0.5]
+    assert set(facts["runs"]) == {"warm-p1", "warm-p4"}
+    assert "efficiency, %" in found.out and (tmp_path / "compare-dark.png").exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.2, 0.5, 1.0])
+def test_share_of_slow_samples_is_kept(share):
+    """Evenly placed over any stretch, and drawn about as often."""
+    dataset = object.__new__(speech.SpeechDataset)
+    base.SeededDataset.__init__(dataset, 3)
+    dataset.heavy_share, dataset.drawn = share, False
+    heavy = [dataset.is_heavy(index) for index in range(1000)]
+    assert all(sum(heavy[start:start + 100]) == round(100 * share) for start in range(0, 901, 20))
+    dataset.drawn = True
+    assert abs(sum(dataset.is_heavy(index) for index in range(1000)) - 1000 * share) < 60
+
+
+def test_slow_shares_make_a_table(tmp_path, capsys, monkeypatch):
+    speech.generate(tmp_path / "data", 6, seed=1, scale=0.05)
+    monkeypatch.setattr(compare, "check_bytes", lambda *rest: None)
+    given = ["--workload", "speech", "--data", str(tmp_path / "data"), "--out",
+             str(tmp_path / "out"), "--loaders", "pytorch", "--repeats", "1", "--epochs", "1",
+             "--slow-share", "1", "0"]
+    options = ["--", "--heavy", "0.02", "--workers", "0", "--step-ms", "0", "--threads", "1",
+               "--device", "cpu"]
+    assert compare.main([*given, *options]) == 0
+    facts = json.loads((tmp_path / "out" / plot.JSON_NAME).read_text())
+    assert [row["heavy_share"] for row in facts["rows"]] == [0.0, 1.0]
+    assert facts["rows"][1]["epoch_s"] >= 6 * 0.02 and facts["profile"] is None
+    assert facts["rows"][1]["work_bound_s"] >= 6 * 0.02
+    found = capsys.readouterr().out
+    assert "slow samples, %" in found and "warm run, 100% slow" in found
+
+
+def test_slow_shares_need_slow_samples(capsys):
+    given = ["--data", "d", "--out", "o", "--loaders", "pytorch", "--slow-share"]
+    for more, words in (
+            (["0.5"], "--slow-share is of speech"),
+            (["2", "--workload", "speech", "--", "--heavy", "1"], "lies between 0 and 1"),
+            (["0.5", "--workload", "speech"], "needs slow samples that take time")):
+        with pytest.raises(SystemExit):
+            compare.parse([*given, *more])
+        assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name, values, titles", [
+    ("processes", [1, 2, 4], {"samples/s", "efficiency, %", "times torch", "peak memory, GB"}),
+    ("heavy_share", [0.0, 0.2, 1.0], {"samples/s", "times torch", "peak memory, GB"})])
+def test_sweeps_are_drawn_as_lines(tmp_path, monkeypatch, name, values, titles):
+    rows = [scaled(loader, 1, 5.0 + n, times_torch=1.0, efficiency=1.0) | {name: value}
+            for n, value in enumerate(values) for loader in ("pytorch", "minato")]
+    axes, _ = painted(facts_of(rows), tmp_path, monkeypatch)
+    found = {title.split(", warm")[0] for title in axes if title}
+    assert found == titles | {"waiting for data, % of the epoch"}
+    lines = axes["samples/s, warm cache"].lines
+    assert [list(line.get_ydata()) for line in lines] == [[5.0, 6.0, 7.0]] * 2
+    assert [line.get_color() for line in lines] == [plot.colour(n) for n in ("pytorch", "minato")]

@@ -666,7 +666,7 @@ def test_compare_with_two_processes_a_run(data_folder, tmp_path, capsys):
     assert status == 0, capsys.readouterr().err
     [row] = json.loads((tmp_path / "warm-synthetic-1/result.json").read_text())["epochs"]
     assert row["samples"] == 16 and row["steps"] == 4, "each of two ranks took half"
-    assert json.loads((tmp_path / "compare.json").read_text())["processes"] == 2
+    assert json.loads((tmp_path / "compare.json").read_text())["processes"] == [2]
 
 
 def test_distributed_ranks_share_the_epoch(data_folder, tmp_path):

@@ -2,6 +2,7 @@
 
     python -m unet3d.bench.compare --preset quick --data data/npy --out runs/compare
     python -m unet3d.bench.compare --data data/npy --out runs/quality -- --target-dice 0.3
+    python -m unet3d.bench.compare --data data/npy --out runs/scaling --processes 1 2 4
     python -m unet3d.bench.compare --workload speech --data data/speech --out runs/speech -- \\
         --light 0.5 --heavy 3 --time-scale 0.02 --step-ms 40 --workers 4
 
@@ -17,7 +18,8 @@ Prints a short table. Written to --out: compare.txt (all columns), compare.csv, 
 (every epoch of every run), compare.png, and a folder for each run, which holds usage.csv: CPU,
 memory and GPU use over time. With ``-- --target-dice DICE`` every run trains until an evaluation
 reaches that mean Dice, and a first table has the time that this took. With --processes N each run
-is N processes by torchrun, and the figures are sums over them.
+is N processes by torchrun, and the figures are sums over them; several numbers make a table of the
+scaling. --slow-share 0 0.05 0.2 0.5 1 does the same over the share of slow samples.
 """
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,13 +54,27 @@ MEDIANS = ("epoch_s", "samples_s", "mb_s", "startup_s", "wait_share", *WAITS, "c
            "cpu_seconds", "gpu", "memory_mb")
 CSV_COLUMNS = ("cache", "loader", "runs", "epochs", "samples", *MEDIANS, "epoch_s_min",
                "epoch_s_max", "times_torch", "wait_share_min", "wait_share_max", "relative",
-               "over_work", "slow_share", "slow_batch_max", "others", "not_cold",
+               "over_work", "processes", "heavy_share", "efficiency", "slow_share",
+               "slow_batch_max", "others", "not_cold",
                "work_bound_s", "bound_s")
 #: loaders of the 3D U-Net by default; DALI if it is installed
 UNET3D_LOADERS = ("minato", "minato-native", "minato-native-cached", "pytorch", "pytorch-ooo",
                   "pytorch-expert", "dali", "dali-cached", "synthetic")
 #: epochs in which the bytes of samples are compared
 CHECKED_EPOCHS = 2
+
+
+class Point(NamedTuple):
+    """One point of a sweep: the processes of a run, and the share of its samples that are slow."""
+
+    processes: int = 1
+    heavy_share: float | None = None  # None: as the workload has it
+    suffix: str = ""  # of the names of its folders
+
+    @property
+    def arguments(self) -> list[str]:
+        """What the runs of this point are told, besides the common arguments."""
+        return [] if self.heavy_share is None else ["--heavy-share", f"{self.heavy_share:g}"]
 
 
 class ComparisonError(RuntimeError):
@@ -244,7 +260,7 @@ def summarise(cache: str, results: dict[str, list[dict[str, Any]]],
         for name in MEDIANS:
             values = [epoch[name] for epoch in epochs if epoch[name] is not None]
             row[name] = statistics.median(values) if values else None
-        for name in ("epoch_s", "wait_share"):
+        for name in ("epoch_s", "wait_share", "samples_s"):
             values = [epoch[name] for epoch in epochs]
             row |= {f"{name}_min": min(values), f"{name}_max": max(values)}
         row["not_cold"] = any(is_not_cold(cache, epoch) for epoch in epochs)
@@ -261,14 +277,24 @@ def summarise(cache: str, results: dict[str, list[dict[str, Any]]],
     return rows
 
 
-def add_slow_shares(rows: list[dict[str, Any]], out: Path, repeats: int,
+def add_efficiency(rows: Sequence[dict[str, Any]]) -> None:
+    """What is left of perfect scaling from the loader's row with the fewest processes: 1 if N times
+    the processes deliver N times the samples a second."""
+    for row in rows:
+        first = min((other for other in rows if (other["cache"], other["loader"]) == (
+            row["cache"], row["loader"])), key=lambda other: other["processes"])
+        row["efficiency"] = (row["samples_s"] / row["processes"]
+                             / (first["samples_s"] / first["processes"]))
+
+
+def add_slow_shares(rows: Sequence[dict[str, Any]], out: Path, repeats: int,
                     profile: slow.Profile) -> None:
     """How the slow samples are spread over the batches of the profiled epoch, over all runs."""
     for row in rows:
         row["slow_shares"] = None
         if row["loader"] == "synthetic" or work_of(row["loader"]) != "reference":
             continue  # other draws or other work, so other slow samples
-        found = [profile.shares(read_batches(out / f"{row['cache']}-{row['loader']}-{n + 1}",
+        found = [profile.shares(read_batches(out / f"{row['folder'][:-1]}{n + 1}",
                                              profile.epoch)) for n in range(repeats)]
         row["slow_shares"] = found[0]
         row["slow_share"] = len(profile.slow) / len(profile.costs)
@@ -333,24 +359,32 @@ def cached(files: Sequence[Path], when: str) -> str:
     return f"{told} {when}"
 
 
-def measure_work(workload: str, common: Sequence[str], caches: Sequence[str],
-                 epochs: int) -> tuple[slow.Profile | None, list[Path]]:
-    """Warm the page cache, report how cold runs are made cold, and find the slow samples in the
-    last epoch, and the files. Raises DataError."""
-    dataset, files, same_draws = program(workload)[2](common)
-    if "cold" in caches:
+def measure_work(args: argparse.Namespace) -> tuple[dict[Point, slow.Profile | None], list[Path]]:
+    """Warm the page cache, report how cold runs are made cold, and find the slow samples of each
+    point's last epoch (with a target, of the first: all runs have it), and the files. Raises
+    DataError."""
+    opened = program(args.workload)[2]
+    _, files, same_draws = opened(args.common)
+    if "cold" in args.caches:
         print("cold cache by", pagecache.evict_or_warn(files)[1], file=sys.stderr)
     warm_up(files)
     if not same_draws:
-        return None, files
+        return dict.fromkeys(args.points), files
     threads, watch = torch.get_num_threads(), Others()
     torch.set_num_threads(1)
+    found: dict[Point, slow.Profile | None] = {}
+    known: dict[float | None, slow.Profile] = {}
     try:
-        found = slow.profile(dataset, epochs)
+        for point in args.points:
+            if point.heavy_share not in known:
+                dataset = opened([*args.common, *point.arguments])[0]
+                known[point.heavy_share] = slow.profile(
+                    dataset, args.epochs if args.target is None else 1)
+            found[point] = known[point.heavy_share]
     finally:
         torch.set_num_threads(threads)
     if remark := busy_remark(watch.share()):
-        print(f"warning: the work was measured on a busy machine, and is less than that{remark}",
+        print(f"warning: work bounds are too high, samples were made on a busy machine{remark}",
               file=sys.stderr)
     return found, files
 
@@ -372,57 +406,92 @@ def check_bytes(workload: str, names: Sequence[str], out: Path, common: Sequence
     check_same_work(results)
 
 
-def compare(workload: str, names: Sequence[str], caches: Sequence[str], repeats: int, out: Path,
-            common: Sequence[str], profile: slow.Profile | None, files: Sequence[Path],
-            processes: int = 1, target: float | None = None,
-            ) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
-    """Run everything below `out`; returns the table's rows, every run's epochs by cache and
-    loader, and how much of the files was cached around the warm runs. With a target the runs
-    evaluate, and end when they reach it. Raises ComparisonError."""
-    module = program(workload)[0]
-    extra = ["--no-eval"] if workload == "unet3d" else []
-    measuring = [*quality.without_target(common), *extra, "--epochs", "1", "--bounds"]
-    timed = [*common, *(extra if target is None else []), "--no-bounds"]
-    # The bounds depend on the machine and the work. They are measured in one run for each kind of
-    # work, which is not counted, because it starts with warm libraries.
-    measures = {work_of(name): name for name in reversed(names) if name != "synthetic"}
-    measures.setdefault("reference", "synthetic")
+def compare(args: argparse.Namespace, profiles: dict[Point, slow.Profile | None],
+            files: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+    """Run everything below args.out; returns the table's rows, every run's epochs by cache with
+    the point's suffix and by loader, and how much of the files was cached around the warm runs.
+    With a target the runs evaluate, and end when they reach it. Raises ComparisonError."""
     rows, every, found = [], {}, []
-    for cache in caches:
+    for cache in args.caches:
         if cache == "warm":
-            if "cold" in caches:  # cold runs have emptied the cache
+            if "cold" in args.caches:  # cold runs have emptied the cache
                 warm_up(files)
             found.append(cached(files, "before"))
-        measured = {work: run_once(module, loader, cache, out / f"{cache}-{loader}-bounds",
-                                   measuring, processes)
-                    for work, loader in measures.items() if loader in names}
-        results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-        for repeat in range(repeats):
-            turn = repeat % len(names)
-            for loader in [*names[turn:], *names[:turn]]:
-                print(f"{cache} cache, run {repeat + 1} of {repeats}: {loader}",
-                      file=sys.stderr, flush=True)
-                folder = out / f"{cache}-{loader}-{repeat + 1}"
-                one = run_once(module, loader, cache, folder, timed, processes)
-                if remark := busy_remark(others_in(counted_epochs(cache, [one]))):
-                    print(f"warning: {loader}, run {repeat + 1}{remark}", file=sys.stderr)
-                results[loader].append(one)
-        check_same_work(results)
-        bounds = {}
-        for work, loader in measures.items():
-            known = profile if work == "reference" else None
-            bounds[work] = (bounds_of(measured[work], known, processes) if work in measured
-                            else {})
-            if "synthetic" in results and bounds[work]:
-                bounds[work] = lower_ceiling(bounds[work], results["synthetic"],
-                                             processes)
-        rows += summarise(cache, results, bounds)
-        every[cache] = results
+        measured = {point: _measured(args, cache, point) for point in args.points}
+        results = _timed(args, cache)
+        for point in args.points:
+            made = _rows_of(args, cache, point, results[point], measured[point], profiles[point])
+            rows += made
+            every[f"{cache}{point.suffix}"] = results[point]
         if cache == "warm":
             found.append(cached(files, "after"))
-    if profile is not None:
-        add_slow_shares(rows, out, repeats, profile)
+    add_efficiency(rows)
     return rows, every, found
+
+
+def _measures(names: Sequence[str]) -> dict[str, str]:
+    """The loader in whose run the bounds of each kind of work are measured. They depend on the
+    machine and the work; the run is not counted, because it starts with warm libraries."""
+    found = {work_of(name): name for name in reversed(names) if name != "synthetic"}
+    found.setdefault("reference", "synthetic")
+    return found
+
+
+def _untrained(args: argparse.Namespace) -> list[str]:
+    return ["--no-eval"] if args.workload == "unet3d" else []
+
+
+def _measured(args: argparse.Namespace, cache: str, point: Point) -> dict[str, dict[str, Any]]:
+    """A run with bounds for each kind of work."""
+    arguments = [*quality.without_target(args.common), *point.arguments, *_untrained(args),
+                 "--epochs", "1", "--bounds"]
+    return {work: run_once(program(args.workload)[0], loader, cache,
+                           args.out / f"{cache}-{loader}{point.suffix}-bounds", arguments,
+                           point.processes)
+            for work, loader in _measures(args.loaders).items() if loader in args.loaders}
+
+
+def _timed(args: argparse.Namespace, cache: str) -> dict[Point, dict[str, list[dict[str, Any]]]]:
+    """All timed runs, by point and loader: in each repeat every loader at every point."""
+    names = args.loaders
+    results = {point: {name: [] for name in names} for point in args.points}
+    for repeat in range(args.repeats):
+        turn = repeat % len(names)
+        for point in args.points:
+            for loader in [*names[turn:], *names[:turn]]:
+                what = f"{loader}{tables.point_text(point._asdict(), len(args.points) > 1)}"
+                print(f"{cache} cache, run {repeat + 1} of {args.repeats}: {what}",
+                      file=sys.stderr, flush=True)
+                arguments = [*args.common, *point.arguments, "--no-bounds",
+                             *(_untrained(args) if args.target is None else [])]
+                one = run_once(program(args.workload)[0], loader, cache,
+                               args.out / f"{cache}-{loader}{point.suffix}-{repeat + 1}",
+                               arguments, point.processes)
+                if remark := busy_remark(others_in(counted_epochs(cache, [one]))):
+                    print(f"warning: {what}, run {repeat + 1}{remark}", file=sys.stderr)
+                results[point][loader].append(one)
+    return results
+
+
+def _rows_of(args: argparse.Namespace, cache: str, point: Point,
+             results: dict[str, list[dict[str, Any]]], measured: dict[str, dict[str, Any]],
+             profile: slow.Profile | None) -> list[dict[str, Any]]:
+    """The rows of one point. Raises ComparisonError if its runs did different work."""
+    check_same_work(results)
+    bounds: dict[str, dict[str, float]] = {}
+    for work in _measures(args.loaders):
+        known = profile if work == "reference" else None
+        bounds[work] = (bounds_of(measured[work], known, point.processes) if work in measured
+                        else {})
+        if "synthetic" in results and bounds[work]:
+            bounds[work] = lower_ceiling(bounds[work], results["synthetic"], point.processes)
+    rows = summarise(cache, results, bounds)
+    for row in rows:
+        row |= {"processes": point.processes, "heavy_share": point.heavy_share,
+                "folder": f"{cache}-{row['loader']}{point.suffix}-1"}
+    if profile is not None:
+        add_slow_shares(rows, args.out, args.repeats, profile)
+    return rows
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -440,9 +509,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int,
                         help="per run (default 2; with --target-dice at most the preset's); of "
                         "several, a warm comparison leaves out the first")
-    parser.add_argument("--processes", type=int, default=1, metavar="N",
+    parser.add_argument("--processes", type=base.positive, nargs="+", default=[1], metavar="N",
                         help="of unet3d: each timed run is N processes by torchrun, as for N "
-                        "GPUs; arguments such as --workers are for each")
+                        "GPUs; arguments such as --workers are for each. Several numbers: a "
+                        "table and a picture of the scaling")
+    parser.add_argument("--slow-share", type=float, nargs="+", metavar="F",
+                        help="of speech with -- --heavy S: repeat the comparison with each of "
+                        "these shares of slow samples, 0 to 1; a table and a picture of all")
     parser.add_argument("rest", nargs="*", help="after --: further arguments of the runs")
     args = parser.parse_args(argv)
     known = program(args.workload)[1]
@@ -458,9 +531,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"{' '.join(of_dali)}: no loader of DALI is compared")
     if any("--dali-cache-objects".startswith(a) for a in of_dali):
         parser.error("--dali-cache-objects is the loader dali-cached: name it in --loaders")
-    if min(args.repeats, args.processes, 1 if args.epochs is None else args.epochs) < 1:
-        parser.error("--repeats, --epochs and --processes must be at least 1")
-    if args.processes > 1 and args.workload != "unet3d":
+    if min(args.repeats, 1 if args.epochs is None else args.epochs) < 1:
+        parser.error("--repeats and --epochs must be at least 1")
+    if args.processes != [1] and args.workload != "unet3d":
         parser.error(f"--processes is of unet3d, not of {args.workload}")
     if args.preset and args.workload != "unet3d":
         parser.error(f"--preset is of unet3d, not of {args.workload}")
@@ -478,8 +551,28 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             parser.error("--target-dice needs a loader that reads data")
         args.epochs = args.epochs or _settings(args.common).preset.epochs
     args.epochs = args.epochs or 2
+    args.caches = ["cold", "warm"] if args.cache == "both" else [args.cache]
+    args.points = _points(parser, args)
     args.common[4:4] = ["--epochs", str(args.epochs)]
     return args
+
+
+def _points(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[Point]:
+    """The points of the sweep that the command line asks for; exits if they make no sense."""
+    if args.slow_share is None:
+        counts = sorted(set(args.processes))
+        return [Point(n, None, f"-p{n}" if len(counts) > 1 else "") for n in counts]
+    if args.workload != "speech":
+        parser.error(f"--slow-share is of speech, whose slow samples are simulated, not of "
+                     f"{args.workload}")
+    if not all(0 <= share <= 1 for share in args.slow_share):
+        parser.error("--slow-share lies between 0 and 1: 0.2 makes every fifth sample slow")
+    given = run.parse([*args.common, "--out", "unused"])
+    if not given.heavy * given.time_scale:
+        parser.error("--slow-share needs slow samples that take time: add `-- --light 0.5 "
+                     "--heavy 3 --time-scale 0.02`")
+    shares = sorted(set(args.slow_share))
+    return [Point(1, share, f"-slow{share:g}" if len(shares) > 1 else "") for share in shares]
 
 
 def consumer(facts: dict[str, Any]) -> str:
@@ -494,28 +587,27 @@ def consumer(facts: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
     args = parse(argv)
-    caches = ["cold", "warm"] if args.cache == "both" else [args.cache]
     common, target = args.common, args.target
     try:
-        # The profiled epoch is one that every run has.
-        profile, files = measure_work(args.workload, common, caches,
-                                      args.epochs if target is None else 1)
+        profiles, files = measure_work(args)
         args.out.mkdir(parents=True, exist_ok=True)
         check_bytes(args.workload, args.loaders, args.out, common, args.epochs)
-        rows, every, found = compare(args.workload, args.loaders, caches, args.repeats, args.out,
-                                     common, profile, files, args.processes, target)
+        rows, every, found = compare(args, profiles, files)
     except (ComparisonError, DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    profile = profiles[args.points[0]]
+    if any(other is not profile for other in profiles.values()):
+        profile = None  # each share of slow samples has its own
     write_csv(args.out / plot.CSV_NAME, rows)
     facts = {"workload": args.workload, "arguments": common, "repeats": args.repeats,
-             "processes": args.processes, "target_dice": target,
+             "processes": [point.processes for point in args.points], "target_dice": target,
              "machine": machine.facts() | {"load": os.getloadavg()[0]},
              "profile": profile.as_json() if profile else None, "rows": rows, "runs": every}
     (args.out / plot.JSON_NAME).write_text(json.dumps(facts, indent=1) + "\n")
     head = f"{args.workload}: {' '.join(common)}"
     notes = [f"of the data in the page cache: {', '.join(found)} the warm runs"] if found else []
-    notes += tables.explained(rows)
+    notes += tables.explained(rows) + tables.shared_cores(rows, every, machine.available_cores())
     if profile is not None:
         alone = profile.as_json()
         notes.append(
@@ -523,11 +615,14 @@ def main(argv: list[str] | None = None) -> int:
             f"{alone['median_s'] * 1e3:.1f} ms, most {alone['max_s'] * 1e3:.1f} ms; slow "
             f"(over {slow.TIMES:g} medians): {len(alone['slow'])}")
     reached = [] if target is None else [
-        f"{cache} cache, {quality.quality_table(target, every[cache])}\n" for cache in caches]
+        f"{where}, {quality.quality_table(target, results)}\n"
+        for where, results in every.items()]
+    short = tables.short_table(rows) if len(args.points) == 1 else tables.sweep_table(rows)
     (args.out / "compare.txt").write_text(
-        "\n".join([head, *reached, tables.table(rows), consumer(facts), *notes]) + "\n")
+        "\n".join([head, *reached, *([short, ""] if len(args.points) > 1 else []),
+                   tables.table(rows), consumer(facts), *notes]) + "\n")
     picture = plot.draw(args.out, args.out / "compare.png")
-    print("\n".join(["", head, consumer(facts), "", *reached, tables.short_table(rows), ""]))
+    print("\n".join(["", head, consumer(facts), "", *reached, short, ""]))
     print("bound: the longest of what the samples cost all workers, the steps, one copy and (on a"
           " CPU that also trains) all of that work over all cores")
     print("\n".join([*tables.bound_lines(rows), *notes]))

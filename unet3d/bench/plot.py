@@ -347,7 +347,8 @@ def _lines(swept: str, name: str, factor: float, text: str) -> Panel:
         axis.set_xticks(range(len(places)), [
             f"{x:g}" if swept == "processes" else f"{100 * x:g} %" for x in places])
         axis.grid(axis="y", linewidth=0.5)
-        axis.set(title=f"{text}, {rows[0]['cache']} cache", ylim=(0, None),
+        most = max((factor * (row.get(name) or 0.0) for row in rows), default=0.0)
+        axis.set(title=f"{text}, {rows[0]['cache']} cache", ylim=(0, 1.08 * max(most, 1e-9)),
                  xlabel="processes" if swept == "processes" else "slow samples")
 
     return panel

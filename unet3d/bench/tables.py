@@ -53,16 +53,63 @@ def explained(rows: Sequence[dict[str, Any]]) -> list[str]:
     return notes
 
 
+def point_text(row: dict[str, Any], several: bool = True) -> str:
+    """The point of a sweep that a row belongs to; empty for a comparison without a sweep."""
+    if not several:
+        return ""
+    if row.get("heavy_share") is not None:
+        return f", {row['heavy_share']:.0%} slow"
+    return f", {row['processes']} process" + ("" if row["processes"] == 1 else "es")
+
+
+def _swept(rows: Sequence[dict[str, Any]]) -> bool:
+    return len({(row.get("processes"), row.get("heavy_share")) for row in rows}) > 1
+
+
+def sweep_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows of a sweep over processes or over shares of slow samples, point by point."""
+    by_share = any(row["heavy_share"] is not None for row in rows)
+    several = len({row["cache"] for row in rows}) > 1
+    lines = [("loader", "slow samples, %" if by_share else "processes", "samples/s", "min-max",
+              *(() if by_share else ("efficiency, %",)), "times torch", "min-max",
+              "waits for data, %", "bound, s", "epoch, s", "")]
+    for row in rows:
+        lines.append((
+            row["loader"] + (f" ({row['cache']})" if several else ""),
+            f"{100 * row['heavy_share']:g}" if by_share else str(row["processes"]),
+            f"{row['samples_s']:.1f}", spread([row["samples_s_min"], row["samples_s_max"]], ".1f"),
+            *(() if by_share else (number(row["efficiency"], ".0f", 100),)),
+            number(row["times_torch"], ".2f"), spread(row["ratios"], ".2f"),
+            f"{row['wait_share'] * 100:.1f}", number(row["bound_s"], ".2f"),
+            f"{row['epoch_s']:.2f}", remarks(row)))
+    return aligned(lines)
+
+
+def shared_cores(rows: Sequence[dict[str, Any]], every: dict[str, Any], cores: int) -> list[str]:
+    """A note where several processes need more cores than there are, which limits scaling."""
+    config = next((run["config"] for results in every.values() for runs in results.values()
+                   for run in runs), {})
+    most = max(row["processes"] for row in rows)
+    threads = config.get("threads", 0) if (config.get("device"), config.get("step_ms")) == (
+        "cpu", None) else 0
+    need = most * (config.get("workers", 0) + threads)
+    if most == 1 or need <= cores:
+        return []
+    return [f"{most} processes run {need} workers and threads of models on {cores} cores: their "
+            "number limits the scaling, whatever the loader"]
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as text, one loader a line, bounds below."""
     head = ("cache", "loader", "runs", "samples", "epoch s (min-max)", "x synth", "x work",
             "samples/s", "start ms", "wait % (min-max)", "wait ms mean/p50/p99/max", "CPU %",
             "GPU %", "mem MB", "slow %/batch mean, max", "others %", "remarks")
-    lines = [head]
+    lines, several = [head], _swept(rows)
     for row in rows:
         waits = "/".join(f"{row[name] * 1e3:.1f}" for name in WAITS)
         lines.append((
-            row["cache"] + (" (not)" if row["not_cold"] else ""), row["loader"],
+            row["cache"] + (" (not)" if row["not_cold"] else "") + point_text(row, several),
+            row["loader"],
             str(row["runs"]), number(row["samples"], "d", 1),
             f"{row['epoch_s']:.2f} ({row['epoch_s_min']:.2f}-{row['epoch_s_max']:.2f})",
             number(row["relative"], ".3f"), number(row["over_work"], ".3f"),
@@ -80,12 +127,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def bound_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The bounds of an epoch: one line for each cache and each kind of work."""
-    first = {(row["cache"], work_of(row["loader"])): row for row in reversed(rows)}
-    return [f"bounds of an epoch, {cache} run, {work} samples: " + ", ".join(
+    """The bounds of an epoch: one line for each cache, point and kind of work."""
+    several = _swept(rows)
+    first = {(row["cache"] + " run" + point_text(row, several), work_of(row["loader"])): row
+             for row in reversed(rows)}
+    return [f"bounds of an epoch, {where}, {work} samples: " + ", ".join(
         f"{name.removesuffix('_bound_s')} {value:.3f} s" for name, value in row.items()
         if name.endswith("_bound_s") and value is not None)
-        for (cache, work), row in reversed(first.items())]
+        for (where, work), row in reversed(first.items())]
 
 
 def short_table(rows: Sequence[dict[str, Any]]) -> str:

@@ -78,7 +78,8 @@ class Run:
         self.config = {name: getattr(args, name) for name in (
             "workload", "loader", "seed", "device", "cache", "workers", "step_ms")}
         self.config |= {"seeding": "sample", "batch_size": self.batch_size,
-                        "threads": self.threads, "data": str(args.data), "samples": len(self.job.dataset)}
+                        "threads": self.threads, "data": str(args.data),
+                        "samples": len(self.job.dataset)}
         self.rows: list[dict[str, Any]] = []
         self.costs: dict[str, float] | None = None
         self.sampler.set_epoch(1)

@@ -9,7 +9,8 @@ spliced (3 frames become 1); a batch is padded to its longest utterance.
 
 `--light S` and `--heavy S` add simulated steps that sleep: the light one in every sample, the
 heavy one in every fifth (indices with remainder 4 modulo 5, so they cost the same in
-every epoch; with `--heavy-drawn`, a fifth that is drawn again each epoch). The published setting is
+every epoch; with `--heavy-drawn`, a fifth that is drawn again each epoch; `--heavy-share` makes
+another share heavy). The published setting is
 `--light 0.5 --heavy 3` (or 10); `--time-scale 0.01` shortens both.
 """
 from __future__ import annotations
@@ -41,7 +42,8 @@ BANDS = 80
 SPLICE = 3  # frames
 BAND_MASKS, BAND_WIDTH = 2, 20  # at most this many bands each
 TIME_MASKS, TIME_SHARE = 2, 0.05  # at most this share of the utterance each
-HEAVY_EVERY = 5
+HEAVY_SHARE = 0.2
+DRAWN_OF = 1 << 32  # a draw of heavy samples is one of this many
 
 
 # -- data ------------------------------------------------------------------------------
@@ -144,11 +146,12 @@ class SpeechDataset(base.SeededDataset):
     """Sample i: features float32 [t, 240], tokens int64 [k], index."""
 
     def __init__(self, folder: Path, seed: int, light_s: float = 0.0, heavy_s: float = 0.0,
-                 drawn: bool = False) -> None:
+                 drawn: bool = False, heavy_share: float = HEAVY_SHARE) -> None:
         super().__init__(seed)
         self.folder = folder
         self.items = base.read_index(folder, KIND)
         self.light_s, self.heavy_s, self.drawn = light_s, heavy_s, drawn
+        self.heavy_share = heavy_share
 
     def __len__(self) -> int:
         return len(self.items)
@@ -158,10 +161,16 @@ class SpeechDataset(base.SeededDataset):
 
     def simulated_s(self, index: int) -> float:
         """Seconds that sample `index` sleeps in this epoch."""
-        place = index
+        return self.light_s + (self.heavy_s if self.is_heavy(index) else 0.0)
+
+    def is_heavy(self, index: int) -> bool:
+        """Whether sample `index` sleeps longer in this epoch: at even distances (with a share of
+        0.2 the indices 4, 9, ...), or drawn."""
         if self.drawn:
-            place = mix(self.seed, int(self._epoch[0]), index, HEAVY_EVERY)
-        return self.light_s + (self.heavy_s if place % HEAVY_EVERY == HEAVY_EVERY - 1 else 0.0)
+            draw = mix(self.seed, int(self._epoch[0]), index, 5) % DRAWN_OF
+            return draw < self.heavy_share * DRAWN_OF
+        before, after = (int(n * self.heavy_share + 1e-9) for n in (index, index + 1))
+        return after > before
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         path, rng = self.file(index), self.generator(index)
@@ -229,12 +238,22 @@ def make_step(device: torch.device) -> Callable[[base.Batch], float]:
     return step
 
 
+def share(text: str) -> float:
+    """An argument that is a share."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError("must lie between 0 and 1")
+    return value
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The workload's options of a run."""
     parser.add_argument("--light", type=base.seconds, default=0.0, metavar="S",
                         help="every sample sleeps so long (default 0)")
     parser.add_argument("--heavy", type=base.seconds, default=0.0, metavar="S",
-                        help="every fifth sample sleeps so much longer (default 0)")
+                        help="a share of the samples sleeps longer, by this time (default 0)")
+    parser.add_argument("--heavy-share", type=share, default=HEAVY_SHARE, metavar="F",
+                        help=f"that share, 0 to 1 (default {HEAVY_SHARE:g}: every fifth)")
     parser.add_argument("--heavy-drawn", action="store_true",
                         help="draw the heavy samples anew each epoch")
     parser.add_argument("--time-scale", type=base.seconds, default=1.0, metavar="F",
@@ -244,7 +263,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def open_job(args: argparse.Namespace) -> base.Job:
     """The job of parsed arguments. Raises DataError."""
     dataset = SpeechDataset(args.data, args.seed, args.light * args.time_scale,
-                            args.heavy * args.time_scale, args.heavy_drawn)
+                            args.heavy * args.time_scale, args.heavy_drawn,
+                            args.heavy_share)
     return base.Job(dataset, 8, collate, parts, make_step)
 
 
