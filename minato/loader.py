@@ -17,6 +17,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from ._dynamo import eager
 from ._not_linux import CORE, NEEDS_LINUX, tell_of_torch
 from ._system_refusals import refused
+from .cache.cache import Cache
 from .dataset_calls import attribute
 from .device.provider import target
 from .frameworks import begins_instead, goes_on_in_step, is_strict
@@ -30,7 +31,7 @@ from .progress import title_of
 from .seeding.order_generators import Sources, set_sampler_epoch
 from .state import OfAnotherRank, opened, state_of
 from .stateful import is_stateful
-from .typing import Batching, OnError, Scheduling, Stats, WorkerType
+from .typing import Batching, CacheForm, OnError, Scheduling, Stats, WorkerType
 
 if CORE:
     from .iterators.balanced import BalancedIterator
@@ -133,6 +134,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             and the content of lists, tensors and arrays. Not noticed: changes deeper inside, and
             in-place changes, made without torch, of more than 4,096 elements or 256 KiB in a
             sampler that is not torch's.
+        cache: ``"16GiB"`` or a ``minato.Cache``: the deterministic part of each sample is made once
+            per machine and shared by workers, ranks and jobs. For datasets with ``read(i)``,
+            ``decode(raw, i)`` and ``augment(value, i)``, for ``minato.ops.VolumeDataset``, and for
+            torchvision's ``ImageFolder`` and ``DatasetFolder``. The samples are the same as
+            without. With a size, the loader makes the cache, and loaders of the same dataset
+            class share it.
+        form: with ``cache``: ``"decoded"`` keeps what ``decode`` returns, ``"encoded"`` what ``read``
+            returns. ``None``: decoded if all samples fit, else encoded. minato estimates that
+            from a few samples, and logs both sizes once.
         device: deliver batches on this device (``"cuda"``, ``"cuda:1"``, a ``torch.device``).
             They are copied ahead of ``next()`` on minato's own stream. The program's current
             stream waits for the copy; the program does not. ``"cuda"`` is the current device
@@ -176,6 +186,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     prefetch_next_epoch: bool = False
     on_error: OnError = "raise"
     max_errors: int | float = 0.01
+    cache: Cache | int | str | None = None
+    form: CacheForm | None = None
     device: str | int | torch.device | None = None
     pending_state: dict[str, Any] | None = None
 
@@ -212,6 +224,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_next_epoch: bool = False,
         on_error: OnError = "raise",
         max_errors: int | float = 0.01,
+        cache: Cache | int | str | None = None,
+        form: CacheForm | None = None,
         device: str | int | torch.device | None = None,
         pending_state: dict[str, Any] | None = None,
     ) -> None:
@@ -228,6 +242,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             prefetch_next_epoch=prefetch_next_epoch,
             on_error=on_error,
             max_errors=max_errors,
+            cache=cache,
+            form=form,
             device=device,
             pending_state=pending_state,
         )

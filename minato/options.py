@@ -8,7 +8,7 @@ import os
 import re
 import warnings
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ if CORE:
     from .workers import python_threads
     from .workers.native import why_not
 
+if TYPE_CHECKING:
+    from .cache.cache import Cache
+
 _STANDARD_CONTEXTS = tuple(
     getattr(mp_context, f"{name}Context")
     for name in ("Default", "Fork", "Spawn", "ForkServer")
@@ -38,7 +41,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 #: options that are numbers
-_NUMBERS = ("seed_rank", "memory_limit", "max_retries", "straggler_threshold", "max_errors")
+_NUMBERS = ("seed_rank", "memory_limit", "cache", "max_retries", "straggler_threshold", "max_errors")
 
 
 def _of_environment(scheduling: Any) -> str:
@@ -125,6 +128,8 @@ class Options:
     prefetch_next_epoch: bool
     on_error: str
     max_errors: int | float
+    cache: Cache | int | str | None
+    form: str | None
     device: str | int | torch.device | None
     pending_state: dict[str, Any] | None = None
 
@@ -202,6 +207,7 @@ class Options:
         self._check_autoscale(num_workers)
         self._check_straggler_threshold()
         self._check_errors()
+        self._check_cache()
         if self.autoscale is not None and self.static:
             raise ValueError(
                 "autoscale needs scheduling='balanced': static scheduling ties "
@@ -267,6 +273,38 @@ class Options:
                 f"seconds, but got {threshold!r}"
             )
 
+    def _check_cache(self) -> None:
+        if self.form not in (None, "decoded", "encoded"):
+            raise ValueError(
+                f"form option should be None, 'decoded' or 'encoded', but got {self.form!r}"
+            )
+        if self.cache is None:
+            if self.form is not None:
+                raise ValueError(f"form={self.form!r} has no effect without cache=. Leave it out.")
+            return
+        from .cache.cache import Cache
+
+        if isinstance(self.cache, (int, str)) and not isinstance(self.cache, bool):
+            Cache(self.cache)  # it checks the size and opens nothing
+        elif not isinstance(self.cache, Cache):
+            raise TypeError(
+                "cache option should be None, a size such as '16GiB' or a minato.Cache, but got "
+                f"{self.cache!r}"
+            )
+
+    def _check_cached(self, loader: Any) -> None:
+        if self.cache is None:
+            return
+        if loader._dataset_kind == _DatasetKind.Iterable:
+            raise ValueError(
+                f"cache={self.cache!r} has no effect for an iterable dataset: its samples have no "
+                "index by which to find them. Put @cache.memoize(key=...), of a minato.Cache, on "
+                "the function that makes the deterministic part of a sample."
+            )
+        from .cache import datasets
+
+        datasets.check(loader.dataset, self.form)
+
     def check_effect(self, loader: Any) -> None:
         """Raises ValueError for options that would have no effect with this loader's dataset and
         torch's arguments: an option that is given must take effect."""
@@ -274,6 +312,7 @@ class Options:
         self._check_tolerance(loader)
         self._check_batching(loader)
         self._check_worker_type(loader)
+        self._check_cached(loader)
 
     def told_of_torchs_workers(self, reason: str) -> None:
         """Complains about options when torch's workers serve for another reason than the loader's
@@ -305,6 +344,7 @@ class Options:
             "device": self.device is not None,
             "on_error": self.on_error != "raise",
             "batching": self.batching == "ready",
+            "cache": self.cache is not None,
         }
         return [name for name in asked if asked[name]]
 

@@ -11,6 +11,7 @@ Scheduling = Literal["balanced", "static"]
 Batching = Literal["sampler", "ready"]
 WorkerType = Literal["process", "thread", "native"]
 OnError = Literal["raise", "skip", "replace"]
+CacheForm = Literal["decoded", "encoded"]
 
 
 class Failed(TypedDict):
@@ -139,6 +140,29 @@ class Scheduler(TypedDict):
     decisions: list[Decision]
 
 
+class CacheStats(TypedDict):
+    """Of the cache that the loader reads through."""
+
+    hits: int
+    misses: int
+    stored: int
+    refused: int
+    hit_bytes: int
+    stored_bytes: int
+    saved: float
+    made: float
+    used: int
+    bytes: int
+    processes: int
+    jobs: int
+    form: CacheForm | None
+    decoded: int | None
+    encoded: int | None
+    lacking: int | None
+    would_save: float | None
+    off: str | None
+
+
 class Memory(TypedDict):
     """Of the arena, in bytes; in_flight in batches."""
 
@@ -177,6 +201,7 @@ class Stats(TypedDict):
     retries: int
     deaths: int
     device: Device | None
+    cache: CacheStats | None
     scheduler: Scheduler | None
     memory: Memory | None
     verdict: str

@@ -537,11 +537,17 @@ def _cache(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     if predicted < WORTH * now:
         return f"a cache of {what}: {predicted / now:.2f} times"
     return _change(
-        f"a cache of {what}", "", predicted, now,
+        f"a cache of {what}", _cache_line(need), predicted, now,
         f"{sized(need)} of memory; {cache['share']:.0%} of a sample's time is saved", "unchanged",
         {"loader": "own", "workers": f.workers, "cached": -1 if cache["whole"] else cache["calls"]},
         "from the second epoch on",
     )  # fmt: skip
+
+
+def _cache_line(need: int) -> str:
+    """What a program says to have one."""
+    size = max(1, math.ceil(1.1 * need / (1 << 30)))
+    return f'cache="{size}GiB"  # of minato.DataLoader, with read, decode and augment in the dataset'
 
 
 def at_work(f: Facts, row: dict[str, Any]) -> float:

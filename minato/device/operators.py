@@ -23,6 +23,7 @@ from torch.utils.data import Subset
 
 from .._not_linux import CORE
 from ..dataset_calls import behind_subsets
+from ..option_values import option
 from . import pagelocked_rows, resident
 from .interface import Job, Provider
 from .resident import Resident
@@ -121,6 +122,8 @@ def split(loader: Any, provider: Provider | None) -> Split:
     if not isinstance(dataset, VolumeDataset):
         return whole
     why = looked_at(loader)
+    if option(loader, "cache") is not None:
+        why = why or "the samples are read through cache="
     for name in ("__getitem__", "native_pipeline"):
         if getattr(type(dataset), name) is not getattr(VolumeDataset, name):
             why = why or f"{type(dataset).__name__} has its own {name}"

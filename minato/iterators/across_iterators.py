@@ -20,8 +20,10 @@ from ..state import COSTS_MOST, State, pack_costs
 from ..transport.rows_or_whole import Shape
 
 if TYPE_CHECKING:
+    from ..cache.datasets import CacheOfLoader, Through
     from ..device.copies import Copies
     from ..observe.watch import Load
+    from ..options import Options
     from ..seeding.held import Held
     from .sampler_states import Said
 
@@ -63,11 +65,23 @@ class Memo:
         self.told_unasked = False  # that its dataset's own state is not part of them
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
         self.load: Load | None = None  # of the latest iterator, without workers
+        self.cached: CacheOfLoader | None = None  # with cache=
         self.copies: Copies | None = None  # to a device, of the latest iterator
         #: the worker scheduler's last result, and its bounds on the number of workers
         self.scheduler: tuple[tuple[int, int, int], bytes] | None = None
         self.held: Held | None = None  # what samples build with the dataset's generators
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
+
+    def through(self, dataset: Any, options: Options) -> Through | None:
+        """How a new iterator reads the dataset: through the loader's cache, if it has one."""
+        if options.cache is None:
+            self.cached = None
+            return None
+        if self.cached is None or self.cached.given is not options.cache:
+            from ..cache.datasets import CacheOfLoader
+
+            self.cached = CacheOfLoader(options.cache)
+        return self.cached.through(dataset, options.form)
 
     def packed_costs(self) -> list[str]:
         """Packed costs for a state. With millions of samples they may be slightly out of date. That

@@ -103,6 +103,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             _BaseDataLoaderIter.__init__(self, loader)
         self._split = split(loader, self._provider)
         self._dataset = self._split.dataset
+        self._through = memo.through(self._dataset, options)
         name = _MultiProcessingDataLoaderIter.__name__  # profilers know torch's name
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
         self._prefetch_factor = per_worker(loader)
@@ -209,6 +210,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             places=self._places,
             on_error=options.on_error,
             starts=self._position.starts,
+            through=self._through,
         )
 
     def _engine_options(self) -> dict[str, Any]:

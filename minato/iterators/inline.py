@@ -118,6 +118,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             position.here.lives(loader.dataset, self._dataset_fetcher)
             if self._dataset_kind == _DatasetKind.Iterable:
                 self._stream = position.here
+        fetcher, through = self._dataset_fetcher, memo.through(made.dataset, options)
         name = _SingleProcessDataLoaderIter.__name__  # profilers know torch's name
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
         self._number = self._place = 0  # of the next batch, and of its first sample
@@ -144,6 +145,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             self._dataset_fetcher = self._seeded
         elif self._tolerant is not None:
             self._dataset_fetcher = TolerantFetcher(self._dataset_fetcher, self._tolerant)
+        if through is not None:  # the generators found are those of the program's dataset
+            fetcher.dataset = through.over(made.dataset)
         position.progress = progress = position.new_progress(position.start)
         if start and start["base_seed"] is not None:
             progress.epoch = start["epoch"]

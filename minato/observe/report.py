@@ -71,6 +71,13 @@ def facts(stats: dict[str, Any]) -> list[tuple[str, str]]:
             ("device", f"{device['device']}, {sized(device['bytes'])} copied, "
              f"{seconds(device['stalled'])} waited there")
         )  # fmt: skip
+    cache = stats["cache"]
+    if cache is not None and cache["hits"] + cache["misses"]:
+        share = cache["hits"] / (cache["hits"] + cache["misses"])
+        found.append(
+            ("cache", f"{share:.0%} found, {sized(cache['used'])} of {sized(cache['bytes'])}; found "
+             f"values would have taken {seconds(cache['saved'])} to make")
+        )  # fmt: skip
     failed = stats["failed"]
     trouble = [
         f"{what}: {count}"

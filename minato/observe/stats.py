@@ -56,6 +56,16 @@ device                      with device=: device (its name), batches delivered, 
 scheduler                   with autoscale: active, low, high, stragglers (samples so far that
                             took longer than straggler_threshold), decisions [{at, from, to, why,
                             occupancy, cpu, wait, rate}]
+cache                       with cache=: hits, misses, stored and refused (samples; refused: for want
+                            of room, or too large), hit_bytes, stored_bytes, saved (what hits would
+                            have cost) and made (what misses have cost), all since the loader's
+                            first iterator, and of all processes that share the cache's file;
+                            used and bytes (all of the cache); processes and jobs that have it
+                            open; form ("decoded" or "encoded"; None: not decided yet); decoded and
+                            encoded (what all samples take so, estimated; None: not known);
+                            lacking (bytes by which the cache is too small for all samples) and
+                            would_save (seconds of workers an epoch that they would save; None:
+                            not known); off (why there is no cache, or None)
 memory                      used (arena), kept (by the caller), limit, in_flight (batches)
 verdict                     one or two sentences: whether the caller waits, why, what would help
 causes                      of these waits, the costliest first: [{name, seconds, why, advice}]
@@ -70,6 +80,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._not_linux import CORE
 from ..iterators.across_iterators import memo_of
+from .cache_words import cache_words
 from .verdict import Facts, alone, causes, told, trouble, verdict
 from .watch import Load, Watch, cores
 
@@ -109,6 +120,7 @@ _NONE: dict[str, Any] = {
     "retries": 0,
     "deaths": 0,
     "device": None,
+    "cache": None,
     "scheduler": None,
     "memory": None,
     "verdict": NOTHING,
@@ -138,6 +150,8 @@ def collect(loader: Any) -> dict[str, Any]:
         stats["verdict"] = f"Nothing is measured: torch's own workers are used ({reason})."
     else:
         stats.update(memo.last_stats)
+    stats["cache"] = memo.cached.stats() if memo.cached is not None else None
+    stats["verdict"] = f"{stats['verdict']} {cache_words(loader, stats)}".strip()
     return stats
 
 

@@ -22,12 +22,14 @@ import tty
 from collections.abc import Iterator
 from typing import Any
 
+from ..cache.cache import MEMORY
 from .info import has_colours, sized
 
 _STATES = ("-", "wanted", "starting", "idle", "exited", "dead")
 READY = 3
 COLLATES = "collate"  # stands for an index: the worker collates samples that others have fetched
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+)\s+/memfd:minato ")
+_CACHE = re.compile(rf" {re.escape(MEMORY)}/minato-{os.getuid()}/(cache-\S+)$")
 _NS = 1e-9
 
 #: number of running samples that are listed by name
@@ -304,6 +306,29 @@ def _slow(seen: dict[str, Any]) -> list[str]:
     return [f"  longest  in flight, by index: {', '.join(items)}"]
 
 
+def cached(pid: int) -> list[str]:
+    """A line for each cache that the process has open, of those of this user."""
+    from ..cache.command import _guest
+
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            names = {found[1] for line in file if (found := _CACHE.search(line)) is not None}
+    except OSError:
+        return []
+    lines = []
+    for name in sorted(names):
+        try:
+            seen = _guest(name).stats()
+        except (OSError, RuntimeError):  # another user's, or removed meanwhile
+            continue
+        asked = max(1, seen["hits"] + seen["misses"])
+        lines.append(
+            f"  cache    {seen['hits'] / asked:.0%} of {seen['hits'] + seen['misses']} values found; "
+            f"{sized(seen['used_bytes'])} of {sized(seen['bytes'])} used, by {seen['jobs']} jobs"
+        )
+    return lines
+
+
 # ---- all processes -----------------------------------------------------------------------
 
 
@@ -400,12 +425,13 @@ def _page(
     """The lines to show; and the snapshots by address, with which the next ones are compared."""
     found = {seen["address"]: seen for seen in snapshots(pid)}
     lines: list[str] = []
+    caches = [part for line in cached(pid) for part in _wrapped(line, width)]
     for address, seen in found.items():
         last = before.get(address)
         if last is not None and last["opened_ns"] != seen["opened_ns"]:
             last = None  # another loader at the same address
         lines += [*render(seen, last, width), ""]
-    return lines[:-1], found
+    return [*lines[:-1], *caches], found
 
 
 def _fitted(lines: list[str], width: int, height: int) -> list[str]:

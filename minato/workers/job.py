@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import spawn
 from multiprocessing.reduction import DupFd
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from .. import _core
 from .._notes import Notes
@@ -15,6 +15,9 @@ from ..errors import add_note
 from ..seeding.held import Held
 from .open_files import OpenFile
 from .start_payload import Pickled, inheriting, main_module
+
+if TYPE_CHECKING:
+    from ..cache.datasets import Through
 
 
 class Memory:
@@ -80,6 +83,7 @@ class Job:
     on_error: str = "raise"  # see workers/on_error.py
     #: by worker, if an iterable dataset resumes: its snapshot, and batches delivered since
     starts: list[tuple[bytes | None, int]] | None = None
+    through: Through | None = None  # the cache that samples are read through
     notes: Notes | None = None  # the file that processes write notes to
     identity: tuple[int, ...] = ()  # of worker 0, as multiprocessing counts the trainer's children
     forked: bool = False  # the zygote is a fork of the program
@@ -116,6 +120,10 @@ class Job:
             with inheriting():
                 spawn.prepare(self.main)
                 self.dataset, self.collate_fn, self.worker_init_fn = self.pickled.load()
+
+    def source(self) -> Any:
+        """What samples come from: the dataset, or what reads it through the cache."""
+        return self.dataset if self.through is None else self.through.over(self.dataset)
 
     def settle(self) -> None:
         """Closes the descriptors, in a worker: the job will not be sent on."""

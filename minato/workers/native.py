@@ -72,6 +72,8 @@ def why_not(loader: Any) -> str | None:
         return seen
     if loader.multiprocessing_context is not None:
         return "multiprocessing_context asks for processes"
+    if option(loader, "cache") is not None:
+        return "cache= is read in Python"
     if option(loader, "scheduling") == "static":
         return "scheduling='static' needs the random streams of processes"
     reason: str | None = loader._why_torch()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from operator import getitem
 from typing import Any, NamedTuple, NoReturn
@@ -71,6 +72,14 @@ class _Placed(NamedTuple):
     objects: list[list[Any]]  # by row: the leaves that a row cannot hold
 
 
+@dataclass
+class _Source:
+    """What samples come from, see Job.source()."""
+
+    dataset: Any
+    auto_collation: bool
+
+
 class Runner:
     """Does the tasks that the core's loop passes to Python."""
 
@@ -83,6 +92,7 @@ class Runner:
         self.at: Any = None  # Worker.at, likewise
         self.place: Any = None  # Worker.place, likewise
         self.indices: Any = None  # Worker.indices, likewise
+        self.source = _Source(None, job.auto_collation)
         #: None: the first sample that fails ends its batch
         self.tolerant = None if job.on_error == RAISE else Tolerant(job.on_error, self._failure)
         self.probing = job.probing  # until the sending of one batch's samples was measured
@@ -103,6 +113,7 @@ class Runner:
         try:
             if not_loaded is not None:
                 raise not_loaded
+            self.source = _Source(job.source(), job.auto_collation)
             self._begin(number)
             if self.seeder is not None:
                 self.seeder.share(job.ranks)
@@ -150,7 +161,7 @@ class Runner:
 
         def create() -> Any:
             return _DatasetKind.create_fetcher(
-                job.dataset_kind, job.dataset, job.auto_collation, self.collate_fn, job.drop_last
+                job.dataset_kind, self.source.dataset, job.auto_collation, self.collate_fn, job.drop_last
             )
 
         if start is not None and snapshots is not None:
@@ -210,7 +221,7 @@ class Runner:
         seeder = self.seeder if task.seeded and self.seeder is not None else Unseeded
         assert self.tolerant is not None
         one = partial(
-            self.tolerant.one, partial(getitem, by_sample(self.job.dataset, self.job.auto_collation))
+            self.tolerant.one, partial(getitem, by_sample(self.source.dataset, self.job.auto_collation))
         )
 
         def get(row: int, index: Any) -> Any:
@@ -388,13 +399,13 @@ class Runner:
         job, indices = self.job, task.indices
         place = task.base_seed, task.epoch, task.number, task.position
         if self.tolerant is None:
-            data = fetched(seeder, job, indices, place, (self._at, self.mark))
+            data = fetched(seeder, self.source, indices, place, (self._at, self.mark))
         else:
             indices, spares = split_spares(indices, task.spares)
             if not job.auto_collation:  # the indices are in a list only because of the spares
                 indices = indices[0] if job.on_error == REPLACE else indices
             told = self._at, self.mark
-            data = tolerated(self.tolerant, seeder, job, indices, spares, place, told)
+            data = tolerated(self.tolerant, seeder, self.source, indices, spares, place, told)
         self.row = ()
         if self.probing and job.auto_collation and not fetches_batches(job.dataset):
             self.probing = False
@@ -446,7 +457,7 @@ def _may_be_sent(what: int, obj: Any) -> bool:
 def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _core.Worker:
     """The core's loop of a worker, connected with its runner. thread: the worker is a thread of the
     trainer, whose dataset has already got the epoch."""
-    dataset = by_sample(job.dataset, job.auto_collation)
+    dataset = by_sample(runner.source.dataset, job.auto_collation)
     worker = _core.Worker(
         job.memory.segment,
         number,

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.util
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 import minato
+from cache.support import new_cache
+from minato.cache.files import look, settled
 
 from .conftest import Watch, loader, loss_of, model, same, same_when_patched, step, weights
 
@@ -157,3 +160,73 @@ def test_fastai(watch: Watch) -> None:
         return torch.cat([weights(net), torch.tensor(trained.recorder.losses)])
 
     same(fit, watch)
+
+
+# ---- folders of pictures, through a cache -----------------------------------------------------
+
+
+def folder_of_pictures(where: Path) -> None:
+    from PIL import Image
+
+    for n in range(12):
+        kind = where / ("cats" if n % 2 else "dogs")
+        kind.mkdir(exist_ok=True)
+        Image.linear_gradient("L").resize((40, 30)).rotate(20 * n).convert("RGB").save(kind / f"{n}.png")
+    paths = [str(path) for path in where.glob("*/*.png")]
+    while not settled(look(path) for path in paths):
+        time.sleep(0.01)  # a file that was written just now is not trusted
+
+
+def counted(path: str) -> Any:
+    """A loader of the program's."""
+    with open(f"{path}.loaded", "a") as file:
+        file.write("x")
+    with open(path, "rb") as file:
+        return torch.tensor(list(file.read(100)), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("form", [None, "decoded", "encoded"])
+def test_image_folder_reads_through_a_cache(form: Any, tmp_path: Path) -> None:
+    datasets = importlib.import_module("torchvision.datasets")
+    transforms = importlib.import_module("torchvision.transforms")
+    folder_of_pictures(tmp_path)
+    random_part = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
+    data = datasets.ImageFolder(str(tmp_path), random_part, lambda target: target + 10)
+    options: dict[str, Any] = {"batch_size": 5, "shuffle": True, "num_workers": 2}
+    cache = new_cache()
+    torch.manual_seed(0)
+    plain = minato.DataLoader(data, **options)
+    expected = [batch for _ in range(2) for batch in plain]
+    torch.manual_seed(0)
+    cached = minato.DataLoader(data, cache=cache, form=form, **options)
+    found = [batch for _ in range(2) for batch in cached]
+    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(expected, found))
+    stats: Any = cached.stats()["cache"]
+    assert (stats["misses"], stats["hits"], stats["form"]) == (12, 12, form or "decoded")
+
+
+def test_dataset_folder_keeps_what_its_loader_returns(tmp_path: Path) -> None:
+    datasets = importlib.import_module("torchvision.datasets")
+    folder_of_pictures(tmp_path)
+    data = datasets.DatasetFolder(str(tmp_path), counted, extensions=(".png",))
+    loader = minato.DataLoader(data, 5, num_workers=2, cache=new_cache())
+    first, second = list(loader), list(loader)
+    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, second))
+    loaded = [path.read_text() for path in tmp_path.glob("*/*.loaded")]
+    assert loaded == ["x"] * 12
+    with pytest.raises(ValueError, match="keeps its samples decoded"):
+        minato.DataLoader(data, cache=new_cache(), form="encoded")
+    stats: Any = loader.stats()["cache"]
+    assert stats["decoded"] is None or stats["decoded"] > 0
+
+
+def test_folder_with_a_getitem_of_its_own_is_refused(tmp_path: Path) -> None:
+    datasets = importlib.import_module("torchvision.datasets")
+    folder_of_pictures(tmp_path)
+
+    class Own(datasets.ImageFolder):  # type: ignore[misc]
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index)[0]
+
+    with pytest.raises(TypeError, match="Own does not say it"):
+        minato.DataLoader(Own(str(tmp_path)), cache=new_cache())

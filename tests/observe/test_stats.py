@@ -17,6 +17,7 @@ import torch
 import minato
 import minato.typing
 from minato import _core
+from minato.cache.datasets import NOTHING
 from minato.device.copies import Copies
 from minato.observe import stats as _stats
 
@@ -50,6 +51,7 @@ FIELDS: dict[str, Any] = {
     "retries": int,
     "deaths": int,
     "device": dict,
+    "cache": dict,
     "scheduler": {"active": int, "low": int, "high": int, "stragglers": int, "decisions": list},
     "memory": {"used": int, "kept": int, "limit": int, "in_flight": int},
     "verdict": str,
@@ -84,7 +86,7 @@ def check(stats: dict[str, Any], absent: set[str]) -> None:
     """All fields, as documented; those in absent are None."""
     assert set(stats) == set(FIELDS)
     for name, shape in FIELDS.items():
-        if name in absent | {"device"}:  # with device= alone: tests/device
+        if name in absent | {"device", "cache"}:  # with these options alone: tests/device, tests/cache
             assert stats[name] is None, name
         else:
             assert conforms(stats[name], shape), (name, stats[name])
@@ -108,6 +110,7 @@ def test_types_name_every_field() -> None:
             assert set(get_type_hints(inner)) == set(shape), name
     assert set(get_type_hints(minato.typing.Worker)) == set(WORKER)
     assert set(get_type_hints(minato.typing.Cause)) == set(CAUSE)
+    assert set(get_type_hints(minato.typing.CacheStats)) == set(NOTHING)
     assert set(get_type_hints(minato.typing.Device)) == set(Copies("cpu").summary())
     for name, kind in (("Scheduling", "scheduling"), ("Batching", "batching"),
                        ("WorkerType", "worker_type"), ("OnError", "on_error")):  # fmt: skip

@@ -1,0 +1,501 @@
+"""DataLoader(cache=): which part of a dataset's samples is kept, and how workers read the rest.
+
+A dataset says it by three methods: ``read(i)`` returns what lies in storage, ``decode(raw, i)`` is the
+deterministic rest, and ``augment(value, i)`` is random and runs every time. Its ``__getitem__(i)``
+returns ``augment(decode(read(i), i), i)``, so a loader without cache makes the same samples.
+
+The trainer makes a Through, which travels to workers. There it puts readers in the place of the
+datasets whose samples it knows, inside Subset and ConcatDataset, too. The program's own dataset
+objects stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import inspect
+import logging
+import os
+import types
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Subset
+
+from ..dataset_calls import attribute, behind_subsets, fetches_batches, offered, own_attributes
+from .cache import Cache, _data_set
+from .fingerprint import Fingerprint, _codes, _package
+from .keys import canonical
+from .memoize import Memoized, _digest
+
+if TYPE_CHECKING:
+    from .._cache import Store
+
+log = logging.getLogger("minato")
+
+#: what the encoded and the decoded values of a dataset depend on
+MadeOf = tuple[bytes, bytes]
+
+PROTOCOL = ("read", "decode", "augment")
+#: samples that are made to estimate what all of them take
+MEASURED = 4
+#: share of a cache that samples may fill
+ROOM = 0.97
+#: names by which a function may reach any attribute
+ANY = frozenset({"getattr", "vars", "__dict__", "__getattribute__"})
+
+HELP = (
+    "cache= needs a dataset that says which part of a sample is deterministic, and {name} {lacks}. "
+    "Give it three methods: read(self, i) returns what lies in storage, decode(self, raw, i) is the "
+    "deterministic rest, augment(self, value, i) is the random part; and let __getitem__(self, i) "
+    "return self.augment(self.decode(self.read(i), i), i). (minato.ops.VolumeDataset and torchvision's "
+    "ImageFolder and DatasetFolder need none of it.) Or leave out cache= and put "
+    "@cache.memoize(key=...), of a minato.Cache, on the method that makes the deterministic part."
+)
+
+
+# ---- what a value depends on ---------------------------------------------------------------
+
+
+def _functions(cls: type, name: str) -> Iterator[Any]:
+    """The Python functions of this name in a class and its bases."""
+    for base in cls.__mro__:
+        member = vars(base).get(name)
+        member = member.fget if isinstance(member, property) else member
+        member = inspect.unwrap(getattr(member, "__func__", member)) if member else member
+        if isinstance(member, types.FunctionType):
+            yield member
+
+
+def _names(cls: type, functions: Iterable[Any]) -> set[str]:
+    """Names that these functions use, and in turn the methods and the program's functions that
+    they call."""
+    names: set[str] = set()
+    todo, seen = list(functions), set()
+    while todo:
+        function = todo.pop()
+        if function.__code__ in seen:
+            continue
+        seen.add(function.__code__)
+        used = {name for code in _codes(function.__code__) for name in code.co_names}
+        names |= used
+        for name in used:
+            todo.extend(_functions(cls, name))
+            found = function.__globals__.get(name)
+            if isinstance(found, types.FunctionType) and _package(found.__module__ or "") is None:
+                todo.append(found)
+    return names
+
+
+def of_value(value: Any, where: str) -> bytes:
+    """An attribute of a dataset as bytes."""
+    if isinstance(value, types.FunctionType):
+        return Fingerprint(value, None, None).digest
+    if isinstance(value, (type, types.BuiltinFunctionType)) and _package(value.__module__ or ""):
+        return f"{value.__qualname__} of {_package(value.__module__ or '')}".encode()
+    if type(value) is np.ndarray and not value.dtype.hasobject:
+        array = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        head = f"{value.dtype.str}{value.shape}".encode()
+        return head + hashlib.blake2b(array, digest_size=16).digest()  # type: ignore[arg-type]
+    if type(value) is torch.Tensor and value.device.type == "cpu" and value.dim() > 0:
+        if value.layout == torch.strided:
+            flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
+            return f"{value.dtype}{tuple(value.shape)}".encode() + of_value(flat.numpy(), where)
+    return canonical(value, where)
+
+
+def identity(dataset: Any, methods: tuple[str, ...]) -> bytes:
+    """What these methods of a dataset depend on besides the index: their code, and where the dataset
+    has no ``cache_key(i)`` the attributes that they use."""
+    cls, version = type(dataset), attribute(dataset, "cache_version")
+    functions = [function for name in methods for function in _functions(cls, name)]
+    parts = [Fingerprint(function, cls, version).digest for function in functions]
+    if offered(dataset, "cache_key") is None:
+        own = own_attributes(dataset)
+        names = _names(cls, functions)
+        used = own.keys() if names & ANY else names & own.keys()
+        for name in sorted(used):
+            try:
+                parts += [name.encode(), of_value(own[name], f"self.{name}")]
+            except TypeError:
+                kind = type(own[name])
+                raise TypeError(
+                    f"cache= cannot tell what {' and '.join(methods)} of {cls.__name__} depend on: "
+                    f"they use self.{name}, of the type {kind.__module__}.{kind.__qualname__}. Give "
+                    f"{cls.__name__} a method cache_key(self, i) that returns what sample i is made "
+                    "from, such as (self.paths[i], self.spacing)"
+                ) from None
+    return hashlib.blake2b(canonical(tuple(parts)), digest_size=16).digest()
+
+
+# ---- datasets of the protocol ----------------------------------------------------------------
+
+
+def _raw(dataset: Any, index: Any) -> Any:
+    return dataset.read(index)
+
+
+def _decoded(dataset: Any, index: Any) -> Any:
+    return dataset.decode(dataset.read(index), index)
+
+
+def _sizes(reader: Reader) -> dict[str, int | None]:
+    return reader.measure()
+
+
+class Reader:
+    """One dataset, read through the cache; each kind of dataset has its own class.
+
+    Attributes:
+        count: samples of the dataset, 0: not known
+    """
+
+    def __init__(self, dataset: Any, cache: Cache, form: str | None, made_of: MadeOf) -> None:
+        self.dataset = dataset
+        self.cache = cache
+        self._asked = form
+        self._made_of = made_of
+        try:
+            self.count = len(dataset)
+        except (TypeError, NotImplementedError):
+            self.count = 0
+        forms = self.forms_of(dataset)
+        self._form = form if len(forms) > 1 else forms[0]
+        self._memo_of_sizes = self.memoized(_sizes, "len", lambda _self: (made_of, self.count))
+
+    @classmethod
+    def forms_of(cls, dataset: Any) -> tuple[str, ...]:
+        """In which forms its samples can be kept."""
+        return "decoded", "encoded"
+
+    @classmethod
+    def identity(cls, dataset: Any) -> MadeOf:
+        """What its values depend on besides their keys and files."""
+        return b"", b""
+
+    def memoized(
+        self, function: Any, name: str, key: Callable[..., Any], files: Any = None
+    ) -> Memoized:
+        """A function whose values are kept; name: of the dataset's method, for messages."""
+        version = attribute(self.dataset, "cache_version")
+        memoized = Memoized(self.cache, function, key, files, "epoch", version)
+        memoized.name = f"{type(self.dataset).__qualname__}.{name}()"
+        return memoized
+
+    # ---- which form ----------------------------------------------------------------------
+
+    def sizes(self, make: bool) -> dict[str, int | None] | None:
+        """Bytes that all samples take in each form, as the first process that asked has measured;
+        None: no process has."""
+        store, memo = self.cache._attached(), self._memo_of_sizes
+        if store is None:
+            return None
+        digest = _digest(key := memo.key((self,), {}))
+        found, value = memo._look(store, digest, False, None)
+        if not found and make:
+            value = memo._miss(store, digest, key, (), (self,), {}, None)
+        return value  # type: ignore[no-any-return]
+
+    def measure(self) -> dict[str, int | None]:
+        """An estimate from a few samples. Samples that cannot be made count for nothing."""
+        sizes: list[tuple[int | None, int | None]] = []
+        for index in spread(self.count):
+            with contextlib.suppress(Exception):
+                sizes.append(self.sizes_of(index))
+        found = estimate(sizes, self.count)
+        store = self.cache._attached()
+        if store is not None and sizes:
+            _tell(type(self.dataset).__name__, found, store.stats())
+        return found
+
+    def sizes_of(self, index: int) -> tuple[int | None, int | None]:
+        """Of a sample, encoded and decoded; None: a cache cannot store it."""
+        raise NotImplementedError
+
+    def form(self, make: bool = True) -> str | None:
+        """"decoded" if all samples fit so, else "encoded"; None: not decided yet."""
+        if self._form is None:
+            store = self.cache._attached()
+            sizes = self.sizes(make)
+            if store is None or sizes is None:
+                return "decoded" if store is None else None
+            decided = decide(sizes, store.stats())
+            self._form = decided
+        return self._form
+
+    def __getitem__(self, index: Any) -> Any:
+        raise NotImplementedError
+
+
+def decide(sizes: dict[str, int | None], stats: dict[str, int]) -> str:
+    """The form in which a cache keeps samples of these sizes."""
+    decoded, encoded = sizes["decoded"], sizes["encoded"]
+    if encoded is None or decoded is None:
+        return "encoded" if encoded is not None else "decoded"
+    largest: Any = sizes["largest"]
+    fits = decoded <= ROOM * stats["bytes"] and largest <= stats["largest"]
+    return "decoded" if fits or decoded <= encoded else "encoded"
+
+
+def _tell(name: str, sizes: dict[str, int | None], stats: dict[str, int]) -> None:
+    from .command import _bytes
+
+    form = decide(sizes, stats)
+    decoded, encoded = sizes["decoded"], sizes["encoded"]
+    if decoded is None or encoded is None:
+        return
+    level = logging.INFO if form == "decoded" else logging.WARNING
+    log.log(
+        level, "minato.Cache keeps the samples of %s %s: all of them take about %s decoded and %s "
+        "encoded, and the cache has %s. form= of the loader chooses.", name, form, _bytes(decoded),
+        _bytes(encoded), _bytes(stats["bytes"]),
+    )  # fmt: skip
+
+
+def size_of(value: Any) -> int | None:
+    """Bytes of a value in a cache; None: it cannot be stored."""
+    from . import values
+
+    try:
+        encoded = values.encode(value, "it")
+    except TypeError:
+        return None
+    return len(encoded.description) + sum(memoryview(part).nbytes for part in encoded.parts)
+
+
+class Parts(Reader):
+    """A dataset with read, decode and augment."""
+
+    def __init__(self, dataset: Any, cache: Cache, form: str | None, made_of: MadeOf) -> None:
+        super().__init__(dataset, cache, form, made_of)
+        own = offered(dataset, "cache_key")
+        files = offered(dataset, "cache_files")
+
+        def key(what: bytes, _dataset: Any, index: Any) -> Any:
+            return what, index if own is None else own(index)
+
+        def paths(_dataset: Any, index: Any) -> Any:
+            assert files is not None
+            return files(index)
+
+        of_files = None if files is None else paths
+        self._raw = self.memoized(_raw, "read", partial(key, made_of[0]), of_files)
+        self._decoded = self.memoized(_decoded, "decode", partial(key, made_of[1]), of_files)
+
+    @classmethod
+    def identity(cls, dataset: Any) -> MadeOf:
+        return identity(dataset, PROTOCOL[:1]), identity(dataset, PROTOCOL[:2])
+
+    def sizes_of(self, index: int) -> tuple[int | None, int | None]:
+        raw = self.dataset.read(index)
+        encoded = size_of(raw)  # before decode(), which may change it
+        return encoded, size_of(self.dataset.decode(raw, index))
+
+    def __getitem__(self, index: Any) -> Any:
+        dataset = self.dataset
+        if self.form() == "encoded":
+            value = dataset.decode(self._raw.call((dataset, index), {}, None), index)
+        else:
+            value = self._decoded.call((dataset, index), {}, None)
+        return dataset.augment(value, index)
+
+
+def spread(count: int) -> list[int]:
+    """A few indices, far from each other."""
+    return sorted({n * (count - 1) // (MEASURED - 1) for n in range(MEASURED)}) if count else []
+
+
+def estimate(sizes: list[tuple[int | None, int | None]], count: int) -> dict[str, int | None]:
+    """Bytes of all samples, of (encoded, decoded) of some; and of the largest decoded one."""
+
+    def total(which: int) -> int | None:
+        known = [pair[which] for pair in sizes]
+        if not known or None in known:
+            return None
+        return sum(filter(None, known)) * count // len(known)
+
+    largest = max((pair[1] or 0 for pair in sizes), default=0)
+    return {"encoded": total(0), "decoded": total(1), "largest": largest}
+
+
+# ---- what the trainer decides ----------------------------------------------------------------
+
+
+def _kind(dataset: Any) -> type[Reader] | None:
+    """The class that reads a dataset, or None: minato does not know which part is deterministic."""
+    if all(offered(dataset, name) is not None for name in PROTOCOL):
+        return Parts
+    from ..ops import VolumeDataset
+    from .folders import Folder, is_folder
+    from .volumes import Volumes
+
+    if isinstance(dataset, VolumeDataset):
+        if type(dataset).__getitem__ is VolumeDataset.__getitem__:
+            return Volumes
+    return Folder if is_folder(dataset) else None
+
+
+def leaves(dataset: Any) -> list[Any]:
+    """The datasets inside Subset and ConcatDataset, in their order."""
+    inner, _subsets = behind_subsets(dataset)
+    if type(inner) is ConcatDataset:
+        return [leaf for part in inner.datasets for leaf in leaves(part)]
+    return [inner]
+
+
+def readable(dataset: Any) -> bool:
+    """Whether a loader could read the dataset through a cache."""
+    return all(_kind(leaf) is not None for leaf in leaves(dataset))
+
+
+def check(dataset: Any, form: str | None) -> None:
+    """Raises TypeError for a dataset that no Reader knows, ValueError for a form it has not."""
+    for leaf in leaves(dataset):
+        kind, name = _kind(leaf), type(leaf).__name__
+        if kind is None:
+            there = [name for name in PROTOCOL if offered(leaf, name) is not None]
+            lacks = "does not say it"
+            if there:
+                missing = [name for name in PROTOCOL if name not in there]
+                lacks = f"has {' and '.join(there)}, but no {' and no '.join(missing)}"
+            raise TypeError(HELP.format(name=name, lacks=lacks))
+        if kind is Parts and fetches_batches(leaf):
+            raise TypeError(
+                f"cache= makes samples one by one, and {name} has __getitems__, which makes whole "
+                "batches. Leave out one of the two."
+            )
+        forms = kind.forms_of(leaf)
+        if form is not None and form not in forms:
+            raise ValueError(
+                f"form={form!r} is not possible for {name}: the cache keeps its samples {forms[0]}. "
+                "Leave it out."
+            )
+        if form is None and len(forms) > 1 and not hasattr(type(leaf), "__len__"):
+            raise TypeError(
+                f"{name} has no __len__, so minato cannot estimate whether its decoded samples fit "
+                "into the cache. Give the loader form='decoded' or form='encoded'."
+            )
+
+
+class Through:
+    """How workers read a dataset through a cache."""
+
+    def __init__(self, cache: Cache, form: str | None, made_of: list[MadeOf]) -> None:
+        self.cache = cache
+        self.form = form
+        self._made_of = made_of  # of each of leaves()
+
+    def over(self, dataset: Any) -> Any:
+        """The dataset with readers in place of what it is made of."""
+        return self._over(dataset, iter(self._made_of))
+
+    def _over(self, dataset: Any, made_of: Iterator[MadeOf]) -> Any:
+        kind_of_outer = type(dataset)
+        if kind_of_outer is Subset or kind_of_outer is ConcatDataset:
+            outer: Any = copy.copy(dataset)
+            if kind_of_outer is Subset:
+                outer.dataset = self._over(dataset.dataset, made_of)
+            else:
+                outer.datasets = [self._over(part, made_of) for part in dataset.datasets]
+            return outer
+        kind = _kind(dataset)
+        assert kind is not None
+        return kind(dataset, self.cache, self.form, next(made_of))
+
+
+class CacheOfLoader:
+    """The cache of one loader, as its trainer sees it."""
+
+    def __init__(self, given: Cache | int | str) -> None:
+        self.given = given
+        self.cache = given if isinstance(given, Cache) else Cache(given)
+        self._known: dict[int, tuple[Any, MadeOf]] = {}
+        self._readers: list[Reader] = []
+        self._before: dict[str, int] | None = None
+        self._sizes_before = 0
+
+    def through(self, dataset: Any, form: str | None) -> Through:
+        """For the workers of an iterator that begins. Opens the cache in this process, so that what
+        workers of one epoch have made is there for those of the next."""
+        found = leaves(dataset)
+        if self.cache._name is None:
+            self.cache._name = _name_of(found[0])
+        made_of = [self._identity(leaf) for leaf in found]
+        through = Through(self.cache, form, made_of)
+        self._readers = leaves(through.over(dataset))
+        store = self.cache._attached()
+        if self._before is None and store is not None:
+            self._sizes_before = self._known_sizes()
+            self._before = store.stats()
+        return through
+
+    def _identity(self, leaf: Any) -> MadeOf:
+        try:
+            kind = _kind(leaf)
+            assert kind is not None
+            made_of = kind.identity(leaf)
+        except TypeError:
+            # A file that samples have opened since, say: what it was made of at first counts.
+            if id(leaf) not in self._known:
+                raise
+            return self._known[id(leaf)][1]
+        self._known[id(leaf)] = leaf, made_of
+        return made_of
+
+    def _known_sizes(self) -> int:
+        return sum(reader.sizes(False) is not None for reader in self._readers)
+
+    def stats(self) -> dict[str, Any]:
+        """For ``DataLoader.stats()``; see ``minato.observe.stats``."""
+        store = self.cache._attached()
+        if store is None:
+            return {**NOTHING, "off": self.cache._off}
+        now, before = store.stats(), self._before or {}
+        since = {name: now[name] - before.get(name, 0) for name in _SINCE}
+        # What was measured lies in the cache, too, and is no sample.
+        since["stored"] -= self._known_sizes() - self._sizes_before
+        return {**NOTHING, **since, **self._more(store, now, since),
+                "saved": (now["saved_ns"] - before.get("saved_ns", 0)) / 1e9,
+                "made": (now["made_ns"] - before.get("made_ns", 0)) / 1e9,
+                "used": now["used_bytes"], "bytes": now["bytes"],
+                "processes": now["processes"], "jobs": now["jobs"]}  # fmt: skip
+
+    def _more(self, store: Store, now: dict[str, int], since: dict[str, int]) -> dict[str, Any]:
+        """Which form, and what more memory would bring."""
+        forms = {reader.form(make=False) for reader in self._readers}
+        sizes = [reader.sizes(False) for reader in self._readers]
+        told: dict[str, Any] = {"form": forms.pop() if len(forms) == 1 else None}
+        for form in ("decoded", "encoded"):
+            known = [one[form] for one in sizes if one is not None and one[form] is not None]
+            told[form] = sum(filter(None, known)) if len(known) == len(sizes) else None
+        need = told[told["form"]] if told["form"] is not None else None
+        if need is not None:
+            told["lacking"] = lacking = max(0, int(need / ROOM) - now["bytes"])
+            made = now["made_ns"] / 1e9 / max(1, now["misses"])
+            count = sum(reader.count for reader in self._readers)
+            told["would_save"] = lacking / max(1, need) * count * made if lacking else 0.0
+        return told
+
+
+#: counts since the loader's first iterator
+_SINCE = ("hits", "misses", "stored", "refused", "hit_bytes", "stored_bytes")
+NOTHING: dict[str, Any] = {
+    **dict.fromkeys(_SINCE, 0), "saved": 0.0, "made": 0.0, "used": 0, "bytes": 0, "processes": 0,
+    "jobs": 0, "form": None, "decoded": None, "encoded": None, "lacking": None, "would_save": None,
+    "off": None,
+}  # fmt: skip
+
+
+def _name_of(leaf: Any) -> str:
+    """Of the file: after the program's class, as memoize() names it after the function; for
+    datasets of libraries after the folder that their files lie in."""
+    function = next(_functions(type(leaf), PROTOCOL[0]), None)
+    if function is not None:
+        return _data_set(function)
+    root = attribute(leaf, "root") or os.path.dirname(leaf.cases[0][0])
+    place = os.path.realpath(os.fspath(root))
+    return hashlib.blake2b(place.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,84 @@
+"""torchvision's ImageFolder and DatasetFolder through a cache: what the loader makes of a file is kept,
+and the transforms run every time."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .datasets import MadeOf, Reader, of_value, size_of
+
+if TYPE_CHECKING:
+    from .cache import Cache
+
+
+def _module() -> Any:
+    """torchvision's, if the program has imported it."""
+    return sys.modules.get("torchvision.datasets.folder")
+
+
+def is_folder(dataset: Any) -> bool:
+    """Whether a dataset makes its samples as torchvision's DatasetFolder does."""
+    kind = getattr(_module(), "DatasetFolder", None)
+    own = "__getitem__"
+    return kind is not None and isinstance(dataset, kind) and (
+        getattr(type(dataset), own) is getattr(kind, own)
+    )  # fmt: skip
+
+
+def _bytes(dataset: Any, path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def _loaded(dataset: Any, path: str) -> Any:
+    return dataset.loader(path)
+
+
+class Folder(Reader):
+    """A DatasetFolder: ``loader(path)`` is the deterministic part."""
+
+    def __init__(self, dataset: Any, cache: Cache, form: str | None, made_of: MadeOf) -> None:
+        super().__init__(dataset, cache, form, made_of)
+        self._raw = self.memoized(_bytes, "loader", lambda _d, path: path, lambda _d, path: path)
+        self._decoded = self.memoized(
+            _loaded, "loader", lambda _d, path: (made_of[1], path), lambda _d, path: path
+        )
+
+    @classmethod
+    def forms_of(cls, dataset: Any) -> tuple[str, ...]:
+        # A loader of the program's takes a path; torchvision's own is a function of the bytes.
+        by_pil = dataset.loader is _module().default_loader and _backend() == "PIL"
+        return ("decoded", "encoded") if by_pil else ("decoded",)
+
+    @classmethod
+    def identity(cls, dataset: Any) -> MadeOf:
+        made_of = of_value(dataset.loader, "loader") + _backend().encode()
+        return b"", made_of
+
+    def sizes_of(self, index: int) -> tuple[int | None, int | None]:
+        path, _target = self.dataset.samples[index]
+        return os.path.getsize(path), size_of(self.dataset.loader(path))
+
+    def __getitem__(self, index: Any) -> Any:
+        dataset = self.dataset
+        path, target = dataset.samples[index]
+        if self.form() == "encoded":
+            from PIL import Image
+
+            raw = self._raw.call((dataset, path), {}, None)
+            sample = Image.open(io.BytesIO(raw)).convert("RGB")
+        else:
+            sample = self._decoded.call((dataset, path), {}, None)
+        if dataset.transform is not None:
+            sample = dataset.transform(sample)
+        if dataset.target_transform is not None:
+            target = dataset.target_transform(target)
+        return sample, target
+
+
+def _backend() -> str:
+    torchvision = sys.modules.get("torchvision")
+    return str(getattr(torchvision, "get_image_backend", lambda: "PIL")())
