@@ -160,19 +160,44 @@ class VolumeDataset(Dataset):
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray, int]:
         if not 0 <= index < len(self):
             raise IndexError(index)
+        return self.augment(self.decode(self.read(index), index), index)
+
+    # The parts of a sample, of which minato's cache= keeps the deterministic ones.
+
+    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """The volumes of a sample's case."""
+        return self.case(index).load()
+
+    def decode(self, volumes: tuple[np.ndarray, np.ndarray],
+               index: int) -> tuple[np.ndarray, np.ndarray]:
+        """They are stored as they are used."""
+        return volumes
+
+    def cache_key(self, index: int) -> str:
+        """What the volumes depend on."""
+        return str(self.case(index).image)
+
+    def cache_files(self, index: int) -> tuple[Path, Path]:
+        """The files that they come from."""
+        return self.case(index).image, self.case(index).label
+
+    def augment(self, volumes: tuple[np.ndarray, np.ndarray],
+                index: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """The random part of a sample."""
         if self.seed is not None:
             number = self._number(int(self._epoch[0]), index)
             random.seed(number)
             np.random.seed(number & 0xFFFFFFFF)
         case = self.case(index)
         try:
-            image, label = self._make(case)
+            image, label = self._make(case, *volumes)
         except ValueError as error:
             raise DataError(f"{case.image}: {error}") from error
         return image, label, index
 
-    def _make(self, case: Case) -> tuple[np.ndarray, np.ndarray]:
-        return self.transform(*case.load())
+    def _make(self, case: Case, image: np.ndarray,
+              label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.transform(image, label)
 
 
 class ExpertVolumes(VolumeDataset):
@@ -184,9 +209,13 @@ class ExpertVolumes(VolumeDataset):
         self._epoch = reference._epoch  # set_epoch() is called on the other one
         self._known: dict[str, dict[str, Any]] = {}
 
-    def _make(self, case: Case) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.case(index).load(mapped=True)
+
+    def _make(self, case: Case, image: np.ndarray,
+              label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         crop, *others = self.transform.steps
-        image, label = crop(*case.load(mapped=True), self._known.setdefault(case.name, {}))
+        image, label = crop(image, label, self._known.setdefault(case.name, {}))
         return Compose(others)(np.asarray(image), np.asarray(label))
 
 

@@ -42,6 +42,10 @@ def _minato_class() -> Any:
 
 
 def _minato(dataset: Dataset, options: Options, **own: Any) -> Iterable[Batch]:
+    if options.cache is not None:
+        own["cache"] = options.cache
+        if own.get("worker_type") == "native":  # native workers read no cache
+            own["worker_type"] = "process"
     return _minato_class()(dataset, **options.torch_arguments(), **own)
 
 
@@ -118,6 +122,7 @@ LOADERS: dict[str, Callable[[Dataset, Options], Iterable[Batch]]] = {
     "minato-native": _minato_native,
     "minato-native-cached": _minato_native,
     "minato-native-process": _minato_process,
+    "minato-shared": _minato_process,
     "minato-device": _minato_device,
     "minato-native-device": _minato_native_device,
     "minato-native-device-cached": _minato_native_device,
@@ -135,6 +140,7 @@ LOADERS: dict[str, Callable[[Dataset, Options], Iterable[Batch]]] = {
 SAMPLES: dict[str, str | None] = {"minato-native": "native",
                                   "minato-native-cached": "native",
                                   "minato-native-process": "native",
+                                  "minato-shared": "native",
                                   "minato-native-device": "native",
                                   "minato-native-device-cached": "native",
                                   "minato-native-device-resident": "native",
@@ -166,7 +172,8 @@ def dataset_for(name: str, dataset: Dataset) -> Dataset:
     if isinstance(dataset, NativeVolumes):
         return dataset
     resident = name.endswith("-resident")  # reads no label if its boxes are cached
-    return NativeVolumes(dataset, name.endswith("-cached") or resident, resident)
+    boxes = resident or name.endswith(("-cached", "-shared"))
+    return NativeVolumes(dataset, boxes, resident)
 
 
 def evaluation_loader(name: str, volumes: Dataset, workers: int) -> Iterable[Batch]:

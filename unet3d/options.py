@@ -26,6 +26,7 @@ class Options:
     device: torch.device = torch.device("cpu")
     timeout_s: float = 0.0  # the longest wait for a batch; 0 waits forever
     collate_fn: Callable[[list], Any] | None = None  # None: torch's default
+    cache: str | None = None  # bytes of minato's cache of volumes, such as "4GiB"
     persistent: bool = True  # keep workers across epochs
     dali_mmap: bool = True  # DALI maps the files; otherwise it reads them whole
     dali_batches: int = 1  # number that DALI makes at once, to be delivered one by one

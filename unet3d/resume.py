@@ -23,7 +23,7 @@ from unet3d.ranks import Ranks
 
 #: Loaders whose epoch repeats exactly if it starts with the same generators.
 REPEATABLE = ("minato", "minato-static", "minato-native", "minato-native-cached",
-              "minato-native-process", "pytorch", "pytorch-expert", "pytorch-native")
+              "minato-native-process", "minato-shared", "pytorch", "pytorch-expert", "pytorch-native")
 
 
 class Skipping:

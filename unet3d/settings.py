@@ -108,6 +108,9 @@ def make_parser(description: str) -> argparse.ArgumentParser:
                        "(default 600; 0 waits for ever)")
     watch.add_argument("--cache", choices=["warm", "cold"], default="warm",
                        help="cold: drop the data from the page cache before each epoch")
+    watch.add_argument("--sample-cache", metavar="SIZE",
+                       help="keep volumes in minato's cache of this size, such as 4GiB, which jobs "
+                       "on this machine share (loaders of minato; minato-shared: default 1GiB)")
     return parser
 
 
@@ -162,6 +165,10 @@ def parse(description: str, argv: list[str] | None) -> Settings:
         parser.error(f"--source: {args.loader} reads prepared files; make them with "
                      f"`python -m unet3d.preprocess --source {args.source} --out FOLDER`, and "
                      "give --data FOLDER")
+    if args.loader == "minato-shared" and args.sample_cache is None:
+        args.sample_cache = "1GiB"
+    if args.sample_cache is not None and not args.loader.startswith("minato"):
+        parser.error("--sample-cache is of minato's loaders: others have no cache of samples")
     if args.split_seed is None:
         args.split_seed = args.seed
     if args.dali_cache_objects:

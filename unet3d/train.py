@@ -174,6 +174,7 @@ class Trainer:
                      sampler=sampler, workers=self.preset.workers,
                      drop_last=self.preset.drop_last, generator=self.generator,
                      timeout_s=args.timeout, persistent=args.seeding == "sample",
+                     cache=args.sample_cache,
                      dali_mmap=not args.dali_no_mmap, dali_batches=args.dali_batches,
                      dali_depth=args.dali_depth,
                      pin_memory=self.device.type == "cuda", device=self.device)

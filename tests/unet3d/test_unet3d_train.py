@@ -788,3 +788,23 @@ def test_compare_reports_a_failing_run(tmp_path, capsys):
     assert status == 1
     assert "holds no preprocessed cases" in capsys.readouterr().err
 
+
+@pytest.mark.parametrize("loader, plain", [("minato", "minato"), ("minato-native", "minato-native"),
+                                           ("minato-shared", "minato-native-cached")])
+def test_a_cache_changes_neither_losses_nor_samples(data_folder, tmp_path, loader, plain):
+    if reason := loaders.unavailable(loader):
+        pytest.skip(reason)
+    folder = tmp_path / "data"
+    shutil.copytree(data_folder, folder)
+    quiet = ("--no-bounds", "--no-eval", "--no-checkpoint")
+    assert run(folder, tmp_path / "plain", *quiet, loader=plain) == 0
+    size = ("--sample-cache", "64MiB")
+    assert run(folder, tmp_path / "cached", *quiet, *size, loader=loader) == 0
+    assert losses(tmp_path / "cached") == losses(tmp_path / "plain")
+    assert hashes(tmp_path / "cached") == hashes(tmp_path / "plain")
+
+
+def test_a_cache_is_refused_for_other_loaders(data_folder, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run(data_folder, tmp_path / "out", "--sample-cache", "64MiB", loader="pytorch")
+    assert "--sample-cache is of minato's loaders" in capsys.readouterr().err

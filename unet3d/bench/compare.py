@@ -83,8 +83,9 @@ class ComparisonError(RuntimeError):
 
 def arguments_for(loader: str, common: Sequence[str]) -> list[str]:
     """The arguments of a run: options for DALI's loaders (each one word, as --dali-depth=4) go to
-    those only."""
-    return [a for a in common if loader.startswith("dali") or not a.startswith("--dali-")]
+    those only, and --sample-cache=SIZE to minato-shared."""
+    return [a for a in common if (loader.startswith("dali") or not a.startswith("--dali-"))
+            and (loader == "minato-shared" or not a.startswith("--sample-cache"))]
 
 
 def environment() -> dict[str, str]:
