@@ -32,9 +32,9 @@ HERE = Path(__file__).resolve().parent
 ARGUMENTS, NOT_WATCHED = 2, 3
 #: shares of the budget
 STORAGE, WORK, LOADERS, CHECKS = 0.15, 0.25, 0.35, 0.25
-#: share of the budget that --codecs takes from the others
+#: share of the budget that each of --codecs and --orders takes from the others
 OPTION = 0.2
-EXTRA = ("codecs",)
+EXTRA = ("codecs", "orders")
 #: repeats of each check, by turns
 REPEATS = 3
 #: changes that are checked at most
@@ -78,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--cores", type=int, metavar="N", help="study as if the machine had N cores")
     add("--codecs", action="store_true", help="try other codecs, and sizes, for the images that samples "
         "read: bytes, time to decode, loss, rate")  # fmt: skip
+    add("--orders", action="store_true", help="try other orders of the transforms: time, and what becomes "
+        "of the data")  # fmt: skip
     add("--out", default="report", metavar="FOLDER", help="for report.json and index.html (report)")
     add("--stop", action="store_true", help="end the program after the watch, by SIGINT, and by "
         "SIGTERM and SIGKILL if it stays; its handlers may write files")  # fmt: skip
@@ -361,7 +363,7 @@ def begun(told: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
         "machine": machine, "place": told["place"], "loader": told["loader"],
         "own": "minato" if told["loader"]["minato"] else "torch", "watched": watched(told, others),
         "steps": told["steps"], "work": None, "storage": None, "contend": None, "rates": [],
-        "codecs": None, "checks": [], "base": None, "helps": [], "useless": [], "notes": [],
+        "codecs": None, "orders": None, "checks": [], "base": None, "helps": [], "useless": [], "notes": [],
     }  # fmt: skip
 
 

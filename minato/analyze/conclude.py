@@ -455,6 +455,7 @@ def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
             helps.append(found)
     _together(f, helps, now)
     helps += _twins(f, now)
+    helps += _orders(f, rate)
     helps += _kept_workers(f)
     good = [one for one in helps if one["gain"] is None or one["gain"] >= WORTH]
     useless += [f"{one['what']}: predicted {one['gain']:.2f} times" for one in helps if one not in good]
@@ -672,6 +673,40 @@ def _together(f: Facts, helps: list[dict[str, Any]], now: float) -> None:
             f"from minato import DataLoader  # and num_workers={target}", predicted, now,
             "one import, one argument", "unchanged", {"loader": "minato", "workers": target},
         ))  # fmt: skip
+
+
+def becomes(move: dict[str, Any]) -> str:
+    """What a move of a transform does to the data."""
+    tried = f"{move['tried']} tries on {move['samples']} samples and edge cases"
+    if move["exact"]:
+        order = "; both draw random numbers, which come in another order" if move["draws"] else ""
+        return f"exact: known to commute, and equal in {tried}{order}"
+    if move["equal"]:
+        return f"equal in {tried}, which proves nothing for others"
+    return f"changed: verified to run, with the same types and shapes, in {tried}"
+
+
+def moved(move: dict[str, Any]) -> str:
+    return f"{move['name']} {'before' if move['earlier'] else 'after'} {', '.join(move['over'])}"
+
+
+def _orders(f: Facts, rate: float) -> list[dict[str, Any]]:
+    """Transforms in another order; those whose results have other shapes are left out."""
+    found = []
+    now = with_step(rate, f.asked, f.workers)
+    for move in (f.all.get("orders") or {}).get("moves", []):
+        if not (move["exact"] or move["equal"] or move["alike"]) or not move["before"]:
+            continue
+        # in the clocks of the study; other parts of a sample stay what they are
+        left = max(f.mean - (move["before"] - move["after"]), 0.05 * f.mean)
+        predicted = min(with_step(rate * f.mean / left, f.asked, f.workers),
+                        with_step(f.hands_over, f.asked, 0))  # fmt: skip
+        found.append(_change(
+            moved(move), f"order: {', '.join(move['names'])}", predicted, now,
+            "the order of the transforms", becomes(move),
+            {"loader": "own", "workers": f.workers, "order": [move["chain"], move["order"]]},
+        ))  # fmt: skip
+    return found
 
 
 def _twins(f: Facts, now: float) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .conclude import STORAGES, Facts, codec_rows, on_storage, rated, sized, slow_share
+from .conclude import STORAGES, Facts, becomes, codec_rows, moved, on_storage, rated, sized, slow_share
 from .report import answer, loss, quantile, seconds
 
 #: width of the pictures in their own units; the page scales them
@@ -54,7 +54,7 @@ def page(found: dict[str, Any]) -> str:
     title, _, rest = found["limit"]["line"].partition(". ")
     parts = [
         f"<h1>{text(title)}{'.' if rest else ''} {text(rest)}</h1>", _tiles(f), _loader(f),
-        _changes(found), _waterfall(f), _histogram(f), _rates(f), _storage(found), _codecs(f), _stages(f),
+        _changes(found), _waterfall(f), _histogram(f), _rates(f), _storage(found), _codecs(f), _orders(f), _stages(f),
         _machine(found), "<h2>The answer as text</h2>", f"<pre>{text(answer(found))}</pre>",
     ]  # fmt: skip
     return (
@@ -315,6 +315,20 @@ def _codecs(f: Facts) -> str:
         "but the CPU time of samples, on these cores, and such a storage, from which each file is read once; "
         f"bold is the fastest.{small}</p>"
     )
+
+
+def _orders(f: Facts) -> str:
+    """Moves of transforms: what they save, and what becomes of the data."""
+    moves = (f.all.get("orders") or {}).get("moves", [])
+    rows = [
+        [f"{text(moved(m))}<br><code>{text(', '.join(m['names']))}</code>",
+         seconds(m["before"]) if m["before"] else "-", seconds(m["after"]) if m["after"] else "-",
+         text(becomes(m) if m["alike"] else m["error"] or "other shapes")]
+        for m in moves
+    ]  # fmt: skip
+    if not rows:
+        return ""
+    return f"<h2>Orders of transforms</h2>{_table(['move', 'a sample now', 'then', 'data'], rows, (1, 2), cards=True)}"
 
 
 def _stages(f: Facts) -> str:

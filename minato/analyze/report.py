@@ -6,13 +6,15 @@ import json
 import statistics
 from typing import Any
 
-from .conclude import OTHERS, Facts, codec_rows, rated, sized, slow_share, winners
+from .conclude import OTHERS, Facts, codec_rows, moved, rated, sized, slow_share, winners
 
 #: images without which a mean says little
 FEW = 16
 #: of report.json; a field that changes its meaning, or goes, raises the first number
 SCHEMA = "1.0"
 LINES, COLUMNS = 25, 110
+#: what to paste that is no argument of the loader begins with one of these
+ELSEWHERE = ("minato recode ", "order: ")
 
 
 def seconds(value: float) -> str:
@@ -37,10 +39,10 @@ def answer(report: dict[str, Any], where: str = "") -> str:
     second = [c for c in report["helps"] if c["checked"] is None]
     if first:
         lines.append("What would help, predicted and checked:")
-        lines += _changes(report, first[:3])
+        lines += _changes(report, first[:3] + _elsewhere(first[3:]))
     if second:
         lines.append("What might help, not checked:")
-        lines += _changes(report, second[:2])
+        lines += _changes(report, second[:2] + _elsewhere(second[2:]))
     if report["useless"]:
         lines.append("What would not help:")
         lines += [f"  {text}" for text in report["useless"][:4]]
@@ -49,6 +51,11 @@ def answer(report: dict[str, Any], where: str = "") -> str:
     room = LINES - len(lines) - len(end)
     lines += notes[: max(0, room)] + end
     return "\n".join(line if len(line) < 4 * COLUMNS else line[: 4 * COLUMNS] for line in lines)
+
+
+def _elsewhere(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The best of those that were asked for by an option, and are not made at the loader."""
+    return [change for change in changes if change["paste"].startswith(ELSEWHERE)][:1]
 
 
 def _seen(f: Facts) -> list[str]:
@@ -118,7 +125,7 @@ def _changes(report: dict[str, Any], changes: list[dict[str, Any]]) -> list[str]
             f"  {number}. {change['what']}{rate}; {change['effort']}; data {change['data']}{note}"
         )
         if change["paste"]:
-            at = f"{place[0]}:{place[1]}  " if place and not change["paste"].startswith("minato ") else ""
+            at = f"{place[0]}:{place[1]}  " if place and not _elsewhere([change]) else ""
             lines.append(f"     {at}{change['paste']}")
     return lines
 
@@ -157,6 +164,17 @@ def noted(f: Facts) -> list[str]:
     if codecs.get("skipped"):
         notes.append(f"{codecs['skipped']} files that samples read are no photos, and were left as they are")
     notes += [f"{r['name']}: the program cannot read it: {r['error']}" for r in codecs.get("rows", []) if r["error"]]
+    orders = f.all.get("orders")
+    if orders:
+        notes += [f"orders: a chain was not tried: {why}" for why in orders["failed"]]
+        notes += [
+            f"orders: {moved(m)} was left out: it {'fails: ' + m['error'] if m['error'] else 'gives other shapes'}"
+            for m in orders["moves"] if not m["alike"]
+        ]
+        if not orders["chains"] and not orders["failed"]:
+            notes.append("orders: the dataset has no chain of two transforms or more (a list `transforms`)")
+        elif not orders["moves"]:
+            notes.append("orders: no transform makes its data smaller late, or larger early")
     if work.get("gil"):
         notes.append(f"a sample and the interpreter's lock: {work['gil']}")
     return notes

@@ -376,19 +376,28 @@ def chain_of(part: Any) -> Iterator[tuple[int, Any, Any]]:
 
 def elements(dataset: Any) -> Iterator[tuple[str, Any, Any]]:
     """The transforms of all chains that a dataset holds, each with a label."""
+    for part in chains(dataset):
+        for n, element, holder in chain_of(part):
+            if callable(element) and not any(True for _ in chain_of(element)):
+                yield f"{n + 1} {name_of(element)}", element, holder
+
+
+def name_of(element: Any) -> str:
+    return getattr(element, "__name__", None) or type(element).__name__
+
+
+def chains(dataset: Any) -> Iterator[Any]:
+    """The chains of transforms that a dataset holds, and those inside of these."""
     seen: set[int] = set()
     ahead = [(part, 0) for part in datasets(dataset)]
     for part, depth in ahead:
         if id(part) in seen or depth > 3 or len(seen) > 500:
             continue
         seen.add(id(part))
-        found = [entry for entry in chain_of(part) if callable(entry[1])]
-        for n, element, holder in found:
-            if any(True for _ in chain_of(element)):
-                ahead.append((element, depth + 1))  # its own elements have clocks
-            else:
-                name = getattr(element, "__name__", None) or type(element).__name__
-                yield f"{n + 1} {name}", element, holder
+        inside = [element for _, element, _ in chain_of(part) if callable(element)]
+        if inside:
+            yield part
+        ahead += [(each, depth + 1) for each in inside if any(True for _ in chain_of(each))]
         own = getattr(part, "__dict__", {})
         ahead += [(v, depth + 1) for v in own.values() if callable(v) or chain_like(v)]
 

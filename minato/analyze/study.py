@@ -29,7 +29,7 @@ from ..loader import DataLoader
 from ..options import Options
 from ..patch import _torch as patched
 from ..workers import library_threads
-from . import codecs
+from . import codecs, orders
 from .stages import (
     FULL,
     LOCK,
@@ -67,6 +67,7 @@ def run(request: dict[str, Any], loader: Any, send: Send) -> None:
     _forget_helpers()
     measure = {
         "work": work, "contend": contend, "storage": storage, "rate": rate, "codecs": codecs.measure,
+        "orders": orders.measure,
     }[request["do"]]  # fmt: skip
     try:
         measure(request, loader, send)
@@ -561,6 +562,8 @@ def rebuilt(loader: Any, request: dict[str, Any]) -> Any:
         given["batch_sampler"] = _Batches(dataset.batches)
     if request.get("codec"):
         given["batch_sampler"] = _Batches(codecs.replaced(dataset, batches, request["codec"]))
+    if request.get("order"):
+        orders.reorder(dataset, *request["order"])
     own = isinstance(loader, DataLoader) or patched.active
     kind = request["loader"]
     if kind == "own":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from minato.analyze.conclude import Facts, candidates, recoded, winners
 from minato.analyze.page import page
 
 from .photos import folder_of, photo
+from .support import in_a_fork
 from .support import study as run_study
 from .test_conclude import facts
 from .test_page import whole
@@ -66,22 +65,6 @@ def only_jpeg(path: Path) -> Any:
     with Image.open(path) as image:
         assert image.format in ("JPEG", "PPM", "PNG"), "no JPEG"
         return image.convert("RGB")
-
-
-def in_a_fork(function: Any) -> Any:
-    """What a function returns in a process of its own, whose openers it may replace."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        with os.fdopen(write, "w") as out:
-            json.dump(function(), out)
-            out.flush()
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as source:
-        found = json.load(source)
-    os.waitpid(pid, 0)
-    return found
 
 
 def measured(folder: Path, read: Any, seconds: float = 1.0) -> Any:

@@ -1,0 +1,436 @@
+"""Other orders of a chain of transforms: which would save time, and what they would do to the data.
+
+A transform that leaves fewer bytes than it gets moves towards the front, one that leaves more moves
+towards the end. Each swap of neighbours on the way runs in both orders on the inputs of real
+samples and on edge cases, each transform with the same random numbers in both. "Exact" is only
+what is known to commute for every input, and was equal in all of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import statistics
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from .stages import Clocks, chain_of, chains, copied, digest, name_of, seeded, size_of
+
+Send = Callable[[dict[str, Any]], None]
+#: arguments of a transform, by position and by name
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+clock = time.monotonic
+
+#: classes of torchvision.transforms that only turn the image over, cut it, or map each pixel for
+#: itself: what is true for any input, not just for the samples of a study
+FLIPS = {"RandomHorizontalFlip", "RandomVerticalFlip"}
+CROPS = {"CenterCrop", "RandomCrop"}
+PIXELS = {
+    "ConvertImageDtype", "Grayscale", "Normalize", "PILToTensor", "RandomGrayscale", "RandomInvert",
+    "RandomPosterize", "RandomSolarize", "ToTensor",
+}  # fmt: skip
+LIBRARY = "torchvision.transforms"
+#: inputs of a chain that are taken from samples, and draws that each swap is tried with
+INPUTS, DRAWS = 16, 3
+#: bytes out over bytes in, beyond which a transform counts as one that shrinks or grows
+SHRINKS, GROWS = 0.95, 1.05
+#: moves that are timed at most
+MOVES = 6
+
+
+# ---- one transform -------------------------------------------------------------------------
+
+
+def kind_of(element: Any) -> set[str] | None:
+    """Which of the sets a transform is of; a class below one of theirs may do anything."""
+    kind = type(element)
+    if kind.__module__ != LIBRARY and not kind.__module__.startswith(LIBRARY + "."):
+        return None
+    if kind.__name__ in CROPS:
+        pads = getattr(element, "padding", None) or getattr(element, "pad_if_needed", False)
+        return None if pads else CROPS
+    return next((kinds for kinds in (FLIPS, PIXELS) if kind.__name__ in kinds), None)
+
+
+def commute(one: Any, other: Any) -> bool:
+    """Whether two transforms are known to give the same bytes in both orders."""
+    kinds = [kind_of(one), kind_of(other)]
+    return kinds in ([FLIPS, PIXELS], [PIXELS, FLIPS], [CROPS, PIXELS], [PIXELS, CROPS], [FLIPS, FLIPS])
+
+
+def applied(element: Any, given: Given, seed: int) -> Given:
+    """What the next transform is given. The element is a fresh copy, so that generators of its own
+    begin alike; the global ones begin at the seed."""
+    fresh = copy.deepcopy(element)
+    place, named = tuple(copied(part) for part in given[0]), copied(given[1])
+    seeded(seed)
+    made = fresh(*place, **named)
+    if named:
+        if not isinstance(made, dict):
+            raise TypeError(f"{name_of(element)} takes names and gives a {type(made).__name__}")
+        return (), made
+    if len(place) > 1:
+        if not isinstance(made, tuple):
+            raise TypeError(f"{name_of(element)} takes {len(place)} things and gives one")
+        return made, {}
+    return (made,), {}
+
+
+def through(elements: list[Any], given: Given, seeds: dict[int, int]) -> Given:
+    """Several transforms, each with its own seed, by its identity."""
+    for element in elements:
+        given = applied(element, given, seeds[id(element)])
+    return given
+
+
+def draws(element: Any, given: Given) -> bool:
+    """Whether a transform draws from a global generator."""
+    def states() -> tuple[Any, ...]:
+        return random.getstate(), np.random.get_state()[1:3], torch.get_rng_state()  # type: ignore[index]
+
+    for seed in range(2):
+        seeded(seed)
+        before = repr(states())
+        with contextlib.suppress(Exception):
+            copy.deepcopy(element)(*map(copied, given[0]), **copied(given[1]))
+        if repr(states()) != before:
+            return True
+    return False
+
+
+# ---- one swap ------------------------------------------------------------------------------
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two results have the same structure, types and shapes."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(value, other[key]) for key, value in one.items())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, (torch.Tensor, np.ndarray)):
+        return bool(one.dtype == other.dtype and one.shape == other.shape)
+    if hasattr(one, "getbands"):
+        return bool(one.size == other.size and one.mode == other.mode)
+    return True
+
+
+def edges(given: Given) -> list[Given]:
+    """The input with images that are flat, extreme, of chance, odd, and tiny."""
+    found: list[Given] = []
+    for make in (_flat, _full, _chance, _odd, _tiny):
+        changed = [0]
+
+        def part(value: Any, make: Any = make, changed: list[int] = changed) -> Any:
+            new = make(value) if _is_image(value) else None
+            changed[0] += new is not None
+            return value if new is None else new
+
+        with contextlib.suppress(Exception):
+            new = tuple(map(part, given[0])), {key: part(value) for key, value in given[1].items()}
+            if changed[0]:
+                found.append(new)
+    return found
+
+
+def _is_image(value: Any) -> bool:
+    if hasattr(value, "getbands"):
+        return True
+    return isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim >= 2
+
+
+def _of_values(value: Any, make: Callable[[Any], Any]) -> Any:
+    """An image of the same kind with other values, made from an array of its values."""
+    if hasattr(value, "getbands"):
+        from PIL import Image
+
+        return Image.fromarray(make(np.asarray(value)), value.mode)
+    if isinstance(value, torch.Tensor):
+        made = torch.from_numpy(np.ascontiguousarray(make(value.numpy())))
+        return made.as_subclass(type(value)) if type(value) is not torch.Tensor else made
+    return make(value)
+
+
+def _most(values: Any) -> Any:
+    return np.iinfo(values.dtype).max if values.dtype.kind in "iu" else 1
+
+
+def _flat(value: Any) -> Any:
+    return _of_values(value, np.zeros_like)
+
+
+def _full(value: Any) -> Any:
+    return _of_values(value, lambda values: np.full_like(values, _most(values)))
+
+
+def _chance(value: Any) -> Any:
+    def make(values: Any) -> Any:
+        rng = np.random.default_rng(1)
+        if values.dtype.kind in "iu":
+            return rng.integers(0, min(_most(values), 255), values.shape, endpoint=True).astype(values.dtype)
+        return rng.normal(0, 1, values.shape).astype(values.dtype)
+
+    return _of_values(value, make)
+
+
+def _cut(value: Any, height: int, width: int) -> Any:
+    if hasattr(value, "getbands"):
+        return value.crop((0, 0, min(width, value.width), min(height, value.height)))
+    if isinstance(value, torch.Tensor):
+        return value[..., :height, :width].clone()
+    return value[:height, :width].copy()
+
+
+def _odd(value: Any) -> Any:
+    """One less of the width, where that is even; two of the height, which stays as it is."""
+    if hasattr(value, "getbands"):
+        return _cut(value, value.height - 2, value.width - 1)
+    high, wide = value.shape[-2:] if isinstance(value, torch.Tensor) else value.shape[:2]
+    return _cut(value, max(1, high - 2), max(1, wide - 1))
+
+
+def _tiny(value: Any) -> Any:
+    return _cut(value, 2, 3)
+
+
+class Swap:
+    """What the exchange of two neighbours does: whether all results were equal, or alike."""
+
+    def __init__(self, one: Any, other: Any) -> None:
+        self.one, self.other = one, other
+        self.equal = self.alike = True
+        self.tried = 0
+        self.error = ""
+
+    def run(self, given: Given, number: int) -> None:
+        """Both orders of one input. An input that neither order can take says nothing."""
+        seeds = {id(self.one): 2 * number + 1, id(self.other): 2 * number + 2}
+        results: list[Given | None] = []
+        error = ""
+        for pair in ([self.one, self.other], [self.other, self.one]):
+            try:
+                results.append(through(pair, given, seeds))
+            except Exception as failed:
+                results.append(None)
+                error = f"{type(failed).__name__}: {failed}".partition("\n")[0]
+        before, after = results
+        if before is None and after is None:
+            return
+        self.tried += 1
+        if before is None or after is None:
+            self.equal = self.alike = False
+            self.error = self.error or error
+            return
+        self.alike = self.alike and alike(before, after)
+        one, other = digest(list(before)), digest(list(after))
+        self.equal = self.equal and self.alike and one is not None and one == other
+
+
+# ---- one chain -----------------------------------------------------------------------------
+
+
+def elements_of(part: Any) -> list[Any]:
+    return [element for _, element, _ in chain_of(part)]
+
+
+def set_elements(part: Any, new: list[Any]) -> None:
+    """Puts the transforms of a chain into another order."""
+    if isinstance(part, torch.nn.Sequential):
+        part._modules = OrderedDict((str(n), module) for n, module in enumerate(new))
+    elif isinstance(part.transforms, list):
+        part.transforms[:] = new
+    else:
+        part.transforms = type(part.transforms)(new)
+
+
+class _Inputs(Clocks):
+    """Takes down what each chain's first transform is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: dict[int, list[Given]] = {}
+
+    def take(self, dataset: Any) -> None:
+        for number, part in enumerate(chains(dataset)):
+            for _, element, holder in list(chain_of(part))[:1]:
+                with contextlib.suppress(Exception):
+                    self._element(str(number), element, holder)
+
+    def run(self, label: str, kind: str, function: Any, given: Any, named: Any) -> Any:
+        mine = given[1:] if label in self._by_object.values() else given
+        with contextlib.suppress(Exception):
+            self.given.setdefault(int(label), []).append(
+                (tuple(copied(each) for each in mine), copied(named))
+            )
+        return function(*given, **named)
+
+
+def moves(elements: list[Any], inputs: list[Given]) -> list[tuple[int, int]]:
+    """(from, to) of the transforms to move: those that shrink to the front, those that grow to the
+    end. None moves across one that turns its input into another type, but what is known to
+    commute with it. Where only the first swaps on a way are known to, the shorter way is there too."""
+    ratios, fixed = [], []
+    for number, element in enumerate(elements):
+        ratio, turns = [], False
+        for seed, given in enumerate(inputs):
+            before = through(elements[:number], given, {id(each): seed for each in elements})
+            after = applied(element, before, seed)
+            ratio.append(size_of([after[0], after[1]]) / max(1, size_of([before[0], before[1]])))
+            turns = turns or not _same_types(before, after)
+        ratios.append(statistics.fmean(ratio))
+        fixed.append(turns)
+    found = []
+    for number, becomes in enumerate(ratios):
+        step = -1 if becomes < SHRINKS else 1 if becomes > GROWS else 0
+        to = exact = number
+        while step and 0 <= to + step < len(elements):
+            next_ = to + step
+            if (fixed[number] or fixed[next_]) and not commute(elements[number], elements[next_]):
+                break
+            if (ratios[next_] < SHRINKS) if step < 0 else (ratios[next_] > GROWS):
+                break  # of several, each keeps its place among the others
+            if to == exact and commute(elements[number], elements[next_]):
+                exact = next_
+            to = next_
+        found += [(number, at) for at in dict.fromkeys((exact, to)) if at != number]
+    return found
+
+
+def _same_types(one: Given, other: Given) -> bool:
+    def types(given: Given) -> list[Any]:
+        parts = [*given[0], *given[1].values()]
+        return [(type(part), getattr(part, "ndim", None)) for part in parts if _is_image(part)]
+
+    return types(one) == types(other)
+
+
+def moved(count: int, start: int, to: int) -> list[int]:
+    """Positions in the new order."""
+    order = list(range(count))
+    order.insert(to, order.pop(start))
+    return order
+
+
+def examined(elements: list[Any], inputs: list[Given], start: int, to: int) -> dict[str, Any]:
+    """What a move does to the data: every swap on its way, on all inputs and on edge cases."""
+    step = -1 if to < start else 1
+    mover = elements[start]
+    equal = same = known = True
+    both_draw, tried, error = False, 0, ""
+    for at in range(start + step, to + step, step):
+        other = elements[at]
+        swap = Swap(other, mover) if step < 0 else Swap(mover, other)
+        # what lies before the pair: for a move to the end, the mover has left it already
+        prefix = elements[:at] if step < 0 else [e for e in elements[:at] if e is not mover]
+        cases: list[Given] = []
+        for number, given in enumerate(inputs):
+            with contextlib.suppress(Exception):
+                cases.append(through(prefix, given, {id(each): number for each in prefix}))
+        cases += edges(cases[0]) if cases else []
+        for number, case in enumerate(cases):
+            for draw in range(DRAWS):
+                swap.run(case, DRAWS * number + draw)
+        known = known and commute(other, mover) and swap.tried > 0
+        equal, same = equal and swap.equal, same and swap.alike
+        error, tried = error or swap.error, tried + swap.tried
+        both_draw = both_draw or bool(cases) and draws(other, cases[0]) and draws(mover, cases[0])
+    return {"exact": known and equal, "equal": equal, "alike": same, "tried": tried, "error": error,
+            "draws": both_draw, "samples": len(inputs)}  # fmt: skip
+
+
+# ---- the measurement -----------------------------------------------------------------------
+
+
+def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
+    """Moves that save time: what a sample takes in both orders, and what the data become."""
+    from .study import is_iterable, makers
+
+    result: dict[str, Any] = {"kind": "orders", "chains": 0, "moves": [], "failed": []}
+    send(result)
+    if is_iterable(loader):
+        result["failed"].append("an iterable dataset makes each sample once, so orders cannot be compared")
+        send(result)
+        return
+    end = clock() + request["seconds"]
+    inputs = _inputs(loader, makers(loader), clock() + 0.15 * request["seconds"])
+    for number, part in enumerate(list(chains(loader.dataset))):
+        elements = elements_of(part)
+        if len(elements) < 2 or not inputs.get(number):
+            continue
+        result["chains"] += 1
+        try:
+            found = moves(elements, inputs[number][:4])
+        except Exception as error:
+            result["failed"].append(f"{type(error).__name__}: {error}".partition("\n")[0])
+            continue
+        for start, to in found[:MOVES]:
+            told = examined(elements, inputs[number], start, to)
+            names = [name_of(element) for element in elements]
+            order = moved(len(elements), start, to)
+            told.update(
+                chain=number, order=order, name=names[start], names=[names[n] for n in order],
+                over=[names[n] for n in range(min(start, to), max(start, to) + 1) if n != start],
+                earlier=to < start, before=None, after=None,
+            )  # fmt: skip
+            result["moves"].append(told)
+    send(result)
+    for told in result["moves"]:
+        slot = clock() + (end - clock()) / max(1, sum(each["before"] is None for each in result["moves"]))
+        _timed(loader, told, slot)
+        send(result)
+
+
+def _inputs(loader: Any, source: Any, end: float) -> dict[int, list[Given]]:
+    taking = _Inputs()
+    seen: set[Any] = set()
+    taking.take(loader.dataset)
+    for index, make in source:
+        if (clock() > end and len(seen) >= 4) or len(seen) >= INPUTS or index in seen:
+            break
+        seen.add(index)
+        with contextlib.suppress(Exception):
+            taking.sample(make)
+    taking.remove()
+    return {number: given[:INPUTS] for number, given in taking.given.items()}
+
+
+def _timed(loader: Any, told: dict[str, Any], end: float) -> None:
+    """Seconds of samples in both orders, by turns."""
+    from .study import makers
+
+    now, part = Clocks().now, list(chains(loader.dataset))[told["chain"]]
+    as_it_is = elements_of(part)
+    orders = as_it_is, [as_it_is[n] for n in told["order"]]
+    took: tuple[list[float], list[float]] = [], []
+    try:
+        for number, (_index, make) in enumerate(makers(loader)):
+            if (clock() > end and number >= 5) or number > 400:
+                break
+            for which in (0, 1) if number % 2 else (1, 0):
+                set_elements(part, orders[which])
+                seeded(number)
+                began = now()[0]
+                make()
+                if number:
+                    took[which].append(now()[0] - began)
+    except Exception as error:
+        told["error"] = told["error"] or f"{type(error).__name__}: {error}".partition("\n")[0]
+        told["alike"] = told["exact"] = told["equal"] = False
+    finally:
+        set_elements(part, as_it_is)
+    if took[0] and took[1]:
+        told["before"], told["after"] = map(statistics.fmean, took)
+
+
+def reorder(dataset: Any, chain: int, order: list[int]) -> None:
+    """Puts a dataset's chain into another order, for this process and what it forks."""
+    part = list(chains(dataset))[chain]
+    elements = elements_of(part)
+    set_elements(part, [elements[n] for n in order])
