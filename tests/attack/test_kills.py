@@ -192,7 +192,7 @@ def test_every_worker_at_once(seed):
 
 
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
-def test_killed_zygote_and_standby_too_often_are_an_error(scheduling, monkeypatch):
+def test_too_many_killed_zygotes_and_standbys_raise(scheduling, monkeypatch):
     monkeypatch.setattr(process_pool, "RESTARTS_MOST", 0)
     # a number of samples whose end cannot come first
     iterator = iter(make(Slow(10**6, 0.02), batch_size=2, scheduling=scheduling))
@@ -278,7 +278,7 @@ def test_all_processes_killed_at_once_lose_no_sample(method):
     assert same(got, expected) and iterator._pool.restarts == 2
 
 
-def test_all_processes_of_static_workers_killed_are_an_error():
+def test_all_static_processes_killed_raise_an_error():
     iterator = iter(make(Slow(10**6, 0.02), batch_size=2, scheduling="static"))
     next(iterator)
     workers = workers_of(iterator)
@@ -342,7 +342,7 @@ def test_zygotes_that_die_at_once_are_an_error(monkeypatch):
         list(make(Slow(64, 0.0)))
 
 
-def test_the_standby_forks_workers_where_it_has_no_zygote(monkeypatch):
+def test_standby_without_zygote_forks_workers(monkeypatch):
     """As where a limit on processes allows for one more, and that is needed for a worker."""
 
     def refused(_standby):

@@ -45,7 +45,7 @@ def test_a_flipped_byte_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     del cache
 
 
-def test_a_dropped_file_is_gone_and_its_clients_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dropped_file_is_removed_and_clients_continue(capsys: pytest.CaptureFixture[str]) -> None:
     cache, name = filled()
     assert main(["cache", "drop", name]) == 0
     assert name not in files()

@@ -76,7 +76,7 @@ def test_a_clock_set_back_hides_no_change(tmp_path: Path) -> None:
     assert reader.read(reader.file) == "other" and reader.count() == 3
 
 
-def test_a_file_replaced_while_it_is_read_is_not_stored(tmp_path: Path) -> None:
+def test_file_replaced_while_read_is_not_stored(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     reader.during = lambda: reader.write("other")
     assert reader.read(reader.file) == "first"  # what the caller would have got without a cache
@@ -129,7 +129,7 @@ def test_several_files_and_missing_ones_count(tmp_path: Path) -> None:
         bad()
 
 
-def test_a_file_that_was_just_written_is_not_trusted(
+def test_file_just_written_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second write within the clock's tick would leave its times as they are."""

@@ -148,7 +148,7 @@ def test_a_version_is_part_of_it(program: Callable[..., ModuleType]) -> None:
     assert Fingerprint(module.make, None, "2").digest != of_function(module)
 
 
-def test_a_cell_run_again_with_an_edited_helper_is_seen() -> None:
+def test_cell_with_edited_helper_gets_new_key() -> None:
     """At a prompt, and by tools that change the code of a function in place."""
     names: dict[str, Any] = {"cache": new_cache(), "__name__": "__main__"}
     exec("def helper(x):\n    return x + 1\n", names)

@@ -82,7 +82,7 @@ def test_missing_key_error_shows_the_line_to_write() -> None:
             return part
 
 
-def test_an_exception_goes_to_its_caller_and_stores_nothing(calls: Calls) -> None:
+def test_exception_is_raised_and_not_stored(calls: Calls) -> None:
     cache = new_cache()
 
     @cache.memoize(key=lambda n: n)
@@ -99,7 +99,7 @@ def test_an_exception_goes_to_its_caller_and_stores_nothing(calls: Calls) -> Non
     assert len(calls.all()) == 3
 
 
-def test_a_value_that_cannot_be_stored_is_refused_by_name() -> None:
+def test_value_that_cannot_be_stored_is_named() -> None:
     cache = new_cache()
 
     @cache.memoize(key=lambda: 0)
@@ -136,7 +136,7 @@ def test_makers_have_generators_of_their_own() -> None:
     assert again(1) == got[1]  # whatever was drawn before
 
 
-def test_recursion_and_other_keys_do_not_wait_for_themselves(calls: Calls) -> None:
+def test_recursion_and_other_keys_do_not_wait(calls: Calls) -> None:
     cache = new_cache()
 
     @cache.memoize(key=lambda n: n)

@@ -123,7 +123,7 @@ def no_more(pids: list[int]) -> None:
         time.sleep(0.05)
 
 
-def test_a_worker_that_dies_in_a_maker_is_taken_over(tmp_path: Path, memory: Memory) -> None:
+def test_worker_dying_in_maker_is_taken_over(tmp_path: Path, memory: Memory) -> None:
     (tmp_path / "die").touch()
     job = start(PROGRAM, str(tmp_path), "minato", "fork", "1", **memory.environment)
     ready(job)
@@ -149,7 +149,7 @@ def test_workers_of_a_killed_trainer_leave_nothing(kind: str, tmp_path: Path, me
     assert memory.files() == []
 
 
-def test_a_file_of_killed_processes_serves_the_next_job(tmp_path: Path, memory: Memory) -> None:
+def test_file_of_killed_processes_serves_next_job(tmp_path: Path, memory: Memory) -> None:
     job = start(PROGRAM, str(tmp_path), "torch", "none", "2", **memory.environment)
     ready(job)
     begin(job)
