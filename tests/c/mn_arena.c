@@ -131,7 +131,7 @@ what_is_kept_outlives_its_list(void)
     tear_down(&a, &f, &guard);
 }
 
-/* A list that is cut at random keeps what was not taken from it. */
+/* After ranges are taken at random, the list holds exactly the rest. */
 static void
 ranges_are_cut_anywhere(void)
 {

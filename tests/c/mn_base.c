@@ -1,4 +1,4 @@
-/* Floor 0: the atomics do what their names say, results have names, assertions report.
+/* Floor 0: the atomics have the orders of their names, results have names, assertions report.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE

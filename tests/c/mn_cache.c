@@ -1,4 +1,4 @@
-/* The cache file: what is stored is found whole or not at all, whatever processes die.
+/* The cache file: a stored value is found complete or not at all, whichever processes die.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Entries are made from their key, so each reader can tell whether every byte is right.

@@ -386,7 +386,8 @@ spoil_word(struct bench *s, spoil_fn fn, uint32_t task)
     fn(&r);
 }
 
-/* No other worker gets it before the one that may write its rows is gone. next() only waits. */
+/* No other worker gets the task before the worker that may write its rows is gone. next() only
+ * waits. */
 static void
 damaged_tasks_stay_with_who_writes_them(void)
 {
@@ -581,7 +582,7 @@ claim_collate(struct bench *s)
     }
 }
 
-/* A collate task appears to wait although all parts are done: its worker goes on with it, or is
+/* A collate task appears to wait although all parts are done. Its worker goes on with it, or is
  * gone, or no worker has ever claimed it. */
 static void
 collate_tasks_that_wait_for_nothing(void)

@@ -110,7 +110,7 @@ tear_down(struct bench *s)
     CHECK(munmap(s->t, sizeof(*s->t)) == 0);
 }
 
-/* Does with a dead worker what the engine does, and then makes the wake-ups. */
+/* Handles a dead worker as the engine does, and then makes the wake-ups. */
 static struct mn_death
 die(struct bench *s, uint32_t w, int32_t status, bool only_it)
 {
@@ -240,7 +240,7 @@ a_row_of_deaths_makes_pauses(void)
     tear_down(&s);
 }
 
-/* Neither few deaths in a long time nor many in a short time end it; a worker that becomes READY in
+/* Neither few deaths in a long time nor many in a short time end it. A worker that becomes READY in
  * between begins a new series. */
 static void
 who_dies_while_starting_for_seconds_is_not_replaced(void)
@@ -563,7 +563,7 @@ what_a_worker_owes_comes_back_once(void)
     mn_arena_leases_grant(&l, 1, 2 * ROWS);
     CHECK_EQ(mn_a32_load_acquire(&k->lease_state), MN_LEASE_REFUSED);
     mn_arena_leases_forget(&l, 1);
-    CHECK_EQ(mn_arena_used(&arena), MN_PAGE); /* what was accepted does not belong to it any more */
+    CHECK_EQ(mn_arena_used(&arena), MN_PAGE); /* the accepted page is no longer the worker's */
     mn_arena_free(&arena, off, MN_PAGE);
     CHECK_EQ(mn_arena_used(&arena), 0);
     mn_arena_leases_close(&l);

@@ -223,7 +223,7 @@ more_tasks_than_descriptors(void)
     mn_engine_close(e);
 }
 
-/* A hint that is a whole ring behind, and generations that pass zero. */
+/* A hint may be a whole ring behind, and generations may wrap around to zero. */
 static void
 old_hints_and_old_generations(void)
 {
@@ -497,7 +497,7 @@ load_close(struct load *l)
     }
 }
 
-/* Lets time pass, and does what is due. */
+/* Advances the clock and runs the steps that are due. */
 static void
 pass_time(struct load *l, uint64_t ns)
 {
@@ -1138,7 +1138,7 @@ at_two_batches(struct rig *r, struct rig_worker *w, const struct mn_form *head,
     return e;
 }
 
-/* The second batch's worker gets what is free, except what it must leave; the head's gets all. */
+/* The second batch's worker gets the free memory minus a reserve. The head's worker gets all. */
 static void
 room_is_left(const struct mn_form *head, const struct mn_form *second, uint64_t left)
 {

@@ -335,7 +335,7 @@ without_descriptors_only_what_was_out_is_lost(void)
     CHECK(see(forks.count));
     end(second);
     wait_unseen(forks.count);
-    leave_none(&usual); /* not even the one that it had */
+    leave_none(&usual); /* not even its former one */
     mn_forks_before(&forks);
     CHECK(mn_forks_see(&forks, forks.count, forks.count));
     second = mn_test_fork(live, NULL);

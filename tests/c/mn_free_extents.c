@@ -150,7 +150,7 @@ check_against(const struct model *m)
     CHECK_EQ(tree_free, (uint64_t)m->units * GRANULE - used - lent);
 }
 
-/* Walks what is warm and old enough, in pieces, and paints it on a copy. */
+/* Walks the ranges that are warm and old enough, in pieces, and marks them in a copy. */
 static void
 check_cold(const struct model *m, uint32_t turns, uint64_t most)
 {
@@ -248,7 +248,7 @@ step_free(struct model *m, uint64_t *random)
     }
 }
 
-/* Lends any range at all, or returns what is lent there. */
+/* Lends any range, or returns the range that is lent there. */
 static void
 step_lend(struct model *m, uint64_t *random)
 {

@@ -1,4 +1,4 @@
-/* The lifeline: which processes notice the end of the one that opened it.
+/* The lifeline: which processes notice the end of the process that opened it.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE

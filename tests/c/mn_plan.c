@@ -295,7 +295,7 @@ the_program_is_asked_once_for_more(void)
     CHECK(!mn_plan_starving(w.p, &w.f));
     w.f.now_ns += (uint64_t)mn_plan_patience_ns(0);
     CHECK(mn_plan_starving(w.p, &w.f));
-    CHECK(!mn_plan_idles(w.p, 0)); /* it was told */
+    CHECK(!mn_plan_idles(w.p, 0)); /* the plan has been asked already */
     add_some(&w, 1);
     (void)start_all(&w);
     CHECK(mn_plan_idles(w.p, 0));
@@ -471,7 +471,7 @@ put(struct world *w, uint32_t queue, const struct mn_plan_start *s)
     w->queue[queue][w->last[queue]++ % QUEUE] = (struct job){s->batch, s->task};
 }
 
-/* Does what the engine does: as in mn_start_due.c. */
+/* Starts tasks as the engine does in mn_start_due.c. */
 static void
 dispatch(struct world *w)
 {

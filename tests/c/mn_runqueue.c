@@ -185,7 +185,7 @@ damaged_hints_are_mended(void)
         }
         CHECK_EQ(mn_runqueue_claim(&t.shm, 0, &task), MN_OK);
         CHECK_EQ(mn_runqueue_claim(&t.shm, 0, &task), MN_OK);
-        CHECK(!mn_runqueue_mend(&t.shm, head, MN_QUEUE_NORMAL)); /* as it should be */
+        CHECK(!mn_runqueue_mend(&t.shm, head, MN_QUEUE_NORMAL)); /* nothing to mend */
         mn_a64_store_relaxed(at, hint);
         CHECK_EQ(mn_runqueue_mend(&t.shm, head, MN_QUEUE_NORMAL), hint > 2);
         for (uint32_t i = 2; i < 5; i++) {

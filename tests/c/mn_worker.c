@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A thread plays the zygote: it reports deaths, waits for the engine's sweep, reaps and forks
- * again. In every case each batch is delivered once and whole, lost tasks are counted, and the
+ * again. In every case each batch is delivered once and complete, lost tasks are counted, and the
  * arena is empty in the end.
  */
 #define _GNU_SOURCE

@@ -2,18 +2,18 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Two things are public:
- *   1. struct mn_operator, in a capsule named MN_OPERATOR_CAPSULE: your own operator,
- *      written in C, which ops.Pipeline runs together with its own operators, without the GIL;
+ *   1. struct mn_operator, in a capsule named MN_OPERATOR_CAPSULE: your own operator in C.
+ *      ops.Pipeline runs it between its own operators, without the GIL.
  *   2. struct mn_native_pipeline, in a capsule named MN_NATIVE_CAPSULE: the result of a dataset's
- *      native_pipeline(), with which C threads can make its samples.
+ *      native_pipeline(). C threads make the dataset's samples with it.
  *
- * This header is complete: it needs neither Python.h nor a library. Structures grow only at
- * the end. `size` is the size that its maker knew; `abi` changes for any other change.
- * Memory behind a capsule lives as long as the capsule.
+ * This header needs neither Python.h nor a library. Structures grow only at the end. `size` is
+ * the size of the structure as its maker compiled it. Any other change increases `abi`. The memory
+ * that a capsule points to must live as long as the capsule.
  *
  * Volumes are channel first: shape {channel, depth, height, width}.
- * Functions return 0 or a negative errno, and on failure write a message, ended by a zero
- * byte, into err. They are called without the GIL, by several threads at once.
+ * Functions return 0 or a negative errno. On failure they write a zero-terminated message into
+ * err. They are called without the GIL, by several threads at once.
  */
 #ifndef MINATO_OPS_H
 #define MINATO_OPS_H
@@ -45,9 +45,9 @@ enum mn_dtype {
 /* -- Random numbers ------------------------------------------------------------------- */
 
 /* Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
- * The Philox key is key_lo; the counter is {block, number | stream << 16, key_hi}, so
- * two different tuples never share a counter. A draw of an operator is one block of stream
- * 0; stream 1 is the operators' bulk noise; streams from 256 on are free for your own. */
+ * The Philox key is key_lo. The counter is {block, number | stream << 16, key_hi}, so two
+ * different tuples never share a counter. A draw of an operator is one block of stream 0.
+ * Stream 1 is the operators' bulk noise. Streams from 256 on are free for your operators. */
 static inline void
 mn_philox(uint64_t key_hi, uint64_t key_lo, uint32_t number, uint32_t stream,
           uint32_t block, uint32_t out[4])
@@ -71,7 +71,7 @@ mn_philox(uint64_t key_hi, uint64_t key_lo, uint32_t number, uint32_t stream,
     out[3] = c3;
 }
 
-/* Draw `draw` of operator `number`: 64 bits. */
+/* Returns draw number `draw` of operator `number`: 64 random bits. */
 static inline uint64_t
 mn_draw_bits(uint64_t key_hi, uint64_t key_lo, uint32_t number, uint32_t draw)
 {
@@ -80,16 +80,15 @@ mn_draw_bits(uint64_t key_hi, uint64_t key_lo, uint32_t number, uint32_t draw)
     return (uint64_t)w[0] << 32 | w[1];
 }
 
-/* The same draw as a double in [0, 1): its upper 53 bits. */
+/* Returns the same draw as a double in [0, 1): its upper 53 bits. */
 static inline double
 mn_draw_uniform(uint64_t key_hi, uint64_t key_lo, uint32_t number, uint32_t draw)
 {
     return (double)(mn_draw_bits(key_hi, key_lo, number, draw) >> 11) * 0x1p-53;
 }
 
-/* The same draw as an integer in 0..bound-1, bound from 1 to 2^32: the upper half of the
- * product with the draw's upper 32 bits extended by its lower ones. The bias is under
- * bound / 2^64. */
+/* Returns the same draw as an integer in 0..bound-1, for bound from 1 to 2^32. It is the draw
+ * times bound, divided by 2^64. The bias is under bound / 2^64. */
 static inline uint64_t
 mn_draw_below(uint64_t key_hi, uint64_t key_lo, uint32_t number, uint32_t draw,
               uint64_t bound)
@@ -102,11 +101,11 @@ mn_draw_below(uint64_t key_hi, uint64_t key_lo, uint32_t number, uint32_t draw,
 /* -- Operators of your own ------------------------------------------------------------ */
 
 struct mn_op_volume {
-    void *data;      /* first voxel; NULL in plan, or where there is no such volume */
+    void *data;      /* first voxel; NULL in plan, or if there is no such volume */
     int32_t dtype;   /* enum mn_dtype; MN_DTYPE_NONE: there is no such volume */
     int32_t reserved;
     int64_t shape[MN_VOLUME_DIMS];   /* voxels */
-    int64_t strides[MN_VOLUME_DIMS]; /* bytes; what an operator gets is C contiguous */
+    int64_t strides[MN_VOLUME_DIMS]; /* bytes; operators always get C contiguous volumes */
 };
 
 struct mn_op_call {
@@ -116,13 +115,13 @@ struct mn_op_call {
     struct mn_op_volume image, label;
 };
 
-/* plan  May be NULL: the operator then works in place, and out == in for run. Otherwise it
- *       fills in dtype and shape of out->image and out->label, which come preset to in's;
- *       data is NULL on both sides and strides are not looked at. It may depend on dtypes
- *       and shapes only: not on the key, because shapes are asked for ahead of any sample.
- * run   Writes every voxel of out. Must not keep a pointer. Must not change dtype, shape or
- *       strides. What it computes must depend on `in` and `state` only.
- * `state` is handed through; it must outlive the capsule or belong to its destructor. */
+/* plan  NULL: the operator works in place, and run gets out == in. Otherwise plan sets dtype and
+ *       shape of out->image and out->label, which are preset to those of in. data is NULL in both,
+ *       and strides are not used. The result may depend on dtypes and shapes only, not on the key:
+ *       plan is called before any sample is known.
+ * run   Writes every voxel of out. It must not store a pointer, and must not change dtype, shape or
+ *       strides. The result may depend on `in` and `state` only.
+ * `state` is passed to both. It must outlive the capsule, or the capsule's destructor frees it. */
 struct mn_operator {
     uint32_t abi;  /* MN_OPS_ABI */
     uint32_t size; /* sizeof(struct mn_operator) */
@@ -138,14 +137,14 @@ struct mn_operator {
 
 struct mn_native_field {
     char kind;        /* as in NumPy: 'f' float, 'u' unsigned, 'i' signed */
-    uint8_t itemsize; /* bytes an element */
+    uint8_t itemsize; /* bytes per element */
     uint16_t reserved;
-    int32_t ndim;     /* 0: kind 'i' of 8 bytes, which Python code gets as an int */
+    int32_t ndim;     /* 0: a scalar of kind 'i' and 8 bytes; Python code gets an int */
     int64_t shape[MN_NATIVE_DIMS];
     uint64_t bytes; /* of the whole field, C contiguous */
 };
 
-/* How the key of a sample comes about; see mn_native_key. */
+/* How the key of a sample is made; see mn_native_key. */
 enum mn_native_keying {
     MN_KEYED_BY_EPOCH = 0, /* from the dataset's seed, the epoch and the index */
     MN_KEYED_BY_SAMPLE = 1 /* from the seed that the loader gives the sample */
@@ -160,18 +159,18 @@ struct mn_native_pipeline {
     int32_t n_fields;
     uint64_t seed; /* of the dataset; used by MN_KEYED_BY_EPOCH */
     struct mn_native_field fields[MN_NATIVE_FIELDS];
-    /* Makes sample `index` into out[0..n_fields-1]: writable memory of fields[i].bytes
-     * bytes, aligned to at least itemsize. Any number of threads may call it at once. On
-     * failure out holds nothing of use. */
+    /* Writes sample `index` to out[0..n_fields-1]: out[i] has fields[i].bytes bytes, aligned to
+     * at least itemsize. Any number of threads may call it at once. After a failure the content
+     * of out is undefined. */
     int (*run)(void *state, int64_t index, uint64_t key_hi, uint64_t key_lo, void **out,
                char *err, size_t errlen);
-    /* MN_KEYED_BY_EPOCH: where the dataset keeps the number of its epoch, aligned, read
-     * before each sample; NULL: the epoch is what the loader's set_epoch was told, else 0. */
+    /* MN_KEYED_BY_EPOCH: the address of the dataset's epoch number, aligned, read before each
+     * sample. NULL: the epoch of the loader's last set_epoch(), or 0. */
     const uint64_t *epoch;
 };
 
-/* The key of the two keyings. The Python side uses this very function, so a sample has the
- * same bytes in every kind of worker. epoch and index are taken modulo 2^32. */
+/* Computes the key of a sample. Python uses this function, too, so a sample has the same bytes in
+ * every kind of worker. epoch and index are taken modulo 2^32. */
 static inline void
 mn_native_key(uint32_t keying, uint64_t dataset_seed, uint64_t epoch, int64_t index,
               uint64_t sample_seed, uint64_t *key_hi, uint64_t *key_lo)
