@@ -1,5 +1,5 @@
 """Keeps ``torch.compile`` out of the loader. Dynamo recognises torch's own loader by its file and
-does not compile it; it would compile functions of other loaders that run in a compiled frame."""
+does not compile it. It would compile functions of other loaders that a compiled frame calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dataset offers, and how minato asks it for samples."""
+"""A dataset's methods, and the ways in which minato asks it for samples."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ def behind_subsets(dataset: Any) -> tuple[Any, list[Subset[Any]]]:
 def fetches_batches(dataset: Any) -> bool:
     """Whether one call should fetch all samples of a batch, as torch does for a dataset with
     ``__getitems__``. A Subset always has that method, but asks its dataset for single samples if
-    that has none, so what counts is the inner dataset. A wrapper whose ``__getattr__`` forwards
-    the inner dataset's method has none: its own ``__getitem__`` would be bypassed."""
+    that has none, so the inner dataset decides. A wrapper whose ``__getattr__`` forwards the
+    method of its inner dataset does not count: its own ``__getitem__`` would be bypassed."""
     return offered(behind_subsets(dataset)[0], "__getitems__") is not None
 
 
-def hands_on_batches(dataset: Any) -> bool:
+def forwards_getitems(dataset: Any) -> bool:
     """Whether torch would fetch whole batches from a dataset without its own ``__getitems__``."""
     inner = behind_subsets(dataset)[0]
     return not fetches_batches(dataset) and bool(getattr(inner, "__getitems__", None))
 
 
-def warn_of_batches_handed_on(dataset: Any) -> None:
+def warn_of_forwarded_getitems(dataset: Any) -> None:
     """Warns if torch's fetcher would bypass the dataset's ``__getitem__``."""
-    if hands_on_batches(dataset):
+    if forwards_getitems(dataset):
         name = type(behind_subsets(dataset)[0]).__name__
         warnings.warn(
             f"{name} has no __getitems__ of its own, but forwards that of the dataset it wraps. "

@@ -1,4 +1,8 @@
-"""Whether ``cost_hint`` draws what its sample draws first, for ``check_determinism()``."""
+"""Checks that ``cost_hint`` draws the numbers that its sample draws first.
+
+``check_determinism()`` uses this. It notes the states in which a hint leaves the generators, and
+looks for these states while the sample is made.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ def _of_numpy(generator: Any) -> _State:
 
 
 def _of_torch(generator: Any) -> _State:
-    return (generator.get_state().numpy().tobytes()[8:],)  # behind what initial_seed() says
+    return (generator.get_state().numpy().tobytes()[8:],)  # without the seed
 
 
 #: by attribute of Draws: how to read a state, and the generator that the sample draws from
@@ -36,13 +40,13 @@ _LIBRARIES: dict[str, tuple[Callable[[Any], _State], Callable[[], Any]]] = {
 }
 
 
-class _Passes:
-    """Sees whether a generator comes through a state while code runs, call by call."""
+class _StateWatch:
+    """Finds out whether a generator reaches a given state while code runs."""
 
     def __init__(self, name: str, target: _State) -> None:
         self._read, found = _LIBRARIES[name]
         self._generator, self._target = found(), target
-        self._strict = name != "numpy"  # whose calls are not seen one by one
+        self._strict = name != "numpy"  # a profiler does not see each of its calls
         self.seen = False
 
     def look(self) -> None:
@@ -53,7 +57,7 @@ class _Passes:
 
 
 def drawn_by(hint: Callable[..., Any], index: int, seed: SampleSeed) -> dict[str, _State]:
-    """Asks for a hint. The states in which it leaves the generators that it has drawn from."""
+    """Asks for a hint. Returns the states of the generators that the hint has drawn from."""
     used: dict[str, Any] = {}
     before = {name: read(getattr(Draws(seed.key), name)) for name, (read, _) in _LIBRARIES.items()}
     original = Draws.__init__
@@ -73,13 +77,13 @@ def drawn_by(hint: Callable[..., Any], index: int, seed: SampleSeed) -> dict[str
 
 
 def differing(targets: dict[str, _State], make: Callable[[], Any]) -> list[str]:
-    """Makes a sample. The generators of ``drawn_by`` that do not come through that state."""
-    watched = {name: _Passes(name, target) for name, target in targets.items()}
+    """Makes a sample. Returns the generators of ``drawn_by`` that do not reach their state."""
+    watched = {name: _StateWatch(name, target) for name, target in targets.items()}
 
     def event(_frame: Any, what: str, _arg: Any) -> None:
         if what in ("c_return", "return"):
-            for passes in watched.values():
-                passes.look()
+            for watch in watched.values():
+                watch.look()
 
     before = sys.getprofile()
     sys.setprofile(event)
@@ -87,6 +91,6 @@ def differing(targets: dict[str, _State], make: Callable[[], Any]) -> list[str]:
         make()
     finally:
         sys.setprofile(before)
-    for passes in watched.values():
-        passes.look()
-    return [name for name, passes in watched.items() if not passes.seen]
+    for watch in watched.values():
+        watch.look()
+    return [name for name, watch in watched.items() if not watch.seen]

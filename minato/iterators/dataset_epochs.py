@@ -28,39 +28,39 @@ def epoch_of(dataset: Any) -> tuple[str, int] | None:
 
 
 class DatasetEpochs:
-    """What the copies in one iterator's workers must be told."""
+    """Finds the epoch that the dataset's copies in one iterator's workers should get."""
 
     def __init__(self, loader: Any, memo: Memo) -> None:
         self._dataset, self._memo = loader.dataset, memo
         self._copied = self._as_torch = self._overlap = False
-        self._by_loader = self._told = memo.user_epoch
+        self._by_loader = self._sent = memo.user_epoch
         self._known = epoch_of(self._dataset)
 
     def workers_start(self, copied: bool, as_torch: bool, overlap: bool) -> None:
         """copied: each worker keeps a copy of the current dataset for more than one epoch.
-        as_torch: workers must make what torch's workers make, which are not told. overlap: epochs
-        may start while the previous one ends, and copies are then told again."""
+        as_torch: workers must make the same samples as torch's workers, which get no epoch.
+        overlap: an epoch may start while the previous one ends; then copies get it again."""
         self._copied, self._as_torch, self._overlap = copied, as_torch, overlap
-        self._by_loader = self._told = self._memo.user_epoch
+        self._by_loader = self._sent = self._memo.user_epoch
         self._known = epoch_of(self._dataset)
 
-    def told(self, user_epoch: int) -> int:
-        """1 + the epoch that copies are told before the first sample of an epoch; 0: none. Call it
-        after the sampler has yielded the epoch's first index. user_epoch: the same number for the
-        loader's set_epoch()."""
+    def for_workers(self, user_epoch: int) -> int:
+        """1 + the epoch that copies get before the first sample of an epoch; 0: none. Call it after
+        the sampler has yielded the epoch's first index. user_epoch: 1 + the epoch of the loader's
+        set_epoch(); 0: it was not called."""
         now, known = epoch_of(self._dataset), self._known
         self._known = now
         if user_epoch != self._by_loader:
-            self._by_loader = self._told = user_epoch
+            self._by_loader = self._sent = user_epoch
         elif self._copied and now is not None and (
-            now != known or (self._overlap and self._told == 0)
+            now != known or (self._overlap and self._sent == 0)
         ):
             if not self._as_torch and offered(self._dataset, "set_epoch") is not None:
-                self._told = now[1] + 1
+                self._sent = now[1] + 1
             elif now != known and not self._memo.told_of_epoch:
                 self._memo.told_of_epoch = True
                 self._hint(*now)
-        return self._told
+        return self._sent
 
     def _hint(self, name: str, value: int) -> None:
         kind = type(self._dataset).__name__

@@ -14,7 +14,7 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 
 from .._dynamo import eager
 from .._not_linux import CORE
-from ..dataset_calls import ByItem, hands_on_batches, warn_of_batches_handed_on
+from ..dataset_calls import ByItem, forwards_getitems, warn_of_forwarded_getitems
 from ..device.copies import Copier
 from ..device.operators import split
 from ..device.provider import provider_for
@@ -106,9 +106,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if made.tail is not None:
             self._dataset_fetcher.dataset = made.dataset
         elif self._dataset_kind == _DatasetKind.Map and self._auto_collation:
-            if hands_on_batches(loader.dataset):
+            if forwards_getitems(loader.dataset):
                 if options.static:
-                    warn_of_batches_handed_on(loader.dataset)
+                    warn_of_forwarded_getitems(loader.dataset)
                 else:
                     self._dataset_fetcher.dataset = ByItem(loader.dataset)
         self._stream: Kept | None = None  # a Stateful iterable dataset's state

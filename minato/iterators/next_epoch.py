@@ -61,7 +61,7 @@ class SamplerEnd:
 MOST_BYTES, MOST_ELEMENTS = 1 << 18, 1 << 12
 
 
-class Seen:
+class Recorded:
     """A recorded attribute: the object, and the content of a tensor, array or container. Nested
     content is not recorded."""
 
@@ -101,36 +101,38 @@ def _contents(value: Any, whole: bool) -> Any:
         return version
 
 
-class EpochsTold:
-    """Detects whether the program has changed the samplers since the next epoch was started early:
-    through their own ``set_epoch``, which torch's loader needs, or their attributes. Compared
-    are object identities, plain values, the content of tensors, arrays and lists, the lengths of
-    torch's samplers and, for samplers with ``set_epoch``, states of generators. Without
-    ``set_epoch``, the program may also draw from the samplers' generators."""
+class SamplerChanges:
+    """Detects whether the program has changed the samplers since the next epoch was started early.
+
+    The program changes a sampler by the sampler's own ``set_epoch``, or by its attributes. This
+    class compares object identities, plain values, the content of tensors, arrays and lists, and
+    the lengths of torch's samplers. For samplers with ``set_epoch`` it also compares states of
+    generators. From the generators of other samplers the program may draw at any time.
+    """
 
     def __init__(self, position: Position) -> None:
         self._position = position
         self.states: dict[str, bytes] = {}  # of the samplers' generators
-        self._held: list[Seen] = []
+        self._held: list[Recorded] = []
         self._changed = False  # a change was seen between two drawn indices
         self._still = False  # these samplers change nothing while they are drawn from
 
     def note(self, begins: bool = False) -> None:
-        """Records the current values, which the drawn epoch is based on."""
+        """Records the current values. The early epoch is drawn from samplers in this state."""
         sources = self._position.sources
         if begins:  # the sampler may have replaced its generator
             sources = self._position.sources = sources.again()
         self.states = sources.capture(everything=False)
         if begins or not self._still:
             self._still = sampler_of_torch(sources)
-            self._held = [Seen(value, self._still) for value in self._values(sources)]
+            self._held = [Recorded(value, self._still) for value in self._values(sources)]
 
-    def look(self) -> None:
-        """Before an index is drawn: compares with the values after the last index."""
+    def check(self) -> None:
+        """Called before an index is drawn: compares with the values after the last index."""
         if not self._still and not self._is_held(self._position.sources):
             self._changed = True
 
-    def changed(self) -> bool:
+    def seen(self) -> bool:
         """Whether anything has changed since the epoch was started."""
         known, now = self._position.sources, self._position.sources.again()
         if self._changed or known.own != now.own or not self._is_held(now):
@@ -147,7 +149,7 @@ class EpochsTold:
 
     def _is_held(self, sources: Sources) -> bool:
         values = self._values(sources)
-        return len(values) == len(self._held) and all(map(Seen.is_now, self._held, values))
+        return len(values) == len(self._held) and all(map(Recorded.is_now, self._held, values))
 
     @staticmethod
     def _values(sources: Sources) -> list[Any]:
@@ -161,23 +163,23 @@ class _Early(Iterator[Any]):
     needed. Its attributes may change while it is drawn from."""
 
     def __init__(
-        self, told: EpochsTold, progress: Progress, begin: Callable[[], Iterator[Any]]
+        self, changes: SamplerChanges, progress: Progress, begin: Callable[[], Iterator[Any]]
     ) -> None:
-        self._told, self._progress, self._begin = told, progress, begin
+        self._changes, self._progress, self._begin = changes, progress, begin
         self._indices: Iterator[Any] | None = None
-        told.note()
+        changes.note()
 
     def __next__(self) -> Any:
         begins = self._indices is None
         if not begins and self._progress.early:
-            self._told.look()
+            self._changes.check()
         try:
             if self._indices is None:
                 self._indices = self._begin()
             return next(self._indices)
         finally:
             if self._progress.early:
-                self._told.note(begins)
+                self._changes.note(begins)
 
 
 class NextEpoch:
@@ -190,7 +192,7 @@ class NextEpoch:
 
     def __init__(self, loader: Any, position: Position, window: Window) -> None:
         self.end = SamplerEnd(loader, window.far)
-        self.told = EpochsTold(position)
+        self.changes = SamplerChanges(position)
         self._position = position
         self._window = window
 
@@ -200,7 +202,7 @@ class NextEpoch:
 
     def indices(self, progress: Progress, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """The indices of an epoch that starts early; begin makes its iterator."""
-        return _Early(self.told, progress, begin)
+        return _Early(self.changes, progress, begin)
 
     @property
     def due(self) -> bool:
@@ -216,7 +218,7 @@ class NextEpoch:
         """Abandons the early epoch after an error, without affecting the current epoch."""
         early.failed = True
         self._position.sources.set_own(early.progress.generators or {})
-        self.told.note()
+        self.changes.note()
 
     def left(self, early: EpochAhead) -> int:
         """Batches of the current epoch that are not delivered yet."""
@@ -230,13 +232,13 @@ class NextEpoch:
         if early is None:
             return False
         memo = self._position.memo
-        told = early.progress.user_epoch != memo.user_epoch or self.told.changed()
-        if early.failed or self.left(early) > 0 or told or memo.resume is not None:
+        set_since = early.progress.user_epoch != memo.user_epoch or self.changes.seen()
+        if early.failed or self.left(early) > 0 or set_since or memo.resume is not None:
             self._undo(early)
-            self.told.forget()
+            self.changes.forget()
             return False
         self._before_end = None
-        self.told.forget()
+        self.changes.forget()
         self._position.adopt(early.progress)
         return True
 
@@ -246,7 +248,7 @@ class NextEpoch:
         states, far = early.progress.generators, self._window.size() + self.end.short
         if self._before_end is not None and self.left(early) >= far:
             states = self._before_end  # torch's loader would not have reached the end yet
-        sources, noted = self._position.sources, self.told.states
+        sources, noted = self._position.sources, self.changes.states
         now = sources.capture(everything=False)
         drawn = {role for role in now if now[role] == noted.get(role)}
         resume = self._position.memo.resume

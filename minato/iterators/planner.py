@@ -203,7 +203,7 @@ class Planner:
 
     def _epoch_of(self, progress: Progress) -> Epoch:
         if progress.dataset_epoch is None:
-            progress.dataset_epoch = self.position.dataset_epochs.told(progress.user_epoch)
+            progress.dataset_epoch = self.position.dataset_epochs.for_workers(progress.user_epoch)
         return Epoch(
             progress.epoch,
             self.position.seed,
@@ -223,10 +223,12 @@ class Planner:
             self.form.shape.whole = self.again = True
 
     def plan_without(self, batch: Batch, losses: list[Loss], whole: bool) -> None:
-        """With ``on_error``: plans again after samples killed every worker that tried them. These
-        samples are marked to fail in the worker, like others that raise; all planned batches are
-        planned again. whole: the lost tasks were to make whole batches. Has no effect if no sample
-        caused the deaths, but for example a collate_fn."""
+        """With ``on_error``: plans again after samples killed every worker that tried them.
+
+        These samples are marked to fail in the worker, like others that raise. All planned batches
+        are planned again. whole: the lost tasks were to make whole batches. If no sample caused the
+        deaths, but a collate_fn, say, this has no effect.
+        """
         if not self._making.goes_on:
             return
         rows = len(batch.indices) if self.batched else 1

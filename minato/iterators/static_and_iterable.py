@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 from .._core import Block, Epoch
 from .._dynamo import eager
 from .._warn import warn
-from ..dataset_calls import warn_of_batches_handed_on
+from ..dataset_calls import warn_of_forwarded_getitems
 from ..device.pinned import Pinning
 from ..errors import Failure, WorkerLost, describe_death
 from ..sampler_indices import as_given
@@ -40,7 +40,7 @@ class StaticIterator(MinatoIterator):
 
     Used for ``scheduling="static"`` and iterable datasets. A worker fetches a batch as in torch.
     If default_collate would copy its samples into one tensor per field, the worker copies them
-    into the rows of the batch's block instead, which the program receives without a copy.
+    into the rows of the batch's block instead. The program receives rows without a copy.
     """
 
     _balanced = False
@@ -62,7 +62,7 @@ class StaticIterator(MinatoIterator):
         replaces = self._options.on_error == REPLACE
         self._spares = Spares(loader._auto_collation) if replaces else None
         if loader._auto_collation and not self._iterable and self._options.on_error == RAISE:
-            warn_of_batches_handed_on(loader.dataset)
+            warn_of_forwarded_getitems(loader.dataset)
 
     def _engine_options(self) -> dict[str, Any]:
         # each worker's window, the marker of a new epoch, and some for batches read late
@@ -91,7 +91,7 @@ class StaticIterator(MinatoIterator):
                 self._position.epoch,
                 self._position.seed,
                 self._dumps,
-                user_epoch=self._position.dataset_epochs.told(self._progress.user_epoch),
+                user_epoch=self._position.dataset_epochs.for_workers(self._progress.user_epoch),
             )
             self._sampler_iter = self._position.watched(self._sampler_iter, self._progress)
             if self._spares is not None:

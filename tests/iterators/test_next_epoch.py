@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 
 import minato
-from minato.iterators.next_epoch import NextEpoch, Seen
+from minato.iterators.next_epoch import NextEpoch, Recorded
 
 SIZE, BATCH = 40, 4
 #: the last samples alone
@@ -159,13 +159,13 @@ def test_unchanged_sampler_keeps_early_epoch(
     torch.zeros(2, device="meta"), torch.zeros(2, dtype=torch.bfloat16), object(),
 ], ids=lambda value: type(value).__name__)  # fmt: skip
 def test_seen_value_equals_itself(value: Any, whole: bool) -> None:
-    seen = Seen(value, whole)
+    seen = Recorded(value, whole)
     assert seen.is_now(value) and not seen.is_now(object())
 
 
 def test_large_list_is_compared_only_on_request() -> None:
     values = [0] * (1 << 13)
-    part, whole = Seen(values, False), Seen(values, True)
+    part, whole = Recorded(values, False), Recorded(values, True)
     values[5] = 1
     assert part.is_now(values) and not whole.is_now(values)
     del values[5]

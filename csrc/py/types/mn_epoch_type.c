@@ -1,5 +1,9 @@
 /* mn_epoch_type.c - Epoch: values that are the same for every batch of an epoch.
  * SPDX-License-Identifier: Apache-2.0
+ *
+ * The planner makes one Epoch for each epoch, and passes it to the engine with each batch.
+ * number: of the epoch; base_seed: of its samples; dumps: pickles indices that are no integers;
+ * user_epoch: 1 + the argument of set_epoch(), or 0; seeded, splits: see struct mn_epoch.
  */
 #include "py/types/mn_engine_object.h"
 
@@ -34,7 +38,7 @@ mn_epoch_of(PyObject *engine, PyObject *epoch)
 {
     struct mn_state *st = mn_state_of_type(Py_TYPE(engine));
     if (st == NULL || !Py_IS_TYPE(epoch, st->epoch_type)) {
-        PyErr_SetString(PyExc_TypeError, "an Epoch is wanted");
+        PyErr_SetString(PyExc_TypeError, "an Epoch is expected");
         return NULL;
     }
     return (struct mn_epoch *)epoch;
