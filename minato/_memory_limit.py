@@ -27,8 +27,8 @@ def ranks_here(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def fair_memory(workers: int) -> int:
-    """Bytes for a loader without memory_limit: this rank's share of half of the available
-    memory, less the page tables of its processes. 0 if the available memory is unknown."""
+    """Bytes for a loader without memory_limit; 0 if the available memory is unknown. It is this
+    rank's share of half of the available memory, less the page tables of its processes."""
     from . import _core  # not at import: the engine does not exist on other systems
 
     share: int = _core.machine()["memory_available"] // 2 // ranks_here()

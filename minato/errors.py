@@ -29,9 +29,9 @@ class WorkerLost(RuntimeError):
     Attributes:
         pid: process id of the last worker that died on the task.
         index: the sampler's index (or list of indices) of the sample it was making, or None.
-        exit_status: its exit code, or minus the number of the signal that killed it, or 1000
-            plus the errno for which no process could be started, or 2000 and more if the loader
-            ended it because it had damaged memory that they share.
+        exit_status: its exit code, or minus the number of the signal that killed it.
+            1000 plus an errno: no process could be started. 2000 and more: the loader
+            killed it because it had damaged shared memory.
     """
 
     def __init__(

@@ -21,9 +21,8 @@ _PASSED_OVER = frozenset({__name__.partition(".")[0], "torch"})
 def calling_framework(loader: Any) -> str | None:
     """The framework that calls a method of the loader, or None if other code calls it.
 
-    The caller is the innermost function that is neither minato's nor torch's nor a method of the
-    loader (a class derived from minato's may have some). It is a framework's function if its module
-    belongs to one of ``FRAMEWORKS``."""
+    The caller is the innermost function that is not minato's, not torch's, and not a method of the
+    loader's class. It is a framework's function if its module belongs to one of ``FRAMEWORKS``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -1,7 +1,7 @@
 """Where the values of minato's own options of a loader are stored.
 
-They are attributes of the loader, so that libraries that rebuild a loader from its attributes
-carry them over, and so that a program may set them later. A class derived from torch's or minato's
+They are attributes of the loader. So libraries that rebuild a loader from its attributes carry them
+over, and a program may set them later. A class derived from torch's or minato's
 loader may use attributes of the same names for its own purposes. For such a class, only the
 arguments of the loader's constructor count, which minato records separately. (A pending state is
 not recorded, because it lasts only until the next iterator.)

@@ -43,8 +43,8 @@ def each_index(batch: Any) -> Any:
 
 
 def whole_number(index: Any) -> int:
-    """The number under which a sample's cost is stored: an integer of any type stands for itself,
-    a tuple, list or array for its first element; -1 for anything else."""
+    """The number under which a sample's cost is stored. It is the index itself if that is an
+    integer of any type, the first element of a tuple, list or array, and else -1."""
     while not hasattr(index, "__index__") or getattr(index, "ndim", 0) > 0:
         if not isinstance(index, (list, tuple, np.ndarray, torch.Tensor)) or not len(index):
             return -1

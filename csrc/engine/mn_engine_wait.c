@@ -82,9 +82,9 @@ nap_ns(const struct mn_engine *e, uint64_t want)
     return mix < nap ? mix : nap;
 }
 
-/* One look under the mutex. Finds a batch, or says what to wait for (want) and how long (nap), or
- * that more must be planned now (starving). ahead: this look goes beyond the batch that the caller
- * needs. That batch is ready, so the caller is not starved. */
+/* One look under the mutex. Finds a batch. Otherwise sets what to wait for (want) and how long
+ * (nap), or that more must be planned now (starving). ahead: this look goes beyond the batch that
+ * the caller needs. That batch is ready, so the caller is not starved. */
 static bool
 look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *block_off,
      uint64_t *want, int64_t *nap, bool *starving)

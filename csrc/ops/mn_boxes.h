@@ -3,15 +3,14 @@
  *
  * Purpose
  *   What the balanced crop needs to know of a label volume, found in one pass over its rows in
- *   file order. Rows are cut into runs of one value > 0 (nearly all of a label volume is zeros,
- *   which are skipped a cache line and more at a time), and runs that share a face are joined
- *   by union-find. Only the runs of two planes are kept, so the volume itself never has to be
- *   in memory.
+ *   file order. Rows are cut into runs of one value > 0. Nearly all of a label volume is zeros,
+ *   which are skipped a cache line or more at a time. Union-find joins runs that share a face.
+ *   Only the runs of two planes are kept, so the volume itself never has to be in memory.
  *
  * Definitions
  *   Two voxels are connected if they have the same value and share a face: the default
  *   structure of scipy.ndimage.label, which the MLPerf reference uses. Components are
- *   compared by the volume of their bounding boxes; of equal ones the component whose
+ *   compared by the volume of their bounding boxes. If these are equal, the component whose
  *   first voxel in C order comes later counts as larger (a stable ascending sort).
  */
 #ifndef MN_BOXES_H

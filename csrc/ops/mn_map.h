@@ -40,10 +40,10 @@
  *   Each use compares the file's identity, found by the path, with that of the mapping.
  *
  * Where there is no mapping
- *   mn_map_open gives NULL and the caller reads where there is no room, and where the system
- *   refuses. The same holds where the file system is not known to be on this machine (a network's
- *   may notice another machine's change only at open, and can raise SIGBUS when its server is
- *   gone).
+ *   mn_map_open returns NULL, and the caller reads the file instead, in three cases. The table is
+ *   full, the system refuses the mapping, or the file system may not be on this machine. (A network
+ *   file system may notice another machine's change only at open, and can raise SIGBUS when its
+ *   server is gone.)
  */
 #ifndef MN_MAP_H
 #define MN_MAP_H

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
- *   A page of a mapping that its file no longer has, or that the disk cannot deliver, raises
- *   SIGBUS in the thread that reads it, which ends the program. Between mn_guard_enter and
+ *   A mapped page may be missing: its file has shrunk, or the disk cannot deliver it. Reading the
+ *   page raises SIGBUS in the thread, which ends the program. Between mn_guard_enter and
  *   mn_guard_leave it does not: the mapping reads as zeros from then on, and mn_guard_leave
  *   says that they must not be used.
  *

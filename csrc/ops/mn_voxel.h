@@ -3,8 +3,8 @@
  *
  * Included by mn_convert.c and mn_kernels.c, which loop over these, and by cuda/mn_finish.cu, where
  * each thread has a voxel. So the bytes are the same on all of them, provided that each operation
- * is one IEEE operation: mn_kernels.h says how that is ensured on processors, and setup.py passes
- * -fmad=false to nvcc. The exception is which of the many patterns of NaN an operation gives:
+ * is one IEEE operation. mn_kernels.h says how that is ensured on processors. For devices, setup.py
+ * passes -fmad=false to nvcc. The exception is the bit pattern of NaN that an operation gives:
  * devices have only one.
  */
 #ifndef MN_VOXEL_H

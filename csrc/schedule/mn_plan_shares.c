@@ -134,8 +134,8 @@ slack_of(const struct mn_plan *p, const struct mn_piece *x)
 }
 
 /* Returns whether a piece without owner comes before the worker's own. A piece that is known to be
- * slow does as soon as its time has come, even in the middle of a chain, if that is worth the cost
- * of returning to the chain. */
+ * slow does as soon as it is due. It may interrupt a chain if that is worth the cost of returning
+ * to the chain. */
 static bool
 comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_piece *own,
             bool goes_on)

@@ -33,8 +33,8 @@
  *   idle process.
  *   Every change is followed by MN_SCALER_SETTLE updates without one.
  *   Growth is judged when it has settled: with k of n added, the speed should rise by k/n.
- *   It has failed if the speed rises by less than a quarter of that (a lock, a disk, a licence
- *   is the limit) in MN_SCALER_TRIALS updates in a row. Then the count goes back to n, which
+ *   It has failed if the speed rises by less than a quarter of that in MN_SCALER_TRIALS updates
+ *   in a row: then a lock, a disk or a licence is the limit. Then the count goes back to n, which
  *   becomes the ceiling. One update is not enough: the first actions of a new worker (imports,
  *   opening files) may take long, and a ceiling set because of them would stay.
  *   When the caller is starved soon after a shrink, the count before it is restored and

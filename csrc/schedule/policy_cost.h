@@ -8,8 +8,8 @@
  *
  * Model
  *   One cell of 12 bytes per index, in memory given by the caller (or none: then there is only the
- *   mean). A prediction is the cell's cost; failing that the running mean over everything, which
- *   has a memory of MN_COST_MEMORY samples, so that it follows a machine that slows down.
+ *   mean). A prediction is the cell's cost, or without one the running mean over everything. That
+ *   mean has a memory of MN_COST_MEMORY samples, so it follows a machine that slows down.
  *
  * One cell's update with an observation x
  *   The first one replaces whatever is there. Then c += (x - c) / k, with k the number

@@ -162,8 +162,8 @@ mn_dispatch_bytes(uint32_t capacity)
     return ((size_t)capacity * node + 7) & ~(size_t)7;
 }
 
-/* Returns the predicted time between batches: what the consumer takes for one (its time between
- * getting one and asking for the next), or what the workers take, whichever is longer. */
+/* Returns the predicted time between batches: the longer one of the consumer's time and the
+ * workers' time for a batch. consumer_ns: between getting a batch and asking for the next. */
 int64_t
 mn_dispatch_period(int64_t consumer_ns, int64_t mean_sample_ns, int64_t batch_size,
                    uint32_t workers);

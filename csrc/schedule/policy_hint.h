@@ -13,11 +13,11 @@
  *   MN_HINT_RATIO    hint * ratio; the ratio is the same index's own cost / hint of earlier
  *                    epochs, and the scale where the index is new
  *
- *   Each observation is compared with what all three would have said. The error is the squared
- *   logarithm of cost / prediction, so a factor of two counts alike in both directions, and a
- *   missed slow sample counts more than many small errors. The predictor with the least mean
- *   error serves. So a hint that is constant, wrong, or the opposite of the truth is not used
- *   for long. History serves on a tie.
+ *   Each observation is compared with all three predictions. The error is the squared logarithm
+ *   of cost / prediction. So a factor of two counts alike in both directions, and a missed slow
+ *   sample counts more than many small errors. The predictor with the least mean error is used,
+ *   or history on a tie. So a hint that is constant, wrong, or the opposite of the truth is not
+ *   used for long.
  *
  *   Until MN_HINT_TRIAL hinted samples are known the hint is believed, and taken for seconds
  *   until one is.

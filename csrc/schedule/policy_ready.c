@@ -168,8 +168,8 @@ slow_most(const struct mn_ready *r)
     return slow_share(r) * MN_READY_CARRY + 1.0;
 }
 
-/* Returns how many slow samples are this batch's natural share, including the due ones, judged by
- * what was delivered so far; negative if more than the share were delivered. */
+/* Returns how many slow samples this batch should have, the due ones included, so that their share
+ * of the delivered samples is the natural one. Negative if too many were delivered. */
 static double
 slow_owed(struct mn_ready *r)
 {

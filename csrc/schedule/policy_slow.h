@@ -23,8 +23,8 @@
  *   None is over FACTOR * median (of which the histogram knows 1/32 more or less), so
  *   there is no tail. And GUARD * p99 is far above all of them.
  *
- * Hysteresis: the timeout in use stays until the learned one differs from it by more than a
- * quarter, or the tail has come or gone, twice in a row.
+ * Hysteresis: the timeout in use changes after two checks in a row in which the learned one differs
+ * from it by more than a quarter, or the tail has appeared or disappeared.
  */
 #ifndef MN_POLICY_SLOW_H
 #define MN_POLICY_SLOW_H

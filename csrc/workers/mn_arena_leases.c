@@ -11,7 +11,7 @@
 
 MN_STATIC_ASSERT(MN_PAGE == MN_ARENA_PAGE, "leases are whole pages");
 
-/* Small enough that idle workers do not use up a small limit, large enough that a worker with
+/* Small enough that idle workers do not use up a small limit. Large enough that a worker with
  * envelopes of a few kilobytes asks once in hundreds of batches. */
 #define GRAIN_MOST (UINT64_C(4) << 20)
 #define GRAIN_LEAST (16u * MN_PAGE)

@@ -1,9 +1,9 @@
 /* mn_records.h - everything trainer and workers say to each other, as records in one mapping.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Actors.  The *trainer* (the user's thread and the engine thread, one at a time, under the
- * engine's mutex), the *zygote* (forks and reaps workers), the *standby* (its parent, and
- * the parent of workers whose zygote has died) and the *workers*.
+ * Actors.  The *trainer*: the user's thread and the engine thread, one at a time, under the
+ * engine's mutex.  The *zygote* forks and reaps workers.  The *standby* is its parent, and the
+ * parent of workers whose zygote has died.  The *workers* make samples.
  *
  * The mapping, by offset (never by pointer: every process may map it elsewhere):
  *
@@ -18,12 +18,11 @@
  *
  * Who owns what.
  *   - Only the trainer allocates and frees blocks, fields, leases, tasks.  A worker writes
- *     only (1) its own worker entry, (2) the word of a task that it claims, and the task it
- *     holds RUNNING, (3) the reports and rows of that task, (4) its own lease, (5) hints of
- *     queues, (6) the words of events that it notifies.  A kill at any instruction therefore
- *     leaves every allocator whole.
- *   - Everything of a block and a task is written by the trainer before the task word
- *     becomes QUEUED, and read by a worker only after it made the word RUNNING.
+ *     only its own entry, its own lease, its RUNNING task with its rows and reports, the word
+ *     of a task that it claims, hints of queues, and the words of events that it notifies.
+ *     So a kill at any instruction leaves every allocator whole.
+ *   - The trainer writes a block and its tasks before a task word becomes QUEUED.  A worker
+ *     reads them only after it has made the word RUNNING.
  *
  * Order pairs (labels are repeated at the code):
  *   [T1] trainer: task word -> QUEUED, release       with [T2] worker: claim, acquire (CAS)

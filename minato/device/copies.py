@@ -2,8 +2,8 @@
 
 Life of a batch here:
 
-1. ``begin`` (in the stage's thread, or the caller's if there is none) puts each tensor where
-   copies can read it, starts its copy, and records an event after the last copy.
+1. ``begin`` puts each tensor where copies can read it, starts its copy, and records an event
+   after the last copy.  It runs in the stage's thread, or in the caller's if there is none.
    If a pipeline ends on the device, its samples are finished there, after their copies and
    before the event (``operators.py``).
 2. The sources of the copies stay with the copier until that event has passed.  They are then
@@ -11,9 +11,9 @@ Life of a batch here:
 3. ``hand_over`` (in the caller's thread) makes the caller's current stream wait for the event,
    and records that this stream uses the tensors.  The host does not wait.
 
-Anything other than a plain tensor in ordinary memory (other layouts, classes with their own
-``to()``, tensors of another device) is moved in step 3 on the caller's own stream, as the program
-would do it: the stream of step 1 could not be told about memory inside such an object.
+Only plain tensors in ordinary memory are copied like this.  All else (other layouts, classes with
+their own ``to()``, tensors of another device) is moved in step 3 on the caller's own stream, as the
+program would do it.  The stream of step 1 could not know the memory inside such an object.
 """
 
 from __future__ import annotations

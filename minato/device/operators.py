@@ -1,8 +1,8 @@
 """The end of a pipeline of ``minato.ops``, on the device.
 
 Workers run such a pipeline up to the place where its samples have the fewest bytes. The samples are
-finished on the device: a kernel flips, casts, scales, adds noise and
-normalizes each voxel, on the stream of the copies and before their event.  The workers draw the
+finished on the device: a kernel flips, casts, scales, adds noise and normalizes each voxel.  It
+runs on the stream of the copies and before their event.  The workers draw the
 random numbers and send them along as a recipe (``csrc/ops/mn_recipe.h``). The arithmetic is the
 same source code as on the host, so the bytes are equal.
 
@@ -219,8 +219,8 @@ def differs(provider: Provider) -> str | None:
     """How a small batch that is finished on the device differs from the host's; None if it does
     not. A device is not trusted to round correctly before this check.
 
-    The batch is finished twice: from volumes that arrive whole, and from windows of a case that is
-    on the device and has voxels around the window, which must be left out."""
+    The batch is finished twice: from volumes that arrive whole, and from windows of a case on the
+    device. That case has voxels around the windows, which must be left out."""
     from .. import ops
 
     pipeline = ops.Pipeline([

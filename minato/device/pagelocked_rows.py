@@ -5,8 +5,8 @@ If the driver refuses (a limit on locked memory, a container without the permiss
 copied through torch's page-locked memory instead.
 
 A copy from locked memory continues after the call that started it, and minato cannot see the
-program's own copies. Rows are therefore not locked if the program receives any object that may lie
-in the arena: anything that is neither a tensor (which arrives on the device) nor plain.
+program's own copies. So rows are not locked if the program receives any object that may lie in the
+arena. Tensors arrive on the device, and plain values never lie in the arena. Other objects may.
 """
 
 from __future__ import annotations

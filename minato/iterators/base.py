@@ -285,8 +285,9 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     @eager
     def _next(self) -> Any:
-        """torch's __next__ without the range that it records for profilers: without a profiler,
-        that takes a large share of a small batch's time. mn_delivery.c chooses between the two."""
+        """torch's __next__ without the range that it records for profilers. Without a profiler,
+        that range takes a large share of a small batch's time. mn_delivery.c chooses between the
+        two."""
         if self._owner != os.getpid():  # here the lock may be held by a thread that does not exist
             raise RuntimeError("this iterator belongs to another process; make a new one here")
         try:

@@ -1,8 +1,8 @@
 """Detects workers that wait forever for threads of the program, which a fork does not have.
 
-A library that has started a thread pool in the program (polars, an executor) may give it work in a
-forked worker, where the pool's threads do not exist. The only visible sign is that all workers
-sleep in their first sample. One warning then names the threads.
+A library may start a thread pool in the program (polars, an executor) and give it work in a forked
+worker. The pool's threads do not exist there. The only visible sign is that all workers sleep in
+their first sample. One warning then names the threads.
 """
 
 from __future__ import annotations

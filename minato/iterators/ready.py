@@ -1,13 +1,13 @@
 """``batching="ready"``: batches of the samples that are ready first.
 
 The sampler's batches are planned and made as usual. The engine forms batches from the
-rows that are ready (csrc/schedule/mn_forming.h). Slow samples keep their natural share, no sample
-moves further than ``DISPLACEMENT`` batches from its place in the sampler's order, and all batches
-up to the end are full. If no sample is slow, they are the sampler's batches, delivered without a
-copy. Otherwise rows of several batches are gathered by one copy.
+rows that are ready (csrc/schedule/mn_forming.h). Slow samples keep their natural share. No sample
+moves further than ``DISPLACEMENT`` batches from its place in the sampler's order. All batches up to
+the last are full. If no sample is slow, they are the sampler's batches, delivered without a copy.
+Otherwise rows of several batches are gathered by one copy.
 
-If a worker collates, because the program has its own ``collate_fn`` or the dataset returns
-batches, each batch is one of the sampler's, and only their order changes.
+Workers collate if the program has its own ``collate_fn``, or if the dataset returns batches. Then
+each batch is one of the sampler's, and only their order changes.
 """
 
 from __future__ import annotations

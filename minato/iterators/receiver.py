@@ -1,5 +1,5 @@
-"""From the engine to the program: turns a finished batch into data from rows or messages, samples
-to collate here, or a failure."""
+"""Receives finished batches from the engine. The result is data from rows, data from messages,
+samples collated here, or a failure."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def amended(answer: tuple[Any, ...]) -> tuple[Any, ...]:
 def placed_batch(
     engine: Engine, shape: Shape, block: Block, told: Layout | None, most: int
 ) -> tuple[tuple[Any, ...], bytes | None]:
-    """(status, payload) of a BATCH task whose samples (at most ``most``) may be in rows of the
-    layout that its worker was told; and the state of the worker's dataset."""
+    """Reads a BATCH task whose samples may be in rows. told: the layout that its worker got; most:
+    limit on the number of samples. Returns ((status, payload), state of the worker's dataset)."""
     layout = told if told is not None and engine.form(block)[1] else None  # or it has no rows
     data = engine.decode(block, layout.core, None) if layout is not None else None
     if data is not None:

@@ -84,8 +84,8 @@ class Window:
         return self._costs_known
 
     def reach(self, sequence: int) -> int:
-        """How many batches to plan ahead, so that a slow sample starts in time and does not delay
-        the end of the epoch: three times the batches that pass while the slowest sample is made.
+        """How many batches to plan ahead: three times the batches that pass while the slowest
+        sample is made. Then a slow sample starts in time and does not delay the end of the epoch.
         Decided once for many batches.
 
         The time per batch determines how many are drawn at once. Each call of the engine wakes

@@ -1,12 +1,12 @@
 /* mn_fault_env.c - dying at a labelled point, in builds with MN_FAULTS; empty in others.
  * SPDX-License-Identifier: Apache-2.0
  *
- * MINATO_FAULT="LABEL N FILE HOW" in the environment: a process that passes the point for at least
- * the N-th time (each process counts for itself) makes FILE, writes its process id there and ends
- * itself. HOW is the signal by which it does so, which may also stop it; 0: _exit(7); negative: it
- * goes no further. If FILE exists no process dies, so only one does. No process dies before FILE's
- * folder exists. The process that MINATO_FAULT_SPARES names, usually the trainer, never dies of
- * this.
+ * MINATO_FAULT="LABEL N FILE HOW" in the environment names a point. A process that passes it for
+ * the N-th time or later makes FILE, writes its process id there and ends itself. Each process
+ * counts for itself. HOW is the signal by which the process ends or stops; 0: _exit(7); negative:
+ * it sleeps forever. If FILE exists no process dies, so only one does. No process dies before
+ * FILE's folder exists. The process that MINATO_FAULT_SPARES names, usually the trainer, never dies
+ * of this.
  */
 #include "py/module/mn_state.h"
 

@@ -50,10 +50,10 @@ mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t po
 int
 mn_seed_share_parse(PyObject *ranks, struct mn_seed_share *share);
 
-/* Checks, after a sample was made, whether it has made a generator that is not seeded yet, or has
- * drawn from one that was left as it was. seeder must be a Seeder (unchecked). Returns 1: that
- * generator is seeded from now on; seed and make the sample again, and call this again. 0: no; -1
- * with an exception. */
+/* Called after a sample was made. Checks whether the sample has made a new generator, or has drawn
+ * from a generator that is not seeded. seeder must be a Seeder (unchecked). Returns 1: yes, and
+ * that generator is seeded from now on; seed and make the sample again, and call this again. 0: no;
+ * -1 with an exception. */
 int
 mn_seeder_renew(PyObject *seeder);
 

@@ -31,9 +31,9 @@ struct mn_seed_watch {
     uint32_t renewals;
 };
 
-/* Computes three prints: of the types of attributes that may contain something, with generators'
- * addresses; of the lengths of lists and dicts among them; and of the numbers of entries of the
- * counted dicts. */
+/* Computes three fingerprints. The first is of the types of attributes that may contain something,
+ * with generators' addresses. The second is of the lengths of lists and dicts among them. The third
+ * is of the numbers of entries of the counted dicts. */
 void
 mn_seed_watch_prints(const struct mn_seed_watch *w, uint64_t prints[MN_SEED_CHANGES]);
 

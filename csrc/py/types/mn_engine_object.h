@@ -67,8 +67,8 @@ mn_engine_of_done(PyObject *self, PyObject *block, uint64_t *block_off);
 struct mn_epoch *
 mn_epoch_of(PyObject *engine, PyObject *epoch);
 
-/* Returns whether to continue a wait: -1 with an exception if another thread has begun to close the
- * engine, or a signal handler has closed it: then it may be gone. Needs the GIL. */
+/* Returns whether to continue a wait. -1 with an exception: another thread has begun to close the
+ * engine, or a signal handler has closed it, and it may be gone. Needs the GIL. */
 int
 mn_engine_goes_on(PyObject *self);
 

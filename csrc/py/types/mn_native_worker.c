@@ -155,8 +155,8 @@ mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
         mn_worker_begin(w, clock);
         rc = do_rows(n, w, t, b, clock, failure);
         if (rc == MN_CLOSED || mn_entry_over(w)) {
-            break; /* do not publish a result that will not be read: at exit that would wake a
-                    * thread that dies as it takes the GIL, with torch's C++ frames on its stack */
+            break; /* Do not publish a result that will not be read. At exit it would wake a thread
+                    * that dies when it takes the GIL, with torch's C++ frames on its stack. */
         }
         if (rc != MN_OK) {
             return MN_NATIVE_FAILED;

@@ -277,10 +277,9 @@ mn_worker_indices(struct mn_worker_object *o, struct mn_block *b)
     return b->index_kind == MN_INDEX_INT64 ? mn_index_list(b) : load_indices(o, b);
 }
 
-/* Tells a dataset that has set_epoch of a new epoch before its first sample, with the same seeds in
- * each worker, because its generators are in the state of some earlier sample. Samples are then
- * made by the result of set_epoch: the dataset, or an object that raises in its place. Returns 0 or
- * -1. */
+/* Calls set_epoch of a dataset before the first sample of a new epoch. Its generators are in the
+ * state of some earlier sample, so they are seeded first, alike in each worker. The result of the
+ * call makes the samples: the dataset, or an object that raises in its place. Returns 0 or -1. */
 static int
 tell_epoch(struct mn_worker_object *o, const struct mn_block *b)
 {
