@@ -10,7 +10,7 @@ import re
 
 LIBRARIES = (
     "accelerate|av|composer|datasets|fastai|h5py|ignite|IPython|lightning|litdata|lmdb|monai|ray|"
-    "rich|skorch|streaming|timm|torch_geometric|torchdata|torchvision|transformers|ultralytics"
+    "rich|skorch|soundfile|streaming|timm|torch_geometric|torchdata|torchvision|transformers|ultralytics"
 )
 
 LISTED: dict[str, str] = {

@@ -268,7 +268,7 @@ def test_scaling_on_too_few_cores_is_noted():
     config = {"workers": 2, "threads": 1, "device": "cpu", "step_ms": None}
     every = {"warm-p1": {"minato": [{"config": config}]}}
     [note] = tables.shared_cores(rows, every, 8)
-    assert note.startswith("4 processes run 12 workers and threads of models on 8 cores")
+    assert note.startswith("4 processes have 12 workers and threads of models for 8 cores")
     assert tables.shared_cores(rows, every, 12) == tables.shared_cores(rows[:1], every, 2) == []
     config |= {"step_ms": 5.0}
     assert tables.shared_cores(rows, every, 8) == []

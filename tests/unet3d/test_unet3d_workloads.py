@@ -4,6 +4,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -173,9 +174,9 @@ def test_folders_are_made_once_and_never_mixed(folders, tmp_path, capsys):
     with pytest.raises(DataError, match="use another folder"):
         speech.generate(folder, COUNT, seed=2, scale=0.05)
     with pytest.raises(DataError, match="holds data for speech; run"):
-        base.read_index(folder, "detection")
+        base.read_index(folder, "detection", "COCO")
     with pytest.raises(DataError, match="holds no data; run"):
-        base.read_index(tmp_path, "speech")
+        base.read_index(tmp_path, "speech", "LibriSpeech")
     assert run.main(["--workload", "speech", "--data", str(tmp_path), "--out",
                      str(tmp_path / "out")]) == 1
     assert "python -m unet3d.bench.workloads.speech" in capsys.readouterr().err
@@ -305,3 +306,153 @@ def test_order_of_the_sampler_is_torch_s_own():
     """Look-ahead and ready-first batches need a sampler of torch's own type."""
     dataset = torch.utils.data.TensorDataset(torch.zeros(4))
     assert type(sampling.epoch_sampler(dataset, 0)) is torch.utils.data.DistributedSampler
+
+
+# -- real folders ----------------------------------------------------------------------
+
+
+def coco_folder(folder, part="val2017", images="val2017", count=6):
+    """A folder as COCO's, with a grey image, an image without objects, and gaps in the numbers."""
+    from PIL import Image
+    (folder / images).mkdir(parents=True)
+    (folder / "annotations").mkdir(exist_ok=True)
+    known = {"images": [], "annotations": [], "categories": [
+        {"id": 90, "name": "toothbrush"}, {"id": 1, "name": "person"}]}
+    for number in range(count):
+        name = f"{900 - number:012d}.jpg"
+        mode, size = ("L" if number == 1 else "RGB"), (60 + number, 40)
+        Image.new(mode, size, 128).save(folder / images / name)
+        known["images"].append({"id": 70 + number, "file_name": name, "width": size[0],
+                                "height": size[1]})
+        box = {"image_id": 70 + number, "bbox": [5, 10, 20, 8], "iscrowd": 0}
+        known["annotations"] += [] if number == 2 else [
+            box | {"category_id": 90}, box | {"category_id": 1, "iscrowd": 1},
+            box | {"category_id": 1, "bbox": [1, 1, 0, 5]}]
+    (folder / f"annotations/instances_{part}.json").write_text(json.dumps(known))
+    return folder
+
+
+@pytest.mark.parametrize("images", ["val2017", "images/val2017", "images"])
+def test_coco_folder_is_taken_as_it_is(tmp_path, images):
+    job = job_of("detection", coco_folder(tmp_path, images=images), "--short-side", "40")
+    assert len(job.dataset) == 6 and job.dataset.classes == 2
+    assert [item["name"] for item in job.dataset.items] == sorted(
+        path.name for path in (tmp_path / images).iterdir())
+    batch = job.collate([job.dataset[index] for index in range(6)])
+    assert [labels.tolist() for labels in batch["labels"]] == [[1], [1], [1], [], [1], [1]]
+    x0, y0, x1, y1 = batch["boxes"][0][0].tolist()  # 65 pixels wide, flipped or not
+    assert (y0, y1) == (10, 18) and (x0, x1) in {(5, 25), (40, 60)}
+    loss = job.step(torch.device("cpu"))(batch)
+    assert np.isfinite(loss)
+
+
+def test_coco_parts_are_chosen(tmp_path):
+    """The training part of several; else the one that is named."""
+    coco_folder(tmp_path, "val2017", "val2017", 2)
+    (tmp_path / "annotations/captions_val2017.json").write_text("{}")
+    assert len(job_of("detection", tmp_path).dataset) == 2
+    coco_folder(tmp_path, "train2017", "train2017", 4)
+    assert len(job_of("detection", tmp_path).dataset) == 4
+    given = ["--annotations", str(tmp_path / "annotations/instances_val2017.json")]
+    assert len(job_of("detection", tmp_path, *given).dataset) == 2
+    (tmp_path / "annotations/instances_train2017.json").rename(
+        tmp_path / "annotations/instances_test.json")
+    with pytest.raises(DataError, match="choose with --annotations"):
+        job_of("detection", tmp_path)
+
+
+def test_broken_coco_folders_are_explained(tmp_path):
+    folder = coco_folder(tmp_path)
+    for image in (folder / "val2017").iterdir():
+        image.unlink()
+    with pytest.raises(DataError, match="lists 6 images, of which the first is in none of"):
+        job_of("detection", folder)
+    (folder / "annotations/instances_val2017.json").write_text('{"images": []}')
+    with pytest.raises(DataError, match="cannot be read as annotations of COCO: KeyError"):
+        job_of("detection", folder)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="or name a folder of COCO"):
+        job_of("detection", tmp_path / "empty")
+
+
+def librispeech_folder(folder, write):
+    """Two chapters as LibriSpeech's; `write` makes a file of a waveform."""
+    texts = {"84/121123/84-121123-0000": "GO DO YOU HEAR", "84/121123/84-121123-0001": "IT'S ME",
+             "174/50561/174-50561-0000": "FORGOTTEN TOO"}
+    for number, (name, text) in enumerate(texts.items()):
+        path = folder / "dev-clean" / f"{name}.flac"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sound, _ = speech.speak(np.random.default_rng(number), 0.05 + 0.02 * number)
+        write(path, sound)
+        with open(path.parent / f"{'-'.join(name.split('/')[:2])}.trans.txt", "a") as stream:
+            stream.write(f"{path.stem} {text}\n")
+    return folder
+
+
+def check_librispeech(folder):
+    for root, count in ((folder, 3), (folder / "dev-clean" / "84", 2)):
+        job = job_of("speech", root)
+        batch = job.collate([job.dataset[index] for index in range(len(job.dataset))])
+        assert len(job.dataset) == count and batch["features"].shape[2] == 240
+    said = {item["name"].rpartition("/")[2]: item["tokens"] for item in job.dataset.items}
+    assert said["84-121123-0001.flac"] == [9, 20, 27, 19, 28, 13, 5]
+    assert np.isfinite(job.step(torch.device("cpu"))(batch))
+
+
+def test_librispeech_folder_is_taken_as_it_is(tmp_path):
+    soundfile = pytest.importorskip("soundfile")
+    check_librispeech(librispeech_folder(
+        tmp_path, lambda path, sound: soundfile.write(path, sound, speech.RATE)))
+
+
+def test_librispeech_needs_a_decoder_of_flac(tmp_path, monkeypatch):
+    """Its structure is tested with a decoder that is made up."""
+    folder = librispeech_folder(tmp_path, lambda path, sound: path.write_bytes(sound.tobytes()))
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(DataError, match=r"needs soundfile: pip install .*\[unet3d,speech\]"):
+        job_of("speech", folder)
+    rate = [speech.RATE]
+    monkeypatch.setitem(sys.modules, "soundfile", types.SimpleNamespace(
+        read=lambda path, dtype: (np.fromfile(path, dtype), rate[0])))
+    check_librispeech(folder)
+    rate[0] = 8000
+    with pytest.raises(DataError, match="8000 Hz"):
+        job_of("speech", folder)
+    next(folder.rglob("174-*.flac")).unlink()
+    with pytest.raises(DataError, match="174-50561-0000.flac: missing, and a transcript lists it"):
+        job_of("speech", folder)
+
+
+def test_some_samples_are_drawn_by_seed(folders):
+    def names(*options):
+        return [item["name"] for item in job_of("speech", folders["speech"],
+                                                *options).dataset.items]
+
+    few = names("--samples", "5")
+    assert few == sorted(few) == names("--samples", "5") and len(set(few)) == 5
+    assert set(few) < set(names()) and few != names("--samples", "5", "--seed", "8")
+    assert names("--samples", "99") == names()
+
+
+def test_compare_runs_a_real_folder(tmp_path, capsys):
+    status = compare.main([
+        "--workload", "detection", "--data", str(coco_folder(tmp_path / "coco")), "--out",
+        str(tmp_path / "out"), "--loaders", "pytorch", "--repeats", "1", "--epochs", "1", "--",
+        "--workers", "0", "--step-ms", "1", "--samples", "4", "--threads", "1", "--device",
+        "cpu"])
+    found = capsys.readouterr()
+    assert status == 0, found.err
+    facts = json.loads((tmp_path / "out" / plot.JSON_NAME).read_text())
+    assert facts["rows"][0]["samples"] == 4
+
+
+def test_long_profiles_are_announced(capsys, monkeypatch):
+    class Slow(list):
+        def set_epoch(self, epoch):
+            pass
+
+    clock = iter(range(1000))
+    monkeypatch.setattr(slow.time, "perf_counter", lambda: next(clock))
+    assert slow.profile(Slow(range(100)), 1).costs == [1] * 100
+    assert "making all 100 samples once, to know their cost: about 1 minutes" in (
+        capsys.readouterr().err)

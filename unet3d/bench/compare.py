@@ -3,6 +3,8 @@
     python -m unet3d.bench.compare --preset quick --data data/npy --out runs/compare
     python -m unet3d.bench.compare --data data/npy --out runs/quality -- --target-dice 0.3
     python -m unet3d.bench.compare --data data/npy --out runs/scaling --processes 1 2 4
+    python -m unet3d.bench.compare --workload detection --data COCO --out runs/coco -- \\
+        --samples 4800 --step-ms 100
     python -m unet3d.bench.compare --workload speech --data data/speech --out runs/speech -- \\
         --light 0.5 --heavy 3 --time-scale 0.02 --step-ms 40 --workers 4
 

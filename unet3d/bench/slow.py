@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 TIMES = 2.0
+FIRST, PATIENCE_S = 32, 60.0  # samples after which a longer time than this is announced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,9 @@ def profile(dataset: Dataset, epoch: int) -> Profile:
     costs = []
     dataset[0]  # imports and first allocations do not belong to the sample
     for index in range(len(dataset)):
+        if index == FIRST and (rest := sum(costs) / FIRST * (len(dataset) - FIRST)) > PATIENCE_S:
+            print(f"making all {len(dataset)} samples once, to know their cost: about "
+                  f"{rest / 60:.0f} minutes", file=sys.stderr, flush=True)
         began = time.perf_counter()
         dataset[index]
         costs.append(time.perf_counter() - began)

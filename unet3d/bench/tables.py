@@ -95,8 +95,8 @@ def shared_cores(rows: Sequence[dict[str, Any]], every: dict[str, Any], cores: i
     need = most * (config.get("workers", 0) + threads)
     if most == 1 or need <= cores:
         return []
-    return [f"{most} processes run {need} workers and threads of models on {cores} cores: their "
-            "number limits the scaling, whatever the loader"]
+    return [f"{most} processes have {need} workers and threads of models for {cores} cores: the "
+            "cores limit the scaling, whatever the loader"]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

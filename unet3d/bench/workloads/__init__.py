@@ -2,6 +2,7 @@
 
 `detection`: JPEG images of uneven size, targets of uneven number, a custom collate_fn.
 `speech`: waveforms of uneven length, log-mel features, and optionally simulated slow steps.
-Both make their own data (``python -m unet3d.bench.workloads.detection --out FOLDER``) and are run
-with ``python -m unet3d.bench.compare --workload detection|speech``.
+Both take the data of the published comparison as it is (COCO, LibriSpeech), or make their own
+(``python -m unet3d.bench.workloads.detection --out FOLDER``), and are run with
+``python -m unet3d.bench.compare --workload detection|speech``.
 """

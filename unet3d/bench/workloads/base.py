@@ -96,8 +96,9 @@ def made_already(folder: Path, settings: dict[str, Any]) -> bool:
     return True
 
 
-def read_index(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The items of a folder made for workload `kind`. Raises DataError."""
+def read_index(folder: Path, kind: str, real: str) -> list[dict[str, Any]]:
+    """The items of a folder made for workload `kind`; `real` describes the other folders that it
+    takes. Raises DataError."""
     try:
         found = json.loads((folder / INDEX_NAME).read_text())
         if found["settings"]["kind"] == kind:
@@ -108,7 +109,15 @@ def read_index(folder: Path, kind: str) -> list[dict[str, Any]]:
     except (ValueError, KeyError, TypeError) as error:
         problem = f"{INDEX_NAME} cannot be read: {error!r}"
     raise DataError(f"{folder}: {problem}; run `python -m unet3d.bench.workloads.{kind} --out "
-                    f"{folder}` first")
+                    f"{folder}` first, or name a folder of {real}")
+
+
+def choose(items: list[dict[str, Any]], count: int | None, seed: int) -> list[dict[str, Any]]:
+    """`count` of the items, drawn with the seed and in their order; None: all."""
+    if count is None or count >= len(items):
+        return items
+    drawn = np.random.default_rng(mix(seed, len(items))).choice(len(items), count, replace=False)
+    return [items[place] for place in sorted(drawn.tolist())]
 
 
 class Files(NamedTuple):

@@ -1,6 +1,9 @@
-"""Detection-like data: JPEG images of uneven size with boxes around uneven numbers of shapes.
+"""Detection: JPEG images of uneven size with boxes around uneven numbers of objects.
 
     python -m unet3d.bench.workloads.detection --out data/detection --images 200
+
+A folder of COCO is taken as it is: annotations/instances_NAME.json, with the images in NAME/,
+images/NAME/ or images/. Without it, this program makes data of the kind.
 
 Makes textured images whose sizes and compressibility vary like those of photographs, with
 rectangles, ellipses and triangles to be found. A sample is decoded, resized (shorter side
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +40,46 @@ PAD_TO = 32
 
 
 # -- data ------------------------------------------------------------------------------
+
+
+def coco_file(folder: Path) -> Path | None:
+    """The annotations of a folder of COCO: of several the training part; None if there are none.
+    Raises DataError if there is a choice."""
+    found = sorted(path for where in (folder, folder / "annotations")
+                   for path in where.glob("*.json") if path.name != base.INDEX_NAME)
+    found = [path for path in found if path.name.startswith("instances")] or found
+    training = [path for path in found if "train" in path.name] or found
+    if len(training) > 1:
+        raise DataError(f"{folder}: holds several annotations ({', '.join(p.name for p in found)})"
+                        ": choose with --annotations FILE")
+    return training[0] if training else None
+
+
+def read_coco(folder: Path, annotations: Path) -> tuple[Path, list[dict[str, Any]], int]:
+    """The folder of the images, the items, and the number of categories. Crowds and empty boxes
+    are left out. Raises DataError."""
+    try:
+        known = json.loads(annotations.read_text())
+        images = {image["id"]: {"name": image["file_name"], "boxes": [], "labels": []}
+                  for image in known["images"]}
+        labels = {number: place for place, number in enumerate(sorted(
+            category["id"] for category in known["categories"]))}
+        for one in known["annotations"]:
+            x, y, width, height = one["bbox"]
+            if width > 0 and height > 0 and not one.get("iscrowd"):
+                images[one["image_id"]]["boxes"].append([x, y, x + width, y + height])
+                images[one["image_id"]]["labels"].append(labels[one["category_id"]])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{annotations}: cannot be read as annotations of COCO: "
+                        f"{error!r}") from error
+    items = sorted(images.values(), key=lambda item: item["name"])
+    part = annotations.stem.removeprefix("instances_")
+    places = [folder / part, folder / "images" / part, folder / "images", folder]
+    for place in places:
+        if items and (place / items[0]["name"]).is_file():
+            return place, items, len(labels)
+    raise DataError(f"{annotations}: lists {len(items)} images, of which the first is in none of "
+                    f"{', '.join(map(str, places))}")
 
 
 def draw_image(rng: np.random.Generator,
@@ -93,10 +137,17 @@ class ImageDataset(base.SeededDataset):
     """Sample i: image float32 [3, h, w], boxes float32 [k, 4] in its pixels, labels int64
     [k], index. k may be 0."""
 
-    def __init__(self, folder: Path, seed: int, short_side: int, long_side: int) -> None:
+    def __init__(self, folder: Path, seed: int, short_side: int, long_side: int,
+                 annotations: Path | None = None, samples: int | None = None) -> None:
         super().__init__(seed)
-        self.folder = folder
-        self.items = base.read_index(folder, KIND)
+        if annotations is None and not (folder / base.INDEX_NAME).exists():
+            annotations = coco_file(folder)
+        self.folder, self.classes = folder, CLASSES
+        if annotations is not None:
+            self.folder, items, self.classes = read_coco(folder, annotations)
+        else:
+            items = base.read_index(folder, KIND, "COCO (annotations/instances_*.json and images)")
+        self.items = base.choose(items, samples, seed)
         self.short_side, self.long_side = short_side, long_side
 
     def __len__(self) -> int:
@@ -148,20 +199,21 @@ def parts(batch: base.Batch, row: int) -> list[torch.Tensor]:
 
 
 class Detector(nn.Sequential):
-    """A map of class scores and box sizes, one cell for 16 x 16 pixels: [n, CLASSES + 2, ...]."""
+    """A map of class scores and box sizes, one cell for 16 x 16 pixels: [n, classes + 2, ...]."""
 
-    def __init__(self, width: int = 8) -> None:
+    def __init__(self, classes: int, width: int = 8) -> None:
         layers: list[nn.Module] = []
         channels = [3, width, width * 2, width * 4, width * 4]
         for before, after in zip(channels, channels[1:]):
             layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU()]
-        super().__init__(*layers, nn.Conv2d(channels[-1], CLASSES + 2, 1))
+        super().__init__(*layers, nn.Conv2d(channels[-1], classes + 2, 1))
 
 
 def detection_loss(out: torch.Tensor, boxes: list[torch.Tensor],
                    labels: list[torch.Tensor]) -> torch.Tensor:
     """Which cell holds the centre of which class, and the size of its box (log of cells)."""
-    target = torch.zeros_like(out[:, :CLASSES])
+    classes = out.shape[1] - 2
+    target = torch.zeros_like(out[:, :classes])
     sizes = out.new_zeros(())
     count = 0
     for row, (box, label) in enumerate(zip(boxes, labels)):
@@ -171,17 +223,17 @@ def detection_loss(out: torch.Tensor, boxes: list[torch.Tensor],
         x, y = cell[:, 0].clamp_max(out.shape[3] - 1), cell[:, 1].clamp_max(out.shape[2] - 1)
         target[row, label, y, x] = 1
         want = ((box[:, 2:] - box[:, :2]) / STRIDE).clamp_min(0.1).log()
-        sizes = sizes + functional.l1_loss(out[row, CLASSES:, y, x].T, want, reduction="sum")
+        sizes = sizes + functional.l1_loss(out[row, classes:, y, x].T, want, reduction="sum")
         count += len(box)
-    found = functional.binary_cross_entropy_with_logits(out[:, :CLASSES], target,
+    found = functional.binary_cross_entropy_with_logits(out[:, :classes], target,
                                                         pos_weight=out.new_tensor(50.0))
     return found + 0.1 * sizes / max(1, count)
 
 
-def make_step(device: torch.device) -> Callable[[base.Batch], float]:
+def make_step(device: torch.device, classes: int) -> Callable[[base.Batch], float]:
     """A training step of the small network."""
     torch.manual_seed(0)
-    net = Detector().to(device).train()
+    net = Detector(classes).to(device).train()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
 
     def step(batch: base.Batch) -> float:
@@ -200,12 +252,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The workload's options of a run."""
     parser.add_argument("--short-side", type=base.positive, default=256, metavar="PIXELS")
     parser.add_argument("--long-side", type=base.positive, default=426, metavar="PIXELS")
+    parser.add_argument("--annotations", type=Path, metavar="JSON",
+                        help="of COCO (default: instances_*.json in the folder or in its "
+                        "annotations/, the training part if there are several)")
 
 
 def open_job(args: argparse.Namespace) -> base.Job:
     """The job of parsed arguments. Raises DataError."""
-    dataset = ImageDataset(args.data, args.seed, args.short_side, args.long_side)
-    return base.Job(dataset, 8, collate, parts, make_step)
+    dataset = ImageDataset(args.data, args.seed, args.short_side, args.long_side,
+                           args.annotations, args.samples)
+    return base.Job(dataset, 8, collate, parts,
+                    functools.partial(make_step, classes=dataset.classes))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -193,7 +193,10 @@ def make_parser(workload: str) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--workload", choices=base.NAMES, default=workload)
     add("--loader", choices=LOADERS, default="minato")
-    add("--data", type=Path, required=True, help="folder that the workload's program made")
+    add("--data", type=Path, required=True, help="folder that the workload's program made, or "
+        "one of COCO (detection) or LibriSpeech (speech)")
+    add("--samples", type=base.positive, metavar="N",
+        help="take only this many of the data's samples, drawn with --seed")
     add("--out", type=Path, required=True, help="folder for logs")
     add("--epochs", type=base.positive, default=2)
     add("--workers", type=int, default=2)

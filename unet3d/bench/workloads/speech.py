@@ -1,6 +1,9 @@
-"""Speech-like data: waveforms of uneven length, to be turned into spliced log-mel features.
+"""Speech: waveforms of uneven length, to be turned into spliced log-mel features.
 
     python -m unet3d.bench.workloads.speech --out data/speech --utterances 200
+
+A folder of LibriSpeech, or any part of it, is taken as it is: SPEAKER/CHAPTER/*.flac with
+*.trans.txt (needs soundfile). Without it, this program makes data of the kind.
 
 An utterance is a row of tokens, each a sound with two formants, at 16 kHz in a .wav file.
 A sample is pre-emphasised, padded to whole frames, put through an 80 band mel filter bank
@@ -42,11 +45,47 @@ BANDS = 80
 SPLICE = 3  # frames
 BAND_MASKS, BAND_WIDTH = 2, 20  # at most this many bands each
 TIME_MASKS, TIME_SHARE = 2, 0.05  # at most this share of the utterance each
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ' "  # of LibriSpeech: token 1 is A
 HEAVY_SHARE = 0.2
 DRAWN_OF = 1 << 32  # a draw of heavy samples is one of this many
 
 
 # -- data ------------------------------------------------------------------------------
+
+
+def read_librispeech(folder: Path) -> list[dict[str, Any]]:
+    """The items of all transcripts below a folder: letters are the tokens 1 to 26, the apostrophe
+    27, the space 28. Raises DataError."""
+    items = []
+    for listed in sorted(folder.rglob("*.trans.txt")):
+        for line in listed.read_text().splitlines():
+            name, _, text = line.partition(" ")
+            if name:
+                path = listed.parent / f"{name}.flac"
+                items.append({"name": str(path.relative_to(folder)), "tokens": [
+                    ALPHABET.index(letter) + 1 for letter in text.upper() if letter in ALPHABET]})
+    if items and not (folder / items[0]["name"]).is_file():
+        raise DataError(f"{folder / items[0]['name']}: missing, and a transcript lists it")
+    return items
+
+
+def read_sound(path: Path) -> np.ndarray:
+    """int16 samples of a .wav or .flac file, one channel at RATE. Raises DataError."""
+    try:
+        if path.suffix == ".wav":
+            with wave.open(str(path)) as stream:
+                return np.frombuffer(stream.readframes(stream.getnframes()), np.int16)
+        import soundfile
+        sound, rate = soundfile.read(path, dtype="int16")
+    except ImportError as error:
+        raise DataError(f"{path}: reading .flac files needs {error.name}: pip install "
+                        "'minato-loader[unet3d,speech]'") from error
+    except (OSError, EOFError, RuntimeError, wave.Error) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    if rate != RATE or sound.ndim != 1:
+        raise DataError(f"{path}: has {rate} Hz and {sound.ndim} channel dimensions; one channel "
+                        f"of {RATE} Hz is expected")
+    return sound
 
 
 def speak(rng: np.random.Generator, scale: float) -> tuple[np.ndarray, list[int]]:
@@ -146,10 +185,16 @@ class SpeechDataset(base.SeededDataset):
     """Sample i: features float32 [t, 240], tokens int64 [k], index."""
 
     def __init__(self, folder: Path, seed: int, light_s: float = 0.0, heavy_s: float = 0.0,
-                 drawn: bool = False, heavy_share: float = HEAVY_SHARE) -> None:
+                 drawn: bool = False, heavy_share: float = HEAVY_SHARE,
+                 samples: int | None = None) -> None:
         super().__init__(seed)
         self.folder = folder
-        self.items = base.read_index(folder, KIND)
+        items = [] if (folder / base.INDEX_NAME).exists() else read_librispeech(folder)
+        if items:
+            read_sound(folder / items[0]["name"])  # here, an error is seen before workers start
+        else:
+            items = base.read_index(folder, KIND, "LibriSpeech (*/*/*.flac with *.trans.txt)")
+        self.items = base.choose(items, samples, seed)
         self.light_s, self.heavy_s, self.drawn = light_s, heavy_s, drawn
         self.heavy_share = heavy_share
 
@@ -173,13 +218,8 @@ class SpeechDataset(base.SeededDataset):
         return after > before
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        path, rng = self.file(index), self.generator(index)
-        try:
-            with wave.open(str(path)) as stream:
-                raw = np.frombuffer(stream.readframes(stream.getnframes()), np.int16)
-        except (OSError, EOFError, wave.Error) as error:
-            raise DataError(f"{path}: cannot be read: {error}") from error
-        features = log_mel(raw * np.float32(1 / 32768))
+        rng = self.generator(index)
+        features = log_mel(read_sound(self.file(index)) * np.float32(1 / 32768))
         mask(features, rng)
         if seconds := self.simulated_s(index):
             time.sleep(seconds)
@@ -264,7 +304,7 @@ def open_job(args: argparse.Namespace) -> base.Job:
     """The job of parsed arguments. Raises DataError."""
     dataset = SpeechDataset(args.data, args.seed, args.light * args.time_scale,
                             args.heavy * args.time_scale, args.heavy_drawn,
-                            args.heavy_share)
+                            args.heavy_share, args.samples)
     return base.Job(dataset, 8, collate, parts, make_step)
 
 
