@@ -8,6 +8,7 @@ a checkpoint (--stop-after, SIGTERM, SIGINT): continue with --resume, 4 training
 """
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import gc
@@ -49,6 +50,7 @@ from unet3d.source import cases_of
 from unet3d.transforms import train_transforms
 
 STOPPED, DIVERGED = 3, 4
+NO_TUMOUR = 0.005  # a Dice below it is none
 BOUND_SAMPLES = 32  # samples timed for the work bound
 
 
@@ -79,7 +81,10 @@ class Trainer:
         self.layout = (torch.channels_last_3d if args.channels_last else
                        torch.contiguous_format)
         folder = args.source or args.data
-        cases = cases_of(args.data, args.source, preset.patch, getattr(settings, "cache", None))
+        cache = getattr(args, "sample_cache", None) if args.source else None
+        if cache is not None:
+            args.sample_cache = None  # prepared cases are cached here, not by the loader again
+        cases = cases_of(args.data, args.source, preset.patch, cache)
         train, self.evaluation = split(cases, args.split_seed, args.split)
         transform = train_transforms(preset.patch, args.brightness_around_one,
                                      args.reference_starts, preset.oversampling)
@@ -495,7 +500,23 @@ class Trainer:
             print(f"error: training has diverged in epoch {row['epoch']}: loss "
                   f"{row['loss']:g}, mean Dice {row.get('mean_dice', 'not evaluated')}",
                   file=sys.stderr)
+        if self.ranks.rank == 0 and not diverged and self.step_s is None:
+            tqdm.write(next_commands(self.args, self.preset.epochs, self.rows[-1]))
         return DIVERGED if diverged else 0
+
+
+def next_commands(args: argparse.Namespace, epochs: int, row: dict[str, Any]) -> str:
+    """What to run after a training that ended with `row`, in lines."""
+    text = f"in {args.out}: {records.CSV_NAME}, {records.RESULT_NAME}"
+    if not args.no_checkpoint:
+        data = f"--source {args.source}" if args.source else f"--data {args.data}"
+        path = args.out / records.CHECKPOINT_NAME
+        text += f", {path.name}\nDice and pictures of cases: python -m unet3d.evaluate {data} " \
+                f"--checkpoint {path}"
+        if row.get("tumour", 1.0) < NO_TUMOUR:
+            text += (f"\nno tumour is found yet: {epochs} epochs are few for so small a structure. "
+                     f"Go on: the same command with --resume --epochs {2 * epochs}")
+    return text
 
 
 def describe(row: dict[str, Any]) -> str:

@@ -81,10 +81,18 @@ def test_cached_source_is_prepared_once(nifti_folder, wanted, tmp_path, monkeypa
 
     monkeypatch.setattr(preprocess, "load_case", count)
     monkeypatch.setattr(source, "SLAB_BYTES", 100_000)  # several slabs a case
-    monkeypatch.setattr(settings.Settings, "cache", cached, raising=False)
+    make = settings.make_parser
+
+    def with_cache(description):
+        parser = make(description)
+        if not any("--sample-cache" in action.option_strings for action in parser._actions):
+            parser.add_argument("--sample-cache")
+        return parser
+
+    monkeypatch.setattr(settings, "make_parser", with_cache)
     out = tmp_path / "out"
-    assert train.main(["--source", str(nifti_folder), "--out", str(out), "--loader", "pytorch",
-                       "--workers", "2", *TINY]) == 0
+    assert train.main(["--source", str(nifti_folder), "--out", str(out), "--loader", "minato",
+                       "--workers", "2", "--sample-cache", str(cached), *TINY]) == 0
     assert hashes(out) == wanted
     prepared = made.read_text().split()
     assert sorted(prepared) == sorted(set(prepared)) and len(prepared) == 4

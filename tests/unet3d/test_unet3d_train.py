@@ -1,6 +1,7 @@
 """Whole runs: command line, resume, count check, distributed, comparison."""
 from __future__ import annotations
 
+import argparse
 import csv
 import dataclasses
 import json
@@ -198,6 +199,19 @@ def test_evaluation_takes_the_split_of_the_run(tmp_path, capsys):
     assert f"error: {out / 'checkpoint.pt'}: was trained on case_00000, case_00005" in printed.err
 
 
+def test_ended_run_names_the_next_commands(data_folder, tmp_path, capsys):
+    assert run(data_folder, tmp_path, "--no-bounds", "--no-eval", epochs=1) == 0
+    said = capsys.readouterr().out
+    assert (f"python -m unet3d.evaluate --data {data_folder} --checkpoint "
+            f"{tmp_path / 'checkpoint.pt'}\n") in said and "no tumour" not in said
+    args = argparse.Namespace(out=tmp_path, source="nifti", data=None, no_checkpoint=False)
+    text = train.next_commands(args, 4, {"tumour": 0.004})
+    assert "evaluate --source nifti" in text and text.endswith("--resume --epochs 8")
+    assert "no tumour" not in train.next_commands(args, 4, {"tumour": 0.01})
+    args.no_checkpoint = True
+    assert "checkpoint" not in train.next_commands(args, 4, {"tumour": 0.0})
+
+
 def test_training_learns(data_folder, tmp_path):
     assert run(data_folder, tmp_path, "--no-bounds", "--no-eval", "--filters", "4", "8",
                "--repeat", "16", epochs=3) == 0
@@ -236,19 +250,17 @@ def logged(out):
 
 def test_options_of_the_reference_reach_the_run(data_folder, tmp_path, monkeypatch):
     """Momentum, oversampling and overlap; without them, the presets have the reference's."""
-    made, asked = [], []
-    original = train.evaluate
+    made, asked, run_whole = [], [], train.Trainer.run
 
-    def keep(trainer, *args):
+    def note(trainer, *args):
         made.append(trainer)
-        return describe(trainer, *args)
+        return run_whole(trainer, *args)
 
     def ask(model, cases, patch, device, overlap, *rest, **more):
         asked.append(overlap)
-        return original(model, cases, patch, device, overlap, *rest, **more)
+        return {"kidney": 0.5, "tumour": 0.5, "mean_dice": 0.5, "volumes": 1}
 
-    describe = train.Trainer.run
-    monkeypatch.setattr(train.Trainer, "run", keep)
+    monkeypatch.setattr(train.Trainer, "run", note)
     monkeypatch.setattr(train, "evaluate", ask)
     assert run(data_folder, tmp_path, "--no-bounds", "--momentum", "0", "--oversampling", "1",
                "--overlap", "0.75", loader="minato-native", epochs=1) == 0
