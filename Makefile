@@ -16,7 +16,7 @@ help:
 	@echo "make test      set up, build and run the tests"
 	@echo "make slow      the long tests that make test leaves out"
 	@echo "make fits      only its tests of common libraries: Lightning, transformers, ..."
-	@echo "make train     set up, make data, train the 3D U-Net (quick preset), compare loaders"
+	@echo "make train     set up, make data, train and evaluate the 3D U-Net, compare loaders (9 minutes)"
 	@echo "make gpu       measure how many cores a GPU needs, by loader (40 minutes, needs a GPU)"
 	@echo "make bench     benchmarks against torch's loader (needs an idle machine)"
 	@echo "make stress    long tests of kills, races and exits;  make sanitize: ASan, UBSan, TSan"
@@ -77,15 +77,17 @@ fits: build $(MOST_USED_VENV)/.ready
 	@$(RUN_FITS)
 
 QUICK := --preset quick --data data/quick
+FEW := --loaders minato,pytorch,synthetic
 train: build
-	$(BIN)/python -m unet3d.phantom --out data/phantom --cases 12 --scale 0.4
+	$(BIN)/python -m unet3d.phantom --out data/phantom --cases 20 --scale 0.4
 	$(BIN)/python -m unet3d.preprocess --source data/phantom --out data/quick --min-shape 32 32 32
 	$(BIN)/python -m unet3d.train --loader minato $(QUICK) --out runs/quick
+	$(BIN)/python -m unet3d.evaluate --data data/quick --checkpoint runs/quick/checkpoint.pt
 	@echo "== comparison 1 of 2: steps train on this CPU, which is the limit for every loader"
-	$(BIN)/python -m unet3d.bench.compare $(QUICK) --out runs/compare --epochs 2 --repeats 2
+	$(BIN)/python -m unet3d.bench.compare $(QUICK) --out runs/compare $(FEW) --repeats 2
 	@echo "== comparison 2 of 2: pauses of 4 ms in place of steps, as on a fast accelerator"
 	$(BIN)/python -m unet3d.bench.compare $(QUICK) --out runs/loading --epochs 4 --repeats 2 -- \
-	  --step-ms 4 --repeat 16
+	  --step-ms 4 --repeat 10
 
 # Continues after an interruption. DALI is not built for every machine; its rows then say so.
 GPU_OPTIONS ?= --budget 40m
