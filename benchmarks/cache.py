@@ -7,6 +7,8 @@ call of a memoized function takes, whose result is a fresh array. Peers, where i
 fresh array, too: LMDB (bytes of the map, copied once), diskcache, MONAI's PersistentDataset (both with
 their files in /dev/shm), Redis on this machine where a server can be started. Every side is compared with
 the original bytes before it is measured. Repeats take turns.
+
+storage, images: jobs that read through the cache, against torch's loader; see cache_jobs.py.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cache_jobs
 import numpy as np
 from common import machine, median, table
 
@@ -219,18 +222,26 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=["hit"])
+    parser.add_argument("what", choices=["hit", "storage", "images"])
     parser.add_argument("--peers", action="store_true", help="also those that are installed")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, help="default: 9 of hit, 3 of the others")
+    parser.add_argument("--epochs", type=int, default=3, help="of storage and images")
+    parser.add_argument("--workers", type=int, default=2, help="of each job")
+    parser.add_argument("--batch", type=int, default=20)
+    parser.add_argument("--jobs", type=int, nargs="+", default=[2, 4], help="of images, at once")
     parser.add_argument("--quick", action="store_true", help="seconds, for the tests")
     parser.add_argument("--json", type=Path, help="every number")
     options = parser.parse_args()
-    repeats = 2 if options.quick else options.repeats
-    result = hit(repeats, QUICK if options.quick else SIZES, options.peers)
+    options.repeats = 2 if options.quick else options.repeats or (9 if options.what == "hit" else 3)
+    if options.what == "hit":
+        result = hit(options.repeats, QUICK if options.quick else SIZES, options.peers)
+    else:
+        result = getattr(cache_jobs, options.what)(options)
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs", file=sys.stderr)
-    show(result)
+    shown = {"hit": show, "storage": cache_jobs.show_storage, "images": cache_jobs.show_images}
+    shown[options.what](result)
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine(), "hit": result}))
+        options.json.write_text(json.dumps({"machine": machine(), options.what: result}))
 
 
 if __name__ == "__main__":

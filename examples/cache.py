@@ -1,9 +1,11 @@
 """Two epochs and a second job over the same files: each file is decoded once.
 
 The decode here is slow on purpose. `load` is the deterministic part of a sample and is kept in shared
-memory; the random crop runs every time. Run it: python examples/cache.py
+memory; the random crop runs every time. `Parts` says the same in the form that
+`DataLoader(cache=)` reads. Run it: python examples/cache.py
 """
 
+import io
 import subprocess
 import sys
 import tempfile
@@ -35,6 +37,22 @@ class Images(torch.utils.data.Dataset):
         return self.load(i, part=np.s_[y : y + 64, x : x + 64])  # copies the crop alone
 
 
+class Parts(Images):
+    def read(self, i):
+        return self.paths[i].read_bytes()
+
+    def decode(self, raw, i):
+        time.sleep(0.02)
+        return np.load(io.BytesIO(raw))
+
+    def augment(self, image, i):
+        y, x = torch.randint(0, 32, (2,)).tolist()
+        return image[y : y + 64, x : x + 64]
+
+    def __getitem__(self, i):
+        return self.augment(self.decode(self.read(i), i), i)
+
+
 def train(folder, job):
     loader = minato.DataLoader(Images(folder), batch_size=8, shuffle=True, num_workers=2)
     for epoch in range(2):
@@ -56,3 +74,9 @@ if __name__ == "__main__":
         subprocess.run([sys.executable, __file__, folder], check=True)
         stats = cache.stats()
         print(f"{stats['stored']} files decoded, {stats['hits']} found")
+        loader = minato.DataLoader(Parts(folder), batch_size=8, num_workers=2, cache="64MiB")
+        for _ in range(2):
+            for batch in loader:
+                pass
+        found = loader.stats()["cache"]
+        print(f"{found['stored']} files {found['form']} by the loader, {found['hits']} found")

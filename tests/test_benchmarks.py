@@ -97,6 +97,23 @@ def test_cache_hits(tmp_path: Path) -> None:
         assert all(us > 0 for each in runs.values() for us in each)
 
 
+def test_cache_of_slow_storage(tmp_path: Path) -> None:
+    result, text = quick("cache.py", tmp_path, "storage", "--workers", "1", "--epochs", "2")
+    reads = {side: [row["read"] for row in runs[0]] for side, runs in result["storage"]["runs"].items()}
+    assert reads["torch"] == [1.0, 1.0]
+    assert reads["cache of 110 %"][1] == 0.0
+    assert 0.7 < reads["cache of 20 %"][1] < 0.95
+    assert "(emulated)" in text
+
+
+def test_cache_of_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    options = "images", "--jobs", "2", "--workers", "0", "--epochs", "2"
+    result, text = quick("cache.py", tmp_path, *options)
+    assert set(result["images"]["jobs"]["2"]) == {"torch", "memoize", "decoded beforehand"}
+    assert "2 jobs at once" in text
+
+
 def test_preloading_is_the_forkservers(benchmark: Any) -> None:
     startup = benchmark("startup")
     assert startup.names_for("spawn") == startup.names_for("fork") == ["torch", "minato"]

@@ -27,7 +27,8 @@ WORDS = {
     "video": r"(\(8, 48, 64, 3\) of videos \[[^\n]+\]\n){6}",
     "lightning_fit": "the same weights with and without the interruption: True",
     "accelerate_fit": r"loads with minato\.loader\n(.*\n)+epoch 2",
-    "cache": r"first job, epoch 1: 40 samples[^\n]+\n(.*\n)*40 files decoded, 120 found",
+    "cache": r"first job, epoch 1: 40 samples[^\n]+\n(.*\n)*40 files decoded, 120 found\n"
+             r"40 files decoded by the loader, 40 found",
     "webdataset_shards": "40 samples, each once: True",
 }
 #: module that an example needs, where the tests may be without it

@@ -113,8 +113,8 @@ class Runner:
         try:
             if not_loaded is not None:
                 raise not_loaded
-            self.source = _Source(job.source(), job.auto_collation)
             self._begin(number)
+            self.source = _Source(job.source(), job.auto_collation)  # after worker_init_fn
             if self.seeder is not None:
                 self.seeder.share(job.ranks)
             if job.dataset_kind == _DatasetKind.Iterable:
