@@ -70,6 +70,7 @@ PROGRAMS = {
     "mn_waits": Program(),
     "mn_plan": Program(),
     "mn_cache": Program(("fstatfs", "mn_cache_lock_try", "pread", "pwrite", "fallocate")),
+    "mn_cache_cursor": Program(),
 }
 RUN = sorted(set(PROGRAMS) - {"mn_limits"})
 

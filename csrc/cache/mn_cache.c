@@ -502,6 +502,16 @@ mn_cache_patience_ns(struct mn_cache *cache, uint64_t function)
 }
 
 int
+mn_cache_inserted(struct mn_cache *cache, struct mn_cache_cursor *cursor,
+                  struct mn_cache_stored *out, uint64_t most, uint64_t *n)
+{
+    int rc = mn_cache_attach(cache);
+    const struct opened *opened = opened_of(cache);
+    *n = rc == 0 && opened != NULL ? mn_cache_cursor_next(&opened->file, cursor, out, most) : 0;
+    return rc;
+}
+
+int
 mn_cache_sum(struct mn_cache *cache, struct mn_cache_sums *sums)
 {
     memset(sums, 0, sizeof(*sums));

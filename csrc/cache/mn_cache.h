@@ -4,8 +4,8 @@
  * Purpose
  *   Values by digest, shared by all processes of a user that open the same file, in memory or on a
  *   disk. The parts are mn_cache_file (the file), mn_cache_data (its bytes), mn_cache_log (room),
- *   mn_cache_index (finding), mn_cache_claims (single flight) and mn_cache_locks (which clients
- *   live); their headers hold the arguments.
+ *   mn_cache_index (finding), mn_cache_cursor (what is new), mn_cache_claims (single flight) and
+ *   mn_cache_locks (which clients live); their headers hold the arguments.
  *
  * Actors: any thread of the process. Finding and copying take no lock. Attaching, storing and
  *   closing take the client's mutex; storing holds it while it copies, so a client writes one
@@ -30,6 +30,7 @@
 #include <stdint.h>
 
 #include "cache/mn_cache_claims.h"
+#include "cache/mn_cache_cursor.h"
 #include "cache/mn_cache_data.h"
 #include "cache/mn_cache_file.h"
 #include "cache/mn_cache_index.h"
@@ -113,6 +114,11 @@ mn_cache_learn_cost(struct mn_cache *cache, uint64_t function, uint64_t made_ns)
  * second; 0 where the last values found no room, so that waiting is in vain. */
 int64_t
 mn_cache_patience_ns(struct mn_cache *cache, uint64_t function);
+
+/* At most `most` entries that any client has stored since the cursor moved: mn_cache_cursor.h. */
+int
+mn_cache_inserted(struct mn_cache *cache, struct mn_cache_cursor *cursor,
+                  struct mn_cache_stored *out, uint64_t most, uint64_t *n);
 
 int
 mn_cache_sum(struct mn_cache *cache, struct mn_cache_sums *sums);

@@ -61,3 +61,11 @@ mn_cache_seal(uint64_t salt, const struct mn_cache_head *head)
     uint64_t seal = mn_cache_checksum(salt, head, sizeof(*head));
     return seal != 0 ? seal : 1;
 }
+
+uint64_t
+mn_cache_seal_begun(uint64_t salt, const struct mn_cache_head *head)
+{
+    struct mn_cache_head begun = *head;
+    begun.sums = 0;
+    return mn_cache_seal(salt, &begun) ^ 2;
+}

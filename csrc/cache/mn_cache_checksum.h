@@ -20,4 +20,8 @@ mn_cache_checksum(uint64_t salt, const void *data, uint64_t bytes);
 uint64_t
 mn_cache_seal(uint64_t salt, const struct mn_cache_head *head);
 
+/* Of an entry whose data is not written yet; covers all but the checksum of checksums. */
+uint64_t
+mn_cache_seal_begun(uint64_t salt, const struct mn_cache_head *head);
+
 #endif /* MN_CACHE_CHECKSUM_H */

@@ -146,28 +146,42 @@ push_part(struct writer *w, const struct mn_cache_part *part)
     push(w, NULL, mn_cache_padded(part->bytes) - part->bytes);
 }
 
-/* After the payload, and before the seal, which is the last word. */
+/* Writes a head and its seal, which is the last word; step: for tests. 0 or -errno. */
 static int
-write_head(const struct writer *w, uint64_t off, const struct mn_cache_head *head)
+write_head(const struct mn_cache_map *map, uint64_t off, const struct mn_cache_head *head,
+           uint64_t seal, const char *step)
 {
-    const struct mn_cache_map *map = w->map;
-    struct mn_cache_head copy = *head;
-    uint64_t words[MN_CACHE_HEAD_WORDS + 1], sums_bytes = w->nblocks * sizeof(*w->sums);
-    copy.sums = mn_cache_checksum(map->shape.salt, w->sums, sums_bytes);
-    memcpy(words, &copy, sizeof(copy));
-    words[MN_CACHE_HEAD_WORDS] = mn_cache_seal(map->shape.salt, &copy);
+    uint64_t words[MN_CACHE_HEAD_WORDS + 1];
+    memcpy(words, head, sizeof(*head));
+    words[MN_CACHE_HEAD_WORDS] = seal;
+    (void)step;
     if (map->data == NULL) {
-        int rc = write_file(map, off + sizeof(struct mn_cache_entry), w->sums, sums_bytes);
-        MN_FAULT("cache.written");
-        return rc != 0 ? rc : write_file(map, off, words, sizeof(words));
+        MN_FAULT(step);
+        return write_file(map, off, words, sizeof(words));
     }
     struct mn_cache_entry *entry = (struct mn_cache_entry *)(map->data + off);
     for (unsigned i = 0; i < MN_CACHE_HEAD_WORDS; i++) {
         mn_a64_store_relaxed(&entry->head[i], words[i]);
     }
-    MN_FAULT("cache.written");
-    mn_a64_store_release(&entry->seal, words[MN_CACHE_HEAD_WORDS]); /* [K8] */
+    MN_FAULT(step);
+    mn_a64_store_release(&entry->seal, seal); /* [K8], [K10] */
     return 0;
+}
+
+/* After the payload. */
+static int
+end_entry(const struct writer *w, uint64_t off, const struct mn_cache_head *head)
+{
+    const struct mn_cache_map *map = w->map;
+    struct mn_cache_head copy = *head;
+    uint64_t sums_bytes = w->nblocks * sizeof(*w->sums);
+    int rc = 0;
+    copy.sums = mn_cache_checksum(map->shape.salt, w->sums, sums_bytes);
+    if (map->data == NULL) {
+        rc = write_file(map, off + sizeof(struct mn_cache_entry), w->sums, sums_bytes);
+    }
+    return rc != 0 ? rc : write_head(map, off, &copy, mn_cache_seal(map->shape.salt, &copy),
+                                     "cache.written");
 }
 
 int
@@ -191,6 +205,7 @@ mn_cache_data_write(const struct mn_cache_map *map, uint64_t off, const struct m
         w.block = buffer;
         w.sums = (uint64_t *)(w.block + MN_CACHE_BLOCK);
     }
+    w.error = write_head(map, off, head, mn_cache_seal_begun(map->shape.salt, head), "cache.taken");
     push_part(&w, description);
     for (uint64_t i = 0; i < nparts; i++) {
         push_part(&w, &parts[i]);
@@ -199,7 +214,7 @@ mn_cache_data_write(const struct mn_cache_map *map, uint64_t off, const struct m
     if (w.filled > 0) {
         end_block(&w);
     }
-    int rc = w.error != 0 ? w.error : write_head(&w, off, head);
+    int rc = w.error != 0 ? w.error : end_entry(&w, off, head);
     free(buffer);
     return rc;
 }

@@ -37,9 +37,8 @@ mn_cache_log_is_full(int rc)
     return rc == -ENOSPC || rc == -ENOMEM || rc == -EDQUOT || rc == -EFBIG;
 }
 
-/* Whether a client that lives has a place in the segment. */
-static bool
-is_reserved(const struct mn_cache_file *file, uint64_t segment)
+bool
+mn_cache_log_is_reserved(const struct mn_cache_file *file, uint64_t segment)
 {
     for (uint32_t i = 0; i < MN_CACHE_SLOTS; i++) {
         if (mn_a64_load_seqcst(&file->map.slots[i].reservation) == segment + 1 /* [K4] */
@@ -116,7 +115,7 @@ empty(const struct mn_cache_file *file, uint64_t number)
 {
     (void)mn_a64_xchg_seqcst(&file->map.segments[number].generation, 0); /* [K3] */
     MN_FAULT("cache.emptied");
-    return !is_reserved(file, number);
+    return !mn_cache_log_is_reserved(file, number);
 }
 
 /* An empty segment that no client has reserved, with pages if there is one. -1: none. */
@@ -126,7 +125,7 @@ find_empty(const struct mn_cache_file *file)
     int64_t found = -1;
     for (uint64_t i = 0; i < file->map.shape.nsegments; i++) {
         const struct mn_cache_segment *segment = &file->map.segments[i];
-        if (mn_a64_load_relaxed(&segment->generation) != 0 || is_reserved(file, i)) {
+        if (mn_a64_load_relaxed(&segment->generation) != 0 || mn_cache_log_is_reserved(file, i)) {
             continue;
         }
         if (mn_a64_load_relaxed(&segment->has_pages) != 0) {
@@ -165,7 +164,7 @@ empty_oldest(const struct mn_cache_file *file, bool unused)
             uint64_t generation = mn_a64_load_relaxed(&file->map.segments[i].generation);
             bool used = mn_a64_load_relaxed(&file->map.segments[i].used) == session;
             if (generation != 0 && generation < oldest && !(unused && used)
-                && !is_reserved(file, i)) {
+                && !mn_cache_log_is_reserved(file, i)) {
                 oldest = generation;
                 found = (int64_t)i;
             }

@@ -80,6 +80,10 @@ mn_cache_log_relieve(struct mn_cache_log *log, uint64_t now_ns);
 bool
 mn_cache_log_is_full(int rc);
 
+/* Whether a client that lives has a place in the segment. */
+bool
+mn_cache_log_is_reserved(const struct mn_cache_file *file, uint64_t segment);
+
 /* Whether a client of another job is attached. */
 bool
 mn_cache_log_is_shared(const struct mn_cache_file *file);

@@ -8,12 +8,14 @@
 
 #include <errno.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/mn_error.h"
 #include "os/mn_clock.h"
 
 #define PARTS_MAX 65536
+#define INSERTED_FIRST 256 /* of them, in one call, at first */
 
 struct store {
     PyObject_HEAD
@@ -287,6 +289,49 @@ release(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(inserted_doc,
+"inserted(cursor) -> (stored, oldest, cursor)\n\n"
+"What all clients have stored since the cursor was returned. stored: for each value two uint64,\n"
+"the first eight bytes of its digest and its generation. oldest: values of lower generations are\n"
+"gone. b\"\" is a cursor before everything. A few values are never reported.");
+
+static PyObject *
+inserted(PyObject *self, PyObject *bytes)
+{
+    struct mn_cache_cursor cursor = {0};
+    struct mn_cache_stored *stored = NULL;
+    uint64_t n = 0, most = 0, got;
+    int rc = 0;
+    if (!PyBytes_Check(bytes)
+        || (PyBytes_GET_SIZE(bytes) != 0
+            && PyBytes_GET_SIZE(bytes) != (Py_ssize_t)sizeof(cursor))) {
+        PyErr_SetString(PyExc_TypeError, "a cursor is b\"\" or what inserted() returned");
+        return NULL;
+    }
+    memcpy(&cursor, PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes));
+    Py_BEGIN_ALLOW_THREADS
+    do {
+        most = most == 0 ? INSERTED_FIRST : 2 * most;
+        struct mn_cache_stored *more = realloc(stored, most * sizeof(*stored));
+        rc = more == NULL ? -ENOMEM : 0;
+        if (rc == 0) {
+            stored = more;
+            rc = mn_cache_inserted(cache_of(self), &cursor, stored + n, most - n, &got);
+            n += rc == 0 ? got : 0;
+        }
+    } while (rc == 0 && n == most);
+    Py_END_ALLOW_THREADS
+    PyObject *result = NULL;
+    if (raised(self, rc) == 0) {
+        result = Py_BuildValue("(y#Ky#)", (const char *)stored,
+                               (Py_ssize_t)(n * sizeof(*stored)),
+                               (unsigned long long)cursor.oldest, (const char *)&cursor,
+                               (Py_ssize_t)sizeof(cursor));
+    }
+    free(stored);
+    return result;
+}
+
 static PyObject *
 stats(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
@@ -335,6 +380,7 @@ static PyMethodDef store_methods[] = {
     {"claim", claim, METH_VARARGS, claim_doc},
     {"release", release, METH_VARARGS,
      PyDoc_STR("release(digest, claimed): gives back what claim() returned.")},
+    {"inserted", inserted, METH_O, inserted_doc},
     {"stats", stats, METH_NOARGS,
      PyDoc_STR("stats() -> dict of counts, bytes and nanoseconds, of all clients so far")},
     {"verify", verify, METH_NOARGS,
