@@ -322,6 +322,7 @@ class Epoch:
         user_epoch: int = 0,
         seeded: bool = False,
         splits: bool = False,
+        by_index: bool = False,
     ) -> Epoch: ...
     @property
     def number(self) -> int: ...

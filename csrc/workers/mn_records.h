@@ -189,6 +189,11 @@ enum mn_index_kind {
     MN_INDEX_NUMBERED = 2, /* machine integers, by which costs are known, then that pickle */
 };
 
+enum mn_block_seeded {
+    MN_SEEDED_BY_PLACE = 1, /* before each sample, by its position in the sampler's order */
+    MN_SEEDED_BY_INDEX = 2, /* by its index; the block has machine integers */
+};
+
 /* Offsets inside a block are relative to the block; field offsets to the mapping. */
 struct mn_block {
     uint64_t number;    /* of the batch within its epoch */
@@ -201,7 +206,7 @@ struct mn_block {
     uint32_t nfields;
     uint32_t layout;  /* the layout of the rows; 0: none */
     uint32_t index_kind;
-    uint32_t seeded;
+    uint32_t seeded;  /* enum mn_block_seeded; 0: not */
     uint64_t index_bytes;
     /* uint32_t tasks[ntasks] follows this record */
     uint32_t fields_at; /* uint64_t[nfields]: arena offset of row 0 of each field */

@@ -18,6 +18,7 @@ from ..dataset_calls import attribute, offered
 from ..sampler_indices import each_index, whole_number
 from ..seeding.draws import sample_seed
 from ..seeding.find_generators import find_all
+from ..workers.fetching import seed_place
 from .across_iterators import Memo
 
 #: Hints take at most this share of the trainer's time, beyond what the first ones may take.
@@ -149,7 +150,7 @@ class CostHints:
             if not 0 <= number < self._memo.size:
                 return None
             try:
-                hint = ask(number, first + k, user_epoch)
+                hint = ask(number, seed_place(first, k, one), user_epoch)
                 if hint is None:  # of this sample, or part of the dataset, nothing is known
                     return None
                 hints.append(self._checked(float(hint)))

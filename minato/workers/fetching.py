@@ -13,14 +13,19 @@ from functools import partial
 from operator import getitem
 from typing import Any, Protocol
 
+from .._core import Task
 from ..dataset_calls import by_sample, fetches_batches
-from ..sampler_indices import as_given
+from ..sampler_indices import as_given, whole_number
 from .answers import ERROR, LEFT_OUT, REPLACED, Entry
 from .on_error import Amiss, Gone, NotDivisible, Tolerant, split_spares
 
 #: Domains of the seeds (enum mn_seed_domain): the meaning of a place. A sample's place is its
 #: position in the sampler's order. In the other domains the place is the batch's number.
 OF_SAMPLE, OF_GETITEMS, OF_COLLATE = range(3)
+#: MN_SEED_BY_INDEX: as a position, of batches whose samples are seeded by their indices
+BY_INDEX = 1 << 63
+#: MN_SEEDED_BY_INDEX, of a task
+SEEDED_BY_INDEX = 2
 
 
 class Fetches(Protocol):
@@ -28,6 +33,16 @@ class Fetches(Protocol):
 
     dataset: Any
     auto_collation: bool
+
+
+def seed_place(position: int, row: int, index: Any) -> int:
+    """What the seeds of a sample are made from besides seed and epoch. position: of the batch."""
+    return BY_INDEX + whole_number(index) if position == BY_INDEX else position + row
+
+
+def position_of(task: Task) -> int:
+    """The position of a task's batch, for seeds."""
+    return BY_INDEX if task.seeded == SEEDED_BY_INDEX else task.position
 
 
 def _ignore(_row: int) -> None:
@@ -49,7 +64,8 @@ def fetched(
     begins, ended = told
     dataset: Any = source.dataset
     if not source.auto_collation:
-        sample = made(seeder, (base_seed, epoch, position, OF_SAMPLE), getitem, dataset, index)
+        at = base_seed, epoch, seed_place(position, 0, index), OF_SAMPLE
+        sample = made(seeder, at, getitem, dataset, index)
         ended(0)
         return sample
     if fetches_batches(dataset):
@@ -57,7 +73,7 @@ def fetched(
     samples, dataset = [], by_sample(dataset)
     for row, i in enumerate(index):
         begins(row)
-        place_of_one = base_seed, epoch, position + row, OF_SAMPLE
+        place_of_one = base_seed, epoch, seed_place(position, row, i), OF_SAMPLE
         samples.append(made(seeder, place_of_one, getitem, dataset, i))
         ended(row)
     return samples
@@ -87,7 +103,8 @@ def tolerated(
 
     def get(row: int, i: Any) -> Any:
         begins(row)
-        sample = made(seeder, (base_seed, epoch, position + row, OF_SAMPLE), one, i)
+        at = base_seed, epoch, seed_place(position, row, i), OF_SAMPLE
+        sample = made(seeder, at, one, i)
         ended(row)
         return sample
 

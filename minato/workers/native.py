@@ -31,7 +31,7 @@ from ..transport.layouts import INT, TENSOR, TUPLE, Layout, is_default_collate
 from ..transport.rows_or_whole import Shape
 from ..transport.torch_bridge import DLPACK_CODES
 from .answers import AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, parted
-from .fetching import OF_SAMPLE, in_its_place
+from .fetching import OF_SAMPLE, in_its_place, position_of, seed_place
 from .on_error import RAISE, Tolerant, split_spares
 from .thread_pool import ThreadPool
 
@@ -242,7 +242,8 @@ class _Runner:
 
     def _sample(self, index: Any, row: int, task: Task) -> Any:
         if task.seeded and self.seeder is not None:
-            self.seeder.seed(task.base_seed, task.epoch, task.position + row, OF_SAMPLE)
+            at = seed_place(position_of(task), row, index)
+            self.seeder.seed(task.base_seed, task.epoch, at, OF_SAMPLE)
         return by_sample(self.dataset)[index]
 
     def _rows(self, task: Task, rows: range, mark: Callable[[int], None]) -> list[Entry]:

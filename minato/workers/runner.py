@@ -58,6 +58,8 @@ from .fetching import (
     fetched,
     in_its_place,
     made,
+    position_of,
+    seed_place,
     tolerated,
 )  # fmt: skip
 from .job import Job
@@ -225,8 +227,8 @@ class Runner:
         )
 
         def get(row: int, index: Any) -> Any:
-            place = (task.base_seed, task.epoch, task.position + row, OF_SAMPLE)
-            return made(seeder, place, one, index)
+            at = seed_place(position_of(task), row, index)
+            return made(seeder, (task.base_seed, task.epoch, at, OF_SAMPLE), one, index)
 
         return get
 
@@ -397,7 +399,7 @@ class Runner:
 
     def _samples(self, seeder: Any, task: Task) -> Any:
         job, indices = self.job, task.indices
-        place = task.base_seed, task.epoch, task.number, task.position
+        place = task.base_seed, task.epoch, task.number, position_of(task)
         if self.tolerant is None:
             data = fetched(seeder, self.source, indices, place, (self._at, self.mark))
         else:

@@ -20,6 +20,7 @@ import torch
 import minato
 from minato._core import Seeder
 from minato.seeding import generator_states
+from minato.workers.fetching import BY_INDEX
 
 MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1
 KEYS = [(0, 0, 0, 0), (1, 2, 3, 1), (MASK64, MASK64, MASK64, MASK32), (12345, 7, 1 << 40, 0)]
@@ -167,6 +168,19 @@ def test_domain_defaults_to_samples_and_batches_differ() -> None:
         states.append(global_states())
     seeder.seed(domain=1, position=3, epoch=2, base_seed=1)
     assert states[0] == states[1] != states[2] == global_states()
+
+
+def test_seeds_by_index_are_alike_on_dealt_ranks() -> None:
+    def states(ranks: tuple[int, int, int], place: int) -> Any:
+        seeder = Seeder()
+        seeder.share(ranks)
+        seeder.seed(1, 2, place)
+        return global_states()
+
+    alone = states((0, 1, 1), BY_INDEX + 5)
+    assert states((1, 2, 1), BY_INDEX + 5) == states((3, 4, 2), BY_INDEX + 5) == alone
+    assert states((1, 2, 1), 5) != states((0, 1, 1), 5) != alone  # the positions of ranks differ
+    assert states((1, 0, 1), BY_INDEX + 5) != states((0, 0, 1), BY_INDEX + 5) == alone
 
 
 def test_words_depend_on_key_parts_and_stream() -> None:

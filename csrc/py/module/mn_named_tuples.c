@@ -11,7 +11,7 @@ static const PyStructSequence_Field task_fields[] = {
     {"epoch", NULL},
     {"position", "of the batch's first sample in the order of the epoch"},
     {"base_seed", NULL},
-    {"seeded", "whether each sample is"},
+    {"seeded", "whether each sample is: 1 by its position, 2 by its index"},
     {"row0", "first row of the batch that the task makes"},
     {"nrows", NULL},
     {"indices", "from the sampler, spare ones at the end; None where rows are made in C"},

@@ -41,6 +41,15 @@ mn_seed_key_make(uint64_t base_seed, uint64_t epoch, uint64_t position,
     return key;
 }
 
+uint64_t
+mn_seed_place(struct mn_block *b, uint32_t row)
+{
+    if (b->seeded != MN_SEEDED_BY_INDEX || b->index_kind == MN_INDEX_PICKLE) {
+        return b->position + row;
+    }
+    return MN_SEED_BY_INDEX + (uint64_t)((const int64_t *)mn_block_index(b))[row];
+}
+
 struct mn_seed_key
 mn_seed_key_of_share(const struct mn_seed_share *share, uint64_t base_seed, uint64_t epoch,
                      uint64_t position, uint32_t domain)
@@ -52,7 +61,7 @@ mn_seed_key_of_share(const struct mn_seed_share *share, uint64_t base_seed, uint
     if (share->world == 0) {
         base_seed ^= mix64(share->rank); /* mix64(0) is 0 */
     }
-    else if (share->world > 1) {
+    else if (share->world > 1 && (position & MN_SEED_BY_INDEX) == 0) {
         position = (position / block * share->world + share->rank) * block + position % block;
     }
     return mn_seed_key_make(base_seed, epoch, position, domain);

@@ -33,17 +33,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "workers/mn_records.h"
+
 /* Words in the state of a Mersenne Twister (MT19937), the largest state filled. */
 #define MN_SEED_MT_WORDS 624
 
 /* The purpose of a seed, so that no two draws share one. minato/workers/fetching.py has the same
  * numbers for the first three. */
 enum mn_seed_domain {
-    MN_SEED_SAMPLE = 0,   /* position: that of the sample in the sampler's order */
+    MN_SEED_SAMPLE = 0,   /* position: that of the sample in the sampler's order, or its index */
     MN_SEED_GETITEMS = 1, /* position: the batch's number */
     MN_SEED_COLLATE = 2,  /* the same */
     MN_SEED_SET_EPOCH = 3, /* position: the epoch that the dataset is told */
 };
+
+/* In place of a position: MN_SEED_BY_INDEX + the sample's index, where timing decides the order.
+ * Ranks that the sampler deals to have different indices, so these take no part in the key. */
+#define MN_SEED_BY_INDEX (UINT64_C(1) << 63)
 
 struct mn_seed_key {
     uint64_t lo;
@@ -80,6 +86,10 @@ struct mn_seed_isa {
     void (*words)(const struct mn_seed_stream *s, uint32_t *dst, size_t n);
     void (*wide)(const struct mn_seed_stream *s, uint64_t *dst, size_t n);
 };
+
+/* The position of a row's sample for its key, or its index, as the block is seeded. */
+uint64_t
+mn_seed_place(struct mn_block *b, uint32_t row);
 
 struct mn_seed_key
 mn_seed_key_make(uint64_t base_seed, uint64_t epoch, uint64_t position,

@@ -23,7 +23,7 @@ struct mn_epoch {
     uint64_t number;
     uint64_t base_seed;
     uint64_t user_epoch; /* 1 + the argument of DataLoader.set_epoch; 0: not called */
-    bool seeded;         /* seed before each sample */
+    uint32_t seeded;     /* enum mn_block_seeded */
     bool splits;         /* split batches that one worker could make */
     PyObject *dumps;     /* for indices that are not a list of machine integers */
     bool planned;        /* the next three are those of the batch planned last */

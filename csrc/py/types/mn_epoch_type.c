@@ -13,12 +13,13 @@
 static PyObject *
 new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"number", "base_seed", "dumps", "user_epoch", "seeded", "splits", NULL};
+    static char *names[] = {"number", "base_seed", "dumps", "user_epoch", "seeded", "splits",
+                            "by_index", NULL};
     unsigned long long number, base_seed, user_epoch = 0;
     PyObject *dumps;
-    int seeded = 0, splits = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKO|$Kpp", names, &number, &base_seed, &dumps,
-                                     &user_epoch, &seeded, &splits)) {
+    int seeded = 0, splits = 0, by_index = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKO|$Kppp", names, &number, &base_seed, &dumps,
+                                     &user_epoch, &seeded, &splits, &by_index)) {
         return NULL;
     }
     struct mn_epoch *e = (struct mn_epoch *)type->tp_alloc(type, 0);
@@ -26,7 +27,7 @@ new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         e->number = number;
         e->base_seed = base_seed;
         e->user_epoch = user_epoch;
-        e->seeded = seeded != 0;
+        e->seeded = seeded == 0 ? 0 : by_index ? MN_SEEDED_BY_INDEX : MN_SEEDED_BY_PLACE;
         e->splits = splits != 0;
         e->dumps = Py_NewRef(dumps);
     }
@@ -71,12 +72,13 @@ static PyMemberDef members[] = {
 };
 
 PyDoc_STRVAR(doc,
-"Epoch(number, base_seed, dumps, *, user_epoch=0, seeded=False, splits=False)\n\n"
+"Epoch(number, base_seed, dumps, *, user_epoch=0, seeded=False, splits=False,\n"
+"by_index=False)\n\n"
 "Values that are the same for all batches of an epoch. dumps(indices) is sent if they are not\n"
 "a list of machine integers. It returns bytes, or (n, bytes), which begin with n machine\n"
 "integers by which costs are known. user_epoch: 1 + the argument of set_epoch. seeded: before\n"
-"each sample. splits: a batch that one worker could fetch and collate may, where that pays, be\n"
-"fetched by several and collated by one.");
+"each sample, by_index: by its index. splits: a batch that one worker could fetch and collate\n"
+"may, where that pays, be fetched by several and collated by one.");
 
 static PyType_Slot slots[] = {
     {Py_tp_new, new},

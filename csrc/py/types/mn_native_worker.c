@@ -90,7 +90,7 @@ do_row(const struct mn_native *n, const struct mn_worker_side *w, struct mn_bloc
     uint64_t seed = 0, hi, lo;
     if (p->keying == MN_KEYED_BY_SAMPLE) {
         struct mn_seed_key key =
-            mn_seed_key_of_share(&n->share, b->base_seed, b->epoch, b->position + row,
+            mn_seed_key_of_share(&n->share, b->base_seed, b->epoch, mn_seed_place(b, row),
                                  MN_SEED_SAMPLE);
         seed = mn_seed_stream_make(key, n->stream).seed;
     }

@@ -86,7 +86,7 @@ make_sample(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
     do {
         Py_CLEAR(sample);
         if (seeded
-            && mn_seeder_seed(o->seeder, b->base_seed, b->epoch, b->position + row,
+            && mn_seeder_seed(o->seeder, b->base_seed, b->epoch, mn_seed_place(b, row),
                               MN_SEED_SAMPLE) < 0) {
             return NULL;
         }
