@@ -143,6 +143,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         form: with ``cache``: ``"decoded"`` keeps what ``decode`` returns, ``"encoded"`` what ``read``
             returns. ``None``: decoded if all samples fit, else encoded. minato estimates that
             from a few samples, and logs both sizes once.
+        reorder: with ``cache`` and several jobs on one data set: while another job has the cache open
+            when an epoch starts, samples that are cached come earlier in that epoch, so all jobs
+            together read the data set about once. Each sample still comes exactly once an epoch.
+            Which samples share a batch then depends on timing; what a sample draws does not, as it is
+            seeded by its index. Only the orders of torch's ``RandomSampler`` without replacement,
+            ``SubsetRandomSampler`` and a ``DistributedSampler`` that shuffles are changed.
         device: deliver batches on this device (``"cuda"``, ``"cuda:1"``, a ``torch.device``).
             They are copied ahead of ``next()`` on minato's own stream. The program's current
             stream waits for the copy; the program does not. ``"cuda"`` is the current device
@@ -188,6 +194,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     max_errors: int | float = 0.01
     cache: Cache | int | str | None = None
     form: CacheForm | None = None
+    reorder: bool = False
     device: str | int | torch.device | None = None
     pending_state: dict[str, Any] | None = None
 
@@ -226,6 +233,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         max_errors: int | float = 0.01,
         cache: Cache | int | str | None = None,
         form: CacheForm | None = None,
+        reorder: bool = False,
         device: str | int | torch.device | None = None,
         pending_state: dict[str, Any] | None = None,
     ) -> None:
@@ -244,6 +252,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             max_errors=max_errors,
             cache=cache,
             form=form,
+            reorder=reorder,
             device=device,
             pending_state=pending_state,
         )

@@ -130,6 +130,7 @@ class Options:
     max_errors: int | float
     cache: Cache | int | str | None
     form: str | None
+    reorder: bool
     device: str | int | torch.device | None
     pending_state: dict[str, Any] | None = None
 
@@ -279,8 +280,9 @@ class Options:
                 f"form option should be None, 'decoded' or 'encoded', but got {self.form!r}"
             )
         if self.cache is None:
-            if self.form is not None:
-                raise ValueError(f"form={self.form!r} has no effect without cache=. Leave it out.")
+            for name in ("form", "reorder"):
+                if value := getattr(self, name):
+                    raise ValueError(f"{name}={value!r} has no effect without cache=. Leave it out.")
             return
         from .cache.cache import Cache
 
@@ -291,6 +293,24 @@ class Options:
                 "cache option should be None, a size such as '16GiB' or a minato.Cache, but got "
                 f"{self.cache!r}"
             )
+
+    def _check_reorder(self, loader: Any) -> None:
+        if not self.reorder:
+            return
+        if self.batching == "ready":
+            wrong = "batching='ready'", "which takes samples as they are ready"
+        elif self.on_error == "replace":
+            wrong = "on_error='replace'", "which takes the samples that follow in the sampler's order"
+        elif self.seed_per_sample is False:
+            wrong = "seed_per_sample=False", "where what a sample draws depends on when it comes"
+        elif loader.num_workers == 0 and not self.seed_per_sample:
+            wrong = "num_workers=0", (
+                "where what a sample draws depends on when it comes. seed_per_sample=True seeds each "
+                "sample there, too"
+            )
+        else:
+            return
+        raise ValueError(f"reorder=True does not go with {wrong[0]}, {wrong[1]}.")
 
     def _check_cached(self, loader: Any) -> None:
         if self.cache is None:
@@ -313,6 +333,7 @@ class Options:
         self._check_batching(loader)
         self._check_worker_type(loader)
         self._check_cached(loader)
+        self._check_reorder(loader)
 
     def told_of_torchs_workers(self, reason: str) -> None:
         """Complains about options when torch's workers serve for another reason than the loader's
@@ -334,6 +355,7 @@ class Options:
             "autoscale": self.autoscale,
             "straggler_threshold": threshold is not None and threshold != "auto",
             "prefetch_next_epoch": self.prefetch_next_epoch,
+            "reorder": self.reorder,
         }
         return [name for name in asked if asked[name]]
 

@@ -36,6 +36,7 @@ class Progress:
     early: bool = False  # started during the previous epoch and not asked for yet
     sampler_epoch: int | None = None  # argument of the sampler's own set_epoch()
     ranks: Ranks | None = None  # the ranks that share the epoch; None: not started
+    chosen: Any = None  # with reorder=True: which samples batches have; iterators/reordering.py
     unit: str = "batch"  # what the numbers count: "batch", or "sample" for batching="ready"
 
     def delivered(self, number: int, worker: int = 0) -> None:
@@ -87,6 +88,16 @@ class Progress:
                 f"only {number}: it is not the sampler with which the state was taken. Load the "
                 "state into a loader with that sampler"
             )
+
+    @property
+    def by_index(self) -> bool:
+        """Whether samples are seeded by their indices; known once an index was drawn."""
+        return self.chosen is not None and self.chosen.by_index
+
+    @property
+    def swaps(self) -> bool:
+        """Whether an index is chosen as late as it can be; known once one was drawn."""
+        return self.chosen is not None and self.chosen.swaps
 
     @property
     def count(self) -> int:

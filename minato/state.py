@@ -30,6 +30,8 @@ generators              states by role: ``sampler`` (its ``generator``), ``sampl
 delivered               batches before this number were delivered,
 delivered_beyond        and these after it
 unit                    "batch"; "sample" for ``batching="ready"``
+order                   with ``reorder=True``: which of the sampler's positions were delivered, a
+                        packed bit for each; None: those of the batches before
 failed                  samples of those that on_error skipped or replaced
 delivered_by_worker     iterable datasets: batches of each worker instead; else None
 sampler                 the sampler's own state, if it has one: ``drawn`` (indices drawn before
@@ -165,6 +167,8 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         "failed": progress.failed,
     }
     state["sampler_epoch"] = progress.sampler_epoch
+    chosen = progress.chosen.delivered(progress) if progress.chosen is not None else None
+    state["order"] = None if chosen is None or not state["begun"] else pack(chosen)
     state.update((progress.ranks or ranks_of(loader))._asdict())
     generators = now
     stale = progress.early and progress.user_epoch != memo.user_epoch
@@ -334,6 +338,11 @@ def _check_fit(state: State, loader: Any) -> None:
         return
     ready = option(loader, "batching") == "ready" and loader.num_workers > 0
     unit = "sample" if ready else "batch"
+    if state.get("order") is not None and not option(loader, "reorder"):
+        raise ValueError(
+            "the state was taken in mid-epoch with reorder=True, where samples do not come in the "
+            "sampler's order. Load it into a loader with reorder=True"
+        )
     if state["unit"] != unit:
         raise ValueError(
             f"the state counts each {state['unit']}, this loader each {unit}: to resume in the "
@@ -384,6 +393,12 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
         )
     if theirs.rank == mine.rank:
         return state
+    if mid_epoch and state.get("order") is not None:
+        raise ValueError(
+            f"the state was taken in mid-epoch with reorder=True by rank {theirs.rank}, but this is "
+            f"rank {mine.rank}, which has had other samples. Save the state of each rank, and load each "
+            "rank's own"
+        )
     dealt = theirs.dealt and mine.dealt and theirs.block == mine.block
     follows = dealt and not state["delivered_beyond"]  # out of order, ranks differ
     if mid_epoch and not follows and not in_step:
@@ -417,7 +432,9 @@ def opened(state: Any, loader: Any, *, in_step: bool = False) -> State:
     generators = _unpack_generators(state["generators"])
     Sources(loader).check(generators)
     costs, starts = unpack_costs(state["costs"]), _starts(state, loader)
-    more = {"starts": starts, "as_given": dict(state)}
+    more: dict[str, Any] = {"starts": starts, "as_given": dict(state), "order": None}
+    if state.get("order") is not None:  # older states lack it
+        more["order"] = unpack(state["order"], MOST_BYTES)
     begun = state["base_seed"] is not None and state.get("begun", True)  # older states lack it
     return {**state, "generators": generators, "costs": costs, "begun": begun, **more}
 

@@ -31,6 +31,7 @@ from .cache import Cache, _data_set
 from .fingerprint import Fingerprint, _codes, _package
 from .keys import canonical
 from .memoize import Memoized, _digest
+from .order import Keys
 
 if TYPE_CHECKING:
     from .._cache import Store
@@ -227,6 +228,11 @@ class Reader:
             self._form = decided
         return self._form
 
+    def key_words(self) -> Iterator[int]:
+        """The first eight bytes of the digest of each sample's value, found without reading anything;
+        the form is decided."""
+        raise NotImplementedError
+
     def __getitem__(self, index: Any) -> Any:
         raise NotImplementedError
 
@@ -294,6 +300,10 @@ class Parts(Reader):
         raw = self.dataset.read(index)
         encoded = size_of(raw)  # before decode(), which may change it
         return encoded, size_of(self.dataset.decode(raw, index))
+
+    def key_words(self) -> Iterator[int]:
+        memoized = self._raw if self.form() == "encoded" else self._decoded
+        return memoized.key_words((self.dataset, index) for index in range(self.count))
 
     def __getitem__(self, index: Any) -> Any:
         dataset = self.dataset
@@ -381,6 +391,18 @@ def check(dataset: Any, form: str | None) -> None:
             )
 
 
+def _key_words(dataset: Any) -> Iterator[int]:
+    """Of all samples of a dataset with readers, in their order."""
+    if type(dataset) is ConcatDataset:
+        for part in dataset.datasets:
+            yield from _key_words(part)
+    elif type(dataset) is Subset:
+        words = list(_key_words(dataset.dataset))
+        yield from (words[index] for index in dataset.indices)
+    else:
+        yield from dataset.key_words()
+
+
 class Through:
     """How workers read a dataset through a cache."""
 
@@ -414,7 +436,10 @@ class CacheOfLoader:
         self.given = given
         self.cache = given if isinstance(given, Cache) else Cache(given)
         self._known: dict[int, tuple[Any, MadeOf]] = {}
-        self._readers: list[Reader] = []
+        self._over: Any = None  # the dataset, with readers
+        self._readers: list[Reader] = []  # in it
+        self._keys: Keys | None = None
+        self._keys_made_of: list[MadeOf] = []
         self._before: dict[str, int] | None = None
         self._sizes_before = 0
 
@@ -426,12 +451,24 @@ class CacheOfLoader:
             self.cache._name = _name_of(found[0])
         made_of = [self._identity(leaf) for leaf in found]
         through = Through(self.cache, form, made_of)
-        self._readers = leaves(through.over(dataset))
+        self._over = through.over(dataset)
+        self._readers = leaves(self._over)
+        if made_of != self._keys_made_of:
+            self._keys, self._keys_made_of = None, made_of
         store = self.cache._attached()
         if self._before is None and store is not None:
             self._sizes_before = self._known_sizes()
             self._before = store.stats()
         return through
+
+    def keys(self) -> Keys | None:
+        """Of all samples of the loader's dataset; None: which form is kept is not decided yet."""
+        if any(reader.form(make=False) is None for reader in self._readers):
+            return None
+        if self._keys is None:
+            words = np.fromiter(_key_words(self._over), np.uint64)
+            self._keys = Keys(words)
+        return self._keys
 
     def _identity(self, leaf: Any) -> MadeOf:
         try:

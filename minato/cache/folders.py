@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,10 @@ class Folder(Reader):
     def sizes_of(self, index: int) -> tuple[int | None, int | None]:
         path, _target = self.dataset.samples[index]
         return os.path.getsize(path), size_of(self.dataset.loader(path))
+
+    def key_words(self) -> Iterator[int]:
+        memoized = self._raw if self.form() == "encoded" else self._decoded
+        return memoized.key_words((self.dataset, path) for path, _target in self.dataset.samples)
 
     def __getitem__(self, index: Any) -> Any:
         dataset = self.dataset

@@ -8,9 +8,10 @@ import hashlib
 import inspect
 import logging
 import random
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -151,6 +152,16 @@ class Memoized:
         print_: bytes = self.fingerprint(args).digest
         return print_ + given
 
+    def key_words(self, calls: Iterable[tuple[Any, ...]]) -> Iterator[int]:
+        """The first eight bytes of the digests of the values for these arguments. Much faster than
+        key(), as the function is looked at once."""
+        assert self._key is not None
+        print_: bytes | None = None
+        for args in calls:
+            print_ = self.fingerprint(args).digest if print_ is None else print_
+            key: bytes = print_ + canonical(self._key(*args))
+            yield int.from_bytes(_digest(key)[:8], sys.byteorder)
+
     # ---- calls ---------------------------------------------------------------------------
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], part: Any) -> Any:
@@ -163,7 +174,7 @@ class Memoized:
         if self._paths is not None:
             paths = _files.paths_of(self._paths(*args, **kwargs))
             known = self._files.stamps(paths, key)
-            digest = _digest(_files.stamped(key, paths, known))
+            digest = _digest(key, _files.stamped(key, paths, known))
         else:
             digest = _digest(key)
         try:
@@ -195,7 +206,7 @@ class Memoized:
         before: tuple[Any, ...] = ()
         if paths:
             before = self._files.fresh(paths)
-            digest = _digest(_files.stamped(key, paths, before))
+            digest = _digest(key, _files.stamped(key, paths, before))
         with making() as already:
             claimed = store.claim(digest, not already, self._number)
             try:
@@ -260,8 +271,13 @@ def _part_of(value: Any, part: Any, name: str) -> Any:
     return parts.of(value, part)
 
 
-def _digest(key: bytes) -> bytes:
-    return hashlib.blake2b(key, digest_size=16).digest()
+def _digest(key: bytes, stamped: bytes | None = None) -> bytes:
+    """Of a key, and of the key with what its files look like. The first half is of the key alone, so
+    a trainer knows it without a look at files."""
+    half = hashlib.blake2b(key, digest_size=16).digest()
+    if stamped is None:
+        return half
+    return half[:8] + hashlib.blake2b(stamped, digest_size=16).digest()[8:]
 
 
 def wrap(memoized: Memoized) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from ..ops import Cast, Pipeline, RandBalancedCrop, RandCrop, ReadNpy, VolumeDataset
 from ..ops.dataset import _as_tensors
 from .datasets import MadeOf, Reader, estimate, spread
+from .order import NO_KEY
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -81,6 +83,21 @@ class Volumes(Reader):
                 continue
             found.append((None, size))
         return estimate(found, len(cases))
+
+    def key_words(self) -> Iterator[int]:
+        """Of a slab in the middle of each image: where that is cached, others may be."""
+        dtype = self._dtypes[0]
+        words: list[int] = []
+        for path, _label in self.dataset.cases:
+            word = NO_KEY
+            with contextlib.suppress(ValueError, OSError):
+                shape = self._shape(path, dtype)
+                rows = self._rows(shape, dtype)
+                low = shape[1] // 2 // rows * rows
+                call = path, dtype, low, min(low + rows, shape[1])
+                (word,) = self._slab.key_words([call])
+            words.append(word)
+        return (words[place % len(words)] for place in range(len(self.dataset)))
 
     def __getitem__(self, index: Any) -> Any:
         dataset = self.dataset

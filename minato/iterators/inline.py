@@ -39,7 +39,7 @@ from .position import Position
 
 if CORE:
     from ..seeding.in_trainer import SeededFetcher, TolerantFetcher
-    from ..workers.fetching import AllLeftOut
+    from ..workers.fetching import BY_INDEX, AllLeftOut
     from ..workers.on_error import Ahead, Spares, Tolerant
     from .batch_errors import Amended
     from .max_errors import ErrorsAllowed
@@ -215,6 +215,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         position, number, place = self._position, self._number, self._place
         self._pass_over(index)
         if self._seeded is not None:
+            place = BY_INDEX if self._progress.by_index else place
             self._seeded.place = (position.seed, position.epoch, number, place)
         if self._tolerant is not None:
             self._indices = index

@@ -14,6 +14,7 @@ from ..dataset_calls import fetches_batches
 from ..progress import Progress
 from ..sampler_indices import as_given, numbered, numbered_alone
 from ..transport.rows_or_whole import Form
+from ..workers.fetching import BY_INDEX
 from ..workers.native import integers
 from ..workers.on_error import Ahead, Gone, Spares
 from .batch_errors import lost_sample
@@ -154,8 +155,9 @@ class Planner:
         dataset its epoch at that point, and workers get copies of the dataset."""
         self.next_epoch.epoch_begins(goes_on)
         self._open(indices)
-        if start is not None:
+        if start is not None or self._progress.chosen is not None:
             self.draw.look()
+        if start is not None:
             start()
         self._begins = True
         self.fill()
@@ -212,6 +214,7 @@ class Planner:
             user_epoch=progress.dataset_epoch,
             seeded=self._making.seeds,
             splits=self._making.splits,
+            by_index=progress.by_index,
         )
 
     # ---- planning again ------------------------------------------------------------------
@@ -317,9 +320,10 @@ class Planner:
         self.form.tell(self.engine)
         window = most = self.window.size()
         self.enough = sys.maxsize
-        if self.window.far and starved:
+        far = self.window.far and not self._progress.swaps
+        if far and starved:
             most = self.drawn_ahead() + window
-        elif self.window.far and self.window.knows_costs():
+        elif far and self.window.knows_costs():
             most = max(self.window.reach(self.sequence), 2 * window)
             self.enough = max(most - self.window.bulk, window)
             if self.drawn_ahead() > self.enough:
@@ -434,6 +438,7 @@ class Planner:
         progress = self._progress
         told = progress.dataset_epoch  # 1 + the epoch, 0: nothing
         user_epoch = told - 1 if told else None
+        first = BY_INDEX if progress.by_index else first
         return self._hints.of(index, self.position.seed, progress.epoch, first, user_epoch)
 
     def _pass_over(self, index: Any) -> None:

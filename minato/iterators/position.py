@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
 
+from ..option_values import option
 from ..progress import Progress, length_of
 from ..seeding import base_seed
 from ..seeding.order_generators import (
@@ -24,6 +25,7 @@ from ..state import Start, State
 from ..stateful import Kept
 from .across_iterators import Memo
 from .dataset_epochs import DatasetEpochs
+from .reordering import Reordering
 from .sampler_draws import DrawDetector
 from .sampler_states import SamplerStates
 
@@ -61,6 +63,8 @@ class Position:
         self.dataset_epochs = DatasetEpochs(loader, memo)
         self.here: Kept | None = None  # the state of a Stateful dataset in this process
         self._alone = loader.num_workers == 0
+        wanted = option(loader, "reorder")
+        self.reordering = Reordering(loader, memo) if wanted else None
         self._lives_on = self._persistent or self._alone
 
     def told(self) -> dict[str, Any]:
@@ -104,6 +108,8 @@ class Position:
                 self.base_seed = base_seed.draw(loader)
         start, self.start = self.start, None
         self.sampler.start = start.get("sampler") if start else None
+        if self.reordering is not None:
+            self.reordering.before = start.get("order") if start else None
         states: dict[str, bytes] = {}
         if start is not None:
             states = start["generators"]
@@ -140,8 +146,12 @@ class Position:
 
         watched = self.sampler.watched(indices, progress, rewind)
         programs = "python" in self.sources.globals and self._streams is None
-        # A sampler with its own state stores its position there.
-        return DrawDetector(indices, progress) if programs and watched is indices else watched
+        if watched is not indices:  # a sampler with its own state stores its position there
+            return watched
+        watched = DrawDetector(indices, progress) if programs else indices
+        if self.reordering is None:
+            return watched
+        return self.reordering.watched(watched, progress, self.base_seed + progress.epoch)
 
     def new_progress(self, start: State | None = None) -> Progress:
         """Progress of an epoch that starts at its beginning, or at a state's position."""
