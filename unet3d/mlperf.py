@@ -21,7 +21,7 @@ def log_start(log: Records, settings: Settings, world: int, train_samples: int,
     """Everything up to and including run_start; `began_ms` is the start of the set-up."""
     preset, args = settings.preset, settings.args
     log.mlperf("start", "init_start", at_ms=began_ms)
-    log.mlperf("event", "cache_clear", args.cache == "cold")
+    log.mlperf("event", "cache_clear", args.page_cache == "cold")
     for key, value in SUBMISSION.items():
         log.mlperf("event", key, value)
     for key, value in {

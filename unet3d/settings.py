@@ -106,9 +106,9 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     watch.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
                        help="longest wait for a batch from workers before the run fails "
                        "(default 600; 0 waits for ever)")
-    watch.add_argument("--cache", choices=["warm", "cold"], default="warm",
+    watch.add_argument("--page-cache", choices=["warm", "cold"], default="warm",
                        help="cold: drop the data from the page cache before each epoch")
-    watch.add_argument("--sample-cache", metavar="SIZE",
+    watch.add_argument("--cache", metavar="SIZE",
                        help="keep volumes in minato's cache of this size, such as 4GiB, which jobs "
                        "on this machine share (loaders of minato; minato-shared: default 1GiB)")
     return parser
@@ -139,7 +139,7 @@ class Settings:
         args = self.args
         config = {name: getattr(args, name) for name in (
             "loader", "seed", "device", "amp", "split", "split_seed", "seeding",
-            "brightness_around_one", "reference_starts", "hash_content", "cache",
+            "brightness_around_one", "reference_starts", "hash_content", "page_cache",
             "step_ms", "python_ms", "channels_last")}
         config |= dataclasses.asdict(self.preset)
         config |= {"preset": args.preset, "data": str(args.source or args.data),
@@ -165,10 +165,10 @@ def parse(description: str, argv: list[str] | None) -> Settings:
         parser.error(f"--source: {args.loader} reads prepared files; make them with "
                      f"`python -m unet3d.preprocess --source {args.source} --out FOLDER`, and "
                      "give --data FOLDER")
-    if args.loader == "minato-shared" and args.sample_cache is None:
-        args.sample_cache = "1GiB"
-    if args.sample_cache is not None and not args.loader.startswith("minato"):
-        parser.error("--sample-cache is of minato's loaders: others have no cache of samples")
+    if args.loader == "minato-shared" and args.cache is None:
+        args.cache = "1GiB"
+    if args.cache is not None and not args.loader.startswith("minato"):
+        parser.error("--cache is of minato's loaders: others have no cache of samples")
     if args.split_seed is None:
         args.split_seed = args.seed
     if args.dali_cache_objects:

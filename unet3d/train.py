@@ -81,9 +81,9 @@ class Trainer:
         self.layout = (torch.channels_last_3d if args.channels_last else
                        torch.contiguous_format)
         folder = args.source or args.data
-        cache = getattr(args, "sample_cache", None) if args.source else None
+        cache = args.cache if args.source else None
         if cache is not None:
-            args.sample_cache = None  # prepared cases are cached here, not by the loader again
+            args.cache = None  # prepared cases are cached here, not by the loader again
         cases = cases_of(args.data, args.source, preset.patch, cache)
         train, self.evaluation = split(cases, args.split_seed, args.split)
         transform = train_transforms(preset.patch, args.brightness_around_one,
@@ -179,7 +179,7 @@ class Trainer:
                      sampler=sampler, workers=self.preset.workers,
                      drop_last=self.preset.drop_last, generator=self.generator,
                      timeout_s=args.timeout, persistent=args.seeding == "sample",
-                     cache=args.sample_cache,
+                     cache=args.cache,
                      dali_mmap=not args.dali_no_mmap, dali_batches=args.dali_batches,
                      dali_depth=args.dali_depth,
                      pin_memory=self.device.type == "cuda", device=self.device)
@@ -249,7 +249,7 @@ class Trainer:
         """Train until the epoch ends (True) or the run must stop (False)."""
         progress, preset = self.progress, self.preset
         epoch, resumed_at = progress.epoch, len(progress.delivered)
-        self.still_cached = self._evict() if self.args.cache == "cold" else None
+        self.still_cached = self._evict() if self.args.page_cache == "cold" else None
         loader, rest = self._plan(epoch)
         rate = self._set_rate(epoch)
         steps_before = len(progress.losses)

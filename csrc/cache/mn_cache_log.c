@@ -22,7 +22,7 @@
 #define RELIEVE_NS (2 * SECOND_NS)    /* between two looks for pressure */
 #define RESERVE_SHARE 16              /* of a file system: left to other users of it, */
 #define RESERVE_MAX (UINT64_C(1) << 30) /* but not more of a disk */
-#define UNUSED_FINDS 4 /* so many times the entries: after them what was not found is not used */
+#define UNUSED_FINDS 4 /* times the entries; after that many finds an entry never found is unused */
 #define TRIES 8
 
 static mn_a64 *

@@ -22,14 +22,13 @@ import tty
 from collections.abc import Iterator
 from typing import Any
 
-from ..cache.cache import MEMORY
 from .info import has_colours, sized
 
 _STATES = ("-", "wanted", "starting", "idle", "exited", "dead")
 READY = 3
 COLLATES = "collate"  # stands for an index: the worker collates samples that others have fetched
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+)\s+/memfd:minato ")
-_CACHE = re.compile(rf" {re.escape(MEMORY)}/minato-{os.getuid()}/(cache-\S+)$")
+_CACHE = re.compile(r" (/.*)/(cache-\S+)$")
 _NS = 1e-9
 
 #: number of running samples that are listed by name
@@ -308,17 +307,19 @@ def _slow(seen: dict[str, Any]) -> list[str]:
 
 def cached(pid: int) -> list[str]:
     """A line for each cache that the process has open, of those of this user."""
-    from ..cache.command import _guest
+    from ..cache.command import File, _guest
 
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            names = {found[1] for line in file if (found := _CACHE.search(line)) is not None}
+            files = {
+                File(*found.groups()) for line in file if (found := _CACHE.search(line)) is not None
+            }
     except OSError:
         return []
     lines = []
-    for name in sorted(names):
+    for one in sorted(files):
         try:
-            seen = _guest(name).stats()
+            seen = _guest(one).stats()
         except (OSError, RuntimeError):  # another user's, or removed meanwhile
             continue
         asked = max(1, seen["hits"] + seen["misses"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unet3d import data, evaluate, nifti, preprocess, settings, source, train, transforms
+from unet3d import data, evaluate, nifti, preprocess, source, train, transforms
 
 PATCH = (16, 16, 16)
 SMALL = preprocess.Settings(min_shape=PATCH)  # of the fixtures
@@ -45,7 +45,7 @@ def cached(monkeypatch):
     from minato.cache import cache
 
     folder = Path(tempfile.mkdtemp(prefix="minato-test-", dir=cache.MEMORY))
-    monkeypatch.setattr(cache, "folder", lambda: str(folder))
+    monkeypatch.setattr(cache, "folder", lambda _directory: str(folder))
     forget()
     yield 64 << 20
     forget()
@@ -81,18 +81,9 @@ def test_cached_source_is_prepared_once(nifti_folder, wanted, tmp_path, monkeypa
 
     monkeypatch.setattr(preprocess, "load_case", count)
     monkeypatch.setattr(source, "SLAB_BYTES", 100_000)  # several slabs a case
-    make = settings.make_parser
-
-    def with_cache(description):
-        parser = make(description)
-        if not any("--sample-cache" in action.option_strings for action in parser._actions):
-            parser.add_argument("--sample-cache")
-        return parser
-
-    monkeypatch.setattr(settings, "make_parser", with_cache)
     out = tmp_path / "out"
     assert train.main(["--source", str(nifti_folder), "--out", str(out), "--loader", "minato",
-                       "--workers", "2", "--sample-cache", str(cached), *TINY]) == 0
+                       "--workers", "2", "--cache", str(cached), *TINY]) == 0
     assert hashes(out) == wanted
     prepared = made.read_text().split()
     assert sorted(prepared) == sorted(set(prepared)) and len(prepared) == 4

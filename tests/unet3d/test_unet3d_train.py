@@ -660,7 +660,7 @@ def test_cold_epochs_are_cold_where_files_are_mapped(data_folder, tmp_path, load
     if pagecache.evict(folder.glob("*.npy")) != 0.0:
         pytest.skip("this file system does not let go of what it has cached")
     out = tmp_path / "out"
-    assert run(folder, out, "--no-bounds", "--no-eval", "--cache", "cold", loader=loader) == 0
+    assert run(folder, out, "--no-bounds", "--no-eval", "--page-cache", "cold", loader=loader) == 0
     assert [row["still_cached"] for row in epochs(out)] == [0.0, 0.0]
 
 
@@ -810,7 +810,7 @@ def test_a_cache_changes_neither_losses_nor_samples(data_folder, tmp_path, loade
     shutil.copytree(data_folder, folder)
     quiet = ("--no-bounds", "--no-eval", "--no-checkpoint")
     assert run(folder, tmp_path / "plain", *quiet, loader=plain) == 0
-    size = ("--sample-cache", "64MiB")
+    size = ("--cache", "64MiB")
     assert run(folder, tmp_path / "cached", *quiet, *size, loader=loader) == 0
     assert losses(tmp_path / "cached") == losses(tmp_path / "plain")
     assert hashes(tmp_path / "cached") == hashes(tmp_path / "plain")
@@ -818,5 +818,5 @@ def test_a_cache_changes_neither_losses_nor_samples(data_folder, tmp_path, loade
 
 def test_a_cache_is_refused_for_other_loaders(data_folder, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        run(data_folder, tmp_path / "out", "--sample-cache", "64MiB", loader="pytorch")
-    assert "--sample-cache is of minato's loaders" in capsys.readouterr().err
+        run(data_folder, tmp_path / "out", "--cache", "64MiB", loader="pytorch")
+    assert "--cache is of minato's loaders" in capsys.readouterr().err

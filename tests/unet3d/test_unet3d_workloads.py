@@ -228,7 +228,7 @@ def test_compare_runs_the_workload(folders, tmp_path, capsys, monkeypatch, name,
             epoch, [dataset.simulated_s(index) for index in range(len(dataset))]))
     status = compare.main(["--workload", name, "--data", str(folders[name]), "--out",
                            str(tmp_path), "--loaders", names, "--repeats", "1", "--epochs", "1",
-                           "--cache", "cold", "--", "--workers", "1", *ONE_RUN[:2],
+                           "--page-cache", "cold", "--", "--workers", "1", *ONE_RUN[:2],
                            *ONE_RUN[4:], *options])
     found = capsys.readouterr()
     assert status == 0, found.err

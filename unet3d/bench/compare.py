@@ -85,9 +85,9 @@ class ComparisonError(RuntimeError):
 
 def arguments_for(loader: str, common: Sequence[str]) -> list[str]:
     """The arguments of a run: options for DALI's loaders (each one word, as --dali-depth=4) go to
-    those only, and --sample-cache=SIZE to minato-shared."""
+    those only, and --cache=SIZE to minato-shared."""
     return [a for a in common if (loader.startswith("dali") or not a.startswith("--dali-"))
-            and (loader == "minato-shared" or not a.startswith("--sample-cache"))]
+            and (loader == "minato-shared" or not a.startswith("--cache"))]
 
 
 def environment() -> dict[str, str]:
@@ -122,7 +122,7 @@ def run_once(module: str, loader: str, cache: str, folder: Path, common: Sequenc
     launch = [] if processes == 1 else ["torch.distributed.run", "--standalone", "--local-addr",
                                         "localhost", "--nproc-per-node", str(processes), "-m"]
     command = [*prefix, sys.executable, "-m", *launch, module, "--loader", loader,
-               "--cache", cache, "--out", str(folder), *arguments_for(loader, common)]
+               "--page-cache", cache, "--out", str(folder), *arguments_for(loader, common)]
     watch, began = Others(), time.monotonic()
     status, said, errors = run_program(command, timeout_s)
     span, others = time.monotonic() - began, watch.share()
@@ -507,7 +507,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--loaders", help="comma-separated (default for unet3d: "
                         f"{','.join(UNET3D_LOADERS)} as far as installed; else all)")
-    parser.add_argument("--cache", choices=["warm", "cold", "both"], default="warm")
+    parser.add_argument("--page-cache", choices=["warm", "cold", "both"], default="warm")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--epochs", type=int,
                         help="per run (default 2; with --target-dice at most the preset's); of "
@@ -554,7 +554,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             parser.error("--target-dice needs a loader that reads data")
         args.epochs = args.epochs or _settings(args.common).preset.epochs
     args.epochs = args.epochs or 2
-    args.caches = ["cold", "warm"] if args.cache == "both" else [args.cache]
+    args.caches = ["cold", "warm"] if args.page_cache == "both" else [args.page_cache]
     args.points = _points(parser, args)
     args.common[4:4] = ["--epochs", str(args.epochs)]
     return args

@@ -393,7 +393,8 @@ static PyType_Slot store_slots[] = {
     {Py_tp_dealloc, store_dealloc},
     {Py_tp_methods, store_methods},
     {Py_tp_doc, PyDoc_STR("Store(folder, name, bytes, job, keep, reserve, on_disk=False)\n\n"
-                          "A client of a cache file. job 0: a guest, which neither makes nor removes it.")},
+                          "A client of a cache file. job 0: a guest, which neither makes nor "
+                          "removes it.")},
     {0, NULL},
 };
 

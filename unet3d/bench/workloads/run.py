@@ -117,7 +117,7 @@ class Run:
         self.sampler.set_epoch(epoch)
         planned = list(self.sampler)
         still_cached = None
-        if self.args.cache == "cold":
+        if self.args.page_cache == "cold":
             still_cached = pagecache.evict_or_warn(dataset.file(index) for index in planned)[0]
         counted, delivered, losses = DeliveryHash(self.args.hash_content), [], []
         usage, nbytes = UsageSampler(), 0
@@ -207,7 +207,7 @@ def make_parser(workload: str) -> argparse.ArgumentParser:
         "that the workers leave, at least 1)")
     add("--step-ms", type=base.seconds, metavar="MS",
         help="pause so long for each batch instead of training a network")
-    add("--cache", choices=["warm", "cold"], default="warm",
+    add("--page-cache", choices=["warm", "cold"], default="warm",
         help="cold: drop the data from the page cache before each epoch")
     add("--hash-content", action="store_true", help="hash the bytes of all samples too")
     add("--bounds", action=argparse.BooleanOptionalAction, default=True,
