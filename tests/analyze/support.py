@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import signal
 import sys
+import tempfile
 import textwrap
 import time
+import traceback
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +53,57 @@ def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "minato", "analyze", *map(str, arguments)]
 
 
-def analyzed(
-    folder: Path, *arguments: str | Path, **env: str
-) -> subprocess.CompletedProcess[str]:
-    """Runs ``minato analyze`` in a folder."""
-    return subprocess.run(
-        command(*arguments), cwd=folder, env=environment(**env), capture_output=True, text=True,
-        timeout=110,
-    )  # fmt: skip
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def study(folder: Path, text: str, *options: str) -> tuple[subprocess.CompletedProcess[str], Any]:
+def analyzed(folder: Path, *arguments: str | Path, **env: str) -> Done:
+    """Runs ``minato analyze`` in a folder: in a fork, which has imported torch already."""
+    from minato.analyze import command as analyze
+
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        pid = os.fork()
+        if pid == 0:
+            status = 70
+            try:
+                os.chdir(folder)
+                os.environ.update(environment(**env))
+                for number, file in ((1, out), (2, errors)):
+                    os.dup2(file.fileno(), number)
+                sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))
+                status = analyze.run([str(each) for each in arguments])
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        status = _ended(pid, 110)
+        texts = []
+        for file in (out, errors):
+            file.seek(0)
+            texts.append(file.read())
+        return Done(status, *texts)
+
+
+def _ended(pid: int, seconds: float) -> int:
+    """The exit status of a child."""
+    end = time.monotonic() + seconds
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGINT)
+            os.waitpid(pid, 0)
+            raise TimeoutError(f"minato analyze took more than {seconds} s")
+        time.sleep(0.01)
+
+
+def study(folder: Path, text: str, *options: str) -> tuple[Done, Any]:
     """A program's run, and its report.json; whatever else the machine does."""
     file = program(folder, text)
     done = analyzed(folder, "--anyway", "--budget", "4s", *options, "--", sys.executable, file)
