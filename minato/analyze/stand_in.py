@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import sys
 import time
@@ -70,11 +71,17 @@ def audio(path: Path) -> torch.Tensor:
     """All of it, decoded; its first second at most."""
     import numpy as np
 
-    if path.suffix == ".wav":
+    if path.suffix.lower() == ".wav":
         import wave
 
         with wave.open(str(path)) as file:
-            values = np.frombuffer(file.readframes(file.getnframes()), np.uint8).astype(np.float32)
+            wide, content = file.getsampwidth(), file.readframes(file.getnframes())
+        if wide == 3:  # the highest three of four bytes
+            four = np.zeros((len(content) // 3, 4), np.uint8)
+            four[:, 1:] = np.frombuffer(content, np.uint8).reshape(-1, 3)
+            content, wide = four.tobytes(), 4
+        whole = np.frombuffer(content, {1: "u1", 2: "<i2", 4: "<i4"}[wide])
+        values = whole.astype(np.float32) / 2 ** (8 * wide - 1) - (wide == 1)
     else:
         import soundfile
 
@@ -85,21 +92,37 @@ def audio(path: Path) -> torch.Tensor:
     return torch.from_numpy(out)
 
 
+#: (suffixes, the package that decodes them)
+NEEDED = ((IMAGES, "PIL"), ({".nii", ".nii.gz"}, "nibabel"), (AUDIO - {".wav"}, "soundfile"))
+
+
+def suffix_of(path: Path) -> str:
+    return ".nii.gz" if path.name.endswith(".nii.gz") else path.suffix.lower()
+
+
 def of_folder(folder: str) -> DataLoader[Any]:
     """A loader of what the folder holds most of."""
     kinds: dict[str, list[Path]] = {"image": [], "volume": [], "audio": []}
     for path in sorted(Path(folder).rglob("*")):
-        suffix = ".nii.gz" if path.name.endswith(".nii.gz") else path.suffix.lower()
         for kind, suffixes in zip(kinds, (IMAGES, VOLUMES, AUDIO)):
-            if suffix in suffixes:
+            if suffix_of(path) in suffixes:
                 kinds[kind].append(path)
     kind, files = max(kinds.items(), key=lambda item: len(item[1]))
     if not files:
         raise SystemExit(f"minato analyze: {folder} holds no images, volumes or audio files")
+    found = {suffix_of(path) for path in files}
+    for suffixes, package in NEEDED:
+        if found & suffixes and importlib.util.find_spec(package) is None:
+            name = {"PIL": "pillow"}.get(package, package)
+            raise SystemExit(
+                f"minato analyze: {', '.join(sorted(found & suffixes))} files need a package that is not "
+                f"installed: pip install {name}"
+            )
     print(f"minato analyze: {len(files)} {kind} files in {folder}", file=sys.stderr)
     decode = {"image": image, "volume": volume, "audio": audio}[kind]
     data, workers = Folder(files, decode), len(os.sched_getaffinity(0))
-    return DataLoader(data, min(BATCH, len(files)), shuffle=True, num_workers=workers)
+    batch = min(BATCH, len(files))
+    return DataLoader(data, batch, shuffle=True, num_workers=workers, persistent_workers=True)
 
 
 def named(spec: str) -> Any:

@@ -8,10 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+import wave
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from minato.analyze import stand_in
 
 from .support import (
     ROOT,
@@ -402,16 +406,49 @@ def needs(something):
     assert done.returncode == 3 and "cannot be called without arguments" in done.stderr
 
 
-def test_a_folder_of_volumes_is_studied(tmp_path: Path) -> None:
-    import numpy as np
-
+def volumes(folder: Path) -> None:
     for n in range(20):
-        np.save(tmp_path / f"{n}.npy", np.zeros((8, 8, 8), np.float32))
+        np.save(folder / f"{n}.npy", np.zeros((8, 8, 8), np.float32))
+
+
+def sounds(folder: Path) -> None:
+    for n in range(20):
+        sound(folder / f"{n}.WAV", 2, [0, 16384, -32768] * 1000)
+
+
+def sound(path: Path, wide: int, values: list[int]) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(wide)
+        file.setframerate(16_000)
+        signed = wide > 1
+        file.writeframes(b"".join(value.to_bytes(wide, "little", signed=signed) for value in values))
+
+
+@pytest.mark.parametrize("make, kind", [(volumes, "volume"), (sounds, "audio")])
+def test_a_folder_of_files_is_studied(make: Any, kind: str, tmp_path: Path) -> None:
+    make(tmp_path)
     out = str(tmp_path / "answer")
     done = analyzed(tmp_path, "--anyway", "--budget", "3s", "--step-ms", "1", "--out", out, tmp_path)
-    assert done.returncode == 0 and "20 volume files" in done.stderr, done.stderr
+    assert done.returncode == 0 and f"20 {kind} files" in done.stderr, done.stderr
     found: Any = json.loads((tmp_path / "answer" / "report.json").read_text())
     assert found["loader"]["samples"] == 20 and found["work"]["files"]
+
+
+@pytest.mark.parametrize("wide", [1, 2, 3, 4])
+def test_sounds_of_all_widths_are_decoded(wide: int, tmp_path: Path) -> None:
+    half, least = (192, 0) if wide == 1 else (1 << (8 * wide - 2), -(1 << (8 * wide - 1)))
+    sound(tmp_path / "a.wav", wide, [half, least])
+    assert stand_in.audio(tmp_path / "a.wav")[:3].tolist() == [0.5, -1.0, 0.0]
+
+
+def test_files_without_their_decoder_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.flac").write_bytes(b"")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(SystemExit, match=r"\.flac files need .* pip install soundfile"):
+        stand_in.of_folder(str(tmp_path))
 
 
 # ---- arguments -----------------------------------------------------------------------------
