@@ -161,10 +161,6 @@ def parse(description: str, argv: list[str] | None) -> Settings:
         parser.error("--dali-batches and --dali-depth must be at least 1")
     if is_dali and args.reference_starts:
         parser.error("DALI's crop takes an axis's last position, too: no --reference-starts")
-    if args.source is not None and (is_dali or samples_of(args.loader) == "native"):
-        parser.error(f"--source: {args.loader} reads prepared files; make them with "
-                     f"`python -m unet3d.preprocess --source {args.source} --out FOLDER`, and "
-                     "give --data FOLDER")
     if args.loader == "minato-shared" and args.cache is None:
         args.cache = "1GiB"
     if args.cache is not None and not args.loader.startswith("minato"):
@@ -173,6 +169,10 @@ def parse(description: str, argv: list[str] | None) -> Settings:
         args.split_seed = args.seed
     if args.dali_cache_objects:
         args.loader = "dali-cached"
+    if args.source is not None and (is_dali or samples_of(args.loader) == "native"):
+        parser.error(f"--source: {args.loader} reads prepared files; make them with "
+                     f"`python -m unet3d.preprocess --source {args.source} --out FOLDER`, and "
+                     "give --data FOLDER")
     names = {field.name for field in dataclasses.fields(Preset)}
     changes = {name: tuple(value) if isinstance(value, list) else value
                for name, value in vars(args).items() if name in names and value is not None}
