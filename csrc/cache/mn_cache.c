@@ -392,8 +392,7 @@ mn_cache_copy_box(const struct mn_cache_found *found, uint64_t off,
 /* Under the mutex, attached. */
 static int
 store(struct mn_cache *cache, struct mn_cache_digest digest, struct mn_cache_head *head,
-      const struct mn_cache_part *description, const struct mn_cache_part *parts,
-      uint64_t nparts)
+      const struct mn_cache_value *value)
 {
     const struct mn_cache_file *file = &opened_of(cache)->file;
     const struct mn_cache_map *map = &file->map;
@@ -412,8 +411,8 @@ store(struct mn_cache *cache, struct mn_cache_digest digest, struct mn_cache_hea
         return rc;
     }
     head->generation = place.generation;
-    rc = mn_cache_data_write(map, place.segment * most + place.off, head, description, parts,
-                             nparts);
+    rc = mn_cache_data_write(map, place.segment * most + place.off, head,
+                             value->description, value->parts, value->nparts);
     if (rc != 0) {
         mn_cache_log_done(&cache->log);
         (void)mn_a64_add_relaxed(&slot->refused, 1);
@@ -429,23 +428,23 @@ store(struct mn_cache *cache, struct mn_cache_digest digest, struct mn_cache_hea
 }
 
 int
-mn_cache_store(struct mn_cache *cache, struct mn_cache_digest digest, uint64_t made_ns,
-               const struct mn_cache_part *description, const struct mn_cache_part *parts,
-               uint64_t nparts)
+mn_cache_store(struct mn_cache *cache, struct mn_cache_digest digest,
+               const struct mn_cache_value *value)
 {
     struct mn_cache_head head = {
         .digest = {digest.word[0], digest.word[1]},
-        .bytes = mn_cache_padded(description->bytes),
-        .described = description->bytes,
-        .made_ns = made_ns,
+        .bytes = mn_cache_padded(value->description->bytes),
+        .described = value->description->bytes,
+        .made_ns = value->made_ns,
     };
-    for (uint64_t i = 0; i < nparts; i++) {
-        head.bytes += mn_cache_padded(parts[i].bytes);
+    for (uint64_t i = 0; i < value->nparts; i++) {
+        head.bytes += mn_cache_padded(value->parts[i].bytes);
     }
     mn_mutex_lock(&cache->mutex);
     int rc = attach_surely(cache);
     if (rc == 0) {
-        rc = store(cache, digest, &head, description, parts, nparts);
+        cache->log.keeps = !value->evicts;
+        rc = store(cache, digest, &head, value);
     }
     mn_mutex_unlock(&cache->mutex);
     return rc;

@@ -39,6 +39,13 @@
 
 struct mn_cache;
 
+struct mn_cache_value {
+    const struct mn_cache_part *description, *parts;
+    uint64_t nparts;
+    uint64_t made_ns; /* what it cost to make */
+    bool evicts;      /* the oldest segment may be recycled for it, if jobs share the file */
+};
+
 /* Part of an array in C order that lies in an entry's payload. All in items. */
 struct mn_cache_box {
     int ndim;
@@ -89,12 +96,11 @@ int
 mn_cache_copy_box(const struct mn_cache_found *found, uint64_t off,
                   const struct mn_cache_box *box, void *to);
 
-/* Stores the description and the parts, each part padded to MN_CACHE_UNIT. made_ns: what they cost
- * to make. 0, MN_FULL, MN_CACHE_TOO_LARGE, or why there is no cache. */
+/* Stores a value: its description, and its parts, each padded to MN_CACHE_UNIT. 0, MN_FULL,
+ * MN_CACHE_TOO_LARGE, or why there is no cache. */
 int
-mn_cache_store(struct mn_cache *cache, struct mn_cache_digest digest, uint64_t made_ns,
-               const struct mn_cache_part *description, const struct mn_cache_part *parts,
-               uint64_t nparts);
+mn_cache_store(struct mn_cache *cache, struct mn_cache_digest digest,
+               const struct mn_cache_value *value);
 
 /* 0: claimed. MN_FULL: no client can claim it now. -EBUSY: another thread makes the value; wait on
  * `out`, if at all, and try again. */

@@ -198,8 +198,8 @@ next_segment(struct mn_cache_log *log)
     const struct mn_cache_file *file = log->file;
     int64_t number = find_empty(file);
     int rc = number < 0 ? MN_FULL : give_pages(log, (uint64_t)number);
-    bool shared = rc == MN_FULL && mn_cache_log_is_shared(file);
-    if (shared || (rc == MN_FULL && file->map.data == NULL && has_been_through(&file->map))) {
+    bool full = rc == MN_FULL && !log->keeps, shared = full && mn_cache_log_is_shared(file);
+    if (shared || (full && file->map.data == NULL && has_been_through(&file->map))) {
         number = empty_oldest(file, !shared);
         if (number >= 0) {
             (void)mn_a64_add_relaxed(&file->map.header->recycled, 1);

@@ -30,6 +30,7 @@
  *
  * When segments are recycled: never for a job that is alone (what it has, it keeps: a cycle of
  *   evictions reads more than a cache that never evicts). All processes of a job say the same job.
+ *   Nor for a value whose caller asks for that, since its loader reads in order.
  *   On a disk, where entries outlive the code that made them, a job that is alone recycles segments
  *   in which its session has found nothing, once it has asked for many more values than there are.
  *
@@ -57,6 +58,7 @@ struct mn_cache_log {
     uint64_t reserve;       /* bytes of memory to leave to others */
     uint64_t no_room_ns;    /* when there last was no room; 0: not lately */
     uint64_t relieved_ns;   /* when pressure was last looked for */
+    bool keeps;             /* recycles nothing for the entry that is being stored */
 };
 
 struct mn_cache_reserved {

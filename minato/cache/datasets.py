@@ -166,6 +166,7 @@ class Reader:
             self.count = 0
         forms = self.forms_of(dataset)
         self._form = form if len(forms) > 1 else forms[0]
+        self._all_memoized: list[Memoized] = []
         self._memo_of_sizes = self.memoized(_sizes, "len", lambda _self: (made_of, self.count))
 
     @classmethod
@@ -185,7 +186,13 @@ class Reader:
         version = attribute(self.dataset, "cache_version")
         memoized = Memoized(self.cache, function, key, files, "epoch", version)
         memoized.name = f"{type(self.dataset).__qualname__}.{name}()"
+        self._all_memoized.append(memoized)
         return memoized
+
+    def evict_nothing(self) -> None:
+        """From now on no value takes the place of another one."""
+        for memoized in self._all_memoized:
+            memoized.evicts = False
 
     # ---- which form ----------------------------------------------------------------------
 
@@ -406,10 +413,13 @@ def _key_words(dataset: Any) -> Iterator[int]:
 class Through:
     """How workers read a dataset through a cache."""
 
-    def __init__(self, cache: Cache, form: str | None, made_of: list[MadeOf]) -> None:
+    def __init__(
+        self, cache: Cache, form: str | None, made_of: list[MadeOf], evicts: bool
+    ) -> None:
         self.cache = cache
         self.form = form
         self._made_of = made_of  # of each of leaves()
+        self._evicts = evicts
 
     def over(self, dataset: Any) -> Any:
         """The dataset with readers in place of what it is made of."""
@@ -426,7 +436,10 @@ class Through:
             return outer
         kind = _kind(dataset)
         assert kind is not None
-        return kind(dataset, self.cache, self.form, next(made_of))
+        reader = kind(dataset, self.cache, self.form, next(made_of))
+        if not self._evicts:
+            reader.evict_nothing()
+        return reader
 
 
 class CacheOfLoader:
@@ -443,14 +456,15 @@ class CacheOfLoader:
         self._before: dict[str, int] | None = None
         self._sizes_before = 0
 
-    def through(self, dataset: Any, form: str | None) -> Through:
-        """For the workers of an iterator that begins. Opens the cache in this process, so that what
+    def through(self, dataset: Any, form: str | None, evicts: bool) -> Through:
+        """For the workers of an iterator that begins. evicts: values may take the place of others, while
+        another job is attached. Opens the cache in this process, so that what
         workers of one epoch have made is there for those of the next."""
         found = leaves(dataset)
         if self.cache._name is None:
             self.cache._name = _name_of(found[0])
         made_of = [self._identity(leaf) for leaf in found]
-        through = Through(self.cache, form, made_of)
+        through = Through(self.cache, form, made_of, evicts)
         self._over = through.over(dataset)
         self._readers = leaves(self._over)
         if made_of != self._keys_made_of:

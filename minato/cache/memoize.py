@@ -121,6 +121,7 @@ class Memoized:
         self._prints: dict[type | None, Any] = {}
         self._number = int.from_bytes(_digest(self.name.encode())[:8], "little")
         self._told: set[str] = set()
+        self.evicts = True  # a value may take the place of others, where jobs share the cache
 
     # ---- keys ----------------------------------------------------------------------------
 
@@ -237,7 +238,7 @@ class Memoized:
         )  # fmt: skip
         if same:
             try:
-                result = store.put(digest, made_ns, *encoded, self._number)
+                result = store.put(digest, made_ns, *encoded, self._number, self.evicts)
                 if result == TOO_LARGE:
                     self._tell_large(store, encoded)
                 elif result == NO_ROOM and self.cache.directory is not None:

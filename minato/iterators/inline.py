@@ -36,6 +36,7 @@ from ..stateful import (
 )  # fmt: skip
 from .across_iterators import memo_of
 from .position import Position
+from .reordering import in_sequence
 
 if CORE:
     from ..seeding.in_trainer import SeededFetcher, TolerantFetcher
@@ -118,7 +119,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             position.here.lives(loader.dataset, self._dataset_fetcher)
             if self._dataset_kind == _DatasetKind.Iterable:
                 self._stream = position.here
-        fetcher, through = self._dataset_fetcher, memo.through(made.dataset, options)
+        through = memo.through(made.dataset, options, not in_sequence(loader))
+        fetcher = self._dataset_fetcher
         name = _SingleProcessDataLoaderIter.__name__  # profilers know torch's name
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
         self._number = self._place = 0  # of the next batch, and of its first sample

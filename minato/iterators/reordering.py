@@ -22,6 +22,7 @@ from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
     RandomSampler,
+    SequentialSampler,
     SubsetRandomSampler,
 )
 
@@ -35,6 +36,15 @@ log = logging.getLogger("minato")
 
 #: makes what follows the cache during an epoch of these indices; None: nothing is to be followed
 Follow = Callable[[np.ndarray], "Following | None"]
+
+
+def in_sequence(loader: Any) -> bool:
+    """Whether a loader reads its samples in the same order in each epoch. Such a loader has no use for
+    what it would cache in the place of what another job uses: it comes to it last."""
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if isinstance(sampler, DistributedSampler):
+        return not sampler.shuffle
+    return type(sampler) is SequentialSampler
 
 
 def why_kept(loader: Any) -> str | None:

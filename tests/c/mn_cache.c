@@ -105,7 +105,8 @@ put_key(struct mn_cache *cache, uint64_t key)
     fill(data[1], key + 1, bytes / 2);
     struct mn_cache_part description = {&key, sizeof(key)};
     struct mn_cache_part parts[2] = {{data[0], bytes}, {data[1], bytes / 2}};
-    return mn_cache_store(cache, digest_of(key), key, &description, parts, 2);
+    struct mn_cache_value value = {&description, parts, 2, key, true};
+    return mn_cache_store(cache, digest_of(key), &value);
 }
 
 /* 0: found and right; MN_EMPTY: not there, or gone while it was copied. */
@@ -203,7 +204,8 @@ boxes_are_what_loops_copy(void)
     }
     struct mn_cache_part none = {"", 0}, part = {array, sizeof(array)};
     struct mn_cache_found found;
-    CHECK_EQ(mn_cache_store(cache, digest_of(1), 0, &none, &part, 1), 0);
+    struct mn_cache_value value = {&none, &part, 1, 0, true};
+    CHECK_EQ(mn_cache_store(cache, digest_of(1), &value), 0);
     CHECK_EQ(mn_cache_find(cache, digest_of(1), true, &found), 0);
     const uint64_t shape[3] = {A, B, C};
     uint64_t seed = mn_test_seed();

@@ -36,7 +36,8 @@ put_key(struct mn_cache *cache, uint64_t key)
     struct mn_cache_part description = {&key, sizeof(key)};
     struct mn_cache_part part = {data, key * 7919 % sizeof(data)};
     struct mn_cache_digest digest = {{key, key * UINT64_C(0x9e3779b97f4a7c15)}};
-    return mn_cache_store(cache, digest, 1, &description, &part, 1);
+    struct mn_cache_value value = {&description, &part, 1, 1, true};
+    return mn_cache_store(cache, digest, &value);
 }
 
 struct follower {

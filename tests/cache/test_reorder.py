@@ -61,6 +61,20 @@ class Data(torch.utils.data.Dataset[Any]):
         return self.augment(self.decode(self.read(i), i), i)
 
 
+class Wide(Data):
+    """Sixty samples of a number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def cache_key(self, i: int) -> int:
+        return SAMPLES * self.number + i
+
+    def read(self, i: int) -> torch.Tensor:
+        return super().read(i)[:12000]
+
+
 @pytest.fixture
 def cache() -> minato.Cache:
     """With room for all samples."""
@@ -203,6 +217,22 @@ def test_files_stamps_do_not_hide_keys(tmp_path: Path) -> None:
     if entries < 12:
         pytest.skip("the file system's clock is too coarse for the file to count as settled")
     assert set(found[:12]) == set(range(12))
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"num_workers": 0, "seed_per_sample": True}, {"shuffle": True},
+], ids=["processes", "inline", "shuffled"])  # fmt: skip
+def test_loader_in_sequence_evicts_nothing(options: Any) -> None:
+    cache = new_cache("1MiB")  # with room for a segment each, 64 in all
+    dataset = ConcatDataset([Wide(number) for number in range(3)])
+    make(cache, range(60), dataset)
+    other = other_job(cache)
+    options = {"shuffle": False, **options}
+    for _batch in loader_of(cache, dataset, **options, reorder=options["shuffle"]):
+        pass
+    recycled = cache.stats()["recycled"]
+    other.detach()
+    assert (recycled > 0) == options["shuffle"]
 
 
 # ---- what samples draw ----

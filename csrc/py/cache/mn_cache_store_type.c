@@ -172,10 +172,11 @@ buffers_of(PyObject *tuple, Py_buffer *views, struct mn_cache_part *parts)
 }
 
 PyDoc_STRVAR(put_doc,
-"put(digest, made_ns, description, parts, function=0) -> int\n\n"
+"put(digest, made_ns, description, parts, function=0, evicts=True) -> int\n\n"
 "Stores a description and a tuple of contiguous buffers. 0: stored; 1: there is no room; 2: it is\n"
 "larger than a segment, and never will be stored. function: a number for the one that made it,\n"
-"whose waiters learn what its values cost.");
+"whose waiters learn what its values cost. evicts: it may take the place of older values, if\n"
+"several jobs share the file.");
 
 static PyObject *
 put(PyObject *self, PyObject *args)
@@ -184,8 +185,9 @@ put(PyObject *self, PyObject *args)
     struct mn_cache_part description;
     unsigned long long made_ns, function = 0;
     PyObject *bytes, *text, *all;
-    if (!PyArg_ParseTuple(args, "SKSO!|K", &bytes, &made_ns, &text, &PyTuple_Type, &all,
-                          &function)
+    int evicts = 1;
+    if (!PyArg_ParseTuple(args, "SKSO!|Kp", &bytes, &made_ns, &text, &PyTuple_Type, &all,
+                          &function, &evicts)
         || digest_of(bytes, &digest) < 0) {
         return NULL;
     }
@@ -202,10 +204,11 @@ put(PyObject *self, PyObject *args)
         PyErr_NoMemory();
     }
     else if (buffers_of(all, views, parts) >= 0) {
+        struct mn_cache_value value = {&description, parts, n, made_ns, evicts != 0};
         int rc;
         Py_BEGIN_ALLOW_THREADS
         mn_cache_learn_cost(cache_of(self), function, made_ns);
-        rc = mn_cache_store(cache_of(self), digest, made_ns, &description, parts, n);
+        rc = mn_cache_store(cache_of(self), digest, &value);
         Py_END_ALLOW_THREADS
         for (size_t i = 0; i < n; i++) {
             PyBuffer_Release(&views[i]);
