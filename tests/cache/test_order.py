@@ -182,7 +182,8 @@ def reads_of(speeds: list[float], starts: list[float], n: int = 1000, share: flo
     ring = Ring(int(share * n), jobs)
     events = [(start * n, number) for number, start in enumerate(starts)]
     heapq.heapify(events)
-    reads, marks = 0, []
+    reads = 0
+    marks: list[int] = []
     while len(marks) < 9:
         now, number = heapq.heappop(events)
         job = jobs[number]

@@ -160,7 +160,7 @@ def test_last_batch_is_dropped_before_swaps(shared: minato.Cache) -> None:
 def test_ranks_swap_within_their_shares(shared: minato.Cache) -> None:
     shares = []
     for rank in range(2):
-        sampler = DistributedSampler(Data(), 2, rank, seed=4)
+        sampler: Any = DistributedSampler(Data(), 2, rank, seed=4)
         loader = loader_of(shared, shuffle=False, sampler=sampler)
         found = indices(loader)
         assert sorted(found) == sorted(DistributedSampler(Data(), 2, rank, seed=4))
@@ -195,7 +195,7 @@ def test_epoch_with_repeated_samples_keeps_its_order(shared: minato.Cache) -> No
 
 
 def test_parts_of_a_data_set_have_keys(shared: minato.Cache) -> None:
-    parts = ConcatDataset([Subset(Data(), range(30)), Subset(Data(), range(59, 29, -1))])
+    parts: Any = ConcatDataset([Subset(Data(), range(30)), Subset(Data(), range(59, 29, -1))])
     found = indices(loader_of(shared, parts))
     assert sorted(found) == list(range(SAMPLES))
     assert set(found[:12]) == set(range(40, 52))
@@ -224,7 +224,7 @@ def test_files_stamps_do_not_hide_keys(tmp_path: Path) -> None:
 ], ids=["processes", "inline", "shuffled"])  # fmt: skip
 def test_loader_in_sequence_evicts_nothing(options: Any) -> None:
     cache = new_cache("1MiB")  # with room for a segment each, 64 in all
-    dataset = ConcatDataset([Wide(number) for number in range(3)])
+    dataset: Any = ConcatDataset([Wide(number) for number in range(3)])
     make(cache, range(60), dataset)
     other = other_job(cache)
     options = {"shuffle": False, **options}
