@@ -21,7 +21,7 @@ static const PyStructSequence_Field task_fields[] = {
 };
 
 static const PyStructSequence_Field envelope_fields[] = {
-    {"worker", "who has sent it"},
+    {"worker", "number of its sender"},
     {"row0", "first row of its task"},
     {"nrows", NULL},
     {"pickle", "bytes; None if the memory limit left no memory for it"},

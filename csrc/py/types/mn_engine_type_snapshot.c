@@ -299,8 +299,8 @@ let_go(struct mn_engine *e, uint32_t worker)
 }
 
 const char mn_engine_end_worker_doc[] =
-    "end_worker(number): a native worker leaves when it has finished what it has in hand; that\n"
-    "counts as a death by SIGTERM, and nobody takes its place.";
+    "end_worker(number): asks a native worker to exit after its current sample. That counts as\n"
+    "a death by SIGTERM. The worker is not replaced.";
 
 PyObject *
 mn_engine_py_end_worker(PyObject *self, PyObject *number)
@@ -309,8 +309,8 @@ mn_engine_py_end_worker(PyObject *self, PyObject *number)
 }
 
 const char mn_engine_let_go_doc[] =
-    "let_go(number): the worker has nothing more to do and leaves; that is no death, and\n"
-    "nobody takes its place.";
+    "let_go(number): asks a worker that has nothing more to do to exit. That is no death. The\n"
+    "worker is not replaced.";
 
 PyObject *
 mn_engine_py_let_go(PyObject *self, PyObject *number)
@@ -340,7 +340,8 @@ mn_engine_py_move_to(PyObject *self, PyObject *workers)
 #endif
 
 const char mn_engine_dismiss_doc[] =
-    "dismiss(): threads end after the sample in hand; who waits for a batch is not told";
+    "dismiss(): threads end after their current sample. A caller that waits for a batch gets no\n"
+    "error.";
 
 PyObject *
 mn_engine_py_dismiss(PyObject *self, PyObject *ignored)
@@ -355,8 +356,8 @@ mn_engine_py_dismiss(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_note_failed_doc[] =
-    "note_failed(samples): so many failed so far, and were left out or replaced; what other\n"
-    "processes read as a statistic";
+    "note_failed(samples): sets the number of samples left out or replaced so far, which other\n"
+    "processes read.";
 
 PyObject *
 mn_engine_py_note_failed(PyObject *self, PyObject *arg)

@@ -300,7 +300,7 @@ worker_place(PyObject *self, PyObject *args)
         return NULL;
     }
     if (!o->holding) {
-        PyErr_SetString(PyExc_RuntimeError, "no task in hand");
+        PyErr_SetString(PyExc_RuntimeError, "no current task");
         return NULL;
     }
     int rc = mn_worker_place_rows(st, o, samples, objects);
@@ -316,7 +316,7 @@ worker_indices(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_worker_object *o = (struct mn_worker_object *)self;
     if (!o->holding) {
-        PyErr_SetString(PyExc_RuntimeError, "no task in hand");
+        PyErr_SetString(PyExc_RuntimeError, "no current task");
         return NULL;
     }
     struct mn_block *b = mn_block_at(&o->side.shm, o->side.held.block_off);
