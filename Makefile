@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 .PHONY: help setup build test slow fits train gpu lint bench clean
 .PHONY: stress soak sanitize nightly mutants fuzz libraries reference aarch64
 .PHONY: wheels installed try-wheel torches docs pinned reproduced
-.PHONY: stress-loader stress-programs stress-resume sanitize-programs sanitize-extension
+.PHONY: stress-loader stress-programs stress-resume stress-cache sanitize-programs sanitize-extension
 .PHONY: fuzz-differential fuzz-properties fuzz-inputs
 
 help:
@@ -180,7 +180,7 @@ bench: build
 
 # From 30 seconds on, tests/attack also runs every kind of exit with every kind of loader.
 STRESS_SECONDS ?= 30
-stress: stress-loader stress-programs stress-resume
+stress: stress-loader stress-programs stress-resume stress-cache
 # Also makes every call of the extensions fail, which takes another half hour.
 stress-loader: build
 	MINATO_STRESS_SECONDS=$(STRESS_SECONDS) $(BIN)/python -m pytest -q $(BY_FILE) tests/attack \
@@ -189,6 +189,12 @@ stress-programs: build
 	MINATO_STRESS_SECONDS=5 $(BIN)/python -m pytest -q $(BY_TEST) tests/test_c_primitives.py tests/ops
 stress-resume: build
 	$(BIN)/python benchmarks/resume.py --every 10 --seed $(SEED)
+
+# Two jobs on one cache, in memory and on a disk, whose processes are killed at random.
+KILLS ?= 500
+stress-cache: build
+	$(BIN)/python tests/cache/kills.py --kills $(KILLS) --seed $(SEED)
+	$(BIN)/python tests/cache/kills.py --kills $(KILLS) --seed $(SEED) --directory data/cache
 
 SOAK_SECONDS ?= 3600
 soak: build

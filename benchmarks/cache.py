@@ -1,4 +1,4 @@
-"""What the shared cache costs and saves: `python benchmarks/cache.py hit --peers`.
+"""What the shared cache costs and saves: `python benchmarks/cache.py hit --peers`, or `directory`.
 
 hit: one process reads values of 150 KB and of 10 MB, in an order drawn anew for each repeat, out of a set
 that no processor's cache holds. memcpy is a copy of the same arrays in ordinary memory, to memory that
@@ -9,6 +9,12 @@ their files in /dev/shm), Redis on this machine where a server can be started. E
 the original bytes before it is measured. Repeats take turns.
 
 storage, images: jobs that read through the cache, against torch's loader; see cache_jobs.py.
+directory: programs, one after the other, load 2000 files whose values of 150 KB take some milliseconds
+to make (zlib), in an order drawn anew for each epoch, in batches of 10, in the program's own process, so that
+no start of workers is part of an epoch. plain: without a cache. first: on an empty directory. second: on
+the directory that the first one left. changed: likewise, after the file's time was changed, so that each
+value is verified before its first use, as after a crash or another boot. All of them must have delivered
+the same bytes, which an epoch after the measured ones compares. The files are in the page cache.
 """
 
 from __future__ import annotations
@@ -24,12 +30,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import cache_jobs
 import numpy as np
+import torch
 from common import machine, median, table
 
 import minato
@@ -206,6 +214,101 @@ def hit(repeats: int, sizes: dict[int, int], peers: bool) -> dict[str, Any]:
     return result
 
 
+# ---- a directory -------------------------------------------------------------------------------
+
+VALUES, VALUE_BYTES, WARM = 2000, 150 * KB, 4
+KINDS = ("plain", "first", "second", "changed")
+
+
+class Packed(torch.utils.data.Dataset[Any]):
+    """Files that cost milliseconds to read."""
+
+    def __init__(self, folder: Path, cache: minato.Cache | None) -> None:
+        self.count = len(list(folder.iterdir()))
+
+        def make(n: int) -> Any:
+            data = np.frombuffer(zlib.decompress((folder / str(n)).read_bytes()), np.uint8)
+            return np.sqrt(np.square(data.astype(np.float32))).astype(np.uint8)
+
+        self.make = make
+        if cache is not None:
+            self.make = cache.memoize(key=lambda n: n, version=1)(make)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, n: int) -> Any:
+        return self.make(n)
+
+
+def write_files(folder: Path, count: int) -> None:
+    rng = np.random.default_rng(1)
+    half = rng.integers(0, 256, VALUE_BYTES // 2 + count, np.uint8)
+    for n in range(count):
+        data = half[n : n + VALUE_BYTES // 2].tobytes() * 2
+        (folder / str(n)).write_bytes(zlib.compress(data, 1))
+
+
+def be_a_run(kind: str, folder: Path, directory: str) -> None:
+    """Prints the seconds of each epoch and a checksum of all samples."""
+    torch.set_num_threads(1)
+    plain = Packed(folder, None)
+    # What a program does once: modules that collating imports.
+    next(iter(minato.DataLoader(torch.utils.data.Subset(plain, range(20)), batch_size=10)))
+    cache = minato.Cache(4 * len(plain) * VALUE_BYTES + 64 * MB, directory=directory)
+    data = plain if kind == "plain" else Packed(folder, cache)
+    loader = minato.DataLoader(data, batch_size=10, shuffle=True, num_workers=0)
+    seconds = []
+    for _ in range(1 if kind == "plain" else 1 + WARM):
+        gc.collect()
+        start = time.perf_counter()
+        for _batch in loader:
+            pass
+        seconds.append(time.perf_counter() - start)
+    sums = sum(zlib.crc32(value.numpy()) for batch in loader for value in batch)
+    misses = None if kind == "plain" else cache.stats()["misses"]
+    print(json.dumps({"seconds": seconds, "sums": sums, "misses": misses}))
+
+
+def in_directory(repeats: int, count: int) -> dict[str, list[Any]]:
+    runs: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    for _ in range(repeats):
+        place = Path(tempfile.mkdtemp(dir=os.environ.get("CACHE_DIRECTORY", "/var/tmp")))
+        (place / "files").mkdir()
+        write_files(place / "files", count)
+        try:
+            for kind in KINDS:
+                if kind == "changed":
+                    for file in (place / "kept").glob("*/cache-*"):
+                        os.utime(file)
+                done = subprocess.run(
+                    [sys.executable, __file__, "run", kind, str(place / "files"), str(place / "kept")],
+                    stdout=subprocess.PIPE, text=True, check=True,
+                )  # fmt: skip
+                runs[kind].append(json.loads(done.stdout))
+        finally:
+            shutil.rmtree(place)
+    found = {run["sums"] for each in runs.values() for run in each}
+    misses = {run["misses"] for each in runs.values() for run in each} - {None}
+    if len(found) != 1 or misses != {count}:
+        raise SystemExit(f"the runs do not deliver the same: {found}, {misses}")
+    return runs
+
+
+def show_directory(runs: dict[str, list[Any]]) -> None:
+    rows = []
+    warm = [median(run["seconds"][1:]) for run in runs["second"]]
+    for kind, each in runs.items():
+        first = [run["seconds"][0] for run in each]
+        ratio = [a / b for a, b in zip(first, warm)]
+        rows.append([kind, f"{median(first) * 1e3:.0f}", f"{min(first) * 1e3:.0f} .. "
+                     f"{max(first) * 1e3:.0f}", f"{median(ratio):.2f}"])  # fmt: skip
+    rows.append(["warm (later epochs of second)", f"{median(warm) * 1e3:.0f}",
+                 f"{min(warm) * 1e3:.0f} .. {max(warm) * 1e3:.0f}", "1"])  # fmt: skip
+    head = ["first epoch of", "ms, median", "least .. greatest", "of a warm epoch"]
+    print(table(head, rows))
+
+
 def show(result: dict[str, Any]) -> None:
     for size, runs in result.items():
         warm, fresh = (np.array(runs[f"memcpy, {kind}"]) for kind in ("warm", "fresh"))
@@ -222,7 +325,7 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=["hit", "storage", "images"])
+    parser.add_argument("what", choices=["hit", "directory", "storage", "images"])
     parser.add_argument("--peers", action="store_true", help="also those that are installed")
     parser.add_argument("--repeats", type=int, help="default: 9 of hit, 3 of the others")
     parser.add_argument("--epochs", type=int, default=3, help="of storage and images")
@@ -232,17 +335,26 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="seconds, for the tests")
     parser.add_argument("--json", type=Path, help="every number")
     options = parser.parse_args()
-    options.repeats = 2 if options.quick else options.repeats or (9 if options.what == "hit" else 3)
+    if options.repeats is None:
+        options.repeats = 9 if options.what in ("hit", "directory") else 3
+    options.repeats = 2 if options.quick else options.repeats
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs", file=sys.stderr)
+    result: dict[str, Any]
     if options.what == "hit":
         result = hit(options.repeats, QUICK if options.quick else SIZES, options.peers)
+    elif options.what == "directory":
+        result = in_directory(options.repeats, 50 if options.quick else VALUES)
     else:
         result = getattr(cache_jobs, options.what)(options)
-    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs", file=sys.stderr)
-    shown = {"hit": show, "storage": cache_jobs.show_storage, "images": cache_jobs.show_images}
+    shown = {"hit": show, "directory": show_directory, "storage": cache_jobs.show_storage,
+             "images": cache_jobs.show_images}  # fmt: skip
     shown[options.what](result)
     if options.json:
         options.json.write_text(json.dumps({"machine": machine(), options.what: result}))
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["run"]:
+        be_a_run(sys.argv[2], Path(sys.argv[3]), sys.argv[4])
+    else:
+        main()

@@ -114,6 +114,16 @@ def test_cache_of_pictures(tmp_path: Path) -> None:
     assert "2 jobs at once" in text
 
 
+def test_cache_directory(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    done = run("cache.py", "directory", "--quick", "--json", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "warm (later epochs of second)" in done.stdout
+    runs = json.loads(out.read_text())["directory"]
+    assert {kind: len(each) for kind, each in runs.items()} == dict.fromkeys(runs, 2)
+    assert set(runs) == {"plain", "first", "second", "changed"}
+
+
 def test_preloading_is_the_forkservers(benchmark: Any) -> None:
     startup = benchmark("startup")
     assert startup.names_for("spawn") == startup.names_for("fork") == ["torch", "minato"]

@@ -33,6 +33,7 @@ struct opened {
 struct mn_cache {
     struct mn_cache_place place;
     uint64_t reserve;
+    uint64_t promised;
     struct mn_mutex mutex;   /* guards all below but the loads of `opened` and relieve_at_ns */
     mn_a64 opened;           /* struct opened *, NULL: not attached */
     struct opened *former;   /* lost ones, still mapped */
@@ -95,6 +96,7 @@ in_child(void)
             c->former = opened;
             c->inherited = true;
         }
+        c->promised = 0; /* is its parent's */
         publish(c, NULL);
         for (struct opened *o = c->former; o != NULL; o = o->before) {
             o->file.fd = o->file.map.fd = -1;
@@ -199,6 +201,7 @@ attach(struct mn_cache *cache)
         return rc;
     }
     cache->log = (struct mn_cache_log){.file = &opened->file, .reserve = cache->reserve};
+    mn_a64_store_relaxed(&opened->file.map.slots[opened->file.slot].promised, cache->promised);
     publish(cache, opened);
     return 0;
 }
@@ -235,6 +238,18 @@ bool
 mn_cache_is_on_disk(const struct mn_cache *cache)
 {
     return cache->place.on_disk;
+}
+
+void
+mn_cache_promise(struct mn_cache *cache, uint64_t bytes)
+{
+    mn_mutex_lock(&cache->mutex);
+    const struct opened *opened = opened_of(cache);
+    cache->promised = bytes;
+    if (opened != NULL) {
+        mn_a64_store_relaxed(&opened->file.map.slots[opened->file.slot].promised, bytes);
+    }
+    mn_mutex_unlock(&cache->mutex);
 }
 
 static void

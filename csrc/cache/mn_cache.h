@@ -81,6 +81,10 @@ mn_cache_detach(struct mn_cache *cache);
 bool
 mn_cache_is_on_disk(const struct mn_cache *cache);
 
+/* Bytes of memory that this process may take for other things: the cache leaves them alone. */
+void
+mn_cache_promise(struct mn_cache *cache, uint64_t bytes);
+
 /* MN_EMPTY: there is none, or it is damaged. count: whether it counts as a hit or a miss. */
 int
 mn_cache_find(struct mn_cache *cache, struct mn_cache_digest digest, bool count,

@@ -390,6 +390,7 @@ take_slot(const struct mn_cache_place *place, struct mn_cache_file *file)
             mn_a64_store_seqcst(&slot->reservation, 0);
             file->incarnation = mn_a64_add_seqcst(&slot->incarnation, 1) + 1;
             mn_a64_store_relaxed(&slot->job, place->job);
+            mn_a64_store_relaxed(&slot->promised, 0);
             mn_a64_store_relaxed(&slot->pid, (uint64_t)mn_proc_self());
             uint64_t seen = 0;
             off_t at = (off_t)(file->map.shape.slots_off + i * sizeof(*slot)

@@ -63,6 +63,20 @@ mn_cache_log_is_shared(const struct mn_cache_file *file)
     return false;
 }
 
+/* What living clients may still take for other things. */
+static uint64_t
+promised(const struct mn_cache_file *file)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < MN_CACHE_SLOTS; i++) {
+        uint64_t bytes = mn_a64_load_relaxed(&file->map.slots[i].promised);
+        if (bytes != 0 && mn_cache_slot_lives(file, i)) {
+            sum += bytes;
+        }
+    }
+    return sum;
+}
+
 /* Whether memory and file system have room for another segment. */
 static bool
 has_room(const struct mn_cache_log *log)
@@ -83,7 +97,7 @@ has_room(const struct mn_cache_log *log)
         return true; /* the page cache, which gives way */
     }
     uint64_t available = mn_mem_available();
-    return available == 0 || available >= bytes + log->reserve;
+    return available == 0 || available >= bytes + log->reserve + promised(log->file);
 }
 
 /* Gives a segment its pages. 0, MN_FULL or -errno. */

@@ -38,7 +38,8 @@
  *
  * Who pays: pages of a memory file are charged to the control group of the process that touches
  *   them first. Before each new segment the room under every limit from the own group up to the
- *   root is asked for, less a reserve, and less what the file system must keep for others. Under
+ *   root is asked for, less a reserve, less what clients have promised to others (their loaders'
+ *   memory_limit), and less what the file system must keep for others. Under
  *   pressure the log does not grow, and the oldest segments give their pages back.
  *
  * What a crash leaves behind: a reserved place without an entry, which is lost until its segment is

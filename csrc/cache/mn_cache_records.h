@@ -94,6 +94,7 @@ struct mn_cache_slot {
     mn_a64 reservation; /* number + 1 of the segment that the client writes to; 0: none */
     mn_a64 job;         /* which job the client is of; 0: a guest, of none */
     mn_a64 pid;         /* for people; decides nothing */
+    mn_a64 promised;    /* bytes of memory that the client may take for other things */
     mn_a64 damaged;     /* entries with a wrong checksum that its clients have met */
     MN_ALIGNED(MN_CACHELINE) mn_a64 hits; /* from here on sums over all clients of the slot */
     mn_a64 hit_bytes;

@@ -70,6 +70,9 @@ class Client:
         self.pid = os.getpid()
 
 
+#: bytes of memory that loaders of this process may take, as their memory_limit says
+_promised = 0
+
 _clients: weakref.WeakValueDictionary[tuple[str, str], Client] = weakref.WeakValueDictionary()
 
 
@@ -77,6 +80,15 @@ def _leave(client: weakref.ref[Client]) -> None:
     found = client()
     if found is not None:
         found.store.detach()
+
+
+def promise(memory_limit: int) -> None:
+    """Says what a loader of this process may take. No cache that it has open grows into that."""
+    global _promised
+    if memory_limit > _promised:
+        _promised = memory_limit
+        for client in list(_clients.values()):
+            client.store.promise(_promised)
 
 
 @atexit.register
@@ -95,9 +107,22 @@ def _open(where: str, name: str, size: int, keep: bool, on_disk: bool) -> Client
         reserve = _core.machine()["memory_total"] // RESERVE_SHARE
         found = Client(_cache.Store(where, name, size, job(), keep, reserve, on_disk))
         util.register_after_fork(found, Client.leave_at_exit)
+        found.store.promise(_promised if multiprocessing.parent_process() is None else 0)
         _clients[where, name] = found
+        found.store.attach()
+        if not on_disk:
+            _sweep(where, name)
     found.store.attach()
     return found
+
+
+def _sweep(where: str, name: str) -> None:
+    """Removes files of other data sets that killed processes have left in memory."""
+    from .. import _cache
+
+    for other in os.listdir(where):
+        if other.startswith(f"cache-{_cache.LAYOUT}-") and other != name:
+            _cache.sweep(where, other)
 
 
 class Cache:
@@ -192,7 +217,8 @@ class Cache:
         hit_bytes, stored_bytes, used_bytes, bytes (all of the cache) and largest (one value) are bytes;
         saved_ns is what hits would have cost, made_ns what misses have cost. entries, recycled and
         returned (parts of the file that were used again, or given back to the system), processes, jobs
-        and damaged (values of a directory with a wrong checksum, which were made again) are counts. off: None, or why there is no cache. unfollowed: names in memoized
+        and damaged (values of a directory with a wrong checksum, which were made again) are counts.
+        off: None, or why there is no cache. unfollowed: names in memoized
         functions whose changes are not seen.
         """
         store = self._attached()

@@ -135,7 +135,7 @@ class BalancedIterator(MinatoIterator):
         """Options of a pool of threads."""
         return dict(
             workers=self._num_workers,
-            memory_limit=self._options.memory_bytes(self._num_workers),
+            memory_limit=self._memory_limit(),
             options=self._engine_options(),
         )
 

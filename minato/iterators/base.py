@@ -31,12 +31,13 @@ from torch.utils.data.dataloader import (
 
 from .. import _core
 from .._dynamo import eager
+from ..cache.cache import promise
 from ..device.copy_thread import DeviceStage
 from ..device.operators import split
 from ..device.pinned import Pinner
 from ..device.provider import provider_for
 from ..errors import Failure
-from ..options import Options
+from ..options import Options, parse_bytes
 from ..progress import Progress
 from ..seeding.base_seed import BASE_SEED
 from ..seeding.ranks import ranks_of
@@ -179,11 +180,18 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             workers=self._num_workers,
             max_retries=options.max_retries if balanced else 0,
             respawn=balanced and options.max_retries > 0,
-            memory_limit=options.memory_bytes(self._num_workers),
+            memory_limit=self._memory_limit(),
             one_thread=not options.static,
             options=self._engine_options(),
             job=self._job(),
         )
+
+    def _memory_limit(self) -> int:
+        """Of what is shared with workers. Caches of this process do not grow into what the program
+        has set aside for that."""
+        if self._options.memory_limit is not None:
+            promise(parse_bytes(self._options.memory_limit))
+        return self._options.memory_bytes(self._num_workers)
 
     def _job(self) -> dict[str, Any]:
         """What workers need besides their memory."""

@@ -337,6 +337,28 @@ segments_go_back_to_the_system_under_pressure(void)
     nothing_left();
 }
 
+/* A client that has promised all memory to other things. */
+static void
+promised_memory_is_left_to_others(void)
+{
+    struct mn_cache *cache = client_of(2 * MIB, 1, false), *other = client_of(2 * MIB, 1, false);
+    CHECK_EQ(put_key(cache, 1), 0);
+    mn_cache_promise(other, UINT64_C(1) << 62);
+    CHECK_EQ(mn_cache_attach(other), 0);
+    uint64_t key = 2;
+    while (put_key(cache, key) != MN_FULL) { /* the log does not grow */
+        CHECK(++key < 20);
+    }
+    mn_cache_close(other); /* and with it its promise */
+    (void)usleep(250000);  /* the client has looked for room lately, and looks again after that */
+    while (bytes_of(key) * 3 / 2 > 30000) {
+        key++;
+    }
+    CHECK_EQ(put_key(cache, key), 0);
+    mn_cache_close(cache);
+    nothing_left();
+}
+
 static void
 what_was_recycled_since_it_was_found_is_noticed(void)
 {
@@ -1266,6 +1288,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", flipped_bytes_are_misses_or_are_noticed),
     MN_TEST("plain", torn_records_are_misses),
     MN_TEST_ADVISED("plain", segments_go_back_to_the_system_under_pressure),
+    MN_TEST("plain", promised_memory_is_left_to_others),
     MN_TEST("plain", what_was_recycled_since_it_was_found_is_noticed),
     MN_TEST("plain", what_is_not_ours_alone_is_refused),
     MN_TEST("plain", a_folder_that_is_not_in_memory_is_refused),

@@ -6,8 +6,9 @@ is killed, or that raises because a worker was, is started again. Every sample t
 compared with what it must be, every epoch that ends must have had each sample once, and at the end every
 checksum is right and nothing is left in /dev/shm.
 
-    --kills N     how many (500)
-    --seed N      of what is killed when; printed
+    --kills N         how many (500)
+    --seed N          of what is killed when; printed
+    --directory PATH  where the cache is kept, and then removed; by default it is in memory
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import faulthandler
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -34,6 +36,7 @@ from minato.cache.cache import folder
 
 SAMPLES = 150
 WRONG = 3  # exit status: a sample was wrong, lost or doubled
+DIRECTORY: str | None = None
 
 
 def content(i: int) -> np.ndarray[Any, Any]:
@@ -42,9 +45,10 @@ def content(i: int) -> np.ndarray[Any, Any]:
 
 class Data(torch.utils.data.Dataset[Any]):
     def __init__(self) -> None:
-        cache = minato.Cache("2MiB")  # about a tenth more than half of the data set
+        # about a tenth more than half of the data set
+        cache = minato.Cache("2MiB", directory=DIRECTORY)
 
-        @cache.memoize(key=lambda i: i)
+        @cache.memoize(key=lambda i: i, version=1)
         def load(i: int) -> np.ndarray[Any, Any]:
             return content(i)
 
@@ -161,7 +165,11 @@ def run(kills: int, seed: int) -> dict[str, int]:
     while psutil.Process().children(recursive=True):
         reap({})
         time.sleep(0.02)
-    assert not os.path.exists(folder()), os.listdir(folder())
+    if DIRECTORY is None:
+        assert not os.path.exists(folder()), os.listdir(folder())
+    else:
+        check()
+        shutil.rmtree(folder(DIRECTORY))
     return done
 
 
@@ -178,12 +186,13 @@ def end_stuck(groups: dict[int, str]) -> None:
 
 def check() -> None:
     """Compares the checksums of what the killed jobs have left, if anything."""
-    for name in os.listdir(folder()) if os.path.exists(folder()) else ():
-        store = _cache.Store(folder(), name, _cache.BYTES_MIN, 0, False, 0)
+    where = folder(DIRECTORY)
+    for name in os.listdir(where) if os.path.exists(where) else ():
+        store = _cache.Store(where, name, _cache.BYTES_MIN, 0, False, 0, DIRECTORY is not None)
         store.attach()
         checked, damaged = store.verify()
         print(f"left: {checked} values, {damaged} damaged", flush=True)
-        assert damaged == 0
+        assert damaged == 0 and store.stats()["damaged"] == 0
 
 
 if __name__ == "__main__":
@@ -191,7 +200,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=random.randrange(10**9))
+    parser.add_argument("--directory")
     options = parser.parse_args()
+    DIRECTORY = options.directory
     print(f"seed {options.seed}", flush=True)
     start_s = time.monotonic()
     print(run(options.kills, options.seed), f"{time.monotonic() - start_s:.0f} s", flush=True)

@@ -289,3 +289,18 @@ def test_a_kept_cache_serves_the_next_one(calls: Calls) -> None:
     FOLDER.joinpath(file).unlink()
     with contextlib.suppress(OSError):  # other tests have files there
         FOLDER.rmdir()
+
+
+def test_a_cache_leaves_a_loaders_memory_limit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "_promised", 0)
+    cache = new_cache("1MiB")
+    make = cache.memoize()(plain)
+    for limit in ("1GiB", "2GiB", "1GiB", None):
+        loader = minato.DataLoader(range(4), num_workers=1, memory_limit=limit)
+        assert sum(int(batch) for batch in loader) == 6
+    assert cache_module._promised == 2 << 30
+    client = cache._client
+    assert client is not None
+    client.store.promise(1 << 62)  # more than there is
+    assert make(3) == 6.0 and cache.stats()["refused"] == 1
+    client.store.promise(0)

@@ -166,6 +166,35 @@ def test_file_of_killed_processes_serves_next_job(tmp_path: Path, memory: Memory
     assert memory.files() == []
 
 
+LEFT = """
+import os, sys
+import minato
+minato.cache.cache.MEMORY = os.environ["TEST_MEMORY"]
+cache = minato.Cache("1MiB", keep=sys.argv[1] == "kept")
+cache._name = sys.argv[1]
+@cache.memoize()
+def make(n):
+    return n
+make(1)
+print(os.listdir(minato.cache.cache.folder()).__len__(), flush=True)
+if sys.argv[1] != "last":
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_killed_jobs_left_goes_with_the_next_cache(tmp_path: Path, memory: Memory) -> None:
+    script = tmp_path / "left.py"
+    script.write_text(LEFT)
+
+    def run(name: str) -> int:
+        done = subprocess.run([sys.executable, str(script), name], text=True, capture_output=True,
+                              env=environment(**memory.environment), timeout=100)  # fmt: skip
+        return int(done.stdout)
+
+    assert [run(name) for name in ("killed", "kept", "last")] == [1, 1, 2]
+    assert [name.rpartition("-")[2] for name in memory.files()] == ["kept"]
+
+
 FORK = """
 import os, sys, time
 import minato

@@ -46,6 +46,7 @@ cache_free(void *module)
 
 static PyMethodDef cache_methods[] = {
     {"fill", mn_cache_fill, METH_VARARGS, mn_cache_fill_doc},
+    {"sweep", mn_cache_sweep, METH_VARARGS, mn_cache_sweep_doc},
     {NULL, NULL, 0, NULL},
 };
 

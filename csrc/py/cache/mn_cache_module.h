@@ -34,6 +34,11 @@ extern const char mn_cache_fill_doc[];
 PyObject *
 mn_cache_fill(PyObject *module, PyObject *args);
 
+/* sweep(folder, name): removes what killed processes have left in memory. */
+extern const char mn_cache_sweep_doc[];
+PyObject *
+mn_cache_sweep(PyObject *module, PyObject *args);
+
 int
 mn_cache_add_entry(PyObject *module, struct mn_cache_state *st);
 

@@ -373,7 +373,42 @@ verify(PyObject *self, PyObject *Py_UNUSED(ignored))
     return Py_BuildValue("(KK)", (unsigned long long)checked, (unsigned long long)damaged);
 }
 
+const char mn_cache_sweep_doc[] =
+    "sweep(folder, name)\n\n"
+    "Removes a file in memory that no process uses and that was not to be kept.";
+
+PyObject *
+mn_cache_sweep(PyObject *module, PyObject *args)
+{
+    const char *folder, *name;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "ss", &folder, &name)) {
+        return NULL;
+    }
+    struct mn_cache_place place = {.folder = folder, .name = name, .job = 1};
+    Py_BEGIN_ALLOW_THREADS
+    mn_cache_file_sweep(&place);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(promise_doc,
+"promise(bytes)\n\n"
+"Memory that this process may still take for other things, of which no cache may take any.");
+
+static PyObject *
+promise(PyObject *self, PyObject *arg)
+{
+    unsigned long long bytes = PyLong_AsUnsignedLongLong(arg);
+    if (PyErr_Occurred() != NULL) {
+        return NULL;
+    }
+    mn_cache_promise(cache_of(self), bytes);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef store_methods[] = {
+    {"promise", promise, METH_O, promise_doc},
     {"attach", attach, METH_NOARGS,
      PyDoc_STR("attach(): opens the file, unless it is open. Raises Refused or OSError.")},
     {"detach", detach, METH_NOARGS,
