@@ -650,6 +650,7 @@ work(void *arg)
         fault_after = w->at_once ? 0 : (unsigned)(mn_test_random(&seed) % 20);
         mn_fault_hook = meet_fault;
     }
+    CHECK_EQ(mn_cache_attach(cache), 0);
     do {
         uint64_t key = mn_test_random(&seed) % 400;
         struct mn_cache_claimed claimed;
@@ -800,7 +801,8 @@ an_opener_of_a_removed_file_begins_anew(void)
     mn_cache_close(cache);
     nothing_left();
     CHECK(kill(pid, SIGCONT) == 0);
-    CHECK(WIFSIGNALED(mn_test_reap(pid))); /* after it stored something */
+    status = mn_test_reap(pid); /* after it attached at once, and stored something */
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     cache = client_of(2 * MIB, 1, false);
     struct mn_cache_sums sums;
     CHECK_EQ(mn_cache_sum(cache, &sums), 0);
