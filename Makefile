@@ -16,7 +16,7 @@ help:
 	@echo "make test      set up, build and run the tests"
 	@echo "make slow      the long tests that make test leaves out"
 	@echo "make fits      only its tests of common libraries: Lightning, transformers, ..."
-	@echo "make train     set up, make data, train and evaluate the 3D U-Net, compare loaders (9 minutes)"
+	@echo "make train     set up, make data, train and evaluate the 3D U-Net, compare loaders (10 minutes)"
 	@echo "make gpu       measure how many cores a GPU needs, by loader (40 minutes, needs a GPU)"
 	@echo "make bench     benchmarks against torch's loader (needs an idle machine)"
 	@echo "make stress    long tests of kills, races and exits;  make sanitize: ASan, UBSan, TSan"
