@@ -335,9 +335,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="seconds, for the tests")
     parser.add_argument("--json", type=Path, help="every number")
     options = parser.parse_args()
-    if options.repeats is None:
-        options.repeats = 9 if options.what in ("hit", "directory") else 3
-    options.repeats = 2 if options.quick else options.repeats
+    quick, whole = (2, 9) if options.what in ("hit", "directory") else (1, 3)
+    options.repeats = quick if options.quick else options.repeats or whole
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs", file=sys.stderr)
     result: dict[str, Any]
     if options.what == "hit":

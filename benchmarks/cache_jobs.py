@@ -256,6 +256,7 @@ def images(options: argparse.Namespace) -> dict[str, Any]:
                     if checks(told) != expected:
                         raise SystemExit(f"{side} delivered other samples")
                     runs[side].append(makespan)
+                    print(f"{jobs} jobs, {side}: {makespan:.2f} s", file=sys.stderr)
             result["jobs"][str(jobs)] = runs
         return result
 

@@ -101,7 +101,7 @@ def test_cache_of_slow_storage(tmp_path: Path) -> None:
     result, text = quick("cache.py", tmp_path, "storage", "--workers", "1", "--epochs", "2")
     reads = {side: [row["read"] for row in runs[0]] for side, runs in result["storage"]["runs"].items()}
     assert reads["torch"] == [1.0, 1.0]
-    assert reads["cache of 110 %"][1] == 0.0
+    assert reads["cache of 110 %"][1] < 0.1  # parts of so small a cache have gaps at their ends
     assert 0.7 < reads["cache of 20 %"][1] < 0.95
     assert "(emulated)" in text
 

@@ -29,7 +29,7 @@ COLOURS = {
     "minato-native": "#0fa968", "minato-native-cached": "#7cb518",
     "minato-native-process": "#4f9277", "minato-device": "#6573d0",
     "minato-native-device": "#1fa79b", "minato-native-device-cached": "#93a83a",
-    "minato-native-device-resident": "#b8a02a",
+    "minato-native-device-resident": "#b8a02a", "minato-shared": "#c2559a",
     "pytorch": "#e8590c", "pytorch-ooo": "#f2a516", "pytorch-expert": "#d9417c",
     "pytorch-native": "#b5704a", "dali": "#9d4fd0", "dali-cached": "#c97fe0",
     "synthetic": "#868e96",
