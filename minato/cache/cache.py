@@ -55,6 +55,13 @@ def _data_set(function: Any) -> str:
     return hashlib.blake2b(f"{place}\0{function.__qualname__}".encode(), digest_size=8).hexdigest()
 
 
+#: numbers of ``Cache.stats()``, all of them 0 where there is no cache
+COUNTS = (
+    "hits", "misses", "stored", "refused", "hit_bytes", "stored_bytes", "used_bytes", "bytes",
+    "largest", "saved_ns", "made_ns", "entries", "recycled", "returned", "processes", "jobs", "damaged",
+)  # fmt: skip
+
+
 class Client:
     """One file, as this process has it open; Caches of one file share it."""
 
@@ -218,11 +225,11 @@ class Cache:
         saved_ns is what hits would have cost, made_ns what misses have cost. entries, recycled and
         returned (parts of the file that were used again, or given back to the system), processes, jobs
         and damaged (values of a directory with a wrong checksum, which were made again) are counts.
-        off: None, or why there is no cache. unfollowed: names in memoized
+        off: None, or why there is no cache; then all numbers are 0. unfollowed: names in memoized
         functions whose changes are not seen.
         """
         store = self._attached()
-        numbers = store.stats() if store is not None else {}
+        numbers = dict.fromkeys(COUNTS, 0) if store is None else store.stats()
         unfollowed = sorted({text for one in self._memoized for text in one.unfollowed()})
         return {**numbers, "off": self._off, "unfollowed": unfollowed}
 

@@ -13,7 +13,7 @@ WAITS = ("wait_mean_s", "wait_p50_s", "wait_p99_s", "wait_max_s")
 
 def work_of(loader: str) -> str:
     """Loaders with the same result have the same work to do, and so the same bounds."""
-    if loader == "pytorch-expert" or loader.endswith(("-cached", "-resident")):
+    if loader == "pytorch-expert" or loader.endswith(("-cached", "-resident", "-shared")):
         return loader  # reads less of its files
     return "reference" if loader == "synthetic" else loaders.samples_of(loader) or loader
 
