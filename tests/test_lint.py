@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Callable, Iterator, NamedTuple
 
 import pytest
+import slow
 
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
 SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cc", ".cu", ".cuh"}
@@ -576,6 +577,13 @@ def test_prose_has_plain_words(place: str) -> None:
         for complaint in check_phrases(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))
     ]
     assert not found, "\n".join(found)
+
+
+def test_slow_list_names_tests() -> None:
+    for entry in slow.SLOW:
+        file, name = entry.split("::")
+        function = name.partition("[")[0]
+        assert re.search(rf"^def {function}", (ROOT / file).read_text(), re.M), entry
 
 
 def test_names_of_tests_are_short() -> None:
