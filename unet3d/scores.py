@@ -107,7 +107,7 @@ def draw(path: Path, scores: Sequence[CaseScore], title: str) -> None:
     figure, axes = pyplot.subplots(len(chosen), 3, squeeze=False, layout="constrained",
                                    figsize=(9, 0.9 + 3.1 * len(chosen)), facecolor="white")
     paint = np.array([(0, 0, 0, 0), *(to_rgba(colour, 0.7) for colour in COLOURS)])
-    for score, row in zip(chosen, axes):
+    for number, (score, row) in enumerate(zip(chosen, axes)):
         parts = (("image", None), ("label", score.label), ("prediction", score.prediction))
         for axis, (what, over) in zip(row, parts):
             axis.imshow(score.image, cmap="gray", interpolation="nearest")
@@ -115,7 +115,7 @@ def draw(path: Path, scores: Sequence[CaseScore], title: str) -> None:
                 axis.imshow(paint[over], interpolation="nearest")
             axis.set_xticks([])
             axis.set_yticks([])
-            if row is axes[0]:
+            if number == 0:
                 axis.set_title(what, fontsize=11)
         row[0].set_ylabel(f"{score.name}, slice {score.place}", fontsize=9)
         row[1].set_xlabel(", ".join(f"{name} {n} voxels" for name, n in zip(

@@ -119,7 +119,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             position.here.lives(loader.dataset, self._dataset_fetcher)
             if self._dataset_kind == _DatasetKind.Iterable:
                 self._stream = position.here
-        through = memo.through(made.dataset, options, not in_sequence(loader))
+        evicts = options.cache is not None and not in_sequence(loader)
+        through = memo.through(made.dataset, options, evicts)
         fetcher = self._dataset_fetcher
         name = _SingleProcessDataLoaderIter.__name__  # profilers know torch's name
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"

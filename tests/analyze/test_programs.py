@@ -6,6 +6,7 @@ import importlib.util
 import json
 import signal
 import subprocess
+import shlex
 import sys
 import time
 import wave
@@ -360,7 +361,7 @@ def test_torchrun_studies_local_rank_zero(tmp_path: Path) -> None:
 def test_a_shell_script_is_followed(tmp_path: Path) -> None:
     program(tmp_path, SLEEPS + "main()")
     done = analyzed(tmp_path, "--anyway", "--budget", "3s", "--", "bash", "-c",
-                    f"cd {tmp_path}; {sys.executable} train.py; exit 4")  # fmt: skip
+                    f"cd {tmp_path}; {shlex.quote(sys.executable)} train.py; exit 4")  # fmt: skip
     assert done.returncode == 4 and "Limit: " in done.stdout
 
 

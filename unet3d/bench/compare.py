@@ -618,8 +618,9 @@ def main(argv: list[str] | None = None) -> int:
             f"{alone['median_s'] * 1e3:.1f} ms, most {alone['max_s'] * 1e3:.1f} ms; slow "
             f"(over {slow.TIMES:g} medians): {len(alone['slow'])}")
     reached = [] if target is None else [
-        f"{where}, {quality.quality_table(target, results)}\n"
-        for where, results in every.items()]
+        f"{cache} cache{tables.point_text(point._asdict(), len(args.points) > 1)}, "
+        f"{quality.quality_table(target, every[f'{cache}{point.suffix}'])}\n"
+        for cache in args.caches for point in args.points]
     short = tables.short_table(rows) if len(args.points) == 1 else tables.sweep_table(rows)
     (args.out / "compare.txt").write_text(
         "\n".join([head, *reached, *([short, ""] if len(args.points) > 1 else []),

@@ -121,7 +121,7 @@ random_op(const struct mn_operator *user)
 {
     struct mn_op op = {.kind = (enum mn_op_kind)(1 + below(MN_OP_KINDS - 1))};
     op.flag = below(2);
-    op.keep = below(2);
+    op.keep_boxes = below(2);
     op.p = (double)below(3) / 2;
     op.user = user;
     for (int axis = 1; axis < 4; axis++) {
@@ -433,7 +433,7 @@ static struct mn_cases *
 open_cases(struct mn_pipeline **pipeline, char *const *paths)
 {
     struct mn_op ops[5] = {{.kind = MN_OP_READ_NPY, .dtypes = {MN_DTYPE_F32, MN_DTYPE_U8}},
-                           {.kind = MN_OP_RAND_BALANCED_CROP, .flag = true, .keep = true, .p = 0.7,
+                           {.kind = MN_OP_RAND_BALANCED_CROP, .flag = true, .keep_boxes = true, .p = 0.7,
                             .size = {0, PATCH, PATCH, PATCH}},
                            {.kind = MN_OP_RAND_FLIP, .per_axis = {0, 0.5, 0.5, 0.5}},
                            {.kind = MN_OP_RAND_SCALE_INTENSITY, .p = 0.5, .values = {0.7, 1.3, 1}},

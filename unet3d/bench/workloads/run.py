@@ -76,7 +76,7 @@ class Run:
         self.batch_size = args.batch_size or self.job.batch_size
         self.sampler = sampling.epoch_sampler(self.job.dataset, args.seed)
         self.config = {name: getattr(args, name) for name in (
-            "workload", "loader", "seed", "device", "cache", "workers", "step_ms")}
+            "workload", "loader", "seed", "device", "page_cache", "workers", "step_ms")}
         self.config |= {"seeding": "sample", "batch_size": self.batch_size,
                         "threads": self.threads, "data": str(args.data),
                         "samples": len(self.job.dataset)}
