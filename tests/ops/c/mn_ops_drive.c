@@ -433,7 +433,8 @@ static struct mn_cases *
 open_cases(struct mn_pipeline **pipeline, char *const *paths)
 {
     struct mn_op ops[5] = {{.kind = MN_OP_READ_NPY, .dtypes = {MN_DTYPE_F32, MN_DTYPE_U8}},
-                           {.kind = MN_OP_RAND_BALANCED_CROP, .flag = true, .keep_boxes = true, .p = 0.7,
+                           {.kind = MN_OP_RAND_BALANCED_CROP, .flag = true,
+                            .keep_boxes = true, .p = 0.7,
                             .size = {0, PATCH, PATCH, PATCH}},
                            {.kind = MN_OP_RAND_FLIP, .per_axis = {0, 0.5, 0.5, 0.5}},
                            {.kind = MN_OP_RAND_SCALE_INTENSITY, .p = 0.5, .values = {0.7, 1.3, 1}},
