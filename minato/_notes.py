@@ -143,8 +143,8 @@ def said_by(pid: int) -> str:
 def of_the_program(lines: list[str]) -> str:
     """The lines of a stack, innermost call first, up to minato's own calls."""
     ours = os.path.join(os.path.dirname(__file__), "workers", "")
-    ours = ours.encode("ascii", "backslashreplace").decode()  # as faulthandler writes it
-    own = list(itertools.takewhile(lambda line: ours not in line, lines))
+    escaped = ours.encode("ascii", "backslashreplace").decode()  # as faulthandler writes it
+    own = list(itertools.takewhile(lambda line: ours not in line and escaped not in line, lines))
     return "\n".join((own or lines)[:FRAMES])
 
 
