@@ -257,7 +257,7 @@ def _is_others(name: str) -> bool:
         return name not in Path("/proc/self/maps").read_text(errors="replace")
     me = psutil.Process()
     family = {me.pid, *(process.pid for process in me.children(recursive=True))}
-    made_by = re.match(r"torch_(\d+)_", name)
+    made_by = re.match(r"(?:torch_|minato-test-)(\d+)", name)
     if made_by is not None and psutil.pid_exists(int(made_by[1])):
         return int(made_by[1]) not in family
     for pid in set(psutil.pids()) - family:

@@ -55,7 +55,10 @@ lowest_above(const struct mn_cache_map *map, uint64_t generation, uint64_t *segm
     return lowest;
 }
 
-/* Goes to the oldest segment behind the cursor's. False: there is none. */
+/* Goes to the oldest segment behind the cursor's. False: there is none.
+ *
+ * A scan may miss a segment that is made meanwhile, and meet one that is made after that. The
+ * second scan finds the missed one. */
 static bool
 go_on(const struct mn_cache_map *map, struct mn_cache_cursor *c)
 {
@@ -63,7 +66,12 @@ go_on(const struct mn_cache_map *map, struct mn_cache_cursor *c)
     if (next == UINT64_MAX) {
         return false;
     }
+    next = lowest_above(map, c->generation, &segment);
+    if (next == UINT64_MAX) {
+        return false; /* recycled meanwhile: the next call looks again */
+    }
     c->generation = next;
+    c->oldest = next < c->oldest ? next : c->oldest; /* it was made after the call had begun */
     c->segment = segment;
     c->off = c->npending = 0;
     return true;
@@ -99,11 +107,14 @@ settle(const struct mn_cache_map *map, struct mn_cache_cursor *c, struct mn_cach
     return n;
 }
 
-/* Whether there is nothing to wait for in a segment that the log has left. */
+/* Whether the log has left the cursor's segment, and there is nothing to wait for in it. A later
+ * segment shows that the cursor's one has been the current one before. */
 static bool
 is_over(const struct mn_cache_file *file, const struct mn_cache_cursor *c)
 {
-    return mn_a64_load_acquire(&file->map.header->current) != c->segment + 1
+    uint64_t segment;
+    return lowest_above(&file->map, c->generation, &segment) != UINT64_MAX
+           && mn_a64_load_seqcst(&file->map.header->current) != c->segment + 1 /* [K14] */
            && !mn_cache_log_is_reserved(file, c->segment);
 }
 

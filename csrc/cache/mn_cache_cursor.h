@@ -18,6 +18,7 @@
  *   A place that is reserved and not begun ends the call; the next call looks again. Its writer may
  *   have died there, so when the log has moved on, and no living client has the segment reserved,
  *   the cursor leaves it and the rest of its segment.
+ *   A writer that is late does not come back to such a segment (mn_cache_log.h).
  *
  * Recycling: where no segment has the cursor's generation any more, the cursor goes to the oldest
  *   one with a higher generation. Bytes of an older generation are no entry, because a seal, of

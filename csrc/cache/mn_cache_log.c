@@ -202,7 +202,7 @@ begin(const struct mn_cache_file *file, uint64_t number)
     mn_a64_store_relaxed(&segment->fill, 0);
     mn_a64_store_seqcst(&segment->generation, generation); /* [K7] */
     MN_FAULT("cache.begun");
-    mn_a64_store_release(&map->header->current, number + 1);
+    mn_a64_store_seqcst(&map->header->current, number + 1); /* [K12] */
 }
 
 /* Makes another segment current, under the log lock. */
@@ -276,6 +276,7 @@ mn_cache_log_reserve(struct mn_cache_log *log, uint64_t bytes, struct mn_cache_r
             MN_FAULT("cache.reserved");
             if (generation != 0
                 && mn_a64_load_seqcst(&segment->generation) == generation /* [K2] */
+                && mn_a64_load_seqcst(&map->header->current) == current   /* [K13] */
                 && take_bytes(segment, map->shape.segment_bytes, bytes, &out->off)) {
                 out->segment = (uint32_t)(current - 1);
                 out->generation = generation;

@@ -20,6 +20,13 @@
  *   ends a reservation. Such a segment keeps generation 0. It is empty for readers, and is taken
  *   again, first of all, once no client has it reserved.
  *
+ * A segment that the log has left gets no further entries, which a cursor relies on
+ *   A writer looks once more, after [K1], whether the segment is the current one [K13]. A cursor
+ *   looks whether the log has gone on [K14], and then for reservations [K4]; [K12] is the log's
+ *   step to another segment. [K12] -> [K13] and [K12] -> [K14] are seq_cst, as K1 and K4 are. If a
+ *   cursor sees K12 and then no reservation, K4 precedes K1. So K12 precedes K13, and the writer
+ *   withdraws.
+ *
  * Readers need no reservation
  *   [K5] a reader loads the generation (acquire), copies, and adds 0 to it (acq_rel) [K6].
  *   [K6] -> [K3]: if K6 still reads the generation, it precedes K3 in the order of that word, so

@@ -25,7 +25,7 @@ class Memory:
     """A place in /dev/shm for one test's programs, which set minato's by the environment."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="minato-test-", dir="/dev/shm"))
+        self.path = Path(tempfile.mkdtemp(prefix=f"minato-test-{os.getpid()}-", dir="/dev/shm"))
         self.environment = {"TEST_MEMORY": str(self.path)}
 
     def files(self) -> list[str]:

@@ -76,9 +76,13 @@ class Wide(Data):
 
 
 @pytest.fixture
-def cache() -> minato.Cache:
+def cache() -> Iterator[minato.Cache]:
     """With room for all samples."""
-    return new_cache("4MiB")
+    made = new_cache("4MiB")
+    yield made
+    store = made._attached()  # pytest holds the cache for longer than its file may stay
+    assert store is not None
+    store.detach()
 
 
 def loader_of(cache: Any, dataset: Any = None, **options: Any) -> Any:
