@@ -13,12 +13,13 @@
 #include "cache/mn_cache_checksum.h"
 #include "cache/mn_cache_locks.h"
 
+/* Moves bytes between memory and the data of a file on a disk. 0 or -errno. */
 static int
-read_file(const struct mn_cache_map *map, uint64_t off, void *to, uint64_t bytes)
+transfer(const struct mn_cache_map *map, uint64_t off, char *at, uint64_t bytes, bool writes)
 {
-    char *at = to;
     while (bytes > 0) {
-        ssize_t n = pread(map->fd, at, bytes, (off_t)(map->shape.data_off + off));
+        off_t place = (off_t)(map->shape.data_off + off);
+        ssize_t n = writes ? pwrite(map->fd, at, bytes, place) : pread(map->fd, at, bytes, place);
         if (n <= 0) {
             if (n < 0 && errno == EINTR) {
                 continue;
@@ -33,22 +34,15 @@ read_file(const struct mn_cache_map *map, uint64_t off, void *to, uint64_t bytes
 }
 
 static int
+read_file(const struct mn_cache_map *map, uint64_t off, void *to, uint64_t bytes)
+{
+    return transfer(map, off, to, bytes, false);
+}
+
+static int
 write_file(const struct mn_cache_map *map, uint64_t off, const void *from, uint64_t bytes)
 {
-    const char *at = from;
-    while (bytes > 0) {
-        ssize_t n = pwrite(map->fd, at, bytes, (off_t)(map->shape.data_off + off));
-        if (n <= 0) {
-            if (n < 0 && errno == EINTR) {
-                continue;
-            }
-            return n < 0 ? -errno : -EIO;
-        }
-        at += n;
-        off += (uint64_t)n;
-        bytes -= (uint64_t)n;
-    }
-    return 0;
+    return transfer(map, off, (char *)(uintptr_t)from, bytes, true);
 }
 
 int

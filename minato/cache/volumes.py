@@ -62,6 +62,7 @@ class Volumes(Reader):
         self._keeps = isinstance(crop, RandBalancedCrop) and crop.keep_boxes
         self._crop = crop
         self._boxed: set[str] = set()
+        self._most = 0  # bytes of a slab; 0: not known yet
         self._shapes: dict[str, tuple[tuple[int, int], tuple[int, ...]]] = {}
         self._slab = self.memoized(_slab, "pipeline", lambda *key: key, lambda path, *_: path)
         self._boxes = self.memoized(
@@ -167,7 +168,9 @@ class Volumes(Reader):
 
     def _rows(self, shape: tuple[int, ...], dtype: str) -> int:
         """Planes of a slab."""
-        store = self.cache._attached()
-        most = SLAB if store is None else min(SLAB, int(store.stats()["largest"] * OF_LARGEST))
+        if self._most == 0:
+            store = self.cache._attached()
+            largest = SLAB if store is None else int(store.stats()["largest"] * OF_LARGEST)
+            self._most = min(SLAB, largest)
         plane = shape[0] * shape[2] * shape[3] * np.dtype(dtype).itemsize
-        return max(1, min(shape[1], most // max(1, plane)))
+        return max(1, min(shape[1], self._most // max(1, plane)))

@@ -73,7 +73,7 @@ class Memo:
         self.held: Held | None = None  # what samples build with the dataset's generators
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
 
-    def through(self, dataset: Any, options: Options, evicts: bool) -> Through | None:
+    def through(self, dataset: Any, options: Options, loader: Any) -> Through | None:
         """How a new iterator reads the dataset: through the loader's cache, if it has one."""
         if options.cache is None:
             self.cached = None
@@ -82,7 +82,9 @@ class Memo:
             from ..cache.datasets import CacheOfLoader
 
             self.cached = CacheOfLoader(options.cache)
-        return self.cached.through(dataset, options.form, evicts)
+        from .reordering import in_sequence
+
+        return self.cached.through(dataset, options.form, evicts=not in_sequence(loader))
 
     def packed_costs(self) -> list[str]:
         """Packed costs for a state. With millions of samples they may be slightly out of date. That

@@ -49,7 +49,6 @@ from .across_iterators import memo_of
 from .batch_errors import Amended
 from .max_errors import ErrorsAllowed
 from .position import Position
-from .reordering import in_sequence
 from .supervisor import Supervisor
 from .window import per_worker
 
@@ -105,9 +104,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             _BaseDataLoaderIter.__init__(self, loader)
         self._split = split(loader, self._provider)
         self._dataset = self._split.dataset
-        self._through = memo.through(
-            self._dataset, options, options.cache is not None and not in_sequence(loader)
-        )
+        self._through = memo.through(self._dataset, options, loader)
         name = _MultiProcessingDataLoaderIter.__name__  # profilers know torch's name
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
         self._prefetch_factor = per_worker(loader)

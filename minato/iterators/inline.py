@@ -36,7 +36,6 @@ from ..stateful import (
 )  # fmt: skip
 from .across_iterators import memo_of
 from .position import Position
-from .reordering import in_sequence
 
 if CORE:
     from ..seeding.in_trainer import SeededFetcher, TolerantFetcher
@@ -119,8 +118,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             position.here.lives(loader.dataset, self._dataset_fetcher)
             if self._dataset_kind == _DatasetKind.Iterable:
                 self._stream = position.here
-        evicts = options.cache is not None and not in_sequence(loader)
-        through = memo.through(made.dataset, options, evicts)
+        through = memo.through(made.dataset, options, loader)
         fetcher = self._dataset_fetcher
         name = _SingleProcessDataLoaderIter.__name__  # profilers know torch's name
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"

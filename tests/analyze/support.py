@@ -53,6 +53,18 @@ def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "minato", "analyze", *map(str, arguments)]
 
 
+class Compose:
+    """A chain of transforms, as torchvision's."""
+
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, value: Any) -> Any:
+        for transform in self.transforms:
+            value = transform(value)
+        return value
+
+
 @dataclass
 class Done:
     returncode: int

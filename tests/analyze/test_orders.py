@@ -21,20 +21,10 @@ from minato.analyze.orders import Given, commute, examined, moves, through
 from minato.analyze.page import page
 from minato.analyze.stages import digest
 
-from .support import in_a_fork
+from .support import Compose, in_a_fork
 from .test_page import whole
 
 Tensor = torch.Tensor
-
-
-class Compose:
-    def __init__(self, *transforms: Any) -> None:
-        self.transforms = list(transforms)
-
-    def __call__(self, value: Any) -> Any:
-        for transform in self.transforms:
-            value = transform(value)
-        return value
 
 
 def library(kind: Any) -> Any:

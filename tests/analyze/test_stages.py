@@ -16,15 +16,7 @@ from torch.utils.data import Subset
 from minato.analyze import stages
 from minato.analyze.stages import Clocks
 
-
-class Compose:
-    def __init__(self, *transforms: Any) -> None:
-        self.transforms = list(transforms)
-
-    def __call__(self, value: Any) -> Any:
-        for transform in self.transforms:
-            value = transform(value)
-        return value
+from .support import Compose
 
 
 class Slow:

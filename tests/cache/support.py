@@ -21,6 +21,19 @@ def files(folder: Path = FOLDER) -> list[str]:
     return sorted(os.listdir(folder)) if folder.exists() else []
 
 
+#: the begin of a program that mounts what no other process sees; exit status 77: it may not
+OWN_MOUNTS = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def call(result):
+    if result != 0:
+        print("cannot mount", os.strerror(ctypes.get_errno()))
+        sys.exit(77)
+call(libc.unshare(0x00020000))
+call(libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None))
+"""
+
+
 class Memory:
     """A place in /dev/shm for one test's programs, which set minato's by the environment."""
 

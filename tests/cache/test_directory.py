@@ -21,7 +21,7 @@ import minato
 from minato.__main__ import main
 from minato.cache.cache import COUNTS
 
-from .support import Calls, Memory, environment, start
+from .support import OWN_MOUNTS, Calls, Memory, environment, start
 from .test_processes import PROGRAM, SAMPLES, begin, ended, made, ready, told
 
 pytestmark = pytest.mark.limit(300)
@@ -137,7 +137,7 @@ print(cache.stats()["damaged"], cache.stats()["hits"] > 0, cache.stats()["off"])
 """
 
 
-def test_a_writer_killed_at_any_time_leaves_no_wrong_byte(tmp_path: Path) -> None:
+def test_killed_writer_leaves_no_wrong_byte(tmp_path: Path) -> None:
     script, kept = tmp_path / "killed.py", str(tmp_path / "kept")
     script.write_text(KILLED)
     for round_ in range(3):
@@ -151,7 +151,7 @@ def test_a_writer_killed_at_any_time_leaves_no_wrong_byte(tmp_path: Path) -> Non
     assert done.stdout == "ready\n0 True None\n", done.stderr
 
 
-def test_a_replaced_file_is_read_again_by_the_next_run(
+def test_replaced_file_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("minato.cache.files.FRESH_NS", -1)
@@ -298,16 +298,9 @@ def test_a_limit_of_file_size_ends_no_job(tmp_path: Path) -> None:
 
 
 #: mounts a small file system and keeps a cache there
-SMALL = """
-import ctypes, gc, os, sys
-libc = ctypes.CDLL(None, use_errno=True)
-def call(result):
-    if result != 0:
-        print("cannot mount", os.strerror(ctypes.get_errno()))
-        sys.exit(77)
+SMALL = f"""{OWN_MOUNTS}
+import gc
 kept = sys.argv[1].encode()
-call(libc.unshare(0x00020000))
-call(libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None))
 call(libc.mount(b"tmpfs", kept, b"tmpfs", 0, b"size=8M"))
 import warnings
 import numpy as np

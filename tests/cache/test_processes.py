@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from .support import Memory, environment, start
+from .support import OWN_MOUNTS, Memory, environment, start
 
 PROGRAM = Path(__file__).with_name("program.py")
 SAMPLES = 60
@@ -244,15 +244,7 @@ def test_a_program_that_closes_all_descriptors_goes_on(tmp_path: Path, memory: M
 # ---- no room -----------------------------------------------------------------------------------
 
 #: mounts a /dev/shm of its own and runs a program there
-SMALL = """
-import ctypes, os, sys
-libc = ctypes.CDLL(None, use_errno=True)
-def call(result):
-    if result != 0:
-        print("cannot mount", os.strerror(ctypes.get_errno()))
-        sys.exit(77)
-call(libc.unshare(0x00020000))
-call(libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None))
+SMALL = f"""{OWN_MOUNTS}
 call(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=" + sys.argv[1].encode()))
 import warnings
 import numpy as np
