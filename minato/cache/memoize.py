@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..workers.worker_info import is_worker_thread
 from . import files as _files
 from .keys import canonical
 
@@ -37,7 +38,12 @@ _local = threading.local()
 def seeded(digest: bytes) -> Iterator[None]:
     """Within, the global generators begin where the key says; after it they are what they were.
     So a value does not depend on what was drawn before, and a sample draws the same numbers
-    whether a value of its was made or found."""
+    whether a value of its was made or found.
+
+    Worker threads leave the generators alone: they belong to the program and to all its threads."""
+    if is_worker_thread():
+        yield
+        return
     rand: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
     pythons, numpys = random.getstate(), rand.get_state(legacy=False)
     torchs = torch.default_generator.get_state()

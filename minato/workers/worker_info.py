@@ -89,6 +89,11 @@ def end() -> None:
             _torchs = None
 
 
+def is_worker_thread() -> bool:
+    """Whether this thread is a worker, in the program's own process."""
+    return _here.thread
+
+
 def be_worker(**info: Any) -> None:
     """Makes this thread a worker."""
     _here.info, _here.thread = worker.WorkerInfo(**info), True

@@ -128,6 +128,23 @@ def test_threads_read_through_the_cache(calls: Calls) -> None:
     assert count(calls, "decode") == SAMPLES
 
 
+class Observed(Threaded):
+    """Notes which seed torch's global generator has while a value is made."""
+
+    def decode(self, raw: bytes, i: int) -> torch.Tensor:
+        Calls(Path(self.calls)).note(f"seed-{torch.initial_seed()}")
+        return super().decode(raw, i)
+
+
+def test_worker_threads_leave_the_programs_generators_alone(calls: Calls) -> None:
+    seed()
+    loader = minato.DataLoader(
+        Observed(calls), 5, num_workers=2, worker_type="thread", cache=new_cache(), form="decoded"
+    )
+    assert len(list(loader)) == 5
+    assert {one for one in calls.all() if one.startswith("seed-")} == {"seed-0"}
+
+
 def test_ready_batches_hold_each_sample_once(calls: Calls) -> None:
     loader = minato.DataLoader(
         Parts(calls), 5, num_workers=2, batching="ready", in_order=False, cache=new_cache()
