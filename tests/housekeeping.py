@@ -8,7 +8,7 @@ with the others. A run in which no test ends for QUIET_S ends, too.
 
 *Nothing left.* After each test there are no more descendant processes than before it, no more
 memfds open or mapped, and nothing new in /dev/shm or in the folder for temporary files, which
-belongs to this run. If something is left, the plugin collects garbage and waits for it. The check
+belongs to this run; and orphans of its children do not become this process's children. If something is left, the plugin collects garbage and waits for it. The check
 costs less than a millisecond.
 
 *Cheap forks.* Most of a fork's cost depends on the number of pages of the process, and nearly
@@ -67,6 +67,10 @@ STACKS = signal.SIGUSR2
 #: So Python has no thread that watches for a hang in C, and forks wait for other threads, such as
 #: those by which torch's loader sends indices.
 ADDRESS_SANITIZER = "libasan" in os.environ.get("LD_PRELOAD", "")
+SET_CHILD_SUBREAPER, GET_CHILD_SUBREAPER = 36, 37  # of prctl(2)
+ADOPTION = "this process as the parent of orphans"
+
+_libc = ctypes.CDLL(None)
 
 
 class DeadlineExceeded(BaseException):
@@ -276,11 +280,19 @@ def _is_a_probe(path: Path) -> bool:
         return True  # removed just now
 
 
+def _adopts_orphans() -> int:
+    """Whether orphans become children of this process."""
+    adopts = ctypes.c_int()
+    _libc.prctl(GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
+    return adopts.value
+
+
 def _held(folder: Path) -> Counter[str]:
     """Everything that a test may not leave more of."""
     found = _memfds()
     found.update(_processes())
     found.update({f"/dev/shm/{name}": 1 for name in os.listdir("/dev/shm")})
+    found[ADOPTION] = _adopts_orphans()
     # multiprocessing has one folder for the whole life of the process, torch leaves some, and
     # torch_geometric leaves the code that it generated
     kept = ("pymp-", "torchelastic_", "torchinductor_", "torch_geometric.")
@@ -291,6 +303,7 @@ def _held(folder: Path) -> Counter[str]:
 
 def _end(left: Counter[str]) -> None:
     """Ends and removes what was left."""
+    _libc.prctl(SET_CHILD_SUBREAPER, 0, 0, 0, 0)
     # torch's SIGCHLD handler would report the killed workers in the midst of pytest;
     # once they are reaped it finds nothing to report.
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -388,7 +401,6 @@ def _nothing_left(request: pytest.FixtureRequest, _temporary: Path) -> Iterator[
 
 # ---- cheap forks -------------------------------------------------------------------------
 
-_libc = ctypes.CDLL(None)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 MADV_COLLAPSE, HUGE = 25, 2 << 20
 #: huge pages that are written to while a child lives fall apart, some in each test

@@ -462,7 +462,6 @@ def test_files_without_their_decoder_are_named(
     (["--step-ms", "3", "--", "true"], "a program has its own step"),
     (["nowhere"], "neither a folder nor MODULE:FACTORY"),
     (["--cores", "100000", "--", "true"], "--cores 100000: there are"),
-    (["--", "./no-such-program"], "cannot be started"),
     (["--compare", "no.json", "no.json"], "no report of minato analyze"),
 ])  # fmt: skip
 def test_wrong_arguments_exit_two(
@@ -472,9 +471,13 @@ def test_wrong_arguments_exit_two(
     from minato.analyze import command as analyze
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(analyze, "_reap", lambda: None)
     assert analyze.run(arguments) == 2
     assert words in capfd.readouterr().err
+
+
+def test_a_program_that_cannot_start_exits_two(tmp_path: Path) -> None:
+    done = analyzed(tmp_path, "--", "./no-such-program")
+    assert done.returncode == 2 and "cannot be started" in done.stderr
 
 
 def test_a_folder_of_others_is_not_written_to(tmp_path: Path) -> None:
