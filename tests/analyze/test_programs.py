@@ -263,7 +263,15 @@ def test_an_iterable_dataset_is_studied(tmp_path: Path) -> None:
 
 # ---- ends ----------------------------------------------------------------------------------
 
-ENDLESS = SLEEPS + "print('begins', flush=True)\nmain(epochs=100_000, num_workers=1)"
+#: Its worker stays: one of torch's stays for ever if the program is killed while it starts.
+ENDLESS = SLEEPS + """
+loader = DataLoader(Samples(), 4, num_workers=1, persistent_workers=True)
+next(iter(loader))
+print("begins", flush=True)
+while True:
+    for batch in loader:
+        time.sleep(0.001)
+"""
 
 
 def begun(folder: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
