@@ -3,11 +3,24 @@
 What can be stored: None, bool, int, float, complex, str, bytes, bytearray, NumPy's scalars, dense
 arrays, dense CPU tensors, PIL images, and dicts, lists and tuples of them. A stored value comes back
 as new objects of the same types, dtypes and, for dense arrays and tensors, strides. An array or
-tensor with gaps or overlaps comes back dense, as its copy would be. Subclasses are refused: what
-they hold besides is not known.
+tensor with gaps or overlaps comes back dense, as its copy would be. PIL images of any class come
+back as plain images; of their ``info`` only ``transparency`` is kept. All other subclasses are
+refused, because their extra state is unknown.
 
-The description is JSON: plain values stand for themselves, everything else is a list that begins
-with a letter. Buffers follow in the order of the description; empty ones are left out.
+The description is JSON. None, bool, int and str stand for themselves. Everything else is a list:
+
+    ["a", dtype, shape, axes]         an array; axes: None in C order, "F", or the order in memory
+    ["t", dtype, shape, strides]      a tensor; strides: None if contiguous
+    ["d", keys, values]               a dict
+    ["l", items], ["u", items]        a list, a tuple
+    ["b", length], ["B", length]      bytes, a bytearray
+    ["h", hex]                        bytes in a key or in an image's transparency: no buffer
+    ["f", hex], ["c", hex, hex]       a float, a complex number
+    ["g", dtype, hex]                 a NumPy scalar
+    ["i", mode, size, length, extra]  a PIL image
+
+Buffers follow in the order of the description, without the empty ones. ``_encode``, ``_allocate``
+and ``_assemble`` must agree on this order.
 """
 
 from __future__ import annotations
@@ -63,7 +76,7 @@ def _descr(dtype: np.dtype[Any]) -> Any:
 
 
 def _tuples(descr: Any) -> Any:
-    """JSON has no tuples; a structured dtype's fields are some."""
+    """Turns JSON lists back into the tuples that a structured dtype needs."""
     if isinstance(descr, str):
         return descr
     return [
@@ -92,7 +105,7 @@ def _check_dtype(dtype: np.dtype[Any], value: Any, where: str) -> Any:
 
 
 def _flat(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Of an array in C order: its bytes."""
+    """The bytes of an array in C order, as a flat view."""
     return array.reshape(-1).view(np.uint8)
 
 
@@ -131,7 +144,7 @@ def _of_image(image: Any, where: str, parts: list[Any]) -> Any:
         extra["palette"] = [image.palette.mode, image.palette.tobytes().hex()]
     transparency = image.info.get("transparency")
     if transparency is not None:
-        extra["transparency"] = _encode(transparency, where, [])
+        extra["transparency"] = _encode(transparency, where, None)
     data = image.tobytes()
     if data:
         parts.append(data)
@@ -139,36 +152,29 @@ def _of_image(image: Any, where: str, parts: list[Any]) -> Any:
 
 
 def _is_image(value: Any) -> bool:
-    """Without importing PIL: whose values there are if it is imported."""
+    """Whether it is a PIL image. Does not import PIL: without it there are no images."""
     return any(
         kind.__module__ == "PIL.Image" and kind.__qualname__ == "Image"
         for kind in type(value).__mro__
     )
 
 
-def _of_container(value: Any, where: str, parts: list[Any]) -> Any:
+def _of_container(value: Any, where: str, parts: list[Any] | None) -> Any:
     kind = type(value)
     if kind is dict:
-        keys = [_encode(k, f"a key of {where}", []) for k in value]
+        keys = [_encode(k, f"a key of {where}", None) for k in value]
         return ["d", keys, [_encode(v, f"{where}[{k!r}]", parts) for k, v in value.items()]]
     letter = "l" if kind is list else "u"
     return [letter, [_encode(v, f"{where}[{i}]", parts) for i, v in enumerate(value)]]
 
 
-def _encode(value: Any, where: str, parts: list[Any]) -> Any:
+def _encode(value: Any, where: str, parts: list[Any] | None) -> Any:
+    """The value's description; appends its buffers to parts. None: it must do without buffers."""
     kind = type(value)
     if value is None or kind is bool or kind is int or kind is str:
         return value
-    if kind is np.ndarray:
-        return _of_array(value, where, parts)
-    if kind is torch.Tensor:
-        return _of_tensor(value, where, parts)
     if kind is dict or kind is list or kind is tuple:
         return _of_container(value, where, parts)
-    if kind is bytes or kind is bytearray:
-        if value:
-            parts.append(value)
-        return ["b" if kind is bytes else "B", len(value)]
     if kind is float:
         return ["f", value.hex()]
     if kind is complex:
@@ -176,6 +182,18 @@ def _encode(value: Any, where: str, parts: list[Any]) -> Any:
     if isinstance(value, np.generic) and kind.__module__ == "numpy":
         descr = _check_dtype(value.dtype, value, where)
         return ["g", descr, np.asarray(value).tobytes().hex()]
+    if parts is None:
+        if kind is bytes:
+            return ["h", value.hex()]
+        raise refusal(value, where)
+    if kind is np.ndarray:
+        return _of_array(value, where, parts)
+    if kind is torch.Tensor:
+        return _of_tensor(value, where, parts)
+    if kind is bytes or kind is bytearray:
+        if value:
+            parts.append(value)
+        return ["b" if kind is bytes else "B", len(value)]
     if _is_image(value):
         return _of_image(value, where, parts)
     raise refusal(value, where)
@@ -193,7 +211,7 @@ def encode(value: Any, what: str) -> Encoded:
 
 
 def _empty_array(node: Any) -> tuple[Any, Any]:
-    """An array of a description, and what to fill of it."""
+    """An array of uninitialised memory for a description, and the view to copy its bytes into."""
     _letter, descr, shape, axes = node
     dtype = np.dtype(descr) if isinstance(descr, str) else _dtype(descr)
     if axes is None or axes == "F":
@@ -214,7 +232,8 @@ def _empty_tensor(node: Any) -> torch.Tensor:
 
 
 def _allocate(node: Any, targets: list[Any], objects: list[Any]) -> None:
-    """Makes what the buffers go to, in their order."""
+    """Appends to objects each new array or tensor, and to targets where each buffer is to be copied,
+    in the order of the description."""
     if type(node) is not list:
         return
     letter = node[0]
@@ -269,6 +288,8 @@ def _assemble(node: Any, objects: Iterator[Any], made: Iterator[bytes]) -> Any:
         return tuple([_assemble(inner, objects, made) for inner in node[1]])
     if letter == "b":
         return next(made) if node[1] else b""
+    if letter == "h":
+        return bytes.fromhex(node[1])
     if letter == "B":
         return bytearray(next(made)) if node[1] else bytearray()
     if letter == "f":
@@ -306,7 +327,7 @@ def read(entry: _cache.Entry) -> tuple[bool, Any]:
 
 
 def copy(encoded: Encoded) -> Any:
-    """The value that a hit of it would be."""
+    """A new copy of the value, as a hit would return it."""
     node = json.loads(encoded.description)
     targets: list[Any] = []
     objects: list[Any] = []

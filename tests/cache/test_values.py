@@ -62,7 +62,7 @@ BACK = {
     "bytes": [b"", b"abc", bytearray(b"xyz"), bytearray()],
     "scalars": [np.float32(0.1), np.int16(-3), np.bool_(True), np.datetime64("2020-01-01"),
                 np.str_("ab"), np.complex64(1j)],
-    "containers": {"a": [1, (2.5, {"b": ()})], 3: None, (1, "k"): b"v", True: {}},
+    "containers": {"a": [1, (2.5, {"b": ()})], 3: None, (1, "k"): b"v", True: {}, b"key": 4, (b"", 0.5): {}},
     "arrays": [np.arange(10.0), np.zeros((0, 3)), np.array(5), np.arange(24).reshape(2, 3, 4),
                np.asfortranarray(np.arange(6).reshape(2, 3)), np.arange(4, dtype=">i4"),
                np.arange(24).reshape(2, 3, 4).transpose(1, 2, 0),
@@ -112,7 +112,7 @@ def test_images_come_back_as_pixels_and_mode() -> None:
     for mode in ("L", "RGB", "RGBA", "1", "P", "I;16", "F", "CMYK", "LA"):
         image = base.convert(mode) if mode != "I;16" else Image.new("I;16", (5, 5), 700)
         if mode == "P":
-            image.info["transparency"] = 3
+            image.info["transparency"] = bytes(range(256))
         found = through_store(image)
         assert type(found) is Image.Image and (found.mode, found.size) == (mode, image.size)
         assert found.tobytes() == image.tobytes() and found.getpalette() == image.getpalette()
