@@ -5,7 +5,7 @@
  *   Values by digest, shared by all processes of a user that open the same file, in memory or on a
  *   disk. The parts are mn_cache_file (the file), mn_cache_data (its bytes), mn_cache_log (room),
  *   mn_cache_index (finding), mn_cache_cursor (what is new), mn_cache_claims (single flight) and
- *   mn_cache_locks (which clients live); their headers hold the arguments.
+ *   mn_cache_locks (which clients live); their headers explain why each part is correct.
  *
  * Actors: any thread of the process. Finding and copying take no lock. Attaching, storing and
  *   closing take the client's mutex; storing holds it while it copies, so a client writes one
@@ -19,9 +19,6 @@
  *   anew. The old mapping stays until the client is closed, because other threads may read it.
  *
  * All functions return 0, MN_FULL, MN_EMPTY, a refusal (mn_cache_file.h) or a negative errno.
- *
- *   mn_cache_open                     mn_cache_close
- *   mn_cache_claim_key             mn_cache_release_key
  */
 #ifndef MN_CACHE_H
 #define MN_CACHE_H
@@ -64,7 +61,8 @@ struct mn_cache_sums {
 int
 mn_cache_open(const struct mn_cache_place *place, uint64_t reserve, struct mn_cache **out);
 
-/* Leaves the file, also as its last client, and frees the client. For no other thread in it. */
+/* Leaves the file, also as its last client, and frees the client. Call it only while no other
+ * thread uses this client. */
 void
 mn_cache_close(struct mn_cache *cache);
 
@@ -73,7 +71,7 @@ int
 mn_cache_attach(struct mn_cache *cache);
 
 /* Leaves the file; the next call attaches again. A fork that never attached removes what
- * its killed parent has left. For no other thread in it. */
+ * its killed parent has left. Call it only while no other thread uses this client. */
 void
 mn_cache_detach(struct mn_cache *cache);
 
@@ -90,7 +88,7 @@ int
 mn_cache_find(struct mn_cache *cache, struct mn_cache_digest digest, bool count,
               struct mn_cache_found *found);
 
-/* Copies n bytes of the payload from `off` on; no check but of the bounds (-EINVAL). Another error:
+/* Copies bytes of the payload from `off` on; no check but of the bounds (-EINVAL). Another error:
  * they cannot be read. */
 int
 mn_cache_copy(const struct mn_cache_found *found, uint64_t off, void *to, uint64_t bytes);

@@ -80,8 +80,8 @@ struct mn_plan_batch {
     uint32_t nrows;
     uint32_t spares; /* spare indices that follow those of the rows */
     uint32_t seeded;
-    bool whole;          /* one worker makes and collates it, */
-    bool splits;         /* or, where that pays, several make it and one collates */
+    bool whole;          /* a worker collates it: the program has its own collate_fn */
+    bool splits;         /* several workers may make its samples; then one collates */
     bool integers;       /* index has an int64_t for each row, by which costs are known */
     uint32_t index_kind; /* else: its kind, which only the caller knows */
     const void *index;
@@ -138,7 +138,7 @@ struct mn_plan_round {
     struct mn_dispatch_view view;
     uint64_t depth; /* tasks that should wait on a busy worker's own queue */
     bool idle; /* the current worker has nothing at all to do */
-    bool soon; /* and once idle for longer it may start work beyond the window */
+    bool soon; /* it could start work beyond the window if it had been idle for longer */
     bool held; /* memory does not allow what it would start */
 };
 
@@ -280,7 +280,8 @@ mn_plan_nap(const struct mn_plan *p, uint64_t now_ns, int64_t nap_ns);
 
 /* Returns whether work beyond the prefetch window may start. It takes memory that torch's loader
  * would not take, so a straggler must hold up the rest, or a worker must have been idle for a
- * while. Shorter stalls are noise of the machine and never end. */
+ * while. Shorter stalls are noise of the machine and never end. Notes since when workers are idle,
+ * if that was not noted yet. */
 bool
 mn_plan_starved(struct mn_plan *p, const struct mn_plan_facts *f);
 

@@ -17,8 +17,8 @@ mn_plan_sum(const int64_t *v, uint32_t n)
     return s;
 }
 
-/* Returns what a task costs in addition to its samples. In a piece whose group was expensive to
- * open, tasks may be longer: no worker takes a short one over. */
+/* Returns what a task costs in addition to its samples. While neighbours are kept together, tasks
+ * may be as long as an eighth of opening a group: taking over less than that never pays. */
 static int64_t
 overhead_ns(const struct mn_plan *p)
 {
@@ -77,9 +77,9 @@ mn_plan_room(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t ot
     return mn_plan_waiting(p) + most + others <= MN_PLAN_TASKS;
 }
 
-/* Returns the cost by which a task counts as slow. A start past the window holds memory for one
- * more batch, and saves at most the task's time beyond the typical. Where batches are large, an
- * excess that is little more than noise does not count. */
+/* Returns the cost to use when judging whether a task is slow. A start past the window holds memory
+ * for one more batch, and saves at most the task's time beyond the typical. So where batches are
+ * large, an excess within noise (mn_plan_patience_ns) does not count. */
 int64_t
 mn_plan_worth(const struct mn_plan *p, int64_t cost_ns, int64_t bytes)
 {

@@ -62,7 +62,7 @@ struct mn_plan_together {
 /* The pieces that one worker is to make next, unless other workers must help. */
 struct mn_share {
     struct mn_piece *first, *last;
-    uint64_t chain;   /* of the piece that it was given last */
+    uint64_t chain;   /* of the piece that its worker started or adopted last */
     int64_t cost_ns;  /* of its pieces */
     uint32_t tasks;   /* number of tasks in it */
     uint64_t idle_ns; /* since when its worker has nothing to start; 0: it has */
@@ -164,7 +164,8 @@ mn_plan_piece_may_start(struct mn_plan *p, struct mn_plan_round *r, const struct
 int64_t
 mn_plan_sum(const int64_t *v, uint32_t n);
 
-/* Returns how many of the first n rows make a task. */
+/* Returns the number of rows of the next task. n: rows left. parts: split a batch that one worker
+ * could make. limit: from mn_plan_chunk_limit(). */
 uint32_t
 mn_plan_chunk(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost,
               uint32_t n, bool parts, int64_t limit);

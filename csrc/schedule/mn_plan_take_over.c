@@ -11,12 +11,12 @@
  * it go to another worker. */
 #define STUCK_NS (INT64_C(5) * 1000 * 1000)
 #define STUCK_TIMES 3
-/* Work is taken over only if it would wait for longer than opening its group again costs, by this
- * part of that cost. */
+/* Work is taken over only if it would otherwise wait for longer than 1 + 1/HELP_MARGIN times what
+ * it costs to begin it elsewhere. */
 #define HELP_MARGIN 4
 
-/* Returns what another worker pays for a piece in addition to its samples: more in the middle of a
- * group that the piece before it has opened. */
+/* Returns what another worker pays for a piece in addition to its samples. opened: the piece
+ * continues a group that its own worker has opened, so another worker must open it again. */
 static int64_t
 price(const struct mn_plan *p, const struct mn_piece *x, bool opened)
 {
@@ -114,9 +114,9 @@ best_border(struct mn_plan *p, struct mn_plan_round *r, uint32_t victim, int64_t
     return best;
 }
 
-/* Returns how long it takes until an idle worker may begin something that has no owner: as long as
- * the head takes. The tasks on its worker's queue may belong to the next batch already. Never at
- * the end of all that is planned. */
+/* Returns the time until an idle worker may begin work that has no owner, that is until the head is
+ * made: what its worker is making, and the pieces of the head in that worker's share. Queued tasks
+ * are left out, because they may belong to a later batch. INT64_MAX if no more work is planned. */
 static int64_t
 more_in(const struct mn_plan *p, const struct mn_plan_round *r)
 {
@@ -140,8 +140,9 @@ help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper, uint32_t victi
 {
     const struct mn_worker_view *v = &r->facts.workers[victim];
     struct border b = best_border(p, r, victim, v->left_ns);
-    bool idles = b.stay == 0 && v->running_ns < 0 && v->queued == 0; /* it is about to begin */
-    /* A piece without owner costs nothing to begin with. But its turn may never come: work past the
+    /* The victim is about to begin. */
+    bool idles = b.stay == 0 && v->running_ns < 0 && v->queued == 0;
+    /* Work without an owner has no extra cost, so wait for it, but only briefly: work past the
      * window starts only while the head stands still. */
     uint64_t idle_ns = p->shares.of[helper].idle_ns;
     bool waits = idle_ns == 0
@@ -156,7 +157,7 @@ help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper, uint32_t victi
     }
     bool head = p->shares.of[victim].first->batch->sequence == p->order.head;
     if (!head && b.price_ns > 0 && more_in(p, r) <= b.price_ns) {
-        return false; /* it may begin something else before that cost has paid off */
+        return false; /* the helper may get other work before that cost has paid off */
     }
     take_over(p, victim, helper, b.stay, b.takes);
     return true;
@@ -170,7 +171,7 @@ mn_plan_find_help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper)
     each_ns = each_ns > 0 ? each_ns : 1; /* no cost is known */
     if (p->order.next - p->order.head < p->cfg.window && !p->dispatch.closed && !r->held
         && !p->stall.full) {
-        return false; /* more is about to be planned, and it may begin with that */
+        return false; /* more is about to be planned, and the helper may begin with that */
     }
     if (r->facts.ready >= p->dispatch.rates.starved_below) {
         return false; /* the consumer is the slow part: nothing to gain */
@@ -201,8 +202,9 @@ mn_plan_find_stuck(const struct mn_plan *p, const struct mn_plan_round *r,
 {
     int64_t stuck = STUCK_TIMES * mn_plan_share_task_ns(p);
     stuck = stuck > STUCK_NS ? stuck : STUCK_NS;
-    stuck += 2 * (p->known.away_ns + p->known.opening_ns); /* it may be opening a group, */
-    if (p->known.near == MN_CONTRAST_UNKNOWN) {            /* for an unknown time */
+    /* Its worker may be opening a group. While the time for that is unknown, allow more. */
+    stuck += 2 * (p->known.away_ns + p->known.opening_ns);
+    if (p->known.near == MN_CONTRAST_UNKNOWN) {
         stuck += MN_PLAN_UNKNOWN_NS;
     }
     uint32_t w = 0;

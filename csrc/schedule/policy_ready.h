@@ -25,8 +25,9 @@
  *   ready (fewer only for the last batch of the epoch). Then it is
  *     - the natural batch that is due, where that is whole; where a part of it is due, mixed;
  *     - mixed where B samples of open ones are ready: nothing is gained by waiting, and their
- *       memory is free after it. Also where slow samples are ready and a batch's share of them,
- *       and one more, is owed beyond what the whole one below has;
+ *       memory is free after it. Also mixed where slow samples wait and have fallen behind their
+ *       natural share by a batch's share and one more, even after those of the oldest whole
+ *       batch;
  *     - the oldest whole natural batch with no more slow samples than may be carried over;
  *     - mixed if the caller says so.
  *   Mixed, it takes, always oldest first:

@@ -8,12 +8,12 @@ from typing import Any
 
 from .conclude import OTHERS, Facts, codec_rows, moved, rated, sized, slow_share, winners
 
-#: images without which a mean says little
+#: fewer images than this make a mean unreliable
 FEW = 16
-#: of report.json; a field that changes its meaning, or goes, raises the first number
+#: of report.json; the first number rises when a field goes, or changes its meaning
 SCHEMA = "1.0"
 LINES, COLUMNS = 25, 110
-#: what to paste that is no argument of the loader begins with one of these
+#: changes that are not arguments of the loader, but commands or orders of transforms
 ELSEWHERE = ("minato recode ", "order: ")
 
 
@@ -54,7 +54,7 @@ def answer(report: dict[str, Any], where: str = "") -> str:
 
 
 def _elsewhere(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The best of those that were asked for by an option, and are not made at the loader."""
+    """The best of the changes that are made outside of the loader, if any."""
     return [change for change in changes if change["paste"].startswith(ELSEWHERE)][:1]
 
 
@@ -139,9 +139,9 @@ def noted(f: Facts) -> list[str]:
     if work.get("failures"):
         notes.append(f"{work['failures']} samples failed; {work['failed'][0]}")
         if "FileNotFoundError" in work["failed"][0]:
-            notes.append("files may be gone since the program has ended: --pause studies before that")
+            notes.append("the files may have gone when the program ended: --pause studies it before that")
     if work.get("merged"):
-        notes.append("clocks inside a sample cost over 10 %, so stages were merged")
+        notes.append("measuring inside samples slowed them by over 10 %, so some stages are shown as one")
     if f.others() > OTHERS:
         notes.append(f"other programs used {f.others():.0%} of the cores while this was measured")
     rate, delivered = f.own_rate(), w["delivered"]
@@ -153,7 +153,7 @@ def noted(f: Facts) -> list[str]:
     storage = f.all.get("storage") or {}
     if storage.get("rates"):
         best = max(storage["rates"], key=lambda one: one["files_per_s"])
-        state = "cold" if storage["cold"] else "warm, not yours if the data exceed memory"
+        state = "cold" if storage["cold"] else "from the page cache; less if the data do not fit in memory"
         notes.append(
             f"storage alone ({state}): {rated(best['files_per_s'])} files/s, "
             f"{sized(best['bytes_per_s'])}/s with {best['in_flight']} reads in flight"
@@ -215,7 +215,7 @@ def _loaded(path: str) -> dict[str, Any]:
             found: dict[str, Any] = json.load(file)
         schema = found["schema"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no report of minato analyze: {error}") from None
-    if schema.partition(".")[0] != SCHEMA.partition(".")[0]:
-        raise ValueError(f"{path} has schema {schema}, and this version reads {SCHEMA}")
+        raise ValueError(f"{path} is not a report of minato analyze: {error}") from None
+    if str(schema).partition(".")[0] != SCHEMA.partition(".")[0]:
+        raise ValueError(f"{path} was written by another version of minato (schema {schema}, this one reads {SCHEMA})")
     return found

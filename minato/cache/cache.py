@@ -1,4 +1,4 @@
-"""minato.Cache: which file it is, which job this process is of, and what happens where it cannot be."""
+"""minato.Cache: chooses its file, identifies the job, and turns the cache off if it cannot be used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 #: the file system in memory that the files are made in
 MEMORY = "/dev/shm"
-#: of all memory: what a cache leaves to others
+#: a cache leaves the RESERVE_SHARE-th part of all memory free
 RESERVE_SHARE = 16
 
 
@@ -49,21 +49,23 @@ def job() -> int:
 
 
 def _data_set(function: Any) -> str:
-    """A name for what the function makes: of its file, or, at a prompt, of the working folder."""
+    """A hash of the function's source file and name; at a prompt or in a notebook, of the working
+    folder and the name."""
     file = os.path.realpath(function.__code__.co_filename)
     place = file if os.path.exists(file) and "ipykernel" not in file else os.getcwd()
     return hashlib.blake2b(f"{place}\0{function.__qualname__}".encode(), digest_size=8).hexdigest()
 
 
-#: numbers of ``Cache.stats()``, all of them 0 where there is no cache
-COUNTS = (
+#: numbers of ``Cache.stats()``
+NUMBERS = (
     "hits", "misses", "stored", "refused", "hit_bytes", "stored_bytes", "used_bytes", "bytes",
     "largest", "saved_ns", "made_ns", "entries", "recycled", "returned", "processes", "jobs", "damaged",
 )  # fmt: skip
 
 
 class Client:
-    """One file, as this process has it open; Caches of one file share it."""
+    """Owns this process's only Store of a file, and closes it at exit. All Caches of the file share
+    the Client. (A Store is what the C code calls a client: one process's handle on the file.)"""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -71,13 +73,14 @@ class Client:
         self.leave_at_exit()
 
     def leave_at_exit(self) -> None:
-        """In each process anew: multiprocessing forgets what its parent was to do."""
+        """Registers the exit hook; again after each fork, because multiprocessing clears inherited
+        hooks."""
         # After everything else, when this process's own workers are gone: the last one unlinks.
         util.Finalize(None, _leave, (weakref.ref(self),), exitpriority=-1000)
         self.pid = os.getpid()
 
 
-#: bytes of memory that loaders of this process may take, as their memory_limit says
+#: bytes: the largest memory_limit of any loader in this process; caches leave as much memory free
 _promised = 0
 
 _clients: weakref.WeakValueDictionary[tuple[str, str], Client] = weakref.WeakValueDictionary()
@@ -90,7 +93,7 @@ def _leave(client: weakref.ref[Client]) -> None:
 
 
 def promise(memory_limit: int) -> None:
-    """Says what a loader of this process may take. No cache that it has open grows into that."""
+    """Notes a loader's memory_limit: caches of this process leave as much memory free."""
     global _promised
     if memory_limit > _promised:
         _promised = memory_limit
@@ -100,7 +103,7 @@ def promise(memory_limit: int) -> None:
 
 @atexit.register
 def _leave_in_forks() -> None:
-    """Of processes that os.fork() has made, which multiprocessing does not end."""
+    """Closes files in children of os.fork(), where multiprocessing runs no exit hooks."""
     for client in list(_clients.values()):
         if client.pid != os.getpid():
             client.store.detach()
@@ -143,9 +146,8 @@ class Cache:
     ...     def __getitem__(self, i):
     ...         return augment(self.load(i))  # the random part: runs every time
 
-    The values lie in one file in /dev/shm for each user and data set, which is named after the file and
-    name of the first function that is memoized. All processes of the user that run the same code
-    share it. It is removed when its last process ends. With directory= the file lies on a local
+    Each user's data set has one file in /dev/shm. Its name is a hash of the source file and name of
+    the first memoized function. All processes of the user that run the same code share it. It is removed when its last process ends. With directory= the file lies on a local
     disk and stays there: the next run finds what the last one has made.
 
     Args:
@@ -218,18 +220,24 @@ class Cache:
         return decorate
 
     def stats(self) -> dict[str, Any]:
-        """Counts of all processes that have used the file since it was made.
+        """Numbers of all processes that have used the file since it was made. All are 0 where there
+        is no cache.
 
-        hits, misses, stored and refused are values (refused: for want of room, or too large);
-        hit_bytes, stored_bytes, used_bytes, bytes (all of the cache) and largest (one value) are bytes;
-        saved_ns is what hits would have cost, made_ns what misses have cost. entries, recycled and
-        returned (parts of the file that were used again, or given back to the system), processes, jobs
-        and damaged (values of a directory with a wrong checksum, which were made again) are counts.
-        off: None, or why there is no cache; then all numbers are 0. unfollowed: names in memoized
-        functions whose changes are not seen.
+        hits, misses, stored: values found, made, and kept.
+        refused: values not kept, for want of room or because they are too large.
+        hit_bytes, stored_bytes: bytes of the values found and kept.
+        used_bytes, bytes: bytes in use, and of the whole cache.
+        largest: bytes of the largest value that fits.
+        saved_ns, made_ns: nanoseconds that hits have saved and misses have cost.
+        entries: values in the cache now.
+        recycled, returned: parts of the file that were used again, or given back to the system.
+        processes, jobs: how many use the file.
+        damaged: values in a directory whose checksum was wrong; they were made again.
+        off: None, or why there is no cache.
+        unfollowed: names in memoized functions whose changes are not seen.
         """
         store = self._attached()
-        numbers = dict.fromkeys(COUNTS, 0) if store is None else store.stats()
+        numbers = dict.fromkeys(NUMBERS, 0) if store is None else store.stats()
         unfollowed = sorted({text for one in self._memoized for text in one.unfollowed()})
         return {**numbers, "off": self._off, "unfollowed": unfollowed}
 
@@ -248,7 +256,8 @@ class Cache:
             raise RuntimeError("this cache has no memoized function yet")
         from .. import _cache
 
-        # In memory another version's file may be in use by another job; a directory keeps one of them.
+        # In memory, versions of the layout have files of their own: another job may use an old one.
+        # A directory has only one.
         name = f"cache-{_cache.LAYOUT}-{self._name}" if self.directory is None else f"cache-{self._name}"
         on_disk = self.directory is not None
         try:

@@ -83,5 +83,5 @@ def test_two_reports_are_compared(tmp_path: Path) -> None:
     assert row.split() == ["delivered", "200", "->", "400", "samples/s", "2.00", "times"]
     two["schema"] = "2.0"
     (tmp_path / "two.json").write_text(json.dumps(two))
-    with pytest.raises(ValueError, match=r"has schema 2\.0"):
+    with pytest.raises(ValueError, match=r"schema 2\.0, this one reads"):
         report.compared(str(tmp_path / "one.json"), str(tmp_path / "two.json"))

@@ -470,7 +470,7 @@ def test_files_without_their_decoder_are_named(
     (["--step-ms", "3", "--", "true"], "a program has its own step"),
     (["nowhere"], "neither a folder nor MODULE:FACTORY"),
     (["--cores", "100000", "--", "true"], "--cores 100000: there are"),
-    (["--compare", "no.json", "no.json"], "no report of minato analyze"),
+    (["--compare", "no.json", "no.json"], "not a report of minato analyze"),
 ])  # fmt: skip
 def test_wrong_arguments_exit_two(
     arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

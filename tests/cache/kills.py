@@ -1,8 +1,8 @@
 """Jobs on one cache whose workers and trainers are killed at random: python tests/cache/kills.py.
 
 Two jobs, one under torch's loader and one under minato's, load one data set through a cache that holds
-a part of it. Again and again one of their processes is killed, or stopped for a while. A trainer that
-is killed, or that raises because a worker was, is started again. Every sample that is delivered is
+a part of it. Again and again one of their processes is killed, or stopped for a while. A killed trainer is
+started again. One whose worker was killed begins its next epoch. Every sample that is delivered is
 compared with what it must be, every epoch that ends must have had each sample once, and at the end every
 checksum is right and nothing is left in /dev/shm.
 
@@ -45,7 +45,7 @@ def content(i: int) -> np.ndarray[Any, Any]:
 
 class Data(torch.utils.data.Dataset[Any]):
     def __init__(self) -> None:
-        # about a tenth more than half of the data set
+        # holds about 55 % of the data set
         cache = minato.Cache("2MiB", directory=DIRECTORY)
 
         @cache.memoize(key=lambda i: i, version=1)
@@ -63,16 +63,19 @@ class Data(torch.utils.data.Dataset[Any]):
         return i
 
 
-def be_a_job(kind: str, epochs: int) -> int:
-    """Loads epochs; the exit status."""
+def be_a_job(kind: str, epochs: int | None) -> int:
+    """Loads epochs while workers may be killed, or, with None, two that must succeed. Returns the exit
+    status."""
     multiprocessing.current_process().authkey = os.urandom(32)  # a job of its own
     faulthandler.register(signal.SIGUSR2, file=sys.__stdout__, all_threads=True)
     loader = minato.DataLoader if kind == "minato" else torch.utils.data.DataLoader
     batches = loader(Data(), 10, shuffle=True, num_workers=2)
-    for _ in range(epochs):
+    for _ in range(epochs or 2):
         try:
             seen = sorted(int(i) for batch in batches for i in batch)
         except (RuntimeError, OSError):  # a worker was killed
+            if epochs is None:
+                raise
             continue
         if seen != list(range(SAMPLES)):
             print("wrong:", seen, flush=True)
@@ -80,7 +83,7 @@ def be_a_job(kind: str, epochs: int) -> int:
     return 0
 
 
-def start(kind: str, epochs: int) -> int:
+def start(kind: str, epochs: int | None = None) -> int:
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
@@ -115,7 +118,7 @@ def reap(kept: dict[int, str]) -> list[tuple[int, int]]:
 
 
 def strike(rng: random.Random, jobs: dict[int, str]) -> str:
-    """Kills or stops a process; what was done."""
+    """Kills or stops a process. Returns what was done."""
     below = [p for p in psutil.Process().children(recursive=True) if p.pid not in jobs]
     if rng.random() < 0.15 or not below:
         victim = psutil.Process(rng.choice(list(jobs)))
@@ -136,7 +139,7 @@ def run(kills: int, seed: int) -> dict[str, int]:
     rng = random.Random(seed)
     done: dict[str, int] = {"worker": 0, "trainer": 0, "stopped": 0, "jobs": 0}
     jobs: dict[int, str] = {}
-    groups: dict[int, str] = {}  # of processes, by the jobs that lead them
+    groups: dict[int, str] = {}  # the kind of job, by process group
     while done["worker"] + done["trainer"] < kills:
         for kind in ("torch", "minato"):
             if kind not in jobs.values():
@@ -161,7 +164,7 @@ def run(kills: int, seed: int) -> dict[str, int]:
         time.sleep(0.05)
     check()
     for kind in ("torch", "minato"):  # whatever is left serves whole epochs, and is then removed
-        assert end_of(start(kind, 2)) == 0
+        assert end_of(start(kind)) == 0
     while psutil.Process().children(recursive=True):
         reap({})
         time.sleep(0.02)
@@ -174,8 +177,8 @@ def run(kills: int, seed: int) -> dict[str, int]:
 
 
 def end_stuck(groups: dict[int, str]) -> None:
-    """Ends workers of torch's that go on without a trainer: one that was just forked when the trainer
-    was killed takes whichever parent it then has for its trainer. None of minato's may be left."""
+    """Kills torch's workers that outlive their trainer: one that was forked just before the trainer's
+    death takes its new parent for the trainer. No worker of minato's may be left."""
     for process in psutil.Process().children(recursive=True):
         if groups.get(os.getpgid(process.pid)) != "torch":
             process.send_signal(signal.SIGUSR2)  # says where it is

@@ -19,7 +19,7 @@ import pytest
 
 import minato
 from minato.__main__ import main
-from minato.cache.cache import COUNTS
+from minato.cache.cache import NUMBERS
 
 from .support import OWN_MOUNTS, Calls, Memory, environment, start
 from .test_processes import PROGRAM, SAMPLES, begin, ended, made, ready, told
@@ -84,7 +84,7 @@ def test_the_next_run_makes_nothing(kind: str, tmp_path: Path, memory: Memory) -
         begin(job)
         stats = told(job)
         assert stats["off"] is None and stats["damaged"] == 0
-        assert stats.keys() - {"seen"} == {*COUNTS, "off", "unfollowed"}
+        assert stats.keys() - {"seen"} == {*NUMBERS, "off", "unfollowed"}
         assert (stats["hits"], stats["misses"]) == (run * SAMPLES, SAMPLES)
         ended(job)
         assert made(tmp_path) == list(range(SAMPLES))
@@ -198,7 +198,7 @@ def off_of(place: Place) -> str:
         assert right(place.values(3))
     [warning] = caught
     assert "minato.Cache is off" in str(warning.message)
-    assert not any(place.stats[name] for name in COUNTS)
+    assert not any(place.stats[name] for name in NUMBERS)
     return str(place.stats["off"])
 
 

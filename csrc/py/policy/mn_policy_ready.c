@@ -67,7 +67,7 @@ ready_end(PyObject *self, PyObject *arg)
         return NULL;
     }
     if (mn_ready_end(&ready_of(self)->r, total) < 0) {
-        PyErr_SetString(PyExc_ValueError, "more samples than that were marked");
+        PyErr_SetString(PyExc_ValueError, "total is smaller than the number of samples marked");
         return NULL;
     }
     Py_RETURN_NONE;
@@ -85,7 +85,7 @@ ready_mark(PyObject *self, PyObject *args)
     if (rc < 0) {
         PyErr_SetString(PyExc_ValueError,
                         rc == -EALREADY ? "position was marked before"
-                                        : "position is not within reach");
+                                        : "position is past the horizon, or was delivered");
         return NULL;
     }
     Py_RETURN_NONE;
