@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from multiprocessing import util
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from .._not_linux import CORE, NEEDS_LINUX
 from ..options import parse_bytes
@@ -182,11 +182,21 @@ class Cache:
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.size, self.keep, self._name, self.directory)
 
+    @overload
+    def memoize(self, function: Function, /) -> Function: ...
+
+    @overload
     def memoize(
-        self, key: Callable[..., Any] | None = None, files: Callable[..., Any] | None = None,
-        check: str = "epoch", version: Any = None,
-    ) -> Callable[[Function], Function]:  # fmt: skip
-        """A decorator for functions whose value depends on their arguments alone.
+        self, function: None = None, /, *, key: Callable[..., Any] | None = None,
+        files: Callable[..., Any] | None = None, check: str = "epoch", version: Any = None,
+    ) -> Callable[[Function], Function]: ...  # fmt: skip
+
+    def memoize(
+        self, function: Any = None, /, *, key: Callable[..., Any] | None = None,
+        files: Callable[..., Any] | None = None, check: str = "epoch", version: Any = None,
+    ) -> Any:  # fmt: skip
+        """A decorator for functions whose value depends on their arguments alone, with or without
+        parentheses.
 
         The function gets a parameter `part`: an index of the array or tensor that it returns, such as
         (slice(8, 72), ..., 0), of which then only that part is copied.
@@ -217,7 +227,7 @@ class Cache:
             wrapped: Function = wrap(memoized)
             return wrapped
 
-        return decorate
+        return decorate if function is None else decorate(function)
 
     def stats(self) -> dict[str, Any]:
         """Numbers of all processes that have used the file since it was made. All are 0 where there

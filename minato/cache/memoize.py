@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..workers.worker_info import is_worker_thread
 from . import files as _files
 from .keys import canonical
 
@@ -41,6 +40,8 @@ def seeded(digest: bytes) -> Iterator[None]:
     whether a value of its was made or found.
 
     Worker threads leave the generators alone: they belong to the program and to all its threads."""
+    from ..workers.worker_info import is_worker_thread  # not on Windows
+
     if is_worker_thread():
         yield
         return
@@ -95,6 +96,8 @@ class Memoized:
         self, cache: Cache, function: Any, key: Callable[..., Any] | None,
         files: Callable[..., Any] | None, check: str, version: Any,
     ) -> None:  # fmt: skip
+        if key is not None and not callable(key):
+            raise TypeError(f"memoize(key=) takes a function of the arguments, but got {key!r}")
         self.cache = cache
         self.function = function
         self.name = f"{function.__module__}.{function.__qualname__}"

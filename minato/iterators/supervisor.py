@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import _utils
+from torch.utils.data.dataloader import _DatasetKind
 
 from .._core import Block, Engine
 from .._deadline import Deadline
@@ -88,6 +89,7 @@ class Supervisor:
             window=per_worker(loader) * workers,
             batch_size=loader.batch_size or 1,
             persistent=bool(loader.persistent_workers),
+            iterable=loader._dataset_kind == _DatasetKind.Iterable,
             prefetch=per_worker(loader),
             ready=balanced and options.batching == "ready",
             prefetches=options.prefetch_next_epoch if _may_prefetch(balanced, options) else None,

@@ -174,6 +174,7 @@ class Served:
     ready: bool = False  # batching="ready"
     prefetch: int = 2  # batches for each worker
     prefetches: bool | None = False  # prefetch_next_epoch; None: it cannot
+    iterable: bool = False
     watch: Watch = field(default_factory=Watch)
     displacement: Callable[[], dict[str, float]] | None = None  # where samples may move
 
@@ -217,7 +218,7 @@ def engine_stats(pool: Executor, served: Served) -> dict[str, Any]:
 def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -> Facts:
     """What the verdict needs besides the statistics."""
     costs = served.position.memo.costs
-    cost = costs.summary()
+    cost, progress = costs.summary(), served.position.progress
     balanced = served.balanced
     mean = cost["mean_ns"] * _NS
     scheduler = pool.engine.scheduler() if balanced else None
@@ -246,6 +247,8 @@ def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -
         prefetch=served.prefetch,
         persistent=served.persistent,
         prefetches=served.prefetches,
+        iterable=served.iterable,
+        sets_epoch=bool(progress.user_epoch or progress.sampler_epoch),
         forks=getattr(pool, "forks", True),
     )
 

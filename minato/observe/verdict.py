@@ -82,6 +82,9 @@ class Facts:
     prefetches: bool | None = False
     #: whether processes start by fork
     forks: bool = True
+    iterable: bool = False  # an iterable dataset
+    #: whether the program tells the loader or its sampler the number of each epoch
+    sets_epoch: bool = False
 
 
 @dataclass(frozen=True)
@@ -248,7 +251,7 @@ def _first(case: Case) -> Iterator[Cause]:
     facts = case.facts
     making = facts.first - facts.starting
     later, once = "", " (once)" if facts.persistent else ""
-    if facts.prefetches is not None and not facts.persistent:
+    if facts.prefetches is not None and not facts.persistent and not facts.sets_epoch:
         later = (
             "persistent_workers=True with prefetch_next_epoch=True has later epochs' first batches "
             "made while the epoch before ends."
@@ -256,7 +259,7 @@ def _first(case: Case) -> Iterator[Cause]:
     slow = facts.first_slowest
     if slow is not None and slow[1] > 0.5 * making and slow[1] > SLOW * facts.mean:
         ready = (
-            'in_order=False with batching="ready" delivers other samples first. '
+            'in_order=False with batching="ready" delivers what is ready first. '
             if facts.balanced and not facts.ready
             else ""
         )
@@ -278,10 +281,15 @@ def _starts(case: Case) -> Iterator[Cause]:
     if facts.prefetches is None:
         advice = "Workers that are given the next epoch's batches early need map-style datasets, "
         advice += 'scheduling="balanced", batching="sampler" and prefetch_next_epoch=True.'
+    elif facts.sets_epoch:
+        advice = (
+            "The program tells the number of each epoch, so its batches cannot begin earlier. Longer "
+            "epochs have fewer such waits."
+        )
     elif facts.prefetches:
         advice = (
             "prefetch_next_epoch=True is set, and what it begins is thrown away where the program "
-            "calls set_epoch() or changes the sampler between epochs."
+            "changes the sampler between epochs."
         )
     else:
         advice = "prefetch_next_epoch=True has it made while the epoch before ends."
@@ -530,6 +538,8 @@ def _more(case: Case, most: int) -> str:
         return f"An upper bound of {workers} workers in autoscale{about}."
     if case.facts.balanced:
         return f"num_workers={workers} (or autoscale=({count}, {workers})){about}."
+    if not case.facts.iterable:
+        return f"num_workers={workers}{about}."
     return (
         f"num_workers={workers}{about}. For an iterable dataset that changes the batches, and each "
         "worker needs a shard of its own."

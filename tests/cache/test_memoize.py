@@ -59,6 +59,18 @@ def test_arguments_are_the_key_of_plain_functions() -> None:
         make()
 
 
+def test_parentheses_may_be_left_out() -> None:
+    cache = new_cache()
+    double = cache.memoize(plain)
+    assert [double(3), double(3), double(4)] == [6.0, 6.0, 8.0]
+    assert cache.stats()["misses"] == 2
+
+
+def test_key_must_be_a_function() -> None:
+    with pytest.raises(TypeError, match="takes a function of the arguments, but got 'i'"):
+        new_cache().memoize(key="i")(abs)  # type: ignore[arg-type]
+
+
 def test_missing_key_error_shows_the_line_to_write() -> None:
     cache = new_cache()
     number = 3

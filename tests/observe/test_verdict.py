@@ -160,9 +160,21 @@ def test_too_few_workers_advise_a_number(scheduling: str) -> None:
     before = run(loader(2), 0.02)
     name, advice = cause(before)
     assert name == "too few workers" and ("autoscale" in advice) == (scheduling == "balanced")
+    assert "iterable" not in advice
     workers = workers_in(advice)
     assert 3 <= workers <= 8
     assert falls(before, run(loader(workers), 0.02))
+
+
+def test_told_epochs_are_not_advised_to_begin_early() -> None:
+    data = Sleeps(16, 0.05)
+    sampler = torch.utils.data.DistributedSampler(data, 1, 0)  # type: ignore[var-annotated, arg-type]
+    loader = minato.DataLoader(data, 4, sampler=sampler, num_workers=2, persistent_workers=True)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        assert len(list(loader)) == 4
+    [advice] = [one["advice"] for one in loader.stats()["causes"] if "later epochs" in one["name"]]
+    assert "tells the number of each epoch" in advice and "prefetch_next_epoch" not in advice
 
 
 def test_bursts_advise_a_larger_prefetch_factor() -> None:
@@ -305,7 +317,7 @@ FAILED = {"left_out": 2, "replaced": 1, "latest": [(7, "OSError: no file", None)
         ({"wait": waited(4.0)}, {"first": 4.0, "starting": 3.9}, "persistent_workers=True starts them"),
         ({"wait": waited(4.9)}, {"first": 4.9, "first_slowest": (3, 4.0)}, "sample 3 alone takes 4.0 s"),
         ({}, {"starts": 4.0, "epochs": 8}, "first batch of 8 later epochs. prefetch_next_epoch=True"),
-        ({}, {"starts": 4.0, "epochs": 8, "prefetches": True}, "calls set_epoch() or changes"),
+        ({}, {"starts": 4.0, "epochs": 8, "prefetches": True}, "changes the sampler"),
         ({}, {"starts": 3.0, "epochs": 8}, "1 later"[2:]),
         ({}, {"starts": 3.0, "epochs": 8}, "before ends. 2.0 s because all workers compute."),
         ({"wait": waited(0.01, 0.01)}, {}, "hardly waits for data (1% of its time)"),
