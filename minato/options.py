@@ -241,6 +241,8 @@ class Options:
                 "autoscale option should be None or a pair (low, high) of positive integers, "
                 f"but got {bounds!r}"
             )
+        if bounds[0] > bounds[1]:
+            raise ValueError(f"autoscale={bounds!r}: the low number comes first, then the high one")
         if num_workers == 0:
             raise ValueError("autoscale option needs num_workers > 0")
         if not bounds[0] <= num_workers <= bounds[1]:

@@ -74,6 +74,7 @@ def test_memory_bytes_is_given_or_fair_share(
         ({"max_retries": True}, "max_retries option"),
         ({"memory_limit": "much"}, "memory_limit should be bytes"),
         ({"autoscale": (3, 4)}, "does not include num_workers=2"),
+        ({"autoscale": (4, 2)}, "the low number comes first"),
         ({"autoscale": (1, 2), "scheduling": "static"}, "autoscale needs"),
         ({"straggler_threshold": -1}, "straggler_threshold option"),
         ({"prefetch_next_epoch": True}, "needs persistent_workers=True"),

@@ -158,7 +158,7 @@ class Memoized:
                 bound = self._signature.bind(*args, **kwargs)
                 bound.apply_defaults()
                 args = tuple(bound.arguments.values())
-            given = canonical(args, f"the arguments of {self.function.__qualname__}")
+            given = canonical(args, f"the tuple of arguments of {self.function.__qualname__}")
         print_: bytes = self.fingerprint(args).digest
         return print_ + given
 

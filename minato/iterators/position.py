@@ -78,6 +78,8 @@ class Position:
         """The epoch's end, or where the program leaves it: warns of samples that failed."""
         if self.allowed is not None:
             self.allowed.warn()
+        if self._alone:  # with workers the supervisor saves more than this
+            self.memo.last_stats = self.told()
 
     @contextlib.contextmanager
     def taking_up(self) -> Iterator[None]:

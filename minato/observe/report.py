@@ -57,7 +57,7 @@ def facts(stats: dict[str, Any]) -> list[tuple[str, str]]:
              f"{min(1.0, cpu / whole):.0%} on a core")
         )  # fmt: skip
     if cost["samples"]:
-        text = f"{seconds(cost['p50'])} each (median), {seconds(cost['p99'])} (99 of 100 are faster)"
+        text = f"{seconds(cost['p50'])} each (median), {seconds(cost['p99'])} (99th percentile)"
         if stats["slow"]:
             index, longest = stats["slow"][0]
             text += f"; slowest: {index} ({seconds(longest)})"

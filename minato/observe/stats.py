@@ -140,7 +140,7 @@ def collect(loader: Any) -> dict[str, Any]:
         "slow": _slowest(memo.costs),
     }
     if loader.num_workers == 0:
-        stats.update(memo.told() or {})
+        stats.update(memo.told() or memo.last_stats)
         if memo.load is not None:
             stats.update(_load(memo.load, stats))
         stats["device"] = memo.copies.summary() if memo.copies is not None else None

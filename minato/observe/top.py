@@ -191,7 +191,7 @@ def render(
     """The lines of one loader, from its snapshot and the one before, within a width."""
     now, queue = seen["now_ns"], seen["queue"]
     share, rate = _shares(seen, before)
-    state = "waits in next()" if seen["waiting_since_ns"] else "is at its own work"
+    state = "waits in next()" if seen["waiting_since_ns"] else "does not wait for this loader"
     period = "since the last look" if before else "since the start"
     lines = [
         _heading(seen),
