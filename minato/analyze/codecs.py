@@ -1,7 +1,7 @@
 """What other codecs would do to the images that a dataset reads: measured in a fork of the keeper.
 
-The files that samples open are watched, their images are encoded anew in memory, and the dataset
-is run with these in their place: ``open`` and what else opens files by name gets another name.
+The files that samples open are watched, and their images are encoded anew in memory. The dataset is
+run with these in their place: ``open`` and what else opens files by name gets another name.
 """
 
 from __future__ import annotations
@@ -335,8 +335,8 @@ def _costs(openers: Openers, rows: list[_Row], loader: Any, indices: list[Any], 
 
 
 def replaced(dataset: Any, batches: list[list[Any]], given: dict[str, Any]) -> list[list[Any]]:
-    """Puts encoded images in the place of the files that the first batches read, for this process
-    and the workers that it forks; returns these batches."""
+    """Puts encoded images in the place of the files that the first batches read. This holds for
+    this process and the workers that it forks. Returns these batches."""
     from .study import single
 
     settings, openers = Settings(given["format"], given["quality"], given["size"]), Openers()

@@ -368,8 +368,8 @@ def begun(told: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
 
 
 def _size(found: dict[str, Any], mean: float, seconds: float) -> int | None | str:
-    """Samples a batch, for a loader that has that many seconds: None for the program's own, or a
-    sentence where not even batches of one fit."""
+    """Samples a batch, for a loader that has that many seconds. None: the program's own; a
+    sentence: not even batches of one fit."""
     batch = found["watched"]["batch"]
     fits = int(seconds / max(mean, 1e-9) / 6)
     if fits >= batch:

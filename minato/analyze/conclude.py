@@ -17,8 +17,8 @@ from .watch import FIRST
 
 #: steps without which a median says little
 ENOUGH = 20
-#: share of its time that a program waits: below the first the step is the limit, below the second
-#: a loader that costs nothing would gain too little to matter
+#: share of its time that a program waits. Below the first the step is the limit; below the second a
+#: loader that costs nothing would gain too little to matter
 NO_WAIT, LITTLE_WAIT = 0.02, 0.10
 #: a gain that is worth words
 WORTH = 1.10
@@ -41,8 +41,8 @@ COPIES = 4e9
 #: share of the available memory that a cache may take
 CACHED = 0.5
 
-#: decibels of the worst image, and quality, below which a codec is not recommended: networks trained
-#: on JPEG 75 and less were found to be less accurate
+#: decibels of the worst image, and quality, below which a codec is not recommended. Networks
+#: trained on JPEG 75 and less were found to be less accurate
 LOSS, QUALITY = 30.0, 75
 #: decibels by which a codec may lose more and still count as equal
 EQUAL = 0.5
@@ -77,8 +77,8 @@ TWINS = {
 
 def watched(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
     """Rates and shares of the loader that was watched; rates are None where too little was seen.
-    others: share of the cores that other programs used then; where that is much, the time in which
-    the program could have run and had no core does not count as waiting for data."""
+    others: share of the cores that other programs used then. If the share is large, a time in which
+    the program could have run and had no core is no waiting for data."""
     steps = told["steps"]
     apart = told["noted"] == len(steps) and len(steps) >= ENOUGH
     used = steps[FIRST:] if apart else steps
@@ -247,8 +247,8 @@ class Facts:
 
 
 def slow_share(costs: Sequence[float]) -> tuple[float, float, float]:
-    """Of samples that take SLOW_TIMES the median or more: their share of all samples, of the
-    time, and how often the median the slowest one takes."""
+    """Of samples that take SLOW_TIMES the median or more: their share of all samples and of the
+    time. Third, how often the median the slowest sample takes."""
     if not costs:
         return 0.0, 0.0, 1.0
     median = statistics.median(costs)
@@ -258,8 +258,8 @@ def slow_share(costs: Sequence[float]) -> tuple[float, float, float]:
 
 
 def reading(stages: list[dict[str, Any]]) -> set[str]:
-    """Labels of the stages that read: by what they are, because they lie in one that does, or
-    because they wait and have reads in them."""
+    """Labels of the stages that read. A stage reads by what it is, because it lies in one that
+    does, or because it waits and has reads in it."""
     found = {stage["label"] for stage in stages if stage["reads"]}
     for stage in stages:
         inner = [one for one in stages if stage["label"] in one["inside"] and one["reads"]]
@@ -590,8 +590,8 @@ def codec_rows(f: Facts) -> list[dict[str, Any]]:
 
 
 def on_storage(f: Facts, row: dict[str, Any], speed: float) -> float | None:
-    """Samples a second with a codec, were there nothing but the CPU time of samples and a storage of
-    ``speed`` bytes a second, from which each file is read once."""
+    """Samples a second with a codec and a storage of ``speed`` bytes a second. Only the CPU time
+    of samples counts, and the reading of each file once."""
     if row["error"]:
         return None
     told, cpu = f.all["codecs"], row["cpu"]

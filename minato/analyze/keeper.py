@@ -1,7 +1,7 @@
 """The copy of a program that keeps its dataset, and forks a process for each measurement.
 
 It waits on a socket for lines of JSON, each of which asks for one measurement of ``study``. The
-fork that measures answers over the same socket; the keeper ends it when its time is over, when
+fork that measures answers over the same socket. The keeper ends it when its time is over, when
 memory runs low, or when the reader at the other end has gone.
 """
 

@@ -1,9 +1,9 @@
 """Other orders of a chain of transforms: which would save time, and what they would do to the data.
 
 A transform that leaves fewer bytes than it gets moves towards the front, one that leaves more moves
-towards the end. Each swap of neighbours on the way runs in both orders on the inputs of real
-samples and on edge cases, each transform with the same random numbers in both. "Exact" is only
-what is known to commute for every input, and was equal in all of these.
+towards the end. Each swap of neighbours on the way runs in both orders, on the inputs of real
+samples and on edge cases. Each transform has the same random numbers in both. "Exact" is only what
+is known to commute for every input, and was equal in all of these.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Given = tuple[tuple[Any, ...], dict[str, Any]]
 clock = time.monotonic
 
 #: classes of torchvision.transforms that only turn the image over, cut it, or map each pixel for
-#: itself: what is true for any input, not just for the samples of a study
+#: itself. This is true for any input, not just for the samples of a study
 FLIPS = {"RandomHorizontalFlip", "RandomVerticalFlip"}
 CROPS = {"CenterCrop", "RandomCrop"}
 PIXELS = {

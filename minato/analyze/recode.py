@@ -1,7 +1,7 @@
 """``minato recode``: a copy of a folder whose images are smaller, and so faster to read and decode.
 
-The source is only read. Each file is written under a temporary name and renamed when it is whole, with
-the source's time of change: a run that was interrupted goes on where it ended.
+The source is only read. Each file is written under a temporary name and renamed when it is whole,
+with the source's time of change. So a run that was interrupted goes on where it ended.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ _KNOWN = (
 
 
 class Stopwatch:
-    """Time of one thread: seconds that it ran or waited, without those in which it could have run
-    and other programs had the cores; and CPU seconds."""
+    """Time of one thread: seconds that it ran or waited, and CPU seconds. The first leave out the
+    time in which it could have run and other programs had the cores."""
 
     def __init__(self) -> None:
         self.file = -1

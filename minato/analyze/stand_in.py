@@ -1,5 +1,5 @@
-"""The program that ``minato analyze`` runs for a factory or a folder: iterates the loader for as
-long as it is watched, with the step that is given, or as fast as it comes.
+"""The program that ``minato analyze`` runs for a factory or a folder. It iterates the loader for
+as long as it is watched, with the step that is given, or as fast as batches come.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MOST_S = 90.0
 
 
 class Folder(Dataset[torch.Tensor]):
-    """The files of a folder that are of one kind, each decoded; a fixed corner of it is the sample,
-    so that samples can be batched."""
+    """The files of a folder that are of one kind, each decoded. The sample is a fixed corner of
+    each, so that samples can be batched."""
 
     def __init__(self, files: list[Path], decode: Callable[[Path], torch.Tensor]) -> None:
         self.files, self.decode = files, decode

@@ -1,7 +1,7 @@
 """The measurements: samples, files, and loaders. Each runs in a fork of the keeper.
 
 ``run`` answers one request with messages: ``at`` names the sample that begins, and the result comes
-again and again while it grows, so one that is cut off leaves what it has found.
+again and again while it grows. So a run that is cut off leaves what it has found.
 """
 
 from __future__ import annotations
