@@ -2,8 +2,9 @@
 
 >>> from minato import DataLoader  # instead of torch.utils.data
 
-Same arguments, same batches, same order. Workers take single samples instead of whole batches and
-write them into one recycled shared-memory arena, so a slow sample does not idle the other workers.
+Same arguments, same batches, same order. Workers take single samples instead of whole batches, so a
+slow sample does not idle the other workers. They write samples into one recycled shared-memory
+arena.
 """
 
 import os as _os

@@ -24,8 +24,8 @@ from typing import Any
 
 from .seeding.held import Held
 
-#: signal from the program that makes a worker write its stack: a real-time signal near the end of
-#: the range, for which no other use is known
+#: signal from the program that makes a worker write its stack. It is a real-time signal near the
+#: end of the range, for which no other use is known
 STACK_SIGNAL = signal.SIGRTMAX - 3
 #: size limit of the file in bytes; nothing is written past it
 MOST = 1 << 20

@@ -80,19 +80,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     All arguments of torch's class, with its defaults, checks and error texts, and these:
 
     Args:
-        scheduling: ``"balanced"`` gives each sample to the next free worker and seeds each
-            sample by (seed, epoch, position), so batches do not depend on the number of
-            workers. ``"static"`` is torch bit for bit: batch i on worker i mod n with
-            torch's random streams. The environment variable ``MINATO_SCHEDULING`` sets the
-            default. Iterable datasets always use torch's streams.
+        scheduling: ``"balanced"`` gives each sample to the next free worker. It seeds each sample
+            by (seed, epoch, position), so batches do not depend on the number of workers.
+            ``"static"`` is torch bit for bit: batch i on worker i mod n with torch's random
+            streams. The environment variable ``MINATO_SCHEDULING`` sets the default. Iterable
+            datasets always use torch's streams.
         seed_per_sample: ``None``: on with balanced scheduling, off with static scheduling and
             without workers. ``False``: each worker has its own random stream, as in torch.
             ``True`` with ``num_workers=0``: the same samples as with any number of workers.
             A dataset may offer ``seed_sample(seed: int)`` for generators that minato cannot
-            find. It may also offer ``cost_hint(index, *, seed=None, epoch=None) -> float |
-            None``, the expected cost of a sample, in seconds or any other unit (see
-            ``minato.draws``), and ``locality_key(index)``, any hashable: one worker makes
-            consecutive samples with the same key, because they share an opened file.
+            find. It may also offer ``cost_hint(index, *, seed=None, epoch=None) -> float | None``:
+            the expected cost of a sample, in seconds or any other unit (see ``minato.draws``). It
+            may offer ``locality_key(index)``, any hashable: one worker makes consecutive samples
+            with the same key, because they share an opened file.
         seed_rank: the rank whose random numbers this process draws when several ranks load.
             ``None``: the rank of the sampler (or batch sampler), if it says how it deals samples
             to ranks, as ``DistributedSampler`` does. A sample is then seeded by its position in
@@ -129,11 +129,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_next_epoch: start the next epoch's first batches while this epoch ends
             (persistent workers only). The sampler's next epoch is then drawn early, and its
             exceptions are raised when that epoch is asked for. The early batches are discarded if
-            the program calls ``set_epoch`` (the loader's or the sampler's), gives the sampler
-            another generator or other weights, or changes any of its attributes: plain values,
-            and the content of lists, tensors and arrays. Not noticed: changes deeper inside, and
-            in-place changes, made without torch, of more than 4,096 elements or 256 KiB in a
-            sampler that is not torch's.
+            the program calls ``set_epoch`` (the loader's or the sampler's), or gives the sampler
+            another generator or other weights. They are also discarded if it changes an attribute
+            of the sampler: a plain value, or the content of a list, tensor or array. Changes deeper
+            inside are not noticed. In a sampler that is not torch's, in-place changes, made without
+            torch, of more than 4,096 elements or 256 KiB are not noticed either.
         cache: ``"16GiB"`` or a ``minato.Cache``: the deterministic part of each sample is made once
             per machine and shared by workers, ranks and jobs. For datasets with ``read(i)``,
             ``decode(raw, i)`` and ``augment(value, i)``, for ``minato.ops.VolumeDataset``, and for
@@ -143,10 +143,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         form: with ``cache``: ``"decoded"`` keeps what ``decode`` returns, ``"encoded"`` what ``read``
             returns. ``None``: decoded if all samples fit, else encoded. minato estimates that
             from a few samples, and logs both sizes once.
-        reorder: with ``cache`` and several jobs on one data set: while another job has the cache open
-            when an epoch starts, samples that are cached come earlier in that epoch, so all jobs
-            together read the data set about once. Each sample still comes exactly once an epoch.
-            Which samples share a batch then depends on timing; what a sample draws does not, as it is
+        reorder: with ``cache``, for several jobs on one data set. If another job has the cache open
+            when an epoch starts, cached samples come earlier in that epoch. All jobs together then
+            read the data set about once. Each sample still comes exactly once an epoch. Which
+            samples share a batch then depends on timing; what a sample draws does not, as it is
             seeded by its index. Only the orders of torch's ``RandomSampler`` without replacement,
             ``SubsetRandomSampler`` and a ``DistributedSampler`` that shuffles are changed.
         device: deliver batches on this device (``"cuda"``, ``"cuda:1"``, a ``torch.device``).
@@ -164,19 +164,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             loader. ``"skip"``: the sample is left out and counted, and the batch is smaller (a
             batch without samples is not delivered). ``"replace"``: another sample of the same
             epoch takes its place, the same one for any number of workers, so batches keep
-            their size. A sample also counts as failed if it calls ``sys.exit()`` in a worker,
-            cannot be pickled, or kills ``max_retries`` + 1 workers (not with
-            ``scheduling="static"`` or ``batching="ready"``). For map-style datasets. Errors of
-            a collate_fn always raise, and so do those of a ``__getitems__`` that does not return
-            a list of samples.
-        max_errors: with ``on_error`` other than ``"raise"``: how many samples of an epoch may
-            fail, as a number (int) or as a share of the epoch (float; one sample always may).
-            One more failure raises the first error.
+            their size. A sample also counts as failed if it calls ``sys.exit()`` in a worker, or
+            cannot be pickled. With neither ``scheduling="static"`` nor ``batching="ready"``, so
+            does one that kills ``max_retries`` + 1 workers. For map-style datasets. Errors of a
+            collate_fn always raise, and so do those of a ``__getitems__`` that does not return a
+            list of samples.
+        max_errors: with ``on_error`` other than ``"raise"``: how many samples of an epoch may fail.
+            An int is a number, a float a share of the epoch (one sample always may). One more
+            failure raises the first error.
         pending_state: the state from which the next iterator resumes. ``load_state_dict()`` sets
             this attribute and the iterator clears it. Copies, pickles and libraries that rebuild a
             loader from its attributes carry it over, so the new loader resumes there too.
     Raises:
-        ValueError: for arguments that make no sense, with torch's texts for torch's arguments, and
+        ValueError: for arguments that make no sense, with torch's texts for torch's arguments. Also
             for most of minato's options that would have no effect for the dataset or scheduling.
     """
 
@@ -315,12 +315,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         An iterable dataset or its iterator is asked for its own state if it has ``state_dict()``
         and ``load_state_dict()`` (torchdata's ``Stateful`` convention). Workers ask it behind
         the last batch that each has delivered; if that raised, so does this method. A sampler is
-        asked as of the last batch delivered. With ``scheduling="static"``, ``batching="ready"``,
-        ``on_error="replace"``, or your own batch sampler that draws from it, the sampler is asked
-        as of the end of the previous epoch, and resuming draws the epoch's indices again.
+        asked as of the last batch delivered. Four cases differ: ``scheduling="static"``,
+        ``batching="ready"``, ``on_error="replace"``, and your own batch sampler that draws from the
+        sampler. Then the sampler is asked as of the end of the previous epoch, and resuming draws
+        the epoch's indices again.
 
         If torch's own workers serve the loader (DataPipes, custom multiprocessing contexts), the
-        state holds the epoch but no position in it, and the first call warns.
+        state holds the epoch but no position in it. The first call then warns.
         """
         memo = memo_of(self)
         if memo.resume is not None:
@@ -362,10 +363,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         number of workers. Without workers, the program restores the randomness of samples.
 
         The epoch that was given to ``set_epoch`` is passed on again. A state taken between two
-        epochs sets the samplers' generators at once (and without workers those of an iterable
-        dataset), so later changes to the sampler or dataset take effect. An empty dict starts a
-        new epoch with the generators as they are. If torch's own workers serve the loader, an
-        epoch that was left in the middle restarts, with a warning.
+        epochs sets the samplers' generators at once, and without workers those of an iterable
+        dataset. So later changes to the sampler or dataset take effect. An empty dict starts a new
+        epoch with the generators as they are. If torch's own workers serve the loader, an epoch
+        that was left in the middle restarts, with a warning.
 
         Args:
             state: a return value of ``state_dict()``.

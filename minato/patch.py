@@ -157,8 +157,8 @@ def patch_torch() -> Patch:
     ``set_epoch()``) as long as the patch lasts. Torch's constructor takes minato's options; of a
     loader of torch's own class they may be set later, before the first epoch
     (``loader.on_error = "skip"``). A class derived from torch's may have attributes of such names,
-    ``device`` for one, for purposes of its own: they are no options, and its loaders have those that
-    torch's constructor is given.
+    ``device`` for one, for purposes of its own. They are no options. Its loaders have the options
+    that torch's constructor is given.
 
     Calling it again changes nothing. The patch lasts until each call has been undone, by leaving
     its ``with`` block or by ``undo()`` on the returned object. Epochs that have started, and a

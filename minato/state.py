@@ -1,9 +1,9 @@
 """Position of a loader as plain data: ``state_dict`` and ``load_state_dict``.
 
-A state holds what the caller received, the base seed, the epoch, the states of the
-generators that the sampler drew from when the epoch started, and what samples have cost.
-Resuming runs the sampler again and leaves out delivered batches, so nothing depends on workers.
-Under balanced scheduling, the seeds of the other samples depend only on their place in the
+A state holds what the caller received, the base seed, the epoch, and what samples have cost. It
+also holds the states of the generators that the sampler drew from when the epoch started. Resuming
+runs the sampler again and leaves out delivered batches, so nothing depends on workers. Under
+balanced scheduling, the seeds of the other samples depend only on their place in the
 sampler's order.  ``scheduling="static"``, iterable datasets without a state of their own, and
 loaders without workers keep their randomness and position elsewhere. There, delivered batches may
 be made again and discarded.
@@ -20,13 +20,12 @@ version, epoch          of the format; of the seeds (persistent workers count ep
 base_seed               of the epoch; None: the next epoch draws one when it starts
 begun                   whether the epoch has started; if not, it starts with the generators as they
                         are, and with what the program sets after load_state_dict()
-generators              states by role: ``sampler`` (its ``generator``), ``sampler.NAME`` and
-                        ``batch_sampler.NAME`` (others that a sampler holds as attributes;
-                        ``batch_sampler.NAME.NAME`` and so on for nested samplers),
-                        ``loader`` (the loader's own, if no sampler holds it), ``dataset.NAME``
-                        (those of an iterable dataset, without workers), ``torch``,
-                        ``python``, ``numpy`` (the global ones, as the epoch found them, if
-                        the order may come from them)
+generators              states by role. ``sampler``: its ``generator``. ``sampler.NAME`` and
+                        ``batch_sampler.NAME``: others that a sampler holds as attributes
+                        (``batch_sampler.NAME.NAME`` and so on for nested samplers). ``loader``: the
+                        loader's own, if no sampler holds it. ``dataset.NAME``: those of an iterable
+                        dataset, without workers. ``torch``, ``python``, ``numpy``: the global ones,
+                        as the epoch found them, if the order may come from them
 delivered               batches before this number were delivered,
 delivered_beyond        and these after it
 unit                    "batch"; "sample" for ``batching="ready"``
@@ -34,15 +33,15 @@ order                   with ``reorder=True``: which of the sampler's positions 
                         packed bit for each; None: those of the batches before
 failed                  samples of those that on_error skipped or replaced
 delivered_by_worker     iterable datasets: batches of each worker instead; else None
-sampler                 the sampler's own state, if it has one: ``drawn`` (indices drawn before
-                        it), ``position`` (samples in them), ``begins`` (an epoch starts), and
-                        ``sampler`` and ``iterator``, the results of their ``state_dict()``
-worker_states           the own state of each worker's iterable dataset, if it has one:
-                        ``dataset`` and ``iterator``, the results of their ``state_dict()``,
-                        ``ended`` (its last batch was not full), ``begins`` (an epoch starts, and
-                        there is no iterator yet), ``generators`` (the global ones that it had
-                        drawn from) and ``again`` (batches delivered since); None: still at its
-                        start. Without workers there is one, also for a map-style dataset
+sampler                 the sampler's own state, if it has one. ``drawn``: indices drawn before it;
+                        ``position``: samples in them; ``begins``: an epoch starts. ``sampler`` and
+                        ``iterator``: the results of their ``state_dict()``
+worker_states           the own state of each worker's iterable dataset, if it has one; None: still
+                        at its start. ``dataset`` and ``iterator``: the results of their
+                        ``state_dict()``. ``ended``: its last batch was not full. ``begins``: an
+                        epoch starts, and there is no iterator yet. ``generators``: the global ones
+                        that it had drawn from. ``again``: batches delivered since. Without workers
+                        there is one, also for a map-style dataset
 user_epoch              the argument of ``set_epoch`` before the epoch started, or None
 sampler_epoch           the argument of the sampler's own set_epoch before the epoch started, if the
                         sampler keeps it in its attribute ``epoch``; else None
@@ -380,7 +379,8 @@ class OfAnotherRank(ValueError):
 
 def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
     """The state for the rank that loads it. in_step: assume that this rank delivered as many
-    batches as the rank that took the state, even if the sampler does not say how it deals them."""
+    batches as the rank that took the state. Assume it even if the sampler does not say how it deals
+    them."""
     if state.get("rank") is None:  # an older state
         return state
     theirs = Ranks(state["rank"], state["world"], state.get("block"))

@@ -10,9 +10,9 @@ An epoch starts with the dataset as the program has made it. The state from the 
 an epoch is not applied, because most iterables would then start the next epoch there. Only the
 generators of persistent workers carry over.
 
-To resume, a worker loads the dataset's state, has it make its iterator, loads the iterator's state,
-and makes and discards the batches delivered since the snapshot. If snapshots are cheap, there are
-none.
+To resume, a worker loads the dataset's state, has it make its iterator, and loads the iterator's
+state. Then it makes and discards the batches delivered since the snapshot. If snapshots are cheap,
+there are none.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ _signatures: weakref.WeakKeyDictionary[Any, inspect.Signature] = weakref.WeakKey
 
 
 def is_stateful(part: Any) -> bool:
-    """Whether an object really has both methods; ``__getattr__`` is ignored. Not stateful are
-    objects with ``state_dict = None``, those whose methods need more arguments (as in MosaicML's
-    streams), and modules of a network, whose methods are for their weights."""
+    """Whether an object really has both methods; ``__getattr__`` is ignored. Three kinds of objects
+    are not stateful: those with ``state_dict = None``, those whose methods need more arguments (as
+    in MosaicML's streams), and modules of a network. The methods of a module are for its
+    weights."""
 
     def offers(name: str, *arguments: Any) -> bool:
         method = offered(part, name)
@@ -132,9 +133,9 @@ def tell(part: Any, state: Any, what: str) -> None:
 
 def begin_anew(dataset: Any) -> None:
     """Lets a dataset that has loaded a state start its next epoch at the beginning. A stream of
-    Hugging Face's datasets would start at the loaded state whenever its epoch is that of the state,
-    which is always so if the program counts no epochs. Not for a state that the program itself
-    has loaded."""
+    Hugging Face's datasets would start at the loaded state whenever its epoch is that of the state.
+    This is always so if the program counts no epochs. Not for a state that the program itself has
+    loaded."""
     if own_attributes(dataset).get("_starting_state_dict") is not None:
         dataset._starting_state_dict = None
 
@@ -246,7 +247,7 @@ def _plain(state: Any) -> bytes:
 
 
 class Pace:
-    """How often to ask for something that takes time: always while it is cheap, otherwise only
+    """How often to ask for something that takes time. While it is cheap, always. Otherwise only
     while all answers together have taken at most their share of the time."""
 
     def __init__(self, cheap_ns: int, share: float | None = None) -> None:
@@ -285,8 +286,9 @@ class Snapshots:
         set_all: Callable[[dict[str, bytes]], None],
     ) -> Any:
         """Returns the fetcher, resumed from a snapshot of another process. At the start of an
-        epoch, the generators are set before the fetcher is made, because making it draws from them;
-        later in an epoch afterwards. set_all: sets global generators to their states."""
+        epoch, the generators are set before the fetcher is made, because making it draws from them.
+        Later in an epoch they are set afterwards. set_all: sets global generators to their
+        states."""
         snapshot = Snapshot() if pickled is None else read(pickled)
         self._told = snapshot.dataset is not None
         tell(dataset, snapshot.dataset, "dataset")

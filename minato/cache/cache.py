@@ -147,8 +147,9 @@ class Cache:
     ...         return augment(self.load(i))  # the random part: runs every time
 
     Each user's data set has one file in /dev/shm. Its name is a hash of the source file and name of
-    the first memoized function. All processes of the user that run the same code share it. It is removed when its last process ends. With directory= the file lies on a local
-    disk and stays there: the next run finds what the last one has made.
+    the first memoized function. All processes of the user that run the same code share it. It is
+    removed when its last process ends. With directory= the file lies on a local disk and stays
+    there: the next run finds what the last one has made.
 
     Args:
         size: bytes, as int or text such as "16GiB". The first process to open the file decides.
@@ -198,8 +199,8 @@ class Cache:
         """A decorator for functions whose value depends on their arguments alone, with or without
         parentheses.
 
-        The function gets a parameter `part`: an index of the array or tensor that it returns, such as
-        (slice(8, 72), ..., 0), of which then only that part is copied.
+        The function gets a parameter `part`, an index of the array or tensor that it returns, such
+        as (slice(8, 72), ..., 0). Only that part is then copied.
 
         Args:
             key: called with the function's arguments; what the value depends on: numbers, strings, paths,

@@ -1,8 +1,9 @@
 """DataLoader(cache=): which part of a dataset's samples is kept, and how workers read the rest.
 
-A dataset says it by three methods: ``read(i)`` returns what lies in storage, ``decode(raw, i)`` is the
-deterministic rest, and ``augment(value, i)`` is random and runs every time. Its ``__getitem__(i)``
-returns ``augment(decode(read(i), i), i)``, so a loader without cache makes the same samples.
+A dataset says it by three methods. ``read(i)`` returns what lies in storage, ``decode(raw, i)`` is
+the deterministic rest, and ``augment(value, i)`` is random and runs every time. Its
+``__getitem__(i)`` returns ``augment(decode(read(i), i), i)``, so a loader without cache makes the
+same samples.
 
 The trainer makes a Through, which travels to workers. There it puts readers in the place of the
 datasets whose samples it knows, inside Subset and ConcatDataset, too. The program's own dataset
@@ -542,8 +543,8 @@ NOTHING: dict[str, Any] = {
 
 
 def _name_of(leaf: Any) -> str:
-    """Of the file: after the program's class, as memoize() names it after the function; for
-    datasets of libraries after the folder that their files lie in."""
+    """The file's name: after the program's class, as memoize() names it after the function. A
+    dataset of a library is named after the folder that its files lie in."""
     function = next(_functions(type(leaf), PROTOCOL[0]), None)
     if function is not None:
         return _data_set(function)

@@ -1,9 +1,10 @@
 """Files that a value was made of: an entry is good as long as they are what they were.
 
-A file counts by its size, times and inode, and these are part of the entry's key: where one changes,
-the entry is not found any more. How often a process looks is said by check=: at each "use"; "never";
-or once an "epoch" and path. A process is in its next epoch when it asks again for a key that it has had,
-which is what an epoch is in a worker that never ends; one that ends looks at each path once.
+A file counts by its size, times and inode. These are part of the entry's key, so an entry is not
+found any more once one of them has changed. How often a process looks is said by check=: at each
+"use"; "never"; or once an "epoch" and path. A process is in its next epoch when it asks again for a
+key that it has had. In a worker that never ends, this is what an epoch is. A worker that ends looks
+at each path once.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """What a memoized function does, as bytes: other code makes other entries.
 
-A function counts by its code, constants, defaults and closure cells, and by what its code names: the
-program's own functions and classes (followed in turn), plain values of the module, and installed
-packages by their version. Methods that it calls on `self` are looked up in the class of `self`. What
-cannot be followed is listed: an object of the program's, a list that may change, a name that is
-found only at run time.
+A function counts by its code, constants, defaults and closure cells, and by what its code names.
+These are the program's own functions and classes (followed in turn), plain values of the module,
+and installed packages by their version. Methods that it calls on `self` are looked up in the class
+of `self`. What cannot be followed is listed: an object of the program's, a list that may change, a
+name that is found only at run time.
 
-A fingerprint is worth something only as long as what it was made of is the same, so it knows which
-names it has looked up and which code they had. Looking again is a comparison of identities each.
+A fingerprint holds only as long as its sources are the same. So it knows which names it has looked
+up and which code they had. Looking again is a comparison of identities each.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ _local = threading.local()
 @contextlib.contextmanager
 def seeded(digest: bytes) -> Iterator[None]:
     """Within, the global generators begin where the key says; after it they are what they were.
-    So a value does not depend on what was drawn before, and a sample draws the same numbers
-    whether a value of its was made or found.
+    So a value does not depend on what was drawn before. A sample draws the same numbers whether its
+    value was made or found.
 
     Worker threads leave the generators alone: they belong to the program and to all its threads."""
     from ..workers.worker_info import is_worker_thread  # not on Windows

@@ -1,8 +1,8 @@
 """The order of an epoch in which cached samples may come earlier, each sample exactly once.
 
 Several jobs on one data set read less if each takes what another has just cached. So the trainer
-swaps within the sampler's order: where a sample is issued, a cached one that this epoch has not
-had yet comes first, chosen at random, else the next one of the sampler's order. A position of that
+swaps within the sampler's order. It issues a cached sample that this epoch has not had yet, chosen
+at random. If there is none, it issues the next sample of the sampler's order. A position of that
 order is issued once, whatever the cache holds; so is each sample.
 """
 

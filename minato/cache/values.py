@@ -1,11 +1,11 @@
 """Values as a description and buffers, and back. Nothing is pickled.
 
 What can be stored: None, bool, int, float, complex, str, bytes, bytearray, NumPy's scalars, dense
-arrays, dense CPU tensors, PIL images, and dicts, lists and tuples of them. A stored value comes back
-as new objects of the same types, dtypes and, for dense arrays and tensors, strides. An array or
-tensor with gaps or overlaps comes back dense, as its copy would be. PIL images of any class come
-back as plain images; of their ``info`` only ``transparency`` is kept. All other subclasses are
-refused, because their extra state is unknown.
+arrays, dense CPU tensors and PIL images. Dicts, lists and tuples of them can be stored, too. A
+stored value comes back as new objects of the same types, dtypes and, for dense arrays and tensors,
+strides. An array or tensor with gaps or overlaps comes back dense, as its copy would be. PIL images
+of any class come back as plain images; of their ``info`` only ``transparency`` is kept. All other
+subclasses are refused, because their extra state is unknown.
 
 The description is JSON. None, bool, int and str stand for themselves. Everything else is a list:
 

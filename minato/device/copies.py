@@ -11,9 +11,10 @@ Life of a batch here:
 3. ``hand_over`` (in the caller's thread) makes the caller's current stream wait for the event,
    and records that this stream uses the tensors.  The host does not wait.
 
-Only plain tensors in ordinary memory are copied like this.  All else (other layouts, classes with
-their own ``to()``, tensors of another device) is moved in step 3 on the caller's own stream, as the
-program would do it.  The stream of step 1 could not know the memory inside such an object.
+Only plain tensors in ordinary memory are copied like this. All else (other layouts, classes with
+their own ``to()``, tensors of another device) is moved in step 3. This runs on the caller's own
+stream, as the program would do it. The stream of step 1 could not know the memory inside such an
+object.
 """
 
 from __future__ import annotations

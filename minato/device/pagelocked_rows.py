@@ -83,7 +83,7 @@ def _functions() -> tuple[Any, list[int]]:
     """The driver's library, and the addresses of its functions that lock pages. Raises OSError if
     there is no library, AttributeError if it lacks a function. Initialises nothing.
 
-    Contexts are entered with the driver's own functions: the runtime's functions would create a
+    Contexts are entered with the driver's own functions. The runtime's functions would create a
     context on device 0 in each thread that has not chosen another.
     """
     library = ctypes.CDLL(CUDA)

@@ -31,7 +31,7 @@ if CORE:
     from .._core import CostModel
 
 #: for datasets with more samples, packed costs are reused for this many times the time that packing
-#: took: packing millions takes a large part of a second
+#: took. Packing millions takes a large part of a second
 PACKED_QUICKLY, PACKED_FOR = 1 << 16, 50
 
 #: id of a loader -> (weak reference, memo). By identity: different loaders may compare equal, or

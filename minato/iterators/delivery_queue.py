@@ -6,7 +6,7 @@ thread of ``device/copy_thread.py`` or ``device/pinned.py``.
 
 Without these, complete small batches are received together with the one that is asked for. A
 program whose steps take milliseconds returns with cold caches, so the first batch costs several
-times as much as the following ones. (If steps are long, batches are received one at a time: the
+times as much as the following ones. (If steps are long, batches are received one at a time. The
 cost does not matter then, and each call shows how full the queue is.)
 
 ``mn_delivery.c`` is told how many of those batches need nothing else, and delivers them without

@@ -56,7 +56,7 @@ class SamplerEnd:
             self.short = int(len(self._sampler) % self._batches.batch_size != 0)
 
 
-#: for custom samplers, which may change their contents while they are drawn from: larger contents
+#: for custom samplers, which may change their contents while they are drawn from. Larger contents
 #: are not compared after each index (bytes of an array, elements of a list)
 MOST_BYTES, MOST_ELEMENTS = 1 << 18, 1 << 12
 

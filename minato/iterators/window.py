@@ -89,8 +89,8 @@ class Window:
         Decided once for many batches.
 
         The time per batch determines how many are drawn at once. Each call of the engine wakes
-        sleeping workers, which costs more than drawing if batches are small, and runs on cold
-        caches if steps are long."""
+        sleeping workers. This costs more than drawing if batches are small, and runs on cold caches
+        if steps are long."""
         if sequence - self._looked >= LOOK_AGAIN_BATCHES:
             self._looked = sequence
             costs, (least, most) = self._costs.summary(), LOOK_AHEAD_BATCHES

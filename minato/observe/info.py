@@ -1,6 +1,6 @@
 """``minato info``: versions, the build, and facts about this machine.
 
-Imports nothing of the package at module level, and gathers every fact by itself: the page must be
+Imports nothing of the package at module level, and gathers every fact by itself. The page must be
 complete on a machine where something is missing, above all torch.
 """
 

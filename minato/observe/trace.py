@@ -2,11 +2,11 @@
 
 The file is a JSON array of trace events (the Trace Event Format). A group ("process") is one set
 of workers. It has a track for each worker, one for the trainer's waits in ``next()`` and one for
-decisions. A span in a worker's track is a sample, a batch that one worker made whole, or the
-collating of a batch that several workers have fetched. Batches are asynchronous spans from the
-start of the first sample to the end of the last. An arrow leads from the task that completed a
-batch to the wait that it ended. Times are microseconds of the monotonic clock. Tracing costs the
-trainer some seven microseconds a sample.
+decisions. A span in a worker's track is a sample, or a batch that one worker made whole. The
+collating of a batch that several workers have fetched is a span, too. Batches are asynchronous
+spans from the start of the first sample to the end of the last. An arrow leads from the task that
+completed a batch to the wait that it ended. Times are microseconds of the monotonic clock. Tracing
+costs the trainer some seven microseconds a sample.
 
 Events are written with the batch that they belong to. A program that dies leaves an array without
 its closing bracket, which the format allows. ``%p`` in the name becomes the process id. If the file

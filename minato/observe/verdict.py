@@ -26,8 +26,8 @@ FEW = 3
 WORTH = 0.02
 #: the second cause is named, too, if it costs this share of what the first costs
 ALSO = 0.3
-#: share of its time that a worker works from which on it counts as busy; the rest is start,
-#: the end of epochs, and what a shared machine takes
+#: share of its time that a worker works from which on it counts as busy. The rest is start, the end
+#: of epochs, and what a shared machine takes
 BUSY = 0.6
 #: seconds; cheaper samples cost less to make than to hand over
 CHEAP = 20e-6

@@ -17,17 +17,15 @@ One pass then reads the needed rows, plane by plane, and writes them, finished,
 to the output. Magnitudes, probabilities and draws follow the MLPerf Training 3D U-Net
 reference (KiTS19); operators that differ from it say so.
 
-With `device=`, a loader runs the end of a dataset's pipeline on the device: flips, casts,
-scaling, noise and normalizing after the last other operator, from the point where samples
-have the fewest bytes. `stats()["device"]` shows where this happens and why not (operators,
-operators_why). The bytes are the same, except that an operation on a NaN may give another
-of the many NaN patterns.
+With `device=`, a loader runs the end of a dataset's pipeline on the device: flips, casts, scaling,
+noise and normalizing after the last other operator. The device takes over where samples have the
+fewest bytes. `stats()["device"]` shows where this happens and why not (operators, operators_why).
+The bytes are the same, except that an operation on a NaN may give another of the many NaN patterns.
 
-Random numbers are counter-based (Philox4x32-10): draw n of the operator at position i of its
+Random numbers are counter-based (Philox4x32-10). Draw n of the operator at position i of its
 pipeline is a function of (key, i, n) alone, with a key of 128 bits. There is no state, so the
-result does not depend on threads, processes, order or instruction set. `csrc/ops/
-mn_pipeline.h` lists the draws of each operator; minato/ops.h offers them to user-defined
-operators in C.
+result does not depend on threads, processes, order or instruction set. `csrc/ops/mn_pipeline.h`
+lists the draws of each operator; minato/ops.h offers them to user-defined operators in C.
 """
 from .dataset import VolumeDataset
 from .operators import (

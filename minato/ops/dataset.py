@@ -105,9 +105,9 @@ class VolumeDataset:
       augmentations of the first. If the sampler yields an index twice in an epoch, both samples
       get the same augmentation. Seeds from a loader (seed_sample) are not used.
     - "sample": the seed that the loader gives the next sample by seed_sample, as
-      minato's loader does. With a loader that never calls it (torch's), the key is one
-      64-bit draw from torch's default generator, so torch's seeding of its workers
-      determines it; the bytes then depend on the worker, as with any torch dataset.
+      minato's loader does. With a loader that never calls it (torch's), the key is one 64-bit draw
+      from torch's default generator. So torch's seeding of its workers determines it, and the bytes
+      depend on the worker, as with any torch dataset.
 
     `resident`: with `device=`, all cases are copied to the device once, if they fit into half of
     its free memory, and samples are cropped there. The pipeline must consist of
@@ -219,8 +219,9 @@ class VolumeDataset:
 
     def cost_hint(self, index: int, *, seed: int | None = None,
                   epoch: int | None = None) -> float:
-        """What sample `index` will cost, in bytes that it goes through: those of its patch, and
-        of its label where it draws a crop around foreground whose boxes are not known yet."""
+        """What sample `index` will cost, in bytes that it goes through. These are the bytes of its
+        patch. If it draws a crop around foreground whose boxes are not known yet, the bytes of its
+        label count, too."""
         case = index % len(self.cases)
         if self._hinted is None:
             self._hinted = _Hinted(self)
@@ -254,9 +255,9 @@ class VolumeDataset:
             native.warm(case)
 
     def _unfinished(self) -> Unfinished | None:
-        """The same samples up to the first place in the pipeline after which they do not
-        get smaller, for a device that does the rest; None if there is no rest. Shares
-        its epoch with this dataset. Raises errors from reading the first case's headers."""
+        """The same samples up to the first place in the pipeline after which they do not get
+        smaller. A device does the rest; None if there is no rest. Shares its epoch with this
+        dataset. Raises errors from reading the first case's headers."""
         native = self.pipeline._get()
 
         def volumes(tail: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -276,9 +277,9 @@ class VolumeDataset:
         return Unfinished(self._twin(tail), names, both)
 
     def _windows(self) -> Unfinished | None:
-        """The same samples as windows of their cases, for a device that has the cases; None if
-        that is not asked for, or the pipeline has other operators. Raises errors from reading
-        the first case's headers."""
+        """The same samples as windows of their cases, for a device that has the cases. None if
+        that is not asked for, or the pipeline has other operators. Raises errors from reading the
+        first case's headers."""
         native, crops = self.pipeline._get(), (RandBalancedCrop, RandCrop)
         operators = self.pipeline.operators[1:]
         tail = len(operators) - 1

@@ -118,21 +118,21 @@ class ReadNpy(Operator):
 
     Files are mapped, and a pipeline keeps the mappings between samples: up to 1024 files and
     as many bytes as the machine has memory. Other files are read with system calls. Mapped pages
-    are page cache, which the kernel reclaims when memory is short, but the process's resident
-    and proportional set sizes (RSS, PSS) include the pages that it has touched. No descriptor is
-    kept. The space of a deleted file is free when its mapping is removed, at the latest with the
-    pipeline. The next sample sees a file that was replaced or changed. A file that becomes
-    shorter during a read raises an OSError (EIO) that names it; for this, the first read
-    installs a SIGBUS handler, which passes on all other signals. On network file
-    systems, and if mapping fails, files are read with system calls, too. A call also reads the gap
-    between two rows if that is cheaper than another call. All planes are
-    requested before the first is read, so that storage latency is paid once. `direct` reads with
-    system calls and bypasses the page cache (O_DIRECT); the file system must support it.
+    are page cache, which the kernel reclaims when memory is short. The process's resident and
+    proportional set sizes (RSS, PSS) nevertheless include the pages that it has touched. No
+    descriptor is kept. The space of a deleted file is free when its mapping is removed, at the
+    latest with the pipeline. The next sample sees a file that was replaced or changed. A file that
+    becomes shorter during a read raises an OSError (EIO) that names it. For this, the first read
+    installs a SIGBUS handler, which passes on all other signals. On network file systems, and if
+    mapping fails, files are read with system calls, too. A call also reads the gap between two rows
+    if that is cheaper than another call. All planes are requested before the first is read, so that
+    storage latency is paid once. `direct` reads with system calls and bypasses the page cache
+    (O_DIRECT); the file system must support it.
 
-    A header is parsed once for each (path, mtime, size, inode) in a pipeline. Errors name
-    the file: ValueError for a file that is not .npy, is truncated or longer than its header
-    says, or has another dtype, byte order, number of axes or Fortran order; OSError for
-    errors of the system.
+    A header is parsed once for each (path, mtime, size, inode) in a pipeline. Errors name the file.
+    ValueError: the file is not .npy, or is truncated or longer than its header says. ValueError
+    also: it has another dtype, byte order, number of axes or Fortran order. OSError: an error of
+    the system.
     """
 
     image: str = "float32"
@@ -426,18 +426,19 @@ class Pipeline:
         return self._get().apply(inputs[0], inputs[1], high, low, allocate)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the pipeline was first used (in this process, or in the process that it
-        was forked from): samples, bytes_read (of voxels, copied or scanned), bytes_touched (of
-        the files' 4096-byte blocks that contain them), scans (of labels for boxes),
-        headers_parsed, files_mapped (number of mappings made), and instruction_set."""
+        """Counters since the pipeline was first used, in this process or in the process that it
+        was forked from. samples; bytes_read: of voxels, copied or scanned; bytes_touched: of the
+        files' 4096-byte blocks that contain them. scans: of labels for boxes; headers_parsed;
+        files_mapped: number of mappings made; instruction_set."""
         return self._get().stats()
 
 
 def label_boxes(label: Volume) -> list[tuple[int, int, tuple[_ops.Box, ...]]]:
     """The boxes that RandBalancedCrop chooses from, for a uint8 label [1, D, H, W].
 
-    Returns for each value > 0 that occurs, ascending: (value, number of its connected
-    components, up to two boxes ((z, y, x), (z, y, x) one past the end), the largest last).
+    Returns a tuple for each value > 0 that occurs, ascending: (value, number of its connected
+    components, up to two boxes). The largest box is last. A box is ((z, y, x), (z, y, x) one past
+    the end).
     """
     return _ops.Pipeline(()).boxes(os.fspath(label) if isinstance(label, os.PathLike)
                                    else label)

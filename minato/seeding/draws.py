@@ -26,7 +26,7 @@ class SampleSeed(int):
     """A sample's seed, as ``cost_hint(index, *, seed)`` gets it.
 
     As an int it is the number that the dataset's ``seed_sample(seed)`` will get for the same
-    sample. It also carries the key from which ``minato.draws`` makes generators, so hand on the
+    sample. It also carries the key from which ``minato.draws`` makes generators. So hand on the
     object itself: a number that is computed from it has no key.
     """
 
@@ -112,9 +112,9 @@ def draws(seed: int | None) -> Draws:
     seed: the one that ``cost_hint`` was given. Returns an object with the attributes ``random``
     (``random.Random``), ``numpy`` (``numpy.random.RandomState``) and ``torch``
     (``torch.Generator``). Each stands where the global generator of that library will stand when
-    the sample begins, so the hint must draw in the same order as the sample. They are used again
-    by the next call in the same thread. ``minato.check_determinism`` checks that hint and sample
-    draw alike.
+    the sample begins. So the hint must draw in the same order as the sample. They are used again by
+    the next call in the same thread. ``minato.check_determinism`` checks that hint and sample draw
+    alike.
 
     A generator that the dataset holds itself is not among them. A dataset that has one seeds it
     in ``seed_sample(seed)``, and makes another one of ``seed`` in ``cost_hint``.

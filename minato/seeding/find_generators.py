@@ -36,15 +36,15 @@ from .held import Finder, Held, Trial
 __all__ = ["Found", "Growing", "find_all", "find_of", "find_shared", "make_seeder",
            "make_seeder_of_thread"]
 
-#: Limit on objects searched. One costs 3 to 5 us, so the walk ends within about
-#: 50 ms for any dataset, which is about the time for starting a worker anyway.
+#: Limit on objects searched. One costs 3 to 5 us, so the walk ends within about 50 ms for any
+#: dataset. Starting a worker takes about this time anyway.
 NODE_LIMIT = 10_000
 #: Elements checked in each container. Lists of transforms or concatenated datasets
 #: are shorter. Lists of samples are longer and hold no generators; they must leave
 #: most of NODE_LIMIT to the other objects.
 CONTAINER_LIMIT = 1_024
-#: Elements checked in all, per object that may be searched: for most of them
-#: a look at the type (0.1 us) shows that they are text or numbers.
+#: Elements checked in all, per object that may be searched. For most of them a look at the type
+#: (0.1 us) shows that they are text or numbers.
 LOOKS_PER_NODE = 8
 
 #: Attributes watched for generators that are made later, in the objects nearest to the root:
@@ -177,9 +177,9 @@ def _shape_of(cls: type, closed: frozenset[Any]) -> _Shape | None:
 
 
 class Found(NamedTuple):
-    """The result of a walk: generators and ``seed_sample`` functions in order of discovery,
-    the number of objects searched, whether the limit cut the walk short, the
-    attributes of the objects nearest to the roots, and those of further ones."""
+    """The result of a walk: generators and ``seed_sample`` functions in order of discovery, the
+    number of objects searched, and whether the limit cut the walk short. Also the attributes of the
+    objects nearest to the roots, and those of further ones."""
 
     generators: list[Any]
     hooks: list[Callable[[int], Any]]
@@ -324,8 +324,8 @@ def find_all(roots: Iterable[Any], limit: int = NODE_LIMIT) -> Found:
     other code of the user, and never raises.  Returns each generator once, and no
     global ones; ``random.SystemRandom`` cannot be seeded and is left out.
 
-    Generators in one *set* are ordered by type only: two of the same type have an order
-    that is stable in forked workers, but not between runs.
+    Generators in one *set* are ordered by type only. Two of the same type have an order that is
+    stable in forked workers, but not between runs.
 
     ``seed_sample`` is taken from the roots and from torch Datasets found inside them
     (for example the wrapped dataset of a Subset).
@@ -339,10 +339,9 @@ def make_seeder(
     known: Held | None = None,
     finder: Finder | None = None,
 ) -> Seeder:
-    """The Seeder of a worker: global generators, private ones of the dataset and of the
-    other objects (collate_fn), and then each offered ``seed_sample(seed)``, called
-    *in addition* with 63 bits of its own, so that its effect prevails. known, finder:
-    as for ``Growing``."""
+    """The Seeder of a worker. It sets global generators, and private ones of the dataset and of
+    the other objects (collate_fn). Then it calls each offered ``seed_sample(seed)`` *in addition*
+    with 63 bits of its own, so that its effect prevails. known, finder: as for ``Growing``."""
     return Growing(dataset, *others, known=known, finder=finder).seeder
 
 

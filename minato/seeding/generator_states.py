@@ -4,11 +4,10 @@ The C type ``minato._core.Seeder`` computes and writes states; this module tells
 where.  It has two parts:
 
 * *states*: for each generator, the public form of the state made from given words;
-* *layouts*: where an object stores that state in memory.  Layouts are verified:
-  a fresh object of the same type is set to two known states through its public
-  API, its memory is searched for the difference, a Seeder fills it, and the public API
-  must then report exactly that state.  If any step fails, states are set through the
-  public API, which gives the same bytes, only more slowly.
+* *layouts*: where an object stores that state in memory. Layouts are verified: a fresh object of
+  the same type is set to two known states through its public API. Its memory is searched for the
+  difference. Then a Seeder fills it, and the public API must report exactly that state. If any step
+  fails, states are set through the public API, which gives the same bytes, only more slowly.
 
 Probes never touch global generators.
 

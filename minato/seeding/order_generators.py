@@ -1,8 +1,8 @@
 """The generators that determine a loader's order, and their states.
 
-A sampler repeats its order from the states of the generators that it draws from: those
-that it and its nested samplers hold, the loader's, and the global ones of torch, ``random`` and
-NumPy.
+A sampler repeats its order from the states of the generators that it draws from. These are the
+generators that it and its nested samplers hold, the loader's, and the global ones of torch,
+``random`` and NumPy.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _of_numpy() -> list[Any] | None:
     return held if name == "MT19937" else None  # replaced by the program, and not saved
 
 
-#: first item of a state captured in the form that takes microseconds: each epoch captures these,
+#: first item of a state captured in the form that takes microseconds. Each epoch captures these,
 #: and only those in a state_dict() are converted to JSON
 _QUICK = b"minato, by marshal: "
 

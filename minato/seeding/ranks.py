@@ -1,8 +1,8 @@
 """Which ranks share an epoch, and which of its samples this process makes.
 
-Ranks that draw the same random numbers would repeat each other's augmentations. A sample's seed
-therefore uses its position in the whole epoch if the sampler says how it deals samples to ranks,
-and the rank of the process otherwise. Nothing here communicates: a loader that only one rank
+Ranks that draw the same random numbers would repeat each other's augmentations. If the sampler says
+how it deals samples to ranks, a sample's seed therefore uses its position in the whole epoch.
+Otherwise it uses the rank of the process. Nothing here communicates: a loader that only one rank
 iterates over, for validation say, does not wait for the others.
 """
 

@@ -27,7 +27,7 @@ _TORCHS = {
     for kind, function in torch_collate.default_collate_fn_map.items()
     if getattr(function, "__module__", None) == torch_collate.__name__
 }
-#: for these types and their subclasses, no other collate functions may be registered: rows hold
+#: for these types and their subclasses, no other collate functions may be registered. Rows hold
 #: them, or they are converted to plain types on the way
 _HELD = (int, float, str, bytes, np.generic, np.ndarray, dict, list, tuple)
 #: a description of a sample, as csrc/py/transport/mn_layout.h reads it

@@ -74,9 +74,10 @@ def answer(sent: Envelope) -> tuple[Any, ...]:
 def placed(
     sent: Envelope, layout: Layout | None, most: int
 ) -> tuple[tuple[Any, ...], bytes | None]:
-    """The result of a whole batch that may be in rows of a layout, at most ``most``: (OK, data),
-    (FAILED, failure), (EXHAUSTED, None), (PLACED, rows, objects by row) or (AMISS, ...) as above.
-    (OK, data, layout) includes a pickled layout, or b"". Second, the state of the dataset."""
+    """The result of a whole batch that may be in rows of a layout, at most ``most``. It is (OK,
+    data), (FAILED, failure), (EXHAUSTED, None), (PLACED, rows, objects by row) or (AMISS, ...) as
+    above. (OK, data, layout) includes a pickled layout, or b"". Second, the state of the
+    dataset."""
     told, state = _stated(sent.worker, _loads(sent))
     got = _known_answer(sent.worker, told)
     if got[0] == AMISS:

@@ -2,8 +2,8 @@
 
 All Python code that asks a dataset for samples calls ``made``, ``fetched`` and ``collated``. With
 ``on_error`` it calls ``tolerated`` and ``in_its_place``. So all kinds of workers make the same
-samples. Two callers seed by themselves, in the same domains: ``runner.py`` for a batch collated
-from parts, and ``native.py`` for samples that Python makes in place of C.
+samples. Two callers seed by themselves, in the same domains. ``runner.py`` does it for a batch
+collated from parts, and ``native.py`` for samples that Python makes in place of C.
 """
 
 from __future__ import annotations

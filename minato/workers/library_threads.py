@@ -4,7 +4,7 @@ torch sets its own pool to one thread in a worker, and so does minato.  NumPy's 
 still use every core, in all workers at once.  Balanced scheduling sets the loaded BLAS and OpenMP
 libraries to one thread, and libraries that are loaded later by environment variables.  This
 happens before worker_init_fn, which can set another number.  A number that the environment gives a
-library also stays.  Programs that a dataset starts do not inherit the variables: ``os.environ`` has
+library also stays. Programs that a dataset starts do not inherit the variables. ``os.environ`` has
 none of them, and the worker removes them before it starts the first program.
 
 A sum that is split over threads is rounded differently (``numpy.dot`` of long vectors).  So

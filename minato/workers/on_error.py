@@ -36,7 +36,7 @@ class Fatal(Exception):
 class Gone:
     """Stands for the index of a sample that killed each worker that tried it. Making it raises this
     error. Among a batch's spares it makes workers ask for one sample at a time, even if the dataset
-    makes whole batches: then it is known which sample kills a worker."""
+    makes whole batches. Then it is known which sample kills a worker."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

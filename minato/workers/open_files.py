@@ -123,8 +123,8 @@ def _open_again(file: OpenFile) -> None:
 
 
 def warn_of_shared(*roots: Any) -> None:
-    """Warns of objects of the dataset (or another root) that its workers will share after a fork:
-    files open for reading and writing, databases in such files, connections."""
+    """Warns of objects of the dataset (or another root) that its workers will share after a fork.
+    These are files open for reading and writing, databases in such files, and connections."""
     shared = _shared()
     if not shared:
         return

@@ -45,15 +45,15 @@ PID_SECONDS = 60.0
 
 
 #: Ends of pipes that pools have not closed yet. An iterator may be garbage in a reference cycle (of
-#: an exception's traceback, say). Then a Connection in it could be finalized before the iterator,
-#: which would write to a descriptor that is closed, or that is another file's by now.
+#: an exception's traceback, say). Then a Connection in it could be finalized before the iterator.
+#: The iterator would write to a descriptor that is closed, or that is another file's by now.
 _commands: set[Connection] = set()
 os.register_at_fork(after_in_child=_commands.clear)
 
 
 def _identities(zygote: Any, workers: int) -> tuple[int, ...]:
     """The identity of worker 0; the others follow. Programs number workers by the first number of
-    their identity, so workers get numbers of the trainer's children: the zygote's number, which no
+    their identity. So workers get numbers of the trainer's children: the zygote's number, which no
     program sees, and those that follow it."""
     counter: Any = vars(multiprocessing.process)["_process_counter"]
     for _ in range(workers - 1):

@@ -1,6 +1,6 @@
 """``worker_type="thread"``: Python threads of the loading process as workers.
 
-They run the same loop as worker processes (``runner.py``) on the same run queues, and write to the
+They run the same loop as worker processes (``runner.py``) on the same run queues. They write to the
 same rows, so the batches are the same. But they share the dataset with each other and with the
 program. Nothing is pickled or copied, and each worker has its own data only in a
 ``threading.local``. So these workers do not touch what belongs to the whole process: the generators

@@ -234,8 +234,8 @@ class Runner:
 
     def encoded(self, answer: Any, task: Task) -> tuple[bytes | None, list[Any]]:
         """The message of an answer to this task, with its buffers. With ``on_error``, a sample that
-        cannot be pickled may count as one that could not be made: if it keeps the batch from being
-        pickled, or from being collated by default."""
+        cannot be pickled may count as one that could not be made. It does if it keeps the batch
+        from being pickled, or from being collated by default."""
         tolerant, rows = self.tolerant, isinstance(answer, list)
         if tolerant is None or answer is None:
             return encode(answer, self.where, task.kind)

@@ -2,8 +2,8 @@
 
 It is a process of the loader's own multiprocessing context, which starts at ``iter()`` and ends
 with the iterator.  Under fork it inherits the dataset in the state that torch's workers would
-inherit.  Under spawn and forkserver it imports torch, NumPy and minato, and nothing of the program:
-each worker imports the program and loads the dataset by itself.
+inherit. Under spawn and forkserver it imports torch, NumPy and minato, and nothing of the program.
+Each worker imports the program and loads the dataset by itself.
 
 Only the zygote can reap its workers.  It reports (pid, status), waits until the loader has taken
 the dead worker's tasks back, and only then reaps.  So the process id names the dead worker as long
@@ -36,7 +36,7 @@ WANTED, EXITED, SWEPT, LEAVING = 1, 4, 5, 6  # of csrc/workers/mn_records.h
 UNKNOWN_START, FORKED, THREADS = 0, 1, 2  # enum mn_start there
 
 #: from Python 3.13 on an exit function, and not the end of _bootstrap(), runs what multiprocessing
-#: has registered for the end of a process: flushing queues, say
+#: has registered for the end of a process. This flushes queues, say
 ENDS_AT_EXIT = "_exit_function" not in vars(BaseProcess)["_bootstrap"].__code__.co_names
 
 #: how often the zygote checks whether the loader has handled a death
@@ -185,7 +185,7 @@ def runs_threads() -> bool:
 
 @dataclass
 class _Later:
-    """A replacement that is to be forked later: the system has refused another process, or several
+    """A replacement that is to be forked later. The system has refused another process, or several
     workers in a row died before they finished a sample."""
 
     again: float  # time of the next attempt
