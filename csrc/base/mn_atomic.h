@@ -6,8 +6,8 @@
  *   every shared access in the call itself, and no access is seq_cst by accident.
  *
  * Types
- *   mn_a32, mn_a64: _Atomic uint32_t and uint64_t without a separate lock, so they mean
- *   the same in memory mapped by several processes, built by either compiler.
+ *   mn_a32, mn_a64: _Atomic uint32_t and uint64_t without a separate lock. So they mean the same in
+ *   memory mapped by several processes, built by either compiler.
  *
  * Operations (T is uint32_t or uint64_t, W is mn_a32 or mn_a64)
  *   T    W_load_relaxed / _acquire / _seqcst     (const W *)

@@ -4,12 +4,13 @@
  * Purpose
  *   Values by digest, shared by all processes of a user that open the same file, in memory or on a
  *   disk. The parts are mn_cache_file (the file), mn_cache_data (its bytes), mn_cache_log (room),
- *   mn_cache_index (finding), mn_cache_cursor (what is new), mn_cache_claims (single flight) and
- *   mn_cache_locks (which clients live); their headers explain why each part is correct.
+ *   mn_cache_index (finding) and mn_cache_cursor (what is new). Two more are mn_cache_claims
+ *   (single flight) and mn_cache_locks (which clients live). Their headers explain why each part is
+ *   correct.
  *
  * Actors: any thread of the process. Finding and copying take no lock. Attaching, storing and
- *   closing take the client's mutex; storing holds it while it copies, so a client writes one
- *   entry at a time, and its slot needs one reservation.
+ *   closing take the client's mutex. Storing holds it while it copies. So a client writes one entry
+ *   at a time, and its slot needs one reservation.
  *
  * Forks: a child has neither the mapping nor the descriptor (see mn_cache_locks.h). The fork waits
  *   until no thread attaches or stores. A child that uses its copy of the client attaches anew,
@@ -119,7 +120,7 @@ void
 mn_cache_learn_cost(struct mn_cache *cache, uint64_t function, uint64_t made_ns);
 
 /* How long to wait for another maker: four times what values of the function cost, at least a
- * second; 0 where the last values found no room, so that waiting is in vain. */
+ * second. 0 if the last values found no room, so that waiting is in vain. */
 int64_t
 mn_cache_patience_ns(struct mn_cache *cache, uint64_t function);
 

@@ -5,14 +5,14 @@
  *   A miss claims its key before the value is made. A claim only saves work. Without one, or with
  *   two, values are still right: every waiter gives up after a while and makes the value itself.
  *
- * A claim is one word in a table that the key's digest points into: a tag of the key, and the slot
- * and incarnation of the client. 0 is free. It is taken by exchange from 0, or from the word of an
- * owner that does not live any more, and given back by exchange from exactly the owner's word. So a
- * client that dies in its maker leaves a word that the next one takes over. Two keys at one
- * place: the second is made without a claim.
+ * A claim is one word in a table that the key's digest points into. It holds a tag of the key, and
+ * the slot and incarnation of the client. 0 is free. A client takes it by exchange from 0, or from
+ * the word of an owner that does not live any more. The owner gives it back by exchange from
+ * exactly its own word. So a client that dies in its maker leaves a word that the next one takes
+ * over. Two keys at one place: the second is made without a claim.
  *
  * Waiting: on the place's futex for at most MN_CACHE_POLL_NS, after which the waiter looks whether
- * the owner lives. The owner adds to the futex word after it has freed the place, so a waiter that
+ * the owner lives. The owner adds to the futex word after it has freed the place. So a waiter that
  * read the futex word before it saw the claim misses no wake-up.
  */
 #ifndef MN_CACHE_CLAIMS_H

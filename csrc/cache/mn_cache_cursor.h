@@ -16,9 +16,9 @@
  *   data. [K10] -> [K11]: a cursor that sees a begun entry knows where the next one is. It notes
  *   the place, goes on, and reports the entry at a later call, once it has its own seal [K8].
  *   A place that is reserved and not begun ends the call; the next call looks again. Its writer may
- *   have died there, so when the log has moved on, and no living client has the segment reserved,
- *   the cursor leaves it and the rest of its segment.
- *   A writer that is late does not come back to such a segment (mn_cache_log.h).
+ *   have died there. Once the log has moved on, and no living client has the segment reserved, the
+ *   cursor leaves the rest of its segment. A writer that is late does not come back to such a
+ *   segment (mn_cache_log.h).
  *
  * Recycling: where no segment has the cursor's generation any more, the cursor goes to the oldest
  *   one with a higher generation. Bytes of an older generation are no entry, because a seal, of

@@ -3,9 +3,9 @@
  *
  * Purpose
  *   The only difference between the two kinds of cache. In memory the data is mapped, and is copied
- *   from and to the mapping. On a disk it is read by pread and written by pwrite, so a block that
- *   cannot be read, or for which there is no room, is an error of a call, and never a signal.
- *   What the kernel has of the file in its page cache is what other processes see, at once.
+ *   from and to the mapping. On a disk it is read by pread and written by pwrite. So a block that
+ *   cannot be read, or for which there is no room, is an error of a call, and never a signal. What
+ *   the kernel has of the file in its page cache is what other processes see, at once.
  *
  * All offsets are from the begin of the data. Callers stay within the segment that they mean.
  */

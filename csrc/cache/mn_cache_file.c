@@ -215,8 +215,8 @@ map_file(int folder, const struct mn_cache_place *place, const struct stat *expe
     return 0;
 }
 
-/* Where blocks are copied when they are written to, asks for a file whose blocks are not: the room
- * that it has reserved would not be the room that it needs. */
+/* On file systems that copy blocks when they are written to, asks for a file whose blocks are not
+ * copied. Otherwise the room that it has reserved would not be the room that it needs. */
 static void
 write_in_place(int fd)
 {

@@ -2,22 +2,22 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
- *   One file for each user and data set in a folder of the user's, on a file system in memory or on
- *   a local disk. There is no server: the first client makes the file. The last one unlinks it from
- *   memory; on a disk it stays, for the next run.
+ *   One file for each user and data set in a folder of the user's. The folder is on a file system
+ *   in memory or on a local disk. There is no server: the first client makes the file. The last one
+ *   unlinks it from memory; on a disk it stays, for the next run.
  *
  * The folder is 0700 and the user's own, the file 0600, and no symbolic link is followed. What
  * another user owns or may write to is refused, and so is a file whose offsets leave it.
  *
  * Making and attaching
  *   Everything happens under the header lock. A file without `ready` was left by a creator that
- *   died; no client has mapped it, so the next one makes it again from the start. A client takes
+ *   died. No client has mapped it, so the next one makes it again from the start. A client takes
  *   the first slot whose byte is free, and then resets what the last owner left in it.
  *
  * Unlinking
  *   A client that leaves takes the header lock. If no other slot's byte is locked, it is the last,
- *   and unlinks the file, unless `keep` is set. An opener that had the file open by then finds,
- *   once it holds the header lock, that the path has another inode or none, and begins anew: no
+ *   and unlinks the file, unless `keep` is set. An opener that had the file open by then takes the
+ *   header lock next. It finds that the path has another inode or none, and begins anew. So no
  *   client ever attaches to a file without a name. The folder goes with its last file.
  *
  * Sessions on a disk: from the first client to the last one. The first one decides, under the
@@ -86,8 +86,8 @@ mn_cache_file_open(const struct mn_cache_place *place, struct mn_cache_file *fil
 void
 mn_cache_file_close(const struct mn_cache_place *place, struct mn_cache_file *file);
 
-/* For a process that is no client: unlinks the file if no client lives, as the last one would have
- * done, had it not been killed. */
+/* For a process that is no client: unlinks the file if no client lives. The last client would have
+ * done so, had it not been killed. */
 void
 mn_cache_file_sweep(const struct mn_cache_place *place);
 

@@ -3,8 +3,8 @@
  *
  * Purpose
  *   The index is a hint. Each digest belongs to one bucket of eight records; any client writes any
- *   of them at any time, a word after the other. What a record says is believed only when the entry
- *   that it leads to confirms it, so a torn record, and one of a recycled segment, is a miss. There
+ *   of them at any time, a word after the other. A reader believes a record only when the entry
+ *   that it leads to confirms it. So a torn record, and one of a recycled segment, is a miss. There
  *   is nothing that a client could hold while it dies.
  *
  * Why a confirmed entry is whole
@@ -12,10 +12,10 @@
  *   [K8] -> [K9]: a reader loads the seal (acquire) before all else. If it fits the other words,
  *   the digest and the generation that the reader asks for, all of the entry is visible. Older
  *   bytes at the same place were of an older generation, and the seal covers the generation, a salt
- *   of the file, and all lengths; bytes that have not been written are zero, which is no seal.
+ *   of the file, and all lengths. Bytes that have not been written are zero, which is no seal.
  *
- * On a disk an entry is written by system calls, the seal by the last one, and its record after
- * that (release); a reader loads the record (acquire) before it reads.
+ * On a disk a writer writes an entry by system calls, the seal by the last one. It stores the
+ * entry's record after that (release). A reader loads the record (acquire) before it reads.
  *
  * Eras (on a disk): a record says in which era its entry was last verified, or written. Where that
  * is not the file's, the entry is verified before it is used. The mark is part of the word that

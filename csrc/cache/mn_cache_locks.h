@@ -15,8 +15,8 @@
  *   thread of the client can write to the mapping.
  *   A child made past the fork handler (by a bare clone(2)) keeps the lock held. Then a segment may
  *   stay reserved, and the file may stay, until that child ends; nothing is overwritten.
- *   A program that closes every descriptor drops the lock while it lives: a client looks before
- *   each reservation whether the descriptor still is its own (mn_cache_locks_ours).
+ *   A program that closes every descriptor drops the lock while it lives. So before each
+ *   reservation, a client looks whether the descriptor still is its own (mn_cache_locks_ours).
  *
  * The bytes lie behind everything that could be data: locks need no bytes in the file.
  *   header   for creating, attaching, detaching, unlinking. Held for microseconds, or while a new

@@ -3,9 +3,9 @@
  *
  * Purpose
  *   Data lies in segments. Clients reserve places in the current one, without a lock. When it is
- *   full, one client, which holds the log lock, makes another one current: a segment that was never
- *   used, else the oldest that may be recycled. No room at all is an ordinary result (MN_FULL): the
- *   entry is not stored.
+ *   full, one client, which holds the log lock, makes another segment current. It takes a segment
+ *   that was never used, else the oldest that may be recycled. No room at all is an ordinary result
+ *   (MN_FULL): the entry is not stored.
  *
  * Recycling: a segment is never written anew while a client may still write to it
  *   client                                        recycler, under the log lock
@@ -15,10 +15,10 @@
  *   [K1] -> [K4] and [K3] -> [K2] are all seq_cst. In their total order either K1 precedes K4: the
  *   recycler sees the reservation and leaves the segment alone. Or K4 precedes K1, hence K3
  *   precedes K2: the client sees generation 0 and withdraws. A reservation counts as long as the
- *   lock of its client is held, however long that takes: a writer that was stopped in mid-copy
- *   may wake. Only a dead client's is passed over, and a dead client cannot write. No time-out
- *   ends a reservation. Such a segment keeps generation 0. It is empty for readers, and is taken
- *   again, first of all, once no client has it reserved.
+ *   lock of its client is held, however long that takes. A writer that was stopped in mid-copy may
+ *   wake. Only a dead client's is passed over, and a dead client cannot write. No time-out ends a
+ *   reservation. Such a segment keeps generation 0. It is empty for readers, and is taken again,
+ *   first of all, once no client has it reserved.
  *
  * A segment that the log has left gets no further entries, which a cursor relies on
  *   A writer looks once more, after [K1], whether the segment is the current one [K13]. A cursor
@@ -29,28 +29,30 @@
  *
  * Readers need no reservation
  *   [K5] a reader loads the generation (acquire), copies, and adds 0 to it (acq_rel) [K6].
- *   [K6] -> [K3]: if K6 still reads the generation, it precedes K3 in the order of that word, so
- *   the copy, which K6 releases, happens before K3, which acquires, and before the recycler's
- *   first byte. If it reads another one, the copy is thrown away. [K7] -> [K5]: the new
- *   generation is stored with release after everything that belongs to the old one is gone, and
- *   no generation is given twice (64 bits, counted under the log lock).
+ *   [K6] -> [K3]: if K6 still reads the generation, it precedes K3 in the order of that word. Then
+ *   the copy, which K6 releases, happens before K3, which acquires, and before the recycler's first
+ *   byte. If it reads another one, the copy is thrown away. [K7] -> [K5]: the new generation is
+ *   stored with release after everything that belongs to the old one is gone. No generation is
+ *   given twice (64 bits, counted under the log lock).
  *
- * When segments are recycled: never for a job that is alone (what it has, it keeps: a cycle of
- *   evictions reads more than a cache that never evicts). All processes of a job say the same job.
+ * When segments are recycled: never for a job that is alone. What it has, it keeps: a cycle of
+ *   evictions reads more than a cache that never evicts. All processes of a job say the same job.
  *   Nor for a value whose caller asks for that, since its loader reads in order.
- *   On a disk, where entries outlive the code that made them, a job that is alone recycles segments
- *   in which its session has found nothing, once it has asked for many more values than there are.
+ *   On a disk, entries outlive the code that made them. There, a job that is alone recycles
+ *   segments in which its session has found nothing. It does so once it has asked for many more
+ *   values than there are.
  *
  * On a disk no memory is asked for, since the page cache gives way, and nothing goes back.
  *
  * Who pays: pages of a memory file are charged to the control group of the process that touches
- *   them first. Before each new segment the room under every limit from the own group up to the
- *   root is asked for, less a reserve, less what clients have promised to others (their loaders'
- *   memory_limit), and less what the file system must keep for others. Under
- *   pressure the log does not grow, and the oldest segments give their pages back.
+ *   them first. Before each new segment, the log asks for the room under every limit from the own
+ *   group up to the root. It subtracts a reserve, what clients have promised to others (their
+ *   loaders' memory_limit), and what the file system must keep for others. Under pressure the log
+ *   does not grow, and the oldest segments give their pages back.
  *
  * What a crash leaves behind: a reserved place without an entry, which is lost until its segment is
- *   recycled; or a segment with generation 0, or with pages, that is not current: the next one.
+ *   recycled. Or a segment with generation 0, or with pages, that is not current. The log takes
+ *   this segment next.
  */
 #ifndef MN_CACHE_LOG_H
 #define MN_CACHE_LOG_H

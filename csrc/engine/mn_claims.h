@@ -1,17 +1,17 @@
 /* mn_claims.h - finds tasks and workers whose word, queue and entries contradict each other.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A worker that writes to wrong addresses may change a task's word so that it names another worker,
- * a worker that never existed, or no worker.  Such a word makes sense, but no worker would ever
- * finish the task.  However, each worker writes in its own entry which task it runs, and the
+ * A worker that writes to wrong addresses may change a task's word. The word then names another
+ * worker, a worker that never existed, or no worker.  Such a word makes sense, but no worker would
+ * ever finish the task.  However, each worker writes in its own entry which task it runs, and the
  * trainer knows where it has queued each task.  So these are contradictions:
  *
  *     RUNNING  and the worker's entry does not name the task
  *     QUEUED   and an entry names the task, or no queue has an entry for it any more
  *     WAITING  and an entry names the task, or all tasks that it waits for are done
  *
- * In the same way, the entry of an idle worker may be overwritten so that it names a task of
- * another worker, or no valid task.  Then batches and memory would wait for that worker.  It is
+ * In the same way, the entry of an idle worker may be overwritten. It then names a task of another
+ * worker, or no valid task.  Then batches and memory would wait for that worker.  It is
  * killed.
  *
  * A contradiction must last for seconds before the trainer acts.  A few instructions lie between a

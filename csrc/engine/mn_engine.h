@@ -19,7 +19,7 @@
  * it when the last worker on it is done or dead; a task whose worker dies is not retried.
  *
  * Death.  The zygote reports EXITED and the engine sweeps.  Each task that is RUNNING under that
- * worker goes to the express queue with a new generation, or is LOST when its attempts are used up.
+ * worker goes to the express queue with a new generation. It is LOST when its attempts are used up.
  * The unused end of the worker's lease is freed.  Then the entry becomes SWEPT and the zygote may
  * reap, so the pid names the dead worker until the trainer has looked.  No memory that a worker
  * could still write is reused before its death was seen: no zombie writers.
@@ -167,8 +167,9 @@ mn_engine_handed(struct mn_engine *e);
 int
 mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off);
 
-/* Sleeps until the block is done (MN_WANT_ANY: until any task is done), the caller must look at a
- * death or a lost zygote, or the timeout is over. Returns 0, -ETIMEDOUT, -EINTR. */
+/* Sleeps until the block is done (MN_WANT_ANY: until any task is done) or the timeout is over. A
+ * death or a lost zygote, which the caller must look at, also ends the sleep. Returns 0,
+ * -ETIMEDOUT, -EINTR. */
 int
 mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns);
 

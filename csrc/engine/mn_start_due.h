@@ -5,9 +5,9 @@
  * takes a queue below its low water mark notifies the engine, which dispatches again
  * (mn_ctl.low_water).  The user's thread dispatches too, whenever it plans, waits or takes a batch.
  *
- * A batch is refused if it can never be made, or if the caller waits for it while no memory that it
- * needs can come back.  It is delivered in its place as an error, and the other batches go on.
- * Balanced scheduling only; all functions need the engine's mutex.
+ * A batch is refused if it can never be made. It is also refused if the caller waits for it while
+ * no memory that it needs can come back. It is delivered in its place as an error, and the other
+ * batches go on. Balanced scheduling only; all functions need the engine's mutex.
  */
 #ifndef MN_START_DUE_H
 #define MN_START_DUE_H

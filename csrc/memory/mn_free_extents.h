@@ -99,9 +99,10 @@ mn_extents_next_free(const struct mn_extents *e, uint64_t from_off, uint64_t *of
 void
 mn_extents_turn(struct mn_extents *e);
 
-/* Finds the first warm range at or after *from (base_off, or where the last call ended) that was
- * freed at least `turns` turns ago, up to most bytes of it. turns < 255; most is in whole granules.
- * Returns MN_OK; MN_FULL: this search was long enough, ask again; MN_EMPTY: there is no more. */
+/* Finds the first warm range at or after *from (base_off, or where the last call ended), up to most
+ * bytes of it. The range was freed at least `turns` turns ago. turns < 255; most is in whole
+ * granules. Returns MN_OK; MN_FULL: this search was long enough, ask again; MN_EMPTY: there is no
+ * more. */
 int
 mn_extents_cold(const struct mn_extents *e, uint32_t turns, uint64_t most, uint64_t *from,
                 uint64_t *off, uint64_t *len);

@@ -3,8 +3,8 @@
  *
  * Every function that can fail takes a struct mn_text. On failure it returns a negative errno and
  * writes the reason, naming the file if there is one. Codes: EINVAL if the caller's arguments or
- * the file's contents are wrong, ENOMEM, ERANGE if there is no such index, or the error of the
- * system call.
+ * the file's contents are wrong, and ENOMEM. ERANGE if there is no such index. Otherwise the error
+ * of the system call.
  */
 #ifndef MN_FAIL_H
 #define MN_FAIL_H

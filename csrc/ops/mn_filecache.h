@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
- *   A header is parsed once and a label volume scanned once for each state of a file,
- *   regardless of the number of threads and epochs.
+ *   A header is parsed once and a label volume scanned once for each state of a file. The number of
+ *   threads and epochs does not matter.
  *
  * How
  *   A table of lists that only grow. An entry is made complete, then put at the head of its list by

@@ -4,37 +4,37 @@
  * Why mapped, and why kept
  *   A crop needs short rows far apart: of a plane's band of rows about a third to a half. Read
  *   by calls, either the band is copied twice (pread, then the rows out of it), or each row is
- *   a call. Measured on six real cases, patch 128^3, 10.5 MB, one core, page cache warm: bands
- *   by pread 1.8 ms and 21 to 28 MB; files mapped and unmapped each time 1.3 ms; kept mapped
- *   0.9 ms. Copying within memory takes about the same again. Prefetching rows and
- *   stores past the cache changed nothing. A label's scan for boxes is spared a copy, too.
+ *   a call. Measured on six real cases, patch 128^3, 10.5 MB, one core, page cache warm. Bands by
+ *   pread took 1.8 ms and 21 to 28 MB. Files mapped and unmapped each time took 1.3 ms, files kept
+ *   mapped 0.9 ms. Copying within memory takes about the same again. Prefetching rows and stores
+ *   past the cache changed nothing. A label's scan for boxes is spared a copy, too.
  *
  * Files that are not in the page cache
  *   A fault reads a piece around it, waits, and leaves small pages behind. So headers are read by
  *   calls. A crop that had to wait asks for all its remaining planes at once (mn_view.c). A scan
  *   reads by calls from the first voxels that are not in memory (mn_pipeline_sample.c). Measured on
- *   the same files, dropped from the cache each time: crop 60 to 69 ms against 70 to 76 by calls
- *   alone, scan and crop 55 against 62, a scan as fast as by calls.
+ *   the same files, dropped from the cache each time. A crop took 60 to 69 ms, against 70 to 76 by
+ *   calls alone. Scan and crop took 55 against 62, and a scan was as fast as by calls.
  *
  * Ownership
- *   A mapping has one owner at a time: the table, or the work that took it out (by exchange)
- *   and puts it back (by compare-and-swap). Two threads that want one file at once have a
+ *   A mapping has one owner at a time: the table, or the work of one sample. The work takes it out
+ *   by exchange and puts it back by compare-and-swap. Two threads that want one file at once have a
  *   mapping each, and the table keeps both. So there is no count of users, no mapping vanishes
- *   under a reader, and only one thread sees the zeros of mn_sigbus_guard.h. There is also no
- *   lock for a fork to copy while it is held. Mappings that other threads had out at a fork stay
- *   mapped in the child, unused.
+ *   under a reader, and only one thread sees the zeros of mn_sigbus_guard.h. There is also no lock
+ *   for a fork to copy while it is held. Mappings that other threads had out at a fork stay mapped
+ *   in the child, unused.
  *
  * Bounds
  *   MN_MAPS mappings, and as many bytes as the machine has memory (more cannot be in the page
- *   cache). Files beyond that are read by calls. An epoch asks for each file once, so a mapping
- *   that takes the place of another would itself be gone when it is asked for again. (Measured
- *   on crops of 16^3 and 32^3 from 3000 files of 40^3: mapping and unmapping all the time cost
- *   1.3 to 1.7 times as much as calls; while all files fit, mappings cost half.) Only one in
- *   MN_MAPS_TURN files replaces the mapping that was put back longest ago, so that mappings of
- *   unused files are dropped in the end. No descriptor stays open. The pages are page cache:
- *   the kernel takes them back when it needs memory, although a process's resident and proportional
- *   set sizes count those it has mapped. Page tables are its own: at most 1/512 of the bytes. The
- *   space of a deleted file is free again when its mapping is dropped.
+ *   cache). Files beyond that are read by calls. An epoch asks for each file once. So a mapping
+ *   that takes the place of another would itself be gone when it is asked for again. Measured on
+ *   crops of 16^3 and 32^3 from 3000 files of 40^3. Mapping and unmapping all the time cost 1.3 to
+ *   1.7 times as much as calls. While all files fit, mappings cost half. Only one in MN_MAPS_TURN
+ *   files replaces the mapping that was put back longest ago. So mappings of unused files are
+ *   dropped in the end. No descriptor stays open. The pages are page cache: the kernel takes them
+ *   back when it needs memory. A process's resident and proportional set sizes nevertheless count
+ *   those it has mapped. Page tables are its own: at most 1/512 of the bytes. The space of a
+ *   deleted file is free again when its mapping is dropped.
  *
  * Changed files
  *   Each use compares the file's identity, found by the path, with that of the mapping.

@@ -7,8 +7,8 @@
  * Running is split in two, so that the caller can allocate outputs whose shape depends on the
  * input: mn_pipeline_apply leaves views (mn_view.h), mn_work_store writes them.
  *
- * Draws of the operators, all from stream 0 of the sample's key with the operator's place in its
- * pipeline as number (minato/ops.h); `u` is mn_draw_uniform, `below` mn_draw_below:
+ * Draws of the operators. All are from stream 0 of the sample's key, with the operator's place in
+ * its pipeline as number (minato/ops.h). `u` is mn_draw_uniform, `below` mn_draw_below:
  *   RandBalancedCrop  0 u: foreground if under p; 1 below: class; 2 below: component;
  *                     3, 4, 5 below: depth, height, width
  *   RandCrop          3, 4, 5 below: depth, height, width

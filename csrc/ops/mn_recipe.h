@@ -36,8 +36,8 @@ struct mn_step {
 #define MN_STEP_WORDS 4
 #define MN_RECIPE_WORDS(steps) (2 + MN_STEP_WORDS * (int64_t)(steps))
 
-/* A window for a reader that has the case: its number, and where in it the crop begins on axes 1 to
- * 3, as 64-bit words. */
+/* A window for a reader that has the case. It holds the case's number, and where in it the crop
+ * begins on axes 1 to 3, as 64-bit words. */
 #define MN_WINDOW_WORDS 4
 
 /* The dtype that a cast gives the image (0) or the label (1). */

@@ -9,8 +9,8 @@
  *
  * Ownership
  *   A view borrows its memory or file from the work (mn_pipeline_sample.h) of one sample. Pending
- *   noise is indexed by a voxel's place in C order, so windows and flips after noise first
- *   store the view into memory of the work (mn_work_settle).
+ *   noise is indexed by a voxel's place in C order. So windows and flips after noise first store
+ *   the view into memory of the work (mn_work_settle).
  */
 #ifndef MN_VIEW_H
 #define MN_VIEW_H

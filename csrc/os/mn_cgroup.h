@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Shared by mn_cpu_limits.c and mn_memory_limits.c. A limit set on any group from the process's own
- * up to the root holds, so all of them are visited, in version 2 and in version 1. In a container
+ * up to the root holds. So all of them are visited, in version 2 and in version 1. In a container
  * the path in /proc/self/cgroup may be the host's and not exist below the mount. The walk upwards
  * then ends at the mount point itself, which is the container's group.
  */

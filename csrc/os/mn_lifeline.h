@@ -6,8 +6,8 @@
  * namespaces of process ids.
  * That is true only if no other process holds the write end.  An executed program does not, because
  * the descriptor is close-on-exec.  A fork of the trainer closes all write ends that it has
- * inherited, in a handler of fork() that runs before fork() returns in the child.  So a process
- * that the trainer has forked and that outlives it keeps no worker alive.
+ * inherited. A handler of fork() does this before fork() returns in the child. So a process that
+ * the trainer has forked and that outlives it keeps no worker alive.
  * Lock: one for the process guards the list of write ends.  The handlers hold it across a fork, so
  * no fork falls between the creation of a pipe and its entry in the list.  It is held for a few
  * system calls, none of which waits.

@@ -84,7 +84,7 @@ mn_forming_mark(struct mn_plan *p, struct mn_unit *u, uint32_t row0, uint32_t nr
                 const uint64_t *wall_ns, size_t step);
 
 /* Returns the next unit after the given one (NULL: the first) that may be useful now and has rows
- * not known to be ready; NULL if there is none. */
+ * not known to be ready. NULL: there is none. */
 struct mn_unit *
 mn_forming_unmarked(struct mn_plan *p, const struct mn_unit *after);
 

@@ -278,10 +278,10 @@ mn_plan_learned(struct mn_plan *p, bool news);
 int64_t
 mn_plan_nap(const struct mn_plan *p, uint64_t now_ns, int64_t nap_ns);
 
-/* Returns whether work beyond the prefetch window may start. It takes memory that torch's loader
- * would not take, so a straggler must hold up the rest, or a worker must have been idle for a
- * while. Shorter stalls are noise of the machine and never end. Notes since when workers are idle,
- * if that was not noted yet. */
+/* Returns whether work beyond the prefetch window may start. Such work takes memory that torch's
+ * loader would not take. So a straggler must hold up the rest, or a worker must have been idle for
+ * a while. Shorter stalls are noise of the machine and never end. Notes since when workers are
+ * idle, if that was not noted yet. */
 bool
 mn_plan_starved(struct mn_plan *p, const struct mn_plan_facts *f);
 

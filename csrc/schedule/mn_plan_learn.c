@@ -3,8 +3,8 @@
  */
 #include "schedule/mn_plan_state.h"
 
-/* If a sample turns out slower than most by this and was not known to be slow, its batch in the
- * next epoch is cut again. */
+/* A sample may turn out slower than most by this without being known to be slow. Its batch in the
+ * next epoch is then cut again. */
 #define NEWS_NS (INT64_C(1) * 1000 * 1000)
 
 /* Cuts again after the answer to whether batches are split has changed. */

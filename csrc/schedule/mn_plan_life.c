@@ -13,7 +13,7 @@
 /* Starved workers sleep, and waking them costs more than cheap samples do. So the window is at
  * least this much work, unless its batches are large. It is also as much as lasts while the slowest
  * samples are made. When several of those coincide, the consumer then has batches to take
- * meanwhile, and no worker has idled, if the consumer is as fast as the workers. */
+ * meanwhile. If the consumer is as fast as the workers, no worker has idled. */
 #define WINDOW_NS (INT64_C(2) * 1000 * 1000)
 
 int

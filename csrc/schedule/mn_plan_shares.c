@@ -8,9 +8,9 @@
  *   2. the far half of another worker's share (mn_plan_take_over.c);
  *   3. the tasks that wait on the queue of a worker that its current task holds up.
  *
- * No deadlock: the head is never refused memory, and its tasks are first in any share that has them
- * (shares are in the order of delivery). The shares of workers that do not exist go back to the
- * dispatcher at each look.
+ * No deadlock: the head is never refused memory. Its tasks are first in any share that has them,
+ * because shares are in the order of delivery. The shares of workers that do not exist go back to
+ * the dispatcher at each look.
  */
 
 #include "base/mn_assert.h"

@@ -17,8 +17,8 @@
  *   Starved (occupancy <= MN_SCALER_DRY, MN_SCALER_DRY_FOR updates in a row): grow, if more
  *   workers can help: tasks are waiting, and there is CPU for them. A new worker needs a
  *   core for 1 - wait of its time, so idle cores / (1 - wait) more of them can help. At
- *   CPU saturation the answer is therefore no. (A published rule adds the utilisation's
- *   excess over a threshold to the count, which answers saturation with more workers.)
+ *   CPU saturation the answer is therefore no. (A published rule answers saturation with
+ *   more workers: it adds the utilisation's excess over a threshold to the count.)
  *   Never grow beyond what fits into memory: the out-of-memory killer is worse than a slow
  *   loader. Grow by a quarter at most, so that the effect can be judged. Grow by twice that where
  *   tasks mostly wait: an extra worker then costs next to nothing, and a useless one is undone.
@@ -34,14 +34,14 @@
  *   Every change is followed by MN_SCALER_SETTLE updates without one.
  *   Growth is judged when it has settled: with k of n added, the speed should rise by k/n.
  *   It has failed if the speed rises by less than a quarter of that in MN_SCALER_TRIALS updates
- *   in a row: then a lock, a disk or a licence is the limit. Then the count goes back to n, which
- *   becomes the ceiling. One update is not enough: the first actions of a new worker (imports,
+ *   in a row. Then a lock, a disk or a licence is the limit. The count goes back to n, which
+ *   becomes the ceiling. One update is not enough. The first actions of a new worker (imports,
  *   opening files) may take long, and a ceiling set because of them would stay.
  *   When the caller is starved soon after a shrink, the count before it is restored and
  *   becomes the floor.
- *   Ceiling and floor are forgotten when another workload shows. The sign is that speed
- *   (starved) or what the caller took (on average, since the window was full) has moved by
- *   more than a quarter from its value when they were found.
+ *   Ceiling and floor are forgotten when another workload shows. The sign is a move by
+ *   more than a quarter from the value when they were found. It is a move of speed (starved),
+ *   or of what the caller took on average since the window was full.
  *   On constant input this ends. Every step is in one direction until a bound is met, and a step
  *   back sets the bound that prevents the step forth.
  */

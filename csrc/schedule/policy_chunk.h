@@ -7,9 +7,8 @@
  *   microseconds.
  *
  * Rule, for a batch of samples that cost about `cost` each
- *   target  = max(MN_CHUNK_TARGET_NS, MN_CHUNK_AMORTISE * overhead): a task this long
- *             spends at most 1/MN_CHUNK_AMORTISE of itself on overhead. Costlier samples
- *             go alone.
+ *   target  = max(MN_CHUNK_TARGET_NS, MN_CHUNK_AMORTISE * overhead). A task this long spends at
+ *             most 1/MN_CHUNK_AMORTISE of itself on overhead. Costlier samples go alone.
  *   size    = as many samples as reach the target, but no more than the batch has.
  *   When the batch is wanted now and `idle` workers could share it, latency counts: at
  *   most ceil(batch / idle) samples per task. But no task is shorter than MN_CHUNK_SPREAD /
@@ -38,8 +37,8 @@
 int64_t
 mn_chunk_size(int64_t cost_ns, int64_t overhead_ns, int64_t batch, int64_t idle);
 
-/* Returns the length of the task that begins at costs_ns[0] of the n samples left of a batch, in
- * [1, n] (0 only for n 0). limit: most samples that a task may have (mn_chunk_size). */
+/* Returns the length of the task that begins at costs_ns[0], in [1, n] (0 only for n 0). n samples
+ * of the batch are left. limit: most samples that a task may have (mn_chunk_size). */
 int64_t
 mn_chunk_next(const int64_t *costs_ns, int64_t n, int64_t overhead_ns, int64_t limit);
 

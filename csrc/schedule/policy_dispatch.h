@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Actors
- *   One caller (the engine, under its mutex) inserts the tasks of coming batches, asks
- *   for the one to start whenever a worker is free, and takes it out. A task is one
- *   sample, or a chunk of neighbouring cheap samples of one batch (policy_chunk.h).
- *   A task that is queued before a worker is free was chosen early. In simulation one task per
- *   worker queued ahead cost nothing, because the order itself rarely changes.
+ *   One caller (the engine, under its mutex) inserts the tasks of coming batches. Whenever a worker
+ *   is free, it asks for the task to start, and takes it out. A task is one sample, or a chunk of
+ *   neighbouring cheap samples of one batch (policy_chunk.h). A task that is queued before a worker
+ *   is free was chosen early. In simulation one task per worker queued ahead cost nothing, because
+ *   the order itself rarely changes.
  *
  * Slack
  *   period   predicted time between two batches (mn_dispatch_period)
@@ -41,39 +41,40 @@
  *      one of last_batch, or in E. It is started early and used when its turn has come.
  *
  * Work bound
- *   With enough memory, I means that no worker idles while a task is left. Then the
- *   epoch ends no later than W/P + (1 - 1/P) c, with W the whole work, P the workers,
- *   and c the cost of the task that finishes last. (Graham's argument: all workers were busy until
- *   it started, and the work other than it filled at most (W - c)/P). Order of delivery plays no
- *   part in it: a batch that is not complete holds back what the consumer sees but not what the
- *   workers do. That is the first epoch: nothing is known and c may be the slowest sample there is.
+ *   With enough memory, I means that no worker idles while a task is left. Then the epoch ends no
+ *   later than W/P + (1 - 1/P) c. W is the whole work, P the workers, and c the cost of the task
+ *   that finishes last. (Graham's argument: all workers were busy until it started, and the work
+ *   other than it filled at most (W - c)/P). Order of delivery plays no part in it. A batch that is
+ *   not complete holds back what the consumer sees but not what the workers do. That is the first
+ *   epoch: nothing is known and c may be the slowest sample there is.
  *
  * The end of the epoch (costs known)
  *   Least slack starts a slow sample of the last batch about its excess before the end.
- *   That levels the workers only if cheap tasks are left to fill the gaps next to it. So,
- *   once all tasks of the epoch are inserted (mn_dispatch_close), let c be the largest
- *   cost left and F the work left in tasks of at most c / MN_DISPATCH_SMALLER:
- *     if F < P * c, and the work left is at most MN_DISPATCH_FINALE * P * c * leisure,
- *     and c is over MN_DISPATCH_DISTINCT times the cost of the task of least slack: the
- *     costliest task goes first.
+ *   That levels the workers only if cheap tasks are left to fill the gaps next to it. So the
+ *   costliest task goes first once all tasks of the epoch are inserted (mn_dispatch_close), if
+ *   three conditions hold. Let c be the largest cost left and F the work left in tasks of at
+ *   most c / MN_DISPATCH_SMALLER:
+ *     F < P * c;
+ *     the work left is at most MN_DISPATCH_FINALE * P * c * leisure;
+ *     c is over MN_DISPATCH_DISTINCT times the cost of the task of least slack.
  *   While other work of at least P * c is left when a task of cost c starts, all
  *   workers stay busy past its end. So it cannot be the last to finish. With leisure 1 that holds
  *   before the finale: either F >= P * c, or (FINALE - 1) * P * c is left in addition to it. In the
  *   finale the order among distinct costs is longest processing time first. So the last task to
  *   finish is as cheap as the distribution allows. The term (1 - 1/P) c above shrinks towards the
  *   cost of the cheapest class.
- *   FINALE bounds how much delivery is disturbed when there is too little cheap work to
- *   ever keep the reserve; DISTINCT keeps noise from reordering equal costs.
- *   leisure = 1 - consumer / period: batches that come late, all together, still take
- *   the consumer its time each. A consumer that takes no time loses nothing by that. One
- *   as slow as the workers loses it all: for it the order stays least slack to the end,
- *   the rule for the smallest lateness, and lateness is then all that counts.
+ *   FINALE bounds how much delivery is disturbed when there is too little cheap work to ever keep
+ *   the reserve. DISTINCT keeps noise from reordering equal costs. leisure = 1 - consumer / period:
+ *   batches that come late, all together, still take the consumer its time each. A consumer that
+ *   takes no time loses nothing by that. One as slow as the workers loses it all. For it the order
+ *   stays least slack to the end, the rule for the smallest lateness. Lateness is then all that
+ *   counts.
  *
  * Data
- *   Nodes in memory given by the caller, and three binary heaps of node numbers (slack,
- *   cost, order), each node knowing its place in each: insert, take O(log n).
- *   Work left by cost class (half octaves) for F. Ties are broken by position, so the
- *   order is a function of the inserted tasks and of the calls alone.
+ *   Nodes in memory given by the caller, and three binary heaps of node numbers (slack, cost,
+ *   order). Each node knows its place in each heap. Insert and take are O(log n). Work left by cost
+ *   class (half octaves) for F. Ties are broken by position, so the order is a function of the
+ *   inserted tasks and of the calls alone.
  *
  * Rates change: mn_dispatch_retime re-keys in O(n), and only when a rate has moved by more than an
  * eighth (MN_DISPATCH_JITTER), so that keys do not jitter.
@@ -193,8 +194,8 @@ int
 mn_dispatch_peek(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
                  struct mn_dispatch_choice *out);
 
-/* Returns whether a task that the dispatcher does not hold may start now: by W or I above, and
- * earlier if it is known to be slow. Returns MN_OK and why, or MN_FULL. */
+/* Returns whether a task that the dispatcher does not hold may start now, by W or I above. It may
+ * start earlier if it is known to be slow. Returns MN_OK and why, or MN_FULL. */
 int
 mn_dispatch_may(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
                 const struct mn_dispatch_task *task, enum mn_dispatch_why *why);

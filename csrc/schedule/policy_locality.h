@@ -30,51 +30,51 @@
  *
  *   Where groups are much longer than what one worker makes of them at a time, most of the dear
  *   kind find their group open. Only few pay, but a lot: ranks and medians do not show it.
- *   So a second statement counts as well. Costs beyond CONTRAST_FAR times the cheap kind's
- *   lower quartile must be commoner in the dear kind, by CONTRAST_SIGMAS standard deviations
- *   of that difference of two shares. Their extra cost must be worth it on average.
+ *   So a second statement counts as well. Costs beyond CONTRAST_FAR times the cheap kind's lower
+ *   quartile must be commoner in the dear kind. The difference of the two shares must be
+ *   CONTRAST_SIGMAS of its standard deviations. Their extra cost must be worth it on average.
  *
- *   unknown  until EVIDENCE samples of both kinds were seen, and four times as many in total
- *            where some cost far more than usual, and nothing was believed. Where samples cost
- *            less than LOCALITY_WORTH_NS, CONTRAST_FEW of the dear kind are enough, or
- *            CONTRAST_MANY of both, of which at most one in as many costs far more.
+ *   unknown  until EVIDENCE samples of both kinds were seen. Four times as many in total, where
+ *            some cost far more than usual and nothing was believed. Where samples cost less than
+ *            LOCALITY_WORTH_NS, CONTRAST_FEW of the dear kind are enough. So are CONTRAST_MANY of
+ *            both, of which at most one in as many costs far more.
  *   yes      believed, until the mean rank or the difference falls to half of what was required
  *   no       in all other cases. It can become yes at any time. But where nothing is kept
  *            together, each worker opens each group, few of either kind pay, and detection
  *            takes long. So the answer is unknown again when an order that keeps near indices
  *            together follows one that did not.
  *   The policy arranges nothing to learn about homes. Of W workers one in W samples is made at home
- *   by chance, and a few of these are enough to see that they are much cheaper there.
+ *   by chance. A few of these are enough to see that they are much cheaper there.
  *
  * Groups
- *   While neighbours are kept together, a follower that costs more than halfway from the
- *   cheap followers to the firsts has opened a group of its own. Each index remembers whether
- *   it followed, and whether it opened a group even so (policy_cost.h). Where such a sample
- *   follows, its group begins, and that is the place to change workers. A sampler that shuffles
- *   inside of groups makes these marks wrong. Their accuracy is counted on the followers that
- *   were kept in spite of their mark (one in eight). They are believed while most are right. If
- *   most indices of the order do not come right after the one before them, it probably shuffles.
- *   Then marks are not believed before MN_LOCALITY_RIGHT more were right than wrong: until then all
- *   followers are kept.
+ *   While neighbours are kept together, a follower may cost more than halfway from the cheap
+ *   followers to the firsts. It has then opened a group of its own. Each index remembers whether it
+ *   followed, and whether it opened a group even so (policy_cost.h). Where such a sample follows,
+ *   its group begins, and that is the place to change workers. A sampler that shuffles inside of
+ *   groups makes these marks wrong. Their accuracy is counted on the followers that were kept in
+ *   spite of their mark (one in eight). They are believed while most are right. If most indices of
+ *   the order do not come right after the one before them, it probably shuffles. Then marks are not
+ *   believed before MN_LOCALITY_RIGHT more were right than wrong: until then all followers are
+ *   kept.
  *
  * Chains
  *   A chain is a run of the sampler's order that one worker is meant to make.
  *   mn_locality_breaks says whether a new one begins at a sample. It does at a group's
- *   declared or remembered beginning. Else it does not inside of a batch. At the beginning of
- *   a batch (where torch would change workers) it does, unless the sample is known to follow,
- *   or most samples that followed there opened nothing. To learn that, some follow there in any
- *   case. It is one in four until EDGES were seen, one in sixteen from then on, and never two in a
- *   row. No chain is longer than `most` samples: with longer ones there would not be one for each
- *   worker within what may be planned.
+ *   declared or remembered beginning. Else it does not inside of a batch. At the beginning of a
+ *   batch (where torch would change workers) it does, with two exceptions. The sample is known to
+ *   follow, or most samples that followed there opened nothing. To learn that, some follow there in
+ *   any case. It is one in four until EDGES were seen, one in sixteen from then on, and never two
+ *   in a row. No chain is longer than `most` samples: with longer ones there would not be one for
+ *   each worker within what may be planned.
  *
  * The first batch of all
  *   Nothing is known, and every worker and the caller wait for it. If it is a group, spreading
  *   it over W workers costs W - 1 openings; if not, leaving it to one takes W times as long.
- *   So each worker begins a batch of its own. All help with the first batch once the second
- *   samples of most of those are nearly as dear as the first ones (half as dear, so that
- *   opening again costs no more than a sample). By then the B samples of the batch are two
- *   fewer for the price of two. They are ready after 2 + (B - 2) / W samples' time instead of B /
- *   W. Where that is too much (mn_locality_finds) the batch is spread at once.
+ *   So each worker begins a batch of its own. All help with the first batch once the second samples
+ *   of most of those are nearly as dear as the first ones. This means half as dear, so that opening
+ *   again costs no more than a sample. By then the B samples of the batch are two fewer for the
+ *   price of two. They are ready after 2 + (B - 2) / W samples' time instead of B / W. Where that
+ *   is too much (mn_locality_finds) the batch is spread at once.
  */
 #ifndef MN_POLICY_LOCALITY_H
 #define MN_POLICY_LOCALITY_H

@@ -16,13 +16,13 @@
  *   the bound demands it. Where nothing is slow, every batch is a natural one, and forming costs
  *   nothing.
  *   With none whole, B ready samples could be mixed now, or some task may end in a moment. The
- *   caller decides (mix). A caller that waits as long as the copy would take, and then copies,
- *   never spends more than twice what the best choice would have cost.
+ *   caller decides (mix). Let a caller wait as long as the copy would take, and then copy. It never
+ *   spends more than twice what the best choice would have cost.
  *
  * Rule for batch k
- *   Waits until every undelivered sample of natural batch k - D is ready (they are due:
- *   this is their last batch), and until B samples of natural batches <= k + D are
- *   ready (fewer only for the last batch of the epoch). Then it is
+ *   Waits until every undelivered sample of natural batch k - D is ready. They are due: this is
+ *   their last batch. Also waits until B samples of natural batches <= k + D are ready (fewer only
+ *   for the last batch of the epoch). Then it is
  *     - the natural batch that is due, where that is whole; where a part of it is due, mixed;
  *     - mixed where B samples of open ones are ready: nothing is gained by waiting, and their
  *       memory is free after it. Also mixed where slow samples wait and have fallen behind their
@@ -41,7 +41,7 @@
  *   them may be slow. An unused share is carried over, up to the share of MN_READY_CARRY batches.
  *   So slow samples neither starve behind the fast nor arrive bunched when several end together.
  *
- * Bound, by induction over k: before batch k is formed, every sample with p / B < k - D has been
+ * Bound, by induction over k. Before batch k is formed, every sample with p / B < k - D has been
  * delivered, and none with p / B > k - 1 + D.
  *   Lower: those with p / B = k - D are at most B, are all ready when the batch is formed, and go
  *   first. So they all fit into batch k. Upper: nothing past natural batch k + D is taken. For D =
@@ -53,8 +53,8 @@
  *
  * Exactly once: a position goes from pending to ready to delivered once; a second mark is refused.
  *
- * Data: one byte per position, for the (2 D + 1) B positions that can be live, in a ring, and
- * counts for each of their natural batches. A whole one is found without a look at positions.
+ * Data: a ring with one byte per position, for the (2 D + 1) B positions that can be live. Counts
+ * for each of their natural batches. A whole one is found without a look at positions.
  */
 #ifndef MN_POLICY_READY_H
 #define MN_POLICY_READY_H

@@ -10,21 +10,21 @@
  *
  * Rule
  *   At least MN_SLOW_EVIDENCE samples, else no timeout.
- *   norm    = the median; but if more than MN_SLOW_MOST of 1000 samples take over twice
- *             the median, they are not a tail but a second norm, and the 90th percentile
- *             takes the median's place.
+ *   norm    = the median. But if more than MN_SLOW_MOST of 1000 samples take over twice the median,
+ *             they are not a tail but a second norm. The 90th percentile then takes the median's
+ *             place.
  *   tail    = share of samples over MN_SLOW_FACTOR * norm
  *   tail seen (>= MN_SLOW_ON of 1000; once seen, until under MN_SLOW_OFF):
  *             timeout = MN_SLOW_FACTOR * norm
- *   none:     timeout = MN_SLOW_GUARD * the 99th percentile: the first of a new kind
- *             is still found, and noise of a few times the usual is not.
+ *   none:     timeout = MN_SLOW_GUARD * the 99th percentile. The first of a new kind is still
+ *             found, and noise of a few times the usual is not.
  *   Never below MN_SLOW_LEAST_NS, the size of a scheduling hiccup.
  *   A constant cost whose samples all stay below 1.9 times their median flags nothing.
  *   None is over FACTOR * median (of which the histogram knows 1/32 more or less), so
  *   there is no tail. And GUARD * p99 is far above all of them.
  *
- * Hysteresis: the timeout in use changes after two checks in a row in which the learned one differs
- * from it by more than a quarter, or the tail has appeared or disappeared.
+ * Hysteresis: the timeout in use changes after two checks in a row. In both, the learned one
+ * differs from it by more than a quarter, or the tail has appeared or disappeared.
  */
 #ifndef MN_POLICY_SLOW_H
 #define MN_POLICY_SLOW_H

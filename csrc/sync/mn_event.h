@@ -22,22 +22,22 @@
  *     look for X again, for any result
  *
  * No wake-up is lost (order pairs)
- *   [B1] -> [B4], [B2] -> [B3]  all four seq_cst. In their single total order either B1
- *         precedes B4, which then reads ASLEEP and wakes; or B4 precedes B1, hence B2
- *         precedes B3, which then reads X. Acquire and release are not enough: both
- *         sides store one word and load another, and both loads may run first.
+ *   [B1] -> [B4], [B2] -> [B3]  all four seq_cst. In their single total order either B1 precedes
+ *         B4, which then reads ASLEEP and wakes. Or B4 precedes B1, hence B2 precedes B3, which
+ *         then reads X. Acquire and release are not enough: both sides store one word and load
+ *         another, and both loads may run first.
  *         [B2] (caller) and [B3] (caller) are written where the event is used.
  *         The publish MUST be a seq_cst store or read-modify-write (mn_a32_..._seqcst),
  *         and the look after prepare_wait a seq_cst load of the same word.
  *   [B5] -> [B6]  for a publish that is release only, use mn_event_notify_released. B5, its
  *         read-modify-write of the event (acq_rel), and B6, in prepare_wait, are exchanges of
  *         one word and so are ordered. B5 after B6 reads ASLEEP and wakes. B6 after B5 reads
- *         from it, directly or through the chain of exchanges between them. (No plain store
- *         ever touches the word after init, which is why cancel_wait is an exchange, too.)
- *         So the publish happens before the look, for which acquire is then enough.
- *   [B7] -> [B8]  B7, the notifier's exchange to AWAKE, releases; B8, the sleeper's read of
- *         AWAKE in mn_event_commit_wait, acquires: what was published before the
- *         notification is visible after a sleep that returns 0.
+ *         from it, directly or through the chain of exchanges between them. No plain store ever
+ *         touches the word after init, which is why cancel_wait is an exchange, too. So the publish
+ *         happens before the look, for which acquire is then enough.
+ *   [B7] -> [B8]  B7, the notifier's exchange to AWAKE, releases. B8, the sleeper's read of AWAKE
+ *         in mn_event_commit_wait, acquires. So a sleep that returns 0 makes visible what was
+ *         published before the notification.
  *   A notifier writes before it wakes, and the kernel compares the word under its own lock
  *   before it puts the sleeper to sleep. So a notification between prepare_wait and the
  *   sleep is not lost either.
@@ -61,10 +61,10 @@
  *   death calls mn_event_notify_always, which wakes without looking at the word first.
  *   Dead after B2, before B4: published and not notified; mn_event_notify_always repairs
  *   that, too.
- *   A notifier that is stopped (SIGSTOP, or off its core for long) between B7 and its system
- *   call mutes the others in the same way, without any death. Only the bound of the sleep helps, so
- *   every sleeper here has one. The engine has a tenth of a second, a worker that waits for memory
- *   a fifth, the program's thread half a second, an idle worker one second.
+ *   A notifier may be stopped between B7 and its system call (SIGSTOP, or off its core for long).
+ *   It then mutes the others in the same way, without any death. Only the bound of the sleep helps,
+ *   so every sleeper here has one. The engine has a tenth of a second, the program's thread half a
+ *   second. A worker that waits for memory has a fifth of a second, an idle worker one second.
  *
  *   call                      pairs with
  *   mn_event_prepare_wait     exactly one of mn_event_cancel_wait, mn_event_commit_wait

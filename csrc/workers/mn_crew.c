@@ -156,7 +156,7 @@ is_empty(const struct mn_crew *c, uint32_t worker)
 }
 
 /* Returns whether the entry itself says, too, that no process can be there. If it is WANTED or
- * STARTING, the zygote may make one, even if a stray write caused that; such a worker is then like
+ * STARTING, the zygote may make one, even if a stray write caused that. Such a worker is then like
  * any other. */
 static bool
 names_nobody(struct mn_worker *k, uint32_t state)

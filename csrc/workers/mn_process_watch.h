@@ -1,9 +1,9 @@
 /* mn_process_watch.h - the trainer's own observation of workers' processes.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The zygote reports deaths, and workers write in their entries who they are.  Neither is enough: a
- * zygote that is stopped or hangs reports nothing, and a worker's stray writes may make its entry
- * say anything, even that it is dead.  So the crew records which process has which entry (struct
+ * The zygote reports deaths, and workers write in their entries who they are.  Neither is enough. A
+ * zygote that is stopped or hangs reports nothing. A worker's stray writes may make its entry say
+ * anything, even that it is dead. So the crew records which process has which entry (struct
  * mn_member).  It checks now and then whether the process lives, takes back a worker's tasks only
  * when it does not, and kills it by that record.
  *

@@ -17,10 +17,10 @@
  *   arena    rows of delivered fields, and what workers have leased
  *
  * Who owns what.
- *   - Only the trainer allocates and frees blocks, fields, leases, tasks.  A worker writes
- *     only its own entry, its own lease, its RUNNING task with its rows and reports, the word
- *     of a task that it claims, hints of queues, and the words of events that it notifies.
- *     So a kill at any instruction leaves every allocator whole.
+ *   - Only the trainer allocates and frees blocks, fields, leases, tasks.  A worker writes its own
+ *     entry, its own lease, and its RUNNING task with its rows and reports. It writes the word of a
+ *     task that it claims, hints of queues, and the words of events that it notifies. It writes
+ *     nothing else. So a kill at any instruction leaves every allocator whole.
  *   - The trainer writes a block and its tasks before a task word becomes QUEUED.  A worker
  *     reads them only after it has made the word RUNNING.
  *
@@ -46,9 +46,9 @@
  *        prepare_wait and commit_wait: as mn_event.h asks
  *   [L3] trainer: lease GRANTED or REFUSED, seq_cst  with [L4] worker: seq_cst, as above
  *
- * Wrap.  A task's generation is 32 bits and moves at each (re-)issue; an entry of a queue
- * names task and generation, so a stale entry can be claimed only if exactly 2^32 issues of
- * one descriptor pass while a worker holds the entry between two instructions.
+ * Wrap. A task's generation is 32 bits and moves at each (re-)issue. An entry of a queue names task
+ * and generation. So a stale entry can be claimed only if exactly 2^32 issues of one descriptor
+ * pass while a worker holds the entry between two instructions.
  *
  * Crash.  A worker that dies owns its RUNNING tasks, by its number in the word, and nothing
  * else.  After its death is confirmed the trainer sweeps them: see mn_engine.h.

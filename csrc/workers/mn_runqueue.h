@@ -4,9 +4,9 @@
  * Actors.  One producer (the trainer, under the engine's mutex); any number of workers.
  *
  * A queue is a ring of 64-bit entries {generation, task number}.  An entry is only advice: the task
- * word decides.  A worker reads entries from the queue's hint on and claims the first whose task
- * word is QUEUED with the entry's generation, by one compare-and-swap QUEUED -> RUNNING(worker).
- * So a worker that dies anywhere either owns the task or does not.
+ * word decides.  A worker reads entries from the queue's hint on. It claims the first whose task
+ * word is QUEUED with the entry's generation, by one compare-and-swap QUEUED -> RUNNING(worker). So
+ * a worker that dies anywhere either owns the task or does not.
  *
  * Before the claim, a worker writes in its own entry which task it is about to claim [A1].  A task
  * that no entry names is owned by no worker, whatever a worker may have written over its word.
@@ -16,9 +16,9 @@
  * (mn_runqueue_mend).  Task words: see mn_records.h.
  *
  * Invariants.
- *   I1  An entry whose task was seen not QUEUED with the entry's generation never becomes
- *       claimable again: a re-issue moves the generation and writes a new entry.  Hence a
- *       worker may move the hint past every entry that it has seen in that state.
+ *   I1  An entry whose task was seen not QUEUED with the entry's generation never becomes claimable
+ *       again. A re-issue moves the generation and writes a new entry. Hence a worker may move the
+ *       hint past every entry that it has seen in that state.
  *   I2  The producer never overwrites an entry that is still claimable.  It has its own
  *       head, moves it over entries that are not claimable, and refuses (MN_FULL) when the
  *       ring is full between head and tail.
@@ -38,8 +38,8 @@
  *   A worker that stalls between reading tail and an entry may read a newer entry at that
  *   place. That is just as good: the CAS decides.
  *
- * Crash.  A worker killed before its CAS leaves only its entry's statement, until it is swept;
- * after the CAS, it leaves a RUNNING word that names it.
+ * Crash. A worker killed before its CAS leaves only its entry's statement, until it is swept. After
+ * the CAS, it leaves a RUNNING word that names it.
  *
  *   may run at once      publish   claim   cancel
  *   publish                no        yes     no

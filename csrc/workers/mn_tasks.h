@@ -120,8 +120,8 @@ mn_tasks_give(struct mn_tasks *t, uint32_t task);
 
 /* Returns a task's word. For a task that no worker may claim, or that was accepted, it is the
  * trainer's own knowledge, whatever a worker may have written there. Otherwise a damaged word reads
- * as MN_TASK_FREE. It is damaged if its status does not exist or is one that only the trainer gives
- * and has not given, or if its worker does not exist. */
+ * as MN_TASK_FREE. It is damaged if its status or its worker does not exist. It is also damaged if
+ * its status is one that only the trainer gives and has not given. */
 static inline uint64_t
 mn_tasks_word(const struct mn_tasks *t, uint32_t task)
 {

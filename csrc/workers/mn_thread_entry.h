@@ -1,8 +1,8 @@
 /* mn_thread_entry.h - the entry of a worker that is a thread of the trainer.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The thread manages the entry itself, because there is no zygote: WANTED -> READY when it begins,
- * READY -> EXITED when it was asked to exit, SWEPT -> EMPTY once the engine has looked.  Then it
+ * The thread manages the entry itself, because there is no zygote. WANTED -> READY: the thread
+ * begins. READY -> EXITED: it was asked to exit. SWEPT -> EMPTY: the engine has looked. Then it
  * waits until it is wanted again. A thread cannot be killed, so the engine waits for its task and
  * never gives it to another worker.  Only a thread that ends by its own error sets EXITED while it
  * runs a task.

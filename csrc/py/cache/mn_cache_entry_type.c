@@ -3,8 +3,8 @@
  *
  * On a disk a copy may wait, and may fail: OSError.
  *
- * An entry may be recycled at any time. So each copy is checked after it is made, and says None or
- * False where the bytes may be another entry's; the caller then has a miss.
+ * An entry may be recycled at any time. So each copy is checked after it is made. The method
+ * returns None or False if the bytes may be another entry's. The caller then has a miss.
  */
 #include "py/cache/mn_cache_module.h"
 

@@ -111,8 +111,8 @@ word_at(const struct mn_seed_stream *s, uint32_t i)
         (x) ^= (s)->k2;             \
     } while (0)
 
-/* Lane order for the wide form: seen as four 64-bit numbers, the low halves are words 0 to 3 and
- * the high halves 4 to 7, so widening is a mask and a shift.  (Converting the vector costs twice as
+/* Lane order for the wide form. Seen as four 64-bit numbers, the low halves are words 0 to 3 and
+ * the high halves 4 to 7. So widening is a mask and a shift. (Converting the vector costs twice as
  * much with gcc 12.) */
 #if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
 #define HALVES {4, 0, 5, 1, 6, 2, 7, 3}

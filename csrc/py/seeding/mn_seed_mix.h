@@ -9,10 +9,9 @@
  *             one that varies. So two positions of an epoch can never share a key.
  *   stream  = (key, stream number) mixed into 128 bits k0..k3; with the key fixed
  *             the first half is a bijection of the stream number.
- *   word i  = the low-bias 32-bit finaliser (two multiplications, constants
- *             0x21f0aaad and 0x735a2d97 of Chris Wellons' and "TheIronBorn"'s search)
- *             applied to i * (k3 | 1) + k0, with k1 added between its halves and k2
- *             xored to its result.
+ *   word i  = the low-bias 32-bit finaliser applied to i * (k3 | 1) + k0, with k1 added between its
+ *             halves and k2 xored to its result. It has two multiplications, with the constants
+ *             0x21f0aaad and 0x735a2d97 of Chris Wellons' and "TheIronBorn"'s search.
  *
  * No level is cryptographic.  The two multiplications are enough because a word only has to differ
  * from its neighbours in one state. Everything that distinguishes samples and generators has been

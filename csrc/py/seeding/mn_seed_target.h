@@ -15,8 +15,8 @@
 
 #include "py/seeding/mn_seed_mix.h"
 
-/* As many as the largest layouts need: Philox has two runs of words and twelve fixed words (buffer,
- * its position, the cached half), RandomState three fixed words. */
+/* As many as the largest layouts need. Philox has two runs of words and twelve fixed words (buffer,
+ * its position, the cached half). RandomState has three fixed words. */
 #define MN_SEED_MAX_RUNS 2
 #define MN_SEED_MAX_FIXED 12
 

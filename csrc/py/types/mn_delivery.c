@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A program whose steps take milliseconds comes back to cold caches. Then the Python code of a
- * next() costs twenty times what it costs in a loop, some 40 us even if the batch was received long
- * ago. So when the iterator takes some batches ahead, it says how many of them may be delivered
- * without further work, and this file delivers those.
+ * next() costs twenty times what it costs in a loop. It takes some 40 us even if the batch was
+ * received long ago. So when the iterator takes some batches ahead, it says how many of them may be
+ * delivered without further work, and this file delivers those.
  *
  * The grant is changed, and one batch of it taken, in critical sections of the iterator. These are
  * suspended while the thread waits for a Python lock.

@@ -76,7 +76,7 @@ mn_engine_goes_on(PyObject *self);
 uint64_t
 mn_engine_until(double seconds);
 
-/* Returns how long to sleep before the next check of signals and the clock; 0: the time is over, no
+/* Returns how long to sleep before the next check of signals and the clock. 0: the time is over, no
  * matter how the earlier sleeps have ended. */
 int64_t
 mn_engine_slice(uint64_t until);

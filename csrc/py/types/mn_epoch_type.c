@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The planner makes one Epoch for each epoch, and passes it to the engine with each batch.
- * number: of the epoch; base_seed: of its samples; dumps: pickles indices that are no integers;
+ * number: of the epoch; base_seed: of its samples; dumps: pickles indices that are no integers.
  * user_epoch: 1 + the argument of set_epoch(), or 0; seeded, splits: see struct mn_epoch.
  */
 #include "py/types/mn_engine_object.h"

@@ -57,8 +57,8 @@ index_of(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
     return PyList_GetItemRef(o->indices, row);
 }
 
-/* Returns whether to ignore a sample's exception, because the sample will be made again: 1; 0 and
- * the exception is still set; or -1 with another exception. */
+/* Returns 1 to ignore a sample's exception, because the sample will be made again. Returns 0 if
+ * not, and the exception is still set; or -1 with another exception. */
 static int
 failed_as_left(PyObject *seeder)
 {

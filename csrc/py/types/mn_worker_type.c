@@ -383,7 +383,7 @@ worker_ready(PyObject *self, PyObject *args)
         Py_RETURN_NONE;
     }
     /* Large arrays that a dataset makes and drops for each sample should come from the heap again,
-     * not from the kernel: page faults on fresh blocks cost more than the copy. 32 MiB is the
+     * not from the kernel. Page faults on fresh blocks cost more than the copy. 32 MiB is the
      * largest threshold that glibc accepts. */
     (void)mallopt(M_MMAP_THRESHOLD, 32 * 1024 * 1024);
     (void)mallopt(M_TRIM_THRESHOLD, 128 * 1024 * 1024);
