@@ -26,7 +26,7 @@ from .iterators.inline import InlineIterator
 from .observe import report
 from .observe.stats import collect
 from .option_values import option
-from .options import SCHEDULING_VARIABLE, Options, asks_for_torchs_workers, described
+from .options import SCHEDULING_VARIABLE, Options, asks_for_torchs_workers, described, hinting
 from .progress import title_of
 from .seeding.order_generators import Sources, set_sampler_epoch
 from .state import OfAnotherRank, opened, state_of
@@ -198,6 +198,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     device: str | int | torch.device | None = None
     pending_state: dict[str, Any] | None = None
 
+    @hinting
     @eager
     def __init__(
         self,

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import functools
+import inspect
 import multiprocessing.context as mp_context
 import os
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
 from torch.utils.data.dataloader import _DatasetKind, _InfiniteConstantSampler
 
+from ._dynamo import eager
 from ._memory_limit import fair_memory
 from ._not_linux import CORE, NEEDS_LINUX
 from .device.provider import target
@@ -39,6 +44,7 @@ SCHEDULING_VARIABLE = "MINATO_SCHEDULING"
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: options that are numbers
 _NUMBERS = ("seed_rank", "memory_limit", "cache", "max_retries", "straggler_threshold", "max_errors")
@@ -67,6 +73,27 @@ def parse_bytes(text: int | str, name: str = "memory_limit") -> int:
     if size <= 0:
         raise ValueError(f"{name} should be positive, but got {name}={text!r}")
     return size
+
+
+def hinting(init: _Function) -> _Function:
+    """A constructor whose error for an unknown keyword argument names the most similar one, as
+    Python's own error does from 3.13 on."""
+    known = list(inspect.signature(init).parameters)
+
+    @eager
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except TypeError as error:
+            unknown = [name for name in kwargs if name not in known]
+            similar = difflib.get_close_matches(unknown[0], known, 1) if unknown else []
+            if similar and "Did you mean" not in str(error):
+                error.args = (f"{error}. Did you mean {similar[0]!r}?",)
+            raise
+
+    hinted: Any = __init__
+    return hinted  # type: ignore[no-any-return]
 
 
 def described(loader: Any) -> str:
