@@ -299,6 +299,42 @@ def test_unpicklable_argument_under_spawn_is_named(name: str) -> None:
     assert re.findall(r"it is (\w+) that cannot be pickled", notes(caught.value)) == [name]
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_pickle_warning_names_the_start_method(method: str) -> None:
+    loader = DataLoader(Numbers(), num_workers=1, collate_fn=lambda batch: batch,
+                        multiprocessing_context=method)  # fmt: skip
+    with pytest.warns(UserWarning, match="pickle error") as caught:
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            iter(loader)
+    text = str(caught[0].message)
+    assert "the worker Process arguments are not picklable" in text
+    if sys.version_info >= (3, 14) and method == "forkserver":
+        assert "Python 3.14+" in text
+    else:
+        assert f"start method {method!r}" in text and "3.14" not in text
+
+
+class OwnLoader(DataLoader[Any]):
+    def __init__(self, dataset: Any, **given: Any) -> None:
+        super().__init__(dataset, **given)
+
+
+@pytest.mark.parametrize("kind", [DataLoader, OwnLoader])
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("num_worker", "num_workers"), ("on_eror", "on_error"), ("batchsize", "batch_size")],
+)
+def test_misspelt_option_suggests_the_similar_one(kind: Any, name: str, meant: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        kind(Numbers(), **{name: 1})
+    assert str(caught.value).count(f"{name!r}. Did you mean {meant!r}?") == 1
+
+
+def test_unknown_option_unlike_any_has_no_suggestion() -> None:
+    with pytest.raises(TypeError, match="'zzzzzz'$"):
+        DataLoader(Numbers(), **{"zzzzzz": 1})  # type: ignore[arg-type]
+
+
 def test_missing_main_guard_is_explained(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

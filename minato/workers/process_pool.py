@@ -10,6 +10,7 @@ import os
 import pickle
 import select
 import signal
+import sys
 import time
 import warnings
 import weakref
@@ -225,7 +226,7 @@ class Pool:
             resource_tracker.ensure_running()
             if self._method == "forkserver":
                 forkserver.ensure_running()
-            with _warned(), explained():
+            with _warned(self._method), explained():
                 self._job.pickle()
 
     def start(self) -> None:
@@ -287,7 +288,7 @@ class Pool:
             )
             job.identity = job.identity or _identities(zygote, job.num_workers)
             without_main = start_payload.without_main(signals.Deaf)
-            with _warned(), may_start_processes(), without_main:
+            with _warned(self._method), may_start_processes(), without_main:
                 zygote.start()
             zygote.name = "minato-zygote"  # a plain str, for code that pickles or copies it
             if not first:
@@ -465,17 +466,26 @@ class Pool:
 
 
 @contextlib.contextmanager
-def _warned() -> Iterator[None]:
-    """Gives torch's warning if a dataset cannot be pickled inside the block."""
+def _warned(method: str) -> Iterator[None]:
+    """Gives torch's warning if a dataset cannot be pickled inside the block. torch's text has one
+    cause, the default of Python 3.14; without that default, the text names the start method."""
+    by_default = sys.version_info >= (3, 14) and method == "forkserver"
     try:
         yield
     except (TypeError, AttributeError, pickle.PicklingError):
         warnings.warn(
             "Got pickle error when attempting to start a worker Process. This might be "
-            "because the worker Process arguments are not picklable. Python 3.14+ changed "
-            "the multiprocessing start method in non-Mac POSIX platforms to 'forkserver', "
-            "which requires the worker Process arguments to be picklable. You can also "
-            "try multiprocessing.set_start_method('fork').",
+            "because the worker Process arguments are not picklable. "
+            + (
+                "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX platforms "
+                "to 'forkserver', which requires the worker Process arguments to be picklable. You "
+                "can also try multiprocessing.set_start_method('fork')."
+                if by_default
+                else f"The program has chosen the start method {method!r} (by "
+                "multiprocessing_context= or multiprocessing.set_start_method()), which pickles "
+                "them for each worker. Make them picklable, or try "
+                "multiprocessing_context='fork', which needs no pickle."
+            ),
             stacklevel=4,
         )
         raise
