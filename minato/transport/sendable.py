@@ -18,8 +18,8 @@ from . import messages
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 #: depth to which nested containers are examined
 _DEPTH = 8
-#: nanoseconds for a byte that is copied twice, into the message and out of it. Part of the memory
-#: is used for the first time
+#: nanoseconds for a byte that is copied twice, into the message and out of it. The figure is for
+#: memory of which a part is used for the first time
 _BYTE_NS = 1
 
 
