@@ -535,6 +535,7 @@ mn_cache_sum(struct mn_cache *cache, struct mn_cache_sums *sums)
         return rc;
     }
     const struct mn_cache_map *map = &opened->file.map;
+    mn_cache_file_label(&opened->file, sums->label);
     uint64_t jobs[MN_CACHE_SLOTS];
     for (uint32_t i = 0; i < MN_CACHE_SLOTS; i++) {
         const struct mn_cache_slot *slot = &map->slots[i];

@@ -406,6 +406,30 @@ take_slot(const struct mn_cache_place *place, struct mn_cache_file *file)
     return MN_CACHE_NO_SLOT;
 }
 
+/* Under the header lock. All clients of a file would give it the same label: the first one does. */
+static void
+set_label(struct mn_cache_header *header, const char *label)
+{
+    if (label[0] == 0 || mn_a64_load_relaxed(&header->label[0]) != 0) {
+        return;
+    }
+    for (size_t i = MN_CACHE_LABEL_BYTES / 8; i-- > 0;) {
+        uint64_t word;
+        memcpy(&word, label + 8 * i, sizeof(word));
+        mn_a64_store_relaxed(&header->label[i], word);
+    }
+}
+
+void
+mn_cache_file_label(const struct mn_cache_file *file, char *label)
+{
+    for (size_t i = 0; i < MN_CACHE_LABEL_BYTES / 8; i++) {
+        uint64_t word = mn_a64_load_relaxed(&file->map.header->label[i]);
+        memcpy(label + 8 * i, &word, sizeof(word));
+    }
+    label[MN_CACHE_LABEL_BYTES - 1] = 0;
+}
+
 /* Whether the path still leads to the file. */
 static bool
 has_path(int folder, const char *name, const struct stat *file)
@@ -450,8 +474,11 @@ attach(int folder, const struct mn_cache_place *place, struct mn_cache_file *fil
         if (rc != 0) {
             mn_cache_file_unmap(file);
         }
-        else if (place->keep || place->on_disk) {
-            mn_a64_store_relaxed(&file->map.header->keep, 1);
+        else {
+            set_label(file->map.header, place->label);
+            if (place->keep || place->on_disk) {
+                mn_a64_store_relaxed(&file->map.header->keep, 1);
+            }
         }
     }
     MN_FAULT("cache.slot");

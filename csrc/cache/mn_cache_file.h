@@ -65,6 +65,7 @@ struct mn_cache_place {
     uint64_t job;   /* 0: a guest, which looks, and neither makes nor removes the file */
     bool keep;
     bool on_disk; /* the data is not mapped, and the file is kept */
+    char label[MN_CACHE_LABEL_BYTES]; /* whose values these are; "": this client does not say */
 };
 
 struct mn_cache_file {
@@ -90,6 +91,10 @@ mn_cache_file_close(const struct mn_cache_place *place, struct mn_cache_file *fi
  * done so, had it not been killed. */
 void
 mn_cache_file_sweep(const struct mn_cache_place *place);
+
+/* Copies the file's label to MN_CACHE_LABEL_BYTES at label, with a 0 at the end. */
+void
+mn_cache_file_label(const struct mn_cache_file *file, char *label);
 
 /* Unmaps alone: the descriptor is not this process's any more. */
 void

@@ -42,6 +42,7 @@
 #define MN_CACHE_UNIT 64u     /* entries and their parts begin at multiples of this */
 #define MN_CACHE_PAGE 4096u
 #define MN_CACHE_COSTS 64u
+#define MN_CACHE_LABEL_BYTES 256u
 #define MN_CACHE_SEGMENT_MAX (UINT64_C(256) << 20)
 #define MN_CACHE_BYTES_MIN (UINT64_C(1) << 20)
 
@@ -86,7 +87,9 @@ struct mn_cache_header {
     mn_a64 recycled;                            /* segments so far */
     mn_a64 returned;                            /* segments whose pages went back to the system */
     MN_ALIGNED(MN_CACHELINE) struct mn_cache_cost costs[MN_CACHE_COSTS];
+    mn_a64 label[MN_CACHE_LABEL_BYTES / 8]; /* for people: whose values, ends with 0; or all 0 */
 };
+MN_STATIC_ASSERT(sizeof(struct mn_cache_header) <= MN_CACHE_PAGE, "the part after it stays there");
 
 /* One client: one process that has the file mapped. */
 struct mn_cache_slot {

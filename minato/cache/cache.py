@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from multiprocessing import util
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from .._not_linux import CORE, NEEDS_LINUX
 from ..options import parse_bytes
@@ -48,12 +48,21 @@ def job() -> int:
     return int.from_bytes(digest, "little") or 1
 
 
-def _data_set(function: Any) -> str:
-    """A hash of the function's source file and name; at a prompt or in a notebook, of the working
-    folder and the name."""
+class DataSet(NamedTuple):
+    """Whose values a file has: a hash for the file's name, and a label for people."""
+
+    name: str
+    label: str
+
+
+def _data_set(function: Any) -> DataSet:
+    """By the function's source file and name; at a prompt or in a notebook, by the working folder
+    and the name."""
     file = os.path.realpath(function.__code__.co_filename)
     place = file if os.path.exists(file) and "ipykernel" not in file else os.getcwd()
-    return hashlib.blake2b(f"{place}\0{function.__qualname__}".encode(), digest_size=8).hexdigest()
+    name = function.__qualname__
+    digest = hashlib.blake2b(f"{place}\0{name}".encode(), digest_size=8).hexdigest()
+    return DataSet(digest, f"{name} in {place}")
 
 
 #: numbers of ``Cache.stats()``
@@ -109,13 +118,13 @@ def _leave_in_forks() -> None:
             client.store.detach()
 
 
-def _open(where: str, name: str, size: int, keep: bool, on_disk: bool) -> Client:
+def _open(where: str, name: str, size: int, keep: bool, on_disk: bool, label: str) -> Client:
     from .. import _cache, _core
 
     found = _clients.get((where, name))
     if found is None:
         reserve = _core.machine()["memory_total"] // RESERVE_SHARE
-        found = Client(_cache.Store(where, name, size, job(), keep, reserve, on_disk))
+        found = Client(_cache.Store(where, name, size, job(), keep, reserve, on_disk, label))
         util.register_after_fork(found, Client.leave_at_exit)
         found.store.promise(_promised if multiprocessing.parent_process() is None else 0)
         _clients[where, name] = found
@@ -173,6 +182,7 @@ class Cache:
             os.path.expanduser(os.fspath(directory))
         )  # fmt: skip
         self._name: str | None = None
+        self._label = ""
         self._client: Client | None = None
         self._off: str | None = None
         self._memoized: list[Memoized] = []
@@ -181,7 +191,7 @@ class Cache:
         return f"minato.Cache({self.size}, keep={self.keep}, directory={self.directory!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.size, self.keep, self._name, self.directory)
+        return _again, (self.size, self.keep, self._name, self.directory, self._label)
 
     @overload
     def memoize(self, function: Function, /) -> Function: ...
@@ -219,8 +229,7 @@ class Cache:
             from .memoize import Memoized, wrap
 
             memoized = Memoized(self, function, key, files, check, version)
-            if self._name is None:
-                self._name = _data_set(function)
+            self._of(_data_set(function))
             self._memoized.append(memoized)
             # The trainer has the file open from now on: what its workers of one epoch have made
             # is there for those of the next.
@@ -229,6 +238,11 @@ class Cache:
             return wrapped
 
         return decorate if function is None else decorate(function)
+
+    def _of(self, data_set: DataSet) -> None:
+        """Says whose values these are, unless that is known."""
+        self._name = data_set.name if self._name is None else self._name
+        self._label = self._label or data_set.label
 
     def stats(self) -> dict[str, Any]:
         """Numbers of all processes that have used the file since it was made. All are 0 where there
@@ -274,7 +288,8 @@ class Cache:
         try:
             if self.directory is not None:
                 os.makedirs(self.directory, exist_ok=True)
-            self._client = _open(folder(self.directory), name, self.size, self.keep, on_disk)
+            where = folder(self.directory)
+            self._client = _open(where, name, self.size, self.keep, on_disk, self._label)
         except (OSError, RuntimeError, MemoryError) as error:
             self._turn_off(error)
             return None
@@ -297,7 +312,9 @@ class Cache:
         )
 
 
-def _again(size: int, keep: bool, name: str | None, directory: str | None = None) -> Cache:
+def _again(
+    size: int, keep: bool, name: str | None, directory: str | None = None, label: str = ""
+) -> Cache:
     cache = Cache(size, keep=keep, directory=directory)
-    cache._name = name
+    cache._name, cache._label = name, label
     return cache

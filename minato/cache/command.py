@@ -68,19 +68,25 @@ def left_bytes() -> int:
     return left
 
 
-def _ls(file: File, stats: dict[str, int]) -> str:
+def _head(file: File, store: _cache.Store) -> str:
+    """The file, and whose values it has where a client has said so."""
+    label = "".join(c if c.isprintable() else "?" for c in store.label())
+    return f"{file.shown}  {label}" if label else file.shown
+
+
+def _ls(head: str, file: File, stats: dict[str, int]) -> str:
     users = f"{stats['processes']} processes of {stats['jobs']} jobs"
     if not stats["processes"]:
         users = "no process" if file.on_disk else "no process: kept, or left by killed ones"
     used, size = _bytes(stats["used_bytes"]), _bytes(stats["bytes"])
-    return f"{file.shown}  {used} of {size}, {stats['entries']} values, {users}"
+    return f"{head}  {used} of {size}, {stats['entries']} values, {users}"
 
 
-def _stats(file: File, stats: dict[str, int]) -> str:
+def _stats(head: str, file: File, stats: dict[str, int]) -> str:
     asked = stats["hits"] + stats["misses"]
     share = 100 * stats["hits"] / asked if asked else 0.0
     lines = [
-        file.shown,
+        head,
         f"  values   {stats['entries']} in {_bytes(stats['used_bytes'])} of {_bytes(stats['bytes'])}",
         f"  found    {stats['hits']} ({share:.0f} %), {_bytes(stats['hit_bytes'])}; making them would "
         f"have taken {stats['saved_ns'] / 1e9:.1f} s",
@@ -120,7 +126,7 @@ def _act(action: str, file: File) -> int:
         print(f"{file.shown}  {checked} values, {damaged} damaged")
         return int(damaged > 0)
     show: Any = _ls if action == "ls" else _stats
-    print(show(file, store.stats()))
+    print(show(_head(file, store), file, store.stats()))
     return 0
 
 

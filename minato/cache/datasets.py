@@ -28,7 +28,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from ..dataset_calls import attribute, behind_subsets, fetches_batches, offered, own_attributes
-from .cache import Cache, _data_set
+from .cache import Cache, DataSet, _data_set
 from .fingerprint import Fingerprint, _codes, _package
 from .keys import canonical
 from .memoize import Memoized, _digest
@@ -463,7 +463,7 @@ class CacheOfLoader:
         workers of one epoch have made is there for those of the next."""
         found = leaves(dataset)
         if self.cache._name is None:
-            self.cache._name = _name_of(found[0])
+            self.cache._of(_data_set_of(found[0]))
         made_of = [self._identity(leaf) for leaf in found]
         through = Through(self.cache, form, made_of, evicts)
         self._over = through.over(dataset)
@@ -542,12 +542,13 @@ NOTHING: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _name_of(leaf: Any) -> str:
-    """The file's name: after the program's class, as memoize() names it after the function. A
-    dataset of a library is named after the folder that its files lie in."""
+def _data_set_of(leaf: Any) -> DataSet:
+    """By the program's class, as memoize() goes by the function; of a dataset of a library, by the
+    folder that its files lie in."""
     function = next(_functions(type(leaf), PROTOCOL[0]), None)
     if function is not None:
         return _data_set(function)
     root = attribute(leaf, "root") or os.path.dirname(leaf.cases[0][0])
     place = os.path.realpath(os.fspath(root))
-    return hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
+    return DataSet(digest, f"files in {place}")

@@ -28,7 +28,7 @@ static bool on_disk; /* in this test */
 static struct mn_cache_place
 place_of(uint64_t bytes, uint64_t job, bool keep)
 {
-    return (struct mn_cache_place){folder, "test", bytes, job, keep, on_disk};
+    return (struct mn_cache_place){folder, "test", bytes, job, keep, on_disk, ""};
 }
 
 static struct mn_cache *
@@ -419,7 +419,7 @@ a_folder_that_is_not_in_memory_is_refused(void)
 {
     char elsewhere[] = "/var/tmp/minato-test-XXXXXX";
     CHECK(mkdtemp(elsewhere) != NULL);
-    struct mn_cache_place place = {elsewhere, "test", MIB, 1, false, false};
+    struct mn_cache_place place = {elsewhere, "test", MIB, 1, false, false, ""};
     struct mn_cache *cache;
     CHECK_EQ(mn_cache_open(&place, 0, &cache), 0);
     CHECK_EQ(mn_cache_attach(cache), MN_CACHE_NOT_IN_MEMORY);

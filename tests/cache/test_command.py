@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
+from minato import _cache
 from minato.__main__ import main
 from minato.cache.cache import Cache
 from minato.cache.command import left_bytes
+from minato.cache.datasets import _data_set_of
 
 from .support import FOLDER, files, new_cache
 
@@ -28,6 +35,43 @@ def test_a_cache_is_listed_and_counted(capsys: pytest.CaptureFixture[str]) -> No
     told = capsys.readouterr().out
     assert "found    1 (33 %)" in told and "made     2" in told
     assert name in files() and cache.stats()["jobs"] == 1
+
+
+def test_listing_names_function_and_source_of_a_cache(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cache, name = filled()
+    for action in ("ls", "stats"):
+        assert main(["cache", action, name]) == 0
+        source = os.path.realpath(__file__)
+        assert f"{name}  filled.<locals>.<lambda> in {source}" in capsys.readouterr().out
+    assert pickle.loads(pickle.dumps(cache))._label == cache._label
+
+
+def test_label_of_a_librarys_dataset_is_its_folder(tmp_path: Path) -> None:
+    assert _data_set_of(SimpleNamespace(root=tmp_path)).label == f"files in {tmp_path.resolve()}"
+
+
+def test_first_label_of_a_cache_file_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    cache, name = filled()
+    assert cache._client is not None
+    cache._client.store.detach()  # which removes the file
+    stores = [
+        _cache.Store(str(FOLDER), name, 1 << 20, 1, False, 0, False, label)
+        for label in ("", "one\x1b[2J\u00e9", "another", "x" * 300)
+    ]
+    labels = []
+    for store in stores:
+        store.attach()
+        labels.append(store.label())
+    assert labels == ["", *["one\x1b[2J\u00e9"] * 3]
+    assert main(["cache", "ls", name]) == 0
+    assert f"{name}  one?[2J\u00e9  0 B of" in capsys.readouterr().out
+    for store in stores:
+        store.detach()
+    stores[3].attach()
+    assert stores[3].label() == "x" * 255
+    stores[3].detach()
 
 
 def test_a_flipped_byte_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,22 +51,23 @@ digest_of(PyObject *bytes, struct mn_cache_digest *digest)
 static PyObject *
 store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    const char *folder, *name;
+    const char *folder, *name, *label = "";
     unsigned long long bytes, job, reserve;
     int keep, on_disk = 0;
     if (kwargs != NULL && PyDict_GET_SIZE(kwargs) > 0) {
         PyErr_SetString(PyExc_TypeError, "Store() takes no keywords");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "ssKKpK|p", &folder, &name, &bytes, &job, &keep, &reserve,
-                          &on_disk)) {
+    if (!PyArg_ParseTuple(args, "ssKKpK|ps", &folder, &name, &bytes, &job, &keep, &reserve,
+                          &on_disk, &label)) {
         return NULL;
     }
     struct store *self = (struct store *)type->tp_alloc(type, 0);
     if (self == NULL) {
         return NULL;
     }
-    struct mn_cache_place place = {folder, name, bytes, job, keep != 0, on_disk != 0};
+    struct mn_cache_place place = {folder, name, bytes, job, keep != 0, on_disk != 0, ""};
+    (void)snprintf(place.label, sizeof(place.label), "%s", label);
     size_t n = strlen(folder) + 1;
     self->folder = PyMem_Malloc(n);
     int rc = self->folder == NULL ? -ENOMEM : mn_cache_open(&place, reserve, &self->cache);
@@ -360,6 +362,20 @@ stats(PyObject *self, PyObject *Py_UNUSED(ignored))
 }
 
 static PyObject *
+label(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_cache_sums s;
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = mn_cache_sum(cache_of(self), &s);
+    Py_END_ALLOW_THREADS
+    if (raised(self, rc) < 0) {
+        return NULL;
+    }
+    return PyUnicode_DecodeUTF8(s.label, (Py_ssize_t)strlen(s.label), "replace");
+}
+
+static PyObject *
 verify(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     uint64_t checked, damaged;
@@ -421,6 +437,8 @@ static PyMethodDef store_methods[] = {
     {"inserted", inserted, METH_O, inserted_doc},
     {"stats", stats, METH_NOARGS,
      PyDoc_STR("stats() -> dict of counts, bytes and nanoseconds, of all clients so far")},
+    {"label", label, METH_NOARGS,
+     PyDoc_STR("label() -> the label that a client gave the file, or ''")},
     {"verify", verify, METH_NOARGS,
      PyDoc_STR("verify() -> (entries, damaged ones): reads all that the index leads to")},
     {NULL, NULL, 0, NULL},
@@ -430,9 +448,9 @@ static PyType_Slot store_slots[] = {
     {Py_tp_new, store_new},
     {Py_tp_dealloc, store_dealloc},
     {Py_tp_methods, store_methods},
-    {Py_tp_doc, PyDoc_STR("Store(folder, name, bytes, job, keep, reserve, on_disk=False)\n\n"
-                          "A client of a cache file. job 0: a guest, which neither makes nor "
-                          "removes it.")},
+    {Py_tp_doc, PyDoc_STR("Store(folder, name, bytes, job, keep, reserve, on_disk=False, label='')"
+                          "\n\nA client of a cache file. job 0: a guest, which neither makes nor "
+                          "removes it. label: whose values these are, for people (255 bytes)")},
     {0, NULL},
 };
 
