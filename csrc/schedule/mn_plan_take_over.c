@@ -115,8 +115,9 @@ best_border(struct mn_plan *p, struct mn_plan_round *r, uint32_t victim, int64_t
 }
 
 /* Returns the time until an idle worker may begin work that has no owner, that is until the head is
- * made: what its worker is making, and the pieces of the head in that worker's share. Queued tasks
- * are left out, because they may belong to a later batch. INT64_MAX if no more work is planned. */
+ * made. It counts what the head's worker is making, and the pieces of the head in that worker's
+ * share. Queued tasks are left out, because they may belong to a later batch. INT64_MAX if no more
+ * work is planned. */
 static int64_t
 more_in(const struct mn_plan *p, const struct mn_plan_round *r)
 {
@@ -142,7 +143,7 @@ help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper, uint32_t victi
     struct border b = best_border(p, r, victim, v->left_ns);
     /* The victim is about to begin. */
     bool idles = b.stay == 0 && v->running_ns < 0 && v->queued == 0;
-    /* Work without an owner has no extra cost, so wait for it, but only briefly: work past the
+    /* Work without an owner has no extra cost, so wait for it, but only briefly. Work past the
      * window starts only while the head stands still. */
     uint64_t idle_ns = p->shares.of[helper].idle_ns;
     bool waits = idle_ns == 0

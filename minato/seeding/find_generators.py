@@ -177,8 +177,8 @@ def _shape_of(cls: type, closed: frozenset[Any]) -> _Shape | None:
 
 
 class Found(NamedTuple):
-    """The result of a walk: generators and ``seed_sample`` functions in order of discovery, the
-    number of objects searched, and whether the limit cut the walk short. Also the attributes of the
+    """The result of a walk: generators and ``seed_sample`` functions in order of discovery, number
+    of objects searched, and whether the limit cut the walk short. Also the attributes of the
     objects nearest to the roots, and those of further ones."""
 
     generators: list[Any]
