@@ -467,7 +467,12 @@ class _Costs(TypedDict):
     hinted: int
     by: int
     errors: tuple[float, float, float] | None
+    correlations: tuple[float, float, float]
     hint_scale_ns: float
+    sized: int
+    bytes_by: int
+    bytes_errors: tuple[float, float, float]
+    bytes_correlations: tuple[float, float, float]
 
 @final
 class CostModel:
@@ -478,6 +483,7 @@ class CostModel:
     def save(self) -> tuple[bytes, bytes]: ...
     def slowest(self, most: int, /) -> list[tuple[int, int]]: ...
     def load(self, indices: Buffer, wall_ns: Buffer, /) -> int: ...
+    def tell_bytes(self, indices: Buffer, bytes: Buffer, /) -> None: ...
     def summary(self) -> _Costs: ...
 
 @final

@@ -7,6 +7,7 @@ also runs on a laptop. Modules that import an extension are not imported there.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import warnings
@@ -105,6 +106,7 @@ class NoCosts:
     def summary(self) -> dict[str, Any]:
         times = ["mean_ns", "p50_ns", "p75_ns", "p90_ns", "p99_ns", "collate_ns"]
         times += ["opening_ns", "away_ns", "each_ns"]
-        counts = ("samples", "known", "hinted", "by")
-        flags = {"errors": None, "slow_ns": None, "split": False, "near": None, "home": None, "group": 1.0}
-        return {**flags, **dict.fromkeys((*times, *counts), 0)}
+        counts = ("samples", "known", "hinted", "by", "sized", "bytes_by")
+        none = dict.fromkeys(("correlations", "bytes_errors", "bytes_correlations"), (math.nan,) * 3)
+        flags = {"errors": None, "slow_ns": None, "split": False, "near": None, "home": None}
+        return {**none, **flags, "group": 1.0, **dict.fromkeys((*times, *counts), 0)}

@@ -64,8 +64,10 @@ class Cost(TypedDict):
     samples: int
     known: int
     hinted: int
-    predicted_by: Literal["history", "hint", "hint_by_index"]
+    sized: int
+    predicted_by: Literal["history", "hint", "hint_by_index", "bytes", "bytes_and_history"]
     off_by: dict[str, float] | None
+    correlation: dict[str, float | None] | None
 
 
 class Locality(TypedDict):

@@ -612,6 +612,8 @@ MUTANTS = {
         "p->cfg.max_workers", "mn_plan"),
     "plan: the first batch waits for two samples": Mutant(
         SCHEDULE + "mn_plan_cut.c", "#define PROBE_FIRST 1u", "#define PROBE_FIRST 0u", "mn_plan"),
+    "plan: bytes come too late": Mutant(
+        SCHEDULE + "mn_plan_learn.c", "known.revision != p->pace.revision", "false", "mn_plan"),
     "plan: a task starts twice": Mutant(
         SCHEDULE + "mn_plan_next.c", "        mn_dispatch_take(&p->dispatch, s->node);\n", "",
         "mn_plan"),

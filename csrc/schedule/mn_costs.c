@@ -57,6 +57,7 @@ mn_costs_fini(struct mn_costs *c)
 {
     free(c->cells);
     free(c->hint.ratio);
+    free(c->bytes.log_bytes);
 }
 
 int
@@ -68,6 +69,24 @@ mn_costs_hinted(struct mn_costs *c)
             return -ENOMEM;
         }
         mn_hint_init(&c->hint, ratio, c->model.n);
+    }
+    return 0;
+}
+
+int
+mn_costs_tell_bytes(struct mn_costs *c, const int64_t *index, const int64_t *bytes, int64_t n)
+{
+    if (c->bytes.log_bytes == NULL && c->model.n > 0) {
+        float *log_bytes = calloc((size_t)c->model.n, sizeof(*log_bytes));
+        if (log_bytes == NULL) {
+            return -ENOMEM;
+        }
+        mn_bytes_init(&c->bytes, log_bytes, c->model.n);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        bool known = mn_cost_knows(&c->model, index[i]);
+        mn_bytes_tell(&c->bytes, index[i], bytes[i],
+                      known ? mn_cost_wall(&c->model, index[i]) : 0);
     }
     return 0;
 }
@@ -123,11 +142,27 @@ predict_by_history(const struct mn_costs *c, int64_t index, bool usual)
     return abroad && wall > (int64_t)home->cheap_ns ? (int64_t)home->cheap_ns : wall;
 }
 
+/* Does the same, by its bytes, too, if they are known. */
+static int64_t
+predict_without_hint(const struct mn_costs *c, int64_t index, bool usual)
+{
+    int64_t wall = predict_by_history(c, index, usual);
+    if (!c->bytes.serves) {
+        return wall;
+    }
+    return mn_bytes_predict(&c->bytes, index, wall, mn_cost_knows(&c->model, index));
+}
+
 void
 mn_costs_observe_hinted(struct mn_costs *c, int64_t index, const float *hint, int64_t wall_ns)
 {
     if (hint != NULL) { /* before history has seen this cost */
-        mn_hint_observe(&c->hint, index, *hint, predict_by_history(c, index, false), wall_ns);
+        mn_hint_observe(&c->hint, index, *hint, predict_without_hint(c, index, false), wall_ns);
+    }
+    if (c->bytes.log_bytes != NULL) {
+        bool known = mn_cost_knows(&c->model, index);
+        mn_bytes_observe(&c->bytes, index, known ? predict_by_history(c, index, false) : 0,
+                         wall_ns);
     }
     mn_costs_observe(c, index, wall_ns);
 }
@@ -136,7 +171,7 @@ mn_costs_observe_hinted(struct mn_costs *c, int64_t index, const float *hint, in
 static int64_t
 predict(const struct mn_costs *c, int64_t index, const float *hint, bool usual)
 {
-    int64_t wall = predict_by_history(c, index, usual);
+    int64_t wall = predict_without_hint(c, index, usual);
     return hint != NULL ? mn_hint_predict(&c->hint, index, *hint, wall) : wall;
 }
 
@@ -302,7 +337,8 @@ struct mn_costs_view
 mn_costs_look(struct mn_costs *c)
 {
     return (struct mn_costs_view){(int64_t)c->model.mean_wall_ns, c->median_ns, c->slowest_ns,
-                                  c->timeout_ns, c->collate_ns, c->split, c->model.samples,
+                                  c->timeout_ns, c->collate_ns, c->split,
+                                  mn_bytes_revision(&c->bytes), c->model.samples,
                                   c->locality.near.answer, c->locality.home.answer,
                                   mn_locality_joins(&c->locality),
                                   mn_locality_believes(&c->locality),

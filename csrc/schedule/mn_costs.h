@@ -8,6 +8,7 @@
 #ifndef MN_COSTS_H
 #define MN_COSTS_H
 
+#include "schedule/policy_bytes.h"
 #include "schedule/policy_cost.h"
 #include "schedule/policy_hint.h"
 #include "schedule/policy_locality.h"
@@ -16,6 +17,7 @@
 struct mn_costs {
     struct mn_cost model;
     struct mn_hint hint;  /* of the dataset's own hints, if it gives any */
+    struct mn_bytes bytes; /* of what samples are read from, where that is known */
     struct mn_slow slow;
     void *cells;
     uint64_t since; /* observations since the quantiles below were computed */
@@ -91,6 +93,10 @@ mn_costs_predict(struct mn_costs *c, const int64_t *index, const float *hint, ui
 int
 mn_costs_hinted(struct mn_costs *c);
 
+/* Tells how many bytes n samples are read from. Returns 0 or -ENOMEM. */
+int
+mn_costs_tell_bytes(struct mn_costs *c, const int64_t *index, const int64_t *bytes, int64_t n);
+
 struct mn_costs_view {
     int64_t mean_ns;
     int64_t median_ns;
@@ -98,6 +104,7 @@ struct mn_costs_view {
     int64_t timeout_ns;
     int64_t collate_ns;
     bool split;
+    unsigned revision; /* mn_bytes_revision(): when it changes, predictions have */
     uint64_t samples;
     enum mn_contrast_answer near, home; /* policy_locality.h */
     bool joins, believes;

@@ -7,14 +7,15 @@
  * next epoch is then cut again. */
 #define NEWS_NS (INT64_C(1) * 1000 * 1000)
 
-/* Cuts again after the answer to whether batches are split has changed. */
+/* Cuts again after the answer to whether batches are split has changed, or (all) after bytes have
+ * begun to predict costs. */
 static void
-recut_splits(struct mn_plan *p)
+recut_planned(struct mn_plan *p, bool all)
 {
     for (uint64_t n = p->order.head; n < p->order.next; n++) {
         struct mn_planned *q = mn_plan_at(p, n);
         if (q != NULL) {
-            q->stale = q->batch.splits;
+            q->stale = q->stale || all || q->batch.splits;
         }
     }
     mn_plan_recut(p);
@@ -65,12 +66,14 @@ mn_plan_is_news(struct mn_plan *p, uint64_t epoch, const int64_t *index, const u
 void
 mn_plan_learned(struct mn_plan *p, bool news)
 {
-    bool split = mn_costs_look(p->cfg.costs).split;
-    if (split != p->pace.split) {
-        p->pace.split = split;
-        recut_splits(p);
+    struct mn_costs_view known = mn_costs_look(p->cfg.costs);
+    bool all = known.revision != p->pace.revision;
+    if (all || known.split != p->pace.split) {
+        p->pace.split = known.split;
+        p->pace.revision = known.revision;
+        recut_planned(p, all);
     }
-    if (news) {
+    else if (news) {
         mn_plan_recut(p);
     }
     mn_plan_look(p); /* the next dispatch acts on it */

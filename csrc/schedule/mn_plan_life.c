@@ -178,7 +178,9 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
         return -ENOMEM;
     }
     if (p->cfg.costs != NULL && p->order.head == p->order.next) {
-        p->pace.split = mn_costs_look(p->cfg.costs).split; /* nothing else is planned */
+        struct mn_costs_view known = mn_costs_look(p->cfg.costs);
+        p->pace.split = known.split; /* nothing else is planned */
+        p->pace.revision = known.revision;
     }
     retime(p, b->nrows, b->whole);
     q->rows = p->rows;

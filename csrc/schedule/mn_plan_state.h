@@ -37,6 +37,7 @@ struct mn_plan_pace {
     uint32_t cut_rows;   /* of the batch planned last */
     uint32_t cut_tasks;  /* its number of tasks; 0: no batch was planned */
     bool split;          /* tasks of whole batches are cut for splitting now */
+    unsigned revision;   /* mn_bytes_revision() that planned batches are cut by */
 };
 
 /* Obstacles found when something was to be started or planned. */

@@ -68,13 +68,6 @@ mn_hint_predict(const struct mn_hint *m, int64_t index, float hint, int64_t hist
     return ns < (double)MN_COST_MOST_NS ? (int64_t)ns : MN_COST_MOST_NS;
 }
 
-/* The weight of one more observation in a mean over the last MN_HINT_MEMORY. */
-static double
-weight(uint64_t n)
-{
-    return 1.0 / (double)(n < MN_HINT_MEMORY ? n : MN_HINT_MEMORY);
-}
-
 static void
 compare(struct mn_hint *m, int64_t index, double hint, double history_ns, double wall)
 {
@@ -89,8 +82,16 @@ compare(struct mn_hint *m, int64_t index, double hint, double history_ns, double
     for (int by = 0; by < MN_HINT_PREDICTORS; by++) {
         double off = log(wall / said[by]), square = off * off;
         square = square < ERROR_MOST ? square : ERROR_MOST;
-        m->error[by] += (square - m->error[by]) * weight(m->compared);
+        m->error[by] += (square - m->error[by]) * mn_moments_weight(m->compared);
+        mn_moments_add(&m->of[by], log(said[by]), log(wall));
     }
+}
+
+static void
+learn_scale(struct mn_hint *m, double ratio)
+{
+    m->scaled++;
+    m->log_scale += (log(ratio) - m->log_scale) * mn_moments_weight(m->scaled);
 }
 
 void
@@ -106,12 +107,11 @@ mn_hint_observe(struct mn_hint *m, int64_t index, float hint, int64_t history_ns
     }
     if (!(unit > 0.0)) {
         m->zeros++;
-        m->zero_ns += (wall - m->zero_ns) * weight(m->zeros);
+        m->zero_ns += (wall - m->zero_ns) * mn_moments_weight(m->zeros);
         return;
     }
     double ratio = wall / unit;
-    m->scaled++;
-    m->log_scale += (log(ratio) - m->log_scale) * weight(m->scaled);
+    learn_scale(m, ratio);
     float *own = ratio_at(m, index);
     if (own != NULL) { /* half of what was known, half of what is new, as factors */
         *own = (float)(*own > 0.0f ? sqrt((double)*own * ratio) : ratio);

@@ -31,10 +31,10 @@
 
 #include <stdint.h>
 
+#include "schedule/policy_moments.h"
+
 /* Hinted samples before predictors are compared. */
 #define MN_HINT_TRIAL 16
-/* Samples over which scale and errors are averaged. */
-#define MN_HINT_MEMORY 512
 
 enum mn_hint_by {
     MN_HINT_HISTORY = 0,
@@ -52,6 +52,7 @@ struct mn_hint {
     uint64_t zeros;    /* samples with a hint of 0 */
     uint64_t compared; /* samples that the errors are means of */
     double error[MN_HINT_PREDICTORS]; /* mean squared logarithms */
+    struct mn_moments of[MN_HINT_PREDICTORS]; /* x: log of the prediction, y: log of the cost */
 };
 
 /* ratio: n floats of 0, or NULL with n 0. */

@@ -63,6 +63,7 @@ class Memo:
         self.told_of_epoch = False  # that persistent workers do not see its dataset's
         self.told_of_order = False  # that reorder=True keeps it
         self.hints_refused = False  # cost_hint() has failed, and is not asked again
+        self.sized = bytearray()  # for each index, whether its bytes were looked up
         self.told_unasked = False  # that its dataset's own state is not part of them
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
         self.load: Load | None = None  # of the latest iterator, without workers

@@ -20,6 +20,7 @@ from ..seeding.draws import sample_seed
 from ..seeding.find_generators import find_all
 from ..workers.fetching import seed_place
 from .across_iterators import Memo
+from .file_sizes import FileSizes
 
 #: Hints take at most this share of the trainer's time, beyond what the first ones may take.
 SHARE, FIRST_NS = 0.01, 50_000_000
@@ -54,7 +55,8 @@ class CostHints:
     """Asks the dataset for hints, a batch at a time, while that takes little time.
 
     A hint that fails, or is not a finite number of at least 0, is reported once. The loader's
-    iterators do not ask again then, and costs are predicted from history.
+    iterators do not ask again then, and costs are predicted from history. So they are for a dataset
+    that gives no hints, and from the bytes of its files, if it lists any.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class CostHints:
         self._hooks: dict[int, int] | None = None
         self._place = 0, 0  # base seed and epoch of the batch that is asked for
         self._ask = None if memo.hints_refused else self._of(dataset)
+        self._sizes = None if self.given else FileSizes(dataset, memo)
         self._began, self._spent = time.perf_counter_ns(), 0
 
     @property
@@ -142,6 +145,11 @@ class CostHints:
             return self._asked(ask, index, first, user_epoch)
         finally:
             self._spent += time.perf_counter_ns() - begins
+
+    def without(self, index: Any) -> None:
+        """Prepares a batch, or a sample, of a dataset that gives no hints: looks up its bytes."""
+        if self._sizes is not None:
+            self._sizes.look_up(index)
 
     def _asked(self, ask: Ask, index: Any, first: int, user_epoch: int | None) -> bytes | None:
         hints = array("f")

@@ -18,10 +18,13 @@ started                     tasks by reason: window (steady), early (known to be
 cost                        of a sample: mean, p50, p75, p90, p99, slow (threshold or None),
                             samples seen, indices known. Of a batch, if workers collate: collate
                             (without its samples); split (whether several workers fetch for one).
-                            hinted: samples with a cost_hint. predicted_by: the best predictor of
-                            hinted samples: "history" (the index's earlier cost), "hint" (times one
-                            scale) or "hint_by_index" (times the index's own ratio). off_by: for
-                            each, the typical factor between cost and prediction; None: unknown
+                            hinted: samples with a cost_hint. sized: indices of which the bytes are
+                            known. predicted_by: the best predictor. With hints: "history" (the
+                            index's earlier cost), "hint" (times one scale) or "hint_by_index"
+                            (times the index's own ratio). Without: "history", "bytes" or
+                            "bytes_and_history" (weighed; new indices by bytes alone). off_by: for
+                            each, the typical factor between cost and prediction; correlation: for
+                            each, that of the logarithms of cost and prediction. None: unknown
 locality                    together: whether neighbours are kept in one worker, because they are
                             cheaper there, or to find that out. group: samples that share an
                             opening, 1: none. opening: cost of opening a group. each: cost of a
@@ -102,6 +105,8 @@ _REASONS = ("window", "early", "ahead", "finale", "order")
 _NS = 1e-9
 #: names for enum mn_hint_by, csrc/schedule/policy_hint.h
 _PREDICTORS = ("history", "hint", "hint_by_index")
+#: names for enum mn_bytes_by, csrc/schedule/policy_bytes.h
+_UNHINTED = ("history", "bytes", "bytes_and_history")
 
 NOTHING = "Nothing was loaded yet."
 #: the fields that an iterator with workers fills
@@ -272,6 +277,24 @@ def _waits(w: _Waits) -> dict[str, float]:
     }
 
 
+def _predictors(s: _Costs) -> dict[str, Any]:
+    """Which predictor of costs serves, and how well each does."""
+    if s["hinted"]:
+        names, best, alike = _PREDICTORS, s["by"], s["correlations"]
+        off = s["errors"]
+    else:
+        names, best, alike = _UNHINTED, s["bytes_by"], s["bytes_correlations"]
+        off = None if math.isnan(s["bytes_errors"][0]) else s["bytes_errors"]
+    known = {name: None if math.isnan(r) else r for name, r in zip(names, alike)}
+    return {
+        "hinted": s["hinted"],
+        "sized": s["sized"],
+        "predicted_by": names[best],
+        "off_by": dict(zip(names, map(math.exp, off))) if off else None,
+        "correlation": known if any(r is not None for r in known.values()) else None,
+    }
+
+
 def _costs(s: _Costs) -> dict[str, Any]:
     return {
         "mean": s["mean_ns"] * _NS,
@@ -284,9 +307,7 @@ def _costs(s: _Costs) -> dict[str, Any]:
         "split": s["split"],
         "samples": s["samples"],
         "known": s["known"],
-        "hinted": s["hinted"],
-        "predicted_by": _PREDICTORS[s["by"]] if s["hinted"] else _PREDICTORS[0],
-        "off_by": dict(zip(_PREDICTORS, map(math.exp, s["errors"]))) if s["errors"] else None,
+        **_predictors(s),
     }
 
 

@@ -241,6 +241,21 @@ the_head_alone_passes_the_limit(void)
     close_world(&w);
 }
 
+/* Starts what may start. Returns whether the batch `sequence` was early; no other may be. */
+static bool
+is_early(struct world *w, uint64_t sequence)
+{
+    struct mn_plan_start s;
+    bool early = false;
+    while (mn_plan_next_task(w->p, &w->f, &s)) {
+        begin(w, s.batch);
+        mn_plan_started(w->p, &s);
+        early = early || (s.batch->sequence == sequence && s.why == MN_DISPATCH_EARLY);
+        CHECK(s.batch->sequence == sequence || s.why != MN_DISPATCH_EARLY);
+    }
+    return early;
+}
+
 /* Samples that are known to be slow start before their turn, and no others. */
 static void
 what_is_known_to_be_slow_is_early(void)
@@ -252,15 +267,32 @@ what_is_known_to_be_slow_is_early(void)
         mn_costs_observe(&w.costs, i, (i == (int64_t)slow ? 1000 : 20) * (int64_t)MS);
     }
     add_some(&w, 20);
-    struct mn_plan_start s;
-    bool early = false;
-    while (mn_plan_next_task(w.p, &w.f, &s)) {
-        begin(&w, s.batch);
-        mn_plan_started(w.p, &s);
-        early = early || (s.batch->sequence == 7 && s.why == MN_DISPATCH_EARLY);
-        CHECK(s.batch->sequence == 7 || s.why != MN_DISPATCH_EARLY);
+    CHECK(is_early(&w, 7));
+    CHECK(mn_plan_at(w.p, 6)->block_off == 0);
+    close_world(&w);
+}
+
+/* Samples of many bytes start early in the first epoch, although they were planned before bytes
+ * were known to predict costs. */
+static void
+what_has_many_bytes_is_early(void)
+{
+    struct world w;
+    open_world(&w, true, &(struct mn_plan_config){.window = 2, .in_order = true});
+    int64_t index[SAMPLES], bytes[SAMPLES], last = SAMPLES - 1;
+    for (int64_t i = 0; i < SAMPLES; i++) {
+        index[i] = i;
+        bytes[i] = (i == 7 * ROWS + 3 ? 50 : 1 + i % 3) << 20;
     }
-    CHECK(early);
+    CHECK_EQ(mn_costs_tell_bytes(&w.costs, index, bytes, SAMPLES), 0);
+    mn_costs_observe_hinted(&w.costs, last, NULL, 20 * bytes[last]);
+    add_some(&w, 20);
+    mn_plan_learned(w.p, false);
+    for (int64_t i = last - 1; i > last - 40; i--) {
+        mn_costs_observe_hinted(&w.costs, i, NULL, 20 * bytes[i]);
+    }
+    mn_plan_learned(w.p, false);
+    CHECK(is_early(&w, 7));
     CHECK(mn_plan_at(w.p, 6)->block_off == 0);
     close_world(&w);
 }
@@ -649,6 +681,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", behind_a_slow_sample_nothing_waits),
     MN_TEST("plain", the_head_alone_passes_the_limit),
     MN_TEST("plain", what_is_known_to_be_slow_is_early),
+    MN_TEST("plain", what_has_many_bytes_is_early),
     MN_TEST("plain", what_is_refused_is_in_nobodys_way),
     MN_TEST("plain", the_program_is_asked_once_for_more),
     MN_TEST("plain", each_worker_has_its_own_group),

@@ -18,6 +18,9 @@ must_make_sense(const struct mn_costs *c)
     }
     for (int64_t i = -1; i <= SAMPLES; i++) {
         MUST(mn_cost_wall(&c->model, i) >= 0 && mn_cost_wall(&c->model, i) <= MN_COST_MOST_NS);
+        bool known = mn_cost_knows(&c->model, i);
+        int64_t ns = mn_bytes_predict(&c->bytes, i, mn_cost_wall(&c->model, i), known);
+        MUST(ns >= 0 && ns <= MN_COST_MOST_NS);
     }
     MUST(mn_cost_slowest(&c->model, SAMPLES, index, wall) == n);
     for (int64_t i = 1; i < n; i++) {
@@ -41,6 +44,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         MUST(mn_costs_hinted(&costs) == 0);
         float hint = (float)(wall & INT64_MAX);
         mn_costs_observe_hinted(&costs, index % SAMPLES, &hint, index);
+        MUST(mn_costs_tell_bytes(&costs, &index, &wall, 1) == 0);
     }
     must_make_sense(&costs);
     mn_costs_fini(&costs);

@@ -41,7 +41,7 @@ FIELDS: dict[str, Any] = {
         "mean": NUMBER, "p50": NUMBER, "p75": NUMBER, "p90": NUMBER, "p99": NUMBER,
         "slow": (float, int, type(None)), "samples": int, "known": int,
         "collate": NUMBER, "split": bool, "hinted": int, "predicted_by": str,
-        "off_by": (dict, type(None)),
+        "off_by": (dict, type(None)), "sized": int, "correlation": (dict, type(None)),
     },
     "slow": list,
     "displacement": {"max": NUMBER, "mean": NUMBER},

@@ -1,6 +1,7 @@
 /* mn_costs_type.c - minato._core.CostModel: what a loader's samples have cost.
  * SPDX-License-Identifier: Apache-2.0
  */
+#include <errno.h>
 #include <math.h>
 #include <string.h>
 
@@ -199,6 +200,31 @@ costs_load(PyObject *self, PyObject *args)
     return PyLong_FromLongLong(taken);
 }
 
+PyDoc_STRVAR(tell_bytes_doc,
+"tell_bytes(indices, bytes): how many bytes samples are read from; buffers of int64.");
+
+static PyObject *
+costs_tell_bytes(PyObject *self, PyObject *args)
+{
+    Py_buffer b[2];
+    if (!PyArg_ParseTuple(args, "y*y*", &b[0], &b[1])) {
+        return NULL;
+    }
+    int rc = -EINVAL;
+    if (b[0].len == b[1].len && b[0].len % 8 == 0) {
+        rc = mn_costs_tell_bytes(lock(self), b[0].buf, b[1].buf, b[0].len / 8);
+        unlock(self);
+    }
+    for (int i = 0; i < 2; i++) {
+        PyBuffer_Release(&b[i]);
+    }
+    if (rc == -EINVAL) {
+        PyErr_SetString(PyExc_ValueError, "indices and bytes differ in length");
+        return NULL;
+    }
+    return rc < 0 ? PyErr_NoMemory() : Py_NewRef(Py_None);
+}
+
 static PyObject *
 costs_sends(PyObject *self, PyObject *arg)
 {
@@ -214,7 +240,8 @@ costs_sends(PyObject *self, PyObject *arg)
 PyDoc_STRVAR(summary_doc,
 "summary() -> {samples, known, mean_ns, p50_ns, p75_ns, p90_ns, p99_ns, p995_ns,\n"
 "              slow_ns, collate_ns, send_ns, split, near, home, opening_ns, away_ns,\n"
-"              each_ns, group, hinted, by, errors, hint_scale_ns}\n\n"
+"              each_ns, group, hinted, by, errors, correlations, hint_scale_ns, sized,\n"
+"              bytes_by, bytes_errors, bytes_correlations}\n\n"
 "slow_ns: from when on a sample in flight counts as slow, None if none does.\n"
 "collate_ns: of a batch that workers collate, without its samples. send_ns: of sending a\n"
 "sample to another worker, None: not known, or it cannot be done. split: whether batches\n"
@@ -224,7 +251,9 @@ PyDoc_STRVAR(summary_doc,
 "its neighbour. group: samples in one. hinted: observed samples with a hint of the dataset.\n"
 "by: what predicts hinted samples now, 0 history, 1 hint x scale, 2 hint x ratio of the index.\n"
 "errors: of these three, root mean square logarithms of cost / prediction; None: not known\n"
-"yet. hint_scale_ns: for one unit of hint.");
+"yet. correlations: of the logarithms of prediction and cost; NaN: not known. hint_scale_ns: for\n"
+"one unit of hint. sized: indices with known bytes. bytes_by: what predicts their samples, 0\n"
+"history, 1 bytes, 2 both. bytes_errors, bytes_correlations: of these three; NaN: not known.");
 
 static PyObject *
 answer(enum mn_contrast_answer a)
@@ -247,6 +276,7 @@ costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
     bool split = c->split;
     struct mn_locality place = c->locality;
     struct mn_hint hint = c->hint;
+    struct mn_bytes bytes = c->bytes;
     unsigned long long samples = c->model.samples;
     unlock(self);
     PyObject *slow = timeout == MN_SLOW_NEVER ? Py_NewRef(Py_None)
@@ -257,7 +287,13 @@ costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
                                                           sqrt(hint.error[1]),
                                                           sqrt(hint.error[2]));
     unsigned long long hinted = hint.scaled + hint.zeros;
-    return Py_BuildValue("{sK sL sd sL sL sL sL sL sN sL sN sO sO sO sL sL sd sd sK si sN sd}",
+    double r[MN_HINT_PREDICTORS], off[MN_BYTES_PREDICTORS], alike[MN_BYTES_PREDICTORS];
+    for (int by = 0; by < MN_HINT_PREDICTORS; by++) {
+        r[by] = mn_moments_correlation(&hint.of[by]);
+    }
+    mn_bytes_quality(&bytes, off, alike);
+    return Py_BuildValue("{sK sL sd sL sL sL sL sL sN sL sN sO sO sO sL sL sd sd sK si sN s(ddd) sd"
+                         " sL si s(ddd) s(ddd)}",
                          "samples",
                          samples, "known", known, "mean_ns", mean, "p50_ns", q[0], "p75_ns", q[1],
                          "p90_ns", q[2], "p99_ns", q[3], "p995_ns", q[4], "slow_ns",
@@ -267,8 +303,12 @@ costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
                          "opening_ns", (long long)mn_locality_opening(&place), "away_ns",
                          (long long)mn_locality_away(&place), "each_ns", place.each_ns, "group",
                          mn_locality_length(&place), "hinted", hinted, "by",
-                         (int)mn_hint_best(&hint), "errors", errors, "hint_scale_ns",
-                         hint.scaled != 0 ? exp(hint.log_scale) : 0.0);
+                         (int)mn_hint_best(&hint), "errors", errors, "correlations", r[0], r[1],
+                         r[2], "hint_scale_ns",
+                         hint.scaled != 0 ? exp(hint.log_scale) : 0.0, "sized",
+                         (long long)bytes.known, "bytes_by", (int)mn_bytes_best(&bytes),
+                         "bytes_errors", off[0], off[1], off[2], "bytes_correlations", alike[0],
+                         alike[1], alike[2]);
 }
 
 static PyMethodDef costs_methods[] = {
@@ -280,6 +320,7 @@ static PyMethodDef costs_methods[] = {
     {"save", costs_save, METH_NOARGS, save_doc},
     {"slowest", costs_slowest, METH_O, slowest_doc},
     {"load", costs_load, METH_VARARGS, PyDoc_STR("load(indices, wall_ns) -> taken")},
+    {"tell_bytes", costs_tell_bytes, METH_VARARGS, tell_bytes_doc},
     {"summary", costs_summary, METH_NOARGS, summary_doc},
     {NULL, NULL, 0, NULL},
 };
