@@ -92,12 +92,15 @@ class NoCosts:
     the next saved state."""
 
     def __init__(self, _length: int = 0) -> None:
-        self._parts: tuple[bytes, bytes] = (b"", b"")
+        self._parts: tuple[bytes, bytes, bytes] = (b"", b"", b"")
+        self._errors: tuple[float, float, float] | None = None
 
-    def load(self, indices: bytes, wall_ns: bytes) -> None:
-        self._parts = indices, wall_ns
+    def load(
+        self, indices: bytes, wall_ns: bytes, ratios: bytes = b"", errors: Any = None
+    ) -> None:
+        self._parts, self._errors = (indices, wall_ns, ratios), errors
 
-    def save(self) -> tuple[bytes, bytes]:
+    def save(self) -> tuple[bytes, bytes, bytes]:
         return self._parts
 
     def slowest(self, _most: int) -> list[tuple[int, int]]:
@@ -108,5 +111,5 @@ class NoCosts:
         times += ["opening_ns", "away_ns", "each_ns"]
         counts = ("samples", "known", "hinted", "by", "sized", "bytes_by")
         none = dict.fromkeys(("correlations", "bytes_errors", "bytes_correlations"), (math.nan,) * 3)
-        flags = {"errors": None, "slow_ns": None, "split": False, "near": None, "home": None}
+        flags = {"errors": self._errors, "slow_ns": None, "split": False, "near": None, "home": None}
         return {**none, **flags, "group": 1.0, **dict.fromkeys((*times, *counts), 0)}

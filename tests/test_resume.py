@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gc
 import json
+import math
 import os
 import random
 import subprocess
@@ -27,7 +28,7 @@ import minato
 from minato import _core
 from minato.iterators import across_iterators
 from minato.seeding.order_generators import all_global
-from minato.state import pack, pack_costs, unpack_costs
+from minato.state import pack, pack_costs, pack_ratios, unpack_costs, unpack_ratios
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -770,7 +771,7 @@ def test_a_state_is_a_copy() -> None:
 
 def costs_of(loader: minato.DataLoader) -> list[list[int]]:
     """Indices, and what each has cost in nanoseconds."""
-    parts = across_iterators.memo_of(loader).costs.save()
+    parts = across_iterators.memo_of(loader).costs.save()[:2]
     return [np.frombuffer(part, np.int64).tolist() for part in parts]
 
 
@@ -787,6 +788,98 @@ def test_learned_costs_travel() -> None:
     (index, wall), (there, learned) = costs_of(other), costs_of(loader)
     assert index == there and wall == pytest.approx(learned, rel=2**-8)
     assert len(other.stats()["slow"]) == len(loader.stats()["slow"]) == 10
+
+
+class Hinted(Noisy):
+    def cost_hint(self, index: int) -> float:
+        return 1.0 + index
+
+
+def test_ratios_to_hints_travel() -> None:
+    """With five bits of mantissa, and the scale for indices that have none."""
+    model = across_iterators.memo_of(loader := minato.DataLoader(Hinted(N), num_workers=1)).costs
+    for hint in (1.0, 3.0, 2.0):  # drawn anew in each epoch
+        for index in range(N - 1):
+            model.observe(index, int(1e6 * hint * (index % 7 + 1)), hint)
+    state = json.loads(json.dumps(loader.state_dict()))
+    other = minato.DataLoader(Hinted(N), num_workers=1)
+    other.load_state_dict(state)
+    resumed = across_iterators.memo_of(other).costs
+    for index in range(N - 1):
+        assert resumed.predict(index, 5.0) == pytest.approx(5e6 * (index % 7 + 1), rel=2**-5)
+    scale = resumed.summary()["hint_scale_ns"]
+    assert scale == pytest.approx(model.summary()["hint_scale_ns"], rel=2**-5)
+    assert resumed.predict(N - 1, 5.0) == pytest.approx(5 * scale, rel=1e-6)
+    list(other)
+    again = other.state_dict()["hint_ratios"]
+    assert len(unpack_ratios(again, N)) == 4 * N
+
+
+def test_useless_hints_stay_unused_after_resume() -> None:
+    model = across_iterators.memo_of(loader := minato.DataLoader(Hinted(N), num_workers=1)).costs
+    draw = random.Random(5)
+    for _ in range(3):
+        for index in range(N):
+            model.observe(index, 1_000_000 * (index + 1), 10 ** draw.uniform(-3, 3))
+    state = json.loads(json.dumps(loader.state_dict()))
+    other = minato.DataLoader(Hinted(N), num_workers=1)
+    other.load_state_dict(state)
+    resumed = across_iterators.memo_of(other).costs
+    assert other.stats()["cost"]["predicted_by"] == "history"
+    for index in range(N):
+        assert resumed.predict(index, 500.0) == pytest.approx(1e6 * (index + 1), rel=2**-8)
+
+
+@pytest.mark.parametrize("errors", [
+    [1.0, 2.0], [1.0, 2.0, math.nan], [1.0, -2.0, 0.0], [0.0, 0.0, math.inf], 3, ["a", "b", "c"],
+], ids=["short", "nan", "negative", "infinite", "number", "texts"])  # fmt: skip
+def test_damaged_errors_of_hints_are_refused(good: dict, errors: Any) -> None:
+    with pytest.raises(ValueError, match="hint_errors is"):
+        make("generator").load_state_dict({**good, "hint_errors": errors})
+
+
+def test_states_without_ratios_are_read() -> None:
+    """Older ones, and those of datasets without hints."""
+    loader = make("sequential")
+    rows(loader)
+    state = loader.state_dict()
+    assert state["hint_ratios"] is None
+    new = {"hint_ratios", "hint_errors"}
+    older = {name: value for name, value in state.items() if name not in new}
+    for each in (state, older):
+        other = make("sequential")
+        other.load_state_dict(each)
+        assert other.stats()["cost"]["known"] == N and other.stats()["cost"]["hinted"] == 0
+
+
+@pytest.mark.parametrize(("ratios", "told"), [
+    (pack(b"1234"), "lengths of costs and hint_ratios"), ("x", "damaged"), (7, "damaged"),
+    (pack(bytes(2 * N + 1)), "lengths"),
+], ids=["short", "text", "number", "odd"])  # fmt: skip
+def test_damaged_ratios_are_refused(ratios: Any, told: str) -> None:
+    loader = make("sequential")
+    rows(loader)
+    with pytest.raises(ValueError, match=told):
+        make("sequential").load_state_dict({**loader.state_dict(), "hint_ratios": ratios})
+
+
+def test_senseless_ratios_are_left_out() -> None:
+    halves = np.full(N, 0x7FC0, np.uint16)  # not a number
+    halves[:3] = 0x7F80, 0xBF80, 0  # infinity, -1, unknown
+    loader = make("sequential")
+    rows(loader)
+    other = make("sequential")
+    other.load_state_dict({**loader.state_dict(), "hint_ratios": pack(halves.tobytes())})
+    assert other.stats()["cost"]["hinted"] == 0
+    assert across_iterators.memo_of(other).costs.save()[2] == b""
+
+
+def test_million_ratios_take_few_megabytes() -> None:
+    ratios = np.random.default_rng(0).lognormal(10, 1, 1_000_000).astype(np.float32)
+    text = pack_ratios(ratios.tobytes())
+    assert text is not None and len(text) < 1.6e6
+    back = np.frombuffer(unpack_ratios(text, len(ratios)), np.float32)
+    assert np.abs(back / ratios - 1).max() <= 2**-5
 
 
 @pytest.mark.parametrize("size, again", [(1 << 17, True), (1 << 10, False)])

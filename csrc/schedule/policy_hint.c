@@ -117,3 +117,34 @@ mn_hint_observe(struct mn_hint *m, int64_t index, float hint, int64_t history_ns
         *own = (float)(*own > 0.0f ? sqrt((double)*own * ratio) : ratio);
     }
 }
+
+void
+mn_hint_save(const struct mn_hint *m, int64_t n, const int64_t *index, float *ratio)
+{
+    for (int64_t k = 0; k < n; k++) {
+        const float *own = ratio_at(m, index[k]);
+        ratio[k] = own != NULL ? *own : 0.0f;
+    }
+}
+
+void
+mn_hint_load(struct mn_hint *m, int64_t n, const int64_t *index, const float *ratio)
+{
+    for (int64_t k = 0; k < n; k++) {
+        float *own = ratio_at(m, index[k]);
+        if (own != NULL && isfinite(ratio[k]) && ratio[k] > 0.0f) {
+            *own = ratio[k];
+            learn_scale(m, (double)ratio[k]);
+        }
+    }
+}
+
+void
+mn_hint_load_errors(struct mn_hint *m, const double error[MN_HINT_PREDICTORS])
+{
+    m->compared = MN_HINT_TRIAL;
+    for (int by = 0; by < MN_HINT_PREDICTORS; by++) {
+        double square = error[by] * error[by];
+        m->error[by] = square < ERROR_MOST ? square : ERROR_MOST;
+    }
+}

@@ -73,4 +73,18 @@ void
 mn_hint_observe(struct mn_hint *m, int64_t index, float hint, int64_t history_ns,
                 int64_t wall_ns);
 
+/* Copies out the ratio of each index, 0: unknown. */
+void
+mn_hint_save(const struct mn_hint *m, int64_t n, const int64_t *index, float *ratio);
+
+/* Takes n saved ratios. Leaves out indices outside the array, and ratios that are not finite and
+ * above 0. */
+void
+mn_hint_load(struct mn_hint *m, int64_t n, const int64_t *index, const float *ratio);
+
+/* Takes saved errors: roots of mean squares, finite and not negative. The predictor that served
+ * does so again, until as many samples as in a trial say otherwise. */
+void
+mn_hint_load_errors(struct mn_hint *m, const double error[MN_HINT_PREDICTORS]);
+
 #endif

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .._not_linux import CORE, NoCosts
 from ..progress import Progress, length_of
 from ..seeding.order_generators import Sources
-from ..state import COSTS_MOST, State, pack_costs
+from ..state import COSTS_MOST, State, pack_costs, pack_ratios
 from ..transport.rows_or_whole import Shape
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Memo:
         self.shape = Shape()
         self.size = min(length_of(loader) or 0, COSTS_MOST)
         self.costs: Any = CostModel(self.size) if CORE else NoCosts()
-        self._packed: list[str] = []  # packed costs of a large dataset
+        self._packed: list[str | None] = []  # packed costs and ratios of a large dataset
         self._packed_until = 0.0
         #: asks the latest iterator for its stats(); returns None once the iterator or its workers
         #: are gone
@@ -87,21 +87,22 @@ class Memo:
 
         return self.cached.through(dataset, options.form, evicts=not in_sequence(loader))
 
-    def packed_costs(self) -> list[str]:
-        """Packed costs for a state. With millions of samples they may be slightly out of date. That
+    def packed_costs(self) -> list[str | None]:
+        """Packed costs and ratios to hints for a state. With millions of samples they may be slightly out of date. That
         does no harm: costs are only a first estimate."""
         begins = time.monotonic()
         if self._packed and begins < self._packed_until:
             return list(self._packed)
-        packed = pack_costs(self.costs.save())
+        saved = self.costs.save()
+        packed = [*pack_costs(saved), pack_ratios(saved[2])]
         if self.size > PACKED_QUICKLY:
             self._packed = list(packed)
             self._packed_until = begins + PACKED_FOR * (time.monotonic() - begins)
         return packed
 
-    def load_costs(self, index: bytes, wall: bytes) -> None:
-        """Loads the costs of a state."""
-        self.costs.load(index, wall)
+    def load_costs(self, *parts: Any) -> None:
+        """Loads the costs of a state: arguments of CostModel.load()."""
+        self.costs.load(*parts)
         self._packed = []
 
     def makes_trials(self) -> bool:

@@ -44,6 +44,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         MUST(mn_costs_hinted(&costs) == 0);
         float hint = (float)(wall & INT64_MAX);
         mn_costs_observe_hinted(&costs, index % SAMPLES, &hint, index);
+        mn_hint_load(&costs.hint, 1, &index, &hint);
         MUST(mn_costs_tell_bytes(&costs, &index, &wall, 1) == 0);
     }
     must_make_sense(&costs);

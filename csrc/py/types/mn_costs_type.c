@@ -124,30 +124,37 @@ costs_predict(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(save_doc,
-"save() -> (indices, wall_ns): bytes of int64 arrays, one place for each index that\n"
-"was observed.");
+"save() -> (indices, wall_ns, ratios): bytes of int64 arrays, one place for each index that\n"
+"was observed, and of a float32 array: ns for one unit of the index's hint, 0 unknown. ratios is\n"
+"empty if no sample had a hint.");
 
 static PyObject *
 costs_save(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_costs *c = lock(self);
     int64_t n = c->model.known, cursor = 0;
+    bool hinted = c->hint.scaled != 0;
     unlock(self);
-    PyObject *out[2] = {NULL, NULL};
-    for (int i = 0; i < 2; i++) {
-        out[i] = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n * 8);
+    const Py_ssize_t each[3] = {8, 8, hinted ? 4 : 0};
+    PyObject *out[3] = {NULL, NULL, NULL};
+    for (int i = 0; i < 3; i++) {
+        out[i] = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n * each[i]);
         if (out[i] == NULL) {
             goto fail;
         }
-        memset(PyBytes_AS_STRING(out[i]), 0, (size_t)n * 8);
+        memset(PyBytes_AS_STRING(out[i]), 0, (size_t)(n * each[i]));
     }
+    int64_t *index = (int64_t *)(void *)PyBytes_AS_STRING(out[0]);
     c = lock(self); /* cells only become known; those since then are left out */
-    (void)mn_cost_save(&c->model, &cursor, n, (int64_t *)(void *)PyBytes_AS_STRING(out[0]),
-                       (int64_t *)(void *)PyBytes_AS_STRING(out[1]));
+    int64_t saved = mn_cost_save(&c->model, &cursor, n, index,
+                                 (int64_t *)(void *)PyBytes_AS_STRING(out[1]));
+    if (hinted) {
+        mn_hint_save(&c->hint, saved, index, (float *)(void *)PyBytes_AS_STRING(out[2]));
+    }
     unlock(self);
-    return Py_BuildValue("(NN)", out[0], out[1]);
+    return Py_BuildValue("(NNN)", out[0], out[1], out[2]);
 fail:
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         Py_XDECREF(out[i]);
     }
     return NULL;
@@ -176,21 +183,34 @@ costs_slowest(PyObject *self, PyObject *arg)
     return out;
 }
 
+PyDoc_STRVAR(load_doc,
+"load(indices, wall_ns, ratios=b'', errors=None) -> taken: the parts of save(), and errors of\n"
+"summary(), finite and not negative.");
+
 static PyObject *
 costs_load(PyObject *self, PyObject *args)
 {
-    Py_buffer b[2];
-    if (!PyArg_ParseTuple(args, "y*y*", &b[0], &b[1])) {
+    Py_buffer b[3] = {{0}};
+    double error[MN_HINT_PREDICTORS] = {-1.0, 0.0, 0.0};
+    if (!PyArg_ParseTuple(args, "y*y*|y*(ddd)", &b[0], &b[1], &b[2], &error[0], &error[1],
+                          &error[2])) {
         return NULL;
     }
     int64_t n = b[0].len / 8, taken = -1;
-    if (b[0].len == b[1].len && b[0].len % 8 == 0) {
+    bool hinted = b[2].len != 0;
+    if (b[0].len == b[1].len && b[0].len % 8 == 0 && (!hinted || b[2].len == 4 * n)) {
         struct mn_costs *c = lock(self);
         taken = mn_cost_load(&c->model, n, b[0].buf, b[1].buf);
         c->since = 0;
+        if (hinted && mn_costs_hinted(c) == 0) { /* else they are learned again */
+            mn_hint_load(&c->hint, n, b[0].buf, b[2].buf);
+            if (error[0] >= 0.0) {
+                mn_hint_load_errors(&c->hint, error);
+            }
+        }
         unlock(self);
     }
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         PyBuffer_Release(&b[i]);
     }
     if (taken < 0) {
@@ -319,7 +339,7 @@ static PyMethodDef costs_methods[] = {
      PyDoc_STR("sends(ns): what sending a sample to another worker takes; < 0: cannot")},
     {"save", costs_save, METH_NOARGS, save_doc},
     {"slowest", costs_slowest, METH_O, slowest_doc},
-    {"load", costs_load, METH_VARARGS, PyDoc_STR("load(indices, wall_ns) -> taken")},
+    {"load", costs_load, METH_VARARGS, load_doc},
     {"tell_bytes", costs_tell_bytes, METH_VARARGS, tell_bytes_doc},
     {"summary", costs_summary, METH_NOARGS, summary_doc},
     {NULL, NULL, 0, NULL},
