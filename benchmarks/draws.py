@@ -1,20 +1,24 @@
 """Costs known from the draw: how well hints predict, and how much less a step waits.
 
     python benchmarks/draws.py [--data FOLDER] [--labels FOLDER] [--held-out 512] [--repeats 5]
-        [--json FILE] [--quick]
+        [--json FILE] [--quick] [--only draws|files]
 
 "Prediction": the reference transforms of the 3D U-Net (unet3d/transforms.py, patches of 128) run
 over volumes with real KiTS19 labels, in this process. The first 16 samples of each case teach the
 cost model of the loader; the others are held out. Each predictor says what a held-out sample will
 cost before it is made: what the same index has cost before ("history"), the bytes of its files,
-and the model with the dataset's hint. The table shows correlation and rank correlation with the
-CPU time that the sample took.
+the model without a hint, which weighs the two, and the model with the dataset's hint. The table shows
+correlation and rank correlation with the CPU time that the sample took.
 
 "Waiting": four workers replay these costs in samples that sleep, drawn anew in each epoch as the
 transforms draw them. Steps keep the workers busy for 85 % of their time. The same dataset runs
 with and without its hint, in turns; both must deliver the same samples. "Waited" is the sum of
 the time in next(), without the first epoch. The rows "steady" and "useless" show costs that
 history predicts, without a hint and with one that says nothing.
+
+"Files": the same steps, with samples that sleep by the bytes of a file, or by something else. The
+dataset lists its files, so that the loader knows their bytes, or hides the list. The first epoch
+counts, too, because bytes are known before any sample was made.
 
 Volumes come from --data (made by unet3d.preprocess), else they are painted over --labels
 (MINATO_KITS19, else ../shared/data/kits19) and kept in --data.
@@ -28,7 +32,9 @@ import os
 import random
 import statistics
 import sys
+import tempfile
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +74,8 @@ def measure(folder: Path, held_out: int) -> list[dict[str, Any]]:
     """Makes samples and predicts each beforehand: rows of what was said and what it took."""
     cases = list_cases(folder)
     dataset = VolumeDataset(cases, transforms.train_transforms((128,) * 3))
-    model, seeder = CostModel(len(cases)), make_seeder([])
+    model, unhinted, seeder = CostModel(len(cases)), CostModel(len(cases)), make_seeder([])
+    unhinted.tell_bytes(array("q", range(len(cases))), array("q", [c.nbytes for c in cases]))
     keys = Seeder._from_plans([])
     rows = []
     total = TAUGHT * len(cases) + held_out
@@ -78,12 +85,14 @@ def measure(folder: Path, held_out: int) -> list[dict[str, Any]]:
         assert hint is not None
         row = {"index": index, "bytes": cases[index].nbytes, "hint": hint,
                "foreground": hint > cases[index].nbytes,
-               "history": model.predict(index) / 1e9, "model": model.predict(index, hint) / 1e9}
+               "history": model.predict(index) / 1e9, "model": model.predict(index, hint) / 1e9,
+               "weighed": unhinted.predict(index) / 1e9}
         seeder.seed(1, 0, place)
         wall, cpu = time.perf_counter(), time.thread_time()
         dataset[index]
         row["cpu"], row["wall"] = time.thread_time() - cpu, time.perf_counter() - wall
         model.observe(index, int(row["cpu"] * 1e9), hint)
+        unhinted.observe(index, int(row["cpu"] * 1e9))
         rows.append(row)
         if sys.stderr.isatty():
             print(f"\r{place + 1} of {total} samples", end="", file=sys.stderr)
@@ -106,7 +115,7 @@ def predictions(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     actual = np.array([row["cpu"] for row in held])
     found = []
     for name, said in (("history", "history"), ("bytes of its files", "bytes"),
-                       ("hint of the draw", "model")):
+                       ("bytes and history, weighed", "weighed"), ("hint of the draw", "model")):
         values = np.array([row[said] for row in held], float)
         found.append({"predictor": name, "correlation": correlation(values, actual),
                       "rank": correlation(ranks(values), ranks(actual)), "samples": len(held)})
@@ -153,7 +162,7 @@ def epochs_of(dataset: Dataset[Any], step: float) -> dict[str, Any]:
     torch.manual_seed(3)
     loader: Any = minato.DataLoader(dataset, BATCH, shuffle=True, num_workers=WORKERS,
                                     persistent_workers=True)
-    digest, waited, took = hashlib.sha256(), 0.0, 0.0
+    digest, waited, took, first = hashlib.sha256(), 0.0, 0.0, 0.0
     for epoch in range(EPOCHS):
         begins = time.perf_counter()
         batches = iter(loader)
@@ -167,9 +176,25 @@ def epochs_of(dataset: Dataset[Any], step: float) -> dict[str, Any]:
             digest.update(repr([part.tolist() for part in batch]).encode())
             time.sleep(step)
         took += (time.perf_counter() - begins) if epoch else 0.0
+        first = first if epoch else time.perf_counter() - begins
     cost = loader.stats()["cost"]
-    return {"waited": waited, "took": took, "digest": digest.hexdigest(),
-            "by": cost["predicted_by"]}
+    return {"waited": waited, "took": took, "first": first, "digest": digest.hexdigest(),
+            "by": cost["predicted_by"], "correlation": cost["correlation"]}
+
+
+def in_turns(
+    contenders: dict[str, Dataset[Any]], repeats: int, step: float
+) -> dict[str, list[dict[str, Any]]]:
+    """Runs of each contender. The first two must deliver the same samples, and so must the others."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
+    names = list(contenders)
+    for repeat in range(repeats):
+        for name in names[repeat % 2:] + names[:repeat % 2]:
+            found[name].append(epochs_of(contenders[name], step))
+    for one, other in (names[:2], names[2:]):
+        if {r["digest"] for r in found[one]} != {r["digest"] for r in found[other]}:
+            raise SystemExit(f"{one!r} and {other!r} delivered other samples")
+    return found
 
 
 def waiting(rows: list[dict[str, Any]], repeats: int, mean_s: float) -> list[dict[str, Any]]:
@@ -186,20 +211,85 @@ def waiting(rows: list[dict[str, Any]], repeats: int, mean_s: float) -> list[dic
         "steady, without hint": Replay(costs, sizes, scale, True),
         "steady, useless hint": Useless(costs, sizes, scale, True),
     }
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
-    for repeat in range(repeats):
-        names = list(contenders)
-        for name in names[repeat % 2:] + names[:repeat % 2]:
-            found[name].append(epochs_of(contenders[name], step))
-    for one, other in (list(contenders)[:2], list(contenders)[2:]):
-        if {r["digest"] for r in found[one]} != {r["digest"] for r in found[other]}:
-            raise SystemExit(f"{one!r} and {other!r} delivered other samples")
+    found = in_turns(contenders, repeats, step)
     steps = step * (EPOCHS - 1) * SAMPLES / BATCH
     return [{"name": name, "waited": [r["waited"] for r in runs], "took": [r["took"] for r in runs],
              "steps": steps, "by": runs[-1]["by"]} for name, runs in found.items()]
 
 
+# ---- files -----------------------------------------------------------------------------
+
+
+class Files(Dataset[Any]):
+    """Sample i sleeps for seconds[i], times a factor that each epoch draws (noise > 0)."""
+
+    def __init__(self, paths: list[str], seconds: list[float], noise: float, listed: bool) -> None:
+        #: a list that the loader finds, or one that it does not look into
+        self.paths: Any = paths if listed else {"hidden": paths}
+        self.seconds, self.noise = seconds, noise
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        drawn = random.random()
+        factor = random.lognormvariate(0, self.noise) if self.noise else 1.0
+        time.sleep(self.seconds[index] * factor)
+        return index, drawn
+
+
+def files(repeats: int, mean_s: float) -> list[dict[str, Any]]:
+    """Lengths spread as those of recordings do: a few are many times as long as most."""
+    draw = random.Random(5)
+    sizes = [round((1 << 20) * draw.lognormvariate(0, 1.2)) for _ in range(SAMPLES)]
+    mean = statistics.mean(sizes)
+    by_size = [mean_s * (0.1 + 0.9 * size / mean) for size in sizes]
+    others = draw.sample(by_size, len(by_size))
+    step = mean_s * BATCH / WORKERS / BUSY
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [os.path.join(folder, f"{i}.bin") for i in range(SAMPLES)]
+        for path, size in zip(paths, sizes, strict=True):
+            with open(path, "wb") as file:
+                file.truncate(size)
+        found = in_turns({
+            "by bytes, hidden": Files(paths, by_size, 0.3, listed=False),
+            "by bytes, listed": Files(paths, by_size, 0.3, listed=True),
+            "of other things, hidden": Files(paths, others, 0.0, listed=False),
+            "of other things, listed": Files(paths, others, 0.0, listed=True),
+        }, repeats, step)
+    return [{"name": name, "runs": runs} for name, runs in found.items()]
+
+
 # ---- the table -------------------------------------------------------------------------
+
+
+def show_files(found: list[dict[str, Any]], repeats: int) -> None:
+    print(f"\nFiles, {repeats} repeats in turns, {WORKERS} workers:")
+    rows = []
+    for each in found:
+        runs = each["runs"]
+        first, took = ([run[name] for run in runs] for name in ("first", "took"))
+        known = runs[-1]["correlation"] or {}
+        told = ", ".join(f"{name} {r:.2f}" for name, r in known.items() if r is not None)
+        rows.append([each["name"], f"{common.median(first):.2f}", common.between(first, 1.0, ".2f"),
+                     f"{common.median(took):.2f}", common.between(took, 1.0, ".2f"),
+                     runs[-1]["by"], told or "-"])
+    print(common.table(["costs", "first epoch, s", "(least to greatest)", "later epochs, s",
+                        "(least to greatest)", "predicted by", "correlation"], rows))
+
+
+def show_draws(rows: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    said = predictions(rows)
+    print(f"\nPrediction, {said[0]['samples']} held-out samples:")
+    print(common.table(["predictor", "correlation", "rank correlation"], [
+        [s["predictor"], f"{s['correlation']:.2f}", f"{s['rank']:.2f}"] for s in said]))
+    waits = waiting(rows, options.repeats, 0.005 if options.quick else 0.02)
+    print(f"\nWaiting, {options.repeats} repeats in turns, {WORKERS} workers; bound: the steps "
+          f"alone take {waits[0]['steps']:.2f} s:")
+    print(common.table(["costs", "waited, s", "(least to greatest)", "epochs, s", "predicted by"], [
+        [w["name"], f"{common.median(w['waited']):.2f}", common.between(w["waited"], 1.0, ".2f"),
+         f"{common.median(w['took']):.2f}", w["by"]] for w in waits]))
+    return {"samples": rows, "predictions": said, "waiting": waits}
 
 
 def main() -> None:
@@ -211,23 +301,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", choices=("draws", "files"))
     options = parser.parse_args()
     if options.quick:
         options.held_out, options.repeats = 16, 1
     print(common.describe(common.machine()))
-    rows = measure(prepare(options.data, options.labels), options.held_out)
-    said = predictions(rows)
-    print(f"\nPrediction, {said[0]['samples']} held-out samples:")
-    print(common.table(["predictor", "correlation", "rank correlation"], [
-        [s["predictor"], f"{s['correlation']:.2f}", f"{s['rank']:.2f}"] for s in said]))
-    waits = waiting(rows, options.repeats, 0.005 if options.quick else 0.02)
-    print(f"\nWaiting, {options.repeats} repeats in turns, {WORKERS} workers; bound: the steps "
-          f"alone take {waits[0]['steps']:.2f} s:")
-    print(common.table(["costs", "waited, s", "(least to greatest)", "epochs, s", "predicted by"], [
-        [w["name"], f"{common.median(w['waited']):.2f}", common.between(w["waited"], 1.0, ".2f"),
-         f"{common.median(w['took']):.2f}", w["by"]] for w in waits]))
-    common.save(options.json, {"machine": common.machine(), "samples": rows,
-                               "predictions": said, "waiting": waits})
+    result: dict[str, Any] = {"machine": common.machine()}
+    if options.only != "files":
+        rows = measure(prepare(options.data, options.labels), options.held_out)
+        result.update(show_draws(rows, options))
+    if options.only != "draws":
+        result["files"] = files(options.repeats, 0.005 if options.quick else 0.02)
+        show_files(result["files"], options.repeats)
+    common.save(options.json, result)
 
 
 if __name__ == "__main__":

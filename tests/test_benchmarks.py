@@ -319,6 +319,14 @@ def test_different_samples_are_noticed(benchmark: Any) -> None:
     assert loader.checksum([batch[0].reshape(-1), batch[1]]) != loader.checksum(batch)
 
 
+def test_sizes_are_weighed_where_files_are_listed(tmp_path: Path) -> None:
+    result, text = quick("draws.py", tmp_path, "--only", "files")
+    for each in result["files"]:
+        (run,) = each["runs"]
+        assert (run["correlation"] is not None) == each["name"].endswith("listed")
+        assert each["name"] in text
+
+
 def test_other_orders_and_draws_are_noticed(benchmark: Any) -> None:
     loader = benchmark("loader")
 
