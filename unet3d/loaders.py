@@ -89,6 +89,11 @@ def _dali_cached(dataset: Dataset, options: Options) -> Iterable[Batch]:
     return DaliLoader(dataset, options, cache_objects=True)
 
 
+def _dali_resident(dataset: Dataset, options: Options) -> Iterable[Batch]:
+    from unet3d.dali import ResidentDaliLoader
+    return ResidentDaliLoader(dataset, options)
+
+
 class SyntheticLoader:
     """A resident batch delivered again and again: the ceiling of the training loop.
 
@@ -133,6 +138,7 @@ LOADERS: dict[str, Callable[[Dataset, Options], Iterable[Batch]]] = {
     "pytorch-native": _pytorch,
     "dali": _dali,
     "dali-cached": _dali_cached,
+    "dali-resident": _dali_resident,
     "synthetic": SyntheticLoader,
 }
 # Loaders of the same kind deliver the same bytes for the same sample with equal seeds. Loaders of
@@ -145,7 +151,8 @@ SAMPLES: dict[str, str | None] = {"minato-native": "native",
                                   "minato-native-device-cached": "native",
                                   "minato-native-device-resident": "native",
                                   "pytorch-native": "native",
-                                  "dali": None, "dali-cached": None, "synthetic": None}
+                                  "dali": None, "dali-cached": None,
+                                  "dali-resident": None, "synthetic": None}
 
 
 #: workers that read volumes for an evaluation: each holds two, of up to 400 MB
@@ -190,6 +197,9 @@ def without_device(name: str, device: torch.device) -> str | None:
     plain = name.replace("-resident", "-cached").replace("-device", "")
     if device.type != "cpu" or plain == name:
         return None
+    if name == "dali-resident":
+        return (f"{name}: the device is the CPU; volumes stay in the host's memory and are "
+                "cropped there")
     return (f"{name}: the device is the CPU, to which nothing is copied ahead; this runs as "
             f"{plain} does")
 

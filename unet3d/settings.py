@@ -70,7 +70,8 @@ def make_parser(description: str) -> argparse.ArgumentParser:
                       help="never crop at an axis's last position, as the reference")
     dali = parser.add_argument_group("the dali loader")
     dali.add_argument("--dali-cache-objects", action="store_true",
-                      help="remember the boxes of labels seen: the loader dali-cached")
+                      help="remember the boxes of labels seen: the loader dali-cached "
+                      "(dali-resident always does)")
     dali.add_argument("--dali-no-mmap", action="store_true",
                       help="read files instead of mapping them")
     dali.add_argument("--dali-batches", type=int, default=1, metavar="N",
@@ -167,7 +168,7 @@ def parse(description: str, argv: list[str] | None) -> Settings:
         parser.error("--cache is of minato's loaders: others have no cache of samples")
     if args.split_seed is None:
         args.split_seed = args.seed
-    if args.dali_cache_objects:
+    if args.dali_cache_objects and args.loader == "dali":
         args.loader = "dali-cached"
     if args.source is not None and (is_dali or samples_of(args.loader) == "native"):
         parser.error(f"--source: {args.loader} reads prepared files; make them with "

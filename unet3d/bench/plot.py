@@ -32,7 +32,7 @@ COLOURS = {
     "minato-native-device-resident": "#b8a02a", "minato-shared": "#c2559a",
     "pytorch": "#e8590c", "pytorch-ooo": "#f2a516", "pytorch-expert": "#d9417c",
     "pytorch-native": "#b5704a", "dali": "#9d4fd0", "dali-cached": "#c97fe0",
-    "synthetic": "#868e96",
+    "dali-resident": "#7b5fe0", "synthetic": "#868e96",
 }
 #: colours of loaders without one of their own, chosen by name
 OTHERS = ("#3d8fa8", "#a86f3d", "#6f8a2f", "#a8567f")
