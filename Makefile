@@ -17,7 +17,7 @@ help:
 	@echo "make slow      the long tests that make test leaves out"
 	@echo "make fits      only its tests of common libraries: Lightning, transformers, ..."
 	@echo "make train     set up, make data, train and evaluate the 3D U-Net, compare loaders (10 minutes)"
-	@echo "make gpu       measure how many cores a GPU needs, by loader (40 minutes, needs a GPU)"
+	@echo "make gpu       measure how many cores a GPU needs, by loader (12 minutes, needs a GPU)"
 	@echo "make bench     benchmarks against torch's loader (needs an idle machine)"
 	@echo "make stress    long tests of kills, races and exits;  make sanitize: ASan, UBSan, TSan"
 	@echo "make soak      several loaders with kills and little memory, for an hour"
@@ -89,8 +89,9 @@ train: build
 	$(BIN)/python -m unet3d.bench.compare $(QUICK) --out runs/loading --epochs 4 --repeats 2 -- \
 	  --step-ms 4 --repeat 10
 
-# Continues after an interruption. DALI is not built for every machine; its rows then say so.
-GPU_OPTIONS ?= --budget 40m
+# Continues after an interruption, and with a larger budget: GPU_OPTIONS="--budget 2h". Set-up is
+# not counted. DALI is not built for every machine; its rows then say so.
+GPU_OPTIONS ?= --budget 12m
 gpu: build
 	$(BIN)/python -m pip install -q --disable-pip-version-check nvidia-ml-py
 	$(BIN)/python -m pip install -q --disable-pip-version-check nvidia-dali-cuda120 || \

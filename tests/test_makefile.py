@@ -60,6 +60,10 @@ def test_long_runs_cover_what_short_runs_skip() -> None:
     assert "-m unet3d.bench.compare" in commands("train") and "--step-ms" in commands("train")
 
 
+def test_gpu_comparison_has_a_budget() -> None:
+    assert re.search(r"-m unet3d.bench.gpu --budget 12m$", commands("gpu"), re.M)
+
+
 def test_a_wheel_holds_nothing_of_an_earlier_build() -> None:
     """Setuptools would include everything in build/, whatever put it there."""
     before_the_wheel, _, _ = commands("wheels").partition(" --wheel ")

@@ -65,6 +65,9 @@ def test_matrix_is_complete_and_most_important_first():
     assert first(group="sweep") < first(group="python") < first(group="memory") \
         < first(group="speech-3") < first(group="benchmark") < first(amp="fp16")
     assert first(group="sweep", cores=4) < first(group="sweep", cores=14)
+    residents = [place[f"sweep: {one.label}, bf16, batch 2, 4 cores, repeat 1"]
+                 for one in plan.RESIDENT]
+    assert max(residents) < first(group="sweep", cores=2) and max(residents) < 20
     assert first(group="benchmark") < first(group="sweep", repeat=2) < first(batch=7)
     sweep = {(one.contender.label, one.amp, one.batch, one.cores, one.repeat)
              for one in rows if one.group == "sweep"}
@@ -291,6 +294,76 @@ def test_cut_run_continues_despite_failing_loader(data_folder, tmp_path, monkeyp
     monkeypatch.setitem(plan.SIZES, "tiny", changed)
     assert program.main(arguments) == 1
     assert "made otherwise: epochs was 2, is 7" in capsys.readouterr().err
+
+
+class Clock:
+    """A clock that only rows move on."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    time = monotonic
+
+
+@pytest.mark.parametrize("slow", [(), ("pytorch",)])
+def test_no_row_starts_that_would_pass_the_budget(tmp_path, monkeypatch, capsys, slow):
+    """Rows take 40 s, or those of one loader 100 s; the budget is 12 minutes, in two calls."""
+    clock, spans = Clock(), []
+
+    def runner(self, row):
+        began = clock.now
+        clock.now += 100 if row.contender.label in slow else 40
+        spans.append((row, began, clock.now))
+        return made_up(row)
+
+    monkeypatch.setattr(program, "time", clock)
+    monkeypatch.setattr(store, "time", clock)
+    monkeypatch.setattr(program, "available_cores", lambda: 16)
+    monkeypatch.setattr(program, "check", lambda args: None)
+    monkeypatch.setattr(program, "probe", lambda device: {
+        "machine": machine.facts(), "measured": MEASURED, "missing": []})
+    monkeypatch.setattr(report, "draw", lambda *_: None)
+    for name in ("run_training", "run_workload", "run_benchmark"):
+        monkeypatch.setattr(program.Experiment, name, runner)
+    arguments = ["--out", str(tmp_path), "--device", "cpu", "--budget", "12m"]
+    assert program.main([*arguments, "--for", "5m"]) == program.CUT
+    assert "the same call goes on" in capsys.readouterr().out and clock.now <= 1300
+    clock.now += 5000  # no call runs: this is not counted
+    restarted = clock.now
+    assert program.main(arguments) == 0
+    said = capsys.readouterr().out
+    end = restarted + 720 - (max(last for _, _, last in spans if last < restarted) - 1000)
+    rows, count = plan.rows(FULL, 16), len(spans)
+    assert [row for row, _, _ in spans] == rows[:count] and len(spans) >= 720 // 100
+    assert spans[-1][2] <= end and end - spans[-1][2] <= 100  # little time is unused
+    assert f"the budget is used up: {len(rows) - count} rows of {len(rows)} are left out" in said
+    lines = [line for line in said.splitlines() if line.startswith("left out, no time: ")]
+    assert "sweep, bf16, batch 2, " in lines[0] and "14 cores: all" in lines[0]
+    assert any("speech-10, bf16, batch 2, 16 cores: all" in line for line in lines)
+    assert lines[-1].endswith(" further repeats")
+    left = store.read(tmp_path / store.NAME)["left"]
+    assert len(left) == len(rows) - count and left[0]["label"] == rows[count].contender.label
+    capsys.readouterr()
+    assert program.main(["--report", str(tmp_path / store.NAME)]) == 0
+    assert lines[0] in capsys.readouterr().out
+
+
+def test_left_out_rows_are_named_once():
+    def one(label, cores, repeat=1, group="sweep"):
+        return {"group": group, "amp": "bf16", "batch": 2, "cores": cores, "label": label,
+                "repeat": repeat}
+
+    ended = [one("minato", 4), one("dali, 4 at once", 4), one("minato", 2)]
+    left = [one("dali, 4 at once", 2), one("minato", 2, 2), one("minato", 8),
+            one("dali, 4 at once", 8), one("dali, 4 at once", 8, 2), one("minato", 4, 1, "two")]
+    assert report.left_out(left, ended) == [
+        "left out, no time: sweep, bf16, batch 2, 2 cores: dali, 4 at once | 8 cores: all",
+        "left out, no time: two, bf16, batch 2, 4 cores: all",
+        "left out, no time: 2 further repeats"]
+    assert report.left_out([], ended) == []
 
 
 def test_slow_rows_fail_and_cut_rows_do_not(tmp_path, monkeypatch):

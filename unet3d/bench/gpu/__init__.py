@@ -1,17 +1,20 @@
 """How many cores a GPU needs: the training of the 3D U-Net with every loader, as one command.
 
-    python -m unet3d.bench.gpu --budget 40m
-    python -m unet3d.bench.gpu --budget 40m --for 9m      # repeat it: it continues
+    python -m unet3d.bench.gpu --budget 12m
+    python -m unet3d.bench.gpu --budget 2h --for 9m       # repeat it: it continues
     python -m unet3d.bench.gpu --report runs/gpu/gpu.json # tables and plot of the results so far
     python -m unet3d.bench.gpu --dry-run                  # every row, tiny, without a GPU
 
 It makes its data, and then runs row after row of a fixed list, the most important first (see
 plan.py), each in a separate process: loaders x cores x precision x batch size, three repeats that
-take turns. Then come a trainer that computes in Python half of its time, data that does not fit
-into memory, two processes on one GPU, the detection and speech workloads, and the loader benchmarks
-with more workers. Each row is written to OUT/gpu.json when it ends. A call that is cut, by --for,
---budget, a signal or a crash, loses only the current row, and the same call continues. A loader
-that fails has a row that says so. The report lists what cannot be measured on this machine.
+take turns. The main contenders and the upper bounds, with one number of cores, are first: 12
+minutes are meant for these. Then come a trainer that computes in Python half of its time, data
+that does not fit into memory, two processes on one GPU, the detection and speech workloads, and the
+loader benchmarks with more workers. Each row is written to OUT/gpu.json when it ends. A call that
+is cut, by --for, --budget, a signal or a crash, loses only the current row, and the same call
+continues. No row starts that is expected to end after the budget; the report names the rows left
+out. A loader that fails has a row that says so. The report lists what cannot be measured on this
+machine.
 
 Fairness: every contender has the same number of cores, by affinity, the same number of workers or
 threads, and the same epochs of the same samples, of which the first is left out. Timed rows compute

@@ -205,8 +205,9 @@ class Experiment:
         if why:
             print(f"  {status}: {why.splitlines()[-1]}", file=sys.stderr, flush=True)
 
-    def run_all(self, rows: Sequence[plan.Row]) -> int:
-        """Run the missing rows while time allows; returns the number of rows left."""
+    def run_all(self, rows: Sequence[plan.Row]) -> list[plan.Row]:
+        """Run the missing rows, and none that is expected to end after the deadline. Returns the
+        rows left."""
         left = [row for row in rows if not self.store.has(row)]
         while left:
             row = left[0]
@@ -219,7 +220,7 @@ class Experiment:
             except NoTime:
                 break
             del left[0]
-        return len(left)
+        return left
 
 
 def duration(text: str) -> float:
@@ -325,15 +326,16 @@ def experiment(args: argparse.Namespace, rows: Sequence[plan.Row], size: plan.Si
     deadline = min(time.monotonic() + left_s, began + (args.call or args.budget))
     left = Experiment(args, size, kept, deadline).run_all(rows)
     kept.spent()
-    kept.write()
+    kept.leave(left)
     tell(kept.document, kept.path)
     if args.dry_run:
         return int(any(row["status"] == store.FAILED for row in kept.rows))
     if left and (args.call or left_s) < left_s:
-        print(f"{left} rows of {len(rows)} are left: the same call goes on")
+        print(f"{len(left)} rows of {len(rows)} are left: the same call goes on")
         return CUT
     if left:
-        print(f"the budget is used up: {left} rows of {len(rows)} are left out")
+        print(f"the budget is used up: {len(left)} rows of {len(rows)} are left out (above); "
+              "a call with a larger --budget goes on")
     return 0
 
 

@@ -197,6 +197,29 @@ def _ended_otherwise(rows: Rows) -> list[str]:
             for (status, label, why), count in found.items()]
 
 
+def left_out(left: Rows, rows: Rows) -> list[str]:
+    """The rows for which there was no time, a line for each question. A row of which another repeat
+    has ended or is named is only counted."""
+    def what(row: dict[str, Any]) -> tuple[Any, ...]:
+        return row["group"], row["amp"], row["batch"], row["cores"], row["label"]
+
+    contenders: dict[str, set[str]] = {}
+    for row in (*rows, *left):
+        contenders.setdefault(row["group"], set()).add(row["label"])
+    ended, named = {what(row) for row in rows}, dict.fromkeys(what(row) for row in left)
+    found: dict[tuple[str, str, int], dict[int, list[str]]] = {}
+    for group, amp, batch, cores, label in (key for key in named if key not in ended):
+        found.setdefault((group, amp, batch), {}).setdefault(cores, []).append(label)
+    lines = []
+    for (group, amp, batch), by_cores in found.items():
+        parts = [f"{cores} cores: " + ("all" if {*labels} == contenders[group] else
+                                       "; ".join(labels))
+                 for cores, labels in by_cores.items()]
+        lines.append(f"left out, no time: {group}, {amp}, batch {batch}, {' | '.join(parts)}")
+    repeats = len(left) - sum(key not in ended for key in named)
+    return [*lines, f"left out, no time: {repeats} further repeats"] if repeats else lines
+
+
 def text(document: dict[str, Any]) -> str:
     """All tables."""
     parts, rows = [head(document)], document["rows"]
@@ -212,7 +235,8 @@ def text(document: dict[str, Any]) -> str:
                      benchmark_table(found) if group == "benchmark" else
                      group_table(group, found))
     missing = dict.fromkeys(line for one in sessions for line in one["missing"])
-    parts.append("\n".join([*_ended_otherwise(rows), *missing,
+    parts.append("\n".join([*_ended_otherwise(rows), *left_out(document.get("left", []), rows),
+                            *missing,
                             "overlap 0: copied on the training's own stream, which then waits"]))
     return "\n\n".join(parts)
 

@@ -137,6 +137,13 @@ class Store:
         self.spent()
         self.write()
 
+    def leave(self, rows: Iterable[Row]) -> None:
+        """Records the rows for which there was no time."""
+        self.document["left"] = [
+            {"group": row.group, "label": row.contender.label, "amp": row.amp,
+             "batch": row.batch, "cores": row.cores, "repeat": row.repeat} for row in rows]
+        self.write()
+
     def write(self) -> None:
         """Writes the document to its file, atomically."""
         fresh = self.path.with_name(f".tmp-{os.getpid()}-{self.path.name}")
