@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -232,6 +233,26 @@ def test_course_of_a_run_skips_stops(tmp_path):
     assert found["memory_mb"][0] == (1.75, 7.0) and "others" not in found
     rates = [rate for _, rate in found["samples_s"] if rate == rate]
     assert rates == pytest.approx([2.0] * 4)
+
+
+def test_means_of_a_run_are_of_parts_of_epochs():
+    gap = (4.0, float("nan"))
+    points = [(1.0, 0.0), (2.0, 1.0), (3.0, 4.0), (4.0, 5.0), gap, (5.0, 2.0), gap]
+    assert plot.means(points, 4) == [(1.5, 0.5), (3.5, 4.5), (5.0, 2.0)]
+    assert plot.means(points, 1) == [(2.5, 2.5), (5.0, 2.0)]
+    assert plot.means([gap]) == []
+
+
+def test_noisy_loss_is_drawn_with_its_means():
+    for steps, lines in ((plot.MEANS, 1), (4 * plot.MEANS, 2)):
+        points = [(float(n), float(n % 2)) for n in range(steps)]
+        figure = plot._run({"loss": points, "wait_ms": points}, {}, Path("run"))
+        axes = {axis.get_title(): axis for axis in figure.axes}
+        plot._pyplot().close(figure)
+        assert len(axes["loss"].lines) == lines
+        assert len(axes["waiting for data, ms a step"].lines) == 1
+    assert set(axes["loss"].lines[1].get_ydata()) == {0.5}
+    assert len(axes["loss"].lines[0].get_xdata()) == steps
 
 
 def test_plot_draws_one_run_twice(tmp_path, capsys):

@@ -44,7 +44,8 @@ THEMES = {"": {}, "-dark": {
     "axes.edgecolor": "#8a939c", "grid.color": "#39414a"}}
 COLUMNS = 3  # panels in a row
 STRIPS = 48  # parts of an epoch in which the share of slow samples is shown
-RUN_POINTS = 200  # the most points of a run in one panel
+RUN_POINTS = 200  # the most points of a run's samples/s
+MEANS = 50  # about as many means of the loss are drawn over that of single steps
 
 Rows = list[dict[str, Any]]
 Panel = Callable[[Any, Rows], None]
@@ -409,6 +410,20 @@ def course(run: Path) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
+def means(points: Sequence[tuple[float, float]], count: int = MEANS) -> list[tuple[float, float]]:
+    """Means of equal parts of each epoch, about `count` of all together; NaN separates epochs."""
+    epochs: list[list[tuple[float, float]]] = [[]]
+    for at, value in points:
+        if np.isnan(value):
+            epochs.append([])
+        else:
+            epochs[-1].append((at, value))
+    epochs = [epoch for epoch in epochs if epoch]
+    parts = max(1, count // max(1, len(epochs)))
+    return [tuple(part.mean(0).tolist()) for epoch in epochs
+            for part in np.array_split(np.array(epoch), min(parts, len(epoch)))]
+
+
 def draw_run(run: Path, target: Path) -> Path:
     """Draw the course of one run, as `themed` saves it."""
     found = course(run)
@@ -438,12 +453,17 @@ def _run(found: dict[str, list[tuple[float, float]]], config: dict[str, Any], ru
             shown, missing = {}, f"steps are pauses of {pause:g} ms: nothing is trained"
         for shade, (key, points) in zip(shades, shown.items()):
             text, factor = lines[key]
+            width = 1.3
+            if key == "loss" and len(points) > 2 * MEANS:  # else its noise hides its course
+                axis.plot([t for t, _ in points], [factor * value for _, value in points],
+                          color=shade, label=text, linewidth=0.7, alpha=0.5)
+                points, text, width = means(points), "means", 2.0
             axis.plot([t for t, _ in points], [factor * value for _, value in points],
-                      color=shade, label=text, linewidth=1.3,
+                      color=shade, label=text, linewidth=width,
                       marker="o" if len(points) < 30 else None, markersize=3.5)
         if not shown:
             axis.text(0.5, 0.5, missing, ha="center", transform=axis.transAxes)
-        if len(shown) > 1:
+        if len(axis.lines) > 1:
             axis.legend(fontsize=9)
         axis.grid(axis="y", linewidth=0.5)
         axis.set(title=name, xlabel="s since the start of the run", ylim=(0, None),
@@ -451,7 +471,7 @@ def _run(found: dict[str, list[tuple[float, float]]], config: dict[str, Any], ru
     figure.suptitle(", ".join([
         str(config.get("workload", "unet3d")), str(config.get("loader")),
         counted(config.get("workers", 0), "worker"), f"batch {config.get('batch_size')}",
-        f"data {config.get('data')}", str(run)]), fontsize=12)
+        f"data {config.get('data')}", f"run {run}"]), fontsize=12)
     return figure
 
 
