@@ -207,3 +207,5 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
         for name, of in (("top", "trainer"), ("trace", "trainer"), ("timelines", "minato")):
             words = " ".join(ElementTree.parse(folder / f"{name}.svg").getroot().itertext())
             assert "worker" in words and of in words
+        shown = " ".join(ElementTree.parse(folder / "top.svg").getroot().itertext())
+        assert re.search(r"minato top (\d+)\s.*\sprocess +\1,", shown, re.S)

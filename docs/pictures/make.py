@@ -93,7 +93,8 @@ def text(x: float, y: float, words: str, colour: str = "#333", more: str = "") -
 
 
 def terminal(top: str) -> str:
-    lines = ["$ minato top " + top.split()[3].rstrip(","), *top.split("\n")]
+    pid = top.partition("\n  process ")[2].split()[0].rstrip(",")
+    lines = [f"$ minato top {pid}", *top.split("\n")]
     width, height = 8.0 * max(map(len, lines)) + 30, 18.0 * len(lines) + 24
     back = f'<rect width="{width:.0f}" height="{height:.0f}" rx="8" fill="#1e1e2e"/>'
     rows = [text(15, 26 + 18 * n, line, "#ddd") for n, line in enumerate(lines)]
