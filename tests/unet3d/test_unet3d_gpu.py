@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from unet3d import loaders, nifti, phantom, preprocess, ranks, train
-from unet3d.bench import compare, machine, meters
+from unet3d.bench import compare, machine, meters, plot
 from unet3d.bench.gpu import __main__ as launcher
 from unet3d.bench.gpu import cgroup, data, plan, probe, report, store
 from unet3d.bench.gpu import command as program
@@ -233,6 +233,21 @@ def test_tables_show_measurements(tmp_path):
     assert "NOT THE SAME WORK: epoch 1: the reference content_hashes" in report.text(document)
     assert "nothing" in report.text(document)
     assert report.draw(document, tmp_path / "gpu.png").stat().st_size > 10_000
+    assert (tmp_path / "gpu-dark.png").stat().st_size > 10_000
+
+
+def test_plot_shows_whole_cores_and_missing_figures(tmp_path):
+    kept = opened(tmp_path / store.NAME)
+    varied = plan.Contender("minato, otherwise", "minato")
+    for contender in (plan.SYNTHETIC, plan.Contender("minato", "minato"), varied):
+        kept.add(row("sweep", contender, 4), store.DONE, None, 1.0, {"epochs": [
+            epoch(1), epoch(2, samples_s=10.0, wait_share=0.5)]})
+    figure = report._figure(kept.document, list(report._sweeps(kept.document)))
+    plot._pyplot().close(figure)
+    rate, waiting, gpu = figure.axes
+    assert [list(axis.get_xticks()) for axis in figure.axes] == [[4]] * 3
+    assert [text.get_text() for text in gpu.texts] == ["not measured"] and not waiting.texts
+    assert [line.get_marker() for line in waiting.lines] == ["o", "o", "s"]
 
 
 def run_here(command, _timeout_s=None):

@@ -237,7 +237,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--out", type=Path, default=Path("runs/gpu"),
-        help="folder of the results: gpu.json and gpu.png (default runs/gpu)")
+        help="folder of the results: gpu.json, gpu.png, gpu-dark.png (default runs/gpu)")
     add("--work", type=Path, help="folder of the data made and of runs under way (default "
         "OUT/data)")
     add("--budget", type=duration, default=duration("40m"), metavar="TIME",

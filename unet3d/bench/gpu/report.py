@@ -1,6 +1,7 @@
 """Tables and a plot of an experiment, from its JSON alone."""
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from unet3d.bench.gpu import plan
 from unet3d.bench.gpu.store import DONE, chosen, median_of
 
 ENOUGH = 0.98  # share of the synthetic loader's rate
+#: of points: a loader, and its variations, which share its colour
+MARKERS = "os^"
 Rows = list[dict[str, Any]]
 
 
@@ -242,17 +245,17 @@ def text(document: dict[str, Any]) -> str:
 
 
 def draw(document: dict[str, Any], target: Path) -> Path | None:
-    """Share, waiting and GPU use by cores, to a PNG; None without matplotlib or rows."""
-    try:
-        import matplotlib
-    except ImportError:
-        return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    """Share, waiting and GPU use by cores, to a PNG and to one for dark pages; None without
+    matplotlib or rows."""
     sweeps = list(_sweeps(document))
-    if not sweeps:
+    if not sweeps or importlib.util.find_spec("matplotlib") is None:
         return None
+    return plot.themed(target, lambda: _figure(document, sweeps))
+
+
+def _figure(document: dict[str, Any], sweeps: Sequence[tuple[str, Rows]]) -> Any:
+    from matplotlib import pyplot, rcParams
+
     panels = [("samples_s", "% of synthetic"), ("wait_share", "waiting, %"),
               ("gpu", "GPU busy, %")]
     labels = _labels([row for _, rows in sweeps for row in rows])
@@ -263,26 +266,35 @@ def draw(document: dict[str, Any], target: Path) -> Path | None:
         for axis, (column, title) in zip(line, panels):
             _panel(axis, rows, column, labels)
             axis.set(title=f"{title}: {name}", xlabel="cores", ylim=(0, None))
-        line[0].axhline(100 * ENOUGH, color="black", linestyle="--", linewidth=1)
-    figure.legend(handles=[pyplot.Line2D([], [], color=plot.colour(label), marker="o",
+        line[0].axhline(100 * ENOUGH, color=rcParams["text.color"], linestyle="--", linewidth=1)
+    figure.legend(handles=[pyplot.Line2D([], [], color=plot.colour(label), marker=_marker(label),
                                          linestyle=plot.line_style(label), label=label)
                              for label in labels],
                   loc="outside lower center", ncol=4, fontsize=8)
     gpu = document["machine"]["gpu"]
     figure.suptitle(f"{gpu['name'] if gpu else 'no GPU'}, {document['machine']['cpu']}")
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
-    return target
+    return figure
+
+
+def _marker(label: str) -> str:
+    return MARKERS[min(2, label.count(","))]
 
 
 def _panel(axis: Any, rows: Rows, column: str, labels: Sequence[str]) -> None:
+    counts = sorted({row["cores"] for row in rows})
     for label in labels:
         if column == "samples_s":
             points = shares(rows, label)
         else:
-            points = {cores: value for cores in sorted({row["cores"] for row in rows})
+            points = {cores: value for cores in counts
                       if (value := median_of(chosen(rows, label=label, cores=cores),
                                              column)) is not None}
         factor = 1 if column == "gpu" else 100
-        axis.plot(list(points), [factor * value for value in points.values()], marker="o",
-                  color=plot.colour(label), linestyle=plot.line_style(label), linewidth=1.4)
+        axis.plot(list(points), [factor * value for value in points.values()],
+                  marker=_marker(label), color=plot.colour(label),
+                  linestyle=plot.line_style(label), linewidth=1.4)
+    axis.set_xticks(counts)
+    axis.set_xlim(min(counts) - 0.5, max(counts) + 0.5)
+    if not any(len(line.get_xdata()) for line in axis.lines):
+        axis.set_yticks([])
+        axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes)
