@@ -49,7 +49,8 @@ MOST_USED_VENV ?= .venv-most-used
 PURELIB := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 FITS := $(addprefix tests/integrations/test_,accelerate.py checkpoints.py data_libraries.py fits.py ranks.py)
 RUN_FITS = test ! -e $(MOST_USED_VENV)/.ready || $(MOST_USED_VENV)/bin/python -m pytest -q -r fE \
-  --disable-warnings $(BY_FILE) $(FITS)
+  --disable-warnings $(BY_TEST) --without-slow $(FITS)
+WITHOUT_FITS = $$(test ! -e $(MOST_USED_VENV)/.ready || echo $(addprefix --ignore=,$(FITS)))
 $(MOST_USED_VENV)/.ready: $(VENV)/.ready
 	@"$(PYTHON)" -m venv --clear --without-pip $(MOST_USED_VENV)
 	@$(BIN)/python $(PURELIB) > "$$($(MOST_USED_VENV)/bin/python $(PURELIB))/shared.pth"
@@ -64,9 +65,11 @@ $(MOST_USED_VENV)/.ready: $(VENV)/.ready
 JOBS ?= 2
 BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BY_TEST := -n $(JOBS) --dist worksteal
-test: build $(MOST_USED_VENV)/.ready
+test:
+	@$(MAKE) --no-print-directory -j2 build $(MOST_USED_VENV)/.ready
 	@failed=0; $(RUN_FITS) || failed=1; \
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q $(BY_FILE) --without-slow tests || failed=1; \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q $(BY_FILE) --without-slow tests \
+	  $(WITHOUT_FITS) || failed=1; \
 	exit $$failed
 
 # What `make test` leaves out: tests/slow.py.

@@ -21,7 +21,9 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import types
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,20 @@ TOKEN = "MINATO_TEST_TOKEN"
 NO_TOKEN = 32 * "0"
 
 
+@dataclasses.dataclass
+class Started:
+    """A program of Programs: a script, or a text as for ``python -c``."""
+
+    program: str
+    arguments: list[str]
+    environment: dict[str, str]
+    cwd: str
+    given: str
+    out: str
+    err: str
+    is_text: bool = False
+
+
 class Programs:
     """Runs scripts one by one. (housekeeping.py knows the process by its command line.)"""
 
@@ -89,11 +105,48 @@ class Programs:
 
     def start(self, script: Path, token: str, out: Path, err: Path) -> None:
         """In the script's folder, with this process's environment; output goes to files."""
-        assert self._process.stdin is not None
         environment = {**os.environ, "PYTHONPATH": self._path, TOKEN: token}
-        job = [str(script), environment, str(out), str(err)]
-        self._process.stdin.write(json.dumps(job) + "\n")
+        names = os.devnull, str(out), str(err)
+        self._start(Started(str(script), [], environment, str(script.parent), *names))
+
+    def _start(self, job: Started) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(dataclasses.astuple(job)) + "\n")
         self._process.stdin.flush()
+
+    def run(
+        self, text: str, *arguments: str, given: str = "", cwd: Path = ROOT, timeout: float = 90,
+        **environment: str,
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        """Runs a text as ``python -c`` does, in a session of its own, with a text as input and in this
+        process's environment with other variables."""
+        with tempfile.TemporaryDirectory() as folder:
+            names = [os.path.join(folder, name) for name in ("in", "out", "err")]
+            Path(names[0]).write_text(given)
+            token = uuid.uuid4().hex
+            whole = {**os.environ, "PYTHONPATH": self._path, **environment, TOKEN: token}
+            self._start(Started(text, list(arguments), whole, str(cwd), *names, is_text=True))
+            try:
+                status = self.wait(timeout)
+            except TimeoutError:
+                while self._kill(token):
+                    continue
+                errors = Path(names[2]).read_text() if os.path.exists(names[2]) else ""
+                raise AssertionError(f"the program hangs: {errors}") from None
+            done = [Path(name).read_text() for name in names[1:]]
+        return subprocess.CompletedProcess([text, *arguments], status, *done)
+
+    def _kill(self, token: str) -> bool:
+        """Kills the program; returns whether it may still be there. One that has just been forked has no
+        token yet."""
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if f"{TOKEN}={token}".encode() in Path(f"/proc/{name}/environ").read_bytes():
+                    os.kill(int(name), signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            self.wait(0.1)
+            return False
+        return True
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit status; TimeoutError where it does not end."""
@@ -107,7 +160,8 @@ class Programs:
 
 
 def _redirect(descriptor: int, name: str) -> None:
-    to = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC if descriptor else os.O_RDONLY
+    to = os.open(name, how, 0o600)
     os.dup2(to, descriptor)
     os.close(to)
 
@@ -158,7 +212,7 @@ def _main(jobs: list[dict[str, Any]], folder: str) -> None:
     print(json.dumps(statuses))
 
 
-def _serve() -> list[Any] | None:
+def _serve() -> Started | None:
     """Forks for each job. Returns there with the job, and here at the end."""
     import torch.utils.data  # noqa: F401
 
@@ -167,33 +221,39 @@ def _serve() -> list[Any] | None:
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
-            job: list[Any] = json.loads(line)
-            return job
+            return Started(*json.loads(line))
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
     return None
 
 
-def _become(script: str, environment: dict[str, str], out: str, err: str) -> None:
-    """As if Python had been started with the script in this environment."""
+def _become(job: Started) -> None:
+    """As if Python had been started with the program in this environment."""
+    os.setsid()  # a signal to its process group reaches no other program
     c = ctypes.CDLL(None)
     c.getenv.restype = ctypes.c_void_p
     # /proc shows this memory as the environment, whatever is set later.
-    ctypes.memmove(c.getenv(TOKEN.encode()), environment[TOKEN].encode(), len(NO_TOKEN))
+    ctypes.memmove(c.getenv(TOKEN.encode()), job.environment[TOKEN].encode(), len(NO_TOKEN))
     os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(os.path.dirname(script))
-    _redirect(0, os.devnull)
-    _redirect(1, out)
-    _redirect(2, err)
-    sys.argv[:] = [script]
-    sys.path[0] = os.path.dirname(script)
+    os.environ.update(job.environment)
+    os.chdir(job.cwd)
+    _redirect(0, job.given)
+    sys.stdin = open(0, closefd=False)  # it has not read the input of this process
+    _redirect(1, job.out)
+    _redirect(2, job.err)
     module = sys.modules["__main__"] = types.ModuleType("__main__")
-    module.__file__ = script
-    exec(compile(Path(script).read_text(), script, "exec"), vars(module))
+    if job.is_text:
+        sys.argv[:] = ["-c", *job.arguments]
+        sys.path[0] = ""
+        exec(compile(job.program, "<string>", "exec"), vars(module))
+        return
+    sys.argv[:] = [job.program, *job.arguments]
+    sys.path[0] = os.path.dirname(job.program)
+    module.__file__ = job.program
+    exec(compile(Path(job.program).read_text(), job.program, "exec"), vars(module))
 
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["serve"]:
         _main(json.load(sys.stdin), sys.argv[1])
     elif (job := _serve()) is not None:
-        _become(*job)
+        _become(job)

@@ -7,6 +7,16 @@ tests/test_lint.py finds entries that name no test.
 
 from __future__ import annotations
 
+import re
+
+#: Contract tests of what is the same with each scheduling: once a worker has a sample, it is collated
+#: and sent by the same code. With scheduling="static" they are slow; files on order, errors and
+#: random numbers are not listed here. Iterable datasets are loaded statically by both kinds.
+SAME_WHEN_STATIC = re.compile(
+    r"tests/contract/test_(attributes|collate|compile|constructor|contexts|downstream|fetch|info|last_words"
+    r"|leaks|memory|pickling|pinning|pinning_ahead|transport|uncollatable)"
+    r"\.py::\w+\[(.*-)?minato-static\b"
+)
 SLOW: dict[str, str] = {
     "tests/test_c_primitives.py::test_program_under_sanitizer":
         "test_program runs the same programs; make sanitize adds the sanitizers.",
@@ -32,12 +42,14 @@ SLOW: dict[str, str] = {
         "test_retained_batches_in_small_cgroup, with one rank.",
     "tests/attack/test_cgroup.py::test_retained_batches_in_small_cgroup[static]":
         "the same with balanced batches.",
-    "tests/attack/test_kills.py::test_killed_zygote_and_standby_are_both_replaced[iterable-forkserver]":
-        "the same under spawn.",
+    "tests/attack/test_kills.py::test_killed_zygote_and_standby_are_both_replaced[iterable-":
+        "the same static.",
     "tests/attack/test_kills.py::test_killed_zygote_and_standby_are_both_replaced[balanced-forkserver]":
         "the same under spawn.",
     "tests/attack/test_kills.py::test_killed_zygote_and_standby_are_both_replaced[static-forkserver]":
         "the same under spawn.",
+    "tests/attack/test_kills.py::test_killed_zygote_and_standby_are_both_replaced[static-spawn]":
+        "the same balanced.",
     "tests/attack/test_kills.py::test_killed_trainer_with_stopped_zygote[spawn-":
         "the same under fork.",
     "tests/attack/test_kills.py::test_all_processes_killed_at_once_lose_no_sample[spawn]":
@@ -53,15 +65,121 @@ SLOW: dict[str, str] = {
         "tests of studies that begin from a program.",
     "tests/analyze/test_programs.py::test_an_iterable_dataset_is_studied":
         "the study of a map-style dataset.",
-    "tests/analyze/test_programs.py::test_a_seeded_program_is_the_same_when_watched[0]":
-        "the same with two workers.",
+    "tests/analyze/test_programs.py::test_a_seeded_program_is_the_same_when_watched":
+        "tests/analyze/test_watch.py::test_no_random_number_is_drawn.",
     "tests/analyze/test_programs.py::test_torchs_loader_is_studied_to_its_end":
         "the other studies of torch's loader.",
     "tests/analyze/test_programs.py::test_pause_studies_before_the_program_ends":
         "test_a_kill_while_paused_leaves_nothing.",
     "tests/attack/test_memory.py::test_two_hundred_half_read_loaders": "test_live_persistent_loaders.",
+    "tests/test_benchmarks.py::test_cache_directory": "test_cache_hits; tests/cache/test_directory.py.",
+    "tests/test_benchmarks.py::test_cache_of_pictures": "test_cache_hits.",
+    "tests/test_benchmarks.py::test_cache_of_slow_storage": "test_cache_hits.",
+    "tests/test_benchmarks.py::test_kills": "tests/attack/test_kills.py.",
+    "tests/test_packaging.py::test_wheel_holds_required_files":
+        "test_a_wheel_of_python_alone_is_torchs_loader; make installed builds all wheels.",
+    "tests/test_housekeeping.py::test_run_without_progress_is_ended":
+        "test_xdist_runs_other_tests_after_hang.",
+    "tests/test_examples.py::test_two_processes": "tests/integrations/test_ranks.py.",
+    "tests/unet3d/test_unet3d_workloads.py::test_compare_runs_":
+        "test_compare_with_two_processes_a_run; the tests of each workload's samples.",
+    "tests/unet3d/test_unet3d_compare.py::test_compare_reports_time_to_target": "tests of its table.",
+    "tests/unet3d/test_unet3d_compare.py::test_slow_shares_make_a_table": "tests of its table.",
+    "tests/unet3d/test_unet3d_resume.py::test_two_ranks_resume_and_evaluate_as_one":
+        "test_the_losses_are_those_of_an_uninterrupted_run; test_distributed_ranks_share_the_epoch.",
+    "tests/attack/test_fields.py::test_overwritten_field_loses_no_sample[1-": "the same with two workers.",
+    "tests/attack/test_fields.py::test_damaged_word_of_finished_task[{}-1]": "another word.",
+    "tests/attack/test_fields.py::test_damaged_word_of_finished_task[{}-2]": "another word.",
+    "tests/attack/test_fields.py::test_damaged_word_of_finished_task[{'in_order': False}-":
+        "the same in order.",
+    "tests/attack/test_fields.py::test_damaged_word_of_finished_task[{'on_error'":
+        "the same without on_error.",
+    "tests/attack/test_fields.py::test_queued_task_word_missing_from_queue[True]":
+        "the same with a sample that never ends.",
+    "tests/attack/test_kills.py::test_a_stopped_zygote_hides_no_death":
+        "test_killed_trainer_with_stopped_zygote; deaths beside a killed one.",
+    "tests/attack/test_kills.py::test_a_killed_zygote_takes_no_sample_along[standby-spawn]":
+        "the same under fork.",
+    "tests/attack/test_kills.py::test_a_killed_zygote_takes_no_sample_along[zygote-spawn]":
+        "the same under fork.",
+    "tests/attack/test_kills.py::test_a_killed_zygote_takes_no_sample_along[zygote and worker-spawn]":
+        "the same under fork.",
+    "tests/attack/test_kills.py::test_random_kills_change_nothing[batches]": "batches in parts.",
+    "tests/attack/test_kills.py::test_random_kills_change_nothing[large]": "small memory.",
+    "tests/attack/test_kills.py::test_refused_replacement_is_retried[1": "another error number.",
+    "tests/attack/test_processes.py::test_programs_that_a_dataset_starts_can_be_interrupted[spawn-forked":
+        "each worker started by itself; fork.",
+    "tests/attack/test_processes.py::test_programs_that_a_dataset_starts_can_be_interrupted[forkserver":
+        "the same under spawn.",
+    "tests/attack/test_processes.py::test_interrupt_of_a_process_that_starts[forkserver]":
+        "the same under spawn.",
+    "tests/attack/test_start_methods.py::test_directly_started_workers_may_die_together":
+        "test_a_directly_started_worker_is_replaced.",
+    "tests/attack/test_start_methods.py::test_a_packages_thread_makes_each_worker_start_itself[import _thread":
+        "a thread of threading.",
+    "tests/attack/test_start_methods.py::test_unimportable_program_is_an_error[text0-if __name__ == '__main__':-forkserver":
+        "the same under spawn.",
+    "tests/attack/test_start_methods.py::test_unimportable_program_is_an_error[text1-SystemExit: 3-spawn":
+        "the same under forkserver.",
+    "tests/attack/test_start_methods.py::test_folder_made_while_loading_is_per_worker[forkserver]":
+        "the same under spawn.",
+    "tests/attack/test_start_methods.py::test_module_generator_is_per_worker[spawn-static]":
+        "the same balanced.",
+    "tests/attack/test_start_methods.py::test_workers_are_replaced[forkserver]": "the same under spawn.",
+    "tests/attack/test_start_methods.py::test_tensors_sharing_memory_still_share_in_workers[forkserver]":
+        "the same under spawn.",
+    "tests/attack/test_start_methods.py::test_datasets_with_multiprocessing_objects[forkserver]":
+        "the same under spawn.",
+    "tests/attack/test_start_methods.py::test_dataset_threads_run_in_workers[static-": "the same balanced.",
+    "tests/attack/test_limits.py::test_loader_works_with_small_address_space[12-8]": "the same with 4 GiB.",
+    "tests/attack/test_namespaces.py::test_a_dead_worker_is_replaced_without_proc[another /proc-spawn]":
+        "the same under fork.",
+    "tests/cache/test_processes.py::test_workers_make_each_value_once[torch-spawn]":
+        "minato's loader under spawn, torch's under fork.",
+    "tests/cache/test_processes.py::test_a_small_file_system_ends_no_job[64M": "smaller file systems.",
+    "tests/cache/test_kills.py::test_killed_processes_cost_no_sample_and_no_byte[directory]":
+        "the same in memory; test_killed_writer_leaves_no_wrong_byte.",
+    "tests/cache/test_directory.py::test_users_of_one_directory_share_nothing":
+        "tests of who owns a cache's file.",
+    "tests/cache/test_directory.py::test_the_next_run_makes_nothing[torch]": "the same with minato's loader.",
+    "tests/workers/test_environment.py::test_worker_identities_count_up_as_in_torch[spawn]":
+        "the same under fork.",
+    "tests/workers/test_native.py::test_exit_in_mid_epoch[cycle]": "other ways to exit.",
+    "tests/transport/test_collated_elsewhere.py::test_unpicklable_samples_are_collated_by_their_worker[{'multiprocessing_context': 'spawn'}-21]":
+        "all samples of the dataset; the same under fork.",
+    "tests/iterators/test_on_error_of_workers.py::test_exiting_or_unpicklable_sample_counts_as_failed[static-rows-":
+        "rows balanced, batches static.",
+    "tests/iterators/test_on_error_of_workers.py::test_exiting_or_unpicklable_sample_counts_as_failed[ready-collate-":
+        "collate_fn in whole batches, rows in ready ones.",
+    "tests/iterators/test_on_error_of_workers.py::test_exiting_or_unpicklable_sample_counts_as_failed[thread-collate-":
+        "collate_fn in processes, rows in threads.",
+    "tests/contract/test_differential.py::test_random_sequences_of_calls_match_torch[minato-static]":
+        "test_random_loaders_match_torch[minato-static].",
+    "tests/observe/test_top.py::test_live_in_a_terminal[process]": "other ends.",
+    "tests/ops/test_mapped.py::test_faults_of_others_end_the_program_as_before[faulthandler after]":
+        "the file that is read again.",
+    "tests/ops/test_mapped.py::test_faults_of_others_end_the_program_as_before[ignored before]":
+        "the default action.",
+    "tests/integrations/test_ranks.py::test_no_number_is_drawn_on_two_ranks[2-equal]":
+        "the same with three ranks.",
+    "tests/integrations/test_ranks.py::test_lightning_resumes_each_ranks_own_stream":
+        "test_lightning_resumes_each_rank_exactly; make libraries runs it.",
+    "tests/analyze/test_programs.py::test_a_long_step_is_the_limit": "tests/analyze/test_conclude.py.",
+    "tests/analyze/test_programs.py::test_one_lock_of_all_workers_is_named":
+        "tests/analyze/test_conclude.py; test_reads_that_wait_are_named_storage.",
+    "tests/analyze/test_programs.py::test_stop_ends_the_program_after_the_watch":
+        "test_an_interrupt_leaves_nothing.",
+    "tests/analyze/test_programs.py::test_a_folder_of_files_is_studied[sounds":
+        "a folder of volumes; test_sounds_of_all_widths_are_decoded.",
+    "tests/analyze/test_programs.py::test_torchrun_studies_local_rank_zero": "studies of one process.",
+    "tests/analyze/test_programs.py::test_a_sample_that_hangs_is_named": "studies of samples that end.",
+    "tests/analyze/test_programs.py::test_three_samples_are_enough_for_an_answer": "studies of 24 samples.",
+    "tests/analyze/test_programs.py::test_first_line_watches_where_path_is_ignored":
+        "test_python_that_ignores_its_path_is_named.",
+    "tests/analyze/test_programs.py::test_a_shell_script_is_followed": "studies of a program.",
+    "tests/analyze/test_programs.py::test_a_kill_leaves_nothing": "test_a_kill_while_paused_leaves_nothing.",
 }  # fmt: skip
 
 
 def is_slow(test_id: str) -> bool:
-    return any(test_id.startswith(beginning) for beginning in SLOW)
+    return SAME_WHEN_STATIC.match(test_id) is not None or test_id.startswith(tuple(SLOW))

@@ -8,8 +8,6 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 import threading
 import tracemalloc
 import warnings
@@ -22,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from contract.support import programs
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, Sampler
 
 import minato
@@ -129,7 +128,6 @@ def take(it: Any, count: int) -> list[list[list[float]]]:
     return [next(it).tolist() for _ in range(count)]
 
 
-ROOT = Path(__file__).resolve().parents[1]
 REST = """
 import json, sys, test_resume as t
 t.seed(987654)  # another process knows nothing of the first one's generators
@@ -142,15 +140,7 @@ print(json.dumps([t.rows(loader) for _ in range(epochs)]))
 
 def rest(kind: str, kw: dict, state: dict, epochs: int = 1) -> list[list]:
     """The epochs that a new process makes of a state."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", REST],
-        input=json.dumps([kind, kw, state, epochs]),
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    run = programs().run(REST, given=json.dumps([kind, kw, state, epochs]), timeout=120)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 

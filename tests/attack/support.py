@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterator
 import numpy as np
 import psutil
 import torch
-from contract.support import search_path
+from contract.support import programs, search_path
 
 #: how long stress bodies run; the default keeps the folder under three minutes
 SECONDS = float(os.environ.get("MINATO_STRESS_SECONDS") or 1)
@@ -208,14 +208,18 @@ def resources() -> dict[str, int]:
 A_THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
 
 
-def run_script(
-    text: str, *arguments: str, file: Path | None = None, **options: Any
-) -> subprocess.CompletedProcess:
-    """Runs a script, or one in a file, with this folder's package importable."""
-    what = ["-c", text] if file is None else [str(file)]
+def run_script(text: str, *arguments: str) -> subprocess.CompletedProcess:
+    """Runs a program with this folder's package importable, and without warnings: in a fork of a
+    process that has imported torch."""
+    quiet = "import sys, warnings; sys.warnoptions.append('ignore'); warnings.simplefilter('ignore')\n"
+    return programs().run(quiet + text, *arguments, **environment())
+
+
+def run_file(file: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """Runs a script in an interpreter of its own."""
     return subprocess.run(
-        [sys.executable, "-W", "ignore", *what, *arguments],
-        capture_output=True, text=True, check=False, timeout=90, env=environment(), **options,
+        [sys.executable, "-W", "ignore", str(file), *arguments],
+        capture_output=True, text=True, check=False, timeout=90, env=environment(),
     )  # fmt: skip
 
 

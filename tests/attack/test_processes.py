@@ -40,6 +40,7 @@ from .support import (
     kill,
     kill_starters,
     resources,
+    run_file,
     run_script,
     same,
     start_script,
@@ -690,7 +691,7 @@ def test_interrupt_of_a_process_that_starts(method, tmp_path):
     """SIGINT before it could ignore the signal. Datasets find no signal blocked."""
     script = tmp_path / "script.py"
     script.write_text(INTERRUPTED_START)
-    done = run_script("", method, file=script)
+    done = run_file(script, method)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "0 1 2 3\n4 5 6 7\n" * 2
 
@@ -815,7 +816,7 @@ def test_programs_that_a_dataset_starts_can_be_interrupted(
     script.write_text(PROGRAM_OF_A_DATASET)
     if start == "each":
         started_with(A_THREAD)
-    done = run_script("", method, file=script)
+    done = run_file(script, method)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == [start, loaded, loaded, "0", "0"]
 

@@ -41,6 +41,7 @@ from .support import (
     kill,
     kill_ready,
     resources,
+    run_file,
     run_script,
     same,
     wait_for,
@@ -60,10 +61,8 @@ def make(dataset, method, **options):
 @pytest.mark.parametrize("method", METHODS)
 def test_start_methods_give_the_same_data(method):
     for dataset, options in [
-        (Noisy(40), {}),
-        (Wordy(40), {}),
-        (Ragged(40), {"collate_fn": keep_list}),
-        (Noisy(40), {"scheduling": "static"}),
+        (Wordy(40), {}),  # rows and envelopes
+        (Ragged(40), {"collate_fn": keep_list, "scheduling": "static"}),
     ]:
         expected = [copied(b) for b in make(dataset, "fork", **options)]
         assert same([copied(b) for b in make(dataset, method, **options)], expected)
@@ -239,7 +238,7 @@ if __name__ == "__main__":
 def test_module_generator_is_per_worker(method, scheduling, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(DRAWS_FROM_A_MODULE)
-    done = run_script("", method, scheduling, file=script)
+    done = run_file(script, method, scheduling)
     assert done.returncode == 0, done.stderr[-3000:]
     numbers, loadings = map(int, done.stdout.split())
     assert numbers == 200 and (scheduling == "balanced" or loadings == 2)
@@ -261,7 +260,7 @@ print(list(loader))
 def test_unimportable_program_is_an_error(text, told, method, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(text)
-    done = run_script("", method, file=script)
+    done = run_file(script, method)
     assert done.returncode == 1
     assert "could not load the dataset" in done.stderr and told in done.stderr
 
@@ -368,7 +367,7 @@ if __name__ == "__main__":
 def test_files_opened_by_main_module_are_per_worker(place, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(OPENED_BY_MAIN)
-    done = run_script("", place[1], file=script)
+    done = run_file(script, place[1])
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "0 forked\n"
 

@@ -274,7 +274,8 @@ class Outcome:
 
 
 @functools.cache
-def _programs() -> Programs:
+def programs() -> Programs:
+    """The process that forks programs, of this process."""
     return Programs(search_path())
 
 
@@ -284,11 +285,11 @@ def _kill(pids: list[int]) -> None:
             psutil.Process(pid).kill()
 
 
-def _killed(programs: Programs, token: str) -> bool:
+def _killed(token: str) -> bool:
     """Whether the script has ended. One that has just been forked has no token yet."""
     _kill(processes_with(token))
     try:
-        programs.wait(0.1)
+        programs().wait(0.1)
     except TimeoutError:
         return False
     return True
@@ -306,12 +307,11 @@ def run_script(
     path.write_text(kind.script_head + body)
     # Files, not pipes: a process left behind would keep a pipe open and hide itself.
     out, err = folder / f"{token}.out", folder / f"{token}.err"
-    programs = _programs()
-    programs.start(path, token, out, err)
+    programs().start(path, token, out, err)
     try:
-        code = programs.wait(timeout)
+        code = programs().wait(timeout)
     except TimeoutError:
-        while not _killed(programs, token):
+        while not _killed(token):
             continue
         raise AssertionError(f"script hangs: {err.read_text()}") from None
     wait_for(lambda: not processes_with(token), grace)

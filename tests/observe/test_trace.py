@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from contract.support import programs
 
-ROOT = Path(__file__).resolve().parents[2]
 #: numbers of minato/observe/trace.py
 WAITS, CHOICES, FIRST_WORKER = 1, 2, 10
 
@@ -46,15 +44,8 @@ def text(samples):
 
 
 def run(tmp_path: Path, body: str, name: str = "trace.json", rc: int = 0, **env: str) -> str:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM + body],
-        env={**os.environ, "MINATO_TRACE": str(tmp_path / name), "PYTHONPATH": path, **env},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    env = {"MINATO_TRACE": str(tmp_path / name), **env}
+    done = programs().run(PROGRAM + body, cwd=tmp_path, timeout=120, **env)
     assert done.returncode == rc, done.stderr
     return done.stdout
 

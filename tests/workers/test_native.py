@@ -15,8 +15,6 @@ import itertools
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -28,6 +26,7 @@ import numpy as np
 import pytest
 import torch
 from attack import support
+from contract.support import programs
 from ops.native import RUN, Field, Native  # tests/ops
 from torch.utils.data import DistributedSampler, SequentialSampler, Subset
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -37,7 +36,6 @@ from minato import ops
 from minato.transport.layouts import INT, TUPLE, Layout
 from minato.workers.native import _FixedShape
 
-ROOT = Path(__file__).resolve().parents[2]
 PATCH = 8
 #: where a wait that should end at once is given up
 PATIENCE = 60.0
@@ -895,7 +893,6 @@ WAYS = {
 }
 SCRIPT = """
 import atexit, os, sys, threading, time
-sys.path.insert(0, {tests!r})
 def late():
     try: next(it)
     except RuntimeError as error: assert "shut down" in str(error)
@@ -914,11 +911,7 @@ assert len(test_native.native_threads()) == 2
 @pytest.mark.parametrize("way", WAYS)
 def test_exit_in_mid_epoch(way) -> None:
     code, status = WAYS[way]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    script = SCRIPT.format(tests=str(ROOT / "tests"), way=code,
-                           late=way == "in a late handler")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
-                          timeout=PATIENCE, env=env)  # fmt: skip
+    done = programs().run(SCRIPT.format(way=code, late=way == "in a late handler"))
     assert done.returncode == status, done.stderr
     if way == "exception":
         assert done.stderr.splitlines()[-1] == "KeyError: 'of the script'"
