@@ -178,6 +178,45 @@ SLOW: dict[str, str] = {
         "test_python_that_ignores_its_path_is_named.",
     "tests/analyze/test_programs.py::test_a_shell_script_is_followed": "studies of a program.",
     "tests/analyze/test_programs.py::test_a_kill_leaves_nothing": "test_a_kill_while_paused_leaves_nothing.",
+    "tests/test_c_primitives.py::test_release_build_has_no_test_hooks":
+        "make build compiles the same without asserts.",
+    "tests/test_docs.py::test_programs_of_a_page[analyze.md]": "other pages; tests/analyze.",
+    "tests/test_docs.py::test_programs_of_a_page[cache.md]": "other pages; tests/cache.",
+    "tests/test_docs.py::test_programs_of_a_page[monitoring.md]": "other pages; tests/observe.",
+    "tests/test_docs.py::test_programs_of_a_page[operators.md]": "other pages; tests/ops.",
+    "tests/test_docs.py::test_programs_of_a_page[tuning.md]": "other pages.",
+    "tests/test_packaging.py::test_installed_beside_torch": "test_a_wheel_of_python_alone_is_torchs_loader.",
+    "tests/attack/test_fields.py::test_damaged_word_of_finished_task[{'in_order': False, 'batching":
+        "the same in order.",
+    "tests/attack/test_memory.py::test_batches_of_very_many_samples[70000]": "20000 samples.",
+    "tests/attack/test_namespaces.py::test_a_dead_worker_is_replaced_without_proc[another /proc-fork]":
+        "the same with no /proc.",
+    "tests/attack/test_odd_runs.py::test_a_sample_of_a_hundred_thousand_tensors":
+        "test_a_sample_of_many_tensors_needs_no_descriptors.",
+    "tests/transport/test_collated_elsewhere.py::test_unpicklable_samples_are_collated_by_their_worker[{'multiprocessing_context': 'spawn'}-0":
+        "the same under fork.",
+    "tests/contract/test_last_words.py::test_workers_with_endless_exit_handlers_are_killed[minato-forkserver":
+        "the same under fork.",
+    "tests/contract/test_errors.py::test_timeout_names_the_sample_and_shows_its_stack[minato-static":
+        "the same balanced.",
+    "tests/contract/test_errors.py::test_timeout_never_repeats_work[minato-static": "the same balanced.",
+    "tests/contract/test_errors.py::test_exception_that_ends_worker_is_reported[minato-static":
+        "the same balanced.",
+    "tests/iterators/test_balance.py::test_waiting_takes_no_cpu_time[out of order]": "the same in order.",
+    "tests/observe/test_verdict.py::test_memory_limit_is_named_and_raised": "test_verdict_names_the_cause.",
+    "tests/ops/test_sanitizers.py::test_fuzz_asan": "tests of the same functions; make sanitize.",
+    "tests/seeding/test_held.py::test_trial_works_with_other_start_methods[forkserver]":
+        "the same under spawn.",
+    "tests/seeding/test_same_data.py::test_lazy_generator_is_seeded_with_other_options[options1":
+        "other options.",
+    "tests/test_resume.py::test_wrapped_datasets_in_persistent_workers_hear_of_epochs[spawn-static":
+        "the same balanced, and under fork.",
+    "tests/workers/test_signals.py::test_signals_to_job_are_left_to_trainer[forkserver]":
+        "the same under spawn.",
+    "tests/workers/test_worker_numbers.py::test_a_pause_is_no_reason_to_shrink":
+        "tests/policy/test_autoscale.py.",
+    "tests/analyze/test_programs.py::test_a_program_without_a_batch_is_reported":
+        "test_a_program_without_a_loader_exits_three.",
 }  # fmt: skip
 
 
