@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._not_linux import CORE
 from ..option_values import option
 from .info import sized
 from .verdict import seconds
@@ -39,6 +40,8 @@ def cache_words(loader: Any, stats: dict[str, Any]) -> str:
 
 def _would_help(loader: Any, stats: dict[str, Any]) -> str:
     """Of a loader without a cache whose dataset could be read through one."""
+    if not CORE:
+        return ""  # there is no cache on this system, and its modules are not imported
     names = [cause["name"] for cause in stats["causes"][:1]]
     if not names or names[0] not in HELPED or option(loader, "cache") is not None:
         return ""
