@@ -48,12 +48,13 @@ import slow
 
 #: With several processes, each of which takes files one by one, the longest must not be last.
 LONGEST = (
-    "test_benchmarks", "test_c_primitives", "test_programs", "test_sanitized", "test_processes",
-    "test_native",
-    "test_leaks", "test_resume", "test_exit", "test_collate", "test_packaging", "test_start_methods",
-    "test_kills", "test_memory", "test_iterable", "test_random_streams", "test_same_data",
-    "test_locality", "test_unet3d_train", "test_worker_numbers", "test_thread_workers", "test_sendable",
-    "test_unet3d_loaders", "test_unet3d_gpu", "test_examples", "test_docs",
+    "test_resume", "test_processes", "test_kills", "test_start_methods", "test_c_primitives",
+    "test_programs", "test_sanitized", "test_unet3d_train", "test_verdict", "test_locality",
+    "test_native", "test_trace", "test_balance", "test_top", "test_errors", "test_prefetching",
+    "test_collate", "test_on_error", "test_fields", "test_types", "test_docs", "test_examples",
+    "test_sampler_indices", "test_seeding", "test_same_data", "test_directory", "test_packaging",
+    "test_worker_numbers", "test_ranks", "test_unet3d_resume", "test_python_threads",
+    "test_benchmarks", "test_contexts", "test_differential", "test_leaks", "test_limits",
 )  # fmt: skip
 LIMIT_S = 120 + 4 * float(os.environ.get("MINATO_STRESS_SECONDS") or 0)
 GRACE_S = 30.0
