@@ -29,7 +29,7 @@
 #define LEAVE_WAIT_NS (INT64_C(1) * 1000000000)
 #define FULL_SHARE 4 /* a cache may have all but this share of its file system */
 #define LITTLE (UINT64_C(256) << 20)
-#define RECORD_BYTES 8192 /* of data for each record of the index */
+#define RECORD_BYTES 2048 /* of data for each record of the index: it takes a 64th as much */
 #define GENERATIONS (UINT64_C(1) << 32) /* more than one boot uses up */
 
 /* File systems whose locks and mappings other machines or programs decide about. */
@@ -71,13 +71,11 @@ mn_cache_shape_of(uint64_t bytes, uint64_t salt, struct mn_cache_shape *shape)
     if (bytes < MN_CACHE_BYTES_MIN || bytes > UINT64_C(1) << 46) {
         return false;
     }
-    uint64_t segment = bytes / 64 / MN_CACHE_PAGE * MN_CACHE_PAGE, nbuckets = 16;
+    uint64_t segment = bytes / 64 / MN_CACHE_PAGE * MN_CACHE_PAGE;
     segment = segment < MN_CACHE_SEGMENT_MAX ? segment : MN_CACHE_SEGMENT_MAX;
-    while (nbuckets * MN_CACHE_WAYS * RECORD_BYTES < bytes) {
-        nbuckets *= 2;
-    }
     *shape = (struct mn_cache_shape){
-        .salt = salt, .nsegments = bytes / segment, .segment_bytes = segment, .nbuckets = nbuckets,
+        .salt = salt, .nsegments = bytes / segment, .segment_bytes = segment,
+        .nbuckets = bytes / (MN_CACHE_WAYS * RECORD_BYTES),
     };
     lay_out(shape);
     return true;
@@ -91,7 +89,7 @@ makes_sense(const struct mn_cache_shape *shape, uint64_t length)
     if (shape->segment_bytes == 0 || shape->segment_bytes > MN_CACHE_SEGMENT_MAX
         || shape->segment_bytes % MN_CACHE_PAGE != 0 || shape->nsegments == 0
         || shape->nsegments > UINT64_C(1) << 24 || shape->nbuckets == 0
-        || shape->nbuckets > UINT64_C(1) << 40 || (shape->nbuckets & (shape->nbuckets - 1)) != 0) {
+        || shape->nbuckets > UINT64_C(1) << 40) {
         return false;
     }
     lay_out(&again);

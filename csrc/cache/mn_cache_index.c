@@ -25,7 +25,7 @@ era_of(const struct mn_cache_map *map)
 static struct mn_cache_record *
 bucket_of(const struct mn_cache_map *map, struct mn_cache_digest digest)
 {
-    return map->index[digest.word[0] & (map->shape.nbuckets - 1)].record;
+    return map->index[digest.word[0] % map->shape.nbuckets].record;
 }
 
 /* Reads the head of the entry that a record with this digest leads to. */

@@ -58,7 +58,7 @@ struct mn_cache_shape {
     uint64_t salt;  /* random, part of every checksum: bytes of another file do not pass */
     uint64_t nsegments;
     uint64_t segment_bytes;
-    uint64_t nbuckets; /* a power of two */
+    uint64_t nbuckets;
     uint64_t slots_off;
     uint64_t claims_off;
     uint64_t segments_off;

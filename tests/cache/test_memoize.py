@@ -238,6 +238,23 @@ def test_values_larger_than_a_segment_are_told_once(caplog: pytest.LogCaptureFix
     assert cache.stats()["refused"] == 3
 
 
+def test_full_cache_finds_its_small_values() -> None:
+    cache = new_cache("5MiB")
+
+    @cache.memoize(key=lambda n: n)
+    def make(n: int) -> bytes:
+        return bytes(4096)
+
+    many = 0
+    while cache.stats()["refused"] == 0:
+        make(many)
+        many += 1
+    stored, before = cache.stats()["stored"], cache.stats()["hits"]
+    for n in range(many):
+        make(n)
+    assert stored > 1000 and cache.stats()["hits"] - before > 0.98 * stored
+
+
 @pytest.mark.parametrize("size, told", [
     ("many", "size should be bytes"), (0, "size should be positive"), (1000, "at least '1MiB'"),
 ])  # fmt: skip
