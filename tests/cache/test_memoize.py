@@ -148,6 +148,37 @@ def test_makers_have_generators_of_their_own() -> None:
     assert again(1) == got[1]  # whatever was drawn before
 
 
+def test_makers_leave_numpys_state_alone() -> None:
+    cache = new_cache()
+
+    @cache.memoize(key=lambda n, draws: (n, draws))
+    def make(n: int, draws: int) -> list[float]:
+        return [float(np.random.normal()) for _ in range(draws)] + [float(np.random.binomial(9, 0.5))]
+
+    made = []
+    for n in range(12):  # with and without a second Gaussian, which NumPy keeps of a pair
+        np.random.seed(n)
+        np.random.normal(size=n % 3)
+        before: Any = np.random.get_state()
+        made.append(make(n // 6, n % 2 + n // 6))
+        after: Any = np.random.get_state()
+        assert before[1].tolist() == after[1].tolist() and before[2:] == after[2:]
+    assert made[0] == made[2] and made[1] == made[3]
+
+
+def test_numpys_other_generators_are_put_back() -> None:
+    cache = new_cache()
+    make = cache.memoize(key=lambda n: n)(lambda n: float(np.random.rand()))
+    replaced = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        expected = [make(n) for n in range(3)], np.random.get_bit_generator().state
+        assert len(set(expected[0])) == 1 and expected[1] == np.random.PCG64(3).state
+    finally:
+        np.random.set_bit_generator(replaced)
+    assert len({make(n) for n in range(3, 6)}) == 3
+
+
 def test_recursion_and_other_keys_do_not_wait(calls: Calls) -> None:
     cache = new_cache()
 
