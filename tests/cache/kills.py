@@ -4,11 +4,13 @@ Two jobs, one under torch's loader and one under minato's, load one data set thr
 a part of it. Again and again one of their processes is killed, or stopped for a while. A killed trainer is
 started again. One whose worker was killed begins its next epoch. Every sample that is delivered is
 compared with what it must be, every epoch that ends must have had each sample once, and at the end every
-checksum is right and nothing is left in /dev/shm.
+checksum is right and nothing is left in memory.
 
     --kills N         how many (500)
     --seed N          of what is killed when; printed
     --directory PATH  where the cache is kept, and then removed; by default it is in memory
+
+The folder in memory is its own, so other caches of this user are left alone.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import random
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -199,7 +202,6 @@ def check() -> None:
 
 
 if __name__ == "__main__":
-    cache_module.MEMORY = os.environ.get("TEST_MEMORY", cache_module.MEMORY)
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=random.randrange(10**9))
@@ -208,4 +210,10 @@ if __name__ == "__main__":
     DIRECTORY = options.directory
     print(f"seed {options.seed}", flush=True)
     start_s = time.monotonic()
-    print(run(options.kills, options.seed), f"{time.monotonic() - start_s:.0f} s", flush=True)
+    own = os.environ.get("TEST_MEMORY")
+    cache_module.MEMORY = own or tempfile.mkdtemp(prefix="minato-kills-", dir=cache_module.MEMORY)
+    try:
+        print(run(options.kills, options.seed), f"{time.monotonic() - start_s:.0f} s", flush=True)
+    finally:
+        if own is None:
+            shutil.rmtree(cache_module.MEMORY, ignore_errors=True)
