@@ -1,4 +1,7 @@
-"""What the shared cache costs and saves: `python benchmarks/cache.py hit --peers`, or `directory`.
+"""What the shared cache costs and saves: `python benchmarks/cache.py table`, or a part of it.
+
+table: every claim about the cache with its target, see cache_table.py.
+ranks: memory of four ranks with one cache, see cache_ranks.py.
 
 hit: one process reads values of 150 KB and of 10 MB, in an order drawn anew for each repeat, out of a set
 that no processor's cache holds. memcpy is a copy of the same arrays in ordinary memory, to memory that
@@ -9,8 +12,8 @@ their files in /dev/shm), Redis on this machine where a server can be started. E
 the original bytes before it is measured. Repeats take turns.
 
 storage, images: jobs that read through the cache, against torch's loader; see cache_jobs.py.
-directory: programs, one after the other, load 2000 files whose values of 150 KB take some milliseconds
-to make (zlib), in an order drawn anew for each epoch, in batches of 10, in the program's own process, so that
+directory: programs, one after the other, load 1000 files whose values of 150 KB take some milliseconds
+to make (bz2), in an order drawn anew for each epoch, in batches of 10, in the program's own process, so that
 no start of workers is part of an epoch. plain: without a cache. first: on an empty directory. second: on
 the directory that the first one left. changed: likewise, after the file's time was changed, so that each
 value is verified before its first use, as after a crash or another boot. All of them must have delivered
@@ -20,6 +23,7 @@ the same bytes, which an epoch after the measured ones compares. The files are i
 from __future__ import annotations
 
 import argparse
+import bz2
 import gc
 import json
 import os
@@ -36,9 +40,11 @@ from pathlib import Path
 from typing import Any
 
 import cache_jobs
+import cache_ranks
+import cache_table
 import numpy as np
 import torch
-from common import machine, median, table
+from common import kept_by_monai, machine, median, table
 
 import minato
 
@@ -122,9 +128,8 @@ def of_monai(data: list[np.ndarray[Any, Any]], folder: str) -> dict[str, Read]:
         from monai.data import PersistentDataset
     except ImportError:
         return {}
-    kept = PersistentDataset(
-        list(range(len(data))), [lambda n: data[n]], cache_dir=f"{folder}/monai"
-    )
+    made = kept_by_monai(lambda n: data[n])
+    kept = PersistentDataset(list(range(len(data))), [made], cache_dir=f"{folder}/monai")
     for n in range(len(data)):
         kept[n]
     return {"MONAI PersistentDataset": lambda n: np.array(kept[n])}  # it maps large files
@@ -216,7 +221,7 @@ def hit(repeats: int, sizes: dict[int, int], peers: bool) -> dict[str, Any]:
 
 # ---- a directory -------------------------------------------------------------------------------
 
-VALUES, VALUE_BYTES, WARM = 2000, 150 * KB, 4
+VALUES, VALUE_BYTES, WARM = 1000, 150 * KB, 4
 KINDS = ("plain", "first", "second", "changed")
 
 
@@ -227,7 +232,7 @@ class Packed(torch.utils.data.Dataset[Any]):
         self.count = len(list(folder.iterdir()))
 
         def make(n: int) -> Any:
-            data = np.frombuffer(zlib.decompress((folder / str(n)).read_bytes()), np.uint8)
+            data = np.frombuffer(bz2.decompress((folder / str(n)).read_bytes()), np.uint8)
             return np.sqrt(np.square(data.astype(np.float32))).astype(np.uint8)
 
         self.make = make
@@ -246,7 +251,7 @@ def write_files(folder: Path, count: int) -> None:
     half = rng.integers(0, 256, VALUE_BYTES // 2 + count, np.uint8)
     for n in range(count):
         data = half[n : n + VALUE_BYTES // 2].tobytes() * 2
-        (folder / str(n)).write_bytes(zlib.compress(data, 1))
+        (folder / str(n)).write_bytes(bz2.compress(data, 1))
 
 
 def be_a_run(kind: str, folder: Path, directory: str) -> None:
@@ -325,13 +330,15 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=["hit", "directory", "storage", "images"])
+    parser.add_argument("what", choices=list(SHOWN))
     parser.add_argument("--peers", action="store_true", help="also those that are installed")
     parser.add_argument("--repeats", type=int, help="default: 9 of hit, 3 of the others")
     parser.add_argument("--epochs", type=int, default=3, help="of storage and images")
     parser.add_argument("--workers", type=int, default=2, help="of each job")
     parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--jobs", type=int, nargs="+", default=[2, 4], help="of images, at once")
+    parser.add_argument("--parts", nargs="+", choices=list(cache_table.PARTS), help="of table")
+    parser.add_argument("--minutes", type=float, default=20, help="of table; then no part begins")
     parser.add_argument("--quick", action="store_true", help="seconds, for the tests")
     parser.add_argument("--json", type=Path, help="every number")
     options = parser.parse_args()
@@ -344,12 +351,20 @@ def main() -> None:
     elif options.what == "directory":
         result = in_directory(options.repeats, 50 if options.quick else VALUES)
     else:
-        result = getattr(cache_jobs, options.what)(options)
-    shown = {"hit": show, "directory": show_directory, "storage": cache_jobs.show_storage,
-             "images": cache_jobs.show_images}  # fmt: skip
-    shown[options.what](result)
+        result = OTHERS[options.what](options)
+    SHOWN[options.what](result)
     if options.json:
         options.json.write_text(json.dumps({"machine": machine(), options.what: result}))
+
+
+OTHERS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "storage": cache_jobs.storage, "images": cache_jobs.images, "ranks": cache_ranks.ranks,
+    "table": cache_table.whole_table,
+}  # fmt: skip
+SHOWN: dict[str, Callable[[dict[str, Any]], None]] = {
+    "hit": show, "directory": show_directory, "storage": cache_jobs.show_storage,
+    "images": cache_jobs.show_images, "ranks": cache_ranks.show_ranks, "table": cache_table.show_table,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

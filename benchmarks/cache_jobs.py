@@ -3,7 +3,8 @@
 storage: one job whose storage is slow. The slowness is emulated: all processes of a run share a
 token bucket in a file, which lets 20 MiB a second through, and there is no page cache in front of it.
 torch's loader reads every sample in every epoch; minato's reads through a cache of 20 % and of 110 % of
-the data set.
+the data set. Where MONAI is installed, torch's loader also reads its CacheDataset of 20 % of the samples,
+which it fills before the first epoch.
 
 images: several jobs at once over a folder of JPEG files in the page cache, bound by decoding. torch's
 loader with a plain dataset; the same with `memoize`; the same over arrays that were decoded beforehand
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import importlib.util
 import io
 import json
 import mmap
@@ -33,14 +35,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import kept_by_monai
 
 import minato
 
 MiB = 1 << 20
 #: bytes a second that the emulated storage gives
 BANDWIDTH = 20 * MiB
+MONAI = "MONAI CacheDataset of 20 %"
 #: samples and bytes of each
-STORED, STORED_QUICK = (2000, 64 << 10), (400, 14 << 10)
+STORED, STORED_QUICK = (1200, 64 << 10), (400, 14 << 10)
 #: pictures and their edge
 IMAGES, IMAGES_QUICK = (120, 640), (8, 64)
 CROP = 224
@@ -138,6 +142,14 @@ class Memoized(Pictures):
         return super().load(i)
 
 
+def by_monai(data: Stored) -> Any:
+    """A fifth of the samples in memory."""
+    from monai.data import CacheDataset
+
+    return CacheDataset(list(range(len(data))), kept_by_monai(data.__getitem__),
+                        cache_num=len(data) // 5, num_workers=1, progress=False)  # fmt: skip
+
+
 SIDES = {"torch": Pictures, "memoize": Memoized, "decoded beforehand": Beforehand}
 
 
@@ -150,8 +162,10 @@ def job(options: argparse.Namespace) -> None:
     bucket = None
     if options.what == "storage":
         bucket = Bucket(f"{options.folder}/bucket")
-        if options.side == "torch":
-            loader = torch.utils.data.DataLoader(Stored(options.folder), **settings)
+        if options.side in ("torch", MONAI):
+            data: Any = Stored(options.folder)
+            data = by_monai(data) if options.side == MONAI else data
+            loader = torch.utils.data.DataLoader(data, **settings)
         else:
             loader = minato.DataLoader(Stored(options.folder), cache=options.bytes, form="decoded",
                                        **settings)  # fmt: skip
@@ -218,6 +232,8 @@ def storage(options: argparse.Namespace) -> dict[str, Any]:
             Path(f"{folder}/{n:05}.bin").write_bytes(rng.bytes(size))
         sizes = {"torch": 0, "cache of 20 %": count * size // 5, "cache of 110 %": count * size * 11 // 10}
         sizes = {side: max(bytes_, MiB) for side, bytes_ in sizes.items()}
+        if importlib.util.find_spec("monai"):
+            sizes[MONAI] = 0
         runs: dict[str, list[Any]] = {side: [] for side in sizes}
         expected = None
         for turn in range(options.repeats):

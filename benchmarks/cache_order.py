@@ -11,6 +11,10 @@ is chosen at random and read in the background. Orders are drawn for each job. R
 
 reads: of all jobs together, in data sets for each epoch. makespan: until the last job ends; the ratio to
 torch's is the median over repeats. Each job checks that every sample comes once an epoch, with its bytes.
+
+--uneven: jobs with reorder=True that begin at different times or have different speeds, because a step
+follows each batch. Here reads are those between two ends of epochs of the first job, while all jobs run, in
+data sets for each of its epochs; and what a simulation of the rule gives.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -194,7 +198,7 @@ def cache_bytes() -> int:
     return 64 * (-(-EACH * entry // 4096) * 4096)
 
 
-def job(side: str, folder: Path, number: int, jobs: int, epochs: int, rate: float) -> None:
+def job(side: str, folder: Path, number: int, jobs: int, epochs: int, rate: float, step: float) -> None:
     torch.manual_seed(number)
     storage = Storage(folder, rate)
     loader: Any
@@ -217,37 +221,62 @@ def job(side: str, folder: Path, number: int, jobs: int, epochs: int, rate: floa
         for indices, values in loader:
             assert (values[:, 0] == indices % 251).all()
             seen += indices.tolist()
+            time.sleep(step)
         assert sorted(seen) == list(range(SAMPLES)), "a sample was lost or doubled"
         print(storage.reads(), flush=True)
     sys.stdin.readline()
 
 
+@contextlib.contextmanager
+def started(side: str, folder: Path, epochs: list[int], rate: float,
+            steps: list[float]) -> Iterator[list[subprocess.Popen[str]]]:  # fmt: skip
+    """Jobs that are ready to begin, each with its epochs; at the end they have all ended."""
+    jobs = len(epochs)
+    (folder / "storage").write_bytes(bytes(16))
+    with open(folder / "shared", "wb") as file:
+        file.truncate(Shared(folder, jobs).bytes)
+    command = [sys.executable, __file__, "--job", side, "--folder", str(folder), "--rate", str(rate),
+               "--jobs", str(jobs)]  # fmt: skip
+    running = [
+        subprocess.Popen([*command, "--number", str(n), "--epochs", str(epochs[n]), "--step",
+                          str(steps[n])], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                         env={**os.environ, "OMP_NUM_THREADS": "1"})
+        for n in range(jobs)
+    ]  # fmt: skip
+    try:
+        for one in running:
+            assert one.stdout is not None and one.stdout.readline() == "ready\n"
+        yield running
+        for one in running:
+            one.communicate("\n", timeout=300)
+            assert one.returncode == 0
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+
+
+def begin(one: subprocess.Popen[str]) -> None:
+    assert one.stdin is not None
+    one.stdin.write("\n")
+    one.stdin.flush()
+
+
+def reads_of(one: subprocess.Popen[str], epochs: int) -> list[int]:
+    """Reads of all jobs up to the end of each of one's epochs."""
+    assert one.stdout is not None
+    return [int(one.stdout.readline()) for _ in range(epochs)]
+
+
 def run(side: str, jobs: int, epochs: int, rate: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         folder = Path(name)
-        (folder / "storage").write_bytes(bytes(16))
-        with open(folder / "shared", "wb") as file:
-            file.truncate(Shared(folder, jobs).bytes)
-        command = [sys.executable, __file__, "--job", side, "--folder", name, "--rate", str(rate),
-                   "--epochs", str(epochs), "--jobs", str(jobs), "--number"]  # fmt: skip
-        started = [
-            subprocess.Popen([*command, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                             text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-            for n in range(jobs)
-        ]  # fmt: skip
-        for one in started:
-            assert one.stdout is not None and one.stdin is not None
-            assert one.stdout.readline() == "ready\n"
-        begins = time.monotonic()
-        for one in started:
-            assert one.stdin is not None
-            one.stdin.write("\n")
-            one.stdin.flush()
-        reads = [[int(one.stdout.readline()) for _ in range(epochs)] for one in started]  # type: ignore[union-attr]
-        took = time.monotonic() - begins
-        for one in started:
-            one.communicate("\n")
-            assert one.returncode == 0
+        with started(side, folder, [epochs] * jobs, rate, [0.0] * jobs) as running:
+            begins = time.monotonic()
+            for one in running:
+                begin(one)
+            reads = [reads_of(one, epochs) for one in running]
+            took = time.monotonic() - begins
         total = Storage(folder, rate).reads() / SAMPLES
         first = max(counts[0] for counts in reads) / SAMPLES
         return {"makespan": took, "reads": total / epochs,
@@ -260,6 +289,50 @@ def compare(jobs: list[int], epochs: int, rate: float, repeats: int) -> list[dic
         for _ in range(repeats) for n in jobs for side in SIDES
     ]  # fmt: skip
     return results
+
+
+class Uneven(NamedTuple):
+    """Jobs: when each begins and how long its epoch takes at least, in epochs of storage."""
+
+    begins: list[float]
+    takes: list[float]
+    simulated: float
+
+
+#: 4 jobs a quarter of an epoch apart; 8 that begin at random; 3 of which each is half as fast as the last
+UNEVEN = {
+    "4 jobs, staggered": Uneven([0, 0.25, 0.5, 0.75], [0.0] * 4, 0.91),
+    "8 jobs, random starts": Uneven([0, 0.1, 0.24, 0.31, 0.47, 0.66, 0.79, 0.92], [0.0] * 8, 1.03),
+    "3 jobs, speeds 1, 1/2, 1/4": Uneven([0, 0, 0], [1.2, 2.4, 4.8], 0.80),
+}
+WARM = 2  # epochs of the first job before its reads count
+
+
+def uneven(name: str, epochs: int, rate: float) -> float:
+    """Data sets that all jobs read for each epoch of the first."""
+    begins, takes, _ = UNEVEN[name]
+    epoch_s = SAMPLES * BYTES / rate
+    each = [max(1, round(epochs * takes[0] / own)) if own else epochs for own in takes]
+    steps = [own * epoch_s / (SAMPLES / 8) for own in takes]
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        with started("reorder", Path(folder), each, rate, steps) as running:
+            start = time.monotonic()
+            for one, after in zip(running, begins):
+                time.sleep(max(0.0, start + after * epoch_s - time.monotonic()))
+                begin(one)
+            reads = reads_of(running[0], epochs)
+            for one, count in zip(running[1:], each[1:]):
+                reads_of(one, count)
+        return (reads[-1] - reads[WARM - 1]) / SAMPLES / (epochs - WARM)
+
+
+def show_uneven(results: dict[str, list[float]]) -> None:
+    rows = [
+        [name, f"{median(reads):.2f}", f"{min(reads):.2f} .. {max(reads):.2f}",
+         f"{UNEVEN[name].simulated:.2f}"]
+        for name, reads in results.items()
+    ]  # fmt: skip
+    print(table(["", "reads", "least .. greatest", "simulated"], rows))
 
 
 def show(results: list[dict[str, Any]]) -> None:
@@ -285,13 +358,19 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--rate", type=float, default=32 << 20, help="bytes a second of storage")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--uneven", action="store_true", help="jobs of different starts and speeds")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--job", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--number", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--step", type=float, help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.job:
-        job(a.job, a.folder, a.number, a.jobs[0], a.epochs, a.rate)
+        job(a.job, a.folder, a.number, a.jobs[0], a.epochs, a.rate, a.step)
+        return
+    if a.uneven:
+        show_uneven({name: [uneven(name, a.epochs, a.rate) for _ in range(a.repeats)]
+                     for name in UNEVEN})  # fmt: skip
         return
     results = compare(a.jobs, a.epochs, a.rate, a.repeats)
     if a.json:

@@ -289,6 +289,18 @@ def spdl_batches(
         yield from pipeline
 
 
+def kept_by_monai(make: Callable[[int], Any]) -> Any:
+    """A function as a transform whose results MONAI's datasets keep: of others they keep nothing,
+    because these might be random."""
+    from monai.transforms import Transform
+
+    class Made(Transform):  # type: ignore[misc,unused-ignore]
+        def __call__(self, index: int) -> Any:
+            return make(index)
+
+    return Made()
+
+
 def median(values: Iterable[float]) -> float:
     return statistics.median(list(values))
 

@@ -22,6 +22,7 @@ SLOW: dict[str, str] = {
         "test_program runs the same programs; make sanitize adds the sanitizers.",
     "tests/test_benchmarks.py::test_loader":
         "tests of the same loaders and cases; the numbers mean something on an idle machine only.",
+    "tests/test_benchmarks.py::test_cache_memory_of_ranks": "test_cache_hits.",
     "tests/test_benchmarks.py::test_balance": "test_brief_balance_prints_a_line_a_loader.",
     "tests/test_benchmarks.py::test_leaks": "tests/contract/test_leaks.py.",
     "tests/test_benchmarks.py::test_startup": "tests/attack/test_start_methods.py.",

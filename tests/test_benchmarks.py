@@ -51,7 +51,8 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     yield load
     own = {"common", "kills", "loader", "startup", "balance", "leaks", "resume", "operators",
-           "volumes", "locality", "locality_data"}  # fmt: skip
+           "volumes", "locality", "locality_data", "cache_table", "cache_jobs", "cache_order",
+           "cache_ranks"}  # fmt: skip
     for name in own - before:
         sys.modules.pop(name, None)
 
@@ -122,6 +123,28 @@ def test_cache_directory(tmp_path: Path) -> None:
     runs = json.loads(out.read_text())["directory"]
     assert {kind: len(each) for kind, each in runs.items()} == dict.fromkeys(runs, 2)
     assert set(runs) == {"plain", "first", "second", "changed"}
+
+
+def test_cache_memory_of_ranks(tmp_path: Path) -> None:
+    result, text = quick("cache.py", tmp_path, "ranks", "--repeats", "1")
+    runs = result["ranks"]["runs"]
+    assert "memoize" in runs and len(runs) == 2 and "4 ranks" in text
+    assert all(len(one["checks"]) == 4 for each in runs.values() for one in each)
+
+
+def test_cache_table_says_what_was_met(tmp_path: Path, benchmark: Any) -> None:
+    result, text = quick("cache.py", tmp_path, "table", "--parts", "directory", "uneven")
+    assert [len(part["rows"]) for part in result["table"].values()] == [2, 1]
+    assert "at most 1.15" in text and "4 jobs, staggered" in text and " minutes" in text
+    row = benchmark("cache_table").Row
+    assert row("x", [3.0, 1.0, 2.0], most=2.0).cells() == ["x", "at most 2.00", "2.00", "1.00 .. 3.00", "met"]
+    assert row("x", [1.0], least=2.0).cells()[-1] == "missed" and row("x", [1.0]).cells()[-1] == "-"
+
+
+def test_cache_table_begins_no_part_late(tmp_path: Path) -> None:
+    result, text = quick("cache.py", tmp_path, "table", "--parts", "kills", "--minutes", "-1")
+    assert result["table"]["kills"]["rows"] == []
+    assert "kills is left out: the time is used up" in text
 
 
 def test_preloading_is_the_forkservers(benchmark: Any) -> None:
