@@ -10,6 +10,8 @@ import os
 import re
 import secrets
 import selectors
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +24,7 @@ from typing import Any
 from .. import _core
 from .._version import __version__
 from . import page, report
-from .conclude import OTHERS, Facts, candidates, limit, settle, watched, with_step
+from .conclude import OTHERS, Facts, candidates, limit, relate, settle, watched, with_step
 from .keeper import tree
 from .progress import Progress
 from .study import FEW, Usage
@@ -97,7 +99,11 @@ def run(argv: list[str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     parser = _parser()
     try:
-        options = parser.parse_args(argv[:cut])
+        options, rest = parser.parse_known_args(argv[:cut])
+        if (forgotten := _forgotten(argv, options.target, rest)) is not None:
+            raise ValueError(forgotten)
+        if rest:
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
         program = argv[cut + 1 :]
         if options.compare:
             print(report.compared(*options.compare))
@@ -111,6 +117,17 @@ def run(argv: list[str]) -> int:
         print(f"minato analyze: {wrong}", file=sys.stderr)
         return ARGUMENTS
     return Analysis(options, program or _stand_in(options)).run()
+
+
+def _forgotten(argv: list[str], target: str | None, rest: list[str]) -> str | None:
+    """What to write where a command has no -- before it."""
+    if "--" in argv or not target or ":" in target or os.path.isdir(target):
+        return None
+    if not (rest or os.path.isfile(target) or shutil.which(target)):
+        return None
+    at = argv.index(target)
+    start = [*argv[:at], "--", *(["python"] if target.endswith(".py") else []), *argv[at:]]
+    return f"put -- before the command: minato analyze {shlex.join(start)}"
 
 
 def _wrong(options: argparse.Namespace, program: list[str], dashes: bool) -> str | None:
@@ -444,7 +461,8 @@ def _checks(study: Study, found: dict[str, Any], seconds: float) -> None:
 
 
 def concluded(found: dict[str, Any], study: Study | None, anyway: bool) -> dict[str, Any]:
-    """Enters the limit and the notes."""
+    """Enters the limit, the notes, and what factors are relative to."""
+    relate(found)
     f = Facts(found)
     found["limit"] = limit(f)
     if f.others() > OTHERS and not anyway and found["limit"]["kind"] not in ("step", "nothing"):

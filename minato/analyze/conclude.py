@@ -22,6 +22,10 @@ ENOUGH = 20
 NO_WAIT, LITTLE_WAIT = 0.02, 0.10
 #: a gain that is worth words
 WORTH = 1.10
+#: a step longer than these seconds, and than this multiple of the median, has something else in it
+PAUSE_S, PAUSE = 1.0, 10.0
+#: a rate whose range is wider than this is told with the range
+UNCERTAIN = 1.3
 #: share of the cores that others may use
 OTHERS = 0.25
 #: samples are uneven where the slowest twentieth takes this share of the time ...
@@ -79,37 +83,83 @@ def watched(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
     """Rates and shares of the loader that was watched; rates are None where too little was seen.
     others: share of the cores that other programs used then. If the share is large, a time in which
     the program could have run and had no core is no waiting for data."""
-    steps = told["steps"]
-    apart = told["noted"] == len(steps) and len(steps) >= ENOUGH
-    used = steps[FIRST:] if apart else steps
+    used, start = _used(told)
     rows = [row for row, _size in told["sizes"]]
     batch = int(statistics.median(rows)) if rows else told["loader"].get("batch_size") or 1
     found: dict[str, Any] = {
         "batches": told["batches"], "steps": len(used), "batch": batch, "asked": None,
-        "delivered": None, "wait": None, "step": None, "inside": None, "step_cores": 0.0,
-        "by": "step while loading", "shapes": told["shapes"],
+        "delivered": None, "range": None, "wait": None, "step": None, "inside": None,
+        "step_cores": 0.0, "by": "step while loading", "shapes": told["shapes"],
         "bytes": statistics.median(size for _, size in told["sizes"]) if rows else 0,
-        "start": statistics.fmean(told["starts"]) if told["starts"] else None,
-        "starts": len(told["starts"]),
+        "start": statistics.fmean(told["starts"][1:] or told["starts"]) if told["starts"] else None,
+        "starts": len(told["starts"]), "whole": max(0, len(told.get("whole") or []) - 1),
     }  # fmt: skip
     if not used:
         return found
     queued = others > OTHERS
-    inside = statistics.fmean(step[0] - queued * step[3] for step in used)
+    inside = statistics.fmean(step[0] - queued * step[3] for step in used) + start
     step = statistics.median(step[1] for step in used)
     cpu = statistics.median(step[2] for step in used)
+    # a step with a validation or a checkpoint in it counts as any other
+    times = [s[0] + (step if s[1] > max(PAUSE_S, PAUSE * step) else s[1]) + start for s in used]
     found["step_cores"] = cpu / step if step > 0 else 0.0
     device = [(idle / 1e3, work / 1e3) for idle, work in told.get("device") or []][FIRST:]
+    whole = statistics.fmean(times)
     if len(device) >= ENOUGH / 2:
         inside = statistics.fmean(idle for idle, _ in device)
         step = statistics.median(work for _, work in device)
         found["by"] = "events on the device"
-    whole = max(inside + step, 1e-9)
+        whole = inside + step
+    whole = max(whole, 1e-9)
     found.update(
-        inside=inside, step=step, wait=inside / whole, delivered=batch / whole,
-        asked=batch / max(step, 1e-9),
+        inside=inside, step=step, wait=min(1.0, inside / whole), delivered=batch / whole,
+        asked=batch / max(step, 1e-9), range=_range(times, whole, batch),
     )  # fmt: skip
     return found
+
+
+def _used(told: dict[str, Any]) -> tuple[list[Any], float]:
+    """The steps that rates are taken from, and what waits at the starts of epochs add to each.
+
+    Whole epochs after the first, where there are some: such waits are in them. Else the steps that
+    were seen without the first batch of the run, and without the first ten if more than twice as many
+    are left; the start of an epoch is shared out to its batches where each epoch has one."""
+    steps, whole = told["steps"], told.get("whole") or []
+    shift = told["noted"] - len(steps)  # earlier ones were not told
+    epochs: dict[int, list[Any]] = {}
+    begins: dict[int, int] = {}
+    for number, step in enumerate(steps):
+        epoch = step[4] if len(step) > 4 else 0
+        epochs.setdefault(epoch, []).append(step)
+        begins.setdefault(epoch, number)
+    for least in (FIRST, 1):
+        chosen = [epochs[n] for n in whole if n in epochs and begins[n] + shift >= least
+                  and (begins[n] or not shift)]  # fmt: skip
+        if sum(map(len, chosen)) >= ENOUGH / 2:
+            return [step for each in chosen for step in each], 0.0
+    firsts = {begin for epoch, begin in begins.items() if begin or not shift and len(steps[0]) > 4}
+    used = [step for number, step in enumerate(steps) if number not in firsts]
+    if not shift and len(used) >= 3 * FIRST:
+        used = used[FIRST:]
+    loader, starts = told["loader"], told["starts"]
+    length = loader.get("length") or (len(epochs[whole[0]]) if whole and whole[0] in epochs else 0)
+    again = starts[1:] if loader.get("persistent_workers") or not loader.get("num_workers") else starts
+    if not used or not again or not length:
+        return used, 0.0
+    usual = statistics.fmean(step[0] for step in used)
+    return used, max(0.0, statistics.fmean(again) - usual) / length
+
+
+def _range(times: list[float], whole: float, batch: int) -> list[float] | None:
+    """Samples a second between which the delivered rate lies, by how much the parts of what was seen
+    differ; None where too few steps were seen to say."""
+    count = min(8, len(times) // 2)
+    if count < 2:
+        return None
+    cuts = [len(times) * n // count for n in range(count + 1)]
+    means = [statistics.fmean(times[a:b]) for a, b in itertools.pairwise(cuts)]
+    error = 2 * statistics.stdev(means) / math.sqrt(count) / max(statistics.fmean(times), 1e-9)
+    return [batch / (whole * (1 + error)), batch / (whole * max(1 - error, 0.1))]
 
 
 # ---- models --------------------------------------------------------------------------------
@@ -117,20 +167,28 @@ def watched(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
 
 def virtual(
     costs: Sequence[float], batch: int, workers: int, prefetch: int, step: float = 0.0,
-    balanced: bool = False, batches: int = 400,
+    balanced: bool = False, batches: int = 400, epoch: int = 0,
 ) -> float:
     """The rate of a loader in virtual time. torch: batch i on worker i mod n. Balanced: each sample
     on the worker that is free first. Both deliver in order, ``prefetch`` batches a worker ahead;
-    balanced may be further ahead behind a slow sample."""  # fmt: skip
+    balanced may be further ahead behind a slow sample. epoch: batches after which the loader begins
+    anew, when the last one is used; 0 where it does not, or begins the next epoch early."""  # fmt: skip
     workers = max(1, workers)
     window = prefetch * workers * (AHEAD if balanced else 1)
+    if epoch >= batches:
+        epoch = 0
+    if epoch:
+        batches = epoch * math.ceil(batches / epoch)
     source = itertools.cycle(costs)
     got: list[float] = []
     free = [0.0] * workers
     heap = [(0.0, n) for n in range(workers)]
-    ready = 0.0
+    ready = begun = 0.0
     for number in range(batches):
-        sent = got[number - window] if number >= window else 0.0
+        inside = number % epoch if epoch else number
+        if epoch and not inside:
+            begun = ready
+        sent = got[number - window] if inside >= window else begun
         if balanced:
             done = 0.0
             for _ in range(batch):
@@ -139,11 +197,13 @@ def virtual(
                 heapq.heappush(heap, (end, worker))
                 done = max(done, end)
         else:
-            worker = number % workers
+            worker = inside % workers
             done = max(free[worker], sent) + sum(itertools.islice(source, batch))
             free[worker] = done
         got.append(max(done, ready))
         ready = got[-1] + step
+    if epoch:
+        return batches * batch / max(ready, 1e-12)
     skipped = min(workers, batches // 4)
     return (batches - skipped) * batch / max(ready - got[skipped - 1], 1e-12)
 
@@ -224,6 +284,11 @@ class Facts:
 
     def batch(self) -> int:
         return int(self.watched["batch"] or 1)
+
+    def epoch(self) -> int:
+        """Batches of an epoch; 0 where that is not known."""
+        length = self.loader.get("length")
+        return int(length or math.ceil((self.loader.get("samples") or 0) / self.batch()))
 
     def others(self) -> float:
         """Share of the cores that other programs used while the study measured."""
@@ -321,18 +386,25 @@ def scheduling_gain(f: Facts) -> float:
     not measured, or while other programs used the cores. 1 where the program has it already."""
     if f.own == "minato" and f.loader.get("scheduling") != "static" or f.workers < 2 or not f.costs:
         return 1.0
-    one, other = f.own_rate(), f.rate("minato", f.workers)
-    if one and other and f.others() < OTHERS:
-        return max(other / one, 1.0)
-    return virtual_gain(f, f.workers)
+    measured = measured_gain(f, f.workers)
+    return virtual_gain(f, f.workers) if measured is None else max(measured, 1.0)
+
+
+def measured_gain(f: Facts, workers: int) -> float | None:
+    """minato's measured rate over that of the program's loader; None where one of them was not
+    measured, or while other programs used the cores."""
+    one, other = f.rate(f.own, workers), f.rate("minato", workers)
+    return other / one if one and other and f.others() < OTHERS else None
 
 
 def virtual_gain(f: Facts, workers: int) -> float:
     prefetch = f.loader.get("prefetch_factor") or 2
     busy = max(1.0, workers * f.cpu_share / f.cores)  # more processes than cores take turns
     costs = [cost * busy for cost in f.costs]
+    early = f.own == "minato" and f.loader.get("prefetch_next_epoch")
+    epoch = 0 if early else f.epoch()
     given = (costs, f.batch(), workers, prefetch)
-    return virtual(*given, balanced=True) / virtual(*given)
+    return virtual(*given, balanced=True, epoch=epoch) / virtual(*given, epoch=epoch)
 
 
 def _shared(f: Facts) -> tuple[str, str] | None:
@@ -456,7 +528,7 @@ def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
     _together(f, helps, now)
     helps += _twins(f, now)
     helps += _orders(f, rate)
-    helps += _kept_workers(f)
+    helps += _kept_workers(f, now)
     good = [one for one in helps if one["gain"] is None or one["gain"] >= WORTH]
     useless += [f"{one['what']}: predicted {one['gain']:.2f} times" for one in helps if one not in good]
     return sorted(good, key=lambda one: -(one["gain"] or 0.0)), useless
@@ -504,15 +576,19 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
 def _minato(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     if f.own == "minato":
         return None
-    if f.workers < 2:
-        return None if f.workers == 0 else "minato's scheduling: one worker has nothing to share"
-    gain = virtual_gain(f, f.workers)
-    count, _share, times = slow_share(f.costs)
+    if f.workers == 0:
+        return None
+    measured = measured_gain(f, f.workers)
+    if f.workers < 2 and (measured is None or measured < WORTH):
+        return "minato's scheduling: one worker has nothing to share"
+    gain = virtual_gain(f, f.workers) if measured is None else measured
     if gain < WORTH:
+        count, _share, times = slow_share(f.costs)
         return (
-            f"minato's scheduling: {gain:.2f} times in a simulation with the measured costs "
+            f"minato's loader: {gain:.2f} times, measured with {f.workers} workers" if measured
+            else f"minato's scheduling: {gain:.2f} times in a simulation with the measured costs "
             f"(slowest {times:.1f} times the median, {count:.1%} slow)"
-        )
+        )  # fmt: skip
     predicted = with_step(rate * gain, f.asked, f.workers)
     return _change(
         "minato.DataLoader in place of torch's", "from minato import DataLoader", predicted, now,
@@ -528,7 +604,7 @@ def _cache(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     if not cache:
         return "a cache: the first thing that a sample does is random, or its result cannot be compared"
     need, free = cache["bytes"] * count, f.all["machine"]["memory_available"]
-    what = "whole samples" if cache["whole"] else f"samples as {cache['after']} leaves them"
+    what = "whole samples" if cache["whole"] else f"the value after {cache['after']}"
     left = f.mean * (1 - cache["share"]) + cache["bytes"] / COPIES + 20e-6
     made = rate * f.mean / left
     # a step and what the program does to take a batch come one after the other
@@ -548,7 +624,7 @@ def _cache(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
 def _cache_line(need: int) -> str:
     """What a program says to have one."""
     size = max(1, math.ceil(1.1 * need / (1 << 30)))
-    return f'cache="{size}GiB"  # of minato.DataLoader, with read, decode and augment in the dataset'
+    return f'cache="{size}GiB"  # of minato.DataLoader, with read, decode and augment in the dataset: docs/cache.md'
 
 
 def at_work(f: Facts, row: dict[str, Any]) -> float:
@@ -665,7 +741,8 @@ def _together(f: Facts, helps: list[dict[str, Any]], now: float) -> None:
     fit = fitted(f.scaling(f.own))
     if target is None or fit is None or f.own == "minato" or target < 2:
         return
-    gain = virtual_gain(f, target)
+    measured = measured_gain(f, target)
+    gain = virtual_gain(f, target) if measured is None else measured
     predicted = with_step(at(fit, target) * gain, f.asked, target)
     if gain >= WORTH and predicted >= WORTH * max(h["predicted"] or 0.0 for h in helps):
         helps.append(_change(
@@ -725,20 +802,35 @@ def _twins(f: Facts, now: float) -> list[dict[str, Any]]:
     )]  # fmt: skip
 
 
-def _kept_workers(f: Facts) -> list[dict[str, Any]]:
-    start, step = f.watched["start"], f.watched["step"]
+def _kept_workers(f: Facts, now: float) -> list[dict[str, Any]]:
+    start, step, delivered = (f.watched[name] for name in ("start", "step", "delivered"))
     if not f.workers or f.loader.get("persistent_workers") or f.watched["starts"] < 2 or not step:
         return []
-    steps = f.watched["batches"] / f.watched["starts"]
-    epoch = steps * (step + f.watched["inside"])
-    gain = 1 + max(0.0, start - f.watched["inside"]) / epoch if epoch else 1.0
+    count = f.epoch() or f.watched["batches"] / f.watched["starts"]
+    epoch = count * f.batch() / delivered
+    # workers that stay make a first batch, too
+    first = max(f.batch() * f.mean, (f.watched["inside"] * count - start) / max(1, count - 1))
+    gain = epoch / max(epoch - max(0.0, start - first), 0.1 * epoch)
     if gain < WORTH:
         return []
-    now = f.watched["delivered"] or 0.0
     return [_change(
         "persistent_workers=True", "persistent_workers=True", now * gain, now, "one argument",
         "unchanged", None, f"workers start anew in each epoch: {start:.2f} s",
     )]  # fmt: skip
+
+
+def relate(found: dict[str, Any]) -> None:
+    """Enters what all factors are relative to, and makes them so: the rate of the program as it is,
+    from its checks if it has some, or else as its loader was measured."""
+    f = Facts(found)
+    rate = f.own_rate()
+    base = found.get("base") or (with_step(rate, f.asked, f.workers) if rate else None)
+    found["relative_to"] = base
+    for change in found["helps"] if base else ():
+        if change["predicted"] is not None:
+            change["gain"] = change["predicted"] / base
+        if change["checked"] is not None:
+            change["checked_gain"] = change["checked"] / base
 
 
 def settle(change: dict[str, Any], base: list[float], checked: list[float]) -> None:

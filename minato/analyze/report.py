@@ -6,13 +6,18 @@ import json
 import statistics
 from typing import Any
 
-from .conclude import OTHERS, Facts, codec_rows, moved, rated, sized, slow_share, winners
+from .conclude import OTHERS, UNCERTAIN, Facts, codec_rows, moved, rated, sized, slow_share, winners
 
 #: fewer images than this make a mean unreliable
 FEW = 16
 #: of report.json; the first number rises when a field goes, or changes its meaning
 SCHEMA = "1.0"
 LINES, COLUMNS = 25, 110
+#: what samples do with the interpreter's lock
+LOCK = {
+    "holds it": "samples hold the GIL", "lets go": "samples release the GIL",
+    "mixed": "samples hold the GIL for a part of their time",
+}  # fmt: skip
 #: changes that are not arguments of the loader, but commands or orders of transforms
 ELSEWHERE = ("minato recode ", "order: ")
 
@@ -64,8 +69,9 @@ def _seen(f: Facts) -> list[str]:
     if w["asked"] is not None:
         lines.append(
             f"  asked for {rated(w['asked'])} samples/s ({w['by']}: {seconds(w['step'])} a batch of "
-            f"{w['batch']}), delivered {rated(w['delivered'])}; waits {w['wait']:.0%} of the time"
+            f"{w['batch']}), delivered {_delivered(w)}; waits {w['wait']:.0%} of the time"
         )
+    lines += _relative(f)
     place = f.all.get("place")
     made = f"{place[0]}:{place[1]}" if place else "an unknown place"
     lines.append(
@@ -89,6 +95,25 @@ def _seen(f: Facts) -> list[str]:
         told = "; ".join(f"{kind} {', '.join(each)}" for kind, each in sorted(by.items()))
         lines.append(f"  samples/s without a step, by workers: {told}")
     return lines + _codecs(f)
+
+
+def _delivered(w: dict[str, Any]) -> str:
+    """The rate, with its range where that is wide."""
+    told = rated(w["delivered"])
+    low, high = w.get("range") or (1.0, 1.0)
+    return f"{told} (uncertain, by {w['steps']} steps: {rated(low)} to {rated(high)})" if high > UNCERTAIN * low else told
+
+
+def _relative(f: Facts) -> list[str]:
+    """What factors are relative to, and whether the study's program is as fast as the watched one."""
+    base, delivered = f.all.get("relative_to"), f.watched["delivered"]
+    if not base or not f.all["helps"]:
+        return []
+    differs = (
+        f", where the program got {rated(delivered)} ({base / delivered:.2f} times)"
+        if delivered and not 0.8 < base / delivered < 1.25 else ""
+    )  # fmt: skip
+    return [f"  factors are relative to {rated(base)} samples/s, measured in the study{differs}"]
 
 
 def loss(row: dict[str, Any]) -> str:
@@ -144,12 +169,6 @@ def noted(f: Facts) -> list[str]:
         notes.append("measuring inside samples slowed them by over 10 %, so some stages are shown as one")
     if f.others() > OTHERS:
         notes.append(f"other programs used {f.others():.0%} of the cores while this was measured")
-    rate, delivered = f.own_rate(), w["delivered"]
-    base = f.all.get("base")
-    if base and delivered and not 0.8 < base / delivered < 1.25:
-        notes.append(f"the study's loader delivers {rated(base)} samples/s, the program's {rated(delivered)}")
-    elif rate and delivered and rate < 0.8 * delivered and f.workers:
-        notes.append(f"the study's loader makes {rated(rate)} samples/s, the program's {rated(delivered)}")
     storage = f.all.get("storage") or {}
     if storage.get("rates"):
         best = max(storage["rates"], key=lambda one: one["files_per_s"])
@@ -176,7 +195,7 @@ def noted(f: Facts) -> list[str]:
         elif not orders["moves"]:
             notes.append("orders: no transform makes its data smaller late, or larger early")
     if work.get("gil"):
-        notes.append(f"a sample and the interpreter's lock: {work['gil']}")
+        notes.append(LOCK[work["gil"]])
     return notes
 
 

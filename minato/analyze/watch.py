@@ -40,6 +40,9 @@ LOADERS = "torch.utils.data.dataloader"
 FIRST, STEPS = 10, 30
 #: seconds from the first batch: the watch ends no earlier, and no later
 LEAST_S, MOST_S = 3.0, 60.0
+#: the watch goes on to the end of the second epoch where that comes within these seconds, and within
+#: these steps
+EPOCHS_S, EPOCHS_STEPS = 20.0, 2000
 #: seconds that a message may take; then the connection is given up
 BLOCKED_S = 2.0
 #: seconds between two messages with what is known so far
@@ -108,9 +111,13 @@ class Loader:
         self.place = place
         self.facts = described(loader)
         #: seconds inside next(); until the next call; CPU seconds of these; those inside next() in
-        #: which this thread could have run, and had no core
-        self.steps: list[tuple[float, float, float, float]] = []
-        self.starts: list[float] = []  # inside next() for the first batch of an iteration
+        #: which this thread could have run, and had no core; the number of the epoch. Inside the
+        #: first next() of an epoch includes iter(), and inside the last one its end
+        self.steps: list[tuple[float, float, float, float, int]] = []
+        self.starts: list[float] = []  # inside iter() and next() for the first batch of an epoch
+        self.epoch = -1
+        self.whole: list[int] = []  # epochs that the program has iterated to their end
+        self.opening = 0.0  # seconds inside the latest iter()
         self.batches = 0
         self.samples = 0
         self.events: list[tuple[Any, Any]] = []
@@ -127,13 +134,19 @@ class Loader:
         """One ``next()`` of the program's."""
         entered = clock()
         entry = _event()
-        first = first and bool(self.facts["num_workers"] or not self.batches)
-        if self.inside is not None and not first:
+        if first:
+            self.epoch += 1
+            entered -= self.opening
+        elif self.inside is not None:
             step = entered - self.left, time.process_time() - self.left_cpu
-            self.steps.append((self.inside[0], *step, self.inside[1]))
+            self.steps.append((self.inside[0], *step, self.inside[1], self.epoch))
         self.inside = None
         before = self.queued.now()
-        batch = original(iterator)
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            self._end_epoch(clock() - entered)
+            raise
         exited = _event()
         self._note(batch, (clock() - entered, self.queued.now() - before), first)
         if entry is not None and exited is not None:
@@ -145,10 +158,9 @@ class Loader:
         now = clock()
         if self.begun is None:
             self.begun = now
-        if first:
+        if first and (self.facts["num_workers"] or not self.batches):
             self.starts.append(inside[0])
-        else:
-            self.inside = inside
+        self.inside = inside
         self.batches += 1
         if self.batches <= 3 or self.batches % 16 == 0:
             with contextlib.suppress(Exception):
@@ -157,11 +169,28 @@ class Loader:
                 self.sizes.append((rows or 1, size))
                 self.shapes = self.shapes or ", ".join(shapes[:8])
 
+    def _end_epoch(self, seconds: float) -> None:
+        """The loop has ended, after so long inside the last ``next()``."""
+        if self.steps and self.steps[-1][4] == self.epoch:
+            inside, step, cpu, queued, epoch = self.steps[-1]
+            self.steps[-1] = (inside + seconds, step, cpu, queued, epoch)
+            self.whole.append(self.epoch)
+
     def enough(self, now: float) -> bool:
         if self.begun is None:
             return False
         seconds = now - self.begun
-        return (len(self.steps) >= STEPS and seconds > LEAST_S) or seconds > MOST_S
+        if len(self.steps) < STEPS or seconds <= LEAST_S:
+            return seconds > MOST_S
+        return len(self.whole) >= 2 or not self._second_epoch_is_near(seconds)
+
+    def _second_epoch_is_near(self, seconds: float) -> bool:
+        """Whether the second epoch ends soon enough to be watched: waits at the start of an epoch are
+        a part of it, and the first epoch has what happens only once."""
+        length = self.facts.get("length")
+        if not length or seconds > EPOCHS_S or len(self.steps) > EPOCHS_STEPS:
+            return False
+        return bool(2 * length <= min(EPOCHS_STEPS, self.batches * EPOCHS_S / seconds))
 
     def told(self, most: int = 200) -> dict[str, Any]:
         """The message: plain numbers, of the latest steps."""
@@ -169,6 +198,7 @@ class Loader:
         return {
             "key": self.key, "place": self.place, "loader": self.facts, "kept": self.kept,
             "batches": self.batches, "noted": len(self.steps), "steps": steps, "starts": self.starts[-50:],
+            "whole": self.whole[-2000:],
             "device": self._device(), "sizes": self.sizes[-50:], "shapes": self.shapes,
             "threads": _torch_threads(), "ended": self.ended,
         }  # fmt: skip
@@ -230,7 +260,7 @@ def described(loader: Any) -> dict[str, Any]:
     facts["minato"] = "minato.loader.DataLoader" in kinds
     for option in ("num_workers", "batch_size", "pin_memory", "prefetch_factor", "drop_last",
                    "persistent_workers", "in_order", "timeout", "scheduling", "batching",
-                   "worker_type"):  # fmt: skip
+                   "worker_type", "prefetch_next_epoch"):  # fmt: skip
         value = getattr(loader, option, None)
         facts[option] = value if isinstance(value, (int, float, str, type(None))) else str(value)
     for part in ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn"):
@@ -238,6 +268,8 @@ def described(loader: Any) -> dict[str, Any]:
             facts[part] = name(getattr(loader, part, None))
     with contextlib.suppress(Exception):
         facts["samples"] = len(loader.dataset)
+        if not facts["iterable"]:
+            facts["length"] = len(loader)  # batches of an epoch
     with contextlib.suppress(Exception):
         context = loader.multiprocessing_context
         facts["start_method"] = None if context is None else context.get_start_method()
@@ -364,10 +396,12 @@ class Watch:
             if record is None or record.ended:
                 return original(loader)
             self.inside.depth = 1
+            began = clock()
             try:
                 iterator = original(loader)
             finally:
                 self.inside.depth = 0
+            record.opening = clock() - began
             return self._watched(iterator, record)
 
         return _eager(__iter__)

@@ -17,6 +17,7 @@ from minato.analyze.conclude import (
     fitted,
     limit,
     reading,
+    relate,
     settle,
     virtual,
     watched,
@@ -130,6 +131,18 @@ def test_even_samples_flow_at_the_bound_of_work() -> None:
     assert virtual([0.01], 8, 4, 2, step=0.1) == pytest.approx(80, rel=0.02)
 
 
+def test_virtual_window_drains_at_an_epochs_end() -> None:
+    """Of two workers one makes a slow sample last: the other one has no next batch to begin."""
+    costs = [0.01] * 11 + [0.31]
+    endless = virtual(costs, 4, 2, 2)
+    ends = virtual(costs, 4, 2, 2, epoch=3)
+    assert ends == pytest.approx(12 / 0.38) and ends < 0.8 * endless
+    assert virtual([0.01], 4, 2, 2, epoch=4) == pytest.approx(200)
+    assert virtual(costs, 4, 2, 2, epoch=10_000) == endless
+    # sample by sample, the slow one still ends the epoch
+    assert virtual(costs, 4, 2, 2, balanced=True, epoch=3) == pytest.approx(12 / 0.37, rel=0.05)
+
+
 def test_virtual_time_agrees_with_the_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     """As benchmarks/simulate.py has them, which runs the engine's own."""
     pytest.importorskip("minato._policy")
@@ -166,6 +179,50 @@ def test_watched_first_steps_and_queueing_are_apart() -> None:
     assert watched(told, others=0.5)["inside"] == pytest.approx(0.01)
 
 
+def epochs_of(count: int, start: float, usual: float, **more: Any) -> dict[str, Any]:
+    """A record of epochs of 20 batches of 8, with a step of 10 ms."""
+    steps = [[start if n == 0 else usual, 0.01, 0.0, 0.0, epoch] for epoch in range(count) for n in range(20)]
+    steps[0][0] = 5.0  # the first batch of the run
+    loader = {"num_workers": 2, "persistent_workers": True, "length": 20, **more.pop("loader", {})}
+    return {"steps": steps, "noted": len(steps), "batches": len(steps), "sizes": [(8, 64)],
+            "starts": [5.0, *[start] * (count - 1)], "loader": loader, "shapes": "", "device": None,
+            "whole": list(range(count)), **more}  # fmt: skip
+
+
+def test_watched_waits_at_epoch_starts_count() -> None:
+    found = watched(epochs_of(3, start=1.0, usual=0.03))
+    epoch = 1.0 + 19 * 0.03 + 20 * 0.01
+    assert found["delivered"] == pytest.approx(160 / epoch)
+    assert found["wait"] == pytest.approx(1 - 0.2 / epoch)
+    assert found["delivered"] == pytest.approx(found["asked"] * (1 - found["wait"]))
+    assert found["inside"] == pytest.approx(epoch / 20 - 0.01) and found["steps"] == 40
+
+
+def test_watched_one_epoch_leaves_out_what_happens_once() -> None:
+    kept = watched(epochs_of(1, start=1.0, usual=0.03))
+    assert kept["delivered"] == pytest.approx(8 / 0.04)
+    anew = watched(epochs_of(1, start=1.0, usual=0.03, loader={"persistent_workers": False}))
+    assert anew["delivered"] == pytest.approx(8 / (0.04 + (5.0 - 0.03) / 20))
+
+
+def test_watched_validation_inside_a_step_is_apart() -> None:
+    told = epochs_of(3, start=0.03, usual=0.03)
+    told["steps"][30][1] = 30.0
+    assert watched(told)["delivered"] == pytest.approx(8 / 0.04)
+
+
+def test_uneven_steps_are_told_with_a_range() -> None:
+    even = watched(epochs_of(3, start=0.03, usual=0.03))
+    assert even["range"] == pytest.approx([200, 200])
+    told = epochs_of(2, start=0.3, usual=0.03)
+    for number in (25, 26, 33):
+        told["steps"][number][0] = 0.4
+    found = watched(told)
+    assert found["range"][0] < found["delivered"] < found["range"][1]
+    assert " (uncertain, by 20 steps: " in report.answer({**facts(watched=found), "limit": {"line": ""},
+                                                           "helps": [], "useless": []})  # fmt: skip
+
+
 # ---- changes -------------------------------------------------------------------------------
 
 
@@ -190,7 +247,7 @@ def test_changes_are_ranked_and_useless_ones_explained() -> None:
     helps, useless = candidates(f)
     assert helps == [] and len(useless) == 3
     assert "more workers: there are 2 for 2 cores" in useless[0]
-    assert "in a simulation with the measured costs" in useless[1] and "it needs 1 TB" in useless[2]
+    assert "minato's loader: 1.00 times, measured with 2 workers" in useless[1] and "it needs 1 TB" in useless[2]
 
 
 def test_answers_have_few_lines_and_the_limit_first() -> None:
@@ -203,3 +260,31 @@ def test_answers_have_few_lines_and_the_limit_first() -> None:
     assert lines[0].startswith("Limit: too few workers.") and len(lines) == 25
     assert lines[-1] == "report: here"
     assert any("train.py:12  num_workers=2" in line for line in lines)
+
+
+@pytest.mark.parametrize("others, helps", [(0.0, True), (0.5, False)])
+def test_measured_rates_win_on_a_quiet_machine(others: float, helps: bool) -> None:
+    """Even samples gain nothing in a simulation."""
+    given = facts(rates={("torch", 1): 100.0, ("torch", 2): 110.0, ("minato", 2): 140.0})
+    for rate in given["rates"]:
+        rate["usage"] = {"others": others}
+    found, useless = candidates(Facts(given))
+    named = [change for change in found if change["what"].startswith("minato.DataLoader")]
+    assert bool(named) == helps
+    assert any("in a simulation" in text for text in useless) != helps
+    if helps:
+        assert named[0]["predicted"] == pytest.approx(140)
+
+
+def test_factors_have_one_base_that_is_told() -> None:
+    found = facts(workers=0, rates={("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0})
+    found["limit"] = {"line": ""}
+    found["helps"], found["useless"] = candidates(Facts(found))
+    change = found["helps"][0]
+    settle(change, [50.0], [150.0])
+    change["samples"], found["base"] = 10, 50.0
+    relate(found)
+    assert found["relative_to"] == 50 and change["checked_gain"] == 3
+    assert change["gain"] == change["predicted"] / 50
+    line = "  factors are relative to 50 samples/s, measured in the study, where the program got 200 (0.25 times)"
+    assert line in report.answer(found).splitlines()[:4]

@@ -113,6 +113,43 @@ for batch in DataLoader(list(range(80)), 2, num_workers=1):
     assert "next() takes" in done.stdout.splitlines()[0]
 
 
+@pytest.mark.parametrize("package", ["torch.utils.data", "minato"])
+def test_short_epochs_deliver_what_the_program_measures(package: str, tmp_path: Path) -> None:
+    """Stragglers, workers that stay, a validation after each epoch."""
+    done, found = study(tmp_path, f"""
+        import time, torch
+        from {package} import DataLoader
+
+        class Samples(torch.utils.data.Dataset):
+            def __init__(self, count):
+                self.count = count
+            def __len__(self):
+                return self.count
+            def __getitem__(self, index):
+                time.sleep(0.15 if index % 16 == 3 else 0.005)
+                return torch.tensor(index)
+
+        train = DataLoader(Samples(160), 8, num_workers=2, persistent_workers=True, drop_last=True)
+        checks = DataLoader(Samples(16), 8)
+        spent = []
+        for epoch in range(4):
+            began = time.monotonic()
+            for batch in train:
+                time.sleep(0.007)
+            spent.append(time.monotonic() - began)
+            list(checks)
+        print(160 * 3 / sum(spent[1:]), flush=True)
+        """)  # fmt: skip
+    measured = float(done.stdout.splitlines()[0])
+    assert 0.75 < found["watched"]["delivered"] / measured < 1.25, done.stdout
+    assert found["loader"]["samples"] == 160 and found["loader"]["length"] == 20
+    assert found["watched"]["wait"] > 0.5
+    if found["helps"]:
+        assert found["helps"][0]["gain"] == pytest.approx(
+            found["helps"][0]["predicted"] / found["relative_to"]
+        )
+
+
 # ---- the program stays what it is ----------------------------------------------------------
 
 SEEDED = """
@@ -469,6 +506,8 @@ def test_files_without_their_decoder_are_named(
     (["--stop", "--pause", "--", "true"], "give one of them"),
     (["--step-ms", "3", "--", "true"], "a program has its own step"),
     (["nowhere"], "neither a folder nor MODULE:FACTORY"),
+    (["--budget", "9s", "python", "train.py", "-x"],
+     "put -- before the command: minato analyze --budget 9s -- python train.py -x"),
     (["--cores", "100000", "--", "true"], "--cores 100000: there are"),
     (["--compare", "no.json", "no.json"], "not a report of minato analyze"),
 ])  # fmt: skip

@@ -132,6 +132,44 @@ def test_a_device_is_watched_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["wait"] == pytest.approx(1 / 3, abs=0.02)
 
 
+def test_watch_notes_epochs_to_their_end(tmp_path: Path) -> None:
+    """A loop that breaks has no whole epoch; iter() belongs to the first batch."""
+    lines = run(tmp_path, """
+        import time
+        import minato.analyze.watch as watch
+        from torch.utils.data import DataLoader
+        class Slow(DataLoader):
+            def __iter__(self):
+                time.sleep(0.05)
+                return super().__iter__()
+        watch.Watch._keep = lambda *_: None
+        loader = Slow(range(6), 2)
+        for epoch in range(3):
+            for number, batch in enumerate(loader):
+                if epoch == 1 and number == 1:
+                    break
+        record, = watch.current.loaders.values()
+        print([step[4] for step in record.steps], record.whole, record.facts["length"])
+        print([step[0] > 0.05 for step in record.steps])
+        """).splitlines()  # fmt: skip
+    assert lines[0] == "[0, 0, 0, 1, 2, 2, 2] [0, 2] 3"
+    assert lines[1] == "[True, False, False, True, True, False, False]"
+
+
+def test_watch_waits_for_a_second_epoch_nearby() -> None:
+    def enough(length: int, batches: int, seconds: float, whole: int) -> bool:
+        record = watch.Loader("key", DataLoader(range(length)), None)  # type: ignore[arg-type]
+        record.begun, record.batches, record.whole = 0.0, batches, list(range(whole))
+        record.steps = [(0.0, 0.0, 0.0, 0.0, 0)] * batches
+        return record.enough(seconds)
+
+    assert not enough(length=40, batches=40, seconds=4.0, whole=1)
+    assert enough(length=40, batches=80, seconds=8.0, whole=2)
+    assert enough(length=400, batches=40, seconds=4.0, whole=0)  # 80 s away
+    assert enough(length=40, batches=40, seconds=21.0, whole=0)
+    assert not enough(length=40, batches=20, seconds=4.0, whole=1)
+
+
 def test_no_random_number_is_drawn(tmp_path: Path) -> None:
     assert run(tmp_path, """
         import random, numpy, torch
