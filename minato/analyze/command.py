@@ -24,8 +24,8 @@ from typing import Any
 from .. import _core
 from .._version import __version__
 from . import page, report
-from .conclude import OTHERS, Facts, candidates, limit, relate, settle, watched, with_step
-from .keeper import tree
+from .conclude import OTHERS, Facts, candidates, limit, relate, settle, sized, watched, with_step
+from .keeper import MEMORY, tree
 from .progress import Progress
 from .study import FEW, Usage
 from .watch import VARIABLE, Watch, send
@@ -258,12 +258,17 @@ class Listener:
         known = [which for which, told in self.loaders.items() if told["batches"]]
         return max(known, key=waited, default=None)
 
-    def close(self) -> None:
-        """Ends the keepers; they are told that this is the regular end."""
+    def end_keepers(self) -> None:
+        """They are told that this is the regular end."""
         for connection in self.keepers.values():
             with contextlib.suppress(OSError):
                 send(connection.socket, {"do": "bye"})
             connection.socket.close()
+        self.keepers.clear()
+
+    def close(self) -> None:
+        """Ends the keepers."""
+        self.end_keepers()
         for key in list(self.selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self.selector.close()
@@ -525,6 +530,28 @@ def of_this_process(watch: Watch, budget: str, out: str | None) -> str:
 # ---- one run -------------------------------------------------------------------------------
 
 
+class Memory:
+    """Whether memory runs low while a program and its copies share their pages. Each page that the
+    program writes to, if only to count references, is there twice from then on."""
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self.said = ""
+
+    def low(self) -> bool:
+        free = _core.machine()["memory_available"]
+        if self.first is None:
+            self.first = free
+        if free > MEMORY * self.first:
+            return False
+        self.said = (
+            f"its dataset was not studied: {sized(free)} of memory were left while the program ran, so "
+            "its copy was ended. Use --pause, or give the factory form (minato analyze "
+            "MODULE:FACTORY) a smaller dataset"
+        )
+        return True
+
+
 class Analysis:
     """The program, its watch, and the study after it."""
 
@@ -538,6 +565,7 @@ class Analysis:
         self.status = 0
         #: share of the cores that others used while the program was watched
         self.others = 0.0
+        self.memory = Memory()
 
     def run(self) -> int:
         libc = ctypes.CDLL(None)
@@ -600,6 +628,7 @@ class Analysis:
             report_ = concluded(self.found, None, self.options.anyway)
         self._told(report_, which)
         if paused:
+            self.listener.end_keepers()  # the program would copy each page that they share
             self._signal(signal.SIGCONT)
             assert self.program is not None
             with contextlib.suppress(KeyboardInterrupt):
@@ -618,6 +647,8 @@ class Analysis:
         usage: Usage | None = None
         while self.program.poll() is None:
             listener.pump(0.05)
+            if listener.keepers and self.memory.low():
+                listener.end_keepers()
             batches = listener.batches()
             if batches and not listener.watched:
                 usage = usage or Usage()
@@ -668,7 +699,10 @@ class Analysis:
         machine.update(command=self.command, others=self.others)
         if keeper is None or self.interrupted:
             self.found = begun(told, machine)
-            why = "the study was interrupted" if self.interrupted else "its dataset could not be kept"
+            why = (
+                "the study was interrupted" if self.interrupted else self.memory.said
+                or "its dataset could not be kept"
+            )  # fmt: skip
             self.found["notes"].append(why)
             return concluded(self.found, None, self.options.anyway)
         study = Study(keeper, self.options.cores, self.progress)

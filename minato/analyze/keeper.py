@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import itertools
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from collections.abc import Iterator
 from multiprocessing import connection
 from typing import Any
 
+from .. import _core
 from .watch import BYE, VARIABLE, send
 
 #: objects that are looked into for what a dataset holds
@@ -141,11 +143,9 @@ def _wait(to: socket.socket, pid: int, seconds: float) -> str | None:
 
 
 def _available() -> int:
-    with open("/proc/meminfo") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 1 << 62
+    """Bytes, by the machine and by control groups."""
+    found: int = _core.machine()["memory_available"]
+    return found
 
 
 # ---- what may not be studied ---------------------------------------------------------------
@@ -212,10 +212,11 @@ def reached(loader: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _held_by(path: str, part: Any) -> list[tuple[str, Any]]:
+    # A copy of a whole container would write to each page of what it holds: references are counted.
     if isinstance(part, dict):
-        return [(f"{path}[{key!r}]", part[key]) for key in list(part)[:ELEMENTS]]
+        return [(f"{path}[{key!r}]", part[key]) for key in itertools.islice(part, ELEMENTS)]
     if isinstance(part, (list, tuple, set, frozenset)):
-        return [(f"{path}[{n}]", value) for n, value in enumerate(list(part)[:ELEMENTS])]
+        return [(f"{path}[{n}]", each) for n, each in enumerate(itertools.islice(part, ELEMENTS))]
     found = []
     if isinstance(part, types.MethodType):
         found += [(f"{path}.__self__", part.__self__), (path, part.__func__)]

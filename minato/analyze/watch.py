@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import importlib.abc
 import importlib.util
 import json
@@ -595,6 +596,8 @@ def _be_keeper(
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     held = descriptors()
+    gc.freeze()  # collections would write to pages that are shared with the program
+    _die_before_program()
     _open_again()
     os.write(told, b"+")
     os.close(told)
@@ -611,6 +614,12 @@ def _be_keeper(
 
         keeper.serve(to, lines, line, loader, held, of[0])
     os._exit(0)
+
+
+def _die_before_program() -> None:
+    """Where memory runs out, the system kills this process and not the program."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
 
 
 def descriptors() -> dict[int, str]:

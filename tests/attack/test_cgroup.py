@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from control_groups import group, set_limit  # noqa: F401
 
 from minato._oom_kills import MACHINE_SAYS, MAYBE, OomKills
 
@@ -18,8 +19,6 @@ from .support import SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT, GROWS_LIMIT, RANKS_LIMIT = 600 << 20, 1200 << 20, 2600 << 20
-#: by the version of control groups
-LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 #: 14 batches of 16 MiB are kept; with torch's loader the peak is 520 to 540 MiB
 SCRIPT = """
@@ -164,49 +163,6 @@ sys.exit(any([os.waitpid(pid, 0)[1] for pid in ranks]))
 """
 
 
-def _own(version: int) -> Path | None:
-    """This process's group, where that has a memory controller."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _number, controllers, path = line.split(":", 2)
-        if version == 1 and "memory" in controllers.split(","):
-            return Path("/sys/fs/cgroup/memory" + path)
-        if version == 2 and not controllers:
-            return Path("/sys/fs/cgroup" + path)
-    return None
-
-
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """A group below this process's with the limit, or a skip."""
-    made = None
-    for version, name in LIMIT_FILES.items():
-        own = _own(version)
-        try:
-            if own is not None and made is None:
-                made = own / f"minato-test-{os.getpid()}"
-                made.mkdir()
-                (made / name).write_text(str(LIMIT))
-        except OSError:
-            if made is not None and made.exists():
-                made.rmdir()
-            made = None
-    if made is None:
-        pytest.skip("no control group with a memory limit can be made here")
-    yield made
-    for _ in range(200):
-        try:
-            made.rmdir()
-            return
-        except OSError:  # ended processes are still being accounted
-            time.sleep(0.05)
-
-
-def _set_limit(group: Path, limit: int) -> None:
-    for name in LIMIT_FILES.values():
-        if (group / name).exists():
-            (group / name).write_text(str(limit))
-
-
 def _run_inside(group: Path, *arguments: str) -> str:
     def enter() -> None:
         (group / "cgroup.procs").write_text(str(os.getpid()))
@@ -226,7 +182,7 @@ def test_retained_batches_in_small_cgroup(group: Path, scheduling: str) -> None:
 
 def test_eight_ranks_under_one_limit(group: Path) -> None:
     """Each takes its share of the memory, and together they deliver each epoch exactly."""
-    _set_limit(group, RANKS_LIMIT)
+    set_limit(group, RANKS_LIMIT)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", RANKS, str(group)], cwd=ROOT,
         capture_output=True, text=True, timeout=100,
@@ -242,7 +198,7 @@ def test_eight_ranks_under_one_limit(group: Path) -> None:
 
 
 def test_number_of_workers_fits_memory(group: Path) -> None:
-    _set_limit(group, GROWS_LIMIT)
+    set_limit(group, GROWS_LIMIT)
     workers = _run_inside(group, GROWS).strip()
     assert workers.isdecimal(), workers
     assert 2 < int(workers) < 12

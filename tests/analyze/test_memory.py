@@ -1,0 +1,83 @@
+"""Datasets that fill most of the memory, in a group of processes with a small limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control_groups import group, set_limit  # noqa: F401
+
+from minato import _core
+from minato.analyze import command, keeper
+
+from .support import ROOT, command as line
+from .support import environment
+
+pytestmark = pytest.mark.limit(240)
+
+LIMIT = 1500 << 20
+PROGRAM = ROOT / "benchmarks" / "analyze" / "memory.py"
+
+
+def test_copy_ends_when_a_quarter_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what was available when the copy was made."""
+    free = iter([1000 << 20, 300 << 20, 249 << 20])
+    monkeypatch.setattr(_core, "machine", lambda: {"memory_available": next(free)})
+    memory = command.Memory()
+    assert [memory.low() for _ in range(3)] == [False, False, True]
+    assert "261 MB of memory were left" in memory.said
+
+
+def test_control_groups_count_as_memory(group: Path) -> None:
+    """A container's limit, not the machine's memory, is what a study may take a quarter of."""
+    set_limit(group, LIMIT)
+    text = "from minato.analyze import keeper; print(keeper._available())"
+    done = inside(group, [sys.executable, "-c", text])
+    assert int(done.stdout) <= LIMIT < keeper._available()
+
+
+def inside(group: Path, whole: list[str], folder: Path = ROOT) -> Any:
+    def enter() -> None:
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    return subprocess.run(whole, cwd=folder, preexec_fn=enter, env=environment(), text=True,
+                          capture_output=True, timeout=200)  # fmt: skip
+
+
+def kills(group: Path) -> int:
+    for name in ("memory.events", "memory.oom_control"):
+        if (group / name).exists():
+            words = dict(row.split() for row in (group / name).read_text().splitlines())
+            return int(words["oom_kill"])
+    return 0
+
+
+@pytest.mark.parametrize("program, option, studied", [
+    ([], [], True),
+    (["--objects", "--touch"], [], False),
+    (["--objects"], ["--pause"], True),
+])  # fmt: skip
+def test_dataset_of_most_memory_is_no_harm(
+    program: list[str], option: list[str], studied: bool, group: Path, tmp_path: Path
+) -> None:
+    """The program ends as without a watch. Where it copies the pages that it shares, the copy of
+    it gives way; --pause studies before that."""
+    set_limit(group, LIMIT)
+    whole = line("--anyway", "--budget", "5s", *option, "--", sys.executable, PROGRAM, "60", *program)
+    done = inside(group, whole, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert kills(group) == 0, done.stdout
+    [said] = [text for text in done.stdout.splitlines() if "checksum" in text]
+    texts = int(said.split()[0])
+    assert texts * 1000 > 0.35 * LIMIT
+    found = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert found["loader"]["samples"] == texts and found["watched"]["steps"] >= 20
+    if studied:
+        assert found["work"]["costs"] and found["rates"], done.stdout
+    else:
+        assert found["work"] is None and "its copy was ended" in done.stdout
