@@ -318,6 +318,11 @@ class Study:
         send(self.keeper.socket, {"do": "check", "writes": writes})
         while (messages := self.keeper.lines()) is not None:
             for message in messages:
+                if message["kind"] == "unable":
+                    raise ConnectionError(
+                        f"the program's Python has no minato, and this one does not fit it "
+                        f"({message['error']}): install minato there"
+                    )
                 found: list[str] = message["refused"]
                 return found
         raise ConnectionError("the process that kept the dataset has ended")
@@ -717,7 +722,7 @@ class Analysis:
             )  # fmt: skip
         except ConnectionError as error:
             assert self.found is not None
-            study.note(f"{error}; is minato installed for the program's Python?")
+            study.note(f"{error}; its dataset was not studied")
             return concluded(self.found, study, self.options.anyway)
 
     def _told(self, found: dict[str, Any], which: tuple[int, str]) -> None:

@@ -610,10 +610,28 @@ def _be_keeper(
     line = lines.readline()  # what the study asks for first, or its end
     if BYE not in line:
         watch.end()
-        from minato.analyze import keeper
-
-        keeper.serve(to, lines, line, loader, held, of[0])
+        try:
+            _find_package()
+            from minato.analyze import keeper
+        except Exception as error:
+            send(to, {"kind": "unable", "error": f"{type(error).__name__}: {error}"})
+        else:
+            keeper.serve(to, lines, line, loader, held, of[0])
     os._exit(0)
+
+
+def _find_package() -> None:
+    """The package of this file, where the program's Python has none, as in another environment."""
+    spec = importlib.util.find_spec("minato")
+    if spec is None or spec.origin is None:
+        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        spec = importlib.util.spec_from_file_location(
+            "minato", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+        )
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["minato"] = module
+        spec.loader.exec_module(module)
 
 
 def _die_before_program() -> None:
