@@ -539,7 +539,7 @@ def rebuilt(loader: Any, request: dict[str, Any]) -> Any:
     workers = request["workers"]
     given: dict[str, Any] = {
         "num_workers": workers, "collate_fn": loader.collate_fn,
-        "worker_init_fn": loader.worker_init_fn, "in_order": loader.in_order,
+        "worker_init_fn": loader.worker_init_fn, "in_order": getattr(loader, "in_order", True),
     }  # fmt: skip
     if workers:
         given["multiprocessing_context"] = "fork"

@@ -354,20 +354,25 @@ class Watch:
         self._patch(module.DataLoader)
 
     def _patch(self, top: type) -> None:
-        self._replace(top, "__init__", self._init(vars(top)["__init__"]))
         below = [top]
         for kind in below:
             below += kind.__subclasses__()
-            if "__iter__" in vars(kind):
-                self._replace(kind, "__iter__", self._iter(vars(kind)["__iter__"]))
+            self._hook_class(kind)
         watch, parent = self, super
 
         def __init_subclass__(cls: Any, /, **given: Any) -> None:
             parent(top, cls).__init_subclass__(**given)
-            if watch.active and "__iter__" in vars(cls):
-                watch._replace(cls, "__iter__", watch._iter(vars(cls)["__iter__"]))
+            if watch.active:
+                watch._hook_class(cls)
 
         self._replace(top, "__init_subclass__", classmethod(__init_subclass__))
+
+    def _hook_class(self, kind: type) -> None:
+        """Methods of a loader class. Its ``__init__`` need not call torch's: that of torchdata's
+        StatefulDataLoader does not."""
+        for name, hooked in (("__init__", self._init), ("__iter__", self._iter)):
+            if name in vars(kind):
+                self._replace(kind, name, hooked(vars(kind)[name]))
 
     def _replace(self, owner: type, name: str, new: Any) -> None:
         old = vars(owner).get(name)
@@ -379,7 +384,8 @@ class Watch:
         def __init__(loader: Any, *given: Any, **named: Any) -> None:
             if self.active:
                 with contextlib.suppress(Exception):
-                    self.places[loader] = _place()
+                    if loader not in self.places:  # the outermost class knows the caller
+                        self.places[loader] = _place()
             original(loader, *given, **named)
 
         return _eager(__init__)

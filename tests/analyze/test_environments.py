@@ -109,3 +109,53 @@ for _ in range(8):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].startswith("Limit: ")
     assert "note: only" not in done.stdout and "other loaders" not in done.stdout
+
+
+# ---- loaders that do not call torch's __init__ -------------------------------------------------
+
+#: As torchdata's, in what a watch can notice: all is its own but the type.
+STATEFUL = """
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+class StatefulDataLoader(DataLoader):
+    def __init__(self, dataset, batch_size=1, num_workers=0):
+        inner = DataLoader(dataset, batch_size, num_workers=num_workers)
+        vars(self).update(vars(inner))
+        vars(self).pop("in_order", None)
+    def __iter__(self):
+        self.iterator = self._get_iterator()
+        return self.iterator
+    def _get_iterator(self):
+        return StatefulIterator(self)
+    def state_dict(self):
+        return {"given": self.iterator.given}
+class StatefulIterator(_SingleProcessDataLoaderIter):
+    given = 0
+    def __next__(self):
+        self.given += 1
+        return super().__next__()
+"""
+
+
+@pytest.mark.parametrize("kind", ["alike", "torchdata"])
+def test_stateful_loader_is_studied_at_its_line(kind: str, tmp_path: Path) -> None:
+    """Its constructor's line is known, though it calls no other constructor."""
+    given = STATEFUL
+    if kind == "torchdata":
+        pytest.importorskip("torchdata.stateful_dataloader", exc_type=ImportError)
+        given = "from torchdata.stateful_dataloader import StatefulDataLoader\n"
+    file = program(tmp_path, SLEEPS + given + """
+loader = StatefulDataLoader(Samples(), batch_size=4)
+for _ in range(8):
+    for batch in loader:
+        time.sleep(0.001)
+    state = loader.state_dict()
+assert state
+""")  # fmt: skip
+    line = file.read_text().splitlines().index("loader = StatefulDataLoader(Samples(), batch_size=4)") + 1
+    done, found = study(tmp_path, file.read_text())
+    assert done.returncode == 0, done.stderr
+    assert found["place"] == [str(file), line]
+    assert found["loader"]["class"].endswith("StatefulDataLoader")
+    assert found["watched"]["steps"] >= 20 and found["work"]["costs"] and found["rates"]
+    kinds = {(rate["loader"], rate["workers"]) for rate in found["rates"]}
+    assert {("torch", 0), ("torch", 1)} <= kinds
