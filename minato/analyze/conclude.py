@@ -57,10 +57,15 @@ STORAGES = (
     ("network, 5 MB/s", 5e6), ("disk, 23 MB/s", 23e6), ("SSD, 280 MB/s", 280e6), ("memory", math.inf),
 )  # fmt: skip
 
+#: share of its time that a sample computes, from which threads that hold the interpreter's lock wait
+#: for each other because of that lock
+COMPUTES = 0.5
+
 KINDS = {
     "step": "the step", "nothing": "none in loading", "storage": "storage", "lock": "a lock",
-    "stragglers": "stragglers", "workers": "too few workers", "work": "the work of a sample",
-    "cores": "the cores", "hand-over": "handing samples over", "shared": "something that workers share", "unknown": "not settled",
+    "interpreter": "the interpreter's lock", "stragglers": "stragglers", "workers": "too few workers",
+    "work": "the work of a sample", "cores": "the cores", "hand-over": "handing samples over",
+    "shared": "something that workers share", "unknown": "not settled",
 }  # fmt: skip
 
 #: transforms by their class, and the operator of minato.ops that does the same in C
@@ -298,6 +303,23 @@ class Facts:
             seen += [usage["others"]] if usage else []
         return statistics.median(seen) if seen else 0.0
 
+    @property
+    def threads(self) -> bool:
+        return bool(self.loader.get("worker_type") == "thread" and self.workers)
+
+    def at_once(self) -> dict[str, float] | None:
+        """How many times the samples of one are made by several processes, and by as many threads,
+        at once. Either is compared with one that was measured in the same way."""
+        both = self.all.get("contend") or {}
+        told = both.get("threads")
+        if not told or not both["one"]["samples"] or not both["several"]["samples"]:
+            return None
+        count = both["processes"]
+        return {
+            "processes": count * both["one"]["seconds"] / both["several"]["seconds"],
+            "threads": count * told["alone"]["seconds"] / told["several"]["seconds"],
+        }
+
     def share(self, stage: dict[str, Any]) -> float:
         return float(stage["seconds"]) / self.mean if self.mean else 0.0
 
@@ -364,7 +386,7 @@ def _limit(f: Facts) -> tuple[str, str] | None:
     if not f.costs:
         return None
     return (
-        _stragglers(f) or _shared(f) or _storage(f) or _hand_over(f) or _workers(f, 1.5)
+        _stragglers(f) or _shared(f) or _threads(f) or _storage(f) or _hand_over(f) or _workers(f, 1.5)
         or _one_stage(f) or _workers(f, 1.2) or _cores(f)
     )  # fmt: skip
 
@@ -438,11 +460,31 @@ def _shared(f: Facts) -> tuple[str, str] | None:
     names = reading(several["stages"])
     if stage["label"] in names or set(stage["inside"]) & names:
         return "storage", f"Reads wait for each other in {where}: {once}, and more would not read faster."
+    if (made := f.at_once()) is not None:
+        once += f"; {count} threads make {made['threads']:.2g} times as many as one"
     if stage["kind"] == "lock" or both.get("locks"):
         lock = f" ({', '.join(both['locks'])})" if both.get("locks") else ""
         where = "__getitem__" if where in ("", "__getitem__ itself") else where
         return "lock", f"Workers wait for each other in {where}{lock}: {once}."
     return "shared", f"Workers wait for each other in {where}: {once}."
+
+
+def _threads(f: Facts) -> tuple[str, str] | None:
+    """What the threads of a program with ``worker_type="thread"`` wait for."""
+    if not f.threads or (made := f.at_once()) is None:
+        return None
+    told, count = f.all["contend"]["threads"], f.all["contend"]["processes"]
+    if made["threads"] > count / SHARED:
+        return None
+    rates = (
+        f"{count} at once make {made['threads']:.2g} times as many samples as one, {count} processes "
+        f"{made['processes']:.2g} times"
+    )
+    if f.cpu_share > COMPUTES and f.all["work"].get("gil") in ("holds it", "mixed"):
+        return "interpreter", f"A sample holds it, so threads take turns: {rates}."
+    if told["locks"]:
+        return "lock", f"Threads wait for each other ({', '.join(told['locks'])}): {rates}."
+    return "shared", f"Threads wait for each other: {rates}."
 
 
 def _storage(f: Facts) -> tuple[str, str] | None:
@@ -519,7 +561,7 @@ def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
     if not rate or not f.costs:
         return helps, useless
     now = with_step(rate, f.asked, f.workers)
-    for make in (_more_workers, _minato, _cache, _codec):
+    for make in (_more_workers, _minato, _worker_type, _cache, _codec):
         found = make(f, rate, now)
         if isinstance(found, str):
             useless.append(found)
@@ -551,7 +593,7 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
     busy = f.step_cores * min(1.0, (f.rate(f.own, f.cores) or rate) / (f.asked or math.inf))
     free = max(1, f.cores - round(busy))
     target, note = free, ""
-    if _shared(f) is not None:
+    if _shared(f) is not None or _threads(f) is not None:
         return "more workers: they wait for each other already"
     if fit is None:
         return f"another number of workers: not known, {len(f.scaling(f.own))} number(s) measured"
@@ -593,6 +635,28 @@ def _minato(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     return _change(
         "minato.DataLoader in place of torch's", "from minato import DataLoader", predicted, now,
         "one import", "unchanged", {"loader": "minato", "workers": f.workers},
+    )  # fmt: skip
+
+
+def _worker_type(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
+    """Processes in place of a program's threads, or threads in place of its processes: where one of
+    the two waits for what the other does not."""
+    made = f.at_once()
+    if made is None or not f.workers or f.loader.get("worker_type") == "native":
+        return None
+    now_, other = ("threads", "processes") if f.threads else ("processes", "threads")
+    gain = made[other] / made[now_]
+    waits = _threads(f) if f.threads else _shared(f)
+    if waits is None:
+        return None
+    if gain < WORTH:
+        return f"{other} in place of {now_}: {gain:.2f} times as many samples at once"
+    kind = "process" if f.threads else "thread"
+    own = "" if f.own == "minato" else "from minato import DataLoader  # and "
+    return _change(
+        f"{other} in place of {now_}", f'{own}worker_type="{kind}"',
+        with_step(rate * gain, f.asked, f.workers), now, "one argument" if not own else "one import, "
+        "one argument", "unchanged", {"loader": "minato", "workers": f.workers, "worker_type": kind},
     )  # fmt: skip
 
 

@@ -383,45 +383,87 @@ def _gil(loader: Any, seconds: float) -> str | None:
     return "holds it" if share < 0.25 else "lets go" if share > 0.7 else "mixed"
 
 
-# ---- several processes at once -------------------------------------------------------------
+# ---- several workers at once ---------------------------------------------------------------
 
 
 def contend(request: dict[str, Any], loader: Any, send: Send) -> None:
-    """The same stages by one process, and by several at once: what they wait for each other for
-    takes longer then."""
-    seconds = request["seconds"]
+    """The same samples by one process, by several at once, and by as many threads: what workers
+    wait for each other for takes longer then."""
+    seconds, count = request["seconds"], request["processes"]
     usage = Usage()
-    one = _together(loader, 1, seconds / 3)
-    several = _together(loader, request["processes"], seconds / 2)
-    locks = [path for path, part in _locks(loader)]
-    send({"kind": "contend", "processes": request["processes"], "one": one, "several": several,
-          "locks": locks[:3], "usage": usage.told()})  # fmt: skip
+    one = _together(loader, 1, 0.25 * seconds)
+    several = _together(loader, count, 0.35 * seconds)
+    result = {"kind": "contend", "processes": count, "one": one, "several": several, "threads": None,
+              "locks": _locks_named(loader, _is_shared_lock), "usage": usage.told()}  # fmt: skip
+    send(result)
+    if not is_iterable(loader):
+        alone, threads = (_threaded(loader, n, 0.15 * seconds) for n in (1, count))
+        if alone and threads:
+            locks = _locks_named(loader, lambda part: isinstance(part, THREAD_LOCKS))
+            send({**result, "threads": {"alone": alone, "several": threads, "locks": locks}})
 
 
-def _locks(loader: Any) -> Iterator[tuple[str, Any]]:
+#: Locks of one process: each worker process has its own.
+THREAD_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore)
+
+
+def _is_shared_lock(part: Any) -> bool:
     from multiprocessing import synchronize
 
+    return isinstance(part, synchronize.SemLock)
+
+
+def _locks_named(loader: Any, is_lock: Callable[[Any], bool]) -> list[str]:
+    """Paths of at most three locks that a dataset holds."""
+    return [path for path, _part in itertools.islice(_locks(loader, is_lock), 3)]
+
+
+def _threaded(loader: Any, count: int, seconds: float) -> dict[str, Any] | None:
+    """Samples by threads, and seconds of each of them. A thread that waits for another wakes up now
+    and then to look, so the time in which it had no core is not apart, and there are no clocks
+    inside. A process of its own, which a dataset that is not made for threads may end."""
+
+    def make_all() -> dict[str, Any]:
+        end = clock() + seconds
+
+        def make_some(skip: int) -> int:
+            made = 0
+            for _index, make in makers(loader, skip):
+                with contextlib.suppress(Exception):  # the work phase has told of it
+                    make()
+                if made and clock() > end:
+                    break
+                made += 1
+            return made
+
+        with ThreadPoolExecutor(count) as pool:
+            began = clock()
+            samples = sum(pool.map(make_some, [37 * n for n in range(count)]))
+        return {"samples": samples, "seconds": count * (clock() - began) / samples}
+
+    results = _in_forks([make_all])
+    return results[0] if results else None
+
+
+def _locks(loader: Any, is_lock: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
     from .keeper import reached
 
     for path, part in reached(loader):
-        if isinstance(part, synchronize.SemLock):
+        if is_lock(part):
             yield path, part
 
 
-def _together(loader: Any, count: int, seconds: float) -> dict[str, Any]:
+def _in_forks(functions: list[Callable[[], dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What functions return, each in a process of its own, at the same time. One that fails has
+    no result."""
     children = []
-    for number in range(count):
+    for function in functions:
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
-                timed = _Timed(loader, lambda _message: None, FULL)
-                for _path, lock in _locks(loader):
-                    lock.acquire = timed.clocks.timed(lock.acquire, "wait for a lock", LOCK)
-                timed.run(seconds, plainly=False, skip=number * 37)
-                told = {"samples": timed.pairs, "seconds": timed.clocked,
-                        "cpu": timed.clocked_cpu, "stages": timed.stages()}  # fmt: skip
+                told = function()
                 with os.fdopen(write, "w") as out:
                     json.dump(told, out)
                 status = 0
@@ -431,11 +473,24 @@ def _together(loader: Any, count: int, seconds: float) -> dict[str, Any]:
         children.append((pid, read))
     found = []
     for pid, read in children:
-        with os.fdopen(read) as out:
-            text = out.read()
+        with os.fdopen(read) as source:
+            text = source.read()
         os.waitpid(pid, 0)
         if text:
             found.append(json.loads(text))
+    return found
+
+
+def _together(loader: Any, count: int, seconds: float) -> dict[str, Any]:
+    def timed(number: int) -> dict[str, Any]:
+        timed = _Timed(loader, lambda _message: None, FULL)
+        for _path, lock in _locks(loader, _is_shared_lock):
+            lock.acquire = timed.clocks.timed(lock.acquire, "wait for a lock", LOCK)
+        timed.run(seconds, plainly=False, skip=number * 37)
+        return {"samples": timed.pairs, "seconds": timed.clocked, "cpu": timed.clocked_cpu,
+                "stages": timed.stages()}  # fmt: skip
+
+    found = _in_forks([partial(timed, number) for number in range(count)])
     samples = sum(one["samples"] for one in found)
     stages: dict[str, dict[str, Any]] = {}
     for one in found:
@@ -578,7 +633,11 @@ def rebuilt(loader: Any, request: dict[str, Any]) -> Any:
         given.update(options)
     else:
         given.pop("in_order")
-    if given.get("worker_type") == "native":
+    if request.get("worker_type"):
+        given["worker_type"] = request["worker_type"]
+    if request.get("same") and given.get("worker_type") == "native":
+        given["worker_type"] = None  # its dataset has no native pipeline
+    if given.get("worker_type") in ("native", "thread"):
         given.pop("multiprocessing_context", None)
     return DataLoader(dataset, **given)
 

@@ -82,6 +82,52 @@ def test_stage_that_grows_with_processes_is_shared() -> None:
     assert kind_of(contend=computes, costs=sleeps)[0] == "work"
 
 
+def by_threads(seconds: float, locks: list[str], processes: float = 0.01) -> dict[str, Any]:
+    """What each of two threads, and of two processes, takes for a sample that one makes in 10 ms."""
+    both = contending("decode()", processes - 0.01)
+    both["threads"] = {"alone": {"samples": 9, "seconds": 0.01},
+                       "several": {"samples": 9, "seconds": seconds}, "locks": locks}  # fmt: skip
+    return both
+
+
+def of_threads(contend: dict[str, Any], gil: str, **given: Any) -> Facts:
+    rates = {("minato", 1): 100.0, ("minato", 2): 100.0}
+    found = facts(contend=contend, rates=rates, own="minato", work={"gil": gil}, **given)
+    found["loader"]["worker_type"] = "thread"
+    return Facts(found)
+
+
+def test_threads_wait_for_the_interpreter_or_a_lock() -> None:
+    turns = by_threads(0.02, ["dataset.tables"])
+    found = limit(of_threads(turns, "holds it"))
+    assert found["kind"] == "interpreter" and "2 processes 2 times" in found["line"]
+    assert limit(of_threads(turns, "lets go"))["kind"] == "lock"
+    waits = limit(of_threads(turns, "holds it", costs=[(0.01, 0.001)] * 40))
+    assert waits["kind"] == "lock" and "(dataset.tables)" in waits["line"]
+    assert limit(of_threads(by_threads(0.02, []), "lets go"))["kind"] == "shared"
+    assert limit(of_threads(by_threads(0.011, []), "holds it"))["kind"] != "interpreter"
+
+
+def test_processes_are_advised_where_only_threads_wait() -> None:
+    helps, _ = candidates(of_threads(by_threads(0.02, []), "holds it"))
+    [change] = [one for one in helps if "threads" in one["what"]]
+    assert change["paste"] == 'worker_type="process"' and change["predicted"] == pytest.approx(200)
+    assert change["check"] == {"loader": "minato", "workers": 2, "worker_type": "process"}
+    both = by_threads(0.02, [], processes=0.02)  # processes wait as long
+    both["several"]["stages"][0]["kind"] = "lock"
+    _, useless = candidates(of_threads(both, "lets go"))
+    assert "processes in place of threads: 1.00 times as many samples at once" in useless
+
+
+def test_threads_are_advised_where_only_processes_wait() -> None:
+    both = contending("wait for a file's lock", 0.008, kind="lock", inside=("read()",))
+    both["threads"] = by_threads(0.01, [])["threads"]
+    helps, _ = candidates(Facts(facts(contend=both)))
+    [change] = [one for one in helps if "processes" in one["what"]]
+    assert change["paste"] == 'from minato import DataLoader  # and worker_type="thread"'
+    assert change["predicted"] == pytest.approx(360)
+
+
 def test_uneven_samples_are_stragglers_where_scheduling_gains() -> None:
     costs = ([(0.003, 0.0)] * 99 + [(0.3, 0.0)]) * 2
     rates = {("torch", 1): 160.0, ("torch", 4): 380.0, ("minato", 4): 600.0}

@@ -159,3 +159,46 @@ assert state
     assert found["watched"]["steps"] >= 20 and found["work"]["costs"] and found["rates"]
     kinds = {(rate["loader"], rate["workers"]) for rate in found["rates"]}
     assert {("torch", 0), ("torch", 1)} <= kinds
+
+
+# ---- threads ------------------------------------------------------------------------------------
+
+THREADS = """
+import threading, time, torch
+from minato import DataLoader
+from torch.utils.data import Dataset
+
+class Samples(Dataset):
+    def __init__(self):
+        self.tables = threading.Lock()
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        {sample}
+        return torch.tensor(index)
+
+for _ in range(4):
+    for batch in DataLoader(Samples(), 4, num_workers=2, worker_type="thread"):
+        pass
+"""
+
+
+def test_threads_that_share_a_lock_are_named(tmp_path: Path) -> None:
+    sample = "with self.tables: time.sleep(0.01)"
+    done, found = study(tmp_path, THREADS.format(sample=sample), "--budget", "12s")
+    assert found["limit"]["kind"] == "lock", done.stdout
+    assert "dataset.tables" in found["limit"]["line"] and "2 processes" in found["limit"]["line"]
+    rates = {(rate["loader"], rate["workers"]) for rate in found["rates"]}
+    assert ("minato", 2) in rates  # its own loader runs in the study, with threads
+    [change] = [one for one in found["helps"] if "worker_type" in one["paste"]]
+    assert change["paste"] == 'worker_type="process"' and change["gain"] > 1.5
+    assert change["checked_gain"] > 1.5
+
+
+def test_a_sample_that_threads_cannot_make_is_left_out(tmp_path: Path) -> None:
+    """It ends the process, and what processes have measured stays."""
+    sample = "threading.current_thread() is threading.main_thread() or os._exit(9)"
+    text = THREADS.replace('worker_type="thread"', "").replace("import threading", "import os, threading")
+    done, found = study(tmp_path, text.format(sample=sample))
+    assert done.returncode == 0, done.stderr
+    assert found["contend"]["threads"] is None and found["contend"]["several"]["samples"]
