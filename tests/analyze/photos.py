@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
-_PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "analyze" / "photos.py"
+from .support import benchmark
 
-
-def _benchmark() -> Any:
-    spec = importlib.util.spec_from_file_location("benchmark_photos", _PATH)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_module = _benchmark()
+_module = benchmark("photos")
 
 
 def photo(seed: int, width: int = 320, height: int = 240) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -51,6 +52,16 @@ def program(folder: Path, text: str, name: str = "train.py") -> Path:
 
 def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "minato", "analyze", *map(str, arguments)]
+
+
+def benchmark(name: str) -> Any:
+    """A prepared program, as a module."""
+    file = ROOT / "benchmarks" / "analyze" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class Compose:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .support import SLEEPS, analyzed, program, study
+from .support import SLEEPS, analyzed, benchmark, program, study
 
 pytestmark = pytest.mark.limit(240)
 
@@ -202,3 +202,16 @@ def test_a_sample_that_threads_cannot_make_is_left_out(tmp_path: Path) -> None:
     done, found = study(tmp_path, text.format(sample=sample))
     assert done.returncode == 0, done.stderr
     assert found["contend"]["threads"] is None and found["contend"]["several"]["samples"]
+
+
+# ---- a step that the program does not wait for -------------------------------------------------
+
+
+def test_ceiling_of_a_queued_step_is_found(tmp_path: Path) -> None:
+    queued = benchmark("queued")
+    text = Path(queued.__file__).read_text()
+    done, found = study(tmp_path, text)
+    assert done.returncode == 0, done.stderr
+    assert found["watched"]["by"] == "events on the device"
+    assert found["watched"]["asked"] == pytest.approx(queued.BATCH / queued.STEP, rel=0.1)
+    assert found["watched"]["wait"] > 0.1
