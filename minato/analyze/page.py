@@ -25,8 +25,9 @@ body { margin: 0 auto; max-width: 60rem; padding: 1.25rem; background: var(--bac
   font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.35rem; line-height: 1.3; margin: .5rem 0 1rem; text-wrap: balance; }
 h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
-p, li, h1, figcaption { overflow-wrap: anywhere; } td { overflow-wrap: break-word; }
-td:first-child { min-width: 9rem; } td:last-child { min-width: 8rem; } 
+p, li, h1, figcaption, td code { overflow-wrap: anywhere; } td { overflow-wrap: break-word; }
+td:first-child { min-width: 9rem; } td:last-child { min-width: 8rem; }
+.wide td { min-width: 0; } .wide td:first-child { white-space: nowrap; }
 .soft, figcaption { color: var(--soft); font-size: .875rem; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem; padding: 0; }
 .facts div { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; }
@@ -35,7 +36,7 @@ figure { margin: 0; max-width: 38rem; } svg { width: 100%; height: auto; display
 svg text { fill: var(--text); font: 12px system-ui, sans-serif; } svg .s { fill: var(--soft); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { text-align: left; padding: .35rem .6rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } td.n { white-space: nowrap; }
 code, pre { font: .85rem/1.45 ui-monospace, monospace; } code { background: var(--card); padding: .1rem .3rem; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem;
   white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -100,9 +101,10 @@ def _loader(f: Facts) -> str:
 
 
 def _table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), cards: bool = False
+    head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), kind: str = ""
 ) -> str:
-    """numbers: columns of these. cards: on a phone, each row is a block of lines."""
+    """numbers: columns of these. kind: "cards" where each row is a block of lines on a phone, "wide"
+    where columns are as narrow as their text."""
     def cells(tag: str, row: Sequence[str]) -> str:
         return "".join(
             f"<{tag} data-name='{head[n]}'{' class=n' if n in numbers else ''}>{cell}</{tag}>"
@@ -110,8 +112,7 @@ def _table(
         )
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    kind = " class=cards" if cards else ""
-    return f'<div class="scroll"><table{kind}><tr>{cells("th", head)}</tr>{body}</table></div>'
+    return f'<div class="scroll"><table class="{kind}"><tr>{cells("th", head)}</tr>{body}</table></div>'
 
 
 def _changes(found: dict[str, Any]) -> str:
@@ -134,7 +135,7 @@ def _changes(found: dict[str, Any]) -> str:
         ])  # fmt: skip
     out = "<h2>What would help</h2>"
     out += (
-        _table(["change", "predicted, samples/s", "checked", "effort"], rows, (1, 2), cards=True)
+        _table(["change", "predicted, samples/s", "checked", "effort"], rows, (1, 2), "cards")
         if rows else "<p>Nothing of what was looked at.</p>"
     )  # fmt: skip
     if found["useless"]:
@@ -301,19 +302,23 @@ def _codecs(f: Facts) -> str:
 
     shown = [
         [text(row["name"]), sized(row["bytes"]), f"{rows[0]['bytes'] / row['bytes']:.2f}",
-         seconds(row["decode"]), "-" if row is rows[0] else text(loss(row)), epoch(row),
-         *(on(row, name, speed) for name, speed in STORAGES)]
+         seconds(row["decode"]), "-" if row is rows[0] else text(loss(row)), epoch(row)]
         for row in rows
     ]  # fmt: skip
+    elsewhere = [
+        [text(row["name"]), *(on(row, name, speed) for name, speed in STORAGES)] for row in rows
+    ]
     small = f" All but the first row are shrunk to a shorter side of {told['size']} pixels, which is all " \
         "that samples use." if told["size"] else ""
-    head = ["codec", "an image", "times smaller", "decode", "loss", "epoch here", *(n for n, _ in STORAGES)]
+    head = ["codec", "an image", "times smaller", "decode", "loss", "epoch here"]
+    storages = ["codec", *(name for name, _ in STORAGES)]
     return (
-        f"<h2>Codecs</h2>{_table(head, shown, (1, 2, 3, 5, 6, 7, 8, 9))}<p class='soft'>{told['images']} "
-        "images that samples read, encoded anew; decoding is CPU time of one core. An epoch here: loading "
-        "alone, on this storage. The last four columns: samples a second, were there nothing "
-        "but the CPU time of samples, on these cores, and such a storage, from which each file is read once; "
-        f"bold is the fastest.{small}</p>"
+        f"<h2>Codecs</h2>{_table(head, shown, (1, 2, 3, 4, 5), 'cards')}<p class='soft'>"
+        f"{told['images']} images that samples read, encoded anew; decoding is CPU time of one core. An "
+        f"epoch here: loading alone, on this storage.{small}</p>"
+        f"<h2>Codecs on other storages</h2>{_table(storages, elsewhere, (1, 2, 3, 4), 'wide')}"
+        "<p class='soft'>Samples a second, were there nothing but the CPU time of samples, on these cores, "
+        "and such a storage, from which each file is read once. Bold is the fastest, whatever it loses.</p>"
     )
 
 
@@ -328,7 +333,7 @@ def _orders(f: Facts) -> str:
     ]  # fmt: skip
     if not rows:
         return ""
-    return f"<h2>Orders of transforms</h2>{_table(['move', 'a sample now', 'then', 'data'], rows, (1, 2), cards=True)}"
+    return f"<h2>Orders of transforms</h2>{_table(['move', 'a sample now', 'then', 'data'], rows, (1, 2), 'cards')}"
 
 
 def _stages(f: Facts) -> str:
@@ -341,7 +346,7 @@ def _stages(f: Facts) -> str:
         for s in f.stages
     ]  # fmt: skip
     head = ["stage", "kind", "share", "a sample", "on a core", "calls", "inside"]
-    return f"<h2>Stages</h2>{_table(head, rows, (2, 3, 4, 5))}"
+    return f"<h2>Stages</h2>{_table(head, rows, (2, 3, 4, 5), 'cards')}"
 
 
 def _machine(found: dict[str, Any]) -> str:
