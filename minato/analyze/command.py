@@ -356,7 +356,8 @@ def studied(
     keep(found)
     work = found["work"]
     if not work or not work["costs"]:
-        study.note(f"no sample could be made in {report.seconds(budget * WORK)}")
+        if not work or not work["failures"]:
+            study.note(f"no sample could be made in {report.seconds(budget * WORK)}")
         return concluded(found, study, anyway)
     if study.cut:  # loaders would hang at the same sample
         return concluded(found, study, anyway)
@@ -631,7 +632,7 @@ class Analysis:
                 raise
             self.found["notes"].append("the study was interrupted")
             report_ = concluded(self.found, None, self.options.anyway)
-        self._told(report_, which)
+        self._told(report_, which, paused)
         if paused:
             self.listener.end_keepers()  # the program would copy each page that they share
             self._signal(signal.SIGCONT)
@@ -725,7 +726,7 @@ class Analysis:
             study.note(f"{error}; its dataset was not studied")
             return concluded(self.found, study, self.options.anyway)
 
-    def _told(self, found: dict[str, Any], which: tuple[int, str]) -> None:
+    def _told(self, found: dict[str, Any], which: tuple[int, str], paused: bool) -> None:
         others = [w for w, told in self.listener.loaders.items() if w != which and told["batches"]]
         if others:
             places = [self.listener.loaders[w]["place"] for w in others]
@@ -734,6 +735,10 @@ class Analysis:
         ranks = {p.get("ranks") for p in self.listener.processes.values()} - {None, "1"}
         if ranks:
             found["notes"].append(f"{ranks.pop()} ranks share these cores; local rank 0 was studied")
+        if self.options.pause and not paused:
+            found["notes"].append(
+                "the program ended before --pause could stop it: the watch takes 30 steps and three seconds"
+            )
         if self.status:
             found["notes"].append(f"the program ended with status {self.status}")
         self.progress.clear()

@@ -98,6 +98,7 @@ def watched(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
         "bytes": statistics.median(size for _, size in told["sizes"]) if rows else 0,
         "start": statistics.fmean(told["starts"][1:] or told["starts"]) if told["starts"] else None,
         "starts": len(told["starts"]), "whole": max(0, len(told.get("whole") or []) - 1),
+        "objects": told.get("objects", 1),
     }  # fmt: skip
     if not used:
         return found
@@ -370,7 +371,7 @@ def waits_of(stages: list[dict[str, Any]], labels: set[str]) -> float:
 def limit(f: Facts) -> dict[str, Any]:
     """``kind`` of the limit, and the sentence that is the first line of the answer."""
     found = _limit(f)
-    kind, why = found if found is not None else ("unknown", "too little was measured to say.")
+    kind, why = found if found is not None else ("unknown", "Too little was measured to say.")
     return {"kind": kind, "line": f"Limit: {KINDS[kind]}{'.' if kind != 'work' else ','} {why}"}
 
 
@@ -877,9 +878,11 @@ def _kept_workers(f: Facts, now: float) -> list[dict[str, Any]]:
     gain = epoch / max(epoch - max(0.0, start - first), 0.1 * epoch)
     if gain < WORTH:
         return []
+    once = "one loader for all epochs, " if f.watched.get("objects", 1) > 1 else ""
     return [_change(
-        "persistent_workers=True", "persistent_workers=True", now * gain, now, "one argument",
-        "unchanged", None, f"workers start anew in each epoch: {start:.2f} s",
+        f"{once}persistent_workers=True", "persistent_workers=True", now * gain, now,
+        "one argument" + (", and where the loader is made" if once else ""), "unchanged", None,
+        f"workers start anew in each epoch: {start:.2f} s",
     )]  # fmt: skip
 
 

@@ -162,7 +162,8 @@ def noted(f: Facts) -> list[str]:
     if w["asked"] is not None and w["steps"] < 20:
         notes.append(f"only {w['steps']} steps were seen")
     if work.get("failures"):
-        notes.append(f"{work['failures']} samples failed; {work['failed'][0]}")
+        all_ = "" if work["costs"] else ", and none could be made"
+        notes.append(f"{work['failures']} sample(s) failed{all_}; {work['failed'][0]}")
         if "FileNotFoundError" in work["failed"][0]:
             notes.append("the files may have gone when the program ended: --pause studies it before that")
     if work.get("merged"):

@@ -121,6 +121,8 @@ class Loader:
         self.opening = 0.0  # seconds inside the latest iter()
         self.batches = 0
         self.samples = 0
+        self.objects = 1  # loaders made at this place
+        self.latest = weakref.ref(loader)
         self.events: list[tuple[Any, Any]] = []
         self.sizes: list[tuple[int, int]] = []  # samples and bytes of some batches
         self.shapes = ""
@@ -199,7 +201,7 @@ class Loader:
         return {
             "key": self.key, "place": self.place, "loader": self.facts, "kept": self.kept,
             "batches": self.batches, "noted": len(self.steps), "steps": steps, "starts": self.starts[-50:],
-            "whole": self.whole[-2000:],
+            "whole": self.whole[-2000:], "objects": self.objects,
             "device": self._device(), "sizes": self.sizes[-50:], "shapes": self.shapes,
             "threads": _torch_threads(), "ended": self.ended,
         }  # fmt: skip
@@ -427,7 +429,10 @@ class Watch:
                 self.loaders[key] = Loader(key, loader, place)
                 self.link.tell("loader", **self.loaders[key].told())
                 self._keep(self.loaders[key], loader)
-            return self.loaders[key]
+            record = self.loaders[key]
+            if record.latest() is not loader:
+                record.objects, record.latest = record.objects + 1, weakref.ref(loader)
+            return record
 
     def _watched(self, iterator: Any, record: Loader) -> Any:
         """The iterator, whose ``__next__`` now tells the record; in a proxy where its class cannot

@@ -334,3 +334,14 @@ def test_factors_have_one_base_that_is_told() -> None:
     assert change["gain"] == change["predicted"] / 50
     line = "  factors are relative to 50 samples/s, measured in the study, where the program got 200 (0.25 times)"
     assert line in report.answer(found).splitlines()[:4]
+
+
+def test_kept_workers_ask_for_one_loader() -> None:
+    """Where the program makes a loader in each epoch, workers that stay are not enough."""
+    slow = {"start": 2.0, "starts": 4, "batches": 100}
+    for objects, what in ((1, "persistent_workers=True"),
+                          (4, "one loader for all epochs, persistent_workers=True")):  # fmt: skip
+        found = facts(watched={**slow, "objects": objects})
+        found["loader"]["persistent_workers"] = False
+        named = [one["what"] for one in candidates(Facts(found))[0]]
+        assert what in named

@@ -395,7 +395,13 @@ def test_pause_studies_before_the_program_ends(tmp_path: Path) -> None:
     done, found = study(tmp_path, text, "--pause")
     assert done.returncode == 0 and found["work"]["failures"] == 0, done.stdout + done.stderr
     done, found = study(tmp_path, text)
-    assert "--pause" in done.stdout, done.stdout
+    assert "--pause studies" in done.stdout, done.stdout
+    assert ", and none could be made; sample" in done.stdout and "no sample" not in done.stdout
+
+
+def test_a_program_too_short_for_a_pause_is_named(tmp_path: Path) -> None:
+    done, _found = study(tmp_path, SLEEPS + "main(epochs=1)", "--pause")
+    assert done.returncode == 0 and "ended before --pause could stop it" in done.stdout
 
 
 # ---- launchers -----------------------------------------------------------------------------
