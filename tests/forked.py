@@ -118,7 +118,7 @@ class Programs:
         self, text: str, *arguments: str, given: str = "", cwd: Path = ROOT, timeout: float = 90,
         **environment: str,
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-        """Runs a text as ``python -c`` does, in a session of its own, with a text as input and in this
+        """Runs a text as ``python -c`` does, in a process group of its own, with a text as input and in this
         process's environment with other variables."""
         with tempfile.TemporaryDirectory() as folder:
             names = [os.path.join(folder, name) for name in ("in", "out", "err")]
@@ -228,7 +228,7 @@ def _serve() -> Started | None:
 
 def _become(job: Started) -> None:
     """As if Python had been started with the program in this environment."""
-    os.setsid()  # a signal to its process group reaches no other program
+    os.setpgrp()  # a signal to its process group reaches no other program
     c = ctypes.CDLL(None)
     c.getenv.restype = ctypes.c_void_p
     # /proc shows this memory as the environment, whatever is set later.

@@ -81,11 +81,45 @@ def _tell_later_libraries() -> None:
     sys.addaudithook(before)
 
 
+class _Forks:
+    """Whether OpenMP's pools here are copies of a parent's, whose threads this process lacks."""
+
+    def __init__(self) -> None:
+        self.copied = False
+        self.ended = False  # end_openmp_threads() ran since the last fork
+        self._alone = False
+        os.register_at_fork(
+            before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child
+        )
+
+    def _before(self) -> None:
+        try:
+            self._alone = len(os.listdir("/proc/self/task")) == 1
+        except OSError:
+            self._alone = False
+
+    def _in_parent(self) -> None:
+        self.ended = False
+
+    def _in_child(self) -> None:
+        self.copied = self.copied or not (self._alone or self.ended)
+        self.ended = False
+
+
+_forks = _Forks()
+
+
 def end_openmp_threads() -> None:
     """Ends the threads of GNU OpenMP that the calling thread has started, just before it forks.
     They do not exist in the fork, where a parallel region (of numba, torch or scikit-learn) would
     wait for them forever. In both processes the next region starts them again, within about a tenth
-    of a millisecond. Other OpenMP libraries handle forks themselves."""
+    of a millisecond. Other OpenMP libraries handle forks themselves.
+
+    Does nothing in a process that was itself forked from one with threads: ending threads that do
+    not exist would wait for them forever, too."""
+    if _forks.copied:
+        return
+    _forks.ended = True
     for library in _gnu_openmp.libraries():
         with contextlib.suppress(AttributeError):  # one older than GCC 9 cannot
             library.omp_pause_resource_all(_HARD)

@@ -258,7 +258,7 @@ def test_live_persistent_loaders():
     for loader in loaders:
         assert len(list(loader)) == 4
     now = resources()
-    assert now["fds"] - before["fds"] <= 15 * 7
+    assert now["fds"] - before["fds"] <= 15 * 7 + 2  # some belong to the whole process
     assert now["threads"] - before["threads"] <= 15 * 2
     for loader in loaders:
         assert len(list(loader)) == 4

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,6 +62,23 @@ def test_openmp_threads_end_and_begin_again(two_threads: Any) -> None:
     assert threads() == before - 1
     in_parallel()
     assert threads() == before
+
+
+def test_a_fork_of_a_parallel_program_can_load() -> None:
+    """Its copy of the pool has no threads that could be ended."""
+    text = """
+import os, signal, sys, torch, minato
+torch.set_num_threads(4)
+torch.rand(1 << 22).sin()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(60)
+    loader = minato.DataLoader(range(8), 2, num_workers=1, multiprocessing_context="fork")
+    os._exit(len(list(loader)))
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "4\n", done.stderr
 
 
 def test_openmp_libraries_are_looked_for_after_loading(monkeypatch: pytest.MonkeyPatch) -> None:
