@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset
 
 _T = TypeVar("_T")
 
@@ -43,6 +44,13 @@ def through_subset(
     subset's dataset, or None if it has none."""
     indices = subset.indices
     return None if inner is None else lambda index: inner(indices[index])
+
+
+def part_of(whole: ConcatDataset[Any], index: int) -> tuple[int, int]:
+    """Which dataset of a ConcatDataset has a sample, by its place in the list, and which sample of
+    that dataset it is. index: from 0; past the end, the place is the length of the list."""
+    part = bisect.bisect_right(whole.cumulative_sizes, index)
+    return part, index - (whole.cumulative_sizes[part - 1] if part else 0)
 
 
 def behind_subsets(dataset: Any) -> tuple[Any, list[Subset[Any]]]:

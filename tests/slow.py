@@ -98,7 +98,7 @@ SLOW: dict[str, str] = {
     "tests/attack/test_fields.py::test_queued_task_word_missing_from_queue[True]":
         "the same with a sample that never ends.",
     "tests/attack/test_kills.py::test_a_stopped_zygote_hides_no_death":
-        "test_killed_trainer_with_stopped_zygote; deaths beside a killed one.",
+        "test_killed_trainer_with_stopped_zygote; deaths at the same time as that of a killed one.",
     "tests/attack/test_kills.py::test_a_killed_zygote_takes_no_sample_along[standby-spawn]":
         "the same under fork.",
     "tests/attack/test_kills.py::test_a_killed_zygote_takes_no_sample_along[zygote-spawn]":

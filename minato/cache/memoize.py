@@ -25,6 +25,7 @@ from .keys import canonical
 if CORE:
     from .._core import Seeder
     from ..stateful import numpy_words
+    from ..workers.worker_info import is_worker_thread
 if TYPE_CHECKING:
     from .._cache import Store
     from .cache import Cache
@@ -45,8 +46,6 @@ def seeded(digest: bytes) -> Iterator[None]:
     value was made or found.
 
     Worker threads leave the generators alone: they belong to the program and to all its threads."""
-    from ..workers.worker_info import is_worker_thread  # not on Windows
-
     if is_worker_thread():
         yield
         return

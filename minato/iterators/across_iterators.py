@@ -88,8 +88,8 @@ class Memo:
         return self.cached.through(dataset, options.form, evicts=not in_sequence(loader))
 
     def packed_costs(self) -> list[str | None]:
-        """Packed costs and ratios to hints for a state. With millions of samples they may be slightly out of date. That
-        does no harm: costs are only a first estimate."""
+        """Packed costs and ratios to hints for a state. With millions of samples they may be slightly
+        out of date. That does no harm: costs are only a first estimate."""
         begins = time.monotonic()
         if self._packed and begins < self._packed_until:
             return list(self._packed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import inspect
 import math
 import time
@@ -14,7 +13,7 @@ from typing import Any
 from torch.utils.data import ConcatDataset, Subset
 
 from .._core import Seeder
-from ..dataset_calls import attribute, offered
+from ..dataset_calls import attribute, offered, part_of
 from ..sampler_indices import each_index, whole_number
 from ..seeding.draws import sample_seed
 from ..seeding.find_generators import find_all
@@ -103,14 +102,13 @@ class CostHints:
 
     def _of_concatenated(self, dataset: ConcatDataset[Any]) -> Ask | None:
         parts = [self._of(part) for part in dataset.datasets]
-        ends = dataset.cumulative_sizes
         if all(part is None for part in parts):
             return None
 
         def ask(index: int, place: int, epoch: int | None) -> Any:
-            at = bisect.bisect_right(ends, index)
-            part = parts[at]
-            return None if part is None else part(index - (ends[at - 1] if at else 0), place, epoch)
+            number, inner = part_of(dataset, index)
+            part = parts[number]
+            return None if part is None else part(inner, place, epoch)
 
         return ask
 

@@ -7,7 +7,6 @@ known before any sample was made. csrc/schedule/policy_bytes.h learns whether th
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import os
 import stat
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from ..dataset_calls import own_attributes
+from ..dataset_calls import own_attributes, part_of
 from ..sampler_indices import each_index, whole_number
 from .across_iterators import Memo
 
@@ -83,14 +82,14 @@ def size_of(dataset: Any) -> SizeOf | None:
 
 
 def _of_concatenated(dataset: ConcatDataset[Any]) -> SizeOf | None:
-    parts, ends = [size_of(part) for part in dataset.datasets], dataset.cumulative_sizes
+    parts = [size_of(part) for part in dataset.datasets]
     if all(part is None for part in parts):
         return None
 
     def size(index: int) -> int:
-        at = bisect.bisect_right(ends, index)
-        part = parts[at]
-        return 0 if part is None else part(index - (ends[at - 1] if at else 0))
+        number, inner = part_of(dataset, index)
+        part = parts[number]
+        return 0 if part is None else part(inner)
 
     return size
 

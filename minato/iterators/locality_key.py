@@ -7,13 +7,12 @@ in succession (a row group, a shard, a video). Without it, workers' reports show
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Hashable
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
-from ..dataset_calls import offered, through_subset
+from ..dataset_calls import offered, part_of, through_subset
 from ..errors import add_note, stopped
 
 Key = Callable[[Any], Hashable]
@@ -37,12 +36,11 @@ def _of_parts(whole: ConcatDataset[Any]) -> Key | None:
     def key_in(index: int) -> Hashable:
         if index < 0:
             index += len(whole)
-        part = bisect.bisect_right(whole.cumulative_sizes, index)
+        part, inner = part_of(whole, index)
         if index < 0 or part == len(keys):
             return None  # there is no such sample: the worker raises the error
         key = keys[part]
-        start = whole.cumulative_sizes[part - 1] if part else 0
-        return part, key(index - start) if key is not None else None
+        return part, key(inner) if key is not None else None
 
     return key_in
 

@@ -337,15 +337,22 @@ inserted(PyObject *self, PyObject *bytes)
     return result;
 }
 
+/* 0, or -1 with an exception set. */
+static int
+sum_of(PyObject *self, struct mn_cache_sums *sums)
+{
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = mn_cache_sum(cache_of(self), sums);
+    Py_END_ALLOW_THREADS
+    return raised(self, rc);
+}
+
 static PyObject *
 stats(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_cache_sums s;
-    int rc;
-    Py_BEGIN_ALLOW_THREADS
-    rc = mn_cache_sum(cache_of(self), &s);
-    Py_END_ALLOW_THREADS
-    if (raised(self, rc) < 0) {
+    if (sum_of(self, &s) < 0) {
         return NULL;
     }
     return Py_BuildValue(
@@ -365,11 +372,7 @@ static PyObject *
 label(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_cache_sums s;
-    int rc;
-    Py_BEGIN_ALLOW_THREADS
-    rc = mn_cache_sum(cache_of(self), &s);
-    Py_END_ALLOW_THREADS
-    if (raised(self, rc) < 0) {
+    if (sum_of(self, &s) < 0) {
         return NULL;
     }
     return PyUnicode_DecodeUTF8(s.label, (Py_ssize_t)strlen(s.label), "replace");
