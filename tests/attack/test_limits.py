@@ -36,6 +36,10 @@ def forbid(number, with_errno):
 def limit(what, count):
     resource.setrlimit(what, (count, resource.getrlimit(what)[1]))
 
+def address_space():
+    with open("/proc/self/statm") as sizes:
+        return int(sizes.read().split()[0]) * resource.getpagesize()
+
 def processes(count):
     # root is exempt; of somebody who has no other process
     os.setresgid(61234, 61234, 61234)
@@ -59,7 +63,8 @@ REFUSALS = {
     "first thread": lambda: processes(2),
     "second worker": standby_refused,
     "descriptors": lambda: limit(resource.RLIMIT_NOFILE, len(os.listdir("/proc/self/fd")) + 3),
-    "address space": lambda: limit(resource.RLIMIT_AS, 1 << 28),
+    # room for Python's own small allocations
+    "address space": lambda: limit(resource.RLIMIT_AS, address_space() + (16 << 20)),
 }
 
 def child(refuse, scheduling):
