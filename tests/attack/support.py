@@ -204,6 +204,17 @@ def resources() -> dict[str, int]:
     }
 
 
+def expect_returned(before: dict[str, int]) -> None:
+    """Fails if this process goes on holding more than before. Threads of multiprocessing close their
+    pipes a little later; what an earlier test held may be closed meanwhile."""
+
+    def more() -> dict[str, int]:
+        now = resources()
+        return {name: count for name, count in now.items() if count > before[name]}
+
+    wait_for(lambda: not more(), f"the process to hold no more than {before}", 10)
+
+
 #: put at the start of an interpreter's program
 A_THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
 

@@ -16,7 +16,7 @@ from .support import run_script
 
 #: one interpreter with a fork for each case; prints the case, the error and leftovers
 SCRIPT = """
-import ctypes, gc, logging, os, resource, struct, sys, warnings
+import ctypes, gc, logging, os, resource, struct, sys, threading, warnings
 import minato.iterators.static_and_iterable, minato.iterators.balanced, minato.seeding.find_generators
 import multiprocessing.popen_fork
 from attack.datasets import Noisy
@@ -84,6 +84,8 @@ def child(refuse, scheduling):
     error = loader = None
     gc.collect()
     wait_for(lambda: not descendants(), "processes to end", 5)
+    # threads of torch's queues close their pipes a little later
+    wait_for(lambda: not [t for t in threading.enumerate() if "Queue" in t.name], "queues to end", 5)
     print("left", len(os.listdir("/proc/self/fd")) - before, flush=True)
 
 case, scheduling = sys.argv[1:]

@@ -36,6 +36,7 @@ from .support import (
     copied,
     descendants,
     epochs,
+    expect_returned,
     in_child,
     kill,
     kill_starters,
@@ -464,7 +465,7 @@ def test_unpicklable_under_spawn(method):
             (AttributeError, TypeError)
         ):
             iter(make(Unpicklable(), multiprocessing_context=method))
-    assert resources() == before
+    expect_returned(before)
 
 
 class Breaking(torch.utils.data.Sampler):
@@ -590,7 +591,7 @@ def test_descriptors_beyond_what_select_can_name():
 
 @pytest.mark.parametrize("step", ["_end_zygote", "_keep_entries", "_close_zygote"])
 def test_failed_shutdown_step_does_not_skip_others(step, monkeypatch):
-    before = resources()["fds"]
+    before = resources()
     iterator = iter(make(Noisy(40)))
     next(iterator)
     real = getattr(iterator._pool, step)
@@ -606,7 +607,7 @@ def test_failed_shutdown_step_does_not_skip_others(step, monkeypatch):
         iterator._engine.health()
     monkeypatch.undo()
     del iterator, real, fails
-    assert resources()["fds"] == before
+    expect_returned(before)
 
 
 # ---- Ctrl-C -------------------------------------------------------------------------------
@@ -859,7 +860,7 @@ def test_many_short_epochs(seed):
 
 
 def test_workers_are_seen_by_their_handles():
-    before = resources()["fds"]
+    before = resources()
     iterator = iter(make(Counting(100)))
     pids = workers_of(iterator)
     assert len(set(pids)) == 2 and all(map(alive, pids))
@@ -873,7 +874,7 @@ def test_workers_are_seen_by_their_handles():
     for worker in workers:
         worker.close()
     del workers, worker
-    assert resources()["fds"] == before
+    expect_returned(before)
 
 
 class Alarm:

@@ -38,6 +38,7 @@ from .support import (
     SECONDS,
     alive,
     copied,
+    expect_returned,
     kill,
     kill_ready,
     resources,
@@ -422,7 +423,7 @@ def test_nothing_is_left(method):
         iterator = iter(make(Images(40), method))
         next(iterator)
         del iterator
-    assert resources() == before
+    expect_returned(before)
 
 
 def test_first_batch(capsys):
