@@ -95,6 +95,11 @@ _promised = 0
 _clients: weakref.WeakValueDictionary[tuple[str, str], Client] = weakref.WeakValueDictionary()
 
 
+def any_open() -> bool:
+    """Whether this process has a cache open."""
+    return bool(_clients)
+
+
 def _leave(client: weakref.ref[Client]) -> None:
     found = client()
     if found is not None:

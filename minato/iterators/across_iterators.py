@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .._not_linux import CORE, NoCosts
+from ..cache.cache import any_open
 from ..progress import Progress, length_of
 from ..seeding.order_generators import Sources
 from ..state import COSTS_MOST, State, pack_costs, pack_ratios
@@ -21,6 +22,7 @@ from ..transport.rows_or_whole import Shape
 
 if TYPE_CHECKING:
     from ..cache.datasets import CacheOfLoader, Through
+    from ..cache.misses import Missed, Misses
     from ..device.copies import Copies
     from ..observe.watch import Load
     from ..options import Options
@@ -68,6 +70,8 @@ class Memo:
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
         self.load: Load | None = None  # of the latest iterator, without workers
         self.cached: CacheOfLoader | None = None  # with cache=
+        self.misses: Misses | None = None  # of the latest iterator's caches
+        self.cache_used = False  # an iterator has begun while a cache was open
         self.copies: Copies | None = None  # to a device, of the latest iterator
         #: the worker scheduler's last result, and its bounds on the number of workers
         self.scheduler: tuple[tuple[int, int, int], bytes] | None = None
@@ -76,6 +80,20 @@ class Memo:
 
     def through(self, dataset: Any, options: Options, loader: Any) -> Through | None:
         """How a new iterator reads the dataset: through the loader's cache, if it has one."""
+        through = self._through(dataset, options, loader)
+        self.misses = None
+        if through is not None or any_open():
+            from ..cache.misses import Misses
+
+            self.misses = Misses(dataset, self.cached, first=not self.cache_used)
+            self.cache_used = True
+        return through
+
+    def missed(self) -> Missed | None:
+        """Values that the caches did not have while the latest iterator ran."""
+        return self.misses.seen() if self.misses is not None else None
+
+    def _through(self, dataset: Any, options: Options, loader: Any) -> Through | None:
         if options.cache is None:
             self.cached = None
             return None

@@ -122,6 +122,8 @@ class Position:
                 self._warn_of(self.sources.lacks(states))
                 self.sources.set_own(states)
         self.progress = self.new_progress(start)
+        if self.memo.misses is not None:
+            self.memo.misses.epochs += 1
         with global_generators(states):
             self.progress.generators = self.sources.capture()
             self.memo.progress = self.progress

@@ -5,37 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from .._not_linux import CORE
+from ..iterators.across_iterators import memo_of
 from ..option_values import option
-from .info import sized
-from .verdict import seconds
+from .verdict import larger
 
 #: causes that a cache does away with, from the second epoch on
 HELPED = ("too few workers", "computing workers", "slow storage", "no workers")
-#: share of the values that were made for which there was no room, from which on it is worth words
-WORTH = 0.02
-#: what is said to be enough, in sizes of what was estimated
-SPARE = 1.05
 
 
 def cache_words(loader: Any, stats: dict[str, Any]) -> str:
-    """A sentence for the verdict, or ""."""
-    cache = stats["cache"]
-    if cache is None:
+    """A sentence for the verdict, or ""; of caches that the dataset uses by itself, too."""
+    cache, memo = stats["cache"], memo_of(loader)
+    if cache is None and not memo.misses:
         return _would_help(loader, stats)
-    if cache["off"] is not None:
+    if cache is not None and cache["off"] is not None:
         return f"There is no cache, so samples are made each time: {cache['off']}."
-    if cache["refused"] <= WORTH * max(1, cache["misses"]):
+    missed = memo.missed()
+    if missed is None or not missed.too_small or "no room for" in stats["verdict"]:
         return ""
-    text = (
-        f"The cache has no room for {cache['refused']} of {cache['misses']} values that were made, so "
-        "each epoch makes them again."
+    return (
+        f"The cache has no room for {missed.refused} of {missed.values} values that were made, so each "
+        f"epoch makes them again. {larger(missed)}"
     )
-    if not cache["lacking"]:
-        return f"{text} A larger cache would keep them."
-    saves = cache["would_save"]
-    about = f", and save about {seconds(saves)} of the workers' time an epoch" if saves else ""
-    whole = sized(SPARE * (cache["bytes"] + cache["lacking"]))
-    return f'{text} cache="{whole}" would keep all{about}.'
 
 
 def _would_help(loader: Any, stats: dict[str, Any]) -> str:

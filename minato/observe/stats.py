@@ -77,20 +77,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .._not_linux import CORE
 from ..iterators.across_iterators import memo_of
 from .cache_words import cache_words
-from .verdict import Facts, alone, causes, told, trouble, verdict
-from .watch import Load, Watch, cores
+from .verdict import Alone, Facts, alone, causes, told, trouble, verdict
+from .watch import Watch, cores
 
 if CORE:
     from .. import _core
 
 if TYPE_CHECKING:
     from .._core import _Costs, _Scheduler, _Timing, _Waits, _WorkerEntry
+    from ..iterators.across_iterators import Memo
     from ..iterators.position import Position
     from ..workers.executor import Executor
 
@@ -146,7 +147,7 @@ def collect(loader: Any) -> dict[str, Any]:
     if loader.num_workers == 0:
         stats.update(memo.told() or memo.last_stats)
         if memo.load is not None:
-            stats.update(_load(memo.load, stats))
+            stats.update(_load(memo, stats))
         stats["device"] = memo.copies.summary() if memo.copies is not None else None
     elif (told := memo.told()) is not None:
         stats.update(told)
@@ -159,9 +160,11 @@ def collect(loader: Any) -> dict[str, Any]:
     return stats
 
 
-def _load(load: Load, stats: dict[str, Any]) -> dict[str, Any]:
+def _load(memo: Memo, stats: dict[str, Any]) -> dict[str, Any]:
     """The fields of a loader without workers."""
-    text, found = alone(load.facts(_core.machine()["cpus"] if CORE else cores()))
+    load: Any = memo.load
+    case: Alone = load.facts(_core.machine()["cpus"] if CORE else cores())
+    text, found = alone(replace(case, missed=memo.missed()))
     text = " ".join(filter(None, (text, trouble(stats))))
     return {"wait": load.waits(), "verdict": text, "causes": told(found)}
 
@@ -253,6 +256,7 @@ def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -
         prefetches=served.prefetches,
         iterable=served.iterable,
         sets_epoch=bool(progress.user_epoch or progress.sampler_epoch),
+        missed=served.position.memo.missed(),
         forks=getattr(pool, "forks", True),
     )
 

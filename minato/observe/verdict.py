@@ -10,6 +10,8 @@ The waits of an iterator fall into four parts, and each cause explains seconds o
     later epochs' first     with persistent workers: all of an epoch's end is waited for, too
     one long wait           a slow sample, or a pause of the machine
     all other waits         workers cannot keep up: ``_steady()`` finds out why
+
+Values that a cache did not have are a part of the last one: ``_misses()``.
 """
 
 from __future__ import annotations
@@ -17,8 +19,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from .info import sized
+
+if TYPE_CHECKING:
+    from ..cache.misses import Missed
 
 #: batches before anything is said about waiting: the first ones are always waited for
 FEW = 3
@@ -39,6 +46,9 @@ SLOW = 3
 LOOKS = 5
 #: workers that are advised at most, for each that there is, where they do not compute
 GROWTH = 4
+#: share of the work from which on values that a cache did not have are all of it: storing them and
+#: seeding for them is the rest
+ALL_MISSED = 0.75
 
 #: reasons of the worker scheduler, enum mn_scaler_reason
 GROWS, UNDONE, CPU_BUSY, AT_MAX, AT_CEILING, NO_MEMORY = (2, 3), 5, 7, 8, 9, 13
@@ -85,6 +95,8 @@ class Facts:
     iterable: bool = False  # an iterable dataset
     #: whether the program tells the loader or its sampler the number of each epoch
     sets_epoch: bool = False
+    #: values that workers made because a cache did not have them
+    missed: Missed | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +146,19 @@ class Case:
         """Workers, their seconds in tasks, and of those on a core."""
         ready = [w for w in self.stats["workers"] if w["state"] == "ready"]
         return len(ready), sum(w["busy"] for w in ready), sum(w["cpu"] for w in ready)
+
+    @property
+    def missed(self) -> float:
+        """Seconds of the workers that went into values that a cache did not have."""
+        busy = self.busy()[1]
+        return _of_work(self.facts.missed, busy) * busy
+
+    @property
+    def missing(self) -> float:
+        """Of ``left``, the seconds in which such values were waited for."""
+        count, busy, _cpu = self.busy()
+        keeps_up = busy - self.missed <= count * (self.elapsed - self.waited)
+        return self.left * (keeps_up or self.missed / busy) if self.missed else 0.0
 
     def idle(self) -> bool:
         """Whether workers had nothing to do for much of the time since they have started."""
@@ -381,6 +406,9 @@ def _steady(case: Case) -> Iterator[Cause]:
         found = look(case)
         if found is not None:
             name, why, advice = found
+            if name in _FEWER_MISSES:
+                yield from _misses(case.facts.missed, case.missing)
+                left -= case.missing
             if case.facts.collate > case.facts.fetch and name in _WORKING:
                 why += (
                     f"; most of the work is collate_fn ({case.facts.collate * 1e3:.3g} ms a batch, "
@@ -392,6 +420,8 @@ def _steady(case: Case) -> Iterator[Cause]:
 
 #: causes of workers that are busy with their tasks
 _WORKING = ("too few workers", "computing workers", "slow storage")
+#: and those that less work does away with
+_FEWER_MISSES = (*_WORKING, "opening files or slow samples", "GIL", "shared lock")
 Found = tuple[str, str, str]
 
 
@@ -529,10 +559,11 @@ def _more(case: Case, most: int) -> str:
     """How many workers would do, and what that would save."""
     count, busy, _cpu = case.busy()
     count, between = max(1, count), case.elapsed - case.waited
+    busy -= case.missed
     enough = math.ceil(1.1 * busy / between) if between > busy / most else most
     workers = min(most, max(enough, count + 1))
-    running = case.elapsed - case.facts.starting
-    saved = min(case.left, running - max(between, busy / workers))
+    running = case.elapsed - case.facts.starting - case.missing
+    saved = min(case.left - case.missing, running - max(between, busy / workers))
     about = f" would save up to about {seconds(saved)}" if saved > 0 else " would help"
     if case.stats["scheduler"] is not None:
         return f"An upper bound of {workers} workers in autoscale{about}."
@@ -544,6 +575,55 @@ def _more(case: Case, most: int) -> str:
         f"num_workers={workers}{about}. For an iterable dataset that changes the batches, and each "
         "worker needs a shard of its own."
     )
+
+
+# ---- a cache that did not have values ----------------------------------------------------------
+
+
+def _of_work(missed: Missed | None, work: float) -> float:
+    """The share of some seconds of work that went into values that a cache will have, or would have
+    if it were larger."""
+    if missed is None or work <= 0 or (missed.again and not missed.too_small):
+        return 0.0
+    share = missed.seconds / work
+    return share if share < ALL_MISSED else 1.0
+
+
+def _misses(missed: Missed | None, spent: float) -> Iterator[Cause]:
+    """The cause of seconds that were spent in such values."""
+    if missed is None:
+        return
+    if missed.too_small:
+        yield Cause("cache too small", spent,
+                    f"{seconds(spent)} to make {missed.values} values that the cache did not have, "
+                    f"and it has no room for {missed.refused} of them", larger(missed))  # fmt: skip
+    else:
+        once, advice = " (once)", ""
+        if missed.epochs == 1:
+            once, advice = "", (
+                "An epoch that asks for them again finds them there. Read the verdict of a later epoch "
+                "before you add workers."
+            )
+        yield Cause(
+            "filling the cache", spent,
+            f"{seconds(spent)} to make {missed.values} values that the cache did not have yet{once}",
+            advice,
+        )  # fmt: skip
+
+
+def larger(missed: Missed) -> str:
+    """What helps where a cache has no room."""
+    if missed.enough is None:
+        if not missed.size:
+            return "Larger caches would keep them."
+        return (
+            f"It uses {sized(missed.used)} of its {sized(missed.size)}: a larger cache would keep values "
+            "of more than a 64th of that. Otherwise memory, or the disk, has no room for more."
+        )
+    whole = f'"{sized(missed.enough)}"'
+    size = f"cache={whole}" if missed.option == "cache=" else f"{missed.option}({whole})"
+    about = f", and save about {seconds(missed.saves)} of work an epoch" if missed.saves else ""
+    return f"{size} would keep all{about}."
 
 
 #: in the order in which waits fall into parts
@@ -570,6 +650,13 @@ class Alone:
     cores: int = 1
     #: mean of a sample
     mean: float = 0.0
+    #: values that were made because a cache did not have them
+    missed: Missed | None = None
+
+    def without_misses(self) -> Alone:
+        """As if a cache had had these values."""
+        share = 1 - _of_work(self.missed, self.loading)
+        return replace(self, loading=share * self.loading, cpu=share * self.cpu, missed=None)
 
 
 def alone(case: Alone) -> tuple[str, list[Cause]]:
@@ -581,23 +668,42 @@ def alone(case: Alone) -> tuple[str, list[Cause]]:
     share = case.loading / max(elapsed, 1e-9)
     if share < WORTH:
         return f"The trainer loads by itself, which takes {share:.0%} of its time.", []
+    text = (
+        f"The trainer loads by itself, which takes {share:.0%} of its time ({seconds(case.loading)} "
+        f"of {seconds(elapsed)})"
+    )
+    rest = case.without_misses()
+    found = list(_misses(case.missed, case.loading - rest.loading))
+    if rest.loading >= WORTH * elapsed:
+        advice = _workers(rest)
+        why = f"{seconds(rest.loading)} in which it loads by itself (num_workers=0)"
+        found.append(Cause("no workers", rest.loading, why, advice))
+    found = sorted((one for one in found if one.seconds > 0), key=lambda cause: -cause.seconds)
+    return _of_alone(text, found), found
+
+
+def _of_alone(text: str, found: list[Cause]) -> str:
+    if found[0].name == "no workers":
+        text = f"{text}. {found[0].advice}"
+    else:
+        text = f"{text}: {found[0].why}. {found[0].advice}"
+    return " ".join([text, *(f"{other.why}. {other.advice}" for other in found[1:])])
+
+
+def _workers(case: Alone) -> str:
+    """Whether workers would help, and how many."""
+    elapsed = case.loading + case.between
     workers, saved = _best(case)
-    advice = "Workers would save little of that."
-    if _least(case) > 0.9 * elapsed:
-        advice = "Workers would save little of that, because the cores are busy already."
     if case.mean < CHEAP:
-        advice = "Samples are so cheap that workers would not help. Larger batches may."
-    elif saved > 0.05 * elapsed:
-        advice = (
+        return "Samples are so cheap that workers would not help. Larger batches may."
+    if saved > 0.05 * elapsed:
+        return (
             f"num_workers={workers} would save about {seconds(saved)} of that, "
             f"{saved / elapsed:.0%} of the program's time."
         )
-    why = f"{seconds(case.loading)} in which it loads by itself (num_workers=0)"
-    text = (
-        f"The trainer loads by itself, which takes {share:.0%} of its time ({seconds(case.loading)} "
-        f"of {seconds(elapsed)}). {advice}"
-    )
-    return text, [Cause("no workers", case.loading, why, advice)]
+    if _least(case) > 0.9 * elapsed:
+        return "Workers would save little of that, because the cores are busy already."
+    return "Workers would save little of that."
 
 
 def _best(case: Alone) -> tuple[int, float]:

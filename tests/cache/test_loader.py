@@ -234,7 +234,7 @@ def test_stats_and_verdict_say_what_is_lacking(calls: Calls) -> None:
     assert found["lacking"] == pytest.approx(need - found["bytes"], rel=0.02)
     assert found["would_save"] is not None and found["would_save"] > 0
     told = loader.stats()["verdict"]
-    assert re.search(r'no room for \d+ of \d+ .* cache="3\.[12] MiB" would keep all', told)
+    assert re.search(r'it has no room for \d+ of them. minato.Cache\("3\.[1-4] MiB"\) would keep all', told)
     assert re.search("^cache .*found, .* of 1.0 MiB", page("x", dict(loader.stats())), re.M)
 
 

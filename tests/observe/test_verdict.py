@@ -11,12 +11,14 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import minato
+from minato.cache.misses import Missed
 from minato.observe.verdict import Alone, Facts, alone, causes
 from minato.observe.verdict import verdict as verdict_of
 
@@ -276,6 +278,9 @@ TURNS = [worker(9.0, 4.8)] * 2
 THREADS = {"worker_type": "thread"}
 GROUPS = {"group": 32.0, "opening": 0.1, "each": 0.001}
 SCHEDULED = {"active": 2, "low": 1, "high": 8, "stragglers": 0, "decisions": []}
+SLEEPS = {"workers": WAITS}
+FILLED = Missed(values=100, refused=0, seconds=17.0)
+SMALL = replace(FILLED, refused=40, used=990, size=1000, enough=1500.0, saves=6.8)
 FAILED = {"left_out": 2, "replaced": 1, "latest": [(7, "OSError: no file", None)]}
 
 
@@ -331,6 +336,21 @@ FAILED = {"left_out": 2, "replaced": 1, "latest": [(7, "OSError: no file", None)
         ({**THREADS, "workers": COMPUTES}, {"cores": 4}, "num_workers=4"),
         ({**THREADS, "workers": WAITS}, {"cores": 4}, "the samples themselves wait for"),
         ({"workers": TURNS}, {"cores": 4}, "all workers compute"),
+        (SLEEPS, {"missed": FILLED}, "5.0 s to make 100 values that the cache did not have yet. An epoch "
+         "that asks for them again finds them there. Read the verdict of a later epoch before"),
+        (SLEEPS, {"missed": replace(FILLED, epochs=3)}, "the cache did not have yet (once)."),
+        (SLEEPS, {"missed": replace(FILLED, seconds=9.0)}, "5.0 s to make 100 values"),
+        (SLEEPS, {"missed": replace(FILLED, seconds=6.0)}, "3.3 s because the samples themselves wait"),
+        (SLEEPS, {"missed": replace(FILLED, seconds=6.0)}, "num_workers=3 (or autoscale=(2, 3)) would save"),
+        (SLEEPS, {"missed": replace(FILLED, seconds=6.0)}, " 1.7 s to make 100 values that the cache"),
+        (SLEEPS, {"missed": replace(FILLED, again=True)}, "5.0 s because the samples themselves wait"),
+        (SLEEPS, {"missed": SMALL}, "and it has no room for 40 of them. "
+         'cache="1.5 KiB" would keep all, and save about 6.8 s of work an epoch.'),
+        (SLEEPS, {"missed": replace(SMALL, option="minato.Cache")}, 'minato.Cache("1.5 KiB") would keep'),
+        (SLEEPS, {"missed": replace(SMALL, enough=None)}, "It uses 990 B of its 1000 B: a larger cache"),
+        (SLEEPS, {"missed": replace(SMALL, enough=None, size=0)}, "Larger caches would keep them."),
+        ({"workers": IDLES}, {"missed": FILLED}, "too little is asked of them ahead"),
+        ({"wait": waited(0.01, 0.01)}, {"missed": FILLED}, "hardly waits for data"),
     ],
 )  # fmt: skip
 def test_verdict_names_the_cause(change: dict, facts: dict, words: str) -> None:
@@ -379,3 +399,20 @@ def test_too_early_for_a_verdict() -> None:
 def test_verdict_without_workers(case: Alone, words: str) -> None:
     text, found = alone(case)
     assert words in text and [c.seconds for c in found] in ([], [case.loading])
+
+
+@pytest.mark.parametrize(
+    "made, words, seconds",
+    [
+        (FILLED, "(6.0 s of 10.0 s): 6.0 s to make 100 values that the cache did not have yet. An", [6.0]),
+        (replace(FILLED, seconds=1.5), "num_workers=2 would save about 4.5 s of that", [4.5, 1.5]),
+        (replace(FILLED, seconds=1.5), " 1.5 s to make 100 values that the cache did", [4.5, 1.5]),
+        (replace(SMALL, seconds=4.0), 'would keep all, and save', [4.0, 2.0]),
+        (replace(FILLED, again=True), "num_workers=2 would save about 6.0 s of that", [6.0]),
+    ],
+)  # fmt: skip
+def test_misses_without_workers_are_told_apart(
+    made: Missed, words: str, seconds: list[float]
+) -> None:
+    text, found = alone(Alone(9, 6.0, 4.0, 0.1, 0.0, 4, 0.1, made))
+    assert words in text and [c.seconds for c in found] == pytest.approx(seconds)
