@@ -317,7 +317,7 @@ def _starts(case: Case) -> Iterator[Cause]:
             "changes the sampler between epochs."
         )
     else:
-        advice = "prefetch_next_epoch=True has it made while the epoch before ends."
+        advice = "prefetch_next_epoch=True has this batch made while the epoch before ends."
     epochs = "1 later epoch" if facts.epochs == 1 else f"{facts.epochs} later epochs"
     yield Cause(
         "first batches of later epochs", facts.starts,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import html.parser
 import gc
+import inspect
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import minato
-from minato.observe import report
+from minato.observe import report, verdict
 from minato.progress import title_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -105,3 +109,89 @@ def test_largest_report_fits_a_page() -> None:
     stats["deaths"] = stats["errors"] = 3
     page = report.page(title_of(loader), stats)
     assert len(page.splitlines()) <= 29
+
+
+# ---- the table of labels in docs/monitoring.md -------------------------------------------------
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
+
+
+def explained() -> set[str]:
+    """Labels in the first column of the table."""
+    table = PAGE.read_text().partition("| label | what it says |")[2].partition("\n\n")[0]
+    return set(re.findall(r"^\| `([^`]+)` \|", table, re.M))
+
+
+def labels(page: str) -> set[str]:
+    """The labels of a printed report. Its paragraphs are: title and epoch; the verdict; times; advice;
+    facts. Only the verdict is a text without labels."""
+    head, _verdict, *rest = page.split("\n\n")
+    title, epoch = head.split("\n")
+    found = {title.partition(" of ")[0] + " of", *re.sub(r" \d+, \d+ delivered", "", epoch).split(", ")}
+    for line in "\n".join(rest).split("\n"):
+        time_of = re.match(r"  (\S.*?) +\d+\.\d\d s ", line)
+        advice = re.match(r"  - ([^:]+): ", line)
+        fact = re.match(r"(\w+) {2,}\S", line)
+        found |= {match[1] for match in (time_of, advice, fact) if match is not None}
+        found |= {line} if re.match(r"\w[\w ]+$", line) else set()
+    return found
+
+
+def unexplained(found: set[str]) -> set[str]:
+    """Labels that the table lacks. Advice has the label of its wait."""
+    return {label for label in found if not {label, f"wait: {label}"} & explained()}
+
+
+def causes() -> set[str]:
+    """Names of all causes that the verdict can name."""
+    found: set[str] = {verdict.APART}
+    for node in ast.walk(ast.parse(inspect.getsource(verdict))):
+        named: Any = None
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Cause":
+            named = node.args[0]
+        elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
+            named = node.value.elts[0] if len(node.value.elts) == 3 else None
+        if named is not None:
+            constants = (one for one in ast.walk(named) if isinstance(one, ast.Constant))
+            found |= {one.value for one in constants if one.value != "storage"}
+    return found
+
+
+def everything() -> dict[str, Any]:
+    """The statistics of a run in which each part of the page has something to say."""
+    stats: dict[str, Any] = dict(loaded(2).stats())
+    stats["causes"] = [
+        {"name": name, "seconds": 0.01, "why": "", "advice": f"Advice for {name}."} for name in "ab"
+    ]
+    stats["displacement"] = {"max": 1, "mean": 0.5}
+    stats["device"] = {"device": "cuda:0", "batches": 1, "bytes": 1 << 20, "stalled": 1.0}
+    stats["cache"] = {"hits": 3, "misses": 1, "used": 1, "bytes": 2, "saved": 1.0}
+    stats["deaths"] = stats["errors"] = 1
+    return stats
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_label_of_a_report_is_explained(workers: int, capsys: Any) -> None:
+    loaded(workers).report()
+    found = labels(capsys.readouterr().out.rstrip("\n"))
+    assert {"DataLoader of", "epoch", "where the time went", "the program's own work"} <= found
+    assert "trouble" in found and ("samples" in found) == (workers > 0)
+    assert unexplained(found) == set()
+
+
+def test_every_part_of_the_page_is_explained() -> None:
+    found = labels(report.page("DataLoader of Slow (40 samples)", everything()))
+    named = {"a", "b", "wait: a", "wait: b"}
+    assert named | {"ordered by readiness", "what else would help", "device", "cache"} <= found
+    assert {"other waits", "workers", "memory"} <= found and unexplained(found) == named
+    without = everything() | {"causes": []}
+    assert "waits" in labels(report.page("DataLoader of Slow", without))
+
+
+def test_every_cause_is_explained_and_each_label_exists() -> None:
+    named = causes()
+    assert len(named) > 20 and {"slow storage", "too few workers", "GIL", "filling the cache"} <= named
+    waits = {f"wait: {name}" for name in named - {verdict.APART}}
+    assert waits <= explained()
+    parts = labels(report.page("DataLoader of Slow", everything())) | {"waits", verdict.APART}
+    assert explained() <= waits | parts
