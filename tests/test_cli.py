@@ -68,8 +68,8 @@ def test_info_lists_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
 def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"versions", "build", "paths", "machine"}
-    assert found["build"]["core"] == "built"
+    assert set(found) == {"versions", "build", "methods", "machine"}
+    assert found["build"]["engine"] == "built"
     usable = minato._core.machine()["cpus"]
     assert found["machine"]["CPUs"].startswith(f"{usable} usable")
 
@@ -78,15 +78,15 @@ def test_info_shows_how_generators_are_seeded() -> None:
     from minato.seeding.find_generators import make_seeder
 
     for name, path in make_seeder(None).describe().items():
-        assert f"{name} {path}" in _info.paths()["seeding"]
+        assert f"{name} {_info.WAYS[path]}" in _info.methods()["generators are seeded"]
 
 
 def test_info_shows_how_tensors_cross(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _info.paths()["tensors cross by"] == "DLPack C exchange"
+    assert _info.methods()["tensors are made by"] == "DLPack C exchange"
     from minato.transport import torch_bridge as _torch_bridge
 
     monkeypatch.setattr(_torch_bridge, "bind", lambda: False)
-    assert "frombuffer" in _info.paths()["tensors cross by"]
+    assert "frombuffer" in _info.methods()["tensors are made by"]
 
 
 def test_one_missing_fact_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_info_distinguishes_broken_and_missing_extension(
 
     assert _info._built("_nothing", "absent") == "absent"
     monkeypatch.setattr(_info, "extension", refuse)
-    assert _info._built("_torch", "absent") == "built, does not load: made for another torch"
+    assert _info._built("_torch", "absent") == "built, but does not load: made for another torch"
 
 
 def test_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +140,7 @@ def test_info_without_torch(without_torch: str) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert "pip install torch" in found["versions"]["torch"]
-    assert found["build"]["core"] == "built" and "usable" in found["machine"]["CPUs"]
+    assert found["build"]["engine"] == "built" and "usable" in found["machine"]["CPUs"]
 
 
 @pytest.mark.parametrize("command", [["minato_command.py"], ["-m", "minato", "info"]])

@@ -207,7 +207,7 @@ def told() -> str:
         return f"{built}, switched off by {SWITCH}=0"
     if pagelocked_rows.has_driver():
         return built
-    return f"{built}, not loaded: {pagelocked_rows.CUDA}, the driver's library, is missing"
+    return f"{built}, not used: no CUDA driver ({pagelocked_rows.CUDA}) was found"
 
 
 # ---- a check of the device -------------------------------------------------------------------

@@ -124,7 +124,7 @@ def told() -> str:
     try:
         _functions()
     except OSError:
-        return f"{pinned}: {CUDA}, the driver's library, is missing"
+        return f"none: no CUDA driver ({CUDA}) was found"
     except AttributeError as error:
         return f"{pinned}: {error}"
     return f"from the memory that workers wrote, unless the driver refuses ({CUDA} was found)"

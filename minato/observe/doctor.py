@@ -71,7 +71,8 @@ def _torch(f: Facts) -> Iterator[Finding]:
         )  # fmt: skip
     if "does not load" in f.torch_extension:
         yield Finding(
-            WRONG, "torch extension", f"It was {f.torch_extension}. Loading works without it.",
+            WRONG, "torch extension",
+            f"It is {f.torch_extension}. Loading works without it, but small batches take longer.",
             "Build it for the installed torch, in minato's sources: pip install "
             "--no-build-isolation --force-reinstall --no-deps .",
         )  # fmt: skip
@@ -97,7 +98,7 @@ def _accelerator(f: Facts) -> Iterator[Finding]:
     elif f.hidden is not None:
         yield Finding(
             NOTE, "accelerator",
-            f"There is a driver ({f.driver}), but {f.hidden} hides the device.",
+            f"There is a driver ({f.driver}), but the environment variable {f.hidden} hides the device.",
             "Unset that variable to train on the device.",
         )  # fmt: skip
     else:
@@ -181,10 +182,11 @@ def _memory(f: Facts) -> Iterator[Finding]:
     share = f.memory_available // 2 // f.ranks
     if share < LITTLE:
         of = "" if f.memory_total is None else f" of {sized(f.memory_total)}"
+        each = "" if f.ranks == 1 else f" for each of {f.ranks} training processes"
         yield Finding(
             WRONG, "memory",
-            f"{sized(f.memory_available)}{of} are available, control groups included. A loader "
-            f"in each of {f.ranks} training processes would share {sized(share)} with its workers.",
+            f"{sized(f.memory_available)}{of} are available, with the limits of control groups. minato "
+            f"uses half of that for batches: {sized(share)}{each}.",
             "Raise the container's limit (Docker: --memory), end other programs, or use fewer "
             "workers and a smaller prefetch_factor.",
         )  # fmt: skip
@@ -221,13 +223,12 @@ def _cpus(f: Facts) -> Iterator[Finding]:
             NOTE, "CPUs",
             f"A control group allows the time of {f.cpus} CPUs, but programs see "
             f"{f.cpus_affinity}.",
-            f"Choose num_workers by {f.cpus}, or raise the quota (Docker: --cpus).",
+            f"Choose num_workers for {f.cpus} CPUs, or raise the quota (Docker: --cpus).",
         )  # fmt: skip
     elif f.cpus_online is not None and f.cpus < f.cpus_online:
         yield Finding(
             NOTE, "CPUs",
-            f"This process may use {f.cpus} of {f.cpus_online} CPUs (its affinity); so may its "
-            "workers.",
+            f"This process and its workers may use {f.cpus} of {f.cpus_online} CPUs (CPU affinity).",
             "This is right for one of several ranks. Otherwise see taskset, numactl or the "
             "launcher's binding option.",
         )  # fmt: skip
@@ -275,8 +276,8 @@ def _shm(f: Facts) -> Iterator[Finding]:
     if f.left_caches:
         yield Finding(
             NOTE, "cache",
-            f"{sized(f.left_caches)} of memory hold caches that no process uses: they were to be "
-            "kept, or all processes of a job were killed.",
+            f"{sized(f.left_caches)} of memory hold caches that no process uses. Either a program "
+            "asked to keep them (keep=True), or all processes of a job were killed.",
             "The next job on the same data uses them. `minato cache drop` removes them.",
         )  # fmt: skip
 
@@ -324,40 +325,54 @@ def examine(facts: Facts) -> list[Finding]:
 
 # ---- the page --------------------------------------------------------------------------------
 
-UNKNOWN = "not known here"
+UNKNOWN = "this system does not tell"
+NOT_NEEDED = "not needed without an accelerator"
 
 
 def _size(number: int | None, none: str) -> str:
     return none if number is None else sized(number)
 
 
-def _count(number: int | None, what: str) -> str:
-    return UNKNOWN if number is None else f"{number} {what}"
+def _files(f: Facts) -> str:
+    if f.open_limit is None:
+        return "no limit"
+    now = "" if f.open_now is None else f" ({f.open_now} now)"
+    return f"this process may open {f.open_limit}{now}"
 
 
 def _device(f: Facts) -> str:
-    return (f.driver or "usable") if f.accelerator else "none"
+    return (f.driver or "usable") if f.accelerator else "none found: programs train on the CPU"
+
+
+def _one_thread(f: Facts) -> str:
+    named = ", ".join(f"{name}={value}" for name, value in sorted(f.threads.items()))
+    return f"{named} fits {f.workers} workers" if named else "each worker computes with one thread"
+
+
+def _started(f: Facts) -> str:
+    """Of fork, the only method without a note."""
+    return f"{f.start_method}: workers start in milliseconds"
 
 
 #: the text of a check that found nothing
 _FINE: dict[str, Callable[[Facts], str]] = {
-    "system": lambda f: "the engine can be used",
-    "torch": lambda f: f"{f.torch}, extension {f.torch_extension}",
+    "system": lambda f: "minato's own workers can run here",
+    "torch": lambda f: f"{f.torch}; minato's extension is {f.torch_extension}",
     "accelerator": _device,
-    "device operators": lambda f: f.device_operators if f.accelerator else "no accelerator",
-    "locked memory": lambda f: _size(f.locked, "no limit") if f.accelerator else "no accelerator",
-    "open files": lambda f: _count(f.open_limit, "at most"),
+    "device operators": lambda f: f.device_operators if f.accelerator else NOT_NEEDED,
+    "locked memory": lambda f: _size(f.locked, "no limit") if f.accelerator else NOT_NEEDED,
+    "open files": _files,
     "address space": lambda f: "no limit",
     "size of files": lambda f: "no limit",
     "memory": lambda f: f"{_size(f.memory_available, UNKNOWN)} available",
-    "overcommit": lambda f: "allowed" if f.overcommit != 2 else "not allowed, and not needed",
-    "processes": lambda f: _count(f.processes_left, "more may start"),
-    "CPUs": lambda f: _count(f.cpus, "usable"),
-    "threads": lambda f: "one for each worker",
-    "start method": lambda f: f.start_method,
+    "overcommit": lambda f: "not allowed" if f.overcommit == 2 else "allowed: forked workers share memory",
+    "processes": lambda f: "no limit" if f.processes_left is None else f"{f.processes_left} more may start",
+    "CPUs": lambda f: UNKNOWN if f.cpus is None else f"{f.cpus} usable",
+    "threads": _one_thread,
+    "start method": _started,
     "/dev/shm": lambda f: f"{_size(f.shm_free, UNKNOWN)} free",
-    "environment": lambda f: ", ".join(sorted(f.variables)) or "no MINATO_ variables",
-    "trial": lambda f: "two workers loaded a batch" if f.tried else "not run",
+    "environment": lambda f: ", ".join(sorted(f.variables)) or "no MINATO_ variables are set",
+    "trial": lambda f: "two workers loaded all samples" if f.tried else "not run (--no-trial)",
 }
 
 #: marks of a check without a finding, with a problem, with a note; and those without UTF-8
@@ -387,7 +402,10 @@ def render(facts: Facts, marks: dict[str, str] = _MARKS, colours: bool = False) 
                     break_on_hyphens=False, break_long_words=False,
                 )  # fmt: skip
     wrong = sum(finding.level == WRONG for finding in found)
-    summary = f"{wrong} wrong, {len(found) - wrong} to note"
+    summary = (
+        f"Problems ({marks[WRONG].strip()}): {wrong}. Notes ({marks[NOTE].strip()}), which may be as you "
+        f"want it: {len(found) - wrong}."
+    )
     return "\n".join([*lines, "", summary if found else "Nothing is wrong here."])
 
 

@@ -23,6 +23,11 @@ from typing import Any
 
 #: the folder of the package
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+#: what Seeder.describe() says, for people
+WAYS = {
+    "filled": "in memory (fast)", "setstate": "by setstate (slower)", "called": "by a function",
+    "absent": "not installed",
+}  # fmt: skip
 NO_TORCH = "not installed; minato needs it: pip install torch"
 
 Facts = dict[str, dict[str, Any]]
@@ -98,9 +103,9 @@ def _built(name: str, why_not: str) -> str:
     except ModuleNotFoundError as error:
         if error.name == f"minato.{name}":
             return why_not
-        return f"built, does not load: {error}"
+        return f"built, but does not load: {error}"
     except ImportError as error:
-        return f"built, does not load: {error}"
+        return f"built, but does not load: {error}"
     return "built"
 
 
@@ -129,7 +134,7 @@ def build() -> dict[str, Any]:
     if sys.platform != "linux":
         missing = "none: it needs Linux; torch's own loader is used instead"
     return {
-        "core": _built("_core", missing),
+        "engine": _built("_core", missing),
         "operators (minato.ops)": _built("_ops", "not built"),
         "torch extension": _asked(_torch_extension),
         "device operators": _asked(_device_operators),
@@ -162,12 +167,12 @@ def _seeding() -> dict[str, str]:
     return make_seeder(None).describe()
 
 
-def paths() -> dict[str, Any]:
-    """The variants that minato uses here."""
+def methods() -> dict[str, Any]:
+    """How minato works here, where there is more than one way."""
     seeding = _asked(_seeding)
     if isinstance(seeding, dict):
-        seeding = ", ".join(f"{k} {v}" for k, v in seeding.items()) or "unknown without torch"
-    return {"tensors cross by": _asked(_exchange), "seeding": seeding}
+        seeding = ", ".join(f"{k} {WAYS.get(v, v)}" for k, v in seeding.items()) or "unknown without torch"
+    return {"tensors are made by": _asked(_exchange), "generators are seeded": seeding}
 
 
 # ---- the machine -----------------------------------------------------------------------
@@ -185,16 +190,16 @@ def sized(count: float) -> str:
 def _cpus() -> str:
     usable = extension("_core").machine()["cpus"]
     affinity = len(os.sched_getaffinity(0))
-    text = f"{usable} usable: {affinity} by affinity, of {os.cpu_count()} online"
-    return text + (
-        f"; a control group allows {usable}" if usable < affinity else "; no lower cgroup quota"
-    )
+    text = f"{usable} usable of {os.cpu_count()}"
+    if usable < affinity:
+        return f"{text}: a control group allows the time of {usable}"
+    return f"{text}: CPU affinity allows {affinity}" if affinity < (os.cpu_count() or 1) else text
 
 
 def _memory() -> str:
     facts = extension("_core").machine()
     total, free = facts["memory_total"], facts["memory_available"]
-    return f"{sized(free)} available of {sized(total)} (control groups counted)"
+    return f"{sized(free)} available of {sized(total)} (with the limits of control groups)"
 
 
 def _start_methods() -> str:
@@ -206,7 +211,7 @@ def _start_methods() -> str:
 def _shm() -> str:
     facts = os.statvfs("/dev/shm")
     free, total = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
-    return f"{sized(free)} free of {sized(total)} (minato's arena does not use it)"
+    return f"{sized(free)} free of {sized(total)} (minato's batches do not use it)"
 
 
 def _accelerator() -> str:
@@ -239,7 +244,7 @@ def machine() -> dict[str, Any]:
         "start methods": _asked(_start_methods),
         "/dev/shm": _asked(_shm),
         "accelerator": _asked(_accelerator),
-        "batches to CUDA go": _asked(_device_copies),
+        "copies to CUDA": _asked(_device_copies),
     }
 
 
@@ -256,7 +261,7 @@ def _asked(fact: Callable[[], Any]) -> Any:
 
 def facts() -> Facts:
     """All facts by section; each value is text for people."""
-    return {"versions": versions(), "build": build(), "paths": paths(), "machine": machine()}
+    return {"versions": versions(), "build": build(), "methods": methods(), "machine": machine()}
 
 
 def render(found: Facts) -> str:

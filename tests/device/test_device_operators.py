@@ -411,7 +411,7 @@ def test_info_shows_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     (tmp_path / "kernels").write_bytes(bytes(2048))
     monkeypatch.setattr(operators, "KERNELS", str(tmp_path / "kernels"))
     monkeypatch.setattr("minato.device.pagelocked_rows.CUDA", "libnowhere.so.1")
-    assert "built (2 KiB" in operators.told() and "not loaded" in operators.told()
+    assert "built (2 KiB" in operators.told() and "not used: no CUDA driver" in operators.told()
     monkeypatch.setattr("minato.device.pagelocked_rows.CUDA", "libm.so.6")
     assert operators.told() == "built (2 KiB for CUDA devices)"
     monkeypatch.setattr(operators, "KERNELS", str(tmp_path / "none"))
