@@ -106,10 +106,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             divided by the number of processes that a launcher such as torchrun started here.
         batching: ``"sampler"`` delivers the sampler's batches. ``"ready"`` fills batches with
             the samples that are ready first. Slow samples keep their natural share, and no sample
-            moves further than ``minato.iterators.ready.DISPLACEMENT`` batches from its place. It
-            needs ``in_order=False``, a map-style dataset and torch's plain ``BatchSampler``. With
-            your own collate_fn, which workers still run, the sampler's batches stay whole
-            and arrive as they are ready.
+            moves further than ``minato.iterators.ready.DISPLACEMENT`` batches from its position in
+            the sampler's order. It needs ``in_order=False``, a map-style dataset and torch's
+            plain ``BatchSampler``. With your own collate_fn, which workers still run, the
+            sampler's batches stay whole and arrive as they are ready.
         worker_type: ``"process"``: worker processes, for any dataset. ``"thread"``: Python threads
             of this process, for map-style datasets whose samples release the GIL. Threads share
             the dataset without a copy. Generators that threads share are not seeded; only

@@ -132,7 +132,7 @@ def test_an_error_names_the_sample(batch, collate) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         list(loader)
     if isinstance(batch, (list, tuple, range, torch.Tensor, np.ndarray)):
-        want = f"minato: sample index {batch[1]!r}, place 1 of batch 1"
+        want = f"minato: sample index {batch[1]!r}, position 1 of batch 1"
     else:
         want = f"minato: batch 1, sample indices {batch!r}"
     assert want in error_text(caught.value)

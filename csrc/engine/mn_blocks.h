@@ -20,7 +20,7 @@ struct mn_form {
 };
 
 struct mn_submit {
-    uint64_t sequence; /* place in the order of delivery, over all epochs */
+    uint64_t sequence; /* position in the order of delivery, over all epochs */
     uint64_t number, epoch, position, base_seed, user_epoch;
     uint32_t nrows;
     uint32_t spares; /* spare indices that follow those of the rows */

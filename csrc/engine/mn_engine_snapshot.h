@@ -172,8 +172,8 @@ mn_engine_forms(const struct mn_engine *e);
 uint32_t
 mn_engine_formed(const struct mn_engine *e, const struct mn_run **runs);
 
-/* Returns how far samples moved from their place in the sampler's order, in batches: the maximum
- * and the sum. */
+/* Returns how far samples moved from their positions in the sampler's order, in batches: the
+ * maximum and the sum. */
 void
 mn_engine_displaced(struct mn_engine *e, int64_t *most, int64_t *sum);
 

@@ -44,7 +44,7 @@ batch_of(struct mn_engine *e, uint32_t w)
     return running != 0 && running <= e->shm.ctl->ntasks ? e->flight.by_task[running - 1] : NULL;
 }
 
-/* Returns its place in the order of delivery, for "oldest first". */
+/* Returns its position in the order of delivery, for "oldest first". */
 static uint64_t
 sequence_of(struct mn_engine *e, uint32_t w)
 {

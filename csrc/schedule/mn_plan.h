@@ -75,7 +75,7 @@ struct mn_plan_rows {
 };
 
 struct mn_plan_batch {
-    uint64_t sequence; /* place in the order of delivery, over all epochs */
+    uint64_t sequence; /* position in the order of delivery, over all epochs */
     uint64_t number, epoch, position, base_seed, user_epoch;
     uint32_t nrows;
     uint32_t spares; /* spare indices that follow those of the rows */

@@ -71,7 +71,7 @@ def note(number: int, indices: Any, row: int | None = None) -> str:
     """The note on an error: batch number and, if known, the sample."""
     if row is None or not isinstance(indices, (Sequence, torch.Tensor, np.ndarray)):
         return f"minato: batch {number}, sample indices {_short(indices)}"
-    return f"minato: sample index {text_of(indices[row])}, place {row} of batch {number}"
+    return f"minato: sample index {text_of(indices[row])}, position {row} of batch {number}"
 
 
 def placed(number: int, indices: Any, row: int | None) -> str:
@@ -80,7 +80,7 @@ def placed(number: int, indices: Any, row: int | None) -> str:
     if indices is not None and row is None:
         return f"batch {number}, sample indices {_short(indices)}"
     try:
-        return f"sample index {text_of(indices[row])}, place {row} of batch {number}"
+        return f"sample index {text_of(indices[row])}, position {row} of batch {number}"
     except Exception:  # collating, an iterable dataset, or indices without positions
         return f"batch {number}"
 

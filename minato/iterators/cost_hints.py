@@ -24,7 +24,7 @@ from .file_sizes import FileSizes
 #: Hints take at most this share of the trainer's time, beyond what the first ones may take.
 SHARE, FIRST_NS = 0.01, 50_000_000
 
-#: (index, place of the sample, the epoch that set_epoch() named) -> hint
+#: (index, position of the sample, the epoch that set_epoch() named) -> hint
 Ask = Callable[[int, int, "int | None"], Any]
 
 
@@ -132,7 +132,7 @@ class CostHints:
     ) -> bytes | None:
         """The hints of a batch, or of one sample, as float32; None where none are to be had now.
 
-        epoch: as samples are seeded by. first: place of the batch's first sample in the epoch.
+        epoch: as samples are seeded by. first: position of the batch's first sample in the epoch.
         user_epoch: what set_epoch() has told the dataset; None: nothing.
         """
         ask, begins = self._ask, time.perf_counter_ns()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Position:
-    """What one iterator knows of its place in the order, mainly for state_dict().
+    """What one iterator knows of its position in the order, mainly for state_dict().
 
     ``taking_up`` wraps torch's constructor, ``epoch_begins`` the first use of
     the sampler in each epoch.

@@ -2,7 +2,7 @@
 
 The sampler's batches are planned and made as usual. The engine forms batches from the
 rows that are ready (csrc/schedule/mn_forming.h). Slow samples keep their natural share. No sample
-moves further than ``DISPLACEMENT`` batches from its place in the sampler's order. All batches up to
+moves further than ``DISPLACEMENT`` batches from its position in the sampler's order. All batches up to
 the last are full. If no sample is slow, they are the sampler's batches, delivered without a copy.
 Otherwise rows of several batches are gathered by one copy.
 
@@ -344,7 +344,7 @@ def indices_of(what: list[tuple[Batch, int, int]]) -> list[Any]:
 
 
 class Displacement:
-    """How far samples moved from their places in the sampler's order."""
+    """How far samples moved from their positions in the sampler's order."""
 
     def __init__(self, planner: UnitPlanner, queue: deque[list[Any]]) -> None:
         self.planner = planner

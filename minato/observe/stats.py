@@ -33,12 +33,12 @@ locality                    together: whether neighbours are kept in one worker,
                             another's share
 slow                        the costliest known indices: [(index, seconds)]
 displacement                with ``batching="ready"``: max, mean distance of a sample from its
-                            place in the sampler's order, in batches
+                            position in the sampler's order, in batches
 worker_type                 "process", "thread" or "native" (both threads of this process)
 worker_start                "forked": from a process that has imported torch. "each by itself: ..."
                             with the reason: slower. None: not known yet, or threads
-workers                     one dict each: state, pid, running (batch, row), tasks, rows, busy,
-                            cpu
+workers                     one dict each: state, pid, running (number of the batch, position in
+                            it), tasks, rows (samples), busy, cpu
 retries, deaths             tasks given to another worker, workers that died
 device                      with device=: device (its name), batches delivered, copies (tensors),
                             bytes. through: bytes by source on the host. "locked": where workers

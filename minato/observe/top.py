@@ -175,7 +175,7 @@ def _running(entry: dict[str, Any], now_ns: int) -> tuple[str, str, str, str]:
         state = entry["state"]
         return _STATES[state] if state < len(_STATES) else "?", "", "", ""
     batch, row, _row0, _nrows, index = task
-    sample = f"row {row}" if index is None else f"{index} (row {row})"
+    sample = f"position {row}" if index is None else f"{index} (position {row})"
     if index == COLLATES:
         sample = "(collates it)"
     return "working", str(batch), sample, _seconds((now_ns - entry["since_ns"]) * _NS)
@@ -298,7 +298,7 @@ def _slow(seen: dict[str, Any]) -> list[str]:
         return []
     items = []
     for ns, (batch, row, _row0, _nrows, index) in flying[:MOST_SLOW]:
-        name = f"row {row} of batch {batch}" if index is None else str(index)
+        name = f"position {row} of batch {batch}" if index is None else str(index)
         if index == COLLATES:
             name = f"collating batch {batch}"
         items.append(f"{name} ({_seconds(ns * _NS)})")

@@ -16,7 +16,7 @@ _MOST = 64
 
 
 def why(samples: Sequence[Any], name: Callable[[int], str]) -> str:
-    """The explanation, or an empty text. name: names a sample by its place in the batch."""
+    """The explanation, or an empty text. name: names a sample by its position in the batch."""
     try:
         return _why(list(samples), name, "") if samples else ""
     except Exception:  # samples of the program's own classes: torch's error must do

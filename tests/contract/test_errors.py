@@ -435,7 +435,7 @@ def test_timeout_names_the_sample_and_shows_its_stack(own: Kind, options: dict[s
     with pytest.raises(RuntimeError) as caught:
         next(iterator)
     text = str(caught.value)
-    named = "sample index 3, place 1 of batch 1" if own.balanced else "batch 1, sample indices [2, 3]"
+    named = "sample index 3, position 1 of batch 1" if own.balanced else "batch 1, sample indices [2, 3]"
     assert named in text and f"in worker 0 (pid {iterator._workers[0].pid})" in text
     assert "in __getitem__" in text and "/minato/workers/" not in text
     gate.set()

@@ -93,7 +93,7 @@ def test_first_error_by_row_fails_the_batch() -> None:
     done(engine, 0, [(0, SAMPLE, 1), (1, ERROR, wrong)], SAMPLES)
     got = receiver.receive()
     assert got is not None and isinstance(got[1], Failure)
-    assert got[1].note == "minato: sample index 1, place 1 of batch 0"
+    assert got[1].note == "minato: sample index 1, position 1 of batch 0"
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])

@@ -166,7 +166,7 @@ def test_once(stuck: int) -> None:
     assert "DataLoader of Data (1000 samples), batch_size=4, num_workers=2\n" in done.stdout
     assert f"  process  {stuck}, open for" in done.stdout
     assert "waits in next()" in done.stdout
-    assert re.search(r"working .* 3 +\d.* 13 \(row 1\)$", done.stdout, re.M)
+    assert re.search(r"working .* 3 +\d.* 13 \(position 1\)$", done.stdout, re.M)
     assert re.search(r"longest  in flight, by index: 13 \(", done.stdout)
     assert "\x1b" not in done.stdout
 
@@ -323,7 +323,7 @@ def test_workers_in_the_table() -> None:
     lines = _top.render(snapshot(12, 0, 0), snapshot(10, 0, 0))
     rows = [line for line in lines if re.match(r" +\d+ +77 ", line)]
     assert len(rows) == 2  # the empty entry is left out
-    assert re.search(r"0 +77 working +25% +50% +9 +5 +0\.[23] s  42 \(row 2\)$", rows[0])
+    assert re.search(r"0 +77 working +25% +50% +9 +5 +0\.[23] s  42 \(position 2\)$", rows[0])
     assert "idle" in rows[1] and rows[1].endswith("  3 starts")
     assert any("longest  in flight, by index: 42 (" in line for line in lines)
 
@@ -343,7 +343,7 @@ def test_narrow_terminal_cuts_no_line(width: int) -> None:
     said = " ".join(" ".join(lines).split())
     assert "batch_size=4, num_workers=2" in said and "the first takes 0.1 s longer" in said
     assert "3 samples could not be made, and were left out or replaced" in said
-    assert "42 (row 2)" in said and (" 77 " in said) == (width >= _top.WIDE)
+    assert "42 (position 2)" in said and (" 77 " in said) == (width >= _top.WIDE)
 
 
 def test_colours_leave_the_text_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,7 +179,7 @@ def test_failing_sample_next_to_unpicklable_is_named() -> None:
     with pytest.raises(KeyError, match="no such sample") as error:
         list(minato.DataLoader(Made(make), 4, num_workers=2))
     notes = "\n".join(getattr(error.value, "__notes__", [str(error.value)]))
-    assert "sample index 6, place 2 of batch 1" in notes
+    assert "sample index 6, position 2 of batch 1" in notes
     for mode, indices in ("skip", [4, 5, 7]), ("replace", [4, 5, 7, 7]):
         loader = minato.DataLoader(Made(make), 4, num_workers=2, on_error=mode)
         assert columns(loader)[1]["n"] == indices

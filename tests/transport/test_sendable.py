@@ -138,7 +138,7 @@ def test_errors_come_at_their_place_in_torchs_words():
     assert "Caught KeyError in DataLoader worker process" in str(first)
     assert isinstance(second, ValueError) and "a batch of no use" in str(second)
     assert "refusing" in str(second) and type(second.__cause__) is ValueError
-    assert "sample index 11, place 3 of batch 1" in error_text(first)
+    assert "sample index 11, position 3 of batch 1" in error_text(first)
     assert all(same(a, b) for a, b in zip(whole, parts) if isinstance(a, dict))
 
 

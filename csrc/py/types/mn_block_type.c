@@ -93,7 +93,7 @@ get_made(PyObject *self, void *closure)
 
 static PyMemberDef members[] = {
     {"sequence", T_ULONGLONG, offsetof(struct mn_block_object, sequence), READONLY,
-     PyDoc_STR("place in the order of planning, over epochs")},
+     PyDoc_STR("position in the order of planning, over epochs")},
     {NULL, 0, 0, 0, NULL},
 };
 

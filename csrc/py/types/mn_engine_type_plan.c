@@ -331,8 +331,8 @@ mn_engine_py_formed(PyObject *self, PyObject *ignored)
 }
 
 const char mn_engine_displaced_doc[] =
-    "displaced() -> (max, sum) of how far samples moved from their place in the sampler's order,\n"
-    "in batches";
+    "displaced() -> (max, sum) of how far samples moved from their positions in the sampler's\n"
+    "order, in batches";
 
 PyObject *
 mn_engine_py_displaced(PyObject *self, PyObject *ignored)
