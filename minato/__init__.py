@@ -14,7 +14,9 @@ from typing import Any as _Any
 
 try:
     import torch as _torch_package  # noqa: F401
-except ImportError:
+except ModuleNotFoundError as _error:
+    if _error.name != "torch":
+        raise
     raise ImportError(
         "minato needs PyTorch, which is not installed in this Python environment. "
         "Install it first, for example with: pip install torch",

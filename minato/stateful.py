@@ -304,6 +304,10 @@ class Snapshots:
         """Sets what is asked from now on."""
         self._asked = (dataset, fetcher) if may_be_asked(dataset, fetcher) else None
 
+    def forget(self) -> None:
+        """Holds neither dataset nor fetcher any more."""
+        self._asked = None
+
     def epoch(self, dataset: Any, create: Callable[[], Any]) -> tuple[Any, bytes | None]:
         """Starts an epoch: its fetcher, and the snapshot of its start, pickled."""
         begin = Snapshot(begins=True, generators=self._generators.drawn())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,3 +32,16 @@ def test_submodules_are_imported_when_asked_for() -> None:
 def test_unknown_names_raise_attribute_error(module: object) -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         module.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("problem", [
+    "raise ImportError('libcublas.so.12: cannot open shared object file')",
+    "import a_module_that_torch_needs",
+])
+def test_error_of_broken_torch_is_not_hidden(problem: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(problem)
+    for command in (["-c", "import minato"], ["-m", "minato", "info"]):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60,
+                              env={**os.environ, "PYTHONPATH": str(tmp_path)})
+        assert done.returncode == 1
+        assert problem in done.stderr and "not installed" not in done.stderr

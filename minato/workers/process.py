@@ -102,8 +102,8 @@ def load(job: Job) -> Exception | None:
     return None
 
 
-def main(job: Job, number: int) -> None:
-    """The life of worker `number`; returns when the loader stops or is gone."""
+def main(job: Job, number: int) -> Runner:
+    """The life of worker `number`; returns its runner when the loader stops or is gone."""
     segment = job.memory.segment
     failure = load(job) if job.pickled is not None else None
     job.settle()
@@ -115,7 +115,8 @@ def main(job: Job, number: int) -> None:
     worker.ready(*runner.init_states)
     while not serve(worker, runner):
         if not segment.trainer_lives():
-            return
+            break
+    return runner
 
 
 def run(job: Job, number: int, starts: int) -> None:
@@ -127,8 +128,9 @@ def run(job: Job, number: int, starts: int) -> None:
     *parents, first = job.identity
     vars(multiprocessing.current_process())["_identity"] = (*parents, first + number)
     die_before_starter()
+    runner = None
     try:
-        main(job, number)
+        runner = main(job, number)
     except KeyboardInterrupt:
         pass  # the trainer raises its own
     except BaseException as error:
@@ -136,3 +138,5 @@ def run(job: Job, number: int, starts: int) -> None:
             job.notes.ends(error)
         raise
     job.memory.segment.leaving(number)
+    if runner is not None:
+        runner.drop_iterator()  # has as long as the exit functions

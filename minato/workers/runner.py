@@ -108,6 +108,7 @@ class Runner:
         self.prepared = False  # set up, but for the fetcher, which each epoch makes anew
         self.exhausted = False
         self.snapshots: Snapshots | None = None
+        self.fetcher: Any = None
         self.begin: bytes | None = None  # state of the dataset at the start of an epoch
         self.again = 0  # delivered batches of a process before, which this one makes again
         self.init_states = init_states.UNCHANGED
@@ -431,6 +432,14 @@ class Runner:
         except Exception as error:
             self.init_failure = self._not_begun(error)
         return (OK, None) if self.begin is None else (STATED, (OK, None), self.begin)
+
+
+    def drop_iterator(self) -> None:
+        """Destroys the dataset's iterator, so that the code in its ``finally`` blocks runs. This
+        object itself is part of a reference cycle."""
+        self.fetcher = None
+        if self.snapshots is not None:
+            self.snapshots.forget()
 
 
 class _IndexError:

@@ -10,10 +10,11 @@ import time
 from functools import partial
 from multiprocessing import util
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
 from minato.workers import grace
 
@@ -42,6 +43,49 @@ def test_workers_finish_their_exit_handlers(
     del iterator
     gc.collect()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+class Closing(IterableDataset[int]):
+    """Leaves a file where its iterator is closed before its end."""
+
+    def __init__(self, folder: Path, stateful: bool) -> None:
+        self.folder = folder
+        if not stateful:
+            self.state_dict = None
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            yield from range(1000)
+        finally:
+            write_late(self.folder)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_left_epoch_closes_iterators_in_workers(
+    loader: Kind, method: str, stateful: bool, persistent: bool, tmp_path: Path
+) -> None:
+    iterator = iter(loader(Closing(tmp_path, stateful), batch_size=2, num_workers=2,
+                           multiprocessing_context=method, persistent_workers=persistent))
+    assert len([next(iterator) for _ in range(4)]) == 4
+    del iterator
+    gc.collect()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_left_epoch_closes_iterator_without_workers(loader: Kind, tmp_path: Path) -> None:
+    iterator = iter(loader(Closing(tmp_path, False), batch_size=2))
+    next(iterator)
+    del iterator
+    gc.collect()
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def begin_for_ever(folder: Path) -> None:
