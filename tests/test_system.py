@@ -114,6 +114,13 @@ if __name__ == "__main__":
     next(iter(plain))
     out["counted"] = plain.state_dict()["delivered"]
     out["verdict"] = plain.stats()["verdict"], loader.stats()["verdict"]
+    cache = minato.Cache("1MiB")
+
+    @cache.memoize
+    def count(n):
+        return np.arange(n)
+
+    out["part"] = count(9, part=slice(2, 4)).tolist()
     out["warned"] = warned
     out["refused"] = [
         refuses(lambda: make(autoscale=(1, 0), num_workers=1)),
@@ -161,7 +168,7 @@ def test_another_system(bare: Path, platform: str, load: list[int]) -> None:
     assert platform in warning and "torch's own loader is used" in warning
     assert "memory_limit" in warning
     assert out["epoch"] == 4 and out["same order"] and out["patched"]
-    assert out["counted"] == 1
+    assert out["counted"] == 1 and out["part"] == [2, 3]
     assert out["verdict"][0].startswith("The trainer loads by itself.")
     assert out["top"] == 1 and platform in done.stderr
     if load[-1]:

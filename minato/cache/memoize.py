@@ -20,6 +20,8 @@ import torch
 
 from .._not_linux import CORE
 from . import files as _files
+from . import parts, values
+from .fingerprint import Fingerprint
 from .keys import canonical
 
 if CORE:
@@ -153,6 +155,7 @@ class Memoized:
                 "values change in a way that minato does not see, such as a model that the function uses"
             )
         self._signature = signature
+        self._key_name = f"the key of {function.__qualname__}"
         self._positional = len(names) if all(
             p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
             for p in signature.parameters.values()
@@ -171,8 +174,6 @@ class Memoized:
 
     def fingerprint(self, args: tuple[Any, ...]) -> Any:
         """Of the function, as it is now."""
-        from .fingerprint import Fingerprint
-
         cls = None
         if self._is_method and args:
             cls = args[0] if isinstance(args[0], type) else type(args[0])
@@ -187,7 +188,7 @@ class Memoized:
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """What the value depends on but for files."""
         if self._key is not None:
-            given = canonical(self._key(*args, **kwargs), f"the key of {self.function.__qualname__}")
+            given = canonical(self._key(*args, **kwargs), self._key_name)
         else:
             if kwargs or len(args) != self._positional:
                 bound = self._signature.bind(*args, **kwargs)
@@ -213,7 +214,7 @@ class Memoized:
         store = self.cache._attached()
         if store is None:
             value = self.function(*args, **kwargs)
-            return value if part is None else _part_of(value, part, self.name)
+            return value if part is None else parts.of(value, part)
         key = self.key(args, kwargs)
         paths: tuple[str, ...] = ()
         if self._paths is not None:
@@ -232,8 +233,6 @@ class Memoized:
         return self._miss(store, digest, key, paths, args, kwargs, part)
 
     def _look(self, store: Store, digest: bytes, count: bool, part: Any) -> tuple[bool, Any]:
-        from . import parts, values
-
         entry = store.find(digest, count)
         if entry is None:
             return False, None
@@ -272,8 +271,6 @@ class Memoized:
         before: tuple[Any, ...], part: Any,
     ) -> Any:  # fmt: skip
         """Stores a value that was made, and returns what a hit would."""
-        from . import parts, values
-
         encoded = values.encode(value, self.name)
         if part is not None:
             parts.check(encoded.description, self.name)
@@ -308,12 +305,6 @@ class Memoized:
         if what not in self._told:
             self._told.add(what)
             log.warning(text, *values)
-
-
-def _part_of(value: Any, part: Any, name: str) -> Any:
-    from . import parts
-
-    return parts.of(value, part)
 
 
 def _digest(key: bytes, stamped: bytes | None = None) -> bytes:

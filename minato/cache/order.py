@@ -177,10 +177,12 @@ class Following:
         store: the cache's file.
         keys: of the data set.
         indices: the epoch's, by position; none twice.
+        share: how many samples this job may choose before workers read them.
     """
 
-    def __init__(self, store: Store, keys: Keys, indices: np.ndarray) -> None:
+    def __init__(self, store: Store, keys: Keys, indices: np.ndarray, share: int) -> None:
         self._store, self._keys, self._indices, self._cursor = store, keys, indices, b""
+        self.share = share
         self._position = np.full(len(keys.words), -1, np.int64)
         self._position[indices] = np.arange(len(indices))
 

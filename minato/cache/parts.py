@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from .. import _cache
 from . import values
+
+if TYPE_CHECKING:
+    from .. import _cache
 
 
 def check(description: bytes, name: str) -> Any:

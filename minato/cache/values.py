@@ -32,7 +32,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .. import _cache
+from .._not_linux import CORE
+
+if CORE:
+    from .. import _cache
 
 #: kinds of dtypes that the buffer protocol knows
 PLAIN = "biufc"

@@ -330,6 +330,8 @@ class Planner:
                 return
         try:
             while not self.draw.exhausted and self.drawn_ahead() < most:
+                if self.drawn_ahead() >= self._progress.most_ahead:
+                    return
                 if self.draw.number >= self._last and self._waits_for_its_end(window):
                     return
                 if not self._draw():

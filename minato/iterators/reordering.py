@@ -12,6 +12,7 @@ positions, as without ``reorder``.
 from __future__ import annotations
 
 import logging
+import sys
 from array import array
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -64,14 +65,26 @@ def why_kept(loader: Any) -> str | None:
     return f"{kind.__name__} is no sampler that shuffles"
 
 
+def share_of(stats: dict[str, int]) -> int:
+    """How many samples a job may choose before workers read them: its part of those that fit in
+    the cache. If all jobs together choose more, many are recycled before they are read. Reading
+    them again recycles others, so the jobs soon read most samples several times."""
+    if not stats["entries"]:
+        return sys.maxsize
+    fit = stats["entries"] * stats["bytes"] // max(1, stats["used_bytes"])
+    return fit // stats["jobs"]
+
+
 class Chosen(Iterator[Any]):
     """An epoch's indices, chosen as they are drawn.
 
     Attributes:
         order: which of the sampler's positions were drawn; None: its order is kept.
+        most_ahead: how many batches may be in flight.
     """
 
     order: Order | None = None
+    most_ahead = sys.maxsize
 
     def __init__(
         self, indices: Iterator[Any], batched: bool, progress: Progress, follow: Follow,
@@ -148,6 +161,8 @@ class Chosen(Iterator[Any]):
         following, news = self._follow(flat), None
         if following is not None:
             news, apart = following.news(), np.flatnonzero(following.apart())
+            size = len(self._drawn[0]) if self._batched else 1
+            self.most_ahead = max(1, following.share // size)
         order = Order(len(flat), np.flatnonzero(seen).tolist(), apart.tolist(), self._seed)
         if news is not None:
             order.cached(*news)
@@ -220,9 +235,10 @@ class Reordering:
         """Only while another job is attached: a job that is alone reads no less with swaps."""
         cached = self._memo.cached
         store = cached.cache._attached() if cached is not None else None
-        if cached is None or store is None or store.stats()["jobs"] < 2:
+        stats = store.stats() if store is not None else {"jobs": 0}
+        if cached is None or store is None or stats["jobs"] < 2:
             return None
         keys = cached.keys()
         if keys is None or int(indices.max()) >= len(keys.words):
             return None
-        return Following(store, keys, indices)
+        return Following(store, keys, indices, share_of(stats))

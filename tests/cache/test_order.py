@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minato.cache.order import NO_KEY, Following, Keys, Order
+from minato.iterators.reordering import share_of
 
 from .support import new_cache
 
@@ -105,7 +106,7 @@ def test_following_tells_what_is_stored_since() -> None:
     for digest in digests[:3]:
         store.put(digest, 1, b"x", ())
     keys = Keys(np.array([int.from_bytes(digest[:8], "little") for digest in digests], np.uint64))
-    following = Following(store, keys, np.array([6, 2, 0, 4]))
+    following = Following(store, keys, np.array([6, 2, 0, 4]), share=1)
 
     def positions() -> list[int]:
         return sorted(position for position, _generation in following.news()[0])
@@ -122,11 +123,12 @@ def test_following_tells_what_is_stored_since() -> None:
 
 
 class Job:
-    """Takes one sample after another, at its speed."""
+    """Makes one sample after another, at its speed. Chooses as many ahead as window says."""
 
-    def __init__(self, n: int, speed: float, chance: random.Random) -> None:
-        self.n, self.speed, self.chance = n, speed, chance
+    def __init__(self, n: int, speed: float, chance: random.Random, window: int = 1) -> None:
+        self.n, self.speed, self.chance, self.window = n, speed, chance, window
         self.epochs, self.active = 0, False
+        self.chosen: list[int] = []
 
     def begin(self, ring: Ring) -> None:
         self.active = True
@@ -136,6 +138,11 @@ class Job:
         self.order = Order(self.n, seed=self.chance.randrange(1 << 30))
         self.follows = ring.jobs() > 1
         self.cursor = ring.begin
+
+    def next(self, ring: Ring) -> int:
+        while len(self.chosen) < self.window and len(self.order):
+            self.chosen.append(self.draw(ring))
+        return self.chosen.pop(0)
 
     def draw(self, ring: Ring) -> int:
         if self.follows:
@@ -175,10 +182,12 @@ class Ring:
         self.there.add(index)
 
 
-def reads_of(speeds: list[float], starts: list[float], n: int = 1000, share: float = 0.2) -> float:
+def reads_of(
+    speeds: list[float], starts: list[float], n: int = 1000, share: float = 0.2, window: int = 1
+) -> float:
     """Reads of all jobs together, in data sets for each epoch of the first job, once it is steady."""
     chance = random.Random(5)
-    jobs = [Job(n, speed, chance) for speed in speeds]
+    jobs = [Job(n, speed, chance, window) for speed in speeds]
     ring = Ring(int(share * n), jobs)
     events = [(start * n, number) for number, start in enumerate(starts)]
     heapq.heapify(events)
@@ -187,11 +196,11 @@ def reads_of(speeds: list[float], starts: list[float], n: int = 1000, share: flo
     while len(marks) < 9:
         now, number = heapq.heappop(events)
         job = jobs[number]
-        if not job.active or not len(job.order):
+        if not job.active or not (job.chosen or len(job.order)):
             if number == 0:
                 marks.append(reads)
             job.begin(ring)
-        index = job.draw(ring)
+        index = job.next(ring)
         if index not in ring.there:
             reads += 1
             ring.put(index)
@@ -213,3 +222,18 @@ def test_jobs_together_read_a_data_set_once(speeds: Any, starts: Any, expected: 
 def test_eight_jobs_of_random_starts_read_about_once() -> None:
     starts = [random.Random(number).random() for number in range(8)]
     assert 0.75 < reads_of([1] * 8, starts, n=500) < 1.15
+
+
+def test_jobs_choosing_far_ahead_read_much_more() -> None:
+    starts = [random.Random(number).random() for number in range(8)]
+    stats = {"entries": 100, "bytes": 100, "used_bytes": 100, "jobs": 8}
+    within, beyond = (
+        reads_of([1] * 8, starts, n=500, window=window) for window in (share_of(stats), 32)
+    )
+    assert within < 1.5 < 2.2 < beyond
+
+
+def test_share_of_filling_cache_counts_all_that_fit() -> None:
+    stats = {"entries": 10, "bytes": 4000, "used_bytes": 1000, "jobs": 2}
+    assert share_of(stats) == 20
+    assert share_of({**stats, "entries": 0, "used_bytes": 0}) > 1 << 30

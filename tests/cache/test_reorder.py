@@ -149,6 +149,20 @@ def test_cached_samples_come_first(shared: minato.Cache, options: Any) -> None:
             assert set(indices(found)[:12]) == set(range(40, 52))
 
 
+@pytest.mark.parametrize("size, fewer", [("1MiB", True), ("4MiB", False)])
+def test_small_cache_limits_batches_in_flight(size: str, fewer: bool) -> None:
+    cache = new_cache(size)  # 1 MiB: for a sample in each of 64 segments
+    dataset: Any = ConcatDataset([Wide(number) for number in range(3)])
+    make(cache, range(40), dataset)
+    other = other_job(cache)
+    batches = iter(loader_of(cache, dataset, prefetch_factor=8))
+    found = [next(batches)]
+    ahead = batches._tasks_outstanding
+    assert sorted(indices([*found, *batches])) == sorted([*range(SAMPLES)] * 3)
+    other.detach()
+    assert (ahead <= 12) == fewer  # half of the cache is 8 to 11 batches, the window 16
+
+
 def test_job_alone_keeps_its_samplers_order(cache: minato.Cache) -> None:
     make(cache, range(40, 52))
     loader = loader_of(cache, shuffle=False, sampler=random_order())
