@@ -27,12 +27,15 @@ help:
 	@echo "make pinned    update requirements/;  make reproduced: build wheels twice and compare"
 	@echo "make lint      check structure and style;  make clean: remove build outputs"
 
-# Only files with the hashes in requirements/ are installed, except torch.
-PINNED := install -q --disable-pip-version-check --require-hashes -r
+# Only files with the hashes in requirements/ are installed, except torch. The first import of
+# a module writes its bytecode: compiling all modules takes as long as installing them.
+export PYTHONDONTWRITEBYTECODE :=
+INSTALL := install -q --disable-pip-version-check --no-compile
+PINNED := $(INSTALL) --require-hashes -r
 $(VENV)/.ready: requirements/test.txt
 	"$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip $(PINNED) requirements/test.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip $(INSTALL) $(TORCH)
 	touch $@
 
 setup: $(VENV)/.ready
@@ -54,8 +57,8 @@ WITHOUT_FITS = $$(test ! -e $(MOST_USED_VENV)/.ready || echo $(addprefix --ignor
 $(MOST_USED_VENV)/.ready: $(VENV)/.ready
 	@"$(PYTHON)" -m venv --clear --without-pip $(MOST_USED_VENV)
 	@$(BIN)/python $(PURELIB) > "$$($(MOST_USED_VENV)/bin/python $(PURELIB))/shared.pth"
-	@timeout 300 $(BIN)/python -m pip --python $(MOST_USED_VENV)/bin/python install -q --retries 1 \
-	  --timeout 15 --disable-pip-version-check $(TORCH) $(MOST_USED) && touch $@ || \
+	@timeout 300 $(BIN)/python -m pip --python $(MOST_USED_VENV)/bin/python $(INSTALL) --retries 1 \
+	  --timeout 15 $(TORCH) $(MOST_USED) && touch $@ || \
 	  echo "left out, do not install: $(MOST_USED)"
 
 # Each of JOBS processes runs file after file, the longest first (tests/housekeeping.py), or test
@@ -68,13 +71,13 @@ BY_TEST := -n $(JOBS) --dist worksteal
 test:
 	@$(MAKE) --no-print-directory -j2 build $(MOST_USED_VENV)/.ready
 	@failed=0; $(RUN_FITS) || failed=1; \
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q $(BY_FILE) --without-slow tests \
+	$(BIN)/python -m pytest -q $(BY_FILE) --without-slow tests \
 	  $(WITHOUT_FITS) || failed=1; \
 	exit $$failed
 
 # What `make test` leaves out: tests/slow.py.
 slow: build
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q $(BY_TEST) --only-slow tests
+	$(BIN)/python -m pytest -q $(BY_TEST) --only-slow tests
 
 fits: build $(MOST_USED_VENV)/.ready
 	@$(RUN_FITS)

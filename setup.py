@@ -8,6 +8,7 @@ install -e, build_ext --inplace) also include minato._policy and other functions
 and the simulator call; MINATO_TEST_BINDINGS=1 builds these anywhere, and 0 nowhere.
 """
 
+import copy
 import gzip
 import os
 import re
@@ -130,7 +131,8 @@ def installed_torch():
 found = installed_torch() if os.environ.get("MINATO_TORCH", "1") != "0" else None
 if found:
     folder, version = found
-    extensions.append(
+    extensions.insert(
+        0,  # it takes longest
         Extension(
             "minato._torch",
             ["csrc/torch/mn_torch.cpp"],
@@ -146,7 +148,7 @@ if found:
             extra_link_args=[*links, "-Wl,--version-script=csrc/torch/exports.map"],
             depends=["csrc/torch/exports.map", *headers],
             optional=True,  # without a C++ compiler the loader still works
-        )
+        ),
     )
 
 CUDA_SOURCE = "csrc/cuda/mn_finish.cu"
@@ -162,10 +164,19 @@ CUDA_MACHINES = ["70", "75", "80", "90", "100", "110", "120"]
 
 
 class BuildKernels(build_ext):
-    """Builds the extensions and, if nvcc exists, the kernels: a file of code for devices
-    that the driver loads at run time. No other part needs it."""
+    """Builds the extensions at the same time and, if nvcc exists, the kernels: a file of code for
+    devices that the driver loads at run time. No other part needs it."""
 
     KERNELS = "minato/device/kernels.fatbin"
+
+    def initialize_options(self):
+        super().initialize_options()
+        self.parallel = os.cpu_count()
+
+    def build_extension(self, ext):
+        own = copy.copy(self)  # several extensions compile the same files, with their own flags
+        own.build_temp = os.path.join(self.build_temp, ext.name)
+        build_ext.build_extension(own, ext)
 
     def run(self):
         super().run()

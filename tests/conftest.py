@@ -13,11 +13,8 @@ import signal
 
 import hypothesis
 import pytest
-from torch.utils.data._utils.collate import default_collate_fn_map
 
-from minato import _core
-from minato.transport import layouts as _layout
-
+# Neither torch nor minato is imported up here: a process that only distributes tests needs none.
 pytest_plugins = ["housekeeping"]
 
 hypothesis.settings.register_profile("same", derandomize=True, database=None)
@@ -26,6 +23,10 @@ if "MINATO_FUZZ_SECONDS" not in os.environ:
 
 # Random parts are the same in each run unless a seed is given, as in `make nightly`.
 os.environ.setdefault("MINATO_TEST_SEED", "1")
+
+# Idle threads of OpenBLAS, which each program with NumPy starts, sleep at once instead of spinning
+# for 30 ms.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 # A shell's background jobs ignore it, and so would all processes that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,13 +43,22 @@ if multiprocessing.get_start_method(allow_none=True) != "fork":
 def pytest_configure() -> None:
     import housekeeping  # only after pytest has loaded it as a plugin
 
+    def make_engine() -> None:
+        from minato import _core
+
+        _core.Engine(1, 0, False)
+
     # Ranges that a forked child may still see are checked again when there is a next loader.
-    housekeeping.settling.append(lambda: _core.Engine(1, 0, False))
+    housekeeping.settling.append(make_engine)
 
 
 @pytest.fixture(autouse=True)
 def _collate_as_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing DALI's plugin for torch, or MONAI, teaches default_collate a class."""
-    added = default_collate_fn_map.keys() - _layout._TORCHS.keys()
+    from torch.utils.data._utils.collate import default_collate_fn_map
+
+    from minato.transport import layouts
+
+    added = default_collate_fn_map.keys() - layouts._TORCHS.keys()
     for key in added:
         monkeypatch.delitem(default_collate_fn_map, key)

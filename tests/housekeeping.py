@@ -215,22 +215,38 @@ if ADDRESS_SANITIZER:
 # ---- nothing left ------------------------------------------------------------------------
 
 
-def _has_children() -> bool:
-    """A quick look before a walk of all processes."""
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            if (task / "children").read_text():
-                return True
-        except FileNotFoundError:  # the thread has ended, or the kernel hides it
-            if (task / "stat").exists():
-                return True
-    return False
+def _children(pid: int) -> list[int] | None:
+    """Those of all threads of a process, or None if the kernel does not tell."""
+    found: list[int] = []
+    with contextlib.suppress(FileNotFoundError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            path = f"/proc/{pid}/task/{task}"
+            try:
+                found += map(int, Path(f"{path}/children").read_text().split())
+            except OSError:  # the thread has ended, or there is no such file
+                if os.path.exists(f"{path}/stat"):
+                    return None
+    return found
+
+
+def _descendants() -> Iterator[psutil.Process]:
+    """As psutil finds them, which looks at all processes of the machine for it."""
+    parents = [os.getpid()]
+    for parent in parents:
+        children = _children(parent)
+        if children is None:
+            yield from psutil.Process().children(recursive=True)
+            return
+        parents += children
+    for pid in parents[1:]:
+        with contextlib.suppress(psutil.Error):
+            yield psutil.Process(pid)
 
 
 def _processes() -> dict[str, int]:
     """Those below this one but servers that fork, which stay as long as it does."""
     found = {}
-    for process in psutil.Process().children(recursive=True) if _has_children() else []:
+    for process in _descendants():
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline()) or process.status()
             # processes that a server has forked have its command line, too

@@ -218,6 +218,14 @@ SLOW: dict[str, str] = {
         "tests/policy/test_autoscale.py.",
     "tests/analyze/test_programs.py::test_a_program_without_a_batch_is_reported":
         "test_a_program_without_a_loader_exits_three.",
+    "tests/analyze/test_programs.py::test_short_epochs_deliver_what_the_program_measures[torch":
+        "the same with minato's loader.",
+    "tests/analyze/test_memory.py::test_dataset_of_most_memory_is_no_harm[program0-":
+        "the same with --pause, and where the copy is ended.",
+    "tests/test_benchmarks.py::test_cache_table_says_what_was_met":
+        "test_cache_table_begins_no_part_late; test_cache_hits.",
+    "tests/test_benchmarks.py::test_sizes_are_weighed_where_files_are_listed":
+        "tests/iterators/test_file_sizes.py.",
 }  # fmt: skip
 
 

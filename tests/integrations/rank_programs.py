@@ -2,12 +2,19 @@
 
 Each trains on samples that hold their index and a random number, and writes the batches of its rank
 to FOLDER as NAME-RANK.json. SEEDS: ``equal`` on all ranks, or ``different``.
+
+``python rank_programs.py ranks WORLD FOLDER NAME...`` runs programs one after the other, each with
+WORLD ranks. It imports their library, which takes longer than the programs, and forks each rank.
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import json
 import os
+import runpy
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,8 +165,54 @@ class Program:
             Trainer(Net(), arguments, train_dataset=Named()).train()
 
 
+LIBRARIES = {"lightning": "lightning.pytorch", "stream": "lightning.pytorch", "transformers": "transformers"}
+
+
+def serve_store() -> int:
+    """Forks the process by which ranks find each other, as torchrun's agent is; returns its port. It
+    ends with this process."""
+    reads, writes = os.pipe()
+    here, there = os.pipe()
+    if os.fork() == 0:
+        os.close(there)
+        store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(writes, str(store.port).encode())
+        os.read(here, 1)
+        os._exit(0)
+    return int(os.read(reads, 9))
+
+
+def run_ranks(world: str, folder: str, *names: str) -> None:
+    """Runs programs. A rank returns from here as a fork with its own environment and arguments."""
+    importlib.import_module(LIBRARIES.get(names[0].partition("_")[0], "minato"))
+    for name in names:
+        port, ranks = serve_store(), set[int]()
+        for rank in map(str, range(int(world))):
+            pid = os.fork()
+            if pid == 0:
+                ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # when the parent ends
+                os.environ.update(
+                    RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world,
+                    GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                    TORCHELASTIC_RUN_ID="ranks", TORCHELASTIC_USE_AGENT_STORE="True",
+                    TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0",
+                )  # fmt: skip
+                sys.argv[1:] = [name, "equal", folder]
+                runpy.run_path(__file__, run_name="__main__")
+                return
+            ranks.add(pid)
+        while ranks:
+            pid, status = os.wait()
+            if status:
+                sys.exit(f"a rank of {name} failed")
+            ranks.remove(pid)
+
+
 if __name__ == "__main__":
-    name, seeds, folder = sys.argv[1:]
-    program = Program(seeds, Path(folder))
-    getattr(program, name)()
-    (Path(folder) / f"{name}-{RANK}.json").write_text(json.dumps(program.batches))
+    if sys.argv[1] == "ranks":
+        run_ranks(*sys.argv[2:])
+    else:
+        name, seeds, folder = sys.argv[1:]
+        program = Program(seeds, Path(folder))
+        getattr(program, name)()
+        (Path(folder) / f"{name}-{RANK}.json").write_text(json.dumps(program.batches))

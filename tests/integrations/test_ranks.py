@@ -1,4 +1,4 @@
-"""Several ranks under torchrun: no number drawn twice, and each resumes with its own samples."""
+"""Several ranks: no number drawn twice, and each resumes with its own samples."""
 
 from __future__ import annotations
 
@@ -20,16 +20,28 @@ PROGRAM = Path(__file__).with_name("rank_programs.py")
 Batches = list[list[list[int]]]
 
 
-def run(name: str, folder: Path, world: int = 2, seeds: str = "equal") -> list[Batches]:
-    """What each rank was given."""
+def run(folder: Path, world: int, *names: str) -> list[list[Batches]]:
+    """By program: what each rank received."""
+    start(PROGRAM, "ranks", world, folder, *names)
+    return [received(folder, name, world) for name in names]
+
+
+def torchrun(name: str, folder: Path, world: int, seeds: str) -> list[Batches]:
+    start("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}", PROGRAM, name,
+          seeds, folder)  # fmt: skip
+    return received(folder, name, world)
+
+
+def start(*arguments: object) -> None:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone",
-         f"--nproc_per_node={world}", str(PROGRAM), name, seeds, str(folder)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300,
+        check=False, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def received(folder: Path, name: str, world: int) -> list[Batches]:
     return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(world)]
 
 
@@ -48,30 +60,28 @@ def no_number_twice(ranks: list[Batches]) -> bool:
 
 @pytest.mark.parametrize("world, seeds", [(2, "equal"), (3, "equal"), (2, "different")])
 def test_no_number_is_drawn_on_two_ranks(world: int, seeds: str, tmp_path: Path) -> None:
-    ranks = run("torch", tmp_path, world, seeds)
+    ranks = torchrun("torch", tmp_path, world, seeds)
     assert no_number_twice(ranks)
     assert sorted(i for rank in ranks for i in order(rank)) == sorted([*range(LENGTH)] * 2)
 
 
 def test_transformers_ranks_draw_no_number_twice(tmp_path: Path) -> None:
     pytest.importorskip("transformers", exc_type=ImportError)
-    ranks = run("transformers", tmp_path, 3)
+    (ranks,) = run(tmp_path, 3, "transformers")
     assert no_number_twice(ranks)
     assert sorted(i for rank in ranks for i in order(rank)) == sorted([*range(LENGTH)] * 2)
 
 
 def test_tensor_parallel_ranks_get_equal_batches(tmp_path: Path) -> None:
-    ranks = run("mesh", tmp_path, 4)
+    (ranks,) = run(tmp_path, 4, "mesh")
     assert ranks[0] == ranks[1] and ranks[2] == ranks[3]
     assert not set(draws(ranks[0])) & set(draws(ranks[2]))
 
 
 def test_lightning_resumes_each_rank_exactly(tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch", exc_type=ImportError)
-    whole = run("lightning", tmp_path)
+    whole, saved, rest = run(tmp_path, 2, "lightning", "lightning_save", "lightning_resume")
     assert no_number_twice(whole)
-    saved = run("lightning_save", tmp_path)
-    rest = run("lightning_resume", tmp_path)
     assert [len(rank) for rank in saved] == [SAVED_AFTER] * 2
     assert [a + b for a, b in zip(saved, rest, strict=True)] == whole
 
@@ -80,9 +90,7 @@ def test_lightning_resumes_each_ranks_own_stream(tmp_path: Path) -> None:
     """Lightning saves rank 0's state alone. It has then asked each stream for one batch more, since
     these have no length, and that batch does not come again."""
     pytest.importorskip("lightning.pytorch", exc_type=ImportError)
-    whole = run("stream", tmp_path)
-    saved = run("stream_save", tmp_path)
-    rest = run("stream_resume", tmp_path)
+    whole, saved, rest = run(tmp_path, 2, "stream", "stream_save", "stream_resume")
     for everything, before, after in zip(whole, saved, rest, strict=True):
         assert order(before) == order(everything[:SAVED_AFTER])
         assert order(after) == order(everything[SAVED_AFTER + 1 :])
