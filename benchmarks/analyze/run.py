@@ -69,7 +69,7 @@ def main() -> int:
             wrong += not right
             took = time.monotonic() - began
             print(f"{'right' if right else 'WRONG'}  {name} ({took:.0f} s)\n       {line}", flush=True)
-            for change in found["helps"]:
+            for change in found["helps"] + found["dropped"]:
                 if change["checked"] is not None:
                     checks, within = checks + 1, within + change["settled"]
                     print(

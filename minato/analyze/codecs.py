@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .recode import MISSING, Settings, decoded, encoded, not_a_photo, smaller
-from .stages import Clocks, seeded
+from .recode import MISSING, Settings, decode, encode, shrink, why_no_photo
+from .stages import Clocks, seed_generators
 
 Send = Callable[[dict[str, Any]], None]
 clock = time.monotonic
@@ -59,21 +59,21 @@ class Openers:
     def _set(self) -> None:
         opens = io.open
 
-        def opening(file: Any, mode: str = "r", *given: Any, **named: Any) -> Any:
+        def open_noted(file: Any, mode: str = "r", *given: Any, **named: Any) -> Any:
             reads = not set(mode) & set("wax+")
             return opens(self._name(file) if reads else file, mode, *given, **named)
 
-        builtins.open = io.open = opening  # type: ignore[assignment]
+        builtins.open = io.open = open_noted  # type: ignore[assignment]
         for module, name in _OPENERS:
             function = getattr(sys.modules.get(module), name, None)
             if function is not None:
-                setattr(sys.modules[module], name, self._named(function))
+                setattr(sys.modules[module], name, self._wrap_opener(function))
 
-    def _named(self, function: Any) -> Any:
-        def opening(file: Any, *given: Any, **named: Any) -> Any:
+    def _wrap_opener(self, function: Any) -> Any:
+        def open_noted(file: Any, *given: Any, **named: Any) -> Any:
             return function(self._name(file), *given, **named)
 
-        return opening
+        return open_noted
 
     def _name(self, file: Any) -> Any:
         if not isinstance(file, (str, bytes, os.PathLike)):
@@ -88,51 +88,51 @@ class Openers:
 
         opens, resize, thumbnail = Image.open, Image.Image.resize, Image.Image.thumbnail
 
-        def opening(file: Any, *given: Any, **named: Any) -> Any:
+        def open_noted(file: Any, *given: Any, **named: Any) -> Any:
             self.containers += not isinstance(file, (str, bytes, os.PathLike))
             return opens(file, *given, **named)
 
-        def resizing(
+        def resize_noted(
             this: Any, size: Any, resample: Any = None, box: Any = None, *more: Any, **named: Any
         ) -> Any:
             whole = box or (0, 0, *this.size)
-            self._resized((whole[2] - whole[0], whole[3] - whole[1]), size)
+            self._note_resize((whole[2] - whole[0], whole[3] - whole[1]), size)
             return resize(this, size, resample, box, *more, **named)
 
-        def shrinking(this: Any, size: Any, *given: Any, **named: Any) -> Any:
+        def shrink_noted(this: Any, size: Any, *given: Any, **named: Any) -> Any:
             before, self._resizing = this.size, True  # it decodes fewer pixels first
             try:
                 thumbnail(this, size, *given, **named)
             finally:
                 self._resizing = False
-            self._resized(before, this.size)
+            self._note_resize(before, this.size)
 
-        Image.open, Image.Image.resize = opening, resizing  # type: ignore[assignment]
-        setattr(Image.Image, "thumbnail", shrinking)
+        Image.open, Image.Image.resize = open_noted, resize_noted  # type: ignore[assignment]
+        setattr(Image.Image, "thumbnail", shrink_noted)
         if "cv2" in sys.modules:
             cv2: Any = sys.modules["cv2"]
-            cv2.resize = self._shapes(cv2.resize, lambda made: made.shape[1::-1])
+            cv2.resize = self._wrap_resize(cv2.resize, lambda made: made.shape[1::-1])
         original = torch.nn.functional.interpolate
-        patched = self._shapes(original, lambda made: made.shape[:-3:-1])
+        patched = self._wrap_resize(original, lambda made: made.shape[:-3:-1])
         for name, module in list(sys.modules.items()):
             if name == "torch.nn.functional" or name.startswith("torchvision.transforms"):
                 if getattr(module, "interpolate", None) is original:
                     setattr(module, "interpolate", patched)
 
-    def _shapes(self, function: Any, size_of: Callable[[Any], Any]) -> Any:
-        def resizing(image: Any, *given: Any, **named: Any) -> Any:
+    def _wrap_resize(self, function: Any, size_of: Callable[[Any], Any]) -> Any:
+        def resize_noted(image: Any, *given: Any, **named: Any) -> Any:
             made = function(image, *given, **named)
-            self._resized(size_of(image), size_of(made))
+            self._note_resize(size_of(image), size_of(made))
             return made
 
-        return resizing
+        return resize_noted
 
-    def _resized(self, before: Any, after: Any) -> None:
+    def _note_resize(self, before: Any, after: Any) -> None:
         if not self._resizing:
             self.kept.append(max(a / max(1, b) for a, b in zip(after, before)))
 
 
-class Encoded:
+class EncodedFiles:
     """Files in memory that stand for others. They go with the processes that hold them."""
 
     def __init__(self) -> None:
@@ -147,10 +147,10 @@ class Encoded:
         return f"/proc/self/fd/{number}"
 
 
-def of_image(image: Any, settings: Settings | None) -> bytes:
+def encode_image(image: Any, settings: Settings | None) -> bytes:
     """An image that has been shrunk, in one of the codecs."""
     if settings is not None:
-        return encoded(image, settings)
+        return encode(image, settings)
     to = io.BytesIO()
     image.convert("RGB").save(to, "PPM")
     return to.getvalue()
@@ -163,13 +163,13 @@ def psnr(one: Any, other: Any) -> float:
     return 10 * math.log10(255**2 / error) if error else math.inf
 
 
-def photo(path: str) -> Any:
+def load_photo(path: str) -> Any:
     """The decoded image of a file, and its CPU seconds; None where it is no photo."""
     with contextlib.suppress(Exception):
         with io.open(path, "rb") as file:
             content = file.read()
-        image, took = decoded(content)
-        if not not_a_photo(image, Settings()):
+        image, took = decode(content)
+        if not why_no_photo(image, Settings()):
             plain = image if image.mode in ("RGB", "L") else image.convert("RGB")
             return plain, took, len(content)
     return None
@@ -190,7 +190,7 @@ class _Row:
         self.files: dict[str, str] = {}
         self.error = ""
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         finite = [each for each in self.psnr if math.isfinite(each[0])]
         worst = min(finite, default=None)
         return {
@@ -209,7 +209,7 @@ def _mean(values: list[Any]) -> float | None:
 
 def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     """Bytes, time to decode, and loss of each codec, and what samples take with it."""
-    from .study import is_iterable, makers
+    from .study import is_iterable, sample_makers
 
     try:
         import PIL.Image
@@ -218,7 +218,7 @@ def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     PIL.Image.init()
     openers, end = Openers(), clock() + request["seconds"]
     openers.watch_sizes()
-    sampled, sizes = _watched(openers, makers(loader), clock() + 0.2 * request["seconds"])
+    sampled, sizes = _sample_files(openers, sample_makers(loader), clock() + 0.2 * request["seconds"])
     result: dict[str, Any] = {
         "kind": "codecs", "rows": [], "images": 0, "files": len({p for _, ps in sampled for p in ps}),
         "containers": openers.containers, "size": None, "short": None, "skipped": 0, "folder": "",
@@ -227,27 +227,27 @@ def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     send(result)
     openers.seen.clear()
     rows = [_Row(AS_IT_IS, None), *(_Row(name, settings) for name, settings in TRIED)]
-    images = _photos(sampled, result)
+    images = _load_photos(sampled, result)
     if not images:
         return
-    result["size"] = needed(sizes, {path: min(image.size) for path, (image, _, _) in images.items()})
+    result["size"] = needed_size(sizes, {path: min(image.size) for path, (image, _, _) in images.items()})
     result["folder"] = os.path.commonpath([os.path.dirname(path) for path in images])
     within = clock() + 0.6 * (end - clock())
     for number, (path, (image, took, size)) in enumerate(images.items()):
         if clock() > within and number >= 4:
             break
-        _encoded(rows, path, image, took, size, result["size"])
+        _add_image(rows, path, image, took, size, result["size"])
         result["images"] = number + 1
-        result["rows"] = [row.told() for row in rows]
+        result["rows"] = [row.summary() for row in rows]
         send(result)
     if not is_iterable(loader):
         whole = [index for index, paths in sampled if all(p in rows[1].files for p in paths if p in images)]
-        _costs(openers, rows, loader, whole, end)
-    result["rows"] = [row.told() for row in rows]
+        _time_samples(openers, rows, loader, whole, end)
+    result["rows"] = [row.summary() for row in rows]
     send(result)
 
 
-def _watched(
+def _sample_files(
     openers: Openers, source: Iterator[tuple[Any, Callable[[], Any]]], end: float
 ) -> tuple[list[tuple[Any, list[str]]], dict[str, list[float]]]:
     """The files of some samples, and what their images were resized to: for samples of one file."""
@@ -259,7 +259,7 @@ def _watched(
         openers.seen.clear()
         openers.kept.clear()
         with contextlib.suppress(Exception):
-            seeded(number)
+            seed_generators(number)
             make()
             paths = found[index] = [p for p in dict.fromkeys(openers.seen) if os.path.isfile(p)]
             for path in paths:
@@ -267,11 +267,11 @@ def _watched(
     return list(found.items()), sizes
 
 
-def _photos(sampled: list[tuple[Any, list[str]]], result: dict[str, Any]) -> dict[str, Any]:
+def _load_photos(sampled: list[tuple[Any, list[str]]], result: dict[str, Any]) -> dict[str, Any]:
     """The photos among the files; the number of other images is entered."""
     images: dict[str, Any] = {}
     for path in dict.fromkeys(path for _, paths in sampled for path in paths):
-        found = photo(path)
+        found = load_photo(path)
         if found is not None:
             images[path] = found
     result["skipped"] = result["files"] - len(images)
@@ -280,7 +280,7 @@ def _photos(sampled: list[tuple[Any, list[str]]], result: dict[str, Any]) -> dic
     return images
 
 
-def needed(kept: dict[str, list[float]], shorter: dict[str, int]) -> int | None:
+def needed_size(kept: dict[str, list[float]], shorter: dict[str, int]) -> int | None:
     """Pixels of the shorter side that the pipeline needs, where that is clearly less than there is.
     kept: of each file, the share that the first resize of a sample left."""
     most = max((min(1.0, max(kept[path])) * side for path, side in shorter.items()), default=0.0)
@@ -289,27 +289,27 @@ def needed(kept: dict[str, list[float]], shorter: dict[str, int]) -> int | None:
     return math.ceil(most - 1e-6)
 
 
-def _encoded(
+def _add_image(
     rows: list[_Row], path: str, image: Any, took: float, size: int, shorter: int | None
 ) -> None:
     """Enters one image into all rows."""
-    image = smaller(image, shorter)
+    image = shrink(image, shorter)
     rows[0].bytes.append(size)
     rows[0].decode.append(took)
     for row in rows[1:]:
-        content = of_image(image, row.settings)
-        again, once = decoded(content)
+        content = encode_image(image, row.settings)
+        again, once = decode(content)
         row.bytes.append(len(content))
-        row.decode.append(min(once, decoded(content)[1]))
+        row.decode.append(min(once, decode(content)[1]))
         row.psnr.append((psnr(image, again), path))
-        row.files[path] = Encoded().name_of(content)
+        row.files[path] = EncodedFiles().name_of(content)
 
 
-def _costs(openers: Openers, rows: list[_Row], loader: Any, indices: list[Any], end: float) -> None:
+def _time_samples(openers: Openers, rows: list[_Row], loader: Any, indices: list[Any], end: float) -> None:
     """What samples take with each codec, by turns; each with the same numbers at random."""
-    from .study import single
+    from .study import sample_maker
 
-    now, make = Clocks().now, single(loader.dataset)
+    now, make = Clocks().now, sample_maker(loader.dataset)
     for repeat in range(3):
         for number, index in enumerate(indices):
             if clock() > end and (number >= 4 or repeat):
@@ -318,7 +318,7 @@ def _costs(openers: Openers, rows: list[_Row], loader: Any, indices: list[Any], 
                 if row.error:
                     continue
                 openers.to = row.files
-                seeded(number)
+                seed_generators(number)
                 try:
                     began = now()
                     make(index)
@@ -334,22 +334,22 @@ def _costs(openers: Openers, rows: list[_Row], loader: Any, indices: list[Any], 
 # ---- a check -------------------------------------------------------------------------------
 
 
-def replaced(dataset: Any, batches: list[list[Any]], given: dict[str, Any]) -> list[list[Any]]:
+def replace_files(dataset: Any, batches: list[list[Any]], given: dict[str, Any]) -> list[list[Any]]:
     """Puts encoded images in the place of the files that the first batches read. This holds for
     this process and the workers that it forks. Returns these batches."""
-    from .study import single
+    from .study import sample_maker
 
     settings, openers = Settings(given["format"], given["quality"], given["size"]), Openers()
-    make = single(dataset)
-    held, end, whole = Encoded(), clock() + ENCODE_S, []
+    make = sample_maker(dataset)
+    held, end, whole = EncodedFiles(), clock() + ENCODE_S, []
     for batch in batches:
         for index in batch:
             openers.seen.clear()
             make(index)
             for path in [p for p in openers.seen if p not in openers.to]:
-                found = photo(path)
+                found = load_photo(path)
                 if found is not None:
-                    content = encoded(smaller(found[0], settings.size), settings)
+                    content = encode(shrink(found[0], settings.size), settings)
                     openers.to[path] = held.name_of(content)
         whole.append(batch)
         if clock() > end or len(held.held) >= 4 * IMAGES_MOST:

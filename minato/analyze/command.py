@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import ctypes
 import json
+import math
 import os
 import re
 import secrets
@@ -14,6 +15,7 @@ import shlex
 import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -24,7 +26,17 @@ from typing import Any
 from .. import _core
 from .._version import __version__
 from . import page, report
-from .conclude import OTHERS, Facts, candidates, limit, relate, settle, sized, watched, with_step
+from .conclude import (
+    OTHERS,
+    Facts,
+    candidates,
+    drop,
+    format_bytes,
+    limit,
+    relate,
+    settle,
+    watch_facts,
+)
 from .keeper import MEMORY, tree
 from .progress import Progress
 from .study import FEW, Usage
@@ -39,8 +51,8 @@ OPTION = 0.2
 EXTRA = ("codecs", "orders")
 #: repeats of each check, by turns
 REPEATS = 3
-#: changes that are checked at most
-CHECKED = 3
+#: changes that are checked at most, and seconds of each that are better than more changes
+CHECKED, CHECK_S = 3, 1.0
 #: seconds that a program has to end after each signal
 SIGNALS_S = 10.0
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -49,7 +61,7 @@ GENERATOR = "minato analyze"
 clock = time.monotonic
 
 
-def _seconds(text: str) -> float:
+def _parse_duration(text: str) -> float:
     """A duration: 90, 90s, 2m, 1h."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|)", text.strip())
     if found is None or not float(found[1]):
@@ -57,7 +69,7 @@ def _seconds(text: str) -> float:
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="minato analyze",
         usage="minato analyze [options] -- python train.py ARGS\n"
@@ -74,8 +86,8 @@ def _parser() -> argparse.ArgumentParser:
         "arguments); or a folder of images, volumes or audio")  # fmt: skip
     add("--step", metavar="MODULE:FUNCTION", help="what trains on a batch, for a factory")
     add("--step-ms", type=float, metavar="MS", help="what a step takes, for a factory or a folder")
-    add("--budget", type=_seconds, default=120.0, metavar="TIME", help="time of the study (2m)")
-    add("--start-timeout", type=_seconds, default=600.0, metavar="TIME",
+    add("--budget", type=_parse_duration, default=120.0, metavar="TIME", help="time of the study (2m)")
+    add("--start-timeout", type=_parse_duration, default=600.0, metavar="TIME",
         help="time until the first batch, after which the causes are named (10m)")  # fmt: skip
     add("--cores", type=int, metavar="N", help="study as if the machine had N cores")
     add("--codecs", action="store_true", help="try other codecs, and sizes, for the images that samples "
@@ -97,18 +109,18 @@ def _parser() -> argparse.ArgumentParser:
 def run(argv: list[str]) -> int:
     """Runs the command; returns the exit status."""
     cut = argv.index("--") if "--" in argv else len(argv)
-    parser = _parser()
+    parser = _make_parser()
     try:
         options, rest = parser.parse_known_args(argv[:cut])
-        if (forgotten := _forgotten(argv, options.target, rest)) is not None:
+        if (forgotten := _find_missing_dashes(argv, options.target, rest)) is not None:
             raise ValueError(forgotten)
         if rest:
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         program = argv[cut + 1 :]
         if options.compare:
-            print(report.compared(*options.compare))
+            print(report.compare(*options.compare))
             return 0
-        wrong = _wrong(options, program, cut < len(argv))
+        wrong = _find_mistake(options, program, cut < len(argv))
     except ValueError as error:
         wrong = str(error)
     except SystemExit as error:  # of argparse
@@ -116,10 +128,11 @@ def run(argv: list[str]) -> int:
     if wrong:
         print(f"minato analyze: {wrong}", file=sys.stderr)
         return ARGUMENTS
-    return Analysis(options, program or _stand_in(options)).run()
+    options.argv = argv
+    return Analysis(options, program or _stand_in_command(options)).run()
 
 
-def _forgotten(argv: list[str], target: str | None, rest: list[str]) -> str | None:
+def _find_missing_dashes(argv: list[str], target: str | None, rest: list[str]) -> str | None:
     """What to write where a command has no -- before it."""
     if "--" in argv or not target or ":" in target or os.path.isdir(target):
         return None
@@ -130,7 +143,7 @@ def _forgotten(argv: list[str], target: str | None, rest: list[str]) -> str | No
     return f"put -- before the command: minato analyze {shlex.join(start)}"
 
 
-def _wrong(options: argparse.Namespace, program: list[str], dashes: bool) -> str | None:
+def _find_mistake(options: argparse.Namespace, program: list[str], dashes: bool) -> str | None:
     """What is wrong with the arguments, beyond what argparse finds."""
     if dashes and not program:
         return "there is no program after --"
@@ -156,7 +169,7 @@ def _wrong(options: argparse.Namespace, program: list[str], dashes: bool) -> str
     return None
 
 
-def _stand_in(options: argparse.Namespace) -> list[str]:
+def _stand_in_command(options: argparse.Namespace) -> list[str]:
     """The program for a factory or a folder."""
     command = [sys.executable, "-m", "minato.analyze.stand_in", options.target]
     command += ["--step", options.step] if options.step else []
@@ -248,15 +261,15 @@ class Listener:
     def batches(self) -> int:
         return max((told["batches"] for told in self.loaders.values()), default=0)
 
-    def most_waiting(self) -> tuple[int, str] | None:
+    def slowest_loader(self) -> tuple[int, str] | None:
         """The loader that its program has waited for most."""
 
-        def waited(which: tuple[int, str]) -> float:
+        def wait_seconds(which: tuple[int, str]) -> float:
             told = self.loaders[which]
             return float(sum(step[0] for step in told["steps"]) + sum(told["starts"]))
 
         known = [which for which, told in self.loaders.items() if told["batches"]]
-        return max(known, key=waited, default=None)
+        return max(known, key=wait_seconds, default=None)
 
     def end_keepers(self) -> None:
         """They are told that this is the regular end."""
@@ -332,15 +345,16 @@ class Study:
             self.notes.append(text)
 
 
-def studied(
+def make_report(
     study: Study, told: dict[str, Any], machine: dict[str, Any], budget: float, writes: bool,
     anyway: bool = False, keep: Callable[[dict[str, Any]], None] = lambda _report: None,
     extra: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """The whole report. keep: is given the report while it grows, for an interrupt. extra: which of
     EXTRA are measured, too."""
-    found = begun(told, machine)
+    found = begin_report(told, machine)
     keep(found)
+    end = clock() + budget
     each = OPTION * budget
     budget -= each * len(extra)
     refused = study.check(writes)
@@ -350,17 +364,17 @@ def studied(
             "program's. Give the factory form (minato analyze MODULE:FACTORY) a fresh dataset"
             + (", or --allow-writes" if "open for writing" in refused[0] else "")
         )
-        return concluded(found, study, anyway)
+        return finish_report(found, study, anyway)
     study.progress.show("samples", 0.1)
     found["work"] = study.ask("work", budget * WORK)
     keep(found)
     work = found["work"]
     if not work or not work["costs"]:
         if not work or not work["failures"]:
-            study.note(f"no sample could be made in {report.seconds(budget * WORK)}")
-        return concluded(found, study, anyway)
+            study.note(f"no sample could be made in {report.format_seconds(budget * WORK)}")
+        return finish_report(found, study, anyway)
     if study.cut:  # loaders would hang at the same sample
-        return concluded(found, study, anyway)
+        return finish_report(found, study, anyway)
     f = Facts(found)
     if len(f.costs) < FEW:
         need = 2 * FEW * f.mean / WORK / 0.75
@@ -373,29 +387,30 @@ def studied(
     count = max(2, min(f.workers or f.cores, f.cores))
     found["contend"] = study.ask("contend", max(2.0, budget * LOADERS * 0.15), processes=count)
     keep(found)
-    _rates(study, found, f, budget * LOADERS * 0.85)
+    _measure_rates(study, found, f, budget * LOADERS * 0.85)
     keep(found)
     for name in extra:
         study.progress.show(name, 0.7)
         found[name] = study.ask(name, each)
         keep(found)
-    _checks(study, found, budget * CHECKS)
-    return concluded(found, study, anyway)
+    _check_changes(study, found, max(budget * CHECKS, end - clock()))
+    return finish_report(found, study, anyway)
 
 
-def begun(told: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
+def begin_report(told: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
     """The report before the study."""
     others = machine.get("others", 0.0)
     return {
         "schema": report.SCHEMA, "generator": GENERATOR, "version": __version__,
         "machine": machine, "place": told["place"], "loader": told["loader"],
-        "own": "minato" if told["loader"]["minato"] else "torch", "watched": watched(told, others),
+        "own": "minato" if told["loader"]["minato"] else "torch", "watched": watch_facts(told, others),
         "steps": told["steps"], "work": None, "storage": None, "contend": None, "rates": [],
-        "codecs": None, "orders": None, "checks": [], "base": None, "helps": [], "useless": [], "notes": [],
+        "codecs": None, "orders": None, "paced": None, "free": None, "checks": [], "base": None, "helps": [],
+        "dropped": [], "useless": [], "notes": [],
     }  # fmt: skip
 
 
-def _size(found: dict[str, Any], mean: float, seconds: float) -> int | None | str:
+def _fitting_batch(found: dict[str, Any], mean: float, seconds: float) -> int | None | str:
     """Samples a batch, for a loader that has that many seconds. None: the program's own; a
     sentence: not even batches of one fit."""
     batch = found["watched"]["batch"]
@@ -403,18 +418,25 @@ def _size(found: dict[str, Any], mean: float, seconds: float) -> int | None | st
     if fits >= batch:
         return None
     if fits < 1:
-        return f"{report.seconds(mean * 6 / seconds)}"
+        return f"{report.format_seconds(mean * 6 / seconds)}"
     return fits
 
 
-def _rates(study: Study, found: dict[str, Any], f: Facts, seconds: float) -> None:
+def _epoch_batches(f: Facts, size: int | None) -> int:
+    """Batches of an epoch of the program, where they have another size; 0 where that is not known."""
+    return f.epoch() if size is None else math.ceil(f.epoch() * f.batch() / size)
+
+
+def _measure_rates(study: Study, found: dict[str, Any], f: Facts, seconds: float) -> None:
     counts = sorted({1, f.workers, f.cores})
     is_iterable = f.loader["iterable"]
     kinds = ["torch", "minato"]
     wanted = [(kind, n) for n in counts for kind in kinds if n or kind == f.own]
+    if f.workers >= f.cores and f.cpu_share < 0.5:  # more workers may help, of which the fit must know
+        wanted += [(f.own, 2 * f.cores)] * (2 * f.cores not in counts)
     wanted += [] if is_iterable else [("hand-over", f.workers)]
     slot = seconds / len(wanted)
-    size = _size(found, f.mean, slot)
+    size = _fitting_batch(found, f.mean, slot)
     if isinstance(size, str):
         need = 6 * f.mean * len(wanted) / (LOADERS * 0.85)
         study.note(f"loaders were not measured: needs about --budget {round(need / 60 + 0.5)}m")
@@ -422,58 +444,104 @@ def _rates(study: Study, found: dict[str, Any], f: Facts, seconds: float) -> Non
     if size is not None:
         study.note(f"loaders were measured with batches of {size}, so that some fit the budget")
     found["studied_batch"] = size
+    length = _epoch_batches(f, size)
     for number, (kind, workers) in enumerate(wanted):
         study.progress.show(f"{kind}'s loader, {workers} workers", 0.45 + 0.3 * number / len(wanted))
         same = kind == "hand-over"
         result = study.ask(
             "rate", slot * 0.8, loader="own" if same or kind == f.own else kind, workers=workers,
-            batch=size, same=same,
+            batch=size, same=same, length=length,
         )  # fmt: skip
         if result and result.get("rate"):
             found["rates"].append({**result, "loader": kind})
 
 
-def _checks(study: Study, found: dict[str, Any], seconds: float) -> None:
-    """Runs the changes that are predicted to help, and the program's loader, by turns."""
+def _check_changes(study: Study, found: dict[str, Any], seconds: float) -> None:
+    """Runs the changes that are predicted to help, and the program's loader, by turns, with the
+    program's step; before that, a loader of samples that cost nothing. What these two do with a step
+    is a part of the predictions. What a change does is not."""
+    found["helps"], found["useless"] = candidates(Facts(found))
+    wanted = [change for change in found["helps"] if change["check"]]
+    count = min(CHECKED, len(wanted), max(1, int(seconds / REPEATS / CHECK_S) - 1))
     f = Facts(found)
-    found["helps"], found["useless"] = candidates(f)
-    chosen = [change for change in found["helps"] if change["check"]][:CHECKED]
-    step = f.watched["step"]
-    if not chosen or not f.own_rate():
+    if not wanted or not f.own_rate():
         return
-    slot = seconds / REPEATS / (len(chosen) + 1)
-    size = _size(found, f.mean, slot)
+    slot = seconds / (REPEATS * (count + 1) + 1)
+    size = _fitting_batch(found, f.mean, slot)
     if isinstance(size, str) or slot < 0.3:
         study.note("predictions were not checked: the budget is too small")
         return
     rows = f.batch()
-    paced = (step or 0.0) * ((size or rows) / rows)
-    given = {"step": paced, "step_cores": f.step_cores, "batch": size}
-    base: list[float] = []
-    checked: dict[int, list[float]] = {}
-    samples: dict[int, int] = {}
+    paced = (f.watched["step"] or 0.0) * ((size or rows) / rows)
+    given = {"step": paced, "step_cores": f.step_cores, "batch": size, "length": _epoch_batches(f, size)}
+    own = {"loader": "own", "workers": f.workers}
+
+    def ask(change: dict[str, Any] | None, skip: int) -> dict[str, Any] | None:
+        what = own if change is None else change["check"]
+        result = study.ask("rate", slot * 0.8, skip=skip, **given, **what)
+        return result if result and result.get("rate") else None
+
+    study.progress.show("checks", 0.75)
+    if not f.loader["iterable"]:
+        found["free"] = study.ask("rate", slot * 0.8, same=True, **given, **own)
+    chosen = wanted[:count]
+    samples = [0] * (1 + count)
+    bases: list[dict[str, Any]] = []
+    pairs: list[list[tuple[float, float]]] = [[] for _ in [None, *chosen]]  # the first stays empty
     for repeat in range(REPEATS):
+        study.progress.show("checks", 0.78 + 0.07 * repeat)
+        base = None
         for number, change in enumerate([None, *chosen]):
-            study.progress.show("checks", 0.75 + 0.08 * repeat)
-            what = {"loader": "own", "workers": f.workers} if change is None else change["check"]
-            skip = 3 + 37 * repeat  # other samples in each repeat, the same for all in one
-            result = study.ask("rate", slot * 0.8, skip=skip, **given, **what)
-            if not result or not result.get("rate"):
+            # other samples in each repeat, the same for all in one
+            if (result := ask(change, 40 + 37 * repeat)) is None:
                 continue
-            (base if change is None else checked.setdefault(number, [])).append(result["rate"])
-            samples[number] = samples.get(number, 0) + result["samples"]
-            found["checks"].append({**result, "change": change["what"] if change else None})
-    found["base"] = sorted(base)[len(base) // 2] if base else None
-    for number, change in enumerate([None, *chosen]):
-        if change is not None and number in checked:
-            settle(change, base, checked[number])
-            change["samples"] = samples[number]
+            rate = _program_rate(f, result)
+            found["checks"].append({**result, "program": rate, "change": change["what"] if change else None})
+            samples[number] += result["samples"]
+            if change is None:
+                base = rate
+                bases.append({**result, "program": rate})
+            elif base is not None:
+                pairs[number].append((base, rate))
+    if not bases:
+        return
+    found["base"] = statistics.median(result["program"] for result in bases)
+    chosen, now = _predict_again(found, chosen, statistics.median(result["rate"] for result in bases))
+    for change, each, count in zip(chosen, pairs[1:], samples[1:]):
+        settle(change, now, each)
+        change["samples"] = count
     found["helps"].sort(key=lambda change: -(change.get("checked_gain") or change["gain"] or 0.0))
 
 
-def concluded(found: dict[str, Any], study: Study | None, anyway: bool) -> dict[str, Any]:
+def _predict_again(
+    found: dict[str, Any], chosen: list[dict[str, Any]], rate: float
+) -> tuple[list[dict[str, Any]], float]:
+    """Enters predictions from what the program's own loader did with the step (``rate``). Returns the
+    chosen changes in these, and what is predicted of the program as it is."""
+    found["paced"] = {"rate": rate}
+    helps, useless = candidates(Facts(found))
+    same = [change for one in chosen for change in helps if change["check"] == one["check"]]
+    if len(same) == len(chosen):
+        found["helps"], found["useless"], chosen = helps, useless, same
+    else:  # one of them is predicted to gain too little now: it was checked for what was predicted then
+        found["paced"] = None
+    f = Facts(found)
+    return chosen, f.program_rate(f.own_rate() or 0.0, f.workers)
+
+
+def _program_rate(f: Facts, result: dict[str, Any]) -> float:
+    """The program's rate by a check, with the ends of epochs."""
+    count = f.epoch() * f.batch()
+    seen = result["end"] is not None and count
+    kind = f.own if result["loader"] == "own" else result["loader"]
+    lost = result["end"] / count if seen else f.end_seconds(kind, result["workers"])
+    return float(1 / (1 / result["rate"] + lost))
+
+
+def finish_report(found: dict[str, Any], study: Study | None, anyway: bool) -> dict[str, Any]:
     """Enters the limit, the notes, and what factors are relative to."""
     relate(found)
+    drop(found)
     f = Facts(found)
     found["limit"] = limit(f)
     if f.others() > OTHERS and not anyway and found["limit"]["kind"] not in ("step", "nothing"):
@@ -482,11 +550,11 @@ def concluded(found: dict[str, Any], study: Study | None, anyway: bool) -> dict[
             f"No conclusion: other programs used {f.others():.0%} of the cores. It looked like this: "
             f"{seen['line']} (--anyway concludes all the same)"
         )}  # fmt: skip
-    found["notes"] = [*found["notes"], *(study.notes if study else []), *report.noted(f)]
+    found["notes"] = [*found["notes"], *(study.notes if study else []), *report.list_notes(f)]
     return found
 
 
-def machine_of(cores: int | None) -> dict[str, Any]:
+def machine_facts(cores: int | None) -> dict[str, Any]:
     """Facts of the machine that the numbers depend on."""
     core = _core.machine()
     found = {
@@ -508,7 +576,7 @@ def machine_of(cores: int | None) -> dict[str, Any]:
     return found
 
 
-def written(found: dict[str, Any], folder: str) -> str:
+def write_report(found: dict[str, Any], folder: str) -> str:
     """Writes report.json and index.html; returns where the page is."""
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
@@ -517,10 +585,10 @@ def written(found: dict[str, Any], folder: str) -> str:
     return f"report: {out / 'index.html'}"
 
 
-def of_this_process(watch: Watch, budget: str, out: str | None) -> str:
+def study_this_process(watch: Watch, budget: str, out: str | None) -> str:
     """For notebooks: the answer, from the keepers that this process has forked itself."""
     kept = dict(watch.keepers)
-    told = {key: record.told(2000) for key, record in watch.loaders.items() if key in kept}
+    told = {key: record.summary(2000) for key, record in watch.loaders.items() if key in kept}
     if not told:
         raise RuntimeError("no copy of this process could be made before the loop began")
     key = max(told, key=lambda k: sum(s[0] for s in told[k]["steps"]) + sum(told[k]["starts"]))
@@ -528,9 +596,9 @@ def of_this_process(watch: Watch, budget: str, out: str | None) -> str:
     for line in (keeper.lines() or ()):
         assert line["kind"] == "keeper"
     study = Study(keeper, None, Progress("minato analyze"))
-    found = studied(study, told[key], machine_of(None), _seconds(budget), writes=False)
+    found = make_report(study, told[key], machine_facts(None), _parse_duration(budget), writes=False)
     study.progress.clear()
-    return report.answer(found, written(found, out) if out is not None else "")
+    return report.answer(found, write_report(found, out) if out is not None else "")
 
 
 # ---- one run -------------------------------------------------------------------------------
@@ -551,7 +619,7 @@ class Memory:
         if free > MEMORY * self.first:
             return False
         self.said = (
-            f"its dataset was not studied: {sized(free)} of memory were left while the program ran, so "
+            f"its dataset was not studied: {format_bytes(free)} of memory were left while the program ran, so "
             "its copy was ended. Use --pause, or give the factory form (minato analyze "
             "MODULE:FACTORY) a smaller dataset"
         )
@@ -580,11 +648,11 @@ class Analysis:
             self._say("the program will be ended after the watch; its handlers may write files")
         try:
             try:
-                self.program = self._started(libc)
+                self.program = self._start(libc)
             except OSError as error:
                 self._say(f"{self.command[0]} cannot be started: {error.strerror}")
                 return ARGUMENTS
-            return self._whole()
+            return self._watch_and_study()
         finally:
             self.progress.clear()
             if self.program is not None and self.program.poll() is None:
@@ -592,7 +660,7 @@ class Analysis:
             self.listener.close()
             _reap()
 
-    def _started(self, libc: ctypes.CDLL) -> subprocess.Popen[bytes]:
+    def _start(self, libc: ctypes.CDLL) -> subprocess.Popen[bytes]:
         path = [str(HERE / "inject"), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, VARIABLE: self.listener.name, "PYTHONPATH": os.pathsep.join(path)}
         mine = os.getpid()
@@ -608,7 +676,7 @@ class Analysis:
         self.progress.clear()
         print(f"minato analyze: {text}", file=sys.stderr, flush=True)
 
-    def _whole(self) -> int:
+    def _watch_and_study(self) -> int:
         try:
             paused = self._watch()
         except KeyboardInterrupt:
@@ -618,10 +686,10 @@ class Analysis:
             return ARGUMENTS
         for _ in range(20):  # what is still on its way
             self.listener.pump(0.01)
-        which = self.listener.most_waiting()
+        which = self.listener.slowest_loader()
         if which is None:
             self._end()
-            return self._not_watched()
+            return self._say_not_watched()
         told = self.listener.loaders[which]
         keeper = self.listener.keepers.get(which)
         try:
@@ -631,8 +699,8 @@ class Analysis:
             if self.found is None:
                 raise
             self.found["notes"].append("the study was interrupted")
-            report_ = concluded(self.found, None, self.options.anyway)
-        self._told(report_, which, paused)
+            report_ = finish_report(self.found, None, self.options.anyway)
+        self._print_answer(report_, which, paused)
         if paused:
             self.listener.end_keepers()  # the program would copy each page that they share
             self._signal(signal.SIGCONT)
@@ -658,7 +726,7 @@ class Analysis:
             batches = listener.batches()
             if batches and not listener.watched:
                 usage = usage or Usage()
-                self.others = usage.told()["others"]
+                self.others = usage.summary()["others"]
             self.progress.show(f"watching, {batches} batches" if batches else "waiting for the first batch")
             if options.pause and any((p.get("ranks") or "1") != "1" for p in listener.processes.values()):
                 self._say("--pause: the program has several ranks, and the others would wait for one")
@@ -666,7 +734,7 @@ class Analysis:
                 return None
             if not batches and not warned and clock() - begun_ > options.start_timeout:
                 warned = True
-                self._say(f"no batch in {options.start_timeout:.0f} s. " + self._cause())
+                self._say(f"no batch in {options.start_timeout:.0f} s. " + self._find_cause())
                 if options.stop:
                     self._end()
                     break
@@ -701,32 +769,33 @@ class Analysis:
         self.status = self.program.wait()
 
     def _study(self, told: dict[str, Any], keeper: Connection | None) -> dict[str, Any]:
-        machine = machine_of(self.options.cores)
-        machine.update(command=self.command, others=self.others)
+        machine = machine_facts(self.options.cores)
+        argv = ["minato", "analyze", *self.options.argv]
+        machine.update(command=self.command, argv=argv, others=self.others)
         if keeper is None or self.interrupted:
-            self.found = begun(told, machine)
+            self.found = begin_report(told, machine)
             why = (
                 "the study was interrupted" if self.interrupted else self.memory.said
                 or "its dataset could not be kept"
             )  # fmt: skip
             self.found["notes"].append(why)
-            return concluded(self.found, None, self.options.anyway)
+            return finish_report(self.found, None, self.options.anyway)
         study = Study(keeper, self.options.cores, self.progress)
 
         def keep(found: dict[str, Any]) -> None:
             self.found = found
 
         try:
-            return studied(
+            return make_report(
                 study, told, machine, self.options.budget, self.options.allow_writes,
                 self.options.anyway, keep, [name for name in EXTRA if vars(self.options)[name]],
             )  # fmt: skip
         except ConnectionError as error:
             assert self.found is not None
             study.note(f"{error}; its dataset was not studied")
-            return concluded(self.found, study, self.options.anyway)
+            return finish_report(self.found, study, self.options.anyway)
 
-    def _told(self, found: dict[str, Any], which: tuple[int, str], paused: bool) -> None:
+    def _print_answer(self, found: dict[str, Any], which: tuple[int, str], paused: bool) -> None:
         others = [w for w, told in self.listener.loaders.items() if w != which and told["batches"]]
         if others:
             places = [self.listener.loaders[w]["place"] for w in others]
@@ -742,9 +811,9 @@ class Analysis:
         if self.status:
             found["notes"].append(f"the program ended with status {self.status}")
         self.progress.clear()
-        print(report.answer(found, written(found, self.options.out)), flush=True)
+        print(report.answer(found, write_report(found, self.options.out)), flush=True)
 
-    def _cause(self) -> str:
+    def _find_cause(self) -> str:
         """Why no loader was seen: every Python process that was, and what it did."""
         listener = self.listener
         line = " ".join(self.command)
@@ -767,10 +836,10 @@ class Analysis:
         )  # fmt: skip
         return f"{made}. Seen: {'; '.join(seen[:8])}. {' '.join(listener.trouble[:1])}"
 
-    def _not_watched(self) -> int:
+    def _say_not_watched(self) -> int:
         status = self.status
         ended = f" It ended with status {status}." if status else ""
-        self._say(f"the program could not be watched: {self._cause().rstrip()}{ended}")
+        self._say(f"the program could not be watched: {self._find_cause().rstrip()}{ended}")
         return NOT_WATCHED
 
 
@@ -781,12 +850,12 @@ def _reap() -> None:
         while clock() < end:
             pid, _ = os.waitpid(-1, os.WNOHANG)
             if not pid:
-                if not _children():
+                if not _child_pids():
                     return
                 time.sleep(0.01)
 
 
-def _children() -> list[int]:
+def _child_pids() -> list[int]:
     with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
         return list(map(int, file.read().split()))
     return []

@@ -84,11 +84,11 @@ TWINS = {
 # ---- what the watch saw --------------------------------------------------------------------
 
 
-def watched(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
+def watch_facts(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
     """Rates and shares of the loader that was watched; rates are None where too little was seen.
     others: share of the cores that other programs used then. If the share is large, a time in which
     the program could have run and had no core is no waiting for data."""
-    used, start = _used(told)
+    used, start = _choose_steps(told)
     rows = [row for row, _size in told["sizes"]]
     batch = int(statistics.median(rows)) if rows else told["loader"].get("batch_size") or 1
     found: dict[str, Any] = {
@@ -119,12 +119,12 @@ def watched(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
     whole = max(whole, 1e-9)
     found.update(
         inside=inside, step=step, wait=min(1.0, inside / whole), delivered=batch / whole,
-        asked=batch / max(step, 1e-9), range=_range(times, whole, batch),
+        asked=batch / max(step, 1e-9), range=_delivered_range(times, whole, batch),
     )  # fmt: skip
     return found
 
 
-def _used(told: dict[str, Any]) -> tuple[list[Any], float]:
+def _choose_steps(told: dict[str, Any]) -> tuple[list[Any], float]:
     """The steps that rates are taken from, and what waits at the starts of epochs add to each.
 
     Whole epochs after the first, where there are some: such waits are in them. Else the steps that
@@ -156,7 +156,7 @@ def _used(told: dict[str, Any]) -> tuple[list[Any], float]:
     return used, max(0.0, statistics.fmean(again) - usual) / length
 
 
-def _range(times: list[float], whole: float, batch: int) -> list[float] | None:
+def _delivered_range(times: list[float], whole: float, batch: int) -> list[float] | None:
     """Samples a second between which the delivered rate lies, by how much the parts of what was seen
     differ; None where too few steps were seen to say."""
     count = min(8, len(times) // 2)
@@ -171,7 +171,7 @@ def _range(times: list[float], whole: float, batch: int) -> list[float] | None:
 # ---- models --------------------------------------------------------------------------------
 
 
-def virtual(
+def simulate_rate(
     costs: Sequence[float], batch: int, workers: int, prefetch: int, step: float = 0.0,
     balanced: bool = False, batches: int = 400, epoch: int = 0,
 ) -> float:
@@ -214,7 +214,7 @@ def virtual(
     return (batches - skipped) * batch / max(ready - got[skipped - 1], 1e-12)
 
 
-def fitted(points: dict[int, float]) -> tuple[float, float] | None:
+def fit_scaling(points: dict[int, float]) -> tuple[float, float] | None:
     """(rate of one worker, what each further one loses) from rates by number of workers:
     rate(n) = n * one / (1 + lost * (n - 1)). None from fewer than two numbers."""
     counts = sorted(n for n in points if n > 0)
@@ -230,16 +230,17 @@ def fitted(points: dict[int, float]) -> tuple[float, float] | None:
     return one, lost
 
 
-def at(fit: tuple[float, float], workers: int) -> float:
+def scaled_rate(fit: tuple[float, float], workers: int) -> float:
     one, lost = fit
     return workers * one / (1 + lost * (workers - 1))
 
 
-def with_step(rate: float, asked: float | None, workers: int) -> float:
-    """What a program gets of a loader's rate: in turns with its step without workers."""
-    if asked is None:
-        return rate
-    return min(asked, rate) if workers else 1 / (1 / asked + 1 / rate)
+def rate_with_step(rate: float, asked: float | None, workers: int, lost: float = 0.0) -> float:
+    """What a program gets of a loader's rate: in turns with its step without workers. lost: seconds a
+    sample that the ends of epochs cost, in which the step has nothing to do."""
+    asked = math.inf if asked is None else asked
+    within = 1 / min(asked, rate) if workers else 1 / asked + 1 / rate
+    return 1 / (within + lost)
 
 
 # ---- the facts, read -----------------------------------------------------------------------
@@ -264,6 +265,13 @@ class Facts:
         self.rates: dict[tuple[str, int], float] = {
             (r["loader"], r["workers"]): r["rate"] for r in facts.get("rates", []) if r.get("rate")
         }
+        self.ends: dict[tuple[str, int], float] = {
+            (r["loader"], r["workers"]): r["end"] for r in facts.get("rates", []) if r.get("end") is not None
+        }
+        #: seconds until the first batch of a later epoch
+        self.again: dict[tuple[str, int], float] = {
+            (r["loader"], r["workers"]): r["again"] for r in facts.get("rates", []) if r.get("again")
+        }
 
     @property
     def asked(self) -> float | None:
@@ -284,6 +292,41 @@ class Facts:
 
     def own_rate(self) -> float | None:
         return self.rate(self.own, self.workers)
+
+    def end_seconds(self, kind: str, workers: int) -> float:
+        """Seconds of each sample that the ends of epochs cost, by the nearest number of workers that
+        was measured."""
+        known = {n: seconds for (k, n), seconds in self.ends.items() if k == kind}
+        if not known or not self.epoch():
+            return 0.0
+        return known[min(known, key=lambda n: abs(n - workers))] / (self.epoch() * self.batch())
+
+    def speed_with_step(self) -> float:
+        """How many times as fast the program's own loader is with the step as without one: a step
+        takes cores from it, and what other programs use of them changes."""
+        paced, own, asked = (self.all.get("paced") or {}).get("rate"), self.own_rate(), self.asked
+        if not paced or not own or not asked or paced > 0.95 * asked:
+            return 1.0  # it waits for the step, and its own speed was not seen
+        rate = paced if self.workers else 1 / (1 / paced - 1 / asked)
+        return float(min(1.5, max(0.3, rate / own)))
+
+    def program_rate(self, rate: float, workers: int, kind: str = "", cheaper: float = 1.0) -> float:
+        """The rate of the program with its step and the ends of its epochs. rate: the loader's. kind:
+        of the loader, where it is not the program's own. cheaper: how many times."""
+        lost = self.end_seconds(kind or self.own, workers)
+        if cheaper > 1:
+            free = min(lost, self.end_seconds("hand-over", workers))
+            lost = free + (lost - free) / cheaper  # a first batch is there earlier
+        return rate_with_step(rate * self.speed_with_step(), self.asked, workers, lost)
+
+    def cheaper_rate(self, cheaper: float) -> float:
+        """The program's rate with samples that are cheaper by this factor. It is at most that of samples
+        that cost nothing: as measured with the step, or else as if the program took batches and made
+        steps in turns."""
+        free = (self.all.get("free") or {}).get("rate")
+        lost = self.end_seconds("hand-over", self.workers)
+        most = 1 / (1 / free + lost) if free else rate_with_step(self.hands_over, self.asked, 0, lost)
+        return min(self.program_rate((self.own_rate() or 0.0) * cheaper, self.workers, cheaper=cheaper), most)
 
     def scaling(self, kind: str) -> dict[int, float]:
         return {n: rate for (k, n), rate in self.rates.items() if k == kind and n > 0}
@@ -345,7 +388,7 @@ def slow_share(costs: Sequence[float]) -> tuple[float, float, float]:
     return len(slow) / len(costs), sum(slow) / total if total else 0.0, max(costs) / max(median, 1e-9)
 
 
-def reading(stages: list[dict[str, Any]]) -> set[str]:
+def reading_stages(stages: list[dict[str, Any]]) -> set[str]:
     """Labels of the stages that read. A stage reads by what it is, because it lies in one that
     does, or because it waits and has reads in it."""
     found = {stage["label"] for stage in stages if stage["reads"]}
@@ -361,7 +404,7 @@ def reading(stages: list[dict[str, Any]]) -> set[str]:
     return found
 
 
-def waits_of(stages: list[dict[str, Any]], labels: set[str]) -> float:
+def wait_seconds(stages: list[dict[str, Any]], labels: set[str]) -> float:
     return float(sum(max(0.0, s["seconds"] - s["cpu"]) for s in stages if s["label"] in labels))
 
 
@@ -378,11 +421,11 @@ def limit(f: Facts) -> dict[str, Any]:
 def _limit(f: Facts) -> tuple[str, str] | None:
     wait, asked, delivered = (f.watched[name] for name in ("wait", "asked", "delivered"))
     if wait is not None and wait < NO_WAIT:
-        return "step", f"next() takes {wait:.1%} of the time; the program trains at its own speed."
+        return "step", f"The program waits for data {wait:.1%} of its time, so no loader would make it faster."
     if wait is not None and wait < LITTLE_WAIT:
         return "nothing", (
-            f"Nothing to gain there: next() takes {wait:.0%} of the time, so a loader that costs "
-            f"nothing would be {1 / (1 - wait):.2f} times as fast."
+            f"Nothing to gain there: the program waits for data {wait:.0%} of its time, so with a loader "
+            f"that costs nothing it would be {1 / (1 - wait):.2f} times as fast."
         )
     if not f.costs:
         return None
@@ -417,7 +460,9 @@ def measured_gain(f: Facts, workers: int) -> float | None:
     """minato's measured rate over that of the program's loader; None where one of them was not
     measured, or while other programs used the cores."""
     one, other = f.rate(f.own, workers), f.rate("minato", workers)
-    return other / one if one and other and f.others() < OTHERS else None
+    if not one or not other or f.others() >= OTHERS:
+        return None
+    return (1 / one + f.end_seconds(f.own, workers)) / (1 / other + f.end_seconds("minato", workers))
 
 
 def virtual_gain(f: Facts, workers: int) -> float:
@@ -427,7 +472,7 @@ def virtual_gain(f: Facts, workers: int) -> float:
     early = f.own == "minato" and f.loader.get("prefetch_next_epoch")
     epoch = 0 if early else f.epoch()
     given = (costs, f.batch(), workers, prefetch)
-    return virtual(*given, balanced=True, epoch=epoch) / virtual(*given, epoch=epoch)
+    return simulate_rate(*given, balanced=True, epoch=epoch) / simulate_rate(*given, epoch=epoch)
 
 
 def _shared(f: Facts) -> tuple[str, str] | None:
@@ -457,8 +502,8 @@ def _shared(f: Facts) -> tuple[str, str] | None:
         where = f"{stage['inside'][0]}"
     count = both["processes"]
     rate = count / several["seconds"]
-    once = f"{count} processes at once make {rated(rate)} samples/s, one makes {rated(1 / one['seconds'])}"
-    names = reading(several["stages"])
+    once = f"{count} processes at once make {format_rate(rate)} samples/s, one makes {format_rate(1 / one['seconds'])}"
+    names = reading_stages(several["stages"])
     if stage["label"] in names or set(stage["inside"]) & names:
         return "storage", f"Reads wait for each other in {where}: {once}, and more would not read faster."
     if (made := f.at_once()) is not None:
@@ -489,13 +534,13 @@ def _threads(f: Facts) -> tuple[str, str] | None:
 
 
 def _storage(f: Facts) -> tuple[str, str] | None:
-    labels = reading(f.stages)
-    waits = waits_of(f.stages, labels)
+    labels = reading_stages(f.stages)
+    waits = wait_seconds(f.stages, labels)
     if waits < 0.5 * f.mean:
         return None
     names = sorted((s for s in f.stages if s["label"] in labels), key=lambda s: -s["seconds"])
     rate = f.own_rate()
-    got = f" The loader gets {rated(rate)} samples/s." if rate else ""
+    got = f" The loader gets {format_rate(rate)} samples/s." if rate else ""
     return "storage", (
         f"A sample waits {waits / f.mean:.0%} of its time for reads ({names[0]['label']}).{got}"
     )
@@ -518,10 +563,10 @@ def _workers(f: Facts, gain: float) -> tuple[str, str] | None:
         return None
     label, share = f.top()
     have = "the program makes samples itself (num_workers=0)" if not f.workers else (
-        f"there {'is' if f.workers == 1 else 'are'} {f.workers}"
+        f"there {'is 1 worker' if f.workers == 1 else f'are {f.workers} workers'}"
     )  # fmt: skip
     return "workers", (
-        f"{have[0].upper()}{have[1:]}, and {f.cores} make {more / rate:.2g} times as many samples. "
+        f"{have[0].upper()}{have[1:]}, and {f.cores} workers make {more / rate:.2g} times as many samples. "
         f"{share:.0%} of a sample is {label}."
     )
 
@@ -530,7 +575,7 @@ def _one_stage(f: Facts) -> tuple[str, str] | None:
     label, share = f.top()
     collate = (f.all["work"].get("collate") or 0.0) / f.mean
     if collate > max(share, 0.5):
-        return "work", f"and it is collate_fn: {collate:.1f} times what the samples take."
+        return "work", f"and it is collate_fn, which takes {collate:.1f} times as long as the samples."
     if share < 0.6 or label == "__getitem__ itself":
         return None
     return "work", f"{share:.0%} of it in {label}, made by {_makers(f)} on {f.cores} cores."
@@ -558,10 +603,10 @@ def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
     useless: list[str] = []
     rate = f.own_rate()
     if f.watched["wait"] is not None and f.watched["wait"] < NO_WAIT:
-        return [], [f"any change of the loader: next() takes {f.watched['wait']:.1%} of the time"]
+        return [], [f"any change of the loader: the program waits for data {f.watched['wait']:.1%} of its time"]
     if not rate or not f.costs:
         return helps, useless
-    now = with_step(rate, f.asked, f.workers)
+    now = f.program_rate(rate, f.workers)
     for make in (_more_workers, _minato, _worker_type, _cache, _codec):
         found = make(f, rate, now)
         if isinstance(found, str):
@@ -577,7 +622,7 @@ def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
     return sorted(good, key=lambda one: -(one["gain"] or 0.0)), useless
 
 
-def _change(
+def _make_change(
     what: str, paste: str, predicted: float | None, now: float, effort: str, data: str,
     check: dict[str, Any] | None, note: str = "",
 ) -> dict[str, Any]:
@@ -589,7 +634,7 @@ def _change(
 
 
 def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
-    fit = fitted(f.scaling(f.own))
+    fit = fit_scaling(f.scaling(f.own))
     # a step that waits for most of the time leaves its cores to workers
     busy = f.step_cores * min(1.0, (f.rate(f.own, f.cores) or rate) / (f.asked or math.inf))
     free = max(1, f.cores - round(busy))
@@ -597,23 +642,29 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
     if _shared(f) is not None or _threads(f) is not None:
         return "more workers: they wait for each other already"
     if fit is None:
-        return f"another number of workers: not known, {len(f.scaling(f.own))} number(s) measured"
+        return "another number of workers: not known, because fewer than two numbers were measured"
     if f.workers >= free:
         if f.cpu_share > 0.5:
             return (
-                f"more workers: there are {f.workers} for {f.cores} cores, and samples compute "
+                f"more workers: there are {f.workers} for {f.cores} cores, and samples compute for "
                 f"{f.cpu_share:.0%} of their time"
             )
         wanted = math.ceil(f.workers * min((f.asked or rate) / rate, 4.0))
-        target, note = max(f.workers + 1, min(wanted, int(4 * f.cores))), "extrapolated"
+        target = max(f.workers + 1, min(wanted, int(4 * f.cores)))
+        note = f"extrapolated{_name_counts(f)}" if target > max(f.scaling(f.own)) else ""
     # without workers a process more is another thing than a thread's turn: the fit says what it makes
-    predicted = with_step(at(fit, target), f.asked, target)
+    predicted = f.program_rate(scaled_rate(fit, target), target)
     if predicted < WORTH * now:
-        return f"{target} workers: {predicted / now:.2f} times, by the rates of {sorted(f.scaling(f.own))}"
-    return _change(
+        return f"{target} workers: predicted {predicted / now:.2f} times{_name_counts(f)}"
+    return _make_change(
         f"num_workers={target}", f"num_workers={target}", predicted, now, "one argument",
         "unchanged", {"loader": "own", "workers": target}, note,
     )  # fmt: skip
+
+
+def _name_counts(f: Facts) -> str:
+    """The numbers of workers that a rate was fitted to."""
+    return f" from rates of {', '.join(map(str, sorted(f.scaling(f.own))))} workers"
 
 
 def _minato(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
@@ -628,15 +679,22 @@ def _minato(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     if gain < WORTH:
         count, _share, times = slow_share(f.costs)
         return (
-            f"minato's loader: {gain:.2f} times, measured with {f.workers} workers" if measured
+            f"minato's loader: measured {gain:.2f} times with {f.workers} workers" if measured
             else f"minato's scheduling: {gain:.2f} times in a simulation with the measured costs "
             f"(slowest {times:.1f} times the median, {count:.1%} slow)"
         )  # fmt: skip
-    predicted = with_step(rate * gain, f.asked, f.workers)
-    return _change(
+    predicted = _minato_rate(f, rate, gain, f.workers)
+    return _make_change(
         "minato.DataLoader in place of torch's", "from minato import DataLoader", predicted, now,
         "one import", "unchanged", {"loader": "minato", "workers": f.workers},
     )  # fmt: skip
+
+
+def _minato_rate(f: Facts, rate: float, gain: float, workers: int) -> float:
+    """The program's rate with minato's loader: as that was measured, or else with the gain of the
+    simulation. rate: of the program's own loader."""
+    measured = f.rate("minato", workers) if measured_gain(f, workers) is not None else None
+    return f.program_rate(measured or rate * gain, workers, "minato")
 
 
 def _worker_type(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
@@ -651,12 +709,12 @@ def _worker_type(f: Facts, rate: float, now: float) -> dict[str, Any] | str | No
     if waits is None:
         return None
     if gain < WORTH:
-        return f"{other} in place of {now_}: {gain:.2f} times as many samples at once"
+        return f"{other} in place of {now_}: measured {gain:.2f} times as many samples at once"
     kind = "process" if f.threads else "thread"
     own = "" if f.own == "minato" else "from minato import DataLoader  # and "
-    return _change(
+    return _make_change(
         f"{other} in place of {now_}", f'{own}worker_type="{kind}"',
-        with_step(rate * gain, f.asked, f.workers), now, "one argument" if not own else "one import, "
+        f.program_rate(rate * gain, f.workers), now, "one argument" if not own else "one import, "
         "one argument", "unchanged", {"loader": "minato", "workers": f.workers, "worker_type": kind},
     )  # fmt: skip
 
@@ -667,20 +725,18 @@ def _cache(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     if not count:
         return None
     if not cache:
-        return "a cache: the first thing that a sample does is random, or its result cannot be compared"
+        return "a cache: a sample begins with something random, or with a result that cannot be compared"
     need, free = cache["bytes"] * count, f.all["machine"]["memory_available"]
     what = "whole samples" if cache["whole"] else f"the value after {cache['after']}"
     left = f.mean * (1 - cache["share"]) + cache["bytes"] / COPIES + 20e-6
-    made = rate * f.mean / left
-    # a step and what the program does to take a batch come one after the other
-    predicted = min(with_step(made, f.asked, f.workers), with_step(f.hands_over, f.asked, 0))
+    predicted = f.cheaper_rate(f.mean / left)
     if need > CACHED * free:
-        return f"a cache of {what}: it needs {sized(need)}, and {sized(free)} are available"
+        return f"a cache of {what}: it needs {format_bytes(need)}, and {format_bytes(free)} are available"
     if predicted < WORTH * now:
-        return f"a cache of {what}: {predicted / now:.2f} times"
-    return _change(
+        return f"a cache of {what}: predicted {predicted / now:.2f} times"
+    return _make_change(
         f"a cache of {what}", _cache_line(need), predicted, now,
-        f"{sized(need)} of memory; {cache['share']:.0%} of a sample's time is saved", "unchanged",
+        f"{format_bytes(need)} of memory; {cache['share']:.0%} of a sample's time is saved", "unchanged",
         {"loader": "own", "workers": f.workers, "cached": -1 if cache["whole"] else cache["calls"]},
         "from the second epoch on",
     )  # fmt: skip
@@ -692,12 +748,12 @@ def _cache_line(need: int) -> str:
     return f'cache="{size}GiB"  # of minato.DataLoader, with read, decode and augment in the dataset: docs/cache.md'
 
 
-def at_work(f: Facts, row: dict[str, Any]) -> float:
+def work_rate(f: Facts, row: dict[str, Any]) -> float:
     """Samples a second that workers make with a codec, where they wait for nothing but cores."""
     return float(min(max(1, f.workers) / row["wall"], f.cores / max(row["cpu"], 1e-9)))
 
 
-def recoded(f: Facts, row: dict[str, Any], storage: float = math.inf) -> float | None:
+def codec_rate(f: Facts, row: dict[str, Any], storage: float = math.inf) -> float | None:
     """The loader's rate with a codec: its own, as the time of samples changes. Where processes wait
     for one storage, the rate changes as the waits do. storage: bytes a second at most."""
     told = f.all.get("codecs") or {}
@@ -708,14 +764,14 @@ def recoded(f: Facts, row: dict[str, Any], storage: float = math.inf) -> float |
         wall = max(f.mean - was["decode"] + row["decode"], row["decode"])
         made = own * f.mean / wall
     else:
-        one, waits, before = at_work(f, was), row["wall"] - row["cpu"], was["wall"] - was["cpu"]
-        made = own * at_work(f, row) / one
+        one, waits, before = work_rate(f, was), row["wall"] - row["cpu"], was["wall"] - was["cpu"]
+        made = own * work_rate(f, row) / one
         if f.workers > 1 and before > 0.3 * was["wall"] and own < 0.7 * one:
-            made = min(at_work(f, row), own * before / max(waits, BARELY))
+            made = min(work_rate(f, row), own * before / max(waits, BARELY))
     return float(min(made, storage / max(1.0, row["bytes"] * told["per_sample"])))
 
 
-def cold_bytes(f: Facts) -> float:
+def storage_speed(f: Facts) -> float:
     """Bytes a second of this storage; infinite where only reads from memory were measured."""
     storage = f.all.get("storage") or {}
     rates = [one["bytes_per_s"] for one in storage.get("rates", [])]
@@ -727,10 +783,10 @@ def codec_rows(f: Facts) -> list[dict[str, Any]]:
     told = f.all.get("codecs")
     if not told or told["images"] < 4:
         return []
-    return [{**row, "rate": recoded(f, row, cold_bytes(f))} for row in told["rows"]]
+    return [{**row, "rate": codec_rate(f, row, storage_speed(f))} for row in told["rows"]]
 
 
-def on_storage(f: Facts, row: dict[str, Any], speed: float) -> float | None:
+def storage_rate(f: Facts, row: dict[str, Any], speed: float) -> float | None:
     """Samples a second with a codec and a storage of ``speed`` bytes a second. Only the CPU time
     of samples counts, and the reading of each file once."""
     if row["error"]:
@@ -750,7 +806,7 @@ def winners(f: Facts) -> list[tuple[str, str, float]]:
     rows = [row for row in rows if row["psnr"] is None or row["psnr"] >= least - EQUAL]
     found = []
     for name, speed in STORAGES:
-        rates = [(rate, row["name"]) for row in rows if (rate := on_storage(f, row, speed)) is not None]
+        rates = [(rate, row["name"]) for row in rows if (rate := storage_rate(f, row, speed)) is not None]
         if rates:
             rate, codec = max(rates)
             found.append((name, codec, rate))
@@ -779,11 +835,11 @@ def _codec(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     row = max(
         (row for row in good if row["rate"] * CLOSE >= best), key=lambda row: row["psnr"] or math.inf
     )
-    predicted = min(with_step(row["rate"], f.asked, f.workers), with_step(f.hands_over, f.asked, 0))
+    predicted = f.cheaper_rate(row["rate"] / rate)
     small = f", shorter side {told['size']}" if told["size"] else ""
     what = f"images as {row['name']}{small}"
     if predicted < WORTH * now:
-        return f"{what}: {predicted / now:.2f} times"
+        return f"{what}: predicted {predicted / now:.2f} times"
     name = f"{row['format']}{row['quality'] or ''}" + (f"-{told['size']}" if told["size"] else "")
     given = [told["folder"], f"{told['folder']}-{name}", "--format", row["format"]]
     given += ["--quality", str(row["quality"])] if row["quality"] else []
@@ -793,7 +849,7 @@ def _codec(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     loss = "shrunk, nothing else" if row["psnr"] is None else (
         f"changed, {row['psnr']:.1f} dB, worst image {row['worst']:.1f} dB"
     )  # fmt: skip
-    return _change(
+    return _make_change(
         what, f"minato recode {shlex.join(given)}", predicted, now,
         f"a copy of the folder, {told['rows'][0]['bytes'] / row['bytes']:.1f} times smaller", loss,
         None if f.loader.get("iterable") else check,
@@ -803,21 +859,21 @@ def _codec(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
 def _together(f: Facts, helps: list[dict[str, Any]], now: float) -> None:
     """Workers and scheduling at once, predicted as one change."""
     target = next((h["check"]["workers"] for h in helps if h["what"].startswith("num_workers")), None)
-    fit = fitted(f.scaling(f.own))
+    fit = fit_scaling(f.scaling(f.own))
     if target is None or fit is None or f.own == "minato" or target < 2:
         return
     measured = measured_gain(f, target)
     gain = virtual_gain(f, target) if measured is None else measured
-    predicted = with_step(at(fit, target) * gain, f.asked, target)
+    predicted = _minato_rate(f, scaled_rate(fit, target), gain, target)
     if gain >= WORTH and predicted >= WORTH * max(h["predicted"] or 0.0 for h in helps):
-        helps.append(_change(
+        helps.append(_make_change(
             f"minato.DataLoader with num_workers={target}",
             f"from minato import DataLoader  # and num_workers={target}", predicted, now,
             "one import, one argument", "unchanged", {"loader": "minato", "workers": target},
         ))  # fmt: skip
 
 
-def becomes(move: dict[str, Any]) -> str:
+def describe_data(move: dict[str, Any]) -> str:
     """What a move of a transform does to the data."""
     tried = f"{move['tried']} tries on {move['samples']} samples and edge cases"
     if move["exact"]:
@@ -828,24 +884,23 @@ def becomes(move: dict[str, Any]) -> str:
     return f"changed: verified to run, with the same types and shapes, in {tried}"
 
 
-def moved(move: dict[str, Any]) -> str:
+def describe_move(move: dict[str, Any]) -> str:
     return f"{move['name']} {'before' if move['earlier'] else 'after'} {', '.join(move['over'])}"
 
 
 def _orders(f: Facts, rate: float) -> list[dict[str, Any]]:
     """Transforms in another order; those whose results have other shapes are left out."""
     found = []
-    now = with_step(rate, f.asked, f.workers)
+    now = f.program_rate(rate, f.workers)
     for move in (f.all.get("orders") or {}).get("moves", []):
         if not (move["exact"] or move["equal"] or move["alike"]) or not move["before"]:
             continue
         # in the clocks of the study; other parts of a sample stay what they are
         left = max(f.mean - (move["before"] - move["after"]), 0.05 * f.mean)
-        predicted = min(with_step(rate * f.mean / left, f.asked, f.workers),
-                        with_step(f.hands_over, f.asked, 0))  # fmt: skip
-        found.append(_change(
-            moved(move), f"order: {', '.join(move['names'])}", predicted, now,
-            "the order of the transforms", becomes(move),
+        predicted = f.cheaper_rate(f.mean / left)
+        found.append(_make_change(
+            describe_move(move), f"order: {', '.join(move['names'])}", predicted, now,
+            "the order of the transforms", describe_data(move),
             {"loader": "own", "workers": f.workers, "order": [move["chain"], move["order"]]},
         ))  # fmt: skip
     return found
@@ -854,13 +909,13 @@ def _orders(f: Facts, rate: float) -> list[dict[str, Any]]:
 def _twins(f: Facts, now: float) -> list[dict[str, Any]]:
     found = {}
     for stage in f.stages:
-        name = stage["label"].partition(" ")[2]
+        name = stage["label"].partition("(")[2].rstrip(")")
         if stage["kind"] == "transform" and name in TWINS and f.share(stage) > 0.05:
             found[name] = f.share(stage)
     if not found:
         return []
     names = ", ".join(f"{name} -> minato.ops.{TWINS[name]}" for name in found)
-    return [_change(
+    return [_make_change(
         f"native operators ({names})", "", None, now,
         f"rewrite {sum(found.values()):.0%} of a sample's time", "other random numbers", None,
         "not predicted: their speed depends on sizes",
@@ -868,57 +923,78 @@ def _twins(f: Facts, now: float) -> list[dict[str, Any]]:
 
 
 def _kept_workers(f: Facts, now: float) -> list[dict[str, Any]]:
-    start, step, delivered = (f.watched[name] for name in ("start", "step", "delivered"))
-    if not f.workers or f.loader.get("persistent_workers") or f.watched["starts"] < 2 or not step:
+    """Workers that stay, where they start anew in each epoch of the program."""
+    count = f.epoch() or f.watched["batches"] / max(1, f.watched["starts"])
+    measured = f.again.get((f.own, f.workers))
+    start, rate = (f.watched["start"], f.watched["delivered"]) if measured is None else (measured, now)
+    if not f.workers or f.loader.get("persistent_workers") or f.watched["starts"] < 2 or not rate:
         return []
-    count = f.epoch() or f.watched["batches"] / f.watched["starts"]
-    epoch = count * f.batch() / delivered
-    # workers that stay make a first batch, too
-    first = max(f.batch() * f.mean, (f.watched["inside"] * count - start) / max(1, count - 1))
-    gain = epoch / max(epoch - max(0.0, start - first), 0.1 * epoch)
+    epoch = count * f.batch() / rate
+    saved = start - f.batch() * f.mean  # workers that stay make a first batch, too
+    gain = epoch / max(epoch - max(0.0, saved), 0.1 * epoch)
     if gain < WORTH:
         return []
     once = "one loader for all epochs, " if f.watched.get("objects", 1) > 1 else ""
-    return [_change(
+    return [_make_change(
         f"{once}persistent_workers=True", "persistent_workers=True", now * gain, now,
-        "one argument" + (", and where the loader is made" if once else ""), "unchanged", None,
-        f"workers start anew in each epoch: {start:.2f} s",
+        "one argument" + (", and where the loader is made" if once else ""), "unchanged",
+        None if measured is None else {"loader": "own", "workers": f.workers, "persistent": True},
+        f"workers start anew in each epoch: {start:.2g} s",
     )]  # fmt: skip
 
 
 def relate(found: dict[str, Any]) -> None:
-    """Enters what all factors are relative to, and makes them so: the rate of the program as it is,
-    from its checks if it has some, or else as its loader was measured."""
+    """Enters what all factors are relative to, and gives predicted rates with these: the rate of the
+    program as it is, from its checks if it has some, or else as its loader was measured."""
     f = Facts(found)
     rate = f.own_rate()
-    base = found.get("base") or (with_step(rate, f.asked, f.workers) if rate else None)
+    base = found.get("base") or (f.program_rate(rate, f.workers) if rate else None)
     found["relative_to"] = base
     for change in found["helps"] if base else ():
         if change["predicted"] is not None:
-            change["gain"] = change["predicted"] / base
+            change["predicted"] = base * change["gain"]
         if change["checked"] is not None:
-            change["checked_gain"] = change["checked"] / base
+            change["checked"] = base * change["checked_gain"]
 
 
-def settle(change: dict[str, Any], base: list[float], checked: list[float]) -> None:
-    """Enters what a check has found: the program's rate as it is (base) and with the change."""
-    if not base or not checked:
+def drop(found: dict[str, Any]) -> None:
+    """Moves the changes that gain too little, by their check or else as predicted, to what would not
+    help. The report keeps their numbers."""
+    little = [c for c in found["helps"] if (c.get("checked_gain") or c["gain"] or WORTH) < WORTH]
+    found["helps"] = [change for change in found["helps"] if change not in little]
+    found["dropped"] = found["dropped"] + little
+    found["useless"] = [_explain_drop(change) for change in little] + found["useless"]
+
+
+def _explain_drop(change: dict[str, Any]) -> str:
+    if change["checked"] is None:
+        return f"{change['what']}: predicted {change['gain']:.2f} times"
+    return (
+        f"{change['what']}: {change['checked_gain']:.2f} times when checked on {change['samples']} samples "
+        f"(predicted {change['gain']:.2f} times)"
+    )
+
+
+def settle(change: dict[str, Any], now: float, pairs: list[tuple[float, float]]) -> None:
+    """Enters what a check has found. now: the program's rate as predicted without the change. pairs:
+    its rates as it is and with the change, of each repeat. Both make the same samples one after the
+    other, so their ratio does not change with the samples, nor with what other programs do meanwhile."""
+    if not pairs:
         return
-    middle = statistics.median(checked)
-    spread = (max(checked) - min(checked)) / 2 / middle
-    change["checked"] = middle
-    change["base"] = statistics.median(base)
-    change["checked_gain"] = middle / change["base"]
-    change["bound"] = max(BOUND, spread)
-    change["settled"] = abs(change["predicted"] - middle) <= change["bound"] * middle
+    gains = [with_it / as_it_is for as_it_is, with_it in pairs]
+    gain, base = statistics.median(gains), statistics.median(as_it_is for as_it_is, _ in pairs)
+    predicted = change["predicted"] / now
+    change.update(base=base, checked=base * gain, checked_gain=gain, predicted=base * predicted, gain=predicted)
+    change["bound"] = max(BOUND, (max(gains) - min(gains)) / 2 / gain)
+    change["settled"] = abs(predicted - gain) <= change["bound"] * gain
 
 
-def rated(rate: float) -> str:
+def format_rate(rate: float) -> str:
     """Four digits for people."""
     return f"{rate:,.0f}" if rate >= 10_000 else f"{rate:.4g}"
 
 
-def sized(count: float) -> str:
+def format_bytes(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

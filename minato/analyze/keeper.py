@@ -59,11 +59,11 @@ def serve(
 
     while BYE not in line:
         if not line:
-            abandoned(program)
+            end_program(program)
             return
         request = json.loads(line)
         if request["do"] == "check":
-            send(to, {"kind": "check", "refused": refused(loader, held, request["writes"])})
+            send(to, {"kind": "check", "refused": find_refusals(loader, held, request["writes"])})
         else:
             _measure(to, request, study, loader, program)
         line = lines.readline()
@@ -80,7 +80,7 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def abandoned(program: int) -> None:
+def end_program(program: int) -> None:
     """The command has been killed: what it has started, and may have stopped, ends with it."""
     environ = b""
     with contextlib.suppress(OSError), open(f"/proc/{program}/environ", "rb") as file:
@@ -115,7 +115,7 @@ def _measure(
     _, status = os.waitpid(pid, 0)
     if why == "gone":
         if BYE not in to.recv(1 << 16):
-            abandoned(program)
+            end_program(program)
         os._exit(0)
     if why is None and status != 0:
         what = f"signal {-code}" if (code := os.waitstatus_to_exitcode(status)) < 0 else "an error"
@@ -125,7 +125,7 @@ def _measure(
 
 def _wait(to: socket.socket, pid: int, seconds: float) -> str | None:
     """Until the measuring process ends: None. Otherwise why it is to be ended."""
-    end, left = time.monotonic() + seconds, _available() * (1 - MEMORY)
+    end, left = time.monotonic() + seconds, _available_memory() * (1 - MEMORY)
     process: Any = os.pidfd_open(pid)
     try:
         while True:
@@ -136,13 +136,13 @@ def _wait(to: socket.socket, pid: int, seconds: float) -> str | None:
                 return "gone"  # nothing is asked for while a measurement runs
             if time.monotonic() > end:
                 return "its time was over"
-            if _available() < left:
+            if _available_memory() < left:
                 return f"it had taken {MEMORY:.0%} of the available memory"
     finally:
         os.close(process)
 
 
-def _available() -> int:
+def _available_memory() -> int:
     """Bytes, by the machine and by control groups."""
     found: int = _core.machine()["memory_available"]
     return found
@@ -151,19 +151,19 @@ def _available() -> int:
 # ---- what may not be studied ---------------------------------------------------------------
 
 
-def refused(loader: Any, held: dict[int, str], writes: bool) -> list[str]:
+def find_refusals(loader: Any, held: dict[int, str], writes: bool) -> list[str]:
     """What a dataset reaches that a study would share with the program or with others: paths of
     attributes, and what they are. writes: files that are open for writing are accepted."""
     found = []
-    for path, part in reached(loader):
+    for path, part in walk_objects(loader):
         with contextlib.suppress(Exception):
-            what = _shared(part, held)
+            what = _name_shared(part, held)
             if what is not None and not (writes and what.startswith("a file open for writing")):
                 found.append(f"{path} is {what}")
     return list(dict.fromkeys(found))
 
 
-def _shared(part: Any, held: dict[int, str]) -> str | None:
+def _name_shared(part: Any, held: dict[int, str]) -> str | None:
     if isinstance(part, socket.socket):
         return "a socket"
     if isinstance(part, (connection.Connection, subprocess.Popen)):
@@ -176,11 +176,11 @@ def _shared(part: Any, held: dict[int, str]) -> str | None:
     if hasattr(part, "numel") and getattr(device, "type", "cpu") not in ("cpu", "meta"):
         return f"a tensor on {device}"
     if isinstance(part, io.IOBase) and not isinstance(part, (io.BytesIO, io.StringIO)):
-        return _file(part, held)
+        return _name_file(part, held)
     return None
 
 
-def _file(part: Any, held: dict[int, str]) -> str | None:
+def _name_file(part: Any, held: dict[int, str]) -> str | None:
     """The keeper has closed what is not a regular file that is open for reading only."""
     try:
         number = part.fileno()
@@ -198,7 +198,7 @@ def _file(part: Any, held: dict[int, str]) -> str | None:
     return None if readable else f"a file open for writing ({path or number})"
 
 
-def reached(loader: Any) -> Iterator[tuple[str, Any]]:
+def walk_objects(loader: Any) -> Iterator[tuple[str, Any]]:
     """What a loader's dataset and collate_fn hold, breadth first, each with its path."""
     ahead = [("dataset", loader.dataset), ("collate_fn", loader.collate_fn)]
     seen: set[int] = set()
@@ -208,10 +208,10 @@ def reached(loader: Any) -> Iterator[tuple[str, Any]]:
         seen.add(id(part))
         yield path, part
         with contextlib.suppress(Exception):
-            ahead += _held_by(path, part)
+            ahead += _list_parts(path, part)
 
 
-def _held_by(path: str, part: Any) -> list[tuple[str, Any]]:
+def _list_parts(path: str, part: Any) -> list[tuple[str, Any]]:
     # A copy of a whole container would write to each page of what it holds: references are counted.
     if isinstance(part, dict):
         return [(f"{path}[{key!r}]", part[key]) for key in itertools.islice(part, ELEMENTS)]
@@ -223,7 +223,7 @@ def _held_by(path: str, part: Any) -> list[tuple[str, Any]]:
     if isinstance(part, types.FunctionType):
         cells = zip(part.__code__.co_freevars, part.__closure__ or ())
         found += [(f"{path}.{name}", cell.cell_contents) for name, cell in cells]
-        found += _globals_of(part)
+        found += _list_globals(part)
     own = getattr(part, "__dict__", None)
     if isinstance(own, dict):
         found += [(f"{path}.{name}", value) for name, value in own.items()]
@@ -234,13 +234,13 @@ def _held_by(path: str, part: Any) -> list[tuple[str, Any]]:
         if kind.__module__.partition(".")[0] not in ("torch", "minato", "builtins"):
             for value in vars(kind).values():
                 if isinstance(value, types.FunctionType):
-                    found += _globals_of(value)
+                    found += _list_globals(value)
     if hasattr(part, "func") and hasattr(part, "args"):  # functools.partial
         found += [(f"{path}.func", part.func), (f"{path}.args", part.args)]
     return found
 
 
-def _globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
+def _list_globals(function: types.FunctionType) -> list[tuple[str, Any]]:
     """The variables of a module that a function names, but for functions and classes."""
     names, of = function.__code__.co_names, function.__globals__
     found = [(f"{of.get('__name__', '?')}.{name}", of[name]) for name in names if name in of]

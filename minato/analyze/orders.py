@@ -20,7 +20,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from .stages import Clocks, chain_of, chains, copied, digest, name_of, seeded, size_of
+from .stages import (
+    Clocks,
+    copy_value,
+    find_chains,
+    hash_value,
+    list_chain,
+    name_of,
+    seed_generators,
+    size_of,
+)
 
 Send = Callable[[dict[str, Any]], None]
 #: arguments of a transform, by position and by name
@@ -64,12 +73,12 @@ def commute(one: Any, other: Any) -> bool:
     return kinds in ([FLIPS, PIXELS], [PIXELS, FLIPS], [CROPS, PIXELS], [PIXELS, CROPS], [FLIPS, FLIPS])
 
 
-def applied(element: Any, given: Given, seed: int) -> Given:
+def apply(element: Any, given: Given, seed: int) -> Given:
     """What the next transform is given. The element is a fresh copy, so that generators of its own
     begin alike; the global ones begin at the seed."""
     fresh = copy.deepcopy(element)
-    place, named = tuple(copied(part) for part in given[0]), copied(given[1])
-    seeded(seed)
+    place, named = tuple(copy_value(part) for part in given[0]), copy_value(given[1])
+    seed_generators(seed)
     made = fresh(*place, **named)
     if named:
         if not isinstance(made, dict):
@@ -82,23 +91,23 @@ def applied(element: Any, given: Given, seed: int) -> Given:
     return (made,), {}
 
 
-def through(elements: list[Any], given: Given, seeds: dict[int, int]) -> Given:
+def apply_all(elements: list[Any], given: Given, seeds: dict[int, int]) -> Given:
     """Several transforms, each with its own seed, by its identity."""
     for element in elements:
-        given = applied(element, given, seeds[id(element)])
+        given = apply(element, given, seeds[id(element)])
     return given
 
 
-def draws(element: Any, given: Given) -> bool:
+def draws_numbers(element: Any, given: Given) -> bool:
     """Whether a transform draws from a global generator."""
     def states() -> tuple[Any, ...]:
         return random.getstate(), np.random.get_state()[1:3], torch.get_rng_state()  # type: ignore[index]
 
     for seed in range(2):
-        seeded(seed)
+        seed_generators(seed)
         before = repr(states())
         with contextlib.suppress(Exception):
-            copy.deepcopy(element)(*map(copied, given[0]), **copied(given[1]))
+            copy.deepcopy(element)(*map(copy_value, given[0]), **copy_value(given[1]))
         if repr(states()) != before:
             return True
     return False
@@ -107,14 +116,14 @@ def draws(element: Any, given: Given) -> bool:
 # ---- one swap ------------------------------------------------------------------------------
 
 
-def alike(one: Any, other: Any) -> bool:
+def are_alike(one: Any, other: Any) -> bool:
     """Whether two results have the same structure, types and shapes."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(alike(value, other[key]) for key, value in one.items())
+        return one.keys() == other.keys() and all(are_alike(value, other[key]) for key, value in one.items())
     if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(alike, one, other))
+        return len(one) == len(other) and all(map(are_alike, one, other))
     if isinstance(one, (torch.Tensor, np.ndarray)):
         return bool(one.dtype == other.dtype and one.shape == other.shape)
     if hasattr(one, "getbands"):
@@ -122,10 +131,10 @@ def alike(one: Any, other: Any) -> bool:
     return True
 
 
-def edges(given: Given) -> list[Given]:
+def edge_cases(given: Given) -> list[Given]:
     """The input with images that are flat, extreme, of chance, odd, and tiny."""
     found: list[Given] = []
-    for make in (_flat, _full, _chance, _odd, _tiny):
+    for make in (_make_flat, _make_full, _make_noise, _make_odd, _make_tiny):
         changed = [0]
 
         def part(value: Any, make: Any = make, changed: list[int] = changed) -> Any:
@@ -146,7 +155,7 @@ def _is_image(value: Any) -> bool:
     return isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim >= 2
 
 
-def _of_values(value: Any, make: Callable[[Any], Any]) -> Any:
+def _replace_values(value: Any, make: Callable[[Any], Any]) -> Any:
     """An image of the same kind with other values, made from an array of its values."""
     if hasattr(value, "getbands"):
         from PIL import Image
@@ -158,29 +167,29 @@ def _of_values(value: Any, make: Callable[[Any], Any]) -> Any:
     return make(value)
 
 
-def _most(values: Any) -> Any:
+def _largest_value(values: Any) -> Any:
     return np.iinfo(values.dtype).max if values.dtype.kind in "iu" else 1
 
 
-def _flat(value: Any) -> Any:
-    return _of_values(value, np.zeros_like)
+def _make_flat(value: Any) -> Any:
+    return _replace_values(value, np.zeros_like)
 
 
-def _full(value: Any) -> Any:
-    return _of_values(value, lambda values: np.full_like(values, _most(values)))
+def _make_full(value: Any) -> Any:
+    return _replace_values(value, lambda values: np.full_like(values, _largest_value(values)))
 
 
-def _chance(value: Any) -> Any:
+def _make_noise(value: Any) -> Any:
     def make(values: Any) -> Any:
         rng = np.random.default_rng(1)
         if values.dtype.kind in "iu":
-            return rng.integers(0, min(_most(values), 255), values.shape, endpoint=True).astype(values.dtype)
+            return rng.integers(0, min(_largest_value(values), 255), values.shape, endpoint=True).astype(values.dtype)
         return rng.normal(0, 1, values.shape).astype(values.dtype)
 
-    return _of_values(value, make)
+    return _replace_values(value, make)
 
 
-def _cut(value: Any, height: int, width: int) -> Any:
+def _crop(value: Any, height: int, width: int) -> Any:
     if hasattr(value, "getbands"):
         return value.crop((0, 0, min(width, value.width), min(height, value.height)))
     if isinstance(value, torch.Tensor):
@@ -188,16 +197,16 @@ def _cut(value: Any, height: int, width: int) -> Any:
     return value[:height, :width].copy()
 
 
-def _odd(value: Any) -> Any:
+def _make_odd(value: Any) -> Any:
     """One less of the width, where that is even; two of the height, which stays as it is."""
     if hasattr(value, "getbands"):
-        return _cut(value, value.height - 2, value.width - 1)
+        return _crop(value, value.height - 2, value.width - 1)
     high, wide = value.shape[-2:] if isinstance(value, torch.Tensor) else value.shape[:2]
-    return _cut(value, max(1, high - 2), max(1, wide - 1))
+    return _crop(value, max(1, high - 2), max(1, wide - 1))
 
 
-def _tiny(value: Any) -> Any:
-    return _cut(value, 2, 3)
+def _make_tiny(value: Any) -> Any:
+    return _crop(value, 2, 3)
 
 
 class Swap:
@@ -216,7 +225,7 @@ class Swap:
         error = ""
         for pair in ([self.one, self.other], [self.other, self.one]):
             try:
-                results.append(through(pair, given, seeds))
+                results.append(apply_all(pair, given, seeds))
             except Exception as failed:
                 results.append(None)
                 error = f"{type(failed).__name__}: {failed}".partition("\n")[0]
@@ -228,8 +237,8 @@ class Swap:
             self.equal = self.alike = False
             self.error = self.error or error
             return
-        self.alike = self.alike and alike(before, after)
-        one, other = digest(list(before)), digest(list(after))
+        self.alike = self.alike and are_alike(before, after)
+        one, other = hash_value(list(before)), hash_value(list(after))
         self.equal = self.equal and self.alike and one is not None and one == other
 
 
@@ -237,7 +246,7 @@ class Swap:
 
 
 def elements_of(part: Any) -> list[Any]:
-    return [element for _, element, _ in chain_of(part)]
+    return [element for _, element, _ in list_chain(part)]
 
 
 def set_elements(part: Any, new: list[Any]) -> None:
@@ -258,21 +267,21 @@ class _Inputs(Clocks):
         self.given: dict[int, list[Given]] = {}
 
     def take(self, dataset: Any) -> None:
-        for number, part in enumerate(chains(dataset)):
-            for _, element, holder in list(chain_of(part))[:1]:
+        for number, part in enumerate(find_chains(dataset)):
+            for _, element, holder in list(list_chain(part))[:1]:
                 with contextlib.suppress(Exception):
-                    self._element(str(number), element, holder)
+                    self._set_element(str(number), element, holder)
 
     def run(self, label: str, kind: str, function: Any, given: Any, named: Any) -> Any:
         mine = given[1:] if label in self._by_object.values() else given
         with contextlib.suppress(Exception):
             self.given.setdefault(int(label), []).append(
-                (tuple(copied(each) for each in mine), copied(named))
+                (tuple(copy_value(each) for each in mine), copy_value(named))
             )
         return function(*given, **named)
 
 
-def moves(elements: list[Any], inputs: list[Given]) -> list[tuple[int, int]]:
+def find_moves(elements: list[Any], inputs: list[Given]) -> list[tuple[int, int]]:
     """(from, to) of the transforms to move: those that shrink to the front, those that grow to the
     end. None moves across one that turns its input into another type, but what is known to
     commute with it. Where only the first swaps on a way are known to, the shorter way is there too."""
@@ -280,8 +289,8 @@ def moves(elements: list[Any], inputs: list[Given]) -> list[tuple[int, int]]:
     for number, element in enumerate(elements):
         ratio, turns = [], False
         for seed, given in enumerate(inputs):
-            before = through(elements[:number], given, {id(each): seed for each in elements})
-            after = applied(element, before, seed)
+            before = apply_all(elements[:number], given, {id(each): seed for each in elements})
+            after = apply(element, before, seed)
             ratio.append(size_of([after[0], after[1]]) / max(1, size_of([before[0], before[1]])))
             turns = turns or not _same_types(before, after)
         ratios.append(statistics.fmean(ratio))
@@ -311,14 +320,14 @@ def _same_types(one: Given, other: Given) -> bool:
     return types(one) == types(other)
 
 
-def moved(count: int, start: int, to: int) -> list[int]:
+def order_after(count: int, start: int, to: int) -> list[int]:
     """Positions in the new order."""
     order = list(range(count))
     order.insert(to, order.pop(start))
     return order
 
 
-def examined(elements: list[Any], inputs: list[Given], start: int, to: int) -> dict[str, Any]:
+def examine_move(elements: list[Any], inputs: list[Given], start: int, to: int) -> dict[str, Any]:
     """What a move does to the data: every swap on its way, on all inputs and on edge cases."""
     step = -1 if to < start else 1
     mover = elements[start]
@@ -332,15 +341,15 @@ def examined(elements: list[Any], inputs: list[Given], start: int, to: int) -> d
         cases: list[Given] = []
         for number, given in enumerate(inputs):
             with contextlib.suppress(Exception):
-                cases.append(through(prefix, given, {id(each): number for each in prefix}))
-        cases += edges(cases[0]) if cases else []
+                cases.append(apply_all(prefix, given, {id(each): number for each in prefix}))
+        cases += edge_cases(cases[0]) if cases else []
         for number, case in enumerate(cases):
             for draw in range(DRAWS):
                 swap.run(case, DRAWS * number + draw)
         known = known and commute(other, mover) and swap.tried > 0
         equal, same = equal and swap.equal, same and swap.alike
         error, tried = error or swap.error, tried + swap.tried
-        both_draw = both_draw or bool(cases) and draws(other, cases[0]) and draws(mover, cases[0])
+        both_draw = both_draw or bool(cases) and draws_numbers(other, cases[0]) and draws_numbers(mover, cases[0])
     return {"exact": known and equal, "equal": equal, "alike": same, "tried": tried, "error": error,
             "draws": both_draw, "samples": len(inputs)}  # fmt: skip
 
@@ -350,7 +359,7 @@ def examined(elements: list[Any], inputs: list[Given], start: int, to: int) -> d
 
 def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     """Moves that save time: what a sample takes in both orders, and what the data become."""
-    from .study import is_iterable, makers
+    from .study import is_iterable, sample_makers
 
     result: dict[str, Any] = {"kind": "orders", "chains": 0, "moves": [], "failed": []}
     send(result)
@@ -359,21 +368,21 @@ def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
         send(result)
         return
     end = clock() + request["seconds"]
-    inputs = _inputs(loader, makers(loader), clock() + 0.15 * request["seconds"])
-    for number, part in enumerate(list(chains(loader.dataset))):
+    inputs = _collect_inputs(loader, sample_makers(loader), clock() + 0.15 * request["seconds"])
+    for number, part in enumerate(list(find_chains(loader.dataset))):
         elements = elements_of(part)
         if len(elements) < 2 or not inputs.get(number):
             continue
         result["chains"] += 1
         try:
-            found = moves(elements, inputs[number][:4])
+            found = find_moves(elements, inputs[number][:4])
         except Exception as error:
             result["failed"].append(f"{type(error).__name__}: {error}".partition("\n")[0])
             continue
         for start, to in found[:MOVES]:
-            told = examined(elements, inputs[number], start, to)
+            told = examine_move(elements, inputs[number], start, to)
             names = [name_of(element) for element in elements]
-            order = moved(len(elements), start, to)
+            order = order_after(len(elements), start, to)
             told.update(
                 chain=number, order=order, name=names[start], names=[names[n] for n in order],
                 over=[names[n] for n in range(min(start, to), max(start, to) + 1) if n != start],
@@ -383,11 +392,11 @@ def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     send(result)
     for told in result["moves"]:
         slot = clock() + (end - clock()) / max(1, sum(each["before"] is None for each in result["moves"]))
-        _timed(loader, told, slot)
+        _time_move(loader, told, slot)
         send(result)
 
 
-def _inputs(loader: Any, source: Any, end: float) -> dict[int, list[Given]]:
+def _collect_inputs(loader: Any, source: Any, end: float) -> dict[int, list[Given]]:
     taking = _Inputs()
     seen: set[Any] = set()
     taking.take(loader.dataset)
@@ -401,21 +410,21 @@ def _inputs(loader: Any, source: Any, end: float) -> dict[int, list[Given]]:
     return {number: given[:INPUTS] for number, given in taking.given.items()}
 
 
-def _timed(loader: Any, told: dict[str, Any], end: float) -> None:
+def _time_move(loader: Any, told: dict[str, Any], end: float) -> None:
     """Seconds of samples in both orders, by turns."""
-    from .study import makers
+    from .study import sample_makers
 
-    now, part = Clocks().now, list(chains(loader.dataset))[told["chain"]]
+    now, part = Clocks().now, list(find_chains(loader.dataset))[told["chain"]]
     as_it_is = elements_of(part)
     orders = as_it_is, [as_it_is[n] for n in told["order"]]
     took: tuple[list[float], list[float]] = [], []
     try:
-        for number, (_index, make) in enumerate(makers(loader)):
+        for number, (_index, make) in enumerate(sample_makers(loader)):
             if (clock() > end and number >= 5) or number > 400:
                 break
             for which in (0, 1) if number % 2 else (1, 0):
                 set_elements(part, orders[which])
-                seeded(number)
+                seed_generators(number)
                 began = now()[0]
                 make()
                 if number:
@@ -431,6 +440,6 @@ def _timed(loader: Any, told: dict[str, Any], end: float) -> None:
 
 def reorder(dataset: Any, chain: int, order: list[int]) -> None:
     """Puts a dataset's chain into another order, for this process and what it forks."""
-    part = list(chains(dataset))[chain]
+    part = list(find_chains(dataset))[chain]
     elements = elements_of(part)
     set_elements(part, [elements[n] for n in order])

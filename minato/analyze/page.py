@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import html
 import math
+import re
 import shlex
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .conclude import STORAGES, Facts, becomes, codec_rows, moved, on_storage, rated, sized, slow_share
-from .report import answer, loss, quantile, seconds
+from .conclude import (
+    STORAGES,
+    Facts,
+    codec_rows,
+    describe_data,
+    describe_move,
+    format_bytes,
+    format_rate,
+    slow_share,
+    storage_rate,
+)
+from .report import answer, format_loss, format_seconds, quantile
 
 #: width of the pictures in their own units; the page scales them
 WIDTH = 480
@@ -76,12 +87,12 @@ def _tiles(f: Facts) -> str:
     shown: list[tuple[str, str]] = []
     if w["asked"] is not None:
         shown = [
-            ("delivered, samples/s", rated(w['delivered'])),
-            ("asked for, samples/s", rated(w['asked'])), ("waits for data", f"{w['wait']:.0%}"),
-            (f"a batch of {w['batch']}, {w['by']}", seconds(w["step"])),
+            ("delivered, samples/s", format_rate(w['delivered'])),
+            ("asked for, samples/s", format_rate(w['asked'])), ("waits for data", f"{w['wait']:.0%}"),
+            (f"a batch of {w['batch']}, {w['by']}", format_seconds(w["step"])),
         ]  # fmt: skip
     if f.costs:
-        shown.append(("a sample", seconds(f.mean)))
+        shown.append(("a sample", format_seconds(f.mean)))
     tiles = "".join(f"<div><b>{text(value)}</b>{text(name)}</div>" for name, value in shown)
     return f'<div class="facts">{tiles}</div>'
 
@@ -120,12 +131,13 @@ def _changes(found: dict[str, Any]) -> str:
     for change in found["helps"]:
         predicted = checked = "-"
         if change["predicted"] is not None:
-            predicted = f"{rated(change['predicted'])} ({change['gain']:.2f} x)"
+            predicted = f"{format_rate(change['predicted'])} ({change['gain']:.2f} x)"
         if change["checked"] is not None:
-            state = f"within {change['bound']:.0%}" if change["settled"] else "not settled"
+            within = "within" if change["settled"] else "not settled: not within"
+            state = f"{within} {change['bound']:.0%} of the prediction"
             checked = (
-                f"{rated(change['checked'])} ({change['checked_gain']:.2f} x)<br><span class='soft'>"
-                f"{change['samples']} samples, {state}</span>"
+                f"{format_rate(change['checked'])} ({change['checked_gain']:.2f} x)<br><span class='soft'>"
+                f"on {change['samples']} samples, {state}</span>"
             )
         paste = f"<br><code>{text(change['paste'])}</code>" if change["paste"] else ""
         note = f"; {change['note']}" if change["note"] else ""
@@ -168,17 +180,22 @@ def _waterfall(f: Facts) -> str:
         width = max(1.0, room * wall / f.mean)
         on = width * min(1.0, cpu / wall) if wall else 0.0
         shapes += (
-            f"<text x='{left - 8}' y='{y + 13}' text-anchor='end'>{text(label[:19])}</text>"
+            f"<text x='{left - 8}' y='{y + 13}' text-anchor='end'>{text(_shorten_label(label))}</text>"
             f"<rect x='{x:.1f}' y='{y}' width='{width:.1f}' height='18' fill='var(--two)' rx='2'/>"
             f"<rect x='{x:.1f}' y='{y}' width='{on:.1f}' height='18' fill='var(--one)' rx='2'/>"
-            f"<text class='s' x='{min(x + width + 6, WIDTH - 56):.1f}' y='{y + 13}'>{seconds(wall)}</text>"
+            f"<text class='s' x='{min(x + width + 6, WIDTH - 56):.1f}' y='{y + 13}'>{format_seconds(wall)}</text>"
         )
         at += wall
     caption = (
-        f"A sample takes {seconds(f.mean)}. Blue: on a core. Orange: it waits. \"other\" is what no "
-        "clock has taken."
+        f"A sample takes {format_seconds(f.mean)} of one process. Blue: it computes. Orange: it waits. \"other\" is "
+        "the time between and around these stages."
     )  # fmt: skip
     return _figure("Where a sample's time goes", 16 + 26 * len(stages), shapes, caption)
+
+
+def _shorten_label(label: str) -> str:
+    """A label that fits next to a bar."""
+    return re.sub(r"^transform (\d+) \((.*)\)$", r"\1 \2", label)[:19]
 
 
 def _histogram(f: Facts) -> str:
@@ -201,12 +218,12 @@ def _histogram(f: Facts) -> str:
         anchor = "start" if n == 0 else "end" if n == bins else "middle"
         shapes += (
             f"<text class='s' x='{n * step:.1f}' y='{tall + 26}' text-anchor='{anchor}'>"
-            f"{seconds(math.exp(low + n * width))}</text>"
+            f"{format_seconds(math.exp(low + n * width))}</text>"
         )
     count, share, times = slow_share(f.costs)
     caption = (
-        f"{len(f.costs)} samples: median {seconds(statistics.median(f.costs))}, p99 "
-        f"{seconds(quantile(f.costs, 0.99))}, slowest {times:.1f} times the median. {count:.1%} take four "
+        f"{len(f.costs)} samples: median {format_seconds(statistics.median(f.costs))}, p99 "
+        f"{format_seconds(quantile(f.costs, 0.99))}, slowest {times:.1f} times the median. {count:.1%} take four "
         f"times the median or more, and {share:.0%} of all time. Both axes are logarithmic."
     )
     return _figure("What samples cost", tall + 34, shapes, caption)
@@ -256,8 +273,8 @@ def _rates(f: Facts) -> str:
             f"stroke='var(--bad)'/><text x='{right + 10}' y='{y(asked) - 4:.1f}' "
             "style='fill:var(--bad)'>the step</text>"
         )
-    beyond = f" The step asks for {rated(asked)}, above the picture." if asked and asked > top else ""
-    hands = f" A loader of samples that cost nothing hands over {rated(f.hands_over)}." if (
+    beyond = f" The step asks for {format_rate(asked)}, above the picture." if asked and asked > top else ""
+    hands = f" A loader of samples that cost nothing hands over {format_rate(f.hands_over)}." if (
         math.isfinite(f.hands_over)
     ) else ""  # fmt: skip
     caption = f"Samples a second over the number of workers, without a step.{beyond}{hands}"
@@ -269,7 +286,7 @@ def _storage(found: dict[str, Any]) -> str:
     if not storage or not storage["rates"]:
         return ""
     rows = [
-        [str(one["in_flight"]), rated(one['files_per_s']), f"{sized(one['bytes_per_s'])}/s"]
+        [str(one["in_flight"]), format_rate(one['files_per_s']), f"{format_bytes(one['bytes_per_s'])}/s"]
         for one in storage["rates"]
     ]
     state = (
@@ -278,8 +295,8 @@ def _storage(found: dict[str, Any]) -> str:
     )  # fmt: skip
     return (
         f"<h2>Storage alone</h2>{_table(['reads in flight', 'files/s', 'bytes'], rows, (0, 1, 2))}"
-        f"<p class='soft'>{storage['files']} files that samples opened, {sized(storage['bytes'])}, median "
-        f"{sized(storage['median'])}. {state}</p>"
+        f"<p class='soft'>{storage['files']} files that samples opened, {format_bytes(storage['bytes'])}, median "
+        f"{format_bytes(storage['median'])}. {state}</p>"
     )
 
 
@@ -289,20 +306,20 @@ def _codecs(f: Facts) -> str:
     if not rows:
         return ""
     told, count = f.all["codecs"], f.loader.get("samples")
-    best = {name: max(on_storage(f, row, speed) or 0.0 for row in rows) for name, speed in STORAGES}
+    best = {name: max(storage_rate(f, row, speed) or 0.0 for row in rows) for name, speed in STORAGES}
 
     def epoch(row: dict[str, Any]) -> str:
-        return seconds(count / row["rate"]) if count and row["rate"] else "-"
+        return format_seconds(count / row["rate"]) if count and row["rate"] else "-"
 
     def on(row: dict[str, Any], name: str, speed: float) -> str:
-        rate = on_storage(f, row, speed)
+        rate = storage_rate(f, row, speed)
         if rate is None:
             return "-"
-        return f"<b>{rated(rate)}</b>" if rate == best[name] else rated(rate)
+        return f"<b>{format_rate(rate)}</b>" if rate == best[name] else format_rate(rate)
 
     shown = [
-        [text(row["name"]), sized(row["bytes"]), f"{rows[0]['bytes'] / row['bytes']:.2f}",
-         seconds(row["decode"]), "-" if row is rows[0] else text(loss(row)), epoch(row)]
+        [text(row["name"]), format_bytes(row["bytes"]), f"{rows[0]['bytes'] / row['bytes']:.2f}",
+         format_seconds(row["decode"]), "-" if row is rows[0] else text(format_loss(row)), epoch(row)]
         for row in rows
     ]  # fmt: skip
     elsewhere = [
@@ -326,9 +343,9 @@ def _orders(f: Facts) -> str:
     """Moves of transforms: what they save, and what becomes of the data."""
     moves = (f.all.get("orders") or {}).get("moves", [])
     rows = [
-        [f"{text(moved(m))}<br><code>{text(', '.join(m['names']))}</code>",
-         seconds(m["before"]) if m["before"] else "-", seconds(m["after"]) if m["after"] else "-",
-         text(becomes(m) if m["alike"] else m["error"] or "other shapes")]
+        [f"{text(describe_move(m))}<br><code>{text(', '.join(m['names']))}</code>",
+         format_seconds(m["before"]) if m["before"] else "-", format_seconds(m["after"]) if m["after"] else "-",
+         text(describe_data(m) if m["alike"] else m["error"] or "other shapes")]
         for m in moves
     ]  # fmt: skip
     if not rows:
@@ -340,12 +357,12 @@ def _stages(f: Facts) -> str:
     if not f.stages:
         return ""
     rows = [
-        [text(s["label"]), text(s["kind"]), f"{f.share(s):.1%}", seconds(s["seconds"]),
-         seconds(s["cpu"]), f"{s['calls']:.3g}",
+        [text(s["label"]), text(s["kind"]), f"{f.share(s):.1%}", format_seconds(s["seconds"]),
+         format_seconds(s["cpu"]), f"{s['calls']:.3g}",
          text(", ".join(name for name in s["inside"] if name) or "the sample")]
         for s in f.stages
     ]  # fmt: skip
-    head = ["stage", "kind", "share", "a sample", "on a core", "calls", "inside"]
+    head = ["stage", "kind", "share", "seconds a sample", "of these computing", "calls a sample", "called in"]
     return f"<h2>Stages</h2>{_table(head, rows, (2, 3, 4, 5), 'cards')}"
 
 
@@ -353,12 +370,12 @@ def _machine(found: dict[str, Any]) -> str:
     machine = found["machine"]
     rows = [["cores", f"{machine['cores']} of {machine['usable']} usable"],
             ["processor", text(machine["model"] or "not known")],
-            ["threads of one core", text(machine["siblings"] or "not known")],
-            ["memory available", sized(machine["memory_available"])]]  # fmt: skip
+            ["threads that share core 0", text(machine["siblings"] or "not known")],
+            ["memory available", format_bytes(machine["memory_available"])]]  # fmt: skip
     if machine["throttled"] is not None:
-        rows.append(["throttled by a quota", seconds(machine["throttled"] / 1e6)])
-    if "command" in machine:
-        command = shlex.join(machine["command"])
-        rows.append(["program", f"<code>{text(command)}</code>"])
+        rows.append(["throttled by a quota", format_seconds(machine["throttled"] / 1e6)])
+    for name, key in (("program", "command"), ("command that measured all numbers", "argv")):
+        if key in machine:
+            rows.append([name, f"<code>{text(shlex.join(machine[key]))}</code>"])
     rows.append(["minato", text(found["version"])])
     return f"<h2>The machine</h2>{_table(['', ''], rows)}"

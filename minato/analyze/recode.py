@@ -58,7 +58,7 @@ class Settings:
 
 
 @dataclass
-class Done:
+class Result:
     """One file. what: made, copied, kept (as small already), there (from an earlier run), failed."""
 
     path: str
@@ -73,7 +73,7 @@ class Done:
 # ---- one image -----------------------------------------------------------------------------
 
 
-def smaller(image: Any, size: int | None) -> Any:
+def shrink(image: Any, size: int | None) -> Any:
     """The image with a shorter side of ``size`` pixels at most, its proportions kept."""
     from PIL import Image
 
@@ -84,7 +84,7 @@ def smaller(image: Any, size: int | None) -> Any:
     return image.resize(to, Image.Resampling.LANCZOS)
 
 
-def encoded(image: Any, settings: Settings, exif: bytes = b"") -> bytes:
+def encode(image: Any, settings: Settings, exif: bytes = b"") -> bytes:
     """The bytes of an RGB, RGBA or grey image in the format of the settings."""
     if settings.format == "jpeg" and image.mode not in ("RGB", "L"):
         image = image.convert("RGB")
@@ -98,7 +98,7 @@ def encoded(image: Any, settings: Settings, exif: bytes = b"") -> bytes:
     return to.getvalue()
 
 
-def decoded(content: bytes | str) -> tuple[Any, float]:
+def decode(content: bytes | str) -> tuple[Any, float]:
     """An image with all its pixels, and the CPU seconds that this took."""
     from PIL import Image
 
@@ -108,7 +108,7 @@ def decoded(content: bytes | str) -> tuple[Any, float]:
     return image, time.thread_time() - began
 
 
-def not_a_photo(image: Any, settings: Settings) -> str:
+def why_no_photo(image: Any, settings: Settings) -> str:
     """Why an image is copied as it is: its values may be labels, or it would lose some. Else ""."""
     if getattr(image, "n_frames", 1) > 1:
         return "several pictures in one file"
@@ -119,7 +119,7 @@ def not_a_photo(image: Any, settings: Settings) -> str:
     return ""
 
 
-def target_of(path: str, settings: Settings) -> str:
+def target_name(path: str, settings: Settings) -> str:
     """The name in the destination; the suffix changes only where it says another format."""
     stem, suffix = os.path.splitext(path)
     if suffix.lower() not in IMAGES or suffix.lower() in SUFFIXES[settings.format]:
@@ -127,7 +127,7 @@ def target_of(path: str, settings: Settings) -> str:
     return stem + SUFFIXES[settings.format][0]
 
 
-def _image(source: Path, settings: Settings, timed: bool) -> tuple[bytes | None, Any]:
+def _recode_image(source: Path, settings: Settings, timed: bool) -> tuple[bytes | None, Any]:
     """The new content of an image, or None where it is to be copied; and the times of decoding."""
     from PIL import Image
 
@@ -137,43 +137,43 @@ def _image(source: Path, settings: Settings, timed: bool) -> tuple[bytes | None,
         with Image.open(source) as image:
             image.load()
             before = time.thread_time() - began
-            if not_a_photo(image, settings):
+            if why_no_photo(image, settings):
                 return None, None
             found = image.getexif().get(ORIENTATION)
             exif = Image.Exif()
             if found is not None:
                 exif[ORIENTATION] = found
-            made = smaller(image if image.mode in ("RGB", "RGBA", "L", "LA") else image.convert("RGB"),
+            made = shrink(image if image.mode in ("RGB", "RGBA", "L", "LA") else image.convert("RGB"),
                            settings.size)  # fmt: skip
-            content = encoded(made, settings, exif.tobytes() if found is not None else b"")
+            content = encode(made, settings, exif.tobytes() if found is not None else b"")
         if len(content) >= source.stat().st_size and (image.format or "").lower() == settings.format:
             return b"", None
-        return content, (before, decoded(content)[1]) if timed else None
+        return content, (before, decode(content)[1]) if timed else None
 
 
 # ---- one file ------------------------------------------------------------------------------
 
 
-def one(source: str, target: str, path: str, settings: Settings, timed: bool, taken: str = "") -> Done:
+def recode_file(source: str, target: str, path: str, settings: Settings, timed: bool, taken: str = "") -> Result:
     """Makes one file of the destination, unless it is there. taken: the file whose name this one
     would get if it were encoded."""
     origin = Path(source, path)
     try:
         stat = origin.stat()
-        for name in dict.fromkeys((target_of(path, settings), path)):
+        for name in dict.fromkeys((target_name(path, settings), path)):
             with contextlib.suppress(FileNotFoundError):
                 there = Path(target, name).stat()
                 if there.st_mtime_ns == stat.st_mtime_ns and not (taken and name != path):
-                    return Done(path, "there", stat.st_size, there.st_size)
+                    return Result(path, "there", stat.st_size, there.st_size)
         content, times = None, None
         what, to = "copied", Path(target, path)
         if origin.suffix.lower() in IMAGES:
-            content, times = _image(origin, settings, timed)
+            content, times = _recode_image(origin, settings, timed)
             what = "made" if content else "kept" if content is not None else "as it is"
             if content and taken:
                 raise ValueError(f"it would get the name of {taken}: rename one of them")
             if content:
-                to = Path(target, target_of(path, settings))
+                to = Path(target, target_name(path, settings))
         to.parent.mkdir(parents=True, exist_ok=True)
         part = to.with_name(to.name + PART)
         if content:
@@ -183,10 +183,10 @@ def one(source: str, target: str, path: str, settings: Settings, timed: bool, ta
         os.utime(part, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         after = part.stat().st_size
         os.replace(part, to)
-        return Done(path, what, stat.st_size, after, times)
+        return Result(path, what, stat.st_size, after, times)
     except Exception as error:  # decoders raise errors of any class
         text = str(error).replace(str(origin), path)
-        return Done(path, "failed", why=f"{type(error).__name__}: {text}")
+        return Result(path, "failed", why=f"{type(error).__name__}: {text}")
 
 
 _given: tuple[str, str, Settings]
@@ -202,15 +202,15 @@ def _begin(source: str, target: str, settings: Settings, parent: int) -> None:
         os._exit(1)
 
 
-def _task(path: str, timed: bool, taken: str) -> Done:
+def _recode_task(path: str, timed: bool, taken: str) -> Result:
     source, target, settings = _given
-    return one(source, target, path, settings, timed, taken)
+    return recode_file(source, target, path, settings, timed, taken)
 
 
 # ---- a folder ------------------------------------------------------------------------------
 
 
-def files_of(folder: str, below: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
+def list_files(folder: str, below: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
     """Paths of all files, relative to the folder, in order. Links are followed, but for those to a
     folder that they lie in."""
     at = os.path.join(folder, below)
@@ -221,17 +221,17 @@ def files_of(folder: str, below: str = "", above: tuple[str, ...] = ()) -> Itera
         path = os.path.join(below, name)
         full = os.path.join(folder, path)
         if os.path.isdir(full):
-            yield from files_of(folder, path, (*above, real))
+            yield from list_files(folder, path, (*above, real))
         elif path != SETTINGS and (os.path.isfile(full) or os.path.islink(full)):
             yield path
 
 
-def names_taken(paths: list[str], settings: Settings) -> dict[str, str]:
+def find_name_clashes(paths: list[str], settings: Settings) -> dict[str, str]:
     """Files that would get the name of another one when they are encoded: which one."""
     owners = {path: path for path in paths}
     found = {}
     for path in paths:
-        name = target_of(path, settings)
+        name = target_name(path, settings)
         owner = owners.setdefault(name, path)
         if owner != path:
             found[path] = owner
@@ -247,7 +247,7 @@ class Totals:
         self.times: list[tuple[float, float]] = []
         self.failed: list[str] = []
 
-    def add(self, done: Done) -> None:
+    def add(self, done: Result) -> None:
         self.count[done.what] = self.count.get(done.what, 0) + 1
         self.before += done.before
         self.after += done.after
@@ -261,8 +261,8 @@ class Totals:
         return sum(self.count.values())
 
     def lines(self, total: int) -> list[str]:
-        from .conclude import sized
-        from .report import seconds
+        from .conclude import format_bytes
+        from .report import format_seconds
 
         words = {
             "made": "encoded anew", "kept": "copied, because they would not become smaller",
@@ -275,17 +275,17 @@ class Totals:
         lines = [f"{self.done} of {total} files: {'; '.join(parts) or 'nothing to do'}"]
         if self.after:
             times = self.before / self.after
-            lines.append(f"{sized(self.before)} -> {sized(self.after)}, {times:.2f} times smaller")
+            lines.append(f"{format_bytes(self.before)} -> {format_bytes(self.after)}, {times:.2f} times smaller")
         if self.times:
             old, new = (sum(each) / len(self.times) for each in zip(*self.times))
             lines.append(
-                f"decoding an image: {seconds(old)} -> {seconds(new)} on a core "
+                f"decoding an image: {format_seconds(old)} -> {format_seconds(new)} on a core "
                 f"(mean of {len(self.times)} images)"
             )
         return lines
 
 
-def made(source: str, target: str, paths: list[str], settings: Settings, workers: int,
+def recode_files(source: str, target: str, paths: list[str], settings: Settings, workers: int,
          progress: Progress, totals: Totals) -> None:  # fmt: skip
     """Makes all files with several processes.
 
@@ -296,18 +296,18 @@ def made(source: str, target: str, paths: list[str], settings: Settings, workers
     pool = ProcessPoolExecutor(
         workers, get_context("fork"), _begin, (source, target, settings, os.getpid())
     )
-    ahead: set[Future[Done]] = set()
+    ahead: set[Future[Result]] = set()
 
-    def take(done: set[Future[Done]]) -> None:
+    def take(done: set[Future[Result]]) -> None:
         for future in done:
             ahead.discard(future)
             totals.add(future.result())
         progress.show(f"{totals.done} of {len(paths)} files", totals.done / max(1, len(paths)))
 
-    taken = names_taken(paths, settings)
+    taken = find_name_clashes(paths, settings)
     try:
         for number, path in enumerate(paths):
-            ahead.add(pool.submit(_task, path, number % DECODED == 0, taken.get(path, "")))
+            ahead.add(pool.submit(_recode_task, path, number % DECODED == 0, taken.get(path, "")))
             if len(ahead) >= AHEAD * workers:
                 take(wait(ahead, return_when=FIRST_COMPLETED).done)
         while ahead:
@@ -324,7 +324,7 @@ def made(source: str, target: str, paths: list[str], settings: Settings, workers
 # ---- the command ---------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="minato recode",
         description="Makes a copy of a folder whose images are encoded anew. Names, folders and all "
@@ -342,7 +342,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(options: argparse.Namespace) -> Settings:
+def _check_settings(options: argparse.Namespace) -> Settings:
     """Raises ValueError for values that make no sense."""
     if options.format == "png" and options.quality is not None:
         raise ValueError("--quality is for jpeg and webp; png loses nothing")
@@ -357,7 +357,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     return replace(settings, quality=None) if options.format == "png" else settings
 
 
-def _opened(source: str, target: str, settings: Settings) -> IO[str]:
+def _open_settings(source: str, target: str, settings: Settings) -> IO[str]:
     """The settings file of the destination, locked; made if the destination is new.
 
     Raises:
@@ -400,7 +400,7 @@ def _opened(source: str, target: str, settings: Settings) -> IO[str]:
 def run(argv: list[str]) -> int:
     """Runs the command; returns the exit status."""
     try:
-        options = _parser().parse_args(argv)
+        options = _make_parser().parse_args(argv)
     except SystemExit as error:
         return int(error.code or 0)
     try:
@@ -410,22 +410,22 @@ def run(argv: list[str]) -> int:
         return 1
     PIL.Image.init()
     try:
-        settings = _settings(options)
-        lock = _opened(options.source, options.target, settings)
+        settings = _check_settings(options)
+        lock = _open_settings(options.source, options.target, settings)
     except (ValueError, OSError) as error:
         print(f"minato recode: {error}", file=sys.stderr)
         return 2
     with lock, contextlib.suppress(KeyboardInterrupt):
-        return _made(options, settings, list(files_of(options.source)))
+        return _recode_folder(options, settings, list(list_files(options.source)))
     return 128 + signal.SIGINT
 
 
-def _made(options: argparse.Namespace, settings: Settings, paths: list[str]) -> int:
+def _recode_folder(options: argparse.Namespace, settings: Settings, paths: list[str]) -> int:
     totals, progress = Totals(), Progress("minato recode")
     workers = min(options.workers or len(os.sched_getaffinity(0)), max(1, len(paths)))
     status, end = 0, ""
     try:
-        made(options.source, options.target, paths, settings, workers, progress, totals)
+        recode_files(options.source, options.target, paths, settings, workers, progress, totals)
     except KeyboardInterrupt:
         status, end = 128 + signal.SIGINT, "interrupted; the same command goes on from here"
     except BrokenProcessPool:

@@ -6,10 +6,22 @@ import json
 import statistics
 from typing import Any
 
-from .conclude import OTHERS, UNCERTAIN, Facts, codec_rows, moved, rated, sized, slow_share, winners
+from .conclude import (
+    OTHERS,
+    UNCERTAIN,
+    Facts,
+    codec_rows,
+    describe_move,
+    format_bytes,
+    format_rate,
+    slow_share,
+    winners,
+)
 
 #: fewer images than this make a mean unreliable
 FEW = 16
+#: share of the time above which the ends of epochs are worth a note
+ENDS = 0.05
 #: of report.json; the first number rises when a field goes, or changes its meaning
 SCHEMA = "1.0"
 LINES, COLUMNS = 25, 110
@@ -22,7 +34,7 @@ LOCK = {
 ELSEWHERE = ("minato recode ", "order: ")
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """A time for people."""
     if value >= 1:
         return f"{value:.3g} s"
@@ -39,15 +51,15 @@ def quantile(values: list[float], share: float) -> float:
 def answer(report: dict[str, Any], where: str = "") -> str:
     """At most LINES lines; the first names the limit."""
     f = Facts(report)
-    lines = [report["limit"]["line"], *_seen(f)]
+    lines = [report["limit"]["line"], *_list_facts(f)]
     first = [c for c in report["helps"] if c["checked"] is not None]
     second = [c for c in report["helps"] if c["checked"] is None]
     if first:
         lines.append("What would help, predicted and checked:")
-        lines += _changes(report, first[:3] + _elsewhere(first[3:]))
+        lines += _list_changes(report, first[:3] + _outside_loader(first[3:]))
     if second:
         lines.append("What might help, not checked:")
-        lines += _changes(report, second[:2] + _elsewhere(second[2:]))
+        lines += _list_changes(report, second[:2] + _outside_loader(second[2:]))
     if report["useless"]:
         lines.append("What would not help:")
         lines += [f"  {text}" for text in report["useless"][:4]]
@@ -58,20 +70,20 @@ def answer(report: dict[str, Any], where: str = "") -> str:
     return "\n".join(line if len(line) < 4 * COLUMNS else line[: 4 * COLUMNS] for line in lines)
 
 
-def _elsewhere(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _outside_loader(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The best of the changes that are made outside of the loader, if any."""
     return [change for change in changes if change["paste"].startswith(ELSEWHERE)][:1]
 
 
-def _seen(f: Facts) -> list[str]:
+def _list_facts(f: Facts) -> list[str]:
     w, loader = f.watched, f.loader
     lines = []
     if w["asked"] is not None:
         lines.append(
-            f"  asked for {rated(w['asked'])} samples/s ({w['by']}: {seconds(w['step'])} a batch of "
-            f"{w['batch']}), delivered {_delivered(w)}; waits {w['wait']:.0%} of the time"
+            f"  the step asks for {format_rate(w['asked'])} samples/s ({w['by']}: {format_seconds(w['step'])} "
+            f"for a batch of {w['batch']}) and gets {_format_delivered(w)}: the program waits for data {w['wait']:.0%} of its time"
         )
-    lines += _relative(f)
+    lines += _name_base(f)
     place = f.all.get("place")
     made = f"{place[0]}:{place[1]}" if place else "an unknown place"
     lines.append(
@@ -82,85 +94,94 @@ def _seen(f: Facts) -> list[str]:
         stages = [(s["label"], f.share(s)) for s in f.stages if f.share(s) >= 0.03][:5]
         parts = ", ".join(f"{label} {share:.0%}" for label, share in stages)
         count, share, _times = slow_share(f.costs)
-        uneven = f"; {count:.1%} slow ones take {share:.0%}" if count else ""
+        uneven = f"; {count:.1%} of them are slow, and take {share:.0%} of the time" if count else ""
         lines.append(
-            f"  a sample takes {seconds(f.mean)} (median {seconds(statistics.median(f.costs))}, p99 "
-            f"{seconds(quantile(f.costs, 0.99))}, {f.cpu_share:.0%} on a core{uneven}): "
+            f"  a sample takes {format_seconds(f.mean)} (median {format_seconds(statistics.median(f.costs))}, p99 "
+            f"{format_seconds(quantile(f.costs, 0.99))}, computing for {f.cpu_share:.0%} of it{uneven}): "
             f"{parts + ', ' if parts else ''}other {f.other():.0%}"
         )
     if f.rates:
         by: dict[str, list[str]] = {}
         for (kind, workers), rate in sorted(f.rates.items()):
-            by.setdefault(kind, []).append(f"{workers}: {rated(rate)}")
-        told = "; ".join(f"{kind} {', '.join(each)}" for kind, each in sorted(by.items()))
-        lines.append(f"  samples/s without a step, by workers: {told}")
-    return lines + _codecs(f)
+            by.setdefault(kind, []).append(f"{workers}: {format_rate(rate)}")
+        free = by.pop("hand-over", None)
+        told = "; ".join(f"{kind} with {', '.join(each)}" for kind, each in sorted(by.items()))
+        told += f"; samples that cost nothing, with {free[0]}" if free else ""
+        lines.append(f"  loaders alone, workers: samples/s: {told.removeprefix('; ')}")
+    return lines + _list_codecs(f)
 
 
-def _delivered(w: dict[str, Any]) -> str:
+def _format_delivered(w: dict[str, Any]) -> str:
     """The rate, with its range where that is wide."""
-    told = rated(w["delivered"])
+    told = format_rate(w["delivered"])
     low, high = w.get("range") or (1.0, 1.0)
-    return f"{told} (uncertain, by {w['steps']} steps: {rated(low)} to {rated(high)})" if high > UNCERTAIN * low else told
+    if high <= UNCERTAIN * low:
+        return told
+    return f"{told} (uncertain, by {w['steps']} steps: {format_rate(low)} to {format_rate(high)})"
 
 
-def _relative(f: Facts) -> list[str]:
+def _name_base(f: Facts) -> list[str]:
     """What factors are relative to, and whether the study's program is as fast as the watched one."""
     base, delivered = f.all.get("relative_to"), f.watched["delivered"]
     if not base or not f.all["helps"]:
         return []
     differs = (
-        f", where the program got {rated(delivered)} ({base / delivered:.2f} times)"
+        f", where the program itself got {format_rate(delivered)}"
         if delivered and not 0.8 < base / delivered < 1.25 else ""
     )  # fmt: skip
-    return [f"  factors are relative to {rated(base)} samples/s, measured in the study{differs}"]
+    return [
+        f'  "times" are relative to {format_rate(base)} samples/s: its own loader and step in the study{differs}'
+    ]
 
 
-def loss(row: dict[str, Any]) -> str:
+def format_loss(row: dict[str, Any]) -> str:
     """What an image loses, in decibels: mean and worst."""
     return "no loss" if row["psnr"] is None else f"{row['psnr']:.1f} dB, worst {row['worst']:.1f}"
 
 
-def _codecs(f: Facts) -> list[str]:
+def _list_codecs(f: Facts) -> list[str]:
     rows = codec_rows(f)
     if not rows:
         return []
     told = f.all["codecs"]
     small = f", shorter side {told['size']}" if told["size"] else ""
-    parts = [f"as they are {sized(rows[0]['bytes'])} {seconds(rows[0]['decode'])}"]
-    parts += [f"{r['name']} {sized(r['bytes'])} {seconds(r['decode'])} ({loss(r)})" for r in rows[1:]]
+    parts = [f"as they are {format_bytes(rows[0]['bytes'])} {format_seconds(rows[0]['decode'])}"]
+    parts += [
+        f"{r['name']} {format_bytes(r['bytes'])} {format_seconds(r['decode'])} ({format_loss(r)})"
+        for r in rows[1:]
+    ]
     lines = [f"  codecs, {told['images']} images{small}: {'; '.join(parts)}"]
-    fastest = ", ".join(f"{name}: {codec} {rated(rate)}/s" for name, codec, rate in winners(f))
+    fastest = ", ".join(f"{name}: {codec} {format_rate(rate)}/s" for name, codec, rate in winners(f))
     return lines + ([f"  fastest of those that lose as little as jpeg 85: {fastest}"] if fastest else [])
 
 
-def _changes(report: dict[str, Any], changes: list[dict[str, Any]]) -> list[str]:
+def _list_changes(report: dict[str, Any], changes: list[dict[str, Any]]) -> list[str]:
     lines = []
     place = report.get("place")
     for number, change in enumerate(changes, 1):
         rate = ""
         if change["predicted"] is not None:
-            rate = f": predicted {rated(change['predicted'])} samples/s ({change['gain']:.2f} times)"
+            rate = f": predicted {format_rate(change['predicted'])} samples/s ({change['gain']:.2f} times)"
         if change["checked"] is not None:
-            rate += f", checked {rated(change['checked'])} ({change['checked_gain']:.2f} times)"
+            rate += f", checked {format_rate(change['checked'])} ({change['checked_gain']:.2f} times)"
             rate += f" on {change['samples']} samples"
-            rate += "" if change["settled"] else ", not settled"
+            rate += "" if change["settled"] else f", not settled: over {change['bound']:.0%} apart"
         note = f"; {change['note']}" if change["note"] else ""
         lines.append(
             f"  {number}. {change['what']}{rate}; {change['effort']}; data {change['data']}{note}"
         )
         if change["paste"]:
-            at = f"{place[0]}:{place[1]}  " if place and not _elsewhere([change]) else ""
+            at = f"{place[0]}:{place[1]}  " if place and not _outside_loader([change]) else ""
             lines.append(f"     {at}{change['paste']}")
     return lines
 
 
-def noted(f: Facts) -> list[str]:
+def list_notes(f: Facts) -> list[str]:
     """What a reader must know to believe the numbers."""
     notes = []
     w, work = f.watched, f.all.get("work") or {}
     if w["asked"] is not None and w["steps"] < 20:
-        notes.append(f"only {w['steps']} steps were seen")
+        notes.append(f"only {w['steps']} steps were seen, so the program's own rates are uncertain")
     if work.get("failures"):
         all_ = "" if work["costs"] else ", and none could be made"
         notes.append(f"{work['failures']} sample(s) failed{all_}; {work['failed'][0]}")
@@ -168,15 +189,21 @@ def noted(f: Facts) -> list[str]:
             notes.append("the files may have gone when the program ended: --pause studies it before that")
     if work.get("merged"):
         notes.append("measuring inside samples slowed them by over 10 %, so some stages are shown as one")
+    rate, lost = f.own_rate(), f.end_seconds(f.own, f.workers)
+    if rate and (share := lost * f.program_rate(rate, f.workers)) > ENDS:
+        notes.append(
+            f"the end of each epoch costs {format_seconds(lost * f.epoch() * f.batch())}, {share:.0%} of the "
+            'time; "loaders alone" leaves that out'
+        )
     if f.others() > OTHERS:
         notes.append(f"other programs used {f.others():.0%} of the cores while this was measured")
     storage = f.all.get("storage") or {}
     if storage.get("rates"):
         best = max(storage["rates"], key=lambda one: one["files_per_s"])
-        state = "cold" if storage["cold"] else "from the page cache; less if the data do not fit in memory"
+        state = "from the disk" if storage["cold"] else "from memory; less if the data do not fit there"
         notes.append(
-            f"storage alone ({state}): {rated(best['files_per_s'])} files/s, "
-            f"{sized(best['bytes_per_s'])}/s with {best['in_flight']} reads in flight"
+            f"storage alone ({state}): {format_rate(best['files_per_s'])} files/s, "
+            f"{format_bytes(best['bytes_per_s'])}/s with {best['in_flight']} reads in flight"
         )
     codecs = f.all.get("codecs") or {}
     if codecs and 0 < codecs["images"] < FEW:
@@ -188,7 +215,7 @@ def noted(f: Facts) -> list[str]:
     if orders:
         notes += [f"orders: a chain was not tried: {why}" for why in orders["failed"]]
         notes += [
-            f"orders: {moved(m)} was left out: it {'fails: ' + m['error'] if m['error'] else 'gives other shapes'}"
+            f"orders: {describe_move(m)} was left out: it {'fails: ' + m['error'] if m['error'] else 'gives other shapes'}"
             for m in orders["moves"] if not m["alike"]
         ]
         if not orders["chains"] and not orders["failed"]:
@@ -203,13 +230,13 @@ def noted(f: Facts) -> list[str]:
 # ---- two reports ---------------------------------------------------------------------------
 
 
-def compared(before: str, after: str) -> str:
+def compare(before: str, after: str) -> str:
     """The differences of two report.json.
 
     Raises:
         ValueError: for a file that is no report of this version.
     """
-    one, two = _loaded(before), _loaded(after)
+    one, two = _load(before), _load(after)
     f, g = Facts(one), Facts(two)
     lines = [f"before: {one['limit']['line']}", f"after:  {two['limit']['line']}"]
 
@@ -229,7 +256,7 @@ def compared(before: str, after: str) -> str:
     return "\n".join(lines)
 
 
-def _loaded(path: str) -> dict[str, Any]:
+def _load(path: str) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             found: dict[str, Any] = json.load(file)

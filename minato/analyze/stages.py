@@ -130,16 +130,16 @@ class Clocks:
 
     # ---- measuring -------------------------------------------------------------------------
 
-    def timed(self, function: Any, label: str, kind: str) -> Any:
+    def wrap(self, function: Any, label: str, kind: str) -> Any:
         """The function with a clock."""
 
         @functools.wraps(function, updated=())
-        def timing(*given: Any, **named: Any) -> Any:
+        def run_timed(*given: Any, **named: Any) -> Any:
             if not self.on or threading.get_ident() != self.thread:
                 return function(*given, **named)
             return self.run(label, kind, function, given, named)
 
-        return timing
+        return run_timed
 
     def run(self, label: str, kind: str, function: Any, given: Any, named: Any) -> Any:
         outermost = not self._stack
@@ -149,7 +149,7 @@ class Clocks:
             if at is not None:
                 held = self.replay[at][1]
                 del self.replay[: at + 1]
-                return copied(held)
+                return copy_value(held)
         stage = self.stages.get(label)
         if stage is None:
             stage = self.stages[label] = Stage(label, kind)
@@ -179,8 +179,8 @@ class Clocks:
         stage.bytes_in.append(size_of(given))
         stage.bytes_out.append(size_of(result))
         if outermost:
-            kept = copied(result)
-            self.calls.append(Call(stage.label, digest(result), size_of(result), kept))
+            kept = copy_value(result)
+            self.calls.append(Call(stage.label, hash_value(result), size_of(result), kept))
         self.on = True
 
     def sample(self, make: Callable[[], Any]) -> tuple[Any, float, float]:
@@ -205,16 +205,16 @@ class Clocks:
         for module, name, kind, label in _KNOWN:
             if module in sys.modules:
                 with contextlib.suppress(Exception):
-                    self._known(sys.modules[module], name, kind, label)
+                    self._set_known(sys.modules[module], name, kind, label)
         if level == FULL:
-            self._files()  # decoders read in many small parts
-        for label, element, holder in elements(dataset):
+            self._set_files()  # decoders read in many small parts
+        for label, element, holder in find_elements(dataset):
             with contextlib.suppress(Exception):
-                self._element(label, element, holder)
+                self._set_element(label, element, holder)
         if level == FULL:
-            for part in datasets(dataset):
+            for part in find_datasets(dataset):
                 with contextlib.suppress(Exception):
-                    self._callees(part)
+                    self._set_callees(part)
 
     def remove(self) -> None:
         while self._undo:
@@ -223,62 +223,62 @@ class Clocks:
         self._patched.clear()
         self.stages = {}
 
-    def _attribute(self, owner: Any, name: str, new: Any) -> None:
+    def _set_attribute(self, owner: Any, name: str, new: Any) -> None:
         own = name in vars(owner)
         old = vars(owner).get(name)
         setattr(owner, name, new)
         self._patched.add((id(owner), name))
         self._undo.append(lambda: setattr(owner, name, old) if own else delattr(owner, name))
 
-    def _known(self, module: Any, name: str, kind: str, label: str) -> None:
+    def _set_known(self, module: Any, name: str, kind: str, label: str) -> None:
         owner, _, attribute = name.rpartition(".")
         for part in filter(None, owner.split(".")):
             module = getattr(module, part)
         if attribute in vars(module) and (id(module), attribute) not in self._patched:
-            timed = self.timed(vars(module)[attribute], label, kind)
-            self._attribute(module, attribute, timed)
+            timed = self.wrap(vars(module)[attribute], label, kind)
+            self._set_attribute(module, attribute, timed)
 
-    def _files(self) -> None:
+    def _set_files(self) -> None:
         """What Python reads by ``open()``."""
         clocks, opens = self, io.open
 
         class Reader(io.BufferedReader):
             def read(self, *given: Any) -> Any:
-                return clocks.reading(super().read, given)
+                return clocks.read_timed(super().read, given)
 
             def read1(self, *given: Any) -> Any:
-                return clocks.reading(super().read1, given)
+                return clocks.read_timed(super().read1, given)
 
             def readinto(self, *given: Any) -> Any:
-                return clocks.reading(super().readinto, given)
+                return clocks.read_timed(super().readinto, given)
 
-        def opening(file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
+        def open_noted(file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
             opened = opens(file, mode, buffering, *given, **named)
             if mode != "rb" or not clocks.on or type(opened) is not io.BufferedReader:
                 return opened
             return Reader(opened.detach())
 
-        timed = self.timed(opening, "file read", READ)
-        self._attribute(builtins, "open", timed)
-        self._attribute(io, "open", timed)
+        timed = self.wrap(open_noted, "file read", READ)
+        self._set_attribute(builtins, "open", timed)
+        self._set_attribute(io, "open", timed)
 
-    def reading(self, function: Any, given: Any) -> Any:
+    def read_timed(self, function: Any, given: Any) -> Any:
         if not self.on or threading.get_ident() != self.thread:
             return function(*given)
         return self.run("file read", READ, function, given, {})
 
-    def _element(self, label: str, element: Any, holder: Any) -> None:
+    def _set_element(self, label: str, element: Any, holder: Any) -> None:
         """One transform of a chain, by its class's ``__call__``, or in place where it has none."""
         if isinstance(element, (types.FunctionType, types.BuiltinFunctionType, functools.partial)):
             container, at = holder
-            timed = self.timed(element, label, TRANSFORM)
+            timed = self.wrap(element, label, TRANSFORM)
             container[at] = timed
             self._undo.append(lambda: container.__setitem__(at, element))
             return
         self._by_object[id(element)] = label
-        self._class(type(element), TRANSFORM)
+        self._set_class(type(element), TRANSFORM)
 
-    def _class(self, kind: type, of: str) -> None:
+    def _set_class(self, kind: type, of: str) -> None:
         """``__call__`` of the objects that have a label."""
         if (id(kind), "__call__") in self._patched:
             return
@@ -291,9 +291,9 @@ class Clocks:
                 return original(this, *given, **named)
             return self.run(label, of, original, (this, *given), named)
 
-        self._attribute(kind, "__call__", __call__)
+        self._set_attribute(kind, "__call__", __call__)
 
-    def _callees(self, dataset: Any) -> None:
+    def _set_callees(self, dataset: Any) -> None:
         """What ``__getitem__`` calls by a name of its own class, its object or its module."""
         code: Any = getattr(type(dataset).__getitem__, "__code__", None)
         if code is None:
@@ -302,50 +302,50 @@ class Clocks:
         for name in names:
             value = of.get(name)
             if isinstance(value, types.FunctionType) and not inspect.isgeneratorfunction(value):
-                of[name] = self.timed(value, f"{name}()", CALL)
+                of[name] = self.wrap(value, f"{name}()", CALL)
                 self._undo.append(functools.partial(of.__setitem__, name, value))
             elif isinstance(value, types.ModuleType):
-                self._of_module(value, names)
-            self._of_dataset(dataset, name)
+                self._set_module(value, names)
+            self._set_dataset(dataset, name)
             part = getattr(dataset, "__dict__", {}).get(name)
             if type(part).__module__.partition(".")[0] not in _NO_CODE_OF_THE_PROGRAM:
                 for method in names:  # self.part.method()
-                    self._method(type(part), method)
+                    self._set_method(type(part), method)
 
-    def _of_module(self, module: Any, names: tuple[str, ...]) -> None:
+    def _set_module(self, module: Any, names: tuple[str, ...]) -> None:
         for name in names:
             value = vars(module).get(name)
             plain = isinstance(value, (types.FunctionType, types.BuiltinFunctionType))
             if plain and (id(module), name) not in self._patched:
                 label = f"{module.__name__.rpartition('.')[2]}.{name}()"
-                self._attribute(module, name, self.timed(value, label, CALL))
+                self._set_attribute(module, name, self.wrap(value, label, CALL))
 
-    def _of_dataset(self, dataset: Any, name: str) -> None:
+    def _set_dataset(self, dataset: Any, name: str) -> None:
         """Its method of that name, or what it has by that name: a function, a callable object."""
         if name in getattr(dataset, "__dict__", {}):
             value = vars(dataset)[name]
             if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
-                self._attribute(dataset, name, self.timed(value, f"{name}()", CALL))
+                self._set_attribute(dataset, name, self.wrap(value, f"{name}()", CALL))
             elif callable(value) and id(value) not in self._by_object:
-                if not any(True for _ in chain_of(value)) and not isinstance(value, type):
+                if not any(True for _ in list_chain(value)) and not isinstance(value, type):
                     self._by_object[id(value)] = f"{name} ({type(value).__name__})"
-                    self._class(type(value), CALL)
+                    self._set_class(type(value), CALL)
             return
-        self._method(type(dataset), name)
+        self._set_method(type(dataset), name)
 
-    def _method(self, of: type, name: str) -> None:
+    def _set_method(self, of: type, name: str) -> None:
         for kind in of.__mro__:
             value = vars(kind).get(name)
             if isinstance(value, types.FunctionType) and not inspect.isgeneratorfunction(value):
                 if (id(kind), name) not in self._patched:
-                    self._attribute(kind, name, self.timed(value, f"{name}()", CALL))
+                    self._set_attribute(kind, name, self.wrap(value, f"{name}()", CALL))
                 return
 
 
 # ---- what a dataset is made of -------------------------------------------------------------
 
 
-def datasets(dataset: Any) -> Iterator[Any]:
+def find_datasets(dataset: Any) -> Iterator[Any]:
     """A dataset and those that it wraps."""
     seen: set[int] = set()
     ahead = [dataset]
@@ -360,7 +360,7 @@ def datasets(dataset: Any) -> Iterator[Any]:
         ahead += list(more)[:8] if isinstance(more, (list, tuple)) else []
 
 
-def chain_of(part: Any) -> Iterator[tuple[int, Any, Any]]:
+def list_chain(part: Any) -> Iterator[tuple[int, Any, Any]]:
     """The elements of a chain of transforms: position, element, and where it lies."""
     chain = getattr(part, "transforms", None)
     if isinstance(part, torch.nn.Sequential):
@@ -374,35 +374,35 @@ def chain_of(part: Any) -> Iterator[tuple[int, Any, Any]]:
             yield n, element, None
 
 
-def elements(dataset: Any) -> Iterator[tuple[str, Any, Any]]:
+def find_elements(dataset: Any) -> Iterator[tuple[str, Any, Any]]:
     """The transforms of all chains that a dataset holds, each with a label."""
-    for part in chains(dataset):
-        for n, element, holder in chain_of(part):
-            if callable(element) and not any(True for _ in chain_of(element)):
-                yield f"{n + 1} {name_of(element)}", element, holder
+    for part in find_chains(dataset):
+        for n, element, holder in list_chain(part):
+            if callable(element) and not any(True for _ in list_chain(element)):
+                yield f"transform {n + 1} ({name_of(element)})", element, holder
 
 
 def name_of(element: Any) -> str:
     return getattr(element, "__name__", None) or type(element).__name__
 
 
-def chains(dataset: Any) -> Iterator[Any]:
+def find_chains(dataset: Any) -> Iterator[Any]:
     """The chains of transforms that a dataset holds, and those inside of these."""
     seen: set[int] = set()
-    ahead = [(part, 0) for part in datasets(dataset)]
+    ahead = [(part, 0) for part in find_datasets(dataset)]
     for part, depth in ahead:
         if id(part) in seen or depth > 3 or len(seen) > 500:
             continue
         seen.add(id(part))
-        inside = [element for _, element, _ in chain_of(part) if callable(element)]
+        inside = [element for _, element, _ in list_chain(part) if callable(element)]
         if inside:
             yield part
-        ahead += [(each, depth + 1) for each in inside if any(True for _ in chain_of(each))]
+        ahead += [(each, depth + 1) for each in inside if any(True for _ in list_chain(each))]
         own = getattr(part, "__dict__", {})
-        ahead += [(v, depth + 1) for v in own.values() if callable(v) or chain_like(v)]
+        ahead += [(v, depth + 1) for v in own.values() if callable(v) or is_chain(v)]
 
 
-def chain_like(part: Any) -> bool:
+def is_chain(part: Any) -> bool:
     return isinstance(getattr(part, "transforms", None), (list, tuple))
 
 
@@ -428,15 +428,15 @@ def size_of(part: Any, depth: int = 0) -> int:
     return 0
 
 
-def digest(part: Any) -> str | None:
+def hash_value(part: Any) -> str | None:
     """Equal for equal results; None where that cannot be known."""
     try:
-        return hashlib.blake2b(_bytes(part), digest_size=16).hexdigest()
+        return hashlib.blake2b(_content(part), digest_size=16).hexdigest()
     except TypeError:
         return None
 
 
-def _bytes(part: Any) -> bytes:
+def _content(part: Any) -> bytes:
     if isinstance(part, torch.Tensor):
         part = part.detach().cpu().contiguous()
         values: bytes = part.view(-1).view(torch.uint8).numpy().tobytes()
@@ -452,33 +452,33 @@ def _bytes(part: Any) -> bytes:
     if hasattr(part, "getbands") and hasattr(part, "tobytes"):
         return repr(part.size).encode() + bytes(part.tobytes())
     if isinstance(part, dict):
-        return b"".join(repr(key).encode() + _bytes(value) for key, value in part.items())
+        return b"".join(repr(key).encode() + _content(value) for key, value in part.items())
     if isinstance(part, (list, tuple)):
-        return b"".join(b"%d " % n + _bytes(value) for n, value in enumerate(part))
+        return b"".join(b"%d " % n + _content(value) for n, value in enumerate(part))
     raise TypeError(type(part))
 
 
-def copied(part: Any) -> Any:
+def copy_value(part: Any) -> Any:
     """As a cache would hand it out: what the program may change is its own."""
     if isinstance(part, torch.Tensor):
         return part.clone()
     if isinstance(part, np.ndarray) or hasattr(part, "getbands"):
         return part.copy()
     if isinstance(part, dict):
-        return {key: copied(value) for key, value in part.items()}
+        return {key: copy_value(value) for key, value in part.items()}
     if isinstance(part, (list, tuple)) and not hasattr(part, "_fields"):
-        return type(part)(copied(value) for value in part)
+        return type(part)(copy_value(value) for value in part)
     return part
 
 
-def seeded(number: int) -> None:
+def seed_generators(number: int) -> None:
     """The program's global generators, in this process alone."""
     random.seed(number)
     np.random.seed(number % 2**32)
     torch.manual_seed(number)
 
 
-def paths_opened() -> list[str]:
+def record_opened_paths() -> list[str]:
     """Files that this process opens from now on: a list that grows."""
     found: list[str] = []
 

@@ -41,7 +41,7 @@ class Folder(Dataset[torch.Tensor]):
         return self.decode(self.files[index])
 
 
-def image(path: Path) -> torch.Tensor:
+def decode_image(path: Path) -> torch.Tensor:
     """Decoded, and resized to 224 x 224, as most pipelines begin."""
     import numpy as np
     from PIL import Image
@@ -51,7 +51,7 @@ def image(path: Path) -> torch.Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def volume(path: Path) -> torch.Tensor:
+def decode_volume(path: Path) -> torch.Tensor:
     """All of it, read; its first 4,096 values."""
     import numpy as np
 
@@ -67,7 +67,7 @@ def volume(path: Path) -> torch.Tensor:
     return torch.from_numpy(out)
 
 
-def audio(path: Path) -> torch.Tensor:
+def decode_audio(path: Path) -> torch.Tensor:
     """All of it, decoded; its first second at most."""
     import numpy as np
 
@@ -100,7 +100,7 @@ def suffix_of(path: Path) -> str:
     return ".nii.gz" if path.name.endswith(".nii.gz") else path.suffix.lower()
 
 
-def of_folder(folder: str) -> DataLoader[Any]:
+def folder_loader(folder: str) -> DataLoader[Any]:
     """A loader of what the folder holds most of."""
     kinds: dict[str, list[Path]] = {"image": [], "volume": [], "audio": []}
     for path in sorted(Path(folder).rglob("*")):
@@ -119,13 +119,13 @@ def of_folder(folder: str) -> DataLoader[Any]:
                 f"installed: pip install {name}"
             )
     print(f"minato analyze: {len(files)} {kind} files in {folder}", file=sys.stderr)
-    decode = {"image": image, "volume": volume, "audio": audio}[kind]
+    decode = {"image": decode_image, "volume": decode_volume, "audio": decode_audio}[kind]
     data, workers = Folder(files, decode), len(os.sched_getaffinity(0))
     batch = min(BATCH, len(files))
     return DataLoader(data, batch, shuffle=True, num_workers=workers, persistent_workers=True)
 
 
-def named(spec: str) -> Any:
+def import_object(spec: str) -> Any:
     """An object by MODULE:NAME; modules of the current folder are found."""
     module, _, name = spec.partition(":")
     sys.path.insert(0, os.getcwd())
@@ -135,9 +135,9 @@ def named(spec: str) -> Any:
         raise SystemExit(f"minato analyze: {spec} was not found: {error}") from None
 
 
-def made(spec: str) -> Any:
+def factory_loader(spec: str) -> Any:
     """The loader that a factory gives: itself, or made of a dataset and arguments."""
-    factory = named(spec)
+    factory = import_object(spec)
     try:
         found = factory()
     except TypeError as error:
@@ -164,8 +164,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--step")
     parser.add_argument("--step-ms", type=float)
     options = parser.parse_args(argv)
-    loader = of_folder(options.target) if os.path.isdir(options.target) else made(options.target)
-    step = named(options.step) if options.step else None
+    loader = folder_loader(options.target) if os.path.isdir(options.target) else factory_loader(options.target)
+    step = import_object(options.step) if options.step else None
     watch = sys.modules.get("_minato_analyze_watch")
     current = getattr(watch, "current", None)
     end = time.monotonic() + MOST_S

@@ -36,10 +36,10 @@ from .stages import (
     NONE,
     Call,
     Clocks,
-    copied,
-    digest,
-    paths_opened,
-    seeded,
+    copy_value,
+    hash_value,
+    record_opened_paths,
+    seed_generators,
     size_of,
 )
 
@@ -91,7 +91,7 @@ def is_iterable(loader: Any) -> bool:
     return isinstance(loader.dataset, IterableDataset)
 
 
-def planned(loader: Any) -> list[Any]:
+def sampler_batches(loader: Any) -> list[Any]:
     """Batches of indices (single ones where the loader makes no batches) of one epoch, as its
     sampler gives them. The program's own generators are not those of this process."""
     source = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
@@ -106,19 +106,19 @@ def planned(loader: Any) -> list[Any]:
 def indices(loader: Any) -> list[Any]:
     """Single samples, each once, in the order of the sampler."""
     found: dict[Any, None] = {}
-    for batch in planned(loader):
+    for batch in sampler_batches(loader):
         found.update(dict.fromkeys(batch if isinstance(batch, (list, tuple)) else [batch]))
     return list(found)
 
 
-def makers(loader: Any, skip: int = 0) -> Iterator[tuple[Any, Callable[[], Any]]]:
+def sample_makers(loader: Any, skip: int = 0) -> Iterator[tuple[Any, Callable[[], Any]]]:
     """Without end: an index and what makes that sample; the same sample comes again when all
     have been made. An iterable dataset gives the next sample at each call."""
     dataset = loader.dataset
     if is_iterable(loader):
         source = iter(dataset)
         for number in itertools.count():
-            def following() -> Any:
+            def next_sample() -> Any:
                 nonlocal source
                 try:
                     return next(source)
@@ -126,13 +126,13 @@ def makers(loader: Any, skip: int = 0) -> Iterator[tuple[Any, Callable[[], Any]]
                     source = iter(dataset)
                     return next(source)
 
-            yield number, following
-    make = single(dataset)
+            yield number, next_sample
+    make = sample_maker(dataset)
     for index in itertools.islice(itertools.cycle(indices(loader)), skip, None):
         yield index, partial(make, index)
 
 
-def single(dataset: Any) -> Callable[[Any], Any]:
+def sample_maker(dataset: Any) -> Callable[[Any], Any]:
     """What makes one sample by its index."""
     if fetches_batches(dataset):
         return lambda index: dataset.__getitems__([index])[0]
@@ -143,7 +143,7 @@ def single(dataset: Any) -> Callable[[Any], Any]:
 # ---- the work of a sample ------------------------------------------------------------------
 
 
-class _Timed:
+class _SampleTimer:
     """Samples timed without and with clocks, by turns, each pair of the same sample and seed."""
 
     def __init__(self, loader: Any, send: Send, level: int) -> None:
@@ -160,7 +160,7 @@ class _Timed:
 
     def run(self, seconds: float, plainly: bool = True, skip: int = 0) -> None:
         end = clock() + seconds
-        source = makers(self.loader, skip)
+        source = sample_makers(self.loader, skip)
         again = is_iterable(self.loader)
         for number, (index, make) in enumerate(source):
             if number > 2 and (clock() > end or number > TIMED):
@@ -169,7 +169,7 @@ class _Timed:
             try:
                 if number < 2:  # what a first sample sets up is apart
                     began = time.perf_counter()
-                    seeded(number)
+                    seed_generators(number)
                     make()
                     self.first.append(time.perf_counter() - began)
                     if number == 1:
@@ -178,15 +178,15 @@ class _Timed:
                 for clocked in (number % 2 == 0, number % 2 == 1) if plainly else (True,):
                     if again and plainly and clocked != (number % 4 < 2):
                         continue  # each sample of an iterable dataset is made once
-                    seeded(number)
+                    seed_generators(number)
                     self._one(index, make, clocked)
                 self.pairs += 1
             except Exception as error:
-                self._failed(index, error)
+                self._note_failure(index, error)
                 if self.failures >= 64 and not self.costs:
                     return
             if self.pairs == 2 * FEW and plainly:
-                self._check_clocks()
+                self._limit_clocks()
             if plainly:
                 self.tell()
 
@@ -204,13 +204,13 @@ class _Timed:
             self.indices.append(index)
             self.plain += cost[0]
 
-    def _check_clocks(self) -> None:
+    def _limit_clocks(self) -> None:
         if self.level > NONE and self.clocked > (1 + CLOCKS_ADD) * self.plain:
             self.level, self.merged = self.level - 1, True
             self.clocks.set(self.loader.dataset, self.level)
             self.pairs, self.plain, self.clocked = 0, 0.0, 0.0
 
-    def _failed(self, index: Any, error: Exception) -> None:
+    def _note_failure(self, index: Any, error: Exception) -> None:
         self.failures += 1
         if len(self.failed) < 3:
             self.failed.append(f"sample {index}: {type(error).__name__}: {error}")
@@ -246,28 +246,28 @@ class _Timed:
 
 
 def work(request: dict[str, Any], loader: Any, send: Send) -> None:
-    files = paths_opened()
-    timed = _Timed(loader, send, FULL)
+    files = record_opened_paths()
+    timed = _SampleTimer(loader, send, FULL)
     usage = Usage()
     timed.run(request["seconds"] * 0.75)
-    result = {**timed.result(), "usage": usage.told()}
+    result = {**timed.result(), "usage": usage.summary()}
     send(result)
     timed.clocks.remove()
     end = clock() + request["seconds"] * 0.2
-    result["files"] = list(dict.fromkeys(_regular(files)))[:5000]
+    result["files"] = list(dict.fromkeys(_regular_files(files)))[:5000]
     result["bytes"] = _bytes_of_samples(loader)
     if not is_iterable(loader):
         with contextlib.suppress(Exception):
-            result["cache"] = _cacheable(loader, end)
+            result["cache"] = _cacheable_part(loader, end)
     send(result)
     with contextlib.suppress(Exception):
-        result["collate"] = _collated(loader, end)
+        result["collate"] = _collate_seconds(loader, end)
     with contextlib.suppress(Exception):
-        result["gil"] = _gil(loader, min(1.0, request["seconds"] * 0.05))
+        result["gil"] = _gil_use(loader, min(1.0, request["seconds"] * 0.05))
     send(result)
 
 
-def _regular(paths: list[str]) -> Iterator[str]:
+def _regular_files(paths: list[str]) -> Iterator[str]:
     for path in paths:
         full = os.path.abspath(path)
         if not full.startswith(("/proc/", "/sys/", "/dev/", sys.prefix)) and os.path.isfile(full):
@@ -276,18 +276,18 @@ def _regular(paths: list[str]) -> Iterator[str]:
 
 def _bytes_of_samples(loader: Any) -> float:
     sizes = []
-    for _index, make in itertools.islice(makers(loader), 3):
+    for _index, make in itertools.islice(sample_makers(loader), 3):
         with contextlib.suppress(Exception):
             sizes.append(size_of(make()))
     return statistics.fmean(sizes) if sizes else 0.0
 
 
-def _collated(loader: Any, end: float) -> float | None:
+def _collate_seconds(loader: Any, end: float) -> float | None:
     """Seconds of collate_fn for each sample."""
     if loader.batch_size is None and loader.batch_sampler is None:
         return None
     made: list[Any] = []
-    for _index, make in itertools.islice(makers(loader), min(loader.batch_size or FEW, 64)):
+    for _index, make in itertools.islice(sample_makers(loader), min(loader.batch_size or FEW, 64)):
         if clock() > end:
             break
         made.append(make())
@@ -299,7 +299,7 @@ def _collated(loader: Any, end: float) -> float | None:
     return (clock() - began) / len(made)
 
 
-def _cacheable(loader: Any, end: float) -> dict[str, Any] | None:
+def _cacheable_part(loader: Any, end: float) -> dict[str, Any] | None:
     """What of a sample is the same for two seeds: all of it, or its first stages."""
     clocks = Clocks()
     clocks.set(loader.dataset, FULL)
@@ -307,15 +307,15 @@ def _cacheable(loader: Any, end: float) -> dict[str, Any] | None:
     same, whole = 1 << 30, True
     sizes: list[int] = []
     saves: list[list[Call]] = []
-    for _index, make in itertools.islice(makers(loader), PROBED):
+    for _index, make in itertools.islice(sample_makers(loader), PROBED):
         if clock() > end and sizes:
             break
         seen = []
         for seed in (1, 2):
-            seeded(seed)
+            seed_generators(seed)
             clocks.calls = []
             made, _, _ = clocks.sample(make)
-            seen.append((digest(made), size_of(made), list(clocks.calls)))
+            seen.append((hash_value(made), size_of(made), list(clocks.calls)))
         (one, size, calls), (two, _, again) = seen
         whole = whole and one is not None and one == two
         common = 0
@@ -333,29 +333,29 @@ def _cacheable(loader: Any, end: float) -> dict[str, Any] | None:
         return {"whole": True, "bytes": statistics.fmean(sizes), "share": 1.0, "calls": 0, "after": ""}
     if not same:
         return None
-    share = _saved(loader, clocks, [calls[:same] for calls in saves])
+    share = _saved_share(loader, clocks, [calls[:same] for calls in saves])
     needed = statistics.fmean(calls[same - 1].size for calls in saves)
     after = saves[0][same - 1].label
     return {"whole": False, "bytes": needed, "share": share, "calls": same, "after": after}
 
 
-def _saved(loader: Any, clocks: Clocks, held: list[list[Call]]) -> float:
+def _saved_share(loader: Any, clocks: Clocks, held: list[list[Call]]) -> float:
     """Share of a sample's time that is saved where the results of its first calls are there."""
     clocks.probe = False
     whole = left = 0.0
-    for (_index, make), calls in zip(makers(loader), held):
-        seeded(1)
+    for (_index, make), calls in zip(sample_makers(loader), held):
+        seed_generators(1)
         began, _ = clocks.now()
         make()
         whole += clocks.now()[0] - began
-        seeded(1)
+        seed_generators(1)
         clocks.replay = [(call.label, call.result) for call in calls]
         left += clocks.sample(make)[1]
         clocks.replay = None
     return max(0.0, 1 - left / whole)
 
 
-def _gil(loader: Any, seconds: float) -> str | None:
+def _gil_use(loader: Any, seconds: float) -> str | None:
     """Whether a sample holds the interpreter's lock: how often another thread comes to run."""
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
@@ -372,7 +372,7 @@ def _gil(loader: Any, seconds: float) -> str | None:
     time.sleep(seconds / 4)
     idle = beats[0] / (clock() - began)
     beats[0], began = 0, clock()
-    for _index, make in makers(loader):
+    for _index, make in sample_makers(loader):
         make()
         if clock() - began > seconds:
             break
@@ -391,15 +391,15 @@ def contend(request: dict[str, Any], loader: Any, send: Send) -> None:
     wait for each other for takes longer then."""
     seconds, count = request["seconds"], request["processes"]
     usage = Usage()
-    one = _together(loader, 1, 0.25 * seconds)
-    several = _together(loader, count, 0.35 * seconds)
+    one = _run_processes(loader, 1, 0.25 * seconds)
+    several = _run_processes(loader, count, 0.35 * seconds)
     result = {"kind": "contend", "processes": count, "one": one, "several": several, "threads": None,
-              "locks": _locks_named(loader, _is_shared_lock), "usage": usage.told()}  # fmt: skip
+              "locks": _lock_paths(loader, _is_shared_lock), "usage": usage.summary()}  # fmt: skip
     send(result)
     if not is_iterable(loader):
-        alone, threads = (_threaded(loader, n, 0.15 * seconds) for n in (1, count))
+        alone, threads = _compare_threads(loader, count, 0.3 * seconds)
         if alone and threads:
-            locks = _locks_named(loader, lambda part: isinstance(part, THREAD_LOCKS))
+            locks = _lock_paths(loader, lambda part: isinstance(part, THREAD_LOCKS))
             send({**result, "threads": {"alone": alone, "several": threads, "locks": locks}})
 
 
@@ -413,12 +413,26 @@ def _is_shared_lock(part: Any) -> bool:
     return isinstance(part, synchronize.SemLock)
 
 
-def _locks_named(loader: Any, is_lock: Callable[[Any], bool]) -> list[str]:
+def _lock_paths(loader: Any, is_lock: Callable[[Any], bool]) -> list[str]:
     """Paths of at most three locks that a dataset holds."""
-    return [path for path, _part in itertools.islice(_locks(loader, is_lock), 3)]
+    return [path for path, _part in itertools.islice(_find_locks(loader, is_lock), 3)]
 
 
-def _threaded(loader: Any, count: int, seconds: float) -> dict[str, Any] | None:
+def _compare_threads(
+    loader: Any, count: int, seconds: float
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Samples by one thread and by several, by turns: what other programs do changes meanwhile."""
+    found: list[dict[str, Any] | None] = []
+    runs = [[_run_threads(loader, n, seconds / 8) for n in (1, count)] for _ in range(4)]
+    for each in zip(*runs):
+        made = [one for one in each if one]
+        samples = sum(one["samples"] for one in made)
+        total = sum(one["samples"] * one["seconds"] for one in made)
+        found.append({"samples": samples, "seconds": total / samples} if len(made) == len(each) else None)
+    return found[0], found[1]
+
+
+def _run_threads(loader: Any, count: int, seconds: float) -> dict[str, Any] | None:
     """Samples by threads, and seconds of each of them. A thread that waits for another wakes up now
     and then to look, so the time in which it had no core is not apart, and there are no clocks
     inside. A process of its own, which a dataset that is not made for threads may end."""
@@ -428,7 +442,7 @@ def _threaded(loader: Any, count: int, seconds: float) -> dict[str, Any] | None:
 
         def make_some(skip: int) -> int:
             made = 0
-            for _index, make in makers(loader, skip):
+            for _index, make in sample_makers(loader, skip):
                 with contextlib.suppress(Exception):  # the work phase has told of it
                     make()
                 if made and clock() > end:
@@ -445,10 +459,10 @@ def _threaded(loader: Any, count: int, seconds: float) -> dict[str, Any] | None:
     return results[0] if results else None
 
 
-def _locks(loader: Any, is_lock: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
-    from .keeper import reached
+def _find_locks(loader: Any, is_lock: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    from .keeper import walk_objects
 
-    for path, part in reached(loader):
+    for path, part in walk_objects(loader):
         if is_lock(part):
             yield path, part
 
@@ -481,16 +495,16 @@ def _in_forks(functions: list[Callable[[], dict[str, Any]]]) -> list[dict[str, A
     return found
 
 
-def _together(loader: Any, count: int, seconds: float) -> dict[str, Any]:
-    def timed(number: int) -> dict[str, Any]:
-        timed = _Timed(loader, lambda _message: None, FULL)
-        for _path, lock in _locks(loader, _is_shared_lock):
-            lock.acquire = timed.clocks.timed(lock.acquire, "wait for a lock", LOCK)
+def _run_processes(loader: Any, count: int, seconds: float) -> dict[str, Any]:
+    def time_samples(number: int) -> dict[str, Any]:
+        timed = _SampleTimer(loader, lambda _message: None, FULL)
+        for _path, lock in _find_locks(loader, _is_shared_lock):
+            lock.acquire = timed.clocks.wrap(lock.acquire, "wait for a lock", LOCK)
         timed.run(seconds, plainly=False, skip=number * 37)
         return {"samples": timed.pairs, "seconds": timed.clocked, "cpu": timed.clocked_cpu,
                 "stages": timed.stages()}  # fmt: skip
 
-    found = _in_forks([partial(timed, number) for number in range(count)])
+    found = _in_forks([partial(time_samples, number) for number in range(count)])
     samples = sum(one["samples"] for one in found)
     stages: dict[str, dict[str, Any]] = {}
     for one in found:
@@ -514,13 +528,13 @@ def storage(request: dict[str, Any], loader: Any, send: Send) -> None:
         "median": statistics.median(sizes) if sizes else 0,
     }  # fmt: skip
     counts = [1, 4, 16, 32]
-    cold = _dropped(paths[: max(8, len(paths) // 8)])
+    cold = _drop_pages(paths[: max(8, len(paths) // 8)])
     result["cold"] = cold
     for number, flight in enumerate(counts):
         end = clock() + request["seconds"] / len(counts)
         mine = paths[number :: len(counts)] or paths
         if cold:
-            _dropped(mine)
+            _drop_pages(mine)
         done = [0, 0]
 
         def read(path: str, end: float = end, done: list[int] = done) -> None:
@@ -549,7 +563,7 @@ def _read(path: str) -> int:
         return size
 
 
-def _dropped(paths: list[str]) -> bool:
+def _drop_pages(paths: list[str]) -> bool:
     """Drops the files' pages; whether the system has done so for most."""
     gone = 0
     for path in paths:
@@ -570,16 +584,25 @@ def _dropped(paths: list[str]) -> bool:
 
 
 class _Batches:
-    """A batch sampler: the same batches, again and again."""
+    """A batch sampler: the same batches again and again, in epochs of ``length`` batches. An epoch
+    ends earlier where ``cut`` is set. Without a length there is one epoch, which has no end."""
 
-    def __init__(self, batches: list[list[Any]]) -> None:
-        self.batches = batches
+    def __init__(self, batches: list[Any], length: int = 0) -> None:
+        self.batches = itertools.cycle(batches)
+        self.length = length
+        self.cut = False
+        self.over = False  # the epoch has no more batches; those that are on their way are left
 
-    def __iter__(self) -> Iterator[list[Any]]:
-        return itertools.cycle(self.batches)
+    def __iter__(self) -> Iterator[Any]:
+        self.cut = self.over = False
+        for number in itertools.count(1):
+            yield next(self.batches)
+            if self.cut or number == self.length:
+                break
+        self.over = True
 
 
-def cut(batches: list[Any], size: int | None) -> list[list[Any]]:
+def resize_batches(batches: list[Any], size: int | None) -> list[list[Any]]:
     """Batches of another size, of the same samples in the same order."""
     lists = [batch if isinstance(batch, (list, tuple)) else [batch] for batch in batches]
     if size is None:
@@ -588,35 +611,36 @@ def cut(batches: list[Any], size: int | None) -> list[list[Any]]:
     return [flat[n : n + size] for n in range(0, len(flat), size)]
 
 
-def rebuilt(loader: Any, request: dict[str, Any]) -> Any:
+def rebuild(loader: Any, request: dict[str, Any]) -> Any:
     """The program's loader with another class or number of workers, over samples that are the
     same for each."""
-    workers = request["workers"]
+    workers, length = request["workers"], request.get("length", 0)
     given: dict[str, Any] = {
         "num_workers": workers, "collate_fn": loader.collate_fn,
         "worker_init_fn": loader.worker_init_fn, "in_order": getattr(loader, "in_order", True),
     }  # fmt: skip
     if workers:
         given["multiprocessing_context"] = "fork"
+        given["persistent_workers"] = request.get("persistent", bool(loader.persistent_workers))
         if loader.prefetch_factor is not None:
             given["prefetch_factor"] = loader.prefetch_factor
     if is_iterable(loader):
         given["batch_size"] = loader.batch_size
     elif loader.batch_sampler is None:
-        given.update(batch_size=None, sampler=itertools.cycle(planned(loader)))
+        given.update(batch_size=None, sampler=_Batches(sampler_batches(loader), length))
     else:
-        batches = cut(planned(loader), request.get("batch"))
+        batches = resize_batches(sampler_batches(loader), request.get("batch"))
         skip = request.get("skip", 0) % len(batches)
-        given["batch_sampler"] = _Batches(batches[skip:] + batches[:skip])
+        given["batch_sampler"] = _Batches(batches[skip:] + batches[:skip], length)
     dataset = loader.dataset
     if request.get("same"):
-        dataset = Same(next(makers(loader))[1]())
+        dataset = SameSample(next(sample_makers(loader))[1]())
         given["in_order"] = True
     if request.get("cached"):
-        dataset = Replayed(dataset, request["cached"], batches)
-        given["batch_sampler"] = _Batches(dataset.batches)
+        dataset = ReplayDataset(dataset, request["cached"], batches)
+        given["batch_sampler"] = _Batches(dataset.batches, length)
     if request.get("codec"):
-        given["batch_sampler"] = _Batches(codecs.replaced(dataset, batches, request["codec"]))
+        given["batch_sampler"] = _Batches(codecs.replace_files(dataset, batches, request["codec"]), length)
     if request.get("order"):
         orders.reorder(dataset, *request["order"])
     own = isinstance(loader, DataLoader) or patched.active
@@ -642,7 +666,7 @@ def rebuilt(loader: Any, request: dict[str, Any]) -> Any:
     return DataLoader(dataset, **given)
 
 
-class Same:
+class SameSample:
     """A dataset of one sample: what is left is the price of handing it over."""
 
     def __init__(self, sample: Any) -> None:
@@ -655,7 +679,7 @@ class Same:
         return 1 << 40
 
 
-class Replayed:
+class ReplayDataset:
     """A dataset of which some samples, or the first stages of some, are made once and handed out
     again: the steady state of a cache."""
 
@@ -671,15 +695,15 @@ class Replayed:
         for batch in batches:
             for index in batch:
                 if index not in self.held:
-                    seeded(1)
-                    self.held[index] = self._made(index)
+                    seed_generators(1)
+                    self.held[index] = self._hold(index)
                     size += size_of(self.held[index])
             self.batches.append(batch)
             if size > REPLAYED or clock() > end:
                 break
         self.clocks.probe = False
 
-    def _made(self, index: Any) -> Any:
+    def _hold(self, index: Any) -> Any:
         if not self.calls:
             return self.dataset[index]
         self.clocks.calls = []
@@ -691,7 +715,7 @@ class Replayed:
 
     def __getitem__(self, index: Any) -> Any:
         if not self.calls:
-            return copied(self.held[index])
+            return copy_value(self.held[index])
         self.clocks.thread = threading.get_ident()
         self.clocks.replay = list(self.held[index])
         made, _, _ = self.clocks.sample(lambda: self.dataset[index])
@@ -699,28 +723,86 @@ class Replayed:
         return made
 
 
+class _Pace:
+    """How fast a loader delivers once its workers have started: the time of a batch in the middle of
+    an epoch, and what the end of an epoch costs until the first batches of the next one are there."""
+
+    def __init__(self, workers: int, length: int) -> None:
+        self.round = max(1, workers)  # batches that arrive together
+        #: first batches of an epoch that belong to its beginning
+        self.firsts = min(self.round, length or self.round)
+        self.number = 0  # batches of this epoch
+        self.batches = self.samples = self.ends = self.middle = 0
+        self.seconds = self.inside = self.between = self.again = 0.0
+        self.beginning = False  # an epoch has begun, and its first batches are not all there
+        self.partial: list[float] = []
+
+    def begin(self) -> None:
+        """An epoch has ended, and the next one begins."""
+        self.number, self.beginning, self.partial = 0, True, []
+
+    def add(self, took: float, samples: int, inside: float, over: bool) -> None:
+        """A batch, and the step on it. inside: seconds in which the loader was waited for. over: the
+        epoch has no more batches to begin."""
+        self.number += 1
+        self.batches, self.samples = self.batches + 1, self.samples + samples
+        self.seconds, self.inside = self.seconds + took, self.inside + inside
+        if self.beginning:
+            self.again += inside if self.number == 1 else 0.0
+            if self.number == self.firsts:
+                self.beginning, self.ends = False, self.ends + 1
+        elif not over:
+            self.partial.append(took)
+            if len(self.partial) == self.round:
+                self.middle, self.between = self.middle + self.round, self.between + sum(self.partial)
+                self.partial = []
+
+    def even(self) -> bool:
+        """Whether this is no moment within batches that arrive together."""
+        return not self.beginning and self.batches >= 2 and self.number % self.round == 0
+
+    def batch(self) -> float:
+        """Seconds of a batch in the middle of an epoch."""
+        if self.middle and (self.ends or self.beginning):
+            return self.between / self.middle
+        return self.seconds / max(1, self.batches)
+
+    def end(self) -> float | None:
+        """Seconds that the end of an epoch costs; None where none was seen."""
+        if not self.ends or self.beginning:
+            return None
+        return max(0.0, self.seconds - self.batches * self.batch()) / self.ends
+
+
+#: share of a measurement after which an epoch is ended, so that the end is measured, too
+UNTIL_CUT = 0.6
+
+
 def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
     """Samples a second that a loader delivers, to a step that takes ``step`` seconds a batch and
-    computes on ``step_cores`` of the cores."""
-    made = rebuilt(loader, request)
-    workers, step = request["workers"], request.get("step", 0.0)
+    computes on ``step_cores`` of the cores. Epochs end as those of the program do, after ``length``
+    batches. One is ended early where it is longer than the measurement."""
+    made = rebuild(loader, request)
+    workers, step, seconds = request["workers"], request.get("step", 0.0), request["seconds"]
+    batches = next((b for b in (made.batch_sampler, made.sampler) if isinstance(b, _Batches)), None)
+    length = request.get("length", 0) if batches is not None else 0
+    pace = _Pace(workers, length)
+    ahead = workers * (made.prefetch_factor or 2) + pace.round  # batches that an end takes at least
     began = clock()
-    end = began + request["seconds"]  # starts anew when workers have started
     iterator = iter(made)
-    first, count, samples, waited, steps = None, 0, 0, 0.0, 0.0
-    warm = max(1, workers)
-    since: float | None = None
+    first: float | None = None
     usage: Usage | None = None
+    warm, since, told = pace.round, 0.0, began
     sized = request.get("batch") or getattr(made, "batch_size", None)
-    told = began
 
-    def result(now: float) -> dict[str, Any]:
-        took = now - since if since is not None else 0.0
+    def result() -> dict[str, Any]:
+        usual, ends = pace.batch(), pace.ends
         return {
             "kind": "rate", "loader": request["loader"], "workers": workers, "first": first,
-            "batches": count, "samples": samples, "seconds": took, "waited": waited,
-            "rate": samples / took if took > 0 and count else None,
-            "usage": usage.told(samples) if usage is not None else None,
+            "batches": pace.batches, "samples": pace.samples, "seconds": pace.seconds, "waited": pace.inside,
+            "rate": pace.samples / pace.batches / usual if usual > 0 else None,
+            "end": pace.end(), "again": pace.again / ends if ends else None,
+            "usage": usage.summary(pace.samples) if usage is not None else None,
         }  # fmt: skip
 
     while True:
@@ -728,37 +810,42 @@ def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
         try:
             batch = next(iterator)
         except StopIteration:
+            if batches is not None:
+                pace.begin()
+            begun = clock()
             iterator = iter(made)
             batch = next(iterator)
-        now = clock()
-        if first is None:
-            first = now - began
-        if since is None:
-            warm -= 1
         else:
-            count += 1
-            samples += sized or _rows(batch)
-            waited += now - asked
+            begun = asked
+        now = clock()
+        inside, over = now - begun, batches is not None and batches.over
+        first = now - began if first is None else first
         if step:
             consume(step, request.get("step_cores", 0.0))
             now = clock()
-        if since is not None and now > end and count % max(1, workers) == 0 and count >= 2:
+        if usage is None:
+            pace.number += 1
+            warm -= 1
+            if warm <= 0:
+                pace.beginning = False
+                since, usage = clock(), Usage()
+            continue
+        pace.add(now - asked, sized or _count_rows(batch), inside, over)
+        spent = now - since
+        if spent > seconds and pace.even() and not over or spent > 1.5 * seconds:
             break
-        if since is not None and now > end + request["seconds"] * 0.5:
-            break
-        if now - told > 1.0 and since is not None:
+        if batches is not None and length and not (pace.ends or pace.beginning):
+            batches.cut = batches.cut or spent > UNTIL_CUT * seconds and ahead * pace.batch() < seconds
+        if now - told > 1.0:
             told = now
-            send(result(now))
-        if since is None and warm <= 0:
-            since, usage = clock(), Usage()
-            end = since + request["seconds"]
-    send(result(clock()))
+            send(result())
+    send(result())
 
 
-def _rows(batch: Any) -> int:
-    from .watch import measured
+def _count_rows(batch: Any) -> int:
+    from .watch import measure_batch
 
-    return measured(batch, [])[1] or 1
+    return measure_batch(batch, [])[1] or 1
 
 
 _LOAD = bytes(1 << 16)
@@ -790,13 +877,13 @@ class Usage:
     """CPU seconds from now on: of this process group, and of all others on the same cores."""
 
     def __init__(self) -> None:
-        self.began, self.busy, self.own = clock(), _busy(), _own()
+        self.began, self.busy, self.own = clock(), _busy_seconds(), _own_seconds()
 
-    def told(self, samples: int = 0) -> dict[str, float]:
+    def summary(self, samples: int = 0) -> dict[str, float]:
         took = max(clock() - self.began, 1e-6)
         cores = len(os.sched_getaffinity(0))
-        own = max(0.0, _own() - self.own)
-        others = max(0.0, _busy() - self.busy - own)
+        own = max(0.0, _own_seconds() - self.own)
+        others = max(0.0, _busy_seconds() - self.busy - own)
         return {
             "cores": own / took, "others": others / took / cores,
             "cpu_per_sample": own / samples if samples else 0.0,
@@ -806,7 +893,7 @@ class Usage:
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
-def _busy() -> float:
+def _busy_seconds() -> float:
     """CPU seconds of the cores that this process may use."""
     usable, total = os.sched_getaffinity(0), 0
     with open("/proc/stat") as file:
@@ -818,7 +905,7 @@ def _busy() -> float:
     return total / _TICK
 
 
-def _own() -> float:
+def _own_seconds() -> float:
     """CPU seconds of the processes of this group, and of those that have ended."""
     group, total = os.getpgid(0), 0
     for name in os.listdir("/proc"):

@@ -67,7 +67,7 @@ class Link:
         self.name = name
         self.socket: socket.socket | None = None
 
-    def connected(self) -> socket.socket | None:
+    def connect(self) -> socket.socket | None:
         """A connection of its own, for this process or for one that was forked from it."""
         if not self.name:
             return None
@@ -82,7 +82,7 @@ class Link:
 
     def tell(self, kind: str, **facts: Any) -> None:
         if self.name and self.socket is None:
-            self.socket = self.connected()
+            self.socket = self.connect()
             if self.socket is None:
                 self.name = None
         if self.socket is not None:
@@ -110,7 +110,7 @@ class Loader:
     def __init__(self, key: str, loader: Any, place: tuple[str, int] | None) -> None:
         self.key = key
         self.place = place
-        self.facts = described(loader)
+        self.facts = describe_loader(loader)
         #: seconds inside next(); until the next call; CPU seconds of these; those inside next() in
         #: which this thread could have run, and had no core; the number of the epoch. Inside the
         #: first next() of an epoch includes iter(), and inside the last one its end
@@ -127,7 +127,7 @@ class Loader:
         self.sizes: list[tuple[int, int]] = []  # samples and bytes of some batches
         self.shapes = ""
         self.begun: float | None = None
-        self.queued = _Queued()
+        self.queued = _QueueClock()
         self.inside: tuple[float, float] | None = None  # of the batch whose step is under way
         self.left, self.left_cpu = 0.0, 0.0
         self.kept = False
@@ -136,7 +136,7 @@ class Loader:
     def next(self, original: Callable[[Any], Any], iterator: Any, first: bool) -> Any:
         """One ``next()`` of the program's."""
         entered = clock()
-        entry = _event()
+        entry = _record_event()
         if first:
             self.epoch += 1
             entered -= self.opening
@@ -150,7 +150,7 @@ class Loader:
         except StopIteration:
             self._end_epoch(clock() - entered)
             raise
-        exited = _event()
+        exited = _record_event()
         self._note(batch, (clock() - entered, self.queued.now() - before), first)
         if entry is not None and exited is not None:
             self.events.append((entry, exited))
@@ -168,7 +168,7 @@ class Loader:
         if self.batches <= 3 or self.batches % 16 == 0:
             with contextlib.suppress(Exception):
                 shapes: list[str] = []
-                size, rows = measured(batch, shapes)
+                size, rows = measure_batch(batch, shapes)
                 self.sizes.append((rows or 1, size))
                 self.shapes = self.shapes or ", ".join(shapes[:8])
 
@@ -179,7 +179,7 @@ class Loader:
             self.steps[-1] = (inside + seconds, step, cpu, queued, epoch)
             self.whole.append(self.epoch)
 
-    def enough(self, now: float) -> bool:
+    def has_seen_enough(self, now: float) -> bool:
         if self.begun is None:
             return False
         seconds = now - self.begun
@@ -195,7 +195,7 @@ class Loader:
             return False
         return bool(2 * length <= min(EPOCHS_STEPS, self.batches * EPOCHS_S / seconds))
 
-    def told(self, most: int = 200) -> dict[str, Any]:
+    def summary(self, most: int = 200) -> dict[str, Any]:
         """The message: plain numbers, of the latest steps."""
         steps = [[round(number, 7) for number in step] for step in self.steps[-most:]]
         return {
@@ -220,7 +220,7 @@ class Loader:
         return found
 
 
-class _Queued:
+class _QueueClock:
     """Seconds in which the calling thread could have run, and had no core: 0 where the kernel does
     not count them."""
 
@@ -249,7 +249,7 @@ class _Queued:
         self.file = -1
 
 
-def described(loader: Any) -> dict[str, Any]:
+def describe_loader(loader: Any) -> dict[str, Any]:
     """The arguments of a loader, as plain data."""
 
     def name(part: Any) -> str | None:
@@ -279,7 +279,7 @@ def described(loader: Any) -> dict[str, Any]:
     return facts
 
 
-def measured(batch: Any, shapes: list[str]) -> tuple[int, int]:
+def measure_batch(batch: Any, shapes: list[str]) -> tuple[int, int]:
     """Bytes of a batch, and its samples by the first dimension of what it holds first."""
     if hasattr(batch, "shape") and hasattr(batch, "dtype"):
         shapes.append(f"{tuple(batch.shape)} {str(batch.dtype).removeprefix('torch.')}")
@@ -290,13 +290,13 @@ def measured(batch: Any, shapes: list[str]) -> tuple[int, int]:
     if isinstance(batch, dict):
         batch = list(batch.values())
     if isinstance(batch, (list, tuple)):
-        parts = [measured(part, shapes) for part in batch[:1000]]
+        parts = [measure_batch(part, shapes) for part in batch[:1000]]
         rows = next((found for _, found in parts if found), len(batch))
         return sum(size for size, _ in parts), rows
     return 0, 0
 
 
-def _event() -> Any:
+def _record_event() -> Any:
     """An event on the device's current stream, where the program uses CUDA."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
@@ -338,7 +338,7 @@ class Watch:
         self.torch = False
         self.keepers: list[Any] = []  # in a notebook: (key, socket)
 
-    def forked(self) -> None:
+    def reset(self) -> None:
         """In a child: its loaders are its own. Hooks stay, connections and records do not."""
         self.lock = threading.RLock()
         self.link.close()
@@ -387,15 +387,15 @@ class Watch:
             if self.active:
                 with contextlib.suppress(Exception):
                     if loader not in self.places:  # the outermost class knows the caller
-                        self.places[loader] = _place()
+                        self.places[loader] = _find_place()
             original(loader, *given, **named)
 
-        return _eager(__init__)
+        return _exclude_from_compile(__init__)
 
     def _iter(self, original: Any) -> Any:
         @functools.wraps(original)
         def __iter__(loader: Any) -> Any:
-            if not self.active or self._deep() or _is_worker():
+            if not self.active or self._is_nested() or _is_worker():
                 return original(loader)
             record = None
             try:
@@ -413,7 +413,7 @@ class Watch:
             record.opening = clock() - began
             return self._watched(iterator, record)
 
-        return _eager(__iter__)
+        return _exclude_from_compile(__iter__)
 
     def _record(self, loader: Any) -> Loader | None:
         with self.lock:
@@ -427,7 +427,7 @@ class Watch:
                 if len(self.loaders) >= LOADERS_MOST:
                     return None
                 self.loaders[key] = Loader(key, loader, place)
-                self.link.tell("loader", **self.loaders[key].told())
+                self.link.tell("loader", **self.loaders[key].summary())
                 self._keep(self.loaders[key], loader)
             record = self.loaders[key]
             if record.latest() is not loader:
@@ -457,13 +457,13 @@ class Watch:
             return self.advance(original, iterator)
 
         __next__._minato_watch = self  # type: ignore[attr-defined]
-        return _eager(__next__)
+        return _exclude_from_compile(__next__)
 
     def advance(self, original: Any, iterator: Any) -> Any:
         """``next()`` of an iterator, noted where it is a watched one."""
         number = id(iterator)
         record = self.iterators.get(number)
-        if record is None or self._deep():
+        if record is None or self._is_nested():
             return original(iterator)
         first = number not in self.begun
         self.begun.add(number)
@@ -484,7 +484,7 @@ class Watch:
     def _look(self, record: Loader) -> bool:
         """Ends the watch, or tells what is known, where it is time for that."""
         now = clock()
-        if record.enough(now):
+        if record.has_seen_enough(now):
             self.end()
         elif now - self.told > TELL_S:
             self.tell()
@@ -492,14 +492,14 @@ class Watch:
             return False
         return True
 
-    def _deep(self) -> bool:
+    def _is_nested(self) -> bool:
         """Whether this thread is in a call that is watched already."""
         return hasattr(self.inside, "depth") and self.inside.depth > 0
 
     def tell(self, most: int = 200) -> None:
         self.told = clock()
         for record in self.loaders.values():
-            self.link.tell("watch", **record.told(most))
+            self.link.tell("watch", **record.summary(most))
 
     def end(self) -> None:
         """The watch has seen enough: what it has replaced is put back."""
@@ -570,13 +570,13 @@ class _Proxy:
         return getattr(self._minato[1], name)
 
 
-def _eager(function: Any) -> Any:
+def _exclude_from_compile(function: Any) -> Any:
     """torch.compile leaves a loader alone, and this with it."""
     function._torchdynamo_disable = True
     return function
 
 
-def _place() -> tuple[str, int] | None:
+def _find_place() -> tuple[str, int] | None:
     """File and line of the program that makes a loader."""
     frame: Any = sys._getframe(2)
     while frame is not None:
@@ -606,14 +606,14 @@ def _be_keeper(
     for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    held = descriptors()
+    held = list_open_files()
     gc.freeze()  # collections would write to pages that are shared with the program
     _die_before_program()
     _open_again()
     os.write(told, b"+")
     os.close(told)
     watch.link.close()
-    to = watch.link.connected() or pair
+    to = watch.link.connect() or pair
     to.settimeout(None)
     _close_others(to.fileno())
     send(to, {"kind": "keeper", "pid": os.getpid(), "parent": of[0], "key": of[1]})
@@ -651,16 +651,16 @@ def _die_before_program() -> None:
         file.write("1000")
 
 
-def descriptors() -> dict[int, str]:
+def list_open_files() -> dict[int, str]:
     """What the process has open: path and kind, before any is closed."""
     found = {}
-    for number in _numbers():
+    for number in _open_numbers():
         with contextlib.suppress(OSError):
             found[number] = os.readlink(f"/proc/self/fd/{number}")
     return found
 
 
-def _numbers() -> list[int]:
+def _open_numbers() -> list[int]:
     try:
         return [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
     except OSError:
@@ -678,7 +678,7 @@ def _read_only_file(number: int) -> bool:
 def _open_again() -> None:
     """Each regular file that is open for reading gets a position of this process's own; the
     program waits for that."""
-    for number in _numbers():
+    for number in _open_numbers():
         with contextlib.suppress(OSError):
             if _read_only_file(number):
                 at = os.lseek(number, 0, os.SEEK_CUR)
@@ -694,7 +694,7 @@ def _close_others(mine: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
-    for number in _numbers():
+    for number in _open_numbers():
         with contextlib.suppress(OSError):
             kind = os.fstat(number).st_mode
             shared = os.readlink(f"/proc/self/fd/{number}").startswith(("/memfd:", "/dev/shm/"))
@@ -743,7 +743,7 @@ def _start() -> Watch:
         executable=sys.executable,
     )  # fmt: skip
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=watch.forked)
+        os.register_at_fork(after_in_child=watch.reset)
     if LOADERS in sys.modules:
         watch.hook(sys.modules[LOADERS])
     else:
@@ -780,4 +780,4 @@ def report(budget: str = "2m", out: str | None = None) -> str:
             "no loader has been iterated since minato.analyze.watch was imported. Import it "
             "first, run the training loop for some steps, and call report() then."
         )
-    return command.of_this_process(current, budget, out)
+    return command.study_this_process(current, budget, out)

@@ -16,7 +16,7 @@ pytest.importorskip("PIL")
 from PIL import Image
 
 from minato.analyze import codecs, report, study
-from minato.analyze.conclude import Facts, candidates, recoded, winners
+from minato.analyze.conclude import Facts, candidates, codec_rate, winners
 from minato.analyze.page import page
 
 from .photos import folder_of, photo
@@ -131,7 +131,7 @@ def test_a_check_reads_encoded_images(kind: str, photos: Path) -> None:
 
     def sizes(workers: int, **more: Any) -> list[int]:
         loader: Any = DataLoader(Sizes(photos, None), 2, num_workers=workers)
-        made = iter(study.rebuilt(loader, {"workers": workers, "loader": kind, **more}))
+        made = iter(study.rebuild(loader, {"workers": workers, "loader": kind, **more}))
         return [int(size) for _ in range(3) for size in next(made)]
 
     plain = sizes(0)
@@ -190,8 +190,8 @@ def test_waits_for_a_shared_storage_set_the_rate() -> None:
     was.update(wall=0.011, cpu=0.001)
     new.update(wall=0.0035, cpu=0.001)
     found = facts(codecs={**of_photos(), "rows": [was, new]}, rates={("torch", 2): 100.0})
-    assert recoded(Facts(found), new) == pytest.approx(400)
-    assert recoded(Facts(found), new, 5e6) == pytest.approx(200)
+    assert codec_rate(Facts(found), new) == pytest.approx(400)
+    assert codec_rate(Facts(found), new, 5e6) == pytest.approx(200)
 
 
 def test_answers_and_pages_have_a_table() -> None:

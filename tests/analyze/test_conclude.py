@@ -12,15 +12,16 @@ import pytest
 from minato.analyze import report
 from minato.analyze.conclude import (
     Facts,
-    at,
     candidates,
-    fitted,
+    drop,
+    fit_scaling,
     limit,
-    reading,
+    reading_stages,
     relate,
+    scaled_rate,
     settle,
-    virtual,
-    watched,
+    simulate_rate,
+    watch_facts,
 )
 
 
@@ -116,7 +117,7 @@ def test_processes_are_advised_where_only_threads_wait() -> None:
     both = by_threads(0.02, [], processes=0.02)  # processes wait as long
     both["several"]["stages"][0]["kind"] = "lock"
     _, useless = candidates(of_threads(both, "lets go"))
-    assert "processes in place of threads: 1.00 times as many samples at once" in useless
+    assert "processes in place of threads: measured 1.00 times as many samples at once" in useless
 
 
 def test_threads_are_advised_where_only_processes_wait() -> None:
@@ -143,15 +144,15 @@ def test_no_workers_is_the_limit_where_cores_idle() -> None:
 
 
 def test_one_stage_is_work_and_many_are_cores() -> None:
-    kind, line = kind_of(stages=[stage("2 Blur", 0.008, kind="transform")])
-    assert kind == "work" and "80% of it in 2 Blur" in line
+    kind, line = kind_of(stages=[stage("transform 2 (Blur)", 0.008, kind="transform")])
+    assert kind == "work" and "80% of it in transform 2 (Blur)" in line
     assert kind_of(stages=[stage("a()", 0.004), stage("b()", 0.004)])[0] == "cores"
 
 
 def test_waiting_for_reads_is_storage() -> None:
     load = [stage("load()", 0.008, 0.0), stage("file read", 0.0001, kind="read", reads=True,
                                                inside=("load()",))]  # fmt: skip
-    assert reading(load) == {"load()", "file read"}
+    assert reading_stages(load) == {"load()", "file read"}
     assert kind_of(stages=load, costs=[(0.01, 0.002)] * 40)[0] == "storage"
     computes = [stage("load()", 0.008), load[1]]  # it decodes what it reads
     assert kind_of(stages=computes)[0] == "work"
@@ -172,21 +173,21 @@ def test_little_that_was_measured_settles_nothing() -> None:
 
 def test_even_samples_flow_at_the_bound_of_work() -> None:
     for balanced in (False, True):
-        rate = virtual([0.01], 8, 4, 2, balanced=balanced)
+        rate = simulate_rate([0.01], 8, 4, 2, balanced=balanced)
         assert rate == pytest.approx(400, rel=0.02)
-    assert virtual([0.01], 8, 4, 2, step=0.1) == pytest.approx(80, rel=0.02)
+    assert simulate_rate([0.01], 8, 4, 2, step=0.1) == pytest.approx(80, rel=0.02)
 
 
 def test_virtual_window_drains_at_an_epochs_end() -> None:
     """Of two workers one makes a slow sample last: the other one has no next batch to begin."""
     costs = [0.01] * 11 + [0.31]
-    endless = virtual(costs, 4, 2, 2)
-    ends = virtual(costs, 4, 2, 2, epoch=3)
+    endless = simulate_rate(costs, 4, 2, 2)
+    ends = simulate_rate(costs, 4, 2, 2, epoch=3)
     assert ends == pytest.approx(12 / 0.38) and ends < 0.8 * endless
-    assert virtual([0.01], 4, 2, 2, epoch=4) == pytest.approx(200)
-    assert virtual(costs, 4, 2, 2, epoch=10_000) == endless
+    assert simulate_rate([0.01], 4, 2, 2, epoch=4) == pytest.approx(200)
+    assert simulate_rate(costs, 4, 2, 2, epoch=10_000) == endless
     # sample by sample, the slow one still ends the epoch
-    assert virtual(costs, 4, 2, 2, balanced=True, epoch=3) == pytest.approx(12 / 0.37, rel=0.05)
+    assert simulate_rate(costs, 4, 2, 2, balanced=True, epoch=3) == pytest.approx(12 / 0.37, rel=0.05)
 
 
 def test_virtual_time_agrees_with_the_policies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,8 +202,8 @@ def test_virtual_time_agrees_with_the_policies(monkeypatch: pytest.MonkeyPatch) 
     rng = random.Random(5)
     costs = [0.3 if rng.random() < 0.01 else 0.003 for _ in range(2400)]
     bound = 4 / (sum(costs) / len(costs))
-    torchs = virtual(costs, 8, 4, 2) / bound
-    minatos = virtual(costs, 8, 4, 2, balanced=True) / bound
+    torchs = simulate_rate(costs, 8, 4, 2) / bound
+    minatos = simulate_rate(costs, 8, 4, 2, balanced=True) / bound
     assert torchs == pytest.approx(1 / found["torch"].ratio, rel=0.2)
     assert minatos == pytest.approx(1 / found["in order 1"].ratio, rel=0.2)
     for name in ("simulate", "simulation"):
@@ -210,19 +211,19 @@ def test_virtual_time_agrees_with_the_policies(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_scaling_is_fitted_from_two_numbers_at_least() -> None:
-    assert fitted({2: 200.0}) is None and fitted({0: 100.0, 2: 200.0}) is None
-    fit = fitted({1: 100.0, 4: 300.0})
-    assert fit is not None and at(fit, 1) == pytest.approx(100) and at(fit, 4) == pytest.approx(300)
-    assert at(fit, 8) < 600
+    assert fit_scaling({2: 200.0}) is None and fit_scaling({0: 100.0, 2: 200.0}) is None
+    fit = fit_scaling({1: 100.0, 4: 300.0})
+    assert fit is not None and scaled_rate(fit, 1) == pytest.approx(100) and scaled_rate(fit, 4) == pytest.approx(300)
+    assert scaled_rate(fit, 8) < 600
 
 
 def test_watched_first_steps_and_queueing_are_apart() -> None:
     steps = [[1.0, 1.0, 0.0, 0.0]] * 10 + [[0.02, 0.08, 0.0, 0.01]] * 20
     told = {"steps": steps, "noted": 30, "batches": 31, "sizes": [(4, 64)], "starts": [2.0],
             "loader": {}, "shapes": "", "device": None}  # fmt: skip
-    found = watched(told)
+    found = watch_facts(told)
     assert found["wait"] == pytest.approx(0.2) and found["asked"] == pytest.approx(50)
-    assert watched(told, others=0.5)["inside"] == pytest.approx(0.01)
+    assert watch_facts(told, others=0.5)["inside"] == pytest.approx(0.01)
 
 
 def epochs_of(count: int, start: float, usual: float, **more: Any) -> dict[str, Any]:
@@ -236,7 +237,7 @@ def epochs_of(count: int, start: float, usual: float, **more: Any) -> dict[str, 
 
 
 def test_watched_waits_at_epoch_starts_count() -> None:
-    found = watched(epochs_of(3, start=1.0, usual=0.03))
+    found = watch_facts(epochs_of(3, start=1.0, usual=0.03))
     epoch = 1.0 + 19 * 0.03 + 20 * 0.01
     assert found["delivered"] == pytest.approx(160 / epoch)
     assert found["wait"] == pytest.approx(1 - 0.2 / epoch)
@@ -245,25 +246,25 @@ def test_watched_waits_at_epoch_starts_count() -> None:
 
 
 def test_watched_one_epoch_leaves_out_what_happens_once() -> None:
-    kept = watched(epochs_of(1, start=1.0, usual=0.03))
+    kept = watch_facts(epochs_of(1, start=1.0, usual=0.03))
     assert kept["delivered"] == pytest.approx(8 / 0.04)
-    anew = watched(epochs_of(1, start=1.0, usual=0.03, loader={"persistent_workers": False}))
+    anew = watch_facts(epochs_of(1, start=1.0, usual=0.03, loader={"persistent_workers": False}))
     assert anew["delivered"] == pytest.approx(8 / (0.04 + (5.0 - 0.03) / 20))
 
 
 def test_watched_validation_inside_a_step_is_apart() -> None:
     told = epochs_of(3, start=0.03, usual=0.03)
     told["steps"][30][1] = 30.0
-    assert watched(told)["delivered"] == pytest.approx(8 / 0.04)
+    assert watch_facts(told)["delivered"] == pytest.approx(8 / 0.04)
 
 
 def test_uneven_steps_are_told_with_a_range() -> None:
-    even = watched(epochs_of(3, start=0.03, usual=0.03))
+    even = watch_facts(epochs_of(3, start=0.03, usual=0.03))
     assert even["range"] == pytest.approx([200, 200])
     told = epochs_of(2, start=0.3, usual=0.03)
     for number in (25, 26, 33):
         told["steps"][number][0] = 0.4
-    found = watched(told)
+    found = watch_facts(told)
     assert found["range"][0] < found["delivered"] < found["range"][1]
     assert " (uncertain, by 20 steps: " in report.answer({**facts(watched=found), "limit": {"line": ""},
                                                            "helps": [], "useless": []})  # fmt: skip
@@ -274,12 +275,80 @@ def test_uneven_steps_are_told_with_a_range() -> None:
 
 def test_a_change_is_settled_within_the_bound() -> None:
     change: dict[str, Any] = {"predicted": 110.0}
-    settle(change, [50.0, 52.0, 51.0], [100.0, 98.0, 102.0])
-    assert change["settled"] and change["bound"] == 0.15 and change["checked_gain"] == 100 / 51
-    settle(change, [50.0], [80.0])
+    settle(change, 50.0, [(50.0, 100.0), (52.0, 104.0), (51.0, 98.0)])
+    assert change["settled"] and change["bound"] == 0.15 and change["checked_gain"] == 2
+    assert change["gain"] == 2.2 and change["base"] == 51 and change["checked"] == 102
+    settle({**change, "predicted": 110.0}, 50.0, [])
+    change["predicted"] = 110.0
+    settle(change, 50.0, [(50.0, 80.0)])
     assert not change["settled"]
-    settle(change, [50.0], [60.0, 80.0, 140.0])  # as uncertain as that
+    change["predicted"] = 110.0
+    settle(change, 50.0, [(50.0, 60.0), (50.0, 80.0), (50.0, 140.0)])  # as uncertain as that
     assert change["settled"]
+
+
+def test_checks_are_judged_by_pairs() -> None:
+    """Other programs slow both runs of a repeat, and the samples of a repeat are those of both."""
+    change: dict[str, Any] = {"predicted": 200.0}
+    settle(change, 100.0, [(100.0, 190.0), (20.0, 39.0), (60.0, 120.0)])
+    assert change["settled"] and change["bound"] == 0.15 and change["predicted"] == 120
+
+
+def ending(found: dict[str, Any], **ends: float) -> Facts:
+    """The facts with what ends of epochs cost each loader of two workers."""
+    for rate in found["rates"]:
+        if rate["workers"] == 2:
+            rate["end"] = ends[rate["loader"].replace("-", "_")]
+            rate["again"] = rate["end"]
+    return Facts(found)
+
+
+def test_ends_of_epochs_count_in_predictions() -> None:
+    """1,000 samples at 200/s take 5 s, and the end of an epoch takes one more."""
+    f = ending(facts(rates={("torch", 1): 100.0, ("torch", 2): 200.0, ("minato", 2): 200.0}),
+               torch=1.0, minato=0.0)  # fmt: skip
+    assert f.program_rate(200.0, 2) == pytest.approx(1000 / 6) and f.program_rate(200.0, 2, "minato") == 200
+    [change] = [c for c in candidates(f)[0] if c["what"].startswith("minato.DataLoader")]
+    assert change["gain"] == pytest.approx(1.2)
+    found = facts(rates={("torch", 1): 100.0, ("torch", 2): 200.0, ("hand-over", 2): 1e6})
+    f = ending(found, torch=1.0, hand_over=0.4)
+    # the step takes 400: ten times as cheap a sample waits 0.4 s and a tenth of the rest
+    assert f.cheaper_rate(10.0) == pytest.approx(1000 / (1000 / 400 + 0.46), rel=1e-3)
+    free = Facts({**found, "free": {"rate": 300.0}})  # what was measured with the step counts
+    assert free.cheaper_rate(10.0) == pytest.approx(1000 / (1000 / 300 + 0.4))
+
+
+def test_workers_that_stay_are_predicted_and_checked() -> None:
+    found = facts(watched={"starts": 4})
+    found["loader"]["persistent_workers"] = False
+    f = ending(found, torch=2.08, minato=0.0)
+    [change] = [c for c in candidates(f)[0] if c["what"] == "persistent_workers=True"]
+    assert change["check"] == {"loader": "own", "workers": 2, "persistent": True}
+    assert change["predicted"] == pytest.approx(1000 / (5 + 0.08))
+
+
+def test_predictions_are_of_the_loader_with_its_step() -> None:
+    rates = {("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0}
+    found = facts(workers=0, rates=rates, paced={"rate": 1 / (1 / 50 + 1 / 400)})
+    f = Facts(found)
+    assert f.speed_with_step() == pytest.approx(0.5)
+    [change] = candidates(f)[0]
+    assert change["what"] == "num_workers=2" and change["predicted"] == pytest.approx(95)
+    found["paced"] = {"rate": 399.0}  # it waits for the step: nothing is known of the loader
+    assert Facts(found).speed_with_step() == 1
+
+
+def test_change_that_gains_little_when_checked_is_useless() -> None:
+    found = facts(workers=0, rates={("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0},
+                  dropped=[])  # fmt: skip
+    found["helps"], found["useless"] = candidates(Facts(found))
+    [change] = found["helps"]
+    settle(change, 80.0, [(80.0, 84.0)])
+    change["samples"], found["base"] = 100, 80.0
+    relate(found)
+    drop(found)
+    assert found["helps"] == [] and found["dropped"] == [change]
+    assert found["useless"][0].startswith("num_workers=2: 1.05 times when checked on 100 samples (predicted ")
 
 
 def test_changes_are_ranked_and_useless_ones_explained() -> None:
@@ -293,7 +362,7 @@ def test_changes_are_ranked_and_useless_ones_explained() -> None:
     helps, useless = candidates(f)
     assert helps == [] and len(useless) == 3
     assert "more workers: there are 2 for 2 cores" in useless[0]
-    assert "minato's loader: 1.00 times, measured with 2 workers" in useless[1] and "it needs 1 TB" in useless[2]
+    assert "minato's loader: measured 1.00 times with 2 workers" in useless[1] and "it needs 1 TB" in useless[2]
 
 
 def test_answers_have_few_lines_and_the_limit_first() -> None:
@@ -327,12 +396,12 @@ def test_factors_have_one_base_that_is_told() -> None:
     found["limit"] = {"line": ""}
     found["helps"], found["useless"] = candidates(Facts(found))
     change = found["helps"][0]
-    settle(change, [50.0], [150.0])
+    settle(change, 80.0, [(50.0, 150.0)])
     change["samples"], found["base"] = 10, 50.0
     relate(found)
     assert found["relative_to"] == 50 and change["checked_gain"] == 3
     assert change["gain"] == change["predicted"] / 50
-    line = "  factors are relative to 50 samples/s, measured in the study, where the program got 200 (0.25 times)"
+    line = '  "times" are relative to 50 samples/s: its own loader and step in the study, where the program itself got 200'
     assert line in report.answer(found).splitlines()[:4]
 
 

@@ -70,7 +70,7 @@ sys.exit(3)
     assert done.returncode == 3, done.stderr
     first, limit, *rest = done.stdout.splitlines()
     assert first == f"None train {tmp_path / 'train'}"
-    assert limit.startswith("Limit: ") and any("samples/s without a step" in line for line in rest)
+    assert limit.startswith("Limit: ") and any("loaders alone" in line for line in rest)
 
 
 OTHER = """

@@ -38,7 +38,7 @@ def test_control_groups_count_as_memory(group: Path) -> None:
     set_limit(group, LIMIT)
     text = "from minato.analyze import keeper; print(keeper._available())"
     done = inside(group, [sys.executable, "-c", text])
-    assert int(done.stdout) <= LIMIT < keeper._available()
+    assert int(done.stdout) <= LIMIT < keeper._available_memory()
 
 
 def inside(group: Path, whole: list[str], folder: Path = ROOT) -> Any:

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from minato.analyze import orders, report, study
 from minato.analyze.conclude import Facts, candidates
-from minato.analyze.orders import Given, commute, examined, moves, through
+from minato.analyze.orders import Given, apply_all, commute, examine_move, find_moves
 from minato.analyze.page import page
-from minato.analyze.stages import digest
+from minato.analyze.stages import hash_value
 
 from .support import Compose, in_a_fork
 from .test_page import whole
@@ -150,7 +150,7 @@ def test_an_unsafe_swap_is_never_exact(makers: list[Any], data: Any) -> None:
     """Bytes of both orders are compared for images and numbers that the study has not seen."""
     elements = [make() for make in makers]
     at = data.draw(st.integers(0, len(elements) - 2))
-    found = examined(elements, inputs(2), at + 1, at)
+    found = examine_move(elements, inputs(2), at + 1, at)
     if not found["exact"]:
         return
     other = [*elements[:at], elements[at + 1], elements[at], *elements[at + 2 :]]
@@ -159,10 +159,10 @@ def test_an_unsafe_swap_is_never_exact(makers: list[Any], data: Any) -> None:
         fresh: Given = (image(data.draw(st.integers(100, 10_000)), high, wide),), {}
         seeds = {id(element): data.draw(st.integers(0, 1000)) for element in elements}
         try:
-            expected = digest(list(through(elements, fresh, seeds)))
+            expected = hash_value(list(apply_all(elements, fresh, seeds)))
         except ValueError:  # a crop before or after that is too large
             continue
-        assert digest(list(through(other, fresh, seeds))) == expected
+        assert hash_value(list(apply_all(other, fresh, seeds))) == expected
 
 
 @pytest.mark.parametrize("one, other, exact, equal", [
@@ -176,25 +176,25 @@ def test_an_unsafe_swap_is_never_exact(makers: list[Any], data: Any) -> None:
     (HalfFlip(), RandomInvert(), False, False), (Grain(), RandomCrop(4), False, False),
 ])  # fmt: skip
 def test_exact_is_what_is_known_and_equal(one: Any, other: Any, exact: bool, equal: bool) -> None:
-    found = examined([one, other], inputs(), 1, 0)
+    found = examine_move([one, other], inputs(), 1, 0)
     assert (found["exact"], found["equal"]) == (exact, equal)
     assert found["tried"] > 9 and (not exact or commute(one, other))
 
 
 def test_transforms_replay_their_own_generators() -> None:
     """Else the second order would go on where the first has ended."""
-    found = examined([Grain(), RandomHorizontalFlip()], inputs(), 1, 0)
+    found = examine_move([Grain(), RandomHorizontalFlip()], inputs(), 1, 0)
     assert not found["equal"] and found["alike"]
     grain = Grain()
-    one, other = (through([grain], inputs()[0], {id(grain): 0}) for _ in range(2))
-    assert digest(list(one)) == digest(list(other))
+    one, other = (apply_all([grain], inputs()[0], {id(grain): 0}) for _ in range(2))
+    assert hash_value(list(one)) == hash_value(list(other))
 
 
 def test_transforms_that_shrink_move_to_the_front() -> None:
     """Pecan's example: what makes the image smaller comes after the augmentations."""
     elements = [RandomHorizontalFlip(), Roll(), Grain(), Half(), Normalize()]
-    assert moves(elements, inputs()) == [(3, 0)]
-    found = examined(elements, inputs(), 3, 0)
+    assert find_moves(elements, inputs()) == [(3, 0)]
+    found = examine_move(elements, inputs(), 3, 0)
     assert found["alike"] and not found["exact"] and not found["equal"]
 
 
@@ -205,9 +205,9 @@ class ToFloat:
 
 def test_nothing_crosses_a_change_of_type() -> None:
     """But what is known to commute with it."""
-    assert moves([Roll(), ToFloat(), _Cut()], inputs()) == [] and _Cut.seen
+    assert find_moves([Roll(), ToFloat(), _Cut()], inputs()) == [] and _Cut.seen
     real = library(type("ToTensor", (ToFloat,), {}))()
-    assert (2, 0) in moves([Roll(), real, library(type("CenterCrop", (_Cut,), {}))()], inputs())
+    assert (2, 0) in find_moves([Roll(), real, library(type("CenterCrop", (_Cut,), {}))()], inputs())
 
 
 class _Cut:
@@ -237,7 +237,7 @@ def test_moves_are_found_timed_and_checked() -> None:
         told: list[dict[str, Any]] = []
         study.run({"do": "orders", "seconds": 0.5}, loader, told.append)
         given = {"workers": 0, "loader": "torch", "order": [0, [2, 0, 1]]}
-        made = next(iter(study.rebuilt(loader, given)))
+        made = next(iter(study.rebuild(loader, given)))
         names = [type(one).__name__ for one in loader.dataset.transform.transforms]
         return told[-1], list(made.shape), names
 
@@ -287,11 +287,11 @@ def test_torchvisions_own_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(hasattr(transforms, name) for name in names)
     chain = [transforms.RandomHorizontalFlip(), transforms.ToTensor(),
              transforms.Normalize([0.5] * 3, [0.2] * 3), transforms.RandomCrop(24)]  # fmt: skip
-    assert (3, 1) in moves(chain, given)
-    found = examined(chain, given, 3, 1)
+    assert (3, 1) in find_moves(chain, given)
+    found = examine_move(chain, given, 3, 1)
     assert found["exact"] and not found["draws"]
     pecan = [transforms.RandomHorizontalFlip(), transforms.RandomRotation(20),
              transforms.ColorJitter(0.4, 0.4), transforms.Resize((16, 16)), transforms.ToTensor()]  # fmt: skip
-    assert (3, 0) in moves(pecan, given)
-    found = examined(pecan, given, 3, 0)
+    assert (3, 0) in find_moves(pecan, given)
+    found = examine_move(pecan, given, 3, 0)
     assert found["alike"] and not found["equal"] and not found["exact"]

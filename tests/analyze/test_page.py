@@ -26,11 +26,11 @@ def whole(**given: Any) -> dict[str, Any]:
         schema=report.SCHEMA, generator=command.GENERATOR, version="1", place=["a <b>.py", 3],
         storage={"rates": [{"in_flight": 4, "files_per_s": 9.0, "bytes_per_s": 1e6, "files": 9}],
                  "cold": True, "files": 9, "bytes": 900, "median": 100},
-        machine={**found["machine"], **command.machine_of(None), "command": ["python", "a <b>.py"]},
+        machine={**found["machine"], **command.machine_facts(None), "command": ["python", "a <b>.py"]},
     )  # fmt: skip
     found["limit"] = limit(Facts(found))
     found["helps"], found["useless"] = candidates(Facts(found))
-    found["notes"] = report.noted(Facts(found))
+    found["notes"] = report.list_notes(Facts(found))
     return found
 
 
@@ -77,11 +77,11 @@ def test_two_reports_are_compared(tmp_path: Path) -> None:
     two["schema"] = "1.7"
     for name, found in (("one", one), ("two", two)):
         (tmp_path / f"{name}.json").write_text(json.dumps(found))
-    text = report.compared(str(tmp_path / "one.json"), str(tmp_path / "two.json"))
+    text = report.compare(str(tmp_path / "one.json"), str(tmp_path / "two.json"))
     assert text.splitlines()[1].startswith("after:  Limit: the step.")
     [row] = [line for line in text.splitlines() if "delivered" in line]
     assert row.split() == ["delivered", "200", "->", "400", "samples/s", "2.00", "times"]
     two["schema"] = "2.0"
     (tmp_path / "two.json").write_text(json.dumps(two))
     with pytest.raises(ValueError, match=r"schema 2\.0, this one reads"):
-        report.compared(str(tmp_path / "one.json"), str(tmp_path / "two.json"))
+        report.compare(str(tmp_path / "one.json"), str(tmp_path / "two.json"))

@@ -111,7 +111,7 @@ for batch in DataLoader(list(range(80)), 2, num_workers=1):
     time.sleep(0.25)
 """)  # fmt: skip
     assert found["limit"]["kind"] in ("step", "nothing"), done.stdout
-    assert "next() takes" in done.stdout.splitlines()[0]
+    assert "program waits for data" in done.stdout.splitlines()[0]
 
 
 @pytest.mark.parametrize("package", ["torch.utils.data", "minato"])
@@ -498,7 +498,7 @@ def test_a_folder_of_files_is_studied(make: Any, kind: str, tmp_path: Path) -> N
 def test_sounds_of_all_widths_are_decoded(wide: int, tmp_path: Path) -> None:
     half, least = (192, 0) if wide == 1 else (1 << (8 * wide - 2), -(1 << (8 * wide - 1)))
     sound(tmp_path / "a.wav", wide, [half, least])
-    assert stand_in.audio(tmp_path / "a.wav")[:3].tolist() == [0.5, -1.0, 0.0]
+    assert stand_in.decode_audio(tmp_path / "a.wav")[:3].tolist() == [0.5, -1.0, 0.0]
 
 
 def test_files_without_their_decoder_are_named(
@@ -507,7 +507,7 @@ def test_files_without_their_decoder_are_named(
     (tmp_path / "a.flac").write_bytes(b"")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(SystemExit, match=r"\.flac files need .* pip install soundfile"):
-        stand_in.of_folder(str(tmp_path))
+        stand_in.folder_loader(str(tmp_path))
 
 
 # ---- arguments -----------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def test_a_destination_in_use_is_refused(
 def test_two_runs_at_once_are_refused(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with recode._opened(str(source), str(tmp_path / "dst"), Settings()):
+    with recode._open_settings(str(source), str(tmp_path / "dst"), Settings()):
         assert run(source, tmp_path / "dst") == 2
     assert "another minato recode" in capsys.readouterr().err
 
@@ -156,7 +156,7 @@ def test_images_that_may_be_labels_are_copied(tmp_path: Path) -> None:
     for _ in range(2):  # the second finds them
         assert run(source, tmp_path / "dst", "--size", "16") == 0
         assert tree(tmp_path / "dst") == tree(source)
-    assert recode.one(str(source), str(tmp_path / "dst"), "grey.png", Settings(), False).what == "there"
+    assert recode.recode_file(str(source), str(tmp_path / "dst"), "grey.png", Settings(), False).what == "there"
 
 
 @pytest.mark.parametrize("format, suffix", [("jpeg", ".jpg"), ("webp", ".webp"), ("png", ".png")])
@@ -199,7 +199,7 @@ def test_an_image_never_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_links_are_followed_but_not_for_ever(source: Path, tmp_path: Path) -> None:
     (source / "class0" / "up").symlink_to(source)
     (source / "alias").symlink_to(source / "class0")
-    found = list(recode.files_of(str(source)))
+    found = list(recode.list_files(str(source)))
     assert "alias/0.jpg" in found and "class0/0.jpg" in found
     assert not any(path.count("up") > 1 for path in found)
 

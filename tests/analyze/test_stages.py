@@ -68,9 +68,11 @@ def test_each_stage_has_its_own_time(tmp_path: Path) -> None:
     found = {label: stage for label, stage in clocks.stages.items()}
     clocks.remove()
     assert made.shape == (100,)
-    assert {"1 Slow", "2 <lambda>", "1 Noise", "helper()", "decoded()", "fetch()", "file read"} <= found.keys()
+    transforms = {"transform 1 (Slow)", "transform 2 (<lambda>)", "transform 1 (Noise)"}
+    assert {*transforms, "helper()", "decoded()", "fetch()", "file read"} <= found.keys()
     assert found["file read"].inside == {"fetch()"} and found["file read"].reads()
-    assert 0.01 <= found["1 Slow"].wall < wall and found["1 Slow"].cpu < 0.005
+    slow = found["transform 1 (Slow)"]
+    assert 0.01 <= slow.wall < wall and slow.cpu < 0.005
     assert sum(stage.wall for stage in found.values()) <= wall
 
 
@@ -94,19 +96,19 @@ def test_cache_ends_before_a_random_stage(tmp_path: Path) -> None:
     from minato.analyze import study
 
     loader = DataLoader(data(tmp_path), 4)  # type: ignore[arg-type]
-    found = study._cacheable(loader, study.clock() + 10)
+    found = study._cacheable_part(loader, study.clock() + 10)
     assert found is not None and not found["whole"]
-    assert found["after"] == "2 <lambda>" and found["bytes"] == 400
+    assert found["after"] == "transform 2 (<lambda>)" and found["bytes"] == 400
     assert found["share"] > 0.8
 
 
 def test_equal_results_have_equal_digests() -> None:
     one = {"a": [torch.arange(3), np.ones(2)], "b": "text", "c": (1, 2.5, None)}
     two = {"a": [torch.arange(3), np.ones(2)], "b": "text", "c": (1, 2.5, None)}
-    assert stages.digest(one) == stages.digest(two) is not None
+    assert stages.hash_value(one) == stages.hash_value(two) is not None
     two["a"][0][0] = 9  # type: ignore[index]
-    assert stages.digest(one) != stages.digest(two)
-    assert stages.digest(object()) is None
+    assert stages.hash_value(one) != stages.hash_value(two)
+    assert stages.hash_value(object()) is None
     assert stages.size_of(one) == 24 + 16 + 4 + 16
 
 

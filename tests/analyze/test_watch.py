@@ -124,9 +124,9 @@ def test_a_device_is_watched_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(40):
         record.next(load, None, number == 0)
         device_is_free = max(now, device_is_free) + 0.02
-    from minato.analyze.conclude import watched
+    from minato.analyze.conclude import watch_facts
 
-    found = watched(record.told(2000))
+    found = watch_facts(record.summary(2000))
     assert found["by"] == "events on the device"
     assert found["step"] == pytest.approx(0.02)
     assert found["wait"] == pytest.approx(1 / 3, abs=0.02)
@@ -161,7 +161,7 @@ def test_watch_waits_for_a_second_epoch_nearby() -> None:
         record = watch.Loader("key", DataLoader(range(length)), None)  # type: ignore[arg-type]
         record.begun, record.batches, record.whole = 0.0, batches, list(range(whole))
         record.steps = [(0.0, 0.0, 0.0, 0.0, 0)] * batches
-        return record.enough(seconds)
+        return record.has_seen_enough(seconds)
 
     assert not enough(length=40, batches=40, seconds=4.0, whole=1)
     assert enough(length=40, batches=80, seconds=8.0, whole=2)
@@ -202,7 +202,7 @@ class Holds:
 
 
 def refused(dataset: Any, writes: bool = False) -> list[str]:
-    return keeper.refused(DataLoader(dataset), watch.descriptors(), writes)
+    return keeper.find_refusals(DataLoader(dataset), watch.list_open_files(), writes)
 
 
 def test_what_is_shared_is_refused_by_its_path(tmp_path: Path) -> None:
@@ -251,9 +251,9 @@ def test_a_measurement_ends_by_time_memory_or_reader(
 
 def test_budgets_that_are_too_small_say_what_fits() -> None:
     found: Any = {"watched": {"batch": 8}}
-    assert command._size(found, 0.01, 10.0) is None
-    assert command._size(found, 0.5, 10.0) == 3
-    assert isinstance(command._size(found, 3.0, 10.0), str)
+    assert command._fitting_batch(found, 0.01, 10.0) is None
+    assert command._fitting_batch(found, 0.5, 10.0) == 3
+    assert isinstance(command._fitting_batch(found, 3.0, 10.0), str)
 
 
 def test_keepers_file_has_its_own_position(tmp_path: Path) -> None:
