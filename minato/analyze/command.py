@@ -506,7 +506,12 @@ def _check_changes(study: Study, found: dict[str, Any], seconds: float) -> None:
     if not bases:
         return
     found["base"] = statistics.median(result["program"] for result in bases)
-    chosen, now = _predict_again(found, chosen, statistics.median(result["rate"] for result in bases))
+    ends = [result["end"] for result in bases if result["end"] is not None]
+    paced = {
+        "rate": statistics.median(result["rate"] for result in bases),
+        "end": statistics.median(ends) if ends else None,
+    }
+    chosen, now = _predict_again(found, chosen, paced)
     for change, each, count in zip(chosen, pairs[1:], samples[1:]):
         settle(change, now, each)
         change["samples"] = count
@@ -514,11 +519,11 @@ def _check_changes(study: Study, found: dict[str, Any], seconds: float) -> None:
 
 
 def _predict_again(
-    found: dict[str, Any], chosen: list[dict[str, Any]], rate: float
+    found: dict[str, Any], chosen: list[dict[str, Any]], paced: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], float]:
-    """Enters predictions from what the program's own loader did with the step (``rate``). Returns the
+    """Enters predictions from what the program's own loader did with the step (paced). Returns the
     chosen changes in these, and what is predicted of the program as it is."""
-    found["paced"] = {"rate": rate}
+    found["paced"] = paced
     helps, useless = candidates(Facts(found))
     same = [change for one in chosen for change in helps if change["check"] == one["check"]]
     if len(same) == len(chosen):

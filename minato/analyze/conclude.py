@@ -268,6 +268,9 @@ class Facts:
         self.ends: dict[tuple[str, int], float] = {
             (r["loader"], r["workers"]): r["end"] for r in facts.get("rates", []) if r.get("end") is not None
         }
+        paced = facts.get("paced") or {}
+        if paced.get("end") is not None:  # as it was last measured, with the program's step
+            self.ends[self.own, self.workers] = paced["end"]
         #: seconds until the first batch of a later epoch
         self.again: dict[tuple[str, int], float] = {
             (r["loader"], r["workers"]): r["again"] for r in facts.get("rates", []) if r.get("again")
@@ -711,10 +714,11 @@ def _worker_type(f: Facts, rate: float, now: float) -> dict[str, Any] | str | No
     if gain < WORTH:
         return f"{other} in place of {now_}: measured {gain:.2f} times as many samples at once"
     kind = "process" if f.threads else "thread"
+    ends = "torch" if f.threads else f.own  # of processes, which start anew
     own = "" if f.own == "minato" else "from minato import DataLoader  # and "
     return _make_change(
         f"{other} in place of {now_}", f'{own}worker_type="{kind}"',
-        f.program_rate(rate * gain, f.workers), now, "one argument" if not own else "one import, "
+        f.program_rate(rate * gain, f.workers, ends), now, "one argument" if not own else "one import, "
         "one argument", "unchanged", {"loader": "minato", "workers": f.workers, "worker_type": kind},
     )  # fmt: skip
 

@@ -727,10 +727,12 @@ class _Pace:
     """How fast a loader delivers once its workers have started: the time of a batch in the middle of
     an epoch, and what the end of an epoch costs until the first batches of the next one are there."""
 
-    def __init__(self, workers: int, length: int) -> None:
+    def __init__(self, workers: int, length: int, ahead: int) -> None:
         self.round = max(1, workers)  # batches that arrive together
         #: first batches of an epoch that belong to its beginning
         self.firsts = min(self.round, length or self.round)
+        #: batches until the loader is in its stride: a slow sample delays up to ``ahead`` later ones
+        self.stride = self.firsts + (min(ahead, max(0, length // 2 - self.firsts)) if length else ahead)
         self.number = 0  # batches of this epoch
         self.batches = self.samples = self.ends = self.middle = 0
         self.seconds = self.inside = self.between = self.again = 0.0
@@ -751,7 +753,7 @@ class _Pace:
             self.again += inside if self.number == 1 else 0.0
             if self.number == self.firsts:
                 self.beginning, self.ends = False, self.ends + 1
-        elif not over:
+        elif not over and self.number > self.stride:
             self.partial.append(took)
             if len(self.partial) == self.round:
                 self.middle, self.between = self.middle + self.round, self.between + sum(self.partial)
@@ -786,13 +788,13 @@ def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
     workers, step, seconds = request["workers"], request.get("step", 0.0), request["seconds"]
     batches = next((b for b in (made.batch_sampler, made.sampler) if isinstance(b, _Batches)), None)
     length = request.get("length", 0) if batches is not None else 0
-    pace = _Pace(workers, length)
-    ahead = workers * (made.prefetch_factor or 2) + pace.round  # batches that an end takes at least
+    ahead = workers * (made.prefetch_factor or 2)
+    pace = _Pace(workers, length, ahead)
     began = clock()
     iterator = iter(made)
     first: float | None = None
     usage: Usage | None = None
-    warm, since, told = pace.round, 0.0, began
+    warm, since, told = 0, 0.0, began
     sized = request.get("batch") or getattr(made, "batch_size", None)
 
     def result() -> dict[str, Any]:
@@ -825,17 +827,19 @@ def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
             now = clock()
         if usage is None:
             pace.number += 1
-            warm -= 1
-            if warm <= 0:
+            warm += 1
+            if warm >= pace.stride or warm >= pace.round and now - began > first + 0.3 * seconds:
                 pace.beginning = False
                 since, usage = clock(), Usage()
             continue
         pace.add(now - asked, sized or _count_rows(batch), inside, over)
         spent = now - since
-        if spent > seconds and pace.even() and not over or spent > 1.5 * seconds:
+        if spent > seconds and pace.even() and (pace.ends or not over) or spent > 1.5 * seconds:
             break
         if batches is not None and length and not (pace.ends or pace.beginning):
-            batches.cut = batches.cut or spent > UNTIL_CUT * seconds and ahead * pace.batch() < seconds
+            batches.cut = batches.cut or (
+                spent > UNTIL_CUT * seconds and (ahead + pace.round) * pace.batch() < seconds
+            )
         if now - told > 1.0:
             told = now
             send(result())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import Subset
 
@@ -119,3 +120,44 @@ def test_clocks_ignore_other_threads(tmp_path: Path) -> None:
     dataset[0]
     clocks.remove()
     assert clocks.stages == {}
+
+
+def pace_of(epochs: int, length: int, over: int) -> Any:
+    """Two workers make two batches in 0.2 s. An epoch begins with a second more; its sampler has no
+    more batches for the last ``over``, which come as fast."""
+    from minato.analyze import study
+
+    pace = study._Pace(2, length, ahead=4)
+    for epoch in range(epochs):
+        if epoch:
+            pace.begin()
+        for number in range(length):
+            took = (0.2 if number % 2 == 0 else 0.0) + (1.0 if epoch and number == 0 else 0.0)
+            pace.add(took, 8, took, over=number >= length - over)
+    return pace
+
+
+def test_end_of_an_epoch_is_apart_from_batches() -> None:
+    pace = pace_of(epochs=3, length=20, over=4)
+    assert pace.batch() == pytest.approx(0.1) and pace.end() == pytest.approx(1.0)
+    assert pace.ends == 2 and pace.again / pace.ends == pytest.approx(1.2)
+
+
+def test_epochs_without_a_middle_count_as_a_whole() -> None:
+    pace = pace_of(epochs=3, length=4, over=4)
+    assert pace.batch() == pytest.approx(3.2 / 12) and pace.end() == 0
+    assert pace_of(epochs=1, length=20, over=4).end() is None
+
+
+def test_batches_of_a_study_come_in_epochs() -> None:
+    from minato.analyze import study
+
+    batches = study._Batches([[0], [1], [2]], length=2)
+    assert [list(batches), list(batches)] == [[[0], [1]], [[2], [0]]] and batches.over
+    source = iter(study._Batches([[0]]))
+    assert [next(source) for _ in range(9)] == [[0]] * 9  # without end
+    batches.length = 0
+    source = iter(batches)
+    next(source)
+    batches.cut = True
+    assert list(source) == []
