@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import time
 import warnings
 from array import array
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from ..dataset_calls import attribute, offered, part_of
 from ..sampler_indices import each_index, whole_number
 from ..seeding.draws import sample_seed
 from ..seeding.find_generators import find_all
+from ..time_share import TimeShare
 from ..workers.fetching import seed_place
 from .across_iterators import Memo
 from .file_sizes import FileSizes
@@ -68,7 +68,7 @@ class CostHints:
         self._place = 0, 0  # base seed and epoch of the batch that is asked for
         self._ask = None if memo.hints_refused else self._of(dataset)
         self._sizes = None if self.given else FileSizes(dataset, memo)
-        self._began, self._spent = time.perf_counter_ns(), 0
+        self._time = TimeShare(SHARE, first_ns=FIRST_NS)
 
     @property
     def given(self) -> bool:
@@ -135,14 +135,11 @@ class CostHints:
         epoch: as samples are seeded by. first: place of the batch's first sample in the epoch.
         user_epoch: what set_epoch() has told the dataset; None: nothing.
         """
-        ask, begins = self._ask, time.perf_counter_ns()
-        if ask is None or self._spent > FIRST_NS + SHARE * (begins - self._began):
+        if self._ask is None or not self._time.allows():
             return None
         self._place = base_seed, epoch
-        try:
-            return self._asked(ask, index, first, user_epoch)
-        finally:
-            self._spent += time.perf_counter_ns() - begins
+        with self._time:
+            return self._asked(self._ask, index, first, user_epoch)
 
     def without(self, index: Any) -> None:
         """Prepares a batch, or a sample, of a dataset that gives no hints: looks up its bytes."""

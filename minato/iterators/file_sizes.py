@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import os
 import stat
-import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from ..dataset_calls import own_attributes, part_of
 from ..sampler_indices import each_index, whole_number
+from ..time_share import TimeShare
 from .across_iterators import Memo
 
 #: Looking up sizes takes at most this share of the trainer's time, beyond what the first ones may
@@ -114,31 +114,24 @@ class FileSizes:
             self._size_of = size_of(dataset)
         if self._size_of is not None and not memo.sized:
             memo.sized = bytearray(memo.size)
-        self._began, self._spent = time.perf_counter_ns(), 0
+        self._time = TimeShare(SHARE, first_ns=FIRST_NS)
 
     def look_up(self, batch: Any) -> None:
         """Tells the cost model the bytes of a batch's samples, or of one sample."""
-        if self._size_of is None:
+        if self._size_of is None or not self._time.allows():
             return
-        begins = time.perf_counter_ns()
-        ends = FIRST_NS + round(SHARE * (begins - self._began)) - self._spent + begins
-        if ends <= begins:
-            return
-        indices, sizes = array("q"), array("q")
-        try:
-            self._find(self._size_of, batch, ends, indices, sizes)
+        with self._time:
+            indices, sizes = self._found(self._size_of, batch)
             if indices:
                 self._memo.costs.tell_bytes(indices, sizes)
                 for index in indices:
                     self._memo.sized[index] = 1
             elif 0 not in self._memo.sized:
                 self._size_of = None  # all were looked up
-        finally:
-            self._spent += time.perf_counter_ns() - begins
 
-    def _find(
-        self, size: SizeOf, batch: Any, ends: int, indices: array[int], sizes: array[int]
-    ) -> None:
+    def _found(self, size: SizeOf, batch: Any) -> tuple[array[int], array[int]]:
+        """Indices that are looked up now, and their bytes."""
+        indices, sizes = array("q"), array("q")
         sized = self._memo.sized
         for one in each_index(batch):
             index = whole_number(one)
@@ -150,5 +143,6 @@ class FileSizes:
                 found = 0
             indices.append(index)
             sizes.append(found)
-            if time.perf_counter_ns() > ends:
-                return
+            if not self._time.allows():
+                break
+        return indices, sizes
