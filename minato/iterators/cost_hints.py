@@ -9,10 +9,8 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Subset
-
 from .._core import Seeder
-from ..dataset_calls import attribute, offered, part_of
+from ..dataset_calls import attribute, by_part, offered
 from ..sampler_indices import each_index, whole_number
 from ..seeding.draws import sample_seed
 from ..seeding.find_generators import find_all
@@ -66,7 +64,7 @@ class CostHints:
         self._dataset, self._collate_fn, self._ranks, self._seeds = dataset, collate_fn, ranks, seeds
         self._hooks: dict[int, int] | None = None
         self._place = 0, 0  # base seed and epoch of the batch that is asked for
-        self._ask = None if memo.hints_refused else self._of(dataset)
+        self._ask = None if memo.hints_refused else by_part(dataset, self._of, None)
         self._sizes = None if self.given else FileSizes(dataset, memo)
         self._time = TimeShare(SHARE, first_ns=FIRST_NS)
 
@@ -76,13 +74,7 @@ class CostHints:
         return self._ask is not None
 
     def _of(self, dataset: Any) -> Ask | None:
-        """How to ask a dataset, through torch's Subset and ConcatDataset."""
-        if type(dataset) is Subset:
-            inner, indices = self._of(dataset.dataset), dataset.indices
-            return None if inner is None else (
-                lambda index, place, epoch: inner(whole_number(indices[index]), place, epoch))
-        if type(dataset) is ConcatDataset:
-            return self._of_concatenated(dataset)
+        """How to ask a dataset."""
         method = hint_method(dataset)
         if method is None:
             return None
@@ -97,18 +89,6 @@ class CostHints:
             if knows_epoch:
                 more["epoch"] = epoch
             return method(index, **more)
-
-        return ask
-
-    def _of_concatenated(self, dataset: ConcatDataset[Any]) -> Ask | None:
-        parts = [self._of(part) for part in dataset.datasets]
-        if all(part is None for part in parts):
-            return None
-
-        def ask(index: int, place: int, epoch: int | None) -> Any:
-            number, inner = part_of(dataset, index)
-            part = parts[number]
-            return None if part is None else part(inner, place, epoch)
 
         return ask
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import Dataset
 
-from ..dataset_calls import own_attributes, part_of
+from ..dataset_calls import by_part, own_attributes
 from ..sampler_indices import each_index, whole_number
 from ..time_share import TimeShare
 from .across_iterators import Memo
@@ -64,11 +64,10 @@ def _is_list(value: Any) -> bool:
 def size_of(dataset: Any) -> SizeOf | None:
     """How to find the bytes of the files that a sample is read from; None if the dataset lists
     none. Looks into torch's Subset and ConcatDataset, and into a dataset that another one wraps."""
-    if type(dataset) is Subset:
-        inner, indices = size_of(dataset.dataset), dataset.indices
-        return None if inner is None else lambda index: inner(whole_number(indices[index]))
-    if type(dataset) is ConcatDataset:
-        return _of_concatenated(dataset)
+    return by_part(dataset, _of_part, 0)
+
+
+def _of_part(dataset: Any) -> SizeOf | None:
     try:
         length = len(dataset)
     except Exception:  # of the program's code
@@ -79,19 +78,6 @@ def size_of(dataset: Any) -> SizeOf | None:
     if not found:
         return _of_wrapped(values, length)
     return found[0] if len(found) == 1 else lambda index: sum(size(index) for size in found)
-
-
-def _of_concatenated(dataset: ConcatDataset[Any]) -> SizeOf | None:
-    parts = [size_of(part) for part in dataset.datasets]
-    if all(part is None for part in parts):
-        return None
-
-    def size(index: int) -> int:
-        number, inner = part_of(dataset, index)
-        part = parts[number]
-        return 0 if part is None else part(inner)
-
-    return size
 
 
 def _of_wrapped(values: Any, length: int) -> SizeOf | None:
