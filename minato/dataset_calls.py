@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import bisect
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable
-from typing import Any, TypeVar
+from itertools import accumulate
+from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
-_T = TypeVar("_T")
+from .sampler_indices import whole_number
+
+#: (index of a sample) -> number of the part that has it, and its index there
+Find = Callable[[Any], "tuple[int, Any]"]
 
 
 def attribute(part: Any, name: str) -> Any:
@@ -37,20 +41,49 @@ def offered(part: Any, name: str) -> Callable[..., Any] | None:
     return None
 
 
-def through_subset(
-    subset: Subset[Any], inner: Callable[[Any], _T] | None
-) -> Callable[[Any], _T] | None:
-    """Composes a function of an index with a subset's indices. inner: the function of the
-    subset's dataset, or None if it has none."""
-    indices = subset.indices
-    return None if inner is None else lambda index: inner(indices[index])
+def parts_of(dataset: Any) -> tuple[list[Any], Find]:
+    """The datasets inside torch's Subset and ConcatDataset, in their order, and a function that
+    finds a sample in them. The function raises IndexError if there is no such sample."""
+    if type(dataset) is Subset:  # a derived class may return other samples
+        parts, find_inside = parts_of(dataset.dataset)
+        indices = dataset.indices
+        return parts, lambda index: find_inside(indices[index])
+    if type(dataset) is not ConcatDataset:
+        return [dataset], lambda index: (0, index)
+    found = [parts_of(inner) for inner in dataset.datasets]
+    first_parts = list(accumulate((len(parts) for parts, _find in found), initial=0))
+    ends = dataset.cumulative_sizes
+    begins = [0, *ends]
+
+    def find(index: Any) -> tuple[int, Any]:
+        if index < 0:
+            index += ends[-1]
+        inner = bisect_right(ends, index)
+        if index < 0 or inner == len(ends):
+            raise IndexError(f"sample {index} of {ends[-1]}")
+        part, index = found[inner][1](index - begins[inner])
+        return first_parts[inner] + part, index
+
+    return [part for parts, _find in found for part in parts], find
 
 
-def part_of(whole: ConcatDataset[Any], index: int) -> tuple[int, int]:
-    """Which dataset of a ConcatDataset has a sample, by its place in the list, and which sample of
-    that dataset it is. index: from 0; past the end, the place is the length of the list."""
-    part = bisect.bisect_right(whole.cumulative_sizes, index)
-    return part, index - (whole.cumulative_sizes[part - 1] if part else 0)
+def by_part(
+    dataset: Any, of: Callable[[Any], Callable[..., Any] | None], unknown: Any
+) -> Callable[..., Any] | None:
+    """Combines functions of a sample's number, and perhaps more arguments. of: the function of one
+    of parts_of(); None if it has none. unknown: the result for samples of such parts.
+    Returns None if no part has a function."""
+    parts, find = parts_of(dataset)
+    functions = [of(part) for part in parts]
+    if parts[0] is dataset or all(function is None for function in functions):
+        return functions[0]
+
+    def combined(index: Any, *more: Any) -> Any:
+        part, index = find(index)
+        function, number = functions[part], whole_number(index)
+        return unknown if function is None or number < 0 else function(number, *more)
+
+    return combined
 
 
 def behind_subsets(dataset: Any) -> tuple[Any, list[Subset[Any]]]:

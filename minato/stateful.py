@@ -23,7 +23,6 @@ import inspect
 import json
 import pickle
 import random
-import time
 import types
 import weakref
 from collections.abc import Callable
@@ -35,8 +34,9 @@ import torch
 
 from .dataset_calls import offered, own_attributes
 from .errors import Failure
+from .time_share import TimeShare
 
-#: nanoseconds: a snapshot that takes no longer travels with every batch
+#: nanoseconds: a snapshot that takes less travels with every batch
 CHEAP_NS = 500_000
 #: largest share of a worker's time for slower snapshots. The latest snapshot is then behind by the
 #: batches that the worker makes in ten times the time of a snapshot
@@ -246,28 +246,6 @@ def _plain(state: Any) -> bytes:
 # ---- snapshots -------------------------------------------------------------------------
 
 
-class Pace:
-    """How often to ask for something that takes time. While it is cheap, always. Otherwise only
-    while all answers together have taken at most their share of the time."""
-
-    def __init__(self, cheap_ns: int, share: float | None = None) -> None:
-        self._cheap_ns = cheap_ns
-        self._share = SHARE if share is None else share
-        self._cost = self._spent = 0  # nanoseconds: of the last answer, and of all answers
-        self._began = time.perf_counter_ns()
-
-    def allows(self) -> bool:
-        """Whether to ask now."""
-        if self._cost <= self._cheap_ns:
-            return True
-        return self._spent <= self._share * (time.perf_counter_ns() - self._began)
-
-    def took(self, begins: int) -> None:
-        """Records an answer that was asked for at this perf_counter_ns()."""
-        self._cost = time.perf_counter_ns() - begins
-        self._spent += self._cost
-
-
 class Snapshots:
     """Takes a worker's snapshots, as often as they are cheap."""
 
@@ -276,7 +254,7 @@ class Snapshots:
         self._generators = Generators()
         self._told = False  # whether the dataset has loaded a state
         self._asked: tuple[Any, Any] | None = None  # dataset and fetcher, if Stateful
-        self._pace = Pace(CHEAP_NS)
+        self._time = TimeShare(SHARE, cheap_ns=CHEAP_NS)
 
     def go_on(
         self,
@@ -321,18 +299,16 @@ class Snapshots:
         self._asked = None
 
     def taken(self, at_any_cost: bool = False) -> bytes | None:
-        """A snapshot, pickled, if dataset or iterator is Stateful and the pace allows it."""
-        if self._asked is None or not (at_any_cost or self._pace.allows()):
+        """A snapshot, pickled, if dataset or iterator is Stateful and the time allows it."""
+        if self._asked is None or not (at_any_cost or self._time.allows()):
             return None
-        begins = time.perf_counter_ns()
-        try:
-            said = ask(*self._asked)  # which may draw
-            said = said._replace(generators=self._generators.drawn())
-            pickled = _pickled(said, self._asked[0])
-        except Exception as error:
-            pickled = pickle.dumps(Failure.of(error, self._where))
-        self._pace.took(begins)
-        return pickled
+        with self._time:
+            try:
+                said = ask(*self._asked)  # which may draw
+                said = said._replace(generators=self._generators.drawn())
+                return _pickled(said, self._asked[0])
+            except Exception as error:
+                return pickle.dumps(Failure.of(error, self._where))
 
 
 def _said_by(dataset: Any) -> str:
@@ -391,7 +367,7 @@ class Kept:
         self._live: Callable[[], Snapshot] | None = None  # asks a dataset in this process
         self._before: Callable[[], Snapshot] | None = None  # state before the current batch
         self._since = 0  # batches made since _before
-        self._pace = Pace(CHEAP_NS)
+        self._time = TimeShare(SHARE, cheap_ns=CHEAP_NS)
         self.pickled: bytes | None = None
         self.again = 0  # batches delivered since
 
@@ -416,11 +392,10 @@ class Kept:
     def goes_on(self) -> None:
         """A batch is about to be made; until it is done, the dataset is ahead of what was
         delivered. Stores its state now, or keeps an earlier one if asking is expensive."""
-        if self._pace.allows():
-            begins = time.perf_counter_ns()
-            self.settle()
-            self._before, self._since = self._read, 0
-            self._pace.took(begins)
+        if self._time.allows():
+            with self._time:
+                self.settle()
+                self._before, self._since = self._read, 0
         self._read, self.again = self._before, self._since
 
     def stands(self, made: int) -> None:

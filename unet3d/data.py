@@ -55,9 +55,11 @@ def list_cases(folder: Path) -> list[Case]:
     """All cases of a preprocessed folder, sorted. Raises DataError if it has none."""
     manifest = read_manifest(folder)
     if manifest is None or not manifest["cases"]:
-        raise DataError(f"{folder}: holds no preprocessed cases; run "
-                        "`python -m unet3d.preprocess --source NIFTI --out "
-                        f"{folder}` first")
+        source, out = "NIFTI", folder
+        if next(folder.glob("case_*/*.nii*"), None) is not None:
+            source, out = folder, "OTHER"  # the folder of the cases stays as it is
+        raise DataError(f"{folder}: holds no preprocessed cases; run `python -m unet3d.preprocess "
+                        f"--source {source} --out {out}` first")
     cases = []
     for name in sorted(manifest["cases"]):
         image, label = folder / f"{name}_x.npy", folder / f"{name}_y.npy"

@@ -46,7 +46,8 @@ def find_cases(folder: Path, required: str) -> list[Path]:
         if not (case / required).is_file():
             hint = ""
             if required == IMAGE_NAME and (case / LABEL_NAME).is_file():
-                hint = " (labels only: `python -m unet3d.phantom --labels` paints images)"
+                hint = (f" (labels only: `python -m unet3d.phantom --labels {folder} --out PAINTED` "
+                        "paints images)")
             raise DataError(f"{case / required}: missing{hint}")
     return cases
 

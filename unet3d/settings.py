@@ -210,6 +210,8 @@ def parse(description: str, argv: list[str] | None) -> Settings:
         parser.error("--eval-start says where evaluations begin: say --eval-every, too")
     if args.no_eval and asked:
         parser.error(f"--no-eval and --{asked[0].replace('_', '-')} exclude each other")
+    if args.target_dice is not None and not 0 <= args.target_dice <= 1:
+        parser.error("--target-dice is a mean Dice and lies between 0 and 1")
     if not 0 <= args.python_ms < float("inf"):
         parser.error("--python-ms must be a number and not negative")
     if args.step_ms is not None:

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from ..dataset_calls import attribute, behind_subsets, fetches_batches, offered, own_attributes
+from ..dataset_calls import attribute, fetches_batches, offered, own_attributes, parts_of
 from .cache import Cache, DataSet, _data_set
 from .fingerprint import Fingerprint, _codes, _package
 from .keys import canonical
@@ -359,10 +359,7 @@ def _kind(dataset: Any) -> type[Reader] | None:
 
 def leaves(dataset: Any) -> list[Any]:
     """The datasets inside Subset and ConcatDataset, in their order."""
-    inner, _subsets = behind_subsets(dataset)
-    if type(inner) is ConcatDataset:
-        return [leaf for part in inner.datasets for leaf in leaves(part)]
-    return [inner]
+    return parts_of(dataset)[0]
 
 
 def readable(dataset: Any) -> bool:

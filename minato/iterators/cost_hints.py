@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import inspect
 import math
-import time
 import warnings
 from array import array
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Subset
-
 from .._core import Seeder
-from ..dataset_calls import attribute, offered, part_of
+from ..dataset_calls import attribute, by_part, offered
 from ..sampler_indices import each_index, whole_number
 from ..seeding.draws import sample_seed
 from ..seeding.find_generators import find_all
+from ..time_share import TimeShare
 from ..workers.fetching import seed_place
 from .across_iterators import Memo
 from .file_sizes import FileSizes
@@ -66,9 +64,9 @@ class CostHints:
         self._dataset, self._collate_fn, self._ranks, self._seeds = dataset, collate_fn, ranks, seeds
         self._hooks: dict[int, int] | None = None
         self._place = 0, 0  # base seed and epoch of the batch that is asked for
-        self._ask = None if memo.hints_refused else self._of(dataset)
+        self._ask = None if memo.hints_refused else by_part(dataset, self._of, None)
         self._sizes = None if self.given else FileSizes(dataset, memo)
-        self._began, self._spent = time.perf_counter_ns(), 0
+        self._time = TimeShare(SHARE, first_ns=FIRST_NS)
 
     @property
     def given(self) -> bool:
@@ -76,13 +74,7 @@ class CostHints:
         return self._ask is not None
 
     def _of(self, dataset: Any) -> Ask | None:
-        """How to ask a dataset, through torch's Subset and ConcatDataset."""
-        if type(dataset) is Subset:
-            inner, indices = self._of(dataset.dataset), dataset.indices
-            return None if inner is None else (
-                lambda index, place, epoch: inner(whole_number(indices[index]), place, epoch))
-        if type(dataset) is ConcatDataset:
-            return self._of_concatenated(dataset)
+        """How to ask a dataset."""
         method = hint_method(dataset)
         if method is None:
             return None
@@ -97,18 +89,6 @@ class CostHints:
             if knows_epoch:
                 more["epoch"] = epoch
             return method(index, **more)
-
-        return ask
-
-    def _of_concatenated(self, dataset: ConcatDataset[Any]) -> Ask | None:
-        parts = [self._of(part) for part in dataset.datasets]
-        if all(part is None for part in parts):
-            return None
-
-        def ask(index: int, place: int, epoch: int | None) -> Any:
-            number, inner = part_of(dataset, index)
-            part = parts[number]
-            return None if part is None else part(inner, place, epoch)
 
         return ask
 
@@ -135,14 +115,11 @@ class CostHints:
         epoch: as samples are seeded by. first: position of the batch's first sample in the epoch.
         user_epoch: what set_epoch() has told the dataset; None: nothing.
         """
-        ask, begins = self._ask, time.perf_counter_ns()
-        if ask is None or self._spent > FIRST_NS + SHARE * (begins - self._began):
+        if self._ask is None or not self._time.allows():
             return None
         self._place = base_seed, epoch
-        try:
-            return self._asked(ask, index, first, user_epoch)
-        finally:
-            self._spent += time.perf_counter_ns() - begins
+        with self._time:
+            return self._asked(self._ask, index, first, user_epoch)
 
     def without(self, index: Any) -> None:
         """Prepares a batch, or a sample, of a dataset that gives no hints: looks up its bytes."""

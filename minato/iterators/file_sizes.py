@@ -10,16 +10,16 @@ from __future__ import annotations
 import itertools
 import os
 import stat
-import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import Dataset
 
-from ..dataset_calls import own_attributes, part_of
+from ..dataset_calls import by_part, own_attributes
 from ..sampler_indices import each_index, whole_number
+from ..time_share import TimeShare
 from .across_iterators import Memo
 
 #: Looking up sizes takes at most this share of the trainer's time, beyond what the first ones may
@@ -64,11 +64,10 @@ def _is_list(value: Any) -> bool:
 def size_of(dataset: Any) -> SizeOf | None:
     """How to find the bytes of the files that a sample is read from; None if the dataset lists
     none. Looks into torch's Subset and ConcatDataset, and into a dataset that another one wraps."""
-    if type(dataset) is Subset:
-        inner, indices = size_of(dataset.dataset), dataset.indices
-        return None if inner is None else lambda index: inner(whole_number(indices[index]))
-    if type(dataset) is ConcatDataset:
-        return _of_concatenated(dataset)
+    return by_part(dataset, _of_part, 0)
+
+
+def _of_part(dataset: Any) -> SizeOf | None:
     try:
         length = len(dataset)
     except Exception:  # of the program's code
@@ -79,19 +78,6 @@ def size_of(dataset: Any) -> SizeOf | None:
     if not found:
         return _of_wrapped(values, length)
     return found[0] if len(found) == 1 else lambda index: sum(size(index) for size in found)
-
-
-def _of_concatenated(dataset: ConcatDataset[Any]) -> SizeOf | None:
-    parts = [size_of(part) for part in dataset.datasets]
-    if all(part is None for part in parts):
-        return None
-
-    def size(index: int) -> int:
-        number, inner = part_of(dataset, index)
-        part = parts[number]
-        return 0 if part is None else part(inner)
-
-    return size
 
 
 def _of_wrapped(values: Any, length: int) -> SizeOf | None:
@@ -114,31 +100,24 @@ class FileSizes:
             self._size_of = size_of(dataset)
         if self._size_of is not None and not memo.sized:
             memo.sized = bytearray(memo.size)
-        self._began, self._spent = time.perf_counter_ns(), 0
+        self._time = TimeShare(SHARE, first_ns=FIRST_NS)
 
     def look_up(self, batch: Any) -> None:
         """Tells the cost model the bytes of a batch's samples, or of one sample."""
-        if self._size_of is None:
+        if self._size_of is None or not self._time.allows():
             return
-        begins = time.perf_counter_ns()
-        ends = FIRST_NS + round(SHARE * (begins - self._began)) - self._spent + begins
-        if ends <= begins:
-            return
-        indices, sizes = array("q"), array("q")
-        try:
-            self._find(self._size_of, batch, ends, indices, sizes)
+        with self._time:
+            indices, sizes = self._found(self._size_of, batch)
             if indices:
                 self._memo.costs.tell_bytes(indices, sizes)
                 for index in indices:
                     self._memo.sized[index] = 1
             elif 0 not in self._memo.sized:
                 self._size_of = None  # all were looked up
-        finally:
-            self._spent += time.perf_counter_ns() - begins
 
-    def _find(
-        self, size: SizeOf, batch: Any, ends: int, indices: array[int], sizes: array[int]
-    ) -> None:
+    def _found(self, size: SizeOf, batch: Any) -> tuple[array[int], array[int]]:
+        """Indices that are looked up now, and their bytes."""
+        indices, sizes = array("q"), array("q")
         sized = self._memo.sized
         for one in each_index(batch):
             index = whole_number(one)
@@ -150,5 +129,6 @@ class FileSizes:
                 found = 0
             indices.append(index)
             sizes.append(found)
-            if time.perf_counter_ns() > ends:
-                return
+            if not self._time.allows():
+                break
+        return indices, sizes

@@ -10,34 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Subset
-
-from ..dataset_calls import offered, part_of, through_subset
+from ..dataset_calls import offered, parts_of
 from ..errors import add_note, stopped
 
 Key = Callable[[Any], Hashable]
 
 
 def key_of(dataset: Any) -> Key | None:
-    """The dataset's ``locality_key``, through torch's ``Subset`` and ``ConcatDataset``."""
-    if type(dataset) is Subset:
-        return through_subset(dataset, key_of(dataset.dataset))
-    if type(dataset) is ConcatDataset:
-        return _of_parts(dataset)
-    return offered(dataset, "locality_key")
-
-
-def _of_parts(whole: ConcatDataset[Any]) -> Key | None:
-    """Combines the keys of a ConcatDataset's parts. A part without a key is one group."""
-    keys = [key_of(part) for part in whole.datasets]
+    """The dataset's ``locality_key``, through torch's ``Subset`` and ``ConcatDataset``. A part of a
+    ConcatDataset without a key is one group."""
+    parts, find = parts_of(dataset)
+    keys = [offered(part, "locality_key") for part in parts]
     if all(key is None for key in keys):
         return None
 
-    def key_in(index: int) -> Hashable:
-        if index < 0:
-            index += len(whole)
-        part, inner = part_of(whole, index)
-        if index < 0 or part == len(keys):
+    def key_in(index: Any) -> Hashable:
+        try:
+            part, inner = find(index)
+        except IndexError:
             return None  # there is no such sample: the worker raises the error
         key = keys[part]
         return part, key(inner) if key is not None else None

@@ -4,13 +4,12 @@ on what the program draws in the meantime, so the generators' initial states do 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from ..progress import Progress
 from ..seeding.order_generators import fingerprint
-from ..stateful import Pace
+from ..time_share import TimeShare
 
 #: largest share of the time spent on checks
 SHARE = 0.02
@@ -22,19 +21,17 @@ class DrawDetector(Iterator[Any]):
 
     def __init__(self, indices: Iterator[Any], progress: Progress) -> None:
         self._indices, self._progress = indices, progress
-        self._pace = Pace(0, SHARE)
+        self._time = TimeShare(SHARE)
         self._begins = True
 
     def __next__(self) -> Any:
-        if self._begins or self._progress.draws_while_iterated or not self._pace.allows():
+        if self._begins or self._progress.draws_while_iterated or not self._time.allows():
             index = next(self._indices)
             self._begins = False
             return index
-        looks = time.perf_counter_ns()
-        before = fingerprint()
-        looked = time.perf_counter_ns()
+        with self._time:
+            before = fingerprint()
         index = next(self._indices)
-        drew = time.perf_counter_ns() - looked
-        self._progress.draws_while_iterated = fingerprint() != before
-        self._pace.took(looks + drew)
+        with self._time:
+            self._progress.draws_while_iterated = fingerprint() != before
         return index

@@ -11,7 +11,6 @@ minato/seeding/order_generators.py.
 from __future__ import annotations
 
 import pickle
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,10 +23,13 @@ from torch.utils.data.dataloader import _DatasetKind
 from ..option_values import option
 from ..progress import Progress
 from ..seeding.order_generators import batch_size_of, sampler_of
-from ..stateful import Pace, is_stateful, tell
+from ..stateful import is_stateful, tell
+from ..time_share import TimeShare
 
-#: nanoseconds: if an answer takes no longer, the sampler is asked after each index
+#: nanoseconds: if an answer takes less, the sampler is asked after each index
 CHEAP_NS = 50_000
+#: largest share of the time for slower answers
+SHARE = 0.1
 #: size limit of the stored answers; past it, the next is asked for after some were delivered
 MOST_BYTES = 32 << 20
 
@@ -171,7 +173,7 @@ class _Watch:
         self._drawn, self._position = begin.drawn, begin.position
         self._bytes = begin.size()
         self._end: Said | None = None
-        self._pace = Pace(CHEAP_NS)
+        self._time = TimeShare(SHARE, cheap_ns=CHEAP_NS)
 
     def gave(self, indices: Any, index: Any) -> None:
         """Records that an index was drawn. After an interrupt this is called again."""
@@ -204,12 +206,10 @@ class _Watch:
             self._bytes -= self._said.popleft().size()
         if self._bytes > MOST_BYTES and len(self._said) > 1:
             return
-        if not self._pace.allows():
-            return
-        begins = time.perf_counter_ns()
-        self._said.append(Said(drawn, position, self._asked(indices)))
-        self._bytes += self._said[-1].size()
-        self._pace.took(begins)
+        if self._time.allows():
+            with self._time:
+                self._said.append(Said(drawn, position, self._asked(indices)))
+                self._bytes += self._said[-1].size()
 
     def state(self) -> dict[str, Any] | None:
         """The state after the last index up to which everything is delivered."""

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 import minato
+from minato import time_share
 from minato.iterators import cost_hints
 from minato.iterators.cost_hints import CostHints
 
@@ -164,7 +165,7 @@ def test_hints_stop_when_they_take_too_long(
             asked.append(index)
             return answer
 
-    monkeypatch.setattr(cost_hints.time, "perf_counter_ns", lambda: clock[0])
+    monkeypatch.setattr(time_share.time, "perf_counter_ns", lambda: clock[0])
     loader = Loader(20)
     loader.inner.__dict__["dataset"] = Slow(range(20))
     engine = Engine()

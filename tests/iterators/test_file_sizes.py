@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import minato
+from minato import time_share
 from minato.iterators import file_sizes
 from minato.iterators.across_iterators import memo_of
 from minato.iterators.file_sizes import FileSizes, size_of
@@ -133,7 +134,7 @@ def test_files_that_vanish_leave_their_samples_unknown(
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     now = [0]
-    monkeypatch.setattr(file_sizes.time, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(time_share.time, "perf_counter_ns", lambda: now[0])
     yield now
 
 

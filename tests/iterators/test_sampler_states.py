@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 import minato
-from minato import stateful
 from minato.iterators import sampler_states
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -171,7 +170,7 @@ def test_a_state_of_a_state() -> None:
 def test_slow_state_dict_is_asked_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then some indices are drawn again, and skipped."""
     monkeypatch.setattr(sampler_states, "CHEAP_NS", -1)
-    monkeypatch.setattr(stateful, "SHARE", 0.0)
+    monkeypatch.setattr(sampler_states, "SHARE", 0.0)
     it = iter(loader := make(Counts, 2))
     for _ in range(4):
         next(it)

@@ -77,6 +77,12 @@ def test_target_takes_the_presets_epochs(capsys):
         compare.parse([*given, "synthetic", "--", "--target-dice", "0.3"])
 
 
+def test_arguments_of_runs_without_dashes_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        compare.parse(["--data", "d", "--out", "o", "--target-dice", "0.3"])
+    assert "arguments: --target-dice (arguments of the runs come last, after --" in capsys.readouterr().err
+
+
 def test_compare_reports_time_to_target(data_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(compare, "check_bytes", lambda *rest: None)
     status = compare.main(["--data", str(data_folder), "--out", str(tmp_path), "--loaders",

@@ -73,8 +73,15 @@ def test_unseeded_samples_follow_the_global_generators(data_folder):
     assert random.getstate() != state
 
 
+def test_folder_of_nifti_is_not_named_as_output(tmp_path):
+    (tmp_path / "case_00000").mkdir()
+    (tmp_path / "case_00000" / nifti.IMAGE_NAME).touch()
+    with pytest.raises(nifti.DataError, match=f"preprocess --source {tmp_path} --out OTHER"):
+        data.list_cases(tmp_path)
+
+
 def test_unreadable_volumes_are_named(data_folder, tmp_path):
-    with pytest.raises(nifti.DataError, match="holds no preprocessed cases"):
+    with pytest.raises(nifti.DataError, match=f"holds no preprocessed cases.*--out {tmp_path}"):
         data.list_cases(tmp_path)
     out = tmp_path / "out"
     shutil.copytree(data_folder, out)

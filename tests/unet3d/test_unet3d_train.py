@@ -519,7 +519,7 @@ def test_wrong_options_and_missing_data(data_folder, tmp_path, capsys):
                   ["--no-eval", "--eval-every", "1"], ["--step-ms", "-1"],
                   ["--step-ms", "nan"], ["--python-ms", "-1"], ["--dali-depth", "4"],
                   ["--step-ms", "1", "--eval-every", "1"], ["--momentum", "1"],
-                  ["--overlap", "nan"], ["--oversampling", "1.1"], ["--warmup-epochs", "-1"],
+                  ["--target-dice", "1.1"], ["--target-dice", "nan"], ["--overlap", "nan"], ["--oversampling", "1.1"], ["--warmup-epochs", "-1"],
                   ["--initial-rate", "-1"], ["--learning-rate", "inf"]):
         with pytest.raises(SystemExit):
             run(data_folder, tmp_path, *wrong)

@@ -520,7 +520,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
                         help="of speech with -- --heavy S: repeat the comparison with each of "
                         "these shares of slow samples, 0 to 1; a table and a picture of all")
     parser.add_argument("rest", nargs="*", help="after --: further arguments of the runs")
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)} (arguments of the runs come last, "
+                     "after --: `-- --target-dice 0.3 --workers 2`)")
     known = program(args.workload)[1]
     if args.loaders is not None:
         args.loaders = list(dict.fromkeys(args.loaders.split(",")))
