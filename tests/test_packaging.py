@@ -346,7 +346,7 @@ def test_installed_without_torch(built: Built, tmp_path: Path) -> None:
     assert "ImportError: minato needs PyTorch" in done.stderr
     assert "During handling" not in done.stderr
     page = run(bin_ / "minato", "info", cwd=tmp_path, env=clean()).stdout
-    assert "pip install torch" in page and re.search(r"core +built", page)
+    assert "pip install torch" in page and re.search(r"engine +built", page)
     done = subprocess.run(
         [bin_ / "minato", "nonsense"],
         cwd=tmp_path, env=clean(), capture_output=True, text=True, timeout=60,

@@ -242,10 +242,10 @@ def test_a_measurement_ends_by_time_memory_or_reader(
     with mine, other:
         assert keeper._wait(mine, sleeping, 0.0) == "its time was over"
         free = iter([1000, 800, 700])
-        monkeypatch.setattr(keeper, "_available", lambda: next(free))
+        monkeypatch.setattr(keeper, "_available_memory", lambda: next(free))
         assert "25% of the available memory" in str(keeper._wait(mine, sleeping, 100.0))
         other.close()
-        monkeypatch.setattr(keeper, "_available", lambda: 1000)
+        monkeypatch.setattr(keeper, "_available_memory", lambda: 1000)
         assert keeper._wait(mine, sleeping, 100.0) == "gone"
 
 

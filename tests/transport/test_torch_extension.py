@@ -40,7 +40,7 @@ def test_extension_refuses_other_torch_and_info_explains() -> None:
     assert done.returncode == 0, done.stderr
     refused, info = done.stdout.splitlines()
     assert f"built for torch {ext.torch_version} and does not load with torch 1.99.0" in refused
-    assert info.startswith("built, does not load: ") and refused in info
+    assert info.startswith("built, but does not load: ") and refused in info
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="there is no nm")

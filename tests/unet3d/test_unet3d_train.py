@@ -617,7 +617,7 @@ def test_run_at_target_stays_ended(data_folder, tmp_path):
     after = result_of(tmp_path)
     assert after["reached_target"] and after["epochs"] == before["epochs"]
     assert len(lines(tmp_path, "epoch")) == 1
-    assert run(data_folder, tmp_path, *arguments, "1.01", "--resume") == 0
+    assert run(data_folder, tmp_path, *arguments, "1", "--resume") == 0
     after = result_of(tmp_path)
     assert not after["reached_target"] and [row["epoch"] for row in after["epochs"]] == [1, 2]
 
