@@ -461,11 +461,22 @@ def scheduling_gain(f: Facts) -> float:
 
 def measured_gain(f: Facts, workers: int) -> float | None:
     """minato's measured rate over that of the program's loader; None where one of them was not
-    measured, or while other programs used the cores."""
+    measured, while other programs used the cores, or where the samples that were measured were too
+    few to say, because their costs are so uneven."""
     one, other = f.rate(f.own, workers), f.rate("minato", workers)
     if not one or not other or f.others() >= OTHERS:
         return None
+    if any(_error_by_chance(f, kind, workers) > WORTH - 1 for kind in (f.own, "minato")):
+        return None
     return (1 / one + f.end_seconds(f.own, workers)) / (1 / other + f.end_seconds("minato", workers))
+
+
+def _error_by_chance(f: Facts, kind: str, workers: int) -> float:
+    """The standard error of a measured rate, as a share of it, because some samples cost more."""
+    samples = [r["samples"] for r in f.all["rates"] if (r["loader"], r["workers"]) == (kind, workers)]
+    if len(f.costs) < 2 or not samples:
+        return 0.0
+    return statistics.stdev(f.costs) / f.mean / math.sqrt(max(1, samples[-1]))
 
 
 def virtual_gain(f: Facts, workers: int) -> float:

@@ -422,13 +422,15 @@ def _compare_threads(
     loader: Any, count: int, seconds: float
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Samples by one thread and by several, by turns: what other programs do changes meanwhile."""
-    found: list[dict[str, Any] | None] = []
-    runs = [[_run_threads(loader, n, seconds / 8) for n in (1, count)] for _ in range(4)]
-    for each in zip(*runs):
-        made = [one for one in each if one]
-        samples = sum(one["samples"] for one in made)
-        total = sum(one["samples"] * one["seconds"] for one in made)
-        found.append({"samples": samples, "seconds": total / samples} if len(made) == len(each) else None)
+    pairs = [[_run_threads(loader, n, seconds / 8) for n in (1, count)] for _ in range(4)]
+    whole = [[run for run in pair if run is not None] for pair in pairs if None not in pair]
+    if not whole:
+        return None, None
+    found = []
+    for runs in zip(*whole):
+        samples = sum(run["samples"] for run in runs)
+        total = sum(run["samples"] * run["seconds"] for run in runs)
+        found.append({"samples": samples, "seconds": total / samples})
     return found[0], found[1]
 
 

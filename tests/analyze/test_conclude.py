@@ -47,7 +47,8 @@ def facts(**given: Any) -> dict[str, Any]:
     return {
         "watched": watch, "loader": loader, "own": "torch", "work": work, "place": None,
         "machine": {"cores": 2, "memory_available": 10**9}, "contend": None, "notes": [],
-        "rates": [{"loader": k, "workers": n, "rate": r, "usage": usage} for (k, n), r in rates.items()],
+        "rates": [{"loader": k, "workers": n, "rate": r, "usage": usage, "samples": 10**6}
+                  for (k, n), r in rates.items()],
         **given,
     }  # fmt: skip
 
@@ -135,6 +136,18 @@ def test_uneven_samples_are_stragglers_where_scheduling_gains() -> None:
     assert kind_of(costs=costs, rates=rates, workers=4)[0] == "stragglers"
     even = {("torch", 1): 160.0, ("torch", 4): 590.0, ("minato", 4): 600.0}
     assert kind_of(costs=costs, rates=even, workers=4)[0] != "stragglers"
+
+
+def test_few_uneven_samples_leave_the_gain_to_simulation() -> None:
+    """A slow sample more or less decides which loader was faster in 300 samples."""
+    found = facts(
+        costs=([(0.003, 0.0)] * 99 + [(0.3, 0.0)]) * 2, workers=4,
+        rates={("torch", 1): 160.0, ("torch", 4): 590.0, ("minato", 4): 560.0},
+    )  # fmt: skip
+    assert limit(Facts(found))["kind"] != "stragglers"
+    for rate in found["rates"]:
+        rate["samples"] = 300
+    assert limit(Facts(found))["kind"] == "stragglers"
 
 
 def test_no_workers_is_the_limit_where_cores_idle() -> None:
