@@ -329,9 +329,9 @@ class Planner:
             if self.drawn_ahead() > self.enough:
                 return
         try:
-            while not self.draw.exhausted and self.drawn_ahead() < most:
-                if self.drawn_ahead() >= self._progress.most_ahead:
-                    return
+            while not self.draw.exhausted and (
+                self.drawn_ahead() < min(most, self._progress.most_ahead)
+            ):
                 if self.draw.number >= self._last and self._waits_for_its_end(window):
                     return
                 if not self._draw():
