@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._memory_limit import ranks_here
 from ..dataset_calls import own_attributes
-from .cache import Cache, _clients
+from .cache import Cache, any_open
 from .datasets import leaves
 from .fingerprint import _codes
 
@@ -67,7 +67,7 @@ class Missed:
 
 def caches_of(dataset: Any) -> list[Cache]:
     """Those whose memoized functions a dataset calls, where its classes and attributes show them."""
-    if not _clients:
+    if not any_open():
         return []
     found: list[Cache] = []
     classes: set[type] = set()

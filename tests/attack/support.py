@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -204,15 +205,25 @@ def resources() -> dict[str, int]:
     }
 
 
-def expect_returned(before: dict[str, int]) -> None:
-    """Fails if this process goes on holding more than before. Threads of multiprocessing close their
-    pipes a little later; what an earlier test held may be closed meanwhile."""
+def held() -> set[tuple[str, object]]:
+    """Everything that this process holds now, one by one, and its number of threads."""
+    gc.collect()
+    things: set[tuple[str, object]] = {("process", process.pid) for process in descendants()}
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            things.add(("descriptor", f"{fd}: {os.readlink(f'/proc/self/fd/{fd}')}"))
+    mine = f"torch_{os.getpid()}_"
+    things.update(("shm", name) for name in os.listdir("/dev/shm") if name.startswith(mine))
+    return things | {("thread", n) for n in range(psutil.Process().num_threads())}
 
-    def more() -> dict[str, int]:
-        now = resources()
-        return {name: count for name, count in now.items() if count > before[name]}
 
-    wait_for(lambda: not more(), f"the process to hold no more than {before}", 10)
+def expect_returned(before: set[tuple[str, object]]) -> None:
+    """Fails if this process goes on holding something new. Threads of multiprocessing close their
+    pipes a little later. What an earlier test held may be closed meanwhile, and hides no leak."""
+    end = time.monotonic() + 10
+    while new := held() - before:
+        assert time.monotonic() < end, f"left: {sorted(map(str, new))}"
+        time.sleep(0.005)
 
 
 #: put at the start of an interpreter's program

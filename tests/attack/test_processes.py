@@ -37,10 +37,10 @@ from .support import (
     descendants,
     epochs,
     expect_returned,
+    held,
     in_child,
     kill,
     kill_starters,
-    resources,
     run_file,
     run_script,
     same,
@@ -459,7 +459,7 @@ def test_exit_with_a_live_iterator(kind, way):
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_unpicklable_under_spawn(method):
     make(Noisy(8), multiprocessing_context=method).__iter__()._shutdown_workers()
-    before = resources()
+    before = held()
     for _ in range(3):
         with pytest.warns(UserWarning, match="pickle error"), pytest.raises(
             (AttributeError, TypeError)
@@ -591,7 +591,7 @@ def test_descriptors_beyond_what_select_can_name():
 
 @pytest.mark.parametrize("step", ["_end_zygote", "_keep_entries", "_close_zygote"])
 def test_failed_shutdown_step_does_not_skip_others(step, monkeypatch):
-    before = resources()
+    before = held()
     iterator = iter(make(Noisy(40)))
     next(iterator)
     real = getattr(iterator._pool, step)
@@ -860,7 +860,7 @@ def test_many_short_epochs(seed):
 
 
 def test_workers_are_seen_by_their_handles():
-    before = resources()
+    before = held()
     iterator = iter(make(Counting(100)))
     pids = workers_of(iterator)
     assert len(set(pids)) == 2 and all(map(alive, pids))

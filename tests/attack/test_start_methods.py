@@ -39,9 +39,9 @@ from .support import (
     alive,
     copied,
     expect_returned,
+    held,
     kill,
     kill_ready,
-    resources,
     run_file,
     run_script,
     same,
@@ -418,7 +418,7 @@ def test_directly_started_workers_may_die_together(started_with):
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_is_left(method):
     list(make(Images(8), method))
-    before = resources()
+    before = held()
     for _ in range(2):
         iterator = iter(make(Images(40), method))
         next(iterator)
