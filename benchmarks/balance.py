@@ -409,7 +409,7 @@ def brief(result: dict[str, Any]) -> None:
             ratio = over(cells[name], "later")
             rows.append([name, f"{common.median(walls):.2f} s", common.between(walls, form=".2f"),
                          f"{ratio:.2f}"])  # fmt: skip
-        print(common.table(["", "epoch", "range", "over bound"], rows))
+        print(common.table(["", "epoch", "range", "times bound"], rows))
 
 
 def arguments() -> argparse.Namespace:

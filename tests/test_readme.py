@@ -57,7 +57,7 @@ def test_readme_is_short_and_starts_with_the_essentials() -> None:
     lines = TEXT.splitlines()
     assert len(lines) <= 150
     screen = "\n".join(lines[:40])
-    for essential in ("+from minato import DataLoader", "pip install", ".svg", "over bound",
+    for essential in ("+from minato import DataLoader", "pip install", ".svg", "times bound",
                       "does not help", "What changes", "Status"):  # fmt: skip
         assert essential in screen, essential
 
