@@ -190,6 +190,7 @@ class Supervisor:
         done() is true."""
         stay_at_exit()
         health = self.engine.health()
+        stay_at_exit()  # the exit may have begun meanwhile and ended the workers
         unstarted = health["deaths"] > 0 and NOT_STARTED <= health["status"] < DAMAGED
         if health["zygote_lost"] and not unstarted:
             if not done() and not self._restart(health["zygote_hung"]):
@@ -227,7 +228,7 @@ class Supervisor:
 
     def _warn_of_deaths(self, health: Any) -> None:
         deaths, retries = health["deaths"], health["retries"]
-        if deaths <= self.deaths_told:
+        if deaths <= self.deaths_told or _exit.is_set():
             return
         if self.served.position.errors and not self._replaces:
             return  # the error has named it
