@@ -10,11 +10,11 @@ cost before it is made: what the same index has cost before ("history"), the byt
 the model without a hint, which weighs the two, and the model with the dataset's hint. The table shows
 correlation and rank correlation with the CPU time that the sample took.
 
-"Waiting": four workers replay these costs in samples that sleep, drawn anew in each epoch as the
-transforms draw them. Steps keep the workers busy for 85 % of their time. The same dataset runs
-with and without its hint, in turns; both must deliver the same samples. "Waited" is the sum of
-the time in next(), without the first epoch. The rows "steady" and "useless" show costs that
-history predicts, without a hint and with one that says nothing.
+"Waiting": four workers replay these costs in samples that sleep. Each epoch draws them anew, as the
+transforms do, or a sample costs the same in each epoch ("steady"). Steps keep the workers busy for
+85 % of their time. The same dataset runs without a hint, with its hint, and with bad ones, in turns;
+all must deliver the same samples. "Waited" is the sum of the time in next(), and "epochs" their
+time, both without the first epoch. The ratio is to the run without a hint in the same repeat.
 
 "Files": the same steps, with samples that sleep by the bytes of a file, or by something else. The
 dataset lists its files, so that the loader knows their bytes, or hides the list. The first epoch
@@ -35,6 +35,7 @@ import sys
 import tempfile
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -145,16 +146,24 @@ class Replay(Dataset[Any]):
         return index, drawn
 
 
+#: what a dataset says that knows the cost of a sample, in a unit of its own
+HINTS: dict[str, Callable[[float, int], float]] = {
+    "its hint": lambda cost, index: cost,
+    "constant hint": lambda cost, index: 1.0,
+    "opposite hint": lambda cost, index: 1 / cost,
+    "1,000 x off for half": lambda cost, index: cost * (1000 if index % 2 else 1),
+}
+
+
 class Hinted(Replay):
+    def __init__(self, says: Callable[[float, int], float], *rest: Any) -> None:
+        super().__init__(*rest)
+        self.says = says
+
     def cost_hint(self, index: int, *, seed: int | None = None, epoch: int | None = None) -> float:
-        foreground = minato.draws(seed).random.random() < 0.4
-        return self.sizes[index % len(self.sizes)] * (
-            transforms.FOREGROUND_COST if foreground else 1.0)
-
-
-class Useless(Replay):
-    def cost_hint(self, index: int) -> float:
-        return 1.0
+        foreground = index % 3 == 0 if self.steady else minato.draws(seed).random.random() < 0.4
+        size = self.sizes[index % len(self.sizes)]
+        return self.says(size * (transforms.FOREGROUND_COST if foreground else 1.0), index)
 
 
 def epochs_of(dataset: Dataset[Any], step: float) -> dict[str, Any]:
@@ -185,15 +194,19 @@ def epochs_of(dataset: Dataset[Any], step: float) -> dict[str, Any]:
 def in_turns(
     contenders: dict[str, Dataset[Any]], repeats: int, step: float
 ) -> dict[str, list[dict[str, Any]]]:
-    """Runs of each contender. The first two must deliver the same samples, and so must the others."""
+    """Runs of each contender. Those of the same costs, the name's first part, must deliver the same
+    samples."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
     names = list(contenders)
     for repeat in range(repeats):
-        for name in names[repeat % 2:] + names[:repeat % 2]:
+        turn = repeat % len(names)
+        for name in names[turn:] + names[:turn]:
             found[name].append(epochs_of(contenders[name], step))
-    for one, other in (names[:2], names[2:]):
-        if {r["digest"] for r in found[one]} != {r["digest"] for r in found[other]}:
-            raise SystemExit(f"{one!r} and {other!r} delivered other samples")
+    digests: dict[str, str] = {}
+    for name, runs in found.items():
+        costs = name.partition(",")[0]
+        if {digests.setdefault(costs, runs[0]["digest"])} != {run["digest"] for run in runs}:
+            raise SystemExit(f"{name!r} delivered other samples than another loader of {costs!r}")
     return found
 
 
@@ -205,16 +218,20 @@ def waiting(rows: list[dict[str, Any]], repeats: int, mean_s: float) -> list[dic
     mean = statistics.mean(row["cpu"] for row in rows)
     scale = mean_s / mean
     step = mean_s * BATCH / WORKERS / BUSY
-    contenders = {
-        "drawn anew, without hint": Replay(costs, sizes, scale, False),
-        "drawn anew, with hint": Hinted(costs, sizes, scale, False),
-        "steady, without hint": Replay(costs, sizes, scale, True),
-        "steady, useless hint": Useless(costs, sizes, scale, True),
-    }
+    contenders: dict[str, Dataset[Any]] = {}
+    for kind, steady in (("drawn anew", False), ("steady", True)):
+        given = costs, sizes, scale, steady
+        contenders[f"{kind}, no hint"] = Replay(*given)
+        contenders |= {f"{kind}, {name}": Hinted(says, *given) for name, says in HINTS.items()}
     found = in_turns(contenders, repeats, step)
     steps = step * (EPOCHS - 1) * SAMPLES / BATCH
-    return [{"name": name, "waited": [r["waited"] for r in runs], "took": [r["took"] for r in runs],
-             "steps": steps, "by": runs[-1]["by"]} for name, runs in found.items()]
+    told = []
+    for name, runs in found.items():
+        plain = found[f"{name.partition(',')[0]}, no hint"]
+        told.append({"name": name, "steps": steps, "by": runs[-1]["by"], "ratios": [
+            own["took"] / other["took"] for own, other in zip(runs, plain, strict=True)],
+            **{part: [run[part] for run in runs] for part in ("waited", "took", "first")}})
+    return told
 
 
 # ---- files -----------------------------------------------------------------------------
@@ -286,9 +303,12 @@ def show_draws(rows: list[dict[str, Any]], options: argparse.Namespace) -> dict[
     waits = waiting(rows, options.repeats, 0.005 if options.quick else 0.02)
     print(f"\nWaiting, {options.repeats} repeats in turns, {WORKERS} workers; bound: the steps "
           f"alone take {waits[0]['steps']:.2f} s:")
-    print(common.table(["costs", "waited, s", "(least to greatest)", "epochs, s", "predicted by"], [
+    print(common.table(["costs", "waited, s", "(least to greatest)", "epochs, s", "of no hint's",
+                        "(least to greatest)", "first epoch, s", "predicted by"], [
         [w["name"], f"{common.median(w['waited']):.2f}", common.between(w["waited"], 1.0, ".2f"),
-         f"{common.median(w['took']):.2f}", w["by"]] for w in waits]))
+         f"{common.median(w['took']):.2f}", f"{common.median(w['ratios']):.3f}",
+         common.between(w["ratios"], 1.0, ".3f"), f"{common.median(w['first']):.2f}", w["by"]]
+        for w in waits]))
     return {"samples": rows, "predictions": said, "waiting": waits}
 
 
