@@ -83,6 +83,21 @@ def test_arguments_of_runs_without_dashes_are_refused(capsys):
     assert "arguments: --target-dice (arguments of the runs come last, after --" in capsys.readouterr().err
 
 
+def test_options_of_some_loaders_reach_those_only(capsys):
+    given = ["--data", "d", "--out", "o", "--loaders", "pytorch,minato-shared,dali", "--",
+             "--cache", "4GiB", "--dali-depth", "3", "--dali-no-mmap", "--workers", "1"]
+    common = compare.parse(given).common
+    for loader, own in (("pytorch", []), ("minato-shared", ["--cache=4GiB"]),
+                        ("dali", ["--dali-depth=3", "--dali-no-mmap"])):
+        found = compare.arguments_for(loader, common)
+        assert [a for a in found if a.startswith(("--cache", "--dali"))] == own
+        assert found[-2:] == ["--workers", "1"] and "4GiB" not in found and "3" not in found
+    given[5] = "pytorch,dali"
+    with pytest.raises(SystemExit):
+        compare.parse(given)
+    assert "--cache is the size of minato-shared's cache" in capsys.readouterr().err
+
+
 def test_compare_reports_time_to_target(data_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(compare, "check_bytes", lambda *rest: None)
     status = compare.main(["--data", str(data_folder), "--out", str(tmp_path), "--loaders",

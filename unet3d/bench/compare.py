@@ -64,6 +64,8 @@ UNET3D_LOADERS = ("minato", "minato-native", "minato-native-cached", "pytorch", 
                   "pytorch-expert", "dali", "dali-cached", "synthetic")
 #: epochs in which the bytes of samples are compared
 CHECKED_EPOCHS = 2
+#: options of some loaders only that have a value
+OF_SOME = ("--cache", "--dali-batches", "--dali-depth")
 
 
 class Point(NamedTuple):
@@ -83,9 +85,20 @@ class ComparisonError(RuntimeError):
     """A run failed, or the loaders did not do the same work."""
 
 
+def joined(words: Sequence[str]) -> list[str]:
+    """The arguments, with each option of some loaders and its value as one word: --cache=4GiB."""
+    found: list[str] = []
+    for word in words:
+        if found and found[-1] in OF_SOME:
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
+
+
 def arguments_for(loader: str, common: Sequence[str]) -> list[str]:
-    """The arguments of a run: options for DALI's loaders (each one word, as --dali-depth=4) go to
-    those only, and --cache=SIZE to minato-shared."""
+    """The arguments of a run, of those that `joined` has made: options for DALI's loaders go to
+    those only, and --cache to minato-shared."""
     return [a for a in common if (loader.startswith("dali") or not a.startswith("--dali-"))
             and (loader == "minato-shared" or not a.startswith("--cache"))]
 
@@ -532,6 +545,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     unknown = [name for name in args.loaders if name not in known]
     if unknown:
         parser.error(f"unknown loaders {', '.join(unknown)}; choose from {', '.join(known)}")
+    args.rest = joined(args.rest)
+    if "minato-shared" not in args.loaders and any(a.startswith("--cache") for a in args.rest):
+        parser.error("--cache is the size of minato-shared's cache: name that loader in --loaders")
     of_dali = [a for a in args.rest if a.startswith("--dali-")]
     if of_dali and not any(name.startswith("dali") for name in args.loaders):
         parser.error(f"{' '.join(of_dali)}: no loader of DALI is compared")
