@@ -235,6 +235,32 @@ def test_panels_follow_what_is_known(tmp_path, monkeypatch):
     assert strip.get_array().shape == (1, plot.STRIPS)
 
 
+def test_times_torch_leaves_out_what_loads_nothing(tmp_path, monkeypatch):
+    rows = [row_of("pytorch", times_torch=1.0, ratios=[1.0]),
+            row_of("synthetic", times_torch=15.0, ratios=[14.0, 16.0])]
+    monkeypatch.setattr(plot, "read_usage", lambda *rest: [])
+    axes, _ = painted(facts_of(rows), tmp_path, monkeypatch)
+    axis = axes["times torch"]
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["pytorch"]
+    assert axis.get_xlim()[1] < 2 and axis.get_xlabel().endswith("which loads nothing: 15")
+    points = [row | {"processes": n} for row in rows for n in (1, 2)]
+    axes, _ = painted(facts_of(points), tmp_path, monkeypatch)
+    found = {title.split(",")[0]: len(axis.lines) for title, axis in axes.items()}
+    assert found["samples/s"] == 2 and found["times torch"] == 2  # pytorch's, and the line at 1
+
+
+def test_lines_of_a_run_share_its_loaders_colour():
+    points = [(float(n), 0.5) for n in range(3)]
+    figure = plot._run(dict.fromkeys(("mean_dice", "kidney", "tumour", "cpu", "others"), points),
+                       {"loader": "pytorch"}, Path("run"))
+    axes = {axis.get_title(): axis for axis in figure.axes}
+    plot._pyplot().close(figure)
+    for name, count in (("Dice", 3), ("CPU and GPU, %", 2)):
+        lines = axes[name].lines
+        assert {line.get_color() for line in lines} == {plot.colour("pytorch")}
+        assert [line.get_linestyle() for line in lines] == [*plot.LINE_STYLES[:count]]
+
+
 def test_course_of_a_run_skips_stops(tmp_path):
     """Two epochs, an evaluation, a stop of an hour before the second."""
     steps = [{"event": "step", "epoch": 1, "time": 101.0 + n, "loss": 1.0, "wait_s": 0.25,

@@ -36,6 +36,8 @@ COLOURS = {
 }
 #: colours of loaders without one of their own, chosen by name
 OTHERS = ("#3d8fa8", "#a86f3d", "#6f8a2f", "#a8567f")
+#: of lines that share a colour
+LINE_STYLES = ("-", "--", ":")
 THEMES = {"": {}, "-dark": {
     "figure.facecolor": "#16191d", "axes.facecolor": "#16191d", "savefig.facecolor": "#16191d",
     "legend.facecolor": "#16191d", "legend.edgecolor": "#5a626b",
@@ -59,7 +61,7 @@ def colour(name: str) -> str:
 
 def line_style(name: str) -> str:
     """Solid; dashed or dotted for a loader's variations, which share its colour."""
-    return ("-", "--", ":")[min(2, name.count(","))]
+    return LINE_STYLES[min(2, name.count(","))]
 
 
 def _pyplot() -> Any:
@@ -237,9 +239,16 @@ def _times(axis: Any, rows: Rows) -> None:
 
 
 def _times_torch(axis: Any, rows: Rows) -> None:
-    _bars(axis, rows, "times_torch", 1.0, lambda row: (min(row["ratios"]), max(row["ratios"])))
+    """Of the loaders that load: where loading is the limit, the ratio of the synthetic one would
+    make theirs unreadable."""
+    loading = [row for row in rows if row["loader"] != "synthetic"]
+    _bars(axis, loading, "times_torch", 1.0, lambda row: (min(row["ratios"]), max(row["ratios"])))
     axis.axvline(1.0, color=_ink(), linestyle=":", linewidth=1)
-    axis.set(title="times torch", xlabel="torch's epoch time / its own (median, min-max of runs)")
+    told = "torch's epoch time / its own (median, min-max of runs)"
+    for row in rows:
+        if row["loader"] == "synthetic" and row["times_torch"] is not None:
+            told += f"\nsynthetic, which loads nothing: {row['times_torch']:.3g}"
+    axis.set(title="times torch", xlabel=told)
 
 
 def _waits(axis: Any, rows: Rows) -> None:
@@ -338,6 +347,8 @@ def _lines(swept: str, name: str, factor: float, text: str) -> Panel:
     """A column over the swept one, a line for each loader."""
     def panel(axis: Any, rows: Rows) -> None:
         places = sorted({row[swept] for row in rows})
+        if name == "times_torch":  # as in the panel of that name
+            rows = [row for row in rows if row["loader"] != "synthetic"]
         for loader in dict.fromkeys(row["loader"] for row in rows):
             points = sorted((row[swept], factor * row[name]) for row in rows
                             if row["loader"] == loader and row.get(name) is not None)
@@ -445,26 +456,25 @@ def _run(found: dict[str, list[tuple[float, float]]], config: dict[str, Any], ru
         ("CPU and GPU, %", "not known", {"cpu": ("CPU, own", 100.0),
                                          "others": ("CPU, other programs", 100.0),
                                          "gpu": ("GPU", 1.0)})]
-    shades = (main, "#e8590c", "#9d4fd0") if main != "#e8590c" else (main, "#2b7de9", "#9d4fd0")
     last = max((at for points in found.values() for at, _ in points), default=1.0)
     for axis, (name, missing, lines) in zip(axes.ravel(), panels):
         shown = {key: points for key in lines if (points := found.get(key))}
         if name == "loss" and pause is not None:
             shown, missing = {}, f"steps are pauses of {pause:g} ms: nothing is trained"
-        for shade, (key, points) in zip(shades, shown.items()):
+        for style, (key, points) in zip(LINE_STYLES, shown.items()):
             text, factor = lines[key]
             width = 1.3
             if key == "loss" and len(points) > 2 * MEANS:  # else its noise hides its course
                 axis.plot([t for t, _ in points], [factor * value for _, value in points],
-                          color=shade, label=text, linewidth=0.7, alpha=0.5)
+                          color=main, label=text, linewidth=0.7, alpha=0.5)
                 points, text, width = means(points), "means", 2.0
             axis.plot([t for t, _ in points], [factor * value for _, value in points],
-                      color=shade, label=text, linewidth=width,
+                      color=main, linestyle=style, label=text, linewidth=width,
                       marker="o" if len(points) < 30 else None, markersize=3.5)
         if not shown:
             axis.text(0.5, 0.5, missing, ha="center", transform=axis.transAxes)
         if len(axis.lines) > 1:
-            axis.legend(fontsize=9)
+            axis.legend(fontsize=9, handlelength=3.5)
         axis.grid(axis="y", linewidth=0.5)
         axis.set(title=name, xlabel="s since the start of the run", ylim=(0, None),
                  xlim=(0, 1.03 * last))
