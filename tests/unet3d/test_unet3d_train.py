@@ -671,7 +671,9 @@ def test_an_epoch_that_was_not_cold_is_marked():
     assert not compare.is_not_cold("warm", {"still_cached": None})
 
 
-def test_compare_with_two_processes_a_run(data_folder, tmp_path, capsys):
+def test_compare_with_two_processes_a_run(data_folder, tmp_path, capsys, monkeypatch):
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     status = compare.main(["--data", str(data_folder), "--out", str(tmp_path), "--loaders",
                            "synthetic", "--repeats", "1", "--epochs", "1", "--processes", "2",
                            "--", *[a for a in TINY if a != "--hash-content"], "--step-ms", "5"])
@@ -679,6 +681,7 @@ def test_compare_with_two_processes_a_run(data_folder, tmp_path, capsys):
     [row] = json.loads((tmp_path / "warm-synthetic-1/result.json").read_text())["epochs"]
     assert row["samples"] == 16 and row["steps"] == 4, "each of two ranks took half"
     assert json.loads((tmp_path / "compare.json").read_text())["processes"] == [2]
+    assert [*temporary.glob("torchelastic_*")] == []
 
 
 def test_distributed_ranks_share_the_epoch(data_folder, tmp_path):

@@ -131,9 +131,11 @@ def run_once(module: str, loader: str, cache: str, folder: Path, common: Sequenc
     start to end of the program (`process_s`) and the share of the usable cores that `others` had
     meanwhile. `prefix` goes before its command. Raises
     ComparisonError, and subprocess.TimeoutExpired."""
-    # Not by the machine's name, which may not resolve without a network.
+    # Not by the machine's name, which may not resolve without a network. Without a folder for
+    # logs, torchrun leaves one in /tmp.
     launch = [] if processes == 1 else ["torch.distributed.run", "--standalone", "--local-addr",
-                                        "localhost", "--nproc-per-node", str(processes), "-m"]
+                                        "localhost", "--log-dir", str(folder / "torchrun"),
+                                        "--nproc-per-node", str(processes), "-m"]
     command = [*prefix, sys.executable, "-m", *launch, module, "--loader", loader,
                "--page-cache", cache, "--out", str(folder), *arguments_for(loader, common)]
     watch, began = Others(), time.monotonic()
