@@ -261,23 +261,31 @@ def test_lines_of_a_run_share_its_loaders_colour():
         assert [line.get_linestyle() for line in lines] == [*plot.LINE_STYLES[:count]]
 
 
+def test_dice_of_nothing_found_is_drawn_as_nothing():
+    figure = plot._run({"mean_dice": [(1.0, 1e-7), (2.0, 3e-7)]}, {}, Path("run"))
+    [axis] = [axis for axis in figure.axes if axis.get_title() == "Dice"]
+    plot._pyplot().close(figure)
+    assert axis.get_ylim() == (0, 0.1)
+
+
 def test_course_of_a_run_skips_stops(tmp_path):
     """Two epochs, an evaluation, a stop of an hour before the second."""
     steps = [{"event": "step", "epoch": 1, "time": 101.0 + n, "loss": 1.0, "wait_s": 0.25,
               "samples": [1, 2]} for n in range(3)]
-    usage = {"event": "usage", "epoch": 1, "time": 105.0, "t": 1.0, "cpu": 0.5,
-             "others": None, "gpu": None, "memory_mb": 7.0}
+    usage = [{"event": "usage", "epoch": 1, "time": 105.0, "t": t, "cpu": 0.5,
+              "others": None, "gpu": None, "memory_mb": 7.0} for t in (0.5, 2.5)]
     epoch = {"event": "epoch", "epoch": 1, "time": 110.0, "kidney": 0.5, "tumour": 0.25,
              "mean_dice": 0.375}
     again = [row | {"epoch": 2, "time": row["time"] + 3609} for row in steps]
-    rows = [{"event": "start", "time": 100.0, "config": {}}, *steps, usage, epoch,
-            {"event": "start", "time": 3709.0, "config": {}}, *again]
+    rows = [{"event": "start", "time": 100.0, "config": {}}, *steps, *usage, epoch,
+            {"event": "start", "time": 3709.0, "config": {}}, *again, *usage]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = plot.course(tmp_path)
     times = [at for at, loss in found["loss"] if loss == loss]
     assert times == [1.0, 2.0, 3.0, 11.0, 12.0, 13.0] and len(found["loss"]) == 7
     assert found["mean_dice"] == [(10.0, 0.375)]
-    assert found["memory_mb"][0] == (1.75, 7.0) and "others" not in found
+    places = [at for at, memory in found["memory_mb"] if memory == memory]
+    assert places == [1.0, 3.0, 11.0, 13.0] and "others" not in found
     rates = [rate for _, rate in found["samples_s"] if rate == rate]
     assert rates == pytest.approx([2.0] * 4)
 

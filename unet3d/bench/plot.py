@@ -377,7 +377,7 @@ def course(run: Path) -> dict[str, list[tuple[float, float]]]:
     found: dict[str, list[tuple[float, float]]] = {}
     shift, last = 0.0, 0.0
     steps: dict[int, list[tuple[float, int]]] = {}  # end of each step, and its samples, by epoch
-    begins: dict[int, float] = {}
+    used: list[dict[str, Any]] = []  # of an epoch: its times are from the epoch's start
 
     def add(name: str, at: float, value: float | None) -> None:
         if value is not None:
@@ -388,26 +388,33 @@ def course(run: Path) -> dict[str, list[tuple[float, float]]]:
             if name in found:
                 add(name, found[name][-1][0], float("nan"))
 
+    def place_usage() -> None:
+        """The last one was measured at the end of the last step."""
+        for row in used:
+            for name in ("cpu", "others", "gpu", "memory_mb"):
+                add(name, last - used[-1]["t"] + row["t"], row.get(name))
+        used.clear()
+
     for row in read_lines(run):
+        if row["event"] == "usage":
+            used.append(row)
+            continue
+        place_usage()
         if row["event"] == "start":
             shift = row["time"] - last
         at = row["time"] - shift
         if row["event"] == "step":
             if row["epoch"] not in steps:
                 separate("loss", "wait_ms")
-                begins[row["epoch"]] = at - row["wait_s"]
             steps.setdefault(row["epoch"], []).append((at, len(row["samples"])))
             add("loss", at, row["loss"])
             add("wait_ms", at, 1e3 * row["wait_s"])
-        elif row["event"] == "usage":
-            for name in ("cpu", "others", "gpu", "memory_mb"):
-                add(name, begins.get(row["epoch"], last) + row["t"], row.get(name))
-            continue
         elif row["event"] == "epoch":
             separate("cpu", "others", "gpu", "memory_mb")
             for name in ("kidney", "tumour", "mean_dice"):
                 add(name, at, row.get(name))
         last = max(last, at)
+    place_usage()
     parts = max(1, RUN_POINTS // max(1, len(steps)))
     for ends in steps.values():
         separate("samples_s")
@@ -476,7 +483,9 @@ def _run(found: dict[str, list[tuple[float, float]]], config: dict[str, Any], ru
         if len(axis.lines) > 1:
             axis.legend(fontsize=9, handlelength=3.5)
         axis.grid(axis="y", linewidth=0.5)
-        axis.set(title=name, xlabel="s since the start of the run", ylim=(0, None),
+        # Where nothing is found yet, Dice is its smoothing, about 1e-7: not a curve to look at.
+        top = max(0.1, axis.get_ylim()[1]) if name == "Dice" else None
+        axis.set(title=name, xlabel="s since the start of the run", ylim=(0, top),
                  xlim=(0, 1.03 * last))
     figure.suptitle(", ".join([
         str(config.get("workload", "unet3d")), str(config.get("loader")),
