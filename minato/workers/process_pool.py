@@ -24,6 +24,7 @@ import torch
 from .. import _core
 from .._notes import Notes
 from .._system_refusals import explained
+from ..seeding import generator_states
 from . import grace, library_threads, open_files, signals, start_payload
 from .job import Job, Memory
 from .process import may_start_processes
@@ -264,6 +265,9 @@ class Pool:
         segment.set_zygote(0)
         if job.forked:
             library_threads.end_openmp_threads()
+            library_threads.find_libraries()
+            if job.seed_per_sample:
+                generator_states.probe_globals()
         if first and job.forked:
             job.files = open_files.find()
         elif first:

@@ -287,10 +287,10 @@ def _begin(job: Job, commands: Connection, unused: Connection | None, method: st
     signals.released(job.blocked, job.memory.segment.trainer_pid, job.handled)
     if unused is not None:
         unused.close()  # the loader's end, inherited by a fork
-    library_threads.limit(job.one_thread)
+    library_threads.limit(job.one_thread, known=job.forked)
     torch.multiprocessing._set_thread_name("minato_zygote")
     zygote = Zygote(job, commands, method)
-    if job.seed_per_sample and zygote.start == FORKED:
+    if job.seed_per_sample and zygote.start == FORKED and not job.forked:
         generator_states.probe_globals()
     gc.freeze()  # so that collections in workers do not write to the pages they share with it
     zygote.take_signals()
