@@ -1,7 +1,8 @@
-"""Time to the first batch: a list of a million paths, eight workers, each start method.
+"""Time to the first batch: a list of a million paths, eight workers, each start method. And the
+time of whole epochs that are short.
 
     python benchmarks/startup.py [--paths 1000000] [--workers 8] [--repeats 3]
-        [--methods spawn forkserver fork] [--json FILE] [--quick] [--quiet SHARE]
+        [--methods spawn forkserver fork] [--epochs 15] [--json FILE] [--quick] [--quiet SHARE]
 
 Each measurement is a fresh process; the loaders take turns. The timing covers iter(loader) and
 one next(), with the dataset made before. Its class is defined in this program, so under spawn and
@@ -15,6 +16,11 @@ from outside for its memory, and not timed.
 multiprocessing.set_forkserver_preload, as its documentation advises; that import is timed too.
 The bound of spawn and forkserver is one fresh interpreter that imports them and one pickling
 and unpickling of the dataset. The bound of fork is one fork. Both are measured in the same run.
+
+A short epoch is 16 small samples under fork, in batches of four, without persistent workers: it
+starts its workers and ends them. Its samples take no time, or 0.2 s in each worker. The loaders
+take turns in one process, as in a program with many such epochs, with one epoch before that is not
+counted. --methods without any measures nothing else.
 """
 
 from __future__ import annotations
@@ -26,6 +32,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import resource
 import subprocess
 import sys
 import time
@@ -127,10 +134,60 @@ def child(request: dict[str, Any]) -> None:
     )
 
 
+class Short(Dataset):
+    """Sixteen numbers, which take this many seconds in all."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> int:
+        if self.seconds:
+            time.sleep(self.seconds / 16)
+        return index
+
+
+def ended_cpu() -> float:
+    """CPU seconds of this process and of its children that have ended, to the microsecond."""
+    both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(used.ru_utime + used.ru_stime for used in both)
+
+
+def short_epoch(name: str, workers: int, seconds: float) -> dict[str, float]:
+    loader = CLASSES[name](Short(workers * seconds), batch_size=4, num_workers=workers,
+                           multiprocessing_context="fork")  # fmt: skip
+    cpu, begin = ended_cpu(), time.perf_counter()
+    iterator = iter(loader)
+    got = [next(iterator)]
+    first = time.perf_counter()
+    got += iterator
+    del iterator
+    end = time.perf_counter()
+    assert torch.cat(got).tolist() == list(range(16))
+    cpu = ended_cpu() - cpu
+    return {"epoch": end - begin, "first": first - begin, "cpu": cpu}
+
+
+def short_epochs(repeats: int, quiet: common.Quiet) -> list[dict[str, Any]]:
+    names, cells = names_for("fork"), []
+    for seconds, workers in itertools.product((0.0, 0.2), (1, 2, 4)):
+        runs: dict[str, list[Any]] = {name: [] for name in names}
+        for repeat in range(repeats + 1):
+            turn = repeat % len(names)
+            for name in names[turn:] + names[:turn]:
+                run = quiet.run(functools.partial(short_epoch, name, workers, seconds))
+                if repeat > 0:
+                    runs[name].append(run)
+        cells.append({"workers": workers, "seconds": seconds, "runs": runs})
+    return cells
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     cells: dict[str, Any] = {m: {n: [] for n in names_for(m)} for m in args.methods}
     bounds: dict[str, list[float]] = {method: [] for method in args.methods}
-    imports = [own_imports() for _ in range(args.repeats)]
+    imports = [own_imports() for _ in range(args.repeats if args.methods else 0)]
     quiet = common.Quiet(args.quiet, args.quiet_minutes)
     base = {"paths": args.paths, "workers": args.workers, "watched": False}
     for repeat in range(args.repeats):
@@ -143,12 +200,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 run = functools.partial(common.run_child, __file__, request)
                 cells[method][name].append(quiet.run(run))
     samples = {run.pop("samples") for cell in cells.values() for runs in cell.values() for run in runs}
-    assert len(samples) == 1, "the loaders deliver other samples"
+    assert len(samples) == bool(args.methods), "the loaders deliver other samples"
     memory: dict[str, Any] = {m: {} for m in args.methods}
     for method in args.methods if args.memory else ():
         for name in names_for(method):
             request = {**base, "loader": name, "method": method, "watched": True}
             memory[method][name] = common.run_watched(__file__, request)[1]
+    short = short_epochs(args.epochs, quiet) if args.epochs > 0 else []
     return {
         "machine": common.machine(),
         "quiet": quiet.report(),
@@ -158,6 +216,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "bounds": bounds,
         "own_imports": imports,
         "memory": memory,
+        "short": short,
     }
 
 
@@ -184,8 +243,36 @@ def row(result: dict[str, Any], method: str, name: str) -> list[str]:
     ]
 
 
+def short_row(cell: dict[str, Any], name: str) -> list[str]:
+    def ms(loader: str, what: str) -> list[float]:
+        return [1000 * run[what] for run in cell["runs"][loader]]
+
+    epoch = ms(name, "epoch")
+    return [
+        str(cell["workers"]),
+        str(cell["seconds"]),
+        name,
+        common.number(common.median(epoch)),
+        common.between(epoch),
+        common.number(common.ratios(ms("torch", "epoch"), epoch)),
+        common.number(common.median(ms(name, "first"))),
+        common.number(common.median(ms(name, "cpu"))),
+        common.number(common.ratios(ms("torch", "cpu"), ms(name, "cpu"))),
+    ]
+
+
 def report(result: dict[str, Any]) -> None:
     print(f"# {common.describe(result['machine'])}")
+    if result["runs"]:
+        report_first(result)
+    if result["short"]:
+        print("# epochs of 16 samples under fork; /torch: less is better")
+        head = "workers work_s loader epoch_ms min..max /torch first_ms cpu_ms /torch".split()
+        rows = [short_row(cell, name) for cell in result["short"] for name in cell["runs"]]
+        print(common.table(head, rows))
+
+
+def report_first(result: dict[str, Any]) -> None:
     print(
         f"# first batch with a list of {result['paths']} paths, {result['workers']} workers; "
         f"{common.describe(result['quiet'])}"
@@ -203,12 +290,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--paths", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--epochs", type=int, default=15, help="short epochs of each loader")
     parser.add_argument("--no-memory", dest="memory", action="store_false")
     common.add_options(parser)
     args = parser.parse_args()
     if args.quick:
-        args.paths, args.workers, args.repeats, args.memory = 1000, 1, 1, False
+        args.paths, args.workers, args.repeats, args.memory, args.epochs = 1000, 1, 1, False, 1
         args.methods = [m for m in args.methods if m != "forkserver"]
     return args
 

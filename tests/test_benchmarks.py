@@ -87,6 +87,9 @@ def test_startup(tmp_path: Path) -> None:
     for runs in result["runs"].values():
         assert all(run["first"] > 0 and run["cpu"] > 0 for [run] in runs.values())
     assert "forkserver" not in text and "bound, spawn: " in text
+    assert [cell["workers"] for cell in result["short"]] == 2 * [1, 2, 4]
+    for cell in result["short"]:
+        assert all(run["epoch"] > cell["seconds"] for [run] in cell["runs"].values())
 
 
 def test_cache_hits(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/prctl.h>
@@ -109,4 +110,10 @@ int
 mn_proc_adopt_orphans(void)
 {
     return prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0 ? 0 : -errno;
+}
+
+int
+mn_proc_die_with_parent(bool on)
+{
+    return prctl(PR_SET_PDEATHSIG, on ? SIGKILL : 0, 0, 0, 0) == 0 ? 0 : -errno;
 }

@@ -187,7 +187,7 @@ mn_crew_notify_all(const struct mn_crew *c);
 struct mn_zygote {
     struct mn_executor executor;
     struct mn_shm shm;
-    int pidfd; /* of the standby, the zygote's parent; -1: none */
+    int pidfd; /* of the first zygote, or the standby that it has become; -1: none */
     int cmd;   /* write end of its pipe: one byte means "look"; -1: threads */
 };
 

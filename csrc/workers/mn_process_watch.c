@@ -196,7 +196,7 @@ mn_watch_look(struct mn_watch *w, uint64_t now_ns)
     }
     if (c->executor->gone(c->executor)) {
         mn_mutex_lock(w->guard);
-        mn_crew_lose_executor(c, w->hung != 0);
+        mn_crew_lose_executor(c, w->hung >= HUNG_MOST); /* else another may start */
         unlock(w);
     }
 }

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Actors.  The *trainer*: the user's thread and the engine thread, one at a time, under the
- * engine's mutex.  The *zygote* forks and reaps workers.  The *standby* is its parent, and the
- * parent of workers whose zygote has died.  The *workers* make samples.
+ * engine's mutex.  The *zygote* forks and reaps workers.  A *standby* is a zygote that has forked
+ * another; it is the parent of workers whose zygote has died.  The *workers* make samples.
  *
  * The mapping, by offset (never by pointer: every process may map it elsewhere):
  *
@@ -413,7 +413,7 @@ struct mn_ctl {
     uint32_t spin_ns; /* how long a waiting worker or caller spins before it sleeps; 0: not */
     uint32_t trainer_pid;
     mn_a32 start;  /* zygote: enum mn_start */
-    mn_a32 zygote; /* its process id; 0: none has begun, or it has ended. The standby, its parent,
+    mn_a32 zygote; /* its process id; 0: none has begun, or it has ended. A standby, its parent,
                     * writes 0 before it reaps it, so the id is no other process's */
     /* line: the trainer's messages to workers at any time; seq_cst */
     MN_ALIGNED(MN_CACHELINE) mn_a32 stop;

@@ -18,7 +18,7 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ _POOLS = {
     r"blis": (("bli_thread_set_num_threads",), ("BLIS_NUM_THREADS", "OMP_NUM_THREADS")),
     _OPENMP: (("omp_set_num_threads",), ("OMP_NUM_THREADS",)),
 }
+_ONE = ctypes.c_int64(1)
 #: omp_pause_hard
 _HARD = 2
 _LATER = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
@@ -46,20 +47,19 @@ _LATER = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NU
 _limited = False  # limit() ran here, or in the process that this one is a fork of
 
 
-def limit(every_library: bool) -> None:
+def limit(every_library: bool, known: bool = False) -> None:
     """Sets one thread. Called in the zygote, whose forks inherit it, and at the start of any other
     worker, before it loads a dataset. After a fork, a pool that had started hangs in its first
-    parallel region."""
+    parallel region. known: find_libraries() was called just before this process was forked."""
     global _limited
     torch.set_num_threads(1)
     if _limited or not every_library:
         return
     _limited = True
     given = {name for _, names in _POOLS.values() for name in names if name in os.environ}
-    for path in _mapped():
-        for pattern, (functions, names) in _POOLS.items():
-            if re.search(pattern, os.path.basename(path)) and given.isdisjoint(names):
-                _set_one(path, functions)
+    for function, pattern in _libraries.setters(known):
+        if given.isdisjoint(_POOLS[pattern][1]):
+            function(_ONE)
     if "OMP_NUM_THREADS" not in given:
         _tell_later_libraries()
 
@@ -120,7 +120,7 @@ def end_openmp_threads() -> None:
     if _forks.copied:
         return
     _forks.ended = True
-    for library in _gnu_openmp.libraries():
+    for library in _libraries.gnu_openmp():
         with contextlib.suppress(AttributeError):  # one older than GCC 9 cannot
             library.omp_pause_resource_all(_HARD)
 
@@ -134,15 +134,51 @@ class _Loaded(ctypes.Structure):
     ]  # fmt: skip
 
 
-class _GnuOpenMP:
-    """The GNU OpenMP libraries that are loaded here. A process may have several."""
+#: makes a callback for each library; a class, which takes longer to make than to use
+_LOOK = ctypes.PYFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(_Loaded), ctypes.c_size_t, ctypes.c_void_p
+)
+
+
+class _Libraries:
+    """The libraries that are loaded here, and what this module calls of them. Both are found again
+    only if a library has been loaded since. A fork inherits what its parent has found."""
 
     def __init__(self) -> None:
         self._added = -1  # libraries loaded so far, when these were found
-        self._found: list[ctypes.CDLL] = []
+        self._gnu_openmp: list[ctypes.CDLL] = []  # a process may have several
+        #: functions that set a number of threads, each with its pattern in _POOLS
+        self._setters: list[tuple[Callable[..., Any], str]] = []
 
-    def libraries(self) -> list[ctypes.CDLL]:
-        """The loaded ones. Searched again only if a library has been loaded since."""
+    def gnu_openmp(self) -> list[ctypes.CDLL]:
+        self._find()
+        return self._gnu_openmp
+
+    def setters(self, known: bool = False) -> list[tuple[Callable[..., Any], str]]:
+        """known: no library has been loaded since the last call."""
+        if not known:
+            self._find()
+        return self._setters
+
+    def _find(self) -> None:
+        paths = sorted({os.fsdecode(name) for name in self._walk() if b".so" in name})
+        if not paths:
+            return
+        self._gnu_openmp, self._setters = [], []
+        for path in paths:
+            file = os.path.basename(path)
+            patterns = [pattern for pattern in _POOLS if re.search(pattern, file)]
+            library = _library(path) if patterns else None
+            if library is None:
+                continue
+            if "gomp" in file:
+                self._gnu_openmp.append(library)
+            for pattern in patterns:
+                self._setters += [(f, pattern) for f in _functions(library, _POOLS[pattern][0])]
+
+    def _walk(self) -> list[bytes]:
+        """The names of all loaded libraries, from the dynamic loader's list; empty if no library
+        has been loaded since the last walk."""
         names: list[bytes] = []
 
         def look(info: Any, _size: int, _data: Any) -> int:
@@ -154,56 +190,30 @@ class _GnuOpenMP:
 
         # PyDLL keeps the GIL. Without it a thread that has the GIL and loads a library would wait
         # for the lock that is held during the walk.
-        kind = ctypes.PYFUNCTYPE(
-            ctypes.c_int, ctypes.POINTER(_Loaded), ctypes.c_size_t, ctypes.c_void_p
-        )
-        ctypes.PyDLL(None).dl_iterate_phdr(kind(look), None)
-        if names:
-            paths = [os.fsdecode(name) for name in names if b"gomp" in os.path.basename(name)]
-            self._found = [library for path in paths if (library := _library(path)) is not None]
-        return self._found
+        ctypes.PyDLL(None).dl_iterate_phdr(_LOOK(look), None)
+        return names
 
 
-_gnu_openmp = _GnuOpenMP()
+_libraries = _Libraries()
+
+
+def find_libraries() -> None:
+    """Called before a fork, which inherits what is found. This saves limit() a millisecond there."""
+    _libraries.setters()
 
 
 def limit_of_threads() -> Callable[[], None]:
     """Returns a function that sets one thread in a thread of the program. It covers OpenMP's pools
     and so torch's, which have a number of threads for each thread that uses them."""
-    functions, names = _POOLS[_OPENMP]
-    given = not set(names).isdisjoint(os.environ)
-    paths = [] if given else [p for p in _mapped() if re.search(_OPENMP, os.path.basename(p))]
+    given = not set(_POOLS[_OPENMP][1]).isdisjoint(os.environ)
+    setters = [] if given else [f for f, pattern in _libraries.setters() if pattern == _OPENMP]
 
     def limit_this() -> None:
         torch.get_num_threads()  # or torch would set its own number before its first region
-        for path in paths:
-            _set_one(path, functions)
+        for function in setters:
+            function(_ONE)
 
     return limit_this
-
-
-class _Library(ctypes.Structure):
-    """The beginning of struct dl_phdr_info, dl_iterate_phdr(3)."""
-
-    _fields_ = [("address", ctypes.c_void_p), ("name", ctypes.c_char_p)]
-
-
-def _note(library: Any, _size: int, names: set[str]) -> int:
-    names.add(os.fsdecode(library.contents.name or b""))
-    return 0
-
-
-_noting = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.py_object
-)(_note)
-
-
-def _mapped() -> Iterator[str]:
-    """The libraries of this process, from the dynamic loader's list. Loads none."""
-    names: set[str] = set()
-    # PyDLL keeps the interpreter's lock. Another thread may wait for the list's lock with it.
-    ctypes.PyDLL(None).dl_iterate_phdr(_noting, ctypes.py_object(names))
-    yield from sorted(name for name in names if ".so" in name)
 
 
 def _library(path: str) -> ctypes.CDLL | None:
@@ -214,14 +224,9 @@ def _library(path: str) -> ctypes.CDLL | None:
         return None
 
 
-def _set_one(path: str, functions: tuple[str, ...]) -> None:
-    library = _library(path)
-    if library is None:
-        return
-    for name in functions:
-        try:
-            function = getattr(library, name)
-        except AttributeError:
-            continue
+def _functions(library: ctypes.CDLL, names: tuple[str, ...]) -> list[Callable[..., Any]]:
+    """Those of the functions that the library has. They return nothing."""
+    found = [function for name in names if (function := getattr(library, name, None)) is not None]
+    for function in found:
         function.restype = None
-        function(ctypes.c_int64(1))
+    return found

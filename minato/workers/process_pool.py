@@ -24,6 +24,7 @@ import torch
 from .. import _core
 from .._notes import Notes
 from .._system_refusals import explained
+from ..seeding import generator_states
 from . import grace, library_threads, open_files, signals, start_payload
 from .job import Job, Memory
 from .process import may_start_processes
@@ -38,7 +39,7 @@ log = logging.getLogger("minato")
 
 #: worker states of csrc/workers/mn_records.h that mean a process may be there
 _ALIVE = (1, 2, 3)
-#: how often an iterator starts another standby and zygote after both were killed
+#: how often an iterator starts another zygote when no standby can
 RESTARTS_MOST = 10
 #: How long WorkerHandle.pid waits for a worker that is starting. A start takes that long if a
 #: dataset is large, or if a main module imports a lot on a busy machine.
@@ -196,7 +197,7 @@ class Pool:
         self._entries: list[_WorkerEntry] | None = None
         self._owner = os.getpid()
         self._pidfd = -1
-        self._mapping = -1  # the mapping's descriptor, if another standby does not inherit it
+        self._mapping = -1  # the mapping's descriptor, if another zygote does not inherit it
         self._commands: Connection | None = None
         self.zygote: Any = None
         self._context = context
@@ -230,14 +231,13 @@ class Pool:
                 self._job.pickle()
 
     def start(self) -> None:
-        """Starts the standby, which starts the zygote, which starts the workers. After an exception
-        ``stop()`` cleans up. A KeyboardInterrupt comes before or after."""
+        """Starts the zygote, which starts the workers. After an exception ``stop()`` cleans up. A KeyboardInterrupt comes before or after."""
         with signals.Held() as held, explained():
             self._start(held)
             self.handles += [WorkerHandle(self, w) for w in range(self._workers)]
 
     def restart(self) -> bool:
-        """Starts another standby and zygote in place of those that were killed.
+        """Starts another zygote in place of those that were killed.
 
         The job is pickled or forked again. The new zygote takes over the workers, which go on.
         Returns False and does nothing if the first zygote has never begun, if an error ended the
@@ -264,6 +264,9 @@ class Pool:
         segment.set_zygote(0)
         if job.forked:
             library_threads.end_openmp_threads()
+            library_threads.find_libraries()
+            if job.seed_per_sample:
+                generator_states.probe_globals()
         if first and job.forked:
             job.files = open_files.find()
         elif first:
@@ -325,7 +328,7 @@ class Pool:
         return self.mine() and not self.engine.health()["zygote_lost"]
 
     def starter(self) -> int | None:
-        """Process id of the zygote; of the standby if there is no zygote."""
+        """Process id of the zygote; if it has died or not begun, of the trainer's child."""
         parent = self.zygote.pid if self.zygote is not None else None
         return self.engine.segment.zygote or parent
 
@@ -424,7 +427,7 @@ class Pool:
             return True
 
     def signal_zygote(self, number: int) -> None:
-        """Sends a signal to the standby, the parent of the zygote, by its pidfd."""
+        """Sends a signal to the first zygote, which may be a standby by now, by its pidfd."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 

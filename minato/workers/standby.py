@@ -1,22 +1,28 @@
 """The standby: parent of the zygote, and asleep until the zygote dies.
 
-Parents and children::
+The trainer starts a zygote, which forks the workers.  When they have run for ALONE_SECONDS, this
+zygote becomes a standby.  It forks another zygote and keeps its workers::
 
-    trainer ---> standby ---> zygote ---> workers
-                    |                        |
-                    +------- adopts <--------+   once the zygote has died
+    at first                        later
 
-The trainer starts the standby, which forks the zygote and sleeps.  When the zygote dies, the system
-makes its workers children of the standby (``PR_SET_CHILD_SUBREAPER``).  The standby forks another
-zygote, which forks and replaces workers from then on.  Running workers do not notice.
+    trainer ---> zygote             trainer ---> standby ---> zygote
+                    |                               |            |
+                    +---> workers                   +--> workers +---> workers that are new
 
-A worker's death is reported once, by its parent: the zygote reports workers that it has forked, the
-standby those that it has adopted.  The zygote does everything else, also for adopted workers: it
-changes their entries, replaces them and ends them.  Each parent reaps its own children, and only
-after the table no longer names them.  So a process id in the table is never another process's.
+So an epoch that is over sooner pays for one process, and not for two.  When the second zygote dies,
+the system makes its workers children of the standby (``PR_SET_CHILD_SUBREAPER``).  The standby
+forks the next zygote.  Running workers do not notice.
+
+Each parent reports the deaths of its own children, ends them when the loader stops, and reaps them
+after the table no longer names them.  So a process id in the table is never another process's.  The
+zygote does everything else, also for the standby's workers: it changes their entries and replaces
+them.
 
 If a process is killed:
 
+- The first zygote, while it is alone: the trainer starts another when ``next()`` has to wait
+  (``Pool.restart``).  Workers go on, and the new zygote watches them by a pidfd of each, without the
+  exit status.
 - The zygote, before it has recorded a worker that it has just forked: the entry is STARTING and has
   no process id.  The standby takes the entry back by exchanging the word in which the worker would
   claim it.  A worker that comes too late exits, and the next zygote forks another.
@@ -24,18 +30,15 @@ If a process is killed:
   which reports it.
 - The zygote, after the report or while it reaps: the entry is EXITED, SWEPT or WANTED, and the next
   zygote continues from there.
-- The standby: the zygote goes on alone.  Workers that the standby had adopted have no parent here
-  any more.  The zygote sees their end by a pidfd of each, without the exit status.
-- Both: the trainer starts another standby when ``next()`` has to wait (``Pool.restart``).  Workers
-  go on, and the new zygote watches them by pidfds.
+- The standby: the zygote goes on alone.  The standby's workers have no parent here any more, and
+  the zygote watches them by pidfds.
+- Both: as the first zygote.
 
-A standby costs each iterator one more fork at its start, and the pages that standby and zygote no
-longer share.  docs/how-it-works.md has figures.
+docs/how-it-works.md says what a standby costs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import select
@@ -52,8 +55,10 @@ from .. import _core
 from ..seeding import generator_states
 from . import library_threads, signals
 from .job import Job
-from .zygote import EXITED, FORKED, LOOK_SECONDS, SWEPT, Adopted, Zygote, drain, wake_pipe
+from .zygote import EXITED, FORKED, LOOK_SECONDS, SWEPT, Adopted, Child, Zygote, drain, ended
 
+#: how long the first zygote has no standby; torch's epochs without any work take a tenth of that
+ALONE_SECONDS = 1.0
 #: how often the standby checks whether the trainer has handled a death
 ACK_SECONDS = 0.01
 #: time for the zygote to exit once the trainer is gone; then it is killed (it may be stopped)
@@ -64,33 +69,34 @@ SOON_SECONDS, SOON_MOST = 1.0, 10
 
 class Standby:
     def __init__(self, zygote: Zygote) -> None:
-        self.zygote = zygote  # the state that each zygote starts with
+        self.zygote = zygote  # of this process, later the state that each zygote starts with
         self.segment = zygote.segment
-        self.pid = 0  # of the present zygote
+        self.pid = 0  # of the present zygote; 0: this process is the zygote, or there is none
         self.pidfd = -1  # of the present zygote
-        self.told = False  # the present zygote was asked to exit
-        self.begun = False  # a zygote was forked
-        self.adopted: dict[int, Adopted] = {}  # by process id
+        self.own: dict[int, Child] = {}  # workers that are children of this process, by process id
         self.foreign: list[Adopted] = []  # workers in the table that are not children
 
     def run(self) -> None:
-        """Watches and replaces the zygote. Returns when the loader or the trainer ends."""
-        torch.multiprocessing._set_thread_name("minato_standby")
-        self._listen()
-        self._adopt()  # workers of an earlier standby and its zygote
+        """Starts and watches workers, at first as a zygote. Returns when the loader or the trainer
+        ends."""
+        self._adopt()  # workers of a dead zygote
+        self.zygote.take_over(0, self.foreign)
+        if self.zygote.run(0.0 if self.foreign else ALONE_SECONDS):
+            return
+        self._become()
         soon = 0
         while True:
             begun = time.monotonic()
             try:
                 self._begin()
-            except OSError:
-                if self.begun:
-                    raise
-                return self.zygote.run()  # no process can be forked, so this one is the zygote
-            self.begun = True
+            except OSError:  # no process can be forked, so this one is the zygote
+                self.zygote.children = self._workers()
+                self.zygote.run()
+                return
             how = self._await_end()
-            if how == 0 or self.zygote.terminated or not self.segment.trainer_lives():
-                return self._end_all()
+            if how is None or how == 0 or self.zygote.is_over():
+                self._end()
+                return
             soon = soon + 1 if time.monotonic() - begun < SOON_SECONDS else 0
             if how > 0:  # the zygote has printed and noted an exception
                 os._exit(1)
@@ -100,12 +106,19 @@ class Standby:
                     f"signal {-how} within a second each"
                 )
 
-    def _listen(self) -> None:
-        self.wake_read, self.wake_write = wake_pipe()
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        self.trainer = self.zygote.trainer_ends()
+    def _become(self) -> None:
+        """Makes this process, which was the zygote, the standby."""
+        torch.multiprocessing._set_thread_name("minato_standby")
+        _core.adopt_orphans()  # if the system refuses it, zygotes see deaths of workers by pidfds
+        self.foreign = []
+        for child in self.zygote.children.values():
+            if isinstance(child, Adopted):
+                child.reap()  # the zygote opens its own pidfd
+                self.foreign.append(Adopted(child.number, child.pid, self.segment, 0))
+            else:
+                self.own[child.pid] = child
         self.poller = select.poll()
-        for fd in (self.wake_read, *self.trainer):
+        for fd in (self.zygote.wake_read, *self.zygote.trainer):
             self.poller.register(fd, select.POLLIN)
 
     # ---- the zygote ------------------------------------------------------------------
@@ -115,7 +128,6 @@ class Standby:
         # blocked until the zygote has its own handlers
         held = {signal.SIGTERM, *self.zygote.job.handled}
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, held)
-        self.told = self.zygote.terminated
         standby, pid = os.getpid(), -1
         vars(util)["_flush_std_streams"]()
         try:
@@ -133,11 +145,10 @@ class Standby:
             return
         code = 1
         try:
-            signal.set_wakeup_fd(-1)
-            for fd in (self.wake_read, self.wake_write, *self.trainer[1:]):
-                os.close(fd)
+            self.zygote.close_ends()
             torch.multiprocessing._set_thread_name("minato_zygote")
-            self.zygote.take_over(standby, [*self.adopted.values(), *self.foreign])
+            left = [Adopted(w.number, w.pid, self.segment, standby) for w in self.own.values()]
+            self.zygote.take_over(standby, left + self.foreign)
             self.zygote.take_signals()
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             self.zygote.run()
@@ -152,54 +163,77 @@ class Standby:
 
     def _signal_zygote(self, number: int) -> None:
         """Signals the zygote. The standby has not reaped it, so the id is still the zygote's."""
-        os.kill(self.pid, number)
-        os.kill(self.pid, signal.SIGCONT)  # a stopped process would not get the signal
+        if self.pid != 0:
+            os.kill(self.pid, number)
+            os.kill(self.pid, signal.SIGCONT)  # a stopped process would not get the signal
 
-    def _await_end(self) -> int:
-        """Sleeps until the zygote ends. Returns its exit code, or minus the signal."""
-        until: float | None = None  # the time to kill a zygote that does not exit by itself
-        while True:
+    def _await_end(self) -> int | None:
+        """Sleeps until the zygote ends. Returns its exit code, or minus the signal. None: the
+        loader or the trainer ends first."""
+        while not self.zygote.is_over():
             waiting, how = self._look()
             if how is not None:
                 return how
-            if self.zygote.terminated and not self.told:
-                self.told = True
+            self._sleep(ACK_SECONDS if waiting else LOOK_SECONDS)
+        return None
+
+    def _sleep(self, seconds: float) -> None:
+        ready = dict(self.poller.poll(1000 * seconds))
+        if self.zygote.wake_read in ready:
+            drain(self.zygote.wake_read)
+        for fd in self.zygote.trainer:
+            if fd in ready:
+                self.zygote.orphaned = True
+                self.poller.unregister(fd)
+
+    def _end(self) -> None:
+        """Ends the workers that are children of this process. A living zygote ends the others at
+        the same time."""
+        while True:
+            if self.zygote.orphaned or self.zygote.terminated:
                 self._signal_zygote(signal.SIGTERM)
-            asleep = self.pidfd >= 0 and not self.adopted
-            patience = ACK_SECONDS if waiting else None if asleep else LOOK_SECONDS
-            if until is not None:
-                left = max(0.0, until - time.monotonic())
-                patience = left if patience is None else min(left, patience)
-                if left == 0:
-                    until, patience = None, None
-                    self._signal_zygote(signal.SIGKILL)
-            ready = dict(self.poller.poll(None if patience is None else 1000 * patience))
-            if self.wake_read in ready:
-                drain(self.wake_read)
-            if not ready.keys().isdisjoint(self.trainer):
+            self.zygote.children = self._workers()
+            self.zygote.end()
+            if self.pid == 0:
+                return
+            self.own.clear()
+            self._await_last_zygote()
+
+    def _await_last_zygote(self) -> None:
+        """Waits for a zygote that ends its workers. If it is killed, they are children of this
+        process."""
+        until: float | None = None  # the time to kill it
+        while self._look()[1] is None:
+            if until is None and (self.zygote.orphaned or self.zygote.terminated):
+                self._signal_zygote(signal.SIGTERM)
                 until = time.monotonic() + ORPHANED_SECONDS
-                self._signal_zygote(signal.SIGTERM)
-                for fd in self.trainer:
-                    if fd in ready:
-                        self.poller.unregister(fd)
+            elif until is not None and time.monotonic() >= until:
+                self._signal_zygote(signal.SIGKILL)
+            self._sleep(LOOK_SECONDS)
 
     # ---- children --------------------------------------------------------------------
 
+    def _workers(self) -> dict[int, Child]:
+        """The workers that this process ends, by number."""
+        left = self.foreign if self.pid == 0 else []  # else the zygote's
+        return {worker.number: worker for worker in (*self.own.values(), *left)}
+
     def _look(self) -> tuple[bool, int | None]:
-        """Reports dead adopted workers, and reaps those that the table no longer names. Returns
-        whether some are to be reaped later, and the zygote's exit status if it has ended."""
+        """Reports dead workers of this process, and reaps those that the table no longer names.
+        Returns whether some are to be reaped later, and the zygote's exit status if it has ended.
+        """
         waiting = False
-        for pid, worker in list(self.adopted.items()):
-            status = _ended(pid)
+        for pid, worker in list(self.own.items()):
+            status = worker.ended()
             if status is not None and not worker.reported:
                 self.segment.exited(worker.number, status)
                 worker.reported = True
             if status is not None and self.segment.state(worker.number) in (EXITED, SWEPT):
                 waiting = True
             elif status is not None:
-                os.waitpid(pid, 0)
-                del self.adopted[pid]
-        how = _ended(self.pid)
+                worker.reap()
+                del self.own[pid]
+        how = ended(self.pid)
         if how is not None:
             self.segment.set_zygote(0)
             if how != 0:
@@ -208,6 +242,7 @@ class Standby:
                 self.poller.unregister(self.pidfd)
                 os.close(self.pidfd)
             os.waitpid(self.pid, 0)
+            self.pid = 0
             return False, how
         self._reap_strangers()
         return waiting, None
@@ -217,10 +252,10 @@ class Standby:
         self.foreign = []
         for number in range(self.segment.workers):
             pid = self.segment.adopt(number)
-            if pid is None or pid in self.adopted:
+            if pid is None or pid in self.own:
                 continue
             if pid != 0 and _is_child(pid):
-                worker = self.adopted[pid] = Adopted(number, pid, self.segment, os.getpid())
+                worker = self.own[pid] = Child(number, pid)
                 worker.reported = self.segment.state(number) in (EXITED, SWEPT)
             else:
                 self.foreign.append(Adopted(number, pid, self.segment, 0))
@@ -234,18 +269,9 @@ class Standby:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if info is None or info.si_pid in self.adopted or _ended(self.pid) is not None:
+            if info is None or info.si_pid in self.own or ended(self.pid) is not None:
                 return
             os.waitpid(info.si_pid, 0)
-
-    def _end_all(self) -> None:
-        """Kills the workers that a killed zygote has left, and reaps all children. Called at the
-        end, when the table does not matter any more."""
-        for pid in self.adopted:
-            os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0] != 0:
-                pass
 
 
 def _is_child(pid: int) -> bool:
@@ -254,14 +280,6 @@ def _is_child(pid: int) -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def _ended(pid: int) -> int | None:
-    """Exit code of a child, or minus the signal, if it has died. Does not reap it."""
-    info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if info is None:
-        return None
-    return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
 
 
 def _note(job: Job, error: BaseException, pid: int | None = None) -> None:
@@ -274,7 +292,6 @@ def main(job: Job, commands: Connection, unused: Connection | None, method: str)
     """Target of the process that the trainer starts."""
     try:
         zygote = _begin(job, commands, unused, method)
-        _core.adopt_orphans()  # if the system refuses it, zygotes see deaths of workers by pidfds
         Standby(zygote).run()
     except BaseException as error:
         _note(job, error)
@@ -287,10 +304,10 @@ def _begin(job: Job, commands: Connection, unused: Connection | None, method: st
     signals.released(job.blocked, job.memory.segment.trainer_pid, job.handled)
     if unused is not None:
         unused.close()  # the loader's end, inherited by a fork
-    library_threads.limit(job.one_thread)
+    library_threads.limit(job.one_thread, known=job.forked)
     torch.multiprocessing._set_thread_name("minato_zygote")
     zygote = Zygote(job, commands, method)
-    if job.seed_per_sample and zygote.start == FORKED:
+    if job.seed_per_sample and zygote.start == FORKED and not job.forked:
         generator_states.probe_globals()
     gc.freeze()  # so that collections in workers do not write to the pages they share with it
     zygote.take_signals()

@@ -7,7 +7,8 @@ Each worker imports the program and loads the dataset by itself.
 
 Only the zygote can reap its workers.  It reports (pid, status), waits until the loader has taken
 the dead worker's tasks back, and only then reaps.  So the process id names the dead worker as long
-as the loader needs it.  Its parent, the standby (standby.py), replaces a dead zygote.
+as the loader needs it.  Once workers have run for a while, a standby can replace a dead zygote
+(standby.py).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from .. import _core
 from .._system_refusals import NOT_STARTED
 from . import grace, signals
 from .job import Job
@@ -78,7 +80,15 @@ def drain(read: int) -> None:
         pass
 
 
-class _Child:
+def ended(pid: int) -> int | None:
+    """Exit code of a child, or minus the signal, once it is dead. Does not reap it."""
+    info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if info is None:
+        return None
+    return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+
+
+class Child:
     """A worker process, forked here or started by the start method."""
 
     def __init__(self, number: int, pid: int, process: Any = None) -> None:
@@ -94,19 +104,15 @@ class _Child:
             pass
 
     def ended(self) -> int | None:
-        """Exit code, or minus the signal, once the child is dead. Does not reap it."""
-        info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if info is None:
-            return None
-        return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+        return ended(self.pid)
 
     def reap(self) -> None:
         os.waitpid(self.pid, 0)
 
 
-class Adopted(_Child):
-    """A worker of an earlier zygote. ``parent`` (the standby, or 0) reports its death. If that
-    process is gone, a pidfd shows the death, without the exit status."""
+class Adopted(Child):
+    """A worker of another parent: the standby, which reports its death; or 0, if that parent has
+    died. Without a living parent a pidfd shows the death, without the exit status."""
 
     def __init__(self, number: int, pid: int, segment: Any, parent: int) -> None:
         super().__init__(number, pid)
@@ -117,15 +123,18 @@ class Adopted(_Child):
     def _was_reported(self) -> bool:
         return self.segment.state(self.number) in (EXITED, SWEPT)
 
+    def has_parent(self) -> bool:
+        return self.parent != 0 and os.getppid() == self.parent
+
     def signal(self, number: int) -> None:
-        """Signals the worker. It ignores SIGTERM from a zygote that is not its parent, unless the
-        program has a handler; SIGKILL follows."""
+        """Signals a worker that has no parent any more. It ignores SIGTERM from a process that is
+        not its parent, unless the program has a handler; SIGKILL follows."""
         if self.pid != 0 and not self._was_reported():
             super().signal(number)
 
     def ended(self) -> int | None:
         self.reported |= self._was_reported()
-        if not self.reported and (os.getppid() == self.parent or not self._is_gone()):
+        if not self.reported and (self.has_parent() or not self._is_gone()):
             return None
         return UNKNOWN
 
@@ -148,7 +157,7 @@ class Adopted(_Child):
             os.close(self._pidfd)
 
 
-class _Stillborn(_Child):
+class _Stillborn(Child):
     """A worker that the system refused to fork. It is reported to the loader like a death."""
 
     def __init__(self, number: int, error: OSError) -> None:
@@ -199,11 +208,13 @@ class Zygote:
         self.segment = job.memory.segment
         self.commands = commands
         self.method = method
-        self.children: dict[int, _Child] = {}
+        self.children: dict[int, Child] = {}
         self.lived: set[int] = set()  # numbers of workers that were started
         self.later: dict[int, _Later] = {}  # delayed replacements, by number
         self.terminated = False  # SIGTERM has come
-        self.standby = 0  # process id of the parent, if that adopts workers
+        self.orphaned = False  # the trainer is gone
+        self.standby = 0  # process id of the parent, if that is a standby
+        self.poller: select.poll | None = None  # once this process watches
         self.start = THREADS if method != "fork" and runs_threads() else FORKED
         if self.start == FORKED:
             job.memory.settle()
@@ -212,10 +223,11 @@ class Zygote:
         self.segment.set_start(self.start)  # under fork the trainer has set it already
 
     def take_over(self, standby: int, left: list[Adopted]) -> None:
-        """Takes over workers of earlier zygotes. Called in a fork of the standby, before run()."""
+        """Takes over workers of other parents. Called in a new process, before run()."""
         self.standby = standby
         self.children = {worker.number: worker for worker in left}
         self.lived.update(self.children)
+        self.poller = None
 
     # ---- starting --------------------------------------------------------------------
 
@@ -250,11 +262,13 @@ class Zygote:
         later.pause = min(2 * later.pause, 1.0)
         return now < later.since + REFUSED_SECONDS
 
-    def _patience(self, pending: bool) -> float:
+    def _patience(self, pending: bool, until: float | None) -> float:
         """Milliseconds until the next check that no event triggers."""
         now = time.monotonic()
-        times = [max(0.0, later.again - now) for later in self.later.values()]
-        return 1000 * min([ACK_SECONDS if pending else LOOK_SECONDS, *times])
+        times = [later.again for later in self.later.values()]
+        times += [until] if until is not None else []
+        left = [max(0.0, at - now) for at in times]
+        return 1000 * min([ACK_SECONDS if pending else LOOK_SECONDS, *left])
 
     def _process(self, number: int, context: Any) -> Any:
         return context.Process(
@@ -264,17 +278,20 @@ class Zygote:
             daemon=True,
         )
 
-    def _fork(self, number: int) -> _Child:
+    def _fork(self, number: int) -> Child:
         process = self._process(number, multiprocessing.get_context("fork"))
         vars(util)["_flush_std_streams"]()
         # SIGTERM must end a new worker and not run the zygote's handler: it is blocked until the
         # child has reset the handler.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         pid = -1
+        # a function that the program has registered for forks may hang here
+        _core.die_with_parent(self.standby == 0)
         try:
             pid = os.fork()
         finally:
             if pid != 0:
+                _core.die_with_parent(False)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         if pid == 0:
             code = 1
@@ -289,72 +306,88 @@ class Zygote:
                 if ENDS_AT_EXIT or self.method != "fork":  # as an interpreter that ends
                     atexit._run_exitfuncs()
                 os._exit(code)
-        return _Child(number, pid)
+        return Child(number, pid)
+
+    def close_ends(self) -> None:
+        """Closes, in a fork, the descriptors of its parent's waits."""
+        signal.set_wakeup_fd(-1)
+        for fd in (self.wake_read, self.wake_write, *self.trainer[1:]):
+            os.close(fd)
 
     def _in_child(self) -> None:
-        signal.set_wakeup_fd(-1)
+        self.close_ends()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signals.leave_to_trainer(self.segment.trainer_pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self.commands.close()
-        os.close(self.wake_read)
-        os.close(self.wake_write)
-        for fd in self.trainer[1:]:
-            os.close(fd)
 
-    def _start(self, number: int) -> _Child:
+    def _start(self, number: int) -> Child:
         # spawn for forkserver, too: the zygote can only reap its own children
         process = self._process(number, multiprocessing.get_context("spawn"))
         with may_start_processes(), signals.ignored():
             process.start()
         # multiprocessing reaps its dead children whenever it starts another
         vars(multiprocessing.process)["_children"].discard(process)
-        return _Child(number, process.pid, process)
+        return Child(number, process.pid, process)
 
     # ---- watching --------------------------------------------------------------------
 
-    def run(self) -> None:
+    def run(self, alone: float | None = None) -> bool:
+        """Starts and watches the workers, and ends them with the loader or the trainer. alone:
+        returns False, with the workers running, after this many seconds, once no death is left to
+        handle."""
         self.segment.set_zygote(os.getpid())
         try:
-            self._watch()
+            over = self._watch(alone)
         finally:
-            if self.standby != 0 and os.getppid() == self.standby:
-                os.kill(self.standby, signal.SIGCONT)  # a stopped standby would never end
+            self._wake_standby()
+        if over:
+            self.end()
+        return over
 
-    def _watch(self) -> None:
+    def is_over(self) -> bool:
+        return self.orphaned or self.terminated or self.segment.stopped()
+
+    def _watch(self, alone: float | None) -> bool:
+        """Returns whether the loader or the trainer has ended."""
         try:
-            self._listen()
+            poller = self._listen()
         except OSError as error:
-            for number in range(self.segment.workers):
+            for number in {*range(self.segment.workers)} - self.children.keys():
                 self.segment.exited(number, _Stillborn(number, error).status)
-            return
+            return True
         self.start_wanted()
-        while not self.segment.stopped() and not self.terminated:
+        until = None if alone is None else time.monotonic() + alone
+        while not self.is_over():
             pending = self._report()
-            ready = dict(self.poller.poll(self._patience(pending)))
-            if not ready.keys().isdisjoint(self.trainer):
-                self._end(0.0, 0.0)
-                return
+            settled = not pending and not self.later
+            if until is not None and settled and time.monotonic() >= until:
+                return False
+            ready = dict(poller.poll(self._patience(pending, until if settled else None)))
+            self.orphaned = not ready.keys().isdisjoint(self.trainer)
             if self.commands.fileno() in ready:
                 try:
                     told = os.read(self.commands.fileno(), 4096)
                 except BlockingIOError:
                     told = b"!"
                 if not told:  # the loader closed the pipe in the middle of its own start
-                    self._end(0.0, grace.TERM)
-                    return
+                    return True
             if self.wake_read in ready:
                 drain(self.wake_read)
-            self.start_wanted()
-        if not self.terminated:
-            self._end(grace.LEAVE, grace.TERM, grace.FINISH)
-        else:
-            self._end(0.0, grace.TERMINATED)
+            if not self.orphaned:
+                self.start_wanted()
+        return True
+
+    def _wake_standby(self) -> None:
+        """Makes the standby see that the loader has stopped, so that it ends its own workers."""
+        if self.standby != 0 and os.getppid() == self.standby:
+            os.kill(self.standby, signal.SIGCONT)  # a stopped standby would never end
+            os.kill(self.standby, signal.SIGCHLD)
 
     def take_signals(self) -> None:
-        """Called in the standby, and in each zygote before it runs. SIGTERM, and signals for which
-        the program has handlers, have an effect only if the trainer or the parent sends them."""
+        """Called in each zygote before it runs. SIGTERM, and signals for which the program has
+        handlers, have an effect only if the trainer or the parent sends them."""
         signal.signal(signal.SIGTERM, self.terminate)
         signals.leave_to_trainer(self.segment.trainer_pid, {signal.SIGTERM, *self.job.handled})
 
@@ -362,13 +395,15 @@ class Zygote:
         """Descriptors that become readable when the trainer ends."""
         return [self.segment.lifeline, *_parent(self.segment.trainer_pid)]
 
-    def _listen(self) -> None:
-        self.wake_read, self.wake_write = wake_pipe()
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        self.trainer = self.trainer_ends()
-        self.poller = select.poll()
-        for fd in (self.wake_read, self.commands.fileno(), *self.trainer):
-            self.poller.register(fd, select.POLLIN)
+    def _listen(self) -> select.poll:
+        if self.poller is None:
+            self.wake_read, self.wake_write = wake_pipe()
+            signal.signal(signal.SIGCHLD, lambda *_: None)
+            self.trainer = self.trainer_ends()
+            self.poller = select.poll()
+            for fd in (self.wake_read, self.commands.fileno(), *self.trainer):
+                self.poller.register(fd, select.POLLIN)
+        return self.poller
 
     def terminate(self, _number: int, _frame: Any) -> None:
         """Handler of SIGTERM, by which multiprocessing ends its daemons when the interpreter exits.
@@ -436,6 +471,22 @@ class Zygote:
                 return False
             woken.poll(1000 * min(left, 0.02))
             drain(self.wake_read)
+
+    def end(self) -> None:
+        """Ends the workers. Those of a living standby are left to that."""
+        for child in list(self.children.values()):
+            if isinstance(child, Adopted) and child.has_parent():
+                del self.children[child.number]
+        if not self.children:
+            return
+        if self.orphaned:
+            self._end(0.0, 0.0)
+        elif self.terminated:
+            self._end(0.0, grace.TERMINATED)
+        elif self.segment.stopped():
+            self._end(grace.LEAVE, grace.TERM, grace.FINISH)
+        else:
+            self._end(0.0, grace.TERM)
 
     def _end(self, leave: float, term: float, finish: float = 0.0) -> None:
         """Ends the workers. leave: seconds to exit by themselves; term: then to obey SIGTERM;

@@ -113,6 +113,13 @@ def zygote_of(iterator: Any) -> int:
     return iterator._engine.segment.zygote
 
 
+def standby_of(iterator: Any) -> int:
+    """Process id of the parent of that, once there is one; this takes a second."""
+    standby: int = iterator._pool.zygote.pid
+    wait_for(lambda: zygote_of(iterator) not in (0, standby), "a standby")
+    return standby
+
+
 def kill_starters(iterator: Any) -> None:
     """The process that forks its workers, and the one that would fork another."""
     zygote = wait_for(lambda: zygote_of(iterator), "a zygote")

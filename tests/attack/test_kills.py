@@ -20,7 +20,7 @@ import torch
 
 import minato
 from minato.iterators.across_iterators import memo_of
-from minato.workers import process_pool, zygote
+from minato.workers import process_pool, standby, zygote
 from minato.workers.standby import Standby
 from minato.workers.zygote import Zygote
 
@@ -38,6 +38,7 @@ from .support import (
     kill_starters,
     run_script,
     same,
+    standby_of,
     start_script,
     wait_for,
     worker_entries,
@@ -206,6 +207,12 @@ def test_too_many_killed_zygotes_and_standbys_raise(scheduling, monkeypatch):
     wait_for(lambda: not any(w.is_running() and alive(w.pid) for w in workers), f"{workers} to end")
 
 
+@pytest.fixture
+def at_once(monkeypatch):
+    """The zygote becomes the standby as soon as it has forked its workers."""
+    monkeypatch.setattr(standby, "ALONE_SECONDS", 0.0)
+
+
 KILLED_WITH = {
     "zygote": lambda i: [zygote_of(i)],
     "standby": lambda i: [i._pool.zygote.pid],
@@ -225,6 +232,8 @@ def test_a_killed_zygote_takes_no_sample_along(killed, method):
     torch.manual_seed(1234)
     for epoch in range(2):
         iterator, got, zygotes = iter(loader), [], set()
+        if epoch == 0:
+            standby_of(iterator)
         for number, batch in enumerate(iterator):
             got.append(copied(batch))
             if number in (5, 15, 25):
@@ -234,7 +243,26 @@ def test_a_killed_zygote_takes_no_sample_along(killed, method):
                     kill(pid)
         assert same(got, expected[epoch])
         assert len(zygotes) == (1 if killed == "standby" else 3)
+    assert iterator._pool.restarts == 0
     assert bool(iterator._engine.health()["deaths"]) == ("worker" in killed)
+
+
+@pytest.mark.parametrize("scheduling", ["balanced", "static"])
+def test_a_killed_first_zygote_is_replaced(scheduling, monkeypatch):
+    """By the program. The next has a standby at once, and workers go on."""
+    monkeypatch.setattr(standby, "ALONE_SECONDS", 1000.0)
+    iterator = iter(make(Slow(64, 0.02), batch_size=2, num_workers=2, scheduling=scheduling))
+    got = [next(iterator)]
+    workers, first = workers_of(iterator), zygote_of(iterator)
+    assert first == iterator._pool.zygote.pid
+    kill(first)
+    while not iterator._pool.restarts:
+        got.append(next(iterator))
+    standby_of(iterator)
+    kill(zygote_of(iterator))
+    got += iterator
+    assert iterator._pool.restarts == 1 and workers_of(iterator) == workers
+    assert sorted(torch.cat(got).tolist()) == list(range(64))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -253,6 +281,8 @@ def test_killed_zygote_and_standby_are_both_replaced(scheduling, method):
     for batch in iterator:
         got.append(batch)
         if iterator._pool.restarts == len(starters) < 2:
+            if starters:  # the second has a standby at once
+                standby_of(iterator)
             starters.add(wait_for(lambda: {zygote_of(iterator)} - {0, *starters}, "a zygote").pop())
             kill_starters(iterator)
     assert iterator._pool.restarts == 2 and workers_of(iterator) == workers
@@ -291,9 +321,10 @@ def test_all_static_processes_killed_raise_an_error():
 
 
 @pytest.mark.parametrize("scheduling", ["static", "balanced"])
-def test_workers_of_a_killed_zygote_go_on(scheduling):
+def test_workers_of_a_killed_zygote_go_on(scheduling, at_once):
     """They are not replaced: their tasks, and a static worker's stream, stay."""
     iterator = iter(make(Slow(64, 0.02), batch_size=2, scheduling=scheduling))
+    standby_of(iterator)
     got = [next(iterator)]
     workers = workers_of(iterator)
     for _ in range(2):
@@ -304,11 +335,12 @@ def test_workers_of_a_killed_zygote_go_on(scheduling):
     assert workers_of(iterator) == workers and sorted(torch.cat(got).tolist()) == list(range(64))
 
 
-def test_an_adopted_worker_is_replaced_when_it_dies():
+def test_an_adopted_worker_is_replaced_when_it_dies(at_once):
     """By the zygote that came after its own; also where the standby has died that had adopted it."""
     for standby_dies in False, True:
         iterator = iter(make(Slow(64, 60.0), num_workers=2))
         wait_for(lambda: all(w["running"] for w in worker_entries(iterator)), "workers at work")
+        standby_of(iterator)
         before = workers_of(iterator)
         zygote = zygote_of(iterator)
         kill(zygote)
@@ -325,33 +357,54 @@ def test_an_adopted_worker_is_replaced_when_it_dies():
         assert standby_dies or not any(map(psutil.pid_exists, now))  # it has reaped its own
 
 
-def test_a_zygotes_exception_is_in_the_error(monkeypatch):
+def first_or_next(monkeypatch, which, fails):
+    """Makes the first zygote of each standby fail, or the next ones."""
+    watch = Zygote._watch
+
+    def watched(self, alone):
+        return fails() if (self.standby == 0) == (which == "first") else watch(self, alone)
+
+    monkeypatch.setattr(Zygote, "_watch", watched)
+
+
+@pytest.mark.parametrize("which", ["first", "next"])
+def test_a_zygotes_exception_is_in_the_error(which, at_once, monkeypatch):
     """It is no death that another zygote would make up for."""
 
-    def fail(_zygote):
+    def fails():
         raise ValueError("of the zygote")
 
-    monkeypatch.setattr(Zygote, "_watch", fail)
+    first_or_next(monkeypatch, which, fails)
     with pytest.raises(RuntimeError, match="died unexpectedly, because .*ValueError: of the zygote"):
-        list(make(Slow(64, 0.0)))
+        list(make(Slow(10**6, 0.01)))
 
 
-def test_zygotes_that_die_at_once_are_an_error(monkeypatch):
-    monkeypatch.setattr(Zygote, "_watch", lambda _: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(RuntimeError, match=r"10 processes .* ended by signal 9 within a second"):
-        list(make(Slow(64, 0.0)))
+@pytest.mark.parametrize("which, error", [
+    ("first", "died unexpectedly"),
+    ("next", r"10 processes .* ended by signal 9 within a second"),
+])  # fmt: skip
+def test_zygotes_that_die_at_once_are_an_error(which, error, at_once, monkeypatch):
+    first_or_next(monkeypatch, which, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(RuntimeError, match=error):
+        list(make(Slow(10**6, 0.01)))
 
 
-def test_standby_without_zygote_forks_workers(monkeypatch):
-    """As where a limit on processes allows for one more, and that is needed for a worker."""
+def test_standby_without_zygote_forks_workers(at_once, monkeypatch):
+    """As where a limit on processes allows for no more."""
+    refusals = multiprocessing.Value("i", 0)
 
     def refused(_standby):
+        refusals.value += 1
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(Standby, "_begin", refused)
     iterator = iter(make(Slow(64, 0.0), batch_size=2))
     got = [next(iterator)]
-    assert zygote_of(iterator) == iterator._pool.zygote.pid
+    wait_for(lambda: refusals.value, "the refusal")
+    kill(workers_of(iterator)[0])
+    wait_for(lambda: iterator._engine.health()["deaths"], "the death to be seen")
+    wait_for(lambda: all(w["state"] == READY for w in worker_entries(iterator)), "another worker")
+    assert zygote_of(iterator) == iterator._pool.zygote.pid and refusals.value == 1
     assert sorted(torch.cat([*got, *iterator]).tolist()) == list(range(64))
 
 
@@ -411,11 +464,12 @@ def test_killed_trainer_ends_all_processes(dataset, method):
 def test_killed_trainer_with_stopped_zygote(method, stopped):
     """Workers see for themselves that the trainer is gone; zygote and standby wake each other."""
     script = (
-        "import minato\nfrom attack.datasets import *\n"
+        "import minato\nfrom attack.datasets import *\nfrom attack.support import standby_of\n"
         "if __name__ == '__main__':\n"
         "    it = iter(minato.DataLoader(Slow(4, 0.0), num_workers=2, persistent_workers=True,\n"
         f"        multiprocessing_context={method!r}))\n"
         "    list(it)\n"
+        "    standby_of(it)\n"
         "    print(it._pool.zygote.pid, it._engine.segment.zygote, *(w.pid for w in it._workers),\n"
         "          flush=True)\n"
         "    input()\n"
@@ -434,7 +488,7 @@ def test_killed_trainer_with_stopped_zygote(method, stopped):
 
 
 def test_killed_trainer_beside_a_hung_zygote_leaves_none():
-    """The standby ends the zygote then, and forks no other."""
+    """One that hangs in a hook of fork."""
     script = (
         "import os, time\nimport minato\n"
         "hung, hangs = os.pipe()\n"
@@ -489,7 +543,7 @@ def test_exit_during_worker_start_leaves_no_process(tmp_path):
     process.wait(3 * PATIENCE)
     family = [int(pid) for pid in (tmp_path / "family").read_text().split()]
     try:
-        assert len(family) == 3  # the standby, the zygote and its first worker
+        assert len(family) == 2  # the zygote and its first worker
         wait_for(lambda: not any(map(alive, family)), "the worker to end")
     finally:
         for pid in family:
@@ -500,9 +554,10 @@ def test_exit_during_worker_start_leaves_no_process(tmp_path):
 @pytest.mark.parametrize("stopped", ["standby", "zygote"])
 def test_program_exits_with_stopped_zygote(stopped):
     script = (
-        "import minato\nfrom attack.datasets import *\n"
+        "import minato\nfrom attack.datasets import *\nfrom attack.support import standby_of\n"
         "it = iter(minato.DataLoader(Slow(4, 0.0), num_workers=2, persistent_workers=True))\n"
         "list(it)\n"
+        "standby_of(it)\n"
         "print(it._pool.zygote.pid, it._engine.segment.zygote, *(w.pid for w in it._workers), flush=True)\n"
         "input()\n"
     )
@@ -661,11 +716,11 @@ def test_the_only_worker_is_killed_again_and_again(seed):
         kills += hunter.kills
 
 
-def test_a_stopped_zygote_hides_no_death():
-    """The loader sees by itself that a worker has died, waits for ten seconds to be told, and ends
-    the zygote. Another goes on."""
+def test_a_stopped_zygote_hides_no_death(at_once):
+    """The loader waits for ten seconds for another worker, and ends the zygote. Another goes on."""
     iterator = iter(make(Slow(64, 60.0), num_workers=1, timeout=PATIENCE))
     wait_for(lambda: worker_entries(iterator)[0]["running"], "a worker at work")
+    standby_of(iterator)
     zygote = zygote_of(iterator)
     kill(zygote, signal.SIGSTOP)
     try:
@@ -673,6 +728,22 @@ def test_a_stopped_zygote_hides_no_death():
         wait_for(lambda: iterator._engine.health()["deaths"], "the death to be seen")
         wait_for(lambda: worker_entries(iterator)[0]["running"], "another at work")
         assert zygote_of(iterator) != zygote
+    finally:
+        kill(zygote, signal.SIGCONT)
+
+
+def test_a_stopped_first_zygote_hides_no_death(monkeypatch):
+    """The loader sees by itself that a worker has died, waits for ten seconds to be told, and ends
+    the zygote. The program starts another."""
+    monkeypatch.setattr(standby, "ALONE_SECONDS", 1000.0)
+    iterator = iter(make(Slow(4, 0.5), batch_size=4, num_workers=1))
+    wait_for(lambda: worker_entries(iterator)[0]["running"], "a worker at work")
+    zygote = zygote_of(iterator)
+    kill(zygote, signal.SIGSTOP)
+    try:
+        kill(workers_of(iterator)[0])
+        assert sorted(next(iterator).tolist()) == list(range(4))
+        assert zygote_of(iterator) != zygote and iterator._pool.restarts == 1
     finally:
         kill(zygote, signal.SIGCONT)
 

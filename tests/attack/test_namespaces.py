@@ -102,11 +102,13 @@ def test_a_killed_trainer_takes_workers_along_without_proc(where: str) -> None:
 OUTLIVED = """
 import os, sys, minato
 from attack.datasets import Slow
+from attack.support import standby_of
 if __name__ == "__main__":
     loaders = [minato.DataLoader(Slow(4, 0.0), num_workers=1, persistent_workers=True)
                for _ in range(2)]
     for loader in loaders:
         list(loader)
+        standby_of(loader._iterator)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -55,7 +55,7 @@ def threads() -> int:
 
 
 def test_openmp_threads_end_and_begin_again(two_threads: Any) -> None:
-    if not library_threads._gnu_openmp.libraries():
+    if not library_threads._libraries.gnu_openmp():
         pytest.skip("torch has no GNU OpenMP here")
     before = threads()
     library_threads.end_openmp_threads()
@@ -83,16 +83,15 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 def test_openmp_libraries_are_looked_for_after_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
-    found = library_threads._GnuOpenMP()
+    found = library_threads._Libraries()
 
     def library(path: str) -> Any:
         looked.append(path)
         return ctypes.CDLL(path)
 
     monkeypatch.setattr(library_threads, "_library", library)
-    first = found.libraries()
-    assert len(first) == len(looked)
-    assert found.libraries() is first
+    first, times = found.gnu_openmp(), len(looked)
+    assert times and found.gnu_openmp() is first and len(looked) == times
     found._added -= 1  # as if another had come since
-    assert len(found.libraries()) == len(first)
-    assert len(looked) == 2 * len(first)
+    assert len(found.gnu_openmp()) == len(first)
+    assert len(looked) == 2 * times

@@ -21,6 +21,14 @@ adopt_orphans(PyObject *module, PyObject *Py_UNUSED(ignored))
     return PyBool_FromLong(mn_proc_adopt_orphans() == 0);
 }
 
+static PyObject *
+die_with_parent(PyObject *module, PyObject *on)
+{
+    (void)module;
+    int yes = PyObject_IsTrue(on);
+    return yes < 0 ? NULL : PyBool_FromLong(mn_proc_die_with_parent(yes != 0) == 0);
+}
+
 PyDoc_STRVAR(bind_torch_doc,
 "bind_torch(tensor_type, exchange_api, plain_tensor, from_view, weak_ref, expired,\n"
 "free_weak, iterator)\n\n"
@@ -164,6 +172,9 @@ static PyMethodDef core_methods[] = {
     {"adopt_orphans", adopt_orphans, METH_NOARGS,
      PyDoc_STR("adopt_orphans() -> bool: makes this process the parent of descendants whose parent "
                "dies. False: the system refuses.")},
+    {"die_with_parent", die_with_parent, METH_O,
+     PyDoc_STR("die_with_parent(on) -> bool: the system kills this process when the thread that "
+               "forked it ends. False: it refuses.")},
     {"machine", machine, METH_NOARGS,
      PyDoc_STR("machine() -> {cpus, memory_total, memory_available}: what this process may "
                "use (affinity, cgroups), bytes")},
