@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader, Subset
 
 from minato.analyze import stages
 from minato.analyze.stages import Clocks
 
-from .support import Compose
+from .support import Compose, in_a_fork
 
 
 class Slow:
@@ -161,3 +161,16 @@ def test_batches_of_a_study_come_in_epochs() -> None:
     next(source)
     batches.cut = True
     assert list(source) == []
+
+
+def test_measurement_of_so_many_batches_ends_there() -> None:
+    """And not when its time is over."""
+    from minato.analyze import study
+
+    def measured() -> Any:
+        told: list[Any] = []
+        request = {"loader": "own", "workers": 0, "seconds": 20.0, "batches": 7}
+        study.rate(request, DataLoader(list(range(64)), 4), told.append)
+        return told[-1]
+
+    assert in_a_fork(measured)["batches"] == 7
