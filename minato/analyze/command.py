@@ -32,6 +32,7 @@ from .conclude import (
     candidates,
     drop,
     format_bytes,
+    format_place,
     format_seconds,
     is_uneven,
     limit,
@@ -823,7 +824,7 @@ class Analysis:
         others = [w for w, told in self.listener.loaders.items() if w != which and told["batches"]]
         if others:
             places = [self.listener.loaders[w]["place"] for w in others]
-            names = ", ".join(map(_name_place, places))
+            names = ", ".join(map(format_place, places))
             found["notes"].append(f"other loaders, which the program waited for less: {names}")
         ranks = {p.get("ranks") for p in self.listener.processes.values()} - {None, "1"}
         if ranks:
@@ -858,7 +859,7 @@ class Analysis:
             torch = "imported torch" if process["torch"] else "did not import torch"
             seen.append(f"process {pid} ({argv}) {torch}")
         loaders = [
-            f"the loader of {told['loader'].get('dataset')} ({_name_place(told['place'])}, "
+            f"the loader of {told['loader'].get('dataset')} ({format_place(told['place'])}, "
             f"num_workers={told['loader']['num_workers']})" for told in listener.loaders.values()
         ]
         made = (
@@ -882,10 +883,6 @@ class Analysis:
 
 def _name_signal(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-
-
-def _name_place(place: Sequence[Any] | None) -> str:
-    return f"{place[0]}:{place[1]}" if place else "at an unknown place"
 
 
 def _reap() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import os
 import shlex
 import statistics
 from collections.abc import Sequence
@@ -1031,6 +1032,14 @@ def format_seconds(value: float) -> str:
     if value >= 1e-3:
         return f"{value * 1e3:.3g} ms"
     return f"{value * 1e6:.3g} us"
+
+
+def format_place(place: Sequence[Any] | None) -> str:
+    """File and line, from the current folder where the file lies in it."""
+    if not place:
+        return "an unknown place"
+    file, here = str(place[0]), os.getcwd() + os.sep
+    return f"{file.removeprefix(here)}:{place[1]}"
 
 
 def format_bytes(count: float) -> str:

@@ -17,6 +17,7 @@ from .conclude import (
     describe_data,
     describe_move,
     format_bytes,
+    format_place,
     format_rate,
     format_seconds,
     slow_share,
@@ -59,7 +60,7 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: .5r
   .cards tr { border-bottom: 1px solid var(--line); padding: .4rem 0; }
   .cards td + td::before { content: attr(data-name) ": "; color: var(--soft); } }
 @media print { body { max-width: none; padding: 0; } h2, tr, figure { break-inside: avoid; break-after: auto; }
-  h2 { break-after: avoid; } }
+  h2, tr:first-child { break-after: avoid; } }
 """
 
 
@@ -102,7 +103,7 @@ def _tiles(f: Facts) -> str:
 
 def _loader(f: Facts) -> str:
     place = f.all.get("place")
-    made = f"<code>{text(place[0])}:{place[1]}</code>" if place else "a place that is not known"
+    made = f"<code>{text(format_place(place))}</code>" if place else "a place that is not known"
     given = ", ".join(
         f"{name}={f.loader[name]!r}"
         for name in ("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")

@@ -14,6 +14,7 @@ from .conclude import (
     codec_rows,
     describe_move,
     format_bytes,
+    format_place,
     format_rate,
     format_seconds,
     slow_share,
@@ -79,10 +80,8 @@ def _list_facts(f: Facts) -> list[str]:
             f"for a batch of {w['batch']}) and gets {_format_delivered(w)}: the program waits for data {w['wait']:.0%} of its time"
         )
     lines += _name_base(f)
-    place = f.all.get("place")
-    made = f"{place[0]}:{place[1]}" if place else "an unknown place"
     lines.append(
-        f"  loader: {loader['class']} at {made}, num_workers={loader['num_workers']}, "
+        f"  loader: {loader['class']} at {format_place(f.all.get('place'))}, num_workers={loader['num_workers']}, "
         f"batch_size={loader['batch_size']}, {loader.get('samples', 'an unknown number of')} samples"
     )
     if f.costs:
@@ -167,7 +166,7 @@ def _list_changes(report: dict[str, Any], changes: list[dict[str, Any]]) -> list
             f"  {number}. {change['what']}{rate}; {change['effort']}; data {change['data']}{note}"
         )
         if change["paste"]:
-            at = f"{place[0]}:{place[1]}  " if place and not _outside_loader([change]) else ""
+            at = f"{format_place(place)}  " if place and not _outside_loader([change]) else ""
             lines.append(f"     {at}{change['paste']}")
     return lines
 

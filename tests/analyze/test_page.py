@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minato.analyze import command, report
-from minato.analyze.conclude import Facts, candidates, limit
+from minato.analyze.conclude import Facts, candidates, format_place, limit
 from minato.analyze.page import page
 
 from .test_conclude import facts, stage
@@ -98,3 +98,12 @@ def test_moved_and_removed_transforms_are_compared(tmp_path: Path) -> None:
     rows = {line.partition(")")[0].strip(): line.split() for line in text.splitlines() if "transform" in line}
     assert rows["transform (Blur"][-6:] == ["6", "->", "3", "ms", "0.50", "times"]
     assert rows["transform (Crop"][-1] == "gone" and rows["transform (Pad"][-1] == "new"
+
+
+def test_places_below_the_folder_are_relative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert format_place([str(tmp_path / "src" / "train.py"), 7]) == "src/train.py:7"
+    assert format_place(["/elsewhere/train.py", 7]) == "/elsewhere/train.py:7"
+    assert format_place(None) == "an unknown place"
