@@ -617,7 +617,8 @@ def _most_in(f: Facts, label: str, share: float) -> tuple[str, str]:
 def _cores(f: Facts) -> tuple[str, str]:
     label, share = f.top()
     if f.cpu_share > 0.6 and f.workers >= f.cores:
-        return "cores", f"All {f.cores} of them make samples; {share:.0%} of a sample is {label}."
+        every = {1: "it", 2: "both of them"}.get(f.cores, f"all {f.cores} of them")
+        return "cores", f"Workers keep {every} busy; {share:.0%} of a sample is {label}."
     return _most_in(f, label, share)
 
 
@@ -707,11 +708,11 @@ def _minato(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
         return "minato's scheduling: one worker has nothing to share"
     gain = virtual_gain(f, f.workers) if measured is None else measured
     if gain < WORTH:
-        count, _share, times = slow_share(f.costs)
+        times = slow_share(f.costs)[2]
         return (
             f"minato's loader: measured {gain:.2f} times with {f.workers} workers" if measured
             else f"minato's scheduling: {gain:.2f} times in a simulation with the measured costs "
-            f"(the slowest sample takes {times:.1f} times the median; {count:.1%} of them are slow)"
+            f"(the slowest sample takes {times:.1f} times the median)"
         )  # fmt: skip
     predicted = _minato_rate(f, rate, gain, f.workers)
     return _make_change(

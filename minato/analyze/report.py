@@ -193,7 +193,7 @@ def list_notes(f: Facts) -> list[str]:
     if (queued := w.get("queued", 0.0)) > ENDS:
         notes.append(
             f"inside its loader the program had no core for {queued:.0%} of its time, because other programs "
-            "used them: this does not count as waiting for data"
+            "used the cores; this does not count as waiting for data"
         )
     if f.others() > OTHERS:
         notes.append(f"other programs used {f.others():.0%} of the cores while this was measured")

@@ -546,22 +546,21 @@ def storage(request: dict[str, Any], loader: Any, send: Send) -> None:
         mine = paths[number :: len(counts)] or paths
         if cold:
             _drop_pages(mine)
-        done = [0, 0]
 
-        def read(path: str, end: float = end, done: list[int] = done) -> None:
-            if clock() < end:
-                with contextlib.suppress(OSError):  # it may go, or fail, at any time
-                    done[1] += _read(path)
-                    done[0] += 1
+        def read(path: str, end: float = end) -> int | None:
+            with contextlib.suppress(OSError):  # a file may go, or fail, at any time
+                if clock() < end:
+                    return _read(path)
+            return None
 
         began = clock()
         with ThreadPoolExecutor(flight) as pool:
             source = mine if cold else itertools.islice(itertools.cycle(mine), 20_000)
-            list(pool.map(read, source))
+            done = [size for size in pool.map(read, source) if size is not None]
         took = max(clock() - began, 1e-6)
         result["rates"].append({
-            "in_flight": flight, "files_per_s": done[0] / took, "bytes_per_s": done[1] / took,
-            "files": done[0],
+            "in_flight": flight, "files_per_s": len(done) / took, "bytes_per_s": sum(done) / took,
+            "files": len(done),
         })  # fmt: skip
         send(result)
 
