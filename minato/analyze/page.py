@@ -55,7 +55,7 @@ td.n .soft { display: block; white-space: normal; } .n + td:not(.n), .n + th:not
 code, pre { font: .85rem/1.45 ui-monospace, monospace; } code { background: var(--card); padding: .1rem .3rem; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem;
   white-space: pre-wrap; overflow-wrap: anywhere; }
-@media (max-width: 40rem) { svg text { font-size: 14px; } .plain { width: 100%; } .cards tr, .cards td { display: block; min-width: 0; } .cards th { display: none; }
+@media (max-width: 40rem) { svg text { font-size: 13px; } .plain { width: 100%; } .cards tr, .cards td { display: block; min-width: 0; } .cards th { display: none; }
   .cards td, .cards .n + td:not(.n) { border: 0; padding: .15rem 0; text-align: left; white-space: normal; }
   .cards tr { border-bottom: 1px solid var(--line); padding: .4rem 0; }
   .cards td + td::before { content: attr(data-name) ": "; color: var(--soft); } }
@@ -179,7 +179,7 @@ def _waterfall(f: Facts) -> str:
     other = f.other() * f.mean
     stages.append(("other", other, other * f.cpu_share))
     at = 0.0
-    shapes, left, room = "", 130, WIDTH - 130 - 62
+    shapes, left, room = "", 140, WIDTH - 140 - 62
     for row, (label, wall, cpu) in enumerate(stages):
         y, x = 8 + row * 26, left + room * min(1.0, at / f.mean)
         width = max(1.0, room * wall / f.mean)
@@ -200,7 +200,8 @@ def _waterfall(f: Facts) -> str:
 
 def _shorten_label(label: str) -> str:
     """A label that fits next to a bar."""
-    return re.sub(r"^transform (\d+) \((.*)\)$", r"\1 \2", label)[:17]
+    short = re.sub(r"^transform (\d+) \((.*)\)$", r"\1 \2", label)
+    return short if len(short) <= 16 else f"{short[:14]}…"
 
 
 def _histogram(f: Facts) -> str:

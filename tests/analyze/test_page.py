@@ -11,7 +11,7 @@ import pytest
 
 from minato.analyze import command, report
 from minato.analyze.conclude import Facts, candidates, format_place, limit
-from minato.analyze.page import page
+from minato.analyze.page import _shorten_label, page
 
 from .test_conclude import facts, stage
 
@@ -107,3 +107,8 @@ def test_places_below_the_folder_are_relative(
     assert format_place([str(tmp_path / "src" / "train.py"), 7]) == "src/train.py:7"
     assert format_place(["/elsewhere/train.py", 7]) == "/elsewhere/train.py:7"
     assert format_place(None) == "an unknown place"
+
+
+def test_long_stage_names_end_in_an_ellipsis() -> None:
+    assert _shorten_label("transform 12 (RandomResizedCrop)") == "12 RandomResiz…"
+    assert _shorten_label("transform 1 (Smooth)") == "1 Smooth"
