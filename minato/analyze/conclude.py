@@ -53,6 +53,8 @@ LOSS, QUALITY = 30.0, 75
 EQUAL = 0.5
 #: a codec that loses less is preferred to one that is faster by less than this
 CLOSE = 1.05
+#: of these, one whose samples take more CPU time than this multiple of the least is left out
+CHEAP = 1.3
 #: storages that codecs are compared on: bytes a second
 STORAGES = (
     ("network, 5 MB/s", 5e6), ("disk, 23 MB/s", 23e6), ("SSD, 280 MB/s", 280e6), ("memory", math.inf),
@@ -864,9 +866,10 @@ def _codec(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     if not good:
         return f"another codec: each loses more than {LOSS:.0f} dB on some image, or cannot be read"
     best = max(row["rate"] for row in good)
-    row = max(
-        (row for row in good if row["rate"] * CLOSE >= best), key=lambda row: row["psnr"] or math.inf
-    )
+    close = [row for row in good if row["rate"] * CLOSE >= best]
+    least = min(row["cpu"] or row["decode"] for row in close)  # else cores that are busy would undo the gain
+    cheap = [row for row in close if (row["cpu"] or row["decode"]) <= CHEAP * least]
+    row = max(cheap, key=lambda row: row["psnr"] or math.inf)
     predicted = f.cheaper_rate(row["rate"] / rate)
     small = f", shorter side {told['size']}" if told["size"] else ""
     what = f"images as {row['name']}{small}"
