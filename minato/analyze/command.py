@@ -32,6 +32,9 @@ from .conclude import (
     candidates,
     drop,
     format_bytes,
+    format_place,
+    format_seconds,
+    is_uneven,
     limit,
     relate,
     settle,
@@ -46,6 +49,10 @@ HERE = Path(__file__).resolve().parent
 ARGUMENTS, NOT_WATCHED = 2, 3
 #: shares of the budget
 STORAGE, WORK, LOADERS, CHECKS = 0.15, 0.25, 0.35, 0.25
+#: what each request measures, for notes
+MEASURED = {
+    "work": "timing samples", "contend": "samples in several processes at once", "storage": "reading files",
+}  # fmt: skip
 #: share of the budget that each of --codecs and --orders takes from the others
 OPTION = 0.2
 EXTRA = ("codecs", "orders")
@@ -302,10 +309,11 @@ class Study:
     def ask(self, do: str, seconds: float, **more: Any) -> dict[str, Any] | None:
         """The last that a measurement has told; None where it has told nothing."""
         self.at, result = None, None
-        what = do
+        what = MEASURED.get(do, do)
         if do == "rate":
-            workers = more["workers"]
-            what = f"the loader with {workers} worker{'s' * (workers != 1)} ({more['loader']})"
+            workers, whose = more["workers"], more["loader"]
+            whose = "the program" if whose == "own" else whose
+            what = f"{whose}'s loader with {workers} worker{'s' * (workers != 1)}"
         request = {"do": do, "seconds": seconds, "cores": self.cores, **more}
         send(self.keeper.socket, request)
         while True:
@@ -317,7 +325,7 @@ class Study:
                 if kind == "at":
                     self.at = message["index"]
                 elif kind == "failed":
-                    self.note(f"{what}: {message['error']}")
+                    self._note_failure(what, message["error"])
                 elif kind == "end":
                     self.cut = message["why"] is not None
                     if self.cut:
@@ -344,6 +352,13 @@ class Study:
         if text not in self.notes:
             self.notes.append(text)
 
+    def _note_failure(self, what: str, error: str) -> None:
+        """The line of an error that says what has happened: a worker's begins with a traceback. The
+        same error of other loaders says nothing new."""
+        line = [line.strip() for line in error.splitlines() if line.strip()][-1]
+        if not any(note.endswith(line) for note in self.notes):
+            self.note(f"{what} failed: {line}")
+
 
 def make_report(
     study: Study, told: dict[str, Any], machine: dict[str, Any], budget: float, writes: bool,
@@ -360,8 +375,8 @@ def make_report(
     refused = study.check(writes)
     if refused:
         found["notes"].append(
-            f"its samples were not made, because {refused[0]}: to make them here might disturb the "
-            "program's. Give the factory form (minato analyze MODULE:FACTORY) a fresh dataset"
+            f"its samples were not studied, because {refused[0]}, which the study would share with the "
+            "program. Use a factory that makes a fresh dataset (minato analyze MODULE:FACTORY)"
             + (", or --allow-writes" if "open for writing" in refused[0] else "")
         )
         return finish_report(found, study, anyway)
@@ -371,7 +386,8 @@ def make_report(
     work = found["work"]
     if not work or not work["costs"]:
         if not work or not work["failures"]:
-            study.note(f"no sample could be made in {report.format_seconds(budget * WORK)}")
+            within = format_seconds(budget * WORK)
+            study.note(f"no sample was timed within {within}: where samples take long, give a longer --budget")
         return finish_report(found, study, anyway)
     if study.cut:  # loaders would hang at the same sample
         return finish_report(found, study, anyway)
@@ -418,7 +434,7 @@ def _fitting_batch(found: dict[str, Any], mean: float, seconds: float) -> int | 
     if fits >= batch:
         return None
     if fits < 1:
-        return f"{report.format_seconds(mean * 6 / seconds)}"
+        return f"{format_seconds(mean * 6 / seconds)}"
     return fits
 
 
@@ -469,16 +485,18 @@ def _check_changes(study: Study, found: dict[str, Any], seconds: float) -> None:
     slot = seconds / (REPEATS * (count + 1) + 1)
     size = _fitting_batch(found, f.mean, slot)
     if isinstance(size, str) or slot < 0.3:
-        study.note("predictions were not checked: the budget is too small")
+        study.note("predictions were not checked: that needs a longer --budget")
         return
     rows = f.batch()
     paced = (f.watched["step"] or 0.0) * ((size or rows) / rows)
     given = {"step": paced, "step_cores": f.step_cores, "batch": size, "length": _epoch_batches(f, size)}
     own = {"loader": "own", "workers": f.workers}
 
-    def ask(change: dict[str, Any] | None, skip: int) -> dict[str, Any] | None:
+    uneven = is_uneven(f.costs)
+
+    def ask(change: dict[str, Any] | None, skip: int, batches: int = 0) -> dict[str, Any] | None:
         what = own if change is None else change["check"]
-        result = study.ask("rate", slot * 0.8, skip=skip, **given, **what)
+        result = study.ask("rate", slot * 0.8, skip=skip, batches=batches, **given, **what)
         return result if result and result.get("rate") else None
 
     study.progress.show("checks", 0.75)
@@ -490,16 +508,18 @@ def _check_changes(study: Study, found: dict[str, Any], seconds: float) -> None:
     pairs: list[list[tuple[float, float]]] = [[] for _ in [None, *chosen]]  # the first stays empty
     for repeat in range(REPEATS):
         study.progress.show("checks", 0.78 + 0.07 * repeat)
-        base = None
+        base, batches = None, 0
         for number, change in enumerate([None, *chosen]):
             # other samples in each repeat, the same for all in one
-            if (result := ask(change, 40 + 37 * repeat)) is None:
+            if (result := ask(change, 40 + 37 * repeat, batches)) is None:
                 continue
             rate = _program_rate(f, result)
             found["checks"].append({**result, "program": rate, "change": change["what"] if change else None})
             samples[number] += result["samples"]
             if change is None:
                 base = rate
+                # else the faster one would make more samples, of which others may be slow
+                batches = result["batches"] if uneven else 0
                 bases.append({**result, "program": rate})
             elif base is not None:
                 pairs[number].append((base, rate))
@@ -739,7 +759,7 @@ class Analysis:
                 return None
             if not batches and not warned and clock() - begun_ > options.start_timeout:
                 warned = True
-                self._say(f"no batch in {options.start_timeout:.0f} s. " + self._find_cause())
+                self._say(f"no batch in {options.start_timeout:.0f} s: {self._find_cause().rstrip()}")
                 if options.stop:
                     self._end()
                     break
@@ -804,7 +824,7 @@ class Analysis:
         others = [w for w, told in self.listener.loaders.items() if w != which and told["batches"]]
         if others:
             places = [self.listener.loaders[w]["place"] for w in others]
-            names = ", ".join(f"{place[0]}:{place[1]}" if place else "?" for place in places)
+            names = ", ".join(map(format_place, places))
             found["notes"].append(f"other loaders, which the program waited for less: {names}")
         ranks = {p.get("ranks") for p in self.listener.processes.values()} - {None, "1"}
         if ranks:
@@ -813,8 +833,11 @@ class Analysis:
             found["notes"].append(
                 "the program ended before --pause could stop it: the watch takes 30 steps and three seconds"
             )
-        if self.status:
-            found["notes"].append(f"the program ended with status {self.status}")
+        if self.status and not self.options.stop:
+            found["notes"].append(
+                f"the program ended with status {self.status}" if self.status > 0
+                else f"the program was ended by {_name_signal(-self.status)}"
+            )
         self.progress.clear()
         print(report.answer(found, write_report(found, self.options.out)), flush=True)
 
@@ -835,17 +858,31 @@ class Analysis:
             argv = " ".join(process.get("argv", [])[:6])
             torch = "imported torch" if process["torch"] else "did not import torch"
             seen.append(f"process {pid} ({argv}) {torch}")
+        loaders = [
+            f"the loader of {told['loader'].get('dataset')} ({format_place(told['place'])}, "
+            f"num_workers={told['loader']['num_workers']})" for told in listener.loaders.values()
+        ]
         made = (
-            "its loader delivered no batch" if listener.loaders
+            f"{loaders[0]} delivered no batch" if loaders
             else "it iterated no torch DataLoader in a process that was watched"
         )  # fmt: skip
         return f"{made}. Seen: {'; '.join(seen[:8])}. {' '.join(listener.trouble[:1])}"
 
     def _say_not_watched(self) -> int:
         status = self.status
-        ended = f" It ended with status {status}." if status else ""
-        self._say(f"the program could not be watched: {self._find_cause().rstrip()}{ended}")
+        if self.options.target and status > 0:  # it has said why
+            self._say(f"{self.options.target} could not be studied: see above")
+            return NOT_WATCHED
+        ended = f" It ended with status {status}." if status > 0 else ""
+        if status < 0:
+            ended = f" It was ended by {_name_signal(-status)}."
+        start = "no batch was seen" if self.listener.processes else "the program could not be watched"
+        self._say(f"{start}: {self._find_cause().rstrip()}{ended}")
         return NOT_WATCHED
+
+
+def _name_signal(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def _reap() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import os
 import shlex
 import statistics
 from collections.abc import Sequence
@@ -52,6 +53,8 @@ LOSS, QUALITY = 30.0, 75
 EQUAL = 0.5
 #: a codec that loses less is preferred to one that is faster by less than this
 CLOSE = 1.05
+#: of these, one whose samples take more CPU time than this multiple of the least is left out
+CHEAP = 1.3
 #: storages that codecs are compared on: bytes a second
 STORAGES = (
     ("network, 5 MB/s", 5e6), ("disk, 23 MB/s", 23e6), ("SSD, 280 MB/s", 280e6), ("memory", math.inf),
@@ -87,14 +90,14 @@ TWINS = {
 def watch_facts(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
     """Rates and shares of the loader that was watched; rates are None where too little was seen.
     others: share of the cores that other programs used then. If the share is large, a time in which
-    the program could have run and had no core is no waiting for data."""
+    the program could have run and had no core is no waiting for data ("queued")."""
     used, start = _choose_steps(told)
     rows = [row for row, _size in told["sizes"]]
     batch = int(statistics.median(rows)) if rows else told["loader"].get("batch_size") or 1
     found: dict[str, Any] = {
         "batches": told["batches"], "steps": len(used), "batch": batch, "asked": None,
         "delivered": None, "range": None, "wait": None, "step": None, "inside": None,
-        "step_cores": 0.0, "by": "step while loading", "shapes": told["shapes"],
+        "step_cores": 0.0, "queued": 0.0, "by": "step while loading", "shapes": told["shapes"],
         "bytes": statistics.median(size for _, size in told["sizes"]) if rows else 0,
         "start": statistics.fmean(told["starts"][1:] or told["starts"]) if told["starts"] else None,
         "starts": len(told["starts"]), "whole": max(0, len(told.get("whole") or []) - 1),
@@ -102,8 +105,8 @@ def watch_facts(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
     }  # fmt: skip
     if not used:
         return found
-    queued = others > OTHERS
-    inside = statistics.fmean(step[0] - queued * step[3] for step in used) + start
+    queued = statistics.fmean(step[3] for step in used) if others > OTHERS else 0.0
+    inside = statistics.fmean(step[0] for step in used) - queued + start
     step = statistics.median(step[1] for step in used)
     cpu = statistics.median(step[2] for step in used)
     # a step with a validation or a checkpoint in it counts as any other
@@ -115,10 +118,10 @@ def watch_facts(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
         inside = statistics.fmean(idle for idle, _ in device)
         step = statistics.median(work for _, work in device)
         found["by"] = "events on the device"
-        whole = inside + step
+        whole, queued = inside + step, 0.0
     whole = max(whole, 1e-9)
     found.update(
-        inside=inside, step=step, wait=min(1.0, inside / whole), delivered=batch / whole,
+        inside=inside, step=step, wait=min(1.0, inside / max(whole - queued, 1e-9)), queued=queued / whole, delivered=batch / whole,
         asked=batch / max(step, 1e-9), range=_delivered_range(times, whole, batch),
     )  # fmt: skip
     return found
@@ -377,7 +380,8 @@ class Facts:
     def top(self) -> tuple[str, float]:
         """The stage that takes most of a sample, and its share."""
         stages = [(stage["label"], self.share(stage)) for stage in self.stages]
-        return max([*stages, ("__getitem__ itself", self.other())], key=lambda one: one[1])
+        rest = "__iter__ itself" if self.loader.get("iterable") else "__getitem__ itself"
+        return max([*stages, (rest, self.other())], key=lambda one: one[1])
 
 
 def slow_share(costs: Sequence[float]) -> tuple[float, float, float]:
@@ -389,6 +393,12 @@ def slow_share(costs: Sequence[float]) -> tuple[float, float, float]:
     slow = [cost for cost in costs if cost >= SLOW_TIMES * median]
     total = sum(costs)
     return len(slow) / len(costs), sum(slow) / total if total else 0.0, max(costs) / max(median, 1e-9)
+
+
+def is_uneven(costs: Sequence[float]) -> bool:
+    """Whether few samples take much of the time."""
+    top = sorted(costs)[-max(1, len(costs) // 20) :]
+    return slow_share(costs)[2] >= SLOW_TIMES and sum(top) >= SLOW_SHARE * sum(costs)
 
 
 def reading_stages(stages: list[dict[str, Any]]) -> set[str]:
@@ -417,8 +427,14 @@ def wait_seconds(stages: list[dict[str, Any]], labels: set[str]) -> float:
 def limit(f: Facts) -> dict[str, Any]:
     """``kind`` of the limit, and the sentence that is the first line of the answer."""
     found = _limit(f)
-    kind, why = found if found is not None else ("unknown", "Too little was measured to say.")
-    return {"kind": kind, "line": f"Limit: {KINDS[kind]}{'.' if kind != 'work' else ','} {why}"}
+    kind, why = found if found is not None else ("unknown", _explain_unknown(f.watched["wait"]))
+    return {"kind": kind, "line": f"Limit: {KINDS[kind]}. {why}"}
+
+
+def _explain_unknown(wait: float | None) -> str:
+    if wait is None:
+        return "Too little was measured to say."
+    return f"The program waits for data {wait:.0%} of its time, and too little of it was measured to say why."
 
 
 def _limit(f: Facts) -> tuple[str, str] | None:
@@ -440,9 +456,7 @@ def _limit(f: Facts) -> tuple[str, str] | None:
 
 def _stragglers(f: Facts) -> tuple[str, str] | None:
     count, share, times = slow_share(f.costs)
-    top = sorted(f.costs)[-max(1, len(f.costs) // 20) :]
-    uneven = times >= SLOW_TIMES and sum(top) >= SLOW_SHARE * sum(f.costs)
-    if not uneven or f.workers < 2 or scheduling_gain(f) < WORTH:
+    if not is_uneven(f.costs) or f.workers < 2 or scheduling_gain(f) < WORTH:
         return None
     return "stragglers", (
         f"{count:.1%} of the samples take {share:.0%} of the time, up to {times:.0f} times the "
@@ -566,8 +580,8 @@ def _hand_over(f: Facts) -> tuple[str, str] | None:
     if not f.workers or f.hands_over > 0.5 * at_once / f.mean:
         return None
     return "hand-over", (
-        f"Workers make a sample in {f.mean / at_once * 1e6:.3g} us, and the loader hands one over in "
-        f"{1e6 / f.hands_over:.3g} us. Larger batches, or num_workers=0, may be faster."
+        f"Workers make a sample in {format_seconds(f.mean / at_once)}, and the loader hands one over in "
+        f"{format_seconds(1 / f.hands_over)}. Larger batches, or num_workers=0, may be faster."
     )
 
 
@@ -589,23 +603,25 @@ def _one_stage(f: Facts) -> tuple[str, str] | None:
     label, share = f.top()
     collate = (f.all["work"].get("collate") or 0.0) / f.mean
     if collate > max(share, 0.5):
-        return "work", f"and it is collate_fn, which takes {collate:.1f} times as long as the samples."
-    if share < 0.6 or label == "__getitem__ itself":
+        return "work", f"collate_fn takes {collate:.1f} times as long as making the samples that it joins."
+    if share < 0.6 or label in ("__getitem__ itself", "__iter__ itself"):
         return None
-    return "work", f"{share:.0%} of it in {label}, made by {_makers(f)} on {f.cores} cores."
+    return _most_in(f, label, share)
 
 
-def _makers(f: Facts) -> str:
+def _most_in(f: Facts, label: str, share: float) -> tuple[str, str]:
+    makers = f"{f.workers} worker{'s make' if f.workers > 1 else ' makes'} them"
     if not f.workers:
-        return "the program itself (num_workers=0)"
-    return f"{f.workers} worker{'s' * (f.workers > 1)}"
+        makers = "the program makes its samples itself (num_workers=0)"
+    return "work", f"{share:.0%} of it is {label}; {makers}, on {f.cores} cores."
 
 
 def _cores(f: Facts) -> tuple[str, str]:
     label, share = f.top()
     if f.cpu_share > 0.6 and f.workers >= f.cores:
-        return "cores", f"All {f.cores} of them make samples; {share:.0%} of a sample is {label}."
-    return "work", f"{share:.0%} of it in {label}, made by {_makers(f)} on {f.cores} cores."
+        every = {1: "it", 2: "both of them"}.get(f.cores, f"all {f.cores} of them")
+        return "cores", f"Workers keep {every} busy; {share:.0%} of a sample is {label}."
+    return _most_in(f, label, share)
 
 
 # ---- what would help -----------------------------------------------------------------------
@@ -656,7 +672,7 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
     if _shared(f) is not None or _threads(f) is not None:
         return "more workers: they wait for each other already"
     if fit is None:
-        return "another number of workers: not known, because fewer than two numbers were measured"
+        return "another number of workers: not known, because only one number was measured"
     if f.workers >= free:
         if f.cpu_share > 0.5:
             return (
@@ -670,9 +686,12 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
     predicted = f.program_rate(scaled_rate(fit, target), target)
     if predicted < WORTH * now:
         return f"{target} workers: predicted {predicted / now:.2f} times{_name_counts(f)}"
+    data = "unchanged"
+    if f.loader.get("iterable"):  # else each worker gives all of them
+        data = "unchanged only if the dataset splits its samples between its workers"
     return _make_change(
         f"num_workers={target}", f"num_workers={target}", predicted, now, "one argument",
-        "unchanged", {"loader": "own", "workers": target}, note,
+        data, {"loader": "own", "workers": target}, note,
     )  # fmt: skip
 
 
@@ -691,11 +710,11 @@ def _minato(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
         return "minato's scheduling: one worker has nothing to share"
     gain = virtual_gain(f, f.workers) if measured is None else measured
     if gain < WORTH:
-        count, _share, times = slow_share(f.costs)
+        times = slow_share(f.costs)[2]
         return (
             f"minato's loader: measured {gain:.2f} times with {f.workers} workers" if measured
             else f"minato's scheduling: {gain:.2f} times in a simulation with the measured costs "
-            f"(slowest {times:.1f} times the median, {count:.1%} slow)"
+            f"(the slowest sample takes {times:.1f} times the median)"
         )  # fmt: skip
     predicted = _minato_rate(f, rate, gain, f.workers)
     return _make_change(
@@ -740,7 +759,7 @@ def _cache(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     if not count:
         return None
     if not cache:
-        return "a cache: a sample begins with something random, or with a result that cannot be compared"
+        return "a cache: the first stage of a sample is random, or its results cannot be compared"
     need, free = cache["bytes"] * count, f.all["machine"]["memory_available"]
     what = "whole samples" if cache["whole"] else f"the value after {cache['after']}"
     left = f.mean * (1 - cache["share"]) + cache["bytes"] / COPIES + 20e-6
@@ -847,9 +866,10 @@ def _codec(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     if not good:
         return f"another codec: each loses more than {LOSS:.0f} dB on some image, or cannot be read"
     best = max(row["rate"] for row in good)
-    row = max(
-        (row for row in good if row["rate"] * CLOSE >= best), key=lambda row: row["psnr"] or math.inf
-    )
+    close = [row for row in good if row["rate"] * CLOSE >= best]
+    least = min(row["cpu"] or row["decode"] for row in close)  # else cores that are busy would undo the gain
+    cheap = [row for row in close if (row["cpu"] or row["decode"]) <= CHEAP * least]
+    row = max(cheap, key=lambda row: row["psnr"] or math.inf)
     predicted = f.cheaper_rate(row["rate"] / rate)
     small = f", shorter side {told['size']}" if told["size"] else ""
     what = f"images as {row['name']}{small}"
@@ -1007,6 +1027,23 @@ def settle(change: dict[str, Any], now: float, pairs: list[tuple[float, float]])
 def format_rate(rate: float) -> str:
     """Four digits for people."""
     return f"{rate:,.0f}" if rate >= 10_000 else f"{rate:.4g}"
+
+
+def format_seconds(value: float) -> str:
+    """A time for people."""
+    if value >= 1:
+        return f"{value:.3g} s"
+    if value >= 1e-3:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value * 1e6:.3g} us"
+
+
+def format_place(place: Sequence[Any] | None) -> str:
+    """File and line, from the current folder where the file lies in it."""
+    if not place:
+        return "an unknown place"
+    file, here = str(place[0]), os.getcwd() + os.sep
+    return f"{file.removeprefix(here)}:{place[1]}"
 
 
 def format_bytes(count: float) -> str:

@@ -135,9 +135,9 @@ def _wait(to: socket.socket, pid: int, seconds: float) -> str | None:
             if to in ready:
                 return "gone"  # nothing is asked for while a measurement runs
             if time.monotonic() > end:
-                return "its time was over"
+                return "ended because it took too long"
             if _available_memory() < left:
-                return f"it had taken {MEMORY:.0%} of the available memory"
+                return f"ended because it had taken {MEMORY:.0%} of the available memory"
     finally:
         os.close(process)
 
@@ -186,6 +186,8 @@ def _name_file(part: Any, held: dict[int, str]) -> str | None:
         number = part.fileno()
     except (OSError, ValueError):
         return None  # it was closed before
+    if number in (1, 2):
+        return None  # what the keeper prints goes nowhere
     path = held.get(number, "")
     if path.startswith("socket:"):
         return "a socket"
@@ -203,7 +205,7 @@ def walk_objects(loader: Any) -> Iterator[tuple[str, Any]]:
     ahead = [("dataset", loader.dataset), ("collate_fn", loader.collate_fn)]
     seen: set[int] = set()
     for path, part in ahead:
-        if id(part) in seen or isinstance(part, _PLAIN) or len(seen) > OBJECTS:
+        if id(part) in seen or isinstance(part, (*_PLAIN, logging.Logger)) or len(seen) > OBJECTS:
             continue
         seen.add(id(part))
         yield path, part

@@ -17,11 +17,13 @@ from .conclude import (
     describe_data,
     describe_move,
     format_bytes,
+    format_place,
     format_rate,
+    format_seconds,
     slow_share,
     storage_rate,
 )
-from .report import answer, format_loss, format_seconds, quantile
+from .report import answer, format_loss, quantile
 
 #: width of the pictures in their own units; the page scales them
 WIDTH = 480
@@ -48,15 +50,17 @@ svg text { fill: var(--text); font: 12px system-ui, sans-serif; } svg .s { fill:
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { text-align: left; padding: .35rem .6rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } td.n { white-space: nowrap; }
+td.n .soft { display: block; white-space: normal; } .n + td:not(.n), .n + th:not(.n) { padding-left: .9rem; }
+.plain { width: auto; min-width: 50%; }
 code, pre { font: .85rem/1.45 ui-monospace, monospace; } code { background: var(--card); padding: .1rem .3rem; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem;
   white-space: pre-wrap; overflow-wrap: anywhere; }
-@media (max-width: 40rem) { .cards tr, .cards td { display: block; min-width: 0; } .cards th { display: none; }
-  .cards td { border: 0; padding: .15rem 0; text-align: left; white-space: normal; }
+@media (max-width: 40rem) { svg text { font-size: 13px; } .plain { width: 100%; } .cards tr, .cards td { display: block; min-width: 0; } .cards th { display: none; }
+  .cards td, .cards .n + td:not(.n) { border: 0; padding: .15rem 0; text-align: left; white-space: normal; }
   .cards tr { border-bottom: 1px solid var(--line); padding: .4rem 0; }
   .cards td + td::before { content: attr(data-name) ": "; color: var(--soft); } }
 @media print { body { max-width: none; padding: 0; } h2, tr, figure { break-inside: avoid; break-after: auto; }
-  h2 { break-after: avoid; } }
+  h2, tr:first-child { break-after: avoid; } }
 """
 
 
@@ -99,7 +103,7 @@ def _tiles(f: Facts) -> str:
 
 def _loader(f: Facts) -> str:
     place = f.all.get("place")
-    made = f"<code>{text(place[0])}:{place[1]}</code>" if place else "a place that is not known"
+    made = f"<code>{text(format_place(place))}</code>" if place else "a place that is not known"
     given = ", ".join(
         f"{name}={f.loader[name]!r}"
         for name in ("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
@@ -107,7 +111,7 @@ def _loader(f: Facts) -> str:
     )
     return (
         f'<p class="soft">{text(f.loader["class"])} of {text(f.loader.get("dataset"))} '
-        f"({text(f.loader.get('samples', '?'))} samples), made at {made} with {text(given)}</p>"
+        f"({text(f.loader.get('samples', 'an unknown number of'))} samples), made at {made} with {text(given)}</p>"
     )
 
 
@@ -115,7 +119,7 @@ def _table(
     head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), kind: str = ""
 ) -> str:
     """numbers: columns of these. kind: "cards" where each row is a block of lines on a phone, "wide"
-    where columns are as narrow as their text."""
+    where columns are as narrow as their text, "plain" for a few short columns."""
     def cells(tag: str, row: Sequence[str]) -> str:
         return "".join(
             f"<{tag} data-name='{head[n]}'{' class=n' if n in numbers else ''}>{cell}</{tag}>"
@@ -123,7 +127,8 @@ def _table(
         )
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table class="{kind}"><tr>{cells("th", head)}</tr>{body}</table></div>'
+    top = f"<tr>{cells('th', head)}</tr>" if any(head) else ""
+    return f'<div class="scroll"><table class="{kind}">{top}{body}</table></div>'
 
 
 def _changes(found: dict[str, Any]) -> str:
@@ -131,12 +136,12 @@ def _changes(found: dict[str, Any]) -> str:
     for change in found["helps"]:
         predicted = checked = "-"
         if change["predicted"] is not None:
-            predicted = f"{format_rate(change['predicted'])} ({change['gain']:.2f} x)"
+            predicted = f"{format_rate(change['predicted'])} ({change['gain']:.2f}×)"
         if change["checked"] is not None:
             within = "within" if change["settled"] else "not settled: not within"
             state = f"{within} {change['bound']:.0%} of the prediction"
             checked = (
-                f"{format_rate(change['checked'])} ({change['checked_gain']:.2f} x)<br><span class='soft'>"
+                f"{format_rate(change['checked'])} ({change['checked_gain']:.2f}×)<span class='soft'>"
                 f"on {change['samples']} samples, {state}</span>"
             )
         paste = f"<br><code>{text(change['paste'])}</code>" if change["paste"] else ""
@@ -155,7 +160,7 @@ def _changes(found: dict[str, Any]) -> str:
         out += f"<h2>What would not help</h2><ul>{items}</ul>"
     if found["notes"]:
         items = "".join(f"<li>{text(line)}</li>" for line in found["notes"])
-        out += f"<h2>To know about these numbers</h2><ul>{items}</ul>"
+        out += f"<h2>Notes on these numbers</h2><ul>{items}</ul>"
     return out
 
 
@@ -174,7 +179,7 @@ def _waterfall(f: Facts) -> str:
     other = f.other() * f.mean
     stages.append(("other", other, other * f.cpu_share))
     at = 0.0
-    shapes, left, room = "", 130, WIDTH - 130 - 62
+    shapes, left, room = "", 140, WIDTH - 140 - 62
     for row, (label, wall, cpu) in enumerate(stages):
         y, x = 8 + row * 26, left + room * min(1.0, at / f.mean)
         width = max(1.0, room * wall / f.mean)
@@ -195,7 +200,8 @@ def _waterfall(f: Facts) -> str:
 
 def _shorten_label(label: str) -> str:
     """A label that fits next to a bar."""
-    return re.sub(r"^transform (\d+) \((.*)\)$", r"\1 \2", label)[:19]
+    short = re.sub(r"^transform (\d+) \((.*)\)$", r"\1 \2", label)
+    return short if len(short) <= 16 else f"{short[:14]}…"
 
 
 def _histogram(f: Facts) -> str:
@@ -221,10 +227,14 @@ def _histogram(f: Facts) -> str:
             f"{format_seconds(math.exp(low + n * width))}</text>"
         )
     count, share, times = slow_share(f.costs)
+    slow = (
+        f"{count:.1%} take four times the median or more, which is {share:.0%} of all time"
+        if count else "None takes four times the median"
+    )
     caption = (
         f"{len(f.costs)} samples: median {format_seconds(statistics.median(f.costs))}, p99 "
-        f"{format_seconds(quantile(f.costs, 0.99))}, slowest {times:.1f} times the median. {count:.1%} take four "
-        f"times the median or more, and {share:.0%} of all time. Both axes are logarithmic."
+        f"{format_seconds(quantile(f.costs, 0.99))}, slowest {times:.1f} times the median. {slow}. "
+        "Both axes are logarithmic."
     )
     return _figure("What samples cost", tall + 34, shapes, caption)
 
@@ -266,6 +276,7 @@ def _rates(f: Facts) -> str:
         shapes += f"<text x='{right + 10}' y='{at:.1f}' style='fill:{color}'>{text(kind)}</text>"
     for n in sorted({n for each in points.values() for n, _ in each}):
         shapes += f"<text class='s' x='{x(n):.1f}' y='{tall + 28}' text-anchor='middle'>{n}</text>"
+    shapes += f"<text class='s' x='{right + 10}' y='{tall + 28}'>workers</text>"
     asked = f.asked
     if asked is not None and asked <= top:
         shapes += (
@@ -277,7 +288,7 @@ def _rates(f: Facts) -> str:
     hands = f" A loader of samples that cost nothing hands over {format_rate(f.hands_over)}." if (
         math.isfinite(f.hands_over)
     ) else ""  # fmt: skip
-    caption = f"Samples a second over the number of workers, without a step.{beyond}{hands}"
+    caption = f"Samples a second by number of workers, without a step.{beyond}{hands}"
     return _figure("Loaders", tall + 36, shapes, caption)
 
 
@@ -294,7 +305,7 @@ def _storage(found: dict[str, Any]) -> str:
         if storage["cold"] else "The files were in memory: these are not the disk's numbers."
     )  # fmt: skip
     return (
-        f"<h2>Storage alone</h2>{_table(['reads in flight', 'files/s', 'bytes'], rows, (0, 1, 2))}"
+        f"<h2>Storage alone</h2>{_table(['reads in flight', 'files/s', 'speed'], rows, (0, 1, 2), 'plain')}"
         f"<p class='soft'>{storage['files']} files that samples opened, {format_bytes(storage['bytes'])}, median "
         f"{format_bytes(storage['median'])}. {state}</p>"
     )
@@ -370,7 +381,7 @@ def _machine(found: dict[str, Any]) -> str:
     machine = found["machine"]
     rows = [["cores", f"{machine['cores']} of {machine['usable']} usable"],
             ["processor", text(machine["model"] or "not known")],
-            ["threads that share core 0", text(machine["siblings"] or "not known")],
+            ["CPUs of the first core", text(machine["siblings"] or "not known")],
             ["memory available", format_bytes(machine["memory_available"])]]  # fmt: skip
     if machine["throttled"] is not None:
         rows.append(["throttled by a quota", format_seconds(machine["throttled"] / 1e6)])

@@ -262,7 +262,7 @@ class Totals:
 
     def lines(self, total: int) -> list[str]:
         from .conclude import format_bytes
-        from .report import format_seconds
+        from .conclude import format_seconds
 
         words = {
             "made": "encoded anew", "kept": "copied, because they would not become smaller",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from typing import Any
 
@@ -13,7 +14,9 @@ from .conclude import (
     codec_rows,
     describe_move,
     format_bytes,
+    format_place,
     format_rate,
+    format_seconds,
     slow_share,
     winners,
 )
@@ -22,6 +25,8 @@ from .conclude import (
 FEW = 16
 #: share of the time above which the ends of epochs are worth a note
 ENDS = 0.05
+#: share of a sample from which a comparison shows a stage
+LEAST_SHARE = 0.03
 #: of report.json; the first number rises when a field goes, or changes its meaning
 SCHEMA = "1.0"
 LINES, COLUMNS = 25, 110
@@ -32,15 +37,6 @@ LOCK = {
 }  # fmt: skip
 #: changes that are not arguments of the loader, but commands or orders of transforms
 ELSEWHERE = ("minato recode ", "order: ")
-
-
-def format_seconds(value: float) -> str:
-    """A time for people."""
-    if value >= 1:
-        return f"{value:.3g} s"
-    if value >= 1e-3:
-        return f"{value * 1e3:.3g} ms"
-    return f"{value * 1e6:.3g} us"
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -84,11 +80,9 @@ def _list_facts(f: Facts) -> list[str]:
             f"for a batch of {w['batch']}) and gets {_format_delivered(w)}: the program waits for data {w['wait']:.0%} of its time"
         )
     lines += _name_base(f)
-    place = f.all.get("place")
-    made = f"{place[0]}:{place[1]}" if place else "an unknown place"
     lines.append(
-        f"  loader: {loader['class']} at {made}, num_workers={loader['num_workers']}, "
-        f"batch_size={loader['batch_size']}, {loader.get('samples', '?')} samples"
+        f"  loader: {loader['class']} at {format_place(f.all.get('place'))}, num_workers={loader['num_workers']}, "
+        f"batch_size={loader['batch_size']}, {loader.get('samples', 'an unknown number of')} samples"
     )
     if f.costs:
         stages = [(s["label"], f.share(s)) for s in f.stages if f.share(s) >= 0.03][:5]
@@ -103,11 +97,11 @@ def _list_facts(f: Facts) -> list[str]:
     if f.rates:
         by: dict[str, list[str]] = {}
         for (kind, workers), rate in sorted(f.rates.items()):
-            by.setdefault(kind, []).append(f"{workers}: {format_rate(rate)}")
+            by.setdefault(kind, []).append(f"{format_rate(rate)} ({workers})")
         free = by.pop("hand-over", None)
-        told = "; ".join(f"{kind} with {', '.join(each)}" for kind, each in sorted(by.items()))
-        told += f"; samples that cost nothing, with {free[0]}" if free else ""
-        lines.append(f"  loaders alone, workers: samples/s: {told.removeprefix('; ')}")
+        told = [f"{kind} {', '.join(each)}" for kind, each in sorted(by.items())]
+        told += [f"samples that cost nothing {free[0]}"] if free else []
+        lines.append(f"  loaders alone, in samples/s (number of workers): {'; '.join(told)}")
     return lines + _list_codecs(f)
 
 
@@ -126,11 +120,12 @@ def _name_base(f: Facts) -> list[str]:
     if not base or not f.all["helps"]:
         return []
     differs = (
-        f", where the program itself got {format_rate(delivered)}"
+        f" (the program itself got {format_rate(delivered)})"
         if delivered and not 0.8 < base / delivered < 1.25 else ""
     )  # fmt: skip
     return [
-        f'  "times" are relative to {format_rate(base)} samples/s: its own loader and step in the study{differs}'
+        f'  "times" below compare with {format_rate(base)} samples/s, which the study measured for the '
+        f"program's own loader and step{differs}"
     ]
 
 
@@ -165,13 +160,13 @@ def _list_changes(report: dict[str, Any], changes: list[dict[str, Any]]) -> list
         if change["checked"] is not None:
             rate += f", checked {format_rate(change['checked'])} ({change['checked_gain']:.2f} times)"
             rate += f" on {change['samples']} samples"
-            rate += "" if change["settled"] else f", not settled: over {change['bound']:.0%} apart"
+            rate += "" if change["settled"] else f", not settled: these are over {change['bound']:.0%} apart"
         note = f"; {change['note']}" if change["note"] else ""
         lines.append(
             f"  {number}. {change['what']}{rate}; {change['effort']}; data {change['data']}{note}"
         )
         if change["paste"]:
-            at = f"{place[0]}:{place[1]}  " if place and not _outside_loader([change]) else ""
+            at = f"{format_place(place)}  " if place and not _outside_loader([change]) else ""
             lines.append(f"     {at}{change['paste']}")
     return lines
 
@@ -193,7 +188,12 @@ def list_notes(f: Facts) -> list[str]:
     if rate and (share := lost * f.program_rate(rate, f.workers)) > ENDS:
         notes.append(
             f"the end of each epoch costs {format_seconds(lost * f.epoch() * f.batch())}, {share:.0%} of the "
-            'time; "loaders alone" leaves that out'
+            'time; the rates of loaders alone leave that out'
+        )
+    if (queued := w.get("queued", 0.0)) > ENDS:
+        notes.append(
+            f"inside its loader the program had no core for {queued:.0%} of its time, because other programs "
+            "used the cores; this does not count as waiting for data"
         )
     if f.others() > OTHERS:
         notes.append(f"other programs used {f.others():.0%} of the cores while this was measured")
@@ -241,19 +241,33 @@ def compare(before: str, after: str) -> str:
     lines = [f"before: {one['limit']['line']}", f"after:  {two['limit']['line']}"]
 
     def row(name: str, a: float | None, b: float | None, unit: str) -> None:
-        if a is not None and b is not None and a > 0:
-            lines.append(f"  {name:34} {a:10.4g} -> {b:10.4g} {unit:10} {b / a:6.2f} times")
+        if a is None or b is None:
+            return
+        change = f"{b / a:6.2f} times" if a > 0 and b > 0 else "   new" if b > 0 else "   gone"
+        lines.append(f"  {name:34} {a:10.4g} -> {b:10.4g} {unit:10} {change}")
 
     row("delivered", f.watched["delivered"], g.watched["delivered"], "samples/s")
     row("asked for", f.watched["asked"], g.watched["asked"], "samples/s")
-    row("a sample", f.mean * 1e3, g.mean * 1e3, "ms")
+    if f.costs and g.costs:
+        row("a sample", f.mean * 1e3, g.mean * 1e3, "ms")
     for kind, workers in sorted(f.rates.keys() & g.rates.keys()):
-        row(f"{kind}, {workers} workers", f.rates[kind, workers], g.rates[kind, workers], "samples/s")
-    later = {stage["label"]: stage for stage in g.stages}
-    for stage in f.stages:
-        if stage["label"] in later and f.share(stage) > 0.03:
-            row(stage["label"], stage["seconds"] * 1e3, later[stage["label"]]["seconds"] * 1e3, "ms")
+        name = "samples that cost nothing" if kind == "hand-over" else f"{kind}'s loader"
+        row(f"{name}, {workers} worker{'s' * (workers != 1)}", f.rates[kind, workers], g.rates[kind, workers], "samples/s")
+    earlier, later = _seconds_by_name(f), _seconds_by_name(g)
+    for name in sorted({**later, **earlier}, key=lambda name: -earlier.get(name, 0.0)):
+        a, b = earlier.get(name, 0.0), later.get(name, 0.0)
+        if max(a / max(f.mean, 1e-9), b / max(g.mean, 1e-9)) > LEAST_SHARE:
+            row(name, a * 1e3, b * 1e3, "ms")
     return "\n".join(lines)
+
+
+def _seconds_by_name(f: Facts) -> dict[str, float]:
+    """Seconds of each stage of a sample; transforms by their names, since their positions may change."""
+    found: dict[str, float] = {}
+    for stage in f.stages:
+        name = re.sub(r"^transform \d+ ", "transform ", stage["label"])
+        found[name] = found.get(name, 0.0) + stage["seconds"]
+    return found
 
 
 def _load(path: str) -> dict[str, Any]:

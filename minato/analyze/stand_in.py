@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import time
@@ -139,18 +140,22 @@ def factory_loader(spec: str) -> Any:
     """The loader that a factory gives: itself, or made of a dataset and arguments."""
     factory = import_object(spec)
     try:
-        found = factory()
+        inspect.signature(factory).bind()
     except TypeError as error:
         raise SystemExit(
             f"minato analyze: {spec}() cannot be called without arguments: {error}. Name a function "
             "that needs none, such as one that calls it with yours."
         ) from None
+    except ValueError:  # a builtin may have no signature
+        pass
+    found = factory()
     if hasattr(found, "dataset") and hasattr(found, "num_workers"):
         return found
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict):
         return DataLoader(found[0], **found[1])
     if hasattr(found, "__getitem__") or hasattr(found, "__iter__"):
-        return DataLoader(found, BATCH, num_workers=len(os.sched_getaffinity(0)))
+        workers = len(os.sched_getaffinity(0))
+        return DataLoader(found, BATCH, num_workers=workers, persistent_workers=True)
     raise SystemExit(
         f"minato analyze: {spec}() gave a {type(found).__name__}; it must give a loader, a dataset, "
         "or (dataset, arguments of a loader)."

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
@@ -222,6 +223,9 @@ class _SampleTimer:
         if is_iterable(self.loader) and self.costs and self.clocked:
             scale = 1.0
             count = max(1, self.pairs - len(self.costs))
+        elif self.failures and self.plain:  # the stages that ran before a failure count, and its sample does not
+            took = sum(stage.wall for stage in self.clocks.stages.values()) * scale
+            scale *= min(1.0, self.plain / max(took, 1e-9))
         found = [
             {
                 "label": stage.label, "kind": stage.kind, "reads": stage.reads(),
@@ -422,8 +426,13 @@ def _compare_threads(
     loader: Any, count: int, seconds: float
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Samples by one thread and by several, by turns: what other programs do changes meanwhile."""
-    pairs = [[_run_threads(loader, n, seconds / 8) for n in (1, count)] for _ in range(4)]
-    whole = [[run for run in pair if run is not None] for pair in pairs if None not in pair]
+    order, make = indices(loader), sample_maker(loader.dataset)
+    end, whole = clock() + seconds, []
+    for number in range(4):
+        if number and clock() > end:  # samples take so long that one pair has to do
+            break
+        pair = [_run_threads(order, make, n, seconds / 8) for n in (1, count)]
+        whole += [[run for run in pair if run is not None]] if None not in pair else []
     if not whole:
         return None, None
     found = []
@@ -434,26 +443,26 @@ def _compare_threads(
     return found[0], found[1]
 
 
-def _run_threads(loader: Any, count: int, seconds: float) -> dict[str, Any] | None:
+def _run_threads(
+    order: list[Any], make: Callable[[Any], Any], count: int, seconds: float
+) -> dict[str, Any] | None:
     """Samples by threads, and seconds of each of them. A thread that waits for another wakes up now
     and then to look, so the time in which it had no core is not apart, and there are no clocks
-    inside. A process of its own, which a dataset that is not made for threads may end."""
+    inside. A process of its own, which a dataset that is not made for threads may end. The sampler
+    has run before: it would be a part of the time, and threads would share it."""
 
     def make_all() -> dict[str, Any]:
-        end = clock() + seconds
+        began = clock()
 
         def make_some(skip: int) -> int:
-            made = 0
-            for _index, make in sample_makers(loader, skip):
+            for made, index in enumerate(itertools.islice(itertools.cycle(order), skip, None), 1):
                 with contextlib.suppress(Exception):  # the work phase has told of it
-                    make()
-                if made and clock() > end:
-                    break
-                made += 1
-            return made
+                    make(index)
+                if clock() - began > seconds:
+                    return made
+            return 0  # there are no samples
 
         with ThreadPoolExecutor(count) as pool:
-            began = clock()
             samples = sum(pool.map(make_some, [37 * n for n in range(count)]))
         return {"samples": samples, "seconds": count * (clock() - began) / samples}
 
@@ -523,7 +532,7 @@ def _run_processes(loader: Any, count: int, seconds: float) -> dict[str, Any]:
 
 def storage(request: dict[str, Any], loader: Any, send: Send) -> None:
     """Reads alone, of the files that samples opened: 1 to 32 at a time."""
-    paths = request["files"]
+    paths = [path for path in request["files"] if os.access(path, os.R_OK)]
     sizes = [os.path.getsize(path) for path in paths]
     result: dict[str, Any] = {
         "kind": "storage", "files": len(paths), "bytes": sum(sizes), "rates": [],
@@ -537,21 +546,21 @@ def storage(request: dict[str, Any], loader: Any, send: Send) -> None:
         mine = paths[number :: len(counts)] or paths
         if cold:
             _drop_pages(mine)
-        done = [0, 0]
 
-        def read(path: str, end: float = end, done: list[int] = done) -> None:
-            if clock() < end:
-                done[0] += 1
-                done[1] += _read(path)
+        def read(path: str, end: float = end) -> int | None:
+            with contextlib.suppress(OSError):  # a file may go, or fail, at any time
+                if clock() < end:
+                    return _read(path)
+            return None
 
         began = clock()
         with ThreadPoolExecutor(flight) as pool:
             source = mine if cold else itertools.islice(itertools.cycle(mine), 20_000)
-            list(pool.map(read, source))
+            done = [size for size in pool.map(read, source) if size is not None]
         took = max(clock() - began, 1e-6)
         result["rates"].append({
-            "in_flight": flight, "files_per_s": done[0] / took, "bytes_per_s": done[1] / took,
-            "files": done[0],
+            "in_flight": flight, "files_per_s": len(done) / took, "bytes_per_s": sum(done) / took,
+            "files": len(done),
         })  # fmt: skip
         send(result)
 
@@ -785,11 +794,13 @@ UNTIL_CUT = 0.6
 def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
     """Samples a second that a loader delivers, to a step that takes ``step`` seconds a batch and
     computes on ``step_cores`` of the cores. Epochs end as those of the program do, after ``length``
-    batches. One is ended early where it is longer than the measurement."""
+    batches. One is ended early where it is longer than the measurement. That takes ``seconds``, or
+    ends after as many ``batches``."""
     made = rebuild(loader, request)
     workers, step, seconds = request["workers"], request.get("step", 0.0), request["seconds"]
     batches = next((b for b in (made.batch_sampler, made.sampler) if isinstance(b, _Batches)), None)
     length = request.get("length", 0) if batches is not None else 0
+    most = request.get("batches") or math.inf
     ahead = workers * (made.prefetch_factor or 2)
     pace = _Pace(workers, length, ahead)
     began = clock()
@@ -836,11 +847,12 @@ def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
             continue
         pace.add(now - asked, sized or _count_rows(batch), inside, over)
         spent = now - since
-        if spent > seconds and pace.even() and (pace.ends or not over) or spent > 1.5 * seconds:
+        share = max(spent / seconds, pace.batches / most)  # of the measurement
+        if share >= 1 and pace.even() and (pace.ends or not over) or spent > 1.5 * seconds:
             break
         if batches is not None and length and not (pace.ends or pace.beginning):
             batches.cut = batches.cut or (
-                spent > UNTIL_CUT * seconds and (ahead + pace.round) * pace.batch() < seconds
+                share > UNTIL_CUT and (ahead + pace.round) * pace.batch() < seconds
             )
         if now - told > 1.0:
             told = now

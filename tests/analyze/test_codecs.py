@@ -178,6 +178,19 @@ def test_the_codec_to_choose_loses_little() -> None:
     assert any("loses more than 30 dB" in line for line in useless)
 
 
+def test_of_equal_codecs_one_with_little_cpu_is_chosen() -> None:
+    """Both wait for the same storage, and WebP loses less, but takes more CPU time."""
+    photos = of_photos()
+    rows = {each["name"]: each for each in photos["rows"]}
+    rows["jpeg 75"].update(wall=0.005, cpu=0.003)
+    rows["webp 75"].update(wall=0.005, cpu=0.0045)
+    helps, _ = candidates(Facts(facts(codecs=photos)))
+    assert [one["what"] for one in helps if "images" in one["what"]] == ["images as jpeg 75"]
+    rows["webp 75"].update(cpu=0.0035)
+    helps, _ = candidates(Facts(facts(codecs=photos)))
+    assert [one["what"] for one in helps if "images" in one["what"]] == ["images as webp 75"]
+
+
 def test_the_fastest_codec_depends_on_storage() -> None:
     assert [codec for _, codec, _ in winners(Facts(facts(codecs=of_photos())))] == [
         "webp 75", "jpeg 85", "raw", "raw"

@@ -158,7 +158,7 @@ def test_no_workers_is_the_limit_where_cores_idle() -> None:
 
 def test_one_stage_is_work_and_many_are_cores() -> None:
     kind, line = kind_of(stages=[stage("transform 2 (Blur)", 0.008, kind="transform")])
-    assert kind == "work" and "80% of it in transform 2 (Blur)" in line
+    assert kind == "work" and "80% of it is transform 2 (Blur)" in line
     assert kind_of(stages=[stage("a()", 0.004), stage("b()", 0.004)])[0] == "cores"
 
 
@@ -236,7 +236,9 @@ def test_watched_first_steps_and_queueing_are_apart() -> None:
             "loader": {}, "shapes": "", "device": None}  # fmt: skip
     found = watch_facts(told)
     assert found["wait"] == pytest.approx(0.2) and found["asked"] == pytest.approx(50)
-    assert watch_facts(told, others=0.5)["inside"] == pytest.approx(0.01)
+    found = watch_facts(told, others=0.5)
+    assert found["inside"] == pytest.approx(0.01) and found["queued"] == pytest.approx(0.1)
+    assert found["wait"] == pytest.approx(0.01 / 0.09) and found["delivered"] == pytest.approx(40)
 
 
 def epochs_of(count: int, start: float, usual: float, **more: Any) -> dict[str, Any]:
@@ -414,7 +416,10 @@ def test_factors_have_one_base_that_is_told() -> None:
     relate(found)
     assert found["relative_to"] == 50 and change["checked_gain"] == 3
     assert change["gain"] == change["predicted"] / 50
-    line = '  "times" are relative to 50 samples/s: its own loader and step in the study, where the program itself got 200'
+    line = (
+        '  "times" below compare with 50 samples/s, which the study measured for the program\'s own loader and '
+        "step (the program itself got 200)"
+    )
     assert line in report.answer(found).splitlines()[:4]
 
 
@@ -427,3 +432,15 @@ def test_kept_workers_ask_for_one_loader() -> None:
         found["loader"]["persistent_workers"] = False
         named = [one["what"] for one in candidates(Facts(found))[0]]
         assert what in named
+
+
+def test_more_workers_of_an_iterable_dataset_may_repeat_samples() -> None:
+    found = facts(workers=1, rates={("torch", 1): 100.0, ("torch", 2): 190.0})
+    found["loader"].update(iterable=True, samples=None)
+    [change] = [one for one in candidates(Facts(found))[0] if one["what"] == "num_workers=2"]
+    assert change["data"].startswith("unchanged only if the dataset splits")
+
+
+def test_an_unknown_limit_says_what_is_known() -> None:
+    kind, line = kind_of(costs=[], rates={})
+    assert kind == "unknown" and "waits for data 50% of its time" in line

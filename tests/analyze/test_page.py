@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from minato.analyze import command, report
-from minato.analyze.conclude import Facts, candidates, limit
-from minato.analyze.page import page
+from minato.analyze.conclude import Facts, candidates, format_place, limit
+from minato.analyze.page import _shorten_label, page
 
 from .test_conclude import facts, stage
 
@@ -85,3 +85,30 @@ def test_two_reports_are_compared(tmp_path: Path) -> None:
     (tmp_path / "two.json").write_text(json.dumps(two))
     with pytest.raises(ValueError, match=r"schema 2\.0, this one reads"):
         report.compare(str(tmp_path / "one.json"), str(tmp_path / "two.json"))
+
+
+def test_moved_and_removed_transforms_are_compared(tmp_path: Path) -> None:
+    one, two = whole(), whole()
+    kind = {"kind": "transform"}
+    one["work"]["stages"] = [stage("transform 1 (Blur)", 0.006, **kind), stage("transform 2 (Crop)", 0.002, **kind)]
+    two["work"]["stages"] = [stage("transform 3 (Blur)", 0.003, **kind), stage("transform 1 (Pad)", 0.004, **kind)]
+    for name, found in (("one", one), ("two", two)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(found))
+    text = report.compare(str(tmp_path / "one.json"), str(tmp_path / "two.json"))
+    rows = {line.partition(")")[0].strip(): line.split() for line in text.splitlines() if "transform" in line}
+    assert rows["transform (Blur"][-6:] == ["6", "->", "3", "ms", "0.50", "times"]
+    assert rows["transform (Crop"][-1] == "gone" and rows["transform (Pad"][-1] == "new"
+
+
+def test_places_below_the_folder_are_relative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert format_place([str(tmp_path / "src" / "train.py"), 7]) == "src/train.py:7"
+    assert format_place(["/elsewhere/train.py", 7]) == "/elsewhere/train.py:7"
+    assert format_place(None) == "an unknown place"
+
+
+def test_long_stage_names_end_in_an_ellipsis() -> None:
+    assert _shorten_label("transform 12 (RandomResizedCrop)") == "12 RandomResiz…"
+    assert _shorten_label("transform 1 (Smooth)") == "1 Smooth"

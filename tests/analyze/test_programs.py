@@ -284,7 +284,7 @@ def test_a_sample_that_hangs_is_named(tmp_path: Path) -> None:
     text = text.replace("DONE and", "os.getpid() != PID and") + ""
     done, found = study(tmp_path, "import os\nPID = os.getpid()\n" + text)
     assert done.returncode == 0
-    assert "work: its time was over (at sample 5)" in done.stdout
+    assert "timing samples: ended because it took too long (at sample 5)" in done.stdout
 
 
 def test_an_iterable_dataset_is_studied(tmp_path: Path) -> None:
@@ -463,6 +463,20 @@ def needs(something):
     assert found["loader"]["dataset"] == "Samples" and found["watched"]["step"] > 0.004
     done = analyzed(tmp_path, "train:needs")
     assert done.returncode == 3 and "cannot be called without arguments" in done.stderr
+
+
+def test_a_factory_that_fails_shows_its_error(tmp_path: Path) -> None:
+    program(tmp_path, "def make():\n    len(3)\n")
+    done = analyzed(tmp_path, "train:make")
+    assert done.returncode == 3 and "TypeError: object of type 'int'" in done.stderr
+    assert "train:make could not be studied" in done.stderr and "without arguments" not in done.stderr
+
+
+def test_loader_without_a_batch_is_named(tmp_path: Path) -> None:
+    text = SLEEPS.replace("time.sleep(0.002)", "raise SystemExit(7)") + "main()"
+    done = analyzed(tmp_path, "--", sys.executable, program(tmp_path, text))
+    assert done.returncode == 3 and "status 7" in done.stderr
+    assert "the loader of Samples (" in done.stderr and "num_workers=0) delivered no batch" in done.stderr
 
 
 def volumes(folder: Path) -> None:

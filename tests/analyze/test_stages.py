@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader, Subset
 
 from minato.analyze import stages
 from minato.analyze.stages import Clocks
 
-from .support import Compose
+from .support import Compose, in_a_fork
 
 
 class Slow:
@@ -161,3 +161,30 @@ def test_batches_of_a_study_come_in_epochs() -> None:
     next(source)
     batches.cut = True
     assert list(source) == []
+
+
+def test_measurement_of_so_many_batches_ends_there() -> None:
+    """And not when its time is over."""
+    from minato.analyze import study
+
+    def measured() -> Any:
+        told: list[Any] = []
+        request = {"loader": "own", "workers": 0, "seconds": 20.0, "batches": 7}
+        study.rate(request, DataLoader(list(range(64)), 4), told.append)
+        return told[-1]
+
+    assert in_a_fork(measured)["batches"] == 7
+
+
+def test_storage_counts_each_byte_of_parallel_reads(tmp_path: Path) -> None:
+    """Also where some of the files have gone."""
+    from minato.analyze import study
+
+    paths = [str(tmp_path / str(number)) for number in range(200)]
+    for path in paths:
+        Path(path).write_bytes(bytes(1 << 16))
+    told: list[Any] = []
+    study.storage({"files": [str(tmp_path / "gone"), *paths], "seconds": 2.0}, None, told.append)
+    assert told[-1]["files"] == 200 and [each["in_flight"] for each in told[-1]["rates"]] == [1, 4, 16, 32]
+    for each in told[-1]["rates"]:
+        assert each["files"] and each["bytes_per_s"] == pytest.approx(each["files_per_s"] * (1 << 16))

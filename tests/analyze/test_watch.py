@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sqlite3
@@ -225,6 +226,15 @@ def test_files_that_are_read_are_no_reason(tmp_path: Path) -> None:
         assert refused(Holds(file=file, numbers=list(range(100_000)), table=torch.zeros(3))) == []
 
 
+def test_logs_and_standard_error_are_no_reason(tmp_path: Path) -> None:
+    """A study prints nothing, and Hugging Face's collators hold a logger."""
+    logger = logging.Logger("mine")
+    logger.addHandler(logging.FileHandler(tmp_path / "log"))
+    with open(2, "w", closefd=False) as errors:
+        assert refused(Holds(logger=logger, errors=errors)) == []
+    logger.handlers[0].close()
+
+
 @pytest.fixture
 def sleeping() -> Iterator[int]:
     """A process that measures for ever."""
@@ -240,7 +250,7 @@ def test_a_measurement_ends_by_time_memory_or_reader(
 ) -> None:
     mine, other = socket.socketpair()
     with mine, other:
-        assert keeper._wait(mine, sleeping, 0.0) == "its time was over"
+        assert keeper._wait(mine, sleeping, 0.0) == "ended because it took too long"
         free = iter([1000, 800, 700])
         monkeypatch.setattr(keeper, "_available_memory", lambda: next(free))
         assert "25% of the available memory" in str(keeper._wait(mine, sleeping, 100.0))
@@ -267,3 +277,11 @@ def test_keepers_file_has_its_own_position(tmp_path: Path) -> None:
     assert os.waitpid(pid, 0)[1] == 0
     assert os.read(number, 4) == b"3456"
     os.close(number)
+
+
+def test_failure_of_all_loaders_is_one_line() -> None:
+    study = command.Study(None, None, None)  # type: ignore[arg-type]
+    error = "KeyError: Caught KeyError in DataLoader worker process 0.\nOriginal Traceback:\n  x\nKeyError: 'a'\n"
+    for what in ("torch's loader", "minato's loader"):
+        study._note_failure(what, error)
+    assert study.notes == ["torch's loader failed: KeyError: 'a'"]
