@@ -44,6 +44,8 @@
 
 #include "cache/mn_cache_records.h"
 
+#define MN_CACHE_HEADER_WAIT_S 5 /* an opener waits this long for the header lock */
+
 /* Why there can be no cache; positive, besides the results of base/mn_error.h. */
 enum mn_cache_refusal {
     MN_CACHE_NOT_IN_MEMORY = 16, /* the folder's file system is not tmpfs */
