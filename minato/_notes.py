@@ -92,7 +92,7 @@ class Notes:
 
     # ---- in the program --------------------------------------------------------------
 
-    def said_by(self, pid: int) -> str:
+    def exit_cause(self, pid: int) -> str:
         """The exception that ended a process, or an empty text."""
         return next((str(said["text"]) for said in self._said() if said.get("pid") == pid), "")
 
@@ -135,9 +135,9 @@ class Notes:
 _open: weakref.WeakSet[Notes] = weakref.WeakSet()
 
 
-def said_by(pid: int) -> str:
+def exit_cause(pid: int) -> str:
     """The exception that ended a worker of any loader of this process, or an empty text."""
-    return next(filter(None, (notes.said_by(pid) for notes in list(_open))), "")
+    return next(filter(None, (notes.exit_cause(pid) for notes in list(_open))), "")
 
 
 def of_the_program(lines: list[str]) -> str:

@@ -55,9 +55,9 @@ def _whole_epoch(epoch: Any) -> int:
             raise TypeError
         number = operator.index(epoch)
     except TypeError:
-        raise TypeError(f"set_epoch() takes a whole number, but got {epoch!r}") from None
+        raise TypeError(f"epoch of set_epoch() must be an integer, got {epoch!r}") from None
     if not 0 <= number < 2**63:
-        raise ValueError(f"set_epoch() takes a number from 0 to 2**63 - 1, but got {number}")
+        raise ValueError(f"epoch of set_epoch() must be from 0 to 2**63 - 1, got {number}")
     return number
 
 
@@ -343,7 +343,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 f"the state_dict() of the dataset, a {type(self.dataset).__name__}, is not part of "
                 "the loader's state: any free worker makes any sample, so no worker's copy of the "
                 "dataset has a position. Save that state in the program, or use "
-                "scheduling='static'. This warning appears once.",
+                "scheduling='static'. This warning is shown once.",
                 stacklevel=2,
             )
         return state_of(self, memo, counted=reason is None)

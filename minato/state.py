@@ -102,7 +102,7 @@ def unpack(text: str, most: int) -> bytes:
         stream = zlib.decompressobj()
         data = stream.decompress(base64.b64decode(text, validate=True), most + 1)
         if len(data) <= most and not stream.eof:
-            raise ValueError("its end is missing")
+            raise ValueError("truncated")
     except (TypeError, ValueError, binascii.Error, zlib.error) as error:
         raise ValueError(f"the state is damaged: {error}") from None
     if len(data) > most:
@@ -346,7 +346,7 @@ def _check_sampler(said: Any, delivered: int) -> None:
         raise ValueError("the state is damaged: counts of its sampler are not valid")
     if said["drawn"] > delivered:
         raise ValueError(
-            f"the state is damaged: its sampler's state is behind {said['drawn']} batches, but "
+            f"the state is damaged: its sampler's state was taken after {said['drawn']} batches, but "
             f"only {delivered} were delivered"
         )
 
@@ -387,9 +387,11 @@ def _check_fit(state: State, loader: Any) -> None:
             "sampler's order. Load it into a loader with reorder=True"
         )
     if state["unit"] != unit:
+        plural = {"batch": "batches", "sample": "samples"}
+        counted = plural.get(state["unit"], state["unit"])
         raise ValueError(
-            f"the state counts each {state['unit']}, this loader each {unit}: to resume in the "
-            "middle of an epoch, use the batching option that the state was taken with"
+            f"the state counts {counted}, but this loader counts {plural[unit]}. To "
+            "resume in the middle of an epoch, use the batching option that the state was taken with"
         )
     iterable = loader._dataset_kind == _DatasetKind.Iterable
     if iterable != (by_worker is not None):

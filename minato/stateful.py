@@ -348,7 +348,7 @@ def read(pickled: bytes) -> Snapshot:
     if isinstance(found, Failure):
         found.reraise()
     if not isinstance(found, Snapshot):
-        raise TypeError(f"{type(found).__name__} is no snapshot")
+        raise TypeError(f"{type(found).__name__} is not a snapshot")
     return found
 
 

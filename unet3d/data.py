@@ -46,7 +46,7 @@ class Case:
                 raise DataError(f"{path}: cannot be read: {error}") from error
         image, label = arrays
         if image.ndim != 4 or image.shape != label.shape:
-            raise DataError(f"{self.image}: shapes {image.shape} and {label.shape} are no "
+            raise DataError(f"{self.image}: shapes {image.shape} and {label.shape} are not a "
                             "pair of [1, z, y, x] volumes")
         return image, label
 

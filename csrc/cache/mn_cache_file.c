@@ -116,8 +116,8 @@ refused_type(uint32_t type, bool on_disk)
     return 0;
 }
 
-/* Opens the folder, and makes it if make is set. Stores its descriptor in *folder_fd, or -1. Returns
- * 0, a refusal or -errno. */
+/* Opens the folder, and makes it if make is set. Stores its descriptor, or -1, in *folder_fd.
+ * Returns 0, a refusal or -errno. */
 static int
 open_folder(const struct mn_cache_place *place, bool make, int *folder_fd)
 {

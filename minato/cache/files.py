@@ -58,7 +58,7 @@ class Files:
 
     def __init__(self, check: str) -> None:
         if check not in CHECKS:
-            raise ValueError(f"check should be one of {CHECKS}, but got check={check!r}")
+            raise ValueError(f"check must be one of {CHECKS}, got {check!r}")
         self._check = check
         self._stamps: dict[str, Stamp] = {}
         self._seen: set[bytes] = set()

@@ -134,7 +134,7 @@ class Memoized:
         files: Callable[..., Any] | None, check: str, version: Any,
     ) -> None:  # fmt: skip
         if key is not None and not callable(key):
-            raise TypeError(f"memoize(key=) takes a function of the arguments, but got {key!r}")
+            raise TypeError(f"memoize(key=) must be a function of the arguments, got {key!r}")
         self.cache = cache
         self.function = function
         self.name = f"{function.__module__}.{function.__qualname__}"
@@ -150,9 +150,9 @@ class Memoized:
             raise TypeError(f"memoize() needs a key= for {function.__qualname__}. Write {line}")
         if version is None and cache.directory is not None:
             raise TypeError(
-                f"memoize() needs a version= for {function.__qualname__}, whose values stay in "
-                f"{cache.directory} when the program ends. Write version=1, and change it where the "
-                "values change in a way that minato does not see, such as a model that the function uses"
+                f"memoize() needs a version= for {function.__qualname__}, whose values outlive the "
+                f"program in {cache.directory}. Write version=1; change it whenever the values change "
+                "for a reason that minato cannot detect, such as a model that the function uses"
             )
         self._signature = signature
         self._key_name = f"the key of {function.__qualname__}"

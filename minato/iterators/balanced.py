@@ -278,7 +278,7 @@ class BalancedIterator(MinatoIterator):
         if not self._persistent_workers:
             self._shutdown_workers()
         elif self._supervisor is not None:
-            self._supervisor.tell_of_deaths(at_end=True)
+            self._supervisor.warn_of_deaths(at_end=True)
         self._position.ends()
         init_states.tell(found)
 

@@ -70,6 +70,6 @@ class DatasetEpochs:
         warnings.warn(
             f"{kind}.{name} is {value} in the program now. Persistent workers keep copies of "
             "the dataset, in which it still has the value from their start. To update them, "
-            f"{give}call set_epoch(epoch) of the loader. This warning appears once.",
+            f"{give}call set_epoch(epoch) of the loader. This warning is shown once.",
             stacklevel=2,
         )

@@ -307,7 +307,7 @@ class Planner:
         if not self.draw.exhausted:
             raise RuntimeError(
                 f"internal error: nothing is planned after {self.draw.number} of the sampler's "
-                "indices, but the sampler has not ended: the epoch is not complete"
+                "indices, but the sampler has not ended, so the epoch is not complete; please report this"
             )
 
     def how_many(self) -> int:

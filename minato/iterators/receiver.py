@@ -126,9 +126,9 @@ class Completions:
         supervisor = self.supervisor
         if not supervisor.living() and threading.current_thread() is threading.main_thread():
             # At exit the engine may be gone. Other threads block there instead (stay_at_exit).
-            raise RuntimeError("the loader was shut down")
+            raise RuntimeError("the loader was shut down; make a new iterator")
         if wait and self.engine.deaths() != supervisor.deaths_told:
-            supervisor.tell_of_deaths()
+            supervisor.warn_of_deaths()
         if wait:
             supervisor.watch.look(self.engine)
         if self.planner.again:

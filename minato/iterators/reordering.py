@@ -62,7 +62,7 @@ def why_kept(loader: Any) -> str | None:
         return None
     if isinstance(sampler, DistributedSampler) and kind.__iter__ is DistributedSampler.__iter__:
         return None if sampler.shuffle else "its DistributedSampler does not shuffle"
-    return f"{kind.__name__} is no sampler that shuffles"
+    return f"{kind.__name__} is not a sampler that shuffles"
 
 
 def share_of(stats: dict[str, int]) -> int:

@@ -18,7 +18,7 @@ from .._core import Block, Engine
 from .._deadline import Deadline
 from .._system_refusals import NOT_STARTED
 from .._warn import warn
-from ..errors import DAMAGED, WorkerLost, describe_death, never_began, starter_died
+from ..errors import DAMAGED, WorkerLost, describe_death, never_began_message, starter_died_message
 from ..observe.stats import Served, engine_stats
 from ..observe.trace import Trace, tracer
 from ..observe.trace import writer as trace_writer
@@ -41,8 +41,8 @@ CRASH_LOOP = 3
 
 
 def _of_a_row(died: str, deaths: int) -> str:
-    return (f"{died.rstrip()} It is one of {deaths} deaths in a row in which no sample was "
-            "finished.")  # fmt: skip
+    return (f"{died.rstrip()} It is one of {deaths} deaths in a row without a finished "
+            "sample.")  # fmt: skip
 
 
 def _may_prefetch(balanced: bool, options: Options) -> bool:
@@ -196,7 +196,10 @@ class Supervisor:
             if not done() and not self._restart(health["zygote_hung"]):
                 pid = self.pool.starter() if self.pool is not None else None
                 unbegun = not (self.engine.segment.start or health["zygote_hung"])
-                died = never_began(pid) if unbegun else starter_died(pid, health["zygote_hung"])
+                if unbegun:
+                    died = never_began_message(pid)
+                else:
+                    died = starter_died_message(pid, health["zygote_hung"])
                 self.stop()  # no process could see workers end, or replace them
                 raise RuntimeError(died)
         elif health["deaths"]:
@@ -208,9 +211,9 @@ class Supervisor:
                         died = _of_a_row(died, health["crash_loop"])
                     raise WorkerLost(died, health["pid"], None, health["status"])
             elif unstarted:
-                self._tell_of_fewer(died)
+                self._warn_of_fewer(died)
             elif health["crash_loop"] >= CRASH_LOOP:
-                self._tell_of_loop(_of_a_row(died, health["crash_loop"]))
+                self._warn_of_loop(_of_a_row(died, health["crash_loop"]))
 
     def _restart(self, hung: bool) -> bool:
         """Starts another zygote, the process that forks workers. Returns whether that worked."""
@@ -220,7 +223,7 @@ class Supervisor:
             self.stop()
             raise
 
-    def tell_of_deaths(self, at_end: bool = False) -> None:
+    def warn_of_deaths(self, at_end: bool = False) -> None:
         """Warns of dead workers, once an epoch. at_end: an error that names them would have come
         before."""
         if (self._replaces or at_end) and self.living():
@@ -232,15 +235,15 @@ class Supervisor:
             return
         if self.served.position.errors and not self._replaces:
             return  # the error has named it
-        what = "Another worker makes its samples again."
+        what = "Its samples are retried."
         if not self._replaces:
-            what = "No other worker takes its place."
+            what = "It is not replaced."
         elif retries == self._retries_told:
-            what = "It was making no sample."
+            what = "It was idle."
         self.deaths_told, self._retries_told = deaths, retries
         progress = self.served.position.progress
         if progress is self._deaths_in or NOT_STARTED <= health["status"] < DAMAGED:
-            return  # _tell_of_fewer() warns of workers that could not be started
+            return  # _warn_of_fewer() warns of workers that could not be started
         self._deaths_in = progress
         died = describe_death(health["pid"], health["status"]).rstrip()
         warn(
@@ -248,17 +251,21 @@ class Supervisor:
             "loader.stats()['deaths']."
         )
 
-    def _tell_of_fewer(self, died: str) -> None:
+    def _warn_of_fewer(self, died: str) -> None:
         if not self._told_of_fewer:
             self._told_of_fewer = True
-            warnings.warn(f"{died}The others do its work.", stacklevel=4)
+            warnings.warn(
+                f"{died}The remaining workers take over its samples.", stacklevel=4
+            )
 
-    def _tell_of_loop(self, died: str) -> None:
+    def _warn_of_loop(self, died: str) -> None:
         if not self._told_of_loop:
             self._told_of_loop = True
-            warnings.warn(f"{died} Others are started, from now on after pauses of up to a second. "
-                          "A sample, worker_init_fn, a lack of memory or the manager of this "
-                          "machine may end workers.", stacklevel=4)  # fmt: skip
+            warnings.warn(
+                f"{died} Workers keep dying; replacements now start after a pause of up to one "
+                "second. Check the dataset, worker_init_fn, memory limits and the cluster manager.",
+                stacklevel=4,
+            )
 
     # ---- ending ----------------------------------------------------------------------
 
@@ -284,17 +291,17 @@ class Supervisor:
             try:
                 if pool.mine() and pool.started:
                     health = self.engine.health()
-                    self._tell_last(pool)
+                    self._save_last(pool)
             finally:
                 pool.stop()
         if health is None:
             return
         unstarted = NOT_STARTED <= health["status"] < DAMAGED
         if health["live"] and health["deaths"] and unstarted:
-            self._tell_of_fewer(describe_death(health["pid"], health["status"]))
+            self._warn_of_fewer(describe_death(health["pid"], health["status"]))
         self._warn_of_deaths(health)
 
-    def _tell_last(self, pool: Executor) -> None:
+    def _save_last(self, pool: Executor) -> None:
         """Saves what the program and later iterators may ask for after the workers' end."""
         self._memo.last_stats = engine_stats(pool, self.served)
         if self.served.balanced:

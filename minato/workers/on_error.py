@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from ..errors import Failure, no_end
+from ..errors import Failure, as_ordinary_error
 from ..sampler_indices import as_given
 
 RAISE, SKIP, REPLACE = "raise", "skip", "replace"
@@ -84,7 +84,7 @@ class Tolerant:
         except SystemExit as error:
             if not self._in_worker:
                 raise
-            raise no_end(error) from error
+            raise as_ordinary_error(error) from error
         if self.check is not None:
             self.check(made)
         return made
@@ -131,7 +131,7 @@ class Tolerant:
             except Exception:
                 continue
             return [sample], Amiss(row, failure, replaced=True, instead=index)
-        raise no_end(error)
+        raise as_ordinary_error(error)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -114,7 +114,7 @@ def as_in_worker(**info: Any) -> Iterator[None]:
 
 def _forked() -> None:
     """Resets the state in a fork. The thread that holds the lock does not exist there, and this
-    thread is no worker there."""
+    thread is not a worker there."""
     global _lock
     _lock = threading.RLock()
     _here.info, _here.thread = None, False

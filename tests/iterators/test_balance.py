@@ -341,7 +341,7 @@ class TestReady:
             make(Costly(), **{**self.options, **wrong})
 
     def test_unknown_value(self):
-        with pytest.raises(ValueError, match="batching option should be"):
+        with pytest.raises(ValueError, match="batching must be"):
             make(Costly(), batching="fastest")
 
 

@@ -175,7 +175,7 @@ def test_too_many_failures_raise_the_first(kind: dict[str, Any], mode: str) -> N
     with pytest.raises(ValueError, match="sample (3|21|30) is corrupt") as caught:
         list(loader)
     notes = error_text(caught.value)
-    assert "3 samples of this epoch could not be made, and max_errors=2 allows 2" in notes
+    assert "3 samples of this epoch failed, and max_errors=2 allows 2; this is the first" in notes
     assert "sample index" in notes
     assert loader.stats()["errors"] == 1
     strict = minato.DataLoader(Broken((3,)), batch_size=4, on_error=mode, max_errors=0, **kind)
@@ -462,7 +462,7 @@ def test_max_errors_note_appears_once_per_error() -> None:
             break
         except ValueError as error:
             notes.append(error_text(error))
-    assert len(notes) == 3 and all(one.count("could not be made") == 1 for one in notes)
+    assert len(notes) == 3 and all(one.count("of this epoch failed") == 1 for one in notes)
 
 
 class Stumbles(list[list[int]]):

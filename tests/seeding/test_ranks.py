@@ -205,7 +205,7 @@ def test_seed_rank_counts_on_one_rank() -> None:
 
 @pytest.mark.parametrize("rank", [-1, True, 1.0, "0", 2**31])
 def test_invalid_seed_rank_is_refused(rank: Any) -> None:
-    with pytest.raises(ValueError, match="seed_rank option should be None or a rank"):
+    with pytest.raises(ValueError, match="seed_rank must be None or a rank"):
         minato.DataLoader(Draws(), seed_rank=rank)
 
 

@@ -459,7 +459,7 @@ def test_sample_keys_without_seeding_use_processes(files) -> None:
 
 
 @pytest.mark.parametrize("make, words", [
-    (lambda f: Subset(plain(f), Truncated([1.5, 2.5])), "are no integers"),
+    (lambda f: Subset(plain(f), Truncated([1.5, 2.5])), "are not integers"),
     (lambda f: Subset(Subset(volumes(f), [4, 5]), [1, -3]), "names samples that are not there"),
 ])  # fmt: skip
 def test_subsets_needing_python_use_processes(files, make, words) -> None:
@@ -494,7 +494,7 @@ def test_collate_classes_for_tensors_use_processes(files, monkeypatch) -> None:
 
 @pytest.mark.parametrize("value", ["threads", "", 3, True])
 def test_senseless_values(files, value) -> None:
-    with pytest.raises(ValueError, match="None, 'process', 'native' or 'thread', but got"):
+    with pytest.raises(ValueError, match="None, 'process', 'native' or 'thread', got"):
         minato.DataLoader(plain(files), num_workers=1, worker_type=value)
 
 

@@ -24,8 +24,9 @@ reason(int refusal, char *text, size_t size)
     case MN_CACHE_DAMAGED:
         return "the file in it is damaged; remove it with `minato cache drop`";
     case MN_CACHE_BUSY:
-        (void)snprintf(text, size, "another process has held the file's lock for %d seconds; it may "
-                       "be stopped", MN_CACHE_HEADER_WAIT_S);
+        (void)snprintf(text, size,
+                       "another process has held the file's lock for %d seconds; it may be stopped",
+                       MN_CACHE_HEADER_WAIT_S);
         return text;
     case MN_CACHE_NO_SLOT:
         (void)snprintf(text, size, "%u processes use the file already", MN_CACHE_SLOTS);

@@ -84,7 +84,7 @@ mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64
             PyErr_NoMemory();
         }
         else {
-            PyErr_SetString(PyExc_RuntimeError, "the loader was shut down while it made a batch");
+            PyErr_SetString(PyExc_RuntimeError, "the loader was shut down; make a new iterator");
         }
         return NULL;
     }

@@ -254,7 +254,7 @@ engine_retire(PyObject *self, PyObject *block)
         return NULL;
     }
     if (((struct mn_block_object *)block)->sequence != MN_UNPLANNED) {
-        PyErr_SetString(PyExc_ValueError, "the block is planned: taken() ends it");
+        PyErr_SetString(PyExc_ValueError, "call taken() for a planned block");
         return NULL;
     }
     mn_engine_retire(e, off);

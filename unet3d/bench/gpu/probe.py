@@ -57,7 +57,7 @@ def on_host(device: torch.device) -> str | None:
     except ImportError as error:
         return str(error)
     provider = provider_for(device)
-    return provider.operators() if provider is not None else "it is no accelerator"
+    return provider.operators() if provider is not None else "it is not an accelerator"
 
 
 def memory_available() -> int | None:
