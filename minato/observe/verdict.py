@@ -233,8 +233,8 @@ def trouble(stats: dict[str, Any]) -> str:
     deaths, failed = stats.get("deaths", 0), stats.get("failed") or {}
     if deaths and stats.get("worker_type") == "thread":
         said.append(
-            f"{deaths} worker thread(s) ended by SystemExit or the like; the samples they were at "
-            "are lost: let samples raise an Exception."
+            f"{deaths} worker thread(s) ended by SystemExit; their current samples are lost. Raise "
+            "an Exception instead."
         )
     elif deaths:
         again = "their samples were made again" if stats["retries"] else "no sample was made again"
@@ -247,7 +247,7 @@ def trouble(stats: dict[str, Any]) -> str:
     if counts:
         index, error, _instead = failed["latest"][-1]
         said.append(
-            f"Samples that could not be made: {' and '.join(counts)}; the latest is index {index} "
+            f"Failed samples: {' and '.join(counts)}; the latest is index {index} "
             f"({error})."
         )
     return " ".join(said)
@@ -278,8 +278,8 @@ def _first(case: Case) -> Iterator[Cause]:
     later, once = "", " (once)" if facts.persistent else ""
     if facts.prefetches is not None and not facts.persistent and not facts.sets_epoch:
         later = (
-            "persistent_workers=True with prefetch_next_epoch=True has later epochs' first batches "
-            "made while the epoch before ends."
+            "persistent_workers=True with prefetch_next_epoch=True prepares later epochs' first batches "
+            "during the previous epoch."
         )
     slow = facts.first_slowest
     if slow is not None and slow[1] > 0.5 * making and slow[1] > SLOW * facts.mean:
@@ -304,20 +304,20 @@ def _first(case: Case) -> Iterator[Cause]:
 def _starts(case: Case) -> Iterator[Cause]:
     facts = case.facts
     if facts.prefetches is None:
-        advice = "Workers that are given the next epoch's batches early need map-style datasets, "
+        advice = "Preparing the next epoch's batches early needs a map-style dataset, "
         advice += 'scheduling="balanced", batching="sampler" and prefetch_next_epoch=True.'
     elif facts.sets_epoch:
         advice = (
-            "The program tells the number of each epoch, so its batches cannot begin earlier. Longer "
+            "The program calls set_epoch(), so batches of the next epoch cannot start early. Longer "
             "epochs have fewer such waits."
         )
     elif facts.prefetches:
         advice = (
-            "prefetch_next_epoch=True is set, and what it begins is thrown away where the program "
-            "changes the sampler between epochs."
+            "prefetch_next_epoch=True is set, but its work is discarded when the program changes the "
+            "sampler between epochs."
         )
     else:
-        advice = "prefetch_next_epoch=True has this batch made while the epoch before ends."
+        advice = "prefetch_next_epoch=True prepares this batch during the previous epoch."
     epochs = "1 later epoch" if facts.epochs == 1 else f"{facts.epochs} later epochs"
     yield Cause(
         "first batches of later epochs", facts.starts,
@@ -346,7 +346,7 @@ def _is_slow(case: Case, most: float) -> bool:
 def _long(case: Case) -> Iterator[Cause]:
     most, slow = _once(case), case.facts.slowest
     if slow is not None and _is_slow(case, most):
-        advice = "From the second epoch on such a sample begins earlier."
+        advice = "From the second epoch on such a sample is started earlier."
         if case.facts.balanced and not case.facts.ready:
             advice += ' in_order=False with batching="ready" does not wait for it.'
         yield Cause(
@@ -378,7 +378,7 @@ def _copies(case: Case) -> Iterator[Cause]:
     name, elapsed = device["device"], max(case.elapsed, 1e-9)
     what = f"batches of {device['bytes'] / device['batches'] / 1e6:.3g} MB are copied there"
     smaller = (
-        "Fewer bytes would help: a smaller type in the dataset, cast on the device, or a crop "
+        "Fewer bytes would help: a smaller dtype in the dataset, cast on the device, or a crop "
         "before the copy."
     )
     speed = device["bandwidth"]
@@ -429,7 +429,7 @@ def _held(case: Case) -> Found | None:
     memory = case.stats["memory"]
     full = memory["used"] > 0.9 * memory["limit"]
     if case.idle() and (case.facts.held > HELD or full):
-        return ("memory limit", "while workers idle, because memory_limit holds them back",
+        return ("memory limit", "while workers idle because memory_limit holds them back",
                 "Raise memory_limit, or keep fewer batches.")  # fmt: skip
     return None
 
@@ -458,7 +458,7 @@ def _cheap(case: Case) -> Found | None:
     if not facts.mean or facts.mean >= CHEAP or facts.collate >= facts.fetch:
         return None
     return ("cheap samples",
-            f"because samples are cheaper to make ({facts.mean * 1e6:.1f} us) than to hand over",
+            f"because making a sample ({facts.mean * 1e6:.1f} us) takes less time than handing it over",
             "Larger batches, or num_workers=0, may be faster.")  # fmt: skip
 
 
@@ -466,7 +466,7 @@ def _idle(case: Case) -> Found | None:
     # with these reasons the workers have work, even if some have begun only now
     if not case.idle() or case.facts.reason in (CPU_BUSY, AT_MAX):
         return None
-    return ("short prefetch window", "while workers idle, because too little is asked of them ahead",
+    return ("short prefetch window", "while workers idle because the prefetch window is too small",
             f"prefetch_factor={4 * case.facts.prefetch} or more would help.")  # fmt: skip
 
 
@@ -551,7 +551,7 @@ def _waiting(case: Case) -> Found | None:
     what = {"storage": "storage", "sleep": "a timer (sleep)", "lock": "locks"}.get(most, "")
     what = what or "storage, network or locks"
     return ("slow storage" if most == "storage" else "too few workers",
-            f"because the samples themselves wait for {what}, in all workers",
+            f"because samples in all workers wait for {what}",
             _more(case, GROWTH * max(1, count)))  # fmt: skip
 
 
