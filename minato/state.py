@@ -4,7 +4,7 @@ A state holds what the caller received, the base seed, the epoch, and what sampl
 also holds the states of the generators that the sampler drew from when the epoch started. Resuming
 runs the sampler again and leaves out delivered batches, so nothing depends on workers. Under
 balanced scheduling, the seeds of the other samples depend only on their positions in
-the sampler's order.  ``scheduling="static"``, iterable datasets without a state of their own, and
+the sampler's order. ``scheduling="static"``, iterable datasets without a state of their own, and
 loaders without workers keep their randomness and position elsewhere. There, delivered batches may
 be made again and discarded.
 

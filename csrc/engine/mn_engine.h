@@ -1,9 +1,9 @@
 /* mn_engine.h - the trainer's side: allocates, publishes, reaps, supervises.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Actors.  The user's thread (submit, wait, retire, release; without the GIL where it may block)
- * and one engine thread (grants leases, sweeps dead workers).  Both work under e->mutex, so
- * everything that the trainer owns (mn_records.h) has one writer at a time.  The engine thread
+ * Actors. The user's thread (submit, wait, retire, release; without the GIL where it may block)
+ * and one engine thread (grants leases, sweeps dead workers). Both work under e->mutex, so
+ * everything that the trainer owns (mn_records.h) has one writer at a time. The engine thread
  * never needs the GIL and takes no signal.
  *
  * Life of a block (one batch):
@@ -15,20 +15,20 @@
  *            range that it hands out
  *   retire   frees everything that was not handed out
  *   release  frees a range that was handed out
- * An abandoned block (early break) is cancelled where no worker runs its tasks.  The engine retires
+ * An abandoned block (early break) is cancelled where no worker runs its tasks. The engine retires
  * it when the last worker on it is done or dead; a task whose worker dies is not retried.
  *
- * Death.  The zygote reports EXITED and the engine sweeps.  Each task that is RUNNING under that
+ * Death. The zygote reports EXITED and the engine sweeps. Each task that is RUNNING under that
  * worker goes to the express queue with a new generation. It is LOST when its attempts are used up.
- * The unused end of the worker's lease is freed.  Then the entry becomes SWEPT and the zygote may
- * reap, so the pid names the dead worker until the trainer has looked.  No memory that a worker
+ * The unused end of the worker's lease is freed. Then the entry becomes SWEPT and the zygote may
+ * reap, so the pid names the dead worker until the trainer has looked. No memory that a worker
  * could still write is reused before its death was seen: no zombie writers.
  *
- * Memory.  limit counts every arena byte in use, including what the caller retains.  A submit over
+ * Memory. limit counts every arena byte in use, including what the caller retains. A submit over
  * the limit is refused (-ENOMEM) and the caller waits, unless nothing else is in flight. Free
  * memory that is not needed goes back to the system (memory/mn_arena.h).
  *
- * Fork.  A forked child of the trainer has a copy of this structure and must not touch it: py/
+ * Fork. A forked child of the trainer has a copy of this structure and must not touch it: py/
  * compares process ids.
  */
 #ifndef MN_ENGINE_H

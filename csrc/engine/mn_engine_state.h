@@ -3,7 +3,7 @@
  *
  * The engine composes parts that do not know each other. They are the arena (memory/mn_arena.h),
  * tasks, leases and the crew of workers (workers/), the plan (schedule/) and the caller's waits
- * (mn_waits.h).  Other folders ask through mn_engine_snapshot.h.  The engine's files build on each
+ * (mn_waits.h). Other folders ask through mn_engine_snapshot.h. The engine's files build on each
  * other, and include downwards only:
  *
  *     mn_engine_wait  the caller's wait
@@ -24,10 +24,10 @@
  *     mn_quarantine   damaged tasks, until no worker can write their rows
  *     mn_batch        batches in flight
  *
- * Lock.  One, mutex, which next() takes.  It guards everything below except the marked fields, and
- * the parts that have no lock of their own.  mn_engine_unlock() unlocks it and then makes the
+ * Lock. One, mutex, which next() takes. It guards everything below except the marked fields, and
+ * the parts that have no lock of their own. mn_engine_unlock() unlocks it and then makes the
  * wake-ups that were noted meanwhile. No system call is made while the mutex is held, except those
- * of malloc.  A model of costs has its own lock, which may be taken while this one is held.
+ * of malloc. A model of costs has its own lock, which may be taken while this one is held.
  */
 #ifndef MN_ENGINE_STATE_H
 #define MN_ENGINE_STATE_H

@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A state machine over numbers (balanced scheduling): no clock, no lock, no system call, and no
- * knowledge of memory addresses.  Its owner tells it what to do (add), the present state (struct
+ * knowledge of memory addresses. Its owner tells it what to do (add), the present state (struct
  * mn_plan_facts), and what was done and seen (begun, refused, started, done, taken, learned). Then
- * it asks what to do next.  The plan starts nothing by itself.
+ * it asks what to do next. The plan starts nothing by itself.
  *
  *     add -> next_task or next_for_worker -> begun or refuse -> started -> set_done -> taken
  *

@@ -2,16 +2,16 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Owns the trainer's side of the table of workers: deaths, which dead workers are replaced, and the
- * wake-ups that are due.  It knows workers, but no batches.  The code that composes it with tasks
+ * wake-ups that are due. It knows workers, but no batches. The code that composes it with tasks
  * and leases takes back what a dead worker had, between mn_crew_bury and mn_crew_swept:
  *
  *   EXITED -- mn_crew_exited --> mn_crew_bury --> (tasks, leases) --> mn_crew_swept -- SWEPT
  *
  * An executor makes and reaps the workers: a zygote that forks processes, threads that serve
- * themselves, or a test's fake.  It is told to look at the table, and asked whether it lives.
+ * themselves, or a test's fake. It is told to look at the table, and asked whether it lives.
  *
- * Lock.  None of its own: all functions need the owner's lock unless they say otherwise, and make
- * no system call under it.  So wake-ups are noted (mn_wakes), taken under the lock, and made
+ * Lock. None of its own: all functions need the owner's lock unless they say otherwise, and make
+ * no system call under it. So wake-ups are noted (mn_wakes), taken under the lock, and made
  * without it:
  *
  *     struct mn_wakes due = mn_crew_take_wakes(c);

@@ -17,11 +17,11 @@
  *   arena    rows of delivered fields, and what workers have leased
  *
  * Who owns what.
- *   - Only the trainer allocates and frees blocks, fields, leases, tasks.  A worker writes its own
+ *   - Only the trainer allocates and frees blocks, fields, leases, tasks. A worker writes its own
  *     entry, its own lease, and its RUNNING task with its rows and reports. It writes the word of a
  *     task that it claims, hints of queues, and the words of events that it notifies. It writes
  *     nothing else. So a kill at any instruction leaves every allocator whole.
- *   - The trainer writes a block and its tasks before a task word becomes QUEUED.  A worker
+ *   - The trainer writes a block and its tasks before a task word becomes QUEUED. A worker
  *     reads them only after it has made the word RUNNING.
  *
  * Order pairs (labels are repeated at the code):
@@ -50,8 +50,8 @@
  * and generation. So a stale entry can be claimed only if exactly 2^32 issues of one descriptor
  * pass while a worker holds the entry between two instructions.
  *
- * Crash.  A worker that dies owns its RUNNING tasks, by its number in the word, and nothing
- * else.  After its death is confirmed the trainer sweeps them: see mn_engine.h.
+ * Crash. A worker that dies owns its RUNNING tasks, by its number in the word, and nothing
+ * else. After its death is confirmed the trainer sweeps them: see mn_engine.h.
  */
 #ifndef MN_RECORDS_H
 #define MN_RECORDS_H
@@ -68,7 +68,7 @@
 
 /* A field of a batch at least this large gets pages of its own, which the trainer hands out without
  * a copy. A smaller one is copied to ordinary memory, so that a program that retains the labels of
- * an epoch does not retain its images.  64 KiB is where a copy costs as much as the view. */
+ * an epoch does not retain its images. 64 KiB is where a copy costs as much as the view. */
 #define MN_FIELD_BIG (64u * 1024u)
 #define MN_FIELD_ALIGN 64u
 

@@ -1,8 +1,8 @@
 """Messages between worker and loader: pickle with tensors and arrays out of band.
 
 Plain pickle puts tensors in band and includes their whole storages. torch's reducers for
-queues use a file descriptor for every tensor.  Here a tensor travels as exactly its bytes,
-which the core copies once into the arena.  Objects with their own reducers
+queues use a file descriptor for every tensor. Here a tensor travels as exactly its bytes,
+which the core copies once into the arena. Objects with their own reducers
 (multiprocessing's, sparse and nested tensors, anything registered with ``ForkingPickler``)
 keep them.
 """

@@ -1,13 +1,13 @@
 """Limits the thread pools of libraries to one thread in each worker process.
 
-torch sets its own pool to one thread in a worker, and so does minato.  NumPy's BLAS would
-still use every core, in all workers at once.  Balanced scheduling sets the loaded BLAS and OpenMP
-libraries to one thread, and libraries that are loaded later by environment variables.  This
-happens before worker_init_fn, which can set another number.  A number that the environment gives a
+torch sets its own pool to one thread in a worker, and so does minato. NumPy's BLAS would
+still use every core, in all workers at once. Balanced scheduling sets the loaded BLAS and OpenMP
+libraries to one thread, and libraries that are loaded later by environment variables. This
+happens before worker_init_fn, which can set another number. A number that the environment gives a
 library also stays. Programs that a dataset starts do not inherit the variables. ``os.environ`` has
 none of them, and the worker removes them before it starts the first program.
 
-A sum that is split over threads is rounded differently (``numpy.dot`` of long vectors).  So
+A sum that is split over threads is rounded differently (``numpy.dot`` of long vectors). So
 ``scheduling="static"``, which is torch bit for bit, leaves these pools as torch does.
 """
 

@@ -1,8 +1,8 @@
 """Native workers: threads of the loading process that make samples in C, without the GIL.
 
-A dataset offers a pipeline by ``native_pipeline()``, a capsule of minato/ops.h.  The engine treats
-the threads like worker processes (csrc/py/types/mn_native_worker.h).  Tasks, rows, costs and seeds
-are the same, and so are the bytes, but nothing is forked or pickled.  The threads call Python only
+A dataset offers a pipeline by ``native_pipeline()``, a capsule of minato/ops.h. The engine treats
+the threads like worker processes (csrc/py/types/mn_native_worker.h). Tasks, rows, costs and seeds
+are the same, and so are the bytes, but nothing is forked or pickled. The threads call Python only
 where torch's rules decide: errors, indices that are not integers, odd batches. torch's ``Subset`` of
 such a dataset (also from ``random_split``) works, too. The workers get its indices with the
 pipeline, as they were when the workers started.

@@ -1,11 +1,11 @@
 """Files that the program has open when it forks its workers.
 
-A fork inherits descriptors, and shares each file's position with all other processes.  Two workers
-that seek and read would move each other's position.  So a worker opens each read-only file again,
-at the position that it had in the program.  The descriptor keeps its number, so this works for
+A fork inherits descriptors, and shares each file's position with all other processes. Two workers
+that seek and read would move each other's position. So a worker opens each read-only file again,
+at the position that it had in the program. The descriptor keeps its number, so this works for
 buffered and compressed readers, zip archives and libraries in C alike.
 
-Files that are open for writing stay shared.  Otherwise several workers that append to one file
+Files that are open for writing stay shared. Otherwise several workers that append to one file
 would overwrite each other's data.
 """
 

@@ -1,7 +1,7 @@
 /* mn_engine_type.c - minato._core.Engine: the trainer's side for Python.
  * SPDX-License-Identifier: Apache-2.0
  *
- * One Engine belongs to one iterator and to the process that made it.  The iterating thread calls
+ * One Engine belongs to one iterator and to the process that made it. The iterating thread calls
  * its methods; wait() and close() release the GIL. A call from another thread waits until no thread
  * is in a method, except where that method sleeps (mn_critical_section.h).
  */
