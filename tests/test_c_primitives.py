@@ -759,7 +759,7 @@ MUTANTS = {
         "mn_a64_store_relaxed(running, (uint64_t)(uint32_t)entry + 1);", "", "mn_runqueue",
         kinds=("fork",)),
     "runqueue: what somebody runs is offered again": Mutant(
-        WORKERS + "mn_runqueue.c", "\n           && !mn_anybody_says(shm, (uint32_t)first)", "",
+        WORKERS + "mn_runqueue.c", "\n           && !mn_entry_names_task(shm, (uint32_t)first)", "",
         "mn_runqueue", kinds=("plain",)),
     "sweep: a claimed event stays silent": Mutant(
         WORKERS + "mn_crew.c", "mn_event_notify_always(&c->shm.ctl->trainer)",

@@ -6,7 +6,7 @@
  * policy_slow.h. This file measures their inputs and carries out the decisions through the workers'
  * entries:
  *   more     an EMPTY entry becomes WANTED, and the zygote forks a worker for it
- *   fewer    leave is set in a worker's entry; the worker exits once it has no task
+ *   fewer    exit_request is set in a worker's entry; the worker exits once it has no task
  *   standby  an extra worker while a straggler keeps its own worker busy. It is added only
  *            if it can help: a core is idle, or the straggler waits instead of computing. It
  *            exits when the straggler is done. No sample is ever run twice.

@@ -77,7 +77,7 @@ mn_engine_close(struct mn_engine *e);
 
 /* Wakes every thread that is blocked in mn_engine_wait() or mn_engine_next(). */
 void
-mn_engine_kick(struct mn_engine *e);
+mn_engine_wake_waiters(struct mn_engine *e);
 
 /* ---- single workers: -EINVAL for a number without an entry --------------------------- */
 
@@ -87,7 +87,7 @@ mn_engine_retire_worker(struct mn_engine *e, uint32_t worker);
 
 /* Asks the worker to exit after its current task. It is not replaced. */
 int
-mn_engine_ask_to_leave(struct mn_engine *e, uint32_t worker, enum mn_leave how);
+mn_engine_ask_to_exit(struct mn_engine *e, uint32_t worker, enum mn_exit_request how);
 
 /* Signals its process. 0; -ESRCH: it does not live; -errno. */
 int

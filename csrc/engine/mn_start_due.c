@@ -84,7 +84,7 @@ begin(struct mn_engine *e, struct mn_planned *q)
     }
     e->stuck_ns = 0;
     mn_plan_refuse(e->plan, q, &e->refusal);
-    e->crew.wakes.everybody = true; /* also a caller that waits for the batch that is done first */
+    e->crew.wakes.all_sleepers = true; /* also a caller that takes the batch that is done first */
     return MN_CLOSED;
 }
 

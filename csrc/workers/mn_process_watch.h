@@ -24,9 +24,9 @@ struct mn_watch {
     struct mn_mutex *guard;
     uint64_t looked_ns;   /* time of the last look at all workers */
     /* Numbers of looks in a row without a new process of the executor: */
-    uint32_t unanswered;    /* at which it owed an answer */
-    uint32_t starts_nobody; /* at which a worker was to be started */
-    uint32_t starts_seen;   /* processes that it had started at that time */
+    uint32_t unanswered;          /* at which it owed an answer */
+    uint32_t looks_without_start; /* at which a worker was to be started */
+    uint32_t starts_seen;         /* processes that it had started at that time */
     uint32_t hung; /* zygotes in a row that were ended because they hung */
 };
 

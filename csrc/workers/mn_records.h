@@ -264,10 +264,10 @@ enum mn_lease_state {
     MN_LEASE_REFUSED = 3,
 };
 
-enum mn_leave {
-    MN_LEAVE_NOT = 0,
-    MN_LEAVE_SHRINK = 1, /* there are too many workers */
-    MN_LEAVE_ENDED = 2,  /* the user ended it: terminate() of a thread */
+enum mn_exit_request {
+    MN_EXIT_NOT = 0,
+    MN_EXIT_SHRINK = 1, /* there are too many workers */
+    MN_EXIT_ENDED = 2,  /* the user ended it: terminate() of a thread */
 };
 
 struct mn_worker {
@@ -303,7 +303,7 @@ struct mn_worker {
     mn_a64 rows_done;
     mn_a64 busy_ns;
     mn_a64 cpu_ns;
-    mn_a32 leave;  /* trainer: exit after your current task; enum mn_leave */
+    mn_a32 exit_request; /* trainer: exit after your current task; enum mn_exit_request */
     mn_a32 low_own; /* trainer: with fewer tasks than this on its own queue, the worker notifies the
                      * engine; 0: never */
 };
@@ -477,7 +477,7 @@ mn_worker_at(const struct mn_shm *shm, uint32_t w)
 
 /* Returns whether the entry of any worker except one names the task. */
 static inline bool
-mn_anybody_else_says(const struct mn_shm *shm, uint32_t task, uint32_t but)
+mn_other_entry_names_task(const struct mn_shm *shm, uint32_t task, uint32_t but)
 {
     uint32_t w = 0;
     while (w < shm->ctl->nworkers && (w == but || !mn_worker_says(mn_worker_at(shm, w), task))) {
@@ -487,9 +487,9 @@ mn_anybody_else_says(const struct mn_shm *shm, uint32_t task, uint32_t but)
 }
 
 static inline bool
-mn_anybody_says(const struct mn_shm *shm, uint32_t task)
+mn_entry_names_task(const struct mn_shm *shm, uint32_t task)
 {
-    return mn_anybody_else_says(shm, task, UINT32_MAX);
+    return mn_other_entry_names_task(shm, task, UINT32_MAX);
 }
 
 static inline struct mn_task *

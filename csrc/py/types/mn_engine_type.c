@@ -169,7 +169,7 @@ engine_close(PyObject *self, PyObject *Py_UNUSED(ignored))
     mn_engine_stop(e);
     while (o->inside != 0) { /* another thread waits inside: it sees the stop and returns */
         Py_BEGIN_ALLOW_THREADS
-        mn_engine_kick(e);
+        mn_engine_wake_waiters(e);
         usleep(1000);
         Py_END_ALLOW_THREADS
     }
