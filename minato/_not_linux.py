@@ -44,7 +44,7 @@ def not_built(here: str) -> str:
     )
 
 
-def tell_of_torch(loader: Any) -> None:
+def warn_of_torch(loader: Any) -> None:
     """Warns once that torch's loader is used, and which options have no effect."""
     global _told
     options = [
@@ -68,7 +68,7 @@ def unavailable(name: str) -> NoReturn:
 
 
 def draws(*_args: Any, **_options: Any) -> NoReturn:
-    """Not to be had here."""
+    """Raises: needs the engine."""
     unavailable("minato.draws")
 
 

@@ -52,7 +52,7 @@ class Notes:
         self.fd = dup.detach()
 
     def close(self, close: Callable[[int], None] = os.close) -> None:
-        """In the program, after the workers have ended. close: os.close may be gone at exit."""
+        """Closes the file, after the workers have ended. close: os.close may be gone at exit."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             close(fd)

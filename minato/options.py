@@ -364,7 +364,7 @@ class Options:
         self._check_cached(loader)
         self._check_reorder(loader)
 
-    def told_of_torchs_workers(self, reason: str) -> None:
+    def refuse_with_torchs_workers(self, reason: str) -> None:
         """Complains about options when torch's workers serve for another reason than the loader's
         arguments: ValueError if its batches would differ, a warning if an option has no effect."""
         why = f"because torch's own workers serve this loader: {reason}"

@@ -74,7 +74,7 @@ from .option_values import option
 from .progress import Progress, length_of
 from .seeding.order_generators import Sources, batch_size_of, portable
 from .seeding.ranks import Ranks, ranks_of
-from .stateful import MOST_BYTES, Snapshot, check_can_be_told, plain
+from .stateful import MOST_BYTES, Snapshot, check_loads_state, plain
 
 #: a loader's state: as returned by state_dict(), or as opened() prepares it for iterators
 State = dict[str, Any]
@@ -496,7 +496,7 @@ def _starts(state: State, loader: Any) -> list[Start] | None:
     fits = len(states) == max(1, workers) and (iterable or workers == 0)
     said = [one for one in states if one is not None and one["dataset"] is not None]
     if fits and said:
-        check_can_be_told(loader.dataset, "dataset")
+        check_loads_state(loader.dataset, "dataset")
     if fits:
         return [(None, 0) if one is None else _start(one) for one in states]
     if not said:

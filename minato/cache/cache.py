@@ -56,8 +56,8 @@ class DataSet(NamedTuple):
 
 
 def _data_set(function: Any) -> DataSet:
-    """By the function's source file and name; at a prompt or in a notebook, by the working folder
-    and the name."""
+    """Identifies it by the function's source file and name; at a prompt or in a notebook, by the
+    working folder and the name."""
     file = os.path.realpath(function.__code__.co_filename)
     place = file if os.path.exists(file) and "ipykernel" not in file else os.getcwd()
     name = function.__qualname__

@@ -1,4 +1,4 @@
-"""part=: a box of one stored array or tensor, of which only that is copied."""
+"""Implements part=: copies only a box of one stored array or tensor."""
 
 from __future__ import annotations
 

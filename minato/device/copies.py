@@ -283,7 +283,7 @@ class Copier:
                 self._takes_off(sent.flight)
         self.counts.depth = self._depth()
         if self._slots is not None:
-            self.counts.locked, self.counts.lock_error = self._slots.told()
+            self.counts.locked, self.counts.lock_error = self._slots.page_locks()
         return sent
 
     def _finished(self, tail: Tail, sent: Sent) -> None:
@@ -452,7 +452,7 @@ def sweep() -> int:
 
 
 def _after_in_child() -> None:
-    """In a forked child: the sources and events of the parent's copies belong to the parent."""
+    """In a forked child, keeps the parent's sources and events of copies unused."""
     _inherited.extend([*_all, *_left])
     _left.clear()
 

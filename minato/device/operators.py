@@ -197,7 +197,7 @@ def finisher_of(ordinal: int) -> Finisher | str:
         return str(error)
 
 
-def told() -> str:
+def describe() -> str:
     """For ``minato info``: whether operators of minato.ops can run on a device."""
     image = kernels()
     if isinstance(image, str):

@@ -12,7 +12,7 @@ import torch
 from .._core import Block, Engine, Loss
 from ..errors import Failure, WorkerLost, add_note, describe_death, text_of
 from ..workers.answers import BATCH
-from ..workers.on_error import Amiss
+from ..workers.on_error import FailedSample
 
 
 class LoaderFailure(Failure):
@@ -45,7 +45,7 @@ class Amended(Failure):
     """A batch that differs from the sampler's because some of its samples could not be made.
     Until max_errors allows it, it is treated as a failed batch."""
 
-    def __init__(self, data: Any, amiss: list[Amiss], empty: bool) -> None:
+    def __init__(self, data: Any, amiss: list[FailedSample], empty: bool) -> None:
         self.data = data
         self.amiss = amiss
         self.empty = empty  # none of its samples could be made
@@ -57,7 +57,7 @@ class Amended(Failure):
         amiss, self.amiss = self.amiss, []
         self.add(amiss, number, indices if batched else [indices])
 
-    def add(self, amiss: list[Amiss], number: int, indices: Any) -> None:
+    def add(self, amiss: list[FailedSample], number: int, indices: Any) -> None:
         """Adds failures of a sampler's batch."""
         every = indices if isinstance(indices, (list, tuple)) else list(indices)
         self.asked += len(every)

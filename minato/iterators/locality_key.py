@@ -1,4 +1,4 @@
-"""Which samples share an opened file or the like, if a dataset says so.
+"""Asks a dataset which of its samples share an opened file or another costly resource.
 
 A dataset may offer ``locality_key(index)``: any hashable, equal for samples that are cheaper
 in succession (a row group, a shard, a video). Without it, workers' reports show the groups

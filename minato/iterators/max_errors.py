@@ -50,7 +50,7 @@ class ErrorsAllowed:
         self._batches = self._asked = 0  # those amiss, and the samples asked for in them
         self._untold: _Untold | None = None  # of the latest epoch with failures
 
-    def told(self) -> dict[str, Any]:
+    def as_stats(self) -> dict[str, Any]:
         """Counts for stats()."""
         return {
             "left_out": self.left_out,

@@ -96,11 +96,11 @@ class Supervisor:
         )
         self._memo = position.memo
         me = weakref.ref(self)
-        self._memo.told = lambda: own.told() if (own := me()) is not None else None
-        self._told_of_fewer = False  # warned of fewer workers than asked for
-        self._told_of_loop = False  # warned of CRASH_LOOP deaths in a row
-        self.deaths_told = 0  # deaths reported to the program, by a warning or a coming error
-        self._retries_told = 0
+        self._memo.as_stats = lambda: own.as_stats() if (own := me()) is not None else None
+        self._warned_of_fewer = False  # warned of fewer workers than asked for
+        self._warned_of_loop = False  # warned of CRASH_LOOP deaths in a row
+        self.deaths_reported = 0  # deaths reported to the program, by a warning or a coming error
+        self._retries_reported = 0
         #: whether a death raises no error: the process is replaced and makes its samples again
         self._replaces = False
         self._deaths_in: Progress | None = None  # the epoch of the latest warning
@@ -109,7 +109,7 @@ class Supervisor:
         """Makes and starts workers. Leaves none if that fails."""
         trace_writer()  # before the workers: if its file cannot be made, no worker is left behind
         self.stopped = False
-        self.deaths_told = self._retries_told = 0
+        self.deaths_reported = self._retries_reported = 0
         self.pool = pool = make_pool()
         self.watch = self.served.watch = Watch(pool.kind == "process")
         self._replaces = self.served.balanced and self._max_retries > 0 and pool.kind == "process"
@@ -123,7 +123,7 @@ class Supervisor:
             raise
         self.trace = tracer(self._memo, self, pool.engine, self.served.balanced)
 
-    def told(self) -> dict[str, Any] | None:
+    def as_stats(self) -> dict[str, Any] | None:
         """Data for stats() while the workers run; else None."""
         pool = self.pool
         if pool is None or not self.living():
@@ -140,7 +140,7 @@ class Supervisor:
         return self.pool is not None and not self.pool.stopped
 
     def under_way(self, indices_of: Callable[[int], Any]) -> str:
-        """What workers are doing, the oldest task first, with the stack of that worker.
+        """Returns what workers are doing, the oldest task first, with the stack of that worker.
         indices_of: returns the sampler's indices of a batch by its number, or None."""
         try:
             return self._under_way(indices_of)
@@ -206,7 +206,7 @@ class Supervisor:
             died = describe_death(health["pid"], health["status"])
             if not self.served.balanced or health["live"] == 0 or health["zygote_lost"]:
                 if not done():
-                    self.deaths_told = health["deaths"]
+                    self.deaths_reported = health["deaths"]
                     if health["crash_loop"] > 1:
                         died = _of_a_row(died, health["crash_loop"])
                     raise WorkerLost(died, health["pid"], None, health["status"])
@@ -231,16 +231,16 @@ class Supervisor:
 
     def _warn_of_deaths(self, health: Any) -> None:
         deaths, retries = health["deaths"], health["retries"]
-        if deaths <= self.deaths_told or _exit.is_set():
+        if deaths <= self.deaths_reported or _exit.is_set():
             return
         if self.served.position.errors and not self._replaces:
             return  # the error has named it
         what = "Its samples are retried."
         if not self._replaces:
             what = "It is not replaced."
-        elif retries == self._retries_told:
+        elif retries == self._retries_reported:
             what = "It was idle."
-        self.deaths_told, self._retries_told = deaths, retries
+        self.deaths_reported, self._retries_reported = deaths, retries
         progress = self.served.position.progress
         if progress is self._deaths_in or NOT_STARTED <= health["status"] < DAMAGED:
             return  # _warn_of_fewer() warns of workers that could not be started
@@ -252,15 +252,15 @@ class Supervisor:
         )
 
     def _warn_of_fewer(self, died: str) -> None:
-        if not self._told_of_fewer:
-            self._told_of_fewer = True
+        if not self._warned_of_fewer:
+            self._warned_of_fewer = True
             warnings.warn(
                 f"{died}The remaining workers take over its samples.", stacklevel=4
             )
 
     def _warn_of_loop(self, died: str) -> None:
-        if not self._told_of_loop:
-            self._told_of_loop = True
+        if not self._warned_of_loop:
+            self._warned_of_loop = True
             warnings.warn(
                 f"{died} Workers keep dying; replacements now start after a pause of up to one "
                 "second. Check the dataset, worker_init_fn, memory limits and the cluster manager.",

@@ -350,7 +350,7 @@ def _one_thread(f: Facts) -> str:
 
 
 def _started(f: Facts) -> str:
-    """Of fork, the only method without a note."""
+    """Describes fork, the only method without a note."""
     return f"{f.start_method}: workers start in milliseconds"
 
 

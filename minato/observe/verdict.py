@@ -57,7 +57,7 @@ FULL = (4, 10, 11, 14)
 
 @dataclass(frozen=True)
 class Facts:
-    """What the causes need in addition to the statistics."""
+    """Holds what the causes need in addition to the statistics."""
 
     cores: int = 1
     #: that workers could have computed and had no core
@@ -101,7 +101,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Cause:
-    """What the program waits for, and what would help."""
+    """Holds what the program waits for, and what would help."""
 
     name: str
     seconds: float
@@ -135,7 +135,7 @@ class Case:
 
     @property
     def left(self) -> float:
-        """Those of them that neither one long wait nor copies explain."""
+        """The part of ``rest`` that neither one long wait nor copies explain."""
         return self.rest - _once(self) - _handing(self)
 
     @property
@@ -155,7 +155,7 @@ class Case:
 
     @property
     def missing(self) -> float:
-        """Of ``left``, the seconds in which such values were waited for."""
+        """The seconds of ``left`` in which the program waited for such values."""
         count, busy, _cpu = self.busy()
         keeps_up = busy - self.missed <= count * (self.elapsed - self.waited)
         return self.left * (keeps_up or self.missed / busy) if self.missed else 0.0
@@ -167,7 +167,7 @@ class Case:
 
 
 def seconds(value: float) -> str:
-    """For people."""
+    """Formats a duration."""
     if value < 0.0995:
         return f"{value * 1e3:.3g} ms" if value >= 0.001 else f"{value * 1e6:.3g} us"
     return f"{value:.1f} s" if value < 600 else f"{value / 60:.0f} min"
@@ -228,7 +228,7 @@ def _waits(
 
 
 def trouble(stats: dict[str, Any]) -> str:
-    """What went wrong, whether or not the trainer waits."""
+    """Returns what went wrong, whether or not the trainer waits."""
     said = []
     deaths, failed = stats.get("deaths", 0), stats.get("failed") or {}
     if deaths and stats.get("worker_type") == "thread":
@@ -435,7 +435,7 @@ def _held(case: Case) -> Found | None:
 
 
 def _scheduler(case: Case) -> Found | None:
-    """What the worker scheduler has found out."""
+    """Returns what the worker scheduler has found out."""
     reason, scheduler = case.facts.reason, case.stats["scheduler"]
     if reason in (UNDONE, AT_CEILING):
         return ("shared limit", "because more workers were tried and did not help",
@@ -612,7 +612,7 @@ def _misses(missed: Missed | None, spent: float) -> Iterator[Cause]:
 
 
 def larger(missed: Missed) -> str:
-    """What helps where a cache has no room."""
+    """Returns what helps where a cache has no room."""
     if missed.enough is None:
         if not missed.size:
             return "Larger caches would keep them."
@@ -638,7 +638,7 @@ MOST_ALONE = 32
 
 @dataclass(frozen=True)
 class Alone:
-    """What a loader without workers has measured."""
+    """Holds what a loader without workers has measured."""
 
     batches: int
     loading: float
@@ -654,7 +654,7 @@ class Alone:
     missed: Missed | None = None
 
     def without_misses(self) -> Alone:
-        """As if a cache had had these values."""
+        """Returns the measurements as if a cache had had these values."""
         share = 1 - _of_work(self.missed, self.loading)
         return replace(self, loading=share * self.loading, cpu=share * self.cpu, missed=None)
 
@@ -719,5 +719,5 @@ def _best(case: Alone) -> tuple[int, float]:
 
 
 def _least(case: Alone) -> float:
-    """What the cores need for all of it, however it is spread over them."""
+    """Returns what the cores need for all of it, however it is spread over them."""
     return (case.cpu + case.own_cpu) / case.cores

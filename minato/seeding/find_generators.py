@@ -461,7 +461,7 @@ class _GrowingInThread(Growing):
         return {id(g) for g in self.found.generators} - shared
 
     def _plans(self) -> list[Any]:
-        """As in a process with its own dataset, without the shared generators."""
+        """Finds them as in a process with its own dataset, without the shared generators."""
         own = self._own()
         plans, found = super()._plans(), self.found.generators
         chosen = [plan for plan, g in zip(plans, found, strict=False) if id(g) in own]

@@ -18,7 +18,7 @@ from .generator_states import put_back, state_of
 
 
 class Held(NamedTuple):
-    """What is known about the generators of one dataset.
+    """Holds what is known about the generators of one dataset.
 
     Attributes:
         kinds: the classes of all of them, in the order in which they are found.

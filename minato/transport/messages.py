@@ -68,7 +68,7 @@ def _rebuild_flipped(array: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _rebuild_packed(array: np.ndarray) -> np.ndarray:
-    """As a field of packed records, whose strides are not multiples of the item size."""
+    """Copies to a field of packed records, with strides that no item size divides."""
     field: np.ndarray = np.empty(array.shape, [("value", array.dtype), ("", "u1")])["value"]
     field[...] = array
     return field

@@ -61,14 +61,14 @@ def limit(every_library: bool) -> None:
             if re.search(pattern, os.path.basename(path)) and given.isdisjoint(names):
                 _set_one(path, functions)
     if "OMP_NUM_THREADS" not in given:
-        _tell_later_libraries()
+        _limit_later_libraries()
 
 
 #: events of sys.addaudithook that come before a program is started
 _STARTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn"})
 
 
-def _tell_later_libraries() -> None:
+def _limit_later_libraries() -> None:
     """Sets one thread in the environment that C sees, until the process starts a program."""
     names = [name for name in _LATER if name not in os.environ]
     for name in names:

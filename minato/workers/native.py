@@ -28,7 +28,7 @@ from ..option_values import option
 from ..seeding.generator_states import STREAM_HOOK
 from ..transport import messages
 from ..transport.layouts import INT, TENSOR, TUPLE, Layout, is_default_collate
-from ..transport.rows_or_whole import Shape
+from ..transport.rows_or_whole import SampleTransport
 from ..transport.torch_bridge import DLPACK_CODES
 from .answers import AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, parted
 from .fetching import OF_SAMPLE, in_its_place, position_of, seed_place
@@ -107,7 +107,7 @@ def _overrides(dataset: Any, name: str) -> bool:
     return place(name) < place("native_pipeline")
 
 
-class _FixedShape(Shape):
+class _FixedTransport(SampleTransport):
     """Native samples travel as rows of a layout that is known before the first."""
 
     def __init__(self, layout: Layout) -> None:
@@ -123,7 +123,7 @@ class Offer:
     """A dataset's pipeline and its properties."""
 
     capsule: Any
-    shape: Shape
+    shape: SampleTransport
     hook: Callable[[int], Any] | None  # the dataset's seed_sample, if it gives the seeds
     indices: np.ndarray | None  # of a subset
 
@@ -175,7 +175,7 @@ def _opened(loader: Any, dataset: Any) -> Offer | str:
         if code not in DLPACK_CODES.values():
             return f"torch has no dtype for a field of kind {kind!r} and {itemsize} bytes"
         leaves.append((TENSOR, *code, shape) if shape else (INT,))
-    return Offer(capsule, _FixedShape(Layout((TUPLE, tuple(leaves)))), hook, indices)
+    return Offer(capsule, _FixedTransport(Layout((TUPLE, tuple(leaves)))), hook, indices)
 
 
 def integers(index: Any) -> Any:

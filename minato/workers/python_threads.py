@@ -59,7 +59,7 @@ def why_not(loader: Any) -> str | None:
     return reason if reason is None else f"{reason}. Use worker_type='process'"
 
 
-def tell_of_generators(dataset: Any, collate_fn: Any) -> bool:
+def warn_of_generators(dataset: Any, collate_fn: Any) -> bool:
     """Warns if samples may draw from generators that threads share. Returns whether it warned."""
     found = find_of(dataset, collate_fn)
     if found.hooks:

@@ -34,7 +34,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 import minato
 from minato import ops
 from minato.transport.layouts import INT, TUPLE, Layout
-from minato.workers.native import _FixedShape
+from minato.workers.native import _FixedTransport
 
 PATCH = 8
 #: where a wait that should end at once is given up
@@ -617,7 +617,7 @@ def test_indices_follow_the_datasets_rules(files, batch, subset) -> None:
 
 def test_odd_batches_do_not_end_the_rows() -> None:
     """Shapes of process workers' samples are guessed from earlier ones; native ones are known."""
-    shape = _FixedShape(Layout((TUPLE, ((INT,),))))
+    shape = _FixedTransport(Layout((TUPLE, ((INT,),))))
     for _ in range(100):
         shape.misfit()
     assert not shape.whole

@@ -79,7 +79,7 @@ def shared_memory() -> int | None:
 
 
 def missing(device: torch.device) -> list[str]:
-    """What cannot be measured on this machine, in sentences."""
+    """Returns what cannot be measured on this machine, in sentences."""
     found = []
     if device.type != "cuda":
         found.append("without a GPU: its use, the bus and the overlap of copies are not "
