@@ -362,6 +362,8 @@ FOREIGN = re.compile(
     "|".join(rf"(?P<p{n}>\b{p.replace(' ', BETWEEN)}\b)" for n, p in enumerate(PHRASES)), re.I
 )
 NAME_WORDS = 10
+#: In a test's name: words that hide the condition or the result.
+VAGUE = re.compile(r"_(?:is|are)_no_|(?:^|_)what_|_all_the_same|_however_")
 
 
 def python_prose(text: str) -> str:
@@ -412,6 +414,9 @@ def check_test_names(name: str, text: str) -> Iterator[str]:
         if words > NAME_WORDS:
             line = line_of(text, found.start(1))
             yield f"{name}:{line}: test_{found.group(1)} has {words} words, limit {NAME_WORDS}"
+        if VAGUE.search(found.group(1)):
+            line = line_of(text, found.start(1))
+            yield f"{name}:{line}: test_{found.group(1)}: name the condition and the result"
 
 
 def files_below(place: str) -> Iterator[Path]:
@@ -560,7 +565,7 @@ def test_sources_are_there() -> None:
     assert {"base", "os", "sync"} <= folders
 
 
-def test_missing_folders_are_no_error(tmp_path: Path) -> None:
+def test_missing_folder_gives_no_complaint(tmp_path: Path) -> None:
     assert load(tmp_path / "none") == []
     for rule in RULES:
         assert not list(rule([]))
@@ -627,3 +632,8 @@ def test_name_rule_counts_words() -> None:
     ten, eleven = "_".join("a" * 10), "_".join("a" * 11)
     assert not list(check_test_names("a.py", f"def test_{ten}() -> None:"))
     assert list(check_test_names("a.py", f"class A:\n    def test_{eleven}(self) -> None:"))
+
+
+@pytest.mark.parametrize("name", ["a_pause_is_no_end", "what_is_left", "it_gets_what_it_asks"])
+def test_name_rule_refuses_vague_words(name: str) -> None:
+    assert list(check_test_names("a.py", f"def test_{name}() -> None:"))

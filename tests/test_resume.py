@@ -274,7 +274,7 @@ def test_going_on_draws_nothing_from_the_program() -> None:
     assert before == (random.getstate(), np.random.get_state(legacy=False)["state"]["pos"])
 
 
-def test_a_state_of_a_state() -> None:
+def test_state_after_resume_equals_loaded_state() -> None:
     seed(6)
     loader = make("generator")
     it = iter(loader)

@@ -60,7 +60,7 @@ def test_a_copy_keeps_names_folders_and_other_files(
     assert "times smaller" in said and "decoding an image: " in said
 
 
-def test_a_second_run_makes_what_is_missing(
+def test_second_recode_makes_missing_and_changed_files(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     to = tmp_path / "dst"

@@ -410,7 +410,7 @@ def test_batch_that_cannot_be_unpickled(loader: Kind) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 0.25])
-def test_timeout(loader: Kind, limit: float) -> None:
+def test_late_batch_raises_timeout_error(loader: Kind, limit: float) -> None:
     entered, gate = Gate(), Gate()
     dataset = Blocking(4, {1}, entered, gate)
     iterator = iter(loader(dataset, num_workers=1, timeout=limit))

@@ -220,7 +220,7 @@ def test_device_without_operators_runs_them_on_host(fake: Fake, dataset: ops.Vol
     assert on_host(fake, dataset) == "not built"
 
 
-def test_the_switch(
+def test_environment_variable_disables_operators(
     able: Fake, dataset: ops.VolumeDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(operators.SWITCH, "0")

@@ -357,7 +357,7 @@ def as_it_is(batch: Any) -> Any:
 @pytest.mark.parametrize("mode", ["skip", "replace"])
 @pytest.mark.parametrize("dataset", [Columns, OneTensor])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_getitems_result_that_is_no_list_raises(
+def test_getitems_result_without_list_raises(
     workers: int, dataset: type, mode: str
 ) -> None:
     """Not even by its first sample, if that is the corrupt one."""
@@ -439,7 +439,7 @@ def test_a_batch_of_nothing(mode: str, scheduling: str) -> None:
     assert list(loader) == [2, 0, 1]
 
 
-def test_batches_that_are_no_lists() -> None:
+def test_batches_of_sets_and_arrays_recover() -> None:
     """Sets, tuples and arrays of indices: the sample's own error, or a replacement."""
     for batch in ({1, 3, 5}, (1, 3, 5), np.array([1, 3, 5]), torch.tensor([1, 3, 5])):
         for mode, wanted in (("skip", [1, 5]), ("replace", [1, 5, 5])):

@@ -136,7 +136,7 @@ def test_lost_zygote_stops_the_workers() -> None:
     assert pool.stopped
 
 
-def test_a_restarted_starter_is_no_error() -> None:
+def test_restarted_starter_raises_nothing() -> None:
     supervisor = supervisor_of(pool := Pool(zygote_lost=True))
     pool.restartable = True
     supervisor.check(never)

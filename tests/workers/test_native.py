@@ -615,7 +615,7 @@ def test_indices_follow_the_datasets_rules(files, batch, subset) -> None:
     assert got == want
 
 
-def test_odd_batches_do_not_end_the_rows() -> None:
+def test_native_misfits_keep_row_transport() -> None:
     """Shapes of process workers' samples are guessed from earlier ones; native ones are known."""
     shape = _FixedTransport(Layout((TUPLE, ((INT,),))))
     for _ in range(100):
