@@ -1,6 +1,6 @@
 """House rules, checked on the text of the sources.
 
-For the C and C++ sources of ``csrc/``: which floor may include which, which floors may use Python,
+For the C and C++ sources of ``csrc/``: which layer may include which, which layers may use Python,
 words that are banned from code, labelled orders in pairs, and sizes. For comments, docstrings and
 pages: phrases that need decoding. For tests: the length of their names. Each rule is a function
 from sources to complaints, and the second half shows that each rule complains.
@@ -139,12 +139,12 @@ def owner_folder(source: Source, included: str, names: dict[str, str]) -> str | 
     return names.get(included.rsplit("/", 1)[-1])
 
 
-def check_floors(sources: list[Source]) -> Iterator[str]:
-    """A file includes lower floors and its own folder only."""
+def check_layers(sources: list[Source]) -> Iterator[str]:
+    """A file includes lower layers and its own folder only."""
     names = {s.name.rsplit("/", 1)[-1]: s.folder for s in sources}
     for s in sources:
         if s.folder not in MAY_INCLUDE:
-            yield f"{s.name}: {s.folder} is no floor"
+            yield f"{s.name}: {s.folder} is not a layer"
             continue
         for found in INCLUDE.finditer(s.code):
             target = found.group(2)
@@ -431,7 +431,7 @@ def files_below(place: str) -> Iterator[Path]:
 
 Rule = Callable[[list[Source]], Iterator[str]]
 RULES: list[Rule] = [
-    check_floors,
+    check_layers,
     check_knowledge,
     check_private,
     check_circles,
@@ -462,16 +462,16 @@ TOP = "/* Purpose.\n * SPDX-License-Identifier: Apache-2.0\n */\n"
 @pytest.mark.parametrize(
     ("rule", "name", "text"),
     [
-        (check_floors, "base/a.h", '#include "os/mn_futex.h"'),
-        (check_floors, "sync/a.c", '#include "engine/not_written_yet.h"'),
-        (check_floors, "ops/a.c", '  #  include "workers/mn_runqueue.h"'),
-        (check_floors, "engine/a.c", '#include "ops/a.h"'),
-        (check_floors, "memory/a.c", '#include "workers/mn_runqueue.h"'),
-        (check_floors, "schedule/a.c", '#include "os/mn_clock.h"'),
-        (check_floors, "workers/a.c", '#include "schedule/policy_cost.h"'),
-        (check_floors, "workers/a.c", '#include "engine/mn_engine.h"'),
-        (check_floors, "engine/a.c", '#include "py/module/mn_state.h"'),
-        (check_floors, "misc/a.c", ""),
+        (check_layers, "base/a.h", '#include "os/mn_futex.h"'),
+        (check_layers, "sync/a.c", '#include "engine/not_written_yet.h"'),
+        (check_layers, "ops/a.c", '  #  include "workers/mn_runqueue.h"'),
+        (check_layers, "engine/a.c", '#include "ops/a.h"'),
+        (check_layers, "memory/a.c", '#include "workers/mn_runqueue.h"'),
+        (check_layers, "schedule/a.c", '#include "os/mn_clock.h"'),
+        (check_layers, "workers/a.c", '#include "schedule/policy_cost.h"'),
+        (check_layers, "workers/a.c", '#include "engine/mn_engine.h"'),
+        (check_layers, "engine/a.c", '#include "py/module/mn_state.h"'),
+        (check_layers, "misc/a.c", ""),
         (check_knowledge, "sync/a.h", "#include <stdatomic.h>"),
         (check_knowledge, "engine/a.c", "#include <Python.h>"),
         (check_knowledge, "ops/a.c", "#include <numpy/arrayobject.h>"),
@@ -504,9 +504,9 @@ def test_rule_complains(rule: Rule, name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "name", "text"),
     [
-        (check_floors, "engine/a.c", '#include "engine/b.h"\n#include "sync/c.h"\n#include <os/x>'),
-        (check_floors, "engine/a.c", '/* #include "py/module/mn_state.h" */'),
-        (check_floors, "py/a.c", '#include "engine/a.h"\n#include "ops/a.h"\n#include "b.h"'),
+        (check_layers, "engine/a.c", '#include "engine/b.h"\n#include "sync/c.h"\n#include <os/x>'),
+        (check_layers, "engine/a.c", '/* #include "py/module/mn_state.h" */'),
+        (check_layers, "py/a.c", '#include "engine/a.h"\n#include "ops/a.h"\n#include "b.h"'),
         (check_knowledge, "base/mn_atomic.h", "#include <stdatomic.h>"),
         (check_knowledge, "py/a.c", "#include <Python.h>\n#include <numpy/arrayobject.h>"),
         (check_words, "engine/a.c", '/* volatile is banned */ const char *s = "volatile";'),
@@ -539,20 +539,20 @@ def test_private_header_is_found_through_another() -> None:
 
 
 def test_a_circle_of_calls_is_found() -> None:
-    for floor in ("os", "py/types"):
-        a = parse(f"{floor}/a.c", "int\nmn_a(void)\n{\n    return mn_b();\n}\n")
-        b = parse(f"{floor}/b.c", "int\nmn_b(void)\n{\n    return mn_c();\n}\n")
-        c = parse(f"{floor}/c.c", "int\nmn_c(void)\n{\n    return mn_a();\n}\n")
+    for layer in ("os", "py/types"):
+        a = parse(f"{layer}/a.c", "int\nmn_a(void)\n{\n    return mn_b();\n}\n")
+        b = parse(f"{layer}/b.c", "int\nmn_b(void)\n{\n    return mn_c();\n}\n")
+        c = parse(f"{layer}/c.c", "int\nmn_c(void)\n{\n    return mn_a();\n}\n")
         assert len(list(check_circles([a, b, c]))) == 3
         assert not list(check_circles([a, b]))
-        own = parse(f"{floor}/c.c", "static int\nmn_a(void)\n{\n    return 0;\n}\n" + c.text)
+        own = parse(f"{layer}/c.c", "static int\nmn_a(void)\n{\n    return 0;\n}\n" + c.text)
         assert not list(check_circles([b, own]))
 
 
 def test_bare_names_are_found_by_file() -> None:
     sources = [parse("workers/mn_runqueue.h", TOP), parse("sync/a.c", '#include "mn_runqueue.h"')]
-    assert list(check_floors(sources))
-    assert not list(check_floors([parse("sync/a.c", '#include "elsewhere.h"')]))
+    assert list(check_layers(sources))
+    assert not list(check_layers([parse("sync/a.c", '#include "elsewhere.h"')]))
 
 
 def test_functions_are_measured_from_signature_to_brace() -> None:
