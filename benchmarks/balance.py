@@ -4,18 +4,18 @@
         [--quick] [--quiet SHARE]
 
 A sample's cost is drawn once for its index, or in the rows "anew" for its index and
-epoch, where past costs say nothing about future ones.  Every loader gets the same
+epoch, where past costs say nothing about future ones. Every loader gets the same
 costs in the same order, the same dataset and the same worker_init_fn. Loaders take turns; each
-repeat has other costs and starts with another loader.  The bound of an epoch
-is (sum of costs) / workers.  A sleep lasts a little longer than asked. The difference is
+repeat has other costs and starts with another loader. The bound of an epoch
+is (sum of costs) / workers. A sleep lasts a little longer than asked. The difference is
 measured in the same run, for the same costs and number of sleepers, in processes that do
-nothing else.  The second bound includes it; ratios to it are in brackets.
+nothing else. The second bound includes it; ratios to it are in brackets.
 
-Loaders keep their workers.  "epoch 1" is the first epoch, once compared with the bound plus the
+Loaders keep their workers. "epoch 1" is the first epoch, once compared with the bound plus the
 mean start time of its workers, and once with that start included. "least" is the time of
-workers that never idle, with that order and unknown costs.  "later" is the median
-of the epochs after it.  Tables show medians over repeats and, below, the least and the
-greatest.  Also shown: the time to the first batch, and the waiting time of a training step
+workers that never idle, with that order and unknown costs. "later" is the median
+of the epochs after it. Tables show medians over repeats and, below, the least and the
+greatest. Also shown: the time to the first batch, and the waiting time of a training step
 that takes as long as a batch costs to make (in its second epoch: the share of waiting
 in the whole, and the 99th percentile of the share in one step).
 """

@@ -9,15 +9,15 @@ Decisions come from the policy code that the engine runs (``minato._policy``).
 The rest is simulated: workers that take exactly a sample's cost plus a fixed
 overhead per task, and a consumer that takes a fixed time per batch, all ranks in lock-step.
 The work bound is ``max(work / workers, batches * consumer time)`` of the busiest rank: no
-order can be faster.  Columns ending in 1 are a first epoch (costs unknown),
+order can be faster. Columns ending in 1 are a first epoch (costs unknown),
 those ending in 2 a second one (costs known, another order).
 
 Rivals: torch in order (batch i on worker i mod n, two batches per worker), torch with
 ``in_order=False`` ("torch ooo"), and the rules of the MinatoLoader paper (EuroSys 2026):
 a timeout at the 75th percentile, here known from the start, slow-task workers, the fast
-queue before the slow one.  "published" repeats an interrupted step, as the paper's
+queue before the slow one. "published" repeats an interrupted step, as the paper's
 text says. "no redo" checks the time only between steps and repeats none, the reading
-that favours it most (with samples of a single step it never moves any).  The paper does
+that favours it most (with samples of a single step it never moves any). The paper does
 not say how workers are divided among its roles; here the division follows the work.
 """
 

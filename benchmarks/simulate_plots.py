@@ -5,8 +5,8 @@
 Writes ``cases.png`` (every case, every policy), ``workers.png`` (1 to 512 workers),
 ``speech.png`` (the published speech case, 64 to 512 workers), ``slow_share.png`` (0 to 100 %
 slow samples, as in the evaluation of MinatoLoader) and ``memory.png`` (look-ahead budget, in
-steady windows).  All values are wall time divided by the work bound, from ``simulate.py``;
-nothing is timed, so a busy machine does not matter.  Takes about a minute on one core.
+steady windows). All values are wall time divided by the work bound, from ``simulate.py``;
+nothing is timed, so a busy machine does not matter. Takes about a minute on one core.
 """
 
 from __future__ import annotations

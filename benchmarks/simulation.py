@@ -1,7 +1,7 @@
 """The simulated world of ``simulate.py``: workers, a consumer, and the loaders.
 
 :class:`Minato` and :class:`MinatoReady` use the engine's own policy code;
-:class:`Torch` and :class:`Published` are for comparison.  Time is virtual
+:class:`Torch` and :class:`Published` are for comparison. Time is virtual
 and in nanoseconds; a run is a function of its arguments.
 """
 

@@ -1,4 +1,4 @@
-"""``python -m minato`` and the command ``minato``: one subcommand a module."""
+"""``python -m minato`` and the command ``minato``. One module per subcommand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rest of a wait's ``timeout``."""
+"""Time left until a timeout."""
 
 from __future__ import annotations
 

@@ -33,19 +33,18 @@ def not_built(here: str) -> str:
         other = os.path.join(folder or os.getcwd(), "minato")
         if any(os.path.exists(os.path.join(other, f"_core{suffix}")) for suffix in EXTENSION_SUFFIXES):
             return (
-                f"Python has found minato's sources in {here}, which are not built, before the "
-                f"installed minato in {other}. Start it in another folder than {root} (with Python "
-                "3.11 or later, `python -P` does as well), or build the sources in place: "
-                "`pip install -e .`"
+                f"Python imported the unbuilt sources in {here} instead of the installed minato in "
+                f"{other}. Run Python from a directory other than {root}, use `python -P` (Python "
+                "3.11 or later), or build the sources in place: `pip install -e .`"
             )
     return (
         f"minato in {here} is not built for this Python. If these are its sources, build them: "
-        f"`pip install -e .` in {root}. If pip has installed it, that was the wheel for other "
-        "systems: `pip install --force-reinstall --no-deps .` in a copy of the repository builds it"
+        f"`pip install -e .` in {root}. If pip installed it, it chose the wheel without the "
+        "engine: build it by `pip install --force-reinstall --no-deps .` in a copy of the repository"
     )
 
 
-def tell_of_torch(loader: Any) -> None:
+def warn_of_torch(loader: Any) -> None:
     """Warns once that torch's loader is used, and which options have no effect."""
     global _told
     options = [
@@ -69,7 +68,7 @@ def unavailable(name: str) -> NoReturn:
 
 
 def draws(*_args: Any, **_options: Any) -> NoReturn:
-    """Not to be had here."""
+    """Raises: needs the engine."""
     unavailable("minato.draws")
 
 

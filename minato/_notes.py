@@ -52,7 +52,7 @@ class Notes:
         self.fd = dup.detach()
 
     def close(self, close: Callable[[int], None] = os.close) -> None:
-        """In the program, after the workers have ended. close: os.close may be gone at exit."""
+        """Closes the file, after the workers have ended. close: os.close may be gone at exit."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             close(fd)
@@ -74,16 +74,16 @@ class Notes:
     def makes_trials(self) -> bool:
         """Whether this process is the first of the workers to ask (``seeding/held.py``)."""
         self._append({"tries": os.getpid()})
-        first: int = [said["tries"] for said in self._said() if "tries" in said][-1]
+        first: int = [record["tries"] for record in self._records() if "tries" in record][-1]
         return first == os.getpid()
 
     def found_held(self, held: Held) -> None:
         """Records what samples have built with the dataset's generators."""
         self._append({"held": held})
 
-    def _append(self, said: dict[str, Any]) -> None:
+    def _append(self, record: dict[str, Any]) -> None:
         if os.fstat(self.fd).st_size < MOST:
-            os.write(self.fd, json.dumps(said).encode() + b"\n")
+            os.write(self.fd, json.dumps(record).encode() + b"\n")
 
     def show_stack_at_signal(self) -> None:
         """Installs the handler, unless the program uses the signal itself."""
@@ -92,19 +92,19 @@ class Notes:
 
     # ---- in the program --------------------------------------------------------------
 
-    def said_by(self, pid: int) -> str:
+    def exit_cause(self, pid: int) -> str:
         """The exception that ended a process, or an empty text."""
-        return next((str(said["text"]) for said in self._said() if said.get("pid") == pid), "")
+        return next((str(record["text"]) for record in self._records() if record.get("pid") == pid), "")
 
     def held(self) -> Held | None:
         """The latest record about the dataset's generators."""
-        for said in self._said():
-            if "held" in said:
-                kinds, builds = said["held"]
+        for record in self._records():
+            if "held" in record:
+                kinds, builds = record["held"]
                 return Held(tuple(kinds), {int(place): built for place, built in builds.items()})
         return None
 
-    def _said(self) -> Iterator[dict[str, Any]]:
+    def _records(self) -> Iterator[dict[str, Any]]:
         """The records of the workers, the latest first."""
         lines = os.pread(self.fd, MOST, 0).splitlines() if self.fd >= 0 else []
         for line in reversed(lines):
@@ -135,9 +135,9 @@ class Notes:
 _open: weakref.WeakSet[Notes] = weakref.WeakSet()
 
 
-def said_by(pid: int) -> str:
+def exit_cause(pid: int) -> str:
     """The exception that ended a worker of any loader of this process, or an empty text."""
-    return next(filter(None, (notes.said_by(pid) for notes in list(_open))), "")
+    return next(filter(None, (notes.exit_cause(pid) for notes in list(_open))), "")
 
 
 def of_the_program(lines: list[str]) -> str:

@@ -51,20 +51,20 @@ def _of_group(root: Path) -> tuple[Path, int] | None:
 
 
 class OomKills:
-    """Tells whether a killed process was killed because memory ran out: whether the system counts
-    more such kills than at the last check."""
+    """Finds out whether a killed process was killed because memory ran out: whether the system
+    counts more such kills than at the last check."""
 
     def __init__(self, root: str = "/") -> None:
         self._root = Path(root)
         self._group, self._machine = self._look()
-        self._told: tuple[int, str] | None = None  # the last process asked about, and the answer
+        self._latest: tuple[int, str] | None = None  # the last process asked about, and the answer
 
     def _look(self) -> tuple[tuple[Path, int] | None, int | None]:
         return _of_group(self._root), _counted(self._root / "proc/vmstat")
 
-    def said_of(self, pid: int) -> str:
+    def oom_note(self, pid: int) -> str:
         """The sentence to add to the message that the process was killed."""
-        if self._told is None or self._told[0] != pid:
+        if self._latest is None or self._latest[0] != pid:
             group, machine = self._look()
             text = MAYBE
             if group and self._group and group[0] == self._group[0] and group[1] > self._group[1]:
@@ -72,5 +72,5 @@ class OomKills:
             elif machine is not None and self._machine is not None and machine > self._machine:
                 text = MACHINE_SAYS
             self._group, self._machine = group, machine
-            self._told = pid, text
-        return self._told[1]
+            self._latest = pid, text
+        return self._latest[1]

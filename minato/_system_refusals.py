@@ -1,4 +1,4 @@
-"""What to do when the system refuses processes, descriptors, memory or calls that workers need."""
+"""Advice for when the system refuses processes, descriptors, memory or calls that workers need."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ADVICE = {
 
 
 def advice(number: int) -> str:
-    """What helps against a system error number, or an empty text if that is unknown."""
+    """Returns what helps against a system error number, or an empty text if that is unknown."""
     return _ADVICE.get(number, "")
 
 

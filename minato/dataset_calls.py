@@ -60,7 +60,7 @@ def parts_of(dataset: Any) -> tuple[list[Any], Find]:
             index += ends[-1]
         inner = bisect_right(ends, index)
         if index < 0 or inner == len(ends):
-            raise IndexError(f"sample {index} of {ends[-1]}")
+            raise IndexError(f"sample index {index} is out of range (length {ends[-1]})")
         part, index = found[inner][1](index - begins[inner])
         return first_parts[inner] + part, index
 
@@ -114,10 +114,9 @@ def warn_of_forwarded_getitems(dataset: Any) -> None:
     if forwards_getitems(dataset):
         name = type(behind_subsets(dataset)[0]).__name__
         warnings.warn(
-            f"{name} has no __getitems__ of its own, but forwards that of the dataset it wraps. "
-            "With scheduling='static' that method is asked for whole batches, as in torch's "
-            f"loader, and {name}.__getitem__ is not called: samples may be wrong. Give {name} a "
-            "__getitems__, or have its __getattr__ raise AttributeError for that name.",
+            f"{name} forwards __getitems__ of the dataset that it wraps, so scheduling='static' "
+            f"calls the wrapped __getitems__ and skips {name}.__getitem__. Define "
+            f"{name}.__getitems__, or make __getattr__ raise AttributeError for it.",
             stacklevel=2,
         )
 

@@ -84,10 +84,10 @@ def timed_out(seconds: float, under_way: str = "") -> RuntimeError:
     return RuntimeError(f"DataLoader timed out after {seconds} seconds\n{under_way}".rstrip())
 
 
-def _said_by(pid: int) -> str:
+def _exit_cause(pid: int) -> str:
     from . import _notes  # not at import: other systems lack its system calls and have no workers
 
-    return _notes.said_by(pid)
+    return _notes.exit_cause(pid)
 
 
 def describe_death(pid: int, status: int) -> str:
@@ -97,18 +97,18 @@ def describe_death(pid: int, status: int) -> str:
         # the record may be too damaged to say which worker it belongs to
         who = f"DataLoader worker (pid {pid})" if pid else "A DataLoader worker"
         return (
-            f"{who} was ended because a record that it shares with the loader is damaged: {what}. "
+            f"{who} was killed because a record that it shares with the loader is damaged: {what}. "
             "Code in the worker wrote to memory that is not its own, most likely a C extension "
             "that the dataset uses. Rerun with num_workers=0 and a memory checker to find it. "
         )
     if status >= NOT_STARTED:
         number = status - NOT_STARTED
-        text = f"A DataLoader worker could not be started: {os.strerror(number)}. "
-        return text + advice(number) + (" " if advice(number) else "")
-    if status >= 0 and (said := _said_by(pid)):
+        text, fix = f"A DataLoader worker could not be started: {os.strerror(number)}. ", advice(number)
+        return f"{text}{fix} " if fix else text
+    if status >= 0 and (cause := _exit_cause(pid)):
         return (
-            f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {status}. It was "
-            f"ended by {said}. "
+            f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {status}. Cause: "
+            f"{cause}. "
         )
     if status >= 0:
         return (
@@ -124,50 +124,51 @@ def describe_death(pid: int, status: int) -> str:
             "Please try to raise your shared memory limit."
         )
     elif -status == signal.SIGKILL:
-        text += _oom_kills.said_of(pid)
+        text += _oom_kills.oom_note(pid)
     return text
 
 
-def never_began(pid: int | None) -> str:
+def never_began_message(pid: int | None) -> str:
     """The message when the process that starts spawned workers died before it started one."""
-    said = _said_by(pid or 0)
-    why = f"it was ended by {said}" if said else "its output above says why"
+    cause = _exit_cause(pid or 0)
+    why = f"Cause: {cause}." if cause else "See its output above."
     return (
-        f"The process that starts DataLoader workers (pid {pid}) died unexpectedly, before it had "
-        f"started one; {why}."
+        f"The process that starts DataLoader workers (pid {pid}) died unexpectedly before it had "
+        f"started one. {why}"
     )
 
 
-def starter_died(pid: int | None, hung: bool) -> str:
-    """Of the process that starts workers, and of its parent, which would start another."""
-    said = _said_by(pid or 0)
-    how = f"died unexpectedly, because it was ended by {said}" if said else "died unexpectedly"
+def starter_died_message(pid: int | None, hung: bool) -> str:
+    """The message when the process that starts workers has died, and so has its parent, which would
+    start another. hung: it was killed because it did not respond."""
+    cause = _exit_cause(pid or 0)
+    why = f" Cause: {cause}." if cause else ""
+    how = "died unexpectedly"
     if hung:
-        how = (
-            "was ended, because it had hung when a worker was to be started or had died. Somebody "
-            "may have stopped it, or a function that was given to os.register_at_fork() does not "
-            "return there"
+        how, why = "was killed because it stopped responding", (
+            " It may have been stopped by a signal, or a function registered with "
+            "os.register_at_fork() may never return."
         )
     return (
-        f"The process that starts DataLoader workers (pid {pid}) {how}; workers cannot be watched or "
-        "replaced any more. Make a new iterator."
+        f"The process that starts DataLoader workers (pid {pid}) {how}, so workers can no longer be "
+        f"watched or replaced.{why} Make a new iterator."
     )
 
 
 def not_loaded(pid: int, error: BaseException) -> RuntimeError:
     """The error of a spawned worker that could not load the dataset or a function."""
-    told = RuntimeError(
+    made = RuntimeError(
         f"DataLoader worker (pid {pid}) could not load the dataset: {type(error).__name__}: "
         f"{' '.join(str(error).split())}. With the start methods 'spawn' and 'forkserver' each "
         "worker imports the program anew. Put the program's actions under "
         "if __name__ == '__main__':, and define its dataset and functions at the top level of a "
         "module (workers cannot find a class defined in a notebook cell or at a prompt)."
     )
-    told.__cause__ = error
-    return told
+    made.__cause__ = error
+    return made
 
 
-def native_impossible(reason: str) -> str:
+def native_impossible_message(reason: str) -> str:
     """Why worker_type="native" is refused, and what to do."""
     return (
         f"worker_type='native' cannot serve this loader: {reason}. Change that, or use "
@@ -175,18 +176,18 @@ def native_impossible(reason: str) -> str:
     )
 
 
-def thread_impossible(reason: str) -> str:
+def thread_impossible_message(reason: str) -> str:
     """Why worker_type="thread" is refused; reason includes what to do about it."""
     return f"worker_type='thread' cannot serve this loader: {reason}."
 
 
-def stopped(call: str) -> RuntimeError:
+def stop_iteration_error(call: str) -> RuntimeError:
     """The error that replaces a StopIteration of the dataset, which a for loop would take for the
     end of the epoch."""
     return RuntimeError(f"{call} of the dataset raised StopIteration")
 
 
-def no_end(error: BaseException) -> Exception:
+def as_ordinary_error(error: BaseException) -> Exception:
     """An error that next() may raise. Replaces StopIteration, which a for loop would take for the
     end of the epoch, and SystemExit, which would end the program."""
     if isinstance(error, SystemExit):
@@ -221,7 +222,7 @@ class Failure:
     @classmethod
     def of(cls, caught: BaseException, where: str) -> Failure:
         """Wraps an exception that was caught; where: torch's "in DataLoader worker process 0"."""
-        error = no_end(caught)
+        error = as_ordinary_error(caught)
         if error.__traceback__ is None:  # raised in C; torch's text starts with a traceback
             with contextlib.suppress(type(error)):
                 raise error

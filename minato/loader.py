@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Sampler, _utils
 from torch.utils.data.dataloader import _DatasetKind
 
 from ._dynamo import eager
-from ._not_linux import CORE, NEEDS_LINUX, tell_of_torch
+from ._not_linux import CORE, NEEDS_LINUX, warn_of_torch
 from ._system_refusals import refused
 from .cache.cache import Cache
 from .dataset_calls import attribute
@@ -55,9 +55,9 @@ def _whole_epoch(epoch: Any) -> int:
             raise TypeError
         number = operator.index(epoch)
     except TypeError:
-        raise TypeError(f"set_epoch() takes a whole number, but got {epoch!r}") from None
+        raise TypeError(f"epoch of set_epoch() must be an integer, got {epoch!r}") from None
     if not 0 <= number < 2**63:
-        raise ValueError(f"set_epoch() takes a number from 0 to 2**63 - 1, but got {number}")
+        raise ValueError(f"epoch of set_epoch() must be from 0 to 2**63 - 1, got {number}")
     return number
 
 
@@ -329,21 +329,21 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             as_given: dict[str, Any] = copy.deepcopy(memo.resume["as_given"])
             return as_given
         reason = self._why_torch()
-        if reason is not None and not memo.told_uncounted:
-            memo.told_uncounted = True
+        if reason is not None and not memo.warned_uncounted:
+            memo.warned_uncounted = True
             warnings.warn(
                 f"this loader uses torch's own workers ({reason}), which do not count batches: "
                 "its state holds the epoch but no position in it. To resume in the middle of an "
                 "epoch, count the batches you take and skip that number.",
                 stacklevel=2,
             )
-        elif reason is None and not memo.told_unasked and self._shares_a_stateful_dataset():
-            memo.told_unasked = True
+        elif reason is None and not memo.warned_unasked and self._shares_a_stateful_dataset():
+            memo.warned_unasked = True
             warnings.warn(
                 f"the state_dict() of the dataset, a {type(self.dataset).__name__}, is not part of "
                 "the loader's state: any free worker makes any sample, so no worker's copy of the "
                 "dataset has a position. Save that state in the program, or use "
-                "scheduling='static'. This warning appears once.",
+                "scheduling='static'. This warning is shown once.",
                 stacklevel=2,
             )
         return state_of(self, memo, counted=reason is None)
@@ -421,7 +421,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @eager
     def stats(self) -> Stats:
-        """What the loader has done and waits for; see ``minato.observe.stats`` for the fields."""
+        """Returns what the loader has done and waits for; see ``minato.observe.stats`` for the
+        fields."""
         return cast(Stats, collect(self))
 
     @eager
@@ -441,7 +442,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _new_iterator(self) -> Any:
         if not CORE:
-            tell_of_torch(self)
+            warn_of_torch(self)
         for name in ("num_workers", "prefetch_factor"):  # torch accepts integers of any type
             number = vars(self).get(name)
             if number is not None and type(number) is not int:
@@ -460,7 +461,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                     "use num_workers=0"
                 )
             if asks_for_torchs_workers(self) is None and CORE:
-                options.told_of_torchs_workers(reason)
+                options.refuse_with_torchs_workers(reason)
             log.info("minato.DataLoader uses torch's own workers: %s", reason)
             return torchs_iterator(self)
         self.check_worker_number_rationality()

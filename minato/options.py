@@ -23,7 +23,7 @@ from ._dynamo import eager
 from ._memory_limit import fair_memory
 from ._not_linux import CORE, NEEDS_LINUX
 from .device.provider import target
-from .errors import native_impossible, thread_impossible
+from .errors import native_impossible_message, thread_impossible_message
 from .option_values import default, option, option_values, record
 
 if CORE:
@@ -65,13 +65,13 @@ def parse_bytes(text: int | str, name: str = "memory_limit") -> int:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", str(text).lower())
         if match is None:
             raise ValueError(
-                f"{name} should be bytes as int or text such as '8GiB', but got {text!r}"
+                f"{name} must be a number of bytes (an int) or text such as '8GiB', got {text!r}"
             )
         number, unit, binary = match.groups()
         scale = 1024 ** " kmgt".index(unit or " ") if binary else _UNITS[unit]
         size = int(float(number) * scale)
     if size <= 0:
-        raise ValueError(f"{name} should be positive, but got {name}={text!r}")
+        raise ValueError(f"{name} must be positive, got {text!r}")
     return size
 
 
@@ -214,7 +214,7 @@ class Options:
         """Raises ValueError for values that are wrong for every dataset."""
         if self.scheduling not in ("balanced", "static"):
             raise ValueError(
-                f"scheduling option should be 'balanced' or 'static', but got {self.scheduling!r}"
+                f"scheduling must be 'balanced' or 'static', got {self.scheduling!r}"
                 f"{_of_environment(self.scheduling)}"
             )
         if self.seed_per_sample and self.static:
@@ -226,7 +226,7 @@ class Options:
         retries = self.max_retries
         if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
             raise ValueError(
-                f"max_retries option should be a non-negative integer, but got {retries!r}"
+                f"max_retries must be a non-negative integer, got {retries!r}"
             )
         if self.memory_limit is not None:
             parse_bytes(self.memory_limit)
@@ -250,7 +250,7 @@ class Options:
             return
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < 2**31:
             raise ValueError(
-                f"seed_rank option should be None or a rank (an int from 0 on), but got {rank!r}"
+                f"seed_rank must be None or a rank (an int from 0 on), got {rank!r}"
             )
         if self.seed_per_sample is False:
             raise ValueError(
@@ -265,31 +265,31 @@ class Options:
         pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
         if not pair or any(type(n) is not int for n in bounds) or bounds[0] < 1:
             raise ValueError(
-                "autoscale option should be None or a pair (low, high) of positive integers, "
-                f"but got {bounds!r}"
+                "autoscale must be None or a pair (low, high) of positive integers, "
+                f"got {bounds!r}"
             )
         if bounds[0] > bounds[1]:
-            raise ValueError(f"autoscale={bounds!r}: the low number comes first, then the high one")
+            raise ValueError(f"autoscale must be (low, high) with low <= high, got {bounds!r}")
         if num_workers == 0:
-            raise ValueError("autoscale option needs num_workers > 0")
+            raise ValueError("autoscale needs num_workers > 0")
         if not bounds[0] <= num_workers <= bounds[1]:
             raise ValueError(
-                f"autoscale={bounds!r} does not include num_workers={num_workers}, the number of "
-                "workers at the start: it needs low <= num_workers <= high"
+                f"autoscale must be (low, high) with low <= num_workers <= high, got {bounds!r} and "
+                f"num_workers={num_workers}, the number of workers at the start"
             )
 
     def _check_errors(self) -> None:
         if self.on_error not in ("raise", "skip", "replace"):
             raise ValueError(
-                "on_error option should be 'raise', 'skip' or 'replace', but got "
+                "on_error must be 'raise', 'skip' or 'replace', got "
                 f"{self.on_error!r}"
             )
         most = self.max_errors
         share = type(most) is float and 0 <= most <= 1
         if not share and not (type(most) is int and most >= 0):
             raise ValueError(
-                "max_errors option should be a number of samples (a non-negative int) or a "
-                f"share of the epoch (a float from 0 to 1), but got {most!r}"
+                "max_errors must be a number of samples (a non-negative int) or a "
+                f"share of the epoch (a float from 0 to 1), got {most!r}"
             )
 
     def _check_straggler_threshold(self) -> None:
@@ -299,14 +299,14 @@ class Options:
         number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
         if not number or not threshold > 0:  # type: ignore[operator]  # a number
             raise ValueError(
-                "straggler_threshold option should be 'auto', None or a positive number of "
-                f"seconds, but got {threshold!r}"
+                "straggler_threshold must be 'auto', None or a positive number of "
+                f"seconds, got {threshold!r}"
             )
 
     def _check_cache(self) -> None:
         if self.form not in (None, "decoded", "encoded"):
             raise ValueError(
-                f"form option should be None, 'decoded' or 'encoded', but got {self.form!r}"
+                f"form must be None, 'decoded' or 'encoded', got {self.form!r}"
             )
         if self.cache is None:
             for name in ("form", "reorder"):
@@ -319,7 +319,7 @@ class Options:
             Cache(self.cache)  # it checks the size and opens nothing
         elif not isinstance(self.cache, Cache):
             raise TypeError(
-                "cache option should be None, a size such as '16GiB' or a minato.Cache, but got "
+                "cache must be None, a size such as '16GiB' or a minato.Cache, got "
                 f"{self.cache!r}"
             )
 
@@ -339,7 +339,7 @@ class Options:
             )
         else:
             return
-        raise ValueError(f"reorder=True does not go with {wrong[0]}, {wrong[1]}.")
+        raise ValueError(f"reorder=True cannot be combined with {wrong[0]}, {wrong[1]}.")
 
     def _check_cached(self, loader: Any) -> None:
         if self.cache is None:
@@ -364,7 +364,7 @@ class Options:
         self._check_cached(loader)
         self._check_reorder(loader)
 
-    def told_of_torchs_workers(self, reason: str) -> None:
+    def refuse_with_torchs_workers(self, reason: str) -> None:
         """Complains about options when torch's workers serve for another reason than the loader's
         arguments: ValueError if its batches would differ, a warning if an option has no effect."""
         why = f"because torch's own workers serve this loader: {reason}"
@@ -437,7 +437,7 @@ class Options:
     def _check_batching(self, loader: Any) -> None:
         if self.batching not in ("sampler", "ready"):
             raise ValueError(
-                f"batching option should be 'sampler' or 'ready', but got {self.batching!r}"
+                f"batching must be 'sampler' or 'ready', got {self.batching!r}"
             )
         if self.batching == "sampler":
             return
@@ -458,7 +458,7 @@ class Options:
     def _check_worker_type(self, loader: Any) -> None:
         if self.worker_type not in (None, "process", "native", "thread"):
             raise ValueError(
-                "worker_type option should be None, 'process', 'native' or 'thread', but got "
+                "worker_type must be None, 'process', 'native' or 'thread', got "
                 f"{self.worker_type!r}"
             )
         if self.worker_type == "native":
@@ -466,7 +466,7 @@ class Options:
             if loader.num_workers > 0:
                 reason = why_not(loader) if CORE else NEEDS_LINUX
             if reason is not None:
-                raise ValueError(native_impossible(reason))
+                raise ValueError(native_impossible_message(reason))
             if self.max_retries > 1:
                 raise ValueError(
                     f"max_retries={self.max_retries} has no effect with worker_type='native': a "
@@ -475,4 +475,4 @@ class Options:
         if self.worker_type == "thread":
             reason = python_threads.why_not(loader) if CORE else NEEDS_LINUX
             if reason is not None:
-                raise ValueError(thread_impossible(reason))
+                raise ValueError(thread_impossible_message(reason))

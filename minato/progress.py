@@ -1,4 +1,4 @@
-"""What an epoch has delivered so far; state_dict() reports it."""
+"""Counts what an epoch has delivered so far; state_dict() reports it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .stateful import Kept
 
 @dataclass
 class Progress:
-    """What one epoch has delivered so far, and how it started."""
+    """Holds what one epoch has delivered so far, and how it started."""
 
     epoch: int = 0
     base_seed: int | None = None

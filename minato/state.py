@@ -4,7 +4,7 @@ A state holds what the caller received, the base seed, the epoch, and what sampl
 also holds the states of the generators that the sampler drew from when the epoch started. Resuming
 runs the sampler again and leaves out delivered batches, so nothing depends on workers. Under
 balanced scheduling, the seeds of the other samples depend only on their positions in
-the sampler's order.  ``scheduling="static"``, iterable datasets without a state of their own, and
+the sampler's order. ``scheduling="static"``, iterable datasets without a state of their own, and
 loaders without workers keep their randomness and position elsewhere. There, delivered batches may
 be made again and discarded.
 
@@ -74,7 +74,7 @@ from .option_values import option
 from .progress import Progress, length_of
 from .seeding.order_generators import Sources, batch_size_of, portable
 from .seeding.ranks import Ranks, ranks_of
-from .stateful import MOST_BYTES, Snapshot, check_can_be_told, plain
+from .stateful import MOST_BYTES, Snapshot, check_loads_state, plain
 
 #: a loader's state: as returned by state_dict(), or as opened() prepares it for iterators
 State = dict[str, Any]
@@ -102,7 +102,7 @@ def unpack(text: str, most: int) -> bytes:
         stream = zlib.decompressobj()
         data = stream.decompress(base64.b64decode(text, validate=True), most + 1)
         if len(data) <= most and not stream.eof:
-            raise ValueError("its end is missing")
+            raise ValueError("truncated")
     except (TypeError, ValueError, binascii.Error, zlib.error) as error:
         raise ValueError(f"the state is damaged: {error}") from None
     if len(data) > most:
@@ -346,7 +346,7 @@ def _check_sampler(said: Any, delivered: int) -> None:
         raise ValueError("the state is damaged: counts of its sampler are not valid")
     if said["drawn"] > delivered:
         raise ValueError(
-            f"the state is damaged: its sampler's state is behind {said['drawn']} batches, but "
+            f"the state is damaged: its sampler's state was taken after {said['drawn']} batches, but "
             f"only {delivered} were delivered"
         )
 
@@ -387,9 +387,11 @@ def _check_fit(state: State, loader: Any) -> None:
             "sampler's order. Load it into a loader with reorder=True"
         )
     if state["unit"] != unit:
+        plural = {"batch": "batches", "sample": "samples"}
+        counted = plural.get(state["unit"], state["unit"])
         raise ValueError(
-            f"the state counts each {state['unit']}, this loader each {unit}: to resume in the "
-            "middle of an epoch, use the batching option that the state was taken with"
+            f"the state counts {counted}, but this loader counts {plural[unit]}. To "
+            "resume in the middle of an epoch, use the batching option that the state was taken with"
         )
     iterable = loader._dataset_kind == _DatasetKind.Iterable
     if iterable != (by_worker is not None):
@@ -494,7 +496,7 @@ def _starts(state: State, loader: Any) -> list[Start] | None:
     fits = len(states) == max(1, workers) and (iterable or workers == 0)
     said = [one for one in states if one is not None and one["dataset"] is not None]
     if fits and said:
-        check_can_be_told(loader.dataset, "dataset")
+        check_loads_state(loader.dataset, "dataset")
     if fits:
         return [(None, 0) if one is None else _start(one) for one in states]
     if not said:

@@ -12,7 +12,7 @@ generators of persistent workers carry over.
 
 To resume, a worker loads the dataset's state, has it make its iterator, and loads the iterator's
 state. Then it makes and discards the batches delivered since the snapshot. If snapshots are cheap,
-there are none.
+one follows every batch, so nothing is repeated.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _asked(part: Any, what: str) -> Any:
         ) from error
 
 
-def check_can_be_told(part: Any, what: str) -> None:
+def check_loads_state(part: Any, what: str) -> None:
     """Raises ValueError if the loader's state has a state for a part that is not Stateful."""
     if not is_stateful(part):
         raise ValueError(
@@ -123,11 +123,11 @@ def check_can_be_told(part: Any, what: str) -> None:
         )
 
 
-def tell(part: Any, state: Any, what: str) -> None:
+def load_state(part: Any, state: Any, what: str) -> None:
     """Gives a part its own state back, if there is one."""
     if state is None:
         return
-    check_can_be_told(part, what)
+    check_loads_state(part, what)
     part.load_state_dict(state)
 
 
@@ -140,9 +140,9 @@ def begin_anew(dataset: Any) -> None:
         dataset._starting_state_dict = None
 
 
-def tell_iterator(fetcher: Any, snapshot: Snapshot) -> None:
+def load_iterator_state(fetcher: Any, snapshot: Snapshot) -> None:
     """Loads the iterator's state, after its dataset has loaded its own."""
-    tell(getattr(fetcher, "dataset_iter", None), snapshot.iterator, "iterator of the dataset")
+    load_state(getattr(fetcher, "dataset_iter", None), snapshot.iterator, "iterator of the dataset")
     if snapshot.ended:
         fetcher.ended = True
 
@@ -269,11 +269,11 @@ class Snapshots:
         states."""
         snapshot = Snapshot() if pickled is None else read(pickled)
         self._told = snapshot.dataset is not None
-        tell(dataset, snapshot.dataset, "dataset")
+        load_state(dataset, snapshot.dataset, "dataset")
         if snapshot.begins and snapshot.generators is not None:
             self._generators.put(snapshot.generators, set_all)
         fetcher = create()
-        tell_iterator(fetcher, snapshot)
+        load_iterator_state(fetcher, snapshot)
         if not snapshot.begins and snapshot.generators is not None:
             self._generators.put(snapshot.generators, set_all)
         return fetcher
@@ -311,7 +311,8 @@ class Snapshots:
                 return pickle.dumps(Failure.of(error, self._where))
 
 
-def _said_by(dataset: Any) -> str:
+def _state_of(dataset: Any) -> str:
+    """Names the state in an error."""
     return f"the state_dict() of the dataset, a {type(dataset).__name__}, or of its iterator"
 
 
@@ -320,13 +321,13 @@ def _copied(snapshot: Snapshot, dataset: Any) -> Snapshot:
         return copy.deepcopy(snapshot)
     except Exception as error:
         raise RuntimeError(
-            f"{_said_by(dataset)} cannot be copied: {error}. Return plain data, or set "
+            f"{_state_of(dataset)} cannot be copied: {error}. Return plain data, or set "
             "state_dict to None on the object to leave it out"
         ) from error
 
 
 def _pickled(snapshot: Snapshot, dataset: Any) -> bytes:
-    what = _said_by(dataset)
+    what = _state_of(dataset)
     try:
         pickled = pickle.dumps(snapshot)
     except Exception as error:
@@ -348,7 +349,7 @@ def read(pickled: bytes) -> Snapshot:
     if isinstance(found, Failure):
         found.reraise()
     if not isinstance(found, Snapshot):
-        raise TypeError(f"{type(found).__name__} is no snapshot")
+        raise TypeError(f"{type(found).__name__} is not a snapshot")
     return found
 
 

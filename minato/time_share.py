@@ -1,4 +1,4 @@
-"""How much time the loader may spend on work that it could do without."""
+"""Limits the time that the loader spends on optional work."""
 
 from __future__ import annotations
 

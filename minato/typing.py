@@ -23,7 +23,7 @@ class Failed(TypedDict):
 
 
 class Wait(TypedDict):
-    """Of the caller in ``next()``, in seconds."""
+    """Waits of the caller in ``next()``, in seconds."""
 
     total: float
     mean: float
@@ -51,7 +51,7 @@ class Started(TypedDict):
 
 
 class Cost(TypedDict):
-    """Of a sample, in seconds."""
+    """The cost of a sample, in seconds."""
 
     mean: float
     p50: float
@@ -133,7 +133,7 @@ Decision = TypedDict(
 
 
 class Scheduler(TypedDict):
-    """Of the number of workers."""
+    """The scheduler of the number of workers."""
 
     active: int
     low: int
@@ -143,7 +143,7 @@ class Scheduler(TypedDict):
 
 
 class CacheStats(TypedDict):
-    """Of the cache that the loader reads through."""
+    """Counts of the cache that the loader reads through."""
 
     hits: int
     misses: int
@@ -166,7 +166,7 @@ class CacheStats(TypedDict):
 
 
 class Memory(TypedDict):
-    """Of the arena, in bytes; in_flight in batches."""
+    """Use of the arena, in bytes; in_flight in batches."""
 
     used: int
     kept: int
@@ -175,7 +175,7 @@ class Memory(TypedDict):
 
 
 class Cause(TypedDict):
-    """What the caller waits for, and what would help."""
+    """Holds what the caller waits for, and what would help."""
 
     name: str
     seconds: float
@@ -184,7 +184,7 @@ class Cause(TypedDict):
 
 
 class Stats(TypedDict):
-    """What ``DataLoader.stats()`` returns."""
+    """Holds what ``DataLoader.stats()`` returns."""
 
     epoch: int
     delivered: int

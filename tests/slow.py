@@ -214,15 +214,15 @@ SLOW: dict[str, str] = {
         "the same balanced, and under fork.",
     "tests/workers/test_signals.py::test_signals_to_job_are_left_to_trainer[forkserver]":
         "the same under spawn.",
-    "tests/workers/test_worker_numbers.py::test_a_pause_is_no_reason_to_shrink":
+    "tests/workers/test_worker_numbers.py::test_pause_of_trainer_keeps_workers":
         "tests/policy/test_autoscale.py.",
     "tests/analyze/test_programs.py::test_a_program_without_a_batch_is_reported":
         "test_a_program_without_a_loader_exits_three.",
-    "tests/analyze/test_programs.py::test_short_epochs_deliver_what_the_program_measures[torch":
+    "tests/analyze/test_programs.py::test_short_epochs_match_programs_own_rate[torch":
         "the same with minato's loader.",
-    "tests/analyze/test_memory.py::test_dataset_of_most_memory_is_no_harm[program0-":
+    "tests/analyze/test_memory.py::test_large_dataset_keeper_dies_before_program[program0-":
         "the same with --pause, and where the copy is ended.",
-    "tests/test_benchmarks.py::test_cache_table_says_what_was_met":
+    "tests/test_benchmarks.py::test_cache_table_shows_met_and_missed_limits":
         "test_cache_table_begins_no_part_late; test_cache_hits.",
     "tests/test_benchmarks.py::test_sizes_are_weighed_where_files_are_listed":
         "tests/iterators/test_file_sizes.py.",

@@ -135,7 +135,7 @@ def test_cache_memory_of_ranks(tmp_path: Path) -> None:
     assert all(len(one["checks"]) == 4 for each in runs.values() for one in each)
 
 
-def test_cache_table_says_what_was_met(tmp_path: Path, benchmark: Any) -> None:
+def test_cache_table_shows_met_and_missed_limits(tmp_path: Path, benchmark: Any) -> None:
     result, text = quick("cache.py", tmp_path, "table", "--parts", "directory", "uneven")
     assert [len(part["rows"]) for part in result["table"].values()] == [2, 1]
     assert "at most 1.15" in text and "4 jobs, staggered" in text and " minutes" in text

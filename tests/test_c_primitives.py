@@ -1,4 +1,4 @@
-"""Builds and runs the C test programs of ``tests/c`` on the lowest floors of the engine.
+"""Builds and runs the C test programs of ``tests/c`` on the lowest layers of the engine.
 
 One program per primitive. Each is built with gcc and with clang and run in full, then built
 with sanitizers and run again: all of it with AddressSanitizer, and suitable parts with
@@ -118,7 +118,7 @@ def check_call(command: list[str]) -> None:
 
 
 class Builder:
-    """Builds the floors once and programs on demand, in one folder.
+    """Builds the layers once and programs on demand, in one folder.
 
     ``csrc`` and ``tests`` are the folders of the sources, so that a changed copy can be
     built as well: ``made`` has the objects of all sources but those that ``changed`` includes.
@@ -233,7 +233,7 @@ def builder_for(
     return builders[name]
 
 
-@pytest.mark.limit(LIMIT_S + 300)  # the first of each build builds all floors
+@pytest.mark.limit(LIMIT_S + 300)  # the first of each build builds all layers
 @pytest.mark.parametrize("program", RUN)
 @pytest.mark.parametrize("build", ["gcc", "clang"])
 def test_program(
@@ -243,7 +243,7 @@ def test_program(
     must_pass(builder_for(build, builders, tmp_path_factory).run(program))
 
 
-@pytest.mark.limit(LIMIT_S + 300)  # the first of each build builds all floors
+@pytest.mark.limit(LIMIT_S + 300)  # the first of each build builds all layers
 @pytest.mark.parametrize("program", RUN)
 @pytest.mark.parametrize("build", ["tsan", "asan"])
 def test_program_under_sanitizer(
@@ -291,7 +291,7 @@ def test_valgrind_sees_uninitialised_memory(tmp_path: Path) -> None:
     assert done.returncode == 99
 
 
-@pytest.mark.limit(LIMIT_S + 1200)  # the first builds all floors
+@pytest.mark.limit(LIMIT_S + 1200)  # the first builds all layers
 @pytest.mark.parametrize("program", RUN)
 def test_program_in_emulator(
     program: str, builders: dict[str, Builder], tmp_path_factory: pytest.TempPathFactory,
@@ -759,7 +759,7 @@ MUTANTS = {
         "mn_a64_store_relaxed(running, (uint64_t)(uint32_t)entry + 1);", "", "mn_runqueue",
         kinds=("fork",)),
     "runqueue: what somebody runs is offered again": Mutant(
-        WORKERS + "mn_runqueue.c", "\n           && !mn_anybody_says(shm, (uint32_t)first)", "",
+        WORKERS + "mn_runqueue.c", "\n           && !mn_entry_names_task(shm, (uint32_t)first)", "",
         "mn_runqueue", kinds=("plain",)),
     "sweep: a claimed event stays silent": Mutant(
         WORKERS + "mn_crew.c", "mn_event_notify_always(&c->shm.ctl->trainer)",

@@ -33,7 +33,7 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("command", ["info", "top"])
-def test_closed_output_pipe_is_no_error(command: str) -> None:
+def test_closed_output_pipe_exits_without_error(command: str) -> None:
     """Like ``minato top PID | head -1``."""
     reads, writes = os.pipe()
     os.close(reads)
@@ -57,7 +57,7 @@ def without_torch(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_info_lists_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_lists_versions_and_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
     page = capsys.readouterr().out
     for text in (minato.__version__, torch.__version__, minato._core.compiler, "/dev/shm"):

@@ -213,7 +213,7 @@ class Whole(Base):
         return {"index": torch.tensor(indices), "drawn": self.drawn, "c": 0}
 
 
-def test_batches_that_are_no_lists() -> None:
+def test_determinism_accepts_batches_without_lists() -> None:
     report = minato.check_determinism(Whole())
     assert set(report.fields) == {"['drawn']"}
 

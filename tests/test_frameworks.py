@@ -113,7 +113,7 @@ def test_misfit_strict_outranks_the_caller() -> None:
     assert lists(loader) == lists(made(batch_size=5))
 
 
-def test_misfit_keeps_what_was_loaded_before() -> None:
+def test_refused_state_keeps_earlier_loaded_state() -> None:
     loader = made()
     loader.load_state_dict(STATE)
     with pytest.warns(UserWarning, match="version"):
@@ -247,7 +247,7 @@ def test_patched_torch_loader_passes_pending_state() -> None:
         assert lists(rebuilt(loader)) == lists(copy.copy(loader)) == lists(loader) == lists(made())[1:]
 
 
-def test_pending_state_is_no_part_of_repr() -> None:
+def test_repr_omits_pending_state() -> None:
     loader = made()
     loader.load_state_dict(STATE)
     assert repr(loader) == repr(made())

@@ -40,7 +40,7 @@ from test_housekeeping import anonymous_mib
 
 kept = []
 
-def test_it_frees_what_lies_below_something():
+def test_memory_below_something_is_freed():
     memory = [bytes(4000) for _ in range(25_000)]
     kept.append(bytes(4000))
     assert anonymous_mib() > 90

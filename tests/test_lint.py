@@ -1,6 +1,6 @@
 """House rules, checked on the text of the sources.
 
-For the C and C++ sources of ``csrc/``: which floor may include which, which floors may use Python,
+For the C and C++ sources of ``csrc/``: which layer may include which, which layers may use Python,
 words that are banned from code, labelled orders in pairs, and sizes. For comments, docstrings and
 pages: phrases that need decoding. For tests: the length of their names. Each rule is a function
 from sources to complaints, and the second half shows that each rule complains.
@@ -139,12 +139,12 @@ def owner_folder(source: Source, included: str, names: dict[str, str]) -> str | 
     return names.get(included.rsplit("/", 1)[-1])
 
 
-def check_floors(sources: list[Source]) -> Iterator[str]:
-    """A file includes lower floors and its own folder only."""
+def check_layers(sources: list[Source]) -> Iterator[str]:
+    """A file includes lower layers and its own folder only."""
     names = {s.name.rsplit("/", 1)[-1]: s.folder for s in sources}
     for s in sources:
         if s.folder not in MAY_INCLUDE:
-            yield f"{s.name}: {s.folder} is no floor"
+            yield f"{s.name}: {s.folder} is not a layer"
             continue
         for found in INCLUDE.finditer(s.code):
             target = found.group(2)
@@ -362,6 +362,8 @@ FOREIGN = re.compile(
     "|".join(rf"(?P<p{n}>\b{p.replace(' ', BETWEEN)}\b)" for n, p in enumerate(PHRASES)), re.I
 )
 NAME_WORDS = 10
+#: In a test's name: words that hide the condition or the result.
+VAGUE = re.compile(r"_(?:is|are)_no_|(?:^|_)what_|_all_the_same|_however_")
 
 
 def python_prose(text: str) -> str:
@@ -412,6 +414,9 @@ def check_test_names(name: str, text: str) -> Iterator[str]:
         if words > NAME_WORDS:
             line = line_of(text, found.start(1))
             yield f"{name}:{line}: test_{found.group(1)} has {words} words, limit {NAME_WORDS}"
+        if VAGUE.search(found.group(1)):
+            line = line_of(text, found.start(1))
+            yield f"{name}:{line}: test_{found.group(1)}: name the condition and the result"
 
 
 def files_below(place: str) -> Iterator[Path]:
@@ -426,7 +431,7 @@ def files_below(place: str) -> Iterator[Path]:
 
 Rule = Callable[[list[Source]], Iterator[str]]
 RULES: list[Rule] = [
-    check_floors,
+    check_layers,
     check_knowledge,
     check_private,
     check_circles,
@@ -457,16 +462,16 @@ TOP = "/* Purpose.\n * SPDX-License-Identifier: Apache-2.0\n */\n"
 @pytest.mark.parametrize(
     ("rule", "name", "text"),
     [
-        (check_floors, "base/a.h", '#include "os/mn_futex.h"'),
-        (check_floors, "sync/a.c", '#include "engine/not_written_yet.h"'),
-        (check_floors, "ops/a.c", '  #  include "workers/mn_runqueue.h"'),
-        (check_floors, "engine/a.c", '#include "ops/a.h"'),
-        (check_floors, "memory/a.c", '#include "workers/mn_runqueue.h"'),
-        (check_floors, "schedule/a.c", '#include "os/mn_clock.h"'),
-        (check_floors, "workers/a.c", '#include "schedule/policy_cost.h"'),
-        (check_floors, "workers/a.c", '#include "engine/mn_engine.h"'),
-        (check_floors, "engine/a.c", '#include "py/module/mn_state.h"'),
-        (check_floors, "misc/a.c", ""),
+        (check_layers, "base/a.h", '#include "os/mn_futex.h"'),
+        (check_layers, "sync/a.c", '#include "engine/not_written_yet.h"'),
+        (check_layers, "ops/a.c", '  #  include "workers/mn_runqueue.h"'),
+        (check_layers, "engine/a.c", '#include "ops/a.h"'),
+        (check_layers, "memory/a.c", '#include "workers/mn_runqueue.h"'),
+        (check_layers, "schedule/a.c", '#include "os/mn_clock.h"'),
+        (check_layers, "workers/a.c", '#include "schedule/policy_cost.h"'),
+        (check_layers, "workers/a.c", '#include "engine/mn_engine.h"'),
+        (check_layers, "engine/a.c", '#include "py/module/mn_state.h"'),
+        (check_layers, "misc/a.c", ""),
         (check_knowledge, "sync/a.h", "#include <stdatomic.h>"),
         (check_knowledge, "engine/a.c", "#include <Python.h>"),
         (check_knowledge, "ops/a.c", "#include <numpy/arrayobject.h>"),
@@ -499,9 +504,9 @@ def test_rule_complains(rule: Rule, name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "name", "text"),
     [
-        (check_floors, "engine/a.c", '#include "engine/b.h"\n#include "sync/c.h"\n#include <os/x>'),
-        (check_floors, "engine/a.c", '/* #include "py/module/mn_state.h" */'),
-        (check_floors, "py/a.c", '#include "engine/a.h"\n#include "ops/a.h"\n#include "b.h"'),
+        (check_layers, "engine/a.c", '#include "engine/b.h"\n#include "sync/c.h"\n#include <os/x>'),
+        (check_layers, "engine/a.c", '/* #include "py/module/mn_state.h" */'),
+        (check_layers, "py/a.c", '#include "engine/a.h"\n#include "ops/a.h"\n#include "b.h"'),
         (check_knowledge, "base/mn_atomic.h", "#include <stdatomic.h>"),
         (check_knowledge, "py/a.c", "#include <Python.h>\n#include <numpy/arrayobject.h>"),
         (check_words, "engine/a.c", '/* volatile is banned */ const char *s = "volatile";'),
@@ -534,20 +539,20 @@ def test_private_header_is_found_through_another() -> None:
 
 
 def test_a_circle_of_calls_is_found() -> None:
-    for floor in ("os", "py/types"):
-        a = parse(f"{floor}/a.c", "int\nmn_a(void)\n{\n    return mn_b();\n}\n")
-        b = parse(f"{floor}/b.c", "int\nmn_b(void)\n{\n    return mn_c();\n}\n")
-        c = parse(f"{floor}/c.c", "int\nmn_c(void)\n{\n    return mn_a();\n}\n")
+    for layer in ("os", "py/types"):
+        a = parse(f"{layer}/a.c", "int\nmn_a(void)\n{\n    return mn_b();\n}\n")
+        b = parse(f"{layer}/b.c", "int\nmn_b(void)\n{\n    return mn_c();\n}\n")
+        c = parse(f"{layer}/c.c", "int\nmn_c(void)\n{\n    return mn_a();\n}\n")
         assert len(list(check_circles([a, b, c]))) == 3
         assert not list(check_circles([a, b]))
-        own = parse(f"{floor}/c.c", "static int\nmn_a(void)\n{\n    return 0;\n}\n" + c.text)
+        own = parse(f"{layer}/c.c", "static int\nmn_a(void)\n{\n    return 0;\n}\n" + c.text)
         assert not list(check_circles([b, own]))
 
 
 def test_bare_names_are_found_by_file() -> None:
     sources = [parse("workers/mn_runqueue.h", TOP), parse("sync/a.c", '#include "mn_runqueue.h"')]
-    assert list(check_floors(sources))
-    assert not list(check_floors([parse("sync/a.c", '#include "elsewhere.h"')]))
+    assert list(check_layers(sources))
+    assert not list(check_layers([parse("sync/a.c", '#include "elsewhere.h"')]))
 
 
 def test_functions_are_measured_from_signature_to_brace() -> None:
@@ -560,7 +565,7 @@ def test_sources_are_there() -> None:
     assert {"base", "os", "sync"} <= folders
 
 
-def test_missing_folders_are_no_error(tmp_path: Path) -> None:
+def test_missing_folder_gives_no_complaint(tmp_path: Path) -> None:
     assert load(tmp_path / "none") == []
     for rule in RULES:
         assert not list(rule([]))
@@ -627,3 +632,8 @@ def test_name_rule_counts_words() -> None:
     ten, eleven = "_".join("a" * 10), "_".join("a" * 11)
     assert not list(check_test_names("a.py", f"def test_{ten}() -> None:"))
     assert list(check_test_names("a.py", f"class A:\n    def test_{eleven}(self) -> None:"))
+
+
+@pytest.mark.parametrize("name", ["a_pause_is_no_end", "what_is_left", "it_gets_what_it_asks"])
+def test_name_rule_refuses_vague_words(name: str) -> None:
+    assert list(check_test_names("a.py", f"def test_{name}() -> None:"))

@@ -47,7 +47,7 @@ def test_files_run_by_targets_exist(target: str) -> None:
     assert [name for name in told if name not in TESTS] == []
 
 
-def test_long_runs_cover_what_short_runs_skip() -> None:
+def test_nightly_runs_cover_skipped_tests() -> None:
     text = commands("nightly")
     assert "MINATO_TEST_MUTANTS=1" in text and "MINATO_TEST_SEED=7" in text
     fuzz = re.search(r"MINATO_FUZZ_SECONDS=(\d+) .*--hypothesis-seed=7 .*differential", text)

@@ -268,7 +268,7 @@ def test_ranks_of_this_machine(environ: dict[str, str], ranks: int) -> None:
     assert _memory_limit.ranks_here(environ) == ranks
 
 
-def test_ranks_share_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_available_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of it for all of them together, page tables of every process included."""
     machine = {**_core.machine(), "memory_available": 64 * 1024 * MIB}
     monkeypatch.setattr(_core, "machine", lambda: machine)

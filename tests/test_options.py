@@ -69,14 +69,14 @@ def test_memory_bytes_is_given_or_fair_share(
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"scheduling": "fast"}, "scheduling option"),
+        ({"scheduling": "fast"}, "scheduling must be"),
         ({"scheduling": "static", "seed_per_sample": True}, "seed_per_sample=True needs"),
-        ({"max_retries": True}, "max_retries option"),
-        ({"memory_limit": "much"}, "memory_limit should be bytes"),
-        ({"autoscale": (3, 4)}, "does not include num_workers=2"),
-        ({"autoscale": (4, 2)}, "the low number comes first"),
+        ({"max_retries": True}, "max_retries must be"),
+        ({"memory_limit": "much"}, "memory_limit must be a number of bytes"),
+        ({"autoscale": (3, 4)}, "low <= num_workers <= high, got .* and num_workers=2"),
+        ({"autoscale": (4, 2)}, "with low <= high, got"),
         ({"autoscale": (1, 2), "scheduling": "static"}, "autoscale needs"),
-        ({"straggler_threshold": -1}, "straggler_threshold option"),
+        ({"straggler_threshold": -1}, "straggler_threshold must be"),
         ({"prefetch_next_epoch": True}, "needs persistent_workers=True"),
     ],
 )

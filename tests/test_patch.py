@@ -141,7 +141,7 @@ class OnMinatos(minato.DataLoader):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [Takes, OwnClassAttributes, OnMinatos, Placed])
-def test_attributes_of_a_derived_class_are_no_options(kind: Any, workers: int) -> None:
+def test_derived_class_attributes_are_not_options(kind: Any, workers: int) -> None:
     there = numbers(kind, num_workers=workers)
     with minato.patch_torch():
         for loader in (there, numbers(kind, num_workers=workers)):

@@ -437,7 +437,7 @@ class DrawsFromTorchs(Draws):
         return self.generator
 
 
-def test_base_seed_draw_is_no_sampler_draw() -> None:
+def test_base_seed_draw_does_not_count_for_sampler() -> None:
     def make() -> Any:
         torch.manual_seed(77)
         return minato.DataLoader(range(24), batch_size=4, sampler=DrawsFromTorchs())

@@ -199,7 +199,7 @@ if os.environ.get("MINATO_TEST_SANITIZED"):
 
     @pytest.mark.limit(HANGS_S)
     @pytest.mark.parametrize("file", SHARED)
-    def test_what_threads_share(trees, file: str) -> None:
+    def test_shared_files_under_thread_sanitizer_pass(trees, file: str) -> None:
         must_pass(*trees(THREAD).run(file))
 
 

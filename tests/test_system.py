@@ -180,7 +180,7 @@ def test_another_system(bare: Path, platform: str, load: list[int]) -> None:
         assert re.match(text, refused), refused
 
 
-def test_linux_without_the_engine_says_what_to_do(bare: Path) -> None:
+def test_linux_without_engine_names_the_build_command(bare: Path) -> None:
     done = python(bare, "import minato")
     assert done.returncode == 1
     assert "ImportError: " in done.stderr and "not built" in done.stderr

@@ -56,7 +56,7 @@ class Body:
 
 @dataclasses.dataclass(frozen=True)
 class Patient:
-    """What is drawn before any voxel exists; `scale` shrinks the whole patient."""
+    """Holds what is drawn before any voxel exists; `scale` shrinks the whole patient."""
 
     shape: tuple[int, int, int]
     spacing: tuple[float, float, float]

@@ -46,7 +46,7 @@ class Case:
                 raise DataError(f"{path}: cannot be read: {error}") from error
         image, label = arrays
         if image.ndim != 4 or image.shape != label.shape:
-            raise DataError(f"{self.image}: shapes {image.shape} and {label.shape} are no "
+            raise DataError(f"{self.image}: shapes {image.shape} and {label.shape} are not a "
                             "pair of [1, z, y, x] volumes")
         return image, label
 
@@ -137,13 +137,14 @@ class VolumeDataset(Dataset):
         return self.cases[index % len(self.cases)]
 
     def _number(self, epoch: int, index: int) -> int:
-        """What a dataset with a seed seeds a sample by."""
+        """Returns what a dataset with a seed seeds a sample by."""
         assert self.seed is not None
         return mix(self.seed, epoch, index)
 
     def cost_hint(self, index: int, *, seed: int | None = None,
                   epoch: int | None = None) -> float | None:
-        """What sample `index` will cost, in a unit of its own; None where that is not known.
+        """Returns what sample `index` will cost, in a unit of its own; None where that is not
+        known.
 
         Bytes read, times what the crop that the sample will draw makes of them: a crop around
         foreground looks for the components of the label. minato asks for it.
@@ -176,7 +177,7 @@ class VolumeDataset(Dataset):
         return volumes
 
     def cache_key(self, index: int) -> str:
-        """What the volumes depend on."""
+        """Returns what the volumes depend on."""
         return str(self.case(index).image)
 
     def cache_files(self, index: int) -> tuple[Path, Path]:

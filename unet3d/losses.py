@@ -30,8 +30,8 @@ def dice_ce_loss(logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     """(mean of 1 - soft Dice + cross entropy) / 2, a scalar.
 
     `logits` [n, classes, z, y, x] float, `label` [n, 1, z, y, x] integers. Computed in
-    float32 whatever the autocast type: sums over a patch overflow the mantissa of
-    bfloat16.
+    float32 whatever the autocast type: sums over a patch lose precision in the 8-bit
+    significand of bfloat16.
     """
     logits = logits.float()
     entropy = functional.cross_entropy(logits, label[:, 0].long())

@@ -16,7 +16,7 @@ def _device(text: str) -> str:
     try:
         kind = torch.device(text).type
     except RuntimeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no device of torch") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not a device of torch") from error
     if kind not in ("cpu", "cuda"):
         raise argparse.ArgumentTypeError(f"{text!r}: cpu, cuda or cuda:N")
     if kind == "cuda" and not torch.cuda.is_available():

@@ -57,7 +57,7 @@ class SourceCase(Case):
         return [slice(first, first + rows) for first in range(0, depth, rows)]
 
     def key(self) -> tuple[Any, ...]:
-        """What a prepared case depends on, but for the files' content."""
+        """Returns what a prepared case depends on, but for the files' content."""
         return str(self.image), self.settings.spacing, self.settings.min_shape, self.cache
 
 

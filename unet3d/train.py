@@ -506,7 +506,7 @@ class Trainer:
 
 
 def next_commands(args: argparse.Namespace, epochs: int, row: dict[str, Any]) -> str:
-    """What to run after a training that ended with `row`, in lines."""
+    """Returns what to run after a training that ended with `row`, in lines."""
     text = f"in {args.out}: {records.CSV_NAME}, {records.RESULT_NAME}"
     if not args.no_checkpoint:
         data = f"--source {args.source}" if args.source else f"--data {args.data}"

@@ -166,7 +166,7 @@ class Compose:
         return image, label
 
     def cost_factor(self, first: random.Random) -> float:
-        """As that of the first step, where it has one; else 1."""
+        """The same as of the first step, if it has one; else 1."""
         factor = getattr(self.steps[0], "cost_factor", None) if self.steps else None
         return 1.0 if factor is None else float(factor(first))
 

@@ -1,4 +1,4 @@
-/* Compiler attributes and compile-time checks used by every floor.
+/* Compiler attributes and compile-time checks used by every layer.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose: one spelling for what gcc and clang call by different names.

@@ -56,6 +56,9 @@ struct mn_dl_managed {
 
 typedef void (*mn_dl_set_error)(void *ctx, const char *kind, const char *message);
 
+/* torch's functions. Each returns 0, or -1 after a failure. All but allocate need the GIL and leave
+ * a Python exception set when they fail; allocate reports its failure by set_error(error_ctx, ...),
+ * which takes the GIL if it needs it. */
 struct mn_dl_api {
     struct mn_dl_version version;
     const void *prev_api;

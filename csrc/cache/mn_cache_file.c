@@ -25,7 +25,7 @@
 
 #define TMPFS 0x01021994
 #define TRIES 100
-#define HEADER_WAIT_NS (INT64_C(5) * 1000000000)
+#define HEADER_WAIT_NS (INT64_C(1000000000) * MN_CACHE_HEADER_WAIT_S)
 #define LEAVE_WAIT_NS (INT64_C(1) * 1000000000)
 #define FULL_SHARE 4 /* a cache may have all but this share of its file system */
 #define LITTLE (UINT64_C(256) << 20)
@@ -116,28 +116,29 @@ refused_type(uint32_t type, bool on_disk)
     return 0;
 }
 
-/* A descriptor of the folder, made if need be; a refusal is -1000 less its number. */
+/* Opens the folder, and makes it if make is set. Stores its descriptor, or -1, in *folder_fd.
+ * Returns 0, a refusal or -errno. */
 static int
-open_folder(const struct mn_cache_place *place, bool make)
+open_folder(const struct mn_cache_place *place, bool make, int *folder_fd)
 {
     const char *path = place->folder;
     struct stat folder;
     struct statfs system;
+    *folder_fd = -1;
     bool made = make && mkdir(path, 0700) == 0;
     if (make && !made && errno != EEXIST) {
         return -errno;
     }
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) {
-        return errno == ELOOP || errno == ENOTDIR ? -1000 - MN_CACHE_FOREIGN : -errno;
+        return errno == ELOOP || errno == ENOTDIR ? (int)MN_CACHE_FOREIGN : -errno;
     }
     int rc = fstat(fd, &folder) < 0 || fstatfs(fd, &system) < 0 ? -errno : 0;
     if (rc == 0 && !is_ours_alone(&folder)) {
-        rc = -1000 - MN_CACHE_FOREIGN;
+        rc = MN_CACHE_FOREIGN;
     }
     if (rc == 0) {
-        int refused = refused_type((uint32_t)system.f_type, place->on_disk);
-        rc = refused != 0 ? -1000 - refused : 0;
+        rc = refused_type((uint32_t)system.f_type, place->on_disk);
     }
     if (rc != 0) {
         (void)close(fd);
@@ -146,7 +147,8 @@ open_folder(const struct mn_cache_place *place, bool make)
         }
         return rc;
     }
-    return fd;
+    *folder_fd = fd;
+    return 0;
 }
 
 /* What the file system can hold of the size that is asked for. 0: too little. */
@@ -178,7 +180,9 @@ point(struct mn_cache_map *map, char *base, const struct mn_cache_shape *shape, 
     map->data = on_disk ? NULL : base + shape->data_off;
 }
 
-/* Maps by a description of its own. */
+/* Maps the file through a second open file description, because an OFD lock conflicts only with
+ * locks of other descriptions. The caller's description holds the header lock, so the lock attempt
+ * here must fail: that proves that this file system honours OFD locks. */
 static int
 map_file(int folder, const struct mn_cache_place *place, const struct stat *expected,
          const struct mn_cache_shape *shape, struct mn_cache_map *map)
@@ -195,7 +199,7 @@ map_file(int folder, const struct mn_cache_place *place, const struct stat *expe
         rc = -ESTALE;
     }
     if (rc == 0 && mn_cache_lock_try(fd, MN_CACHE_HEADER_BYTE) != -EAGAIN) {
-        rc = MN_CACHE_NO_LOCKS; /* the other description holds it */
+        rc = MN_CACHE_NO_LOCKS;
     }
     if (rc == 0) {
         rc = mn_memfd_map(fd, bytes, &base);
@@ -271,9 +275,11 @@ make_file(int folder, const struct mn_cache_place *place, int fd, const struct s
     }
     map->header->shape = shape;
     MN_FAULT("cache.shape");
+    /* Verifies that read() sees what was written through the mapping. */
     if (pread(fd, &seen, sizeof(seen), 0) != (ssize_t)sizeof(seen)
         || memcmp(&seen, &shape, sizeof(seen)) != 0) {
         (void)mn_memfd_unmap(map->base, map->mapped_bytes);
+        map->base = NULL;
         return MN_CACHE_NO_LOCKS;
     }
     mn_a64_store_release(&map->header->ready, MN_CACHE_MAGIC);
@@ -362,8 +368,10 @@ begin_session(const struct mn_cache_map *map, const struct stat *file)
     return 0;
 }
 
-/* Of a file on a disk, by its last client, under the header lock. A whole second is a time that
- * every file system can hold. */
+/* The last client of a file on a disk calls this, under the header lock. A whole second is a time
+ * that every file system can hold.
+ * All writes through the mapping come before: one after futimens would set another time. So does
+ * the pwrite of the stamp, and therefore it comes before futimens, too. */
 static void
 end_session(int fd)
 {
@@ -390,6 +398,7 @@ take_slot(const struct mn_cache_place *place, struct mn_cache_file *file)
             mn_a64_store_relaxed(&slot->job, place->job);
             mn_a64_store_relaxed(&slot->promised, 0);
             mn_a64_store_relaxed(&slot->pid, (uint64_t)mn_proc_self());
+            /* Verifies, as make_file() does, that read() sees what is written to the mapping. */
             uint64_t seen = 0;
             off_t at = (off_t)(file->map.shape.slots_off + i * sizeof(*slot)
                                + offsetof(struct mn_cache_slot, incarnation));
@@ -495,12 +504,13 @@ mn_cache_file_open(const struct mn_cache_place *place, struct mn_cache_file *fil
     int rc = -ESTALE;
     file->fd = -1;
     for (int i = 0; i < TRIES && rc == -ESTALE; i++) {
-        int folder = open_folder(place, place->job != 0);
-        if (folder == -ENOENT && i + 1 < TRIES) {
+        int folder;
+        int found = open_folder(place, place->job != 0, &folder);
+        if (found == -ENOENT && i + 1 < TRIES) {
             continue; /* its last client has just left: the folder is made again */
         }
-        if (folder < 0) {
-            return folder <= -1000 ? -1000 - folder : folder;
+        if (found != 0) {
+            return found;
         }
         rc = attach(folder, place, file);
         (void)close(folder);
@@ -556,7 +566,9 @@ void
 mn_cache_file_close(const struct mn_cache_place *place, struct mn_cache_file *file)
 {
     if (file->fd >= 0 && mn_cache_locks_ours(file->fd, file->map.device, file->map.inode)) {
-        leave(place, open_folder(place, false), file->fd);
+        int folder;
+        (void)open_folder(place, false, &folder);
+        leave(place, folder, file->fd);
     }
     file->fd = -1;
     mn_cache_file_unmap(file);
@@ -568,7 +580,8 @@ mn_cache_file_sweep(const struct mn_cache_place *place)
     if (place->on_disk) {
         return; /* it stays; what the killed one wrote is verified in the next session */
     }
-    int folder = open_folder(place, false);
+    int folder;
+    (void)open_folder(place, false, &folder);
     int fd = folder >= 0 ? openat(folder, place->name, O_RDWR | O_NOFOLLOW | O_CLOEXEC) : -1;
     if (fd >= 0) {
         leave(place, folder, fd);

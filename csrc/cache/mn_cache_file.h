@@ -44,18 +44,21 @@
 
 #include "cache/mn_cache_records.h"
 
-/* Why there can be no cache; positive, besides the results of base/mn_error.h. */
+#define MN_CACHE_HEADER_WAIT_S 5 /* an opener waits this long for the header lock */
+
+/* Why a folder cannot hold a cache. Positive, and distinct from the results of base/mn_error.h. */
 enum mn_cache_refusal {
     MN_CACHE_NOT_IN_MEMORY = 16, /* the folder's file system is not tmpfs */
-    MN_CACHE_FOREIGN,            /* folder or file is another user's, or others may write */
-    MN_CACHE_TOO_SMALL,          /* the file system: Docker's 64 MB */
-    MN_CACHE_NO_LOCKS,           /* two descriptions can hold one lock, or do not see each other */
-    MN_CACHE_DAMAGED,            /* the header makes no sense */
-    MN_CACHE_BUSY,               /* the header lock was held for seconds */
-    MN_CACHE_NO_SLOT,            /* as many clients as there may be */
-    MN_CACHE_OTHER_LAYOUT,       /* made by another version */
-    MN_CACHE_REMOTE,             /* a network's file system, or a program's (FUSE) */
-    MN_CACHE_NO_RESERVING,       /* the file system cannot give a file its blocks beforehand */
+    MN_CACHE_FOREIGN,            /* folder or file belongs to another user, or others may write */
+    MN_CACHE_TOO_SMALL,          /* the file system is too small, like Docker's 64 MB */
+    MN_CACHE_NO_LOCKS,           /* the file system does not honour OFD locks, or mmap and read()
+                                  * differ */
+    MN_CACHE_DAMAGED,            /* the header is invalid */
+    MN_CACHE_BUSY,               /* the header lock was held for MN_CACHE_HEADER_WAIT_S */
+    MN_CACHE_NO_SLOT,            /* all slots have a client */
+    MN_CACHE_OTHER_LAYOUT,       /* another version made the file */
+    MN_CACHE_REMOTE,             /* the file system is a network's or a program's (FUSE) */
+    MN_CACHE_NO_RESERVING,       /* the file system cannot reserve blocks (fallocate) */
 };
 
 struct mn_cache_place {

@@ -67,7 +67,7 @@ struct mn_cache_shape {
     uint64_t checksum; /* of the words before it */
 };
 
-/* What values of some functions cost to make; a function's number modulo MN_CACHE_COSTS. */
+/* The cost of making values of some functions. Index: a function's number modulo MN_CACHE_COSTS. */
 struct mn_cache_cost {
     mn_a64 made, made_ns;
 };
@@ -77,11 +77,11 @@ struct mn_cache_header {
     mn_a64 ready; /* MN_CACHE_MAGIC once the shape is written */
     mn_a64 keep;  /* 1: the last client leaves the file where it is */
     mn_a64 home;  /* checksum of boot, device and inode when it was last opened; on a disk only */
-    mn_a64 stamp; /* time of the file, in ns, that its last client set; 0: it did not get to that */
-    mn_a64 era;   /* entries verified in another one count as not verified; 0: all are, in memory */
-    mn_a64 session; /* how often a client was the first one */
-    mn_a64 session_finds; /* hits and misses up to the session's begin */
-    MN_ALIGNED(MN_CACHELINE) mn_a64 generation; /* the last one given to a segment; none twice */
+    mn_a64 stamp; /* time of the file in ns, set by its last client; 0: that client was killed */
+    mn_a64 era;   /* an entry verified in another era must be verified again; 0 in memory */
+    mn_a64 session; /* counts how often a client was the first one */
+    mn_a64 session_finds; /* hits and misses before the session began */
+    MN_ALIGNED(MN_CACHELINE) mn_a64 generation; /* the last one given to a segment; never reused */
     mn_a64 current;                             /* number + 1 of the segment written to; 0: none */
     mn_a64 refused_ns;                          /* when an entry last found no room; 0: never */
     mn_a64 recycled;                            /* segments so far */
@@ -89,17 +89,17 @@ struct mn_cache_header {
     MN_ALIGNED(MN_CACHELINE) struct mn_cache_cost costs[MN_CACHE_COSTS];
     mn_a64 label[MN_CACHE_LABEL_BYTES / 8]; /* for people: whose values, ends with 0; or all 0 */
 };
-MN_STATIC_ASSERT(sizeof(struct mn_cache_header) <= MN_CACHE_PAGE, "the part after it stays there");
+MN_STATIC_ASSERT(sizeof(struct mn_cache_header) <= MN_CACHE_PAGE, "the header fits its page");
 
 /* One client: one process that has the file mapped. */
 struct mn_cache_slot {
     mn_a64 incarnation; /* how many clients this slot has had */
     mn_a64 reservation; /* number + 1 of the segment that the client writes to; 0: none */
-    mn_a64 job;         /* which job the client is of; 0: a guest, of none */
-    mn_a64 pid;         /* for people; decides nothing */
+    mn_a64 job;         /* the client's job; 0: the client is a guest, without a job */
+    mn_a64 pid;         /* shown to people only; no code depends on it */
     mn_a64 promised;    /* bytes of memory that the client may take for other things */
     mn_a64 damaged;     /* entries with a wrong checksum that its clients have met */
-    MN_ALIGNED(MN_CACHELINE) mn_a64 hits; /* from here on sums over all clients of the slot */
+    MN_ALIGNED(MN_CACHELINE) mn_a64 hits; /* this and the rest: sums over all clients */
     mn_a64 hit_bytes;
     mn_a64 saved_ns; /* what the hits cost when they were made */
     mn_a64 misses;

@@ -88,7 +88,7 @@ start_one(struct mn_engine *e)
         struct mn_worker *k = mn_worker_at(&e->shm, w);
         if (!mn_crew_is_wanted(&e->crew, w) && mn_a32_load_acquire(&k->state) == MN_WORKER_EMPTY
             && !k->retired) {
-            mn_crew_ask_to_leave(&e->crew, w, MN_LEAVE_NOT);
+            mn_crew_ask_to_exit(&e->crew, w, MN_EXIT_NOT);
             mn_crew_want(&e->crew, w);
             return (int32_t)w;
         }
@@ -108,10 +108,10 @@ is_standby(const struct mn_autoscale *s, uint32_t workers, int32_t w)
 }
 
 static void
-ask_to_leave(struct mn_engine *e, uint32_t w)
+ask_to_exit(struct mn_engine *e, uint32_t w)
 {
-    mn_crew_ask_to_leave(&e->crew, w, MN_LEAVE_SHRINK);
-    e->crew.wakes.everybody = true;
+    mn_crew_ask_to_exit(&e->crew, w, MN_EXIT_SHRINK);
+    e->crew.wakes.all_sleepers = true;
 }
 
 /* Asks the worker with the highest number that was not asked yet to exit. */
@@ -122,9 +122,9 @@ end_one(struct mn_engine *e)
         struct mn_worker *k = mn_worker_at(&e->shm, w);
         uint32_t st = mn_a32_load_acquire(&k->state);
         bool there = st == MN_WORKER_STARTING || st == MN_WORKER_READY;
-        if (there && mn_a32_load_relaxed(&k->leave) == 0 /* written by the trainer */
+        if (there && mn_a32_load_relaxed(&k->exit_request) == 0 /* written by the trainer */
             && !is_standby(e->autoscale, e->cfg.max_workers, (int32_t)w)) {
-            ask_to_leave(e, w);
+            ask_to_exit(e, w);
             return true;
         }
     }
@@ -314,7 +314,7 @@ schedule(struct mn_engine *e, uint64_t now, bool sign)
         return;
     }
     in.backlog = backlog(e, &in);
-    if (in.occupancy_permille <= MN_SCALER_DRY && in.workers < in.max_workers) {
+    if (in.occupancy_permille <= MN_SCALER_STARVED && in.workers < in.max_workers) {
         in.room = room(&e->autoscale->facts);
     }
     struct mn_scaler_decision d = mn_scaler_update(&e->autoscale->policy, &in);
@@ -356,7 +356,7 @@ static void
 retire_standby(struct mn_engine *e, struct mn_flag *f, uint64_t now)
 {
     if (f->standby >= 0) {
-        ask_to_leave(e, (uint32_t)f->standby);
+        ask_to_exit(e, (uint32_t)f->standby);
         note(e->autoscale, now, (int32_t)e->active + 1, (int32_t)e->active,
              MN_STANDBY_RETIRED, NULL);
     }

@@ -1,15 +1,15 @@
 /* mn_autoscale.h - the number of workers: grows it, shrinks it, and adds standby workers.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Part of the engine.  The engine thread runs it under the engine's mutex.  It exists only when the
+ * Part of the engine. The engine thread runs it under the engine's mutex. It exists only when the
  * number of workers may move between two bounds. The decisions are made by policy_autoscale.h and
  * policy_slow.h. This file measures their inputs and carries out the decisions through the workers'
  * entries:
  *   more     an EMPTY entry becomes WANTED, and the zygote forks a worker for it
- *   fewer    leave is set in a worker's entry; the worker exits once it has no task
- *   standby  an extra worker while a straggler keeps its own worker busy.  It is added only
- *            if it can help: a core is idle, or the straggler waits instead of computing.  It
- *            exits when the straggler is done.  No sample is ever run twice.
+ *   fewer    exit_request is set in a worker's entry; the worker exits once it has no task
+ *   standby  an extra worker while a straggler keeps its own worker busy. It is added only
+ *            if it can help: a core is idle, or the straggler waits instead of computing. It
+ *            exits when the straggler is done. No sample is ever run twice.
  */
 #ifndef MN_AUTOSCALE_H
 #define MN_AUTOSCALE_H

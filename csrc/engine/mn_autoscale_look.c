@@ -97,7 +97,7 @@ mn_autoscale_look(struct mn_engine *e, uint64_t now)
     /* The policy considers more workers after it was starved twice in a row, so measure memory
      * after the first time. Both fields are only glanced at: the next look sees what changes
      * meanwhile. */
-    bool more = e->active < e->cfg.max_workers && e->autoscale->policy.dry != 0;
+    bool more = e->active < e->cfg.max_workers && e->autoscale->policy.starved != 0;
     if (more && (now - f->memory_ns >= ROOM_NS || f->memory_for != e->active)) {
         pid_t pid = busiest(e);
         f->memory_ns = now;

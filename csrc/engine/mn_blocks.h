@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A batch ends exactly once: it is retired after the caller has read it, or abandoned when it will
- * not be delivered.  Both free its records, tasks and ranges, except the ranges that the caller
- * retains.  If a worker still runs a task of an abandoned batch, the engine drops the batch when
+ * not be delivered. Both free its records, tasks and ranges, except the ranges that the caller
+ * retains. If a worker still runs a task of an abandoned batch, the engine drops the batch when
  * that task ends (mn_engine_step.h).
  */
 #ifndef MN_BLOCKS_H

@@ -23,9 +23,10 @@ is_doubtful(const struct mn_engine *e, uint32_t task, uint64_t word)
     case MN_TASK_RUNNING:
         return worker != MN_TASK_NOBODY && !mn_worker_says(mn_worker_at(&e->shm, worker), task);
     case MN_TASK_QUEUED:
-        return !mn_tasks_is_queued(&e->tasks, task, word) || mn_anybody_says(&e->shm, task);
+        return !mn_tasks_is_queued(&e->tasks, task, word) || mn_entry_names_task(&e->shm, task);
     case MN_TASK_WAITING:
-        return mn_anybody_says(&e->shm, task) || mn_tasks_parts_done(&e->tasks, block_of(e, task));
+        return mn_entry_names_task(&e->shm, task)
+               || mn_tasks_parts_done(&e->tasks, block_of(e, task));
     default:
         return false;
     }
@@ -78,11 +79,11 @@ find(const struct mn_engine *e, uint32_t *task, uint64_t *word)
 static void
 settle(struct mn_engine *e, uint32_t task, uint64_t word)
 {
-    if (mn_word_status(word) == MN_TASK_WAITING && !mn_anybody_says(&e->shm, task)) {
-        struct mn_death nobody = {UINT32_MAX, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD,
-                                  MN_NO_ROW};
-        mn_tasks_publish_collate(&e->tasks, block_of(e, task), &nobody);
-        e->crew.wakes.everybody = true;
+    if (mn_word_status(word) == MN_TASK_WAITING && !mn_entry_names_task(&e->shm, task)) {
+        struct mn_death no_worker = {UINT32_MAX, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD,
+                                     MN_NO_ROW};
+        mn_tasks_publish_collate(&e->tasks, block_of(e, task), &no_worker);
+        e->crew.wakes.all_sleepers = true;
     }
     else {
         mn_quarantine_task(e, task, word, MN_DAMAGE_WORD);

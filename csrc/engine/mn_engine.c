@@ -265,7 +265,7 @@ mn_engine_dismiss(struct mn_engine *e)
 }
 
 void
-mn_engine_kick(struct mn_engine *e)
+mn_engine_wake_waiters(struct mn_engine *e)
 {
     mn_event_notify_always(&e->shm.ctl->trainer);
 }

@@ -1,9 +1,9 @@
 /* mn_engine.h - the trainer's side: allocates, publishes, reaps, supervises.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Actors.  The user's thread (submit, wait, retire, release; without the GIL where it may block)
- * and one engine thread (grants leases, sweeps dead workers).  Both work under e->mutex, so
- * everything that the trainer owns (mn_records.h) has one writer at a time.  The engine thread
+ * Actors. The user's thread (submit, wait, retire, release; without the GIL where it may block)
+ * and one engine thread (grants leases, sweeps dead workers). Both work under e->mutex, so
+ * everything that the trainer owns (mn_records.h) has one writer at a time. The engine thread
  * never needs the GIL and takes no signal.
  *
  * Life of a block (one batch):
@@ -15,20 +15,17 @@
  *            range that it hands out
  *   retire   frees everything that was not handed out
  *   release  frees a range that was handed out
- * An abandoned block (early break) is cancelled where no worker runs its tasks.  The engine retires
+ * An abandoned block (early break) is cancelled where no worker runs its tasks. The engine retires
  * it when the last worker on it is done or dead; a task whose worker dies is not retried.
  *
- * Death.  The zygote reports EXITED and the engine sweeps.  Each task that is RUNNING under that
- * worker goes to the express queue with a new generation. It is LOST when its attempts are used up.
- * The unused end of the worker's lease is freed.  Then the entry becomes SWEPT and the zygote may
- * reap, so the pid names the dead worker until the trainer has looked.  No memory that a worker
- * could still write is reused before its death was seen: no zombie writers.
+ * Death. csrc/README.md ("After a kill") describes the protocol. No memory that a worker could
+ * still write is reused before its death was seen: no zombie writers.
  *
- * Memory.  limit counts every arena byte in use, including what the caller retains.  A submit over
+ * Memory. limit counts every arena byte in use, including what the caller retains. A submit over
  * the limit is refused (-ENOMEM) and the caller waits, unless nothing else is in flight. Free
  * memory that is not needed goes back to the system (memory/mn_arena.h).
  *
- * Fork.  A forked child of the trainer has a copy of this structure and must not touch it: py/
+ * Fork. A forked child of the trainer has a copy of this structure and must not touch it: py/
  * compares process ids.
  */
 #ifndef MN_ENGINE_H
@@ -59,7 +56,7 @@ mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd);
 void
 mn_engine_stop(struct mn_engine *e);
 
-/* Native workers exit after their current sample, without any report. Returns at once. */
+/* Asks native workers to exit after their current sample, without any report. Returns at once. */
 void
 mn_engine_dismiss(struct mn_engine *e);
 
@@ -77,27 +74,27 @@ mn_engine_close(struct mn_engine *e);
 
 /* Wakes every thread that is blocked in mn_engine_wait() or mn_engine_next(). */
 void
-mn_engine_kick(struct mn_engine *e);
+mn_engine_wake_waiters(struct mn_engine *e);
 
 /* ---- single workers: -EINVAL for a number without an entry --------------------------- */
 
-/* The worker is not replaced when it dies. */
+/* Marks the worker as not to be replaced when it dies. */
 int
 mn_engine_retire_worker(struct mn_engine *e, uint32_t worker);
 
 /* Asks the worker to exit after its current task. It is not replaced. */
 int
-mn_engine_ask_to_leave(struct mn_engine *e, uint32_t worker, enum mn_leave how);
+mn_engine_ask_to_exit(struct mn_engine *e, uint32_t worker, enum mn_exit_request how);
 
-/* Signals its process. 0; -ESRCH: it does not live; -errno. */
+/* Signals the worker's process. Returns 0; -ESRCH: it has ended; -errno. */
 int
 mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig);
 
-/* Signals the zygote. 0; -ESRCH: there is none that lives; -errno. */
+/* Signals the zygote. Returns 0; -ESRCH: no zygote lives; -errno. */
 int
 mn_engine_kill_zygote(struct mn_engine *e, int sig);
 
-/* Another zygote has taken the place of one that is gone. The caller has put its descriptors in
+/* Records that another zygote has replaced one that ended. The caller has put its descriptors in
  * place of those that mn_engine_start() was given, under the same numbers. */
 void
 mn_engine_zygote_replaced(struct mn_engine *e);
@@ -131,10 +128,10 @@ mn_engine_plan_clear(struct mn_engine *e);
 
 /* Waits for the next batch to deliver: the head, or out of order the batch that was done first. A
  * timeout of 0 only looks for the batch after the one that the caller receives now. Returns
- *   MN_OK       *block_off is 0 if the batch cannot be made: mn_engine_refused() says why,
- *               and mn_engine_taken() goes on
- *   MN_CLOSED   the caller must look at a death or a lost zygote
- *   MN_EMPTY    workers idle behind a straggler, or are about to, and more could be planned
+ *   MN_OK       there is a batch. If *block_off is 0, it cannot be made: mn_engine_refused() says
+ *               why, and mn_engine_taken() skips it
+ *   MN_CLOSED   a worker died or the zygote is lost: the caller must look at mn_engine_health()
+ *   MN_EMPTY    workers idle behind a straggler, or soon will: the caller should plan more
  *   -ETIMEDOUT, -EINTR */
 int
 mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,

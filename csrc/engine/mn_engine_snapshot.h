@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Answers are copies of one instant, taken under the mutex, unless a function belongs to the
- * caller's thread.  The mapping is shared with workers: workers/mn_records.h describes what is read
- * there and who may write it.  Any thread of the trainer may call these functions, without the
+ * caller's thread. The mapping is shared with workers: workers/mn_records.h describes what is read
+ * there and who may write it. Any thread of the trainer may call these functions, without the
  * mutex.
  */
 #ifndef MN_ENGINE_SNAPSHOT_H

@@ -3,7 +3,7 @@
  *
  * The engine composes parts that do not know each other. They are the arena (memory/mn_arena.h),
  * tasks, leases and the crew of workers (workers/), the plan (schedule/) and the caller's waits
- * (mn_waits.h).  Other folders ask through mn_engine_snapshot.h.  The engine's files build on each
+ * (mn_waits.h). Other folders ask through mn_engine_snapshot.h. The engine's files build on each
  * other, and include downwards only:
  *
  *     mn_engine_wait  the caller's wait
@@ -24,10 +24,10 @@
  *     mn_quarantine   damaged tasks, until no worker can write their rows
  *     mn_batch        batches in flight
  *
- * Lock.  One, mutex, which next() takes.  It guards everything below except the marked fields, and
- * the parts that have no lock of their own.  mn_engine_unlock() unlocks it and then makes the
+ * Lock. One, mutex, which next() takes. It guards everything below except the marked fields, and
+ * the parts that have no lock of their own. mn_engine_unlock() unlocks it and then makes the
  * wake-ups that were noted meanwhile. No system call is made while the mutex is held, except those
- * of malloc.  A model of costs has its own lock, which may be taken while this one is held.
+ * of malloc. A model of costs has its own lock, which may be taken while this one is held.
  */
 #ifndef MN_ENGINE_STATE_H
 #define MN_ENGINE_STATE_H
@@ -124,7 +124,7 @@ struct mn_engine {
     uint64_t held;           /* waits during which the memory limit held tasks back */
     uint64_t delivered;      /* number of batches */
     uint64_t refs;           /* ranges handed out, pins, and one while the engine is open */
-    uint64_t mended_ns;      /* when the queues were last checked for damage */
+    uint64_t queues_checked_ns; /* when the queues were last checked for damage */
     uint64_t idle_ns;        /* since when a lease waits only for idle workers; 0: it does not */
     struct mn_claims claims;
     bool closing;

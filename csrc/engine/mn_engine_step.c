@@ -67,7 +67,7 @@ is_idle(struct mn_engine *e, uint32_t w)
 {
     struct mn_worker *k = mn_worker_at(&e->shm, w);
     return mn_a32_load_acquire(&k->state) == MN_WORKER_READY && !wants_lease(e, w)
-           && mn_a64_load_relaxed(&k->running) == 0 && mn_a32_load_relaxed(&k->leave) == 0;
+           && mn_a64_load_relaxed(&k->running) == 0 && mn_a32_load_relaxed(&k->exit_request) == 0;
 }
 
 /* Returns whether a queued task exists that an idle worker may claim. */
@@ -212,7 +212,7 @@ doubt_words_of(struct mn_engine *e, uint32_t w, const struct mn_death *death)
     for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
         uint64_t word = mn_tasks_word(&e->tasks, i);
         if (mn_word_status(word) == MN_TASK_RUNNING && mn_word_worker(word) == w
-            && mn_anybody_else_says(&e->shm, i, w)) {
+            && mn_other_entry_names_task(&e->shm, i, w)) {
             mn_quarantine_of_the_dead(e, i, word, death);
         }
     }
@@ -221,7 +221,7 @@ doubt_words_of(struct mn_engine *e, uint32_t w, const struct mn_death *death)
 static void
 sweep(struct mn_engine *e, uint32_t w)
 {
-    struct mn_death death = mn_crew_bury(&e->crew, w, mn_now_ns());
+    struct mn_death death = mn_crew_record_death(&e->crew, w, mn_now_ns());
     MN_FAULT("engine.sweep.buried");
     /* First accept the results that the dead worker has sent, so that it no longer owns them. Find
      * its damage before another worker takes its place. */
@@ -269,9 +269,9 @@ static void
 mend_queues(struct mn_engine *e)
 {
     uint64_t now = mn_now_ns();
-    if (now - e->mended_ns >= MEND_NS) {
-        e->mended_ns = now;
-        e->crew.wakes.everybody |= mn_tasks_mend_queues(&e->tasks);
+    if (now - e->queues_checked_ns >= MEND_NS) {
+        e->queues_checked_ns = now;
+        e->crew.wakes.all_sleepers |= mn_tasks_mend_queues(&e->tasks);
     }
 }
 

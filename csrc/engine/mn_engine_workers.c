@@ -21,12 +21,12 @@ mn_engine_retire_worker(struct mn_engine *e, uint32_t worker)
 }
 
 int
-mn_engine_ask_to_leave(struct mn_engine *e, uint32_t worker, enum mn_leave how)
+mn_engine_ask_to_exit(struct mn_engine *e, uint32_t worker, enum mn_exit_request how)
 {
     int rc = mn_engine_retire_worker(e, worker);
     if (rc == 0) {
         mn_mutex_lock(&e->mutex);
-        mn_crew_ask_to_leave(&e->crew, worker, how);
+        mn_crew_ask_to_exit(&e->crew, worker, how);
         mn_mutex_unlock(&e->mutex);
         mn_event_notify(&mn_worker_at(&e->shm, worker)->event);
     }

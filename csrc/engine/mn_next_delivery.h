@@ -1,9 +1,9 @@
 /* mn_next_delivery.h - which batch is delivered next, and how many could be.
  * SPDX-License-Identifier: Apache-2.0
  *
- * In order: the head of the plan.  Out of order: the batch that was done first.  In ready mode
- * (mn_forming.h): the formed batch.  A batch is done when its tasks have ended and their results
- * were accepted, or when it is refused.  Balanced scheduling only; all functions need the engine's
+ * In order: the head of the plan. Out of order: the batch that was done first. In ready mode
+ * (mn_forming.h): the formed batch. A batch is done when its tasks have ended and their results
+ * were accepted, or when it is refused. Balanced scheduling only; all functions need the engine's
  * mutex.
  */
 #ifndef MN_NEXT_DELIVERY_H

@@ -42,7 +42,7 @@ take_back(struct mn_engine *e, uint32_t task)
     }
     struct mn_death death = e->tasks.lost[task];
     mn_tasks_take_back(&e->tasks, task, &death);
-    e->crew.wakes.everybody = true; /* also the caller, if the task is lost */
+    e->crew.wakes.all_sleepers = true; /* also the caller, if the task is lost */
     return true;
 }
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * For ready mode (mn_forming.h): reads from the tasks of each unit which of its rows are ready, and
- * ends units.  All functions need the engine's mutex.
+ * ends units. All functions need the engine's mutex.
  */
 #ifndef MN_READY_ROWS_H
 #define MN_READY_ROWS_H

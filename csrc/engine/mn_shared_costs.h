@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Several iterators of a loader may be alive, each with its own engine, and all of them teach the
- * model and ask it.  Every use of the model needs its lock, which may be taken while an engine's
- * mutex is held.  No system call is made under it, except those of malloc.  The model is private
- * memory of the trainer.  A forked child has a copy and must initialize the lock anew before it
+ * model and ask it. Every use of the model needs its lock, which may be taken while an engine's
+ * mutex is held. No system call is made under it, except those of malloc. The model is private
+ * memory of the trainer. A forked child has a copy and must initialize the lock anew before it
  * uses it.
  */
 #ifndef MN_SHARED_COSTS_H

@@ -84,7 +84,7 @@ begin(struct mn_engine *e, struct mn_planned *q)
     }
     e->stuck_ns = 0;
     mn_plan_refuse(e->plan, q, &e->refusal);
-    e->crew.wakes.everybody = true; /* also a caller that waits for the batch that is done first */
+    e->crew.wakes.all_sleepers = true; /* also a caller that takes the batch that is done first */
     return MN_CLOSED;
 }
 
@@ -127,6 +127,14 @@ facts(struct mn_engine *e)
     return f;
 }
 
+/* Returns the number of queued tasks below which a claiming worker notifies the engine; 0: it never
+ * does. depth: tasks that should be queued. */
+static uint32_t
+low_water(const struct mn_plan *p, uint64_t depth)
+{
+    return mn_plan_waiting(p) != 0 ? (uint32_t)(depth / 2 + 1) : 0;
+}
+
 /* ---- for any worker ------------------------------------------------------------------------ */
 
 static int
@@ -163,7 +171,7 @@ start_tasks(struct mn_engine *e)
         started += rc == MN_OK;
         look_at_memory(e, &f);
     }
-    uint32_t mark = mn_plan_waiting(p) != 0 ? (uint32_t)(depth / 2 + 1) : 0;
+    uint32_t mark = low_water(p, depth);
     if (mn_a32_load_relaxed(&e->shm.ctl->low_water) != mark) { /* ours; every claim reads it */
         mn_a32_store_seqcst(&e->shm.ctl->low_water, mark);
     }
@@ -249,7 +257,7 @@ start_shares(struct mn_engine *e)
     mn_a64_store_relaxed(&c->opening_ns, (uint64_t)known->opening_ns); /* a statistic */
     mn_a64_store_relaxed(&c->group_milli,
                          known->opening_ns > 0 ? (uint64_t)(1000.0 * known->group) : 0);
-    uint32_t mark = mn_plan_waiting(p) != 0 ? (uint32_t)(r.depth / 2 + 1) : 0;
+    uint32_t mark = low_water(p, r.depth);
     for (uint32_t w = 0; w < c->nworkers; w++) {
         mn_a32_store_seqcst(&mn_worker_at(&e->shm, w)->low_own, mark);
     }

@@ -1,9 +1,9 @@
 /* mn_start_due.h - starts what the plan says should start now: makes blocks, queues tasks.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The run queues are kept short, because a queued task can no longer be reordered.  A worker that
+ * The run queues are kept short, because a queued task can no longer be reordered. A worker that
  * takes a queue below its low water mark notifies the engine, which dispatches again
- * (mn_ctl.low_water).  The user's thread dispatches too, whenever it plans, waits or takes a batch.
+ * (mn_ctl.low_water). The user's thread dispatches too, whenever it plans, waits or takes a batch.
  *
  * A batch is refused if it can never be made. It is also refused if the caller waits for it while
  * no memory that it needs can come back. It is delivered in its place as an error, and the other

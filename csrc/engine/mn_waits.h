@@ -1,10 +1,10 @@
 /* mn_waits.h - measures how long the caller waits for a batch, and how long it uses one.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A stopwatch that is given the time: no clock, no lock.  Only the caller's thread changes it;
+ * A stopwatch that is given the time: no clock, no lock. Only the caller's thread changes it;
  * other threads may read the numbers under the engine's mutex.
  *
- *   ask   the caller begins to wait for a batch.  A call without a result, as after a timeout,
+ *   ask   the caller begins to wait for a batch. A call without a result, as after a timeout,
  *         is part of a longer wait, which the next call continues.
  *   give  the wait ends, with a batch or without
  */

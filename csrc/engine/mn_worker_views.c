@@ -36,7 +36,8 @@ is_usable(const struct mn_crew *crew, uint32_t w)
 {
     const struct mn_worker *k = mn_worker_at(&crew->shm, w);
     return mn_crew_is_wanted(crew, w) && mn_a32_load_acquire(&k->state) == MN_WORKER_READY
-           && mn_a32_load_relaxed(&k->leave) == 0 /* written by the trainer */ && !k->retired;
+           && mn_a32_load_relaxed(&k->exit_request) == 0 /* written by the trainer */
+           && !k->retired;
 }
 
 static struct mn_worker_view

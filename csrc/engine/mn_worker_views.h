@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The plan decides by numbers (struct mn_worker_view in mn_plan.h); this file reads them from the
- * mapping, where workers write them.  No value read there is used as an index unchecked. No task is
+ * mapping, where workers write them. No value read there is used as an index unchecked. No task is
  * given to an entry that has no worker according to the crew. All functions need the engine's
  * mutex.
  */

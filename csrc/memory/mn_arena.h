@@ -2,22 +2,22 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Owns the mapping, the two allocators over it (records of batches; rows and envelopes) and the
- * ledger. The ledger has what is used, what the program retains of that, and the limit.  Knows no
+ * ledger. The ledger has what is used, what the program retains of that, and the limit. Knows no
  * task and no worker: a range belongs to the code that allocated it, until that code frees it.
  *
  *   mn_arena_alloc     mn_arena_free
  *   mn_arena_retain    mn_arena_release: a range that the program retains; it outlives its batch
  *   mn_arena_record    mn_arena_free_record
  *
- * Lock.  None of its own.  All functions need the owner's lock (guard), which guards every field
- * here.  Pages go back to the system without it: the range is lent from the allocator, the guard is
- * released, and the range is returned.  Nothing else here waits or makes a system call, except for
+ * Lock. None of its own. All functions need the owner's lock (guard), which guards every field
+ * here. Pages go back to the system without it: the range is lent from the allocator, the guard is
+ * released, and the range is returned. Nothing else here waits or makes a system call, except for
  * malloc.
  *
  * A provider supplies the memory: a memfd (mn_memory_file), or a test's substitute.
  *
- * Room.  A caller that finds no memory may say so (room_waits).  The next call that frees memory
- * sets room_came.  The holder of the guard then notifies the waiting caller after it has released
+ * Room. A caller that finds no memory may say so (room_waits). The next call that frees memory
+ * sets room_came. The holder of the guard then notifies the waiting caller after it has released
  * the guard.
  *
  * Crash, fork: all of this is private memory of the trainer, see mn_free_extents.h.

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A device can copy from pages that its driver has locked, without help of the CPU. Locking takes
- * as long as copying the pages.  So it is done once, for chunks of the mapping from which copies
- * are made, and stays.  The whole mapping is not locked, because a locked page is a page in use.
+ * as long as copying the pages. So it is done once, for chunks of the mapping from which copies
+ * are made, and stays. The whole mapping is not locked, because a locked page is a page in use.
  *
  *   mn_pagelocks_init      mn_pagelocks_fini
  *   mn_pagelocks_set       which driver, for how many bytes
@@ -15,7 +15,7 @@
  * read another one.
  *
  * Lock. mutex guards everything but the providers, and is held during calls of the driver and of
- * the other provider.  So a caller must hold no lock that another thread may wait for.  The
+ * the other provider. So a caller must hold no lock that another thread may wait for. The
  * engine's mutex is released before pages are returned (mn_arena.h).
  *
  * Fork: the locks belong to the parent; a child must not call any function here.

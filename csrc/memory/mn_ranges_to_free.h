@@ -1,8 +1,8 @@
 /* mn_ranges_to_free.h - a list of ranges of the arena that must be freed later.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A batch has a list of what it frees at its end.  A worker has a list of what it was granted and
- * has not sent.  Lists are private memory, unordered, and short, so a linear search is fast enough.
+ * A batch has a list of what it frees at its end. A worker has a list of what it was granted and
+ * has not sent. Lists are private memory, unordered, and short, so a linear search is fast enough.
  * A list knows no allocator: a range that is taken out belongs to the caller.
  */
 #ifndef MN_RANGES_TO_FREE_H

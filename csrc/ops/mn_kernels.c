@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The pragmas keep the promise of mn_kernels.h for all build flags: no fused multiply-add (which
- * AArch64 and AVX-512 would use). They also allow a square root that need not set errno, which
- * would keep its loop from being vectorised.
+ * AArch64 and AVX-512 would use). With GCC they also allow a square root that does not set errno;
+ * setting it would keep the loop from being vectorised.
  */
 #include "ops/mn_kernels.h"
 

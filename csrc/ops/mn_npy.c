@@ -20,8 +20,9 @@
 MN_STATIC_ASSERT(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                  "voxels are used as they lie in the file, which is little-endian");
 
-int
-mn_npy_buffer_grow(struct mn_npy_buffer *buffer, size_t size, struct mn_text *text)
+/* Makes the buffer hold at least size bytes; its contents are lost. */
+static int
+buffer_grow(struct mn_npy_buffer *buffer, size_t size, struct mn_text *text)
 {
     if (size <= buffer->size) {
         return 0;
@@ -292,7 +293,7 @@ mn_npy_read(const struct mn_npy_file *file, struct mn_npy_buffer *buffer, uint64
     if (file->direct) {
         span = (span + MN_NPY_BLOCK - 1) / MN_NPY_BLOCK * MN_NPY_BLOCK;
     }
-    int rc = mn_npy_buffer_grow(buffer, span, text);
+    int rc = buffer_grow(buffer, span, text);
     if (rc < 0) {
         return rc;
     }

@@ -122,10 +122,6 @@ void
 mn_npy_count(struct mn_npy_count *count, uint64_t off, uint64_t length, uint64_t stride,
              uint64_t n);
 
-/* Makes the buffer hold at least `size` bytes; its contents are lost. */
-int
-mn_npy_buffer_grow(struct mn_npy_buffer *buffer, size_t size, struct mn_text *text);
-
 void
 mn_npy_buffer_fini(struct mn_npy_buffer *buffer);
 

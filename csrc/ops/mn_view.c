@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/mn_min.h"
 #include "ops/mn_convert.h"
 
 /* If more unwanted bytes than this lie between two wanted rows, the rows are read one by one. It is
@@ -125,12 +126,6 @@ struct rows {
 };
 
 static int64_t
-least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static int64_t
 magnitude(int64_t a)
 {
     return a < 0 ? -a : a;
@@ -148,7 +143,7 @@ span_of(const struct mn_view *view, int64_t off, int64_t count)
 {
     int64_t down = (count - 1) * view->strides[2];
     int64_t across = (view->shape[3] - 1) * view->strides[3];
-    return (struct span){off + least(down, 0) + least(across, 0),
+    return (struct span){off + mn_min_i64(down, 0) + mn_min_i64(across, 0),
                          magnitude(down) + magnitude(across)
                              + (int64_t)mn_dtype_size(view->source)};
 }

@@ -1,15 +1,15 @@
 /* A pipe by which other processes notice the end of this one.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Purpose: the trainer holds the write end and never writes.  Its zygote and workers hold the read
- * end: a hang-up there means that the trainer is gone.  This needs no /proc, and works across
+ * Purpose: the trainer holds the write end and never writes. Its zygote and workers hold the read
+ * end: a hang-up there means that the trainer is gone. This needs no /proc, and works across
  * namespaces of process ids.
- * That is true only if no other process holds the write end.  An executed program does not, because
- * the descriptor is close-on-exec.  A fork of the trainer closes all write ends that it has
+ * That is true only if no other process holds the write end. An executed program does not, because
+ * the descriptor is close-on-exec. A fork of the trainer closes all write ends that it has
  * inherited. A handler of fork() does this before fork() returns in the child. So a process that
  * the trainer has forked and that outlives it keeps no worker alive.
- * Lock: one for the process guards the list of write ends.  The handlers hold it across a fork, so
- * no fork falls between the creation of a pipe and its entry in the list.  It is held for a few
+ * Lock: one for the process guards the list of write ends. The handlers hold it across a fork, so
+ * no fork falls between the creation of a pipe and its entry in the list. It is held for a few
  * system calls, none of which waits.
  * Limit: a child that was made without fork(), as by clone(2), and that executes nothing, keeps
  * inherited write ends open until it ends.

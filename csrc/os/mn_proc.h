@@ -1,8 +1,8 @@
 /* Whether a process still lives, waiting for its end, and killing exactly it.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Purpose: whether the process of an id lives, and signals to it, by pidfds.  These come from the
- * kernel and need no /proc.  An id alone may be reused once its process is reaped, so the caller
+ * Purpose: whether the process of an id lives, and signals to it, by pidfds. These come from the
+ * kernel and need no /proc. An id alone may be reused once its process is reaped, so the caller
  * must know that it is not. The header workers/mn_records.h says why the id in a worker's entry is
  * never reused. "Dead" means that the process can no longer write memory: it is gone, or a zombie
  * all of whose threads have ended. A process of which only the first thread has ended is alive.

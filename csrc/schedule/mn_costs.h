@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The cost model (policy_cost.h), together with what the policies of slow samples, splitting and
- * locality derive from the same observations.  No clock, no lock: several iterators of a loader
+ * locality derive from the same observations. No clock, no lock: several iterators of a loader
  * share one model, under the lock of mn_shared_costs.h.
  */
 #ifndef MN_COSTS_H

@@ -1,22 +1,22 @@
 /* mn_forming.h - batches formed of the samples that are ready first (batching="ready").
  * SPDX-License-Identifier: Apache-2.0
  *
- * A part of the plan that exists only in ready mode.  The plan holds the sampler's batches, called
+ * A part of the plan that exists only in ready mode. The plan holds the sampler's batches, called
  * *units* here. They are cut, started and made like any other batch, so that single samples have no
- * extra cost.  The rows of a task are ready when the task has ended, in whatever way.
- * policy_ready.h says which rows form a batch.  As a rule they are one unit, which is then
- * delivered as it lies.  Else the batch is a list of runs of rows from several units, which the
+ * extra cost. The rows of a task are ready when the task has ended, in whatever way.
+ * policy_ready.h says which rows form a batch. As a rule they are one unit, which is then
+ * delivered as it lies. Else the batch is a list of runs of rows from several units, which the
  * code that takes it must gather.
  *
- * A unit whose tasks have all ended leaves the plan, which goes on to the next unit.  The unit's
- * block stays until its last row was taken.  So the head of the plan is the first unit that is not
+ * A unit whose tasks have all ended leaves the plan, which goes on to the next unit. The unit's
+ * block stays until its last row was taken. So the head of the plan is the first unit that is not
  * made yet. Only it may exceed the memory limit, and it never waits for other units.
  *
  * Batches that a worker collates cannot be mixed: all rows of a unit are ready when it has ended.
  * For them, forming only says which batch comes next.
  *
- * Places count the rows of an epoch in the order in which they were planned.  In an epoch that is
- * resumed in the middle, some rows were delivered already.  Then a unit may be shorter than a
+ * Places count the rows of an epoch in the order in which they were planned. In an epoch that is
+ * resumed in the middle, some rows were delivered already. Then a unit may be shorter than a
  * batch, and a batch may consist of several units.
  */
 #ifndef MN_FORMING_H

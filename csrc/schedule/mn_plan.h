@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A state machine over numbers (balanced scheduling): no clock, no lock, no system call, and no
- * knowledge of memory addresses.  Its owner tells it what to do (add), the present state (struct
+ * knowledge of memory addresses. Its owner tells it what to do (add), the present state (struct
  * mn_plan_facts), and what was done and seen (begun, refused, started, done, taken, learned). Then
- * it asks what to do next.  The plan starts nothing by itself.
+ * it asks what to do next. The plan starts nothing by itself.
  *
  *     add -> next_task or next_for_worker -> begun or refuse -> started -> set_done -> taken
  *
@@ -137,9 +137,9 @@ struct mn_plan_round {
     struct mn_plan_facts facts;
     struct mn_dispatch_view view;
     uint64_t depth; /* tasks that should wait on a busy worker's own queue */
-    bool idle; /* the current worker has nothing at all to do */
-    bool soon; /* it could start work beyond the window if it had been idle for longer */
-    bool held; /* memory does not allow what it would start */
+    bool idle; /* the current worker has nothing to do */
+    bool soon; /* the worker could start a task beyond the window if it had been idle for longer */
+    bool held; /* the memory limit does not allow the task that the worker would start */
 };
 
 /* ---- life: mn_plan_life.c ------------------------------------------------------------- */
@@ -243,7 +243,7 @@ mn_plan_started_for(struct mn_plan *p, const struct mn_plan_start *s, uint32_t w
 
 /* ---- what was done and seen: mn_planned.c, mn_plan_life.c --------------------------------- */
 
-/* Its block is about to be made: its size is a guess for the next ones. */
+/* Records that a batch's block is about to be made. Its size is an estimate for the next ones. */
 void
 mn_plan_tries(struct mn_plan *p, const struct mn_planned *q);
 
@@ -256,7 +256,7 @@ mn_plan_begun(struct mn_plan *p, struct mn_planned *q, uint64_t block_off);
 void
 mn_plan_refuse(struct mn_plan *p, struct mn_planned *q, const struct mn_refusal *why);
 
-/* Records that its block was seen done or lost; both are final. */
+/* Records that the batch's block was seen done or lost; both are final. */
 void
 mn_plan_set_done(struct mn_plan *p, struct mn_planned *q);
 

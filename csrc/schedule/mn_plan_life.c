@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/mn_error.h"
+#include "base/mn_min.h"
 #include "schedule/mn_forming.h"
 #include "schedule/mn_plan_state.h"
 
@@ -106,12 +107,6 @@ mn_plan_set_rows(struct mn_plan *p, const struct mn_plan_rows *rows)
 
 /* ---- planning ---------------------------------------------------------------------- */
 
-static int64_t
-min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 static void
 retime(struct mn_plan *p, uint32_t nrows, bool whole)
 {
@@ -133,13 +128,13 @@ retime(struct mn_plan *p, uint32_t nrows, bool whole)
     bytes = bytes > pace->batch_bytes ? bytes : pace->batch_bytes;
     if (r.period_ns > 0 && bytes != 0) {
         int64_t lasts = v.slowest_ns > WINDOW_NS ? v.slowest_ns : WINDOW_NS;
-        int64_t cheap = min64(lasts / r.period_ns,
+        int64_t cheap = mn_min_i64(lasts / r.period_ns,
                               (int64_t)(MN_PLAN_LARGE_BYTES / bytes));
         r.window = cheap > r.window ? cheap : r.window;
     }
     if (p->together.by_piece) { /* a chain for each worker */
         int64_t chains = (int64_t)(v.group / (double)rows + 1.0) * pace->active;
-        chains = min64(chains, (int64_t)(p->order.next - p->order.head) + 1);
+        chains = mn_min_i64(chains, (int64_t)(p->order.next - p->order.head) + 1);
         r.window = chains > r.window ? chains : r.window;
     }
     r.starved_below = r.window > 1 ? r.window / 2 : 1;

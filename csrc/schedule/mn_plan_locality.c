@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Where samples are cheaper next to their neighbours (policy_locality.h), or while that is not
- * known, single tasks are not offered to any worker.  Instead the plan gives whole pieces to
+ * known, single tasks are not offered to any worker. Instead the plan gives whole pieces to
  * workers: each has a share, in the order of delivery, from which mn_plan_shares.c starts tasks. A
- * piece that continues a chain goes to the chain's worker.  A piece that was cheaper where it was
- * made last time (home) goes to that worker.  The rest goes to the dispatcher, until a worker has
+ * piece that continues a chain goes to the chain's worker. A piece that was cheaper where it was
+ * made last time (home) goes to that worker. The rest goes to the dispatcher, until a worker has
  * nothing else to do.
  */
 #include <errno.h>

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * It takes the far half of the share of the worker that has the head, or else of the one with the
- * most to do.  It does so only if that half would have waited there for longer than it costs to
+ * most to do. It does so only if that half would have waited there for longer than it costs to
  * open its group again.
  */
 #include "schedule/mn_plan_state.h"

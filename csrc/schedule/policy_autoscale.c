@@ -37,13 +37,13 @@ mn_scaler_text(enum mn_scaler_reason reason)
         return "the prefetch window stays full: fewer workers suffice";
     case MN_SCALER_UNDO_GROWTH:
         return "the workers added last did not raise the rate";
-    case MN_SCALER_DRY_NO_TASKS:
+    case MN_SCALER_STARVED_NO_TASKS:
         return "the program is starved, but no task waits for a worker";
-    case MN_SCALER_DRY_CPU_BUSY:
+    case MN_SCALER_STARVED_CPU_BUSY:
         return "the program is starved, but the cores are busy: more workers cannot help";
-    case MN_SCALER_DRY_AT_MAX:
+    case MN_SCALER_STARVED_AT_MAX:
         return "the program is starved, but autoscale allows no more workers";
-    case MN_SCALER_DRY_AT_CEILING:
+    case MN_SCALER_STARVED_AT_CEILING:
         return "the program is starved, but more workers did not help before";
     case MN_SCALER_FULL_AT_MIN:
         return "the prefetch window is full, and the minimum number of workers is reached";
@@ -51,7 +51,7 @@ mn_scaler_text(enum mn_scaler_reason reason)
         return "the prefetch window is full, but the program was starved with fewer workers before";
     case MN_SCALER_OUT_OF_RANGE:
         return "the number of workers was outside its limits";
-    case MN_SCALER_DRY_NO_MEMORY:
+    case MN_SCALER_STARVED_NO_MEMORY:
         return "the program is starved, but there is no memory for another worker";
     case MN_SCALER_FULL_BUSY:
         return "the prefetch window is full, but fewer workers would be busy all the time";
@@ -70,7 +70,7 @@ static struct mn_scaler_decision
 change(struct mn_scaler *w, int32_t target, enum mn_scaler_reason reason)
 {
     w->settle = MN_SCALER_SETTLE;
-    w->dry = 0;
+    w->starved = 0;
     w->full = 0;
     return decide(target, reason);
 }
@@ -106,24 +106,24 @@ when_dry(struct mn_scaler *w, const struct mn_scaler_input *in)
     }
     w->shrunk_from = 0;
     if (in->backlog <= 0) {
-        return decide(n, MN_SCALER_DRY_NO_TASKS);
+        return decide(n, MN_SCALER_STARVED_NO_TASKS);
     }
     if (n >= in->max_workers) {
-        return decide(n, MN_SCALER_DRY_AT_MAX);
+        return decide(n, MN_SCALER_STARVED_AT_MAX);
     }
     /* A ceiling belongs to a workload; a very different speed means another workload. */
     if (w->ceiling != 0 && mn_moved(w->ceiling_speed, in->speed_milli, 4)) {
         w->ceiling = 0;
     }
     if (w->ceiling != 0 && n >= w->ceiling) {
-        return decide(n, MN_SCALER_DRY_AT_CEILING);
+        return decide(n, MN_SCALER_STARVED_AT_CEILING);
     }
     int64_t add = affordable(in);
     if (add < 1) {
-        return decide(n, MN_SCALER_DRY_CPU_BUSY);
+        return decide(n, MN_SCALER_STARVED_CPU_BUSY);
     }
     if (in->room < 1) {
-        return decide(n, MN_SCALER_DRY_NO_MEMORY);
+        return decide(n, MN_SCALER_STARVED_NO_MEMORY);
     }
     bool waiting = in->wait_permille >= MOSTLY_WAITING;
     int64_t most = waiting ? n : n / 4 > 1 ? n / 4 : 1;
@@ -174,7 +174,7 @@ judge(struct mn_scaler *w, const struct mn_scaler_input *in,
       struct mn_scaler_decision *out)
 {
     int32_t from = w->grown_from;
-    bool failed = from >= in->min_workers && in->occupancy_permille <= MN_SCALER_DRY
+    bool failed = from >= in->min_workers && in->occupancy_permille <= MN_SCALER_STARVED
                   && growth_failed(w, in);
     if (failed && ++w->trials < MN_SCALER_TRIALS) {
         *out = decide(in->workers, MN_SCALER_SETTLING);
@@ -205,9 +205,9 @@ mn_scaler_update(struct mn_scaler *w, const struct mn_scaler_input *in)
     if (w->grown_from > 0 && judge(w, in, &undo)) {
         return undo;
     }
-    bool dry = in->occupancy_permille <= MN_SCALER_DRY;
+    bool starved = in->occupancy_permille <= MN_SCALER_STARVED;
     bool full = in->occupancy_permille >= MN_SCALER_FULL;
-    w->dry = dry ? w->dry + 1 : 0;
+    w->starved = starved ? w->starved + 1 : 0;
     w->full = full ? w->full + 1 : 0;
     w->taken_sum = (w->full > 1 ? w->taken_sum : 0) + in->taken_milli;
     if (w->full <= 1) {
@@ -215,11 +215,11 @@ mn_scaler_update(struct mn_scaler *w, const struct mn_scaler_input *in)
     } else if (w->busy_most < in->busy_permille) {
         w->busy_most = in->busy_permille;
     }
-    if (w->dry >= MN_SCALER_DRY_FOR) {
+    if (w->starved >= MN_SCALER_STARVED_FOR) {
         return when_dry(w, in);
     }
     if (w->full >= MN_SCALER_FULL_FOR) {
         return when_full(w, in);
     }
-    return decide(n, dry || full ? MN_SCALER_SETTLING : MN_SCALER_STEADY);
+    return decide(n, starved || full ? MN_SCALER_SETTLING : MN_SCALER_STEADY);
 }

@@ -14,7 +14,7 @@
  *              always busy. A pause of the caller does not change it
  *
  * Rule
- *   Starved (occupancy <= MN_SCALER_DRY, MN_SCALER_DRY_FOR updates in a row): grow, if more
+ *   Starved (occupancy <= MN_SCALER_STARVED, MN_SCALER_STARVED_FOR updates in a row): grow, if more
  *   workers can help: tasks are waiting, and there is CPU for them. A new worker needs a
  *   core for 1 - wait of its time, so idle cores / (1 - wait) more of them can help. At
  *   CPU saturation the answer is therefore no. (A published rule answers saturation with
@@ -51,9 +51,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define MN_SCALER_DRY 250
+#define MN_SCALER_STARVED 250
 #define MN_SCALER_FULL 900
-#define MN_SCALER_DRY_FOR 2
+#define MN_SCALER_STARVED_FOR 2
 #define MN_SCALER_FULL_FOR 6
 #define MN_SCALER_SETTLE 2
 #define MN_SCALER_TRIALS 3
@@ -65,14 +65,14 @@ enum mn_scaler_reason {
     MN_SCALER_GROW_WAITING,    /* starved, tasks mostly wait: more of them fit on the cores */
     MN_SCALER_SHRINK_FULL,
     MN_SCALER_UNDO_GROWTH,
-    MN_SCALER_DRY_NO_TASKS,
-    MN_SCALER_DRY_CPU_BUSY,
-    MN_SCALER_DRY_AT_MAX,
-    MN_SCALER_DRY_AT_CEILING,
+    MN_SCALER_STARVED_NO_TASKS,
+    MN_SCALER_STARVED_CPU_BUSY,
+    MN_SCALER_STARVED_AT_MAX,
+    MN_SCALER_STARVED_AT_CEILING,
     MN_SCALER_FULL_AT_MIN,
     MN_SCALER_FULL_AT_FLOOR,
     MN_SCALER_OUT_OF_RANGE,    /* the count was outside [min, max] */
-    MN_SCALER_DRY_NO_MEMORY,
+    MN_SCALER_STARVED_NO_MEMORY,
     MN_SCALER_FULL_BUSY,
 };
 
@@ -99,7 +99,7 @@ struct mn_scaler_decision {
 };
 
 struct mn_scaler {
-    int32_t dry;
+    int32_t starved;
     int32_t full;
     int32_t settle;
     int32_t busy_most;   /* while full, from the second update on */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mn_error.h"
+#include "base/mn_min.h"
 
 enum { PENDING = 0, FAST = 1, SLOW = 2, CHOSEN = 3, DELIVERED = 4 };
 
@@ -51,12 +52,6 @@ mn_ready_end(struct mn_ready *r, int64_t total)
     return 0;
 }
 
-static int64_t
-least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Returns the oldest natural batch that may have undelivered samples. */
 static int64_t
 base_of(const struct mn_ready *r)
@@ -67,7 +62,7 @@ base_of(const struct mn_ready *r)
 int64_t
 mn_ready_horizon(const struct mn_ready *r)
 {
-    return least((r->formed + r->bound + 1) * r->batch, r->total);
+    return mn_min_i64((r->formed + r->bound + 1) * r->batch, r->total);
 }
 
 /* Returns how many natural batches begin before the horizon. */
@@ -75,7 +70,7 @@ static int64_t
 within_reach(const struct mn_ready *r)
 {
     int64_t most = (r->total - 1) / r->batch + 1;
-    return r->total == 0 ? 0 : least(r->formed + r->bound + 1, most);
+    return r->total == 0 ? 0 : mn_min_i64(r->formed + r->bound + 1, most);
 }
 
 static uint8_t *
@@ -95,7 +90,7 @@ natural(const struct mn_ready *r, int64_t j)
 static int64_t
 size_of(const struct mn_ready *r, int64_t j)
 {
-    return least(r->batch, r->total - j * r->batch);
+    return mn_min_i64(r->batch, r->total - j * r->batch);
 }
 
 bool
@@ -143,7 +138,7 @@ due_is_ready(const struct mn_ready *r)
 static int64_t
 wanted(const struct mn_ready *r)
 {
-    return least(r->batch, r->total - r->formed * r->batch);
+    return mn_min_i64(r->batch, r->total - r->formed * r->batch);
 }
 
 bool
@@ -221,7 +216,7 @@ take(struct mn_ready *r, uint8_t kind, int64_t from, int64_t to, int64_t want, i
     bool slow = kind == SLOW;
     for (int64_t j = from; j < to && got < want; j++) {
         struct mn_ready_natural *b = natural(r, j);
-        int64_t here = least(b->ready[slow], want - got);
+        int64_t here = mn_min_i64(b->ready[slow], want - got);
         if ((of == OPEN && b->gone == 0) || (of == NOT_WHOLE && is_whole(r, j))) {
             continue;
         }
@@ -247,13 +242,13 @@ static int64_t
 mix_batch(struct mn_ready *r, double owed, int64_t want, bool starving)
 {
     int64_t from = base_of(r), to = within_reach(r);
-    int64_t due = r->formed >= r->bound ? least(from + 1, to) : from;
+    int64_t due = r->formed >= r->bound ? mn_min_i64(from + 1, to) : from;
     int64_t quota = owed > 0.0 ? (int64_t)(owed + 0.999) : 0;
     int64_t before = r->slow_out;
     int64_t got = take(r, FAST, from, due, want, ANY);
     got += take(r, SLOW, from, due, want - got, ANY);
     quota -= r->slow_out - before;
-    got += take(r, SLOW, from, to, least(quota, want - got), starving ? ANY : OPEN);
+    got += take(r, SLOW, from, to, mn_min_i64(quota, want - got), starving ? ANY : OPEN);
     for (int of = OPEN; of <= ANY; of++) {
         got += take(r, FAST, from, to, want - got, of);
     }

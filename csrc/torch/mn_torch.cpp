@@ -2,11 +2,11 @@
  * tensors.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Optional, and the only C++ of the project.  It is built where torch's headers are found, against
- * torch's C++ ABI, which changes with each minor release.  The module therefore refuses to load
+ * Optional, and the only C++ of the project. It is built where torch's headers are found, against
+ * torch's C++ ABI, which changes with each minor release. The module therefore refuses to load
  * with any other minor release of torch; minato works without it.
  *
- * Owner: the caller's thread.  No state, no threads of its own.
+ * Owner: the caller's thread. No state, no threads of its own.
  */
 #include <ATen/DLConvertor.h>
 #include <ATen/EmptyTensor.h>

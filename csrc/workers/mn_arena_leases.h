@@ -2,14 +2,14 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Owns, in private memory, what each worker was granted and no accepted envelope has taken: the
- * worker owes that.  An envelope must lie in memory that its worker owes.  So no record, whatever
- * it contains, frees memory of others, or frees memory twice.  When a worker is dead, all that it
+ * worker owes that. An envelope must lie in memory that its worker owes. So no record, whatever
+ * it contains, frees memory of others, or frees memory twice. When a worker is dead, all that it
  * owes is freed.
  *
- * A worker asks by lease_state WANT [L1] and sleeps on its room event.  The answer is stored here
+ * A worker asks by lease_state WANT [L1] and sleeps on its room event. The answer is stored here
  * [L3], and the owner of this struct notifies that event after it has released its lock.
  *
- * Lock.  None of its own: all functions need the lock that guards the arena.  No system call.
+ * Lock. None of its own: all functions need the lock that guards the arena. No system call.
  */
 #ifndef MN_ARENA_LEASES_H
 #define MN_ARENA_LEASES_H

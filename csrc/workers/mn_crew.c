@@ -40,8 +40,8 @@ mn_crew_pid(const struct mn_crew *c, uint32_t worker)
 {
     const struct mn_worker *k = mn_worker_at(&c->shm, worker);
     uint32_t seen = c->members[worker].pid, state = mn_a32_load_acquire(&k->state);
-    bool nobody = state == MN_WORKER_EMPTY || state == MN_WORKER_WANTED;
-    return seen != 0 ? seen : nobody ? 0 : mn_worker_pid(k);
+    bool entry_is_empty = state == MN_WORKER_EMPTY || state == MN_WORKER_WANTED;
+    return seen != 0 ? seen : entry_is_empty ? 0 : mn_worker_pid(k);
 }
 
 /* Returns an exit code, a signal or an error number, even from a damaged status. */
@@ -52,14 +52,14 @@ status_of(int32_t status)
 }
 
 struct mn_death
-mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
+mn_crew_record_death(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
 {
     struct mn_worker *k = mn_worker_at(&c->shm, worker);
     struct mn_member *m = &c->members[worker];
     bool stopping = mn_a32_load_acquire(&c->shm.ctl->stop) != 0;
     bool damaged = m->damage != MN_SOUND; /* it was counted when the damage was found */
     bool asked = m->asked || !c->executor->processes; /* a thread's entry is trusted */
-    bool left = mn_a32_load_relaxed(&k->leave) != 0 && asked && !damaged;
+    bool left = mn_a32_load_relaxed(&k->exit_request) != 0 && asked && !damaged;
     uint64_t tasks = mn_a64_load_relaxed(&k->tasks_done); /* it is gone: the count is final */
     int32_t status = (int32_t)mn_a32_load_relaxed(&k->exit_status);
     uint64_t row = mn_a64_load_relaxed(&mn_worker_at(&c->shm, worker)->row);
@@ -92,15 +92,15 @@ mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     k->respawn = m->wanted = again && c->respawn && !m->retired;
     k->pause_ms = mn_respawn_pause_ms(&m->respawn);
     k->began = 0;
-    mn_a32_store_relaxed(&k->leave, 0);
+    mn_a32_store_relaxed(&k->exit_request, 0);
     return death;
 }
 
 void
-mn_crew_ask_to_leave(struct mn_crew *c, uint32_t worker, enum mn_leave how)
+mn_crew_ask_to_exit(struct mn_crew *c, uint32_t worker, enum mn_exit_request how)
 {
-    c->members[worker].asked = how != MN_LEAVE_NOT;
-    mn_a32_store_seqcst(&mn_worker_at(&c->shm, worker)->leave, how);
+    c->members[worker].asked = how != MN_EXIT_NOT;
+    mn_a32_store_seqcst(&mn_worker_at(&c->shm, worker)->exit_request, how);
 }
 
 void
@@ -145,7 +145,7 @@ mn_crew_swept(struct mn_crew *c, uint32_t worker)
     clear(k);
     mn_a32_store_relaxed(&c->members[worker].worked, 0); /* now that its results were read */
     mn_a32_store_seqcst(&k->state, MN_WORKER_SWEPT);
-    c->wakes.look = c->wakes.everybody = true; /* there may be tasks again, and there is news */
+    c->wakes.look = c->wakes.all_sleepers = true; /* there may be tasks again, and there is news */
 }
 
 static bool
@@ -159,7 +159,7 @@ is_empty(const struct mn_crew *c, uint32_t worker)
  * STARTING, the zygote may make one, even if a stray write caused that. Such a worker is then like
  * any other. */
 static bool
-names_nobody(struct mn_worker *k, uint32_t state)
+names_no_process(struct mn_worker *k, uint32_t state)
 {
     return state == MN_WORKER_EMPTY
            || (mn_worker_pid(k) == 0 && state != MN_WORKER_WANTED
@@ -181,7 +181,7 @@ mn_crew_clear_empty(struct mn_crew *c)
     for (uint32_t w = 0; w < c->shm.ctl->nworkers; w++) {
         struct mn_worker *k = mn_worker_at(&c->shm, w);
         uint32_t state = mn_a32_load_acquire(&k->state);
-        if (is_empty(c, w) && names_nobody(k, state)) {
+        if (is_empty(c, w) && names_no_process(k, state)) {
             put_right(k, state);
         }
     }
@@ -207,9 +207,9 @@ mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what)
         c->ndeaths++;
         int32_t status = MN_STATUS_DAMAGED + (int32_t)what;
         c->death = (struct mn_death){worker, mn_crew_pid(c, worker), status, MN_NO_ROW};
-        mn_a32_store_seqcst(&k->leave, MN_LEAVE_SHRINK);
+        mn_a32_store_seqcst(&k->exit_request, MN_EXIT_SHRINK);
         mn_a32_store_release(&m->end, 1); /* the engine thread does it */
-        c->wakes.engine = c->wakes.everybody = true;
+        c->wakes.engine = c->wakes.all_sleepers = true;
     }
 }
 
@@ -244,7 +244,7 @@ void
 mn_crew_lose_executor(struct mn_crew *c, bool hung)
 {
     if (mn_a32_load_relaxed(&c->lost) == 0) {
-        c->wakes.everybody = true;
+        c->wakes.all_sleepers = true;
         c->hung = hung;
         mn_a32_store_relaxed(&c->lost, 1);
     }
@@ -317,9 +317,9 @@ mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due)
     if (due->look && c->executor != NULL) {
         c->executor->look(c->executor);
     }
-    for (uint32_t w = 0; (due->room || due->everybody) && w < c->shm.ctl->nworkers; w++) {
+    for (uint32_t w = 0; (due->room || due->all_sleepers) && w < c->shm.ctl->nworkers; w++) {
         struct mn_worker *k = mn_worker_at(&c->shm, w);
-        if (due->everybody) {
+        if (due->all_sleepers) {
             mn_event_notify_always(&k->event);
             mn_event_notify_always(&k->room);
         }
@@ -327,7 +327,7 @@ mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due)
             mn_event_notify(&k->room); /* it has its answer */
         }
     }
-    if (due->everybody) { /* the dead one may have claimed it without waking */
+    if (due->all_sleepers) { /* the dead one may have claimed it without waking */
         mn_event_notify_always(&c->shm.ctl->trainer);
     }
     if (due->workers != 0) {

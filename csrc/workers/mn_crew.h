@@ -2,16 +2,16 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Owns the trainer's side of the table of workers: deaths, which dead workers are replaced, and the
- * wake-ups that are due.  It knows workers, but no batches.  The code that composes it with tasks
- * and leases takes back what a dead worker had, between mn_crew_bury and mn_crew_swept:
+ * wake-ups that are due. It knows workers, but no batches. The code that composes it with tasks
+ * and leases takes back what a dead worker had, between mn_crew_record_death and mn_crew_swept:
  *
- *   EXITED -- mn_crew_exited --> mn_crew_bury --> (tasks, leases) --> mn_crew_swept -- SWEPT
+ *   EXITED - mn_crew_exited -> mn_crew_record_death -> (tasks, leases) -> mn_crew_swept - SWEPT
  *
  * An executor makes and reaps the workers: a zygote that forks processes, threads that serve
- * themselves, or a test's fake.  It is told to look at the table, and asked whether it lives.
+ * themselves, or a test's fake. It is told to look at the table, and asked whether it lives.
  *
- * Lock.  None of its own: all functions need the owner's lock unless they say otherwise, and make
- * no system call under it.  So wake-ups are noted (mn_wakes), taken under the lock, and made
+ * Lock. None of its own: all functions need the owner's lock unless they say otherwise, and make
+ * no system call under it. So wake-ups are noted (mn_wakes), taken under the lock, and made
  * without it:
  *
  *     struct mn_wakes due = mn_crew_take_wakes(c);
@@ -46,7 +46,7 @@ struct mn_wakes {
     bool engine;      /* the engine thread must look again */
     bool room;        /* leases were answered */
     bool look;        /* the executor must look at the table */
-    bool everybody;   /* after a death: also sleepers whose wake-up the dead worker had claimed */
+    bool all_sleepers; /* after a death: also sleepers whose wake-up the dead worker had claimed */
     uint32_t workers; /* number of sleeping workers that may find tasks */
 };
 
@@ -102,16 +102,16 @@ mn_crew_has_worked(struct mn_crew *c, uint32_t worker)
 /* Counts a death, and returns its description. The dead worker's tasks and memory are not free yet.
  * policy_respawn.h decides whether and when it is replaced. */
 struct mn_death
-mn_crew_bury(struct mn_crew *c, uint32_t worker, uint64_t now_ns);
+mn_crew_record_death(struct mn_crew *c, uint32_t worker, uint64_t now_ns);
 
 /* Returns the longest present series of deaths in one place without a finished task. */
 uint32_t
 mn_crew_crash_loop(const struct mn_crew *c);
 
 /* Asks a worker to exit when it has no task. That is not a death, and it is not replaced.
- * MN_LEAVE_NOT: takes the request back. */
+ * MN_EXIT_NOT: takes the request back. */
 void
-mn_crew_ask_to_leave(struct mn_crew *c, uint32_t worker, enum mn_leave how);
+mn_crew_ask_to_exit(struct mn_crew *c, uint32_t worker, enum mn_exit_request how);
 
 /* Requests a worker for this place. */
 void

@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The worker that writes an envelope seals it last, and the reader checks the seal over its own
- * copies.  The seal covers the issue of the task that the envelope answers, the places of its
- * parts, and the pickle.  A pickle with a changed byte may do anything when it is loaded, and parts
- * in other places are bytes of other samples.  The seal does not cover the bytes of the parts: they
+ * copies. The seal covers the issue of the task that the envelope answers, the places of its
+ * parts, and the pickle. A pickle with a changed byte may do anything when it is loaded, and parts
+ * in other places are bytes of other samples. The seal does not cover the bytes of the parts: they
  * are data, like rows, and trigger no action.
  *
  * A seal protects against accidents, not against forgery.

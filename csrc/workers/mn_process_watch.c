@@ -17,8 +17,8 @@
 /* Looks in a row without a new worker although one is wanted. A fork of a terabyte takes ten
  * seconds, and a zygote tries as long if the system refuses. If it waits for each worker's
  * interpreter to import the program, that may take minutes. */
-#define STARTS_NOBODY_MOST 30u
-#define STARTS_NOBODY_MOST_EACH 600u
+#define LOOKS_WITHOUT_START_MOST 30u
+#define LOOKS_WITHOUT_START_MOST_EACH 600u
 /* This many zygotes in a row that hang are an error: a function that the program has registered
  * for forks may hang in each. */
 #define HUNG_MOST 2u
@@ -131,8 +131,8 @@ is_to_come(const struct mn_crew *c)
     for (uint32_t i = 0; i < c->shm.ctl->nworkers; i++) {
         const struct mn_worker *k = mn_worker_at(&c->shm, i);
         uint32_t state = mn_a32_load_acquire(&k->state);
-        bool nobody = c->members[i].pid == 0; /* else a worker is there, whatever its entry says */
-        if (nobody && (state == MN_WORKER_WANTED
+        bool no_process = c->members[i].pid == 0; /* else a worker exists, despite its entry */
+        if (no_process && (state == MN_WORKER_WANTED
                        || (state == MN_WORKER_STARTING && mn_worker_pid(k) == 0))) {
             return true;
         }
@@ -151,7 +151,8 @@ has_hung(const struct mn_watch *w)
 {
     bool forked = how_made(w->crew) == MN_START_FORKED;
     return w->unanswered >= UNANSWERED_MOST
-           || w->starts_nobody >= (forked ? STARTS_NOBODY_MOST : STARTS_NOBODY_MOST_EACH);
+           || w->looks_without_start
+                  >= (forked ? LOOKS_WITHOUT_START_MOST : LOOKS_WITHOUT_START_MOST_EACH);
 }
 
 /* Counts looks without an answer. owed: the zygote should have reported or done something. A zygote
@@ -168,12 +169,12 @@ expect_answer(struct mn_watch *w, bool owed, bool to_come)
     bool none = starts == w->starts_seen;
     bool loaded = how_made(c) != MN_START_UNKNOWN;
     w->unanswered = owed && loaded && none ? w->unanswered + 1 : 0;
-    w->starts_nobody = to_come && loaded && none ? w->starts_nobody + 1 : 0;
+    w->looks_without_start = to_come && loaded && none ? w->looks_without_start + 1 : 0;
     w->starts_seen = starts;
     w->hung = owed || to_come ? w->hung : 0;
     if (has_hung(w)) {
         w->hung++;
-        w->unanswered = w->starts_nobody = 0; /* another zygote begins anew */
+        w->unanswered = w->looks_without_start = 0; /* another zygote begins anew */
         c->executor->end(c->executor, w->hung >= HUNG_MOST);
     }
 }

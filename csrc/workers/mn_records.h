@@ -17,11 +17,11 @@
  *   arena    rows of delivered fields, and what workers have leased
  *
  * Who owns what.
- *   - Only the trainer allocates and frees blocks, fields, leases, tasks.  A worker writes its own
+ *   - Only the trainer allocates and frees blocks, fields, leases, tasks. A worker writes its own
  *     entry, its own lease, and its RUNNING task with its rows and reports. It writes the word of a
  *     task that it claims, hints of queues, and the words of events that it notifies. It writes
  *     nothing else. So a kill at any instruction leaves every allocator whole.
- *   - The trainer writes a block and its tasks before a task word becomes QUEUED.  A worker
+ *   - The trainer writes a block and its tasks before a task word becomes QUEUED. A worker
  *     reads them only after it has made the word RUNNING.
  *
  * Order pairs (labels are repeated at the code):
@@ -50,8 +50,8 @@
  * and generation. So a stale entry can be claimed only if exactly 2^32 issues of one descriptor
  * pass while a worker holds the entry between two instructions.
  *
- * Crash.  A worker that dies owns its RUNNING tasks, by its number in the word, and nothing
- * else.  After its death is confirmed the trainer sweeps them: see mn_engine.h.
+ * Crash. A worker that dies owns its RUNNING tasks, by its number in the word, and nothing
+ * else. After its death is confirmed the trainer sweeps them: see mn_engine.h.
  */
 #ifndef MN_RECORDS_H
 #define MN_RECORDS_H
@@ -68,7 +68,7 @@
 
 /* A field of a batch at least this large gets pages of its own, which the trainer hands out without
  * a copy. A smaller one is copied to ordinary memory, so that a program that retains the labels of
- * an epoch does not retain its images.  64 KiB is where a copy costs as much as the view. */
+ * an epoch does not retain its images. 64 KiB is where a copy costs as much as the view. */
 #define MN_FIELD_BIG (64u * 1024u)
 #define MN_FIELD_ALIGN 64u
 
@@ -264,10 +264,10 @@ enum mn_lease_state {
     MN_LEASE_REFUSED = 3,
 };
 
-enum mn_leave {
-    MN_LEAVE_NOT = 0,
-    MN_LEAVE_SHRINK = 1, /* there are too many workers */
-    MN_LEAVE_ENDED = 2,  /* the user ended it: terminate() of a thread */
+enum mn_exit_request {
+    MN_EXIT_NOT = 0,
+    MN_EXIT_SHRINK = 1, /* there are too many workers */
+    MN_EXIT_ENDED = 2,  /* the user ended it: terminate() of a thread */
 };
 
 struct mn_worker {
@@ -303,7 +303,7 @@ struct mn_worker {
     mn_a64 rows_done;
     mn_a64 busy_ns;
     mn_a64 cpu_ns;
-    mn_a32 leave;  /* trainer: exit after your current task; enum mn_leave */
+    mn_a32 exit_request; /* trainer: exit after your current task; enum mn_exit_request */
     mn_a32 low_own; /* trainer: with fewer tasks than this on its own queue, the worker notifies the
                      * engine; 0: never */
 };
@@ -477,7 +477,7 @@ mn_worker_at(const struct mn_shm *shm, uint32_t w)
 
 /* Returns whether the entry of any worker except one names the task. */
 static inline bool
-mn_anybody_else_says(const struct mn_shm *shm, uint32_t task, uint32_t but)
+mn_other_entry_names_task(const struct mn_shm *shm, uint32_t task, uint32_t but)
 {
     uint32_t w = 0;
     while (w < shm->ctl->nworkers && (w == but || !mn_worker_says(mn_worker_at(shm, w), task))) {
@@ -487,9 +487,9 @@ mn_anybody_else_says(const struct mn_shm *shm, uint32_t task, uint32_t but)
 }
 
 static inline bool
-mn_anybody_says(const struct mn_shm *shm, uint32_t task)
+mn_entry_names_task(const struct mn_shm *shm, uint32_t task)
 {
-    return mn_anybody_else_says(shm, task, UINT32_MAX);
+    return mn_other_entry_names_task(shm, task, UINT32_MAX);
 }
 
 static inline struct mn_task *

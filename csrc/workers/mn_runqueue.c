@@ -63,7 +63,7 @@ mn_runqueue_mend(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t 
     move_head(shm, head, q);
     uint64_t first = mn_a64_load_relaxed(&ring_of(shm, q)[head->head & q->mask]); /* ours */
     return head->head < hint && head->head != mn_a64_load_relaxed(&q->tail)
-           && !mn_anybody_says(shm, (uint32_t)first)
+           && !mn_entry_names_task(shm, (uint32_t)first)
            && mn_a64_cas_seqcst(&q->hint, &hint, head->head);
 }
 

@@ -1,31 +1,31 @@
 /* mn_runqueue.h - the claim order: queues of tasks, filled by the trainer, emptied by workers.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Actors.  One producer (the trainer, under the engine's mutex); any number of workers.
+ * Actors. One producer (the trainer, under the engine's mutex); any number of workers.
  *
  * A queue is a ring of 64-bit entries {generation, task number}.  An entry is only advice: the task
- * word decides.  A worker reads entries from the queue's hint on. It claims the first whose task
+ * word decides. A worker reads entries from the queue's hint on. It claims the first whose task
  * word is QUEUED with the entry's generation, by one compare-and-swap QUEUED -> RUNNING(worker). So
  * a worker that dies anywhere either owns the task or does not.
  *
- * Before the claim, a worker writes in its own entry which task it is about to claim [A1].  A task
+ * Before the claim, a worker writes in its own entry which task it is about to claim [A1]. A task
  * that no entry names is owned by no worker, whatever a worker may have written over its word.
  *
- * Owners.  tail and the ring: trainer.  hint: any worker, forward only (CAS from the value it
+ * Owners. tail and the ring: trainer. hint: any worker, forward only (CAS from the value it
  * scanned from). The trainer moves it back if a stray write has moved it too far
- * (mn_runqueue_mend).  Task words: see mn_records.h.
+ * (mn_runqueue_mend). Task words: see mn_records.h.
  *
  * Invariants.
  *   I1  An entry whose task was seen not QUEUED with the entry's generation never becomes claimable
  *       again. A re-issue moves the generation and writes a new entry. Hence a worker may move the
  *       hint past every entry that it has seen in that state.
- *   I2  The producer never overwrites an entry that is still claimable.  It has its own
+ *   I2  The producer never overwrites an entry that is still claimable. It has its own
  *       head, moves it over entries that are not claimable, and refuses (MN_FULL) when the
  *       ring is full between head and tail.
  *
  * Order pairs.
  *   [P1] publish: tail, seq_cst store     with [P2] claim: tail, seq_cst load: the entry and,
- *        through [T1], the task and its block are seen.  seq_cst because the publisher looks
+ *        through [T1], the task and its block are seen. seq_cst because the publisher looks
  *        at sleepers' events next (mn_event.h: publish, then look).
  *   [P3] claim: hint, seq_cst CAS         with [P4] the engine: hint, seq_cst load, between
  *        prepare_wait and commit_wait. A worker that takes the run queues below the low water
@@ -34,7 +34,7 @@
  *   Relaxed: entries themselves (ordered by tail). As advice to claims the hint needs no
  *   order: a stale one costs a longer scan, and I1 makes a too-new one impossible.
  *
- * Wrap.  tail and hint are 64-bit counts and do not wrap; positions are taken modulo the ring.
+ * Wrap. tail and hint are 64-bit counts and do not wrap; positions are taken modulo the ring.
  *   A worker that stalls between reading tail and an entry may read a newer entry at that
  *   place. That is just as good: the CAS decides.
  *

@@ -205,8 +205,8 @@ mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue)
     }
     if (mn_tasks_publish(t, task, queue) != MN_OK) {
         /* The queues have space for all tasks there are: a full queue is damaged. */
-        struct mn_death nobody = {0, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD, MN_NO_ROW};
-        give_up(t, task, &nobody);
+        struct mn_death no_worker = {0, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD, MN_NO_ROW};
+        give_up(t, task, &no_worker);
     }
 }
 

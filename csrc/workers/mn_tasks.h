@@ -3,17 +3,17 @@
  *
  * Owns which descriptors are free; where each task was published, with which generation, and how
  * often it may be retried. Also owns the accepted results, and the death by which each lost task
- * was lost. It owns the trainer's side of the queues, too.  All of it is private memory, because
+ * was lost. It owns the trainer's side of the queues, too. All of it is private memory, because
  * workers write to the descriptors, too.
  *
- * For a task that workers know of, the task word is the truth (mn_records.h, mn_runqueue.h).  A
+ * For a task that workers know of, the task word is the truth (mn_records.h, mn_runqueue.h). A
  * task that its worker will not finish is published again on the express queue with a new
- * generation, up to its number of retries.  Then it is LOST, which ends its batch with an error.  A
+ * generation, up to its number of retries. Then it is LOST, which ends its batch with an error. A
  * damaged word does not say which worker runs the task. The task is *quarantined* until no worker
- * does, and reads as RUNNING meanwhile (engine/mn_quarantine.h).  No task is left in between.
+ * does, and reads as RUNNING meanwhile (engine/mn_quarantine.h). No task is left in between.
  *
- * Lock.  None of its own: all functions need the owner's lock, except to read an accepted result,
- * which belongs to the owner of the batch.  No system call.
+ * Lock. None of its own: all functions need the owner's lock, except to read an accepted result,
+ * which belongs to the owner of the batch. No system call.
  */
 #ifndef MN_TASKS_H
 #define MN_TASKS_H

@@ -83,9 +83,9 @@ mn_entry_die(struct mn_worker_side *w, int32_t status)
 void
 mn_entry_leave(struct mn_worker_side *w)
 {
-    bool ended = mn_a32_load_seqcst(&w->me->leave) == MN_LEAVE_ENDED;
+    bool ended = mn_a32_load_seqcst(&w->me->exit_request) == MN_EXIT_ENDED;
     if (ended) {
-        mn_a32_store_seqcst(&w->me->leave, 0); /* so that it counts as a death */
+        mn_a32_store_seqcst(&w->me->exit_request, 0); /* so that it counts as a death */
     }
     mn_entry_die(w, ended ? -SIGTERM : 0);
 }

@@ -4,7 +4,7 @@
  * The thread manages the entry itself, because there is no zygote. WANTED -> READY: the thread
  * begins. READY -> EXITED: it was asked to exit. SWEPT -> EMPTY: the engine has looked. Then it
  * waits until it is wanted again. A thread cannot be killed, so the engine waits for its task and
- * never gives it to another worker.  Only a thread that ends by its own error sets EXITED while it
+ * never gives it to another worker. Only a thread that ends by its own error sets EXITED while it
  * runs a task.
  *
  * Only that thread calls these functions. It holds no lock and, where it waits, no GIL.

@@ -63,7 +63,7 @@ hold(struct mn_worker_side *w, uint32_t task)
 int
 mn_worker_try(struct mn_worker_side *w, uint32_t *task)
 {
-    if (mn_worker_stopped(w) || mn_a32_load_seqcst(&w->me->leave) != 0) {
+    if (mn_worker_stopped(w) || mn_a32_load_seqcst(&w->me->exit_request) != 0) {
         return MN_CLOSED;
     }
     int rc = mn_runqueue_claim(&w->shm, w->number, task);

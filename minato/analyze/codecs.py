@@ -164,7 +164,7 @@ def psnr(one: Any, other: Any) -> float:
 
 
 def load_photo(path: str) -> Any:
-    """The decoded image of a file, and its CPU seconds; None where it is no photo."""
+    """The decoded image of a file, and its CPU seconds; None if it is not a photo."""
     with contextlib.suppress(Exception):
         with io.open(path, "rb") as file:
             content = file.read()

@@ -72,7 +72,7 @@ def _parse_duration(text: str) -> float:
     """A duration: 90, 90s, 2m, 1h."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|)", text.strip())
     if found is None or not float(found[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration: write 30s, 2m or 1h")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: write 30s, 2m or 1h")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
@@ -341,8 +341,8 @@ class Study:
             for message in messages:
                 if message["kind"] == "unable":
                     raise ConnectionError(
-                        f"the program's Python has no minato, and this one does not fit it "
-                        f"({message['error']}): install minato there"
+                        "minato is not installed in the program's Python, and this installation "
+                        f"cannot be used there ({message['error']}): install minato there"
                     )
                 found: list[str] = message["refused"]
                 return found

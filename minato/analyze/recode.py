@@ -171,7 +171,7 @@ def recode_file(source: str, target: str, path: str, settings: Settings, timed: 
             content, times = _recode_image(origin, settings, timed)
             what = "made" if content else "kept" if content is not None else "as it is"
             if content and taken:
-                raise ValueError(f"it would get the name of {taken}: rename one of them")
+                raise ValueError(f"it would overwrite {taken}; rename one of them")
             if content:
                 to = Path(target, target_name(path, settings))
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -343,16 +343,16 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _check_settings(options: argparse.Namespace) -> Settings:
-    """Raises ValueError for values that make no sense."""
+    """Raises ValueError for invalid values."""
     if options.format == "png" and options.quality is not None:
         raise ValueError("--quality is for jpeg and webp; png loses nothing")
     quality = 85 if options.quality is None else options.quality
     if not 1 <= quality <= 100:
         raise ValueError(f"--quality {quality} is not between 1 and 100")
     if options.size is not None and options.size < 1:
-        raise ValueError(f"--size {options.size} is no number of pixels")
+        raise ValueError(f"--size must be a positive number of pixels, got {options.size}")
     if options.workers is not None and options.workers < 1:
-        raise ValueError(f"--workers {options.workers} is no number of processes")
+        raise ValueError(f"--workers must be a positive number of processes, got {options.workers}")
     settings = Settings(options.format, quality, options.size)
     return replace(settings, quality=None) if options.format == "png" else settings
 
@@ -364,12 +364,12 @@ def _open_settings(source: str, target: str, settings: Settings) -> IO[str]:
         ValueError: if the destination cannot be this copy of the source.
     """
     if not os.path.isdir(source):
-        raise ValueError(f"{source} is no folder")
+        raise ValueError(f"{source} is not a folder")
     real, to = os.path.realpath(source), os.path.realpath(target)
     if os.path.commonpath([real, to]) in (real, to):
-        raise ValueError(f"{target} and {source} lie in each other: give a folder outside of it")
+        raise ValueError(f"{target} and {source} overlap; choose a folder outside the source")
     if os.path.exists(target) and not os.path.isdir(target):
-        raise ValueError(f"{target} is no folder")
+        raise ValueError(f"{target} is not a folder")
     wanted = {"source": real, **asdict(settings)}
     path = Path(target, SETTINGS)
     if os.path.isdir(target) and os.listdir(target) and not path.exists():

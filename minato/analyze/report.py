@@ -209,7 +209,7 @@ def list_notes(f: Facts) -> list[str]:
     if codecs and 0 < codecs["images"] < FEW:
         notes.append(f"codecs: only {codecs['images']} images were encoded in time; a longer --budget tells more")
     if codecs.get("skipped"):
-        notes.append(f"{codecs['skipped']} files that samples read are no photos, and were left as they are")
+        notes.append(f"{codecs['skipped']} files that samples read are not photos, and were left as they are")
     notes += [f"{r['name']}: the program cannot read it: {r['error']}" for r in codecs.get("rows", []) if r["error"]]
     orders = f.all.get("orders")
     if orders:
@@ -234,7 +234,7 @@ def compare(before: str, after: str) -> str:
     """The differences of two report.json.
 
     Raises:
-        ValueError: for a file that is no report of this version.
+        ValueError: for a file that is not a report of this version.
     """
     one, two = _load(before), _load(after)
     f, g = Facts(one), Facts(two)

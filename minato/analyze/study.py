@@ -771,7 +771,7 @@ class _Pace:
                 self.partial = []
 
     def even(self) -> bool:
-        """Whether this is no moment within batches that arrive together."""
+        """Whether this moment is not within batches that arrive together."""
         return not self.beginning and self.batches >= 2 and self.number % self.round == 0
 
     def batch(self) -> float:

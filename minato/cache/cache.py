@@ -56,8 +56,8 @@ class DataSet(NamedTuple):
 
 
 def _data_set(function: Any) -> DataSet:
-    """By the function's source file and name; at a prompt or in a notebook, by the working folder
-    and the name."""
+    """Identifies it by the function's source file and name; at a prompt or in a notebook, by the
+    working folder and the name."""
     file = os.path.realpath(function.__code__.co_filename)
     place = file if os.path.exists(file) and "ipykernel" not in file else os.getcwd()
     name = function.__qualname__
@@ -181,7 +181,7 @@ class Cache:
     ) -> None:  # fmt: skip
         self.size = parse_bytes(size, "size")
         if self.size < 1 << 20:
-            raise ValueError(f"size should be at least '1MiB', but got size={size!r}")
+            raise ValueError(f"size must be at least '1MiB', got {size!r}")
         self.keep = bool(keep)
         self.directory = None if directory is None else os.path.abspath(
             os.path.expanduser(os.fspath(directory))
@@ -303,7 +303,7 @@ class Cache:
             log.warning(
                 "minato.Cache has %d bytes, not the %d that were asked for: the file was made with "
                 "that size%s", has, self.size,
-                ". `minato cache drop` removes it" if on_disk else ", or /dev/shm has no more",
+                ". `minato cache drop` removes it" if on_disk else ", or /dev/shm is too small",
             )  # fmt: skip
         return self._client.store
 

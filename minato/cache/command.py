@@ -44,7 +44,8 @@ def _files(where: str) -> list[File]:
 
 
 def _given(argument: str) -> list[File]:
-    """What an argument names: a file in memory, a file by its path, or all of a directory."""
+    """Returns what an argument names: a file in memory, a file by its path, or all of a
+    directory."""
     if os.path.isdir(argument):
         return _files(folder(argument)) or _files(argument)
     where, name = os.path.split(argument)

@@ -1,7 +1,7 @@
-"""DataLoader(cache=): which part of a dataset's samples is kept, and how workers read the rest.
+"""Implements DataLoader(cache=): what is kept of a dataset's samples, and how workers read it.
 
-A dataset says it by three methods. ``read(i)`` returns what lies in storage, ``decode(raw, i)`` is
-the deterministic rest, and ``augment(value, i)`` is random and runs every time. Its
+A dataset divides a sample by three methods. ``read(i)`` returns what lies in storage,
+``decode(raw, i)`` is the deterministic rest, and ``augment(value, i)`` is random and runs every time. Its
 ``__getitem__(i)`` returns ``augment(decode(read(i), i), i)``, so a loader without cache makes the
 same samples.
 
@@ -111,8 +111,8 @@ def of_value(value: Any, where: str) -> bytes:
 
 
 def identity(dataset: Any, methods: tuple[str, ...]) -> bytes:
-    """What these methods of a dataset depend on besides the index: their code, and where the dataset
-    has no ``cache_key(i)`` the attributes that they use."""
+    """Returns what these methods of a dataset depend on besides the index: their code, and where
+    the dataset has no ``cache_key(i)`` the attributes that they use."""
     cls, version = type(dataset), attribute(dataset, "cache_version")
     functions = [function for name in methods for function in _functions(cls, name)]
     parts = [Fingerprint(function, cls, version).digest for function in functions]
@@ -172,12 +172,12 @@ class Reader:
 
     @classmethod
     def forms_of(cls, dataset: Any) -> tuple[str, ...]:
-        """In which forms its samples can be kept."""
+        """Returns the forms in which its samples can be kept."""
         return "decoded", "encoded"
 
     @classmethod
     def identity(cls, dataset: Any) -> MadeOf:
-        """What its values depend on besides their keys and files."""
+        """Returns what its values depend on besides their keys and files."""
         return b"", b""
 
     def memoized(
@@ -222,7 +222,7 @@ class Reader:
         return found
 
     def sizes_of(self, index: int) -> tuple[int | None, int | None]:
-        """Of a sample, encoded and decoded; None: a cache cannot store it."""
+        """Returns the bytes of a sample, encoded and decoded; None: a cache cannot store it."""
         raise NotImplementedError
 
     def form(self, make: bool = True) -> str | None:
@@ -397,7 +397,7 @@ def check(dataset: Any, form: str | None) -> None:
 
 
 def _key_words(dataset: Any) -> Iterator[int]:
-    """Of all samples of a dataset with readers, in their order."""
+    """Yields the keys of all samples of a dataset with readers, in their order."""
     if type(dataset) is ConcatDataset:
         for part in dataset.datasets:
             yield from _key_words(part)
@@ -474,7 +474,7 @@ class CacheOfLoader:
         return through
 
     def keys(self) -> Keys | None:
-        """Of all samples of the loader's dataset; None: which form is kept is not decided yet."""
+        """The keys of all samples of the loader's dataset; None: their form is not decided yet."""
         if any(reader.form(make=False) is None for reader in self._readers):
             return None
         if self._keys is None:
@@ -540,8 +540,8 @@ NOTHING: dict[str, Any] = {
 
 
 def _data_set_of(leaf: Any) -> DataSet:
-    """By the program's class, as memoize() goes by the function; of a dataset of a library, by the
-    folder that its files lie in."""
+    """Identifies it by the program's class, as memoize() does by the function; of a dataset of a
+    library, by the folder that its files lie in."""
     function = next(_functions(type(leaf), PROTOCOL[0]), None)
     if function is not None:
         return _data_set(function)

@@ -1,10 +1,9 @@
-"""Files that a value was made of: an entry is good as long as they are what they were.
+"""Checks the files that a value was made of: an entry is valid as long as they are unchanged.
 
-A file counts by its size, times and inode. These are part of the entry's key, so an entry is not
-found any more once one of them has changed. How often a process looks is said by check=: at each
-"use"; "never"; or once an "epoch" and path. A process is in its next epoch when it asks again for a
-key that it has had. In a worker that never ends, this is what an epoch is. A worker that ends looks
-at each path once.
+A file is identified by its size, times and inode. These are part of the entry's key, so an entry is
+no longer found once one of them has changed. check= says how often a process checks a path: at each
+"use"; "never"; or once an "epoch". A process is in its next epoch when it asks again for a key that
+it has had. A worker that ends with its epoch checks each path once.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def paths_of(given: Any) -> tuple[str, ...]:
 
 
 def look(path: str) -> Stamp:
-    """What a file is now."""
+    """Returns what a file is now."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -54,11 +53,11 @@ def settled(stamps: Iterable[Stamp]) -> bool:
 
 
 class Files:
-    """What a process knows of the files of one memoized function."""
+    """Holds what a process knows of the files of one memoized function."""
 
     def __init__(self, check: str) -> None:
         if check not in CHECKS:
-            raise ValueError(f"check should be one of {CHECKS}, but got check={check!r}")
+            raise ValueError(f"check must be one of {CHECKS}, got {check!r}")
         self._check = check
         self._stamps: dict[str, Stamp] = {}
         self._seen: set[bytes] = set()
@@ -79,7 +78,7 @@ class Files:
         return tuple(self._stamps[path] for path in paths)
 
     def fresh(self, paths: tuple[str, ...]) -> tuple[Stamp, ...]:
-        """What they are now, whatever was known."""
+        """Returns what they are now, and does not use what was known."""
         if self._check == "never":
             return ()
         found = tuple(look(path) for path in paths)

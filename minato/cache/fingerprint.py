@@ -1,4 +1,4 @@
-"""What a memoized function does, as bytes: other code makes other entries.
+"""Turns what a memoized function does into bytes, so that other code makes other entries.
 
 A function counts by its code, constants, defaults and closure cells, and by what its code names.
 These are the program's own functions and classes (followed in turn), plain values of the module,
@@ -72,7 +72,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 class Fingerprint:
-    """Of a function; for methods, as called on objects of a class."""
+    """Fingerprints a function; a method, as called on objects of a class."""
 
     def __init__(self, function: Any, cls: type | None, version: Any) -> None:
         self._hash = hashlib.blake2b(digest_size=32)

@@ -127,14 +127,14 @@ def _needs_key(function: Any, names: list[str]) -> str | None:
 
 
 class Memoized:
-    """What stands behind one memoized function."""
+    """Implements one memoized function."""
 
     def __init__(
         self, cache: Cache, function: Any, key: Callable[..., Any] | None,
         files: Callable[..., Any] | None, check: str, version: Any,
     ) -> None:  # fmt: skip
         if key is not None and not callable(key):
-            raise TypeError(f"memoize(key=) takes a function of the arguments, but got {key!r}")
+            raise TypeError(f"memoize(key=) must be a function of the arguments, got {key!r}")
         self.cache = cache
         self.function = function
         self.name = f"{function.__module__}.{function.__qualname__}"
@@ -150,9 +150,9 @@ class Memoized:
             raise TypeError(f"memoize() needs a key= for {function.__qualname__}. Write {line}")
         if version is None and cache.directory is not None:
             raise TypeError(
-                f"memoize() needs a version= for {function.__qualname__}, whose values stay in "
-                f"{cache.directory} when the program ends. Write version=1, and change it where the "
-                "values change in a way that minato does not see, such as a model that the function uses"
+                f"memoize() needs a version= for {function.__qualname__}, whose values outlive the "
+                f"program in {cache.directory}. Write version=1; change it whenever the values change "
+                "for a reason that minato cannot detect, such as a model that the function uses"
             )
         self._signature = signature
         self._key_name = f"the key of {function.__qualname__}"
@@ -173,7 +173,7 @@ class Memoized:
     # ---- keys ----------------------------------------------------------------------------
 
     def fingerprint(self, args: tuple[Any, ...]) -> Any:
-        """Of the function, as it is now."""
+        """Returns the fingerprint of the function, as it is now."""
         cls = None
         if self._is_method and args:
             cls = args[0] if isinstance(args[0], type) else type(args[0])
@@ -186,7 +186,7 @@ class Memoized:
         return sorted({text for found in self._prints.values() for text in found.unfollowed})
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """What the value depends on but for files."""
+        """Returns what the value depends on besides files."""
         if self._key is not None:
             given = canonical(self._key(*args, **kwargs), self._key_name)
         else:
@@ -281,7 +281,7 @@ class Memoized:
             try:
                 result = store.put(digest, made_ns, *encoded, self._number, self.evicts)
                 if result == TOO_LARGE:
-                    self._tell_large(store, encoded)
+                    self._warn_of_large(store, encoded)
                 elif result == NO_ROOM and self.cache.directory is not None:
                     self._tell("full", "minato.Cache has no room in %s for further values of %s: it, or "
                                "the disk, is full. They are made each time.",
@@ -291,7 +291,7 @@ class Memoized:
         copied = values.copy(encoded)
         return copied if part is None else parts.of(copied, part)
 
-    def _tell_large(self, store: Store, encoded: Any) -> None:
+    def _warn_of_large(self, store: Store, encoded: Any) -> None:
         size = sum(memoryview(one).nbytes for one in encoded.parts)
         self._tell(
             "large",
@@ -308,8 +308,8 @@ class Memoized:
 
 
 def _digest(key: bytes, stamped: bytes | None = None) -> bytes:
-    """Of a key, and of the key with what its files look like. The first half is of the key alone, so
-    a trainer knows it without a look at files."""
+    """Digests a key, and the key with what its files look like. The first half is of the key alone,
+    so a trainer knows it without a look at files."""
     half = hashlib.blake2b(key, digest_size=16).digest()
     if stamped is None:
         return half

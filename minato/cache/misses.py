@@ -66,7 +66,7 @@ class Missed:
 
 
 def caches_of(dataset: Any) -> list[Cache]:
-    """Those whose memoized functions a dataset calls, where its classes and attributes show them."""
+    """Finds the caches of memoized functions that a dataset's classes and attributes show."""
     if not any_open():
         return []
     found: list[Cache] = []
@@ -86,7 +86,7 @@ def caches_of(dataset: Any) -> list[Cache]:
 
 
 def _caches_in(function: types.FunctionType) -> Iterator[Cache]:
-    """Of a memoized function; of another one, those of the memoized functions that it names."""
+    """Finds the cache of a memoized function; for another function, of those that it names."""
     memoized = vars(function).get("__minato_memoized__")
     if memoized is not None:
         yield memoized.cache
@@ -141,8 +141,8 @@ class Misses:
         return bool(self._before)
 
     def seen(self) -> Missed | None:
-        """What was missed since then. None: nothing, or that is not known, because other jobs share a
-        cache and their misses count in it."""
+        """Returns what was missed since then. None: nothing, or that is not known, because other
+        jobs share a cache and their misses count in it."""
         epochs = max(1, self.epochs)
         open_now = [(cache, _counts(cache), before) for cache, before in self._before]
         if any(now.get("jobs", 0) > 1 for _cache, now, _before in open_now):
@@ -164,7 +164,7 @@ class Misses:
         )  # fmt: skip
 
     def _room(self, cache: Cache, now: dict[str, int], since: dict[str, int]) -> dict[str, Any]:
-        """Of a cache that has refused values."""
+        """Describes a cache that has refused values."""
         used, size = now["used_bytes"], now["bytes"]
         own = self._cached if self._cached is not None and cache is self._cached.cache else None
         refused = since["refused"] / max(1, self.epochs)

@@ -171,7 +171,7 @@ class Keys:
 
 
 class Following:
-    """What the cache holds of one epoch's samples, as it changes.
+    """Holds what the cache holds of one epoch's samples, as it changes.
 
     Args:
         store: the cache's file.

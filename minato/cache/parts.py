@@ -1,4 +1,4 @@
-"""part=: a box of one stored array or tensor, of which only that is copied."""
+"""Implements part=: copies only a box of one stored array or tensor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _slices(part: Any, ndim: int) -> tuple[Any, ...]:
     for one in given:
         if not isinstance(one, (slice, int, np.integer)) or isinstance(one, bool):
             raise TypeError(
-                f"part= should hold slices, integers and ..., but got {type(one).__name__}"
+                f"part= must hold slices, integers and ..., got {type(one).__name__}"
             )
     return (*given, *[slice(None)] * (ndim - len(given)))
 

@@ -36,7 +36,7 @@ def _slab(path: str, dtype: str, low: int, high: int) -> Any:
 
 
 def _boxes(path: str, crop: RandBalancedCrop, dtype: str) -> Any:
-    """What a pipeline knows of a label after one pass over it."""
+    """Returns what a pipeline knows of a label after one pass over it."""
     pipeline = Pipeline([ReadNpy(image=dtype, label=dtype), crop])
     VolumeDataset([(path, path)], pipeline).warm()
     return pipeline._get().export_boxes()
@@ -75,7 +75,7 @@ class Volumes(Reader):
         return ("decoded",)
 
     def sizes(self, make: bool) -> dict[str, int | None] | None:
-        """By the files' sizes, so that nothing is made."""
+        """Estimates by the files' sizes, so that nothing is made."""
         cases = self.dataset.cases
         found: list[tuple[int | None, int | None]] = []
         for case in spread(len(cases)):
@@ -87,7 +87,8 @@ class Volumes(Reader):
         return estimate(found, len(cases))
 
     def key_words(self) -> Iterator[int]:
-        """Of a slab in the middle of each image: where that is cached, others may be."""
+        """Yields the key of a slab in the middle of each image: if that is cached, others may
+        be."""
         dtype = self._dtypes[0]
         words: list[int] = []
         for path, _label in self.dataset.cases:
@@ -136,7 +137,7 @@ class Volumes(Reader):
         return tuple(int(n) for n in window[1:])
 
     def _shape(self, path: str, dtype: str) -> tuple[int, ...]:
-        """Of a file. Raises the pipeline's errors for one that it would not take."""
+        """Describes a file. Raises the pipeline's errors for one that it would not take."""
         found = os.stat(path)
         stamp = found.st_size, found.st_mtime_ns
         known = self._shapes.get(path)

@@ -3,13 +3,13 @@
 Life of a batch here:
 
 1. ``begin`` puts each tensor where copies can read it, starts its copy, and records an event
-   after the last copy.  It runs in the stage's thread, or in the caller's if there is none.
+   after the last copy. It runs in the stage's thread, or in the caller's if there is none.
    If a pipeline ends on the device, its samples are finished there, after their copies and
    before the event (``operators.py``).
-2. The sources of the copies stay with the copier until that event has passed.  They are then
+2. The sources of the copies stay with the copier until that event has passed. They are then
    dropped, and their memory is free for the next batch; never earlier, whatever the program does.
 3. ``hand_over`` (in the caller's thread) makes the caller's current stream wait for the event,
-   and records that this stream uses the tensors.  The host does not wait.
+   and records that this stream uses the tensors. The host does not wait.
 
 Only plain tensors in ordinary memory are copied like this. All else (other layouts, classes with
 their own ``to()``, tensors of another device) is moved in step 3. This runs on the caller's own
@@ -283,7 +283,7 @@ class Copier:
                 self._takes_off(sent.flight)
         self.counts.depth = self._depth()
         if self._slots is not None:
-            self.counts.locked, self.counts.lock_error = self._slots.told()
+            self.counts.locked, self.counts.lock_error = self._slots.page_locks()
         return sent
 
     def _finished(self, tail: Tail, sent: Sent) -> None:
@@ -452,7 +452,7 @@ def sweep() -> int:
 
 
 def _after_in_child() -> None:
-    """In a forked child: the sources and events of the parent's copies belong to the parent."""
+    """In a forked child, keeps the parent's sources and events of copies unused."""
     _inherited.extend([*_all, *_left])
     _left.clear()
 

@@ -1,7 +1,7 @@
 """``device=``: a thread that copies batches to the device ahead of ``next()``.
 
 It replaces the thread of ``pinned.py``, because it puts batches into page-locked memory
-itself.  torch releases the GIL for all of its long operations: copies on the host and
+itself. torch releases the GIL for all of its long operations: copies on the host and
 calls of the driver.
 """
 

@@ -1,8 +1,8 @@
 """The end of a pipeline of ``minato.ops``, on the device.
 
 Workers run such a pipeline up to the place where its samples have the fewest bytes. The samples are
-finished on the device: a kernel flips, casts, scales, adds noise and normalizes each voxel.  It
-runs on the stream of the copies and before their event.  The workers draw the
+finished on the device: a kernel flips, casts, scales, adds noise and normalizes each voxel. It
+runs on the stream of the copies and before their event. The workers draw the
 random numbers and send them along as a recipe (``csrc/ops/mn_recipe.h``). The arithmetic is the
 same source code as on the host, so the bytes are equal.
 
@@ -197,7 +197,7 @@ def finisher_of(ordinal: int) -> Finisher | str:
         return str(error)
 
 
-def told() -> str:
+def describe() -> str:
     """For ``minato info``: whether operators of minato.ops can run on a device."""
     image = kernels()
     if isinstance(image, str):

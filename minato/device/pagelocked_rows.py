@@ -65,7 +65,7 @@ class Slots:
         with contextlib.suppress(RuntimeError):  # the engine was closed in the meantime
             self._engine.unlock_pages()
 
-    def told(self) -> tuple[int, int]:
+    def page_locks(self) -> tuple[int, int]:
         """Locked bytes, and the driver's error number when it refused (0: it did not)."""
         try:
             locked: tuple[int, int] = self._engine.page_locks()
@@ -118,7 +118,7 @@ def has_driver() -> bool:
     return True
 
 
-def told() -> str:
+def describe() -> str:
     """For ``minato info``: how batches are copied to a CUDA device on this system."""
     pinned = "through torch's page-locked memory, with one more copy"
     try:

@@ -1,7 +1,7 @@
 """``pin_memory=True`` with an accelerator: batches are pinned ahead of ``next()``.
 
 torch's own thread function copies a batch into pinned memory while the program works on
-the previous one.  ``iterators/delivery_queue.py`` decides what is sent to it, and when.  Without an
+the previous one. ``iterators/delivery_queue.py`` decides what is sent to it, and when. Without an
 accelerator there is no thread.
 """
 

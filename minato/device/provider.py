@@ -139,7 +139,7 @@ def target(device: Any) -> torch.device:
         named = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
-            "device option should be a device such as 'cuda', 'cuda:1' or a torch.device, but "
+            "device must be a device such as 'cuda', 'cuda:1' or a torch.device, "
             f"got {device!r}: {str(error).splitlines()[0]}"
         ) from None
     if named.type == "meta":

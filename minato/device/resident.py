@@ -1,8 +1,8 @@
 """Cases that stay on a device: a sample then sends the position of its crop, but no voxels.
 
-Every file of a dataset is copied once, when a loader with ``device=`` first runs over it.  It stays
-on the device as long as the dataset lives.  Workers draw a sample's window and recipe
-(``csrc/ops/mn_recipe.h``) as usual, and the kernel reads its voxels from the case.  No loader can
+Every file of a dataset is copied once, when a loader with ``device=`` first runs over it. It stays
+on the device as long as the dataset lives. Workers draw a sample's window and recipe
+(``csrc/ops/mn_recipe.h``) as usual, and the kernel reads its voxels from the case. No loader can
 be faster, so this is the upper bound for comparisons. It is useful if the device has room for all
 cases in addition to the training.
 

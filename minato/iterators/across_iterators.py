@@ -1,4 +1,4 @@
-"""What minato remembers about a loader between its iterators.
+"""Remembers facts about a loader between its iterators.
 
 Stored outside the loader, because libraries copy, pickle and rebuild loaders from their
 attributes. The state from which the next iterator resumes is an attribute (``pending_state``) for
@@ -18,7 +18,7 @@ from ..cache.cache import any_open
 from ..progress import Progress, length_of
 from ..seeding.order_generators import Sources
 from ..state import COSTS_MOST, State, pack_costs, pack_ratios
-from ..transport.rows_or_whole import Shape
+from ..transport.rows_or_whole import SampleTransport
 
 if TYPE_CHECKING:
     from ..cache.datasets import CacheOfLoader, Through
@@ -42,31 +42,31 @@ _memos: dict[int, tuple[weakref.ref[Any], Memo]] = {}
 
 
 class Memo:
-    """What is known about a loader's samples, for its next iterators."""
+    """Holds what is known about a loader's samples, for its next iterators."""
 
     def __init__(self, loader: Any) -> None:
-        self.shape = Shape()
+        self.shape = SampleTransport()
         self.size = min(length_of(loader) or 0, COSTS_MOST)
         self.costs: Any = CostModel(self.size) if CORE else NoCosts()
         self._packed: list[str | None] = []  # packed costs and ratios of a large dataset
         self._packed_until = 0.0
         #: asks the latest iterator for its stats(); returns None once the iterator or its workers
         #: are gone
-        self.told: Callable[[], dict[str, Any] | None] = lambda: None
+        self.as_stats: Callable[[], dict[str, Any] | None] = lambda: None
         self.progress: Progress | None = None  # of the latest iterator
         self.sampler_end: Said | None = None  # its sampler's state at the end of the last epoch
         self.resume: State | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told
-        self.told_dataset = False  # what it has said of itself, in this process
-        self.told_uncounted = False  # that its states know no position
+        self.loaded_dataset = False  # it has loaded a state in this process
+        self.warned_uncounted = False  # that its states know no position
         self.looked_for_shared = False  # files and connections in its dataset, before a fork
-        self.told_of_generators = False  # that threads share them
-        self.told_of_copies = False  # that its iterable dataset gives everything in each worker
-        self.told_of_epoch = False  # that persistent workers do not see its dataset's
-        self.told_of_order = False  # that reorder=True keeps it
+        self.warned_of_generators = False  # that threads share them
+        self.warned_of_copies = False  # that its iterable dataset gives everything in each worker
+        self.warned_of_epoch = False  # that persistent workers do not see its dataset's
+        self.warned_of_order = False  # that reorder=True keeps it
         self.hints_refused = False  # cost_hint() has failed, and is not asked again
         self.sized = bytearray()  # for each index, whether its bytes were looked up
-        self.told_unasked = False  # that its dataset's own state is not part of them
+        self.warned_unasked = False  # that its dataset's own state is not part of them
         self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
         self.load: Load | None = None  # of the latest iterator, without workers
         self.cached: CacheOfLoader | None = None  # with cache=
@@ -128,7 +128,7 @@ class Memo:
         return True
 
     def found_held(self, held: Held) -> None:
-        """What was found out about the dataset's generators, for the next iterators."""
+        """Stores what was found out about the dataset's generators, for the next iterators."""
         self.held = held
 
     def asks_for_samples(self) -> bool:

@@ -15,12 +15,12 @@ from ..errors import Failure
 from ..option_values import option
 from ..seeding import init_states
 from ..transport.layouts import collates_more, is_default_collate
-from ..transport.rows_or_whole import Form, Shape
+from ..transport.rows_or_whole import EngineTransport, SampleTransport
 from ..workers.executor import Executor
 from ..workers.native import NativePool, Offer, offer_of
 from ..workers.on_error import RAISE, REPLACE
 from ..workers.process_pool import Pool
-from ..workers.python_threads import PythonPool, tell_of_generators
+from ..workers.python_threads import PythonPool, warn_of_generators
 from .base import MinatoIterator
 from .batch_errors import Amended
 from .collating import CollatesHere
@@ -35,7 +35,7 @@ from .window import Window
 AnyPlanner = TypeVar("AnyPlanner", bound=Planner)
 
 #: the shape for loaders whose batches are always made whole by one worker
-WHOLE = Shape()
+WHOLE = SampleTransport()
 WHOLE.whole = True
 
 
@@ -57,9 +57,9 @@ class BalancedIterator(MinatoIterator):
         self._make_parts(loader, supervisor, shape, queue)
 
     def _make_parts(
-        self, loader: Any, supervisor: Supervisor, shape: Shape, queue: deque[list[Any]]
+        self, loader: Any, supervisor: Supervisor, shape: SampleTransport, queue: deque[list[Any]]
     ) -> None:
-        form = Form(shape)
+        form = EngineTransport(shape)
         planner = self._planner_of(Planner, loader, form, queue, loader.batch_size or 1)
         collates = CollatesHere(loader, self._position, shape)
         completions = Completions(supervisor, planner)
@@ -72,7 +72,7 @@ class BalancedIterator(MinatoIterator):
         self,
         kind: type[AnyPlanner],
         loader: Any,
-        form: Form,
+        form: EngineTransport,
         queue: deque[list[Any]],
         batch_size: int,
     ) -> AnyPlanner:
@@ -98,8 +98,8 @@ class BalancedIterator(MinatoIterator):
         self._planner = planner
         return planner
 
-    def _shape_of(self, loader: Any) -> Shape:
-        """What is known of the loader's samples, if they may travel as rows."""
+    def _shape_of(self, loader: Any) -> SampleTransport:
+        """Returns what is known of the loader's samples, if they may travel as rows."""
         shape = WHOLE
         if loader._auto_collation and is_default_collate(loader.collate_fn):
             if not fetches_batches(loader.dataset):
@@ -118,7 +118,7 @@ class BalancedIterator(MinatoIterator):
 
     def _make_pool(self, loader: Any) -> Executor:
         if self._options.worker_type == "thread":
-            self._tell_of_generators()
+            self._warn_of_generators()
             return PythonPool(job=self._job(), **self._pool_options())
         if self._offer is None:
             return super()._make_pool(loader)
@@ -139,10 +139,10 @@ class BalancedIterator(MinatoIterator):
             options=self._engine_options(),
         )
 
-    def _tell_of_generators(self) -> None:
+    def _warn_of_generators(self) -> None:
         memo = self._position.memo
-        if self._options.seed_per_sample is None and not memo.told_of_generators:
-            memo.told_of_generators = tell_of_generators(self._dataset, self._collate_fn)
+        if self._options.seed_per_sample is None and not memo.warned_of_generators:
+            memo.warned_of_generators = warn_of_generators(self._dataset, self._collate_fn)
 
     def _engine_options(self) -> dict[str, Any]:
         assert self._supervisor is not None
@@ -214,7 +214,7 @@ class BalancedIterator(MinatoIterator):
     def _next_data(self) -> Any:
         if not self._looked_at_init and self._position.progress.count:
             self._looked_at_init = True
-            init_states.tell(self._seeded_by_init())
+            init_states.warn_of(self._seeded_by_init())
         while isinstance(got := self._next_batch(), Failure):
             if type(got) is not Amended:
                 self._position.errors += 1
@@ -278,9 +278,9 @@ class BalancedIterator(MinatoIterator):
         if not self._persistent_workers:
             self._shutdown_workers()
         elif self._supervisor is not None:
-            self._supervisor.tell_of_deaths(at_end=True)
+            self._supervisor.warn_of_deaths(at_end=True)
         self._position.ends()
-        init_states.tell(found)
+        init_states.warn_of(found)
 
     def _seeded_by_init(self) -> list[str]:
         """Generators that worker_init_fn seeded from its own number, if warnings are due."""

@@ -67,7 +67,7 @@ def _forget_locals(error: BaseException) -> None:
 
 
 class _Finished:
-    """What libraries read from torch's result queue: how far ahead the workers are."""
+    """Replaces torch's result queue: libraries read from it how far ahead the workers are."""
 
     def __init__(self, iterator: MinatoIterator) -> None:
         self._iterator = iterator
@@ -77,12 +77,12 @@ class _Finished:
         return self._iterator._finished()
 
     def empty(self) -> bool:
-        """Whether there are none."""
+        """Returns whether no batch is done and not delivered."""
         return self.qsize() == 0
 
 
 class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
-    """What all kinds have in common: torch's attributes, the workers, the end."""
+    """Has what all kinds of iterators share: torch's attributes, the workers, the end."""
 
     _balanced = True
     _unit = "batch"
@@ -186,14 +186,14 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         )
 
     def _memory_limit(self) -> int:
-        """Of what is shared with workers. Caches of this process do not grow into what the program
-        has set aside for that."""
+        """Returns the limit in bytes of the memory shared with workers. Caches of this process
+        leave a memory_limit= free."""
         if self._options.memory_limit is not None:
             promise(parse_bytes(self._options.memory_limit))
         return self._options.memory_bytes(self._num_workers)
 
     def _job(self) -> dict[str, Any]:
-        """What workers need besides their memory."""
+        """Returns what workers need besides their memory."""
         assert self._supervisor is not None
         balanced, options, memo = self._balanced, self._options, self._position.memo
         return dict(
@@ -324,7 +324,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             supervisor.watch.first_came(supervisor.engine, costs, self._first_indices())
 
     def _first_indices(self) -> Any:
-        """Of the samples of that batch; None where they are not known."""
+        """Returns the indices of a batch's samples; None if they are not known."""
         return None
 
     def _allowed(self, amended: Amended) -> Any:

@@ -12,7 +12,7 @@ import torch
 from .._core import Block, Engine, Loss
 from ..errors import Failure, WorkerLost, add_note, describe_death, text_of
 from ..workers.answers import BATCH
-from ..workers.on_error import Amiss
+from ..workers.on_error import FailedSample
 
 
 class LoaderFailure(Failure):
@@ -45,7 +45,7 @@ class Amended(Failure):
     """A batch that differs from the sampler's because some of its samples could not be made.
     Until max_errors allows it, it is treated as a failed batch."""
 
-    def __init__(self, data: Any, amiss: list[Amiss], empty: bool) -> None:
+    def __init__(self, data: Any, amiss: list[FailedSample], empty: bool) -> None:
         self.data = data
         self.amiss = amiss
         self.empty = empty  # none of its samples could be made
@@ -57,7 +57,7 @@ class Amended(Failure):
         amiss, self.amiss = self.amiss, []
         self.add(amiss, number, indices if batched else [indices])
 
-    def add(self, amiss: list[Amiss], number: int, indices: Any) -> None:
+    def add(self, amiss: list[FailedSample], number: int, indices: Any) -> None:
         """Adds failures of a sampler's batch."""
         every = indices if isinstance(indices, (list, tuple)) else list(indices)
         self.asked += len(every)
@@ -90,15 +90,21 @@ def _short(indices: Any) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-#: what a batch needs, by the engine's reason for refusing it (csrc/engine/mn_engine.h)
+#: the engine's reasons for refusing a batch: enum mn_refusal_why in csrc/schedule/mn_plan.h
+TASKS, RECORDS, ROWS, PRIVATE = 1, 2, 3, 4
+
+#: what a refused batch needs, and what the user can do, by the reason
 _NEEDS = {
-    1: "{need} task descriptors at once, but there are {all} ({used} are in use: each sample that "
-    "waits for its batch has one)",
-    2: "{need} bytes for its indices and the workers' reports, but there are {all}",
-    3: "{need} bytes for its samples, but the memory shared by loader and workers has {all} "
-    "({used} are in use, {kept} of them by batches that the program retains). A limit on address "
-    "space (`ulimit -v`) can make that memory smaller than memory_limit",
-    4: "{need} bytes, which the system refuses to the program",
+    TASKS: "{need} task descriptors at once, but there are {all} ({used} are in use: each waiting "
+    "sample uses one). Use smaller batches, or a smaller prefetch_factor.",
+    RECORDS: "{need} bytes for its indices and the workers' reports, but there are {all}. Use "
+    "smaller batches.",
+    ROWS: "{need} bytes for its samples, but the memory shared by loader and workers has {all} "
+    "({used} are in use, {kept} of them by batches that the program retains). Use smaller batches, "
+    "retain fewer, or raise memory_limit. A limit on address space (`ulimit -v`) can make that "
+    "memory smaller than memory_limit.",
+    PRIVATE: "{need} bytes, which the system did not allocate. Free memory in the program, or raise "
+    "its memory limit (`ulimit -v`, or the container's).",
 }
 
 
@@ -106,10 +112,9 @@ def refused(engine: Engine, block: Block, what: str) -> Failure:
     """The error for a batch or sample that the engine cannot make."""
     why, need, there = engine.refused(block)
     memory = engine.memory()
-    used = memory["in_flight"] if why == 1 else memory["used"]
+    used = memory["in_flight"] if why == TASKS else memory["used"]
     needs = _NEEDS[why].format(need=need, all=there, used=used, kept=memory["kept"])
-    text = f"{what} cannot be made: it needs {needs}. Make batches smaller, or retain fewer."
-    return LoaderFailure(MemoryError(text))
+    return LoaderFailure(MemoryError(f"{what} cannot be made: it needs {needs}"))
 
 
 class Part(NamedTuple):
@@ -144,7 +149,7 @@ def lost(engine: Engine, parts: list[Part]) -> Failure:
 def _loading(pid: int, status: int, index: Any, number: int) -> str:
     return (
         f"{describe_death(pid, status).rstrip()} It was loading sample index {text_of(index)} of "
-        f"batch {number}, and so was every worker that tried before it."
+        f"batch {number}. Every earlier attempt also ended this way."
     )
 
 
@@ -166,8 +171,8 @@ def no_room() -> Failure:
     """The error of a worker that had no memory for its result."""
     try:
         raise MemoryError(
-            "a worker's result does not fit under memory_limit; raise it, retain fewer batches, "
-            "or make batches smaller"
+            "a worker's result exceeds memory_limit. Raise memory_limit, retain fewer batches, or "
+            "use smaller batches"
         )
     except MemoryError as error:
         return Failure.of(error, "in DataLoader worker process")

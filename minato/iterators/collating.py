@@ -10,7 +10,7 @@ import torch
 from .._core import Engine
 from ..errors import Failure
 from ..transport.layouts import Layout, NoLayout, alike, is_default_collate
-from ..transport.rows_or_whole import Shape
+from ..transport.rows_or_whole import SampleTransport
 from ..transport.uncollatable import by_index, why
 from ..workers.worker_info import as_in_worker
 from .batch_errors import note
@@ -28,7 +28,7 @@ class CollatesHere:
 
     engine: Engine
 
-    def __init__(self, loader: Any, position: Position, shape: Shape) -> None:
+    def __init__(self, loader: Any, position: Position, shape: SampleTransport) -> None:
         self.shape = shape
         self.position = position
         self.dataset = loader.dataset

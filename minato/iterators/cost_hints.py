@@ -152,7 +152,7 @@ class CostHints:
         self._ask, self._memo.hints_refused = None, True
         warnings.warn(
             f"cost_hint({index!r}) of {type(self._dataset).__name__} failed: "
-            f"{type(error).__name__}: {error}. The loader does not ask it again; it predicts costs "
-            "from what samples have cost before.",
+            f"{type(error).__name__}: {error}. The loader stops calling cost_hint() and "
+            "predicts from measured costs.",
             stacklevel=2,
         )

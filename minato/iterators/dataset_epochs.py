@@ -57,8 +57,8 @@ class DatasetEpochs:
         ):
             if not self._as_torch and offered(self._dataset, "set_epoch") is not None:
                 self._sent = now[1] + 1
-            elif now != known and not self._memo.told_of_epoch:
-                self._memo.told_of_epoch = True
+            elif now != known and not self._memo.warned_of_epoch:
+                self._memo.warned_of_epoch = True
                 self._hint(*now)
         return self._sent
 
@@ -70,6 +70,6 @@ class DatasetEpochs:
         warnings.warn(
             f"{kind}.{name} is {value} in the program now. Persistent workers keep copies of "
             "the dataset, in which it still has the value from their start. To update them, "
-            f"{give}call set_epoch(epoch) of the loader. This warning appears once.",
+            f"{give}call set_epoch(epoch) of the loader. This warning is shown once.",
             stacklevel=2,
         )

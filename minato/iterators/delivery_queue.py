@@ -28,7 +28,7 @@ from .._core import Engine
 from ..device.pinned import Pinner, Pinning
 from ..errors import Failure
 from ..transport.layouts import Layout
-from ..transport.rows_or_whole import Form
+from ..transport.rows_or_whole import EngineTransport
 from .receiver import Receives
 from .supervisor import Supervisor
 from .window import Window
@@ -51,7 +51,7 @@ class AtATime:
     """How many small batches are received at a time: few enough that workers find work while
     the program uses the earlier ones."""
 
-    def __init__(self, form: Form | None, window: Window) -> None:
+    def __init__(self, form: EngineTransport | None, window: Window) -> None:
         self._form = form  # None: always one
         self._window = window
         self._layout: Layout | None = None  # the layout for which _most was computed

@@ -28,11 +28,11 @@ from ..stateful import (
     Kept,
     Snapshot,
     begin_anew,
+    load_iterator_state,
+    load_state,
     make_again,
     may_be_asked,
     read,
-    tell,
-    tell_iterator,
 )  # fmt: skip
 from .across_iterators import memo_of
 from .position import Position
@@ -79,15 +79,15 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             if position.starts is not None:
                 pickled, again = position.starts[0]
                 snapshot = snapshot if pickled is None else read(pickled)
-            if memo.told_dataset:
+            if memo.loaded_dataset:
                 begin_anew(loader.dataset)
-            memo.told_dataset = snapshot.dataset is not None
-            tell(loader.dataset, snapshot.dataset, "dataset")
+            memo.loaded_dataset = snapshot.dataset is not None
+            load_state(loader.dataset, snapshot.dataset, "dataset")
             with global_generators(start["generators"] if again else {}):
                 told = {} if snapshot.dataset is None else all_global()
                 super().__init__(loader)
                 put_global(told)
-                tell_iterator(self._dataset_fetcher, snapshot)
+                load_iterator_state(self._dataset_fetcher, snapshot)
                 with contextlib.suppress(StopIteration):  # it is shorter now: nothing is left
                     for _ in range(again):
                         index = super()._next_index()  # type: ignore[no-untyped-call]

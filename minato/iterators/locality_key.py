@@ -1,4 +1,4 @@
-"""Which samples share an opened file or the like, if a dataset says so.
+"""Asks a dataset which of its samples share an opened file or another costly resource.
 
 A dataset may offer ``locality_key(index)``: any hashable, equal for samples that are cheaper
 in succession (a row group, a shard, a video). Without it, workers' reports show the groups
@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from ..dataset_calls import offered, parts_of
-from ..errors import add_note, stopped
+from ..errors import add_note, stop_iteration_error
 
 Key = Callable[[Any], Hashable]
 
@@ -81,7 +81,7 @@ class Groups:
             hash(key)
             return key
         except StopIteration as error:
-            raise stopped(f"locality_key({index!r})") from error
+            raise stop_iteration_error(f"locality_key({index!r})") from error
         except Exception as error:
             add_note(error, f"It was raised for locality_key({index!r}) of the dataset.")
             raise

@@ -50,7 +50,7 @@ class ErrorsAllowed:
         self._batches = self._asked = 0  # those amiss, and the samples asked for in them
         self._untold: _Untold | None = None  # of the latest epoch with failures
 
-    def told(self) -> dict[str, Any]:
+    def as_stats(self) -> dict[str, Any]:
         """Counts for stats()."""
         return {
             "left_out": self.left_out,
@@ -100,9 +100,9 @@ class ErrorsAllowed:
             first = self._first[1]
             self._untold = None  # the error tells
             text = (
-                f"{first.note}\nminato: {progress.failed} samples of this epoch could not be made, "
-                f"and max_errors={self._max_errors!r} allows {most}; this is one of them. If the "
-                "epoch may go on without more samples, raise max_errors"
+                f"{first.note}\nminato: {progress.failed} samples of this epoch failed, and "
+                f"max_errors={self._max_errors!r} allows {most}; this is the first. To tolerate more, "
+                "raise max_errors"
             )
             replace(first, note=text).reraise()
         return batch.data
@@ -137,10 +137,9 @@ class _Untold:
         done = " and ".join(f"{count} {what}" for count, what in both if count)
         all_of_them = self._left_out + self._replaced
         samples = "1 sample" if all_of_them == 1 else f"{all_of_them} samples"
-        first = ", ".join(self._first) + (", ..." if all_of_them > FIRST else "")
         return (
-            f"{samples} of this epoch could not be made ({done}): index {first}. The first error: "
-            f"{self._error}. loader.stats()['failed'] has details."
+            f"{samples} of this epoch failed ({done}); first indices: {', '.join(self._first)}. The "
+            f"first error: {self._error}. loader.stats()['failed'] has details."
         )
 
 

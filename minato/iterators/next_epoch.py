@@ -27,7 +27,7 @@ from .window import Window
 
 @dataclass
 class EpochAhead:
-    """The next epoch while the current one ends; some of its batches are planned."""
+    """Describes the next epoch while the current one ends; some of its batches are planned."""
 
     progress: Progress
     ends: int  # number of batches in the current epoch

@@ -13,10 +13,10 @@ from .._core import Engine, Epoch, Loss
 from ..dataset_calls import fetches_batches
 from ..progress import Progress
 from ..sampler_indices import as_given, numbered, numbered_alone
-from ..transport.rows_or_whole import Form
+from ..transport.rows_or_whole import EngineTransport
 from ..workers.fetching import BY_INDEX
 from ..workers.native import integers
-from ..workers.on_error import Ahead, Gone, Spares
+from ..workers.on_error import Ahead, FatalIndex, Spares
 from .batch_errors import lost_sample
 from .cost_hints import CostHints
 from .locality_key import Groups
@@ -121,7 +121,7 @@ class Planner:
         self,
         loader: Any,
         position: Position,
-        form: Form,
+        form: EngineTransport,
         window: Window,
         received: Sized,
         hints: CostHints,
@@ -237,17 +237,17 @@ class Planner:
         rows = len(batch.indices) if self.batched else 1
         indices = list(batch.sent) if self.batched or batch.spares else [batch.sent]
         first, together = losses[0], self._together and rows > 1
-        if together and not any(type(index) is Gone for index in indices):
+        if together and not any(type(index) is FatalIndex for index in indices):
             # the worker finds out which by fetching them one by one
             error = lost_sample(first, batch.indices, batch.number)
-            indices, batch.spares = [*indices, Gone(error)], batch.spares + 1
+            indices, batch.spares = [*indices, FatalIndex(error)], batch.spares + 1
         elif whole or all(loss.nrows == 1 for loss in losses):
             for loss in losses:
                 row = loss.row if whole and rows > 1 else loss.row0
-                if row >= rows or type(indices[row]) is Gone:
+                if row >= rows or type(indices[row]) is FatalIndex:
                     return
                 index = indices[row] if self.batched else batch.indices
-                indices[row] = Gone(lost_sample(loss, index, batch.number))
+                indices[row] = FatalIndex(lost_sample(loss, index, batch.number))
         batch.sent = indices if self.batched or batch.spares else indices[0]
         self.again = True
 
@@ -255,7 +255,7 @@ class Planner:
         """Plans every planned batch again, as a whole batch for one worker. Discards what was made
         of it; seeding makes it the same. After an interrupt, the next call does all of it."""
         engine = self.engine
-        self.form.tell(engine)
+        self.form.update(engine)
         # Use new Epoch objects. The engine recognises a batch that it already has by its epoch
         # object, also one that an interrupt kept from being recorded here.
         self._epoch = None
@@ -307,7 +307,7 @@ class Planner:
         if not self.draw.exhausted:
             raise RuntimeError(
                 f"internal error: nothing is planned after {self.draw.number} of the sampler's "
-                "indices, but the sampler has not ended: the epoch is not complete"
+                "indices, but the sampler has not ended, so the epoch is not complete; please report this"
             )
 
     def how_many(self) -> int:
@@ -317,7 +317,7 @@ class Planner:
     def fill(self, starved: bool = False) -> None:
         """Draws up to torch's window, and further where that is harmless. starved: one window
         further, because workers are idle behind a slow sample."""
-        self.form.tell(self.engine)
+        self.form.update(self.engine)
         window = most = self.window.size()
         self.enough = sys.maxsize
         far = self.window.far and not self._progress.swaps

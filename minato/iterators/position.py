@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Position:
-    """What one iterator knows of its position in the order, mainly for state_dict().
+    """Holds what one iterator knows of its position in the order, mainly for state_dict().
 
     ``taking_up`` wraps torch's constructor, ``epoch_begins`` the first use of
     the sampler in each epoch.
@@ -67,19 +67,19 @@ class Position:
         self.reordering = Reordering(loader, memo) if wanted else None
         self._lives_on = self._persistent or self._alone
 
-    def told(self) -> dict[str, Any]:
+    def as_stats(self) -> dict[str, Any]:
         """Failures, for stats()."""
-        told: dict[str, Any] = {"errors": self.errors}
+        found: dict[str, Any] = {"errors": self.errors}
         if self.allowed is not None:
-            told["failed"] = self.allowed.told()
-        return told
+            found["failed"] = self.allowed.as_stats()
+        return found
 
     def ends(self) -> None:
         """The epoch's end, or where the program leaves it: warns of samples that failed."""
         if self.allowed is not None:
             self.allowed.warn()
         if self._alone:  # with workers the supervisor saves more than this
-            self.memo.last_stats = self.told()
+            self.memo.last_stats = self.as_stats()
 
     @contextlib.contextmanager
     def taking_up(self) -> Iterator[None]:
@@ -95,7 +95,7 @@ class Position:
             self.base_seed = start["base_seed"]
         if self._alone:
             me = weakref.ref(self)
-            self.memo.told = lambda: at.told() if (at := me()) is not None else None
+            self.memo.as_stats = lambda: at.as_stats() if (at := me()) is not None else None
 
     @contextlib.contextmanager
     def epoch_begins(self, loader: Any, *, first: bool) -> Iterator[None]:

@@ -20,7 +20,7 @@ from .._core import Block, Loss
 from ..errors import Failure
 from ..transport import read_results
 from ..transport.layouts import Layout
-from ..transport.rows_or_whole import Form, Shape
+from ..transport.rows_or_whole import EngineTransport, SampleTransport
 from ..workers.answers import ERROR, LEFT_OUT, OBJECTS, REFUSED, REPLACED, parted
 from ..workers.on_error import Spares
 from .balanced import BalancedIterator
@@ -62,8 +62,8 @@ class UnitPlanner(Planner):
         super().begin(indices, goes_on=goes_on, start=start)
 
     def drawn_ahead(self) -> int:
-        """In batches: samples that are in no batch yet, and formed batches. Before the end, a rest
-        that does not fill a batch does not count."""
+        """Counts, in batches: samples that are in no batch yet, and formed batches. Before the end,
+        a rest that does not fill a batch does not count."""
         rows, size = self._planned_rows - self._formed_rows, self.window.batch_size
         return (-(-rows // size) if self.draw.exhausted else rows // size) + self.received()
 
@@ -300,8 +300,8 @@ class ReadyReceiver(Receiver):
         return obj
 
     def _entry(self, block: Block, row: int) -> Entry:
-        """What travelled for a row. Read once for all rows of its task, which is done; other tasks
-        of the batch may still run."""
+        """Returns what travelled for a row. Read once for all rows of its task, which is done;
+        other tasks of the batch may still run."""
         entries = self._entries.setdefault(block.sequence, {})
         batch = self.planner.planned[block.sequence]
         if row not in entries:
@@ -366,10 +366,10 @@ class ReadyIterator(BalancedIterator):
     _receiver: ReadyReceiver
 
     def _make_parts(
-        self, loader: Any, supervisor: Supervisor, shape: Shape, queue: deque[list[Any]]
+        self, loader: Any, supervisor: Supervisor, shape: SampleTransport, queue: deque[list[Any]]
     ) -> None:
         self._mixes = not shape.whole
-        form = Form(shape, in_parts=self._mixes)
+        form = EngineTransport(shape, in_parts=self._mixes)
         size = loader.batch_sampler.batch_size
         planner = self._planner_of(UnitPlanner, loader, form, queue, size)
         collates = CollatesHere(loader, self._position, shape)

@@ -16,7 +16,7 @@ from ..errors import Failure
 from ..observe.trace import Trace
 from ..transport import read_results
 from ..transport.layouts import Layout
-from ..transport.rows_or_whole import Shape
+from ..transport.rows_or_whole import SampleTransport
 from ..workers.answers import (
     AMISS,
     BATCH,
@@ -32,7 +32,7 @@ from ..workers.answers import (
     SAMPLE,
     parted,
 )  # fmt: skip
-from ..workers.on_error import Amiss
+from ..workers.on_error import FailedSample
 from .batch_errors import Amended, LoaderFailure, Part, lost, no_room, note, refused, unread
 from .collating import CollatesHere
 from .planner import Batch, Planner
@@ -81,7 +81,7 @@ def amended(answer: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def placed_batch(
-    engine: Engine, shape: Shape, block: Block, told: Layout | None, most: int
+    engine: Engine, shape: SampleTransport, block: Block, told: Layout | None, most: int
 ) -> tuple[tuple[Any, ...], bytes | None]:
     """Reads a BATCH task whose samples may be in rows. told: the layout that its worker got; most:
     limit on the number of samples. Returns ((status, payload), state of the worker's dataset)."""
@@ -126,9 +126,9 @@ class Completions:
         supervisor = self.supervisor
         if not supervisor.living() and threading.current_thread() is threading.main_thread():
             # At exit the engine may be gone. Other threads block there instead (stay_at_exit).
-            raise RuntimeError("the loader was shut down")
-        if wait and self.engine.deaths() != supervisor.deaths_told:
-            supervisor.tell_of_deaths()
+            raise RuntimeError("the loader was shut down; make a new iterator")
+        if wait and self.engine.deaths() != supervisor.deaths_reported:
+            supervisor.warn_of_deaths()
         if wait:
             supervisor.watch.look(self.engine)
         if self.planner.again:
@@ -318,7 +318,7 @@ class Receiver:
         engine, rows = self.engine, len(batch.indices)
         samples: dict[int, Any] = {}
         objects: dict[int, list[Any]] = {}
-        amiss: list[Amiss] = []
+        amiss: list[FailedSample] = []
         worker = left_out = 0
         for sent in engine.envelopes(block):
             worker = sent.worker
@@ -374,7 +374,7 @@ class Receiver:
         layout: Layout | None,
         samples: dict[int, Any],
         objects: dict[int, list[Any]],
-        amiss: list[Amiss],
+        amiss: list[FailedSample],
         worker: int,
     ) -> Any:
         """A batch without its failed samples, or with their replacements."""

@@ -1,12 +1,12 @@
-"""``reorder=True``: the sampler's order, in which cached samples may come earlier.
+"""Implements ``reorder=True``: cached samples may come earlier than in the sampler's order.
 
 The trainer draws the whole epoch from the sampler when it starts, and keeps the sizes of batches. Each
-batch is filled when it is planned (``minato/cache/order.py`` chooses). So what ``drop_last`` leaves out,
-what a distributed sampler pads, and which samples are this rank's, is fixed before. Samples are seeded
+batch is filled when it is planned (``minato/cache/order.py`` chooses). So it is fixed before which samples
+``drop_last`` leaves out, a distributed sampler pads, and this rank gets. Samples are seeded
 by their index, so that what they draw does not depend on when they come.
 
-Only orders that are random in any case are changed. Where another one is kept, seeds are those of
-positions, as without ``reorder``.
+Only random orders are changed. If an order must be kept, the seeds are those of positions, as without
+``reorder``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def why_kept(loader: Any) -> str | None:
         return None
     if isinstance(sampler, DistributedSampler) and kind.__iter__ is DistributedSampler.__iter__:
         return None if sampler.shuffle else "its DistributedSampler does not shuffle"
-    return f"{kind.__name__} is no sampler that shuffles"
+    return f"{kind.__name__} is not a sampler that shuffles"
 
 
 def share_of(stats: dict[str, int]) -> int:
@@ -128,7 +128,8 @@ class Chosen(Iterator[Any]):
         return self._chosen(order, number, len(index) if self._batched else 1)
 
     def _was_delivered(self, number: int) -> bool:
-        """Before this process started; the index of such a batch is only counted."""
+        """Returns whether a batch was delivered before this process started. The index of such a
+        batch is only counted."""
         return number < self._head or number in self._beyond
 
     def _chosen(self, order: Order, number: int, size: int) -> Any:
@@ -218,8 +219,8 @@ class Reordering:
         self._kept = why_kept(loader)
         #: a state's bits, until its epoch has started
         self.before: bytes | None = None
-        if self._kept is not None and not memo.told_of_order:
-            memo.told_of_order = True
+        if self._kept is not None and not memo.warned_of_order:
+            memo.warned_of_order = True
             log.info("reorder=True keeps the order of this loader: %s", self._kept)
 
     def watched(self, indices: Iterator[Any], progress: Progress, seed: int) -> Iterator[Any]:

@@ -23,7 +23,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from ..option_values import option
 from ..progress import Progress
 from ..seeding.order_generators import batch_size_of, sampler_of
-from ..stateful import is_stateful, tell
+from ..stateful import is_stateful, load_state
 from ..time_share import TimeShare
 
 #: nanoseconds: if an answer takes less, the sampler is asked after each index
@@ -43,12 +43,12 @@ class Said(NamedTuple):
     begins: bool = False  # it was taken at the end of the previous epoch
 
     def size(self) -> int:
-        """In bytes."""
+        """Returns the size in bytes."""
         return len(self.pickled) if isinstance(self.pickled, bytes) else 0
 
     def state(self) -> dict[str, Any] | None:
-        """In the form of a loader's state; None if there is none: the sampler then starts as the
-        program has left it."""
+        """Returns it in the form of a loader's state; None if there is none: the sampler then
+        starts as the program has left it."""
         if isinstance(self.pickled, Exception):
             raise RuntimeError(
                 f"state_dict() of the sampler raised {type(self.pickled).__name__}: "
@@ -139,17 +139,17 @@ class SamplerStates:
     def _told(self, pickled: bytes, begins: bool, rewind: Callable[[], None]) -> Iterator[Any]:
         rewind()  # before loading: the sampler's state may include generators
         sampler, iterator = pickle.loads(pickled)
-        tell(self._sampler, sampler, "sampler")
+        load_state(self._sampler, sampler, "sampler")
         if begins:
             # The sampler was at its end. Most samplers end at once now and then start anew. If one
             # has already started anew, it yields an index here and loads the state a second time.
             if next(iter(self._index_sampler), self) is not self:
                 rewind()
                 sampler, _ = pickle.loads(pickled)  # it may modify the state that it loaded
-                tell(self._sampler, sampler, "sampler")
+                load_state(self._sampler, sampler, "sampler")
         indices: Iterator[Any] = iter(self._index_sampler)
         if not begins:
-            tell(indices, iterator, "iterator of the sampler")
+            load_state(indices, iterator, "iterator of the sampler")
         return indices
 
 

@@ -21,7 +21,7 @@ from ..errors import Failure, WorkerLost, describe_death
 from ..sampler_indices import as_given
 from ..transport import read_results
 from ..transport.layouts import Layout, is_default_collate
-from ..transport.rows_or_whole import Form
+from ..transport.rows_or_whole import EngineTransport
 from ..workers import shares
 from ..workers.answers import EXHAUSTED, FAILED, OK
 from ..workers.on_error import RAISE, REPLACE, Ahead, Spares
@@ -57,7 +57,7 @@ class StaticIterator(MinatoIterator):
         by_default = loader._auto_collation and is_default_collate(loader.collate_fn)
         self._shape = self._position.memo.shape if by_default else WHOLE
         self._places = not self._shape.whole
-        self._form = Form(self._shape)
+        self._form = EngineTransport(self._shape)
         self._dumps = _Wanted() if self._iterable else pickle.dumps
         replaces = self._options.on_error == REPLACE
         self._spares = Spares(loader._auto_collation) if replaces else None
@@ -143,14 +143,14 @@ class StaticIterator(MinatoIterator):
         return data
 
     def _warn_of_copies(self) -> None:
-        """Of an iterable dataset that seems to have given everything in each worker. One that
-        worker_init_fn may have given a share is left alone."""
+        """Warns if each worker seems to have delivered the whole iterable dataset. Does not warn if
+        worker_init_fn may have given each worker a share."""
         memo, counts = self._position.memo, self._progress.by_worker or [0]
         alike = len(counts) > 1 and counts[0] > 0 and len(set(counts)) == 1
-        if memo.told_of_copies or self._worker_init_fn is not None:
+        if memo.warned_of_copies or self._worker_init_fn is not None:
             return
         if alike and self._unasked == len(counts):
-            memo.told_of_copies = True
+            memo.warned_of_copies = True
             warn(shares.text(self._dataset, len(counts), counts[0]))
 
     def _resume(self) -> None:
@@ -198,7 +198,8 @@ class StaticIterator(MinatoIterator):
         self._blocks[number] = _Sent(_placed(block), worker, index, layout)
 
     def _get_data(self) -> tuple[int, Any]:
-        """The batch that finished first, as torch's result queue would return it."""
+        """Returns the batch that finished first, as torch's result queue would. torch calls
+        this."""
         while True:
             number = self._first_done()
             sent = self._blocks[number]
@@ -290,7 +291,7 @@ class StaticIterator(MinatoIterator):
             stay_at_exit()
             loss = engine.lost(batch.block)[0]
             died = describe_death(loss.pid, loss.status)
-            self._supervisor.deaths_told = engine.deaths()
+            self._supervisor.deaths_reported = engine.deaths()
             raise WorkerLost(died, loss.pid, batch.index, loss.status)
         return numbers[0]
 
@@ -300,7 +301,7 @@ class StaticIterator(MinatoIterator):
         return self._blocks[number].index if map_style and number in self._blocks else None
 
     def _process_data(self, data: Any, worker: int | None = None) -> Any:
-        """torch's method; torch 2.6 does not pass the worker."""
+        """Counts a received batch and returns its data. torch calls this; 2.6 passes no worker."""
         number = self._rcvd_idx - 1 if self._in_order else self._got
         worker_idx = self._made_by.pop(number)
         self._workers_num_tasks[worker_idx] -= 1
@@ -332,6 +333,7 @@ class StaticIterator(MinatoIterator):
         return here + sum(done)
 
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
+        """torch calls this when a worker has nothing more to send."""
         self._workers_status[worker_id] = False
 
 

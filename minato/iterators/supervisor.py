@@ -18,7 +18,7 @@ from .._core import Block, Engine
 from .._deadline import Deadline
 from .._system_refusals import NOT_STARTED
 from .._warn import warn
-from ..errors import DAMAGED, WorkerLost, describe_death, never_began, starter_died
+from ..errors import DAMAGED, WorkerLost, describe_death, never_began_message, starter_died_message
 from ..observe.stats import Served, engine_stats
 from ..observe.trace import Trace, tracer
 from ..observe.trace import writer as trace_writer
@@ -41,8 +41,8 @@ CRASH_LOOP = 3
 
 
 def _of_a_row(died: str, deaths: int) -> str:
-    return (f"{died.rstrip()} It is one of {deaths} deaths in a row in which no sample was "
-            "finished.")  # fmt: skip
+    return (f"{died.rstrip()} It is one of {deaths} deaths in a row without a finished "
+            "sample.")  # fmt: skip
 
 
 def _may_prefetch(balanced: bool, options: Options) -> bool:
@@ -96,11 +96,11 @@ class Supervisor:
         )
         self._memo = position.memo
         me = weakref.ref(self)
-        self._memo.told = lambda: own.told() if (own := me()) is not None else None
-        self._told_of_fewer = False  # warned of fewer workers than asked for
-        self._told_of_loop = False  # warned of CRASH_LOOP deaths in a row
-        self.deaths_told = 0  # deaths reported to the program, by a warning or a coming error
-        self._retries_told = 0
+        self._memo.as_stats = lambda: own.as_stats() if (own := me()) is not None else None
+        self._warned_of_fewer = False  # warned of fewer workers than asked for
+        self._warned_of_loop = False  # warned of CRASH_LOOP deaths in a row
+        self.deaths_reported = 0  # deaths reported to the program, by a warning or a coming error
+        self._retries_reported = 0
         #: whether a death raises no error: the process is replaced and makes its samples again
         self._replaces = False
         self._deaths_in: Progress | None = None  # the epoch of the latest warning
@@ -109,7 +109,7 @@ class Supervisor:
         """Makes and starts workers. Leaves none if that fails."""
         trace_writer()  # before the workers: if its file cannot be made, no worker is left behind
         self.stopped = False
-        self.deaths_told = self._retries_told = 0
+        self.deaths_reported = self._retries_reported = 0
         self.pool = pool = make_pool()
         self.watch = self.served.watch = Watch(pool.kind == "process")
         self._replaces = self.served.balanced and self._max_retries > 0 and pool.kind == "process"
@@ -123,7 +123,7 @@ class Supervisor:
             raise
         self.trace = tracer(self._memo, self, pool.engine, self.served.balanced)
 
-    def told(self) -> dict[str, Any] | None:
+    def as_stats(self) -> dict[str, Any] | None:
         """Data for stats() while the workers run; else None."""
         pool = self.pool
         if pool is None or not self.living():
@@ -140,7 +140,7 @@ class Supervisor:
         return self.pool is not None and not self.pool.stopped
 
     def under_way(self, indices_of: Callable[[int], Any]) -> str:
-        """What workers are doing, the oldest task first, with the stack of that worker.
+        """Returns what workers are doing, the oldest task first, with the stack of that worker.
         indices_of: returns the sampler's indices of a batch by its number, or None."""
         try:
             return self._under_way(indices_of)
@@ -196,21 +196,24 @@ class Supervisor:
             if not done() and not self._restart(health["zygote_hung"]):
                 pid = self.pool.starter() if self.pool is not None else None
                 unbegun = not (self.engine.segment.start or health["zygote_hung"])
-                died = never_began(pid) if unbegun else starter_died(pid, health["zygote_hung"])
+                if unbegun:
+                    died = never_began_message(pid)
+                else:
+                    died = starter_died_message(pid, health["zygote_hung"])
                 self.stop()  # no process could see workers end, or replace them
                 raise RuntimeError(died)
         elif health["deaths"]:
             died = describe_death(health["pid"], health["status"])
             if not self.served.balanced or health["live"] == 0 or health["zygote_lost"]:
                 if not done():
-                    self.deaths_told = health["deaths"]
+                    self.deaths_reported = health["deaths"]
                     if health["crash_loop"] > 1:
                         died = _of_a_row(died, health["crash_loop"])
                     raise WorkerLost(died, health["pid"], None, health["status"])
             elif unstarted:
-                self._tell_of_fewer(died)
+                self._warn_of_fewer(died)
             elif health["crash_loop"] >= CRASH_LOOP:
-                self._tell_of_loop(_of_a_row(died, health["crash_loop"]))
+                self._warn_of_loop(_of_a_row(died, health["crash_loop"]))
 
     def _restart(self, hung: bool) -> bool:
         """Starts another zygote, the process that forks workers. Returns whether that worked."""
@@ -220,7 +223,7 @@ class Supervisor:
             self.stop()
             raise
 
-    def tell_of_deaths(self, at_end: bool = False) -> None:
+    def warn_of_deaths(self, at_end: bool = False) -> None:
         """Warns of dead workers, once an epoch. at_end: an error that names them would have come
         before."""
         if (self._replaces or at_end) and self.living():
@@ -228,19 +231,19 @@ class Supervisor:
 
     def _warn_of_deaths(self, health: Any) -> None:
         deaths, retries = health["deaths"], health["retries"]
-        if deaths <= self.deaths_told or _exit.is_set():
+        if deaths <= self.deaths_reported or _exit.is_set():
             return
         if self.served.position.errors and not self._replaces:
             return  # the error has named it
-        what = "Another worker makes its samples again."
+        what = "Its samples are retried."
         if not self._replaces:
-            what = "No other worker takes its place."
-        elif retries == self._retries_told:
-            what = "It was making no sample."
-        self.deaths_told, self._retries_told = deaths, retries
+            what = "It is not replaced."
+        elif retries == self._retries_reported:
+            what = "It was idle."
+        self.deaths_reported, self._retries_reported = deaths, retries
         progress = self.served.position.progress
         if progress is self._deaths_in or NOT_STARTED <= health["status"] < DAMAGED:
-            return  # _tell_of_fewer() warns of workers that could not be started
+            return  # _warn_of_fewer() warns of workers that could not be started
         self._deaths_in = progress
         died = describe_death(health["pid"], health["status"]).rstrip()
         warn(
@@ -248,17 +251,21 @@ class Supervisor:
             "loader.stats()['deaths']."
         )
 
-    def _tell_of_fewer(self, died: str) -> None:
-        if not self._told_of_fewer:
-            self._told_of_fewer = True
-            warnings.warn(f"{died}The others do its work.", stacklevel=4)
+    def _warn_of_fewer(self, died: str) -> None:
+        if not self._warned_of_fewer:
+            self._warned_of_fewer = True
+            warnings.warn(
+                f"{died}The remaining workers take over its samples.", stacklevel=4
+            )
 
-    def _tell_of_loop(self, died: str) -> None:
-        if not self._told_of_loop:
-            self._told_of_loop = True
-            warnings.warn(f"{died} Others are started, from now on after pauses of up to a second. "
-                          "A sample, worker_init_fn, a lack of memory or the manager of this "
-                          "machine may end workers.", stacklevel=4)  # fmt: skip
+    def _warn_of_loop(self, died: str) -> None:
+        if not self._warned_of_loop:
+            self._warned_of_loop = True
+            warnings.warn(
+                f"{died} Workers keep dying; replacements now start after a pause of up to one "
+                "second. Check the dataset, worker_init_fn, memory limits and the cluster manager.",
+                stacklevel=4,
+            )
 
     # ---- ending ----------------------------------------------------------------------
 
@@ -284,17 +291,17 @@ class Supervisor:
             try:
                 if pool.mine() and pool.started:
                     health = self.engine.health()
-                    self._tell_last(pool)
+                    self._save_last(pool)
             finally:
                 pool.stop()
         if health is None:
             return
         unstarted = NOT_STARTED <= health["status"] < DAMAGED
         if health["live"] and health["deaths"] and unstarted:
-            self._tell_of_fewer(describe_death(health["pid"], health["status"]))
+            self._warn_of_fewer(describe_death(health["pid"], health["status"]))
         self._warn_of_deaths(health)
 
-    def _tell_last(self, pool: Executor) -> None:
+    def _save_last(self, pool: Executor) -> None:
         """Saves what the program and later iterators may ask for after the workers' end."""
         self._memo.last_stats = engine_stats(pool, self.served)
         if self.served.balanced:

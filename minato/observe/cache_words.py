@@ -1,4 +1,4 @@
-"""What the verdict says of a cache: that it is too small, that there is none, or that one would help."""
+"""Words of the verdict on a cache: that it is too small, is off, or would help."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cache_words(loader: Any, stats: dict[str, Any]) -> str:
 
 
 def _would_help(loader: Any, stats: dict[str, Any]) -> str:
-    """Of a loader without a cache whose dataset could be read through one."""
+    """Advises a loader without a cache whose dataset could be read through one."""
     if not CORE:
         return ""  # there is no cache on this system, and its modules are not imported
     names = [cause["name"] for cause in stats["causes"][:1]]

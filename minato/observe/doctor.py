@@ -1,4 +1,4 @@
-"""``minato doctor``: finds problems of this machine for loading data, and their fixes.
+"""``minato doctor``: checks this machine for data-loading problems and suggests fixes.
 
 Facts are gathered first (doctor_facts.py). The checks are functions of these facts alone, and skip
 a fact that is None.
@@ -127,7 +127,7 @@ def _locked(f: Facts) -> Iterator[Finding]:
     if (f.accelerator or f.driver) and f.locked is not None and f.locked < PINNED:
         yield Finding(
             NOTE, "locked memory",
-            f"At most {sized(f.locked)} may be locked, and some drivers count the memory of "
+            f"At most {sized(f.locked)} can be page-locked, and some drivers count the memory of "
             "pin_memory=True.",
             "ulimit -l unlimited (for Docker: --ulimit memlock=-1), if pinning fails.",
         )  # fmt: skip
@@ -325,12 +325,12 @@ def examine(facts: Facts) -> list[Finding]:
 
 # ---- the page --------------------------------------------------------------------------------
 
-UNKNOWN = "this system does not tell"
+UNKNOWN = "unknown on this system"
 NOT_NEEDED = "not needed without an accelerator"
 
 
-def _size(number: int | None, none: str) -> str:
-    return none if number is None else sized(number)
+def _size(number: int | None, none: str, what: str = "") -> str:
+    return none if number is None else f"{sized(number)}{what}"
 
 
 def _files(f: Facts) -> str:
@@ -350,7 +350,7 @@ def _one_thread(f: Facts) -> str:
 
 
 def _started(f: Facts) -> str:
-    """Of fork, the only method without a note."""
+    """Describes fork, the only method without a note."""
     return f"{f.start_method}: workers start in milliseconds"
 
 
@@ -364,13 +364,13 @@ _FINE: dict[str, Callable[[Facts], str]] = {
     "open files": _files,
     "address space": lambda f: "no limit",
     "size of files": lambda f: "no limit",
-    "memory": lambda f: f"{_size(f.memory_available, UNKNOWN)} available",
+    "memory": lambda f: _size(f.memory_available, UNKNOWN, " available"),
     "overcommit": lambda f: "not allowed" if f.overcommit == 2 else "allowed: forked workers share memory",
     "processes": lambda f: "no limit" if f.processes_left is None else f"{f.processes_left} more may start",
     "CPUs": lambda f: UNKNOWN if f.cpus is None else f"{f.cpus} usable",
     "threads": _one_thread,
     "start method": _started,
-    "/dev/shm": lambda f: f"{_size(f.shm_free, UNKNOWN)} free",
+    "/dev/shm": lambda f: _size(f.shm_free, UNKNOWN, " free"),
     "environment": lambda f: ", ".join(sorted(f.variables)) or "no MINATO_ variables are set",
     "trial": lambda f: "two workers loaded all samples" if f.tried else "not run (--no-trial)",
 }
@@ -422,7 +422,7 @@ def run(argv: list[str], gather: Callable[..., Facts] = gather) -> int:
     """``minato doctor``; returns the exit status: 1 if there is a problem."""
     parser = argparse.ArgumentParser(
         prog="minato doctor",
-        description="Checks this machine for problems of loading data, and names the fixes.",
+        description="Checks this machine for data-loading problems and suggests fixes.",
         epilog="Run it where training runs: in the same container, from the same launcher.",
     )
     parser.add_argument(

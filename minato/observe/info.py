@@ -125,7 +125,7 @@ def _device_operators() -> str:
         return "unknown: minato did not import"
     from minato.device import operators
 
-    return operators.told()
+    return operators.describe()
 
 
 def build() -> dict[str, Any]:
@@ -159,7 +159,7 @@ def _exchange() -> str:
 
 
 def _seeding() -> dict[str, str]:
-    """By global generator: how it gets a sample's state (Seeder.describe())."""
+    """Returns, for each global generator, how it gets a sample's state (Seeder.describe())."""
     if "minato" not in sys.modules:
         return {}
     from minato.seeding.find_generators import make_seeder
@@ -233,11 +233,11 @@ def _device_copies() -> str:
         return "unknown: minato did not import"
     from minato.device import pagelocked_rows
 
-    return pagelocked_rows.told()
+    return pagelocked_rows.describe()
 
 
 def machine() -> dict[str, Any]:
-    """What this process may use."""
+    """Returns what this process may use."""
     return {
         "CPUs": _asked(_cpus),
         "memory": _asked(_memory),

@@ -64,7 +64,7 @@ cache                       with cache=: hits, misses, stored and refused (sampl
                             loader's first iterator, in all processes that share the cache's file.
                             used and bytes (all of the cache); processes and jobs that have it open.
                             form: "decoded" or "encoded"; None: not decided yet. decoded and
-                            encoded: what all samples take so, estimated; None: not known. lacking:
+                            encoded: estimated size of all samples in this form; None: not known. lacking:
                             bytes by which the cache is too small for all samples. would_save:
                             seconds of workers an epoch that they would save; None: not known. off:
                             why there is no cache, or None
@@ -145,12 +145,12 @@ def collect(loader: Any) -> dict[str, Any]:
         "slow": _slowest(memo.costs),
     }
     if loader.num_workers == 0:
-        stats.update(memo.told() or memo.last_stats)
+        stats.update(memo.as_stats() or memo.last_stats)
         if memo.load is not None:
             stats.update(_load(memo, stats))
         stats["device"] = memo.copies.summary() if memo.copies is not None else None
-    elif (told := memo.told()) is not None:
-        stats.update(told)
+    elif (found := memo.as_stats()) is not None:
+        stats.update(found)
     elif (reason := loader._why_torch()) is not None:
         stats["verdict"] = f"Nothing is measured: torch's own workers are used ({reason})."
     else:
@@ -171,7 +171,7 @@ def _load(memo: Memo, stats: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Served:
-    """What the statistics of an iterator need besides its workers."""
+    """Holds what the statistics of an iterator need besides its workers."""
 
     position: Position
     balanced: bool
@@ -193,7 +193,7 @@ def engine_stats(pool: Executor, served: Served) -> dict[str, Any]:
     health, memory, waits = engine.health(), engine.memory(), engine.waits()
     out: dict[str, Any] = {
         **_NONE,
-        **served.position.told(),
+        **served.position.as_stats(),
         "wait": _waits(waits),
         "worker_type": pool.kind,
         "worker_start": _STARTS[engine.segment.start],
@@ -223,7 +223,7 @@ def engine_stats(pool: Executor, served: Served) -> dict[str, Any]:
 
 
 def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -> Facts:
-    """What the verdict needs besides the statistics."""
+    """Returns what the verdict needs besides the statistics."""
     costs = served.position.memo.costs
     cost, progress = costs.summary(), served.position.progress
     balanced = served.balanced

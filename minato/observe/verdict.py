@@ -57,7 +57,7 @@ FULL = (4, 10, 11, 14)
 
 @dataclass(frozen=True)
 class Facts:
-    """What the causes need in addition to the statistics."""
+    """Holds what the causes need in addition to the statistics."""
 
     cores: int = 1
     #: that workers could have computed and had no core
@@ -101,7 +101,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Cause:
-    """What the program waits for, and what would help."""
+    """Holds what the program waits for, and what would help."""
 
     name: str
     seconds: float
@@ -135,7 +135,7 @@ class Case:
 
     @property
     def left(self) -> float:
-        """Those of them that neither one long wait nor copies explain."""
+        """The part of ``rest`` that neither one long wait nor copies explain."""
         return self.rest - _once(self) - _handing(self)
 
     @property
@@ -155,7 +155,7 @@ class Case:
 
     @property
     def missing(self) -> float:
-        """Of ``left``, the seconds in which such values were waited for."""
+        """The seconds of ``left`` in which the program waited for such values."""
         count, busy, _cpu = self.busy()
         keeps_up = busy - self.missed <= count * (self.elapsed - self.waited)
         return self.left * (keeps_up or self.missed / busy) if self.missed else 0.0
@@ -167,7 +167,7 @@ class Case:
 
 
 def seconds(value: float) -> str:
-    """For people."""
+    """Formats a duration."""
     if value < 0.0995:
         return f"{value * 1e3:.3g} ms" if value >= 0.001 else f"{value * 1e6:.3g} us"
     return f"{value:.1f} s" if value < 600 else f"{value / 60:.0f} min"
@@ -228,13 +228,13 @@ def _waits(
 
 
 def trouble(stats: dict[str, Any]) -> str:
-    """What went wrong, whether or not the trainer waits."""
+    """Returns what went wrong, whether or not the trainer waits."""
     said = []
     deaths, failed = stats.get("deaths", 0), stats.get("failed") or {}
     if deaths and stats.get("worker_type") == "thread":
         said.append(
-            f"{deaths} worker thread(s) ended by SystemExit or the like; the samples they were at "
-            "are lost: let samples raise an Exception."
+            f"{deaths} worker thread(s) ended by SystemExit; their current samples are lost. Raise "
+            "an Exception instead."
         )
     elif deaths:
         again = "their samples were made again" if stats["retries"] else "no sample was made again"
@@ -247,7 +247,7 @@ def trouble(stats: dict[str, Any]) -> str:
     if counts:
         index, error, _instead = failed["latest"][-1]
         said.append(
-            f"Samples that could not be made: {' and '.join(counts)}; the latest is index {index} "
+            f"Failed samples: {' and '.join(counts)}; the latest is index {index} "
             f"({error})."
         )
     return " ".join(said)
@@ -278,8 +278,8 @@ def _first(case: Case) -> Iterator[Cause]:
     later, once = "", " (once)" if facts.persistent else ""
     if facts.prefetches is not None and not facts.persistent and not facts.sets_epoch:
         later = (
-            "persistent_workers=True with prefetch_next_epoch=True has later epochs' first batches "
-            "made while the epoch before ends."
+            "persistent_workers=True with prefetch_next_epoch=True prepares later epochs' first batches "
+            "during the previous epoch."
         )
     slow = facts.first_slowest
     if slow is not None and slow[1] > 0.5 * making and slow[1] > SLOW * facts.mean:
@@ -304,20 +304,20 @@ def _first(case: Case) -> Iterator[Cause]:
 def _starts(case: Case) -> Iterator[Cause]:
     facts = case.facts
     if facts.prefetches is None:
-        advice = "Workers that are given the next epoch's batches early need map-style datasets, "
+        advice = "Preparing the next epoch's batches early needs a map-style dataset, "
         advice += 'scheduling="balanced", batching="sampler" and prefetch_next_epoch=True.'
     elif facts.sets_epoch:
         advice = (
-            "The program tells the number of each epoch, so its batches cannot begin earlier. Longer "
+            "The program calls set_epoch(), so batches of the next epoch cannot start early. Longer "
             "epochs have fewer such waits."
         )
     elif facts.prefetches:
         advice = (
-            "prefetch_next_epoch=True is set, and what it begins is thrown away where the program "
-            "changes the sampler between epochs."
+            "prefetch_next_epoch=True is set, but its work is discarded when the program changes the "
+            "sampler between epochs."
         )
     else:
-        advice = "prefetch_next_epoch=True has this batch made while the epoch before ends."
+        advice = "prefetch_next_epoch=True prepares this batch during the previous epoch."
     epochs = "1 later epoch" if facts.epochs == 1 else f"{facts.epochs} later epochs"
     yield Cause(
         "first batches of later epochs", facts.starts,
@@ -346,7 +346,7 @@ def _is_slow(case: Case, most: float) -> bool:
 def _long(case: Case) -> Iterator[Cause]:
     most, slow = _once(case), case.facts.slowest
     if slow is not None and _is_slow(case, most):
-        advice = "From the second epoch on such a sample begins earlier."
+        advice = "From the second epoch on such a sample is started earlier."
         if case.facts.balanced and not case.facts.ready:
             advice += ' in_order=False with batching="ready" does not wait for it.'
         yield Cause(
@@ -378,7 +378,7 @@ def _copies(case: Case) -> Iterator[Cause]:
     name, elapsed = device["device"], max(case.elapsed, 1e-9)
     what = f"batches of {device['bytes'] / device['batches'] / 1e6:.3g} MB are copied there"
     smaller = (
-        "Fewer bytes would help: a smaller type in the dataset, cast on the device, or a crop "
+        "Fewer bytes would help: a smaller dtype in the dataset, cast on the device, or a crop "
         "before the copy."
     )
     speed = device["bandwidth"]
@@ -429,13 +429,13 @@ def _held(case: Case) -> Found | None:
     memory = case.stats["memory"]
     full = memory["used"] > 0.9 * memory["limit"]
     if case.idle() and (case.facts.held > HELD or full):
-        return ("memory limit", "while workers idle, because memory_limit holds them back",
+        return ("memory limit", "while workers idle because memory_limit holds them back",
                 "Raise memory_limit, or keep fewer batches.")  # fmt: skip
     return None
 
 
 def _scheduler(case: Case) -> Found | None:
-    """What the worker scheduler has found out."""
+    """Returns what the worker scheduler has found out."""
     reason, scheduler = case.facts.reason, case.stats["scheduler"]
     if reason in (UNDONE, AT_CEILING):
         return ("shared limit", "because more workers were tried and did not help",
@@ -458,7 +458,7 @@ def _cheap(case: Case) -> Found | None:
     if not facts.mean or facts.mean >= CHEAP or facts.collate >= facts.fetch:
         return None
     return ("cheap samples",
-            f"because samples are cheaper to make ({facts.mean * 1e6:.1f} us) than to hand over",
+            f"because making a sample ({facts.mean * 1e6:.1f} us) takes less time than handing it over",
             "Larger batches, or num_workers=0, may be faster.")  # fmt: skip
 
 
@@ -466,7 +466,7 @@ def _idle(case: Case) -> Found | None:
     # with these reasons the workers have work, even if some have begun only now
     if not case.idle() or case.facts.reason in (CPU_BUSY, AT_MAX):
         return None
-    return ("short prefetch window", "while workers idle, because too little is asked of them ahead",
+    return ("short prefetch window", "while workers idle because the prefetch window is too small",
             f"prefetch_factor={4 * case.facts.prefetch} or more would help.")  # fmt: skip
 
 
@@ -551,7 +551,7 @@ def _waiting(case: Case) -> Found | None:
     what = {"storage": "storage", "sleep": "a timer (sleep)", "lock": "locks"}.get(most, "")
     what = what or "storage, network or locks"
     return ("slow storage" if most == "storage" else "too few workers",
-            f"because the samples themselves wait for {what}, in all workers",
+            f"because samples in all workers wait for {what}",
             _more(case, GROWTH * max(1, count)))  # fmt: skip
 
 
@@ -612,7 +612,7 @@ def _misses(missed: Missed | None, spent: float) -> Iterator[Cause]:
 
 
 def larger(missed: Missed) -> str:
-    """What helps where a cache has no room."""
+    """Returns what helps where a cache has no room."""
     if missed.enough is None:
         if not missed.size:
             return "Larger caches would keep them."
@@ -638,7 +638,7 @@ MOST_ALONE = 32
 
 @dataclass(frozen=True)
 class Alone:
-    """What a loader without workers has measured."""
+    """Holds what a loader without workers has measured."""
 
     batches: int
     loading: float
@@ -654,7 +654,7 @@ class Alone:
     missed: Missed | None = None
 
     def without_misses(self) -> Alone:
-        """As if a cache had had these values."""
+        """Returns the measurements as if a cache had had these values."""
         share = 1 - _of_work(self.missed, self.loading)
         return replace(self, loading=share * self.loading, cpu=share * self.cpu, missed=None)
 
@@ -719,5 +719,5 @@ def _best(case: Alone) -> tuple[int, float]:
 
 
 def _least(case: Alone) -> float:
-    """What the cores need for all of it, however it is spread over them."""
+    """Returns what the cores need for all of it, however it is spread over them."""
     return (case.cpu + case.own_cpu) / case.cores

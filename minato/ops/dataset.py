@@ -55,7 +55,7 @@ class Unfinished(NamedTuple):
 
 
 class _Hinted:
-    """What cost_hint() knows of a dataset's pipeline and files."""
+    """Holds what cost_hint() knows of a dataset's pipeline and files."""
 
     def __init__(self, dataset: VolumeDataset) -> None:
         operators = dataset.pipeline.operators
@@ -219,9 +219,9 @@ class VolumeDataset:
 
     def cost_hint(self, index: int, *, seed: int | None = None,
                   epoch: int | None = None) -> float:
-        """What sample `index` will cost, in bytes that it goes through. These are the bytes of its
-        patch. If it draws a crop around foreground whose boxes are not known yet, the bytes of its
-        label count, too."""
+        """Returns what sample `index` will cost, in bytes that it goes through. These are the bytes
+        of its patch. If it draws a crop around foreground whose boxes are not known yet, the bytes
+        of its label count, too."""
         case = index % len(self.cases)
         if self._hinted is None:
             self._hinted = _Hinted(self)

@@ -1,4 +1,4 @@
-"""What a sample will draw, before a worker makes it: ``minato.draws(seed)``."""
+"""Predicts what a sample will draw, before a worker makes it: ``minato.draws(seed)``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SampleSeed(int):
 
 
 def sample_seed(number: int, lo: int, hi: int) -> SampleSeed:
-    """What ``Seeder.sample`` returned, as one object."""
+    """Returns what ``Seeder.sample`` returned, as one object."""
     seed = SampleSeed(number)
     seed.key = lo, hi
     return seed

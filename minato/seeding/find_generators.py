@@ -1,9 +1,9 @@
 """The generators that a worker seeds before each sample: finding them, building a Seeder.
 
-The global generators of ``random``, NumPy and torch are always seeded.  A bounded walk of the
+The global generators of ``random``, NumPy and torch are always seeded. A bounded walk of the
 dataset's object graph finds private ones. Generators that the walk cannot reach (in
 a module, a class, or C) keep the state that their worker gives them, unless
-the dataset offers ``seed_sample(seed)``.  The same holds for children of ``Generator.spawn``,
+the dataset offers ``seed_sample(seed)``. The same holds for children of ``Generator.spawn``,
 which their parent counts outside of its state.
 """
 
@@ -319,9 +319,9 @@ def find_all(roots: Iterable[Any], limit: int = NODE_LIMIT) -> Found:
 
     Searches instance attributes, ``__slots__``, lists, tuples, dict values, sets,
     deques (the first 1024 elements of each), partials, bound methods, and closures and
-    defaults of functions, breadth first and at most ``limit`` objects.  Does not search
-    modules, classes, tensors, arrays or strings.  Runs no property, ``__getattr__`` or
-    other code of the user, and never raises.  Returns each generator once, and no
+    defaults of functions, breadth first and at most ``limit`` objects. Does not search
+    modules, classes, tensors, arrays or strings. Runs no property, ``__getattr__`` or
+    other code of the user, and never raises. Returns each generator once, and no
     global ones; ``random.SystemRandom`` cannot be seeded and is left out.
 
     Generators in one *set* are ordered by type only. Two of the same type have an order that is
@@ -461,7 +461,7 @@ class _GrowingInThread(Growing):
         return {id(g) for g in self.found.generators} - shared
 
     def _plans(self) -> list[Any]:
-        """As in a process with its own dataset, without the shared generators."""
+        """Finds them as in a process with its own dataset, without the shared generators."""
         own = self._own()
         plans, found = super()._plans(), self.found.generators
         chosen = [plan for plan, g in zip(plans, found, strict=False) if id(g) in own]

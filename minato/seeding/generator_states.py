@@ -1,7 +1,7 @@
 """How each generator is set to the state that belongs to a sample.
 
 The C type ``minato._core.Seeder`` computes and writes states; this module tells it
-where.  It has two parts:
+where. It has two parts:
 
 * *states*: for each generator, the public form of the state made from given words;
 * *layouts*: where an object stores that state in memory. Layouts are verified: a fresh object of
@@ -80,7 +80,7 @@ class _Algorithm(NamedTuple):
     """How an algorithm's state is made from words.
 
     A Mersenne Twister must not be all zero, so one bit is set in its first word, as in its
-    authors' initialisation by array.  The increment of a PCG is odd.
+    authors' initialisation by array. The increment of a PCG is odd.
     """
 
     words: int

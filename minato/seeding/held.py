@@ -1,7 +1,7 @@
 """Whether samples build lasting values from the generators that their dataset holds.
 
 A generator that a dataset holds keeps the program's state until a sample draws from it. That sample
-may build a table that all others use (``generators.py``). The sample is then made again with its
+may build a table that all others use (``find_generators.py``). The sample is then made again with its
 seeds. Most samples build nothing, and a loader finds that out once. One of its workers makes its
 first such sample once more from the same states. If a generator ends in the same state both times,
 the second run has drawn everything that the first one drew, so nothing was kept. Later iterators of
@@ -18,7 +18,7 @@ from .generator_states import put_back, state_of
 
 
 class Held(NamedTuple):
-    """What is known about the generators of one dataset.
+    """Holds what is known about the generators of one dataset.
 
     Attributes:
         kinds: the classes of all of them, in the order in which they are found.

@@ -107,7 +107,7 @@ def _is_written(role: str, state: int) -> bool:
     return state in _written[role]
 
 
-def tell(generators: list[str]) -> None:
+def warn_of(generators: list[str]) -> None:
     """Warns about them, once."""
     global _told
     if _told or not generators:

@@ -1,7 +1,7 @@
 """Forks of the trainer process while it holds batches.
 
 A forked child shares the arena's pages, so an inherited batch must not change when the parent
-drops it and continues.  For each fork, the core knows whether the child, or any process that
+drops it and continues. For each fork, the core knows whether the child, or any process that
 the child has forked, is still alive (csrc/os/mn_forks.h). Until they are gone, memory that was
 delivered at the fork is not reused.
 

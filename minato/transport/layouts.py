@@ -1,7 +1,7 @@
 """The structure of a dataset's samples, learned from the first batch.
 
 ``describe`` turns one sample into the description that ``_core.Layout`` compiles; the numbers
-are those of csrc/py/transport/mn_layout.h.  A layout is used only after a check on a whole batch:
+are those of csrc/py/transport/mn_layout.h. A layout is used only after a check on a whole batch:
 torch's own ``default_collate`` of the same samples must give its dtypes and shapes.
 """
 

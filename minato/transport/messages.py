@@ -1,8 +1,8 @@
 """Messages between worker and loader: pickle with tensors and arrays out of band.
 
 Plain pickle puts tensors in band and includes their whole storages. torch's reducers for
-queues use a file descriptor for every tensor.  Here a tensor travels as exactly its bytes,
-which the core copies once into the arena.  Objects with their own reducers
+queues use a file descriptor for every tensor. Here a tensor travels as exactly its bytes,
+which the core copies once into the arena. Objects with their own reducers
 (multiprocessing's, sparse and nested tensors, anything registered with ``ForkingPickler``)
 keep them.
 """
@@ -68,7 +68,7 @@ def _rebuild_flipped(array: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _rebuild_packed(array: np.ndarray) -> np.ndarray:
-    """As a field of packed records, whose strides are not multiples of the item size."""
+    """Copies to a field of packed records, with strides that no item size divides."""
     field: np.ndarray = np.empty(array.shape, [("value", array.dtype), ("", "u1")])["value"]
     field[...] = array
     return field

@@ -25,7 +25,7 @@ from ..workers.answers import (
     SAMPLE,
     STATED,
 )  # fmt: skip
-from ..workers.on_error import Amiss
+from ..workers.on_error import FailedSample
 from . import messages
 from .layouts import Layout
 
@@ -133,7 +133,7 @@ def _known_answer(worker: int, told: Any) -> tuple[Any, ...]:
 
 def _is_amiss(inner: Any, amiss: Any) -> bool:
     """Checks a batch with failed samples: its remaining result, and its failures."""
-    if not isinstance(amiss, list) or not all(isinstance(one, Amiss) for one in amiss):
+    if not isinstance(amiss, list) or not all(isinstance(one, FailedSample) for one in amiss):
         return False
     if not all(isinstance(one.failure, Failure) for one in amiss):
         return False

@@ -1,7 +1,7 @@
 """How a loader's samples travel: as rows of a layout, or as batches made whole by one worker.
 
-``Shape`` is what is known about a loader, and survives its iterators. ``Form`` is what an iterator
-has told its engine about it.
+``SampleTransport`` holds what is known about a loader, and survives its iterators.
+``EngineTransport`` holds what the engine of one iterator has been told about it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MISFIT_WINDOW, MISFIT_LIMIT = 16, 4
 
 
-class Shape:
+class SampleTransport:
     """How a loader's samples travel: not known yet, as rows, or only whole."""
 
     def __init__(self) -> None:
@@ -54,26 +54,26 @@ class Shape:
             self.whole = True
 
 
-class Form:
-    """Tells the engine what is known about a loader's samples."""
+class EngineTransport:
+    """Passes on to one engine what is known about a loader's samples."""
 
-    def __init__(self, shape: Shape, in_parts: bool = False) -> None:
+    def __init__(self, shape: SampleTransport, in_parts: bool = False) -> None:
         self.shape = shape
         self.layout: Layout | None = None  # of the rows in new batches
         self._in_parts = in_parts  # no batch is made whole by one worker
-        self._told: tuple[bool, Layout | None] | None = None
+        self._sent: tuple[bool, Layout | None] | None = None
 
-    def tell(self, engine: Engine) -> None:
+    def update(self, engine: Engine) -> None:
         """Updates the engine before planning, if anything has changed. After an interrupt, it may
-        be told the same again, because _told is set last."""
+        get the same again, because _sent is set last."""
         now = self.shape.whole, self.shape.layout
-        if now == self._told:
+        if now == self._sent:
             return
         self.layout = layout = None if now[0] else now[1]
         if layout is not None:
             engine.post(layout.core, layout.pickled)
         engine.set_form(None if layout is None else layout.core)
-        self._told = now
+        self._sent = now
 
     def makes_whole(self, index: object) -> bool:
         """Whether one worker fetches and collates the batch."""

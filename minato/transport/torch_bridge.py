@@ -1,5 +1,5 @@
-"""What the core needs from torch (csrc/py/module/mn_state.h), and tensors over the core's memory
-where torch has no C interface for that (csrc/py/transport/mn_tensor.c)."""
+"""Gives the core what it needs from torch (csrc/py/module/mn_state.h), and tensors over the core's
+memory where torch has no C interface for that (csrc/py/transport/mn_tensor.c)."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ def _why(values: list[Any], name: Callable[[int], str], path: str) -> str:
         if kind != usual:
             others = "in most others" if count > 1 else f"in {name(kinds.index(usual))}"
             if kind[0] != usual[0]:
-                return f"{what} is {_said(kind)} in {name(row)} and {_said(usual)} {others}"
-            return f"{what} has {_said(kind)} in {name(row)} and {_said(usual)} {others}"
+                return f"{what} is {type_name(kind)} in {name(row)} and {type_name(usual)} {others}"
+            return f"{what} has {type_name(kind)} in {name(row)} and {type_name(usual)} {others}"
     first = values[0]
     for row, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.requires_grad:
@@ -52,7 +52,7 @@ def _why(values: list[Any], name: Callable[[int], str], path: str) -> str:
         places = [(f"{path}[{at}]", at) for at in range(min(len(first), _MOST))]
     elif usual[0] == "other":
         return (
-            f"{what} is {_said(usual)} in {name(0)}, which default_collate cannot make a batch of: "
+            f"{what} is {type_name(usual)} in {name(0)}, which default_collate cannot make a batch of: "
             "return a tensor, an array, a number or a text, or give the loader a collate_fn"
         )
     else:
@@ -80,7 +80,7 @@ def _kind(value: Any) -> tuple[str, Hashable]:
     return "other", type(value).__name__
 
 
-def _said(kind: tuple[str, Any]) -> str:
+def type_name(kind: tuple[str, Any]) -> str:
     name, value = kind
     if name == "shape":
         return f"shape {list(value)}"

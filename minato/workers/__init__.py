@@ -1,1 +1,1 @@
-"""Who makes the samples: processes, the process that forks them, threads in C."""
+"""The workers that make samples: processes, the process that forks them, threads in C."""

@@ -13,7 +13,7 @@ from ..errors import Failure
 from ..transport import messages
 from ..transport.layouts import plain
 from ..transport.uncollatable import why
-from .on_error import Amiss
+from .on_error import FailedSample
 
 #: kinds of tasks; the numbers of csrc/workers/mn_records.h
 ROWS, SAMPLES, BATCH, RESUME, PART, COLLATE = range(6)
@@ -38,15 +38,15 @@ Entry = tuple[int, int, Any]
 Answer = tuple[Any, ...]
 
 
-def parted(entries: list[Entry]) -> tuple[list[Any], list[Amiss]]:
+def parted(entries: list[Entry]) -> tuple[list[Any], list[FailedSample]]:
     """The samples of a batch in the order of rows, and the failures of the others."""
     samples, amiss = [], []
     for row, what, obj in entries:
         if what == LEFT_OUT:
-            amiss.append(Amiss(row, obj))
+            amiss.append(FailedSample(row, obj))
         elif what == REPLACED:
             failure, index, sample = obj
-            amiss.append(Amiss(row, failure, replaced=True, instead=index))
+            amiss.append(FailedSample(row, failure, replaced=True, instead=index))
             samples.append(sample)
         else:
             samples.append(obj)

@@ -17,7 +17,7 @@ from .._core import Task
 from ..dataset_calls import by_sample, fetches_batches
 from ..sampler_indices import as_given, whole_number
 from .answers import ERROR, LEFT_OUT, REPLACED, Entry
-from .on_error import Amiss, Gone, NotDivisible, Tolerant, split_spares
+from .on_error import FailedSample, FatalIndex, NotAList, Tolerant, split_spares
 
 #: Domains of the seeds (enum mn_seed_domain): the meaning of a place. A sample's place is its
 #: position in the sampler's order. In the other domains the place is the batch's number.
@@ -36,7 +36,8 @@ class Fetches(Protocol):
 
 
 def seed_place(position: int, row: int, index: Any) -> int:
-    """What the seeds of a sample are made from besides seed and epoch. position: of the batch."""
+    """Returns what the seeds of a sample are made from besides seed and epoch. position: of the
+    batch."""
     return BY_INDEX + whole_number(index) if position == BY_INDEX else position + row
 
 
@@ -88,7 +89,7 @@ def tolerated(
     place: BatchPlace,
     told: RowHooks = (_ignore, _ignore),
 ) -> Any:
-    """As ``fetched``, but samples that cannot be made are left out or replaced.
+    """Does the same as ``fetched``, but samples that cannot be made are left out or replaced.
 
     Raises AllLeftOut if no sample is left.
     """
@@ -99,7 +100,7 @@ def tolerated(
     together = source.auto_collation and fetches_batches(dataset)
     alone = by_sample(dataset, source.auto_collation)
     one = partial(tolerant.one, partial(_one_of, dataset) if together else partial(getitem, alone))
-    gone = next((i for i in (*index, *spares) if type(i) is Gone), None) if together else None
+    gone = next((i for i in (*index, *spares) if type(i) is FatalIndex), None) if together else None
 
     def get(row: int, i: Any) -> Any:
         begins(row)
@@ -115,12 +116,12 @@ def tolerated(
         except Exception as error:  # of an unknown sample: ask for each, with its own seeds
             try:
                 data = tolerant.samples(index, spares, get)
-            except NotDivisible:
+            except NotAList:
                 raise error from None
     else:
         try:
             data = tolerant.samples(index if source.auto_collation else [index], spares, get)
-        except NotDivisible:
+        except NotAList:
             assert gone is not None
             raise gone.error from None
     if not data and tolerant.amiss:
@@ -138,14 +139,14 @@ def _one_of(dataset: Any, index: Any) -> Any:
     """One sample of a dataset with ``__getitems__``."""
     found = dataset.__getitems__([index])
     if not isinstance(found, list) or len(found) != 1:
-        raise NotDivisible
+        raise NotAList
     return found[0]
 
 
 class AllLeftOut(Exception):
     """No sample of a batch could be made, so nothing can be collated."""
 
-    def __init__(self, amiss: list[Amiss]) -> None:
+    def __init__(self, amiss: list[FailedSample]) -> None:
         super().__init__("no sample of the batch could be made")
         self.amiss = amiss
 
@@ -185,7 +186,7 @@ class Unseeded:
 
 
 def made(seeder: Any, place: tuple[int, ...], make: Callable[..., Any], *what: Any) -> Any:
-    """What a dataset makes with the seeds of a place.
+    """Returns what a dataset makes with the seeds of a place.
 
     It is made again in two cases. The dataset made a new generator and drew from it: other workers
     would draw other numbers. Or the sample was the first to draw from a generator that the dataset

@@ -3,7 +3,7 @@
 The zygote waits LEAVE and then TERM for workers in the middle of a sample, then kills them. The
 trainer waits STOP for the zygote, which is longer than both together, then kills what is left. So a
 shutdown takes about a second at most, with two exceptions. The system may be slow to end a killed
-process. And a worker that has made its last sample has FINISH for the end of its process. In this
+process. And a worker that has made its last sample may take FINISH to end its process. In this
 time it runs exit functions and flushes queues and files. Threads cannot be killed: after LEAVE the
 trainer goes on without waiting.
 """

@@ -122,7 +122,7 @@ class Job:
                 self.dataset, self.collate_fn, self.worker_init_fn = self.pickled.load()
 
     def source(self) -> Any:
-        """What samples come from: the dataset, or what reads it through the cache."""
+        """Returns what samples come from: the dataset, or what reads it through the cache."""
         return self.dataset if self.through is None else self.through.over(self.dataset)
 
     def settle(self) -> None:

@@ -1,13 +1,13 @@
 """Limits the thread pools of libraries to one thread in each worker process.
 
-torch sets its own pool to one thread in a worker, and so does minato.  NumPy's BLAS would
-still use every core, in all workers at once.  Balanced scheduling sets the loaded BLAS and OpenMP
-libraries to one thread, and libraries that are loaded later by environment variables.  This
-happens before worker_init_fn, which can set another number.  A number that the environment gives a
+torch sets its own pool to one thread in a worker, and so does minato. NumPy's BLAS would
+still use every core, in all workers at once. Balanced scheduling sets the loaded BLAS and OpenMP
+libraries to one thread, and libraries that are loaded later by environment variables. This
+happens before worker_init_fn, which can set another number. A number that the environment gives a
 library also stays. Programs that a dataset starts do not inherit the variables. ``os.environ`` has
 none of them, and the worker removes them before it starts the first program.
 
-A sum that is split over threads is rounded differently (``numpy.dot`` of long vectors).  So
+A sum that is split over threads is rounded differently (``numpy.dot`` of long vectors). So
 ``scheduling="static"``, which is torch bit for bit, leaves these pools as torch does.
 """
 
@@ -61,14 +61,14 @@ def limit(every_library: bool, known: bool = False) -> None:
         if given.isdisjoint(_POOLS[pattern][1]):
             function(_ONE)
     if "OMP_NUM_THREADS" not in given:
-        _tell_later_libraries()
+        _limit_later_libraries()
 
 
 #: events of sys.addaudithook that come before a program is started
 _STARTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn"})
 
 
-def _tell_later_libraries() -> None:
+def _limit_later_libraries() -> None:
     """Sets one thread in the environment that C sees, until the process starts a program."""
     names = [name for name in _LATER if name not in os.environ]
     for name in names:

@@ -1,9 +1,9 @@
 """Native workers: threads of the loading process that make samples in C, without the GIL.
 
-A dataset offers a pipeline by ``native_pipeline()``, a capsule of minato/ops.h.  The engine treats
-the threads like worker processes (csrc/py/types/mn_native_worker.h).  Tasks, rows, costs and seeds
-are the same, and so are the bytes, but nothing is forked or pickled.  The threads call Python only
-where torch's rules decide: errors, indices that are no integers, odd batches. torch's ``Subset`` of
+A dataset offers a pipeline by ``native_pipeline()``, a capsule of minato/ops.h. The engine treats
+the threads like worker processes (csrc/py/types/mn_native_worker.h). Tasks, rows, costs and seeds
+are the same, and so are the bytes, but nothing is forked or pickled. The threads call Python only
+where torch's rules decide: errors, indices that are not integers, odd batches. torch's ``Subset`` of
 such a dataset (also from ``random_split``) works, too. The workers get its indices with the
 pipeline, as they were when the workers started.
 """
@@ -23,12 +23,12 @@ from torch.utils.data.dataloader import _DatasetKind
 from .. import _core
 from .._core import Task
 from ..dataset_calls import behind_subsets, by_sample, fetches_batches, offered
-from ..errors import Failure, native_impossible
+from ..errors import Failure, native_impossible_message
 from ..option_values import option
 from ..seeding.generator_states import STREAM_HOOK
 from ..transport import messages
 from ..transport.layouts import INT, TENSOR, TUPLE, Layout, is_default_collate
-from ..transport.rows_or_whole import Shape
+from ..transport.rows_or_whole import SampleTransport
 from ..transport.torch_bridge import DLPACK_CODES
 from .answers import AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, parted
 from .fetching import OF_SAMPLE, in_its_place, position_of, seed_place
@@ -86,7 +86,7 @@ def _indices_of(subsets: list[Subset[Any]]) -> np.ndarray | str:
     for subset in subsets:
         own = np.asarray(subset.indices) if len(subset.indices) else np.empty(0, np.int64)
         if own.ndim != 1 or own.dtype.kind not in "iu" or not np.can_cast(own.dtype, np.int64):
-            return "the indices of its Subset are no integers"
+            return "the indices of its Subset are not integers"
         if indices is not None and not ((-len(own) <= indices) & (indices < len(own))).all():
             return "a Subset of its Subset names samples that are not there"
         indices = own if indices is None else own[indices]
@@ -107,7 +107,7 @@ def _overrides(dataset: Any, name: str) -> bool:
     return place(name) < place("native_pipeline")
 
 
-class _FixedShape(Shape):
+class _FixedTransport(SampleTransport):
     """Native samples travel as rows of a layout that is known before the first."""
 
     def __init__(self, layout: Layout) -> None:
@@ -123,7 +123,7 @@ class Offer:
     """A dataset's pipeline and its properties."""
 
     capsule: Any
-    shape: Shape
+    shape: SampleTransport
     hook: Callable[[int], Any] | None  # the dataset's seed_sample, if it gives the seeds
     indices: np.ndarray | None  # of a subset
 
@@ -153,7 +153,7 @@ def offer_of(loader: Any, dataset: Any) -> Offer | None:
         except Exception as error:  # with process workers it comes from the samples
             reason, cause = f"the dataset's native_pipeline() failed: {error}", error
     if worker_type == "native":
-        raise ValueError(native_impossible(reason)) from cause
+        raise ValueError(native_impossible_message(reason)) from cause
     return None
 
 
@@ -175,7 +175,7 @@ def _opened(loader: Any, dataset: Any) -> Offer | str:
         if code not in DLPACK_CODES.values():
             return f"torch has no dtype for a field of kind {kind!r} and {itemsize} bytes"
         leaves.append((TENSOR, *code, shape) if shape else (INT,))
-    return Offer(capsule, _FixedShape(Layout((TUPLE, tuple(leaves)))), hook, indices)
+    return Offer(capsule, _FixedTransport(Layout((TUPLE, tuple(leaves)))), hook, indices)
 
 
 def integers(index: Any) -> Any:

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from ..errors import Failure, no_end
+from ..errors import Failure, as_ordinary_error
 from ..sampler_indices import as_given
 
 RAISE, SKIP, REPLACE = "raise", "skip", "replace"
 #: number of samples that are tried in the place of one
 TRIES = 8
 #: a batch of this many samples needs no spares
-ENOUGH = 4
+MIN_BATCH_WITHOUT_SPARES = 4
 
 
 class Fatal(Exception):
@@ -33,7 +33,7 @@ class Fatal(Exception):
         self.failure = failure
 
 
-class Gone:
+class FatalIndex:
     """Stands for the index of a sample that killed each worker that tried it. Making it raises this
     error. Among a batch's spares it makes workers ask for one sample at a time, even if the dataset
     makes whole batches. Then it is known which sample kills a worker."""
@@ -42,13 +42,13 @@ class Gone:
         self.error = error
 
 
-class NotDivisible(Exception):
+class NotAList(Exception):
     """A dataset's ``__getitems__`` returned something other than a list of samples, so no sample
     can be left out or replaced."""
 
 
 @dataclass
-class Amiss:
+class FailedSample:
     """A sample of a batch that could not be made."""
 
     row: int
@@ -69,7 +69,7 @@ class Tolerant:
         self, mode: str, failure: Callable[[BaseException], Failure], in_worker: bool = True
     ) -> None:
         self.mode = mode
-        self.amiss: list[Amiss] = []
+        self.amiss: list[FailedSample] = []
         self.failure = failure
         self.check: Callable[[Any], object] | None = None
         self._in_worker = in_worker
@@ -77,14 +77,14 @@ class Tolerant:
     def one(self, make: Callable[[Any], Any], index: Any) -> Any:
         """Returns make(index): a sample of the dataset, or several. In a worker, sys.exit() counts
         as an error of the sample."""
-        if type(index) is Gone:
+        if type(index) is FatalIndex:
             raise index.error
         try:
             made = make(index)
         except SystemExit as error:
             if not self._in_worker:
                 raise
-            raise no_end(error) from error
+            raise as_ordinary_error(error) from error
         if self.check is not None:
             self.check(made)
         return made
@@ -101,7 +101,7 @@ class Tolerant:
         for row, index in enumerate(indices):
             try:
                 made.append(get(row, index))
-            except (Fatal, NotDivisible):
+            except (Fatal, NotAList):
                 raise
             except Exception as error:
                 others, amiss = self.instead(row, error, indices, spares, get)
@@ -116,12 +116,12 @@ class Tolerant:
         indices: Sequence[Any],
         spares: Sequence[Any],
         get: Callable[[int, Any], Any],
-    ) -> tuple[list[Any], Amiss]:
-        """What takes the place of a failed sample: another sample, or none. Raises its error if no
-        other can be made."""
+    ) -> tuple[list[Any], FailedSample]:
+        """Returns what takes the place of a failed sample: another sample, or none. Raises its
+        error if no other can be made."""
         failure = self.failure(error)
         if self.mode == SKIP:
-            return [], Amiss(row, failure)
+            return [], FailedSample(row, failure)
         indices = indices if isinstance(indices, (list, tuple)) else list(indices)
         after = chain(indices[row + 1 :], spares, indices[:row])
         others = (index for index in after if not _same(index, indices[row]))
@@ -130,8 +130,8 @@ class Tolerant:
                 sample = get(row, index)
             except Exception:
                 continue
-            return [sample], Amiss(row, failure, replaced=True, instead=index)
-        raise no_end(error)
+            return [sample], FailedSample(row, failure, replaced=True, instead=index)
+        raise as_ordinary_error(error)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -197,11 +197,11 @@ class Spares:
         """Spares for a batch, or for one sample. following: returns the given number of the
         sampler's next items, for the first batches, which have few before them."""
         own = self._samples(index)
-        if not own or len(own) >= ENOUGH:
+        if not own or len(own) >= MIN_BATCH_WITHOUT_SPARES:
             return []
         found = list(reversed(self._recent))
-        if len(found) < ENOUGH:
-            for more in following(ENOUGH):
+        if len(found) < MIN_BATCH_WITHOUT_SPARES:
+            for more in following(MIN_BATCH_WITHOUT_SPARES):
                 found += self._samples(more)
         return found[:TRIES]
 

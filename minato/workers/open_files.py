@@ -1,11 +1,11 @@
 """Files that the program has open when it forks its workers.
 
-A fork inherits descriptors, and shares each file's position with all other processes.  Two workers
-that seek and read would move each other's position.  So a worker opens each read-only file again,
-at the position that it had in the program.  The descriptor keeps its number, so this works for
+A fork inherits descriptors, and shares each file's position with all other processes. Two workers
+that seek and read would move each other's position. So a worker opens each read-only file again,
+at the position that it had in the program. The descriptor keeps its number, so this works for
 buffered and compressed readers, zip archives and libraries in C alike.
 
-Files that are open for writing stay shared.  Otherwise several workers that append to one file
+Files that are open for writing stay shared. Otherwise several workers that append to one file
 would overwrite each other's data.
 """
 
@@ -134,10 +134,10 @@ def warn_of_shared(*roots: Any) -> None:
         more = len(walk.held) - NAMED
         warnings.warn(
             f"the dataset holds {', '.join(walk.held[:NAMED])}{f' and {more} more' * (more > 0)}, "
-            "opened before its worker processes are forked. They share it, and what one reads or "
-            "writes there the others miss, so samples may be wrong. Open it in each worker (in "
-            "worker_init_fn, or at the first sample); files that are open for reading only are "
-            "safe. This is told once.",
+            "opened before its worker processes are forked. Workers share its file position, so "
+            "reads may return wrong data. Open it in each worker (in worker_init_fn, or at the "
+            "first sample); files that are open for reading only are safe. This warning is shown "
+            "once.",
             stacklevel=2,
         )
 

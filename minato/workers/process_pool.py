@@ -247,7 +247,7 @@ class Pool:
         if not self.mine() or not begun or self.restarts == RESTARTS_MOST:
             return False
         self._await_zygote(grace.KILL)  # it has ended, but with forkserver its status comes later
-        if (self.zygote.exitcode or 0) >= 0 or self.notes.said_by(self.zygote.pid):
+        if (self.zygote.exitcode or 0) >= 0 or self.notes.exit_cause(self.zygote.pid):
             return False
         self.restarts += 1
         self._pickle()

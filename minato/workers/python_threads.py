@@ -59,7 +59,7 @@ def why_not(loader: Any) -> str | None:
     return reason if reason is None else f"{reason}. Use worker_type='process'"
 
 
-def tell_of_generators(dataset: Any, collate_fn: Any) -> bool:
+def warn_of_generators(dataset: Any, collate_fn: Any) -> bool:
     """Warns if samples may draw from generators that threads share. Returns whether it warned."""
     found = find_of(dataset, collate_fn)
     if found.hooks:
@@ -73,10 +73,10 @@ def tell_of_generators(dataset: Any, collate_fn: Any) -> bool:
         own = f", and with each other those that the dataset holds ({names})"
     warnings.warn(
         "worker_type='thread': threads share the generators of random, NumPy and torch with the "
-        f"program{own}, so these are not seeded for each sample, and what samples draw from them "
-        "is another number in each run. Give the dataset a seed_sample(seed) that puts a "
-        "generator into a threading.local, and draw from that. Where samples draw nothing, say "
-        "seed_per_sample=False. This is told once.",
+        f"program{own}, so these are not seeded for each sample, and samples draw different numbers "
+        "in each run. Give the dataset a seed_sample(seed) that puts a generator into a "
+        "threading.local, and draw from that. If samples draw nothing, set seed_per_sample=False. "
+        "This warning is shown once.",
         stacklevel=2,
     )
     return True

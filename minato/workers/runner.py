@@ -76,7 +76,7 @@ class _Placed(NamedTuple):
 
 @dataclass
 class _Source:
-    """What samples come from, see Job.source()."""
+    """Holds what samples come from, see Job.source()."""
 
     dataset: Any
     auto_collation: bool
@@ -280,9 +280,9 @@ class Runner:
         ]
 
     def collate(self, task: Task, parts: list[Any]) -> Answer:
-        """As ``batch``, from samples that the batch's parts have fetched. A sample's failure is
-        followed by its row. If some sample could not be sent, fetches all of them again: with their
-        seeds they are the same."""
+        """Does the same as ``batch``, from samples that the batch's parts have fetched. A sample's
+        failure is followed by its row. If some sample could not be sent, fetches all of them again:
+        with their seeds they are the same."""
         try:
             entries = [(row, what, obj) for part in parts for row, what, obj in messages.loads(*part)]
         except Exception:  # no memory for a part, a class that is missing here, or damage

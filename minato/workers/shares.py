@@ -42,6 +42,7 @@ def text(dataset: Any, workers: int, batches: int) -> str:
     return (
         f"each of {workers} workers has delivered {batches} batches of the iterable dataset {name}, "
         "which has never asked which worker it is in. Unless it chooses a share in another way, each "
-        f"sample came {workers} times. Let its __iter__ take every num_workers-th sample from id on, "
-        "both of which minato.get_worker_info() knows, or use num_workers=1. This warning comes once."
+        f"sample came {workers} times. Use info = minato.get_worker_info() and yield every "
+        "info.num_workers-th sample, starting at info.id, or use num_workers=1. This warning is shown "
+        "once."
     )

@@ -1,8 +1,8 @@
 """Ctrl-C while processes start and end.
 
-A terminal sends SIGINT, and a scheduler SIGTERM, to all processes of a group at once.  Workers
-and the process that starts them ignore SIGINT, which is the trainer's to handle.  But a new process
-ignores it only after its first instructions.  And the trainer must not be interrupted between
+A terminal sends SIGINT, and a scheduler SIGTERM, to all processes of a group at once. Workers
+and the process that starts them ignore SIGINT, which is the trainer's to handle. But a new process
+ignores it only after its first instructions. And the trainer must not be interrupted between
 getting a process, a descriptor or memory and recording it.
 """
 

@@ -102,8 +102,9 @@ class Standby:
                 os._exit(1)
             if soon == SOON_MOST:
                 raise RuntimeError(
-                    f"{SOON_MOST} processes that start workers, one after the other, were ended by "
-                    f"signal {-how} within a second each"
+                    f"the process that starts workers was killed {SOON_MOST} times in a row, each "
+                    f"within a second (signal {-how}). Find out what kills it, for example a memory "
+                    "limit or the cluster manager"
                 )
 
     def _become(self) -> None:

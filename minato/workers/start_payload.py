@@ -1,12 +1,12 @@
 """The dataset and functions for workers that inherit nothing: pickled once, loaded by each worker.
 
 multiprocessing pickles a process's arguments for one child, with descriptors (of queues and shared
-tensors) that only that child can take over.  Here the pickle is in a memory file, together with the
-descriptors that it refers to, and the zygote can pass both on.  Each worker loads the trainer's
+tensors) that only that child can take over. Here the pickle is in a memory file, together with the
+descriptors that it refers to, and the zygote can pass both on. Each worker loads the trainer's
 pickle by itself, as torch's workers do, and owns the objects.
 
-Large and plain objects are not copied into each worker.  They follow the pickle in the same file.
-The zygote loads containers of text and numbers once, and its forks inherit them.  Each worker maps
+Large and plain objects are not copied into each worker. They follow the pickle in the same file.
+The zygote loads containers of text and numbers once, and its forks inherit them. Each worker maps
 the memory of arrays and tensors.
 """
 

@@ -1,6 +1,6 @@
 """Starts and ends workers that are threads of the loading process.
 
-``native.py`` and ``python_threads.py`` have the code that they run. Threads cannot be killed. So a
+``native.py`` and ``python_threads.py`` contain the code that the workers run. Threads cannot be killed. So a
 running task is never given to another worker, and its memory stays until the task is done.
 """
 

@@ -2,11 +2,11 @@
 
 torch stores the answer in a global variable of a module, because each of its workers is a process.
 Many modules hold the function itself (``from torch.utils.data import get_worker_info``). So minato
-exchanges the function's code while any thread is a worker, or collates for one. The new code
+replaces the function's code while any thread is a worker, or collates for one. The new code
 answers for worker threads, and as before for all others. The program's own threads, processes and
 forks see no difference. Code that reads torch's global variable sees that of the process.
 
-default_collate asks, too. In a worker it makes tensors in shared memory, for the process that gets
+default_collate asks for it, too. In a worker it makes tensors in shared memory, for the process that gets
 them. A thread needs no shared memory, and if it runs out the system would kill the program. So in a
 worker thread default_collate gets the answer None, if that changes nothing else.
 """
@@ -114,7 +114,7 @@ def as_in_worker(**info: Any) -> Iterator[None]:
 
 def _forked() -> None:
     """Resets the state in a fork. The thread that holds the lock does not exist there, and this
-    thread is no worker there."""
+    thread is not a worker there."""
     global _lock
     _lock = threading.RLock()
     _here.info, _here.thread = None, False

@@ -96,7 +96,7 @@ def test_each_codec_is_measured_on_samples(photos: Path) -> None:
 
 
 @pytest.mark.parametrize("read, size", [(shrunk, 75), (cropped, None)])
-def test_the_size_is_what_samples_need(read: Any, size: int | None, photos: Path) -> None:
+def test_size_advice_fits_sample_size(read: Any, size: int | None, photos: Path) -> None:
     assert measured(photos, read)["size"] == size
 
 
@@ -105,7 +105,7 @@ def test_a_decoder_that_fails_is_named(photos: Path) -> None:
     assert "AssertionError: no JPEG" in rows["webp 85"]["error"] and not rows["jpeg 85"]["error"]
 
 
-def test_labels_are_no_photos(tmp_path: Path) -> None:
+def test_palette_images_are_skipped_as_labels(tmp_path: Path) -> None:
     for n in range(4):
         photo(n, 64, 48).save(tmp_path / f"{n}.jpg")
         photo(n, 64, 48).convert("P").save(tmp_path / f"{n}.png")
@@ -162,7 +162,7 @@ def of_photos(size: int | None = None, **more: Any) -> dict[str, Any]:
             "skipped": 0, "folder": "/data/my photos", "per_sample": 1.0, **more}  # fmt: skip
 
 
-def test_the_codec_to_choose_loses_little() -> None:
+def test_chosen_codec_loses_little() -> None:
     """JPEG 50 is faster and never recommended; JPEG 75 is hardly faster than 85."""
     helps, _ = candidates(Facts(facts(codecs=of_photos(size=256))))
     [found] = [change for change in helps if change["what"].startswith("images as")]

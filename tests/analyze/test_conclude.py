@@ -66,7 +66,7 @@ def contending(label: str, more: float, **kinds: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("wait, kind", [(0.01, "step"), (0.05, "nothing")])
-def test_little_waiting_is_no_limit_of_loading(wait: float, kind: str) -> None:
+def test_little_waiting_does_not_blame_loading(wait: float, kind: str) -> None:
     assert kind_of(watched={"wait": wait})[0] == kind
 
 
@@ -177,7 +177,7 @@ def test_samples_that_cost_nothing_are_handed_over() -> None:
     assert kind == "hand-over" and "num_workers=0" in line
 
 
-def test_little_that_was_measured_settles_nothing() -> None:
+def test_no_measurements_limit_is_unknown() -> None:
     assert kind_of(costs=[], rates={})[0] == "unknown"
 
 
@@ -260,7 +260,7 @@ def test_watched_waits_at_epoch_starts_count() -> None:
     assert found["inside"] == pytest.approx(epoch / 20 - 0.01) and found["steps"] == 40
 
 
-def test_watched_one_epoch_leaves_out_what_happens_once() -> None:
+def test_watched_single_epoch_omits_start() -> None:
     kept = watch_facts(epochs_of(1, start=1.0, usual=0.03))
     assert kept["delivered"] == pytest.approx(8 / 0.04)
     anew = watch_facts(epochs_of(1, start=1.0, usual=0.03, loader={"persistent_workers": False}))
@@ -353,7 +353,7 @@ def test_predictions_are_of_the_loader_with_its_step() -> None:
     assert Facts(found).speed_with_step() == 1
 
 
-def test_change_that_gains_little_when_checked_is_useless() -> None:
+def test_change_with_small_checked_gain_is_useless() -> None:
     found = facts(workers=0, rates={("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0},
                   dropped=[])  # fmt: skip
     found["helps"], found["useless"] = candidates(Facts(found))

@@ -94,7 +94,7 @@ def test_package_that_does_not_fit_is_named(tmp_path: Path) -> None:
     """As one that was built for another version of Python."""
     done, found = study(tmp_path, OTHER + SLEEPS + "main()")
     assert done.returncode == 0 and found["watched"]["batches"] == 18
-    assert "no minato, and this one does not fit it (ImportError: built for 3.99)" in done.stdout
+    assert "cannot be used there (ImportError: built for 3.99)" in done.stdout
 
 
 def test_accelerates_launcher_is_followed(tmp_path: Path) -> None:

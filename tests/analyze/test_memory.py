@@ -62,7 +62,7 @@ def kills(group: Path) -> int:
     (["--objects", "--touch"], [], False),
     (["--objects"], ["--pause"], True),
 ])  # fmt: skip
-def test_dataset_of_most_memory_is_no_harm(
+def test_large_dataset_keeper_dies_before_program(
     program: list[str], option: list[str], studied: bool, group: Path, tmp_path: Path
 ) -> None:
     """The program ends as without a watch. Where it copies the pages that it shares, the copy of

@@ -175,7 +175,7 @@ def test_an_unsafe_swap_is_never_exact(makers: list[Any], data: Any) -> None:
     (Normalize(), RandomHorizontalFlip(), False, True),  # equal, and nothing is known of it
     (HalfFlip(), RandomInvert(), False, False), (Grain(), RandomCrop(4), False, False),
 ])  # fmt: skip
-def test_exact_is_what_is_known_and_equal(one: Any, other: Any, exact: bool, equal: bool) -> None:
+def test_swap_exact_requires_known_and_equal(one: Any, other: Any, exact: bool, equal: bool) -> None:
     found = examine_move([one, other], inputs(), 1, 0)
     assert (found["exact"], found["equal"]) == (exact, equal)
     assert found["tried"] > 9 and (not exact or commute(one, other))
@@ -248,7 +248,7 @@ def test_moves_are_found_timed_and_checked() -> None:
     assert shape == [4, 3, 32, 32]
 
 
-def test_answers_say_what_an_order_does() -> None:
+def test_answer_names_effect_of_an_order() -> None:
     move = {"exact": True, "equal": True, "alike": True, "tried": 63, "error": "", "draws": True,
             "samples": 16, "chain": 0, "order": [1, 0], "name": "Crop", "names": ["Crop", "Blur"],
             "over": ["Blur"], "earlier": True, "before": 0.01, "after": 0.004}  # fmt: skip

@@ -64,7 +64,7 @@ def test_a_page_is_whole_and_by_itself() -> None:
     assert "<Blur>" not in text and "&lt;Blur&gt; &amp;" in text and "a &lt;b&gt;.py:3" in text
 
 
-def test_a_page_of_little_is_a_page() -> None:
+def test_page_without_measurements_says_not_settled() -> None:
     found = whole(costs=[], rates={})
     found["work"], found["storage"] = None, None
     found["watched"].update(asked=None, delivered=None, wait=None)

@@ -115,7 +115,7 @@ for batch in DataLoader(list(range(80)), 2, num_workers=1):
 
 
 @pytest.mark.parametrize("package", ["torch.utils.data", "minato"])
-def test_short_epochs_deliver_what_the_program_measures(package: str, tmp_path: Path) -> None:
+def test_short_epochs_match_programs_own_rate(package: str, tmp_path: Path) -> None:
     """Stragglers, workers that stay, a validation after each epoch."""
     done, found = study(tmp_path, f"""
         import time, torch

@@ -60,7 +60,7 @@ def test_a_copy_keeps_names_folders_and_other_files(
     assert "times smaller" in said and "decoding an image: " in said
 
 
-def test_a_second_run_makes_what_is_missing(
+def test_second_recode_makes_missing_and_changed_files(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     to = tmp_path / "dst"
@@ -93,8 +93,8 @@ def test_other_settings_for_a_copy_are_refused(
 
 
 @pytest.mark.parametrize("to, words", [
-    ("src", "lie in each other"), ("src/class0/new", "lie in each other"), (".", "lie in each other"),
-    ("link", "lie in each other"), ("full", "holds other files"), ("file", "is no folder"),
+    ("src", "overlap"), ("src/class0/new", "overlap"), (".", "overlap"),
+    ("link", "overlap"), ("full", "holds other files"), ("file", "is not a folder"),
 ])  # fmt: skip
 def test_a_destination_in_use_is_refused(
     to: str, words: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -117,7 +117,7 @@ def test_two_runs_at_once_are_refused(
 
 
 @pytest.mark.parametrize("options, words", [
-    (["--quality", "0"], "not between 1 and 100"), (["--size", "0"], "no number of pixels"),
+    (["--quality", "0"], "not between 1 and 100"), (["--size", "0"], "a positive number of pixels, got 0"),
     (["--format", "png", "--quality", "85"], "png loses nothing"), (["--format", "gif"], "invalid"),
 ])  # fmt: skip
 def test_wrong_arguments_write_nothing(
@@ -139,7 +139,7 @@ def test_files_that_fail_are_named_and_counted(
     out, errors = capsys.readouterr()
     assert "4 failed" in out
     for words in ("class0/cut.jpg: OSError: image file is truncated", "class1/text.png: Unidentified",
-                  "gone.jpg: FileNotFoundError", "0.png: ValueError: it would get the name of"):  # fmt: skip
+                  "gone.jpg: FileNotFoundError", "0.png: ValueError: it would overwrite"):  # fmt: skip
         assert words in errors
     assert len(tree(tmp_path / "dst")) == 5
 

@@ -79,7 +79,7 @@ def test_a_notebook_gets_its_answer(tmp_path: Path) -> None:
     assert printed.splitlines()[0].startswith(("Limit: ", "No conclusion: "))
 
 
-def test_what_the_watch_replaced_is_put_back(tmp_path: Path) -> None:
+def test_watch_restores_replaced_methods(tmp_path: Path) -> None:
     assert run(tmp_path, """
         from torch.utils.data import DataLoader
         from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -206,7 +206,7 @@ def refused(dataset: Any, writes: bool = False) -> list[str]:
     return keeper.find_refusals(DataLoader(dataset), watch.list_open_files(), writes)
 
 
-def test_what_is_shared_is_refused_by_its_path(tmp_path: Path) -> None:
+def test_shared_objects_are_refused_by_path(tmp_path: Path) -> None:
     one, other = socket.socketpair()
     ends = Pipe()
     database = sqlite3.connect(":memory:")
@@ -220,7 +220,7 @@ def test_what_is_shared_is_refused_by_its_path(tmp_path: Path) -> None:
     database.close()
 
 
-def test_files_that_are_read_are_no_reason(tmp_path: Path) -> None:
+def test_read_only_files_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"data")
     with open(tmp_path / "data", "rb") as file:
         assert refused(Holds(file=file, numbers=list(range(100_000)), table=torch.zeros(3))) == []
@@ -259,7 +259,7 @@ def test_a_measurement_ends_by_time_memory_or_reader(
         assert keeper._wait(mine, sleeping, 100.0) == "gone"
 
 
-def test_budgets_that_are_too_small_say_what_fits() -> None:
+def test_small_budget_names_batch_that_fits() -> None:
     found: Any = {"watched": {"batch": 8}}
     assert command._fitting_batch(found, 0.01, 10.0) is None
     assert command._fitting_batch(found, 0.5, 10.0) == 3

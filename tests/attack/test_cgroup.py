@@ -219,28 +219,28 @@ def test_oom_kill_is_named_in_death_message(tmp_path: Path) -> None:
     """Only for the killed worker, on every call, and not for workers that are killed later."""
     _counts(tmp_path, 2, 5)
     kills = OomKills(str(tmp_path))
-    assert kills.said_of(10) == MAYBE
+    assert kills.oom_note(10) == MAYBE
     _counts(tmp_path, 3, 6)
-    assert kills.said_of(10) == MAYBE
+    assert kills.oom_note(10) == MAYBE
     for _ in range(2):
-        assert "has reached its memory limit" in kills.said_of(11)
-        assert "sys/fs/cgroup/memory.events counts it" in kills.said_of(11)
-    assert kills.said_of(12) == MAYBE
+        assert "has reached its memory limit" in kills.oom_note(11)
+        assert "sys/fs/cgroup/memory.events counts it" in kills.oom_note(11)
+    assert kills.oom_note(12) == MAYBE
     _counts(tmp_path, 3, 7)
-    assert kills.said_of(13) == MACHINE_SAYS
+    assert kills.oom_note(13) == MACHINE_SAYS
 
 
 def test_death_without_oom_counter_is_a_guess(tmp_path: Path) -> None:
     kills = OomKills(str(tmp_path))
-    assert kills.said_of(1) == MAYBE
+    assert kills.oom_note(1) == MAYBE
     _counts(tmp_path, None, 7)
-    assert kills.said_of(2) == MAYBE  # all kills may have been earlier ones
+    assert kills.oom_note(2) == MAYBE  # all kills may have been earlier ones
     version_1 = tmp_path / "sys/fs/cgroup/memory/jobs/7"
     version_1.mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("5:cpu:/\n4:hugetlb,memory:/jobs/7\n0::/\n")
     for count in (1, 2):
         (version_1 / "memory.oom_control").write_text(f"under_oom 0\noom_kill {count}\n")
-        told = kills.said_of(count + 2)
+        told = kills.oom_note(count + 2)
     assert "jobs/7/memory.oom_control counts it" in told
 
 

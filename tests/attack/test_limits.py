@@ -102,7 +102,7 @@ LIMIT = "limit on processes and threads is reached: raise it"
     ("first thread", "BlockingIOError", 11, LIMIT),
     ("descriptors", "OSError", 24, "raise the limit (`ulimit -n`)"),
     ("address space", "MemoryError", 0, "`ulimit -v`"),
-    ("second worker", "UserWarning", 0, "The others do its work"),
+    ("second worker", "UserWarning", 0, "The remaining workers take over its samples"),
 ])  # fmt: skip
 def test_refused_resource_is_named(case: str, kind: str, number: int, text: str) -> None:
     done = run_limited(case)

@@ -319,7 +319,7 @@ def test_released_batches_return_their_pages(scheduling):
     assert right(last)
 
 
-def test_early_breaks_with_little_memory():
+def test_early_breaks_at_small_memory_limit_work():
     """Batches of the last epoch hold the memory for a while: the new epoch waits for it."""
     loader = make(
         Images(16, (256, 1024), delay=0.02), persistent_workers=True, memory_limit="5MiB"

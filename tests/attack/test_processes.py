@@ -584,7 +584,7 @@ for zygote_dies in (False, True):
 """
 
 
-def test_descriptors_beyond_what_select_can_name():
+def test_descriptors_above_1024_work():
     done = run_script(MANY_DESCRIPTORS)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -90,7 +90,7 @@ def one_epoch(loader: Any, rng: random.Random, done: Counter[str]) -> Iterator[N
 
 
 @pytest.mark.limit(SECONDS + 8 * PATIENCE)
-def test_soak(seed: int) -> None:
+def test_mixed_loaders_survive_long_runs(seed: int) -> None:
     rng, done = random.Random(seed), Counter[str]()
     kinds = LOADERS if SECONDS < 30 else LOADERS | SLOW_TO_START
     before, grown = resources(), 0

@@ -873,7 +873,7 @@ lease_with(uint64_t used_end, uint64_t want, bool sound)
     (void)rig_step(e);
     CHECK(mn_a32_load_acquire(&k->lease_state) != MN_LEASE_WANT);
     CHECK_EQ(mn_crew_is_damaged(&e->crew, 0), !sound);
-    CHECK_EQ(mn_a32_load_acquire(&k->leave) == 0, sound);
+    CHECK_EQ(mn_a32_load_acquire(&k->exit_request) == 0, sound);
     CHECK(sound || mn_arena_used(&e->arena) == before);
     tear_down(&s);
 }
@@ -950,7 +950,7 @@ entries_that_make_no_sense(void)
     }
     take(&s, &s.b);
     take(&s, &s.other);
-    mn_a32_store_relaxed(&k->leave, 0);
+    mn_a32_store_relaxed(&k->exit_request, 0);
     die(&s, 0);
     CHECK(e->crew.death.status >= 0 && e->crew.death.status < 256);
     mn_engine_close(e);

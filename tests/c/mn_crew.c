@@ -119,15 +119,15 @@ die(struct bench *s, uint32_t w, int32_t status, bool only_it)
     CHECK(!mn_crew_exited(&s->crew, w));
     mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED);
     CHECK(mn_crew_exited(&s->crew, w));
-    struct mn_death death = mn_crew_bury(&s->crew, w, s->now_ns);
+    struct mn_death death = mn_crew_record_death(&s->crew, w, s->now_ns);
     mn_tasks_sweep(&s->tasks, w, only_it, &death);
     mn_crew_swept(&s->crew, w);
     CHECK_EQ(mn_a32_load_acquire(&k->state), MN_WORKER_SWEPT);
     struct mn_wakes due = mn_crew_take_wakes(&s->crew);
-    CHECK(due.look && due.everybody);
+    CHECK(due.look && due.all_sleepers);
     mn_crew_wake(&s->crew, &due);
     due = mn_crew_take_wakes(&s->crew);
-    CHECK(!due.look && !due.everybody && !due.engine && !due.room && due.workers == 0);
+    CHECK(!due.look && !due.all_sleepers && !due.engine && !due.room && due.workers == 0);
     return death;
 }
 
@@ -282,7 +282,7 @@ who_has_worked_and_left_begins_another_row(void)
     }
     s.t->workers[1].began = 1; /* this one becomes READY, too */
     mn_a64_store_relaxed(&s.t->workers[1].tasks_done, 100);
-    mn_crew_ask_to_leave(&s.crew, 1, MN_LEAVE_SHRINK);
+    mn_crew_ask_to_exit(&s.crew, 1, MN_EXIT_SHRINK);
     (void)die(&s, 1, 0, false);
     CHECK_EQ(mn_crew_live(&s.crew), 2);
     s.now_ns += 40000 * MS;
@@ -338,7 +338,7 @@ a_damaged_worker_is_told_to_leave_and_counted_once(void)
     CHECK_EQ(s.crew.death.pid, 1234);
     mn_crew_damaged(&s.crew, 2, MN_DAMAGE_LEASE);
     CHECK(mn_crew_is_damaged(&s.crew, 2) && !mn_crew_is_damaged(&s.crew, 1));
-    CHECK_EQ(mn_a32_load_acquire(&s.t->workers[2].leave), MN_LEAVE_SHRINK);
+    CHECK_EQ(mn_a32_load_acquire(&s.t->workers[2].exit_request), MN_EXIT_SHRINK);
     mn_a32_store_seqcst(&s.t->workers[2].state, MN_WORKER_EMPTY); /* says that there is no worker */
     CHECK_EQ(mn_crew_live(&s.crew), 3);
     s.crew.members[2].dead = true;
@@ -378,7 +378,7 @@ a_lost_executor_is_told_once(void)
     CHECK(mn_a32_load_relaxed(&s.crew.lost) && !s.crew.hung);
     CHECK_EQ(mn_a32_load_acquire(&s.t->ctl.trainer.word), MN_EVENT_AWAKE);
     mn_crew_lose_executor(&s.crew, true);
-    CHECK(!s.crew.hung && !mn_crew_take_wakes(&s.crew).everybody);
+    CHECK(!s.crew.hung && !mn_crew_take_wakes(&s.crew).all_sleepers);
     mn_mutex_fini(&guard);
     tear_down(&s);
 }

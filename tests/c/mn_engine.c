@@ -175,7 +175,7 @@ the_last_worker_is_not_asked_to_leave(void)
     mn_mutex_lock(&e->mutex);
     mn_autoscale_move(e, 1);
     mn_mutex_unlock(&e->mutex);
-    CHECK_EQ(mn_a32_load_relaxed(&mn_worker_at(&e->shm, 1)->leave), MN_LEAVE_NOT);
+    CHECK_EQ(mn_a32_load_relaxed(&mn_worker_at(&e->shm, 1)->exit_request), MN_EXIT_NOT);
     mn_engine_close(e);
 }
 

@@ -139,14 +139,14 @@ churn(struct plant *p, uint64_t *dice)
     for (uint32_t w = 0; w < THREADS; w++) {
         struct mn_worker *other = mn_worker_at(&e->shm, w);
         staying += mn_a32_load_acquire(&other->state) == MN_WORKER_READY
-                   && mn_a32_load_relaxed(&other->leave) == 0;
+                   && mn_a32_load_relaxed(&other->exit_request) == 0;
     }
     if (state == MN_WORKER_EMPTY) {
-        mn_a32_store_release(&k->leave, 0);
+        mn_a32_store_release(&k->exit_request, 0);
         mn_crew_want(&e->crew, worker);
     }
     else if (state == MN_WORKER_READY && staying > 1) {
-        mn_a32_store_seqcst(&k->leave, MN_LEAVE_SHRINK);
+        mn_a32_store_seqcst(&k->exit_request, MN_EXIT_SHRINK);
     }
     mn_mutex_unlock(&e->mutex);
     mn_event_notify(&k->event);

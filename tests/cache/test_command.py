@@ -98,7 +98,7 @@ def test_dropped_file_is_removed_and_clients_continue(capsys: pytest.CaptureFixt
     assert "there is no" in capsys.readouterr().out
 
 
-def test_a_look_leaves_what_killed_processes_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_ls_keeps_orphaned_files(capsys: pytest.CaptureFixture[str]) -> None:
     cache = new_cache(keep=True)
     assert cache.memoize()(_plain)(3) == 3
     [name] = [name for name in files() if str(cache._name) in name]

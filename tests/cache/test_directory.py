@@ -223,7 +223,7 @@ def test_a_folder_that_others_may_write_to_is_refused(place: Place) -> None:
     assert "belongs to another user" in off_of(place) and "chmod 700" in str(place.stats["off"])
 
 
-def test_a_path_that_is_no_directory_is_refused(place: Place) -> None:
+def test_cache_path_of_a_file_is_refused(place: Place) -> None:
     place.path.touch()
     assert "File exists" in off_of(place) or "Not a directory" in str(place.stats["off"])
 
@@ -326,7 +326,7 @@ with warnings.catch_warnings(record=True) as caught:
 """
 
 
-def test_a_full_or_read_only_disk_ends_no_job(tmp_path: Path) -> None:
+def test_full_or_read_only_disk_keeps_job_running(tmp_path: Path) -> None:
     script, kept = tmp_path / "small.py", tmp_path / "kept"
     script.write_text(SMALL)
     kept.mkdir()

@@ -122,7 +122,7 @@ def test_functions_that_are_not_named_do_not_count(program: Callable[..., Module
     assert (of_method(after), of_function(after)) == before
 
 
-def test_what_cannot_be_followed_is_listed(program: Callable[..., ModuleType]) -> None:
+def test_unfollowed_objects_are_listed(program: Callable[..., ModuleType]) -> None:
     module = program()
     [told] = Fingerprint(module.uses_object, None, None).unfollowed
     assert told == "OBJECT (helpers.Thing)"
@@ -143,7 +143,7 @@ def test_a_subclass_that_overrides_a_helper_differs(program: Callable[..., Modul
     assert Fingerprint(module.Scans.make, Other, None).digest != of_method(module)
 
 
-def test_a_version_is_part_of_it(program: Callable[..., ModuleType]) -> None:
+def test_version_changes_fingerprint(program: Callable[..., ModuleType]) -> None:
     module = program()
     assert Fingerprint(module.make, None, "2").digest != of_function(module)
 

@@ -189,7 +189,7 @@ def test_form_is_decoded_if_all_samples_fit(
     assert [record.levelname for record in told] == [level]
 
 
-def test_stats_say_what_more_memory_would_bring(calls: Calls) -> None:
+def test_stats_with_form_estimate_nothing(calls: Calls) -> None:
     loader = minato.DataLoader(Sized(calls), 4, cache=new_cache("8MiB"), form="decoded")
     list(loader)
     found = loader.stats()["cache"]
@@ -224,7 +224,7 @@ class Kept(Parts):
         return 200
 
 
-def test_stats_and_verdict_say_what_is_lacking(calls: Calls) -> None:
+def test_small_cache_stats_name_lacking_bytes(calls: Calls) -> None:
     loader = minato.DataLoader(Kept(calls), 10, cache=new_cache("1MiB"))
     list(loader)
     list(loader)
@@ -435,7 +435,7 @@ def test_options_that_would_have_no_effect_are_refused(calls: Calls) -> None:
         minato.DataLoader(Parts(calls), cache=1.5)  # type: ignore[arg-type]
 
 
-def test_without_a_place_the_samples_come_all_the_same(
+def test_unusable_cache_folder_disables_cache(
     calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = epochs(minato.DataLoader(Parts(calls), 5))

@@ -67,7 +67,7 @@ def test_parentheses_may_be_left_out() -> None:
 
 
 def test_key_must_be_a_function() -> None:
-    with pytest.raises(TypeError, match="takes a function of the arguments, but got 'i'"):
+    with pytest.raises(TypeError, match="must be a function of the arguments, got 'i'"):
         new_cache().memoize(key="i")(abs)  # type: ignore[arg-type]
 
 
@@ -287,7 +287,7 @@ def test_full_cache_finds_its_small_values() -> None:
 
 
 @pytest.mark.parametrize("size, told", [
-    ("many", "size should be bytes"), (0, "size should be positive"), (1000, "at least '1MiB'"),
+    ("many", "size must be a number of bytes"), (0, "size must be positive"), (1000, "at least '1MiB'"),
 ])  # fmt: skip
 def test_a_wrong_size_is_refused(size: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
@@ -295,7 +295,7 @@ def test_a_wrong_size_is_refused(size: Any, told: str) -> None:
 
 
 def test_a_wrong_check_is_refused() -> None:
-    with pytest.raises(ValueError, match="check should be one of"):
+    with pytest.raises(ValueError, match="check must be one of"):
         new_cache().memoize(key=lambda: 0, check="daily")(lambda: 0)
 
 

@@ -143,7 +143,7 @@ def test_values_larger_than_the_cache_takes_leave_it_unused() -> None:
 
 
 @WORKERS
-def test_keys_that_change_are_no_filling_of_the_cache(workers: int) -> None:
+def test_changing_keys_count_as_misses_again(workers: int) -> None:
     data = memoizing(new_cache("16MiB"), changes=True)
     loader = minato.DataLoader(data, 10, num_workers=workers)
     list(loader)
@@ -181,7 +181,7 @@ def test_verdict_without_workers_names_the_filling(monkeypatch: pytest.MonkeyPat
 
 
 @KINDS
-def test_small_cache_is_named_once_however_little_it_costs(
+def test_small_cache_is_reported_once(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = loader_of(kind, "1MiB")

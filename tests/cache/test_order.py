@@ -56,7 +56,7 @@ def test_order_takes_cached_samples_first() -> None:
     assert order.swaps == 20
 
 
-def test_order_forgets_what_was_recycled() -> None:
+def test_order_forgets_recycled_entries() -> None:
     order = Order(10)
     order.cached([(7, 1), (8, 2), (9, 3)], oldest=1)
     order.cached([], oldest=3)
@@ -98,7 +98,7 @@ def test_sample_made_and_never_stored_is_apart() -> None:
     assert keys.apart(everything).tolist() == [False, True, True, False]
 
 
-def test_following_tells_what_is_stored_since() -> None:
+def test_following_reports_entries_stored_since() -> None:
     cache = new_cache()
     store = cache._attached()
     assert store is not None

@@ -182,7 +182,7 @@ if sys.argv[1] != "last":
 """
 
 
-def test_what_killed_jobs_left_goes_with_the_next_cache(tmp_path: Path, memory: Memory) -> None:
+def test_next_cache_removes_orphaned_file(tmp_path: Path, memory: Memory) -> None:
     script = tmp_path / "left.py"
     script.write_text(LEFT)
 

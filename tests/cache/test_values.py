@@ -94,7 +94,7 @@ def test_any_order_of_axes_comes_back(axes: list[int]) -> None:
     same(values.copy(values.encode(tensor, "f")), tensor)
 
 
-def test_what_has_gaps_comes_back_as_its_copy() -> None:
+def test_strided_arrays_return_as_copies() -> None:
     for array in (np.arange(20)[::2], np.arange(20)[::-1], np.broadcast_to(np.arange(3), (2, 3)),
                   np.arange(24).reshape(4, 6)[1:3, 1:4]):  # fmt: skip
         found = through_store(array)

@@ -1,6 +1,6 @@
 """The one table of behaviours in which minato differs from torch on purpose.
 
-Every other test in this folder expects the same of all loaders.  Columns: torch's own
+Every other test in this folder expects the same of all loaders. Columns: torch's own
 class, minato with ``scheduling="static"``, minato as it comes.
 """
 

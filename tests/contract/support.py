@@ -197,6 +197,11 @@ def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> bool:
     return True
 
 
+def await_batches(iterator: Any, batches: int) -> None:
+    """Waits until this many batches are done and not delivered."""
+    assert wait_for(lambda: iterator._data_queue.qsize() >= batches)
+
+
 def gone(pid: int) -> bool:
     """Whether a process has ended (an unreaped orphan counts as ended)."""
     try:

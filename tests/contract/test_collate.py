@@ -251,7 +251,7 @@ def assert_like_torch(got: tuple[str, Any], want: tuple[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_types(loader: Kind, name: str) -> None:
+def test_collated_types_equal_torch(loader: Kind, name: str) -> None:
     # Two full batches and a short one; torch itself only has to answer.
     want = _oracle(name)
     if not loader.is_torch:

@@ -142,7 +142,7 @@ def test_dataset_that_cannot_be_unpickled(loader: Kind) -> None:
     iterator._shutdown_workers()
 
 
-def test_fork_shares_what_cannot_be_pickled(loader: Kind) -> None:
+def test_fork_shares_objects_that_cannot_be_pickled(loader: Kind) -> None:
     class Local(Numbers):
         function = staticmethod(lambda index: index * 7)
 

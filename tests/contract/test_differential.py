@@ -2,7 +2,7 @@
 
 Static scheduling matches torch bit for bit, including random numbers. So does balanced
 scheduling, except for the draws of a map-style dataset in workers, which are only compared in
-type and shape.  ``MINATO_FUZZ_SECONDS`` runs new examples every time, for that long.
+type and shape. ``MINATO_FUZZ_SECONDS`` runs new examples every time, for that long.
 """
 
 from __future__ import annotations

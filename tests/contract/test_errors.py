@@ -410,7 +410,7 @@ def test_batch_that_cannot_be_unpickled(loader: Kind) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 0.25])
-def test_timeout(loader: Kind, limit: float) -> None:
+def test_late_batch_raises_timeout_error(loader: Kind, limit: float) -> None:
     entered, gate = Gate(), Gate()
     dataset = Blocking(4, {1}, entered, gate)
     iterator = iter(loader(dataset, num_workers=1, timeout=limit))
@@ -512,7 +512,7 @@ def test_exception_that_ends_worker_is_reported(
 ) -> None:
     if method == "spawn" and end is not end_fatally:
         pytest.skip("takes long, and tells nothing else")
-    with pytest.raises(minato.WorkerLost, match=f"exit code {status}. It was ended by .*{told}"):
+    with pytest.raises(minato.WorkerLost, match=f"exit code {status}. Cause: .*{told}"):
         list(own(Ending(end), num_workers=1, multiprocessing_context=method))
 
 
@@ -521,7 +521,7 @@ def test_exception_that_ends_worker_thread_is_reported(own: Kind) -> None:
     if not own.balanced:
         pytest.skip("static workers are processes")
     made = own(Ending(end_by_text), num_workers=1, worker_type="thread", seed_per_sample=False)
-    with pytest.raises(minato.WorkerLost, match="It was ended by SystemExit: a config is missing"):
+    with pytest.raises(minato.WorkerLost, match="Cause: SystemExit: a config is missing"):
         list(made)
 
 

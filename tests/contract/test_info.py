@@ -26,7 +26,7 @@ def once(own: Kind) -> None:
         pytest.skip("the same for every kind of loader")
 
 
-def test_info() -> None:
+def test_info_prints_versions() -> None:
     import torch
 
     import minato
@@ -44,7 +44,7 @@ def test_unknown_command() -> None:
     assert "info" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_help() -> None:
+def test_help_names_commands() -> None:
     done = _minato("--help")
     assert done.returncode == 0 and "info" in done.stdout
 

@@ -21,7 +21,7 @@ from .support import Kind, all_gone, flat, worker_pids
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_protocol(loader: Kind, workers: int) -> None:
+def test_iterator_protocol_equals_torch(loader: Kind, workers: int) -> None:
     made = loader(Numbers(7), batch_size=2, num_workers=workers)
     iterator = iter(made)
     assert iter(iterator) is iterator

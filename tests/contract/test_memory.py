@@ -227,7 +227,7 @@ def test_queue_within_one_process(loader: Kind) -> None:
     queue.join_thread()
 
 
-def test_pickles_are_no_larger_than_the_tensor(loader: Kind) -> None:
+def test_tensor_pickles_stay_near_tensor_size(loader: Kind) -> None:
     for batch in loader(Images(8), batch_size=2, num_workers=1):
         for tensor in batch.values():
             size = tensor.numel() * tensor.element_size()
@@ -242,7 +242,7 @@ def test_pickles_are_no_larger_than_the_tensor(loader: Kind) -> None:
             assert_same(copy.deepcopy(tensor), tensor)
 
 
-def test_storages(loader: Kind) -> None:
+def test_each_tensor_owns_its_storage(loader: Kind) -> None:
     kept = list(loader(Images(12), batch_size=2, num_workers=2))
     places = set()
     for batch in kept:

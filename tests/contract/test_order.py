@@ -72,7 +72,7 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_samplers(loader: Kind, name: str) -> None:
+def test_order_of_samplers_equals_torch(loader: Kind, name: str) -> None:
     def batches(make: Any) -> list[Any]:
         made = make(Numbers(10), sampler=SAMPLERS[name](), batch_size=2, num_workers=2)
         return [*made, *made]

@@ -35,7 +35,7 @@ def _own_parameters(kind: Kind) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in mine.items() if name not in torchs}
 
 
-def test_defaults(own: Kind, monkeypatch) -> None:
+def test_constructor_defaults_are_documented(own: Kind, monkeypatch) -> None:
     parameters = _own_parameters(own)
     assert {name: parameters[name].default for name in OWN} == OWN
 

@@ -240,7 +240,7 @@ class Starting(IterableDataset[int]):
         return iter(range(3))
 
 
-def test_a_stream_that_does_not_start_once(loader: Kind) -> None:
+def test_stream_failing_first_start_recovers(loader: Kind) -> None:
     made = _made(loader, Starting(0), num_workers=1)
     with pytest.raises(ConnectionError, match="not there yet"):
         next(iter(made))

@@ -20,7 +20,16 @@ import minato
 from minato import ops
 
 from .datasets import Failing, Numbers, Sharded
-from .support import ASKS_ACCELERATOR, Kind, drain, error_text, flat, run_script, wait_for
+from .support import (
+    ASKS_ACCELERATOR,
+    Kind,
+    await_batches,
+    drain,
+    error_text,
+    flat,
+    run_script,
+    wait_for,
+)
 
 pytestmark = pytest.mark.skipif(not ASKS_ACCELERATOR, reason="this torch asks CUDA whether to pin")
 DEVICE = 3  # its index
@@ -132,17 +141,13 @@ def test_native_workers(fake: Fake, tmp_path: Path) -> None:
     once(fake, 6)
 
 
-def _complete(iterator: Any, batches: int) -> None:
-    assert wait_for(lambda: iterator._data_queue.qsize() >= batches, SECONDS)
-
-
 def test_next_batch_is_pinned_ahead(own: Kind, fake: Fake) -> None:
     pinned = [threading.Event() for _ in range(6)]
     fake.before = lambda number: pinned[number].set()
     iterator = iter(own(Numbers(6), num_workers=1, prefetch_factor=6, pin_memory=True))
     next(iterator)
     for number in range(1, 5):
-        _complete(iterator, 2)
+        await_batches(iterator, 2)
         assert next(iterator).item() == number
         assert pinned[number + 1].wait(SECONDS)
     assert flat(iterator) == [5]
@@ -156,7 +161,7 @@ def test_ready_batches_are_pinned_ahead(fake: Fake) -> None:
     iterator = iter(made)
     seen = [*next(iterator).tolist()]
     for number in range(2, 8):
-        _complete(iterator, 4)
+        await_batches(iterator, 4)
         seen += next(iterator).tolist()
         while len(fake.order) < number + 1:
             assert pinned.acquire(timeout=SECONDS)
@@ -169,7 +174,7 @@ def test_a_batch_ahead_is_not_counted_as_delivered(own: Kind, fake: Fake) -> Non
     made = own(Numbers(20), num_workers=2, prefetch_factor=5, pin_memory=True)
     iterator = iter(made)
     for number in range(6):
-        _complete(iterator, 2)
+        await_batches(iterator, 2)
         next(iterator)
         state = made.state_dict()
         assert state["delivered"] == number + 1 == made.stats()["delivered"]
@@ -273,7 +278,7 @@ def test_unreadable_batch_ahead_fails_in_turn(own: Kind, fake: Fake) -> None:
     iterator = iter(made)
     got = []
     for _ in range(3):
-        _complete(iterator, 2)
+        await_batches(iterator, 2)
         got.append(next(iterator)[0].item())
     assert got == [0, 1, 2]
     with pytest.raises(Broken, match="not to be read"):
@@ -337,7 +342,7 @@ def test_abandoned_epoch_does_not_affect_the_next(own: Kind, fake: Fake) -> None
     for left_after in (1, 4, 2):
         iterator = iter(made)
         for number in range(left_after):
-            _complete(iterator, 2)
+            await_batches(iterator, 2)
             assert next(iterator).item() == number
         assert thread in (None, iterator._pin_memory_thread)
         thread = iterator._pin_memory_thread
@@ -427,7 +432,7 @@ def test_a_fork_waits_until_nothing_is_being_pinned(own: Kind, fake: Fake) -> No
 def test_forked_child_cannot_use_the_iterator(own: Kind, fake: Fake) -> None:
     iterator = iter(own(Numbers(8), num_workers=1, prefetch_factor=4, pin_memory=True))
     next(iterator)
-    _complete(iterator, 1)
+    await_batches(iterator, 1)
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -472,7 +477,7 @@ def test_exit_in_the_middle_of_pinning(own: Kind, tmp_path: Path) -> None:
     assert not outcome.left
 
 
-def test_without_an_accelerator_there_is_no_thread(own: Kind) -> None:
+def test_pinning_without_accelerator_starts_no_thread(own: Kind) -> None:
     if torch.accelerator.is_available():
         pytest.skip("there is one")
     before = threading.active_count()

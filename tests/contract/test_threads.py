@@ -84,7 +84,7 @@ def test_one_thread_each(loader: Kind) -> None:
     assert here[0] == [2]  # the program's own are left alone
 
 
-def test_what_the_environment_says_counts(own: Kind) -> None:
+def test_environment_sets_threads_of_workers(own: Kind) -> None:
     plain, _, here = answers(own, OPENBLAS_NUM_THREADS="3", OMP_NUM_THREADS="3")
     if not here[0]:
         pytest.skip("this NumPy has no OpenBLAS of its own")

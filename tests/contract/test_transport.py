@@ -35,7 +35,7 @@ def _look(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_strides_of_what_collate_returns(loader: Kind, name: str) -> None:
+def test_strides_of_collated_batches_equal_torch(loader: Kind, name: str) -> None:
     samples = [torch.arange(60.0).reshape(3, 4, 5) + i for i in range(4)]
 
     def run(make: Any) -> list[Any]:

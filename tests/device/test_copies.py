@@ -350,7 +350,7 @@ def test_containers_that_cannot_be_rebuilt(fake: Fake) -> None:
 # ---- depth and timing --------------------------------------------------------------------------
 
 
-def test_depth() -> None:
+def test_depth_grows_with_waits_and_memory() -> None:
     assert depth(0, 0, 0, None) == FEWEST  # nothing is known
     assert depth(0.001, 1.0, 1e6, None) == FEWEST
     assert depth(0.6, 1.0, 1e6, None) == FEWEST + 1

@@ -220,12 +220,12 @@ def test_device_without_operators_runs_them_on_host(fake: Fake, dataset: ops.Vol
     assert on_host(fake, dataset) == "not built"
 
 
-def test_the_switch(
+def test_environment_variable_disables_operators(
     able: Fake, dataset: ops.VolumeDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(operators.SWITCH, "0")
     assert on_host(able, dataset) == "MINATO_DEVICE_OPERATORS=0"
-    switched_off = operators.told().endswith("switched off by MINATO_DEVICE_OPERATORS=0")
+    switched_off = operators.describe().endswith("switched off by MINATO_DEVICE_OPERATORS=0")
     assert switched_off or isinstance(operators.kernels(), str)
 
 
@@ -411,9 +411,9 @@ def test_info_shows_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     (tmp_path / "kernels").write_bytes(bytes(2048))
     monkeypatch.setattr(operators, "KERNELS", str(tmp_path / "kernels"))
     monkeypatch.setattr("minato.device.pagelocked_rows.CUDA", "libnowhere.so.1")
-    assert "built (2 KiB" in operators.told() and "not used: no CUDA driver" in operators.told()
+    assert "built (2 KiB" in operators.describe() and "not used: no CUDA driver" in operators.describe()
     monkeypatch.setattr("minato.device.pagelocked_rows.CUDA", "libm.so.6")
-    assert operators.told() == "built (2 KiB for CUDA devices)"
+    assert operators.describe() == "built (2 KiB for CUDA devices)"
     monkeypatch.setattr(operators, "KERNELS", str(tmp_path / "none"))
-    assert operators.told().startswith("not built")
+    assert operators.describe().startswith("not built")
     assert operators.finisher_of(0) == operators.NOT_BUILT

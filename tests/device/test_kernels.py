@@ -189,7 +189,7 @@ def test_built_kernel_image_has_the_checked_header(
     monkeypatch.setattr(operators, "KERNELS", str(tmp_path / "kernels"))
     assert "cut short" in str(operators.finisher_of(0))
     monkeypatch.setattr(operators, "KERNELS", str(tmp_path))  # a folder: it cannot be read
-    assert "Is a directory" in str(operators.finisher_of(0)) and "run on the host" in operators.told()
+    assert "Is a directory" in str(operators.finisher_of(0)) and "run on the host" in operators.describe()
 
 
 def test_no_driver_and_another_library() -> None:

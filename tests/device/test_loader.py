@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contract.support import Kind, error_text, run_script, wait_for
+from contract.support import Kind, await_batches, error_text, run_script, wait_for
 from torch.utils.data import DistributedSampler
 
 import minato
@@ -123,16 +123,12 @@ def test_an_early_release_is_found(fake: Fake) -> None:
         late(fake, "direct")
 
 
-def _complete(iterator: Any, batches: int) -> None:
-    assert wait_for(lambda: iterator._data_queue.qsize() >= batches, SECONDS)
-
-
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
 def test_next_batch_is_copied_ahead(fake: Fake, scheduling: str) -> None:
     loader = minato.DataLoader(Rows(), num_workers=1, prefetch_factor=4, device="cuda",
                                scheduling=scheduling)  # fmt: skip
     iterator = iter(loader)
-    _complete(iterator, 4)
+    await_batches(iterator, 4)
     assert not fake.copied
     first = next(iterator)
     large = [WIDTH * 4] * 2
@@ -151,7 +147,7 @@ def test_the_caller_does_not_wait_for_copies(fake: Fake) -> None:
     assert [read.value()[0, 0].item() for read in reads] == [0.0, 1.0]
 
 
-def test_state_counts_what_the_caller_was_given(fake: Fake) -> None:
+def test_state_on_device_counts_delivered_batches(fake: Fake) -> None:
     loader = minato.DataLoader(Rows(), batch_size=2, num_workers=2, device="cuda")
     iterator = iter(loader)
     for _ in range(3):
@@ -231,7 +227,7 @@ def test_device_with_memory_for_one_batch(fake: Fake) -> None:
     fake.room = WIDTH * 4 + 64  # with the label
     loader = minato.DataLoader(Rows(), num_workers=2, prefetch_factor=4, device="cuda")
     iterator = iter(loader)
-    _complete(iterator, 4)
+    await_batches(iterator, 4)
     got: list[int] = []
     for batch in iterator:
         got += numbers(fake, batch)

@@ -189,10 +189,10 @@ def test_only_arena_pages_are_locked(fake: Fake, locker: Locker) -> None:
 def test_without_a_driver_nothing_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pagelocked_rows, "CUDA", "libnowhere.so.1")
     assert pagelocked_rows.cuda_driver() is None
-    assert "no CUDA driver (libnowhere.so.1) was found" in pagelocked_rows.told()
+    assert "no CUDA driver (libnowhere.so.1) was found" in pagelocked_rows.describe()
     monkeypatch.setattr(pagelocked_rows, "CUDA", "libc.so.6")  # a library without these functions
     assert pagelocked_rows.cuda_driver() is None
-    assert "cuCtxPushCurrent" in pagelocked_rows.told()
+    assert "cuCtxPushCurrent" in pagelocked_rows.describe()
 
 
 DRIVER = """
@@ -219,6 +219,6 @@ def test_the_drivers_functions_are_found(
     found = pagelocked_rows.cuda_driver()
     assert found is not None and found.context == 0x1234 and found.flags == 1
     assert len({*found[:4]}) == 4 and all(found[:4])
-    assert pagelocked_rows.told().startswith("from the memory that workers wrote")
+    assert pagelocked_rows.describe().startswith("from the memory that workers wrote")
     ctypes.CDLL(str(library)).no_context()
     assert pagelocked_rows.cuda_driver() is None  # torch has not initialised this thread's device

@@ -10,7 +10,7 @@ from minato.observe import stats
 from minato.observe.verdict import Facts, verdict
 
 
-def test_the_documentation_names_what_is_counted() -> None:
+def test_device_counters_are_documented() -> None:
     text = re.sub(r"\s+", " ", stats.__doc__ or "")
     text = text[text.index("with device=:") : text.index("scheduler with")]
     for name in Copies("cuda:0").summary():

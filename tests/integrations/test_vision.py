@@ -205,7 +205,7 @@ def test_image_folder_reads_through_a_cache(form: Any, tmp_path: Path) -> None:
     assert (stats["misses"], stats["hits"], stats["form"]) == (12, 12, form or "decoded")
 
 
-def test_dataset_folder_keeps_what_its_loader_returns(tmp_path: Path) -> None:
+def test_dataset_folder_caches_results_of_its_loader(tmp_path: Path) -> None:
     datasets = importlib.import_module("torchvision.datasets")
     folder_of_pictures(tmp_path)
     data = datasets.DatasetFolder(str(tmp_path), counted, extensions=(".png",))

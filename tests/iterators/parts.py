@@ -16,7 +16,7 @@ from minato.iterators.planner import Planner
 from minato.iterators.position import Position
 from minato.iterators.window import Window
 from minato.options import Options
-from minato.transport.rows_or_whole import Form, Shape
+from minato.transport.rows_or_whole import EngineTransport, SampleTransport
 
 
 class Loader:
@@ -151,7 +151,7 @@ def planner_of(
         loader.dataset, None, position.memo, ranks=position.ranks.for_seeds(), seeds=options.seeds
     )
     window = Window(loader, options, position.memo.costs, hinted=False, batch_size=loader.batch_size)
-    planner = kind(loader, position, Form(Shape()), window, received, hints)
+    planner = kind(loader, position, EngineTransport(SampleTransport()), window, received, hints)
     planner.engine = engine  # type: ignore[assignment]
     planner.begin(iter(loader._index_sampler), goes_on=goes_on)
     return planner

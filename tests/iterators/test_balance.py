@@ -341,7 +341,7 @@ class TestReady:
             make(Costly(), **{**self.options, **wrong})
 
     def test_unknown_value(self):
-        with pytest.raises(ValueError, match="batching option should be"):
+        with pytest.raises(ValueError, match="batching must be"):
             make(Costly(), batching="fastest")
 
 
@@ -725,9 +725,9 @@ class TestMoreWorkers:
             (dict(autoscale=(4, 8)), "low <= num_workers <= high"),
             (dict(autoscale=(1, 4), num_workers=0), "num_workers > 0"),
             (dict(autoscale=(1, 4), scheduling="static"), "scheduling='balanced'"),
-            (dict(straggler_threshold="soon"), "straggler_threshold option"),
-            (dict(straggler_threshold=-1.0), "straggler_threshold option"),
-            (dict(straggler_threshold=float("nan")), "straggler_threshold option"),
+            (dict(straggler_threshold="soon"), "straggler_threshold must be"),
+            (dict(straggler_threshold=-1.0), "straggler_threshold must be"),
+            (dict(straggler_threshold=float("nan")), "straggler_threshold must be"),
         ],
     )
     def test_bad_values(self, wrong, text):

@@ -70,7 +70,7 @@ def samples(loader: Any) -> dict[int, float]:
     dict(batching="ready", in_order=False), dict(collate_fn=lambda parts: tuple(zip(*parts))),
     dict(multiprocessing_context="spawn", num_workers=1, collate_fn=None),
 ], ids=["shuffled", "alone", "replace", "ready", "collate", "spawn"])  # fmt: skip
-def test_hint_draws_what_its_sample_draws(options: dict[str, Any]) -> None:
+def test_hint_and_sample_draw_equal_numbers(options: dict[str, Any]) -> None:
     data = Drawn()
     loader = minato.DataLoader(data, **{"batch_size": BATCH, "num_workers": 2, **options})
     for _ in range(2):

@@ -49,7 +49,7 @@ def test_stopped_program_does_not_time_out(clock: list[float]) -> None:
     assert begin + 5 * 36_000 == slept and 45 < clock[0] - slept < 60
 
 
-def test_no_timeout_has_no_end(clock: list[float]) -> None:
+def test_zero_timeout_is_infinite(clock: list[float]) -> None:
     deadline = Deadline(0)
     for _ in range(3):
         assert deadline.part() == math.inf

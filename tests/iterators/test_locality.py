@@ -310,7 +310,7 @@ class TestKeys:
         assert [i for i in range(23) if begins[i]] == [0, 5, 10, 13, 18]
         assert key_of(ConcatDataset([self.Plain(), self.Plain()])) is None
 
-    def test_nested(self) -> None:
+    def test_key_of_nested_datasets_splits_groups(self) -> None:
         concat = ConcatDataset([Subset(self.Dataset(), range(5, 15)), self.Dataset(5)])
         key = key_of(Subset(ConcatDataset([concat, concat]), range(30)))
         assert key is not None
@@ -488,7 +488,7 @@ class TestEachSampleOnce:
             assert indices_of(next(it) for _ in range(taken)) == list(range(8 * taken))
             assert indices_of(loader) == list(range(N))
 
-    def test_little_memory(self) -> None:
+    def test_locality_at_small_memory_limit_is_exact(self) -> None:
         """Four batches fit."""
 
         class Large(self.kind):  # type: ignore[name-defined]

@@ -175,7 +175,7 @@ def test_too_many_failures_raise_the_first(kind: dict[str, Any], mode: str) -> N
     with pytest.raises(ValueError, match="sample (3|21|30) is corrupt") as caught:
         list(loader)
     notes = error_text(caught.value)
-    assert "3 samples of this epoch could not be made, and max_errors=2 allows 2" in notes
+    assert "3 samples of this epoch failed, and max_errors=2 allows 2; this is the first" in notes
     assert "sample index" in notes
     assert loader.stats()["errors"] == 1
     strict = minato.DataLoader(Broken((3,)), batch_size=4, on_error=mode, max_errors=0, **kind)
@@ -357,7 +357,7 @@ def as_it_is(batch: Any) -> Any:
 @pytest.mark.parametrize("mode", ["skip", "replace"])
 @pytest.mark.parametrize("dataset", [Columns, OneTensor])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_getitems_result_that_is_no_list_raises(
+def test_getitems_result_without_list_raises(
     workers: int, dataset: type, mode: str
 ) -> None:
     """Not even by its first sample, if that is the corrupt one."""
@@ -439,7 +439,7 @@ def test_a_batch_of_nothing(mode: str, scheduling: str) -> None:
     assert list(loader) == [2, 0, 1]
 
 
-def test_batches_that_are_no_lists() -> None:
+def test_batches_of_sets_and_arrays_recover() -> None:
     """Sets, tuples and arrays of indices: the sample's own error, or a replacement."""
     for batch in ({1, 3, 5}, (1, 3, 5), np.array([1, 3, 5]), torch.tensor([1, 3, 5])):
         for mode, wanted in (("skip", [1, 5]), ("replace", [1, 5, 5])):
@@ -462,7 +462,7 @@ def test_max_errors_note_appears_once_per_error() -> None:
             break
         except ValueError as error:
             notes.append(error_text(error))
-    assert len(notes) == 3 and all(one.count("could not be made") == 1 for one in notes)
+    assert len(notes) == 3 and all(one.count("of this epoch failed") == 1 for one in notes)
 
 
 class Stumbles(list[list[int]]):

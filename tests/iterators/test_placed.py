@@ -218,7 +218,7 @@ class Equal(Dataset):
         return torch.tensor(index)
 
 
-def test_mixed_batches_before_layout_are_no_misfits() -> None:
+def test_mixed_batches_before_layout_keep_rows() -> None:
     """With as many workers as samples in a batch, most batches of the first second mix
     samples sent before the layout was known and rows. They must not end the use of rows."""
     loader = minato.DataLoader(Equal(), 8, num_workers=8, in_order=False, batching="ready")

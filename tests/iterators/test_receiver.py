@@ -17,7 +17,7 @@ from minato.iterators.ready import ReadyReceiver, UnitPlanner
 from minato.iterators.receiver import Completions, Receiver
 from minato.progress import Progress
 from minato.transport import messages
-from minato.transport.rows_or_whole import Shape
+from minato.transport.rows_or_whole import SampleTransport
 from minato.workers.answers import BATCH, ERROR, FAILED, OK, REFUSED, SAMPLE, SAMPLES
 
 from .parts import Block, Engine, Loader, planner_of
@@ -28,11 +28,11 @@ def receiver_of(
 ) -> Receiver:
     planner = planner_of(loader, engine, kind=UnitPlanner if ready else Planner)
     supervisor: Any = SimpleNamespace(
-        deaths_told=0, watch=SimpleNamespace(look=lambda engine: None),
+        deaths_reported=0, watch=SimpleNamespace(look=lambda engine: None),
         living=lambda: True, timeout=0, trace=None, check=lambda done: None,
         under_way=lambda indices_of: "", first=FirstSamples(False),
     )  # fmt: skip
-    shape = Shape()
+    shape = SampleTransport()
     shape.whole = whole
     completions = Completions(supervisor, planner)
     collates = CollatesHere(loader, planner.position, shape)

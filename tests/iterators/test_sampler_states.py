@@ -153,7 +153,7 @@ def test_resume_from_every_position_of_two_epochs(kind: Any, workers: int) -> No
             assert following == orders[which + 1], (which, done)
 
 
-def test_a_state_of_a_state() -> None:
+def test_state_after_resume_equals_loaded_state() -> None:
     it = iter(loader := make(Counts, 2))
     next(it), next(it)
     state = json.dumps(loader.state_dict())
@@ -472,7 +472,7 @@ class Keeps(Counts):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("done", [0, 2, 6])
-def test_a_state_is_not_the_samplers(workers: int, done: int) -> None:
+def test_state_does_not_share_sampler_objects(workers: int, done: int) -> None:
     loader = make(Keeps, workers)
     whole = [b[:, 0].tolist() for b in loader]
     it = iter(loader)

@@ -75,7 +75,7 @@ def test_first_death_of_an_epoch_warns_once(
     for _ in range(2):
         [warning] = said(epoch, caplog, "is killed by signal: Killed")
         text = str(warning.message)
-        assert "pid " in text and "Another worker makes its samples again." in text
+        assert "pid " in text and "Its samples are retried." in text
         assert "memory" in text and warning.filename == __file__
 
 
@@ -91,7 +91,7 @@ def test_death_of_an_idle_worker_warns(caplog: pytest.LogCaptureFixture) -> None
         assert next(it, None) is None and len(batches) == SIZE // 4
 
     [warning] = said(epoch, caplog, "is killed by signal")
-    assert "It was making no sample." in str(warning.message)
+    assert "It was idle." in str(warning.message)
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_failed_samples_of_an_epoch_warn_once(
         data, 4, num_workers=workers, on_error=mode, max_errors=7, persistent_workers=workers > 0
     )
     for _ in range(2):
-        [warning] = said(lambda: list(loader), caplog, "could not be made")
+        [warning] = said(lambda: list(loader), caplog, "of this epoch failed")
         text = str(warning.message)
-        assert f"7 samples of this epoch could not be made (7 {done})" in text
-        assert "index 2, 3, 9, 14, 21, ..." in text and warning.filename == __file__
+        assert f"7 samples of this epoch failed (7 {done})" in text
+        assert "first indices: 2, 3, 9, 14, 21. " in text and warning.filename == __file__
         assert "The first error: ValueError: file 2.jpg is corrupt" in text
 
 
@@ -139,8 +139,8 @@ def test_failed_samples_of_a_left_epoch_warn(
         next(it)
         del it
 
-    [warning] = said(left, caplog, "could not be made")
-    assert "1 sample of this epoch could not be made (1 skipped): index 2." in str(warning.message)
+    [warning] = said(left, caplog, "of this epoch failed")
+    assert "1 sample of this epoch failed (1 skipped); first indices: 2." in str(warning.message)
 
 
 def test_too_many_failed_samples_only_raise(caplog: pytest.LogCaptureFixture) -> None:
@@ -154,7 +154,7 @@ def test_too_many_failed_samples_only_raise(caplog: pytest.LogCaptureFixture) ->
         notes = [*getattr(raised.value, "__notes__", []), str(raised.value)]
         assert any("raise max_errors" in note for note in notes)
 
-    assert said(epoch, caplog, "could not be made") == []
+    assert said(epoch, caplog, "of this epoch failed") == []
 
 
 def test_warnings_as_errors_leave_no_worker(caplog: pytest.LogCaptureFixture) -> None:

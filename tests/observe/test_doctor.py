@@ -92,7 +92,7 @@ def test_unknown_facts_give_no_findings() -> None:
 
 
 @pytest.mark.parametrize("otherwise, level, what, fix", CASES)
-def test_finding(otherwise: dict[str, Any], level: str, what: str, fix: str) -> None:
+def test_each_fact_gives_its_finding(otherwise: dict[str, Any], level: str, what: str, fix: str) -> None:
     [finding] = doctor.examine(replace(GOOD, **otherwise))
     assert finding.level == level
     assert re.search(what, finding.what) and re.search(fix, finding.fix), finding
@@ -182,7 +182,7 @@ def test_processes_left_in_a_control_group(name: str, monkeypatch: pytest.Monkey
     ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  Mon", "NVIDIA 570.86.10"),
     ("NVRM", "NVIDIA"),
 ])  # fmt: skip
-def test_driver(text: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_version_is_parsed(text: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_facts, "_text", lambda path: text)
     assert doctor_facts._driver() == name
 

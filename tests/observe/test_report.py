@@ -36,7 +36,7 @@ class Slow(torch.utils.data.Dataset[int]):
 
 def loaded(workers: int) -> Any:
     loader = minato.DataLoader(Slow(), 4, num_workers=workers, on_error="skip")
-    with pytest.warns(UserWarning, match="could not be made"):
+    with pytest.warns(UserWarning, match="of this epoch failed"):
         for _ in loader:
             time.sleep(0.001)
     return loader

@@ -211,7 +211,7 @@ def test_numbers_agree(kw: dict) -> None:
         assert stats["batch_queue"] == {"window": 4, "ready": 0, "planned": 0}
 
 
-def test_costs_are_what_samples_take() -> None:
+def test_costs_equal_sample_durations() -> None:
     class Uneven(Plain):
         def __getitem__(self, index: int) -> int:
             time.sleep(0.06 if index == 7 else 0.004)

@@ -146,7 +146,7 @@ def stuck() -> Iterator[int]:
 # ---- what is read ----------------------------------------------------------------------
 
 
-def test_what_a_stuck_loader_does(stuck: int) -> None:
+def test_snapshot_of_stuck_loader_names_its_sample(stuck: int) -> None:
     seen = until(stuck, lambda s: all(w["state"] == _top.READY for w in s["workers"]))
     assert seen["trainer_pid"] == stuck and not seen["stopped"] and seen["given"] == 3
     ((batch, row, _row0, _nrows, index),) = at(seen, 13)
@@ -160,7 +160,7 @@ def test_what_a_stuck_loader_does(stuck: int) -> None:
     assert seen["limit_bytes"] > 0
 
 
-def test_once(stuck: int) -> None:
+def test_top_once_prints_a_stuck_sample(stuck: int) -> None:
     done = top(stuck, "--once")
     assert done.returncode == 0 and done.stderr == ""
     assert "DataLoader of Data (1000 samples), batch_size=4, num_workers=2\n" in done.stdout
@@ -379,7 +379,7 @@ def test_top_without_any_loader_says_so(
     assert "has a minato loader with workers now" in capsys.readouterr().err
 
 
-def test_what_a_small_terminal_shows() -> None:
+def test_small_terminal_shows_first_lines() -> None:
     lines = [f"line {n}" for n in range(10)]
     assert _top._fitted(lines, 80, 13) == lines
     shown = _top._fitted(lines, 80, 8)

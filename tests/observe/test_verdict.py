@@ -176,7 +176,7 @@ def test_told_epochs_are_not_advised_to_begin_early() -> None:
         sampler.set_epoch(epoch)
         assert len(list(loader)) == 4
     [advice] = [one["advice"] for one in loader.stats()["causes"] if "later epochs" in one["name"]]
-    assert "tells the number of each epoch" in advice and "prefetch_next_epoch" not in advice
+    assert "calls set_epoch()" in advice and "prefetch_next_epoch" not in advice
 
 
 def test_bursts_advise_a_larger_prefetch_factor() -> None:
@@ -253,7 +253,7 @@ def test_deaths_and_skipped_samples_leave_the_rest() -> None:
     loader: Any = minato.DataLoader(
         Fragile(96, 0.02), 4, num_workers=2, persistent_workers=True, on_error="skip"
     )
-    with pytest.warns(UserWarning, match=r"1 sample of this epoch could not be made"):
+    with pytest.warns(UserWarning, match=r"1 sample of this epoch failed"):
         stats = run(loader, 0.02)
     said = stats["verdict"]
     assert said.startswith("The trainer waits") and "num_workers=" in said
@@ -289,15 +289,15 @@ FAILED = {"left_out": 2, "replaced": 1, "latest": [(7, "OSError: no file", None)
     [
         ({}, {}, "50% of its time (5.0 s of 10.0 s): 5.0 s because all workers compute. There are 2 for 1"),
         ({}, {"cores": 4}, "there are 2 for 4 cores. num_workers=4 (or autoscale=(2, 4)) would save"),
-        ({"workers": WAITS}, {}, "because the samples themselves wait for storage, network or locks, in all workers"),
-        ({"workers": WAITS}, {"looks": {"storage": 9, "cpu": 20}}, "wait for storage, in all workers"),
+        ({"workers": WAITS}, {}, "because samples in all workers wait for storage, network or locks"),
+        ({"workers": WAITS}, {"looks": {"storage": 9, "cpu": 20}}, "samples in all workers wait for storage."),
         ({"workers": WAITS}, {}, "num_workers=4 (or autoscale=(2, 4)) would save up to about 5.0 s."),
         ({"workers": WAITS}, {"balanced": False}, "num_workers=4 would save"),
         ({"workers": WAITS, "scheduler": SCHEDULED}, {"reason": 8}, "upper bound of 4 workers in"),
         ({"workers": WAITS}, {"queued": 12.0}, "get 8% of the core time they could use. 2 worker(s)"),
         ({"workers": WAITS}, {"looks": {"lock": 6, "sleep": 5}}, "a lock that they share (55% of"),
-        ({"workers": WAITS}, {"looks": {"lock": 1, "sleep": 9}}, "wait for a timer (sleep), in"),
-        ({"workers": IDLES}, {}, "too little is asked of them ahead. prefetch_factor=8 or more"),
+        ({"workers": WAITS}, {"looks": {"lock": 1, "sleep": 9}}, "wait for a timer (sleep)."),
+        ({"workers": IDLES}, {}, "the prefetch window is too small. prefetch_factor=8 or more"),
         ({"workers": IDLES, "memory": {"used": 99, "limit": 100}}, {}, "memory_limit holds them"),
         ({"workers": IDLES}, {"held": 0.9}, "memory_limit holds them back"),
         ({}, {"held": 0.9}, "all workers compute"),
@@ -308,7 +308,7 @@ FAILED = {"left_out": 2, "replaced": 1, "latest": [(7, "OSError: no file", None)
         ({"workers": WAITS, "scheduler": SCHEDULED}, {"reason": 9}, "tried and did not help"),
         ({"workers": WAITS, "scheduler": SCHEDULED}, {"reason": 13}, "no room for more workers"),
         ({}, {"collate": 0.05, "fetch": 0.01, "mean": 0.001}, "collate_fn (50 ms a batch, its"),
-        ({}, {"mean": 1e-6, "fetch": 64e-6}, "cheaper to make (1.0 us) than to hand over"),
+        ({}, {"mean": 1e-6, "fetch": 64e-6}, "making a sample (1.0 us) takes less time than handing it over"),
         ({"locality": GROUPS}, {}, "because about one sample in 32 takes 101 ms and the others 1 ms"),
         ({"locality": GROUPS}, {}, "76% of the work is in these few"),
         ({"locality": GROUPS, "workers": WAITS}, {}, "If they are simply slow: num_workers=4"),
@@ -324,32 +324,32 @@ FAILED = {"left_out": 2, "replaced": 1, "latest": [(7, "OSError: no file", None)
         ({}, {"starts": 4.0, "epochs": 8}, "first batch of 8 later epochs. prefetch_next_epoch=True"),
         ({}, {"starts": 4.0, "epochs": 8, "prefetches": True}, "changes the sampler"),
         ({}, {"starts": 3.0, "epochs": 8}, "1 later"[2:]),
-        ({}, {"starts": 3.0, "epochs": 8}, "before ends. 2.0 s because all workers compute."),
+        ({}, {"starts": 3.0, "epochs": 8}, "during the previous epoch. 2.0 s because all workers compute."),
         ({"wait": waited(0.01, 0.01)}, {}, "hardly waits for data (1% of its time)"),
         ({"deaths": 2, "retries": 3}, {}, "compute. There are 2 for 1 core(s), so no option would"),
         ({"deaths": 2, "retries": 3}, {}, "2 worker(s) died; their samples were made again"),
         ({"deaths": 1}, {}, "no sample was made again"),
         ({"failed": FAILED}, {}, "2 skipped and 1 replaced; the latest is index 7 (OSError: no file)"),
-        ({**THREADS, "deaths": 1}, {}, "1 worker thread(s) ended by SystemExit or the like; "),
+        ({**THREADS, "deaths": 1}, {}, "1 worker thread(s) ended by SystemExit; "),
         ({**THREADS, "workers": TURNS}, {"cores": 4}, "run Python code, one at a time"),
         ({**THREADS, "workers": TURNS}, {"cores": 1}, "all workers compute"),
         ({**THREADS, "workers": COMPUTES}, {"cores": 4}, "num_workers=4"),
-        ({**THREADS, "workers": WAITS}, {"cores": 4}, "the samples themselves wait for"),
+        ({**THREADS, "workers": WAITS}, {"cores": 4}, "samples in all workers wait for"),
         ({"workers": TURNS}, {"cores": 4}, "all workers compute"),
         (SLEEPS, {"missed": FILLED}, "5.0 s to make 100 values that the cache did not have yet. An epoch "
          "that asks for them again finds them there. Read the verdict of a later epoch before"),
         (SLEEPS, {"missed": replace(FILLED, epochs=3)}, "the cache did not have yet (once)."),
         (SLEEPS, {"missed": replace(FILLED, seconds=9.0)}, "5.0 s to make 100 values"),
-        (SLEEPS, {"missed": replace(FILLED, seconds=6.0)}, "3.3 s because the samples themselves wait"),
+        (SLEEPS, {"missed": replace(FILLED, seconds=6.0)}, "3.3 s because samples in all workers wait"),
         (SLEEPS, {"missed": replace(FILLED, seconds=6.0)}, "num_workers=3 (or autoscale=(2, 3)) would save"),
         (SLEEPS, {"missed": replace(FILLED, seconds=6.0)}, " 1.7 s to make 100 values that the cache"),
-        (SLEEPS, {"missed": replace(FILLED, again=True)}, "5.0 s because the samples themselves wait"),
+        (SLEEPS, {"missed": replace(FILLED, again=True)}, "5.0 s because samples in all workers wait"),
         (SLEEPS, {"missed": SMALL}, "and it has no room for 40 of them. "
          'cache="1.5 KiB" would keep all, and save about 6.8 s of work an epoch.'),
         (SLEEPS, {"missed": replace(SMALL, option="minato.Cache")}, 'minato.Cache("1.5 KiB") would keep'),
         (SLEEPS, {"missed": replace(SMALL, enough=None)}, "It uses 990 B of its 1000 B: a larger cache"),
         (SLEEPS, {"missed": replace(SMALL, enough=None, size=0)}, "Larger caches would keep them."),
-        ({"workers": IDLES}, {"missed": FILLED}, "too little is asked of them ahead"),
+        ({"workers": IDLES}, {"missed": FILLED}, "the prefetch window is too small"),
         ({"wait": waited(0.01, 0.01)}, {"missed": FILLED}, "hardly waits for data"),
     ],
 )  # fmt: skip

@@ -28,7 +28,7 @@ def check(label: np.ndarray) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.tuples(*[st.integers(1, 9)] * 3), st.floats(0, 1),
        st.integers(1, 4))
-def test_noise(seed, shape, density, classes):
+def test_boxes_of_noise_equal_reference(seed, shape, density, classes):
     rng = np.random.default_rng(seed)
     label = rng.integers(1, classes + 1, (1, *shape)) * (rng.random((1, *shape)) < density)
     check(label.astype(np.uint8))
@@ -36,7 +36,7 @@ def test_noise(seed, shape, density, classes):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 12))
-def test_blobs(seed, blobs):
+def test_boxes_of_blobs_equal_reference(seed, blobs):
     rng = np.random.default_rng(seed)
     shape = rng.integers(1, 40, 3)
     check(make_label(rng, shape, blobs, (1, 2, 255)))
@@ -132,7 +132,7 @@ def test_one_real_label_at_full_size(kits19):
     check(np.ascontiguousarray(np.asarray(nibabel.load(smallest).dataobj)[None], np.uint8))
 
 
-def test_fuzz():
+def test_boxes_of_random_labels_equal_reference():
     rng = np.random.default_rng()
     seed = rng.bit_generator.seed_seq.entropy
     end = time.monotonic() + STRESS

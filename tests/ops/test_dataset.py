@@ -67,7 +67,7 @@ def test_a_sample(dataset, files):
             dataset[index]
 
 
-def test_outputs(files):
+def test_output_option_sets_types_and_shapes(files):
     case = [types.SimpleNamespace(image=x, label=y) for x, y in files]
     image, label, index = ops.VolumeDataset(case, strong(), output="numpy", with_index=True)[2]
     assert type(image) is type(label) is np.ndarray and index == 2 and type(index) is int
@@ -193,11 +193,11 @@ def test_pickled_boxes_are_checked(dataset):
     (path, identity, boxes), *_ = native.export_boxes()
     for bad in (b"", boxes[:-1], boxes + b"x", b"\xff" * len(boxes),
                 boxes[:9] + b"\x03" + boxes[10:], b"\x05" + boxes[1:]):
-        with pytest.raises(ValueError, match="no boxes"):
+        with pytest.raises(ValueError, match="not a list of boxes"):
             native.import_boxes([(path, identity, bad)])
 
 
-def test_warm(dataset):
+def test_warm_scans_each_label_once(dataset):
     dataset.warm()
     assert dataset.pipeline.stats()["scans"] == 3
     all_samples(dataset)
@@ -230,7 +230,7 @@ def test_native_errors(files):
     assert rc == -errno.ENOENT and text.startswith(str(files[1][1]))
 
 
-def test_a_capsule_keeps_what_it_needs(files):
+def test_capsule_keeps_its_pipeline_alive(files):
     host = Host(ops.VolumeDataset(files, strong(), seed=1).native_pipeline())
     gc.collect()
     want = ops.VolumeDataset(files, strong(), seed=1)[2]

@@ -36,7 +36,7 @@ def read(path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "float32", "float64"])
-def test_dtypes(tmp_path, image, dtype):
+def test_each_dtype_reads_as_saved(tmp_path, image, dtype):
     array = (image * 50).astype(dtype)
     got = ops.ReadNpy(image=dtype)(save(tmp_path / "a.npy", array))[0]
     assert got.dtype == array.dtype
@@ -47,7 +47,7 @@ def test_dtypes(tmp_path, image, dtype):
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-def test_versions(tmp_path, image, version):
+def test_each_npy_version_is_read(tmp_path, image, version):
     stream = io.BytesIO()
     np.lib.format.write_array(stream, image, version=version)
     (tmp_path / "a.npy").write_bytes(stream.getvalue())
@@ -120,7 +120,7 @@ def test_headers_that_lie_or_are_broken(tmp_path, image, old, new, words):
     assert str(error.value).startswith(path)
 
 
-def test_files_that_are_no_npy(tmp_path, image):
+def test_invalid_npy_files_are_refused(tmp_path, image):
     whole = io.BytesIO()
     np.save(whole, image)
     whole = whole.getvalue()
@@ -291,7 +291,7 @@ def mutate(rng: np.random.Generator, content: bytes) -> bytes:
     return bytes(data)
 
 
-def test_fuzz(tmp_path):
+def test_broken_files_raise_or_read_as_numpy(tmp_path):
     """Broken files end in an error or in what numpy.load reads as well."""
     rng = np.random.default_rng()
     seed = rng.bit_generator.seed_seq.entropy

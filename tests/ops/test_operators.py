@@ -118,7 +118,7 @@ def test_flips_come_with_their_probability():
 
 @pytest.mark.parametrize("source", ["uint8", "int16", "uint16", "int32", "float32", "float64"])
 @pytest.mark.parametrize("target", ["float32", "uint8"])
-def test_cast(source, target):
+def test_cast_equals_numpy_astype(source, target):
     rng = np.random.default_rng(3)
     volume = (rng.random((1, 3, 4, 70)) * 255).astype(source)
     for view in (volume, volume[..., ::-1], volume[:, ::2, ::-1, 3:60:2]):
@@ -173,7 +173,7 @@ def normalized(image, low=-79.0, high=304.0, mean=101.0, std=76.9):
     return (np.clip(image, low, high) - mean) / std
 
 
-def test_normalize(pair, level):
+def test_normalize_equals_reference(pair, level):
     image = pair[0] * 300
     image[0, 0, 0, :3] = [np.nan, np.inf, -np.inf]
     same(ops.Pipeline([ops.Normalize()], _level=level)(image)[0], normalized(image))
@@ -184,7 +184,7 @@ def test_normalize(pair, level):
 
 
 @pytest.mark.parametrize("size", [(14, 17, 19), (15, 20, 24), (3, 40, 3), (50, 3, 20), 1])
-def test_pad(pair, size):
+def test_pad_equals_numpy_pad(pair, size):
     wanted = (size,) * 3 if isinstance(size, int) else size
     missing = [max(0, w - h) for w, h in zip(wanted, SHAPE)]
     widths = [(0, 0), *((m // 2, m - m // 2) for m in missing)]
@@ -260,7 +260,7 @@ def test_strided_and_unaligned_arrays(pair):
         both(got, want)
 
 
-def test_noise_is_placed_before_what_follows(pair):
+def test_crop_and_flip_move_earlier_noise(pair):
     """A crop and flips after noise move the noise along."""
     key = (3, 1 << 63)
     pipeline = ops.Pipeline([ops.RandGaussianNoise(1.0), ops.RandFlip((1, 0, 1)), ops.RandCrop(4)])
@@ -345,7 +345,7 @@ def test_inputs_are_never_changed(pair):
     both(before, pair)
 
 
-def test_keys(pair):
+def test_equal_keys_draw_equal_noise(pair):
     operator = ops.RandGaussianNoise(1.0)
     assert not np.array_equal(operator(pair[0])[0], operator(pair[0])[0])
     same(operator(pair[0], key=-1)[0], operator(pair[0], key=2**64 - 1)[0])

@@ -94,7 +94,7 @@ def test_in_a_dataset(mine, files):
             np.testing.assert_array_equal(a, c)
 
 
-def test_errors(mine, pair):
+def test_operator_errors_name_the_operator(mine, pair):
     with pytest.raises(ValueError, match="operator invert: the image must be float32"):
         ops.UserOperator(mine.invert, 1.0)(pair[1], key=KEY)
     with pytest.raises(ValueError, match="operator broken: no plan for 6 planes"):

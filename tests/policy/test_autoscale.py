@@ -180,7 +180,7 @@ def test_waiting_tasks_are_answered_within_a_dozen_updates():
 
 
 @given(st.integers(0, 900), st.integers(2, 200))
-def test_shrinks_half_the_way_to_what_is_needed(busy, start):
+def test_idle_workers_shrink_by_half_steps(busy, start):
     """In few steps if workers are idle, and never below the number of busy ones."""
     policy, workers, changes = _policy.PolicyAutoscale(), start, 0
     work = start * busy  # of workers that had something to do

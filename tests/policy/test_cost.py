@@ -223,7 +223,7 @@ def test_first_slow_sample_is_eventually_found():
     assert not model.is_slow(20 * MS) and model.is_slow(500 * MS)
 
 
-def test_half_and_half_is_no_tail():
+def test_bimodal_costs_flag_no_sample():
     count, _ = flagged([40 * MS, 6 * MS] * 300)
     assert count == 0
 

@@ -181,7 +181,7 @@ def test_groups_are_found_and_measured(make, group):
     assert expected / 1.5 < locality.length < expected * 1.5
 
 
-def test_what_a_chunk_amortises_is_not_worth_it(make):
+def test_openings_amortised_by_chunk_gain_nothing(make):
     locality = make()
     for n in range(400):
         locality.near(n % 4 != 0, 100 * US if n % 4 == 0 else 10 * US)
@@ -237,7 +237,7 @@ def test_any_index_may_be_drawn(make, order, length):
     make().drawn(order, length)
 
 
-def test_a_machine_that_slows_down_is_no_locality(make):
+def test_slowing_machine_shows_no_locality(make):
     dice, locality = random.Random(0), make()
     for n in range(3000):
         slower = 1 + n / 300

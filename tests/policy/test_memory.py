@@ -63,7 +63,7 @@ amounts = st.one_of(st.integers(0, 1000), st.integers(0, 2**63 - 1))
 
 
 @given(st.integers(1, 2**63 - 1), amounts, amounts, amounts, st.booleans())
-def test_answers(limit, used, room, size, head):
+def test_allowed_memory_fits_the_limit(limit, used, room, size, head):
     """For any numbers: what is allowed fits, and the head's needs are never refused."""
     may = _policy.policy_memory(limit, used, room, size, head)
     assert may == (head or used + size + room <= limit)

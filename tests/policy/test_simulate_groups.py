@@ -50,7 +50,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_rules(name: str) -> None:
+def test_rule_reaches_the_tables_ratio(name: str) -> None:
     case = of_name(name)
     rng = random.Random(1)
     work = case.draw(rng)
@@ -352,7 +352,7 @@ def test_cached_samples_are_made_at_home(
 
 
 @pytest.mark.parametrize("name", ["80/20 (24", "80/20 (4", "40/60", "log-normal"])
-def test_slow_samples_are_no_locality(library, name: str) -> None:
+def test_slow_samples_show_no_locality(library, name: str) -> None:
     """Because known slow samples start alone, on any worker: then nothing is kept together or at
     home, and nothing is lost."""
     case, rng = of_name(name), random.Random(0)

@@ -100,7 +100,7 @@ def strided(world: int, rank: int) -> DistributedSampler[Any]:
     {"on_error": "replace"}, {"batch_size": None},
 ], ids=["processes", "inline", "ready", "replace", "single samples"])  # fmt: skip
 @pytest.mark.parametrize("world", [2, 3])
-def test_ranks_draw_what_one_rank_draws(world: int, options: dict[str, Any]) -> None:
+def test_ranks_together_draw_as_one_rank(world: int, options: dict[str, Any]) -> None:
     if options == {"batch_size": None}:
         def loaded(sampler: Any) -> dict[int, int]:
             torch.manual_seed(7)
@@ -119,7 +119,7 @@ def test_ranks_draw_what_one_rank_draws(world: int, options: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_ranks_that_deal_batches_draw_what_one_draws(split: bool) -> None:
+def test_ranks_dealing_batches_draw_as_one(split: bool) -> None:
     together: dict[int, int] = {}
     for rank in range(2):
         together.update(drawn(batch_sampler=Wrapped(Shard(batches(), 2, rank, split))))
@@ -205,7 +205,7 @@ def test_seed_rank_counts_on_one_rank() -> None:
 
 @pytest.mark.parametrize("rank", [-1, True, 1.0, "0", 2**31])
 def test_invalid_seed_rank_is_refused(rank: Any) -> None:
-    with pytest.raises(ValueError, match="seed_rank option should be None or a rank"):
+    with pytest.raises(ValueError, match="seed_rank must be None or a rank"):
         minato.DataLoader(Draws(), seed_rank=rank)
 
 

@@ -109,7 +109,7 @@ def c_words(key: tuple[int, int, int, int], stream: int, n: int,
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("vector", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
-def test_words_are_the_twins(key: Any, vector: bool, wide: bool) -> None:
+def test_c_words_equal_python_reference(key: Any, vector: bool, wide: bool) -> None:
     for stream in (1, 2, 16, 4 + (1 << 32), MASK64):
         for n in (0, 1, 7, 8, 9, 16, 31, 624, 1000):
             assert c_words(key, stream, n, vector=vector, wide=wide) == twin(key, stream, n)
@@ -334,7 +334,7 @@ def test_random_subclass_uses_its_own_seed_method() -> None:
 
 
 @pytest.mark.parametrize("obj", [None, 3, "x", np.random, random.random, object()])
-def test_objects_that_are_no_generators_are_refused(obj: Any) -> None:
+def test_non_generators_are_refused(obj: Any) -> None:
     with pytest.raises(TypeError, match="cannot seed"):
         Seeder([obj])
 

@@ -217,7 +217,7 @@ def plot_rgba(name):
     return colors.to_rgba(plot.colour(name))
 
 
-def test_panels_follow_what_is_known(tmp_path, monkeypatch):
+def test_panels_appear_for_known_values(tmp_path, monkeypatch):
     monkeypatch.setattr(plot, "read_usage", lambda *rest: [])
     rows = [row_of("minato"), row_of("minato-ready", others=0.5)]
     axes, title = painted(facts_of(rows), tmp_path, monkeypatch)

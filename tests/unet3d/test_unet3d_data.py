@@ -208,7 +208,7 @@ def test_busy_time_is_that_of_usable_cores(tmp_path, monkeypatch):
     assert usage.usable_cpu_seconds() == pytest.approx(31 * tick)
 
 
-def test_others_have_what_is_not_our_own(monkeypatch):
+def test_other_programs_share_excludes_own_cpu(monkeypatch):
     """Of two cores in ten seconds: 12 s of CPU time, 3 of them our own or of waited children."""
     clocks = {"busy": [100.0, 112.0], "own": [(1.0, 1.0, 1.0, 1.0, 0), (2.0, 1.0, 3.0, 1.0, 0)],
               "now": [50.0, 60.0]}

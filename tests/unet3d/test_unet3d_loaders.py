@@ -144,7 +144,7 @@ def test_unbuilt_sources_are_reported(tmp_path):
                           capture_output=True, timeout=120, check=False,
                           env={**os.environ, "PYTHONPATH": str(tmp_path / "site")})
     assert done.returncode == 1
-    assert f"before the installed minato in {installed}. Start it in another folder" in done.stderr
+    assert f"instead of the installed minato in {installed}. Run Python from a directory" in done.stderr
 
 
 def test_an_unknown_loader_is_named(data_folder):

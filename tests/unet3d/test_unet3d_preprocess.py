@@ -64,7 +64,7 @@ def test_round_trip(nifti_folder, data_folder):
     assert preprocess.verify(data_folder) == []
 
 
-def test_resumes_what_is_missing_or_stale(nifti_folder, tmp_path):
+def test_preprocess_resumes_missing_and_stale_cases(nifti_folder, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(nifti_folder, source)
     out = tmp_path / "out"

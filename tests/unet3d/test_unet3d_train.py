@@ -475,7 +475,7 @@ def test_one_gpu_without_a_number_is_the_first(monkeypatch):
 
 def test_missing_devices_are_refused(data_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for device, words in (("cuda", "finds no GPU here"), ("banana", "no device of torch"),
+    for device, words in (("cuda", "finds no GPU here"), ("banana", "not a device of torch"),
                           ("meta", "cpu, cuda or cuda:N")):
         with pytest.raises(SystemExit):
             run(data_folder, tmp_path, "--device", device)

@@ -34,7 +34,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 import minato
 from minato import ops
 from minato.transport.layouts import INT, TUPLE, Layout
-from minato.workers.native import _FixedShape
+from minato.workers.native import _FixedTransport
 
 PATCH = 8
 #: where a wait that should end at once is given up
@@ -459,7 +459,7 @@ def test_sample_keys_without_seeding_use_processes(files) -> None:
 
 
 @pytest.mark.parametrize("make, words", [
-    (lambda f: Subset(plain(f), Truncated([1.5, 2.5])), "are no integers"),
+    (lambda f: Subset(plain(f), Truncated([1.5, 2.5])), "are not integers"),
     (lambda f: Subset(Subset(volumes(f), [4, 5]), [1, -3]), "names samples that are not there"),
 ])  # fmt: skip
 def test_subsets_needing_python_use_processes(files, make, words) -> None:
@@ -494,7 +494,7 @@ def test_collate_classes_for_tensors_use_processes(files, monkeypatch) -> None:
 
 @pytest.mark.parametrize("value", ["threads", "", 3, True])
 def test_senseless_values(files, value) -> None:
-    with pytest.raises(ValueError, match="None, 'process', 'native' or 'thread', but got"):
+    with pytest.raises(ValueError, match="None, 'process', 'native' or 'thread', got"):
         minato.DataLoader(plain(files), num_workers=1, worker_type=value)
 
 
@@ -615,9 +615,9 @@ def test_indices_follow_the_datasets_rules(files, batch, subset) -> None:
     assert got == want
 
 
-def test_odd_batches_do_not_end_the_rows() -> None:
+def test_native_misfits_keep_row_transport() -> None:
     """Shapes of process workers' samples are guessed from earlier ones; native ones are known."""
-    shape = _FixedShape(Layout((TUPLE, ((INT,),))))
+    shape = _FixedTransport(Layout((TUPLE, ((INT,),))))
     for _ in range(100):
         shape.misfit()
     assert not shape.whole

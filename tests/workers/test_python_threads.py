@@ -27,7 +27,7 @@ from torch.utils.data import Dataset, Subset, get_worker_info
 
 import minato
 from minato.iterators.collating import CollatesHere
-from minato.transport.rows_or_whole import Shape
+from minato.transport.rows_or_whole import SampleTransport
 from minato.workers.thread_pool import ThreadPool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,7 +217,7 @@ def test_worker_info_during_collation_is_per_thread() -> None:
     answers: list[Any] = []
     here = CollatesHere.__new__(CollatesHere)
     here.collate_fn, here.dataset, here._num_workers = collate, None, 5
-    here.shape, here.position = Shape(), SimpleNamespace(base_seed=70)  # type: ignore[assignment]
+    here.shape, here.position = SampleTransport(), SimpleNamespace(base_seed=70)  # type: ignore[assignment]
     here.shape.whole = True
     thread = threading.Thread(target=lambda: (here.collated([1], 3), done.set()))
     thread.start()

@@ -123,7 +123,7 @@ def test_number_may_fall_below_num_workers() -> None:
     del it
 
 
-def test_a_pause_is_no_reason_to_shrink() -> None:
+def test_pause_of_trainer_keeps_workers() -> None:
     """A trainer that validates between two epochs, or saves a model within one."""
     loader = minato.DataLoader(
         Sleeping(64, 0.001), 4, num_workers=4, autoscale=(1, 8), persistent_workers=True

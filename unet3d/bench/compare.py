@@ -77,7 +77,7 @@ class Point(NamedTuple):
 
     @property
     def arguments(self) -> list[str]:
-        """What the runs of this point are told, besides the common arguments."""
+        """Returns what the runs of this point are told, besides the common arguments."""
         return [] if self.heavy_share is None else ["--heavy-share", f"{self.heavy_share:g}"]
 
 
@@ -600,7 +600,7 @@ def _points(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[P
 
 
 def consumer(facts: dict[str, Any]) -> str:
-    """What consumes the batches, as a sentence."""
+    """Returns what consumes the batches, as a sentence."""
     pause = plot.step_ms(facts)
     if pause is None:
         return "steps train the model"

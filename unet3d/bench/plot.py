@@ -370,7 +370,8 @@ def _lines(swept: str, name: str, factor: float, text: str) -> Panel:
 
 
 def course(run: Path) -> dict[str, list[tuple[float, float]]]:
-    """What a run logged over its seconds, by name; NaN between epochs, during which it evaluates.
+    """Returns what a run logged over its seconds, by name; NaN between epochs, during which it
+    evaluates.
 
     The time between a stop and the run that resumes it is left out.
     """

@@ -29,7 +29,7 @@ def spread(values: Sequence[float], form: str) -> str:
 
 
 def remarks(row: dict[str, Any]) -> str:
-    """What a reader must know of a row before believing its times."""
+    """Returns what a reader must know of a row before believing its times."""
     found = ["not cold"] if row["not_cold"] else []
     if busy_remark(row["others"]):
         found.append(f"others {row['others']:.0%}")

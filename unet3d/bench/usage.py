@@ -138,9 +138,9 @@ def gpu_percent() -> float | None:
 
 
 def usage_of_all(ranks: list[list[dict]]) -> list[dict]:
-    """What all ranks of this machine used together over time, from the `samples` of each (taken
-    at about the same times): the sum of CPU and memory, the mean of their GPUs, and the share of
-    the usable cores that other programs had."""
+    """Returns what all ranks of this machine used together over time, from the `samples` of each
+    (taken at about the same times): the sum of CPU and memory, the mean of their GPUs, and the
+    share of the usable cores that other programs had."""
     def total(values: list[float | None]) -> float | None:
         known = [value for value in values if value is not None]
         return sum(known) if known else None

@@ -4,9 +4,11 @@
 #include "py/cache/mn_cache_module.h"
 
 #include <errno.h>
+#include <stdio.h>
 
+/* Why the folder cannot hold a cache. Two texts are formatted into text. */
 static const char *
-reason(int refusal)
+reason(int refusal, char *text, size_t size)
 {
     switch (refusal) {
     case MN_CACHE_NOT_IN_MEMORY:
@@ -22,9 +24,13 @@ reason(int refusal)
     case MN_CACHE_DAMAGED:
         return "the file in it is damaged; remove it with `minato cache drop`";
     case MN_CACHE_BUSY:
-        return "another process has held the file's lock for five seconds; it may be stopped";
+        (void)snprintf(text, size,
+                       "another process has held the file's lock for %d seconds; it may be stopped",
+                       MN_CACHE_HEADER_WAIT_S);
+        return text;
     case MN_CACHE_NO_SLOT:
-        return "1024 processes use the file already";
+        (void)snprintf(text, size, "%u processes use the file already", MN_CACHE_SLOTS);
+        return text;
     case MN_CACHE_OTHER_LAYOUT:
         return "the file in it was made by another version of minato, in another format; remove it "
                "with `minato cache drop`";
@@ -34,7 +40,8 @@ reason(int refusal)
     case MN_CACHE_NO_RESERVING:
         return "its file system cannot reserve room for a file (fallocate)";
     default:
-        return "of an unknown reason";
+        (void)snprintf(text, size, "unknown reason (%d)", refusal);
+        return text;
     }
 }
 
@@ -52,7 +59,9 @@ mn_cache_raise(struct mn_cache_state *st, int rc, const char *folder)
         PyErr_SetFromErrnoWithFilename(PyExc_OSError, folder);
     }
     else {
-        PyErr_Format(st->refused, "%s cannot hold a cache: %s", folder, reason(rc));
+        char text[128];
+        PyErr_Format(st->refused, "%s cannot hold a cache: %s", folder,
+                     reason(rc, text, sizeof(text)));
     }
     return -1;
 }

@@ -427,7 +427,7 @@ import_boxes(PyObject *object, PyObject *list)
     struct mn_filecache *cache = &self_of(object)->pipeline->cache;
     const struct mn_npy no_header = {0};
     if (!PyList_Check(list)) {
-        PyErr_SetString(PyExc_TypeError, "a list is expected");
+        PyErr_Format(PyExc_TypeError, "expected a list, got %s", Py_TYPE(list)->tp_name);
         return NULL;
     }
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) {
@@ -445,7 +445,7 @@ import_boxes(PyObject *object, PyObject *list)
         if (copy == NULL) {
             Py_DECREF(path);
             if (!sound) {
-                PyErr_SetString(PyExc_ValueError, "these are no boxes");
+                PyErr_SetString(PyExc_ValueError, "not a list of boxes");
                 return NULL;
             }
             return PyErr_NoMemory();
@@ -506,7 +506,8 @@ recipe(PyObject *object, PyObject *args)
         return NULL;
     }
     if (tail < 0 || tail > mn_pipeline_tail_most(pipeline)) {
-        PyErr_SetString(PyExc_ValueError, "fewer operators at the end are steps");
+        PyErr_Format(PyExc_ValueError, "tail is %d, but only %d trailing operators are steps", tail,
+                     mn_pipeline_tail_most(pipeline));
         return NULL;
     }
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, 8 * (Py_ssize_t)MN_RECIPE_WORDS(tail));

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The engine calls the policies in C; these objects drive the same code from Python. Each has its
- * own memory, works under the GIL, and refers to no other object.  The module is built only in a
+ * own memory, works under the GIL, and refers to no other object. The module is built only in a
  * source tree (setup.py); no wheel has it.
  */
 #ifndef MN_POLICY_H

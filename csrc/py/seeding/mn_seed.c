@@ -448,8 +448,8 @@ seeder_peek(PyObject *Py_UNUSED(type), PyObject *obj)
 PyDoc_STRVAR(seed_doc,
 "seed($self, /, base_seed, epoch, position, domain=0)\n--\n\n"
 "Put every generator into the state that belongs to one sample (domain 0), or to\n"
-"__getitems__ (1) or collate_fn (2) of one batch.  All four are unsigned, 64 bits\n"
-"(domain 32); OverflowError otherwise.  What a hook raises passes through.");
+"__getitems__ (1) or collate_fn (2) of one batch. All four are unsigned, 64 bits\n"
+"(domain 32); OverflowError otherwise. What a hook raises passes through.");
 PyDoc_STRVAR(sample_doc,
 "sample(base_seed, epoch, position, hook) -> (seed, lo, hi)\n\n"
 "seed: the 63-bit number that the seed_sample() of this number (0: the first) gets for the sample\n"

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A Seeder holds *targets*: the three global generators, the private ones of a dataset, and
- * functions that take a seed.  Seeding computes the words of each target's state (mn_seed_mix.h)
+ * functions that take a seed. Seeding computes the words of each target's state (mn_seed_mix.h)
  * and puts them there in one of these ways:
  *
  *   fill   written straight into the generator object's memory, at offsets that
@@ -11,19 +11,19 @@
  *   call   passed to a Python function that goes through the generator's public API
  *   hook   no words: a function that takes a 63-bit seed
  *
- * A Seeder may watch the attributes of a dataset and of the objects in it.  A generator may be made
- * while a sample is made.  Then the types of attributes change, or the generators themselves; a new
- * walk finds the generator, and it is seeded from then on.  A look at that costs some nanoseconds
+ * A Seeder may watch the attributes of a dataset and of the objects in it. A generator may be made
+ * while a sample is made. Then the types of attributes change, or the generators themselves; a new
+ * walk finds the generator, and it is seeded from then on. A look at that costs some nanoseconds
  * per attribute.
  *
- * A private generator stays as the program left it until a sample draws from it.  That sample is
- * then made again, with seeds.  So anything that a dataset builds at its first request, it builds
+ * A private generator stays as the program left it until a sample draws from it. That sample is
+ * then made again, with seeds. So anything that a dataset builds at its first request, it builds
  * from the same state in each worker.
  *
  * A Seeder knows which ranks share the epoch (struct mn_seed_share): the positions that it is given
  * are those of its own rank.
  *
- * Both ways to the same generator end in the same state.  A Seeder belongs to one thread at a time;
+ * Both ways to the same generator end in the same state. A Seeder belongs to one thread at a time;
  * the generators are protected as their libraries do it.
  */
 #ifndef MN_SEED_H

@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * What a dataset builds when a sample first needs it, it builds from such a generator, so it is the
- * same in each worker.  A sample that draws from one is made again, with seeds.  The owner may ask
+ * same in each worker. A sample that draws from one is made again, with seeds. The owner may ask
  * for a trial first: the sample is made once more from the same states, which the owner has put
- * back.  The Seeder calls the functions below around each sample, with the GIL.
+ * back. The Seeder calls the functions below around each sample, with the GIL.
  */
 #ifndef MN_SEED_LEFT_H
 #define MN_SEED_LEFT_H

@@ -97,7 +97,7 @@ word_at(const struct mn_seed_stream *s, uint32_t i)
 }
 
 /* Compiler vectors rather than a plain loop, so that the speed does not depend on the optimisation
- * level of a build.  A macro, because a function returning a vector has another calling convention
+ * level of a build. A macro, because a function returning a vector has another calling convention
  * in each instruction set. */
 #define EIGHT_WORDS(x, counter, s)  \
     do {                            \

@@ -3,7 +3,7 @@
  *
  * Three levels, each a function of its input alone:
  *
- *   key     = (base_seed, epoch, position, domain) absorbed into 2 x 64 bits.  Two
+ *   key     = (base_seed, epoch, position, domain) absorbed into 2 x 64 bits. Two
  *             chains of one 64-bit bijection (Pelle Evensen's "moremur" constants)
  *             with different offsets. With the other inputs fixed each chain is a bijection of the
  *             one that varies. So two positions of an epoch can never share a key.
@@ -13,10 +13,10 @@
  *             halves and k2 xored to its result. It has two multiplications, with the constants
  *             0x21f0aaad and 0x735a2d97 of Chris Wellons' and "TheIronBorn"'s search.
  *
- * No level is cryptographic.  The two multiplications are enough because a word only has to differ
+ * No level is cryptographic. The two multiplications are enough because a word only has to differ
  * from its neighbours in one state. Everything that distinguishes samples and generators has been
- * through the 64-bit mixer before.  The results are part of minato's reproducibility promise:
- * changing any constant changes every seeded run.  So tests/seeding/test_seeding.py pins them with
+ * through the 64-bit mixer before. The results are part of minato's reproducibility promise:
+ * changing any constant changes every seeded run. So tests/seeding/test_seeding.py pins them with
  * a second implementation in Python.
  *
  * Word i depends neither on the number of words requested nor on the instruction set: both variants

@@ -68,7 +68,7 @@ read_runs(struct mn_seed_sink *s, PyObject *obj, PyObject *tuple)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(tuple);
     if (n < 1 || n > MN_SEED_MAX_RUNS) {
-        PyErr_SetString(PyExc_ValueError, "bad number of runs");
+        PyErr_Format(PyExc_ValueError, "expected 1 to %d runs, got %zd", MN_SEED_MAX_RUNS, n);
         return -1;
     }
     for (Py_ssize_t i = 0; i < n; i++) {
@@ -101,7 +101,9 @@ read_fill(struct mn_seed_sink *s, PyObject *plan)
         return -1;
     }
     if (s->nwords < 1 || s->nwords > MN_SEED_MT_WORDS || s->or_word >= s->nwords) {
-        PyErr_SetString(PyExc_ValueError, "bad number of words");
+        PyErr_Format(PyExc_ValueError,
+                     "expected 1 to %d words, one of them or_word, got %u and or_word %u",
+                     MN_SEED_MT_WORDS, s->nwords, s->or_word);
         return -1;
     }
     if (read_runs(s, obj, runs) < 0 || read_fixed(&s->fixed, obj, fixed) < 0) {

@@ -1,20 +1,20 @@
 /* mn_delivered_memory.c - ranges of the arena that Python objects see, and when they may be reused.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A range may be reused only when nothing can see it.  A tensor's storage calls its deleter when
- * *it* no longer needs its memory; that is not enough.  Tensor.share_memory_() and multiprocessing
+ * A range may be reused only when nothing can see it. A tensor's storage calls its deleter when
+ * *it* no longer needs its memory; that is not enough. Tensor.share_memory_() and multiprocessing
  * queues replace the memory of a living storage, while NumPy arrays made earlier still show the old
- * memory.  Such an array keeps its tensor alive, and the tensor its storage.  So the rule is: the
+ * memory. Such an array keeps its tensor alive, and the tensor its storage. So the rule is: the
  * deleter was called AND the storage is dead, as a weak reference to the storage shows
- * (torch.UntypedStorage._weak_ref, _expired).  The deleter may run where Python must not be called,
- * or the storage may live on.  Then the hold waits on the pending list until a thread that may call
+ * (torch.UntypedStorage._weak_ref, _expired). The deleter may run where Python must not be called,
+ * or the storage may live on. Then the hold waits on the pending list until a thread that may call
  * Python looks again.
  *
- * A fork copies holds.  The child's copies never free: they compare process ids.  And memory that
+ * A fork copies holds. The child's copies never free: they compare process ids. And memory that
  * the child sees must not change under it. A range that was handed out when the trainer forked
- * waits until that child is gone (os/mn_forks.h; minato/transport/fork_hooks.py reports forks).  A
+ * waits until that child is gone (os/mn_forks.h; minato/transport/fork_hooks.py reports forks). A
  * hold remembers how many forks were counted at its birth and at its end, and every living fork in
- * between sees it.  Its end is not the run of the deleter, but the moment when the rule above is
+ * between sees it. Its end is not the run of the deleter, but the moment when the rule above is
  * found to hold. Until then a child may inherit an object that shows the range.
  */
 #include <errno.h>
@@ -84,7 +84,7 @@ mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64
             PyErr_NoMemory();
         }
         else {
-            PyErr_SetString(PyExc_RuntimeError, "the loader was shut down while it made a batch");
+            PyErr_SetString(PyExc_RuntimeError, "the loader was shut down; make a new iterator");
         }
         return NULL;
     }

@@ -1,9 +1,9 @@
 /* mn_envelope.h - how a pickled message with out-of-band buffers lies in the arena.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The records are in workers/mn_records.h.  Big parts (MN_FIELD_BIG and more) begin on pages of
+ * The records are in workers/mn_records.h. Big parts (MN_FIELD_BIG and more) begin on pages of
  * their own, so each can be handed to the caller and freed by itself. The small ones are copied
- * out.  The envelope begins at the start of a page, and a seal shows whether it was damaged.
+ * out. The envelope begins at the start of a page, and a seal shows whether it was damaged.
  */
 #ifndef MN_ENVELOPE_H
 #define MN_ENVELOPE_H

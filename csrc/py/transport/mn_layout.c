@@ -34,7 +34,9 @@ set_shape(struct mn_node *n, PyObject *shape)
 {
     Py_ssize_t nd = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : -1;
     if (nd < 0 || nd > MN_LAYOUT_MAX_DIMS) {
-        PyErr_SetString(PyExc_ValueError, "layout: bad shape");
+        PyErr_Format(PyExc_ValueError,
+                     "layout: the shape must be a tuple of at most %d lengths, got %R",
+                     MN_LAYOUT_MAX_DIMS, shape);
         return -1;
     }
     n->shape = PyMem_Calloc((size_t)nd + 1, sizeof(*n->shape));
@@ -48,7 +50,7 @@ set_shape(struct mn_node *n, PyObject *shape)
         long long d = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, i));
         if (d < 0) {
             if (!PyErr_Occurred()) {
-                PyErr_SetString(PyExc_ValueError, "layout: negative dimension");
+                PyErr_Format(PyExc_ValueError, "layout: dimension %zd is negative (%lld)", i, d);
             }
             return -1;
         }

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A layout describes the samples of a dataset: nested dicts, lists, tuples and named tuples whose
- * leaves have one dtype and shape each.  Every leaf but OBJECT is a field: in a batch its rows lie
- * one after another.  A sample that differs in any way does not fit and travels as it is; torch's
+ * leaves have one dtype and shape each. Every leaf but OBJECT is a field: in a batch its rows lie
+ * one after another. A sample that differs in any way does not fit and travels as it is; torch's
  * own default_collate then decides (and words the errors).
  */
 #ifndef MN_LAYOUT_H

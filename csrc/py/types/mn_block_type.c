@@ -35,7 +35,7 @@ mn_block_of(PyObject *engine, PyObject *block)
 {
     struct mn_state *st = mn_state_of_type(Py_TYPE(engine));
     if (st == NULL || !Py_IS_TYPE(block, st->block_type)) {
-        PyErr_SetString(PyExc_TypeError, "a Block is wanted");
+        PyErr_Format(PyExc_TypeError, "expected a Block, got %s", Py_TYPE(block)->tp_name);
         return NULL;
     }
     struct mn_block_object *b = (struct mn_block_object *)block;

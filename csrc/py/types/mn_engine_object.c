@@ -29,7 +29,7 @@ mn_engine_goes_on(PyObject *self)
 {
     struct mn_engine *e = mn_engine_get(self);
     if (e != NULL && mn_engine_is_stopped(e)) {
-        PyErr_SetString(PyExc_RuntimeError, "the loader was shut down while it waited");
+        PyErr_SetString(PyExc_RuntimeError, "the loader was shut down; make a new iterator");
         return -1;
     }
     return e != NULL ? 0 : -1;

@@ -1,7 +1,7 @@
 /* mn_engine_type.c - minato._core.Engine: the trainer's side for Python.
  * SPDX-License-Identifier: Apache-2.0
  *
- * One Engine belongs to one iterator and to the process that made it.  The iterating thread calls
+ * One Engine belongs to one iterator and to the process that made it. The iterating thread calls
  * its methods; wait() and close() release the GIL. A call from another thread waits until no thread
  * is in a method, except where that method sleeps (mn_critical_section.h).
  */
@@ -169,7 +169,7 @@ engine_close(PyObject *self, PyObject *Py_UNUSED(ignored))
     mn_engine_stop(e);
     while (o->inside != 0) { /* another thread waits inside: it sees the stop and returns */
         Py_BEGIN_ALLOW_THREADS
-        mn_engine_kick(e);
+        mn_engine_wake_waiters(e);
         usleep(1000);
         Py_END_ALLOW_THREADS
     }
@@ -254,7 +254,7 @@ engine_retire(PyObject *self, PyObject *block)
         return NULL;
     }
     if (((struct mn_block_object *)block)->sequence != MN_UNPLANNED) {
-        PyErr_SetString(PyExc_ValueError, "the block is planned: taken() ends it");
+        PyErr_SetString(PyExc_ValueError, "call taken() for a planned block");
         return NULL;
     }
     mn_engine_retire(e, off);

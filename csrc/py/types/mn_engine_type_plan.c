@@ -402,7 +402,7 @@ mn_engine_py_gather(PyObject *self, PyObject *layout)
         return NULL;
     }
     if (!mn_engine_forms(e) || !Py_IS_TYPE(layout, st->layout_type)) {
-        PyErr_SetString(PyExc_TypeError, "an engine that forms batches, and a Layout");
+        PyErr_SetString(PyExc_TypeError, "expected an engine that forms batches, and a Layout");
         return NULL;
     }
     struct mn_layout *l = (struct mn_layout *)layout;

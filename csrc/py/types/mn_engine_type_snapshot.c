@@ -289,13 +289,13 @@ mn_engine_py_zygote_replaced(PyObject *self, PyObject *Py_UNUSED(ignored))
 static int
 end_worker(struct mn_engine *e, uint32_t worker)
 {
-    return mn_engine_ask_to_leave(e, worker, MN_LEAVE_ENDED);
+    return mn_engine_ask_to_exit(e, worker, MN_EXIT_ENDED);
 }
 
 static int
 let_go(struct mn_engine *e, uint32_t worker)
 {
-    return mn_engine_ask_to_leave(e, worker, MN_LEAVE_SHRINK);
+    return mn_engine_ask_to_exit(e, worker, MN_EXIT_SHRINK);
 }
 
 const char mn_engine_end_worker_doc[] =

@@ -152,7 +152,7 @@ mn_engine_py_take(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     }
     uint64_t sequence = ((struct mn_block_object *)block)->sequence;
     if (sequence == MN_UNPLANNED) {
-        PyErr_SetString(PyExc_ValueError, "the block was not planned: decode() reads it");
+        PyErr_SetString(PyExc_ValueError, "use decode() for blocks that were not planned");
         return NULL;
     }
     if (mn_block_at(mn_engine_shm(e), off)->layout == 0

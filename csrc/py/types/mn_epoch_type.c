@@ -39,7 +39,7 @@ mn_epoch_of(PyObject *engine, PyObject *epoch)
 {
     struct mn_state *st = mn_state_of_type(Py_TYPE(engine));
     if (st == NULL || !Py_IS_TYPE(epoch, st->epoch_type)) {
-        PyErr_SetString(PyExc_TypeError, "an Epoch is expected");
+        PyErr_Format(PyExc_TypeError, "expected an Epoch, got %s", Py_TYPE(epoch)->tp_name);
         return NULL;
     }
     return (struct mn_epoch *)epoch;

@@ -1,7 +1,7 @@
 /* mn_worker_type.c - minato._core.Worker: the hot loop of a worker process.
  * SPDX-License-Identifier: Apache-2.0
  *
- * next() claims tasks and runs those that need none of our Python code (mn_worker_task.c).  It
+ * next() claims tasks and runs those that need none of our Python code (mn_worker_task.c). It
  * returns only for tasks that do: whole batches, results that do not fit rows, exceptions, stop.
  * Python then sends the result with finish().
  */

@@ -94,7 +94,7 @@ class Experiment:
                 *row.contender.arguments]
 
     def python_ms(self, row: plan.Row) -> float:
-        """As long as a step of the synthetic loader, so it is half of the time."""
+        """Seconds of a step of the synthetic loader, so that loading is half of the time."""
         known = [one["facts"]["python_ms"] for one in store.chosen(
             self.store.rows, group="python", amp=row.amp, batch=row.batch)]
         if known:

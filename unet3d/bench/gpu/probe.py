@@ -57,7 +57,7 @@ def on_host(device: torch.device) -> str | None:
     except ImportError as error:
         return str(error)
     provider = provider_for(device)
-    return provider.operators() if provider is not None else "it is no accelerator"
+    return provider.operators() if provider is not None else "it is not an accelerator"
 
 
 def memory_available() -> int | None:
@@ -79,7 +79,7 @@ def shared_memory() -> int | None:
 
 
 def missing(device: torch.device) -> list[str]:
-    """What cannot be measured on this machine, in sentences."""
+    """Returns what cannot be measured on this machine, in sentences."""
     found = []
     if device.type != "cuda":
         found.append("without a GPU: its use, the bus and the overlap of copies are not "

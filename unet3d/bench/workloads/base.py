@@ -121,7 +121,7 @@ def choose(items: list[dict[str, Any]], count: int | None, seed: int) -> list[di
 
 
 class Files(NamedTuple):
-    """What a workload's command writes."""
+    """Holds what a workload's command writes."""
 
     workload: str
     items: str
