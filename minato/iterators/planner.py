@@ -323,10 +323,13 @@ class Planner:
         far = self.window.far and not self._progress.swaps
         if far and starved:
             most = self.drawn_ahead() + window
-        elif far and self.window.knows_costs():
-            most = max(self.window.reach(self.sequence), 2 * window)
+        if far and self.window.knows_costs():
+            most = max(most, self.window.reach(self.sequence), 2 * window)
             self.enough = max(most - self.window.bulk, window)
-            if self.drawn_ahead() > self.enough:
+            if self._begins and self.window.quick:
+                # The program waits for the first batch. The next() after it draws the others.
+                most, self.enough = window + 1, window - 1
+            elif self.drawn_ahead() > self.enough and not starved:
                 return
         try:
             while not self.draw.exhausted and self.drawn_ahead() < most:
