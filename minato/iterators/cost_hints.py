@@ -66,6 +66,8 @@ class CostHints:
         self._place = 0, 0  # base seed and epoch of the batch that is asked for
         self._ask = None if memo.hints_refused else by_part(dataset, self._of, None)
         self._sizes = None if self.given else FileSizes(dataset, memo)
+        #: whether there is anything to ask for a batch: hints, or bytes of files
+        self.predicts = self._sizes is None or self._sizes.known
         self._time = TimeShare(SHARE, first_ns=FIRST_NS)
 
     @property
@@ -149,7 +151,7 @@ class CostHints:
         return min(hint, 3e38)
 
     def _refuse(self, index: Any, error: Exception) -> None:
-        self._ask, self._memo.hints_refused = None, True
+        self._ask, self.predicts, self._memo.hints_refused = None, False, True
         warnings.warn(
             f"cost_hint({index!r}) of {type(self._dataset).__name__} failed: "
             f"{type(error).__name__}: {error}. The loader stops calling cost_hint() and "

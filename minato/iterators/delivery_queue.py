@@ -117,7 +117,8 @@ class DeliveryQueue:
                 self._receive_ahead(most)
             if not entries:
                 return None
-            self._send_off(entries[0])
+            if self.pinner is not None:
+                self._send_off(self.pinner, entries[0])
             what, data = entries[0]
             if isinstance(data, Pinning):
                 data = data.result(supervisor.timeout)
@@ -186,11 +187,12 @@ class DeliveryQueue:
         entry = [*received]
         self.entries.append(entry)
         del received  # so that the pinning thread holds the last reference
-        self._send_off(entry)
+        if self.pinner is not None:
+            self._send_off(self.pinner, entry)
         return not isinstance(entry[1], Failure)
 
-    def _send_off(self, entry: list[Any]) -> None:
+    def _send_off(self, pinner: Pinner, entry: list[Any]) -> None:
         """Submits a batch for pinning, unless it is already. An interrupt may have come first."""
-        if self.pinner is not None and not isinstance(entry[1], (Pinning, Failure, Raised)):
+        if not isinstance(entry[1], (Pinning, Failure, Raised)):
             note = functools.partial(self.receiver.named, entry[0])
-            entry[1] = self.pinner.submit(entry[1], note)
+            entry[1] = pinner.submit(entry[1], note)

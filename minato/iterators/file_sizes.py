@@ -102,6 +102,11 @@ class FileSizes:
             memo.sized = bytearray(memo.size)
         self._time = TimeShare(SHARE, first_ns=FIRST_NS)
 
+    @property
+    def known(self) -> bool:
+        """Whether there are sizes to look up."""
+        return self._size_of is not None
+
     def look_up(self, batch: Any) -> None:
         """Tells the cost model the bytes of a batch's samples, or of one sample."""
         if self._size_of is None or not self._time.allows():

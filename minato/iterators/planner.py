@@ -323,15 +323,20 @@ class Planner:
         far = self.window.far and not self._progress.swaps
         if far and starved:
             most = self.drawn_ahead() + window
-        elif far and self.window.knows_costs():
-            most = max(self.window.reach(self.sequence), 2 * window)
+        if far and self.window.knows_costs():
+            most = max(most, self.window.reach(self.sequence), 2 * window)
             self.enough = max(most - self.window.bulk, window)
-            if self.drawn_ahead() > self.enough:
+            if self._begins and self.window.quick:
+                # The program waits for the first batch. The next() after it draws the others.
+                most, self.enough = window + 1, window - 1
+            elif self.drawn_ahead() > self.enough and not starved:
                 return
         try:
-            while not self.draw.exhausted and (
-                self.drawn_ahead() < min(most, self._progress.most_ahead)
-            ):
+            while not self.draw.exhausted and self.drawn_ahead() < most:
+                if self._progress.chosen is not None and (
+                    self.drawn_ahead() >= self._progress.most_ahead
+                ):
+                    return
                 if self.draw.number >= self._last and self._waits_for_its_end(window):
                     return
                 if not self._draw():
@@ -425,9 +430,9 @@ class Planner:
         begins = None if self.groups is None else self._groups_of(self.groups, index)
         if self._epoch is None:
             self._epoch = self._epoch_of(self._progress)
-        if self.draw.hints is None:
+        if self.draw.hints is None and self._hints.predicts:
             self.draw.hints = (self._hints_of(index, first),)
-        (hints,) = self.draw.hints
+        hints = None if self.draw.hints is None else self.draw.hints[0]
         sequence = self.engine.plan(self._epoch, sent, number, first, whole, begins, spares, hints)
         if sequence is None:
             return None

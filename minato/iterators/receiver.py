@@ -124,12 +124,12 @@ class Completions:
         deaths. The engine returns True if workers need more planned tasks, False if a worker
         may have died, None when the time is over."""
         supervisor = self.supervisor
-        if not supervisor.living() and threading.current_thread() is threading.main_thread():
-            # At exit the engine may be gone. Other threads block there instead (stay_at_exit).
-            raise RuntimeError("the loader was shut down; make a new iterator")
-        if wait and self.engine.deaths() != supervisor.deaths_reported:
-            supervisor.warn_of_deaths()
         if wait:
+            if not supervisor.living() and threading.current_thread() is threading.main_thread():
+                # At exit the engine may be gone. Other threads block there instead (stay_at_exit).
+                raise RuntimeError("the loader was shut down; make a new iterator")
+            if self.engine.deaths() != supervisor.deaths_reported:
+                supervisor.warn_of_deaths()
             supervisor.watch.look(self.engine)
         if self.planner.again:
             self.planner.plan_again()
@@ -138,7 +138,7 @@ class Completions:
         timeout = -1.0 if wait else 0.0
         while True:
             part = timeout if deadline is None else deadline.part()
-            got = self.engine.next(supervisor.first.part(part))
+            got = self.engine.next(supervisor.first.part(part) if wait else part)
             if got is True:
                 self.planner.fill(starved=True)
             elif got:

@@ -227,7 +227,8 @@ class Supervisor:
         """Warns of dead workers, once an epoch. at_end: an error that names them would have come
         before."""
         if (self._replaces or at_end) and self.living():
-            self._warn_of_deaths(self.engine.health())
+            if self.engine.deaths() != self.deaths_reported:
+                self._warn_of_deaths(self.engine.health())
 
     def _warn_of_deaths(self, health: Any) -> None:
         deaths, retries = health["deaths"], health["retries"]

@@ -54,6 +54,7 @@ class Window:
         self.far = may_look_ahead(loader)
         self.batch_size = batch_size
         self.bulk = 1  # batches drawn at a time beyond the window
+        self.quick = False  # a batch is made before a whole look-ahead is planned
         self._costs = costs
         self._costs_known = hinted
         self._per_worker = per_worker(loader)
@@ -100,4 +101,5 @@ class Window:
             self._reach = int(min(max(slow, least), most))
             half = self._reach // 2
             self.bulk = min(FEW, half) if batch > BULK_NS else half
+            self.quick = 0 < batch <= BULK_NS
         return self._reach

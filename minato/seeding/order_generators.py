@@ -235,14 +235,6 @@ def _search(ways: list[tuple[str, Any]], is_part: Callable[[Any], bool]) -> Foun
     return dict(ways), generators
 
 
-def _samplers_of(loader: Any) -> Found:
-    """A loader's samplers, and those that they hold."""
-    ways = [("batch_sampler", loader.batch_sampler), ("sampler", sampler_of(loader))]
-    if sampler_of_torch(loader) and _generator_of(loader.batch_sampler) is None:
-        return dict(ways), {}  # they draw from their attribute generator
-    return _search(ways, _is_sampler)
-
-
 def _datasets_in(dataset: Any) -> Found:
     """An iterable dataset, and those that it holds. One that has its own state includes its
     generators there, and those of nested ones."""
@@ -310,15 +302,17 @@ class Sources:
         self.batch_sampler, self.sampler = loader.batch_sampler, loader.sampler
         self.generator, self.num_workers = loader.generator, loader.num_workers
         self._dataset_kind = loader._dataset_kind
-        found = (_generator_of(part) for part in (self.batch_sampler, sampler_of(self)))
-        own = next((g for g in found if g is not None), None)
-        self.own: dict[str, Any] = {}
-        if own is not None:
-            self.own["sampler"] = own
-        self.samplers, generators = _samplers_of(self)
-        for role, one in generators.items():
-            if not self._has(one):
-                self.own[role] = one
+        of_torch, sampler = sampler_of_torch(self), sampler_of(self)
+        of_batches = _generator_of(self.batch_sampler)
+        own = of_batches if of_batches is not None else _generator_of(sampler)
+        self.own: dict[str, Any] = {} if own is None else {"sampler": own}
+        #: the samplers, and those that they hold
+        self.samplers = {"batch_sampler": self.batch_sampler, "sampler": sampler}
+        if not of_torch or of_batches is not None:  # torch's draw from their attribute generator
+            self.samplers, generators = _search([*self.samplers.items()], _is_sampler)
+            for role, one in generators.items():
+                if not self._has(one):
+                    self.own[role] = one
         # For base seeds; if a sampler draws from it, too, it counts as the sampler's.
         given = isinstance(self.generator, torch.Generator)  # torch refuses others
         if given and not self._has(self.generator):
@@ -330,7 +324,7 @@ class Sources:
             self.of_dataset = {r: one for r, one in generators.items() if not self._has(one)}
         #: global generators that the sampler may draw from
         self.globals: tuple[str, ...] = ("torch", "python", "numpy")
-        if sampler_of_torch(self):
+        if of_torch:
             self.globals = ("torch",) if own is None else ()
         elif self._dataset_kind == _DatasetKind.Iterable and self.num_workers > 0:
             self.globals = ()

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import BatchSampler
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..dataset_calls import attribute
@@ -88,29 +89,23 @@ def ranks_of(loader: Any, launched: Ranks | None = None) -> Ranks:
 def _of_sampler(loader: Any) -> Ranks | None:
     if loader._dataset_kind == _DatasetKind.Iterable:
         return _of_part(loader.dataset, False)
-    for part, gives_batches in _parts(loader):
-        if type(part) in PLAIN_SAMPLERS:
-            continue
-        ranks = _of_part(part, gives_batches)
-        if ranks is not None:
-            return ranks
-    return None
-
-
-def _parts(loader: Any) -> Iterator[tuple[Any, bool]]:
-    """The loader's batch sampler and those inside it, then its sampler and those inside that. Also
-    whether each yields batches."""
+    # The loader's batch sampler and those inside it, then its sampler and those inside that.
     part, gives_batches = loader.batch_sampler, True
     if part is None:
         part, gives_batches = loader.sampler, False
     for _ in range(_DEPTH):
-        if part is None:
-            return
-        yield part, gives_batches
+        if type(part) is BatchSampler:
+            part, gives_batches = part.sampler, False
+            continue
+        if part is None or type(part) in PLAIN_SAMPLERS:
+            return None
+        if (ranks := _of_part(part, gives_batches)) is not None:
+            return ranks
         inner = attribute(part, "batch_sampler") if gives_batches else None
         if inner is None:
             inner, gives_batches = attribute(part, "sampler"), False
         part = inner
+    return None
 
 
 def _of_part(part: Any, gives_batches: bool) -> Ranks | None:

@@ -157,8 +157,8 @@ def planner_of(
     return planner
 
 
-def costs_known(loader: Any) -> CostModel:
+def costs_known(loader: Any, wall_ns: int = 10_000_000) -> CostModel:
     """The costs of a loader of which one sample was made."""
     costs: CostModel = memo_of(loader).costs
-    costs.observe(0, 1_000_000)
+    costs.observe(0, wall_ns)
     return costs

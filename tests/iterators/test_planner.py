@@ -14,6 +14,10 @@ import torch
 
 import minato
 
+from minato.iterators.across_iterators import memo_of
+from minato.iterators.window import Window
+from minato.options import Options
+
 from .parts import Engine, Loader, costs_known, planner_of
 
 #: the folder of minato's Python code
@@ -36,6 +40,32 @@ def test_known_costs_allow_look_ahead() -> None:
     costs_known(loader)
     planner = planner_of(loader, engine)
     assert len(engine.plans) == 10 and engine.ended and planner.draw.exhausted
+
+
+def test_look_ahead_for_quick_batches_follows_the_first() -> None:
+    """The program waits for the first batch, which is made sooner than many are planned."""
+    engine, loader = Engine(), Loader(20)
+    costs_known(loader, 1000)
+    planner = planner_of(loader, engine)
+    window = planner.window.size()
+    assert len(engine.plans) == window + 1 < 10
+    del planner.planned[0]  # the first is delivered, and torch's window is planned
+    assert planner.drawn_ahead() > planner.enough
+    del planner.planned[1]
+    assert planner.drawn_ahead() <= planner.enough
+
+
+def test_hints_alone_do_not_make_batches_quick() -> None:
+    loader = Loader(20)
+    window = Window(loader, Options.of(loader), memo_of(loader).costs, hinted=True)
+    assert window.knows_costs() and window.reach(0) > 0 and not window.quick
+
+
+def test_idle_workers_begin_the_look_ahead() -> None:
+    engine, loader = Engine(), Loader(20)
+    costs_known(loader, 1000)
+    planner_of(loader, engine).fill(starved=True)
+    assert len(engine.plans) == 10
 
 
 def test_custom_sampler_is_drawn_within_torchs_window() -> None:
