@@ -191,6 +191,9 @@ def test_small_cache_is_named_once_however_little_it_costs(
     told = loader.stats()["verdict"]
     assert re.match(r"Hardly a wait. The cache has no room for \d+ of 120 values that were made", told)
     assert told.count("would keep all") == 1
+    other = "Memory has no room for more workers."
+    monkeypatch.setattr(stats_module, "alone", lambda case: (other, []))
+    assert "The cache has no room for" in loader.stats()["verdict"]
 
 
 def test_misses_of_other_jobs_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
