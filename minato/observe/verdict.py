@@ -620,7 +620,7 @@ def larger(missed: Missed) -> str:
             return "Larger caches would keep them."
         return (
             f"It uses {sized(missed.used)} of its {sized(missed.size)}: a larger cache would keep values "
-            "of more than a 64th of that. Otherwise memory, or the disk, has no room for more."
+            "of more than a 16th of that. Otherwise memory, or the disk, has no room for more."
         )
     whole = f'"{sized(missed.enough)}"'
     size = f"cache={whole}" if missed.option == "cache=" else f"{missed.option}({whole})"
