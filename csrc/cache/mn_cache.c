@@ -548,8 +548,7 @@ mn_cache_sum(struct mn_cache *cache, struct mn_cache_sums *sums)
         sums->stored_bytes += mn_a64_load_relaxed(&slot->stored_bytes);
         sums->refused += mn_a64_load_relaxed(&slot->refused);
         sums->damaged += mn_a64_load_relaxed(&slot->damaged);
-        if (mn_a64_load_relaxed(&slot->job) != 0
-            && mn_cache_slot_lives(&opened->file, i)) {
+        if (mn_a64_load_relaxed(&slot->job) != 0 && mn_cache_slot_lives(&opened->file, i)) {
             uint64_t job = mn_a64_load_relaxed(&slot->job), known = 0;
             while (known < sums->jobs && jobs[known] != job) {
                 known++;
@@ -566,6 +565,7 @@ mn_cache_sum(struct mn_cache *cache, struct mn_cache_sums *sums)
             sums->entries += mn_a64_load_relaxed(&segment->entries);
         }
     }
+    sums->segments = map->shape.nsegments;
     sums->bytes = map->shape.nsegments * map->shape.segment_bytes;
     sums->recycled = mn_a64_load_relaxed(&map->header->recycled);
     sums->returned = mn_a64_load_relaxed(&map->header->returned);

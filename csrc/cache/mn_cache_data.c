@@ -5,6 +5,7 @@
 #include "cache/mn_cache_data.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -12,6 +13,8 @@
 #include "base/mn_fault.h"
 #include "cache/mn_cache_checksum.h"
 #include "cache/mn_cache_locks.h"
+
+#define RESERVED_AT_ONCE (UINT64_C(1) << 20) /* takes less than a millisecond */
 
 /* Moves bytes between memory and the data of a file on a disk. 0 or -errno. */
 static int
@@ -211,6 +214,22 @@ mn_cache_data_write(const struct mn_cache_map *map, uint64_t off, const struct m
     int rc = w.error != 0 ? w.error : end_entry(&w, off, head);
     free(buffer);
     return rc;
+}
+
+int
+mn_cache_data_reserve(int fd, uint64_t off, uint64_t bytes)
+{
+    while (bytes > 0) {
+        uint64_t n = bytes < RESERVED_AT_ONCE ? bytes : RESERVED_AT_ONCE;
+        if (fallocate(fd, 0, (off_t)off, (off_t)n) == 0) {
+            off += n;
+            bytes -= n;
+        }
+        else if (errno != EINTR) {
+            return -errno;
+        }
+    }
+    return 0;
 }
 
 bool

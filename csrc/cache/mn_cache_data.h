@@ -43,6 +43,13 @@ mn_cache_data_write(const struct mn_cache_map *map, uint64_t off, const struct m
                     const struct mn_cache_part *description, const struct mn_cache_part *parts,
                     uint64_t nparts);
 
+/* Gives a range of the file, from the begin of the file, its pages or blocks. 0 or -errno.
+ *
+ * It asks for little at a time. The kernel gives all of a call's pages back if a signal interrupts
+ * the call, so a program with a timer of some milliseconds would never get many at once. */
+int
+mn_cache_data_reserve(int fd, uint64_t off, uint64_t bytes);
+
 /* Whether what was read before came from this file: a program that closes every descriptor may have
  * given the number to another one since. */
 bool

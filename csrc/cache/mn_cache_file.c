@@ -19,6 +19,7 @@
 
 #include "base/mn_fault.h"
 #include "cache/mn_cache_checksum.h"
+#include "cache/mn_cache_data.h"
 #include "cache/mn_cache_locks.h"
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
@@ -71,8 +72,9 @@ mn_cache_shape_of(uint64_t bytes, uint64_t salt, struct mn_cache_shape *shape)
     if (bytes < MN_CACHE_BYTES_MIN || bytes > UINT64_C(1) << 46) {
         return false;
     }
-    uint64_t segment = bytes / 64 / MN_CACHE_PAGE * MN_CACHE_PAGE;
-    segment = segment < MN_CACHE_SEGMENT_MAX ? segment : MN_CACHE_SEGMENT_MAX;
+    uint64_t n = (bytes + MN_CACHE_SEGMENT_MAX - 1) / MN_CACHE_SEGMENT_MAX;
+    n = n > MN_CACHE_SEGMENTS ? n : MN_CACHE_SEGMENTS;
+    uint64_t segment = bytes / n / MN_CACHE_PAGE * MN_CACHE_PAGE;
     *shape = (struct mn_cache_shape){
         .salt = salt, .nsegments = bytes / segment, .segment_bytes = segment,
         .nbuckets = bytes / (MN_CACHE_WAYS * RECORD_BYTES),
@@ -88,7 +90,7 @@ makes_sense(const struct mn_cache_shape *shape, uint64_t length)
     struct mn_cache_shape again = *shape;
     if (shape->segment_bytes == 0 || shape->segment_bytes > MN_CACHE_SEGMENT_MAX
         || shape->segment_bytes % MN_CACHE_PAGE != 0 || shape->nsegments == 0
-        || shape->nsegments > UINT64_C(1) << 24 || shape->nbuckets == 0
+        || shape->nsegments > UINT64_C(1) << 22 || shape->nbuckets == 0
         || shape->nbuckets > UINT64_C(1) << 40) {
         return false;
     }
@@ -252,13 +254,9 @@ make_room(int folder, const struct mn_cache_place *place, int fd, struct mn_cach
     if (ftruncate(fd, (off_t)shape->bytes) < 0) {
         return -errno;
     }
-    while (fallocate(fd, 0, 0, (off_t)shape->data_off) < 0) {
-        if (errno != EINTR) {
-            return errno == EOPNOTSUPP ? (int)MN_CACHE_NO_RESERVING : -errno;
-        }
-    }
+    int rc = mn_cache_data_reserve(fd, 0, shape->data_off);
     MN_FAULT("cache.room");
-    return 0;
+    return rc == -EOPNOTSUPP ? (int)MN_CACHE_NO_RESERVING : rc;
 }
 
 static int

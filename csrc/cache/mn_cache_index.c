@@ -10,8 +10,8 @@
 #include "cache/mn_cache_data.h"
 
 /* of a record's place */
-#define SEGMENT_SHIFT 40
-#define ERA_SHIFT 22
+#define SEGMENT_SHIFT 42
+#define ERA_SHIFT 24
 #define ERA_MASK (((UINT64_C(1) << (SEGMENT_SHIFT - ERA_SHIFT)) - 1) << ERA_SHIFT)
 MN_STATIC_ASSERT(MN_CACHE_SEGMENT_MAX / MN_CACHE_UNIT <= UINT64_C(1) << ERA_SHIFT,
                  "an offset has room");

@@ -5,12 +5,12 @@
 #include "cache/mn_cache_log.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stddef.h>
 #include <sys/statfs.h>
 
 #include "base/mn_error.h"
 #include "base/mn_fault.h"
+#include "cache/mn_cache_data.h"
 #include "cache/mn_cache_locks.h"
 #include "os/mn_clock.h"
 #include "os/mn_memfd.h"
@@ -23,6 +23,7 @@
 #define RESERVE_SHARE 16              /* of a file system: left to other users of it, */
 #define RESERVE_MAX (UINT64_C(1) << 30) /* but not more of a disk */
 #define UNUSED_FINDS 4 /* times the entries; after that many finds an entry never found is unused */
+#define GROWTH (UINT64_C(16) << 20) /* bytes by which a segment gets its pages, or more */
 #define TRIES 8
 
 static mn_a64 *
@@ -77,12 +78,11 @@ promised(const struct mn_cache_file *file)
     return sum;
 }
 
-/* Whether memory and file system have room for another segment. */
+/* Whether memory and file system have room for this much more. */
 static bool
-has_room(const struct mn_cache_log *log)
+has_room(const struct mn_cache_log *log, uint64_t bytes)
 {
     struct statfs system;
-    uint64_t bytes = log->file->map.shape.segment_bytes;
     if (fstatfs(log->file->fd, &system) == 0 && system.f_blocks > 0) {
         uint64_t block = (uint64_t)system.f_bsize;
         uint64_t left = (uint64_t)system.f_blocks * block / RESERVE_SHARE;
@@ -100,26 +100,29 @@ has_room(const struct mn_cache_log *log)
     return available == 0 || available >= bytes + log->reserve + promised(log->file);
 }
 
-/* Gives a segment its pages. 0, MN_FULL or -errno. */
+/* Sees to it that the first `bytes` of a segment have their pages. Under the log lock. 0, MN_FULL
+ * or -errno. */
 static int
-give_pages(const struct mn_cache_log *log, uint64_t number)
+give_pages(const struct mn_cache_log *log, uint64_t number, uint64_t bytes)
 {
     const struct mn_cache_map *map = &log->file->map;
     struct mn_cache_segment *segment = &map->segments[number];
-    if (mn_a64_load_relaxed(&segment->has_pages) != 0) {
+    uint64_t has = mn_a64_load_relaxed(&segment->pages), most = map->shape.segment_bytes;
+    if (has >= bytes) {
         return 0;
     }
-    if (!has_room(log)) {
+    uint64_t wants = (bytes + GROWTH - 1) / GROWTH * GROWTH;
+    wants = wants < most ? wants : most;
+    if (!has_room(log, wants - has)) {
         return MN_FULL;
     }
-    uint64_t off = map->shape.data_off + number * map->shape.segment_bytes;
-    while (fallocate(log->file->fd, 0, (off_t)off, (off_t)map->shape.segment_bytes) < 0) {
-        if (errno != EINTR) {
-            return mn_cache_log_is_full(-errno) ? MN_FULL : -errno;
-        }
+    int rc = mn_cache_data_reserve(log->file->fd, map->shape.data_off + number * most + has,
+                                   wants - has);
+    if (rc != 0) {
+        return mn_cache_log_is_full(rc) ? MN_FULL : rc;
     }
     MN_FAULT("cache.pages");
-    mn_a64_store_relaxed(&segment->has_pages, 1);
+    mn_a64_store_release(&segment->pages, wants);
     return 0;
 }
 
@@ -132,9 +135,10 @@ empty(const struct mn_cache_file *file, uint64_t number)
     return !mn_cache_log_is_reserved(file, number);
 }
 
-/* An empty segment that no client has reserved, with pages if there is one. -1: none. */
+/* An empty segment that no client has reserved, with pages for an entry of `bytes` if there is one.
+ * -1: none. */
 static int64_t
-find_empty(const struct mn_cache_file *file)
+find_empty(const struct mn_cache_file *file, uint64_t bytes)
 {
     int64_t found = -1;
     for (uint64_t i = 0; i < file->map.shape.nsegments; i++) {
@@ -142,7 +146,7 @@ find_empty(const struct mn_cache_file *file)
         if (mn_a64_load_relaxed(&segment->generation) != 0 || mn_cache_log_is_reserved(file, i)) {
             continue;
         }
-        if (mn_a64_load_relaxed(&segment->has_pages) != 0) {
+        if (mn_a64_load_relaxed(&segment->pages) >= bytes) {
             return (int64_t)i;
         }
         found = found < 0 ? (int64_t)i : found;
@@ -165,19 +169,22 @@ has_been_through(const struct mn_cache_map *map)
     return finds - mn_a64_load_relaxed(&map->header->session_finds) >= UNUSED_FINDS * entries;
 }
 
-/* The oldest segment that has entries and that no client has reserved, emptied. -1: none. unused:
- * only one in which this session has found and stored nothing. */
+/* The oldest segment that has entries, that no client has reserved, and that has pages for an entry
+ * of `bytes`, emptied. -1: none. unused: only one in which this session has found and stored
+ * nothing. */
 static int64_t
-empty_oldest(const struct mn_cache_file *file, bool unused)
+empty_oldest(const struct mn_cache_file *file, uint64_t bytes, bool unused)
 {
     uint64_t session = mn_a64_load_relaxed(&file->map.header->session);
     for (int tries = 0; tries < TRIES; tries++) {
         uint64_t oldest = UINT64_MAX;
         int64_t found = -1;
         for (uint64_t i = 0; i < file->map.shape.nsegments; i++) {
-            uint64_t generation = mn_a64_load_relaxed(&file->map.segments[i].generation);
-            bool used = mn_a64_load_relaxed(&file->map.segments[i].used) == session;
+            const struct mn_cache_segment *segment = &file->map.segments[i];
+            uint64_t generation = mn_a64_load_relaxed(&segment->generation);
+            bool used = mn_a64_load_relaxed(&segment->used) == session;
             if (generation != 0 && generation < oldest && !(unused && used)
+                && mn_a64_load_relaxed(&segment->pages) >= bytes
                 && !mn_cache_log_is_reserved(file, i)) {
                 oldest = generation;
                 found = (int64_t)i;
@@ -205,16 +212,16 @@ begin(const struct mn_cache_file *file, uint64_t number)
     mn_a64_store_seqcst(&map->header->current, number + 1); /* [K12] */
 }
 
-/* Makes another segment current, under the log lock. */
+/* Makes another segment current, for an entry of `bytes`. */
 static int
-next_segment(struct mn_cache_log *log)
+next_segment(struct mn_cache_log *log, uint64_t bytes)
 {
     const struct mn_cache_file *file = log->file;
-    int64_t number = find_empty(file);
-    int rc = number < 0 ? MN_FULL : give_pages(log, (uint64_t)number);
+    int64_t number = find_empty(file, bytes);
+    int rc = number < 0 ? MN_FULL : give_pages(log, (uint64_t)number, bytes);
     bool full = rc == MN_FULL && !log->keeps, shared = full && mn_cache_log_is_shared(file);
     if (shared || (full && file->map.data == NULL && has_been_through(&file->map))) {
-        number = empty_oldest(file, !shared);
+        number = empty_oldest(file, bytes, !shared);
         if (number >= 0) {
             (void)mn_a64_add_relaxed(&file->map.header->recycled, 1);
             rc = 0;
@@ -226,9 +233,19 @@ next_segment(struct mn_cache_log *log)
     return rc;
 }
 
-/* Sees to it that another segment than `full` is current. */
+/* Whether a segment could get the pages that an entry needs behind its last one. */
+static bool
+grows(struct mn_cache_log *log, uint64_t number, uint64_t bytes)
+{
+    const struct mn_cache_map *map = &log->file->map;
+    uint64_t fill = mn_a64_load_acquire(&map->segments[number].fill);
+    return fill + bytes <= map->shape.segment_bytes && give_pages(log, number, fill + bytes) == 0;
+}
+
+/* Makes room for an entry for which the current segment has none: in it, or in another one. `full`
+ * and its generation are what the caller has seen. */
 static int
-advance(struct mn_cache_log *log, uint64_t full, uint64_t generation)
+advance(struct mn_cache_log *log, uint64_t full, uint64_t generation, uint64_t bytes)
 {
     const struct mn_cache_map *map = &log->file->map;
     uint64_t now = mn_now_ns();
@@ -241,7 +258,9 @@ advance(struct mn_cache_log *log, uint64_t full, uint64_t generation)
         if (same && full != 0 && generation != 0) {
             same = mn_a64_load_acquire(&map->segments[full - 1].generation) == generation;
         }
-        rc = same ? next_segment(log) : 0;
+        if (same && !(generation != 0 && grows(log, full - 1, bytes))) {
+            rc = next_segment(log, bytes);
+        }
         mn_cache_unlock(log->file->fd, MN_CACHE_LOG_BYTE);
     }
     rc = rc == -ETIMEDOUT ? MN_FULL : rc; /* its holder is stopped, say */
@@ -249,11 +268,14 @@ advance(struct mn_cache_log *log, uint64_t full, uint64_t generation)
     return rc;
 }
 
-/* Takes the next bytes of a segment; false: it has not that many left. */
+/* Takes the next bytes of a segment; false: it has not that many left that have their pages. A
+ * caller with a reservation knows that pages only become more. */
 static bool
 take_bytes(struct mn_cache_segment *segment, uint64_t most, uint64_t bytes, uint64_t *off)
 {
     uint64_t fill = mn_a64_load_acquire(&segment->fill);
+    uint64_t pages = mn_a64_load_acquire(&segment->pages);
+    most = pages < most ? pages : most;
     do {
         if (bytes > most || fill > most - bytes) {
             return false;
@@ -284,7 +306,7 @@ mn_cache_log_reserve(struct mn_cache_log *log, uint64_t bytes, struct mn_cache_r
             }
             mn_cache_log_done(log);
         }
-        int rc = advance(log, current, generation);
+        int rc = advance(log, current, generation, bytes);
         if (rc != 0) {
             return rc;
         }
@@ -311,13 +333,13 @@ mn_cache_log_relieve(struct mn_cache_log *log, uint64_t now_ns)
         || mn_cache_lock_try(file->fd, MN_CACHE_LOG_BYTE) != 0) {
         return;
     }
-    int64_t number = find_empty(file);
-    if (number < 0 || mn_a64_load_relaxed(&map->segments[number].has_pages) == 0) {
-        number = empty_oldest(file, false);
+    int64_t number = find_empty(file, 1);
+    if (number < 0 || mn_a64_load_relaxed(&map->segments[number].pages) == 0) {
+        number = empty_oldest(file, 1, false);
     }
     if (number >= 0) {
         uint64_t off = (uint64_t)number * map->shape.segment_bytes;
-        mn_a64_store_relaxed(&map->segments[number].has_pages, 0);
+        mn_a64_store_relaxed(&map->segments[number].pages, 0);
         (void)mn_memfd_punch_mapped(map->data + off, map->shape.segment_bytes);
         (void)mn_a64_add_relaxed(&map->header->returned, 1);
         log->no_room_ns = now_ns;

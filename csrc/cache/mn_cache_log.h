@@ -2,10 +2,16 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose
- *   Data lies in segments. Clients reserve places in the current one, without a lock. When it is
- *   full, one client, which holds the log lock, makes another segment current. It takes a segment
- *   that was never used, else the oldest that may be recycled. No room at all is an ordinary result
- *   (MN_FULL): the entry is not stored.
+ *   Data lies in segments. Clients reserve places in the current one, without a lock. If its pages
+ *   do not suffice for an entry, one client, which holds the log lock, gives it more. When it is
+ *   full, that client makes another segment current. It takes a segment that was never used, else
+ *   the oldest that may be recycled. No room at all is an ordinary result (MN_FULL): the entry is
+ *   not stored.
+ *
+ * How many segments: an entry lies whole in one. A large number of segments wastes room where
+ *   values are large, and keeps out values larger than a segment. A small number wastes room where
+ *   jobs share the file: a segment is emptied at once, so half of one is empty on average. Sixteen
+ *   cost a thirty-second of the cache then, and as much where a value has a sixteenth of a segment.
  *
  * Recycling: a segment is never written anew while a client may still write to it
  *   client                                        recycler, under the log lock
@@ -45,7 +51,7 @@
  * On a disk no memory is asked for, since the page cache gives way, and nothing goes back.
  *
  * Who pays: pages of a memory file are charged to the control group of the process that touches
- *   them first. Before each new segment, the log asks for the room under every limit from the own
+ *   them first. Before it takes more pages, the log asks for the room under every limit from its
  *   group up to the root. It subtracts a reserve, what clients have promised to others (their
  *   loaders' memory_limit), and what the file system must keep for others. Under pressure the log
  *   does not grow, and the oldest segments give their pages back.

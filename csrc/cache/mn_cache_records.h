@@ -7,10 +7,11 @@
  *   |         | 1/client | 1/key     | 1/segment   | buckets of 8     | entries, a log         |
  *   +---------+----------+-----------+-------------+------------------+------------------------+
  *
- * Everything but the data has its pages from the start. A segment gets its pages, whole, before it
- * becomes the current one, so that no write meets a full file system. The file keeps its length as
- * long as any process has it mapped. In memory all of it is mapped. On a disk the data is not: it
- * is read and written by system calls (mn_cache_data.h), which return errors instead of signals.
+ * Everything but the data has its pages from the start. A segment gets its pages from its begin on,
+ * each before a client may write to it, so that no write meets a full file system. The file keeps
+ * its length as long as any process has it mapped. In memory all of it is mapped. On a disk the
+ * data is not. It is read and written by system calls (mn_cache_data.h), which return errors
+ * instead of signals.
  *
  * Owners
  *   header     its first part: the process that creates the file, under the header lock, until
@@ -33,7 +34,7 @@
 #include "base/mn_atomic.h"
 #include "base/mn_attr.h"
 
-#define MN_CACHE_LAYOUT 2u
+#define MN_CACHE_LAYOUT 3u
 #define MN_CACHE_MAGIC UINT64_C(0x6568636163206e6d) /* "mn cache" */
 #define MN_CACHE_SLOTS 1024u
 #define MN_CACHE_CLAIMS 4096u
@@ -43,7 +44,8 @@
 #define MN_CACHE_PAGE 4096u
 #define MN_CACHE_COSTS 64u
 #define MN_CACHE_LABEL_BYTES 256u
-#define MN_CACHE_SEGMENT_MAX (UINT64_C(256) << 20)
+#define MN_CACHE_SEGMENTS 16u /* of a file, or more where these would be larger than the most */
+#define MN_CACHE_SEGMENT_MAX (UINT64_C(1) << 30)
 #define MN_CACHE_BYTES_MIN (UINT64_C(1) << 20)
 
 struct mn_cache_digest {
@@ -119,7 +121,7 @@ struct mn_cache_claim {
 struct mn_cache_segment {
     mn_a64 generation; /* 0: holds no entries */
     mn_a64 fill;       /* bytes reserved so far */
-    mn_a64 has_pages;
+    mn_a64 pages; /* bytes that have their pages, from its begin on */
     mn_a64 entries;
     mn_a64 used; /* the last session that found or stored something in it */
     uint64_t unused[3];
@@ -129,7 +131,7 @@ MN_STATIC_ASSERT(sizeof(struct mn_cache_segment) == 64, "a cache line, which rea
 struct mn_cache_record {
     mn_a64 digest[2];
     mn_a64 generation; /* of the segment, when the entry was written; 0: empty */
-    mn_a64 place; /* segment << 40 | era of the last check << 22 | offset in it / MN_CACHE_UNIT */
+    mn_a64 place; /* segment << 42 | era of the last check << 24 | offset in it / MN_CACHE_UNIT */
 };
 
 struct mn_cache_bucket {

@@ -69,6 +69,7 @@ def _data_set(function: Any) -> DataSet:
 NUMBERS = (
     "hits", "misses", "stored", "refused", "hit_bytes", "stored_bytes", "used_bytes", "bytes",
     "largest", "saved_ns", "made_ns", "entries", "recycled", "returned", "processes", "jobs", "damaged",
+    "parts",
 )  # fmt: skip
 
 
@@ -257,7 +258,7 @@ class Cache:
         refused: values not kept, for want of room or because they are too large.
         hit_bytes, stored_bytes: bytes of the values found and kept.
         used_bytes, bytes: bytes in use, and of the whole cache.
-        largest: bytes of the largest value that fits.
+        largest: bytes of the largest value that fits. parts: of the file; a value lies whole in one.
         saved_ns, made_ns: nanoseconds that hits have saved and misses have cost.
         entries: values in the cache now.
         recycled, returned: parts of the file that were used again, or given back to the system.

@@ -33,6 +33,7 @@ from .fingerprint import Fingerprint, _codes, _package
 from .keys import canonical
 from .memoize import Memoized, _digest
 from .order import Keys
+from .room import has_room, size_for
 
 if TYPE_CHECKING:
     from .._cache import Store
@@ -45,8 +46,6 @@ MadeOf = tuple[bytes, bytes]
 PROTOCOL = ("read", "decode", "augment")
 #: samples that are made to estimate what all of them take
 MEASURED = 4
-#: share of a cache that samples may fill
-ROOM = 0.97
 #: names by which a function may reach any attribute
 ANY = frozenset({"getattr", "vars", "__dict__", "__getattribute__"})
 
@@ -251,7 +250,8 @@ def decide(sizes: dict[str, int | None], stats: dict[str, int]) -> str:
     if encoded is None or decoded is None:
         return "encoded" if encoded is not None else "decoded"
     largest: Any = sizes["largest"]
-    fits = decoded <= ROOM * stats["bytes"] and largest <= stats["largest"]
+    count: Any = sizes["values"]
+    fits = has_room(stats, count, decoded / max(1, count)) and largest <= stats["largest"]
     return "decoded" if fits or decoded <= encoded else "encoded"
 
 
@@ -328,7 +328,8 @@ def spread(count: int) -> list[int]:
 
 
 def estimate(sizes: list[tuple[int | None, int | None]], count: int) -> dict[str, int | None]:
-    """Bytes of all samples, of (encoded, decoded) of some; and of the largest decoded one."""
+    """Bytes of all samples, of (encoded, decoded) of some; of the largest decoded one; and how many
+    values they are."""
 
     def total(which: int) -> int | None:
         known = [pair[which] for pair in sizes]
@@ -337,7 +338,7 @@ def estimate(sizes: list[tuple[int | None, int | None]], count: int) -> dict[str
         return sum(filter(None, known)) * count // len(known)
 
     largest = max((pair[1] or 0 for pair in sizes), default=0)
-    return {"encoded": total(0), "decoded": total(1), "largest": largest}
+    return {"encoded": total(0), "decoded": total(1), "largest": largest, "values": count}
 
 
 # ---- what the trainer decides ----------------------------------------------------------------
@@ -523,10 +524,11 @@ class CacheOfLoader:
             told[form] = sum(filter(None, known)) if len(known) == len(sizes) else None
         need = told[told["form"]] if told["form"] is not None else None
         if need is not None:
-            told["lacking"] = lacking = max(0, int(need / ROOM) - now["bytes"])
-            made = now["made_ns"] / 1e9 / max(1, now["misses"])
-            count = sum(reader.count for reader in self._readers)
-            told["would_save"] = lacking / max(1, need) * count * made if lacking else 0.0
+            count = sum(one["values"] or 0 for one in sizes if one is not None)
+            each, made = need / max(1, count), now["made_ns"] / 1e9 / max(1, now["misses"])
+            fits = not need or has_room(now, count, each)
+            told["lacking"] = lacking = 0 if fits else int(size_for(count, each)) - now["bytes"]
+            told["would_save"] = lacking / need * count * made if lacking else 0.0
         return told
 
 

@@ -1,13 +1,15 @@
 """Keys: values as bytes that are equal exactly where the values are.
 
 NumPy integers and tensors without dimensions equal Python's numbers; 1, 1.0 and True differ, and so
-do lists and tuples. Arrays and tensors count by dtype, shape and content.
+do lists and tuples. Arrays and tensors count by dtype, shape and content. A relative path counts with
+the folder that it starts from, because jobs in other folders mean other files by it.
 """
 
 from __future__ import annotations
 
+import os
 import struct
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -100,7 +102,10 @@ def canonical(value: Any, where: str = "the key") -> bytes:
     if kind is complex:
         return b"c" + _float(value.real) + _float(value.imag)
     if isinstance(value, PurePath):
-        return _counted(b"p", str(value).encode("utf-8", "surrogatepass"))
+        text = str(value)
+        if isinstance(value, Path) and not value.is_absolute():
+            text = os.path.join(os.getcwd(), text)
+        return _counted(b"p", text.encode("utf-8", "surrogatepass"))
     if kind is np.ndarray:
         return canonical(value.item(), where) if value.ndim == 0 else _array(value, b"a", where)
     if isinstance(value, (np.bool_, np.integer, np.floating, np.complexfloating)):

@@ -295,8 +295,8 @@ class Memoized:
         size = sum(memoryview(one).nbytes for one in encoded.parts)
         self._tell(
             "large",
-            "minato.Cache does not store values of %s of %d bytes: one entry may have %d, a 64th of the "
-            "cache, at most 256 MiB. They are made each time. A larger cache takes them, or a function "
+            "minato.Cache does not store values of %s of %d bytes: one entry may have %d, a 16th of the "
+            "cache, at most 1 GiB. They are made each time. A larger cache takes them, or a function "
             "that returns less at once.", self.name, size, store.stats()["largest"],
         )  # fmt: skip
 

@@ -6,7 +6,6 @@ They are found in its class, in the classes of its attributes, and in the global
 
 from __future__ import annotations
 
-import math
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,20 +16,15 @@ from ..dataset_calls import own_attributes
 from .cache import Cache, any_open
 from .datasets import leaves
 from .fingerprint import _codes
+from .room import holds, parts_of, size_for
 
 if TYPE_CHECKING:
     from .datasets import CacheOfLoader
 
-#: parts of a cache, of whole pages, within each of which values lie whole; bytes of the largest part
-SEGMENTS, PAGE, LARGEST = 64, 4096, 256 << 20
 #: share of the values for which there is room from which on a cache is full: their sizes differ
 FULL = 0.8
 #: share of the values that were made for which there was no room, from which on it is worth words
 WORTH = 0.02
-#: values are taken to be larger than their mean, because some are
-SPARE = 1.05
-
-MiB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -107,25 +101,6 @@ def _counts(cache: Cache) -> dict[str, int]:
     return {} if store is None else store.stats()
 
 
-def holds(size: float, each: float) -> int:
-    """How many values of `each` bytes a cache has room for."""
-    segment = min(size / SEGMENTS, LARGEST) // PAGE * PAGE
-    return int(segment // each) * int(size // segment)
-
-
-def size_for(count: float, each: float) -> float:
-    """Bytes of a cache that has room for `count` values: a number that ``sized()`` prints exactly.
-    (A cache that is slightly larger may have room for fewer.)"""
-    size = max(count * each, MiB)
-    while True:
-        unit: int = 1024 ** int(math.log(size, 1024))
-        tenths = math.ceil(10 * size / unit)
-        size = tenths * unit / 10
-        if each > LARGEST or holds(size, each) >= count:
-            return size
-        size = (tenths + 0.5) * unit / 10
-
-
 class Misses:
     """Counts of a loader's caches since an iterator began."""
 
@@ -170,8 +145,8 @@ class Misses:
         refused = since["refused"] / max(1, self.epochs)
         each = used / max(1, now["entries"])
         enough = saves = None
-        if each and now["entries"] >= FULL * holds(size, each):
-            enough = size_for(now["entries"] + refused, SPARE * each)
+        if each and now["entries"] >= FULL * holds(parts_of(now), each):
+            enough = size_for(now["entries"] + refused, each)
             saves = refused * since["made_ns"] * 1e-9 / max(1, since["misses"])
         option = "minato.Cache" if own is None or isinstance(own.given, Cache) else "cache="
         return {"used": used, "size": size, "enough": enough, "saves": saves, "option": option}

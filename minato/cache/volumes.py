@@ -84,7 +84,10 @@ class Volumes(Reader):
             except OSError:
                 continue
             found.append((None, size))
-        return estimate(found, len(cases))
+        sizes = estimate(found, len(cases))
+        if sizes["decoded"] is not None:
+            sizes["values"] = max(len(cases), -(-sizes["decoded"] // self._slab_bytes()))
+        return sizes
 
     def key_words(self) -> Iterator[int]:
         """Yields the key of a slab in the middle of each image: if that is cached, others may
@@ -170,9 +173,13 @@ class Volumes(Reader):
 
     def _rows(self, shape: tuple[int, ...], dtype: str) -> int:
         """Planes of a slab."""
+        plane = shape[0] * shape[2] * shape[3] * np.dtype(dtype).itemsize
+        return max(1, min(shape[1], self._slab_bytes() // max(1, plane)))
+
+    def _slab_bytes(self) -> int:
+        """At most."""
         if self._most == 0:
             store = self.cache._attached()
             largest = SLAB if store is None else int(store.stats()["largest"] * OF_LARGEST)
             self._most = min(SLAB, largest)
-        plane = shape[0] * shape[2] * shape[3] * np.dtype(dtype).itemsize
-        return max(1, min(shape[1], self._most // max(1, plane)))
+        return self._most

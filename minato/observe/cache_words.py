@@ -7,7 +7,7 @@ from typing import Any
 from .._not_linux import CORE
 from ..iterators.across_iterators import memo_of
 from ..option_values import option
-from .verdict import larger
+from .verdict import SMALL_CACHE, larger
 
 #: causes that a cache does away with, from the second epoch on
 HELPED = ("too few workers", "computing workers", "slow storage", "no workers")
@@ -21,7 +21,8 @@ def cache_words(loader: Any, stats: dict[str, Any]) -> str:
     if cache is not None and cache["off"] is not None:
         return f"There is no cache, so samples are made each time: {cache['off']}."
     missed = memo.missed()
-    if missed is None or not missed.too_small or "no room for" in stats["verdict"]:
+    named = any(cause["name"] == SMALL_CACHE for cause in stats["causes"])
+    if named or missed is None or not missed.too_small:
         return ""
     return (
         f"The cache has no room for {missed.refused} of {missed.values} values that were made, so each "

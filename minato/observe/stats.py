@@ -83,7 +83,7 @@ from typing import TYPE_CHECKING, Any
 from .._not_linux import CORE
 from ..iterators.across_iterators import memo_of
 from .cache_words import cache_words
-from .verdict import Alone, Facts, alone, causes, told, trouble, verdict
+from .verdict import FEW, Alone, Facts, alone, causes, told, trouble, verdict
 from .watch import Watch, cores
 
 if CORE:
@@ -216,7 +216,7 @@ def engine_stats(pool: Executor, served: Served) -> dict[str, Any]:
         if served.displacement is not None:
             out["displacement"] = served.displacement()
     facts = _facts(pool, served, waits, out)
-    found = causes(out, facts)
+    found = causes(out, facts) if waits["waits"] >= FEW else []
     out["verdict"] = verdict(out, waits["waits"], facts, found)
     out["causes"] = told(found)
     return out

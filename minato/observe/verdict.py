@@ -189,6 +189,8 @@ def causes(stats: dict[str, Any], facts: Facts) -> list[Cause]:
 
 #: of the cause that is not a wait of the trainer
 APART = "copies to the device"
+#: of the cause that the sentence names however little it costs
+SMALL_CACHE = "cache too small"
 
 
 def told(found: list[Cause]) -> list[dict[str, Any]]:
@@ -220,8 +222,8 @@ def _waits(
     else:
         of = f"{seconds(waited)} of {seconds(elapsed)}"
         text = f"The trainer waits {share:.0%} of its time ({of}): {first.why}. {first.advice}"
-    for other in found[1:2]:
-        if other.seconds > ALSO * first.seconds:
+    for n, other in enumerate(found[1:]):
+        if other.name == SMALL_CACHE or (n == 0 and other.seconds > ALSO * first.seconds):
             why = other.why if other.apart else other.why[:1].upper() + other.why[1:]
             text = f"{text.strip()} {why}. {other.advice}"
     return text.strip()
@@ -594,7 +596,7 @@ def _misses(missed: Missed | None, spent: float) -> Iterator[Cause]:
     if missed is None:
         return
     if missed.too_small:
-        yield Cause("cache too small", spent,
+        yield Cause(SMALL_CACHE, spent,
                     f"{seconds(spent)} to make {missed.values} values that the cache did not have, "
                     f"and it has no room for {missed.refused} of them", larger(missed))  # fmt: skip
     else:
@@ -618,7 +620,7 @@ def larger(missed: Missed) -> str:
             return "Larger caches would keep them."
         return (
             f"It uses {sized(missed.used)} of its {sized(missed.size)}: a larger cache would keep values "
-            "of more than a 64th of that. Otherwise memory, or the disk, has no room for more."
+            "of more than a 16th of that. Otherwise memory, or the disk, has no room for more."
         )
     whole = f'"{sized(missed.enough)}"'
     size = f"cache={whole}" if missed.option == "cache=" else f"{missed.option}({whole})"

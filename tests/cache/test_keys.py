@@ -71,3 +71,12 @@ def test_keys_are_equal_where_values_are(one: Any, other: Any) -> None:
 def test_a_value_without_key_is_refused(value: Any, told: str) -> None:
     with pytest.raises(TypeError, match=told):
         canonical(value)
+
+
+def test_relative_paths_in_other_folders_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relative, here = Path("data") / "0.npy", canonical(Path.cwd() / "data" / "0.npy")
+    assert canonical(relative) == here
+    monkeypatch.chdir(tmp_path)
+    assert canonical(relative) == canonical(tmp_path / "data" / "0.npy") != here

@@ -194,7 +194,7 @@ def test_stats_with_form_estimate_nothing(calls: Calls) -> None:
     list(loader)
     found = loader.stats()["cache"]
     assert found is not None and found["form"] == "decoded"
-    assert found["refused"] == SAMPLES  # larger than a 64th of the cache
+    assert found["refused"] == SAMPLES  # larger than a 16th of the cache
     assert found["lacking"] is None  # with form= nothing is measured
 
 
@@ -230,8 +230,8 @@ def test_small_cache_stats_name_lacking_bytes(calls: Calls) -> None:
     list(loader)
     found = loader.stats()["cache"]
     assert found is not None and found["refused"] > 0
-    need = 200 * 15000 / 0.97
-    assert found["lacking"] == pytest.approx(need - found["bytes"], rel=0.02)
+    assert found["lacking"] is not None
+    assert 3.1 * 1024**2 <= found["lacking"] + found["bytes"] <= 3.4 * 1024**2
     assert found["would_save"] is not None and found["would_save"] > 0
     told = loader.stats()["verdict"]
     assert re.search(r'it has no room for \d+ of them. minato.Cache\("3\.[1-4] MiB"\) would keep all', told)

@@ -263,9 +263,9 @@ def test_values_larger_than_a_segment_are_told_once(caplog: pytest.LogCaptureFix
         return bytes(n)
 
     for _ in range(3):
-        assert make(100_000) == bytes(100_000)
+        assert make(300_000) == bytes(300_000)
     [record] = [r for r in caplog.records if "does not store" in r.message]
-    assert "100000 bytes" in record.message and "a 64th" in record.message
+    assert "300000 bytes" in record.message and "a 16th" in record.message
     assert cache.stats()["refused"] == 3
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import minato
-from minato.cache.misses import Missed, caches_of, holds, size_for
+from minato.cache.misses import Missed, caches_of
+from minato.cache.room import SPARE, holds, parts_of, size_for
 from minato.iterators.across_iterators import memo_of
 from minato.observe import stats as stats_module
 from minato.observe.info import sized
@@ -107,7 +108,7 @@ def test_advised_size_has_room_for_all(kind: str, workers: int) -> None:
 @pytest.mark.parametrize("each", [4096, 15232, 300_032])
 @pytest.mark.parametrize("count", [100, 333])
 def test_room_is_computed_as_the_cache_has_it(each: int, count: int) -> None:
-    cache = new_cache(sized(size_for(count, each)))
+    cache = new_cache(sized(size_for(count, each / SPARE)))
 
     @cache.memoize(key=lambda n: n)
     def value(n: int) -> bytes:
@@ -117,7 +118,7 @@ def test_room_is_computed_as_the_cache_has_it(each: int, count: int) -> None:
         value(n)
     stats = cache.stats()
     assert stats["used_bytes"] == each * stats["entries"]
-    room = holds(stats["bytes"], each)
+    room = holds(parts_of(stats), each)
     assert count <= min(room, stats["entries"]) and stats["entries"] in (room, 2 * count)
 
 
@@ -139,7 +140,7 @@ def test_values_larger_than_the_cache_takes_leave_it_unused() -> None:
     list(loader)
     found = missed(loader)
     assert found.refused == COUNT and found.enough is None and found.used < 0.5 * found.size
-    assert "a larger cache would keep values of more than a 64th" in loader.stats()["verdict"]
+    assert "a larger cache would keep values of more than a 16th" in loader.stats()["verdict"]
 
 
 @WORKERS
@@ -191,6 +192,9 @@ def test_small_cache_is_reported_once(
     told = loader.stats()["verdict"]
     assert re.match(r"Hardly a wait. The cache has no room for \d+ of 120 values that were made", told)
     assert told.count("would keep all") == 1
+    other = "Memory has no room for more workers."
+    monkeypatch.setattr(stats_module, "alone", lambda case: (other, []))
+    assert "The cache has no room for" in loader.stats()["verdict"]
 
 
 def test_misses_of_other_jobs_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

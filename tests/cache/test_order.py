@@ -155,10 +155,10 @@ class Job:
 
 
 class Ring:
-    """A cache as the log makes it: 64 segments, the oldest recycled while jobs share it."""
+    """A cache as the log makes it: 16 segments, the oldest recycled while jobs share it."""
 
     def __init__(self, capacity: int, all_jobs: list[Job]) -> None:
-        self.segment = max(1, capacity // 64)
+        self.segment = max(1, capacity // 16)
         self.capacity, self._jobs = capacity, all_jobs
         self.stored: list[tuple[int, int]] = []  # (index, generation)
         self.begin = 0  # of those that are there

@@ -151,7 +151,7 @@ def test_cached_samples_come_first(shared: minato.Cache, options: Any) -> None:
 
 @pytest.mark.parametrize("size, fewer", [("1MiB", True), ("4MiB", False)])
 def test_small_cache_limits_batches_in_flight(size: str, fewer: bool) -> None:
-    cache = new_cache(size)  # 1 MiB: for a sample in each of 64 segments
+    cache = new_cache(size)  # 1 MiB: for five samples in each of 16 parts
     dataset: Any = ConcatDataset([Wide(number) for number in range(3)])
     make(cache, range(40), dataset)
     other = other_job(cache)

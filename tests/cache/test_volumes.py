@@ -12,6 +12,7 @@ import torch
 
 import minato
 from minato.cache.files import look, settled
+from minato.cache.volumes import SLAB
 from minato.ops import (
     Normalize,
     Pad,
@@ -82,12 +83,12 @@ def check(one: list[Any], other: list[Any]) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", PIPELINES)
 def test_volumes_of_a_cache_give_the_same_bytes(
-    name: str, workers: int, cases: list[tuple[str, str]]
+    name: str, workers: int, cases: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: dict[str, Any] = {"repeat": 2, "with_index": True} if workers else {"keyed_by": "sample"}
     plain, _ = epochs(VolumeDataset(cases, PIPELINES[name], **made), workers)
-    # In the smaller cache no entry is larger than 16 KiB, so volumes lie in slabs of some planes.
-    for size in ("16MiB", "1MiB"):
+    for size, slab in (("16MiB", SLAB), ("4MiB", 16 << 10)):  # whole, and in slabs of some planes
+        monkeypatch.setattr("minato.cache.volumes.SLAB", slab)
         cached, loader = epochs(
             VolumeDataset(cases, PIPELINES[name], **made), workers, cache=new_cache(size)
         )

@@ -19,7 +19,7 @@ import torch
 
 import minato
 from minato.cache.misses import Missed
-from minato.observe.verdict import Alone, Facts, alone, causes
+from minato.observe.verdict import SMALL_CACHE, Alone, Cause, Facts, alone, causes
 from minato.observe.verdict import verdict as verdict_of
 
 pytestmark = [
@@ -378,6 +378,14 @@ def test_persistent_loader_is_not_advised_to_persist() -> None:
     text = verdict_of(stats, 100, Facts(first=4.9, starting=4.0, persistent=True))
     assert "first worker had started (once)." in text
     assert "persistent_workers" not in text
+
+
+def test_small_cache_is_named_though_others_cost_more() -> None:
+    stats = {"deaths": 0, "wait": waited(4.9), "workers": []}
+    found = [Cause(name, seconds, f"{name} does", "Help it.")
+             for name, seconds in (("first", 3.0), ("second", 2.0), (SMALL_CACHE, 0.1), ("last", 0.1))]  # fmt: skip
+    text = verdict_of(stats, 100, Facts(), found)
+    assert text.endswith("first does. Help it. Second does. Help it. Cache too small does. Help it.")
 
 
 def test_too_early_for_a_verdict() -> None:

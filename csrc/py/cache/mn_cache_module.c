@@ -14,6 +14,7 @@ cache_exec(PyObject *module)
                    || mn_cache_add_entry(module, st) < 0 || mn_cache_add_store(module, st) < 0
                    || PyModule_AddIntConstant(module, "LAYOUT", MN_CACHE_LAYOUT) < 0
                    || PyModule_AddIntConstant(module, "BYTES_MIN", MN_CACHE_BYTES_MIN) < 0
+                   || PyModule_AddIntConstant(module, "PART_MAX", MN_CACHE_SEGMENT_MAX) < 0
                ? -1
                : 0;
 }
@@ -46,6 +47,7 @@ cache_free(void *module)
 
 static PyMethodDef cache_methods[] = {
     {"fill", mn_cache_fill, METH_VARARGS, mn_cache_fill_doc},
+    {"parts", mn_cache_parts, METH_O, mn_cache_parts_doc},
     {"sweep", mn_cache_sweep, METH_VARARGS, mn_cache_sweep_doc},
     {NULL, NULL, 0, NULL},
 };

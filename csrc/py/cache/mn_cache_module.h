@@ -34,6 +34,11 @@ extern const char mn_cache_fill_doc[];
 PyObject *
 mn_cache_fill(PyObject *module, PyObject *args);
 
+/* parts(bytes): how a cache of that size is laid out. */
+extern const char mn_cache_parts_doc[];
+PyObject *
+mn_cache_parts(PyObject *module, PyObject *arg);
+
 /* sweep(folder, name): removes what killed processes have left in memory. */
 extern const char mn_cache_sweep_doc[];
 PyObject *

@@ -356,16 +356,16 @@ stats(PyObject *self, PyObject *Py_UNUSED(ignored))
         return NULL;
     }
     return Py_BuildValue(
-        "{sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK}", "hits", (unsigned long long)s.hits,
-        "hit_bytes", (unsigned long long)s.hit_bytes, "saved_ns", (unsigned long long)s.saved_ns,
-        "misses", (unsigned long long)s.misses, "made_ns", (unsigned long long)s.made_ns,
-        "stored", (unsigned long long)s.stored, "stored_bytes",
+        "{sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK}", "hits",
+        (unsigned long long)s.hits, "hit_bytes", (unsigned long long)s.hit_bytes, "saved_ns",
+        (unsigned long long)s.saved_ns, "misses", (unsigned long long)s.misses, "made_ns",
+        (unsigned long long)s.made_ns, "stored", (unsigned long long)s.stored, "stored_bytes",
         (unsigned long long)s.stored_bytes, "refused", (unsigned long long)s.refused, "bytes",
         (unsigned long long)s.bytes, "used_bytes", (unsigned long long)s.used_bytes, "entries",
         (unsigned long long)s.entries, "recycled", (unsigned long long)s.recycled, "returned",
         (unsigned long long)s.returned, "processes", (unsigned long long)s.clients, "jobs",
         (unsigned long long)s.jobs, "largest", (unsigned long long)s.entry_bytes_max, "damaged",
-        (unsigned long long)s.damaged);
+        (unsigned long long)s.damaged, "parts", (unsigned long long)s.segments);
 }
 
 static PyObject *
@@ -390,6 +390,27 @@ verify(PyObject *self, PyObject *Py_UNUSED(ignored))
         return NULL;
     }
     return Py_BuildValue("(KK)", (unsigned long long)checked, (unsigned long long)damaged);
+}
+
+const char mn_cache_parts_doc[] =
+    "parts(bytes) -> (number, bytes of each)\n\n"
+    "The parts of a cache of that size, in each of which values lie whole.";
+
+PyObject *
+mn_cache_parts(PyObject *module, PyObject *arg)
+{
+    struct mn_cache_shape shape;
+    unsigned long long bytes = PyLong_AsUnsignedLongLong(arg);
+    (void)module;
+    if (PyErr_Occurred() != NULL) {
+        return NULL;
+    }
+    if (!mn_cache_shape_of(bytes, 0, &shape)) {
+        PyErr_Format(PyExc_ValueError, "no cache has %llu bytes", bytes);
+        return NULL;
+    }
+    return Py_BuildValue("(KK)", (unsigned long long)shape.nsegments,
+                         (unsigned long long)shape.segment_bytes);
 }
 
 const char mn_cache_sweep_doc[] =
