@@ -21,8 +21,10 @@ from ..dataset_calls import attribute
 from ..option_values import option
 from .order_generators import PLAIN_SAMPLERS
 
-#: attributes of samplers for (number of ranks, own rank): torch and derived classes, MMEngine
-_OF_SAMPLERS = (("num_replicas", "rank"), ("world_size", "rank"))
+#: attributes of samplers for (number of ranks, own rank): torch and derived classes, MMEngine,
+#: Megatron and NeMo, where tensor-parallel ranks have the same number
+_MEGATRON = ("data_parallel_size", "data_parallel_rank")
+_OF_SAMPLERS = (("num_replicas", "rank"), ("world_size", "rank"), _MEGATRON)
 #: Accelerate's and Transformers' shards, which deal whole batches
 _OF_SHARDS = ("num_processes", "process_index")
 #: environment variables of launchers for the same: torchrun, Open MPI, the MPIs with Hydra, Slurm
@@ -111,17 +113,26 @@ def _of_sampler(loader: Any) -> Ranks | None:
 def _of_part(part: Any, gives_batches: bool) -> Ranks | None:
     for world_name, rank_name in (*_OF_SAMPLERS, _OF_SHARDS):
         world = _number(part, world_name)
+        if world is None and world_name == _MEGATRON[0]:
+            world = _megatrons_world(part)
         rank = None if world is None else _number(part, rank_name)
         if world is None or rank is None or not 0 <= rank < world:
             continue
         block = None
         if gives_batches or world_name == _OF_SHARDS[0]:
-            block = _number(part, "batch_size")
+            block = _number(part, "batch_size" if world_name != _MEGATRON[0] else "micro_batch_size")
             if block is not None and attribute(part, "split_batches"):
                 block //= world  # each batch is cut into one piece per rank
         # Without a size, positions are not the real ones, but no two ranks have the same.
         return Ranks(rank, world, block if block is not None and block > 0 else 1)
     return None
+
+
+def _megatrons_world(part: Any) -> int | None:
+    """The number of ranks that a sampler of Megatron's gives as a product with its batch size."""
+    product = _number(part, "micro_batch_times_data_parallel_size")
+    size = _number(part, "micro_batch_size")
+    return product // size if product is not None and size is not None and size > 0 else None
 
 
 def _number(part: Any, name: str) -> int | None:

@@ -303,7 +303,7 @@ class Zygote:
                 # multiprocessing's preparation of a process: finalizers, stdio, name
                 code = process._bootstrap()
             finally:
-                if ENDS_AT_EXIT or self.method != "fork":  # as an interpreter that ends
+                if ENDS_AT_EXIT or self.method == "spawn":  # as multiprocessing's own processes
                     atexit._run_exitfuncs()
                 os._exit(code)
         return Child(number, pid)

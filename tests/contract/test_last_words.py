@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from functools import partial
@@ -43,6 +45,22 @@ def test_workers_finish_their_exit_handlers(
     del iterator
     gc.collect()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def registers(folder: Path, _number: int) -> None:
+    atexit.register((folder / "ended").touch)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_run_exit_functions_as_multiprocessing_does(
+    loader: Kind, method: str, tmp_path: Path
+) -> None:
+    made = loader(Numbers(2), num_workers=1, multiprocessing_context=method,
+                  worker_init_fn=partial(registers, tmp_path))  # fmt: skip
+    assert len(list(made)) == 2
+    gc.collect()
+    runs = method == "spawn" or sys.version_info >= (3, 13)
+    assert (tmp_path / "ended").exists() == runs
 
 
 class Closing(IterableDataset[int]):

@@ -267,6 +267,10 @@ def test_ranks_are_read_from_the_sampler(sampler: Any, ranks: Ranks) -> None:
     (BatchSampler(strided(2, 1), 4, False), Ranks(1, 2, 1)),
     (Named(num_replicas=2, rank=1, batch_size=3), Ranks(1, 2, 3)),
     (Named(num_replicas=2, rank=1, batch_size=None), Ranks(1, 2, 1)),
+    (Named(data_parallel_size=2, data_parallel_rank=1, micro_batch_size=3), Ranks(1, 2, 3)),
+    (Named(micro_batch_times_data_parallel_size=6, data_parallel_rank=1, micro_batch_size=3),
+     Ranks(1, 2, 3)),
+    (Named(data_parallel_rank=1, micro_batch_size=0), ALONE),
 ])  # fmt: skip
 def test_ranks_are_read_from_the_batch_sampler(sampler: Any, ranks: Ranks) -> None:
     assert ranks_of(minato.DataLoader(Draws(), batch_sampler=sampler)) == ranks
