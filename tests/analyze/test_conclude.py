@@ -441,6 +441,6 @@ def test_more_workers_of_an_iterable_dataset_may_repeat_samples() -> None:
     assert change["data"].startswith("unchanged only if the dataset splits")
 
 
-def test_an_unknown_limit_says_what_is_known() -> None:
+def test_unknown_limit_names_known_facts() -> None:
     kind, line = kind_of(costs=[], rates={})
     assert kind == "unknown" and "waits for data 50% of its time" in line

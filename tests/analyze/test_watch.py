@@ -226,7 +226,7 @@ def test_read_only_files_are_accepted(tmp_path: Path) -> None:
         assert refused(Holds(file=file, numbers=list(range(100_000)), table=torch.zeros(3))) == []
 
 
-def test_logs_and_standard_error_are_no_reason(tmp_path: Path) -> None:
+def test_logs_and_standard_error_are_accepted(tmp_path: Path) -> None:
     """A study prints nothing, and Hugging Face's collators hold a logger."""
     logger = logging.Logger("mine")
     logger.addHandler(logging.FileHandler(tmp_path / "log"))

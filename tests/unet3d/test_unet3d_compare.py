@@ -235,7 +235,7 @@ def test_panels_appear_for_known_values(tmp_path, monkeypatch):
     assert strip.get_array().shape == (1, plot.STRIPS)
 
 
-def test_times_torch_leaves_out_what_loads_nothing(tmp_path, monkeypatch):
+def test_times_torch_leaves_out_synthetic_loader(tmp_path, monkeypatch):
     rows = [row_of("pytorch", times_torch=1.0, ratios=[1.0]),
             row_of("synthetic", times_torch=15.0, ratios=[14.0, 16.0])]
     monkeypatch.setattr(plot, "read_usage", lambda *rest: [])
