@@ -151,7 +151,9 @@ def causes() -> set[str]:
             named = node.args[0]
         elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
             named = node.value.elts[0] if len(node.value.elts) == 3 else None
-        if named is not None:
+        if isinstance(named, ast.Name):
+            found.add(vars(verdict)[named.id])
+        elif named is not None:
             constants = (one for one in ast.walk(named) if isinstance(one, ast.Constant))
             found |= {one.value for one in constants if one.value != "storage"}
     return found
