@@ -152,7 +152,7 @@ def causes() -> set[str]:
         elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
             named = node.value.elts[0] if len(node.value.elts) == 3 else None
         if isinstance(named, ast.Name):
-            found.add(vars(verdict)[named.id])
+            found |= {vars(verdict).get(named.id)} - {None}
         elif named is not None:
             constants = (one for one in ast.walk(named) if isinstance(one, ast.Constant))
             found |= {one.value for one in constants if one.value != "storage"}
