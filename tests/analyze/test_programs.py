@@ -529,7 +529,7 @@ def test_files_without_their_decoder_are_named(
 
 @pytest.mark.parametrize("arguments, words", [
     ([], "give a program"), (["--"], "no program after --"),
-    (["--budget", "soon", "--", "true"], "no duration"),
+    (["--budget", "soon", "--", "true"], "not a duration"),
     (["--stop", "--pause", "--", "true"], "give one of them"),
     (["--step-ms", "3", "--", "true"], "a program has its own step"),
     (["nowhere"], "neither a folder nor MODULE:FACTORY"),

@@ -202,7 +202,7 @@ def test_planned_batch_is_taken_once_in_order() -> None:
     assert engine.form(block)[0] == ROWS and block.made and engine.refused(block)[0] == 0
     with pytest.raises(ValueError, match="another layout"):
         engine.row(block, OTHER.core, 0, None)
-    with pytest.raises(ValueError, match="taken\\(\\) ends it"):
+    with pytest.raises(ValueError, match="call taken\\(\\)"):
         engine.retire(block)
     batch = engine.take(block, layout)
     assert torch.equal(batch, torch.stack(data)[2 * block.sequence : 2 * block.sequence + 2])

@@ -54,7 +54,7 @@ class Worker(ctypes.Structure):
         ("lease_off", U64), ("lease_len", U64), ("want_bytes", U64), ("used_end", U64),
         ("init_states", U64 * 3), ("running", U64), ("since_ns", U64), ("row", U64),
         ("tasks_done", U64), ("rows_done", U64), ("busy_ns", U64), ("cpu_ns", U64),
-        ("leave", U32), ("low_own", U32),
+        ("exit_request", U32), ("low_own", U32),
     ]  # fmt: skip
 
 

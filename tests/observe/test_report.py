@@ -51,7 +51,7 @@ def test_report_shows_verdict_time_and_trouble(workers: int, capsys: Any) -> Non
     lines = page.splitlines()
     assert lines[0] == f"DataLoader of Slow (40 samples), batch_size=4, num_workers={workers}"
     assert loader.stats()["verdict"] == " ".join(page.split("\n\n")[1].split("\n"))
-    assert len(lines) <= 25 and max(map(len, lines)) <= report.WIDTH
+    assert len(lines) <= 30 and max(map(len, lines)) <= report.WIDTH
     assert "where the time went" in page and "the program's own work" in page
     assert "trouble  samples skipped: 1" in page
     assert ("workers  2 (process)" in page) == (workers > 0)

@@ -466,7 +466,9 @@ def test_workers_inherit_probes(method: str) -> None:
     loader = minato.DataLoader(dataset, num_workers=2, worker_init_fn=dataset.note,
                                multiprocessing_context=method)
     assert [int(found) for found in loader] == [3] * 4
-    assert not any(probe.cache_info().currsize for probe in Inherited.probes)  # type: ignore
+    # under fork, the trainer probes once for all workers that it will ever have
+    probed = any(probe.cache_info().currsize for probe in Inherited.probes)  # type: ignore
+    assert probed == (method == "fork")
 
 
 @pytest.mark.parametrize("runs,fixed", [
