@@ -231,7 +231,8 @@ class Pool:
                 self._job.pickle()
 
     def start(self) -> None:
-        """Starts the zygote, which starts the workers. After an exception ``stop()`` cleans up. A KeyboardInterrupt comes before or after."""
+        """Starts the zygote, which starts the workers. After an exception ``stop()`` cleans up. A
+        KeyboardInterrupt comes before or after."""
         with signals.Held() as held, explained():
             self._start(held)
             self.handles += [WorkerHandle(self, w) for w in range(self._workers)]
