@@ -34,7 +34,6 @@ from .conclude import (
     format_bytes,
     format_place,
     format_seconds,
-    is_uneven,
     limit,
     relate,
     settle,
@@ -492,11 +491,9 @@ def _check_changes(study: Study, found: dict[str, Any], seconds: float) -> None:
     given = {"step": paced, "step_cores": f.step_cores, "batch": size, "length": _epoch_batches(f, size)}
     own = {"loader": "own", "workers": f.workers}
 
-    uneven = is_uneven(f.costs)
-
-    def ask(change: dict[str, Any] | None, skip: int, batches: int = 0) -> dict[str, Any] | None:
+    def ask(change: dict[str, Any] | None, skip: int) -> dict[str, Any] | None:
         what = own if change is None else change["check"]
-        result = study.ask("rate", slot * 0.8, skip=skip, batches=batches, **given, **what)
+        result = study.ask("rate", slot * 0.8, skip=skip, **given, **what)
         return result if result and result.get("rate") else None
 
     study.progress.show("checks", 0.75)
@@ -508,18 +505,16 @@ def _check_changes(study: Study, found: dict[str, Any], seconds: float) -> None:
     pairs: list[list[tuple[float, float]]] = [[] for _ in [None, *chosen]]  # the first stays empty
     for repeat in range(REPEATS):
         study.progress.show("checks", 0.78 + 0.07 * repeat)
-        base, batches = None, 0
+        base = None
         for number, change in enumerate([None, *chosen]):
             # other samples in each repeat, the same for all in one
-            if (result := ask(change, 40 + 37 * repeat, batches)) is None:
+            if (result := ask(change, 40 + 37 * repeat)) is None:
                 continue
             rate = _program_rate(f, result)
             found["checks"].append({**result, "program": rate, "change": change["what"] if change else None})
             samples[number] += result["samples"]
             if change is None:
                 base = rate
-                # else the faster one would make more samples, of which others may be slow
-                batches = result["batches"] if uneven else 0
                 bases.append({**result, "program": rate})
             elif base is not None:
                 pairs[number].append((base, rate))

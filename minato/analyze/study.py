@@ -794,13 +794,11 @@ UNTIL_CUT = 0.6
 def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
     """Samples a second that a loader delivers, to a step that takes ``step`` seconds a batch and
     computes on ``step_cores`` of the cores. Epochs end as those of the program do, after ``length``
-    batches. One is ended early where it is longer than the measurement. That takes ``seconds``, or
-    ends after as many ``batches``."""
+    batches. One is ended early where it is longer than the measurement."""
     made = rebuild(loader, request)
     workers, step, seconds = request["workers"], request.get("step", 0.0), request["seconds"]
     batches = next((b for b in (made.batch_sampler, made.sampler) if isinstance(b, _Batches)), None)
     length = request.get("length", 0) if batches is not None else 0
-    most = request.get("batches") or math.inf
     ahead = workers * (made.prefetch_factor or 2)
     pace = _Pace(workers, length, ahead)
     began = clock()
@@ -847,12 +845,11 @@ def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
             continue
         pace.add(now - asked, sized or _count_rows(batch), inside, over)
         spent = now - since
-        share = max(spent / seconds, pace.batches / most)  # of the measurement
-        if share >= 1 and pace.even() and (pace.ends or not over) or spent > 1.5 * seconds:
+        if spent > seconds and pace.even() and (pace.ends or not over) or spent > 1.5 * seconds:
             break
         if batches is not None and length and not (pace.ends or pace.beginning):
             batches.cut = batches.cut or (
-                share > UNTIL_CUT and (ahead + pace.round) * pace.batch() < seconds
+                spent > UNTIL_CUT * seconds and (ahead + pace.round) * pace.batch() < seconds
             )
         if now - told > 1.0:
             told = now

@@ -163,19 +163,6 @@ def test_batches_of_a_study_come_in_epochs() -> None:
     assert list(source) == []
 
 
-def test_measurement_of_so_many_batches_ends_there() -> None:
-    """And not when its time is over."""
-    from minato.analyze import study
-
-    def measured() -> Any:
-        told: list[Any] = []
-        request = {"loader": "own", "workers": 0, "seconds": 20.0, "batches": 7}
-        study.rate(request, DataLoader(list(range(64)), 4), told.append)
-        return told[-1]
-
-    assert in_a_fork(measured)["batches"] == 7
-
-
 def test_storage_counts_each_byte_of_parallel_reads(tmp_path: Path) -> None:
     """Also where some of the files have gone."""
     from minato.analyze import study
