@@ -121,7 +121,8 @@ def watch_facts(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
         whole, queued = inside + step, 0.0
     whole = max(whole, 1e-9)
     found.update(
-        inside=inside, step=step, wait=min(1.0, inside / max(whole - queued, 1e-9)), queued=queued / whole, delivered=batch / whole,
+        inside=inside, step=step, wait=min(1.0, inside / max(whole - queued, 1e-9)),
+        queued=queued / whole, delivered=batch / whole,
         asked=batch / max(step, 1e-9), range=_delivered_range(times, whole, batch),
     )  # fmt: skip
     return found
@@ -395,12 +396,6 @@ def slow_share(costs: Sequence[float]) -> tuple[float, float, float]:
     return len(slow) / len(costs), sum(slow) / total if total else 0.0, max(costs) / max(median, 1e-9)
 
 
-def is_uneven(costs: Sequence[float]) -> bool:
-    """Whether few samples take much of the time."""
-    top = sorted(costs)[-max(1, len(costs) // 20) :]
-    return slow_share(costs)[2] >= SLOW_TIMES and sum(top) >= SLOW_SHARE * sum(costs)
-
-
 def reading_stages(stages: list[dict[str, Any]]) -> set[str]:
     """Labels of the stages that read. A stage reads by what it is, because it lies in one that
     does, or because it waits and has reads in it."""
@@ -456,7 +451,9 @@ def _limit(f: Facts) -> tuple[str, str] | None:
 
 def _stragglers(f: Facts) -> tuple[str, str] | None:
     count, share, times = slow_share(f.costs)
-    if not is_uneven(f.costs) or f.workers < 2 or scheduling_gain(f) < WORTH:
+    top = sorted(f.costs)[-max(1, len(f.costs) // 20) :]
+    uneven = times >= SLOW_TIMES and sum(top) >= SLOW_SHARE * sum(f.costs)
+    if not uneven or f.workers < 2 or scheduling_gain(f) < WORTH:
         return None
     return "stragglers", (
         f"{count:.1%} of the samples take {share:.0%} of the time, up to {times:.0f} times the "

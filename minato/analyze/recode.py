@@ -261,8 +261,7 @@ class Totals:
         return sum(self.count.values())
 
     def lines(self, total: int) -> list[str]:
-        from .conclude import format_bytes
-        from .conclude import format_seconds
+        from .conclude import format_bytes, format_seconds
 
         words = {
             "made": "encoded anew", "kept": "copied, because they would not become smaller",

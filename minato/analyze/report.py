@@ -25,7 +25,7 @@ from .conclude import (
 FEW = 16
 #: share of the time above which the ends of epochs are worth a note
 ENDS = 0.05
-#: share of a sample from which a comparison shows a stage
+#: share of a sample from which a stage is shown
 LEAST_SHARE = 0.03
 #: of report.json; the first number rises when a field goes, or changes its meaning
 SCHEMA = "1.0"
@@ -85,7 +85,7 @@ def _list_facts(f: Facts) -> list[str]:
         f"batch_size={loader['batch_size']}, {loader.get('samples', 'an unknown number of')} samples"
     )
     if f.costs:
-        stages = [(s["label"], f.share(s)) for s in f.stages if f.share(s) >= 0.03][:5]
+        stages = [(s["label"], f.share(s)) for s in f.stages if f.share(s) >= LEAST_SHARE][:5]
         parts = ", ".join(f"{label} {share:.0%}" for label, share in stages)
         count, share, _times = slow_share(f.costs)
         uneven = f"; {count:.1%} of them are slow, and take {share:.0%} of the time" if count else ""

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import math
 import os
 import statistics
 import sys

@@ -31,7 +31,8 @@ def size_for(count: float, each: float) -> float:
     prints exactly. (A cache that is slightly larger may keep fewer.)"""
     from .. import _cache
 
-    size, each = max(count * SPARE * each, MiB), SPARE * each
+    each *= SPARE
+    size = max(count * each, MiB)
     while True:
         unit: int = 1024 ** int(math.log(size, 1024))
         tenths = math.ceil(10 * size / unit)
@@ -40,4 +41,3 @@ def size_for(count: float, each: float) -> float:
         if each > _cache.PART_MAX or holds(parts, each) >= count:
             return size
         size = max((tenths + 0.5) * unit / 10, size * each / parts[1])
-

@@ -21,12 +21,15 @@ from ..dataset_calls import attribute
 from ..option_values import option
 from .order_generators import PLAIN_SAMPLERS
 
-#: attributes of samplers for (number of ranks, own rank): torch and derived classes, MMEngine,
-#: Megatron and NeMo, where tensor-parallel ranks have the same number
-_MEGATRON = ("data_parallel_size", "data_parallel_rank")
-_OF_SAMPLERS = (("num_replicas", "rank"), ("world_size", "rank"), _MEGATRON)
-#: Accelerate's and Transformers' shards, which deal whole batches
-_OF_SHARDS = ("num_processes", "process_index")
+#: attributes of Megatron's and NeMo's samplers for (number of ranks, own rank, samples in a batch of
+#: one rank). Tensor-parallel ranks have the same number there.
+_OF_MEGATRON = ("data_parallel_size", "data_parallel_rank", "micro_batch_size")
+#: the same of torch's samplers and derived classes, and of MMEngine's
+_OF_SAMPLERS = (
+    ("num_replicas", "rank", "batch_size"), ("world_size", "rank", "batch_size"), _OF_MEGATRON,
+)  # fmt: skip
+#: of Accelerate's and Transformers' shards, which deal whole batches
+_OF_SHARDS = ("num_processes", "process_index", "batch_size")
 #: environment variables of launchers for the same: torchrun, Open MPI, the MPIs with Hydra, Slurm
 _OF_LAUNCHERS = (
     ("WORLD_SIZE", "RANK"),
@@ -111,16 +114,17 @@ def _of_sampler(loader: Any) -> Ranks | None:
 
 
 def _of_part(part: Any, gives_batches: bool) -> Ranks | None:
-    for world_name, rank_name in (*_OF_SAMPLERS, _OF_SHARDS):
+    for names in (*_OF_SAMPLERS, _OF_SHARDS):
+        world_name, rank_name, batch_name = names
         world = _number(part, world_name)
-        if world is None and world_name == _MEGATRON[0]:
+        if world is None and names is _OF_MEGATRON:
             world = _megatrons_world(part)
         rank = None if world is None else _number(part, rank_name)
         if world is None or rank is None or not 0 <= rank < world:
             continue
         block = None
-        if gives_batches or world_name == _OF_SHARDS[0]:
-            block = _number(part, "batch_size" if world_name != _MEGATRON[0] else "micro_batch_size")
+        if gives_batches or names is _OF_SHARDS:
+            block = _number(part, batch_name)
             if block is not None and attribute(part, "split_batches"):
                 block //= world  # each batch is cut into one piece per rank
         # Without a size, positions are not the real ones, but no two ranks have the same.

@@ -219,6 +219,12 @@ def _bars(axis: Any, rows: Rows, name: str, factor: float,
     axis.set_ylim(len(rows) - 0.5, -0.5)
 
 
+def _that_load(rows: Rows) -> Rows:
+    """Without the synthetic loader. Where loading is the limit, its ratio to torch's time would make
+    those of the others unreadable."""
+    return [row for row in rows if row["loader"] != "synthetic"]
+
+
 def _times(axis: Any, rows: Rows) -> None:
     _bars(axis, rows, "epoch_s", 1.0, lambda row: (row["epoch_s_min"], row["epoch_s_max"]))
     told, ink = "s (median, min-max)", _ink()
@@ -239,10 +245,7 @@ def _times(axis: Any, rows: Rows) -> None:
 
 
 def _times_torch(axis: Any, rows: Rows) -> None:
-    """Of the loaders that load: where loading is the limit, the ratio of the synthetic one would
-    make theirs unreadable."""
-    loading = [row for row in rows if row["loader"] != "synthetic"]
-    _bars(axis, loading, "times_torch", 1.0, lambda row: (min(row["ratios"]), max(row["ratios"])))
+    _bars(axis, _that_load(rows), "times_torch", 1.0, lambda row: (min(row["ratios"]), max(row["ratios"])))
     axis.axvline(1.0, color=_ink(), linestyle=":", linewidth=1)
     told = "torch's epoch time / its own (median, min-max of runs)"
     for row in rows:
@@ -347,8 +350,8 @@ def _lines(swept: str, name: str, factor: float, text: str) -> Panel:
     """A column over the swept one, a line for each loader."""
     def panel(axis: Any, rows: Rows) -> None:
         places = sorted({row[swept] for row in rows})
-        if name == "times_torch":  # as in the panel of that name
-            rows = [row for row in rows if row["loader"] != "synthetic"]
+        if name == "times_torch":
+            rows = _that_load(rows)
         for loader in dict.fromkeys(row["loader"] for row in rows):
             points = sorted((row[swept], factor * row[name]) for row in rows
                             if row["loader"] == loader and row.get(name) is not None)
