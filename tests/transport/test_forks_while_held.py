@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -37,9 +38,15 @@ def fds():
 def raw_fork(child, begin=lambda: None, end=lambda: None):
     """Process number of a fork with only minato's hooks. begin() and end() run next to the
     fork in the parent; the child's exit code is the result of child()."""
+    # A thread that demands the GIL at the moment of the fork does not exist in the child, which
+    # would hand it the GIL and wait for ever. Python's own fork clears such a demand.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    time.sleep(0.02)  # serves the demands that are already made
     _core.fork_begins()
     begin()
     pid = ctypes.PyDLL(None).fork()
+    sys.setswitchinterval(interval)
     if pid == 0:
         code = 99
         try:
