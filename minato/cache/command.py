@@ -75,8 +75,13 @@ def _head(file: File, store: _cache.Store) -> str:
     return f"{file.shown}  {label}" if label else file.shown
 
 
+def _users(stats: dict[str, int]) -> str:
+    processes, jobs = stats["processes"], stats["jobs"]
+    return f"{processes} process{'es' * (processes != 1)} of {jobs} job{'s' * (jobs != 1)}"
+
+
 def _ls(head: str, file: File, stats: dict[str, int]) -> str:
-    users = f"{stats['processes']} processes of {stats['jobs']} jobs"
+    users = _users(stats)
     if not stats["processes"]:
         users = "no process" if file.on_disk else "no process: kept, or left by killed ones"
     used, size = _bytes(stats["used_bytes"]), _bytes(stats["bytes"])
@@ -92,10 +97,10 @@ def _stats(head: str, file: File, stats: dict[str, int]) -> str:
         f"  found    {stats['hits']} ({share:.0f} %), {_bytes(stats['hit_bytes'])}; making them would "
         f"have taken {stats['saved_ns'] / 1e9:.1f} s",
         f"  made     {stats['misses']}, in {stats['made_ns'] / 1e9:.1f} s",
-        f"  refused  {stats['refused']}, for want of room or because they are too large",
+        f"  refused  {stats['refused']} (no space left, or values too large to keep)",
         f"  damaged  {stats['damaged']}, which were made again",
         f"  recycled {stats['recycled']} segments; {stats['returned']} were given back to the system",
-        f"  used by  {stats['processes']} processes of {stats['jobs']} jobs",
+        f"  used by  {_users(stats)}",
     ]
     if not file.on_disk:
         del lines[5]

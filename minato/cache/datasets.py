@@ -265,7 +265,7 @@ def _tell(name: str, sizes: dict[str, int | None], stats: dict[str, int]) -> Non
     level = logging.INFO if form == "decoded" else logging.WARNING
     log.log(
         level, "minato.Cache keeps the samples of %s %s: all of them take about %s decoded and %s "
-        "encoded, and the cache has %s. form= of the loader chooses.", name, form, _bytes(decoded),
+        "encoded, and the cache has %s. Set form= on the loader to choose.", name, form, _bytes(decoded),
         _bytes(encoded), _bytes(stats["bytes"]),
     )  # fmt: skip
 

@@ -44,6 +44,6 @@ def _would_help(loader: Any, stats: dict[str, Any]) -> str:
     if not readable(loader.dataset):
         return ""
     return (
-        'cache="16GiB", or what samples need, would keep their deterministic part, so that later '
-        "epochs do not make it again."
+        'A cache (cache="16GiB", or the size of your data) would keep the deterministic part of each '
+        "sample, so that later epochs do not make it again."
     )

@@ -95,8 +95,9 @@ def facts(stats: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _head(stats: dict[str, Any]) -> str:
-    what = f"epoch {stats['epoch']}, {stats['delivered']} delivered"
-    return what + (", ordered by readiness" if stats["displacement"] is not None else "")
+    ready = stats["displacement"] is not None
+    what = f"epoch {stats['epoch']}, {stats['delivered']} {'samples' if ready else 'batches'} delivered"
+    return what + (", ready mode" if ready else "")
 
 
 def _others(stats: dict[str, Any]) -> list[dict[str, Any]]:
@@ -122,15 +123,13 @@ def page(title: str, stats: dict[str, Any]) -> str:
         lines += ["", "what else would help"]
         for cause in helps:
             text = f"{cause['name']}: {cause['advice']}"
-            lines += textwrap.wrap(
-                text, WIDTH, initial_indent="  - ", subsequent_indent="    ", max_lines=2
-            )
+            lines += textwrap.wrap(text, WIDTH, initial_indent="  - ", subsequent_indent="    ")
     known = facts(stats)
     if known:
         lines.append("")
         for name, text in known:
             lines += textwrap.wrap(
-                text, WIDTH, initial_indent=f"{name:9}", subsequent_indent=" " * 9, max_lines=2
+                text, WIDTH, initial_indent=f"{name:9}", subsequent_indent=" " * 9
             )
     return "\n".join(lines)
 

@@ -306,8 +306,10 @@ def _first(case: Case) -> Iterator[Cause]:
 def _starts(case: Case) -> Iterator[Cause]:
     facts = case.facts
     if facts.prefetches is None:
-        advice = "Preparing the next epoch's batches early needs a map-style dataset, "
-        advice += 'scheduling="balanced", batching="sampler" and prefetch_next_epoch=True.'
+        advice = (
+            "prefetch_next_epoch=True would prepare this batch during the previous epoch, but needs "
+            f"{_needed_to_prefetch(facts)}."
+        )
     elif facts.sets_epoch:
         advice = (
             "The program calls set_epoch(), so batches of the next epoch cannot start early. Longer "
@@ -325,6 +327,12 @@ def _starts(case: Case) -> Iterator[Cause]:
         "first batches of later epochs", facts.starts,
         f"{seconds(facts.starts)} for the first batch of {epochs}", advice,
     )  # fmt: skip
+
+
+def _needed_to_prefetch(facts: Facts) -> str:
+    if facts.iterable:
+        return "a map-style dataset"
+    return 'batching="sampler"' if facts.ready else 'scheduling="balanced"'
 
 
 # ---- one long wait -----------------------------------------------------------------------------
@@ -353,12 +361,12 @@ def _long(case: Case) -> Iterator[Cause]:
             advice += ' in_order=False with batching="ready" does not wait for it.'
         yield Cause(
             "slow sample", most,
-            f"{seconds(most)} at once, because sample {slow[0]} alone takes {seconds(slow[1])}",
+            f"{seconds(most)} in one wait, because sample {slow[0]} alone takes {seconds(slow[1])}",
             advice,
         )  # fmt: skip
     else:
         yield Cause("one long wait", most,
-                    f"{seconds(most)} at once, for one slow batch or a pause of the machine", "")  # fmt: skip
+                    f"{seconds(most)} in one wait, for one slow batch or a pause of the machine", "")  # fmt: skip
 
 
 # ---- copies to a device ------------------------------------------------------------------------
@@ -460,7 +468,7 @@ def _cheap(case: Case) -> Found | None:
     if not facts.mean or facts.mean >= CHEAP or facts.collate >= facts.fetch:
         return None
     return ("cheap samples",
-            f"because making a sample ({facts.mean * 1e6:.1f} us) takes less time than handing it over",
+            f"because making a sample ({facts.mean * 1e6:.1f} us) takes less time than sending it to the program",
             "Larger batches, or num_workers=0, may be faster.")  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def filled() -> tuple[Cache, str]:
 def test_a_cache_is_listed_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     cache, name = filled()
     assert main(["cache", "ls", name]) == 0
-    assert "2 values, 1 processes of 1 jobs" in capsys.readouterr().out
+    assert "2 values, 1 process of 1 job" in capsys.readouterr().out
     assert main(["cache", "stats", name]) == 0
     told = capsys.readouterr().out
     assert "found    1 (33 %)" in told and "made     2" in told

@@ -249,7 +249,7 @@ def test_verdict_proposes_a_cache_where_it_would_help(
         stats["causes"] = [{"name": "slow storage"}]
         return cache_words(loader, stats)
 
-    assert "would keep their deterministic part" in advised(Parts(calls))
+    assert "would keep the deterministic part" in advised(Parts(calls))
     assert advised(Whole()) == ""
     monkeypatch.setattr("minato.observe.cache_words.CORE", False)  # as on another system
     assert advised(Parts(calls)) == ""
