@@ -704,17 +704,17 @@ MUTANTS = {
         WORKERS + "mn_process_watch.c", "    if (!may_be(w, state, worked)) {",
         "    if (!may_be(w, state, mn_a32_load_acquire(&m->worked) != 0)) {",
         "mn_checked_results", kinds=("fork",)),
-    "room: a worker that goes on has stopped": Mutant(
+    "reserve: a worker that goes on has stopped": Mutant(
         ENGINE + "mn_engine_step.c",
         "                e->idle_ns = 0;\n                return false;", "                return false;",
         "mn_engine", kinds=("plain",)),
-    "room: none is left for the head": Mutant(
-        ENGINE + "mn_engine_step.c", "room = head || e->plan == NULL ? 0 :",
-        "room = head || e->plan != NULL ? 0 :", "mn_engine", kinds=("plain",)),
-    "room: left for a head that has it": Mutant(
+    "reserve: none is kept for the head": Mutant(
+        ENGINE + "mn_engine_step.c", "reserve = head || e->plan == NULL ? 0 :",
+        "reserve = head || e->plan != NULL ? 0 :", "mn_engine", kinds=("plain",)),
+    "reserve: kept for a head that has it": Mutant(
         ENGINE + "mn_engine_step.c", "->nfields != 0) {", "->nfields != 0 && 0) {", "mn_engine",
         kinds=("plain",)),
-    "room: a first batch is taken for one result": Mutant(
+    "reserve: a first batch is taken for one result": Mutant(
         ENGINE + "mn_engine_step.c", "known : tasks * want;", "known : want;", "mn_engine",
         kinds=("plain",)),
     "watch: who says that he is not there is not looked for": Mutant(
@@ -767,9 +767,9 @@ MUTANTS = {
     "sweep: a worker's claimed event stays silent": Mutant(
         WORKERS + "mn_crew.c", "mn_event_notify_always(&k->event)",
         "mn_event_notify(&k->event)", "mn_crew", kinds=("fork",)),
-    "sweep: who waits for room stays asleep": Mutant(
-        WORKERS + "mn_crew.c", "mn_event_notify_always(&k->room)",
-        "mn_event_notify(&k->room)", "mn_crew", kinds=("fork",)),
+    "sweep: a wait for a lease goes on": Mutant(
+        WORKERS + "mn_crew.c", "mn_event_notify_always(&k->lease_event)",
+        "mn_event_notify(&k->lease_event)", "mn_crew", kinds=("fork",)),
     "futex is private": Mutant(
         "csrc/os/mn_futex.c", "SYS_futex, word, op,", "SYS_futex, word, op | 128,", "mn_futex",
         kinds=("fork",)),

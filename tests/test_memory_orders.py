@@ -141,7 +141,7 @@ def plain(name: str, kind: str, place: str) -> Access:
 
 
 EVENT, MESSAGES = "sync/mn_event.h", "workers/mn_worker.c"
-QUEUE, ROOM = "workers/mn_runqueue.c", "workers/mn_worker_room.c"
+QUEUE, LEASE = "workers/mn_runqueue.c", "workers/mn_worker_lease.c"
 LEASES = "workers/mn_arena_leases.c"
 CREW, TASKS, ENGINE = "workers/mn_crew.c", "workers/mn_tasks.h", "engine/mn_engine_wait.c"
 SLEEPS, LOOKS = at("event", "B1", EVENT), at("event", "B4", EVENT)
@@ -214,10 +214,10 @@ PROGRAMS = {
     ),
     "a worker empties a queue while the engine goes to sleep": told(
         at("hint", "P3", QUEUE), at("hint", "P4", "engine/mn_worker_views.c")),
-    "a worker asks for room while the engine goes to sleep": told(
-        at("lease", "L1", ROOM), at("lease", "L2", LEASES)),
-    "room is given while the worker goes to sleep": told(
-        at("lease", "L3", LEASES), at("lease", "L4", ROOM)),
+    "a worker asks for a lease while the engine goes to sleep": told(
+        at("lease", "L1", LEASE), at("lease", "L2", LEASES)),
+    "a lease is granted while the worker goes to sleep": told(
+        at("lease", "L3", LEASES), at("lease", "L4", LEASE)),
     "a death is seen while the engine goes to sleep": told(
         at("state", "S1", "py/types/mn_segment_type.c"), at("state", "S2", CREW)),
     "a notification that carries its release": Program(
@@ -243,13 +243,13 @@ PROGRAMS = {
         ({"T4": 1, "its rows": 0},), (),
     ),
     "what a worker asks for": Program(
-        ((plain("bytes", "store", "bytes"), at("lease", "L1", ROOM)),
+        ((plain("bytes", "store", "bytes"), at("lease", "L1", LEASE)),
          (at("lease", "L2", LEASES), plain("its bytes", "load", "bytes"))),
         ({"L2": 1, "its bytes": 0},), (),
     ),
     "what a worker is given": Program(
         ((plain("range", "store", "range"), at("lease", "L3", LEASES)),
-         (at("lease", "L4", ROOM), plain("its range", "load", "range"))),
+         (at("lease", "L4", LEASE), plain("its range", "load", "range"))),
         ({"L4": 1, "its range": 0},), (),
     ),
 }  # fmt: skip

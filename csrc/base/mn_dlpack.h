@@ -73,15 +73,15 @@ struct mn_dl_api {
 
 /* The functions of minato._torch, where it is built; a capsule of this name holds a pointer to this
  * struct. All need the GIL.
- * look: returns 1 and fills *out (valid until the tensor is changed) for a dense tensor whose bytes
- * are its values, 0 for any other. Raises no exception.
+ * inspect: returns 1 and fills *out (valid until the tensor is changed) for a dense tensor whose
+ * bytes are its values, 0 for any other. Raises no exception.
  * copy: returns a new tensor (a PyObject) in torch's own memory, in C order, with these bytes; NULL
  * with an exception set.
  * profiled: returns whether a profiler or another observer of torch's record_function is active. */
 #define MN_PLAIN_TENSOR "minato._torch.plain_tensor"
 
 struct mn_plain_tensor {
-    int (*look)(void *object, struct mn_dl_tensor *out);
+    int (*inspect)(void *object, struct mn_dl_tensor *out);
     void *(*copy)(const void *data, struct mn_dl_dtype dtype, int ndim, const int64_t *shape,
                   uint64_t bytes);
     bool (*profiled)(void);

@@ -294,7 +294,7 @@ backlog(struct mn_engine *e, const struct mn_scaler_input *in)
  * has made the most samples. Half of the available memory is left to the trainer. Threads take next
  * to nothing. */
 static int32_t
-room(const struct mn_facts *f)
+fitting_workers(const struct mn_facts *f)
 {
     uint64_t fit = f->private_bytes == 0 || f->available == 0
                        ? INT32_MAX
@@ -309,13 +309,13 @@ schedule(struct mn_engine *e, uint64_t now, bool sign)
                                  .min_workers = (int32_t)e->cfg.min_workers,
                                  .max_workers = (int32_t)e->cfg.max_workers,
                                  .cores_milli = e->autoscale->facts.cores_milli,
-                                 .room = INT32_MAX};
+                                 .fitting = INT32_MAX};
     if (!measure(e, now, &in) || !sign) {
         return;
     }
     in.backlog = backlog(e, &in);
     if (in.occupancy_permille <= MN_SCALER_STARVED && in.workers < in.max_workers) {
-        in.room = room(&e->autoscale->facts);
+        in.fitting = fitting_workers(&e->autoscale->facts);
     }
     struct mn_scaler_decision d = mn_scaler_update(&e->autoscale->policy, &in);
     const struct mn_autoscale *s = e->autoscale;

@@ -206,7 +206,7 @@ engine_main(void *arg)
     for (;;) {
         mn_event_prepare_wait(event);
         if (e->autoscale != NULL) {
-            mn_autoscale_look(e, mn_now_ns());
+            mn_autoscale_read_facts(e, mn_now_ns());
         }
         mn_watch_look(&e->watch, mn_now_ns());
         mn_mutex_lock(&e->mutex);

@@ -134,7 +134,7 @@ struct mn_engine {
 static inline void
 mn_engine_wake_zygote(struct mn_engine *e)
 {
-    e->crew.wakes.look = true;
+    e->crew.wakes.executor = true;
 }
 
 #endif

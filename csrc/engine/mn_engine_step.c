@@ -145,7 +145,7 @@ is_head(const struct mn_engine *e, uint64_t sequence)
  * Before the first delivery it is what the worker's own batch needs if all of its results are like
  * this one. */
 static uint64_t
-room_for_head(struct mn_engine *e, uint32_t w, uint64_t want)
+reserve_for_head(struct mn_engine *e, uint32_t w, uint64_t want)
 {
     uint64_t head = mn_plan_block(e->plan, mn_plan_order(e->plan).head);
     if (head != 0 && mn_block_at(&e->shm, head)->nfields != 0) {
@@ -176,7 +176,7 @@ grant_one(struct mn_engine *e)
     }
     struct mn_worker *k = mn_worker_at(&e->shm, oldest);
     uint64_t want = mn_page_round(k->want_bytes), used_end = k->used_end; /* by [L2] */
-    e->crew.wakes.room = true;
+    e->crew.wakes.leases = true;
     if (!mn_arena_leases_sound(&e->leases, oldest, used_end, want)) {
         mn_crew_damaged(&e->crew, oldest, MN_DAMAGE_LEASE);
         mn_arena_leases_refuse(&e->leases, oldest);
@@ -189,10 +189,10 @@ grant_one(struct mn_engine *e)
     }
     uint64_t len = want > e->leases.grain ? want : e->leases.grain;
     bool head = is_head(e, sequence_of(e, oldest));
-    uint64_t room = head || e->plan == NULL ? 0 : room_for_head(e, oldest, want);
-    if (mn_arena_exceeds(&e->arena, len + room)) {
+    uint64_t reserve = head || e->plan == NULL ? 0 : reserve_for_head(e, oldest, want);
+    if (mn_arena_exceeds(&e->arena, len + reserve)) {
         len = want;
-        if (!head && mn_arena_exceeds(&e->arena, len + room) && !all_wait(e)) {
+        if (!head && mn_arena_exceeds(&e->arena, len + reserve) && !all_wait(e)) {
             mn_arena_wait_for_room(&e->arena, true);
             return false;
         }

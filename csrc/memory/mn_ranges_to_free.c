@@ -12,14 +12,14 @@ mn_ranges_add(struct mn_ranges *r, uint64_t off, uint64_t bytes)
     if (bytes == 0) {
         return 0;
     }
-    if (r->n == r->room) {
-        uint32_t room = r->room != 0 ? 2 * r->room : 4;
-        struct mn_range *more = realloc(r->at, room * sizeof(*more));
+    if (r->n == r->capacity) {
+        uint32_t capacity = r->capacity != 0 ? 2 * r->capacity : 4;
+        struct mn_range *more = realloc(r->at, capacity * sizeof(*more));
         if (more == NULL) {
             return -ENOMEM;
         }
         r->at = more;
-        r->room = room;
+        r->capacity = capacity;
     }
     r->at[r->n++] = (struct mn_range){off, bytes};
     return 0;

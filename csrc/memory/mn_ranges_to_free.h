@@ -17,7 +17,7 @@ struct mn_range {
 /* Zeroed memory is an empty list. */
 struct mn_ranges {
     struct mn_range *at; /* [n], with space for more */
-    uint32_t n, room;
+    uint32_t n, capacity;
 };
 
 /* Adds a range; does nothing for 0 bytes. Returns 0 or -ENOMEM. */

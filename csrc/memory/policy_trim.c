@@ -32,9 +32,9 @@ mn_trim_begin(struct mn_trim *r, const struct mn_trim_view *v)
         r->spare = 0;
     }
     if (v->used > v->limit || v->warm > v->limit - v->used) {
-        uint64_t room = v->used < v->limit ? v->limit - v->used : 0;
+        uint64_t below = v->used < v->limit ? v->limit - v->used : 0;
         r->age = MN_TRIM_COLD / 2;
-        r->spare = r->spare < room ? r->spare : room;
+        r->spare = r->spare < below ? r->spare : below;
     }
     if (v->warm <= r->spare) {
         r->age = 0;

@@ -16,7 +16,7 @@ struct run {
 /* The runs of a plane in C order; row y has first[y] to first[y + 1] - 1. */
 struct plane {
     struct run *runs;
-    size_t n, room;
+    size_t n, capacity;
     uint32_t *first;
 };
 
@@ -37,18 +37,18 @@ struct mn_scan {
 
 /* Makes space for one more element; the array doubles. */
 static int
-grow(void **array, size_t n, size_t *room, size_t item, struct mn_text *text)
+grow(void **array, size_t n, size_t *capacity, size_t item, struct mn_text *text)
 {
-    if (n < *room) {
+    if (n < *capacity) {
         return 0;
     }
-    size_t more = *room == 0 ? 1024 : *room * 2;
+    size_t more = *capacity == 0 ? 1024 : *capacity * 2;
     void *bigger = more < UINT32_MAX ? realloc(*array, more * item) : NULL;
     if (bigger == NULL) {
         return mn_fail_memory(text, more * item);
     }
     *array = bigger;
-    *room = more;
+    *capacity = more;
     return 0;
 }
 
@@ -185,7 +185,7 @@ add_run(struct mn_scan *scan, int64_t start, int64_t stop, uint8_t value,
 {
     struct plane *now = &scan->current;
     void *array = now->runs;
-    int rc = grow(&array, now->n, &now->room, sizeof(struct run), text);
+    int rc = grow(&array, now->n, &now->capacity, sizeof(struct run), text);
     if (rc < 0) {
         return rc;
     }

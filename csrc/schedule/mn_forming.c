@@ -87,14 +87,14 @@ mn_forming_room(struct mn_forming *f)
         memmove(f->units, f->units + f->oldest, f->nunits * sizeof(*f->units));
         f->oldest = 0;
     }
-    if (f->nunits == f->room) {
-        uint32_t room = f->room != 0 ? 2 * f->room : 64;
-        struct mn_unit *more = realloc(f->units, room * sizeof(*more));
+    if (f->nunits == f->capacity) {
+        uint32_t capacity = f->capacity != 0 ? 2 * f->capacity : 64;
+        struct mn_unit *more = realloc(f->units, capacity * sizeof(*more));
         if (more == NULL) {
             return -ENOMEM;
         }
         f->units = more;
-        f->room = room;
+        f->capacity = capacity;
     }
     return 0;
 }
@@ -103,7 +103,7 @@ void
 mn_forming_add(struct mn_plan *p, uint64_t sequence, uint32_t nrows)
 {
     struct mn_forming *f = p->forming;
-    mn_assert(f->nunits < f->room);
+    mn_assert(f->nunits < f->capacity);
     f->units[f->nunits++] = (struct mn_unit){.sequence = sequence,
                                              .first = f->planned,
                                              .nrows = nrows,

@@ -51,8 +51,8 @@ struct mn_forming {
     int64_t *places;       /* [batch] */
     struct mn_run *runs;   /* [batch]; of the batch that is formed and not taken */
     uint32_t nruns;        /* 0: no batch is formed */
-    struct mn_unit *units; /* [room]; the live ones from oldest on, in the order of planning */
-    uint32_t oldest, nunits, room;
+    struct mn_unit *units; /* [capacity]; the live ones from oldest on, in the order of planning */
+    uint32_t oldest, nunits, capacity;
     int64_t planned;       /* places assigned so far */
     bool mixes;            /* units may be delivered in parts */
     uint64_t could_ns;     /* since when a batch could be mixed; 0: none could */

@@ -54,8 +54,8 @@ mn_plan_tasks_most(const struct mn_plan *p, const struct mn_plan_batch *b, uint6
 {
     uint64_t most = b->whole ? p->cfg.parts : MN_PLAN_BATCH_TASKS;
     uint64_t there = mn_plan_waiting(p) + others;
-    uint64_t room = there < MN_PLAN_TASKS ? MN_PLAN_TASKS - there : 1;
-    return most < room ? most : room;
+    uint64_t left = there < MN_PLAN_TASKS ? MN_PLAN_TASKS - there : 1;
+    return most < left ? most : left;
 }
 
 void

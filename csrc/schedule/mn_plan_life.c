@@ -33,12 +33,12 @@ mn_plan_open(struct mn_plan **out, const struct mn_plan_config *cfg)
     p->shares.of = calloc(cfg->max_workers, sizeof(*p->shares.of));
     p->shares.chain.owner = -1;
     p->horizon = INT64_MAX;
-    p->room = MN_PLAN_BATCHES;
-    while (p->room < cfg->batches && p->room < MN_PLAN_BATCHES_MOST) {
-        p->room *= 2;
+    p->capacity = MN_PLAN_BATCHES;
+    while (p->capacity < cfg->batches && p->capacity < MN_PLAN_BATCHES_MOST) {
+        p->capacity *= 2;
     }
     p->memory = malloc(mn_dispatch_bytes(MN_PLAN_TASKS));
-    p->batches = calloc(p->room, sizeof(struct mn_planned *));
+    p->batches = calloc(p->capacity, sizeof(struct mn_planned *));
     struct mn_dispatch_rates rates = {.period_ns = 1000000,
                                       .window = cfg->window,
                                       .starved_below = cfg->window,

@@ -40,7 +40,7 @@ mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
     }
     struct mn_memory m = {.limit = f->memory_limit,
                           .used = f->memory_used,
-                          .room = (int64_t)p->pace.batch_bytes};
+                          .reserve = (int64_t)p->pace.batch_bytes};
     uint64_t bytes = mn_plan_rows_bytes(p, q->batch.nrows);
     if (p->pace.rows_of.nfields == 0) {
         bytes = f->result_bytes; /* not known before it is made */

@@ -85,8 +85,8 @@ struct mn_plan {
     struct mn_plan_config cfg;
     struct mn_dispatch dispatch;
     void *memory;                /* the dispatcher's */
-    struct mn_planned **batches; /* ring by sequence, [room] */
-    uint32_t room;               /* a power of two */
+    struct mn_planned **batches; /* ring by sequence, [capacity] */
+    uint32_t capacity;               /* a power of two */
     struct mn_plan_order order;
     uint64_t horizon;            /* no batch from this sequence on may start */
     uint64_t rows;               /* planned so far: the order among equals */

@@ -51,7 +51,7 @@ mn_planned_free(struct mn_planned *q)
 struct mn_planned **
 mn_plan_place(const struct mn_plan *p, uint64_t sequence)
 {
-    return &p->batches[sequence & (p->room - 1)];
+    return &p->batches[sequence & (p->capacity - 1)];
 }
 
 struct mn_planned *
@@ -146,7 +146,7 @@ mn_plan_batch_bytes(const struct mn_plan *p)
 uint32_t
 mn_plan_batches_most(const struct mn_plan *p)
 {
-    return p->room;
+    return p->capacity;
 }
 
 int64_t

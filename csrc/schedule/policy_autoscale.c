@@ -122,7 +122,7 @@ when_dry(struct mn_scaler *w, const struct mn_scaler_input *in)
     if (add < 1) {
         return decide(n, MN_SCALER_STARVED_CPU_BUSY);
     }
-    if (in->room < 1) {
+    if (in->fitting < 1) {
         return decide(n, MN_SCALER_STARVED_NO_MEMORY);
     }
     bool waiting = in->wait_permille >= MOSTLY_WAITING;
@@ -132,7 +132,7 @@ when_dry(struct mn_scaler *w, const struct mn_scaler_input *in)
     add = add < most ? add : most;
     add = add < in->backlog ? add : in->backlog;
     add = w->floor > n ? w->floor - n : add;
-    add = add < in->room ? add : in->room;
+    add = add < in->fitting ? add : in->fitting;
     add = add < top - n ? add : top - n;
     w->grown_from = w->floor > n ? 0 : n;
     w->grown_speed = in->speed_milli;

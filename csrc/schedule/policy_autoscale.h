@@ -5,7 +5,7 @@
  *   occupancy  share of the prefetch window that was ready: 0 starved, 1000 full
  *   backlog    tasks that only lack a free worker
  *   busy       share of their time that the workers had a task
- *   room       number of additional workers that fit into memory
+ *   fitting    number of additional workers that fit into memory
  *   cpu        utilisation of the cores that may be used (affinity and cgroup aware)
  *   cores      how many those are, in thousandths (a quota may be 1500)
  *   wait       share of task time spent waiting: wall minus CPU, over wall
@@ -85,7 +85,7 @@ struct mn_scaler_input {
     int32_t cores_milli;
     int32_t wait_permille;
     int32_t busy_permille;
-    int32_t room;
+    int32_t fitting;
     int64_t backlog;
     int64_t rate_milli; /* samples per second; not an input, only reported with decisions */
     int64_t taken_milli;

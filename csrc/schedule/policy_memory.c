@@ -6,8 +6,8 @@
 bool
 mn_memory_may(const struct mn_memory *m, int64_t bytes, bool is_head)
 {
-    /* used + bytes + room <= limit, without overflow */
+    /* used + bytes + reserve <= limit, without overflow */
     bool fits = m->used <= m->limit && bytes <= m->limit - m->used
-                && m->room <= m->limit - m->used - bytes;
+                && m->reserve <= m->limit - m->used - bytes;
     return is_head || fits;
 }

@@ -10,19 +10,19 @@
  *   used    all bytes charged
  *   head    the next batch to deliver (out of order: the oldest incomplete one)
  *   ahead   bytes charged for other batches than the head
- *   room    bytes of the largest batch known: what any head may come to need
+ *   reserve bytes of the largest batch known: what any head may come to need
  *
  * Rule
  *   A task of the head batch always starts: nothing can be freed before it is done.
- *   Another starts if used + bytes + room <= limit.
+ *   Another starts if used + bytes + reserve <= limit.
  *   That is also how a batch larger than the limit passes, alone: everything else is refused.
  *
  * No deadlock: the head's tasks are never refused, so the head is delivered and frees its bytes,
  * and the next batch becomes the head.
  *
- * Bound: if no batch is larger than room <= limit, then used <= limit always. A task past the head
- * leaves ahead <= limit - room behind. ahead falls when the head moves on; the head itself never
- * uses more than room; so used = ahead + head <= limit. If a batch does not fit (or was
+ * Bound: if no batch is larger than reserve <= limit, then used <= limit always. A task past the
+ * head leaves ahead <= limit - reserve behind. ahead falls when the head moves on; the head itself
+ * never uses more than reserve; so used = ahead + head <= limit. If a batch does not fit (or was
  * underestimated) the excess is at most that one batch. Nothing else is started until it is gone.
  * Memory of delivered batches that the program retains is used as well, and comes on top: the code
  * that delivers must bound it.
@@ -37,7 +37,7 @@
 struct mn_memory {
     int64_t limit;
     int64_t used;
-    int64_t room;
+    int64_t reserve;
 };
 
 /* Returns whether a task that will occupy bytes may start. is_head: it belongs to the head

@@ -55,7 +55,7 @@ dtype_of(at::ScalarType type, mn_dl_dtype *out)
 /* See mn_plain_tensor. Fills in what DLPack says of a tensor, and whether its bytes are its values.
  * It avoids the calls through Python that asking torch from C takes. */
 int
-look(void *object, mn_dl_tensor *out) noexcept
+inspect(void *object, mn_dl_tensor *out) noexcept
 {
     if (!THPVariable_CheckExact(static_cast<PyObject *>(object))) {
         return 0;
@@ -104,7 +104,7 @@ profiled()
     return at::hasCallbacks();
 }
 
-const mn_plain_tensor plain_tensor = {look, copy, profiled};
+const mn_plain_tensor plain_tensor = {inspect, copy, profiled};
 
 /* Returns whether version ("2.13.0+cpu") belongs to the minor release of this build ("2.13"). */
 bool

@@ -6,7 +6,7 @@
  * it contains, frees memory of others, or frees memory twice. When a worker is dead, all that it
  * owes is freed.
  *
- * A worker asks by lease_state WANT [L1] and sleeps on its room event. The answer is stored here
+ * A worker asks by lease_state WANT [L1] and sleeps on its lease event. The answer is stored here
  * [L3], and the owner of this struct notifies that event after it has released its lock.
  *
  * Lock. None of its own: all functions need the lock that guards the arena. No system call.

@@ -145,7 +145,8 @@ mn_crew_swept(struct mn_crew *c, uint32_t worker)
     clear(k);
     mn_a32_store_relaxed(&c->members[worker].worked, 0); /* now that its results were read */
     mn_a32_store_seqcst(&k->state, MN_WORKER_SWEPT);
-    c->wakes.look = c->wakes.all_sleepers = true; /* there may be tasks again, and there is news */
+    /* There may be tasks again, and there is news. */
+    c->wakes.executor = c->wakes.all_sleepers = true;
 }
 
 static bool
@@ -295,7 +296,7 @@ mn_crew_notify_all(const struct mn_crew *c)
 {
     for (uint32_t w = 0; w < c->shm.ctl->nworkers; w++) {
         mn_event_notify(&mn_worker_at(&c->shm, w)->event);
-        mn_event_notify(&mn_worker_at(&c->shm, w)->room);
+        mn_event_notify(&mn_worker_at(&c->shm, w)->lease_event);
     }
 }
 
@@ -314,17 +315,17 @@ mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due)
     if (due->engine) {
         (void)mn_event_notify_released(&c->shm.ctl->engine);
     }
-    if (due->look && c->executor != NULL) {
-        c->executor->look(c->executor);
+    if (due->executor && c->executor != NULL) {
+        c->executor->check_table(c->executor);
     }
-    for (uint32_t w = 0; (due->room || due->all_sleepers) && w < c->shm.ctl->nworkers; w++) {
+    for (uint32_t w = 0; (due->leases || due->all_sleepers) && w < c->shm.ctl->nworkers; w++) {
         struct mn_worker *k = mn_worker_at(&c->shm, w);
         if (due->all_sleepers) {
             mn_event_notify_always(&k->event);
-            mn_event_notify_always(&k->room);
+            mn_event_notify_always(&k->lease_event);
         }
         else if (mn_a32_load_acquire(&k->lease_state) != MN_LEASE_WANT) {
-            mn_event_notify(&k->room); /* it has its answer */
+            mn_event_notify(&k->lease_event); /* it has its answer */
         }
     }
     if (due->all_sleepers) { /* the dead one may have claimed it without waking */

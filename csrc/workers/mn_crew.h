@@ -8,7 +8,7 @@
  *   EXITED - mn_crew_exited -> mn_crew_record_death -> (tasks, leases) -> mn_crew_swept - SWEPT
  *
  * An executor makes and reaps the workers: a zygote that forks processes, threads that serve
- * themselves, or a test's fake. It is told to look at the table, and asked whether it lives.
+ * themselves, or a test's fake. It is told to check the table, and asked whether it lives.
  *
  * Lock. None of its own: all functions need the owner's lock unless they say otherwise, and make
  * no system call under it. So wake-ups are noted (mn_wakes), taken under the lock, and made
@@ -32,9 +32,9 @@
 #include "workers/policy_respawn.h"
 
 struct mn_executor {
-    /* Look at the table: a worker is WANTED, SWEPT or asked to exit. Called without locks. */
-    void (*look)(struct mn_executor *self);
-    /* Returns whether the executor is gone and will not look any more. Called without locks. */
+    /* Check the table: a worker is WANTED, SWEPT or asked to exit. Called without locks. */
+    void (*check_table)(struct mn_executor *self);
+    /* Returns whether the executor is gone and will not check it any more. Called without locks. */
     bool (*gone)(struct mn_executor *self);
     /* Ends an executor that does not answer. all: and the process that would start another. */
     void (*end)(struct mn_executor *self, bool all);
@@ -44,8 +44,8 @@ struct mn_executor {
 /* Wake-ups to make after the lock is released. Zeroed memory means none. */
 struct mn_wakes {
     bool engine;      /* the engine thread must look again */
-    bool room;        /* leases were answered */
-    bool look;        /* the executor must look at the table */
+    bool leases;      /* leases were answered */
+    bool executor;    /* the executor must check the table */
     bool all_sleepers; /* after a death: also sleepers whose wake-up the dead worker had claimed */
     uint32_t workers; /* number of sleeping workers that may find tasks */
 };
@@ -188,7 +188,7 @@ struct mn_zygote {
     struct mn_executor executor;
     struct mn_shm shm;
     int pidfd; /* of the first zygote, or the standby that it has become; -1: none */
-    int cmd;   /* write end of its pipe: one byte means "look"; -1: threads */
+    int cmd;   /* write end of its pipe: one byte means "check the table"; -1: threads */
 };
 
 void

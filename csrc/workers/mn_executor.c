@@ -9,7 +9,7 @@
 #include "workers/mn_crew.h"
 
 static void
-zygote_look(struct mn_executor *self)
+zygote_check_table(struct mn_executor *self)
 {
     struct mn_zygote *z = (struct mn_zygote *)self;
     if (z->cmd >= 0) {
@@ -46,6 +46,6 @@ zygote_end(struct mn_executor *self, bool all)
 void
 mn_zygote_init(struct mn_zygote *z, const struct mn_shm *shm, int pidfd, int cmd)
 {
-    struct mn_executor executor = {zygote_look, zygote_gone, zygote_end, pidfd >= 0};
+    struct mn_executor executor = {zygote_check_table, zygote_gone, zygote_end, pidfd >= 0};
     *z = (struct mn_zygote){executor, *shm, pidfd, cmd};
 }

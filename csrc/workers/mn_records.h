@@ -285,8 +285,8 @@ struct mn_worker {
     uint16_t retired;    /* trainer: the user ended it; do not replace it */
     /* line: lease, by worker and trainer in turn: [L1] to [L4] */
     MN_ALIGNED(MN_CACHELINE) mn_a32 lease_state;
-    struct mn_event room;  /* of a worker that waits for a lease: it takes no notification meant for
-                            * one that could claim a task */
+    struct mn_event lease_event; /* of a worker that waits for a lease: it takes no notification
+                                  * meant for one that could claim a task */
     uint64_t lease_off;  /* trainer, before GRANTED */
     uint64_t lease_len;
     uint64_t want_bytes;  /* worker, before WANT */

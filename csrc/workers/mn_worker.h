@@ -47,11 +47,11 @@ mn_worker_stopped(const struct mn_worker_side *w)
     return mn_a32_load_seqcst(&w->shm.ctl->stop) != 0;
 }
 
-/* Gets memory for an envelope, page aligned, and waits for it if necessary: mn_worker_room.c.
+/* Gets memory for an envelope, page aligned, and waits for it if necessary: mn_worker_lease.c.
  * Returns 0, -ENOMEM (refused), or MN_CLOSED (the loader was stopped or dismissed meanwhile, or its
  * process is gone). */
 int
-mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off);
+mn_worker_lease(struct mn_worker_side *w, uint64_t bytes, uint64_t *off);
 
 #define MN_NO_TASK UINT32_MAX
 

@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKER = {
     "runqueue.claim.before": "rows",
     "runqueue.claim.after": "rows and envelopes",
-    "worker.room.want": "small memory",
-    "worker.room.granted": "small memory",
+    "worker.lease.want": "small memory",
+    "worker.lease.granted": "small memory",
     "worker.collate.claimed": "batches in parts",
     "worker.done.before": "rows",
     "worker.done.after": "batches",

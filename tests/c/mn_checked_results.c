@@ -934,7 +934,7 @@ entries_that_make_no_sense(void)
         k->tid = UINT32_MAX;
         k->exit_status = INT32_MIN;
         mn_a32_store_relaxed(&k->event.word, 77);
-        mn_a32_store_relaxed(&k->room.word, 77);
+        mn_a32_store_relaxed(&k->lease_event.word, 77);
         mn_a32_store_relaxed(&k->lease_state, 77);
         mn_a64_store_relaxed(&mn_queue_at(&e->shm, MN_QUEUE_NORMAL)->hint, value);
         (void)rig_step(e);

@@ -38,7 +38,7 @@ struct fake {
 };
 
 static void
-fake_look(struct mn_executor *self)
+fake_check_table(struct mn_executor *self)
 {
     struct fake *f = (struct fake *)self;
     f->looks++;
@@ -94,12 +94,12 @@ set_up(struct bench *s, uint32_t max_retries)
     }
     CHECK_EQ(mn_tasks_open(&s->tasks, &s->shm, max_retries), 0);
     CHECK_EQ(mn_crew_open(&s->crew, &s->shm, true), 0);
-    s->fake = (struct fake){{fake_look, fake_gone, fake_end, true}, .shm = s->shm};
+    s->fake = (struct fake){{fake_check_table, fake_gone, fake_end, true}, .shm = s->shm};
     s->crew.executor = &s->fake.executor;
     for (uint32_t w = 0; w < WORKERS; w++) {
         mn_crew_want(&s->crew, w);
     }
-    fake_look(&s->fake.executor);
+    fake_check_table(&s->fake.executor);
 }
 
 static void
@@ -124,10 +124,10 @@ die(struct bench *s, uint32_t w, int32_t status, bool only_it)
     mn_crew_swept(&s->crew, w);
     CHECK_EQ(mn_a32_load_acquire(&k->state), MN_WORKER_SWEPT);
     struct mn_wakes due = mn_crew_take_wakes(&s->crew);
-    CHECK(due.look && due.all_sleepers);
+    CHECK(due.executor && due.all_sleepers);
     mn_crew_wake(&s->crew, &due);
     due = mn_crew_take_wakes(&s->crew);
-    CHECK(!due.look && !due.all_sleepers && !due.engine && !due.room && due.workers == 0);
+    CHECK(!due.executor && !due.all_sleepers && !due.engine && !due.leases && due.workers == 0);
     return death;
 }
 
@@ -287,7 +287,7 @@ who_has_worked_and_left_begins_another_row(void)
     CHECK_EQ(mn_crew_live(&s.crew), 2);
     s.now_ns += 40000 * MS;
     mn_crew_want(&s.crew, 1);
-    fake_look(&s.fake.executor);
+    fake_check_table(&s.fake.executor);
     (void)die(&s, 1, 1, false);
     CHECK_EQ(mn_crew_live(&s.crew), 3);
     tear_down(&s);
@@ -494,7 +494,7 @@ who_was_to_be_woken_by_the_dead_is_woken(void)
     struct bench s;
     set_up(&s, 2);
     struct mn_worker *k = &s.t->workers[1];
-    struct mn_event *events[] = {&s.t->ctl.trainer, &k->event, &k->room};
+    struct mn_event *events[] = {&s.t->ctl.trainer, &k->event, &k->lease_event};
     for (uint32_t i = 0; i < 3; i++) {
         pid_t pid = mn_test_fork(sleep_until_told, events[i]);
         while (mn_a32_load_seqcst(&events[i]->word) != MN_EVENT_ASLEEP

@@ -146,7 +146,7 @@ slow_samples_are_watched_without_the_mutex(void)
     while (mn_a32_load_relaxed(&mn_worker_at(&e->shm, 1)->state) == MN_WORKER_EMPTY) {
         now += 40000000;
         CHECK(now < UINT64_C(2000000000));
-        mn_autoscale_look(e, now);
+        mn_autoscale_read_facts(e, now);
         mn_mutex_lock(&e->mutex);
         locked = e;
         mn_autoscale_tick(e, now);
@@ -1035,7 +1035,7 @@ descriptors_that_are_all_out(void)
 
 /* ---- waiting for memory ---- */
 
-/* Wants more than there is, as mn_worker_room does, but does not wait for it. */
+/* Wants more than there is, as mn_worker_lease does, but does not wait for it. */
 static void
 want_room(struct rig_worker *w, uint64_t bytes)
 {
@@ -1238,7 +1238,7 @@ waiter_main(void *arg)
 {
     struct waiter *t = arg;
     uint64_t off;
-    t->rc = mn_worker_room(t->side, MIB, &off);
+    t->rc = mn_worker_lease(t->side, MIB, &off);
 }
 
 static void
@@ -1261,7 +1261,7 @@ waiting_for_room_takes_no_ring_of_idle_workers(void)
     struct waiter waiter = {&w[0].side, 1};
     struct mn_thread thread;
     CHECK_EQ(mn_thread_start(&thread, "waiter", waiter_main, &waiter), 0);
-    await_sleep(&w[0].side.me->room);
+    await_sleep(&w[0].side.me->lease_event);
     struct rig_block b;
     CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
     mn_event_prepare_wait(&w[1].side.me->event); /* idle, about to sleep */

@@ -121,7 +121,7 @@ rig_envelope(struct rig_worker *w, struct mn_task *t, const struct mn_block *b)
     uint64_t pick = mn_test_random(&state);
     uint64_t len = pick % 3 == 0 ? pick % w->env_max + 1 : pick % 9000 + 1;
     len += sizeof(struct mn_envelope);
-    int rc = mn_worker_room(&w->side, len, &off);
+    int rc = mn_worker_lease(&w->side, len, &off);
     if (rc == MN_CLOSED) {
         return rc;
     }

@@ -334,13 +334,13 @@ die_before_waking_trainer(void)
 static void
 die_waiting_for_room(void)
 {
-    die_at("worker.room.want", NULL, 6, 1, 1);
+    die_at("worker.lease.want", NULL, 6, 1, 1);
 }
 
 static void
 die_with_room(void)
 {
-    die_at("worker.room.granted", NULL, 6, 1, 1);
+    die_at("worker.lease.granted", NULL, 6, 1, 1);
 }
 
 /* The last part of a batch is done, and no worker has claimed its collate task. */
@@ -467,7 +467,7 @@ waiting_for_room_ends_with_the_trainer(void)
         CHECK_EQ(mn_worker_attach(&side, &e->shm, 0), 0);
         side.trainer = &line;
         CHECK(write(fd[1], "!", 1) == 1);
-        CHECK_EQ(mn_worker_room(&side, MIB, &off), MN_CLOSED);
+        CHECK_EQ(mn_worker_lease(&side, MIB, &off), MN_CLOSED);
         _exit(0);
     }
     close(fd[1]);

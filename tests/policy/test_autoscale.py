@@ -218,17 +218,17 @@ def test_update_that_fills_queue_is_ignored():
 
 
 @given(st.integers(0, 20))
-def test_growth_stops_at_memory_limit(room):
+def test_growth_stops_at_memory_limit(fitting):
     """Judged by a rate that rises with the workers; each uses its share of the rest."""
     policy, workers, reasons = _policy.PolicyAutoscale(), 4, set()
     for _ in range(60):
         workers, reason, _ = policy.update(
             workers=workers, min_workers=1, max_workers=16, occupancy=0, cpu=10, cores=64000,
-            wait=990, backlog=99, rate=workers * 1000, room=4 + room - workers)
+            wait=990, backlog=99, rate=workers * 1000, fitting=4 + fitting - workers)
         reasons.add(reason)
-        assert workers <= 4 + room
-    assert workers == min(16, 4 + room)
-    assert (NO_MEMORY in reasons) == (room < 12)
+        assert workers <= 4 + fitting
+    assert workers == min(16, 4 + fitting)
+    assert (NO_MEMORY in reasons) == (fitting < 12)
 
 
 def test_consumer_pause_does_not_undo_growth():
@@ -271,17 +271,17 @@ def test_busy_workers_stay():
 def test_reasons_have_texts_that_match_decisions(updates):
     policy, workers, before, texts = _policy.PolicyAutoscale(), 4, 0, {}
     stretches = [u[:-1] for u in updates for _ in range(u[-1])]
-    for occupancy, cpu, wait, backlog, speed, busy, room in stretches:
+    for occupancy, cpu, wait, backlog, speed, busy, fitting in stretches:
         target, reason, text = policy.update(
             workers=workers, min_workers=1, max_workers=12, occupancy=occupancy, cpu=cpu,
-            cores=4000, wait=wait, backlog=backlog, rate=1, speed=speed, busy=busy, room=room)
+            cores=4000, wait=wait, backlog=backlog, rate=1, speed=speed, busy=busy, fitting=fitting)
         assert texts.setdefault(reason, text) == text != "unknown"
         grows = reason in (GROW_CORES, GROW_WAITING)
         shrinks = reason in (SHRINK, UNDO)
         assert grows == (target > workers) and shrinks == (target < workers)
         if grows:
             assert occupancy <= 250 and backlog > 0 and cpu < 1000
-            assert target - workers <= room
+            assert target - workers <= fitting
             assert target - workers <= backlog or target == before  # a shrink is taken back
         if reason == SHRINK:
             assert occupancy >= 900

@@ -16,7 +16,7 @@ def deliver_all(sizes: list[list[int]], limit: int, seed: int, honest: bool = Tr
     complete. Returns the largest number of bytes charged at once."""
     rng = random.Random(seed)
     used = peak = 0
-    room = max(map(sum, sizes)) if honest else 0
+    reserve = max(map(sum, sizes)) if honest else 0
     waiting = [list(batch) for batch in sizes]
     held = [0] * len(sizes)
     for head in range(len(sizes)):
@@ -24,7 +24,7 @@ def deliver_all(sizes: list[list[int]], limit: int, seed: int, honest: bool = Tr
             for number in rng.sample(range(head, len(sizes)), len(sizes) - head):
                 if waiting[number] and rng.random() < 0.7:
                     size = waiting[number][-1]
-                    if not _policy.policy_memory(limit, used, room, size, number == head):
+                    if not _policy.policy_memory(limit, used, reserve, size, number == head):
                         assert number != head
                         continue
                     if used + size > limit:
@@ -35,7 +35,7 @@ def deliver_all(sizes: list[list[int]], limit: int, seed: int, honest: bool = Tr
                     peak = max(peak, used)
         used -= held[head]
         if not honest:
-            room = max(room, held[head])
+            reserve = max(reserve, held[head])
         held[head] = 0
     assert used == 0
     return peak
@@ -63,10 +63,10 @@ amounts = st.one_of(st.integers(0, 1000), st.integers(0, 2**63 - 1))
 
 
 @given(st.integers(1, 2**63 - 1), amounts, amounts, amounts, st.booleans())
-def test_allowed_memory_fits_the_limit(limit, used, room, size, head):
+def test_allowed_memory_fits_the_limit(limit, used, reserve, size, head):
     """For any numbers: what is allowed fits, and the head's needs are never refused."""
-    may = _policy.policy_memory(limit, used, room, size, head)
-    assert may == (head or used + size + room <= limit)
+    may = _policy.policy_memory(limit, used, reserve, size, head)
+    assert may == (head or used + size + reserve <= limit)
 
 
 def test_one_batch_over_the_limit_passes_alone():
@@ -74,7 +74,7 @@ def test_one_batch_over_the_limit_passes_alone():
     assert not _policy.policy_memory(10, 25, 25, 0, False)
 
 
-def test_room_for_the_head_is_kept():
+def test_reserve_for_the_head_is_kept():
     assert _policy.policy_memory(100, 0, 40, 60, False)
     assert not _policy.policy_memory(100, 0, 40, 61, False)
     assert _policy.policy_memory(100, 60, 40, 40, True)

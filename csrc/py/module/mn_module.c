@@ -40,14 +40,14 @@ static PyObject *
 bind_torch(PyObject *module, PyObject *args)
 {
     struct mn_state *st = mn_state_of(module);
-    PyObject *type, *capsule, *look, *from_view, *weak_ref, *expired, *free_weak, *iterator;
-    if (!PyArg_ParseTuple(args, "O!OOOOOOO", &PyType_Type, &type, &capsule, &look, &from_view,
-                          &weak_ref, &expired, &free_weak, &iterator)) {
+    PyObject *type, *capsule, *plain_tensor, *from_view, *weak_ref, *expired, *free_weak, *iterator;
+    if (!PyArg_ParseTuple(args, "O!OOOOOOO", &PyType_Type, &type, &capsule, &plain_tensor,
+                          &from_view, &weak_ref, &expired, &free_weak, &iterator)) {
         return NULL;
     }
     const struct mn_plain_tensor *plain = NULL;
-    if (look != Py_None) {
-        plain = PyCapsule_GetPointer(look, MN_PLAIN_TENSOR);
+    if (plain_tensor != Py_None) {
+        plain = PyCapsule_GetPointer(plain_tensor, MN_PLAIN_TENSOR);
         if (plain == NULL) {
             return NULL;
         }

@@ -31,12 +31,12 @@ autoscale_update(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"workers", "min_workers", "max_workers", "occupancy", "cpu",
                             "cores",   "wait",        "backlog",     "rate",      "speed",
-                            "busy",    "room",        "taken", NULL};
-    int workers, least, most, occupancy, cpu, cores, wait, busy = 0, room = INT_MAX;
+                            "busy",    "fitting",        "taken", NULL};
+    int workers, least, most, occupancy, cpu, cores, wait, busy = 0, fitting = INT_MAX;
     long long backlog, rate, speed = -1, taken = -1;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiiiiiLL|LiiL:update", names, &workers,
                                      &least, &most, &occupancy, &cpu, &cores, &wait,
-                                     &backlog, &rate, &speed, &busy, &room,
+                                     &backlog, &rate, &speed, &busy, &fitting,
                                      &taken)) {
         return NULL;
     }
@@ -48,7 +48,7 @@ autoscale_update(PyObject *self, PyObject *args, PyObject *kwargs)
                                  .max_workers = most, .occupancy_permille = occupancy,
                                  .cpu_permille = cpu, .cores_milli = cores,
                                  .wait_permille = wait, .busy_permille = busy,
-                                 .room = room, .backlog = backlog, .rate_milli = rate,
+                                 .fitting = fitting, .backlog = backlog, .rate_milli = rate,
                                  .taken_milli = taken < 0 ? rate : taken,
                                  .speed_milli = speed < 0 ? rate : speed};
     struct mn_scaler_decision d =
@@ -59,7 +59,7 @@ autoscale_update(PyObject *self, PyObject *args, PyObject *kwargs)
 static PyMethodDef autoscale_methods[] = {
     {"update", (PyCFunction)(void (*)(void))autoscale_update, METH_VARARGS | METH_KEYWORDS,
      "update(workers, min_workers, max_workers, occupancy, cpu, cores, wait, backlog,\n"
-     "rate, speed=rate, busy=0, room=any, taken=rate) -> (target, reason, text). Shares in\n"
+     "rate, speed=rate, busy=0, fitting=any, taken=rate) -> (target, reason, text). Shares in\n"
      "permille; cores, rate, speed and taken in thousandths."},
     {NULL, NULL, 0, NULL},
 };

@@ -74,7 +74,7 @@ policy_period(PyObject *module, PyObject *args)
 }
 
 PyDoc_STRVAR(memory_doc,
-"policy_memory(limit, used, room, bytes, is_head, /)\n"
+"policy_memory(limit, used, reserve, bytes, is_head, /)\n"
 "--\n\n"
 "Whether a task that will occupy bytes may start.");
 
@@ -82,12 +82,12 @@ static PyObject *
 policy_memory(PyObject *module, PyObject *args)
 {
     (void)module;
-    long long limit, used, room, bytes;
+    long long limit, used, reserve, bytes;
     int is_head;
-    if (!PyArg_ParseTuple(args, "LLLLp:policy_memory", &limit, &used, &room, &bytes, &is_head)) {
+    if (!PyArg_ParseTuple(args, "LLLLp:policy_memory", &limit, &used, &reserve, &bytes, &is_head)) {
         return NULL;
     }
-    struct mn_memory m = {.limit = limit, .used = used, .room = room};
+    struct mn_memory m = {.limit = limit, .used = used, .reserve = reserve};
     return PyBool_FromLong(mn_memory_may(&m, bytes, is_head != 0));
 }
 

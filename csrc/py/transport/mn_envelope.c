@@ -55,7 +55,7 @@ write_all(struct mn_worker_side *side, uint32_t task, const char *pickle,
     uint64_t total = place(bufs, n, (uint64_t)pickle_bytes, &env, parts), off;
     int rc;
     Py_BEGIN_ALLOW_THREADS
-    rc = mn_worker_room(side, total, &off);
+    rc = mn_worker_lease(side, total, &off);
     if (rc == 0) {
         char *base = mn_at(&side->shm, off);
         uint64_t word = mn_a64_load_relaxed(&t->word); /* ours while RUNNING */

@@ -301,7 +301,7 @@ look_at(struct mn_state *st, PyObject *o, struct mn_dl_tensor *t)
         return 0;
     }
     if (st->plain != NULL) {
-        return st->plain->look(o, t);
+        return st->plain->inspect(o, t);
     }
     if (st->dlpack == NULL) {
         return 0;

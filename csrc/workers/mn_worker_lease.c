@@ -1,4 +1,4 @@
-/* mn_worker_room.c - where a worker waits for memory for a result outside of rows. See mn_worker.h.
+/* mn_worker_lease.c - waits for memory for a result outside of rows. See mn_worker.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <errno.h>
@@ -24,20 +24,20 @@ await_lease(struct mn_worker_side *w)
     struct mn_worker *me = w->me;
     int slept = 0;
     for (;;) {
-        mn_event_prepare_wait(&me->room);
+        mn_event_prepare_wait(&me->lease_event);
         uint32_t st = mn_a32_load_seqcst(&me->lease_state); /* [L4] */
         if (st != MN_LEASE_WANT || mn_worker_stopped(w)
             || mn_a32_load_seqcst(&w->shm.ctl->dismissed) != 0
             || (slept == -ETIMEDOUT && orphaned(w))) {
-            mn_event_cancel_wait(&me->room);
+            mn_event_cancel_wait(&me->lease_event);
             return st;
         }
-        slept = mn_event_commit_wait(&me->room, POLL_NS);
+        slept = mn_event_commit_wait(&me->lease_event, POLL_NS);
     }
 }
 
 int
-mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off)
+mn_worker_lease(struct mn_worker_side *w, uint64_t bytes, uint64_t *off)
 {
     bytes = (bytes + MN_PAGE - 1) & ~(uint64_t)(MN_PAGE - 1);
     if (bytes > w->lease_end - w->used_end) {
@@ -45,13 +45,13 @@ mn_worker_room(struct mn_worker_side *w, uint64_t bytes, uint64_t *off)
         me->want_bytes = bytes;
         me->used_end = w->used_end;
         mn_a32_store_seqcst(&me->lease_state, MN_LEASE_WANT); /* [L1] */
-        MN_FAULT("worker.room.want");
+        MN_FAULT("worker.lease.want");
         mn_event_notify(&w->shm.ctl->engine);
         uint32_t st = await_lease(w);
         if (st == MN_LEASE_WANT) {
             return MN_CLOSED;
         }
-        MN_FAULT("worker.room.granted");
+        MN_FAULT("worker.lease.granted");
         w->lease_off = w->used_end = me->lease_off;
         w->lease_end = me->lease_off + me->lease_len;
         mn_a32_store_relaxed(&me->lease_state, MN_LEASE_IDLE); /* ours again */

@@ -1,4 +1,4 @@
-/* mn_autoscale_look.c - what the system reports on workers, processors and memory.
+/* mn_autoscale_facts.c - what the system reports on workers, processors and memory.
  * SPDX-License-Identifier: Apache-2.0
  *
  * It reads files of /proc, so it runs without the mutex; mn_autoscale.c decides on the results.
@@ -12,7 +12,7 @@
 
 /* Free memory is measured this often (some milliseconds each time), and after every change of the
  * number of workers. */
-#define ROOM_NS UINT64_C(5000000000)
+#define FREE_MEMORY_NS UINT64_C(5000000000)
 
 /* Returns the thread that does the work. */
 static pid_t
@@ -77,7 +77,7 @@ look_at_flagged(struct mn_engine *e, uint64_t now)
 }
 
 void
-mn_autoscale_look(struct mn_engine *e, uint64_t now)
+mn_autoscale_read_facts(struct mn_engine *e, uint64_t now)
 {
     struct mn_facts *f = &e->autoscale->facts;
     look_at_flagged(e, now);
@@ -98,7 +98,7 @@ mn_autoscale_look(struct mn_engine *e, uint64_t now)
      * after the first time. Both fields are only glanced at: the next look sees what changes
      * meanwhile. */
     bool more = e->active < e->cfg.max_workers && e->autoscale->policy.starved != 0;
-    if (more && (now - f->memory_ns >= ROOM_NS || f->memory_for != e->active)) {
+    if (more && (now - f->memory_ns >= FREE_MEMORY_NS || f->memory_for != e->active)) {
         pid_t pid = busiest(e);
         f->memory_ns = now;
         f->memory_for = e->active;
