@@ -428,7 +428,7 @@ class Watch:
                     return None
                 self.loaders[key] = Loader(key, loader, place)
                 self.link.tell("loader", **self.loaders[key].summary())
-                self._keep(self.loaders[key], loader)
+                self._fork_keeper(self.loaders[key], loader)
             record = self.loaders[key]
             if record.latest() is not loader:
                 record.objects, record.latest = record.objects + 1, weakref.ref(loader)
@@ -473,15 +473,15 @@ class Watch:
         except BaseException:
             self.iterators.pop(number, None)
             self.begun.discard(number)
-            self._look(record)
+            self._end_or_tell(record)
             raise
         finally:
             self.inside.depth = 0
-        if self._look(record):
+        if self._end_or_tell(record):
             record.left, record.left_cpu = clock(), time.process_time()
         return batch
 
-    def _look(self, record: Loader) -> bool:
+    def _end_or_tell(self, record: Loader) -> bool:
         """Ends the watch, or tells what is known, where it is time for that."""
         now = clock()
         if record.has_seen_enough(now):
@@ -520,7 +520,7 @@ class Watch:
                     setattr(owner, name, old)
             self.undo.clear()
 
-    def _keep(self, record: Loader, loader: Any) -> None:
+    def _fork_keeper(self, record: Loader, loader: Any) -> None:
         """Forks the keeper of a loader. It is no child of the program's: the process between them
         ends at once."""
         if not hasattr(os, "fork") or not self.link.name and not _interactive:
@@ -537,7 +537,7 @@ class Watch:
                 if os.fork() == 0:
                     os.close(ready)
                     ours.close()
-                    _be_keeper(self, (program, record.key), loader, theirs, told)
+                    _run_keeper(self, (program, record.key), loader, theirs, told)
                 status = 0
             finally:
                 os._exit(status)
@@ -595,7 +595,7 @@ def _is_worker() -> bool:
 # ---- the keeper ----------------------------------------------------------------------------
 
 
-def _be_keeper(
+def _run_keeper(
     watch: Watch, of: tuple[int, str], loader: Any, pair: socket.socket, told: int
 ) -> None:
     """In the copy of the process: takes no part in what the program does. Never returns."""

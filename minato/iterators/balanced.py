@@ -59,20 +59,20 @@ class BalancedIterator(MinatoIterator):
     def _make_parts(
         self, loader: Any, supervisor: Supervisor, shape: SampleTransport, queue: deque[list[Any]]
     ) -> None:
-        form = EngineTransport(shape)
-        planner = self._planner_of(Planner, loader, form, queue, loader.batch_size or 1)
+        transport = EngineTransport(shape)
+        planner = self._planner_of(Planner, loader, transport, queue, loader.batch_size or 1)
         collates = CollatesHere(loader, self._position, shape)
         completions = Completions(supervisor, planner)
         forgets = not self._pin_memory and self._provider is None  # else errors may name indices
         self._receiver = Receiver(completions, planner, collates, forgets=forgets)
-        at_a_time = AtATime(form if self._in_order else None, planner.window)
+        at_a_time = AtATime(transport if self._in_order else None, planner.window)
         self._delivery_queue = DeliveryQueue(supervisor, self._receiver, queue, at_a_time)
 
     def _planner_of(
         self,
         kind: type[AnyPlanner],
         loader: Any,
-        form: EngineTransport,
+        transport: EngineTransport,
         queue: deque[list[Any]],
         batch_size: int,
     ) -> AnyPlanner:
@@ -94,7 +94,7 @@ class BalancedIterator(MinatoIterator):
             goes_on=options.on_error != RAISE,
         )
         groups = groups_of(loader)
-        planner = kind(loader, position, form, window, queue, hints, groups, making)
+        planner = kind(loader, position, transport, window, queue, hints, groups, making)
         self._planner = planner
         return planner
 
@@ -239,7 +239,7 @@ class BalancedIterator(MinatoIterator):
         assert got is not None  # at_end() was false
         batch, data = got
         exhausted = planner.draw.exhausted
-        if not exhausted and planner.drawn_ahead() <= planner.enough:
+        if not exhausted and planner.drawn_ahead() <= planner.refill_at:
             self._draw_more(got)
             exhausted = planner.draw.exhausted
         progress = self._position.progress
@@ -247,7 +247,7 @@ class BalancedIterator(MinatoIterator):
         if type(data) is not Failure or not data.at_start:
             progress.delivered(batch.number)
         if queue and delivery_queue.pinner is None and not progress.beyond:
-            enough = -1 if exhausted else planner.enough
+            enough = -1 if exhausted else planner.refill_at
             most = delivery_queue.need_nothing(planner.drawn_ahead() - enough - 1)
             if most > 0:
                 self._grant(most, queue, self._engine, progress)

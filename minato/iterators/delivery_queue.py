@@ -51,15 +51,15 @@ class AtATime:
     """How many small batches are received at a time: few enough that workers find work while
     the program uses the earlier ones."""
 
-    def __init__(self, form: EngineTransport | None, window: Window) -> None:
-        self._form = form  # None: always one
+    def __init__(self, transport: EngineTransport | None, window: Window) -> None:
+        self._transport = transport  # None: always one
         self._window = window
         self._layout: Layout | None = None  # the layout for which _most was computed
         self._most = 1
 
     def most(self) -> int:
         """The number if steps are short."""
-        layout = self._form.layout if self._form is not None else None
+        layout = self._transport.layout if self._transport is not None else None
         if layout is not self._layout:
             self._layout, self._most = layout, 1
             if layout is not None:

@@ -72,7 +72,7 @@ class Draw:
         self.exhausted = False
         self._over = False  # the sampler has raised StopIteration
 
-    def look(self) -> None:
+    def draw_next(self) -> None:
         """Draws the next index if there is one."""
         with contextlib.suppress(StopIteration):
             self.index()
@@ -121,7 +121,7 @@ class Planner:
         self,
         loader: Any,
         position: Position,
-        form: EngineTransport,
+        transport: EngineTransport,
         window: Window,
         received: Sized,
         hints: CostHints,
@@ -130,8 +130,8 @@ class Planner:
     ) -> None:
         self.planned: dict[int, Batch] = {}  # by sequence
         self.sequence = 0  # of the next planned batch
-        self.enough = sys.maxsize  # no more are drawn while more than this are planned
-        self.form, self.window = form, window
+        self.refill_at = sys.maxsize  # no more are drawn while more than this are planned
+        self.transport, self.window = transport, window
         self.position = position
         self.next_epoch = NextEpoch(loader, position, window)
         self.groups = groups
@@ -142,8 +142,8 @@ class Planner:
         self._spares = Spares(self.batched) if making.replaces else None
         self._hints = hints
         self._together = fetches_batches(loader.dataset)
-        self._begins = False  # begin() is running
-        self.again = False  # all planned batches must be planned again, see plan_again()
+        self._in_begin = False  # begin() is running
+        self.must_plan_again = False  # all planned batches must be planned again, see plan_again()
 
     # ---- an epoch ------------------------------------------------------------------------
 
@@ -156,12 +156,12 @@ class Planner:
         self.next_epoch.epoch_begins(goes_on)
         self._open(indices)
         if start is not None or self._progress.chosen is not None:
-            self.draw.look()
+            self.draw.draw_next()
         if start is not None:
             start()
-        self._begins = True
+        self._in_begin = True
         self.fill()
-        self._begins = False
+        self._in_begin = False
 
     def go_on(self) -> None:
         """After begin(), once the program's generators are restored: if the whole epoch was
@@ -171,7 +171,7 @@ class Planner:
 
     def clear(self) -> None:
         """Discards everything that is planned."""
-        self.again = False
+        self.must_plan_again = False
         self.engine.plan_clear()
         self.planned.clear()
 
@@ -196,7 +196,7 @@ class Planner:
             self._spares.clear()
         end = self.next_epoch.end
         end.epoch_begins()
-        last = self.how_many() - end.short if end.draws else sys.maxsize
+        last = self.epoch_length() - end.short if end.draws else sys.maxsize
         progress = self.position.progress if early is None else early.progress
         draw, next_epoch = Draw(indices, self.batched), self.next_epoch
         # A KeyboardInterrupt cannot be raised between these assignments.
@@ -223,7 +223,7 @@ class Planner:
         """Samples cannot be pickled for collating here. From now on, workers make whole batches if
         they may, and planned batches are planned again."""
         if not self._making.native:
-            self.form.shape.whole = self.again = True
+            self.transport.shape.whole = self.must_plan_again = True
 
     def plan_without(self, batch: Batch, losses: list[Loss], whole: bool) -> None:
         """With ``on_error``: plans again after samples killed every worker that tried them.
@@ -249,13 +249,13 @@ class Planner:
                 index = indices[row] if self.batched else batch.indices
                 indices[row] = FatalIndex(lost_sample(loss, index, batch.number))
         batch.sent = indices if self.batched or batch.spares else indices[0]
-        self.again = True
+        self.must_plan_again = True
 
     def plan_again(self) -> None:
         """Plans every planned batch again, as a whole batch for one worker. Discards what was made
         of it; seeding makes it the same. After an interrupt, the next call does all of it."""
         engine = self.engine
-        self.form.update(engine)
+        self.transport.update(engine)
         # Use new Epoch objects. The engine recognises a batch that it already has by its epoch
         # object, also one that an interrupt kept from being recorded here.
         self._epoch = None
@@ -277,7 +277,7 @@ class Planner:
         if self.draw.exhausted:
             engine.plan_end()
         # A KeyboardInterrupt cannot be raised between these assignments.
-        self.planned, self.sequence, self.again = planned, end, False
+        self.planned, self.sequence, self.must_plan_again = planned, end, False
 
     # ---- drawing -------------------------------------------------------------------------
 
@@ -310,26 +310,26 @@ class Planner:
                 "indices, but the sampler has not ended, so the epoch is not complete; please report this"
             )
 
-    def how_many(self) -> int:
+    def epoch_length(self) -> int:
         """Number of the sampler's indices in an epoch, in planned units."""
         return len(self._sampler)
 
     def fill(self, starved: bool = False) -> None:
         """Draws up to torch's window, and further where that is harmless. starved: one window
         further, because workers are idle behind a slow sample."""
-        self.form.update(self.engine)
+        self.transport.update(self.engine)
         window = most = self.window.size()
-        self.enough = sys.maxsize
+        self.refill_at = sys.maxsize
         far = self.window.far and not self._progress.swaps
         if far and starved:
             most = self.drawn_ahead() + window
         if far and self.window.knows_costs():
             most = max(most, self.window.reach(self.sequence), 2 * window)
-            self.enough = max(most - self.window.bulk, window)
-            if self._begins and self.window.quick:
+            self.refill_at = max(most - self.window.bulk, window)
+            if self._in_begin and self.window.quick:
                 # The program waits for the first batch. The next() after it draws the others.
-                most, self.enough = window + 1, window - 1
-            elif self.drawn_ahead() > self.enough and not starved:
+                most, self.refill_at = window + 1, window - 1
+            elif self.drawn_ahead() > self.refill_at and not starved:
                 return
         try:
             while not self.draw.exhausted and self.drawn_ahead() < most:
@@ -375,14 +375,14 @@ class Planner:
             return False
         if not self.next_epoch.due:
             self.engine.plan_end()  # all batches are known
-            self.enough = window - 1
+            self.refill_at = window - 1
             return True
         self.next_epoch.note_end()
         return False
 
     def _ended(self) -> bool:
         """The sampler has ended. Returns whether there is more to draw, from the next epoch."""
-        if self._begins and self.next_epoch.wanted:
+        if self._in_begin and self.next_epoch.wanted:
             return False  # the next epoch draws from the program's generators
         self.draw.end()
         self._progress.check_end(self._counted())
@@ -417,7 +417,7 @@ class Planner:
 
     def _makes_whole(self, sent: Any) -> bool:
         """Whether one worker fetches and collates the next planned batch."""
-        return self.form.makes_whole(sent)
+        return self.transport.makes_whole(sent)
 
     def _offer(self, index: Any, first: int) -> Batch | None:
         """Offers a batch to the engine. Returns it if accepted, also when offered again. first:

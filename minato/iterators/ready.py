@@ -92,7 +92,7 @@ class UnitPlanner(Planner):
     def _waits_for_its_end(self, window: int) -> bool:
         if self._planned_rows % self.window.batch_size == 0:
             return super()._waits_for_its_end(window)
-        self.enough = window - 1  # not plan_end(): the rest would become a small batch
+        self.refill_at = window - 1  # not plan_end(): the rest would become a small batch
         return self.drawn_ahead() >= window
 
     def _was_delivered(self) -> bool:
@@ -369,9 +369,9 @@ class ReadyIterator(BalancedIterator):
         self, loader: Any, supervisor: Supervisor, shape: SampleTransport, queue: deque[list[Any]]
     ) -> None:
         self._mixes = not shape.whole
-        form = EngineTransport(shape, in_parts=self._mixes)
+        transport = EngineTransport(shape, in_parts=self._mixes)
         size = loader.batch_sampler.batch_size
-        planner = self._planner_of(UnitPlanner, loader, form, queue, size)
+        planner = self._planner_of(UnitPlanner, loader, transport, queue, size)
         collates = CollatesHere(loader, self._position, shape)
         self._receiver = ReadyReceiver(Completions(supervisor, planner), planner, collates)
         at_a_time = AtATime(None, planner.window)
@@ -415,7 +415,7 @@ class ReadyIterator(BalancedIterator):
         got = self._delivery_queue.next()
         assert got is not None  # at_end() was false
         what, data = got
-        if planner.drawn_ahead() <= planner.enough:
+        if planner.drawn_ahead() <= planner.refill_at:
             self._draw_more(got)
         # A worker that failed at its start has made nothing, so nothing counts as delivered.
         if type(data) is not Failure or not data.at_start:

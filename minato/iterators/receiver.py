@@ -131,7 +131,7 @@ class Completions:
             if self.engine.deaths() != supervisor.deaths_reported:
                 supervisor.warn_of_deaths()
             supervisor.watch.look(self.engine)
-        if self.planner.again:
+        if self.planner.must_plan_again:
             self.planner.plan_again()
         seconds = supervisor.timeout
         deadline = Deadline(seconds, self._under_way) if wait and seconds > 0 else None
@@ -187,7 +187,7 @@ class Receiver:
             batch = planner.batch_of(block.sequence)
             try:
                 data = self._data_of(batch, block)
-                if planner.again:
+                if planner.must_plan_again:
                     continue
                 del planner.planned[block.sequence]
             except BaseException:  # a KeyboardInterrupt
@@ -255,7 +255,7 @@ class Receiver:
                     if isinstance(data, Failure) and data.unsent:
                         self.planner.plan_whole()
                 finally:
-                    if not self.planner.again:
+                    if not self.planner.must_plan_again:
                         self.engine.taken(block)
         except Exception as error:
             # in the batch's place: the end of the epoch expects one

@@ -55,7 +55,7 @@ from .. import _core
 from ..seeding import generator_states
 from . import library_threads, signals
 from .job import Job
-from .zygote import EXITED, FORKED, LOOK_SECONDS, SWEPT, Adopted, Child, Zygote, drain, ended
+from .zygote import CHECK_SECONDS, EXITED, FORKED, SWEPT, Adopted, Child, Zygote, drain, ended
 
 #: how long the first zygote has no standby; torch's epochs without any work take a tenth of that
 ALONE_SECONDS = 1.0
@@ -83,31 +83,31 @@ class Standby:
         self.zygote.take_over(0, self.foreign)
         if self.zygote.run(0.0 if self.foreign else ALONE_SECONDS):
             return
-        self._become()
+        self._become_standby()
         soon = 0
         while True:
             begun = time.monotonic()
             try:
-                self._begin()
+                self._fork_zygote()
             except OSError:  # no process can be forked, so this one is the zygote
                 self.zygote.children = self._workers()
                 self.zygote.run()
                 return
-            how = self._await_end()
-            if how is None or how == 0 or self.zygote.is_over():
-                self._end()
+            status = self._await_zygote_end()
+            if status is None or status == 0 or self.zygote.is_over():
+                self._end_workers()
                 return
             soon = soon + 1 if time.monotonic() - begun < SOON_SECONDS else 0
-            if how > 0:  # the zygote has printed and noted an exception
+            if status > 0:  # the zygote has printed and noted an exception
                 os._exit(1)
             if soon == SOON_MOST:
                 raise RuntimeError(
                     f"the process that starts workers was killed {SOON_MOST} times in a row, each "
-                    f"within a second (signal {-how}). Find out what kills it, for example a memory "
+                    f"within a second (signal {-status}). Find out what kills it, for example a memory "
                     "limit or the cluster manager"
                 )
 
-    def _become(self) -> None:
+    def _become_standby(self) -> None:
         """Makes this process, which was the zygote, the standby."""
         torch.multiprocessing._set_thread_name("minato_standby")
         _core.adopt_orphans()  # if the system refuses it, zygotes see deaths of workers by pidfds
@@ -124,7 +124,7 @@ class Standby:
 
     # ---- the zygote ------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _fork_zygote(self) -> None:
         """Forks a zygote. The zygote never returns from here."""
         # blocked until the zygote has its own handlers
         held = {signal.SIGTERM, *self.zygote.job.handled}
@@ -168,14 +168,14 @@ class Standby:
             os.kill(self.pid, number)
             os.kill(self.pid, signal.SIGCONT)  # a stopped process would not get the signal
 
-    def _await_end(self) -> int | None:
+    def _await_zygote_end(self) -> int | None:
         """Sleeps until the zygote ends. Returns its exit code, or minus the signal. None: the
         loader or the trainer ends first."""
         while not self.zygote.is_over():
-            waiting, how = self._look()
-            if how is not None:
-                return how
-            self._sleep(ACK_SECONDS if waiting else LOOK_SECONDS)
+            waiting, status = self._check_children()
+            if status is not None:
+                return status
+            self._sleep(ACK_SECONDS if waiting else CHECK_SECONDS)
         return None
 
     def _sleep(self, seconds: float) -> None:
@@ -187,7 +187,7 @@ class Standby:
                 self.zygote.orphaned = True
                 self.poller.unregister(fd)
 
-    def _end(self) -> None:
+    def _end_workers(self) -> None:
         """Ends the workers that are children of this process. A living zygote ends the others at
         the same time."""
         while True:
@@ -204,13 +204,13 @@ class Standby:
         """Waits for a zygote that ends its workers. If it is killed, they are children of this
         process."""
         until: float | None = None  # the time to kill it
-        while self._look()[1] is None:
+        while self._check_children()[1] is None:
             if until is None and (self.zygote.orphaned or self.zygote.terminated):
                 self._signal_zygote(signal.SIGTERM)
                 until = time.monotonic() + ORPHANED_SECONDS
             elif until is not None and time.monotonic() >= until:
                 self._signal_zygote(signal.SIGKILL)
-            self._sleep(LOOK_SECONDS)
+            self._sleep(CHECK_SECONDS)
 
     # ---- children --------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class Standby:
         left = self.foreign if self.pid == 0 else []  # else the zygote's
         return {worker.number: worker for worker in (*self.own.values(), *left)}
 
-    def _look(self) -> tuple[bool, int | None]:
+    def _check_children(self) -> tuple[bool, int | None]:
         """Reports dead workers of this process, and reaps those that the table no longer names.
         Returns whether some are to be reaped later, and the zygote's exit status if it has ended.
         """
@@ -234,17 +234,17 @@ class Standby:
             elif status is not None:
                 worker.reap()
                 del self.own[pid]
-        how = ended(self.pid)
-        if how is not None:
+        status = ended(self.pid)
+        if status is not None:
             self.segment.set_zygote(0)
-            if how != 0:
+            if status != 0:
                 self._adopt()
             if self.pidfd >= 0:
                 self.poller.unregister(self.pidfd)
                 os.close(self.pidfd)
             os.waitpid(self.pid, 0)
             self.pid = 0
-            return False, how
+            return False, status
         self._reap_strangers()
         return waiting, None
 

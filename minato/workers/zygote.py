@@ -45,7 +45,7 @@ ENDS_AT_EXIT = "_exit_function" not in vars(BaseProcess)["_bootstrap"].__code__.
 ACK_SECONDS = 0.01
 #: how often children are checked without a signal: a sanitizer delays signals, and a library may
 #: have replaced the handler
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 #: stands for an unknown exit code
 UNKNOWN = 255
 #: how long the zygote retries a refused replacement before it reports that to the loader
@@ -157,7 +157,7 @@ class Adopted(Child):
             os.close(self._pidfd)
 
 
-class _Stillborn(Child):
+class _Refused(Child):
     """A worker that the system refused to fork. It is reported to the loader like a death."""
 
     def __init__(self, number: int, error: OSError) -> None:
@@ -193,7 +193,7 @@ def runs_threads() -> bool:
 
 
 @dataclass
-class _Later:
+class _DelayedStart:
     """A replacement that is to be forked later. The system has refused another process, or several
     workers in a row died before they finished a sample."""
 
@@ -209,8 +209,8 @@ class Zygote:
         self.commands = commands
         self.method = method
         self.children: dict[int, Child] = {}
-        self.lived: set[int] = set()  # numbers of workers that were started
-        self.later: dict[int, _Later] = {}  # delayed replacements, by number
+        self.started: set[int] = set()  # numbers of workers that were started
+        self.delayed: dict[int, _DelayedStart] = {}  # delayed replacements, by number
         self.terminated = False  # SIGTERM has come
         self.orphaned = False  # the trainer is gone
         self.standby = 0  # process id of the parent, if that is a standby
@@ -226,7 +226,7 @@ class Zygote:
         """Takes over workers of other parents. Called in a new process, before run()."""
         self.standby = standby
         self.children = {worker.number: worker for worker in left}
-        self.lived.update(self.children)
+        self.started.update(self.children)
         self.poller = None
 
     # ---- starting --------------------------------------------------------------------
@@ -235,8 +235,8 @@ class Zygote:
         for number in range(self.segment.workers):
             if self.terminated:
                 return
-            later = self.later.get(number)
-            waits = later is not None and time.monotonic() < later.again
+            delayed = self.delayed.get(number)
+            waits = delayed is not None and time.monotonic() < delayed.again
             if self.segment.state(number) != WANTED or waits or number in self.children:
                 continue  # a WANTED entry with a child: a living worker has damaged it
             self.segment.starting(number)
@@ -244,31 +244,31 @@ class Zygote:
                 forked = self.start == FORKED
                 child = self._fork(number) if forked else self._start(number)
                 self.segment.claim(number, self.segment.starts(number), child.pid)
-                self.lived.add(number)
+                self.started.add(number)
             except OSError as error:
-                if number in self.lived and self._put_off(number):
+                if number in self.started and self._delay_start(number):
                     self.segment.not_started(number)
                     continue
-                child = _Stillborn(number, error)
+                child = _Refused(number, error)
             self.children[number] = child
-            self.later.pop(number, None)
+            self.delayed.pop(number, None)
 
-    def _put_off(self, number: int) -> bool:
+    def _delay_start(self, number: int) -> bool:
         """Delays a replacement. Returns False after REFUSED_SECONDS: a limit that is shared with
         other processes is often free again a moment later."""
         now = time.monotonic()
-        later = self.later.setdefault(number, _Later(now, now))
-        later.again = now + later.pause
-        later.pause = min(2 * later.pause, 1.0)
-        return now < later.since + REFUSED_SECONDS
+        delayed = self.delayed.setdefault(number, _DelayedStart(now, now))
+        delayed.again = now + delayed.pause
+        delayed.pause = min(2 * delayed.pause, 1.0)
+        return now < delayed.since + REFUSED_SECONDS
 
-    def _patience(self, pending: bool, until: float | None) -> float:
+    def _poll_timeout(self, pending: bool, until: float | None) -> float:
         """Milliseconds until the next check that no event triggers."""
         now = time.monotonic()
-        times = [later.again for later in self.later.values()]
+        times = [delayed.again for delayed in self.delayed.values()]
         times += [until] if until is not None else []
         left = [max(0.0, at - now) for at in times]
-        return 1000 * min([ACK_SECONDS if pending else LOOK_SECONDS, *left])
+        return 1000 * min([ACK_SECONDS if pending else CHECK_SECONDS, *left])
 
     def _process(self, number: int, context: Any) -> Any:
         return context.Process(
@@ -355,16 +355,16 @@ class Zygote:
             poller = self._listen()
         except OSError as error:
             for number in {*range(self.segment.workers)} - self.children.keys():
-                self.segment.exited(number, _Stillborn(number, error).status)
+                self.segment.exited(number, _Refused(number, error).status)
             return True
         self.start_wanted()
         until = None if alone is None else time.monotonic() + alone
         while not self.is_over():
             pending = self._report()
-            settled = not pending and not self.later
+            settled = not pending and not self.delayed
             if until is not None and settled and time.monotonic() >= until:
                 return False
-            ready = dict(poller.poll(self._patience(pending, until if settled else None)))
+            ready = dict(poller.poll(self._poll_timeout(pending, until if settled else None)))
             self.orphaned = not ready.keys().isdisjoint(self.trainer)
             if self.commands.fileno() in ready:
                 try:
@@ -431,14 +431,14 @@ class Zygote:
             del self.children[child.number]
             if pause_ms > 0:
                 due = time.monotonic() + pause_ms / 1000
-                self.later[child.number] = _Later(due, due)
+                self.delayed[child.number] = _DelayedStart(due, due)
             elif pause_ms == 0:
                 self.start_wanted()
         return pending
 
     # ---- ending ----------------------------------------------------------------------
 
-    def _press(self, term: float, leaving: bool) -> bool:
+    def _signal_children(self, term: float, leaving: bool) -> bool:
         """Sends SIGTERM, and after term seconds SIGKILL. leaving: also to workers that have done
         their last task. Returns whether all have ended."""
         for number, seconds in ((signal.SIGTERM, term), (signal.SIGKILL, 0.0)):
@@ -495,7 +495,9 @@ class Zygote:
         if self._await_children(leave):
             return
         if finish > 0:
-            if self._press(term, False) or self._await_children(begun + finish - time.monotonic()):
+            if self._signal_children(term, False):
                 return
-        if not self._press(term, True):
+            if self._await_children(begun + finish - time.monotonic()):
+                return
+        if not self._signal_children(term, True):
             self._await_children(grace.KILLED, grace.KILLED)

@@ -53,7 +53,7 @@ def test_loaders_of_all_kinds_are_noted(tmp_path: Path) -> None:
         class After(DataLoader):
             def __iter__(self):
                 yield from [1, 2, 3]
-        watch.Watch._keep = lambda *_: None  # no copies of the process
+        watch.Watch._fork_keeper = lambda *_: None  # no copies of the process
         for loader in (old, Before(range(5), 1), After(range(7), 1), minato.DataLoader(range(8), 2)):
             batches = list(loader)
             assert len(batches) in (3, 5, 4)
@@ -88,7 +88,7 @@ def test_watch_restores_replaced_methods(tmp_path: Path) -> None:
                     vars(_BaseDataLoaderIter)["__next__"], vars(DataLoader).get("__init_subclass__")]
         before = hooks()
         import minato.analyze.watch as watch
-        watch.Watch._keep = lambda *_: None
+        watch.Watch._fork_keeper = lambda *_: None
         list(DataLoader(range(4)))
         assert hooks()[:3] != before[:3]
         watch.current.end()
@@ -143,7 +143,7 @@ def test_watch_notes_epochs_to_their_end(tmp_path: Path) -> None:
             def __iter__(self):
                 time.sleep(0.05)
                 return super().__iter__()
-        watch.Watch._keep = lambda *_: None
+        watch.Watch._fork_keeper = lambda *_: None
         loader = Slow(range(6), 2)
         for epoch in range(3):
             for number, batch in enumerate(loader):

@@ -50,9 +50,9 @@ def test_look_ahead_for_quick_batches_follows_the_first() -> None:
     window = planner.window.size()
     assert len(engine.plans) == window + 1 < 10
     del planner.planned[0]  # the first is delivered, and torch's window is planned
-    assert planner.drawn_ahead() > planner.enough
+    assert planner.drawn_ahead() > planner.refill_at
     del planner.planned[1]
-    assert planner.drawn_ahead() <= planner.enough
+    assert planner.drawn_ahead() <= planner.refill_at
 
 
 def test_hints_alone_do_not_make_batches_quick() -> None:
@@ -199,7 +199,7 @@ def test_planned_batches_are_planned_again_whole() -> None:
     assert {(p.epoch.number, p.epoch.base_seed) for p in engine.plans} == {(0, 7)}
     assert [batch.number for batch in planner.planned.values()] == [1, 2, 3]
     assert list(planner.planned) == [plan.sequence for plan in engine.plans]
-    assert not planner.again and not engine.ended
+    assert not planner.must_plan_again and not engine.ended
     planner.fill()
     assert engine.plans[-1].whole and engine.plans[-1].number == 4  # and those after them
 
@@ -219,7 +219,7 @@ def test_interrupted_replanning_continues_at_next_call(after: int) -> None:
     engine.plan = plan  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         planner.plan_again()
-    assert planner.again and list(planner.planned) == [0, 1, 2, 3]
+    assert planner.must_plan_again and list(planner.planned) == [0, 1, 2, 3]
     engine.plan = usual  # type: ignore[method-assign]
     planner.plan_again()
     assert indices(engine) == [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -332,7 +332,7 @@ def test_interrupted_form_update_is_repeated(told: str) -> None:
             self.heard.append(what)
 
     planner = planner_of(Loader(20), engine := Interrupted())
-    planner.form.shape.learn(SimpleNamespace(core="layout", pickled=b""))
+    planner.transport.shape.learn(SimpleNamespace(core="layout", pickled=b""))
     with pytest.raises(KeyboardInterrupt):
         planner.fill()
     planner.fill()
