@@ -1,5 +1,5 @@
-"""Whether the user's own program or a framework calls a loader. This decides what happens when a
-state does not fit."""
+"""Finds out whether the user's own program or a framework calls a loader. This decides what happens
+when a state does not fit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def is_strict(strict: bool | None, loader: Any) -> bool:
     return calling_framework(loader) is None if strict is None else strict
 
 
-def begins_instead(error: Exception) -> str:
+def epoch_starts_again_warning(error: Exception) -> str:
     """The warning when a state that does not fit is not an error."""
     return (
         f"the loader cannot resume from the state that it was given: {error}. Its position in the "
@@ -54,7 +54,7 @@ def begins_instead(error: Exception) -> str:
     )
 
 
-def goes_on_in_step(error: Exception) -> str:
+def other_rank_warning(error: Exception) -> str:
     """The warning for another rank's state. Lightning, for example, saves only that of rank 0."""
     return (
         f"{error}. This rank now skips the same number of its own batches. These are the batches "

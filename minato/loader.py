@@ -20,7 +20,7 @@ from ._system_refusals import refused
 from .cache.cache import Cache
 from .dataset_calls import attribute
 from .device.provider import target
-from .frameworks import begins_instead, goes_on_in_step, is_strict
+from .frameworks import epoch_starts_again_warning, is_strict, other_rank_warning
 from .iterators.across_iterators import memo_of, set_pending
 from .iterators.inline import InlineIterator
 from .observe import report
@@ -390,10 +390,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if is_strict(strict, self):
                 raise
             if not isinstance(error, OfAnotherRank):
-                warnings.warn(begins_instead(error), stacklevel=2)
+                warnings.warn(epoch_starts_again_warning(error), stacklevel=2)
                 return
             resume = opened(state, self, in_step=True)
-            warnings.warn(goes_on_in_step(error), stacklevel=2)
+            warnings.warn(other_rank_warning(error), stacklevel=2)
         memo.load_costs(*resume["costs"])
         if resume["user_epoch"] is not None:
             self.set_epoch(resume["user_epoch"])

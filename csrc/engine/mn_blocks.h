@@ -27,7 +27,7 @@ struct mn_submit {
     uint32_t kind;
     uint32_t queue; /* mn_engine_submit: the queue of one worker */
     uint32_t layout;
-    uint32_t seeded;
+    uint32_t seeded; /* this and apart: as in struct mn_block */
     uint32_t apart;
     uint32_t nfields;
     const uint64_t *row_bytes; /* [nfields] */

@@ -23,7 +23,7 @@ struct mn_worker_side {
     struct mn_task held; /* the trainer's fields of the current task, copied when it was claimed: a
                           * stray write to the record does no harm */
     uint64_t lease_off, lease_end, used_end;
-    bool begun;         /* it has finished a task */
+    bool begun;         /* it has made a sample, so epoch and position are known */
     uint64_t epoch;     /* of the last sample that it made */
     uint64_t position;  /* the place after that sample in the sampler's order */
 };

@@ -32,7 +32,7 @@ from .thread_pool import ThreadPool
 def why_not(loader: Any) -> str | None:
     """The reason why threads cannot serve this loader, and what to do about it; None: they can."""
     if loader.num_workers == 0:
-        return "num_workers is 0. Say how many threads there are to be"
+        return "num_workers is 0. Set it to the number of threads"
     if loader._dataset_kind != _DatasetKind.Map:
         return (
             "its dataset is iterable: threads would share the one object that each worker goes "
@@ -100,7 +100,7 @@ class Modes:
     def __init__(self) -> None:
         self._inference = torch.is_inference_mode_enabled()
         self._grad = torch.is_grad_enabled()
-        self._context = contextvars.copy_context()  # NumPy keeps what errstate() says there
+        self._context = contextvars.copy_context()  # holds the state of NumPy's errstate()
 
     def run(self, work: Callable[[], None]) -> None:
         """Runs the function with this state."""
