@@ -253,7 +253,8 @@ def _told_of_epochs(loader: Any) -> Any:
     """The sampler or batch sampler with ``set_epoch`` that stores the epoch in its
     attribute ``epoch``, like torch's DistributedSampler; None without one."""
     for part in (loader.batch_sampler, sampler_of(loader)):
-        if type(part) not in PLAIN_SAMPLERS and callable(attribute(part, "set_epoch")) and type(attribute(part, "epoch")) is int:
+        if (type(part) not in PLAIN_SAMPLERS and callable(attribute(part, "set_epoch"))
+                and type(attribute(part, "epoch")) is int):
             return part
     return None
 
