@@ -34,7 +34,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import zlib
 from collections.abc import Callable
@@ -46,6 +45,7 @@ import cache_ranks
 import cache_table
 import numpy as np
 import torch
+from cache_scratch import MEMORY, cleaned, die_with_parent, scratch, turns
 from common import kept_by_monai, machine, median, table
 
 import minato
@@ -158,8 +158,8 @@ def of_redis(data: list[np.ndarray[Any, Any]], folder: str) -> dict[str, Read]:
         port = free.getsockname()[1]
     process = subprocess.Popen(
         [server, "--port", str(port), "--save", "", "--bind", "127.0.0.1", "--dir", folder],
-        stdout=subprocess.DEVNULL,
-    )
+        stdout=subprocess.DEVNULL, preexec_fn=die_with_parent,
+    )  # fmt: skip
     client = redis.Redis(port=port)
     try:
         for _ in range(100):
@@ -185,9 +185,9 @@ def of_ray(data: list[np.ndarray[Any, Any]], folder: str) -> dict[str, Read]:
     except ImportError:
         return {}
     room = 2 * sum(value.nbytes for value in data) + 100 * MB
+    ends.callback(ray.shutdown)
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=room,
              _temp_dir=folder, _node_ip_address="127.0.0.1")  # fmt: skip
-    ends.callback(ray.shutdown)
     kept = [ray.put(value) for value in data]
     return {"Ray's object store": lambda n: ray.get(kept[n]).copy()}
 
@@ -215,33 +215,34 @@ def check(name: str, read: Read, data: list[np.ndarray[Any, Any]]) -> None:
             raise SystemExit(f"{name} delivers other bytes for value {n}")
 
 
-def hits_of(size: int, count: int, repeats: int, peers: bool) -> dict[str, list[float]]:
+def hits_of(size: int, count: int, repeats: int, peers: bool,
+            until: float | None) -> dict[str, list[float]]:  # fmt: skip
     data = contents(size, count)
-    folder = tempfile.mkdtemp(dir="/dev/shm")
     cache = minato.Cache(max(64 * (size + 4 * MB), 2 * size * count))
-    try:
+    with scratch(MEMORY) as path, ends:
+        folder = str(path)
         sides = {**of_memory(data), **of_minato(data, cache)}
         for peer in (of_lmdb, of_diskcache, of_monai, of_redis, of_ray) if peers else ():
-            sides.update(peer(data, folder))
+            try:
+                sides.update(peer(data, folder))
+            except Exception as error:  # of a package or its server
+                print(f"{peer.__name__} is left out: {error!r}", file=sys.stderr)
         for name, read in sides.items():
             check(name, read, data)
         runs: dict[str, list[float]] = {name: [] for name in sides}
         names = list(sides)
-        for turn in range(repeats):
+        for turn in turns(repeats, until):
             order = random.Random(turn).sample(range(count), count)
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 gc.collect()
                 runs[name].append(measured(sides[name], order))
         return runs
-    finally:
-        ends.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
-def hit(repeats: int, sizes: dict[int, int], peers: bool) -> dict[str, Any]:
+def hit(repeats: int, sizes: dict[int, int], peers: bool, until: float | None = None) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for size, count in sizes.items():
-        result[str(size)] = hits_of(size, count, repeats, peers)
+        result[str(size)] = hits_of(size, count, repeats, peers, until)
         gc.collect()  # the cache of one size ends before that of the next begins
     return result
 
@@ -302,13 +303,12 @@ def be_a_run(kind: str, folder: Path, directory: str) -> None:
     print(json.dumps({"seconds": seconds, "sums": sums, "misses": misses}))
 
 
-def in_directory(repeats: int, count: int) -> dict[str, list[Any]]:
+def in_directory(repeats: int, count: int, until: float | None = None) -> dict[str, list[Any]]:
     runs: dict[str, list[Any]] = {kind: [] for kind in KINDS}
-    for _ in range(repeats):
-        place = Path(tempfile.mkdtemp(dir=os.environ.get("CACHE_DIRECTORY", "/var/tmp")))
-        (place / "files").mkdir()
-        write_files(place / "files", count)
-        try:
+    for _ in turns(repeats, until):
+        with scratch(os.environ.get("CACHE_DIRECTORY", "/var/tmp")) as place:
+            (place / "files").mkdir()
+            write_files(place / "files", count)
             for kind in KINDS:
                 if kind == "changed":
                     for file in (place / "kept").glob("*/cache-*"):
@@ -318,8 +318,6 @@ def in_directory(repeats: int, count: int) -> dict[str, list[Any]]:
                     stdout=subprocess.PIPE, text=True, check=True,
                 )  # fmt: skip
                 runs[kind].append(json.loads(done.stdout))
-        finally:
-            shutil.rmtree(place)
     found = {run["sums"] for each in runs.values() for run in each}
     misses = {run["misses"] for each in runs.values() for run in each} - {None}
     if len(found) != 1 or misses != {count}:
@@ -365,11 +363,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--jobs", type=int, nargs="+", default=[2, 4], help="of images, at once")
     parser.add_argument("--parts", nargs="+", choices=list(cache_table.PARTS), help="of table")
-    parser.add_argument("--minutes", type=float, default=20, help="of table; then no part begins")
+    parser.add_argument("--minutes", type=float, default=14, help="of table, which then repeats less")
     parser.add_argument("--quick", action="store_true", help="seconds, for the tests")
     parser.add_argument("--json", type=Path, help="every number")
     options = parser.parse_args()
     quick, whole = (2, 9) if options.what in ("hit", "directory") else (1, 3)
+    options.until = None
     options.repeats = quick if options.quick else options.repeats or whole
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs", file=sys.stderr)
     result: dict[str, Any]
@@ -398,4 +397,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["run"]:
         be_a_run(sys.argv[2], Path(sys.argv[3]), sys.argv[4])
     else:
-        main()
+        with cleaned():
+            main()

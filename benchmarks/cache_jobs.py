@@ -27,7 +27,6 @@ import os
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import zlib
 from pathlib import Path
@@ -35,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from cache_scratch import scratch, turns
 from common import kept_by_monai
 
 import minato
@@ -226,7 +226,8 @@ def checks(told: list[list[dict[str, Any]]]) -> list[list[int]]:
 
 def storage(options: argparse.Namespace) -> dict[str, Any]:
     count, size = STORED_QUICK if options.quick else STORED
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as path:
+        folder = str(path)
         rng = np.random.default_rng(0)
         for n in range(count):
             Path(f"{folder}/{n:05}.bin").write_bytes(rng.bytes(size))
@@ -236,7 +237,7 @@ def storage(options: argparse.Namespace) -> dict[str, Any]:
             sizes[MONAI] = 0
         runs: dict[str, list[Any]] = {side: [] for side in sizes}
         expected = None
-        for turn in range(options.repeats):
+        for turn in turns(options.repeats, options.until):
             for side in rotated(list(sizes), turn):
                 _, told = run("storage", side, folder, 1, options, sizes[side])
                 expected = expected or checks(told)
@@ -250,7 +251,8 @@ def images(options: argparse.Namespace) -> dict[str, Any]:
     from PIL import Image
 
     count, edge = IMAGES_QUICK if options.quick else IMAGES
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as path:
+        folder = str(path)
         rng = np.random.default_rng(0)
         for n in range(count):
             small = rng.integers(0, 256, (edge // 8, edge // 8, 3), np.uint8)
@@ -265,7 +267,7 @@ def images(options: argparse.Namespace) -> dict[str, Any]:
         for jobs in options.jobs:
             runs: dict[str, list[float]] = {side: [] for side in SIDES}
             expected = None
-            for turn in range(options.repeats):
+            for turn in turns(options.repeats, options.until):
                 for side in rotated(list(SIDES), turn):
                     makespan, told = run("images", side, folder, jobs, options)
                     expected = expected or checks(told)

@@ -28,7 +28,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -37,13 +36,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from cache_scratch import MEMORY, cleaned, scratch, turns
 from common import machine, median, table
 
 import minato
 
 BYTES = 96 << 10
-EACH = 2  # samples in a segment of the cache, which has 64 segments
-CACHED = 64 * EACH
+PARTS, EACH = 16, 8  # of the cache, and samples in each
+CACHED = PARTS * EACH
 SAMPLES = 5 * CACHED
 SIDES = ("torch", "Seneca", "reorder")
 
@@ -195,7 +195,7 @@ class ThroughShared(Data):
 def cache_bytes() -> int:
     """So that a fifth of the samples fits."""
     entry = BYTES + 64 + 64 + 256
-    return 64 * (-(-EACH * entry // 4096) * 4096)
+    return PARTS * (-(-EACH * entry // 4096) * 4096)
 
 
 def job(side: str, folder: Path, number: int, jobs: int, epochs: int, rate: float, step: float) -> None:
@@ -269,8 +269,7 @@ def reads_of(one: subprocess.Popen[str], epochs: int) -> list[int]:
 
 
 def run(side: str, jobs: int, epochs: int, rate: float) -> dict[str, float]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
-        folder = Path(name)
+    with scratch(MEMORY) as folder:
         with started(side, folder, [epochs] * jobs, rate, [0.0] * jobs) as running:
             begins = time.monotonic()
             for one in running:
@@ -283,10 +282,11 @@ def run(side: str, jobs: int, epochs: int, rate: float) -> dict[str, float]:
                 "steady": (total - first) / max(1, epochs - 1)}  # fmt: skip
 
 
-def compare(jobs: list[int], epochs: int, rate: float, repeats: int) -> list[dict[str, Any]]:
+def compare(jobs: list[int], epochs: int, rate: float, repeats: int,
+            until: float | None = None) -> list[dict[str, Any]]:  # fmt: skip
     results: list[dict[str, Any]] = [
         {"jobs": n, "side": side, **run(side, n, epochs, rate)}
-        for _ in range(repeats) for n in jobs for side in SIDES
+        for _ in turns(repeats, until) for n in jobs for side in SIDES
     ]  # fmt: skip
     return results
 
@@ -314,8 +314,8 @@ def uneven(name: str, epochs: int, rate: float) -> float:
     epoch_s = SAMPLES * BYTES / rate
     each = [max(1, round(epochs * takes[0] / own)) if own else epochs for own in takes]
     steps = [own * epoch_s / (SAMPLES / 8) for own in takes]
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        with started("reorder", Path(folder), each, rate, steps) as running:
+    with scratch(MEMORY) as folder:
+        with started("reorder", folder, each, rate, steps) as running:
             start = time.monotonic()
             for one, after in zip(running, begins):
                 time.sleep(max(0.0, start + after * epoch_s - time.monotonic()))
@@ -381,4 +381,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.nullcontext() if "--job" in sys.argv else cleaned():
+        main()

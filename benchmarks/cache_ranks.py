@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from cache_scratch import turns
 from common import kept_by_monai, median, memory_bytes, table, tree
 
 import minato
@@ -194,7 +195,7 @@ def ranks(options: argparse.Namespace) -> dict[str, Any]:
     count = SAMPLES_QUICK if options.quick else SAMPLES
     sides = ["memoize", MONAI if importlib.util.find_spec("monai") else LISTS]
     runs: dict[str, list[Any]] = {side: [] for side in sides}
-    for turn in range(options.repeats):
+    for turn in turns(options.repeats, options.until):
         for side in sides[turn % len(sides) :] + sides[: turn % len(sides)]:
             runs[side].append(run(side, count))
     if len({tuple(one["checks"]) for each in runs.values() for one in each}) != 1:

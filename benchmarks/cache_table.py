@@ -1,13 +1,14 @@
 """Every claim about the shared cache in one table: `python benchmarks/cache.py table`.
 
-Most parts are benchmarks that can be run alone (`cache.py hit`, `cache_order.py`). Their repeats fit into
-20 minutes on a quiet machine with two cores. A row has a target, the median and the spread over
-repeats, and whether the median meets the target. Rows without a target are there to compare with.
-Peers that are not installed are left out, and a line below the table says so. Each part fails unless
-all sides delivered the same samples. Once the minutes are used up, the remaining parts are left out.
+Most parts are benchmarks that can be run alone (`cache.py hit`, `cache_order.py`). A row has a target, the
+median and the spread over repeats, and whether the median meets the target. Rows without a target are
+there to compare with. Peers that are not installed are left out, and a line below the rows says so. Each
+part fails unless all sides delivered the same samples. The rows of a part are printed when it ends. Each
+part has a share of the minutes, and repeats less if they do not suffice. Once they are used up, the
+remaining parts are left out.
 
     --parts NAME ...   only these parts
-    --minutes N        after which no other part begins
+    --minutes N        for all of them (14)
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ RATE, RATE_UNEVEN = 48 << 20, 24 << 20
 KILLS, KILLS_QUICK = 60, 6
 
 
+HEAD = ["", "target", "median", "least .. greatest", "repeats", ""]
+
+
 class Row(NamedTuple):
     """A figure of each repeat. most, least: what the median may be; both None: there is no target."""
 
@@ -50,7 +54,7 @@ class Row(NamedTuple):
         elif self.least is not None:
             target, met = f"at least {self.least:.2f}", "met" if middle >= self.least else "missed"
         spread = f"{min(self.values):.2f} .. {max(self.values):.2f}"
-        return [self.what, target, f"{middle:.2f}", spread, met]
+        return [self.what, target, f"{middle:.2f}", spread, str(len(self.values)), met]
 
 
 Result = tuple[list[Row], list[str], Any]
@@ -75,7 +79,7 @@ def missing(packages: str) -> list[str]:
 def of_hits(options: argparse.Namespace) -> Result:
     from cache import KB, QUICK, SIZES, hit, redis_server
 
-    result = hit(2 if options.quick else 5, QUICK if options.quick else SIZES, True)
+    result = hit(2 if options.quick else 5, QUICK if options.quick else SIZES, True, options.until)
     rows = []
     own = "minato, store, warm", "minato, memoize, fresh"
     for size, runs in result.items():
@@ -120,7 +124,7 @@ def of_storage(options: argparse.Namespace) -> Result:
 
 def of_order(options: argparse.Namespace) -> Result:
     jobs, epochs, repeats = ([2], 2, 1) if options.quick else ([2, 4], 5, 3)
-    results = cache_order.compare(jobs, epochs, RATE, repeats)
+    results = cache_order.compare(jobs, epochs, RATE, repeats, options.until)
     rows = []
     for n, most in zip(jobs, (0.60, 0.40)):
         own = {side: [one for one in results if one["jobs"] == n and one["side"] == side]
@@ -182,7 +186,7 @@ def of_ranks(options: argparse.Namespace) -> Result:
 def of_directory(options: argparse.Namespace) -> Result:
     from cache import VALUES, in_directory
 
-    runs = in_directory(1 if options.quick else 3, 50 if options.quick else VALUES)
+    runs = in_directory(1 if options.quick else 3, 50 if options.quick else VALUES, options.until)
     first = {kind: [run["seconds"][0] for run in each] for kind, each in runs.items()}
     warm = [median(run["seconds"][1:]) for run in runs["second"]]
     rows = [
@@ -224,39 +228,58 @@ def of_kills(options: argparse.Namespace) -> Result:
     return rows, ["make stress-cache kills 500 times."], None
 
 
-Part = Callable[[argparse.Namespace], Result]
-PARTS: dict[str, Part] = {
-    "hits": of_hits, "storage": of_storage, "order": of_order, "images": of_images,
-    "uneven": of_uneven, "ranks": of_ranks, "directory": of_directory, "draws": of_draws,
-    "kills": of_kills,
+class Part(NamedTuple):
+    """What runs, and the share of the time that it may take."""
+
+    run: Callable[[argparse.Namespace], Result]
+    share: float
+
+
+PARTS = {
+    "hits": Part(of_hits, 2), "storage": Part(of_storage, 3), "order": Part(of_order, 5),
+    "images": Part(of_images, 2), "uneven": Part(of_uneven, 2), "ranks": Part(of_ranks, 2),
+    "directory": Part(of_directory, 2), "draws": Part(of_draws, 1), "kills": Part(of_kills, 2),
 }  # fmt: skip
 
 
 def whole_table(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs the parts one after the other; what each gave, for show_table()."""
-    start = time.monotonic()
+    """Runs the parts one after the other, and prints the rows of each; what each gave, for show_table()."""
+    names = list(options.parts or PARTS)
+    end = time.monotonic() + 60 * options.minutes
     result: dict[str, Any] = {}
-    for name in options.parts or PARTS:
+    for nth, name in enumerate(names):
         begun = time.monotonic()
-        if begun - start > 60 * options.minutes:
+        if begun > end:
             result[name] = {"rows": [], "told": [f"{name} is left out: the time is used up"]}
             continue
+        own, left = PARTS[name].share, sum(PARTS[other].share for other in names[nth:])
+        given = argparse.Namespace(**{**vars(options), "until": begun + (end - begun) * own / left})
         try:
-            rows, told, numbers = PARTS[name](argparse.Namespace(**vars(options)))
-        except (SystemExit, AssertionError, subprocess.SubprocessError) as error:
-            rows, told, numbers = [], [f"{name} FAILED: {error}"], None
+            rows, told, numbers = PARTS[name].run(given)
+        except (Exception, SystemExit) as error:
+            rows, told, numbers = [], [f"{name} FAILED: {error!r}"], None
+        except KeyboardInterrupt:
+            result[name] = {"rows": [], "told": [f"{name} was interrupted"]}
+            break
         seconds = time.monotonic() - begun
         result[name] = {"rows": rows, "told": told, "seconds": seconds, "numbers": numbers}
+        show_rows(rows, told)
         print(f"{name}: {seconds:.0f} s", file=sys.stderr, flush=True)
     return result
 
 
+def show_rows(rows: list[Row], told: list[str]) -> None:
+    text = table(HEAD, [row.cells() for row in rows]) if rows else ""
+    print("\n".join(filter(None, [text, *told, " "])), flush=True)
+
+
 def show_table(result: dict[str, Any]) -> None:
-    rows = [row.cells() for part in result.values() for row in part["rows"]]
-    print(table(["", "target", "median", "least .. greatest", ""], rows))
+    """What is left to say once every part has shown its rows."""
     told = [line for part in result.values() for line in part["told"]]
-    print("\n".join(dict.fromkeys(["", *told])))
+    wrong = [line for line in told if "FAILED" in line or "left out: the" in line or "interrupted" in line]
+    missed = [cells[0] for part in result.values() for row in part["rows"]
+              if (cells := row.cells())[-1] == "missed"]  # fmt: skip
     took = sum(part.get("seconds", 0) for part in result.values())
-    print(f"{took / 60:.1f} minutes")
-    if any("FAILED" in line for line in told):
+    print("\n".join([*wrong, f"missed: {'; '.join(missed) or 'no target'}", f"{took / 60:.1f} minutes"]))
+    if any("FAILED" in line or "interrupted" in line for line in wrong):
         raise SystemExit(1)

@@ -236,6 +236,9 @@ class _Probe(Dataset[Any]):
 
     def __getitem__(self, _zero: int) -> tuple[list[_Sample], list[str], list[str], list[str]]:
         _show(self.dataset)
+        from .cache.memoize import make_each_time  # not at import: few programs have a cache
+
+        make_each_time()  # a value that was found would be the same in any order
         seeder = make_seeder(self.dataset)
         hidden = _hidden_generators(self.dataset)
         before = {name: _fingerprint(g) for name, g in hidden.items()}

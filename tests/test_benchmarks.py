@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,7 +53,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     yield load
     own = {"common", "kills", "loader", "startup", "balance", "leaks", "resume", "operators",
            "volumes", "locality", "locality_data", "cache_table", "cache_jobs", "cache_order",
-           "cache_ranks"}  # fmt: skip
+           "cache_ranks", "cache_scratch"}  # fmt: skip
     for name in own - before:
         sys.modules.pop(name, None)
 
@@ -140,7 +141,9 @@ def test_cache_table_shows_met_and_missed_limits(tmp_path: Path, benchmark: Any)
     assert [len(part["rows"]) for part in result["table"].values()] == [2, 1]
     assert "at most 1.15" in text and "4 jobs, staggered" in text and " minutes" in text
     row = benchmark("cache_table").Row
-    assert row("x", [3.0, 1.0, 2.0], most=2.0).cells() == ["x", "at most 2.00", "2.00", "1.00 .. 3.00", "met"]
+    assert row("x", [3.0, 1.0, 2.0], most=2.0).cells() == [
+        "x", "at most 2.00", "2.00", "1.00 .. 3.00", "3", "met",
+    ]  # fmt: skip
     assert row("x", [1.0], least=2.0).cells()[-1] == "missed" and row("x", [1.0]).cells()[-1] == "-"
 
 
@@ -148,6 +151,27 @@ def test_cache_table_begins_no_part_late(tmp_path: Path) -> None:
     result, text = quick("cache.py", tmp_path, "table", "--parts", "kills", "--minutes", "-1")
     assert result["table"]["kills"]["rows"] == []
     assert "kills is left out: the time is used up" in text
+
+
+def test_cache_benchmark_removes_leftovers_of_killed_ones(tmp_path: Path, benchmark: Any,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    scratch = benchmark("cache_scratch")
+    monkeypatch.setattr(scratch, "places", lambda: {str(tmp_path)})
+    monkeypatch.setattr(scratch, "folder", lambda: str(tmp_path / "none"))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = tmp_path / f"{scratch.PREFIX}{dead.pid}-abc"
+    left.mkdir()
+    (left / "file").touch()
+    with scratch.scratch(str(tmp_path)) as own:
+        scratch.remove_left()
+        assert list(tmp_path.iterdir()) == [own]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cache_benchmark_repeats_less_when_time_is_up(benchmark: Any) -> None:
+    turns = benchmark("cache_scratch").turns
+    assert list(turns(3, None)) == [0, 1, 2] and list(turns(3, time.monotonic() - 1)) == [0]
 
 
 def test_preloading_is_the_forkservers(benchmark: Any) -> None:

@@ -300,6 +300,9 @@ make_or_map(int folder, const struct mn_cache_place *place, int fd, const struct
         return MN_CACHE_OTHER_LAYOUT;
     }
     if (!has_head || head.ready != MN_CACHE_MAGIC) {
+        if (place->job == 0) {
+            return -ENODATA;
+        }
         int rc = make_file(folder, place, fd, file, map);
         if (rc != 0) {
             (void)unlinkat(folder, place->name, 0);

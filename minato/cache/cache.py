@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import logging
+import math
 import multiprocessing
 import os
 import warnings
@@ -300,13 +301,24 @@ class Cache:
             self._turn_off(error)
             return None
         has = self._client.store.stats()["bytes"]
-        if has < self.size // 64 * 63:
-            log.warning(
-                "minato.Cache has %d bytes, not the %d that were asked for: the file was made with "
-                "that size%s", has, self.size,
-                ". `minato cache drop` removes it" if on_disk else ", or /dev/shm is too small",
-            )  # fmt: skip
+        if has < math.prod(_cache.parts(self.size)):
+            self._warn_of_size(has, where)
         return self._client.store
+
+    def _warn_of_size(self, has: int, where: str) -> None:
+        from ..observe.info import sized
+
+        found = os.statvfs(where)
+        most = found.f_blocks * found.f_frsize
+        if self.directory is not None:
+            why = f"an earlier run made the file with that size. `minato cache drop {where}` removes it"
+        elif self.size > most // 4 * 3:
+            why = (f"{MEMORY} has {sized(most)}, and a cache takes at most three quarters of it. In Docker, "
+                   "start the container with a larger --shm-size")  # fmt: skip
+        else:
+            why = "another process made the file with that size"
+        log.warning("minato.Cache has %s, not the %s that were asked for: %s", sized(has),
+                    sized(self.size), why)  # fmt: skip
 
     def _turn_off(self, error: BaseException) -> None:
         """From now on this process makes every value itself."""

@@ -139,7 +139,13 @@ def _act(action: str, file: File) -> int:
 def run(argv: list[str]) -> int:
     """Runs ``minato cache``; returns the exit status: 1 where anything is damaged or cannot be opened."""
     options = _parser().parse_args(argv)
-    found = {argument: _given(argument) for argument in options.names}
+    found: dict[str, list[File]] = {}
+    for argument in options.names:
+        try:
+            found[argument] = _given(argument)
+        except OSError as error:
+            print(f"minato cache: {argument} cannot be read: {error.strerror}")
+            return 1
     unknown = [argument for argument, files in found.items() if not files]
     if unknown:
         print(f"minato cache: there is no cache of this user in {', '.join(unknown)} (in memory: {folder()})")

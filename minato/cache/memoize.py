@@ -7,7 +7,9 @@ import ctypes
 import functools
 import hashlib
 import inspect
+import itertools
 import logging
+import mmap
 import random
 import sys
 import threading
@@ -39,6 +41,24 @@ NO_ROOM = 1
 TOO_LARGE = 2
 
 _local = threading.local()
+
+#: warnings that are logged once, as bits
+READ, LARGE, FULL = 1, 2, 4
+#: which of them were logged for each memoized function, by its number. Shared with forks, so that
+#: not every worker logs them.
+_told = mmap.mmap(-1, 1 << 16)
+_numbers = itertools.count()
+
+
+#: whether this process neither looks for values nor keeps them
+_made_each_time = False
+
+
+def make_each_time() -> None:
+    """From now on, memoized functions run each time in this process, with the random numbers that
+    they would have drawn for the cache."""
+    global _made_each_time
+    _made_each_time = True
 
 
 @contextlib.contextmanager
@@ -167,7 +187,8 @@ class Memoized:
         self._version = version
         self._prints: dict[type | None, Any] = {}
         self._number = int.from_bytes(_digest(self.name.encode())[:8], "little")
-        self._told: set[str] = set()
+        self._slot = next(_numbers) % len(_told)
+        _told[self._slot] = 0
         self.evicts = True  # a value may take the place of others, where jobs share the cache
 
     # ---- keys ----------------------------------------------------------------------------
@@ -223,6 +244,10 @@ class Memoized:
             digest = _digest(key, _files.stamped(key, paths, known))
         else:
             digest = _digest(key)
+        if _made_each_time:
+            with seeded(digest):
+                value = self.function(*args, **kwargs)
+            return value if part is None else parts.of(value, part)
         try:
             found, value = self._look(store, digest, True, part)
         except (OSError, RuntimeError, MemoryError) as error:
@@ -239,7 +264,7 @@ class Memoized:
         try:
             return values.read(entry) if part is None else parts.read(entry, part, self.name)
         except OSError as error:
-            self._tell("read", "minato.Cache could not read a value of %s from %s (%s). Such values are "
+            self._tell(READ, "minato.Cache could not read a value of %s from %s (%s). Such values are "
                        "made again.", self.name, self.cache.directory, error)  # fmt: skip
             return False, None
 
@@ -283,7 +308,7 @@ class Memoized:
                 if result == TOO_LARGE:
                     self._warn_of_large(store, encoded)
                 elif result == NO_ROOM and self.cache.directory is not None:
-                    self._tell("full", "minato.Cache has no room in %s for further values of %s: it, or "
+                    self._tell(FULL, "minato.Cache has no room in %s for further values of %s: it, or "
                                "the disk, is full. They are made each time.",
                                self.cache.directory, self.name)  # fmt: skip
             except (OSError, RuntimeError, MemoryError) as error:
@@ -294,16 +319,16 @@ class Memoized:
     def _warn_of_large(self, store: Store, encoded: Any) -> None:
         size = sum(memoryview(one).nbytes for one in encoded.parts)
         self._tell(
-            "large",
+            LARGE,
             "minato.Cache does not store values of %s of %d bytes: one entry may have %d, a 16th of the "
             "cache, at most 1 GiB. They are made each time. A larger cache takes them, or a function "
             "that returns less at once.", self.name, size, store.stats()["largest"],
         )  # fmt: skip
 
-    def _tell(self, what: str, text: str, *values: Any) -> None:
-        """A warning in the log, once for each process and kind."""
-        if what not in self._told:
-            self._told.add(what)
+    def _tell(self, what: int, text: str, *values: Any) -> None:
+        """A warning in the log, once of each kind for this process and its forks."""
+        if not _told[self._slot] & what:
+            _told[self._slot] |= what
             log.warning(text, *values)
 
 

@@ -266,7 +266,7 @@ def _start_method(f: Facts) -> Iterator[Finding]:
 
 
 def _shm(f: Facts) -> Iterator[Finding]:
-    if f.shm_free is not None and f.shm_free < 64 * MiB:
+    if f.shm_free is not None and f.shm_free <= 64 * MiB:
         yield Finding(
             NOTE, "/dev/shm",
             f"{sized(f.shm_free)} are free. minato's batches do not use it. torch's own workers, "

@@ -594,7 +594,7 @@ store_and_find(void *arg)
 {
     struct shared *s = arg;
     uint64_t seed = s->seed + mn_a32_add_relaxed(&s->hits, 0) + (uint64_t)pthread_self();
-    while (mn_test_clock_ns() < s->stop_ns) {
+    while (mn_test_clock_ns() < s->stop_ns || mn_a32_load_relaxed(&s->hits) == 0) {
         uint64_t key = mn_test_random(&seed) % 300;
         if (get_key(s->cache, key) == 0) {
             (void)mn_a32_add_relaxed(&s->hits, 1);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -109,6 +110,31 @@ def test_cache_ls_keeps_orphaned_files(capsys: pytest.CaptureFixture[str]) -> No
     assert "no process: kept" in capsys.readouterr().out
     assert left_bytes() > 0
     assert main(["cache", "drop", name]) == 0
+
+
+def test_unfinished_file_is_left_alone_by_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    cache, _ = filled()  # so that the folder is there
+    name = f"cache-{_cache.LAYOUT}-{uuid.uuid4().hex}"
+    path = FOLDER / name
+    path.touch(0o600)
+    os.truncate(path, 100_000)  # its creator was killed
+    for action in ("ls", "stats", "verify"):
+        assert main(["cache", action, name]) == 1
+        assert "cannot be opened" in capsys.readouterr().out
+    assert path.read_bytes() == bytes(100_000)
+    assert main(["cache", "drop", name]) == 0 and name not in files()
+    del cache
+
+
+def test_commands_name_a_folder_that_they_cannot_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("minato.cache.command.os.listdir", refuse)
+    assert main(["cache", "ls", str(tmp_path)]) == 1
+    assert f"{tmp_path} cannot be read: Permission denied" in capsys.readouterr().out
 
 
 def _plain(n: int) -> int:

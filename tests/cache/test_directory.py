@@ -297,6 +297,34 @@ def test_a_limit_of_file_size_ends_no_job(tmp_path: Path) -> None:
     assert done.stderr.count("has no room in") == 1
 
 
+WORKERS = """
+import sys
+import torch
+import minato
+cache = minato.Cache("1MiB", directory=sys.argv[1])
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 60
+    @cache.memoize(key=lambda self, i: i, version=1)
+    def load(self, i):
+        return bytes(50_000)
+    def __getitem__(self, i):
+        return len(self.load(i))
+for kind in (torch.utils.data.DataLoader, minato.DataLoader):
+    for epoch in range(2):
+        assert len(list(kind(Data(), num_workers=2))) == 60
+"""
+
+
+def test_workers_log_once_that_a_cache_is_full(tmp_path: Path) -> None:
+    script = tmp_path / "workers.py"
+    script.write_text(WORKERS)
+    done = subprocess.run([sys.executable, str(script), str(tmp_path / "kept")], env=environment(),
+                          capture_output=True, text=True, timeout=200)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("has no room in") == 1
+
+
 #: mounts a small file system and keeps a cache there
 SMALL = f"""{OWN_MOUNTS}
 import gc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import random
 import threading
 import warnings
@@ -364,3 +365,49 @@ def test_a_cache_leaves_a_loaders_memory_limit_alone(monkeypatch: pytest.MonkeyP
     client.store.promise(1 << 62)  # more than there is
     assert make(3) == 6.0 and cache.stats()["refused"] == 1
     client.store.promise(0)
+
+
+def test_size_that_another_process_chose_is_logged(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    for directory, why in ((None, "another process made the file"), (tmp_path, f"drop {tmp_path}/minato-")):
+        first, second = new_cache("2MiB", directory=directory), minato.Cache("8MiB", directory=directory)
+        second._name = first._name
+        for cache in (first, second):
+            assert cache.memoize(version=1)(_double)(3) == 6
+        [line] = caplog.messages
+        assert "minato.Cache has 2.0 MiB, not the 8.0 MiB" in line and why in line
+        caplog.clear()
+    assert new_cache(1_200_000).memoize(_double)(3) == 6  # its parts are of whole pages
+    assert caplog.messages == []
+
+
+def _double(n: int) -> int:
+    return n * 2
+
+
+class Drawn(torch.utils.data.Dataset[Any]):
+    """Samples of a cache, whose values change with each call if `counted`."""
+
+    def __init__(self, counted: bool) -> None:
+        count = itertools.count()
+
+        def make(n: int) -> tuple[float, int]:
+            return random.random(), next(count) if counted else n
+
+        self.make = new_cache().memoize(key=lambda n: n)(make)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, n: int) -> Any:
+        return self.make(n)
+
+
+def test_values_changing_for_one_key_fail_the_check() -> None:
+    assert minato.check_determinism(Drawn(counted=False))
+    data = Drawn(counted=True)
+    assert data[3] == data[3]
+    report = minato.check_determinism(data)
+    assert report.fields.keys() == {"[1]"} and len(report.indices) > 4
+    assert data[3] == data[3]  # this process uses the cache as before

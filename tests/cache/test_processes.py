@@ -289,3 +289,25 @@ def test_a_small_file_system_ends_no_job(size: str, asked: str, off: bool, tmp_p
     assert float(left) > 0.05 and second == ""  # some is left to others
 
 
+#: likewise, for one value
+LESS = f"""{OWN_MOUNTS}
+call(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=400M"))
+import minato
+cache = minato.Cache("1GiB")
+@cache.memoize
+def make(n):
+    return n
+make(1), make(1)
+print(cache.stats()["hits"])
+"""
+
+
+def test_size_that_memory_does_not_hold_is_logged(tmp_path: Path) -> None:
+    script = tmp_path / "less.py"
+    script.write_text(LESS)
+    done = subprocess.run([sys.executable, str(script)], env=environment(), capture_output=True,
+                          text=True, timeout=200)  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip("this process may not mount a file system")
+    assert done.stdout == "1\n", done.stderr
+    assert "has 300.0 MiB, not the 1.0 GiB" in done.stderr and "/dev/shm has 400.0 MiB" in done.stderr

@@ -72,6 +72,7 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"start_method": "spawn"}, NOTE, "__main__", "persistent_workers"),
     ({"left_caches": 10 * MiB}, NOTE, "10.0 MiB of memory hold caches that no", "cache drop"),
     ({"shm_free": 10 * MiB}, NOTE, "10.0 MiB are free. minato's batches do not", "--shm-size"),
+    ({"shm_free": 64 * MiB}, NOTE, "64.0 MiB are free. .*minato.Cache do", "--shm-size"),
     ({"variables": {UNKNOWN: "static"}}, WRONG, f"{UNKNOWN} is set", "Is it MINATO_SCHEDULING"),
     ({"variables": {"MINATO_SCHEDULING": "statik"}}, WRONG, "statik", "unset"),
     ({"trial": "RuntimeError: x"}, WRONG, "failed: RuntimeError: x", "--json"),

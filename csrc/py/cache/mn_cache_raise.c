@@ -22,7 +22,7 @@ reason(int refusal, char *text, size_t size)
     case MN_CACHE_NO_LOCKS:
         return "its file system does not lock files or share memory as a local one does";
     case MN_CACHE_DAMAGED:
-        return "the file in it is damaged; remove it with `minato cache drop`";
+        return "the file in it is damaged";
     case MN_CACHE_BUSY:
         (void)snprintf(text, size,
                        "another process has held the file's lock for %d seconds; it may be stopped",
@@ -32,8 +32,7 @@ reason(int refusal, char *text, size_t size)
         (void)snprintf(text, size, "%u processes use the file already", MN_CACHE_SLOTS);
         return text;
     case MN_CACHE_OTHER_LAYOUT:
-        return "the file in it was made by another version of minato, in another format; remove it "
-               "with `minato cache drop`";
+        return "the file in it was made by another version of minato, in another format";
     case MN_CACHE_REMOTE:
         return "it is on a network's file system, or on one that a program provides (FUSE), where "
                "processes may see different bytes; take a folder on a local disk";
@@ -60,8 +59,15 @@ mn_cache_raise(struct mn_cache_state *st, int rc, const char *folder)
     }
     else {
         char text[128];
-        PyErr_Format(st->refused, "%s cannot hold a cache: %s", folder,
-                     reason(rc, text, sizeof(text)));
+        const char *why = reason(rc, text, sizeof(text));
+        if (rc == MN_CACHE_DAMAGED || rc == MN_CACHE_OTHER_LAYOUT) {
+            PyErr_Format(st->refused,
+                         "%s cannot hold a cache: %s; `minato cache drop %s` removes it", folder,
+                         why, folder);
+        }
+        else {
+            PyErr_Format(st->refused, "%s cannot hold a cache: %s", folder, why);
+        }
     }
     return -1;
 }
