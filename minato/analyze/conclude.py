@@ -9,6 +9,7 @@ import heapq
 import itertools
 import math
 import os
+import re
 import shlex
 import statistics
 from collections.abc import Sequence
@@ -647,9 +648,22 @@ def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
     helps += _twins(f, now)
     helps += _orders(f, rate)
     helps += _kept_workers(f, now)
+    for one in helps:
+        one["paste"] = _paste_for(f.loader.get("maker"), one["paste"])
     good = [one for one in helps if one["gain"] is None or one["gain"] >= WORTH]
     useless += [f"{one['what']}: predicted {one['gain']:.2f} times" for one in helps if one not in good]
     return sorted(good, key=lambda one: -(one["gain"] or 0.0)), useless
+
+
+def _paste_for(maker: str | None, paste: str) -> str:
+    """The line to paste where a library makes the loader: an argument of that library's."""
+    if maker != "transformers":
+        return paste
+    argument = r"TrainingArguments(dataloader_\1)"
+    paste = re.sub(r"\b((?:num_workers|persistent_workers)=\w+)", argument, paste)
+    return paste.replace(
+        "from minato import DataLoader  #", "minato.patch_torch()  # before the Trainer is made;"
+    ).replace("from minato import DataLoader", "minato.patch_torch()  # before the Trainer is made")
 
 
 def _make_change(

@@ -130,6 +130,13 @@ def test_threads_are_advised_where_only_processes_wait() -> None:
     assert change["predicted"] == pytest.approx(360)
 
 
+def test_trainer_of_transformers_gets_its_own_arguments() -> None:
+    found = facts(workers=0, rates={("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0})
+    found["loader"]["maker"] = "transformers"
+    helps, _ = candidates(Facts(found))
+    assert [one["paste"] for one in helps] == ["TrainingArguments(dataloader_num_workers=2)"]
+
+
 def test_uneven_samples_are_stragglers_where_scheduling_gains() -> None:
     """By simulation: minato's loader does not know costs while it is measured."""
     costs = ([(0.003, 0.0)] * 99 + [(0.3, 0.0)]) * 2
