@@ -887,6 +887,7 @@ class Analysis:
     def _find_cause(self) -> str:
         """Why no loader was seen: every Python process that was, and what it did."""
         listener = self.listener
+        ended = self.program is None or self.program.poll() is not None
         line = " ".join(self.command)
         if not listener.processes:
             flags = next((w for w in self.command if re.fullmatch(r"-[a-zA-Z]*[IE][a-zA-Z]*", w)), None)
@@ -899,7 +900,9 @@ class Analysis:
         seen = []
         for pid, process in listener.processes.items():
             argv = " ".join(process.get("argv", [])[:6])
-            torch = "imported torch" if process["torch"] else "did not import torch"
+            torch = "imported torch" if process["torch"] else (
+                "did not import torch" if ended else "has not imported torch so far"
+            )  # fmt: skip
             seen.append(f"process {pid} ({argv}) {torch}")
         loaders = [
             f"the loader of {told['loader'].get('dataset')} ({format_place(told['place'])}, "
@@ -907,7 +910,8 @@ class Analysis:
         ]
         made = (
             f"{loaders[0]} delivered no batch" if loaders
-            else "it iterated no torch DataLoader in a process that was watched"
+            else "it iterated no torch DataLoader in a process that was watched" if ended
+            else "it has iterated no torch DataLoader so far"
         )  # fmt: skip
         return f"{made}. Seen: {'; '.join(seen[:8])}. {' '.join(listener.trouble[:1])}"
 
