@@ -34,6 +34,7 @@ from .conclude import (
     format_bytes,
     format_place,
     format_seconds,
+    is_uneven,
     limit,
     relate,
     settle,
@@ -59,6 +60,9 @@ EXTRA = ("codecs", "orders")
 REPEATS = 3
 #: changes that are checked at most, and seconds of each that are better than more changes
 CHECKED, CHECK_S = 3, 1.0
+#: where costs are uneven, a check makes whole epochs, or takes as often the slowest sample; a quarter of
+#: that at least
+UNEVEN = 18.0
 #: seconds that a program has to end after each signal
 SIGNALS_S = 10.0
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -477,38 +481,62 @@ def _check_changes(study: Study, found: dict[str, Any], seconds: float) -> None:
     is a part of the predictions. What a change does is not."""
     found["helps"], found["useless"] = candidates(Facts(found))
     wanted = [change for change in found["helps"] if change["check"]]
-    count = min(CHECKED, len(wanted), max(1, int(seconds / REPEATS / CHECK_S) - 1))
     f = Facts(found)
     if not wanted or not f.own_rate():
         return
-    slot = seconds / (REPEATS * (count + 1) + 1)
+    uneven = is_uneven(f.costs) and not f.loader["iterable"]
+    learns = uneven and any(change["check"]["loader"] == "minato" for change in wanted)
+    if learns:  # what a scheduler gains takes whole epochs to see
+        wanted.sort(key=lambda change: change["check"]["loader"] != "minato")
+    own_rate = f.program_rate(f.own_rate() or 0.0, f.workers)
+    check = CHECK_S
+    if uneven:
+        check = max(CHECK_S, min(f.epoch() * f.batch() / own_rate, UNEVEN * max(f.costs)) / 0.8)
+    count = min(CHECKED, len(wanted), max(1, int(seconds / REPEATS / check) - 1))
+    slot = seconds / (REPEATS * (count + 1) + 1 + learns)
     size = _fitting_batch(found, f.mean, slot)
     if isinstance(size, str) or slot < 0.3:
         study.note("predictions were not checked: that needs a longer --budget")
         return
     rows = f.batch()
     paced = (f.watched["step"] or 0.0) * ((size or rows) / rows)
-    given = {"step": paced, "step_cores": f.step_cores, "batch": size, "length": _epoch_batches(f, size)}
+    length = _epoch_batches(f, size)
+    given = {"step": paced, "step_cores": f.step_cores, "batch": size, "length": length}
     own = {"loader": "own", "workers": f.workers}
 
-    def ask(change: dict[str, Any] | None, skip: int) -> dict[str, Any] | None:
+    def ask(change: dict[str, Any] | None, repeat: int, learnt: bool = True) -> dict[str, Any] | None:
         what = own if change is None else change["check"]
-        result = study.ask("rate", slot * 0.8, skip=skip, **given, **what)
+        # other samples in each repeat, the same for all in one
+        where: dict[str, Any] = {"skip": 40 + 37 * repeat}
+        if uneven:
+            where = {"part": repeat / REPEATS, "most": most, "costs": costs, "learnt": learnt}
+        result = study.ask("rate", slot * 0.8, **where, **given, **what)
         return result if result and result.get("rate") else None
 
     study.progress.show("checks", 0.75)
+    if uneven:
+        costs = dict(zip(found["work"]["indices"], f.costs))
+        took = (size or rows) / own_rate  # by a batch
+        most = min(length, len(costs) // (size or rows), int(slot * 0.8 / took))
+        if most < length and (least := UNEVEN / 4 * max(f.costs)) > most * took:
+            need = 2 * (REPEATS + 1) * least / 0.8 / CHECKS
+            study.note(
+                "predictions were not checked, because the slowest samples take too long: needs about "
+                f"--budget {round(need / 60 + 0.5)}m"
+            )
+            return
     if not f.loader["iterable"]:
         found["free"] = study.ask("rate", slot * 0.8, same=True, **given, **own)
     chosen = wanted[:count]
     samples = [0] * (1 + count)
     bases: list[dict[str, Any]] = []
     pairs: list[list[tuple[float, float]]] = [[] for _ in [None, *chosen]]  # the first stays empty
+    first: float | None = None  # times as fast in the first epoch, in which costs are learnt
     for repeat in range(REPEATS):
         study.progress.show("checks", 0.78 + 0.07 * repeat)
         base = None
         for number, change in enumerate([None, *chosen]):
-            # other samples in each repeat, the same for all in one
-            if (result := ask(change, 40 + 37 * repeat)) is None:
+            if (result := ask(change, repeat)) is None:
                 continue
             rate = _program_rate(f, result)
             found["checks"].append({**result, "program": rate, "change": change["what"] if change else None})
@@ -518,18 +546,25 @@ def _check_changes(study: Study, found: dict[str, Any], seconds: float) -> None:
                 bases.append({**result, "program": rate})
             elif base is not None:
                 pairs[number].append((base, rate))
+        if learns and first is None and base and (result := ask(chosen[0], repeat, learnt=False)):
+            first = _program_rate(f, result) / base
     if not bases:
         return
     found["base"] = statistics.median(result["program"] for result in bases)
     ends = [result["end"] for result in bases if result["end"] is not None]
     paced = {
-        "rate": statistics.median(result["rate"] for result in bases),
+        "rate": statistics.median(_loader_rate(f, result) for result in bases),
         "end": statistics.median(ends) if ends else None,
     }
     chosen, now = _predict_again(found, chosen, paced)
     for change, each, count in zip(chosen, pairs[1:], samples[1:]):
         settle(change, now, each)
         change["samples"] = count
+    if first is not None:
+        chosen[0]["first_epoch"] = first
+        chosen[0]["note"] = (
+            f"from the second epoch on; {first:.2f} times in the first one, in which it learns what samples cost"
+        )
     found["helps"].sort(key=lambda change: -(change.get("checked_gain") or change["gain"] or 0.0))
 
 
@@ -552,10 +587,23 @@ def _predict_again(
 def _program_rate(f: Facts, result: dict[str, Any]) -> float:
     """The program's rate by a check, with the ends of epochs."""
     count = f.epoch() * f.batch()
+    if result.get("epoch"):  # the check had whole epochs, which may be shorter than the program's
+        samples = result["epoch"] * result["samples"] / result["batches"]
+        start = f.end_seconds("hand-over", f.workers) * count
+        one = max(samples / result["rate"] - start, 0.1 * samples / result["rate"])
+        return count / (start + one * count / samples)
     seen = result["end"] is not None and count
     kind = f.own if result["loader"] == "own" else result["loader"]
     lost = result["end"] / count if seen else f.end_seconds(kind, result["workers"])
     return float(1 / (1 / result["rate"] + lost))
+
+
+def _loader_rate(f: Facts, result: dict[str, Any]) -> float:
+    """The rate of the program's own loader by a check, without the ends of epochs."""
+    if not result.get("epoch"):
+        return float(result["rate"])
+    each = 1 / result["program"]
+    return 1 / max(each - f.end_seconds(f.own, f.workers), 0.2 * each)
 
 
 def finish_report(found: dict[str, Any], study: Study | None, anyway: bool) -> dict[str, Any]:
@@ -839,6 +887,7 @@ class Analysis:
     def _find_cause(self) -> str:
         """Why no loader was seen: every Python process that was, and what it did."""
         listener = self.listener
+        ended = self.program is None or self.program.poll() is not None
         line = " ".join(self.command)
         if not listener.processes:
             flags = next((w for w in self.command if re.fullmatch(r"-[a-zA-Z]*[IE][a-zA-Z]*", w)), None)
@@ -851,7 +900,9 @@ class Analysis:
         seen = []
         for pid, process in listener.processes.items():
             argv = " ".join(process.get("argv", [])[:6])
-            torch = "imported torch" if process["torch"] else "did not import torch"
+            torch = "imported torch" if process["torch"] else (
+                "did not import torch" if ended else "has not imported torch so far"
+            )  # fmt: skip
             seen.append(f"process {pid} ({argv}) {torch}")
         loaders = [
             f"the loader of {told['loader'].get('dataset')} ({format_place(told['place'])}, "
@@ -859,7 +910,8 @@ class Analysis:
         ]
         made = (
             f"{loaders[0]} delivered no batch" if loaders
-            else "it iterated no torch DataLoader in a process that was watched"
+            else "it iterated no torch DataLoader in a process that was watched" if ended
+            else "it has iterated no torch DataLoader so far"
         )  # fmt: skip
         return f"{made}. Seen: {'; '.join(seen[:8])}. {' '.join(listener.trouble[:1])}"
 

@@ -9,6 +9,7 @@ import heapq
 import itertools
 import math
 import os
+import re
 import shlex
 import statistics
 from collections.abc import Sequence
@@ -449,11 +450,15 @@ def _limit(f: Facts) -> tuple[str, str] | None:
     )  # fmt: skip
 
 
+def is_uneven(costs: Sequence[float]) -> bool:
+    """Whether a few samples take much of the time."""
+    top = sorted(costs)[-max(1, len(costs) // 20) :]
+    return slow_share(costs)[2] >= SLOW_TIMES and sum(top) >= SLOW_SHARE * sum(costs)
+
+
 def _stragglers(f: Facts) -> tuple[str, str] | None:
     count, share, times = slow_share(f.costs)
-    top = sorted(f.costs)[-max(1, len(f.costs) // 20) :]
-    uneven = times >= SLOW_TIMES and sum(top) >= SLOW_SHARE * sum(f.costs)
-    if not uneven or f.workers < 2 or scheduling_gain(f) < WORTH:
+    if not is_uneven(f.costs) or f.workers < 2 or scheduling_gain(f) < WORTH:
         return None
     return "stragglers", (
         f"{count:.1%} of the samples take {share:.0%} of the time, up to {times:.0f} times the "
@@ -472,22 +477,20 @@ def scheduling_gain(f: Facts) -> float:
 
 def measured_gain(f: Facts, workers: int) -> float | None:
     """minato's measured rate over that of the program's loader; None where one of them was not
-    measured, while other programs used the cores, or where the samples that were measured were too
-    few to say, because their costs are so uneven."""
+    measured, while other programs used the cores, or where costs are uneven: that loader has not
+    learnt them then."""
     one, other = f.rate(f.own, workers), f.rate("minato", workers)
-    if not one or not other or f.others() >= OTHERS:
-        return None
-    if any(_error_by_chance(f, kind, workers) > WORTH - 1 for kind in (f.own, "minato")):
+    if not one or not other or f.others() >= OTHERS or is_uneven(f.costs):
         return None
     return (1 / one + f.end_seconds(f.own, workers)) / (1 / other + f.end_seconds("minato", workers))
 
 
-def _error_by_chance(f: Facts, kind: str, workers: int) -> float:
-    """The standard error of a measured rate, as a share of it, because some samples cost more."""
-    samples = [r["samples"] for r in f.all["rates"] if (r["loader"], r["workers"]) == (kind, workers)]
-    if len(f.costs) < 2 or not samples:
+def _error_by_chance(f: Facts, *samples: int) -> float:
+    """The standard error of the ratio of times, each measured on a number of samples, as a share of
+    it: samples that cost more come by chance."""
+    if len(f.costs) < 2:
         return 0.0
-    return statistics.stdev(f.costs) / f.mean / math.sqrt(max(1, samples[-1]))
+    return statistics.stdev(f.costs) / f.mean * math.sqrt(sum(1 / n for n in samples))
 
 
 def virtual_gain(f: Facts, workers: int) -> float:
@@ -506,7 +509,8 @@ def _shared(f: Facts) -> tuple[str, str] | None:
     one, several = both.get("one"), both.get("several")
     if not one or not several or not one["samples"] or not several["samples"]:
         return None
-    if several["seconds"] < SHARED * one["seconds"] or both["processes"] > max(2, f.cores):
+    least = SHARED + 2 * _error_by_chance(f, one["samples"], several["samples"])
+    if several["seconds"] < least * one["seconds"] or both["processes"] > max(2, f.cores):
         return None
     alone = {stage["label"]: stage for stage in one["stages"]}
     grown = []
@@ -644,9 +648,22 @@ def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
     helps += _twins(f, now)
     helps += _orders(f, rate)
     helps += _kept_workers(f, now)
+    for one in helps:
+        one["paste"] = _paste_for(f.loader.get("maker"), one["paste"])
     good = [one for one in helps if one["gain"] is None or one["gain"] >= WORTH]
     useless += [f"{one['what']}: predicted {one['gain']:.2f} times" for one in helps if one not in good]
     return sorted(good, key=lambda one: -(one["gain"] or 0.0)), useless
+
+
+def _paste_for(maker: str | None, paste: str) -> str:
+    """The line to paste where a library makes the loader: an argument of that library's."""
+    if maker != "transformers":
+        return paste
+    argument = r"TrainingArguments(dataloader_\1)"
+    paste = re.sub(r"\b((?:num_workers|persistent_workers)=\w+)", argument, paste)
+    return paste.replace(
+        "from minato import DataLoader  #", "minato.patch_torch()  # before the Trainer is made;"
+    ).replace("from minato import DataLoader", "minato.patch_torch()  # before the Trainer is made")
 
 
 def _make_change(

@@ -166,7 +166,8 @@ def _list_changes(report: dict[str, Any], changes: list[dict[str, Any]]) -> list
             f"  {number}. {change['what']}{rate}; {change['effort']}; data {change['data']}{note}"
         )
         if change["paste"]:
-            at = f"{format_place(place)}  " if place and not _outside_loader([change]) else ""
+            elsewhere = report["loader"].get("maker") or _outside_loader([change])
+            at = f"{format_place(place)}  " if place and not elsewhere else ""
             lines.append(f"     {at}{change['paste']}")
     return lines
 

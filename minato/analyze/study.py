@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,6 +26,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from ..dataset_calls import fetches_batches
+from ..iterators import window
+from ..iterators.across_iterators import memo_of
 from ..loader import DataLoader
 from ..options import Options
 from ..patch import _torch as patched
@@ -621,6 +624,36 @@ def resize_batches(batches: list[Any], size: int | None) -> list[list[Any]]:
     return [flat[n : n + size] for n in range(0, len(flat), size)]
 
 
+def choose_batches(
+    batches: list[list[Any]], costs: dict[str, float], most: int, part: float
+) -> list[list[Any]]:
+    """At most ``most`` consecutive batches of samples with known costs, whose mean cost is nearest to the
+    mean of all such batches. part: the share of these batches that is passed over first."""
+    known = [batch for batch in batches if all(str(index) in costs for index in batch)]
+    if len(known) <= most:
+        return known
+    sums = [sum(costs[str(index)] for index in batch) for batch in known]
+    mean, least = statistics.fmean(sums), max(1, 2 * most // 3)
+    found = [
+        known[begin : begin + size]
+        for size in range(most, least - 1, -1)
+        for begin in range(int(part * (len(known) - size)), len(known) - size + 1)
+    ]
+    return min(found, key=lambda some: abs(
+        sum(costs[str(index)] for batch in some for index in batch) / len(some) - mean
+    ))  # fmt: skip
+
+
+def look_ahead_as(loader: Any, made: Any, costs: dict[str, float]) -> None:
+    """Minato's loader looks as far ahead as it would with the program's sampler. costs: the seconds of
+    samples that it has learnt in an earlier epoch."""
+    if window.may_look_ahead(loader):
+        window.may_look_ahead = lambda loader: True  # this process has no other loader
+    known = {int(index): seconds for index, seconds in costs.items() if index.isdecimal()}
+    wall = [int(seconds * 1e9) for seconds in known.values()]
+    memo_of(made).load_costs(array("q", known).tobytes(), array("q", wall).tobytes())
+
+
 def rebuild(loader: Any, request: dict[str, Any]) -> Any:
     """The program's loader with another class or number of workers, over samples that are the
     same for each."""
@@ -640,6 +673,9 @@ def rebuild(loader: Any, request: dict[str, Any]) -> Any:
         given.update(batch_size=None, sampler=_Batches(sampler_batches(loader), length))
     else:
         batches = resize_batches(sampler_batches(loader), request.get("batch"))
+        if request.get("most"):
+            batches = choose_batches(batches, request["costs"], request["most"], request["part"])
+            length = len(batches)
         skip = request.get("skip", 0) % len(batches)
         given["batch_sampler"] = _Batches(batches[skip:] + batches[:skip], length)
     dataset = loader.dataset
@@ -648,6 +684,7 @@ def rebuild(loader: Any, request: dict[str, Any]) -> Any:
         given["in_order"] = True
     if request.get("cached"):
         dataset = ReplayDataset(dataset, request["cached"], batches)
+        length = min(length, len(dataset.batches)) if request.get("most") else length
         given["batch_sampler"] = _Batches(dataset.batches, length)
     if request.get("codec"):
         given["batch_sampler"] = _Batches(codecs.replace_files(dataset, batches, request["codec"]), length)
@@ -673,7 +710,10 @@ def rebuild(loader: Any, request: dict[str, Any]) -> Any:
         given["worker_type"] = None  # its dataset has no native pipeline
     if given.get("worker_type") in ("native", "thread"):
         given.pop("multiprocessing_context", None)
-    return DataLoader(dataset, **given)
+    made = DataLoader(dataset, **given)
+    if request.get("most"):
+        look_ahead_as(loader, made, request["costs"] if request["learnt"] else {})
+    return made
 
 
 class SameSample:
@@ -795,6 +835,8 @@ def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
     computes on ``step_cores`` of the cores. Epochs end as those of the program do, after ``length``
     batches. One is ended early where it is longer than the measurement."""
     made = rebuild(loader, request)
+    if request.get("most"):
+        return send(_whole_epochs(made, request))
     workers, step, seconds = request["workers"], request.get("step", 0.0), request["seconds"]
     batches = next((b for b in (made.batch_sampler, made.sampler) if isinstance(b, _Batches)), None)
     length = request.get("length", 0) if batches is not None else 0
@@ -854,6 +896,32 @@ def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
             told = now
             send(result())
     send(result())
+
+
+def _whole_epochs(made: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Samples a second from the start of an epoch to the end of one. So samples that were made ahead
+    count where they were made."""
+    batches: _Batches = made.batch_sampler
+    length, samples, count, seconds = batches.length, 0, 0, 0.0
+    first: float | None = None
+    if made.persistent_workers:  # they have started
+        batches.length = min(length, request["workers"])
+        for _ in made:
+            pass
+        batches.length = length
+    usage = Usage()
+    while seconds < 0.5 * request["seconds"]:
+        began = clock()
+        for batch in made:
+            first = clock() - began if first is None else first
+            samples, count = samples + _count_rows(batch), count + 1
+            consume(request.get("step", 0.0), request.get("step_cores", 0.0))
+        seconds += clock() - began
+    return {
+        "kind": "rate", "loader": request["loader"], "workers": request["workers"], "first": first,
+        "batches": count, "samples": samples, "seconds": seconds, "rate": samples / seconds,
+        "epoch": length, "end": None, "again": None, "usage": usage.summary(samples),
+    }  # fmt: skip
 
 
 def _count_rows(batch: Any) -> int:

@@ -52,6 +52,8 @@ TELL_S = 1.0
 LOADERS_MOST = 4
 #: parts of a path that are no code of the program's
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/torch/utils/data/", "/minato/", "<")
+#: a part of a path -> the library that makes loaders there, from arguments of its own
+_MAKERS = {"/transformers/trainer": "transformers"}
 
 #: in the line that ends a keeper; without it, the command that asks has been killed
 BYE = b'"bye"'
@@ -328,6 +330,7 @@ class Watch:
         self.lock = threading.RLock()
         self.link = Link(os.environ.get(VARIABLE))
         self.active = os.environ.get("LOCAL_RANK", "0") == "0"
+        #: loader -> file and line of the program that made it, and the library that did so for it
         self.places: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.loaders: dict[str, Loader] = {}
         self.iterators: dict[int, Loader] = {}
@@ -387,10 +390,18 @@ class Watch:
             if self.active:
                 with contextlib.suppress(Exception):
                     if loader not in self.places:  # the outermost class knows the caller
-                        self.places[loader] = _find_place()
+                        dataset = given[0] if given else named.get("dataset")
+                        self.places[loader] = self._find_earlier(dataset) or _find_place()
             original(loader, *given, **named)
 
         return _exclude_from_compile(__init__)
+
+    def _find_earlier(self, dataset: Any) -> Any:
+        """The place of the program's own loader, where a library makes another one of the same dataset."""
+        if not _is_made_by_library():
+            return None
+        earlier = (place for loader, place in self.places.items() if getattr(loader, "dataset", None) is dataset)
+        return next(earlier, None)
 
     def _iter(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -417,7 +428,7 @@ class Watch:
 
     def _record(self, loader: Any) -> Loader | None:
         with self.lock:
-            place = self.places.get(loader)
+            place, maker = self.places.get(loader) or (None, None)
             dataset = type(loader.dataset).__qualname__
             length = None
             with contextlib.suppress(Exception):
@@ -427,6 +438,7 @@ class Watch:
                 if len(self.loaders) >= LOADERS_MOST:
                     return None
                 self.loaders[key] = Loader(key, loader, place)
+                self.loaders[key].facts["maker"] = maker
                 self.link.tell("loader", **self.loaders[key].summary())
                 self._fork_keeper(self.loaders[key], loader)
             record = self.loaders[key]
@@ -576,15 +588,23 @@ def _exclude_from_compile(function: Any) -> Any:
     return function
 
 
-def _find_place() -> tuple[str, int] | None:
-    """File and line of the program that makes a loader."""
+def _find_place() -> tuple[tuple[str, int] | None, str | None]:
+    """File and line of the program that makes a loader, and the library that does so for it."""
     frame: Any = sys._getframe(2)
+    maker = None
     while frame is not None:
         file = frame.f_code.co_filename
         if not any(part in file for part in _LIBRARIES):
-            return file, frame.f_lineno
+            return (file, frame.f_lineno), maker
+        maker = maker or next((name for part, name in _MAKERS.items() if part in file), None)
         frame = frame.f_back
-    return None
+    return None, maker
+
+
+def _is_made_by_library() -> bool:
+    """Whether a library is the caller of the constructor that is running."""
+    file = sys._getframe(3).f_code.co_filename
+    return any(part in file for part in _LIBRARIES[:2])
 
 
 def _is_worker() -> bool:

@@ -130,24 +130,29 @@ def test_threads_are_advised_where_only_processes_wait() -> None:
     assert change["predicted"] == pytest.approx(360)
 
 
+def test_trainer_of_transformers_gets_its_own_arguments() -> None:
+    found = facts(workers=0, rates={("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0})
+    found["loader"]["maker"] = "transformers"
+    helps, _ = candidates(Facts(found))
+    assert [one["paste"] for one in helps] == ["TrainingArguments(dataloader_num_workers=2)"]
+
+
 def test_uneven_samples_are_stragglers_where_scheduling_gains() -> None:
+    """By simulation: minato's loader does not know costs while it is measured."""
     costs = ([(0.003, 0.0)] * 99 + [(0.3, 0.0)]) * 2
-    rates = {("torch", 1): 160.0, ("torch", 4): 380.0, ("minato", 4): 600.0}
+    rates = {("torch", 1): 160.0, ("torch", 4): 380.0, ("minato", 4): 390.0}
     assert kind_of(costs=costs, rates=rates, workers=4)[0] == "stragglers"
-    even = {("torch", 1): 160.0, ("torch", 4): 590.0, ("minato", 4): 600.0}
-    assert kind_of(costs=costs, rates=even, workers=4)[0] != "stragglers"
+    assert kind_of(costs=[(0.006, 0.0)] * 200, rates=rates, workers=4)[0] != "stragglers"
 
 
-def test_few_uneven_samples_leave_the_gain_to_simulation() -> None:
-    """A slow sample more or less decides which loader was faster in 300 samples."""
-    found = facts(
-        costs=([(0.003, 0.0)] * 99 + [(0.3, 0.0)]) * 2, workers=4,
-        rates={("torch", 1): 160.0, ("torch", 4): 590.0, ("minato", 4): 560.0},
-    )  # fmt: skip
-    assert limit(Facts(found))["kind"] != "stragglers"
-    for rate in found["rates"]:
-        rate["samples"] = 300
-    assert limit(Facts(found))["kind"] == "stragglers"
+def test_few_uneven_samples_show_no_waiting() -> None:
+    """A slow sample more or less decides what 100 samples take, by one process or by several."""
+    costs = ([(0.003, 0.0)] * 99 + [(0.3, 0.0)]) * 2
+    both = contending("render()", 0.008)
+    for part in ("one", "several"):
+        both[part]["samples"] = 100
+    assert kind_of(contend=both, costs=costs, workers=1)[0] != "shared"
+    assert kind_of(contend=both, costs=[(0.006, 0.0)] * 200, workers=1)[0] == "shared"
 
 
 def test_no_workers_is_the_limit_where_cores_idle() -> None:

@@ -149,6 +149,40 @@ def test_epochs_without_a_middle_count_as_a_whole() -> None:
     assert pace_of(epochs=1, length=20, over=4).end() is None
 
 
+def test_batches_of_a_check_have_the_mean_cost() -> None:
+    from minato.analyze import study
+
+    costs = {str(n): 1.0 for n in range(40)} | {"3": 9.0, "4": 9.0, "5": 9.0, "30": 9.0}
+    batches = [[n, n + 1] for n in range(0, 60, 2)]  # those from 40 on are not known
+    chosen = study.choose_batches(batches, costs, 5, 0.3)
+    assert chosen == batches[11:16]  # the others have no slow sample, or three
+    assert study.choose_batches(batches, costs, 99, 0.3) == batches[:20]
+
+
+def test_check_of_uneven_samples_has_whole_epochs() -> None:
+    """And minato's loader looks ahead and knows costs, as it does in the program's second epoch."""
+    from minato.analyze import study
+    from minato.iterators import window
+    from minato.iterators.across_iterators import memo_of
+
+    def measured() -> Any:
+        told: list[Any] = []
+        costs = {str(n): 0.5 if n == 8 else 0.001 for n in range(64)}
+        request = {
+            "loader": "minato", "workers": 1, "seconds": 0.1, "most": 5, "part": 0.0, "costs": costs,
+            "learnt": True,
+        }  # fmt: skip
+        loader = DataLoader(list(range(64)), 4)
+        made = study.rebuild(loader, request)
+        study.rate(request, loader, told.append)
+        return told[-1], memo_of(made).costs.predict(8), window.may_look_ahead(made)
+
+    found, learnt, ahead = in_a_fork(measured)
+    assert found["batches"] % 5 == 0 and found["epoch"] == 5
+    assert found["samples"] == 4 * found["batches"]
+    assert learnt == 5e8 and ahead
+
+
 def test_batches_of_a_study_come_in_epochs() -> None:
     from minato.analyze import study
 

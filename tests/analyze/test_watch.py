@@ -67,6 +67,30 @@ def test_loaders_of_all_kinds_are_noted(tmp_path: Path) -> None:
     assert lines[1].endswith(" 15") and lines[3].endswith(" 15")
 
 
+def test_loader_made_by_library_has_programs_place(tmp_path: Path) -> None:
+    """One that a library makes again has the place of the program's own; transformers is named."""
+    for name in ("prepares", "transformers/trainer"):
+        file = tmp_path / "site-packages" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("from torch.utils.data import DataLoader\ndef make(data):\n    return DataLoader(data)\n")
+    printed = run(tmp_path, """
+        import os, runpy
+        import minato.analyze.watch as watch
+        from torch.utils.data import DataLoader
+        make, make_for = (
+            runpy.run_path(os.path.abspath(f"site-packages/{name}.py"))["make"]
+            for name in ("prepares", "transformers/trainer")
+        )
+        watch.Watch._keep = lambda *_: None
+        own = DataLoader(list(range(4)))
+        list(make(own.dataset))
+        list(make_for([1, 2]))
+        for record in watch.current.loaders.values():
+            print(record.place[1], record.facts["maker"])
+        """)  # fmt: skip
+    assert printed.splitlines() == ["10 None", "12 transformers"]
+
+
 def test_a_notebook_gets_its_answer(tmp_path: Path) -> None:
     printed = run(tmp_path, """
         import minato.analyze.watch as watch
