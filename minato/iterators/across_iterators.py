@@ -67,7 +67,7 @@ class Memo:
         self.hints_refused = False  # cost_hint() has failed, and is not asked again
         self.sized = bytearray()  # for each index, whether its bytes were looked up
         self.warned_unasked = False  # that its dataset's own state is not part of them
-        self.last_stats: dict[str, Any] = {}  # of an iterator that has ended
+        self.last_stats: Callable[[], dict[str, Any]] = dict  # of an iterator that has ended
         self.load: Load | None = None  # of the latest iterator, without workers
         self.cached: CacheOfLoader | None = None  # with cache=
         self.misses: Misses | None = None  # of the latest iterator's caches

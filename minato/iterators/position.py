@@ -6,6 +6,7 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
@@ -79,7 +80,7 @@ class Position:
         if self.allowed is not None:
             self.allowed.warn()
         if self._alone:  # with workers the supervisor saves more than this
-            self.memo.last_stats = self.as_stats()
+            self.memo.last_stats = partial(dict, self.as_stats())
 
     @contextlib.contextmanager
     def taking_up(self) -> Iterator[None]:

@@ -138,7 +138,9 @@ class Completions:
         timeout = -1.0 if wait else 0.0
         while True:
             part = timeout if deadline is None else deadline.part()
-            got = self.engine.next(supervisor.first.part(part) if wait else part)
+            if wait and supervisor.first.watching:
+                part = supervisor.first.part(part)
+            got = self.engine.next(part)
             if got is True:
                 self.planner.fill(starved=True)
             elif got:

@@ -129,7 +129,7 @@ class Supervisor:
         if pool is None or not self.living():
             return None
         try:
-            return engine_stats(pool, self.served)
+            return engine_stats(pool, self.served)()
         except RuntimeError:
             if self.living():
                 raise

@@ -78,6 +78,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._not_linux import CORE
@@ -145,7 +146,7 @@ def collect(loader: Any) -> dict[str, Any]:
         "slow": _slowest(memo.costs),
     }
     if loader.num_workers == 0:
-        stats.update(memo.as_stats() or memo.last_stats)
+        stats.update(memo.as_stats() or memo.last_stats())
         if memo.load is not None:
             stats.update(_load(memo, stats))
         stats["device"] = memo.copies.summary() if memo.copies is not None else None
@@ -154,7 +155,7 @@ def collect(loader: Any) -> dict[str, Any]:
     elif (reason := loader._why_torch()) is not None:
         stats["verdict"] = f"Nothing is measured: torch's own workers are used ({reason})."
     else:
-        stats.update(memo.last_stats)
+        stats.update(memo.last_stats())
     stats["cache"] = memo.cached.stats() if memo.cached is not None else None
     stats["verdict"] = f"{stats['verdict']} {cache_words(loader, stats)}".strip()
     return stats
@@ -186,8 +187,10 @@ class Served:
     displacement: Callable[[], dict[str, float]] | None = None  # where samples may move
 
 
-def engine_stats(pool: Executor, served: Served) -> dict[str, Any]:
-    """The fields that need living workers."""
+def engine_stats(pool: Executor, served: Served) -> Callable[[], dict[str, Any]]:
+    """Reads the fields that need living workers. Returns a function that adds the verdict, because
+    most programs never ask for it at the end of an epoch. The function holds plain values only:
+    the memo of a loader keeps it, and must not keep the loader alive."""
     engine, costs = pool.engine, served.position.memo.costs
     copies = served.position.memo.copies
     health, memory, waits = engine.health(), engine.memory(), engine.waits()
@@ -215,15 +218,18 @@ def engine_stats(pool: Executor, served: Served) -> dict[str, Any]:
         out["locality"] = _locality(costs.summary(), t)
         if served.displacement is not None:
             out["displacement"] = served.displacement()
-    facts = _facts(pool, served, waits, out)
-    found = causes(out, facts) if waits["waits"] >= FEW else []
-    out["verdict"] = verdict(out, waits["waits"], facts, found)
-    out["causes"] = told(found)
-    return out
+    return partial(_judged, out, waits["waits"], _facts(pool, served, waits, out))
+
+
+def _judged(out: dict[str, Any], batches: int, facts: Facts) -> dict[str, Any]:
+    """The fields with a verdict. batches: how many the caller has waited for."""
+    facts = replace(facts, cores=_core.machine()["cpus"])
+    found = causes(out, facts) if batches >= FEW else []
+    return {**out, "verdict": verdict(out, batches, facts, found), "causes": told(found)}
 
 
 def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -> Facts:
-    """Returns what the verdict needs besides the statistics."""
+    """Returns what the verdict needs besides the statistics, except for the cores."""
     costs = served.position.memo.costs
     cost, progress = costs.summary(), served.position.progress
     balanced = served.balanced
@@ -234,7 +240,7 @@ def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -
     slowest = _slowest(costs, 1)
     workers = out["workers"] if pool.kind == "process" else []
     return Facts(
-        cores=_core.machine()["cpus"],
+        cores=0,
         queued=sum(_queued(w["pid"]) for w in workers if w["state"] == "ready"),
         first=waits["wait_first_ns"] * _NS,
         starting=served.watch.starting,

@@ -29,6 +29,18 @@ def seed_of_all(base_seed: int, starts: int) -> int:
     return int(np.random.SeedSequence((base_seed % 2**64, starts)).generate_state(1, np.uint64)[0] >> 2)
 
 
+def seed_torch(seed: int) -> None:
+    """``torch.manual_seed()``. Seeds only the CPU's generator if this process can use no accelerator.
+    Even for kinds that this build of torch lacks, torch formats the stack for a later error
+    message. That takes some milliseconds."""
+    cuda: Any = torch.cuda
+    module = torch.get_device_module()  # of the accelerator that this build has, or torch.cpu
+    if module is torch.cpu or (module is cuda and cuda._is_in_bad_fork()):
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 def prepare(job: Job, number: int) -> None:
     """The environment that torch gives a worker, in torch's order."""
     handling: Any = _utils.signal_handling  # torch exports it from its extension
@@ -42,7 +54,7 @@ def prepare(job: Job, number: int) -> None:
     base_seed = seed_of_all(job.base_seed, job.memory.segment.starts(number))
     seed = base_seed + number
     random.seed(seed)
-    torch.manual_seed(seed)
+    seed_torch(seed)
     np.random.seed(_utils.worker._generate_state(base_seed, number))
     iterable = job.dataset_kind == _DatasetKind.Iterable
     kind = shares.watched if iterable else _utils.worker.WorkerInfo

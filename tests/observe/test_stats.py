@@ -340,6 +340,15 @@ def test_an_iterator_that_ends_imports_no_codec() -> None:
     assert done.stdout.strip() == done.stderr.strip() == ""
 
 
+def test_epoch_end_judges_nothing_until_stats_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = []
+    monkeypatch.setattr(_stats, "verdict", lambda *given: judged.append(given) or "judged")
+    loader = minato.DataLoader(Plain(8), num_workers=1)
+    list(loader)
+    assert judged == []
+    assert [loader.stats()["verdict"] for _ in range(2)] == ["judged"] * 2
+
+
 def test_facts_for_the_verdict() -> None:
     """The memory limit, a slow collate_fn and a slow sample are named for what they are."""
 

@@ -6,12 +6,14 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import types
 from typing import Any
 
 import pytest
 import torch
 
 import minato
+from minato.workers import process
 
 SAYS = "import os; print(os.environ.get('OMP_NUM_THREADS'), os.environ.get('MKL_NUM_THREADS'))"
 
@@ -67,3 +69,29 @@ def test_programs_of_a_dataset_inherit_the_trainers_variables(
         if said is not None:
             monkeypatch.setenv(name, said)
     assert set(minato.DataLoader(Programs(), batch_size=None, num_workers=1)) == {f"{said} {said}\n"}
+
+
+@pytest.mark.parametrize("forked_after_use", [False, True])
+def test_worker_seeds_an_accelerator_that_it_may_use(
+    monkeypatch: pytest.MonkeyPatch, forked_after_use: bool
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "get_device_module", lambda: torch.cuda)
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: forked_after_use)
+    monkeypatch.setattr(torch, "manual_seed", asked.append)
+    before = torch.get_rng_state()
+    process.seed_torch(5)
+    torch.set_rng_state(before)
+    assert asked == ([] if forked_after_use else [5])
+
+
+def test_worker_without_accelerator_seeds_only_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = types.ModuleType("cpu")
+    monkeypatch.setattr(torch, "cpu", cpu)
+    monkeypatch.setattr(torch, "get_device_module", lambda: cpu)
+    monkeypatch.setattr(torch, "manual_seed", None)
+    before = torch.get_rng_state()
+    process.seed_torch(5)
+    seed = torch.initial_seed()
+    torch.set_rng_state(before)
+    assert seed == 5
