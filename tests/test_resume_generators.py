@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import warnings
 import weakref
 from typing import Any
 
@@ -471,6 +473,49 @@ def test_missing_generator_warns(workers: int) -> None:
     again.load_state_dict(through_json(first.state_dict()))
     with pytest.warns(UserWarning, match=r"'sampler\.made', but this loader's sampler does not have"):
         lists(again)
+
+
+class SeedsByEpoch(MakesItLate):
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def dice(self) -> Any:
+        dice = super().dice()
+        dice.seed(self.epoch)
+        return dice
+
+
+class EverySecond(BatchSampler):
+    """One rank's share of another sampler's batches."""
+
+    def __init__(self, batch_sampler: Any) -> None:
+        self.batch_sampler = batch_sampler
+
+    def __iter__(self) -> Any:
+        return itertools.islice(self.batch_sampler, 0, None, 2)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler) // 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epoch_of_nested_sampler_is_restored(workers: int) -> None:
+    def make() -> tuple[Any, Any]:
+        sampler = SeedsByEpoch()
+        batches = EverySecond(BatchSampler(sampler, 4, drop_last=False))
+        return sampler, minato.DataLoader(range(24), batch_sampler=batches, num_workers=workers)
+
+    (sampler, first), (_, again) = make(), make()
+    sampler.set_epoch(7)
+    iterator = iter(first)
+    next(iterator)
+    state = through_json(first.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again.load_state_dict(state)
+        assert lists(again) == lists(iterator)
 
 
 class Gone:

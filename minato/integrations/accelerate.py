@@ -8,6 +8,7 @@ own ``device`` option and moves batches itself, so minato's ``device`` is left o
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from typing import Any
@@ -30,8 +31,8 @@ def _extra(library: Any) -> dict[str, Any]:
 def install() -> None:
     """Makes Accelerate build minato's loaders, also from loaders of torch's class.
 
-    Calling it again changes nothing. Does not work with ``use_stateful_dataloader=True``, which
-    uses torchdata's loader; that one rejects minato's options.
+    Calling it again changes nothing. With ``use_stateful_dataloader=True`` Accelerate saves and
+    loads the state of minato's loader; torchdata's loader is not used.
 
     Raises:
         ImportError: if Accelerate is missing, or this version of it is not supported.
@@ -45,9 +46,18 @@ def install() -> None:
         raise ImportError(
             "this version of accelerate rebuilds loaders in a way that minato does not support"
         )
+    adapter: Any = library.DataLoaderAdapter
+    made = adapter.__init__
+
+    @functools.wraps(made)
+    def make(self: Any, dataset: Any, use_stateful_dataloader: bool = False, **kwargs: Any) -> None:
+        made(self, dataset, **kwargs)
+        self.use_stateful_dataloader = use_stateful_dataloader
+
     _swaps.acquire(
         [
             (library, "DataLoader", DataLoader),
+            (adapter, "__init__", make),
             (library, "_PYTORCH_DATALOADER_KWARGS", {**table, **_extra(library)}),
         ]
     )

@@ -120,7 +120,8 @@ class Position:
             if start["base_seed"] is not None:
                 self.base_seed = start["base_seed"]
             if start["begun"]:
-                self._warn_of(self.sources.lacks(states))
+                if start.get("sampler_epoch") is None:  # else the sampler seeds it by its epoch
+                    self._warn_of(self.sources.lacks(states))
                 self.sources.set_own(states)
         self.progress = self.new_progress(start)
         if self.memo.misses is not None:

@@ -252,7 +252,12 @@ def sampler_of(loader: Any) -> Any:
 def _told_of_epochs(loader: Any) -> Any:
     """The sampler or batch sampler with ``set_epoch`` that stores the epoch in its
     attribute ``epoch``, like torch's DistributedSampler; None without one."""
-    for part in (loader.batch_sampler, sampler_of(loader)):
+    batches = loader.batch_sampler
+    parts = [batches, sampler_of(loader)]
+    if type(batches) not in PLAIN_SAMPLERS:  # a rank's share of another's batches
+        inner = attribute(batches, "batch_sampler")
+        parts += [inner, attribute(inner, "sampler")]
+    for part in parts:
         if (type(part) not in PLAIN_SAMPLERS and callable(attribute(part, "set_epoch"))
                 and type(attribute(part, "epoch")) is int):
             return part

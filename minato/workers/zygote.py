@@ -271,12 +271,15 @@ class Zygote:
         return 1000 * min([ACK_SECONDS if pending else CHECK_SECONDS, *left])
 
     def _process(self, number: int, context: Any) -> Any:
-        return context.Process(
+        process = context.Process(
             target=run_worker,
             args=(self.job, number, self.segment.starts(number)),
             name=f"minato-worker-{number}",
             daemon=True,
         )
+        # the default for processes that the worker starts, as in torch's workers
+        process._start_method = self.method
+        return process
 
     def _fork(self, number: int) -> Child:
         process = self._process(number, multiprocessing.get_context("fork"))

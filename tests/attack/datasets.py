@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -319,3 +320,13 @@ class SharesTensors(Dataset):
 
     def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
         return index, self.squares[index]
+
+
+class DefaultMethod(Dataset):
+    """How a process that a sample starts would start."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return multiprocessing.get_start_method(allow_none=True)

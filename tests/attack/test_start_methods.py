@@ -21,6 +21,7 @@ from minato.workers.start_payload import Pickled
 
 from .datasets import (
     Decodes,
+    DefaultMethod,
     Images,
     Noisy,
     Opens,
@@ -57,6 +58,12 @@ def make(dataset, method, **options):
     torch.manual_seed(77)
     options = {"batch_size": 8, "num_workers": 2, "shuffle": True, **options}
     return minato.DataLoader(dataset, multiprocessing_context=method, **options)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_start_processes_by_the_same_method(method):
+    loader = make(DefaultMethod(), method, batch_size=None)
+    assert list(loader) == [method] * 4
 
 
 @pytest.mark.parametrize("method", METHODS)

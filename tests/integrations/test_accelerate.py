@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,10 +21,14 @@ library = pytest.importorskip("accelerate.data_loader")
 
 @pytest.fixture(autouse=True)
 def uninstalled() -> Iterator[None]:
-    before = (library.DataLoader, library._PYTORCH_DATALOADER_KWARGS)
+    def replaced() -> tuple[Any, ...]:
+        return (library.DataLoader, library._PYTORCH_DATALOADER_KWARGS,
+                library.DataLoaderAdapter.__init__)  # fmt: skip
+
+    before = replaced()
     yield
     integration.uninstall()
-    assert (library.DataLoader, library._PYTORCH_DATALOADER_KWARGS) == before
+    assert replaced() == before
 
 
 def prepared(given: Any) -> Any:
@@ -97,6 +102,36 @@ def test_shards_and_skipped_batches_equal_torchs(watch: Watch) -> None:
     integration.install()
     assert batches("minato") == expected
     assert watch.all_ours()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_stateful_loader_resumes_each_rank_exactly(rank: int) -> None:
+    accelerate.Accelerator(cpu=True)
+    integration.install()
+
+    def make() -> Any:
+        torch.manual_seed(5)
+        dataset = minato.TensorDataset(torch.arange(48.0))
+        loader = library.prepare_data_loader(
+            minato.DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2),
+            num_processes=2, process_index=rank, put_on_device=False,
+            use_seedable_sampler=True, use_stateful_dataloader=True,
+        )  # fmt: skip
+        loader.set_epoch(3)
+        return loader
+
+    loader = make()
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = loader.state_dict()
+    again = make()
+    assert again.use_stateful_dataloader
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again.load_state_dict(state)
+        rest = [x.tolist() for (x,) in again]
+    assert rest == [x.tolist() for (x,) in batches]
+    assert len(rest) == 4
 
 
 def test_install_twice_uninstall_once() -> None:
