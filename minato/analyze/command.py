@@ -591,7 +591,7 @@ def _program_rate(f: Facts, result: dict[str, Any]) -> float:
         samples = result["epoch"] * result["samples"] / result["batches"]
         start = f.end_seconds("hand-over", f.workers) * count
         one = max(samples / result["rate"] - start, 0.1 * samples / result["rate"])
-        return count / (start + one * count / samples)
+        return float(count / (start + one * count / samples))
     seen = result["end"] is not None and count
     kind = f.own if result["loader"] == "own" else result["loader"]
     lost = result["end"] / count if seen else f.end_seconds(kind, result["workers"])
@@ -603,7 +603,7 @@ def _loader_rate(f: Facts, result: dict[str, Any]) -> float:
     if not result.get("epoch"):
         return float(result["rate"])
     each = 1 / result["program"]
-    return 1 / max(each - f.end_seconds(f.own, f.workers), 0.2 * each)
+    return float(1 / max(each - f.end_seconds(f.own, f.workers), 0.2 * each))
 
 
 def finish_report(found: dict[str, Any], study: Study | None, anyway: bool) -> dict[str, Any]:
