@@ -20,6 +20,8 @@ LOOK_AHEAD_INDICES = 1 << 17
 LOOK_AGAIN_BATCHES, BULK_NS, FEW = 64, 1_000_000, 32
 #: batches in flight per worker: a larger prefetch_factor would overflow the engine's counters
 MOST_PER_WORKER = 1 << 16
+#: orders that are there before they are read
+LISTS = (list, tuple, range)
 
 
 def per_worker(loader: Any) -> int:
@@ -29,8 +31,12 @@ def per_worker(loader: Any) -> int:
 
 
 def may_look_ahead(loader: Any) -> bool:
-    """Whether drawing indices early changes nothing: only for torch's own samplers."""
+    """Whether drawing indices early changes nothing: for torch's own samplers, and for lists."""
     sampler, own = sampler_of(loader), sampler_of_torch(loader)
+    if type(loader.batch_sampler) in LISTS:
+        return True
+    if type(sampler) in LISTS:
+        return type(loader.batch_sampler) in (type(None), torch.utils.data.BatchSampler)
     if type(sampler) is torch.utils.data.RandomSampler and sampler.generator is not None:
         # It may draw again in the middle of an epoch. If the program then leaves the epoch early,
         # its generator would not be where torch leaves it.

@@ -15,7 +15,7 @@ import torch
 import minato
 
 from minato.iterators.across_iterators import memo_of
-from minato.iterators.window import Window
+from minato.iterators.window import Window, may_look_ahead
 from minato.options import Options
 
 from .parts import Engine, Loader, costs_known, planner_of
@@ -59,6 +59,23 @@ def test_hints_alone_do_not_make_batches_quick() -> None:
     loader = Loader(20)
     window = Window(loader, Options.of(loader), memo_of(loader).costs, hinted=True)
     assert window.knows_costs() and window.reach(0) > 0 and not window.quick
+
+
+class OwnBatches(torch.utils.data.BatchSampler):
+    """Batches of a program's class, which may do anything when they are drawn."""
+
+
+@pytest.mark.parametrize("order, safe", [
+    ({"sampler": [3, 1, 2]}, True),
+    ({"sampler": range(4)}, True),
+    ({"batch_sampler": [[0, 1], [2]]}, True),
+    ({"batch_sampler": ([0], [1, 2])}, True),
+    ({"sampler": iter([3, 1])}, False),
+    ({"batch_sampler": OwnBatches([0, 1, 2], 2, False)}, False),
+], ids=["list", "range", "list of batches", "tuple of batches", "iterator", "own class"])
+def test_lists_of_indices_allow_look_ahead(order: dict[str, Any], safe: bool) -> None:
+    loader = minato.DataLoader(torch.arange(4), **order)
+    assert may_look_ahead(loader) is safe
 
 
 def test_idle_workers_begin_the_look_ahead() -> None:
