@@ -235,10 +235,13 @@ class _Probe(Dataset[Any]):
         return 1
 
     def __getitem__(self, _zero: int) -> tuple[list[_Sample], list[str], list[str], list[str]]:
-        _show(self.dataset)
-        from .cache.memoize import make_each_time  # not at import: few programs have a cache
+        from .cache.memoize import made_each_time  # not at import: few programs have a cache
 
-        make_each_time()  # a value that was found would be the same in any order
+        _show(self.dataset)
+        with made_each_time():  # a value that was found would be the same in any order
+            return self._make()
+
+    def _make(self) -> tuple[list[_Sample], list[str], list[str], list[str]]:
         seeder = make_seeder(self.dataset)
         hidden = _hidden_generators(self.dataset)
         before = {name: _fingerprint(g) for name, g in hidden.items()}

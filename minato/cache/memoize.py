@@ -54,11 +54,16 @@ _numbers = itertools.count()
 _made_each_time = False
 
 
-def make_each_time() -> None:
-    """From now on, memoized functions run each time in this process, with the random numbers that
-    they would have drawn for the cache."""
+@contextlib.contextmanager
+def made_each_time() -> Iterator[None]:
+    """Memoized functions run each time in this process, with the random numbers that they would
+    have drawn for the cache."""
     global _made_each_time
     _made_each_time = True
+    try:
+        yield
+    finally:
+        _made_each_time = False
 
 
 @contextlib.contextmanager

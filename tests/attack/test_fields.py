@@ -50,7 +50,7 @@ class Worker(ctypes.Structure):
     _fields_ = [
         ("event", U32), ("state", U32), ("owner", U64), ("tid", U32),
         ("began", U16), ("pause_ms", U16), ("exit_status", I32), ("respawn", U16),
-        ("retired", U16), ("line1", U64 * 4), ("lease_state", U32), ("room", U32),
+        ("retired", U16), ("line1", U64 * 4), ("lease_state", U32), ("lease_event", U32),
         ("lease_off", U64), ("lease_len", U64), ("want_bytes", U64), ("used_end", U64),
         ("init_states", U64 * 3), ("running", U64), ("since_ns", U64), ("row", U64),
         ("tasks_done", U64), ("rows_done", U64), ("busy_ns", U64), ("cpu_ns", U64),

@@ -397,7 +397,7 @@ def test_standby_without_zygote_forks_workers(at_once, monkeypatch):
         refusals.value += 1
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(Standby, "_begin", refused)
+    monkeypatch.setattr(Standby, "_fork_zygote", refused)
     iterator = iter(make(Slow(64, 0.0), batch_size=2))
     got = [next(iterator)]
     wait_for(lambda: refusals.value, "the refusal")

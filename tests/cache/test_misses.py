@@ -164,6 +164,7 @@ def test_facts_of_the_verdict_have_the_misses(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(stats_module, "causes", causes)
     loader = loader_of("memoize", "16MiB", num_workers=1)
     list(loader)
+    loader.stats()
     assert seen and seen[-1].missed is not None and seen[-1].missed.values == COUNT
 
 
