@@ -594,7 +594,7 @@ def _program_rate(f: Facts, result: dict[str, Any]) -> float:
         return float(count / (start + one * count / samples))
     seen = result["end"] is not None and count
     kind = f.own if result["loader"] == "own" else result["loader"]
-    lost = result["end"] / count if seen else f.end_seconds(kind, result["workers"])
+    lost = (result["end"] + f.unforked) / count if seen else f.end_seconds(kind, result["workers"])
     return float(1 / (1 / result["rate"] + lost))
 
 

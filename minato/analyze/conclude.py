@@ -69,6 +69,7 @@ KINDS = {
     "step": "the step", "nothing": "none in loading", "storage": "storage", "lock": "a lock",
     "interpreter": "the interpreter's lock", "stragglers": "stragglers", "workers": "too few workers",
     "work": "the work of a sample", "cores": "the cores", "hand-over": "handing samples over",
+    "start": "starting workers", "collate": "collate_fn",
     "shared": "something that workers share", "unknown": "not settled",
 }  # fmt: skip
 
@@ -280,6 +281,15 @@ class Facts:
         self.again: dict[tuple[str, int], float] = {
             (r["loader"], r["workers"]): r["again"] for r in facts.get("rates", []) if r.get("again")
         }
+        self.starts_again = bool(self.workers and not self.loader.get("persistent_workers"))
+        start, measured = self.watched["start"], self.again.get((self.own, self.workers))
+        #: seconds until the first batch of an epoch: the study forks workers, and where the program
+        #: starts them otherwise, this is what was watched
+        self.start = start if measured is None else measured
+        #: of these, what the study's own runs have not
+        self.unforked = 0.0
+        if self.starts_again and start and self.loader.get("start_method") in ("spawn", "forkserver"):
+            self.start, self.unforked = start, max(0.0, start - (measured or 0.0))
 
     @property
     def asked(self) -> float | None:
@@ -305,9 +315,10 @@ class Facts:
         """Seconds of each sample that the ends of epochs cost, by the nearest number of workers that
         was measured."""
         known = {n: seconds for (k, n), seconds in self.ends.items() if k == kind}
-        if not known or not self.epoch():
+        if not self.epoch():
             return 0.0
-        return known[min(known, key=lambda n: abs(n - workers))] / (self.epoch() * self.batch())
+        seconds = known[min(known, key=lambda n: abs(n - workers))] if known else 0.0
+        return (seconds + self.unforked) / (self.epoch() * self.batch())
 
     def speed_with_step(self) -> float:
         """How many times as fast the program's own loader is with the step as without one: a step
@@ -445,8 +456,8 @@ def _limit(f: Facts) -> tuple[str, str] | None:
     if not f.costs:
         return None
     return (
-        _stragglers(f) or _shared(f) or _threads(f) or _storage(f) or _hand_over(f) or _workers(f, 1.5)
-        or _one_stage(f) or _workers(f, 1.2) or _cores(f)
+        _starting(f) or _stragglers(f) or _shared(f) or _threads(f) or _storage(f) or _collate(f)
+        or _hand_over(f) or _workers(f, 1.5) or _one_stage(f) or _workers(f, 1.2) or _cores(f)
     )  # fmt: skip
 
 
@@ -454,6 +465,20 @@ def is_uneven(costs: Sequence[float]) -> bool:
     """Whether a few samples take much of the time."""
     top = sorted(costs)[-max(1, len(costs) // 20) :]
     return slow_share(costs)[2] >= SLOW_TIMES and sum(top) >= SLOW_SHARE * sum(costs)
+
+
+def _starting(f: Facts) -> tuple[str, str] | None:
+    """Workers that start anew in each epoch, where epochs are short or starts are slow."""
+    rate = f.own_rate()
+    if not f.starts_again or not f.start or f.watched["starts"] < 2 or not rate:
+        return None
+    share = f.end_seconds(f.own, f.workers) * f.program_rate(rate, f.workers)
+    if share < 0.5:
+        return None
+    return "start", (
+        f"Workers start anew in each epoch: {format_seconds(f.start)} until its first batch, and "
+        f"{share:.0%} of the program's time. persistent_workers=True starts them once."
+    )
 
 
 def _stragglers(f: Facts) -> tuple[str, str] | None:
@@ -575,6 +600,18 @@ def _storage(f: Facts) -> tuple[str, str] | None:
     )
 
 
+def _collate(f: Facts) -> tuple[str, str] | None:
+    """A collate_fn that takes longer than the samples that it joins, and is most of handing over."""
+    seconds = f.all["work"].get("collate") or 0.0
+    if seconds <= f.mean or f.workers and 1 / f.hands_over > 2 * seconds / min(f.workers, f.cores):
+        return None
+    name = f.loader.get("collate_fn") or "collate_fn"
+    return "collate", (
+        f"{name} takes {format_seconds(seconds)} for each sample of a batch, {seconds / f.mean:.1f} times "
+        "as long as making the sample."
+    )
+
+
 def _hand_over(f: Facts) -> tuple[str, str] | None:
     """Samples that workers make in less time than it takes to hand them over."""
     at_once = min(f.workers, f.cores / max(f.cpu_share, 1e-9))
@@ -602,9 +639,6 @@ def _workers(f: Facts, gain: float) -> tuple[str, str] | None:
 
 def _one_stage(f: Facts) -> tuple[str, str] | None:
     label, share = f.top()
-    collate = (f.all["work"].get("collate") or 0.0) / f.mean
-    if collate > max(share, 0.5):
-        return "work", f"collate_fn takes {collate:.1f} times as long as making the samples that it joins."
     if share < 0.6 or label in ("__getitem__ itself", "__iter__ itself"):
         return None
     return _most_in(f, label, share)
@@ -974,12 +1008,12 @@ def _twins(f: Facts, now: float) -> list[dict[str, Any]]:
 def _kept_workers(f: Facts, now: float) -> list[dict[str, Any]]:
     """Workers that stay, where they start anew in each epoch of the program."""
     count = f.epoch() or f.watched["batches"] / max(1, f.watched["starts"])
-    measured = f.again.get((f.own, f.workers))
-    start, rate = (f.watched["start"], f.watched["delivered"]) if measured is None else (measured, now)
-    if not f.workers or f.loader.get("persistent_workers") or f.watched["starts"] < 2 or not rate:
+    known = bool(f.unforked) or (f.own, f.workers) in f.again
+    rate = now if known else f.watched["delivered"]
+    if not f.starts_again or not f.start or f.watched["starts"] < 2 or not rate:
         return []
     epoch = count * f.batch() / rate
-    saved = start - f.batch() * f.mean  # workers that stay make a first batch, too
+    saved = f.start - f.batch() * f.mean  # workers that stay make a first batch, too
     gain = epoch / max(epoch - max(0.0, saved), 0.1 * epoch)
     if gain < WORTH:
         return []
@@ -987,8 +1021,8 @@ def _kept_workers(f: Facts, now: float) -> list[dict[str, Any]]:
     return [_make_change(
         f"{once}persistent_workers=True", "persistent_workers=True", now * gain, now,
         "one argument" + (", and where the loader is made" if once else ""), "unchanged",
-        None if measured is None else {"loader": "own", "workers": f.workers, "persistent": True},
-        f"workers start anew in each epoch: {start:.2g} s",
+        {"loader": "own", "workers": f.workers, "persistent": True} if known and not f.unforked else None,
+        f"workers start anew in each epoch: {f.start:.2g} s",
     )]  # fmt: skip
 
 

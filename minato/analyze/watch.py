@@ -276,8 +276,12 @@ def describe_loader(loader: Any) -> dict[str, Any]:
         if not facts["iterable"]:
             facts["length"] = len(loader)  # batches of an epoch
     with contextlib.suppress(Exception):
-        context = loader.multiprocessing_context
-        facts["start_method"] = None if context is None else context.get_start_method()
+        import multiprocessing  # the program has imported it, as torch does
+
+        context = loader.multiprocessing_context or multiprocessing
+        facts["start_method"] = (
+            context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+        )
     return facts
 
 

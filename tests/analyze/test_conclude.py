@@ -439,6 +439,28 @@ def test_kept_workers_ask_for_one_loader() -> None:
         assert what in named
 
 
+@pytest.mark.parametrize("method, kind", [("spawn", "start"), ("fork", "work")])
+def test_slow_starts_of_workers_are_the_limit(method: str, kind: str) -> None:
+    """1,000 samples at 200/s take 5 s, and spawned workers take 10 more. The study forks its own."""
+    stages = [stage("transform 0 (Slow)", 0.009)]
+    found = facts(watched={"start": 10.0, "starts": 4}, stages=stages)
+    found["loader"].update(persistent_workers=False, start_method=method)
+    f = Facts(found)
+    assert limit(f)["kind"] == kind
+    if method == "spawn":
+        assert f.program_rate(200.0, 2) == pytest.approx(1000 / 15)
+        [change] = [c for c in candidates(f)[0] if c["what"] == "persistent_workers=True"]
+        assert change["predicted"] == pytest.approx(1000 / 5.08) and change["check"] is None
+
+
+@pytest.mark.parametrize("free, kind", [(60.0, "collate"), (10.0, "hand-over")])
+def test_slow_collate_fn_is_the_limit(free: float, kind: str) -> None:
+    """Joining takes 30 ms for each sample, and two workers hand over one each 1 / free seconds."""
+    rates = {("torch", 1): 50.0, ("torch", 2): 60.0, ("hand-over", 2): free}
+    found, line = kind_of(work={"collate": 0.03}, rates=rates)
+    assert found == kind and ("3.0 times as long as making" in line) == (kind == "collate")
+
+
 def test_more_workers_of_an_iterable_dataset_may_repeat_samples() -> None:
     found = facts(workers=1, rates={("torch", 1): 100.0, ("torch", 2): 190.0})
     found["loader"].update(iterable=True, samples=None)
