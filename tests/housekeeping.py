@@ -29,6 +29,7 @@ import ctypes
 import faulthandler
 import fcntl
 import gc
+import importlib
 import os
 import re
 import shutil
@@ -210,6 +211,17 @@ def _before_fork() -> None:
 
 if ADDRESS_SANITIZER:
     os.register_at_fork(before=_before_fork)
+
+# These hold locks around a fork. They are imported first, so that they take them after what follows.
+for _name in ("logging", "concurrent.futures.thread"):
+    importlib.import_module(_name)
+#: before and after of a thread are called next to its forks: minato's hooks come earlier before a
+#: fork and later after it, because it is imported later
+next_to_fork = threading.local()
+os.register_at_fork(
+    before=lambda: getattr(next_to_fork, "before", int)(),
+    after_in_parent=lambda: getattr(next_to_fork, "after", int)(),
+)
 
 
 # ---- nothing left ------------------------------------------------------------------------

@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 import threading
-import time
 
 import pytest
 import torch
 from attack.support import in_child
+from housekeeping import next_to_fork
 
 import minato
 from minato import _core
@@ -35,27 +35,23 @@ def fds():
     return len(os.listdir("/proc/self/fd"))
 
 
-def raw_fork(child, begin=lambda: None, end=lambda: None):
-    """Process number of a fork with only minato's hooks. begin() and end() run next to the
-    fork in the parent; the child's exit code is the result of child()."""
-    # A thread that demands the GIL at the moment of the fork does not exist in the child, which
-    # would hand it the GIL and wait for ever. Python's own fork clears such a demand.
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(60)
-    time.sleep(0.02)  # serves the demands that are already made
-    _core.fork_begins()
-    begin()
-    pid = ctypes.PyDLL(None).fork()
-    sys.setswitchinterval(interval)
+def fork(child, begin=lambda: None, end=lambda: None):
+    """Process number of a fork. begin() and end() run next to it in the parent, inside minato's
+    hooks; the child's exit code is the result of child()."""
+    ended = []  # a hook's exception does not end a fork
+    next_to_fork.before = lambda: ended.append(begin())
+    next_to_fork.after = lambda: ended.append(end())
+    try:
+        pid = os.fork()
+    finally:
+        vars(next_to_fork).clear()
     if pid == 0:
         code = 99
         try:
-            _core.forked()
             code = child()
         finally:
             os._exit(code)
-    end()
-    _core.fork_ends()
+    assert ended == [None, None]
     return pid
 
 
@@ -103,7 +99,7 @@ def test_an_array_that_outlives_its_tensors_memory(how):
         batch.share_memory_()
     assert batch.data_ptr() != seen.ctypes.data
     go = os.pipe()
-    pid = raw_fork(lambda: len(os.read(go[0], 1)) * (1 if (seen == expected).all() else 2))
+    pid = fork(lambda: len(os.read(go[0], 1)) * (1 if (seen == expected).all() else 2))
     del batch, seen
     for _ in range(3):
         list(source)
@@ -137,7 +133,7 @@ def test_batch_received_by_thread_during_fork(out, dropped):
             box.clear()
             source.stats()
 
-    pid = raw_fork(child, begin, end)
+    pid = fork(child, begin, end)
     box.clear()
     kept.clear()
     for _ in range(3):
@@ -167,7 +163,7 @@ def test_child_without_descriptors_keeps_its_batch():
             os._exit(0)
         return 0
 
-    assert end_of(raw_fork(child)) == 0
+    assert end_of(fork(child)) == 0
     assert os.read(answer[0], 1) == b"!"
     del batch, seen
     for _ in range(3):
@@ -196,7 +192,7 @@ def test_two_threads_fork_at_once():
         os.read(look[0], 1)
         return 0 if (seen == expected).all() else 2
 
-    thread = threading.Thread(target=lambda: pids.append(raw_fork(child, begin)))
+    thread = threading.Thread(target=lambda: pids.append(fork(child, begin)))
     thread.start()
     assert begun.wait(60)
     assert in_child(lambda: 0) == 0
@@ -245,7 +241,7 @@ def test_fork_checks_run_no_program_code():
     it = iter(source)
     batch = next(it)
     wait = os.pipe()
-    pid = raw_fork(lambda: len(os.read(wait[0], 1)))
+    pid = fork(lambda: len(os.read(wait[0], 1)))
     del batch
     engine, calls = it._engine, []
     sys.setprofile(lambda frame, event, _: calls.append((event, frame.f_code.co_name)))
@@ -280,7 +276,7 @@ def test_child_without_batches_costs_no_descriptor():
 
     def left_of_forks():
         before, wait = fds(), os.pipe()
-        pids = [raw_fork(lambda: len(os.read(wait[0], 1))) for _ in range(3)]
+        pids = [fork(lambda: len(os.read(wait[0], 1))) for _ in range(3)]
         left = fds() - before - 2
         os.write(wait[1], b"!!!")
         return left if [end_of(pid) for pid in pids] == [1, 1, 1] else -1
@@ -324,4 +320,4 @@ def test_child_does_not_wait_for_parents_locks(which):
     def end():
         assert libc.pthread_mutex_unlock(ctypes.c_void_p(lock)) == 0
 
-    assert end_of(raw_fork(lambda: signal.alarm(60) or work(), begin, end)) == 0
+    assert end_of(fork(lambda: signal.alarm(60) or work(), begin, end)) == 0
