@@ -45,10 +45,11 @@ import cache_ranks
 import cache_table
 import numpy as np
 import torch
-from cache_scratch import MEMORY, cleaned, die_with_parent, scratch, turns
+from cache_scratch import MEMORY, cleaned, scratch, turns
 from common import kept_by_monai, machine, median, table
 
 import minato
+from minato import _core
 
 KB, MB = 1000, 1000 * 1000
 #: bytes of a value -> how many there are
@@ -158,7 +159,7 @@ def of_redis(data: list[np.ndarray[Any, Any]], folder: str) -> dict[str, Read]:
         port = free.getsockname()[1]
     process = subprocess.Popen(
         [server, "--port", str(port), "--save", "", "--bind", "127.0.0.1", "--dir", folder],
-        stdout=subprocess.DEVNULL, preexec_fn=die_with_parent,
+        stdout=subprocess.DEVNULL, preexec_fn=lambda: _core.die_with_parent(True),
     )  # fmt: skip
     client = redis.Redis(port=port)
     try:

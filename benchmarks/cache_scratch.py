@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -53,11 +52,6 @@ def cleaned() -> Iterator[None]:
         yield
     finally:
         remove_left()
-
-
-def die_with_parent() -> None:
-    """For the start of a server: ends it if the benchmark is killed."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def turns(repeats: int, until: float | None) -> Iterator[int]:
