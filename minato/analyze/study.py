@@ -632,16 +632,16 @@ def choose_batches(
     known = [batch for batch in batches if all(str(index) in costs for index in batch)]
     if len(known) <= most:
         return known
-    sums = [sum(costs[str(index)] for index in batch) for batch in known]
-    mean, least = statistics.fmean(sums), max(1, 2 * most // 3)
-    found = [
-        known[begin : begin + size]
-        for size in range(most, least - 1, -1)
-        for begin in range(int(part * (len(known) - size)), len(known) - size + 1)
-    ]
-    return min(found, key=lambda some: abs(
-        sum(costs[str(index)] for batch in some for index in batch) / len(some) - mean
-    ))  # fmt: skip
+    sums = [0.0, *itertools.accumulate(sum(costs[str(index)] for index in batch) for batch in known)]
+    mean, least = sums[-1] / len(known), max(1, 2 * most // 3)
+    begin, size = min(
+        (
+            (begin, size) for size in range(most, least - 1, -1)
+            for begin in range(int(part * (len(known) - size)), len(known) - size + 1)
+        ),
+        key=lambda some: abs((sums[some[0] + some[1]] - sums[some[0]]) / some[1] - mean),
+    )  # fmt: skip
+    return known[begin : begin + size]
 
 
 def look_ahead_as(loader: Any, made: Any, costs: dict[str, float]) -> None:
