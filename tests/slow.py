@@ -165,9 +165,9 @@ SLOW: dict[str, str] = {
         "the same with three ranks.",
     "tests/integrations/test_ranks.py::test_lightning_resumes_each_ranks_own_stream":
         "test_lightning_resumes_each_rank_exactly; make libraries runs it.",
-    "tests/analyze/test_programs.py::test_a_long_step_is_the_limit": "tests/analyze/test_conclude.py.",
+    "tests/analyze/test_programs.py::test_a_long_step_is_the_limit": "tests/analyze/test_limits.py.",
     "tests/analyze/test_programs.py::test_one_lock_of_all_workers_is_named":
-        "tests/analyze/test_conclude.py; test_reads_that_wait_are_named_storage.",
+        "tests/analyze/test_limits.py; test_reads_that_wait_are_named_storage.",
     "tests/analyze/test_programs.py::test_stop_ends_the_program_after_the_watch":
         "test_an_interrupt_leaves_nothing.",
     "tests/analyze/test_programs.py::test_a_folder_of_files_is_studied[sounds":

@@ -209,7 +209,7 @@ def _mean(values: list[Any]) -> float | None:
 
 def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     """Bytes, time to decode, and loss of each codec, and what samples take with it."""
-    from .study import is_iterable, sample_makers
+    from .samples import is_iterable, sample_makers
 
     try:
         import PIL.Image
@@ -307,7 +307,7 @@ def _add_image(
 
 def _time_samples(openers: Openers, rows: list[_Row], loader: Any, indices: list[Any], end: float) -> None:
     """What samples take with each codec, by turns; each with the same numbers at random."""
-    from .study import sample_maker
+    from .samples import sample_maker
 
     now, make = Clocks().now, sample_maker(loader.dataset)
     for repeat in range(3):
@@ -337,7 +337,7 @@ def _time_samples(openers: Openers, rows: list[_Row], loader: Any, indices: list
 def replace_files(dataset: Any, batches: list[list[Any]], given: dict[str, Any]) -> list[list[Any]]:
     """Puts encoded images in the place of the files that the first batches read. This holds for
     this process and the workers that it forks. Returns these batches."""
-    from .study import sample_maker
+    from .samples import sample_maker
 
     settings, openers = Settings(given["format"], given["quality"], given["size"]), Openers()
     make = sample_maker(dataset)

@@ -359,7 +359,7 @@ def examine_move(elements: list[Any], inputs: list[Given], start: int, to: int) 
 
 def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     """Moves that save time: what a sample takes in both orders, and what the data become."""
-    from .study import is_iterable, sample_makers
+    from .samples import is_iterable, sample_makers
 
     result: dict[str, Any] = {"kind": "orders", "chains": 0, "moves": [], "failed": []}
     send(result)
@@ -412,7 +412,7 @@ def _collect_inputs(loader: Any, source: Any, end: float) -> dict[int, list[Give
 
 def _time_move(loader: Any, told: dict[str, Any], end: float) -> None:
     """Seconds of samples in both orders, by turns."""
-    from .study import sample_makers
+    from .samples import sample_makers
 
     now, part = Clocks().now, list(find_chains(loader.dataset))[told["chain"]]
     as_it_is = elements_of(part)

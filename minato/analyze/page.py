@@ -10,19 +10,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .conclude import (
-    STORAGES,
-    Facts,
-    codec_rows,
-    describe_data,
-    describe_move,
-    format_bytes,
-    format_place,
-    format_rate,
-    format_seconds,
-    slow_share,
-    storage_rate,
-)
+from .changes import describe_data, describe_move
+from .codec_rates import STORAGES, codec_rows, storage_rate
+from .facts import Facts, slow_share
+from .formats import format_bytes, format_place, format_rate, format_seconds
 from .report import answer, format_loss, quantile
 
 #: width of the pictures in their own units; the page scales them

@@ -261,7 +261,7 @@ class Totals:
         return sum(self.count.values())
 
     def lines(self, total: int) -> list[str]:
-        from .conclude import format_bytes, format_seconds
+        from .formats import format_bytes, format_seconds
 
         words = {
             "made": "encoded anew", "kept": "copied, because they would not become smaller",

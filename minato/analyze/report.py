@@ -7,20 +7,13 @@ import re
 import statistics
 from typing import Any
 
-from .conclude import (
-    OTHERS,
-    UNCERTAIN,
-    Facts,
-    codec_rows,
-    describe_move,
-    format_bytes,
-    format_place,
-    format_rate,
-    format_seconds,
-    slow_share,
-    winners,
-)
+from .changes import describe_move
+from .codec_rates import codec_rows, winners
+from .facts import OTHERS, Facts, slow_share
+from .formats import format_bytes, format_place, format_rate, format_seconds
 
+#: a rate whose range is wider than this is told with the range
+UNCERTAIN = 1.3
 #: fewer images than this make a mean unreliable
 FEW = 16
 #: share of the time above which the ends of epochs are worth a note

@@ -15,14 +15,16 @@ pytest.importorskip("PIL")
 
 from PIL import Image
 
-from minato.analyze import codecs, report, study
-from minato.analyze.conclude import Facts, candidates, codec_rate, winners
+from minato.analyze import loaders, report, study
+from minato.analyze.changes import candidates
+from minato.analyze.codec_rates import codec_rate, winners
+from minato.analyze.facts import Facts
 from minato.analyze.page import page
 
 from .photos import folder_of, photo
 from .support import in_a_fork
 from .support import study as run_study
-from .test_conclude import facts
+from .test_limits import facts
 from .test_page import whole
 
 pytestmark = pytest.mark.limit(240)
@@ -131,7 +133,7 @@ def test_a_check_reads_encoded_images(kind: str, photos: Path) -> None:
 
     def sizes(workers: int, **more: Any) -> list[int]:
         loader: Any = DataLoader(Sizes(photos, None), 2, num_workers=workers)
-        made = iter(study.rebuild(loader, {"workers": workers, "loader": kind, **more}))
+        made = iter(loaders.rebuild(loader, {"workers": workers, "loader": kind, **more}))
         return [int(size) for _ in range(3) for size in next(made)]
 
     plain = sizes(0)

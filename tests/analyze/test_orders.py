@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from minato.analyze import orders, report, study
-from minato.analyze.conclude import Facts, candidates
+from minato.analyze import loaders, orders, report, study
+from minato.analyze.changes import candidates
+from minato.analyze.facts import Facts
 from minato.analyze.orders import Given, apply_all, commute, examine_move, find_moves
 from minato.analyze.page import page
 from minato.analyze.stages import hash_value
@@ -237,7 +238,7 @@ def test_moves_are_found_timed_and_checked() -> None:
         told: list[dict[str, Any]] = []
         study.run({"do": "orders", "seconds": 0.5}, loader, told.append)
         given = {"workers": 0, "loader": "torch", "order": [0, [2, 0, 1]]}
-        made = next(iter(study.rebuild(loader, given)))
+        made = next(iter(loaders.rebuild(loader, given)))
         names = [type(one).__name__ for one in loader.dataset.transform.transforms]
         return told[-1], list(made.shape), names
 

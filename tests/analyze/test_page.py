@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from minato.analyze import command, report
-from minato.analyze.conclude import Facts, candidates, format_place, limit
+from minato.analyze import measure, report
+from minato.analyze.changes import candidates
+from minato.analyze.facts import Facts
+from minato.analyze.formats import format_place
+from minato.analyze.limits import limit
 from minato.analyze.page import _shorten_label, page
 
-from .test_conclude import facts, stage
+from .test_limits import facts, stage
 
 
 def whole(**given: Any) -> dict[str, Any]:
@@ -23,10 +26,10 @@ def whole(**given: Any) -> dict[str, Any]:
     found = facts(stages=stages, work={"cache": cache, "gil": "mixed"}, **given)
     found["watched"].update(shapes="", bytes=64)
     found.update(
-        schema=report.SCHEMA, generator=command.GENERATOR, version="1", place=["a <b>.py", 3],
+        schema=report.SCHEMA, generator=measure.GENERATOR, version="1", place=["a <b>.py", 3],
         storage={"rates": [{"in_flight": 4, "files_per_s": 9.0, "bytes_per_s": 1e6, "files": 9}],
                  "cold": True, "files": 9, "bytes": 900, "median": 100},
-        machine={**found["machine"], **command.machine_facts(None), "command": ["python", "a <b>.py"]},
+        machine={**found["machine"], **measure.machine_facts(None), "command": ["python", "a <b>.py"]},
     )  # fmt: skip
     found["limit"] = limit(Facts(found))
     found["helps"], found["useless"] = candidates(Facts(found))

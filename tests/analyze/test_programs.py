@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import shlex
 import signal
 import subprocess
-import shlex
 import sys
 import time
 import wave

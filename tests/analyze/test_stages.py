@@ -94,10 +94,10 @@ def test_clocks_leave_nothing_when_removed(tmp_path: Path) -> None:
 def test_cache_ends_before_a_random_stage(tmp_path: Path) -> None:
     from torch.utils.data import DataLoader
 
-    from minato.analyze import study
+    from minato.analyze import work
 
     loader = DataLoader(data(tmp_path), 4)  # type: ignore[arg-type]
-    found = study._cacheable_part(loader, study.clock() + 10)
+    found = work._cacheable_part(loader, work.clock() + 10)
     assert found is not None and not found["whole"]
     assert found["after"] == "transform 2 (<lambda>)" and found["bytes"] == 400
     assert found["share"] > 0.8
@@ -125,9 +125,9 @@ def test_clocks_ignore_other_threads(tmp_path: Path) -> None:
 def pace_of(epochs: int, length: int, over: int) -> Any:
     """Two workers make two batches in 0.2 s. An epoch begins with a second more; its sampler has no
     more batches for the last ``over``, which come as fast."""
-    from minato.analyze import study
+    from minato.analyze import loaders
 
-    pace = study._Pace(2, length, ahead=4)
+    pace = loaders._Pace(2, length, ahead=4)
     for epoch in range(epochs):
         if epoch:
             pace.begin()
@@ -150,18 +150,18 @@ def test_epochs_without_a_middle_count_as_a_whole() -> None:
 
 
 def test_batches_of_a_check_have_the_mean_cost() -> None:
-    from minato.analyze import study
+    from minato.analyze import loaders
 
     costs = {str(n): 1.0 for n in range(40)} | {"3": 9.0, "4": 9.0, "5": 9.0, "30": 9.0}
     batches = [[n, n + 1] for n in range(0, 60, 2)]  # those from 40 on are not known
-    chosen = study.choose_batches(batches, costs, 5, 0.3)
+    chosen = loaders.choose_batches(batches, costs, 5, 0.3)
     assert chosen == batches[11:16]  # the others have no slow sample, or three
-    assert study.choose_batches(batches, costs, 99, 0.3) == batches[:20]
+    assert loaders.choose_batches(batches, costs, 99, 0.3) == batches[:20]
 
 
 def test_check_of_uneven_samples_has_whole_epochs() -> None:
     """And minato's loader looks ahead and knows costs, as it does in the program's second epoch."""
-    from minato.analyze import study
+    from minato.analyze import loaders
     from minato.iterators import window
     from minato.iterators.across_iterators import memo_of
 
@@ -173,8 +173,8 @@ def test_check_of_uneven_samples_has_whole_epochs() -> None:
             "learnt": True,
         }  # fmt: skip
         loader = DataLoader(list(range(64)), 4)
-        made = study.rebuild(loader, request)
-        study.rate(request, loader, told.append)
+        made = loaders.rebuild(loader, request)
+        loaders.rate(request, loader, told.append)
         return told[-1], memo_of(made).costs.predict(8), window.may_look_ahead(made)
 
     found, learnt, ahead = in_a_fork(measured)
@@ -184,11 +184,11 @@ def test_check_of_uneven_samples_has_whole_epochs() -> None:
 
 
 def test_batches_of_a_study_come_in_epochs() -> None:
-    from minato.analyze import study
+    from minato.analyze import loaders
 
-    batches = study._Batches([[0], [1], [2]], length=2)
+    batches = loaders._Batches([[0], [1], [2]], length=2)
     assert [list(batches), list(batches)] == [[[0], [1]], [[2], [0]]] and batches.over
-    source = iter(study._Batches([[0]]))
+    source = iter(loaders._Batches([[0]]))
     assert [next(source) for _ in range(9)] == [[0]] * 9  # without end
     batches.length = 0
     source = iter(batches)
@@ -199,13 +199,13 @@ def test_batches_of_a_study_come_in_epochs() -> None:
 
 def test_storage_counts_each_byte_of_parallel_reads(tmp_path: Path) -> None:
     """Also where some of the files have gone."""
-    from minato.analyze import study
+    from minato.analyze import storage
 
     paths = [str(tmp_path / str(number)) for number in range(200)]
     for path in paths:
         Path(path).write_bytes(bytes(1 << 16))
     told: list[Any] = []
-    study.storage({"files": [str(tmp_path / "gone"), *paths], "seconds": 2.0}, None, told.append)
+    storage.storage({"files": [str(tmp_path / "gone"), *paths], "seconds": 2.0}, None, told.append)
     assert told[-1]["files"] == 200 and [each["in_flight"] for each in told[-1]["rates"]] == [1, 4, 16, 32]
     for each in told[-1]["rates"]:
         assert each["files"] and each["bytes_per_s"] == pytest.approx(each["files_per_s"] * (1 << 16))

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from minato.analyze import command, keeper, watch
+from minato.analyze import keeper, measure, watch
 
 from .support import environment
 
@@ -149,7 +149,7 @@ def test_a_device_is_watched_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(40):
         record.next(load, None, number == 0)
         device_is_free = max(now, device_is_free) + 0.02
-    from minato.analyze.conclude import watch_facts
+    from minato.analyze.facts import watch_facts
 
     found = watch_facts(record.summary(2000))
     assert found["by"] == "events on the device"
@@ -285,9 +285,9 @@ def test_a_measurement_ends_by_time_memory_or_reader(
 
 def test_small_budget_names_batch_that_fits() -> None:
     found: Any = {"watched": {"batch": 8}}
-    assert command._fitting_batch(found, 0.01, 10.0) is None
-    assert command._fitting_batch(found, 0.5, 10.0) == 3
-    assert isinstance(command._fitting_batch(found, 3.0, 10.0), str)
+    assert measure._fitting_batch(found, 0.01, 10.0) is None
+    assert measure._fitting_batch(found, 0.5, 10.0) == 3
+    assert isinstance(measure._fitting_batch(found, 3.0, 10.0), str)
 
 
 def test_keepers_file_has_its_own_position(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_keepers_file_has_its_own_position(tmp_path: Path) -> None:
 
 
 def test_failure_of_all_loaders_is_one_line() -> None:
-    study = command.Study(None, None, None)  # type: ignore[arg-type]
+    study = measure.Study(None, None, None)  # type: ignore[arg-type]
     error = "KeyError: Caught KeyError in DataLoader worker process 0.\nOriginal Traceback:\n  x\nKeyError: 'a'\n"
     for what in ("torch's loader", "minato's loader"):
         study._note_failure(what, error)

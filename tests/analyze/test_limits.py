@@ -10,19 +10,9 @@ from typing import Any
 import pytest
 
 from minato.analyze import report
-from minato.analyze.conclude import (
-    Facts,
-    candidates,
-    drop,
-    fit_scaling,
-    limit,
-    reading_stages,
-    relate,
-    scaled_rate,
-    settle,
-    simulate_rate,
-    watch_facts,
-)
+from minato.analyze.changes import add_base_rate, candidates, drop_small_gains, enter_check
+from minato.analyze.facts import Facts, fit_scaling, reading_stages, scaled_rate, simulate_rate, watch_facts
+from minato.analyze.limits import limit
 
 
 def stage(label: str, seconds: float, cpu: float | None = None, kind: str = "call",
@@ -295,22 +285,22 @@ def test_uneven_steps_are_told_with_a_range() -> None:
 
 def test_a_change_is_settled_within_the_bound() -> None:
     change: dict[str, Any] = {"predicted": 110.0}
-    settle(change, 50.0, [(50.0, 100.0), (52.0, 104.0), (51.0, 98.0)])
+    enter_check(change, 50.0, [(50.0, 100.0), (52.0, 104.0), (51.0, 98.0)])
     assert change["settled"] and change["bound"] == 0.15 and change["checked_gain"] == 2
     assert change["gain"] == 2.2 and change["base"] == 51 and change["checked"] == 102
-    settle({**change, "predicted": 110.0}, 50.0, [])
+    enter_check({**change, "predicted": 110.0}, 50.0, [])
     change["predicted"] = 110.0
-    settle(change, 50.0, [(50.0, 80.0)])
+    enter_check(change, 50.0, [(50.0, 80.0)])
     assert not change["settled"]
     change["predicted"] = 110.0
-    settle(change, 50.0, [(50.0, 60.0), (50.0, 80.0), (50.0, 140.0)])  # as uncertain as that
+    enter_check(change, 50.0, [(50.0, 60.0), (50.0, 80.0), (50.0, 140.0)])  # as uncertain as that
     assert change["settled"]
 
 
 def test_checks_are_judged_by_pairs() -> None:
     """Other programs slow both runs of a repeat, and the samples of a repeat are those of both."""
     change: dict[str, Any] = {"predicted": 200.0}
-    settle(change, 100.0, [(100.0, 190.0), (20.0, 39.0), (60.0, 120.0)])
+    enter_check(change, 100.0, [(100.0, 190.0), (20.0, 39.0), (60.0, 120.0)])
     assert change["settled"] and change["bound"] == 0.15 and change["predicted"] == 120
 
 
@@ -363,10 +353,10 @@ def test_change_with_small_checked_gain_is_useless() -> None:
                   dropped=[])  # fmt: skip
     found["helps"], found["useless"] = candidates(Facts(found))
     [change] = found["helps"]
-    settle(change, 80.0, [(80.0, 84.0)])
+    enter_check(change, 80.0, [(80.0, 84.0)])
     change["samples"], found["base"] = 100, 80.0
-    relate(found)
-    drop(found)
+    add_base_rate(found)
+    drop_small_gains(found)
     assert found["helps"] == [] and found["dropped"] == [change]
     assert found["useless"][0].startswith("num_workers=2: 1.05 times when checked on 100 samples (predicted ")
 
@@ -416,9 +406,9 @@ def test_factors_have_one_base_that_is_told() -> None:
     found["limit"] = {"line": ""}
     found["helps"], found["useless"] = candidates(Facts(found))
     change = found["helps"][0]
-    settle(change, 80.0, [(50.0, 150.0)])
+    enter_check(change, 80.0, [(50.0, 150.0)])
     change["samples"], found["base"] = 10, 50.0
-    relate(found)
+    add_base_rate(found)
     assert found["relative_to"] == 50 and change["checked_gain"] == 3
     assert change["gain"] == change["predicted"] / 50
     line = (

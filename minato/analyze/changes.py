@@ -1,0 +1,377 @@
+"""What would make a program faster: predicted rates, and what checks have found."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import statistics
+from typing import Any
+
+from .codec_rates import CHEAP, CLOSE, LOSS, QUALITY, codec_rows
+from .facts import WORTH, Facts, fit_scaling, measured_gain, scaled_rate, slow_share, virtual_gain
+from .formats import format_bytes
+from .limits import NO_WAIT, shared_wait, thread_wait
+
+#: the least bound of a prediction's error
+BOUND = 0.15
+#: bytes a second at which a cached sample is copied out
+COPIES = 4e9
+#: share of the available memory that a cache may take
+CACHED = 0.5
+#: transforms by their class, and the operator of minato.ops that does the same in C
+TWINS = {
+    "RandFlip": "RandFlip", "RandFlipd": "RandFlip", "RandomFlip": "RandFlip",
+    "RandBalancedCrop": "RandBalancedCrop", "RandCropByPosNegLabeld": "RandBalancedCrop",
+    "RandSpatialCrop": "RandCrop", "RandSpatialCropd": "RandCrop", "Cast": "Cast",
+    "CastToType": "Cast", "CastToTyped": "Cast", "RandBrightness": "RandScaleIntensity",
+    "RandScaleIntensity": "RandScaleIntensity", "RandScaleIntensityd": "RandScaleIntensity",
+    "GaussianNoise": "RandGaussianNoise", "RandGaussianNoise": "RandGaussianNoise",
+    "RandGaussianNoised": "RandGaussianNoise", "NormalizeIntensity": "Normalize",
+    "NormalizeIntensityd": "Normalize", "SpatialPad": "Pad", "SpatialPadd": "Pad",
+}  # fmt: skip
+
+
+def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
+    """Changes with a predicted rate of the program, and what would not help and why."""
+    helps: list[dict[str, Any]] = []
+    useless: list[str] = []
+    rate = f.own_rate()
+    if f.watched["wait"] is not None and f.watched["wait"] < NO_WAIT:
+        return [], [f"any change of the loader: the program waits for data {f.watched['wait']:.1%} of its time"]
+    if not rate or not f.costs:
+        return helps, useless
+    now = f.program_rate(rate, f.workers)
+    for make in (_more_workers, _minato, _worker_type, _cache, _codec):
+        found = make(f, rate, now)
+        if isinstance(found, str):
+            useless.append(found)
+        elif found is not None:
+            helps.append(found)
+    _together(f, helps, now)
+    helps += _twins(f, now)
+    helps += _orders(f, rate)
+    helps += _kept_workers(f, now)
+    for one in helps:
+        one["paste"] = _paste_for(f.loader.get("maker"), one["paste"])
+    good = [one for one in helps if one["gain"] is None or one["gain"] >= WORTH]
+    useless += [f"{one['what']}: predicted {one['gain']:.2f} times" for one in helps if one not in good]
+    return sorted(good, key=lambda one: -(one["gain"] or 0.0)), useless
+
+
+def _paste_for(maker: str | None, paste: str) -> str:
+    """The line to paste where a library makes the loader: an argument of that library's."""
+    if maker != "transformers":
+        return paste
+    argument = r"TrainingArguments(dataloader_\1)"
+    paste = re.sub(r"\b((?:num_workers|persistent_workers)=\w+)", argument, paste)
+    return paste.replace(
+        "from minato import DataLoader  #", "minato.patch_torch()  # before the Trainer is made;"
+    ).replace("from minato import DataLoader", "minato.patch_torch()  # before the Trainer is made")
+
+
+def _make_change(
+    what: str, paste: str, predicted: float | None, now: float, effort: str, data: str,
+    check: dict[str, Any] | None, note: str = "",
+) -> dict[str, Any]:
+    return {
+        "what": what, "paste": paste, "predicted": predicted, "effort": effort, "data": data,
+        "gain": predicted / now if predicted is not None else None, "check": check, "note": note,
+        "checked": None, "settled": None,
+    }  # fmt: skip
+
+
+def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
+    fit = fit_scaling(f.scaling(f.own))
+    # a step that waits for most of the time leaves its cores to workers
+    busy = f.step_cores * min(1.0, (f.rate(f.own, f.cores) or rate) / (f.asked or math.inf))
+    free = max(1, f.cores - round(busy))
+    target, note = free, ""
+    if shared_wait(f) is not None or thread_wait(f) is not None:
+        return "more workers: they wait for each other already"
+    if fit is None:
+        return "another number of workers: not known, because only one number was measured"
+    if f.workers >= free:
+        if f.cpu_share > 0.5:
+            return (
+                f"more workers: there are {f.workers} for {f.cores} cores, and samples compute for "
+                f"{f.cpu_share:.0%} of their time"
+            )
+        wanted = math.ceil(f.workers * min((f.asked or rate) / rate, 4.0))
+        target = max(f.workers + 1, min(wanted, int(4 * f.cores)))
+        note = f"extrapolated{_name_counts(f)}" if target > max(f.scaling(f.own)) else ""
+    # without workers a process more is another thing than a thread's turn: the fit says what it makes
+    predicted = f.program_rate(scaled_rate(fit, target), target)
+    if predicted < WORTH * now:
+        return f"{target} workers: predicted {predicted / now:.2f} times{_name_counts(f)}"
+    data = "unchanged"
+    if f.loader.get("iterable"):  # else each worker gives all of them
+        data = "unchanged only if the dataset splits its samples between its workers"
+    return _make_change(
+        f"num_workers={target}", f"num_workers={target}", predicted, now, "one argument",
+        data, {"loader": "own", "workers": target}, note,
+    )  # fmt: skip
+
+
+def _name_counts(f: Facts) -> str:
+    """The numbers of workers that a rate was fitted to."""
+    return f" from rates of {', '.join(map(str, sorted(f.scaling(f.own))))} workers"
+
+
+def _minato(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
+    if f.own == "minato":
+        return None
+    if f.workers == 0:
+        return None
+    measured = measured_gain(f, f.workers)
+    if f.workers < 2 and (measured is None or measured < WORTH):
+        return "minato's scheduling: one worker has nothing to share"
+    gain = virtual_gain(f, f.workers) if measured is None else measured
+    if gain < WORTH:
+        times = slow_share(f.costs)[2]
+        return (
+            f"minato's loader: measured {gain:.2f} times with {f.workers} workers" if measured
+            else f"minato's scheduling: {gain:.2f} times in a simulation with the measured costs "
+            f"(the slowest sample takes {times:.1f} times the median)"
+        )  # fmt: skip
+    predicted = _minato_rate(f, rate, gain, f.workers)
+    return _make_change(
+        "minato.DataLoader in place of torch's", "from minato import DataLoader", predicted, now,
+        "one import", "unchanged", {"loader": "minato", "workers": f.workers},
+    )  # fmt: skip
+
+
+def _minato_rate(f: Facts, rate: float, gain: float, workers: int) -> float:
+    """The program's rate with minato's loader: as that was measured, or else with the gain of the
+    simulation. rate: of the program's own loader."""
+    measured = f.rate("minato", workers) if measured_gain(f, workers) is not None else None
+    return f.program_rate(measured or rate * gain, workers, "minato")
+
+
+def _worker_type(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
+    """Processes in place of a program's threads, or threads in place of its processes: where one of
+    the two waits for what the other does not."""
+    made = f.at_once()
+    if made is None or not f.workers or f.loader.get("worker_type") == "native":
+        return None
+    now_, other = ("threads", "processes") if f.threads else ("processes", "threads")
+    gain = made[other] / made[now_]
+    waits = thread_wait(f) if f.threads else shared_wait(f)
+    if waits is None:
+        return None
+    if gain < WORTH:
+        return f"{other} in place of {now_}: measured {gain:.2f} times as many samples at once"
+    kind = "process" if f.threads else "thread"
+    ends = "torch" if f.threads else f.own  # of processes, which start anew
+    own = "" if f.own == "minato" else "from minato import DataLoader  # and "
+    return _make_change(
+        f"{other} in place of {now_}", f'{own}worker_type="{kind}"',
+        f.program_rate(rate * gain, f.workers, ends), now, "one argument" if not own else "one import, "
+        "one argument", "unchanged", {"loader": "minato", "workers": f.workers, "worker_type": kind},
+    )  # fmt: skip
+
+
+def _cache(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
+    cache = f.all["work"].get("cache")
+    count = f.loader.get("samples")
+    if not count:
+        return None
+    if not cache:
+        return "a cache: the first stage of a sample is random, or its results cannot be compared"
+    need, free = cache["bytes"] * count, f.all["machine"]["memory_available"]
+    what = "whole samples" if cache["whole"] else f"the value after {cache['after']}"
+    left = f.mean * (1 - cache["share"]) + cache["bytes"] / COPIES + 20e-6
+    predicted = f.cheaper_rate(f.mean / left)
+    if need > CACHED * free:
+        return f"a cache of {what}: it needs {format_bytes(need)}, and {format_bytes(free)} are available"
+    if predicted < WORTH * now:
+        return f"a cache of {what}: predicted {predicted / now:.2f} times"
+    return _make_change(
+        f"a cache of {what}", _cache_line(need), predicted, now,
+        f"{format_bytes(need)} of memory; {cache['share']:.0%} of a sample's time is saved", "unchanged",
+        {"loader": "own", "workers": f.workers, "cached": -1 if cache["whole"] else cache["calls"]},
+        "from the second epoch on",
+    )  # fmt: skip
+
+
+def _cache_line(need: int) -> str:
+    """What a program says to have one."""
+    size = max(1, math.ceil(1.1 * need / (1 << 30)))
+    return f'cache="{size}GiB"  # of minato.DataLoader, with read, decode and augment in the dataset: docs/cache.md'
+
+
+def _codec(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
+    rows, told = codec_rows(f), f.all.get("codecs")
+    if not told:
+        return None
+    if not told["images"]:
+        where = "; images come out of containers, which minato recode does not read" if (
+            told["containers"]
+        ) else ""  # fmt: skip
+        return f"another codec: samples read no photo from a file of its own{where}"
+    if not rows:
+        return f"another codec: not measured, only {told['images']} images were encoded in time"
+    good = [
+        row for row in rows[1:]
+        if row["format"] and row["rate"] and (row["quality"] or QUALITY) >= QUALITY
+        and (row["worst"] is None or row["worst"] >= LOSS)
+    ]  # fmt: skip
+    if not good:
+        return f"another codec: each loses more than {LOSS:.0f} dB on some image, or cannot be read"
+    best = max(row["rate"] for row in good)
+    close = [row for row in good if row["rate"] * CLOSE >= best]
+    least = min(row["cpu"] or row["decode"] for row in close)  # else cores that are busy would undo the gain
+    cheap = [row for row in close if (row["cpu"] or row["decode"]) <= CHEAP * least]
+    row = max(cheap, key=lambda row: row["psnr"] or math.inf)
+    predicted = f.cheaper_rate(row["rate"] / rate)
+    small = f", shorter side {told['size']}" if told["size"] else ""
+    what = f"images as {row['name']}{small}"
+    if predicted < WORTH * now:
+        return f"{what}: predicted {predicted / now:.2f} times"
+    name = f"{row['format']}{row['quality'] or ''}" + (f"-{told['size']}" if told["size"] else "")
+    given = [told["folder"], f"{told['folder']}-{name}", "--format", row["format"]]
+    given += ["--quality", str(row["quality"])] if row["quality"] else []
+    given += ["--size", str(told["size"])] if told["size"] else []
+    check = {"loader": "own", "workers": f.workers,
+             "codec": {"format": row["format"], "quality": row["quality"], "size": told["size"]}}  # fmt: skip
+    loss = "shrunk, nothing else" if row["psnr"] is None else (
+        f"changed, {row['psnr']:.1f} dB, worst image {row['worst']:.1f} dB"
+    )  # fmt: skip
+    return _make_change(
+        what, f"minato recode {shlex.join(given)}", predicted, now,
+        f"a copy of the folder, {told['rows'][0]['bytes'] / row['bytes']:.1f} times smaller", loss,
+        None if f.loader.get("iterable") else check,
+    )  # fmt: skip
+
+
+def _together(f: Facts, helps: list[dict[str, Any]], now: float) -> None:
+    """Workers and scheduling at once, predicted as one change."""
+    target = next((h["check"]["workers"] for h in helps if h["what"].startswith("num_workers")), None)
+    fit = fit_scaling(f.scaling(f.own))
+    if target is None or fit is None or f.own == "minato" or target < 2:
+        return
+    measured = measured_gain(f, target)
+    gain = virtual_gain(f, target) if measured is None else measured
+    predicted = _minato_rate(f, scaled_rate(fit, target), gain, target)
+    if gain >= WORTH and predicted >= WORTH * max(h["predicted"] or 0.0 for h in helps):
+        helps.append(_make_change(
+            f"minato.DataLoader with num_workers={target}",
+            f"from minato import DataLoader  # and num_workers={target}", predicted, now,
+            "one import, one argument", "unchanged", {"loader": "minato", "workers": target},
+        ))  # fmt: skip
+
+
+def _orders(f: Facts, rate: float) -> list[dict[str, Any]]:
+    """Transforms in another order; those whose results have other shapes are left out."""
+    found = []
+    now = f.program_rate(rate, f.workers)
+    for move in (f.all.get("orders") or {}).get("moves", []):
+        if not (move["exact"] or move["equal"] or move["alike"]) or not move["before"]:
+            continue
+        # in the clocks of the study; other parts of a sample stay what they are
+        left = max(f.mean - (move["before"] - move["after"]), 0.05 * f.mean)
+        predicted = f.cheaper_rate(f.mean / left)
+        found.append(_make_change(
+            describe_move(move), f"order: {', '.join(move['names'])}", predicted, now,
+            "the order of the transforms", describe_data(move),
+            {"loader": "own", "workers": f.workers, "order": [move["chain"], move["order"]]},
+        ))  # fmt: skip
+    return found
+
+
+def describe_move(move: dict[str, Any]) -> str:
+    return f"{move['name']} {'before' if move['earlier'] else 'after'} {', '.join(move['over'])}"
+
+
+def describe_data(move: dict[str, Any]) -> str:
+    """What a move of a transform does to the data."""
+    tried = f"{move['tried']} tries on {move['samples']} samples and edge cases"
+    if move["exact"]:
+        order = "; both draw random numbers, which come in another order" if move["draws"] else ""
+        return f"exact: known to commute, and equal in {tried}{order}"
+    if move["equal"]:
+        return f"equal in {tried}, which proves nothing for others"
+    return f"changed: verified to run, with the same types and shapes, in {tried}"
+
+
+def _twins(f: Facts, now: float) -> list[dict[str, Any]]:
+    found = {}
+    for stage in f.stages:
+        name = stage["label"].partition("(")[2].rstrip(")")
+        if stage["kind"] == "transform" and name in TWINS and f.share(stage) > 0.05:
+            found[name] = f.share(stage)
+    if not found:
+        return []
+    names = ", ".join(f"{name} -> minato.ops.{TWINS[name]}" for name in found)
+    return [_make_change(
+        f"native operators ({names})", "", None, now,
+        f"rewrite {sum(found.values()):.0%} of a sample's time", "other random numbers", None,
+        "not predicted: their speed depends on sizes",
+    )]  # fmt: skip
+
+
+def _kept_workers(f: Facts, now: float) -> list[dict[str, Any]]:
+    """Workers that stay, where they start anew in each epoch of the program."""
+    count = f.epoch() or f.watched["batches"] / max(1, f.watched["starts"])
+    known = bool(f.unforked) or (f.own, f.workers) in f.again
+    rate = now if known else f.watched["delivered"]
+    if not f.starts_again or not f.start or f.watched["starts"] < 2 or not rate:
+        return []
+    epoch = count * f.batch() / rate
+    saved = f.start - f.batch() * f.mean  # workers that stay make a first batch, too
+    gain = epoch / max(epoch - max(0.0, saved), 0.1 * epoch)
+    if gain < WORTH:
+        return []
+    once = "one loader for all epochs, " if f.watched.get("objects", 1) > 1 else ""
+    return [_make_change(
+        f"{once}persistent_workers=True", "persistent_workers=True", now * gain, now,
+        "one argument" + (", and where the loader is made" if once else ""), "unchanged",
+        {"loader": "own", "workers": f.workers, "persistent": True} if known and not f.unforked else None,
+        f"workers start anew in each epoch: {f.start:.2g} s",
+    )]  # fmt: skip
+
+
+def add_base_rate(found: dict[str, Any]) -> None:
+    """Enters what all factors are relative to, and gives predicted rates with these: the rate of the
+    program as it is, from its checks if it has some, or else as its loader was measured."""
+    f = Facts(found)
+    rate = f.own_rate()
+    base = found.get("base") or (f.program_rate(rate, f.workers) if rate else None)
+    found["relative_to"] = base
+    for change in found["helps"] if base else ():
+        if change["predicted"] is not None:
+            change["predicted"] = base * change["gain"]
+        if change["checked"] is not None:
+            change["checked"] = base * change["checked_gain"]
+
+
+def drop_small_gains(found: dict[str, Any]) -> None:
+    """Moves the changes that gain too little, by their check or else as predicted, to what would not
+    help. The report keeps their numbers."""
+    little = [c for c in found["helps"] if (c.get("checked_gain") or c["gain"] or WORTH) < WORTH]
+    found["helps"] = [change for change in found["helps"] if change not in little]
+    found["dropped"] = found["dropped"] + little
+    found["useless"] = [_explain_drop(change) for change in little] + found["useless"]
+
+
+def _explain_drop(change: dict[str, Any]) -> str:
+    if change["checked"] is None:
+        return f"{change['what']}: predicted {change['gain']:.2f} times"
+    return (
+        f"{change['what']}: {change['checked_gain']:.2f} times when checked on {change['samples']} samples "
+        f"(predicted {change['gain']:.2f} times)"
+    )
+
+
+def enter_check(change: dict[str, Any], now: float, pairs: list[tuple[float, float]]) -> None:
+    """Enters what a check has found. now: the program's rate as predicted without the change. pairs:
+    its rates as it is and with the change, of each repeat. Both make the same samples one after the
+    other, so their ratio does not change with the samples, nor with what other programs do meanwhile."""
+    if not pairs:
+        return
+    gains = [with_it / as_it_is for as_it_is, with_it in pairs]
+    gain, base = statistics.median(gains), statistics.median(as_it_is for as_it_is, _ in pairs)
+    predicted = change["predicted"] / now
+    change.update(base=base, checked=base * gain, checked_gain=gain, predicted=base * predicted, gain=predicted)
+    change["bound"] = max(BOUND, (max(gains) - min(gains)) / 2 / gain)
+    change["settled"] = abs(predicted - gain) <= change["bound"] * gain

@@ -1,0 +1,398 @@
+"""What was watched and measured, and the numbers that follow from it.
+
+Rates are samples a second, times are seconds. The facts are those of ``report.json``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from .watch import FIRST
+
+#: steps without which a median says little
+ENOUGH = 20
+#: a gain that is worth words
+WORTH = 1.10
+#: a step longer than these seconds, and than this multiple of the median, has something else in it
+PAUSE_S, PAUSE = 1.0, 10.0
+#: share of the cores that others may use
+OTHERS = 0.25
+#: batches that minato may be ahead of the trainer, in torch's windows
+AHEAD = 8
+#: samples are uneven where the slowest twentieth takes this share of the time ...
+SLOW_SHARE = 0.25
+#: ... and one of them as often the median
+SLOW_TIMES = 4.0
+
+
+def watch_facts(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
+    """Rates and shares of the loader that was watched; rates are None where too little was seen.
+    others: share of the cores that other programs used then. If the share is large, a time in which
+    the program could have run and had no core is no waiting for data ("queued")."""
+    used, start = _choose_steps(told)
+    rows = [row for row, _size in told["sizes"]]
+    batch = int(statistics.median(rows)) if rows else told["loader"].get("batch_size") or 1
+    found: dict[str, Any] = {
+        "batches": told["batches"], "steps": len(used), "batch": batch, "asked": None,
+        "delivered": None, "range": None, "wait": None, "step": None, "inside": None,
+        "step_cores": 0.0, "queued": 0.0, "by": "step while loading", "shapes": told["shapes"],
+        "bytes": statistics.median(size for _, size in told["sizes"]) if rows else 0,
+        "start": statistics.fmean(told["starts"][1:] or told["starts"]) if told["starts"] else None,
+        "starts": len(told["starts"]), "whole": max(0, len(told.get("whole") or []) - 1),
+        "objects": told.get("objects", 1),
+    }  # fmt: skip
+    if not used:
+        return found
+    queued = statistics.fmean(step[3] for step in used) if others > OTHERS else 0.0
+    inside = statistics.fmean(step[0] for step in used) - queued + start
+    step = statistics.median(step[1] for step in used)
+    cpu = statistics.median(step[2] for step in used)
+    # a step with a validation or a checkpoint in it counts as any other
+    times = [s[0] + (step if s[1] > max(PAUSE_S, PAUSE * step) else s[1]) + start for s in used]
+    found["step_cores"] = cpu / step if step > 0 else 0.0
+    device = [(idle / 1e3, work / 1e3) for idle, work in told.get("device") or []][FIRST:]
+    whole = statistics.fmean(times)
+    if len(device) >= ENOUGH / 2:
+        inside = statistics.fmean(idle for idle, _ in device)
+        step = statistics.median(work for _, work in device)
+        found["by"] = "events on the device"
+        whole, queued = inside + step, 0.0
+    whole = max(whole, 1e-9)
+    found.update(
+        inside=inside, step=step, wait=min(1.0, inside / max(whole - queued, 1e-9)),
+        queued=queued / whole, delivered=batch / whole,
+        asked=batch / max(step, 1e-9), range=_delivered_range(times, whole, batch),
+    )  # fmt: skip
+    return found
+
+
+def _choose_steps(told: dict[str, Any]) -> tuple[list[Any], float]:
+    """The steps that rates are taken from, and what waits at the starts of epochs add to each.
+
+    Whole epochs after the first, where there are some: such waits are in them. Else the steps that
+    were seen without the first batch of the run, and without the first ten if more than twice as many
+    are left; the start of an epoch is shared out to its batches where each epoch has one."""
+    steps, whole = told["steps"], told.get("whole") or []
+    shift = told["noted"] - len(steps)  # earlier ones were not told
+    epochs: dict[int, list[Any]] = {}
+    begins: dict[int, int] = {}
+    for number, step in enumerate(steps):
+        epoch = step[4] if len(step) > 4 else 0
+        epochs.setdefault(epoch, []).append(step)
+        begins.setdefault(epoch, number)
+    for least in (FIRST, 1):
+        chosen = [epochs[n] for n in whole if n in epochs and begins[n] + shift >= least
+                  and (begins[n] or not shift)]  # fmt: skip
+        if sum(map(len, chosen)) >= ENOUGH / 2:
+            return [step for each in chosen for step in each], 0.0
+    firsts = {begin for epoch, begin in begins.items() if begin or not shift and len(steps[0]) > 4}
+    used = [step for number, step in enumerate(steps) if number not in firsts]
+    if not shift and len(used) >= 3 * FIRST:
+        used = used[FIRST:]
+    loader, starts = told["loader"], told["starts"]
+    length = loader.get("length") or (len(epochs[whole[0]]) if whole and whole[0] in epochs else 0)
+    again = starts[1:] if loader.get("persistent_workers") or not loader.get("num_workers") else starts
+    if not used or not again or not length:
+        return used, 0.0
+    usual = statistics.fmean(step[0] for step in used)
+    return used, max(0.0, statistics.fmean(again) - usual) / length
+
+
+def _delivered_range(times: list[float], whole: float, batch: int) -> list[float] | None:
+    """Samples a second between which the delivered rate lies, by how much the parts of what was seen
+    differ; None where too few steps were seen to say."""
+    count = min(8, len(times) // 2)
+    if count < 2:
+        return None
+    cuts = [len(times) * n // count for n in range(count + 1)]
+    means = [statistics.fmean(times[a:b]) for a, b in itertools.pairwise(cuts)]
+    error = 2 * statistics.stdev(means) / math.sqrt(count) / max(statistics.fmean(times), 1e-9)
+    return [batch / (whole * (1 + error)), batch / (whole * max(1 - error, 0.1))]
+
+
+class Facts:
+    """What was watched and measured, with the numbers that follow from it."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.all = facts
+        self.watched: dict[str, Any] = facts["watched"]
+        self.loader: dict[str, Any] = facts["loader"]
+        self.cores: int = facts["machine"]["cores"]
+        self.workers: int = self.loader["num_workers"] or 0
+        self.own = "minato" if facts["own"] == "minato" else "torch"
+        work = facts.get("work") or {}
+        self.costs: list[float] = [wall for wall, _ in work.get("costs", [])]
+        self.mean = statistics.fmean(self.costs) if self.costs else 0.0
+        cpu = sum(cpu for _, cpu in work.get("costs", []))
+        self.cpu_share = min(1.0, cpu / sum(self.costs)) if self.mean else 1.0
+        self.stages: list[dict[str, Any]] = work.get("stages", [])
+        self.rates: dict[tuple[str, int], float] = {
+            (r["loader"], r["workers"]): r["rate"] for r in facts.get("rates", []) if r.get("rate")
+        }
+        self.ends: dict[tuple[str, int], float] = {
+            (r["loader"], r["workers"]): r["end"] for r in facts.get("rates", []) if r.get("end") is not None
+        }
+        paced = facts.get("paced") or {}
+        if paced.get("end") is not None:  # as it was last measured, with the program's step
+            self.ends[self.own, self.workers] = paced["end"]
+        #: seconds until the first batch of a later epoch
+        self.again: dict[tuple[str, int], float] = {
+            (r["loader"], r["workers"]): r["again"] for r in facts.get("rates", []) if r.get("again")
+        }
+        self.starts_again = bool(self.workers and not self.loader.get("persistent_workers"))
+        start, measured = self.watched["start"], self.again.get((self.own, self.workers))
+        #: seconds until the first batch of an epoch: the study forks workers, and where the program
+        #: starts them otherwise, this is what was watched
+        self.start = start if measured is None else measured
+        #: of these, what the study's own runs have not
+        self.unforked = 0.0
+        if self.starts_again and start and self.loader.get("start_method") in ("spawn", "forkserver"):
+            self.start, self.unforked = start, max(0.0, start - (measured or 0.0))
+
+    @property
+    def asked(self) -> float | None:
+        value: float | None = self.watched["asked"]
+        return value
+
+    @property
+    def hands_over(self) -> float:
+        """Samples a second that the program's loader can hand over, if they cost nothing."""
+        return self.rate("hand-over", self.workers) or math.inf
+
+    @property
+    def step_cores(self) -> float:
+        return min(float(self.cores), float(self.watched["step_cores"]))
+
+    def rate(self, kind: str, workers: int) -> float | None:
+        return self.rates.get((kind, workers))
+
+    def own_rate(self) -> float | None:
+        return self.rate(self.own, self.workers)
+
+    def end_seconds(self, kind: str, workers: int) -> float:
+        """Seconds of each sample that the ends of epochs cost, by the nearest number of workers that
+        was measured."""
+        known = {n: seconds for (k, n), seconds in self.ends.items() if k == kind}
+        if not self.epoch():
+            return 0.0
+        seconds = known[min(known, key=lambda n: abs(n - workers))] if known else 0.0
+        return (seconds + self.unforked) / (self.epoch() * self.batch())
+
+    def speed_with_step(self) -> float:
+        """How many times as fast the program's own loader is with the step as without one: a step
+        takes cores from it, and what other programs use of them changes."""
+        paced, own, asked = (self.all.get("paced") or {}).get("rate"), self.own_rate(), self.asked
+        if not paced or not own or not asked or paced > 0.95 * asked:
+            return 1.0  # it waits for the step, and its own speed was not seen
+        rate = paced if self.workers else 1 / (1 / paced - 1 / asked)
+        return float(min(1.5, max(0.3, rate / own)))
+
+    def program_rate(self, rate: float, workers: int, kind: str = "", cheaper: float = 1.0) -> float:
+        """The rate of the program with its step and the ends of its epochs. rate: the loader's. kind:
+        of the loader, where it is not the program's own. cheaper: how many times."""
+        lost = self.end_seconds(kind or self.own, workers)
+        if cheaper > 1:
+            free = min(lost, self.end_seconds("hand-over", workers))
+            lost = free + (lost - free) / cheaper  # a first batch is there earlier
+        return rate_with_step(rate * self.speed_with_step(), self.asked, workers, lost)
+
+    def cheaper_rate(self, cheaper: float) -> float:
+        """The program's rate with samples that are cheaper by this factor. It is at most that of samples
+        that cost nothing: as measured with the step, or else as if the program took batches and made
+        steps in turns."""
+        free = (self.all.get("free") or {}).get("rate")
+        lost = self.end_seconds("hand-over", self.workers)
+        most = 1 / (1 / free + lost) if free else rate_with_step(self.hands_over, self.asked, 0, lost)
+        return min(self.program_rate((self.own_rate() or 0.0) * cheaper, self.workers, cheaper=cheaper), most)
+
+    def scaling(self, kind: str) -> dict[int, float]:
+        return {n: rate for (k, n), rate in self.rates.items() if k == kind and n > 0}
+
+    def batch(self) -> int:
+        return int(self.watched["batch"] or 1)
+
+    def epoch(self) -> int:
+        """Batches of an epoch; 0 where that is not known."""
+        length = self.loader.get("length")
+        return int(length or math.ceil((self.loader.get("samples") or 0) / self.batch()))
+
+    def others(self) -> float:
+        """Share of the cores that other programs used while the study measured."""
+        seen = [m["usage"]["others"] for m in self.all.get("rates", []) if m.get("usage")]
+        for name in ("work", "contend"):
+            usage = (self.all.get(name) or {}).get("usage")
+            seen += [usage["others"]] if usage else []
+        return statistics.median(seen) if seen else 0.0
+
+    @property
+    def threads(self) -> bool:
+        return bool(self.loader.get("worker_type") == "thread" and self.workers)
+
+    def at_once(self) -> dict[str, float] | None:
+        """How many times the samples of one are made by several processes, and by as many threads,
+        at once. Either is compared with one that was measured in the same way."""
+        both = self.all.get("contend") or {}
+        told = both.get("threads")
+        if not told or not both["one"]["samples"] or not both["several"]["samples"]:
+            return None
+        count = both["processes"]
+        return {
+            "processes": count * both["one"]["seconds"] / both["several"]["seconds"],
+            "threads": count * told["alone"]["seconds"] / told["several"]["seconds"],
+        }
+
+    def share(self, stage: dict[str, Any]) -> float:
+        return float(stage["seconds"]) / self.mean if self.mean else 0.0
+
+    def other(self) -> float:
+        """Share of a sample that no stage has taken."""
+        return max(0.0, 1 - sum(map(self.share, self.stages)))
+
+    def top(self) -> tuple[str, float]:
+        """The stage that takes most of a sample, and its share."""
+        stages = [(stage["label"], self.share(stage)) for stage in self.stages]
+        rest = "__iter__ itself" if self.loader.get("iterable") else "__getitem__ itself"
+        return max([*stages, (rest, self.other())], key=lambda one: one[1])
+
+
+def slow_share(costs: Sequence[float]) -> tuple[float, float, float]:
+    """Of samples that take SLOW_TIMES the median or more: their share of all samples and of the
+    time. Third, how often the median the slowest sample takes."""
+    if not costs:
+        return 0.0, 0.0, 1.0
+    median = statistics.median(costs)
+    slow = [cost for cost in costs if cost >= SLOW_TIMES * median]
+    total = sum(costs)
+    return len(slow) / len(costs), sum(slow) / total if total else 0.0, max(costs) / max(median, 1e-9)
+
+
+def is_uneven(costs: Sequence[float]) -> bool:
+    """Whether a few samples take much of the time."""
+    top = sorted(costs)[-max(1, len(costs) // 20) :]
+    return slow_share(costs)[2] >= SLOW_TIMES and sum(top) >= SLOW_SHARE * sum(costs)
+
+
+def reading_stages(stages: list[dict[str, Any]]) -> set[str]:
+    """Labels of the stages that read. A stage reads by what it is, because it lies in one that
+    does, or because it waits and has reads in it."""
+    found = {stage["label"] for stage in stages if stage["reads"]}
+    for stage in stages:
+        inner = [one for one in stages if stage["label"] in one["inside"] and one["reads"]]
+        if stage["kind"] == "call" and inner and stage["cpu"] < 0.5 * stage["seconds"]:
+            found.add(stage["label"])
+    for _ in range(3):
+        for stage in stages:
+            inside = set(stage["inside"])
+            if inside and inside <= found and stage["cpu"] < 0.5 * max(stage["seconds"], 1e-9):
+                found.add(stage["label"])
+    return found
+
+
+def wait_seconds(stages: list[dict[str, Any]], labels: set[str]) -> float:
+    return float(sum(max(0.0, s["seconds"] - s["cpu"]) for s in stages if s["label"] in labels))
+
+
+def scheduling_gain(f: Facts) -> float:
+    """What minato's scheduling gains over the program's: measured, or in virtual time where it was
+    not measured, or while other programs used the cores. 1 where the program has it already."""
+    if f.own == "minato" and f.loader.get("scheduling") != "static" or f.workers < 2 or not f.costs:
+        return 1.0
+    measured = measured_gain(f, f.workers)
+    return virtual_gain(f, f.workers) if measured is None else max(measured, 1.0)
+
+
+def measured_gain(f: Facts, workers: int) -> float | None:
+    """minato's measured rate over that of the program's loader; None where one of them was not
+    measured, while other programs used the cores, or where costs are uneven: that loader has not
+    learnt them then."""
+    one, other = f.rate(f.own, workers), f.rate("minato", workers)
+    if not one or not other or f.others() >= OTHERS or is_uneven(f.costs):
+        return None
+    return (1 / one + f.end_seconds(f.own, workers)) / (1 / other + f.end_seconds("minato", workers))
+
+
+def virtual_gain(f: Facts, workers: int) -> float:
+    prefetch = f.loader.get("prefetch_factor") or 2
+    busy = max(1.0, workers * f.cpu_share / f.cores)  # more processes than cores take turns
+    costs = [cost * busy for cost in f.costs]
+    early = f.own == "minato" and f.loader.get("prefetch_next_epoch")
+    epoch = 0 if early else f.epoch()
+    given = (costs, f.batch(), workers, prefetch)
+    return simulate_rate(*given, balanced=True, epoch=epoch) / simulate_rate(*given, epoch=epoch)
+
+
+def simulate_rate(
+    costs: Sequence[float], batch: int, workers: int, prefetch: int, step: float = 0.0,
+    balanced: bool = False, batches: int = 400, epoch: int = 0,
+) -> float:
+    """The rate of a loader in virtual time. torch: batch i on worker i mod n. Balanced: each sample
+    on the worker that is free first. Both deliver in order, ``prefetch`` batches a worker ahead;
+    balanced may be further ahead behind a slow sample. epoch: batches after which the loader begins
+    anew, when the last one is used; 0 where it does not, or begins the next epoch early."""  # fmt: skip
+    workers = max(1, workers)
+    window = prefetch * workers * (AHEAD if balanced else 1)
+    if epoch >= batches:
+        epoch = 0
+    if epoch:
+        batches = epoch * math.ceil(batches / epoch)
+    source = itertools.cycle(costs)
+    got: list[float] = []
+    free = [0.0] * workers
+    heap = [(0.0, n) for n in range(workers)]
+    ready = begun = 0.0
+    for number in range(batches):
+        inside = number % epoch if epoch else number
+        if epoch and not inside:
+            begun = ready
+        sent = got[number - window] if inside >= window else begun
+        if balanced:
+            done = 0.0
+            for _ in range(batch):
+                at, worker = heapq.heappop(heap)
+                end = max(at, sent) + next(source)
+                heapq.heappush(heap, (end, worker))
+                done = max(done, end)
+        else:
+            worker = inside % workers
+            done = max(free[worker], sent) + sum(itertools.islice(source, batch))
+            free[worker] = done
+        got.append(max(done, ready))
+        ready = got[-1] + step
+    if epoch:
+        return batches * batch / max(ready, 1e-12)
+    skipped = min(workers, batches // 4)
+    return (batches - skipped) * batch / max(ready - got[skipped - 1], 1e-12)
+
+
+def fit_scaling(points: dict[int, float]) -> tuple[float, float] | None:
+    """(rate of one worker, what each further one loses) from rates by number of workers:
+    rate(n) = n * one / (1 + lost * (n - 1)). None from fewer than two numbers."""
+    counts = sorted(n for n in points if n > 0)
+    if len(counts) < 2:
+        return None
+    low = counts[0]
+    lost = 0.0
+    most = counts[-1]  # the nearest to what is asked of the fit
+    one = points[low] / low
+    for _ in range(20):  # the lowest count may be more than one
+        lost = max(0.0, (most * one / points[most] - 1) / (most - 1))
+        one = points[low] * (1 + lost * (low - 1)) / low
+    return one, lost
+
+
+def scaled_rate(fit: tuple[float, float], workers: int) -> float:
+    one, lost = fit
+    return workers * one / (1 + lost * (workers - 1))
+
+
+def rate_with_step(rate: float, asked: float | None, workers: int, lost: float = 0.0) -> float:
+    """What a program gets of a loader's rate: in turns with its step without workers. lost: seconds a
+    sample that the ends of epochs cost, in which the step has nothing to do."""
+    asked = math.inf if asked is None else asked
+    within = 1 / min(asked, rate) if workers else 1 / asked + 1 / rate
+    return 1 / (within + lost)

@@ -1,0 +1,37 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+
+def format_rate(rate: float) -> str:
+    """Four digits for people."""
+    return f"{rate:,.0f}" if rate >= 10_000 else f"{rate:.4g}"
+
+
+def format_seconds(value: float) -> str:
+    """A time for people."""
+    if value >= 1:
+        return f"{value:.3g} s"
+    if value >= 1e-3:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value * 1e6:.3g} us"
+
+
+def format_place(place: Sequence[Any] | None) -> str:
+    """File and line, from the current folder where the file lies in it."""
+    if not place:
+        return "an unknown place"
+    file, here = str(place[0]), os.getcwd() + os.sep
+    return f"{file.removeprefix(here)}:{place[1]}"
+
+
+def format_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

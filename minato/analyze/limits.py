@@ -1,0 +1,221 @@
+"""The one limit of a program, from what was watched and measured."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+from .facts import WORTH, Facts, is_uneven, reading_stages, scheduling_gain, slow_share, wait_seconds
+from .formats import format_rate, format_seconds
+
+#: share of its time that a program waits. Below the first the step is the limit; below the second a
+#: loader that costs nothing would gain too little to matter
+NO_WAIT, LITTLE_WAIT = 0.02, 0.10
+#: samples that several processes make at once take longer by this where they share something
+SHARED = 1.35
+#: seconds that are no wait yet, but what clocks and caches do
+BARELY = 50e-6
+#: share of its time that a sample computes, from which threads that hold the interpreter's lock wait
+#: for each other because of that lock
+COMPUTES = 0.5
+KINDS = {
+    "step": "the step", "nothing": "none in loading", "storage": "storage", "lock": "a lock",
+    "interpreter": "the interpreter's lock", "stragglers": "stragglers", "workers": "too few workers",
+    "work": "the work of a sample", "cores": "the cores", "hand-over": "handing samples over",
+    "start": "starting workers", "collate": "collate_fn",
+    "shared": "something that workers share", "unknown": "not settled",
+}  # fmt: skip
+
+
+def limit(f: Facts) -> dict[str, Any]:
+    """``kind`` of the limit, and the sentence that is the first line of the answer."""
+    found = _limit(f)
+    kind, why = found if found is not None else ("unknown", _explain_unknown(f.watched["wait"]))
+    return {"kind": kind, "line": f"Limit: {KINDS[kind]}. {why}"}
+
+
+def _explain_unknown(wait: float | None) -> str:
+    if wait is None:
+        return "Too little was measured to say."
+    return f"The program waits for data {wait:.0%} of its time, and too little of it was measured to say why."
+
+
+def _limit(f: Facts) -> tuple[str, str] | None:
+    wait, asked, delivered = (f.watched[name] for name in ("wait", "asked", "delivered"))
+    if wait is not None and wait < NO_WAIT:
+        return "step", f"The program waits for data {wait:.1%} of its time, so no loader would make it faster."
+    if wait is not None and wait < LITTLE_WAIT:
+        return "nothing", (
+            f"Nothing to gain there: the program waits for data {wait:.0%} of its time, so with a loader "
+            f"that costs nothing it would be {1 / (1 - wait):.2f} times as fast."
+        )
+    if not f.costs:
+        return None
+    return (
+        _starting(f) or _stragglers(f) or shared_wait(f) or thread_wait(f) or _storage(f) or _collate(f)
+        or _hand_over(f) or _workers(f, 1.5) or _one_stage(f) or _workers(f, 1.2) or _cores(f)
+    )  # fmt: skip
+
+
+def _starting(f: Facts) -> tuple[str, str] | None:
+    """Workers that start anew in each epoch, where epochs are short or starts are slow."""
+    rate = f.own_rate()
+    if not f.starts_again or not f.start or f.watched["starts"] < 2 or not rate:
+        return None
+    share = f.end_seconds(f.own, f.workers) * f.program_rate(rate, f.workers)
+    if share < 0.5:
+        return None
+    return "start", (
+        f"Workers start anew in each epoch: {format_seconds(f.start)} until its first batch, and "
+        f"{share:.0%} of the program's time. persistent_workers=True starts them once."
+    )
+
+
+def _stragglers(f: Facts) -> tuple[str, str] | None:
+    count, share, times = slow_share(f.costs)
+    if not is_uneven(f.costs) or f.workers < 2 or scheduling_gain(f) < WORTH:
+        return None
+    return "stragglers", (
+        f"{count:.1%} of the samples take {share:.0%} of the time, up to {times:.0f} times the "
+        "median, and whole batches wait for them while workers idle."
+    )
+
+
+def shared_wait(f: Facts) -> tuple[str, str] | None:
+    """A stage for which processes wait for each other."""
+    both = f.all.get("contend") or {}
+    one, several = both.get("one"), both.get("several")
+    if not one or not several or not one["samples"] or not several["samples"]:
+        return None
+    least = SHARED + 2 * _error_by_chance(f, one["samples"], several["samples"])
+    if several["seconds"] < least * one["seconds"] or both["processes"] > max(2, f.cores):
+        return None
+    alone = {stage["label"]: stage for stage in one["stages"]}
+    grown = []
+    for stage in several["stages"]:
+        before = alone.get(stage["label"], {"seconds": 0.0, "cpu": 0.0})
+        more = (stage["seconds"] - stage["cpu"]) - (before["seconds"] - before["cpu"])
+        grown.append((more, stage))
+    rest = [
+        total["seconds"] - total["cpu"] - sum(s["seconds"] - s["cpu"] for s in total["stages"])
+        for total in (one, several)
+    ]
+    grown.append((rest[1] - rest[0], {"label": "__getitem__ itself", "kind": "other", "inside": []}))
+    more, stage = max(grown, key=lambda pair: pair[0])
+    if more < max(0.5 * (several["seconds"] - one["seconds"]), 0.2 * one["seconds"], BARELY):
+        return None
+    where = stage["label"]
+    if stage["kind"] == "lock" and stage["inside"] and stage["inside"] != [""]:
+        where = f"{stage['inside'][0]}"
+    count = both["processes"]
+    rate = count / several["seconds"]
+    once = f"{count} processes at once make {format_rate(rate)} samples/s, one makes {format_rate(1 / one['seconds'])}"
+    names = reading_stages(several["stages"])
+    if stage["label"] in names or set(stage["inside"]) & names:
+        return "storage", f"Reads wait for each other in {where}: {once}, and more would not read faster."
+    if (made := f.at_once()) is not None:
+        once += f"; {count} threads make {made['threads']:.2g} times as many as one"
+    if stage["kind"] == "lock" or both.get("locks"):
+        lock = f" ({', '.join(both['locks'])})" if both.get("locks") else ""
+        where = "__getitem__" if where in ("", "__getitem__ itself") else where
+        return "lock", f"Workers wait for each other in {where}{lock}: {once}."
+    return "shared", f"Workers wait for each other in {where}: {once}."
+
+
+def _error_by_chance(f: Facts, *samples: int) -> float:
+    """The standard error of the ratio of times, each measured on a number of samples, as a share of
+    it: samples that cost more come by chance."""
+    if len(f.costs) < 2:
+        return 0.0
+    return statistics.stdev(f.costs) / f.mean * math.sqrt(sum(1 / n for n in samples))
+
+
+def thread_wait(f: Facts) -> tuple[str, str] | None:
+    """What the threads of a program with ``worker_type="thread"`` wait for."""
+    if not f.threads or (made := f.at_once()) is None:
+        return None
+    told, count = f.all["contend"]["threads"], f.all["contend"]["processes"]
+    if made["threads"] > count / SHARED:
+        return None
+    rates = (
+        f"{count} at once make {made['threads']:.2g} times as many samples as one, {count} processes "
+        f"{made['processes']:.2g} times"
+    )
+    if f.cpu_share > COMPUTES and f.all["work"].get("gil") in ("holds it", "mixed"):
+        return "interpreter", f"A sample holds it, so threads take turns: {rates}."
+    if told["locks"]:
+        return "lock", f"Threads wait for each other ({', '.join(told['locks'])}): {rates}."
+    return "shared", f"Threads wait for each other: {rates}."
+
+
+def _storage(f: Facts) -> tuple[str, str] | None:
+    labels = reading_stages(f.stages)
+    waits = wait_seconds(f.stages, labels)
+    if waits < 0.5 * f.mean:
+        return None
+    names = sorted((s for s in f.stages if s["label"] in labels), key=lambda s: -s["seconds"])
+    rate = f.own_rate()
+    got = f" The loader gets {format_rate(rate)} samples/s." if rate else ""
+    return "storage", (
+        f"A sample waits {waits / f.mean:.0%} of its time for reads ({names[0]['label']}).{got}"
+    )
+
+
+def _collate(f: Facts) -> tuple[str, str] | None:
+    """A collate_fn that takes longer than the samples that it joins, and is most of handing over."""
+    seconds = f.all["work"].get("collate") or 0.0
+    if seconds <= f.mean or f.workers and 1 / f.hands_over > 2 * seconds / min(f.workers, f.cores):
+        return None
+    name = f.loader.get("collate_fn") or "collate_fn"
+    return "collate", (
+        f"{name} takes {format_seconds(seconds)} for each sample of a batch, {seconds / f.mean:.1f} times "
+        "as long as making the sample."
+    )
+
+
+def _hand_over(f: Facts) -> tuple[str, str] | None:
+    """Samples that workers make in less time than it takes to hand them over."""
+    at_once = min(f.workers, f.cores / max(f.cpu_share, 1e-9))
+    if not f.workers or f.hands_over > 0.5 * at_once / f.mean:
+        return None
+    return "hand-over", (
+        f"Workers make a sample in {format_seconds(f.mean / at_once)}, and the loader hands one over in "
+        f"{format_seconds(1 / f.hands_over)}. Larger batches, or num_workers=0, may be faster."
+    )
+
+
+def _workers(f: Facts, gain: float) -> tuple[str, str] | None:
+    rate, more = f.own_rate(), f.rate(f.own, f.cores)
+    if not rate or not more or f.workers >= f.cores or more < gain * rate:
+        return None
+    label, share = f.top()
+    have = "the program makes samples itself (num_workers=0)" if not f.workers else (
+        f"there {'is 1 worker' if f.workers == 1 else f'are {f.workers} workers'}"
+    )  # fmt: skip
+    return "workers", (
+        f"{have[0].upper()}{have[1:]}, and {f.cores} workers make {more / rate:.2g} times as many samples. "
+        f"{share:.0%} of a sample is {label}."
+    )
+
+
+def _one_stage(f: Facts) -> tuple[str, str] | None:
+    label, share = f.top()
+    if share < 0.6 or label in ("__getitem__ itself", "__iter__ itself"):
+        return None
+    return _most_in(f, label, share)
+
+
+def _most_in(f: Facts, label: str, share: float) -> tuple[str, str]:
+    makers = f"{f.workers} worker{'s make' if f.workers > 1 else ' makes'} them"
+    if not f.workers:
+        makers = "the program makes its samples itself (num_workers=0)"
+    return "work", f"{share:.0%} of it is {label}; {makers}, on {f.cores} cores."
+
+
+def _cores(f: Facts) -> tuple[str, str]:
+    label, share = f.top()
+    if f.cpu_share > 0.6 and f.workers >= f.cores:
+        every = {1: "it", 2: "both of them"}.get(f.cores, f"all {f.cores} of them")
+        return "cores", f"Workers keep {every} busy; {share:.0%} of a sample is {label}."
+    return _most_in(f, label, share)

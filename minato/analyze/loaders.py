@@ -1,0 +1,380 @@
+"""The rate of a loader: the program's own, or with another class, other workers, a cache, a codec."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..iterators import window
+from ..iterators.across_iterators import memo_of
+from ..loader import DataLoader
+from ..options import Options
+from ..patch import _torch as patched
+from . import codecs, orders
+from .samples import is_iterable, sample_makers, sampler_batches
+from .stages import FULL, Clocks, copy_value, seed_generators, size_of
+from .usage import Usage
+
+Send = Callable[[dict[str, Any]], None]
+clock = time.monotonic
+#: bytes of results that a replay may hold
+REPLAYED = 1 << 28
+#: share of a measurement after which an epoch is ended, so that the end is measured, too
+UNTIL_CUT = 0.6
+_LOAD = bytes(1 << 16)
+
+
+def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
+    """Samples a second that a loader delivers, to a step that takes ``step`` seconds a batch and
+    computes on ``step_cores`` of the cores. Epochs end as those of the program do, after ``length``
+    batches. One is ended early where it is longer than the measurement."""
+    made = rebuild(loader, request)
+    if request.get("most"):
+        return send(_whole_epochs(made, request))
+    workers, step, seconds = request["workers"], request.get("step", 0.0), request["seconds"]
+    batches = next((b for b in (made.batch_sampler, made.sampler) if isinstance(b, _Batches)), None)
+    length = request.get("length", 0) if batches is not None else 0
+    ahead = workers * (made.prefetch_factor or 2)
+    pace = _Pace(workers, length, ahead)
+    began = clock()
+    iterator = iter(made)
+    first: float | None = None
+    usage: Usage | None = None
+    warm, since, told = 0, 0.0, began
+    sized = request.get("batch") or getattr(made, "batch_size", None)
+
+    def result() -> dict[str, Any]:
+        usual, ends = pace.batch(), pace.ends
+        return {
+            "kind": "rate", "loader": request["loader"], "workers": workers, "first": first,
+            "batches": pace.batches, "samples": pace.samples, "seconds": pace.seconds, "waited": pace.inside,
+            "rate": pace.samples / pace.batches / usual if usual > 0 else None,
+            "end": pace.end(), "again": pace.again / ends if ends else None,
+            "usage": usage.summary(pace.samples) if usage is not None else None,
+        }  # fmt: skip
+
+    while True:
+        asked = clock()
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            if batches is not None:
+                pace.begin()
+            begun = clock()
+            iterator = iter(made)
+            batch = next(iterator)
+        else:
+            begun = asked
+        now = clock()
+        inside, over = now - begun, batches is not None and batches.over
+        first = now - began if first is None else first
+        if step:
+            consume(step, request.get("step_cores", 0.0))
+            now = clock()
+        if usage is None:
+            pace.number += 1
+            warm += 1
+            if warm >= pace.stride or warm >= pace.round and now - began > first + 0.3 * seconds:
+                pace.beginning = False
+                since, usage = clock(), Usage()
+            continue
+        pace.add(now - asked, sized or _count_rows(batch), inside, over)
+        spent = now - since
+        if spent > seconds and pace.even() and (pace.ends or not over) or spent > 1.5 * seconds:
+            break
+        if batches is not None and length and not (pace.ends or pace.beginning):
+            batches.cut = batches.cut or (
+                spent > UNTIL_CUT * seconds and (ahead + pace.round) * pace.batch() < seconds
+            )
+        if now - told > 1.0:
+            told = now
+            send(result())
+    send(result())
+
+
+def _whole_epochs(made: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Samples a second from the start of an epoch to the end of one. So samples that were made ahead
+    count where they were made."""
+    batches: _Batches = made.batch_sampler
+    length, samples, count, seconds = batches.length, 0, 0, 0.0
+    first: float | None = None
+    if made.persistent_workers:  # they have started
+        batches.length = min(length, request["workers"])
+        for _ in made:
+            pass
+        batches.length = length
+    usage = Usage()
+    while seconds < 0.5 * request["seconds"]:
+        began = clock()
+        for batch in made:
+            first = clock() - began if first is None else first
+            samples, count = samples + _count_rows(batch), count + 1
+            consume(request.get("step", 0.0), request.get("step_cores", 0.0))
+        seconds += clock() - began
+    return {
+        "kind": "rate", "loader": request["loader"], "workers": request["workers"], "first": first,
+        "batches": count, "samples": samples, "seconds": seconds, "rate": samples / seconds,
+        "epoch": length, "end": None, "again": None, "usage": usage.summary(samples),
+    }  # fmt: skip
+
+
+class _Pace:
+    """How fast a loader delivers once its workers have started: the time of a batch in the middle of
+    an epoch, and what the end of an epoch costs until the first batches of the next one are there."""
+
+    def __init__(self, workers: int, length: int, ahead: int) -> None:
+        self.round = max(1, workers)  # batches that arrive together
+        #: first batches of an epoch that belong to its beginning
+        self.firsts = min(self.round, length or self.round)
+        #: batches until the loader is in its stride: a slow sample delays up to ``ahead`` later ones
+        self.stride = self.firsts + (min(ahead, max(0, length // 2 - self.firsts)) if length else ahead)
+        self.number = 0  # batches of this epoch
+        self.batches = self.samples = self.ends = self.middle = 0
+        self.seconds = self.inside = self.between = self.again = 0.0
+        self.beginning = False  # an epoch has begun, and its first batches are not all there
+        self.partial: list[float] = []
+
+    def begin(self) -> None:
+        """An epoch has ended, and the next one begins."""
+        self.number, self.beginning, self.partial = 0, True, []
+
+    def add(self, took: float, samples: int, inside: float, over: bool) -> None:
+        """A batch, and the step on it. inside: seconds in which the loader was waited for. over: the
+        epoch has no more batches to begin."""
+        self.number += 1
+        self.batches, self.samples = self.batches + 1, self.samples + samples
+        self.seconds, self.inside = self.seconds + took, self.inside + inside
+        if self.beginning:
+            self.again += inside if self.number == 1 else 0.0
+            if self.number == self.firsts:
+                self.beginning, self.ends = False, self.ends + 1
+        elif not over and self.number > self.stride:
+            self.partial.append(took)
+            if len(self.partial) == self.round:
+                self.middle, self.between = self.middle + self.round, self.between + sum(self.partial)
+                self.partial = []
+
+    def even(self) -> bool:
+        """Whether this moment is not within batches that arrive together."""
+        return not self.beginning and self.batches >= 2 and self.number % self.round == 0
+
+    def batch(self) -> float:
+        """Seconds of a batch in the middle of an epoch."""
+        if self.middle and (self.ends or self.beginning):
+            return self.between / self.middle
+        return self.seconds / max(1, self.batches)
+
+    def end(self) -> float | None:
+        """Seconds that the end of an epoch costs; None where none was seen."""
+        if not self.ends or self.beginning:
+            return None
+        return max(0.0, self.seconds - self.batches * self.batch()) / self.ends
+
+
+def rebuild(loader: Any, request: dict[str, Any]) -> Any:
+    """The program's loader with another class or number of workers, over samples that are the
+    same for each."""
+    workers, length = request["workers"], request.get("length", 0)
+    given: dict[str, Any] = {
+        "num_workers": workers, "collate_fn": loader.collate_fn,
+        "worker_init_fn": loader.worker_init_fn, "in_order": getattr(loader, "in_order", True),
+    }  # fmt: skip
+    if workers:
+        given["multiprocessing_context"] = "fork"
+        given["persistent_workers"] = request.get("persistent", bool(loader.persistent_workers))
+        if loader.prefetch_factor is not None:
+            given["prefetch_factor"] = loader.prefetch_factor
+    if is_iterable(loader):
+        given["batch_size"] = loader.batch_size
+    elif loader.batch_sampler is None:
+        given.update(batch_size=None, sampler=_Batches(sampler_batches(loader), length))
+    else:
+        batches = resize_batches(sampler_batches(loader), request.get("batch"))
+        if request.get("most"):
+            batches = choose_batches(batches, request["costs"], request["most"], request["part"])
+            length = len(batches)
+        skip = request.get("skip", 0) % len(batches)
+        given["batch_sampler"] = _Batches(batches[skip:] + batches[:skip], length)
+    dataset = loader.dataset
+    if request.get("same"):
+        dataset = SameSample(next(sample_makers(loader))[1]())
+        given["in_order"] = True
+    if request.get("cached"):
+        dataset = ReplayDataset(dataset, request["cached"], batches)
+        length = min(length, len(dataset.batches)) if request.get("most") else length
+        given["batch_sampler"] = _Batches(dataset.batches, length)
+    if request.get("codec"):
+        given["batch_sampler"] = _Batches(codecs.replace_files(dataset, batches, request["codec"]), length)
+    if request.get("order"):
+        orders.reorder(dataset, *request["order"])
+    own = isinstance(loader, DataLoader) or patched.active
+    kind = request["loader"]
+    if kind == "own":
+        kind = "minato" if own else "torch"
+    while patched.active:
+        patched.release()
+    if kind == "torch":
+        return torch.utils.data.DataLoader(dataset, **given)
+    if own:
+        options = {k: v for k, v in vars(Options.of(loader)).items() if k != "pending_state"}
+        options.update(device=None, on_error="raise", autoscale=None, prefetch_next_epoch=False)
+        given.update(options)
+    else:
+        given.pop("in_order")
+    if request.get("worker_type"):
+        given["worker_type"] = request["worker_type"]
+    if request.get("same") and given.get("worker_type") == "native":
+        given["worker_type"] = None  # its dataset has no native pipeline
+    if given.get("worker_type") in ("native", "thread"):
+        given.pop("multiprocessing_context", None)
+    made = DataLoader(dataset, **given)
+    if request.get("most"):
+        look_ahead_as(loader, made, request["costs"] if request["learnt"] else {})
+    return made
+
+
+def look_ahead_as(loader: Any, made: Any, costs: dict[str, float]) -> None:
+    """Minato's loader looks as far ahead as it would with the program's sampler. costs: the seconds of
+    samples that it has learnt in an earlier epoch."""
+    if window.may_look_ahead(loader):
+        window.may_look_ahead = lambda loader: True  # this process has no other loader
+    known = {int(index): seconds for index, seconds in costs.items() if index.isdecimal()}
+    wall = [int(seconds * 1e9) for seconds in known.values()]
+    memo_of(made).load_costs(array("q", known).tobytes(), array("q", wall).tobytes())
+
+
+class _Batches:
+    """A batch sampler: the same batches again and again, in epochs of ``length`` batches. An epoch
+    ends earlier where ``cut`` is set. Without a length there is one epoch, which has no end."""
+
+    def __init__(self, batches: list[Any], length: int = 0) -> None:
+        self.batches = itertools.cycle(batches)
+        self.length = length
+        self.cut = False
+        self.over = False  # the epoch has no more batches; those that are on their way are left
+
+    def __iter__(self) -> Iterator[Any]:
+        self.cut = self.over = False
+        for number in itertools.count(1):
+            yield next(self.batches)
+            if self.cut or number == self.length:
+                break
+        self.over = True
+
+
+def resize_batches(batches: list[Any], size: int | None) -> list[list[Any]]:
+    """Batches of another size, of the same samples in the same order."""
+    lists = [batch if isinstance(batch, (list, tuple)) else [batch] for batch in batches]
+    if size is None:
+        return [list(batch) for batch in lists]
+    flat = list(itertools.chain.from_iterable(lists))
+    return [flat[n : n + size] for n in range(0, len(flat), size)]
+
+
+def choose_batches(
+    batches: list[list[Any]], costs: dict[str, float], most: int, part: float
+) -> list[list[Any]]:
+    """At most ``most`` consecutive batches of samples with known costs, whose mean cost is nearest to the
+    mean of all such batches. part: the share of these batches that is passed over first."""
+    known = [batch for batch in batches if all(str(index) in costs for index in batch)]
+    if len(known) <= most:
+        return known
+    sums = [0.0, *itertools.accumulate(sum(costs[str(index)] for index in batch) for batch in known)]
+    mean, least = sums[-1] / len(known), max(1, 2 * most // 3)
+    begin, size = min(
+        (
+            (begin, size) for size in range(most, least - 1, -1)
+            for begin in range(int(part * (len(known) - size)), len(known) - size + 1)
+        ),
+        key=lambda some: abs((sums[some[0] + some[1]] - sums[some[0]]) / some[1] - mean),
+    )  # fmt: skip
+    return known[begin : begin + size]
+
+
+class SameSample:
+    """A dataset of one sample: what is left is the price of handing it over."""
+
+    def __init__(self, sample: Any) -> None:
+        self.sample = sample
+
+    def __getitem__(self, _index: Any) -> Any:
+        return self.sample
+
+    def __len__(self) -> int:
+        return 1 << 40
+
+
+class ReplayDataset:
+    """A dataset of which some samples, or the first stages of some, are made once and handed out
+    again: the steady state of a cache."""
+
+    def __init__(self, dataset: Any, calls: int, batches: list[list[Any]]) -> None:
+        self.dataset, self.calls = dataset, calls if calls > 0 else 0
+        self.clocks = Clocks()
+        self.held: dict[Any, Any] = {}
+        if self.calls:
+            self.clocks.set(dataset, FULL)
+            self.clocks.probe = True
+        self.batches: list[list[Any]] = []
+        size, end = 0, clock() + 4.0
+        for batch in batches:
+            for index in batch:
+                if index not in self.held:
+                    seed_generators(1)
+                    self.held[index] = self._hold(index)
+                    size += size_of(self.held[index])
+            self.batches.append(batch)
+            if size > REPLAYED or clock() > end:
+                break
+        self.clocks.probe = False
+
+    def _hold(self, index: Any) -> Any:
+        if not self.calls:
+            return self.dataset[index]
+        self.clocks.calls = []
+        self.clocks.sample(lambda: self.dataset[index])
+        return [(call.label, call.result) for call in self.clocks.calls[: self.calls]]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not self.calls:
+            return copy_value(self.held[index])
+        self.clocks.thread = threading.get_ident()
+        self.clocks.replay = list(self.held[index])
+        made, _, _ = self.clocks.sample(lambda: self.dataset[index])
+        self.clocks.replay = None
+        return made
+
+
+def _count_rows(batch: Any) -> int:
+    from .watch import measure_batch
+
+    return measure_batch(batch, [])[1] or 1
+
+
+def consume(seconds: float, cores: float) -> None:
+    """In place of a step: it waits, or computes without the interpreter's lock."""
+    end = clock() + seconds
+    if cores < 0.5:
+        time.sleep(seconds)
+        return
+    others = [threading.Thread(target=_compute, args=(end,)) for _ in range(round(cores) - 1)]
+    for thread in others:
+        thread.start()
+    _compute(end)
+    for thread in others:
+        thread.join()
+
+
+def _compute(end: float) -> None:
+    while clock() < end:
+        hashlib.sha256(_LOAD).digest()

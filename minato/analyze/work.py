@@ -1,0 +1,271 @@
+"""The work of a sample: its time, its stages, and what of it could be cached."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .samples import is_iterable, sample_makers
+from .stages import FULL, NONE, Call, Clocks, hash_value, record_opened_paths, seed_generators, size_of
+from .usage import Usage
+
+Send = Callable[[dict[str, Any]], None]
+clock = time.monotonic
+#: samples without which a measurement says nothing
+FEW = 16
+#: clocks that add more to a sample are taken off
+CLOCKS_ADD = 0.10
+#: samples whose results are compared for two seeds
+PROBED = 6
+#: samples that are timed at most
+TIMED = 4000
+
+
+def work(request: dict[str, Any], loader: Any, send: Send) -> None:
+    files = record_opened_paths()
+    timed = SampleTimer(loader, send, FULL)
+    usage = Usage()
+    timed.run(request["seconds"] * 0.75)
+    result = {**timed.result(), "usage": usage.summary()}
+    send(result)
+    timed.clocks.remove()
+    end = clock() + request["seconds"] * 0.2
+    result["files"] = list(dict.fromkeys(_regular_files(files)))[:5000]
+    result["bytes"] = _bytes_of_samples(loader)
+    if not is_iterable(loader):
+        with contextlib.suppress(Exception):
+            result["cache"] = _cacheable_part(loader, end)
+    send(result)
+    with contextlib.suppress(Exception):
+        result["collate"] = _collate_seconds(loader, end)
+    with contextlib.suppress(Exception):
+        result["gil"] = _gil_use(loader, min(1.0, request["seconds"] * 0.05))
+    send(result)
+
+
+class SampleTimer:
+    """Samples timed without and with clocks, by turns, each pair of the same sample and seed."""
+
+    def __init__(self, loader: Any, send: Send, level: int) -> None:
+        self.loader, self.send, self.level = loader, send, level
+        self.clocks = Clocks()
+        self.costs: list[tuple[float, float]] = []  # without clocks: wall and CPU seconds
+        self.indices: list[Any] = []
+        self.pairs = 0
+        self.plain = self.clocked = self.clocked_cpu = 0.0
+        self.first: list[float] = []
+        self.failed: list[str] = []
+        self.failures = 0
+        self.merged = False
+
+    def run(self, seconds: float, plainly: bool = True, skip: int = 0) -> None:
+        end = clock() + seconds
+        source = sample_makers(self.loader, skip)
+        again = is_iterable(self.loader)
+        for number, (index, make) in enumerate(source):
+            if number > 2 and (clock() > end or number > TIMED):
+                return
+            self.send({"kind": "at", "index": str(index)})
+            try:
+                if number < 2:  # what a first sample sets up is apart
+                    began = time.perf_counter()
+                    seed_generators(number)
+                    make()
+                    self.first.append(time.perf_counter() - began)
+                    if number == 1:
+                        self.clocks.set(self.loader.dataset, self.level)
+                    continue
+                for clocked in (number % 2 == 0, number % 2 == 1) if plainly else (True,):
+                    if again and plainly and clocked != (number % 4 < 2):
+                        continue  # each sample of an iterable dataset is made once
+                    seed_generators(number)
+                    self._one(index, make, clocked)
+                self.pairs += 1
+            except Exception as error:
+                self._note_failure(index, error)
+                if self.failures >= 64 and not self.costs:
+                    return
+            if self.pairs == 2 * FEW and plainly:
+                self._limit_clocks()
+            if plainly:
+                self.tell()
+
+    def _one(self, index: Any, make: Callable[[], Any], clocked: bool) -> None:
+        if clocked:
+            _, wall, cpu = self.clocks.sample(make)
+            self.clocked += wall
+            self.clocked_cpu += cpu
+        else:
+            began = self.clocks.now()
+            make()
+            ended = self.clocks.now()
+            cost = ended[0] - began[0], ended[1] - began[1]
+            self.costs.append(cost)
+            self.indices.append(index)
+            self.plain += cost[0]
+
+    def _limit_clocks(self) -> None:
+        if self.level > NONE and self.clocked > (1 + CLOCKS_ADD) * self.plain:
+            self.level, self.merged = self.level - 1, True
+            self.clocks.set(self.loader.dataset, self.level)
+            self.pairs, self.plain, self.clocked = 0, 0.0, 0.0
+
+    def _note_failure(self, index: Any, error: Exception) -> None:
+        self.failures += 1
+        if len(self.failed) < 3:
+            self.failed.append(f"sample {index}: {type(error).__name__}: {error}")
+
+    def stages(self) -> list[dict[str, Any]]:
+        """Seconds of a sample, scaled to what it takes without clocks."""
+        count = max(1, self.pairs)
+        scale = self.plain / self.clocked if self.clocked and self.plain else 1.0
+        if is_iterable(self.loader) and self.costs and self.clocked:
+            scale = 1.0
+            count = max(1, self.pairs - len(self.costs))
+        elif self.failures and self.plain:  # the stages that ran before a failure count, and its sample does not
+            took = sum(stage.wall for stage in self.clocks.stages.values()) * scale
+            scale *= min(1.0, self.plain / max(took, 1e-9))
+        found = [
+            {
+                "label": stage.label, "kind": stage.kind, "reads": stage.reads(),
+                "seconds": stage.wall / count * scale, "cpu": stage.cpu / count * scale,
+                "calls": stage.calls / count, "inside": sorted(stage.inside),
+            }
+            for stage in self.clocks.stages.values()
+        ]  # fmt: skip
+        return sorted(found, key=lambda stage: -stage["seconds"])
+
+    def tell(self) -> None:
+        if getattr(self, "told", 0.0) + 1.0 < clock():
+            self.told = clock()
+            self.send(self.result())
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "kind": "work", "costs": [(round(w, 7), round(c, 7)) for w, c in self.costs],
+            "indices": [str(i) for i in self.indices], "first": self.first, "merged": self.merged,
+            "stages": self.stages(), "failed": self.failed, "failures": self.failures,
+        }  # fmt: skip
+
+
+def _regular_files(paths: list[str]) -> Iterator[str]:
+    for path in paths:
+        full = os.path.abspath(path)
+        if not full.startswith(("/proc/", "/sys/", "/dev/", sys.prefix)) and os.path.isfile(full):
+            yield full
+
+
+def _bytes_of_samples(loader: Any) -> float:
+    sizes = []
+    for _index, make in itertools.islice(sample_makers(loader), 3):
+        with contextlib.suppress(Exception):
+            sizes.append(size_of(make()))
+    return statistics.fmean(sizes) if sizes else 0.0
+
+
+def _collate_seconds(loader: Any, end: float) -> float | None:
+    """Seconds of collate_fn for each sample."""
+    if loader.batch_size is None and loader.batch_sampler is None:
+        return None
+    made: list[Any] = []
+    for _index, make in itertools.islice(sample_makers(loader), min(loader.batch_size or FEW, 64)):
+        if clock() > end:
+            break
+        made.append(make())
+    if not made:
+        return None
+    loader.collate_fn(list(made))
+    began = clock()
+    loader.collate_fn(list(made))
+    return (clock() - began) / len(made)
+
+
+def _cacheable_part(loader: Any, end: float) -> dict[str, Any] | None:
+    """What of a sample is the same for two seeds: all of it, or its first stages."""
+    clocks = Clocks()
+    clocks.set(loader.dataset, FULL)
+    clocks.probe = True
+    same, whole = 1 << 30, True
+    sizes: list[int] = []
+    saves: list[list[Call]] = []
+    for _index, make in itertools.islice(sample_makers(loader), PROBED):
+        if clock() > end and sizes:
+            break
+        seen = []
+        for seed in (1, 2):
+            seed_generators(seed)
+            clocks.calls = []
+            made, _, _ = clocks.sample(make)
+            seen.append((hash_value(made), size_of(made), list(clocks.calls)))
+        (one, size, calls), (two, _, again) = seen
+        whole = whole and one is not None and one == two
+        common = 0
+        for n, (a, b) in enumerate(zip(calls, again), 1):
+            if (a.label, a.digest) != (b.label, b.digest):
+                break
+            if a.digest is not None and a.size:  # else it says nothing of what it has done
+                common = n
+        same = min(same, common)
+        sizes.append(size)
+        saves.append(calls)
+    if not sizes:
+        return None
+    if whole:
+        return {"whole": True, "bytes": statistics.fmean(sizes), "share": 1.0, "calls": 0, "after": ""}
+    if not same:
+        return None
+    share = _saved_share(loader, clocks, [calls[:same] for calls in saves])
+    needed = statistics.fmean(calls[same - 1].size for calls in saves)
+    after = saves[0][same - 1].label
+    return {"whole": False, "bytes": needed, "share": share, "calls": same, "after": after}
+
+
+def _saved_share(loader: Any, clocks: Clocks, held: list[list[Call]]) -> float:
+    """Share of a sample's time that is saved where the results of its first calls are there."""
+    clocks.probe = False
+    whole = left = 0.0
+    for (_index, make), calls in zip(sample_makers(loader), held):
+        seed_generators(1)
+        began, _ = clocks.now()
+        make()
+        whole += clocks.now()[0] - began
+        seed_generators(1)
+        clocks.replay = [(call.label, call.result) for call in calls]
+        left += clocks.sample(make)[1]
+        clocks.replay = None
+    return max(0.0, 1 - left / whole)
+
+
+def _gil_use(loader: Any, seconds: float) -> str | None:
+    """Whether a sample holds the interpreter's lock: how often another thread comes to run."""
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return None
+    beats, stop = [0], threading.Event()
+
+    def beat() -> None:
+        while not stop.is_set():
+            time.sleep(0.0005)
+            beats[0] += 1
+
+    heart = threading.Thread(target=beat, daemon=True)
+    heart.start()
+    began = clock()
+    time.sleep(seconds / 4)
+    idle = beats[0] / (clock() - began)
+    beats[0], began = 0, clock()
+    for _index, make in sample_makers(loader):
+        make()
+        if clock() - began > seconds:
+            break
+    during = beats[0] / (clock() - began)
+    stop.set()
+    heart.join()
+    share = during / idle if idle else 1.0
+    return "holds it" if share < 0.25 else "lets go" if share > 0.7 else "mixed"
