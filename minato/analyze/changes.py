@@ -11,7 +11,7 @@ from typing import Any
 from .codec_rates import CHEAP, CLOSE, LOSS, QUALITY, codec_rows
 from .facts import WORTH, Facts, fit_scaling, measured_gain, scaled_rate, slow_share, virtual_gain
 from .formats import format_bytes
-from .limits import NO_WAIT, shared_wait, thread_wait
+from .limits import NO_WAIT, shared_wait, step_lacks_cores, thread_wait
 
 #: the least bound of a prediction's error
 BOUND = 0.15
@@ -37,7 +37,7 @@ def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
     helps: list[dict[str, Any]] = []
     useless: list[str] = []
     rate = f.own_rate()
-    if f.watched["wait"] is not None and f.watched["wait"] < NO_WAIT:
+    if f.watched["wait"] is not None and f.watched["wait"] < NO_WAIT and not step_lacks_cores(f):
         return [], [f"any change of the loader: the program waits for data {f.watched['wait']:.1%} of its time"]
     if not rate or not f.costs:
         return helps, useless

@@ -20,6 +20,8 @@ ENOUGH = 20
 WORTH = 1.10
 #: a step longer than these seconds, and than this multiple of the median, has something else in it
 PAUSE_S, PAUSE = 1.0, 10.0
+#: how a step was timed on a device
+BY_EVENTS = "events on the device"
 #: share of the cores that others may use
 OTHERS = 0.25
 #: batches that minato may be ahead of the trainer, in torch's windows
@@ -40,7 +42,7 @@ def watch_facts(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
     found: dict[str, Any] = {
         "batches": told["batches"], "steps": len(used), "batch": batch, "asked": None,
         "delivered": None, "range": None, "wait": None, "step": None, "inside": None,
-        "step_cores": 0.0, "queued": 0.0, "by": "step while loading", "shapes": told["shapes"],
+        "step_alone": None, "step_cores": 0.0, "queued": 0.0, "by": "step while loading", "shapes": told["shapes"],
         "bytes": statistics.median(size for _, size in told["sizes"]) if rows else 0,
         "start": statistics.fmean(told["starts"][1:] or told["starts"]) if told["starts"] else None,
         "starts": len(told["starts"]), "whole": max(0, len(told.get("whole") or []) - 1),
@@ -54,17 +56,19 @@ def watch_facts(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
     cpu = statistics.median(step[2] for step in used)
     # a step with a validation or a checkpoint in it counts as any other
     times = [s[0] + (step if s[1] > max(PAUSE_S, PAUSE * step) else s[1]) + start for s in used]
-    found["step_cores"] = cpu / step if step > 0 else 0.0
+    # what the step would take if no worker, and no other program, used its cores
+    alone = max(step - statistics.fmean(s[5] if len(s) > 5 else 0.0 for s in used), 0.1 * step)
+    found["step_cores"] = cpu / alone if alone > 0 else 0.0
     device = [(idle / 1e3, work / 1e3) for idle, work in told.get("device") or []][FIRST:]
     whole = statistics.fmean(times)
     if len(device) >= ENOUGH / 2:
         inside = statistics.fmean(idle for idle, _ in device)
-        step = statistics.median(work for _, work in device)
-        found["by"] = "events on the device"
+        step = alone = statistics.median(work for _, work in device)
+        found["by"] = BY_EVENTS
         whole, queued = inside + step, 0.0
     whole = max(whole, 1e-9)
     found.update(
-        inside=inside, step=step, wait=min(1.0, inside / max(whole - queued, 1e-9)),
+        inside=inside, step=step, step_alone=alone, wait=min(1.0, inside / max(whole - queued, 1e-9)),
         queued=queued / whole, delivered=batch / whole,
         asked=batch / max(step, 1e-9), range=_delivered_range(times, whole, batch),
     )  # fmt: skip
@@ -155,9 +159,39 @@ class Facts:
             self.start, self.unforked = start, max(0.0, start - (measured or 0.0))
 
     @property
+    def step_alone(self) -> float:
+        """Seconds of a step that has the cores it can use."""
+        return float(self.watched.get("step_alone") or self.watched["step"] or 0.0)
+
+    @property
     def asked(self) -> float | None:
-        value: float | None = self.watched["asked"]
-        return value
+        """Samples a second that the step could use if it had its cores for itself."""
+        asked: float | None = self.watched["asked"]
+        return asked / max(1 - self.queued_step(), 0.1) if asked else asked
+
+    def queued_step(self) -> float:
+        """Share of the step's time in which its thread could have run, and had no core."""
+        step = self.watched["step"]
+        return 1 - self.step_alone / step if step and self.watched["by"] != BY_EVENTS else 0.0
+
+    def sample_cpu(self, kind: str, workers: int, cheaper: float = 1.0) -> float:
+        """CPU seconds of a sample and of handing it over, by the nearest number of workers that was
+        measured. cheaper: how many times the sample itself is."""
+        seen = {
+            r["workers"]: r["usage"]["cpu_per_sample"] for r in self.all.get("rates", [])
+            if r["loader"] == kind and r["workers"] and (r.get("usage") or {}).get("cpu_per_sample")
+        }  # fmt: skip
+        work = self.mean * self.cpu_share
+        whole = seen[min(seen, key=lambda n: abs(n - workers))] if seen else work
+        return max(whole - work * (1 - 1 / cheaper), 0.0)
+
+    def step_cpu(self) -> float:
+        """CPU seconds of a step, for each sample of its batch."""
+        return self.step_cores * self.step_alone / self.batch()
+
+    def cores_rate(self, kind: str, workers: int, cheaper: float = 1.0) -> float:
+        """Samples a second at which the workers and the step keep all cores busy."""
+        return self.cores / max(self.sample_cpu(kind, workers, cheaper) + self.step_cpu(), 1e-9)
 
     @property
     def hands_over(self) -> float:
@@ -199,7 +233,10 @@ class Facts:
         if cheaper > 1:
             free = min(lost, self.end_seconds("hand-over", workers))
             lost = free + (lost - free) / cheaper  # a first batch is there earlier
-        return rate_with_step(rate * self.speed_with_step(), self.asked, workers, lost)
+        rate *= self.speed_with_step()
+        if workers:
+            rate = min(rate, self.cores_rate(kind or self.own, workers, cheaper))
+        return rate_with_step(rate, self.asked, workers, lost)
 
     def cheaper_rate(self, cheaper: float) -> float:
         """The program's rate with samples that are cheaper by this factor. It is at most that of samples
@@ -220,6 +257,10 @@ class Facts:
         """Batches of an epoch; 0 where that is not known."""
         length = self.loader.get("length")
         return int(length or math.ceil((self.loader.get("samples") or 0) / self.batch()))
+
+    def watched_others(self) -> float:
+        """Share of the cores that other programs used while the program was watched."""
+        return float(self.all["machine"].get("others") or 0.0)
 
     def others(self) -> float:
         """Share of the cores that other programs used while the study measured."""

@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import Any
 
-from .facts import WORTH, Facts, is_uneven, reading_stages, scheduling_gain, slow_share, wait_seconds
+from .facts import OTHERS, WORTH, Facts, is_uneven, reading_stages, scheduling_gain, slow_share, wait_seconds
 from .formats import format_rate, format_seconds
 
 #: share of its time that a program waits. Below the first the step is the limit; below the second a
@@ -19,6 +19,9 @@ BARELY = 50e-6
 #: share of its time that a sample computes, from which threads that hold the interpreter's lock wait
 #: for each other because of that lock
 COMPUTES = 0.5
+#: a step that waits for a core this share of its time, while samples take as much of the CPU time and
+#: all cores are busy for the second share of the time, is slowed down by the workers
+CROWDED, BUSY = 0.15, 0.8
 KINDS = {
     "step": "the step", "nothing": "none in loading", "storage": "storage", "lock": "a lock",
     "interpreter": "the interpreter's lock", "stragglers": "stragglers", "workers": "too few workers",
@@ -43,6 +46,8 @@ def _explain_unknown(wait: float | None) -> str:
 
 def _limit(f: Facts) -> tuple[str, str] | None:
     wait, asked, delivered = (f.watched[name] for name in ("wait", "asked", "delivered"))
+    if step_lacks_cores(f):
+        return "cores", _crowded_step(f)
     if wait is not None and wait < NO_WAIT:
         return "step", f"The program waits for data {wait:.1%} of its time, so no loader would make it faster."
     if wait is not None and wait < LITTLE_WAIT:
@@ -56,6 +61,32 @@ def _limit(f: Facts) -> tuple[str, str] | None:
         _starting(f) or _stragglers(f) or shared_wait(f) or thread_wait(f) or _storage(f) or _collate(f)
         or _hand_over(f) or _workers(f, 1.5) or _one_stage(f) or _workers(f, 1.2) or _cores(f)
     )  # fmt: skip
+
+
+def step_lacks_cores(f: Facts) -> bool:
+    """Whether the program waits little for data only because its workers slow its step down: they keep
+    all cores busy together. Cheaper samples would help then."""
+    wait = f.watched["wait"]
+    if wait is None or wait >= LITTLE_WAIT or not f.workers or not f.costs or f.watched_others() > OTHERS:
+        return False
+    together = f.sample_cpu(f.own, f.workers) + f.step_cpu()
+    busy = f.watched["delivered"] * together / f.cores
+    share = f.sample_cpu(f.own, f.workers) / max(together, 1e-9)
+    return f.queued_step() > CROWDED and busy > BUSY and share > CROWDED
+
+
+def _crowded_step(f: Facts) -> str:
+    cpu = f.sample_cpu(f.own, f.workers)
+    label, share = f.top()
+    return (
+        f"The step and {count_workers(f)} share them: the step waits for a core {f.queued_step():.0%} of its "
+        f"time, and samples take {cpu / (cpu + f.step_cpu()):.0%} of the CPU time. {share:.0%} of a sample is "
+        f"{label}."
+    )
+
+
+def count_workers(f: Facts) -> str:
+    return "1 worker" if f.workers == 1 else f"{f.workers} workers"
 
 
 def _starting(f: Facts) -> tuple[str, str] | None:

@@ -362,19 +362,20 @@ def _count_rows(batch: Any) -> int:
 
 
 def consume(seconds: float, cores: float) -> None:
-    """In place of a step: it waits, or computes without the interpreter's lock."""
-    end = clock() + seconds
+    """In place of a step: it waits, or computes without the interpreter's lock. Where it has no core it
+    takes longer, as the program's step does."""
     if cores < 0.5:
         time.sleep(seconds)
         return
-    others = [threading.Thread(target=_compute, args=(end,)) for _ in range(round(cores) - 1)]
+    others = [threading.Thread(target=_compute, args=(seconds,)) for _ in range(round(cores) - 1)]
     for thread in others:
         thread.start()
-    _compute(end)
+    _compute(seconds)
     for thread in others:
         thread.join()
 
 
-def _compute(end: float) -> None:
-    while clock() < end:
+def _compute(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
         hashlib.sha256(_LOAD).digest()

@@ -242,7 +242,7 @@ def _check_changes(study: Study, found: dict[str, Any], seconds: float) -> None:
         study.note("predictions were not checked: that needs a longer --budget")
         return
     rows = f.batch()
-    paced = (f.watched["step"] or 0.0) * ((size or rows) / rows)
+    paced = f.step_alone * ((size or rows) / rows)
     length = _epoch_batches(f, size)
     given = {"step": paced, "step_cores": f.step_cores, "batch": size, "length": length}
     own = {"loader": "own", "workers": f.workers}

@@ -149,6 +149,7 @@ class Clocks:
             if at is not None:
                 held = self.replay[at][1]
                 del self.replay[: at + 1]
+                self.on = bool(self.replay)  # the rest of the sample needs no clocks
                 return copy_value(held)
         stage = self.stages.get(label)
         if stage is None:

@@ -113,10 +113,11 @@ class Loader:
         self.key = key
         self.place = place
         self.facts = describe_loader(loader)
-        #: seconds inside next(); until the next call; CPU seconds of these; those inside next() in
-        #: which this thread could have run, and had no core; the number of the epoch. Inside the
-        #: first next() of an epoch includes iter(), and inside the last one its end
-        self.steps: list[tuple[float, float, float, float, int]] = []
+        #: seconds inside next(); until the next call, which is the step; CPU seconds of the step;
+        #: seconds inside next() in which this thread could have run, and had no core; the number of
+        #: the epoch; such seconds of the step. Inside the first next() of an epoch includes iter(),
+        #: and inside the last one its end
+        self.steps: list[tuple[float, float, float, float, int, float]] = []
         self.starts: list[float] = []  # inside iter() and next() for the first batch of an epoch
         self.epoch = -1
         self.whole: list[int] = []  # epochs that the program has iterated to their end
@@ -131,7 +132,7 @@ class Loader:
         self.begun: float | None = None
         self.queued = _QueueClock()
         self.inside: tuple[float, float] | None = None  # of the batch whose step is under way
-        self.left, self.left_cpu = 0.0, 0.0
+        self.left, self.left_cpu, self.left_queued = 0.0, 0.0, 0.0
         self.kept = False
         self.ended = False
 
@@ -143,8 +144,9 @@ class Loader:
             self.epoch += 1
             entered -= self.opening
         elif self.inside is not None:
-            step = entered - self.left, time.process_time() - self.left_cpu
-            self.steps.append((self.inside[0], *step, self.inside[1], self.epoch))
+            step, cpu = entered - self.left, time.process_time() - self.left_cpu
+            queued = self.queued.now() - self.left_queued
+            self.steps.append((self.inside[0], step, cpu, self.inside[1], self.epoch, queued))
         self.inside = None
         before = self.queued.now()
         try:
@@ -156,8 +158,12 @@ class Loader:
         self._note(batch, (clock() - entered, self.queued.now() - before), first)
         if entry is not None and exited is not None:
             self.events.append((entry, exited))
-        self.left, self.left_cpu = clock(), time.process_time()
+        self.leave()
         return batch
+
+    def leave(self) -> None:
+        """The step begins now."""
+        self.left, self.left_cpu, self.left_queued = clock(), time.process_time(), self.queued.now()
 
     def _note(self, batch: Any, inside: tuple[float, float], first: bool) -> None:
         now = clock()
@@ -177,8 +183,8 @@ class Loader:
     def _end_epoch(self, seconds: float) -> None:
         """The loop has ended, after so long inside the last ``next()``."""
         if self.steps and self.steps[-1][4] == self.epoch:
-            inside, step, cpu, queued, epoch = self.steps[-1]
-            self.steps[-1] = (inside + seconds, step, cpu, queued, epoch)
+            inside, *rest = self.steps[-1]
+            self.steps[-1] = (inside + seconds, *rest)
             self.whole.append(self.epoch)
 
     def has_seen_enough(self, now: float) -> bool:
@@ -494,7 +500,7 @@ class Watch:
         finally:
             self.inside.depth = 0
         if self._end_or_tell(record):
-            record.left, record.left_cpu = clock(), time.process_time()
+            record.leave()
         return batch
 
     def _end_or_tell(self, record: Loader) -> bool:

@@ -60,6 +60,30 @@ def test_little_waiting_does_not_blame_loading(wait: float, kind: str) -> None:
     assert kind_of(watched={"wait": wait})[0] == kind
 
 
+def crowded(**more: Any) -> dict[str, Any]:
+    """A step that takes 50 ms with both cores, and 100 ms next to workers, which keep them as busy."""
+    watched = {"wait": 0.01, "step": 0.1, "step_alone": 0.05, "step_cores": 2.0, "asked": 80.0, "delivered": 79.0}
+    return {"watched": {**watched, **more.pop("watched", {})}, "costs": [(0.0125, 0.0125)] * 64,
+            "rates": {("torch", 1): 80.0, ("torch", 2): 160.0, ("minato", 2): 160.0}, **more}  # fmt: skip
+
+
+def test_workers_that_slow_the_step_down_are_named() -> None:
+    kind, line = kind_of(**crowded())
+    assert kind == "cores" and "the step waits for a core 50% of its time, and samples take 50%" in line
+    assert kind_of(**crowded(costs=[(0.0001, 0.0001)] * 64))[0] == "step"  # they use no cores to speak of
+    assert kind_of(**crowded(watched={"step_alone": 0.095}))[0] == "step"  # it has its cores
+    others = {"cores": 2, "memory_available": 10**9, "others": 0.5}
+    assert kind_of(**crowded(machine=others))[0] == "step"  # another program may have had them
+
+
+def test_cores_bound_the_gain_of_a_cache() -> None:
+    cache = {"whole": True, "bytes": 1000.0, "share": 1.0, "calls": 0, "after": ""}
+    f = Facts(facts(**crowded(work={"cache": cache})))
+    assert f.program_rate(160.0, 2) == pytest.approx(80)
+    [change] = candidates(f)[0]
+    assert change["what"] == "a cache of whole samples" and change["predicted"] == pytest.approx(160, rel=0.01)
+
+
 def test_stage_that_grows_with_processes_is_shared() -> None:
     sleeps = [(0.01, 0.001)] * 40
     lock = contending("wait for a lock", 0.008, kind="lock", inside=("tokenize()",))
@@ -114,7 +138,7 @@ def test_processes_are_advised_where_only_threads_wait() -> None:
 def test_threads_are_advised_where_only_processes_wait() -> None:
     both = contending("wait for a file's lock", 0.008, kind="lock", inside=("read()",))
     both["threads"] = by_threads(0.01, [])["threads"]
-    helps, _ = candidates(Facts(facts(contend=both)))
+    helps, _ = candidates(Facts(facts(contend=both, costs=[(0.01, 0.0)] * 64)))
     [change] = [one for one in helps if "processes" in one["what"]]
     assert change["paste"] == 'from minato import DataLoader  # and worker_type="thread"'
     assert change["predicted"] == pytest.approx(360)
@@ -231,6 +255,11 @@ def test_watched_first_steps_and_queueing_are_apart() -> None:
             "loader": {}, "shapes": "", "device": None}  # fmt: skip
     found = watch_facts(told)
     assert found["wait"] == pytest.approx(0.2) and found["asked"] == pytest.approx(50)
+    assert found["step_alone"] == found["step"]
+    told["steps"] = [[0.02, 0.08, 0.06, 0.0, 0, 0.05]] * 30
+    found = watch_facts(told)
+    assert found["step_alone"] == pytest.approx(0.03) and found["step_cores"] == pytest.approx(2)
+    told["steps"] = steps
     found = watch_facts(told, others=0.5)
     assert found["inside"] == pytest.approx(0.01) and found["queued"] == pytest.approx(0.1)
     assert found["wait"] == pytest.approx(0.01 / 0.09) and found["delivered"] == pytest.approx(40)

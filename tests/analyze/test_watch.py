@@ -181,11 +181,29 @@ def test_watch_notes_epochs_to_their_end(tmp_path: Path) -> None:
     assert lines[1] == "[True, False, False, True, True, False, False]"
 
 
+def test_watch_notes_steps_without_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a step of 20 ms and a loader of 30 ms, the thread has no core for 5 and 2 ms."""
+    now = without = 0.0
+
+    def load(_iterator: Any) -> None:
+        nonlocal now, without
+        now, without = now + 0.03, without + 0.002
+
+    monkeypatch.setattr(watch, "clock", lambda: now)
+    record = watch.Loader("key", DataLoader(range(100), 4), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(record.queued, "now", lambda: without)
+    for number in range(3):
+        record.next(load, None, number == 0)
+        now, without = now + 0.02, without + 0.005
+    inside, step, _cpu, queued, _epoch, step_queued = record.steps[-1]
+    assert [inside, step, queued, step_queued] == pytest.approx([0.03, 0.02, 0.002, 0.005])
+
+
 def test_watch_waits_for_a_second_epoch_nearby() -> None:
     def enough(length: int, batches: int, seconds: float, whole: int) -> bool:
         record = watch.Loader("key", DataLoader(range(length)), None)  # type: ignore[arg-type]
         record.begun, record.batches, record.whole = 0.0, batches, list(range(whole))
-        record.steps = [(0.0, 0.0, 0.0, 0.0, 0)] * batches
+        record.steps = [(0.0, 0.0, 0.0, 0.0, 0, 0.0)] * batches
         return record.has_seen_enough(seconds)
 
     assert not enough(length=40, batches=40, seconds=4.0, whole=1)
