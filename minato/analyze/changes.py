@@ -91,15 +91,16 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
         return "more workers: they wait for each other already"
     if fit is None:
         return "another number of workers: not known, because only one number was measured"
-    if f.workers >= free:
-        if f.cpu_share > 0.5:
-            return (
-                f"more workers: there are {f.workers} for {f.cores} cores, and samples compute for "
-                f"{f.cpu_share:.0%} of their time"
-            )
-        wanted = math.ceil(f.workers * min((f.asked or rate) / rate, 4.0))
-        target = max(f.workers + 1, min(wanted, int(4 * f.cores)))
+    if f.cpu_share <= 0.5:  # workers that wait need no core each
+        most = min(4 * f.cores, math.ceil(f.cores / max(f.cpu_share, 0.01)))
+        enough = (n for n in range(f.workers + 1, most) if scaled_rate(fit, n) >= (f.asked or math.inf))
+        target = max(f.workers + 1, next(enough, most))
         note = f"extrapolated{_name_counts(f)}" if target > max(f.scaling(f.own)) else ""
+    elif f.workers >= free:
+        return (
+            f"more workers: there are {f.workers} for {f.cores} cores, and samples compute for "
+            f"{f.cpu_share:.0%} of their time"
+        )
     # without workers a process more is another thing than a thread's turn: the fit says what it makes
     predicted = f.program_rate(scaled_rate(fit, target), target)
     if predicted < WORTH * now:

@@ -194,7 +194,7 @@ def _measure_rates(study: Study, found: dict[str, Any], f: Facts, seconds: float
     is_iterable = f.loader["iterable"]
     kinds = ["torch", "minato"]
     wanted = [(kind, n) for n in counts for kind in kinds if n or kind == f.own]
-    if f.workers >= f.cores and f.cpu_share < 0.5:  # more workers may help, of which the fit must know
+    if f.cpu_share <= 0.5:  # more workers than cores may help, of which the fit must know
         wanted += [(f.own, 2 * f.cores)] * (2 * f.cores not in counts)
     wanted += [] if is_iterable else [("hand-over", f.workers)]
     slot = seconds / len(wanted)

@@ -357,6 +357,17 @@ def test_ends_of_epochs_count_in_predictions() -> None:
     assert free.cheaper_rate(10.0) == pytest.approx(1000 / (1000 / 300 + 0.4))
 
 
+@pytest.mark.parametrize("asked, target", [(90.0, 4), (150.0, 6), (1000.0, 8)])
+def test_workers_that_wait_are_as_many_as_needed(asked: float, target: int) -> None:
+    """A worker that waits makes 25 samples a second, and needs no core."""
+    found = facts(workers=1, costs=[(0.04, 0.0004)] * 64, watched={"asked": asked, "step": 8 / asked},
+                  rates={("torch", 1): 25.0, ("torch", 2): 50.0, ("torch", 4): 100.0})  # fmt: skip
+    [change] = candidates(Facts(found))[0]
+    assert change["what"] == f"num_workers={target}"
+    assert change["predicted"] == pytest.approx(min(asked, 25 * target))
+    assert change["note"].startswith("extrapolated") == (target > 4)
+
+
 def test_workers_that_stay_are_predicted_and_checked() -> None:
     found = facts(watched={"starts": 4})
     found["loader"]["persistent_workers"] = False
