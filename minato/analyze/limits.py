@@ -34,14 +34,27 @@ KINDS = {
 def limit(f: Facts) -> dict[str, Any]:
     """``kind`` of the limit, and the sentence that is the first line of the answer."""
     found = _limit(f)
-    kind, why = found if found is not None else ("unknown", _explain_unknown(f.watched["wait"]))
+    kind, why = found if found is not None else ("unknown", _explain_unknown(f))
     return {"kind": kind, "line": f"Limit: {KINDS[kind]}. {why}"}
 
 
-def _explain_unknown(wait: float | None) -> str:
+def _explain_unknown(f: Facts) -> str:
+    wait, work = f.watched["wait"], f.all.get("work") or {}
     if wait is None:
         return "Too little was measured to say."
-    return f"The program waits for data {wait:.0%} of its time, and too little of it was measured to say why."
+    waits = f"The program waits for data {wait:.0%} of its time"
+    if work.get("failures") and not f.costs:
+        why = "no sample could be made in the study"
+        if files_went(f):
+            why = "its files were gone when it had ended. Run it again with --pause, which studies it before that"
+        return f"{waits}, and what it waits for is not known: {why}."
+    return f"{waits}, and too little of it was measured to say why."
+
+
+def files_went(f: Facts) -> bool:
+    """Whether samples failed because the program had removed their files at its end."""
+    failed = (f.all.get("work") or {}).get("failed") or [""]
+    return "FileNotFoundError" in failed[0] and "--pause" not in f.all["machine"].get("argv", [])
 
 
 def _limit(f: Facts) -> tuple[str, str] | None:

@@ -11,6 +11,7 @@ from .changes import describe_move
 from .codec_rates import codec_rows, winners
 from .facts import OTHERS, Facts, slow_share
 from .formats import format_bytes, format_place, format_rate, format_seconds
+from .limits import files_went
 
 #: a rate whose range is wider than this is told with the range
 UNCERTAIN = 1.3
@@ -174,7 +175,7 @@ def list_notes(f: Facts) -> list[str]:
     if work.get("failures"):
         all_ = "" if work["costs"] else ", and none could be made"
         notes.append(f"{work['failures']} sample(s) failed{all_}; {work['failed'][0]}")
-        if "FileNotFoundError" in work["failed"][0]:
+        if f.costs and files_went(f):
             notes.append("the files may have gone when the program ended: --pause studies it before that")
     if work.get("merged"):
         notes.append("measuring inside samples slowed them by over 10 %, so some stages are shown as one")

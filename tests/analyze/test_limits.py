@@ -501,3 +501,7 @@ def test_more_workers_of_an_iterable_dataset_may_repeat_samples() -> None:
 def test_unknown_limit_names_known_facts() -> None:
     kind, line = kind_of(costs=[], rates={})
     assert kind == "unknown" and "waits for data 50% of its time" in line
+    work = {"failures": 9, "failed": ["sample 1: FileNotFoundError: /tmp/1.jpg"]}
+    assert "Run it again with --pause" in kind_of(costs=[], rates={}, work=work)[1]
+    paused = {"cores": 2, "memory_available": 10**9, "argv": ["--pause"]}
+    assert "no sample could be made" in kind_of(costs=[], rates={}, work=work, machine=paused)[1]
