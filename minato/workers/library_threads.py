@@ -93,10 +93,7 @@ class _Forks:
         )
 
     def _before(self) -> None:
-        try:
-            self._alone = len(os.listdir("/proc/self/task")) == 1
-        except OSError:
-            self._alone = False
+        self._alone = _has_one_thread()
 
     def _in_parent(self) -> None:
         self.ended = False
@@ -104,6 +101,14 @@ class _Forks:
     def _in_child(self) -> None:
         self.copied = self.copied or not (self._alone or self.ended)
         self.ended = False
+
+
+def _has_one_thread() -> bool:
+    """Whether the calling thread is the only one of this process; False where that is not known."""
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
 
 
 _forks = _Forks()
@@ -116,8 +121,9 @@ def end_openmp_threads() -> None:
     of a millisecond. Other OpenMP libraries handle forks themselves.
 
     Does nothing in a process that was itself forked from one with threads: ending threads that do
-    not exist would wait for them forever, too."""
-    if _forks.copied:
+    not exist would wait for them forever, too. A process with one thread may be such a fork, from
+    before this module was loaded, and has none to end."""
+    if _forks.copied or _has_one_thread():
         return
     _forks.ended = True
     for library in _libraries.gnu_openmp():
