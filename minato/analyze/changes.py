@@ -9,9 +9,18 @@ import statistics
 from typing import Any
 
 from .codec_rates import CHEAP, CLOSE, LOSS, QUALITY, codec_rows
-from .facts import WORTH, Facts, fit_scaling, measured_gain, scaled_rate, slow_share, virtual_gain
+from .facts import (
+    WORTH,
+    Facts,
+    fit_scaling,
+    measured_gain,
+    rate_with_step,
+    scaled_rate,
+    slow_share,
+    virtual_gain,
+)
 from .formats import format_bytes
-from .limits import NO_WAIT, shared_wait, step_lacks_cores, thread_wait
+from .limits import NO_WAIT, hand_over, shared_wait, step_lacks_cores, thread_wait
 
 #: the least bound of a prediction's error
 BOUND = 0.15
@@ -42,7 +51,7 @@ def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
     if not rate or not f.costs:
         return helps, useless
     now = f.program_rate(rate, f.workers)
-    for make in (_more_workers, _minato, _worker_type, _cache, _codec):
+    for make in (_more_workers, _no_workers, _minato, _worker_type, _cache, _codec):
         found = make(f, rate, now)
         if isinstance(found, str):
             useless.append(found)
@@ -84,7 +93,7 @@ def _make_change(
 def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
     fit = fit_scaling(f.scaling(f.own))
     # a step that waits for most of the time leaves its cores to workers
-    busy = f.step_cores * min(1.0, (f.rate(f.own, f.cores) or rate) / (f.asked or math.inf))
+    busy = f.step_cores * min(1.0, (f.rate(f.own, f.cores) or rate) / (f.asked_alone or math.inf))
     free = max(1, f.cores - round(busy))
     target, note = free, ""
     if shared_wait(f) is not None or thread_wait(f) is not None:
@@ -93,7 +102,7 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
         return "another number of workers: not known, because only one number was measured"
     if f.cpu_share <= 0.5:  # workers that wait need no core each
         most = min(4 * f.cores, math.ceil(f.cores / max(f.cpu_share, 0.01)))
-        enough = (n for n in range(f.workers + 1, most) if scaled_rate(fit, n) >= (f.asked or math.inf))
+        enough = (n for n in range(f.workers + 1, most) if scaled_rate(fit, n) >= (f.asked_alone or math.inf))
         target = max(f.workers + 1, next(enough, most))
         note = f"extrapolated{_name_counts(f)}" if target > max(f.scaling(f.own)) else ""
     elif f.workers >= free:
@@ -111,6 +120,17 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
     return _make_change(
         f"num_workers={target}", f"num_workers={target}", predicted, now, "one argument",
         data, {"loader": "own", "workers": target}, note,
+    )  # fmt: skip
+
+
+def _no_workers(f: Facts, _rate: float, now: float) -> dict[str, Any] | None:
+    """No workers, where handing samples over takes longer than making them."""
+    if hand_over(f) is None:
+        return None
+    predicted = rate_with_step(1 / (f.mean + (f.all["work"].get("collate") or 0.0)), f.asked_alone, 0)
+    return _make_change(
+        "num_workers=0", "num_workers=0", predicted, now, "one argument", "unchanged",
+        {"loader": "own", "workers": 0},
     )  # fmt: skip
 
 
@@ -175,10 +195,10 @@ def _worker_type(f: Facts, rate: float, now: float) -> dict[str, Any] | str | No
 def _cache(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     cache = f.all["work"].get("cache")
     count = f.loader.get("samples")
-    if not count:
+    if not count or f.loader.get("cache"):
         return None
     if not cache:
-        return "a cache: the first stage of a sample is random, or its results cannot be compared"
+        return f"a cache: {f.all['work'].get('no_cache') or 'its gain was not measured'}"
     need, free = cache["bytes"] * count, f.all["machine"]["memory_available"]
     what = "whole samples" if cache["whole"] else f"the value after {cache['after']}"
     left = f.mean * (1 - cache["share"]) + cache["bytes"] / COPIES + 20e-6
@@ -190,6 +210,7 @@ def _cache(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     return _make_change(
         f"a cache of {what}", _cache_line(need), predicted, now,
         f"{format_bytes(need)} of memory; {cache['share']:.0%} of a sample's time is saved", "unchanged",
+        None if f.threads and not cache["whole"] else  # a replay of stages is of one thread
         {"loader": "own", "workers": f.workers, "cached": -1 if cache["whole"] else cache["calls"]},
         "from the second epoch on",
     )  # fmt: skip

@@ -13,15 +13,25 @@ import signal
 import subprocess
 import sys
 import time
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from .. import _core
 from . import report
 from .formats import format_bytes, format_place
-from .keeper import MEMORY, tree
-from .listener import Connection, Listener
-from .measure import EXTRA, Study, begin_report, finish_report, machine_facts, make_report, write_report
+from .keeper import tree
+from .listener import Connection, Listener, waited_seconds
+from .measure import (
+    EXTRA,
+    Study,
+    begin_report,
+    finish_report,
+    machine_facts,
+    make_report,
+    throttled_seconds,
+    write_report,
+)
 from .progress import Progress
 from .usage import Usage
 from .watch import VARIABLE, Watch
@@ -30,6 +40,10 @@ HERE = Path(__file__).resolve().parent
 ARGUMENTS, NOT_WATCHED = 2, 3
 #: seconds that a program has to end after each signal
 SIGNALS_S = 10.0
+#: share of the memory available at the first batch that must be left while the program runs with its copy
+MEMORY_LEFT = 0.25
+#: seconds between two looks at who uses the cores
+LOOK_S = 0.5
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 clock = time.monotonic
 
@@ -156,13 +170,17 @@ def study_this_process(watch: Watch, budget: str, out: str | None) -> str:
     told = {key: record.summary(2000) for key, record in watch.loaders.items() if key in kept}
     if not told:
         raise RuntimeError("no copy of this process could be made before the loop began")
-    key = max(told, key=lambda k: sum(s[0] for s in told[k]["steps"]) + sum(told[k]["starts"]))
-    keeper = Connection(kept[key])
-    for line in (keeper.lines() or ()):
-        assert line["kind"] == "keeper"
-    study = Study(keeper, None, Progress("minato analyze"))
-    found = make_report(study, told[key], machine_facts(None), _parse_duration(budget), writes=False)
-    study.progress.clear()
+    key = max(told, key=lambda key: waited_seconds(told[key]))
+    study = Study(Connection(kept[key]), None, Progress("minato analyze"))
+    try:
+        found = make_report(study, told[key], machine_facts(None), _parse_duration(budget), writes=False)
+    except ConnectionError:
+        raise RuntimeError(
+            "the copy of this process that holds the dataset has ended. Restart the notebook, and import "
+            "minato.analyze.watch first"
+        ) from None
+    finally:
+        study.progress.clear()
     return report.answer(found, write_report(found, out) if out is not None else "")
 
 
@@ -178,7 +196,7 @@ class Memory:
         free = _core.machine()["memory_available"]
         if self.first is None:
             self.first = free
-        if free > MEMORY * self.first:
+        if free > MEMORY_LEFT * self.first:
             return False
         self.said = (
             f"its dataset was not studied: {format_bytes(free)} of memory were left while the program ran, so "
@@ -188,12 +206,18 @@ class Memory:
         return True
 
 
+class Watched(Enum):
+    """How the watch has ended."""
+
+    ENDED, PAUSED, REFUSED = "the program has ended", "it is paused", "it must not be paused"
+
+
 class Analysis:
     """The program, its watch, and the study after it."""
 
     def __init__(self, options: argparse.Namespace, command: list[str]) -> None:
         self.options, self.command = options, command
-        self.listener = Listener()
+        self.listener = Listener(options.pause)
         self.progress = Progress("minato analyze")
         self.program: subprocess.Popen[bytes] | None = None
         self.found: dict[str, Any] | None = None
@@ -202,6 +226,8 @@ class Analysis:
         #: share of the cores that others used while the program was watched
         self.others = 0.0
         self.memory = Memory()
+        self.study: Study | None = None
+        self.throttled = throttled_seconds()
 
     def run(self) -> int:
         libc = ctypes.CDLL(None)
@@ -240,12 +266,13 @@ class Analysis:
 
     def _watch_and_study(self) -> int:
         try:
-            paused = self._watch()
+            watched = self._watch()
         except KeyboardInterrupt:
-            self.interrupted, paused = True, False
+            self.interrupted, watched = True, Watched.ENDED
             self._end(first=3.0)
-        if paused is None:
+        if watched is Watched.REFUSED:
             return ARGUMENTS
+        paused = watched is Watched.PAUSED
         for _ in range(20):  # what is still on its way
             self.listener.pump(0.01)
         which = self.listener.slowest_loader()
@@ -261,10 +288,11 @@ class Analysis:
             if self.found is None:
                 raise
             self.found["notes"].append("the study was interrupted")
-            report_ = finish_report(self.found, None, self.options.anyway)
+            report_ = finish_report(self.found, self.study, self.options.anyway)
         self._print_answer(report_, which, paused)
         if paused:
-            self.listener.end_keepers()  # the program would copy each page that they share
+            # The program would copy each page that it shares with keepers, and wait for a listener.
+            self.listener.close()
             self._signal(signal.SIGCONT)
             assert self.program is not None
             with contextlib.suppress(KeyboardInterrupt):
@@ -275,25 +303,26 @@ class Analysis:
             return 0
         return self.status if self.status >= 0 else 128 - self.status
 
-    def _watch(self) -> bool | None:
-        """Until the program has ended, or is stopped: then True. None where it may not be."""
+    def _watch(self) -> Watched:
+        """Until the program has ended, or is paused."""
         assert self.program is not None
         options, listener = self.options, self.listener
-        begun_, warned = clock(), False
+        begun_, warned, looked = clock(), False, 0.0
         usage: Usage | None = None
         while self.program.poll() is None:
             listener.pump(0.05)
+            batches = listener.batches()
             if listener.keepers and self.memory.low():
                 listener.end_keepers()
-            batches = listener.batches()
-            if batches and not listener.watched:
+            if batches and not listener.watched and clock() - looked > LOOK_S:
+                looked = clock()
                 usage = usage or Usage()
                 self.others = usage.summary()["others"]
             self.progress.show(f"watching, {batches} batches" if batches else "waiting for the first batch")
             if options.pause and any((p.get("ranks") or "1") != "1" for p in listener.processes.values()):
                 self._say("--pause: the program has several ranks, and the others would wait for one")
                 self._end()
-                return None
+                return Watched.REFUSED
             if not batches and not warned and clock() - begun_ > options.start_timeout:
                 warned = True
                 self._say(f"no batch in {options.start_timeout:.0f} s: {self._find_cause().rstrip()}")
@@ -302,12 +331,12 @@ class Analysis:
                     break
             if listener.watched and options.pause:
                 self._signal(signal.SIGSTOP)
-                return True
+                return Watched.PAUSED
             if listener.watched and options.stop:
                 self._end()
                 break
         self.status = self.program.wait()
-        return False
+        return Watched.ENDED
 
     def _signal(self, number: int) -> None:
         assert self.program is not None
@@ -338,11 +367,11 @@ class Analysis:
             self.found = begin_report(told, machine)
             why = (
                 "the study was interrupted" if self.interrupted else self.memory.said
-                or "its dataset could not be kept"
+                or f"its dataset was not studied: {' '.join(self.listener.trouble[:1])}".rstrip(": ")
             )  # fmt: skip
             self.found["notes"].append(why)
             return finish_report(self.found, None, self.options.anyway)
-        study = Study(keeper, self.options.cores, self.progress)
+        study = self.study = Study(keeper, self.options.cores, self.progress)
 
         def keep(found: dict[str, Any]) -> None:
             self.found = found
@@ -375,6 +404,8 @@ class Analysis:
                 f"the program ended with status {self.status}" if self.status > 0
                 else f"the program was ended by {_name_signal(-self.status)}"
             )
+        if self.throttled is not None and (now := throttled_seconds()) is not None:
+            found["machine"]["throttled"] = now - self.throttled
         self.progress.clear()
         print(report.answer(found, write_report(found, self.options.out)), flush=True)
 

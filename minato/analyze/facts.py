@@ -12,8 +12,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from .watch import FIRST
+from .watch import Step
 
+#: the first steps of a run, which rates leave out where enough others were seen
+FIRST = 10
 #: steps without which a median says little
 ENOUGH = 20
 #: a gain that is worth words
@@ -38,26 +40,28 @@ def watch_facts(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
     the program could have run and had no core is no waiting for data ("queued")."""
     used, start = _choose_steps(told)
     rows = [row for row, _size in told["sizes"]]
-    batch = int(statistics.median(rows)) if rows else told["loader"].get("batch_size") or 1
+    batch = told["loader"].get("batch_size") or (int(statistics.median(rows)) if rows else 1)
+    if not told["loader"].get("batched", True):
+        batch = 1  # what the dataset gives is one sample, whatever it holds
     found: dict[str, Any] = {
         "batches": told["batches"], "steps": len(used), "batch": batch, "asked": None,
         "delivered": None, "range": None, "wait": None, "step": None, "inside": None,
         "step_alone": None, "step_cores": 0.0, "queued": 0.0, "by": "step while loading", "shapes": told["shapes"],
         "bytes": statistics.median(size for _, size in told["sizes"]) if rows else 0,
         "start": statistics.fmean(told["starts"][1:] or told["starts"]) if told["starts"] else None,
-        "starts": len(told["starts"]), "whole": max(0, len(told.get("whole") or []) - 1),
+        "starts": told.get("started", len(told["starts"])), "whole": max(0, len(told.get("whole") or []) - 1),
         "objects": told.get("objects", 1),
     }  # fmt: skip
     if not used:
         return found
-    queued = statistics.fmean(step[3] for step in used) if others > OTHERS else 0.0
-    inside = statistics.fmean(step[0] for step in used) - queued + start
-    step = statistics.median(step[1] for step in used)
-    cpu = statistics.median(step[2] for step in used)
+    queued = statistics.fmean(s.queued for s in used) if others > OTHERS else 0.0
+    inside = statistics.fmean(s.inside for s in used) - queued + start
+    step = statistics.median(s.step for s in used)
+    cpu = statistics.median(s.cpu for s in used)
     # a step with a validation or a checkpoint in it counts as any other
-    times = [s[0] + (step if s[1] > max(PAUSE_S, PAUSE * step) else s[1]) + start for s in used]
+    times = [s.inside + (step if s.step > max(PAUSE_S, PAUSE * step) else s.step) + start for s in used]
     # what the step would take if no worker, and no other program, used its cores
-    alone = max(step - statistics.fmean(s[5] if len(s) > 5 else 0.0 for s in used), 0.1 * step)
+    alone = max(step - statistics.fmean(s.step_queued for s in used), 0.1 * step)
     found["step_cores"] = cpu / alone if alone > 0 else 0.0
     device = [(idle / 1e3, work / 1e3) for idle, work in told.get("device") or []][FIRST:]
     whole = statistics.fmean(times)
@@ -75,26 +79,25 @@ def watch_facts(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
     return found
 
 
-def _choose_steps(told: dict[str, Any]) -> tuple[list[Any], float]:
+def _choose_steps(told: dict[str, Any]) -> tuple[list[Step], float]:
     """The steps that rates are taken from, and what waits at the starts of epochs add to each.
 
     Whole epochs after the first, where there are some: such waits are in them. Else the steps that
-    were seen without the first batch of the run, and without the first ten if more than twice as many
+    were seen without the first batch of the run, and without the first ten if at least twice as many
     are left; the start of an epoch is shared out to its batches where each epoch has one."""
-    steps, whole = told["steps"], told.get("whole") or []
+    steps, whole = [Step(*row) for row in told["steps"]], told.get("whole") or []
     shift = told["noted"] - len(steps)  # earlier ones were not told
-    epochs: dict[int, list[Any]] = {}
+    epochs: dict[int, list[Step]] = {}
     begins: dict[int, int] = {}
     for number, step in enumerate(steps):
-        epoch = step[4] if len(step) > 4 else 0
-        epochs.setdefault(epoch, []).append(step)
-        begins.setdefault(epoch, number)
+        epochs.setdefault(step.epoch, []).append(step)
+        begins.setdefault(step.epoch, number)
     for least in (FIRST, 1):
         chosen = [epochs[n] for n in whole if n in epochs and begins[n] + shift >= least
                   and (begins[n] or not shift)]  # fmt: skip
         if sum(map(len, chosen)) >= ENOUGH / 2:
             return [step for each in chosen for step in each], 0.0
-    firsts = {begin for epoch, begin in begins.items() if begin or not shift and len(steps[0]) > 4}
+    firsts = {begin for epoch, begin in begins.items() if begin or not shift}
     used = [step for number, step in enumerate(steps) if number not in firsts]
     if not shift and len(used) >= 3 * FIRST:
         used = used[FIRST:]
@@ -103,7 +106,7 @@ def _choose_steps(told: dict[str, Any]) -> tuple[list[Any], float]:
     again = starts[1:] if loader.get("persistent_workers") or not loader.get("num_workers") else starts
     if not used or not again or not length:
         return used, 0.0
-    usual = statistics.fmean(step[0] for step in used)
+    usual = statistics.fmean(step.inside for step in used)
     return used, max(0.0, statistics.fmean(again) - usual) / length
 
 
@@ -164,8 +167,9 @@ class Facts:
         return float(self.watched.get("step_alone") or self.watched["step"] or 0.0)
 
     @property
-    def asked(self) -> float | None:
-        """Samples a second that the step could use if it had its cores for itself."""
+    def asked_alone(self) -> float | None:
+        """Samples a second that the step could use if it had its cores for itself. Models use this; the
+        answer tells ``watched["asked"]``, which was seen."""
         asked: float | None = self.watched["asked"]
         return asked / max(1 - self.queued_step(), 0.1) if asked else asked
 
@@ -220,7 +224,7 @@ class Facts:
     def speed_with_step(self) -> float:
         """How many times as fast the program's own loader is with the step as without one: a step
         takes cores from it, and what other programs use of them changes."""
-        paced, own, asked = (self.all.get("paced") or {}).get("rate"), self.own_rate(), self.asked
+        paced, own, asked = (self.all.get("paced") or {}).get("rate"), self.own_rate(), self.asked_alone
         if not paced or not own or not asked or paced > 0.95 * asked:
             return 1.0  # it waits for the step, and its own speed was not seen
         rate = paced if self.workers else 1 / (1 / paced - 1 / asked)
@@ -236,7 +240,7 @@ class Facts:
         rate *= self.speed_with_step()
         if workers:
             rate = min(rate, self.cores_rate(kind or self.own, workers, cheaper))
-        return rate_with_step(rate, self.asked, workers, lost)
+        return rate_with_step(rate, self.asked_alone, workers, lost)
 
     def cheaper_rate(self, cheaper: float) -> float:
         """The program's rate with samples that are cheaper by this factor. It is at most that of samples
@@ -244,7 +248,7 @@ class Facts:
         steps in turns."""
         free = (self.all.get("free") or {}).get("rate")
         lost = self.end_seconds("hand-over", self.workers)
-        most = 1 / (1 / free + lost) if free else rate_with_step(self.hands_over, self.asked, 0, lost)
+        most = 1 / (1 / free + lost) if free else rate_with_step(self.hands_over, self.asked_alone, 0, lost)
         return min(self.program_rate((self.own_rate() or 0.0) * cheaper, self.workers, cheaper=cheaper), most)
 
     def scaling(self, kind: str) -> dict[int, float]:

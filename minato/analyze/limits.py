@@ -6,7 +6,16 @@ import math
 import statistics
 from typing import Any
 
-from .facts import OTHERS, WORTH, Facts, is_uneven, reading_stages, scheduling_gain, slow_share, wait_seconds
+from .facts import (
+    OTHERS,
+    WORTH,
+    Facts,
+    is_uneven,
+    reading_stages,
+    scheduling_gain,
+    slow_share,
+    wait_seconds,
+)
 from .formats import format_rate, format_seconds
 
 #: share of its time that a program waits. Below the first the step is the limit; below the second a
@@ -19,15 +28,15 @@ BARELY = 50e-6
 #: share of its time that a sample computes, from which threads that hold the interpreter's lock wait
 #: for each other because of that lock
 COMPUTES = 0.5
-#: a step that waits for a core this share of its time, while samples take as much of the CPU time and
-#: all cores are busy for the second share of the time, is slowed down by the workers
+#: The workers slow a step down if it waits for a core for more than the first share of its time, samples
+#: take more than that share of the CPU time, and the cores are busy for more than the second share.
 CROWDED, BUSY = 0.15, 0.8
 KINDS = {
     "step": "the step", "nothing": "none in loading", "storage": "storage", "lock": "a lock",
     "interpreter": "the interpreter's lock", "stragglers": "stragglers", "workers": "too few workers",
     "work": "the work of a sample", "cores": "the cores", "hand-over": "handing samples over",
     "start": "starting workers", "collate": "collate_fn",
-    "shared": "something that workers share", "unknown": "not settled",
+    "shared": "something that workers share", "unknown": "not known",
 }  # fmt: skip
 
 
@@ -58,7 +67,7 @@ def files_went(f: Facts) -> bool:
 
 
 def _limit(f: Facts) -> tuple[str, str] | None:
-    wait, asked, delivered = (f.watched[name] for name in ("wait", "asked", "delivered"))
+    wait = f.watched["wait"]
     if step_lacks_cores(f):
         return "cores", _crowded_step(f)
     if wait is not None and wait < NO_WAIT:
@@ -72,7 +81,7 @@ def _limit(f: Facts) -> tuple[str, str] | None:
         return None
     return (
         _starting(f) or _stragglers(f) or shared_wait(f) or thread_wait(f) or _storage(f) or _collate(f)
-        or _hand_over(f) or _workers(f, 1.5) or _one_stage(f) or _workers(f, 1.2) or _cores(f)
+        or hand_over(f) or _workers(f, 1.5) or _one_stage(f) or _workers(f, 1.2) or _cores(f)
     )  # fmt: skip
 
 
@@ -162,7 +171,7 @@ def shared_wait(f: Facts) -> tuple[str, str] | None:
         once += f"; {count} threads make {made['threads']:.2g} times as many as one"
     if stage["kind"] == "lock" or both.get("locks"):
         lock = f" ({', '.join(both['locks'])})" if both.get("locks") else ""
-        where = "__getitem__" if where in ("", "__getitem__ itself") else where
+        where = "__getitem__" if where in ("", "__getitem__ itself", stage["label"]) else where
         return "lock", f"Workers wait for each other in {where}{lock}: {once}."
     return "shared", f"Workers wait for each other in {where}: {once}."
 
@@ -218,7 +227,7 @@ def _collate(f: Facts) -> tuple[str, str] | None:
     )
 
 
-def _hand_over(f: Facts) -> tuple[str, str] | None:
+def hand_over(f: Facts) -> tuple[str, str] | None:
     """Samples that workers make in less time than it takes to hand them over."""
     at_once = min(f.workers, f.cores / max(f.cpu_share, 1e-9))
     if not f.workers or f.hands_over > 0.5 * at_once / f.mean:

@@ -12,7 +12,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from .watch import send
+from .watch import PAUSES, Step, send
+
+
+def waited_seconds(told: dict[str, Any]) -> float:
+    """Seconds that the program has waited for a loader."""
+    if not told["steps"]:  # the first batch's step has not ended
+        return float(sum(told["starts"]))
+    return sum(Step(*row).inside for row in told["steps"])
 
 
 class Connection:
@@ -21,7 +28,6 @@ class Connection:
     def __init__(self, to: socket.socket) -> None:
         self.socket = to
         self.rest = b""
-        self.facts: dict[str, Any] = {}
 
     def lines(self) -> Iterator[dict[str, Any]] | None:
         """The messages that have come; None at the end."""
@@ -40,8 +46,8 @@ class Connection:
 class Listener:
     """The socket that processes of the program connect to, and what they have told."""
 
-    def __init__(self) -> None:
-        self.name = f"minato-analyze-{secrets.token_hex(16)}"
+    def __init__(self, pauses: bool = False) -> None:
+        self.name = f"minato-analyze{PAUSES if pauses else '-'}{secrets.token_hex(16)}"
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.bind("\0" + self.name)
         self.socket.listen(64)
@@ -99,12 +105,8 @@ class Listener:
     def slowest_loader(self) -> tuple[int, str] | None:
         """The loader that its program has waited for most."""
 
-        def wait_seconds(which: tuple[int, str]) -> float:
-            told = self.loaders[which]
-            return float(sum(step[0] for step in told["steps"]) + sum(told["starts"]))
-
         known = [which for which, told in self.loaders.items() if told["batches"]]
-        return max(known, key=wait_seconds, default=None)
+        return max(known, key=lambda which: waited_seconds(self.loaders[which]), default=None)
 
     def end_keepers(self) -> None:
         """They are told that this is the regular end."""
@@ -115,8 +117,8 @@ class Listener:
         self.keepers.clear()
 
     def close(self) -> None:
-        """Ends the keepers."""
+        """Ends the keepers, and hears no more."""
         self.end_keepers()
-        for key in list(self.selector.get_map().values()):
+        for key in list((self.selector.get_map() or {}).values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self.selector.close()

@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..loader import DataLoader
 from ..options import Options
 from ..patch import _torch as patched
 from . import codecs, orders
-from .samples import is_iterable, sample_makers, sampler_batches
+from .samples import as_worker, is_iterable, sample_makers, sampler_batches
 from .stages import FULL, Clocks, copy_value, seed_generators, size_of
 from .usage import Usage
 
@@ -39,7 +40,7 @@ def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
     if request.get("most"):
         return send(_whole_epochs(made, request))
     workers, step, seconds = request["workers"], request.get("step", 0.0), request["seconds"]
-    batches = next((b for b in (made.batch_sampler, made.sampler) if isinstance(b, _Batches)), None)
+    batches = _order_of(made)
     length = request.get("length", 0) if batches is not None else 0
     ahead = workers * (made.prefetch_factor or 2)
     pace = _Pace(workers, length, ahead)
@@ -48,7 +49,6 @@ def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
     first: float | None = None
     usage: Usage | None = None
     warm, since, told = 0, 0.0, began
-    sized = request.get("batch") or getattr(made, "batch_size", None)
 
     def result() -> dict[str, Any]:
         usual, ends = pace.batch(), pace.ends
@@ -63,16 +63,17 @@ def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
     while True:
         asked = clock()
         try:
-            batch = next(iterator)
+            next(iterator)
         except StopIteration:
             if batches is not None:
                 pace.begin()
             begun = clock()
             iterator = iter(made)
-            batch = next(iterator)
+            next(iterator)
         else:
             begun = asked
         now = clock()
+        rows = batches.sizes.popleft() if batches is not None else made.batch_size or 1
         inside, over = now - begun, batches is not None and batches.over
         first = now - began if first is None else first
         if step:
@@ -85,7 +86,7 @@ def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
                 pace.beginning = False
                 since, usage = clock(), Usage()
             continue
-        pace.add(now - asked, sized or _count_rows(batch), inside, over)
+        pace.add(now - asked, rows, inside, over)
         spent = now - since
         if spent > seconds and pace.even() and (pace.ends or not over) or spent > 1.5 * seconds:
             break
@@ -102,7 +103,8 @@ def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
 def _whole_epochs(made: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Samples a second from the start of an epoch to the end of one. So samples that were made ahead
     count where they were made."""
-    batches: _Batches = made.batch_sampler
+    batches = _order_of(made)
+    assert batches is not None
     length, samples, count, seconds = batches.length, 0, 0, 0.0
     first: float | None = None
     if made.persistent_workers:  # they have started
@@ -113,9 +115,9 @@ def _whole_epochs(made: Any, request: dict[str, Any]) -> dict[str, Any]:
     usage = Usage()
     while seconds < 0.5 * request["seconds"]:
         began = clock()
-        for batch in made:
+        for _ in made:
             first = clock() - began if first is None else first
-            samples, count = samples + _count_rows(batch), count + 1
+            samples, count = samples + batches.sizes.popleft(), count + 1
             consume(request.get("step", 0.0), request.get("step_cores", 0.0))
         seconds += clock() - began
     return {
@@ -191,27 +193,35 @@ def rebuild(loader: Any, request: dict[str, Any]) -> Any:
         given["persistent_workers"] = request.get("persistent", bool(loader.persistent_workers))
         if loader.prefetch_factor is not None:
             given["prefetch_factor"] = loader.prefetch_factor
+    batched = loader.batch_size is not None or loader.batch_sampler is not None
+    batches: list[list[Any]] = []
     if is_iterable(loader):
-        given["batch_size"] = loader.batch_size
-    elif loader.batch_sampler is None:
-        given.update(batch_size=None, sampler=_Batches(sampler_batches(loader), length))
+        given["batch_size"] = request.get("batch") or loader.batch_size if batched else None
     else:
-        batches = resize_batches(sampler_batches(loader), request.get("batch"))
+        batches = sampler_batches(loader)
+        if batched and request.get("batch"):
+            batches = resize_batches(batches, request["batch"])
         if request.get("most"):
             batches = choose_batches(batches, request["costs"], request["most"], request["part"])
             length = len(batches)
         skip = request.get("skip", 0) % len(batches)
-        given["batch_sampler"] = _Batches(batches[skip:] + batches[:skip], length)
+        batches = batches[skip:] + batches[:skip]
     dataset = loader.dataset
     if request.get("same"):
-        dataset = SameSample(next(sample_makers(loader))[1]())
+        with as_worker(loader):
+            dataset = SameSample(next(sample_makers(loader))[1]())
         given["in_order"] = True
     if request.get("cached"):
-        dataset = ReplayDataset(dataset, request["cached"], batches)
-        length = min(length, len(dataset.batches)) if request.get("most") else length
-        given["batch_sampler"] = _Batches(dataset.batches, length)
+        with as_worker(loader):
+            dataset = ReplayDataset(dataset, request["cached"], batches)
+        batches = dataset.batches
+        length = min(length, len(batches)) if request.get("most") else length
     if request.get("codec"):
-        given["batch_sampler"] = _Batches(codecs.replace_files(dataset, batches, request["codec"]), length)
+        with as_worker(loader):
+            batches = codecs.replace_files(dataset, batches, request["codec"])
+    if batches:
+        order = _Batches(batches, length, batched)
+        given.update({"batch_sampler": order} if batched else {"batch_size": None, "sampler": order})
     if request.get("order"):
         orders.reorder(dataset, *request["order"])
     own = isinstance(loader, DataLoader) or patched.active
@@ -225,6 +235,8 @@ def rebuild(loader: Any, request: dict[str, Any]) -> Any:
     if own:
         options = {k: v for k, v in vars(Options.of(loader)).items() if k != "pending_state"}
         options.update(device=None, on_error="raise", autoscale=None, prefetch_next_epoch=False)
+        if dataset is not loader.dataset:  # a dataset of the study has no parts that could be cached
+            options.update(cache=None, form=None, reorder=False)
         given.update(options)
     else:
         given.pop("in_order")
@@ -236,45 +248,51 @@ def rebuild(loader: Any, request: dict[str, Any]) -> Any:
         given.pop("multiprocessing_context", None)
     made = DataLoader(dataset, **given)
     if request.get("most"):
-        look_ahead_as(loader, made, request["costs"] if request["learnt"] else {})
+        if window.may_look_ahead(loader):  # then the study's own sampler may be read ahead, too
+            window.may_look_ahead = lambda loader: True  # this process has no other loader
+        _load_costs(made, request["costs"] if request["learnt"] else {})
     return made
 
 
-def look_ahead_as(loader: Any, made: Any, costs: dict[str, float]) -> None:
-    """Minato's loader looks as far ahead as it would with the program's sampler. costs: the seconds of
-    samples that it has learnt in an earlier epoch."""
-    if window.may_look_ahead(loader):
-        window.may_look_ahead = lambda loader: True  # this process has no other loader
+def _load_costs(made: Any, costs: dict[str, float]) -> None:
+    """Gives minato's loader the seconds of samples, which it would have learnt in an earlier epoch."""
     known = {int(index): seconds for index, seconds in costs.items() if index.isdecimal()}
     wall = [int(seconds * 1e9) for seconds in known.values()]
     memo_of(made).load_costs(array("q", known).tobytes(), array("q", wall).tobytes())
 
 
-class _Batches:
-    """A batch sampler: the same batches again and again, in epochs of ``length`` batches. An epoch
-    ends earlier where ``cut`` is set. Without a length there is one epoch, which has no end."""
+def _order_of(made: Any) -> _Batches | None:
+    """What gives a study's loader its indices; None where the dataset is iterable."""
+    return next((b for b in (made.batch_sampler, made.sampler) if isinstance(b, _Batches)), None)
 
-    def __init__(self, batches: list[Any], length: int = 0) -> None:
+
+class _Batches:
+    """A batch sampler, or a sampler where the loader makes no batches: the same batches again and
+    again, in epochs of ``length`` batches. Without a length there is one epoch, which has no end.
+    ``rate()`` sets ``cut`` to end an epoch earlier, and reads the other attributes."""
+
+    def __init__(self, batches: list[list[Any]], length: int = 0, batched: bool = True) -> None:
         self.batches = itertools.cycle(batches)
-        self.length = length
+        self.length, self.batched = length, batched
         self.cut = False
         self.over = False  # the epoch has no more batches; those that are on their way are left
+        self.sizes: deque[int] = deque()  # samples of the batches that are on their way
 
     def __iter__(self) -> Iterator[Any]:
         self.cut = self.over = False
+        self.sizes.clear()
         for number in itertools.count(1):
-            yield next(self.batches)
+            batch = next(self.batches)
+            self.sizes.append(len(batch))
+            yield batch if self.batched else batch[0]
             if self.cut or number == self.length:
                 break
         self.over = True
 
 
-def resize_batches(batches: list[Any], size: int | None) -> list[list[Any]]:
+def resize_batches(batches: list[list[Any]], size: int) -> list[list[Any]]:
     """Batches of another size, of the same samples in the same order."""
-    lists = [batch if isinstance(batch, (list, tuple)) else [batch] for batch in batches]
-    if size is None:
-        return [list(batch) for batch in lists]
-    flat = list(itertools.chain.from_iterable(lists))
+    flat = list(itertools.chain.from_iterable(batches))
     return [flat[n : n + size] for n in range(0, len(flat), size)]
 
 
@@ -353,12 +371,6 @@ class ReplayDataset:
         made, _, _ = self.clocks.sample(lambda: self.dataset[index])
         self.clocks.replay = None
         return made
-
-
-def _count_rows(batch: Any) -> int:
-    from .watch import measure_batch
-
-    return measure_batch(batch, [])[1] or 1
 
 
 def consume(seconds: float, cores: float) -> None:

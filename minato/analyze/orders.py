@@ -309,7 +309,8 @@ def find_moves(elements: list[Any], inputs: list[Given]) -> list[tuple[int, int]
                 exact = next_
             to = next_
         found += [(number, at) for at in dict.fromkeys((exact, to)) if at != number]
-    return found
+    # of two neighbours, one to the front and the other to the end is the same move
+    return list({tuple(order_after(len(elements), *move)): move for move in reversed(found)}.values())[::-1]
 
 
 def _same_types(one: Given, other: Given) -> bool:

@@ -268,7 +268,7 @@ def _rates(f: Facts) -> str:
     for n in sorted({n for each in points.values() for n, _ in each}):
         shapes += f"<text class='s' x='{x(n):.1f}' y='{tall + 28}' text-anchor='middle'>{n}</text>"
     shapes += f"<text class='s' x='{right + 10}' y='{tall + 28}'>workers</text>"
-    asked = f.asked
+    asked = f.watched["asked"]
     if asked is not None and asked <= top:
         shapes += (
             f"<line x1='{left}' y1='{y(asked):.1f}' x2='{right}' y2='{y(asked):.1f}' "
@@ -374,8 +374,8 @@ def _machine(found: dict[str, Any]) -> str:
             ["processor", text(machine["model"] or "not known")],
             ["CPUs of the first core", text(machine["siblings"] or "not known")],
             ["memory available", format_bytes(machine["memory_available"])]]  # fmt: skip
-    if machine["throttled"] is not None:
-        rows.append(["throttled by a quota", format_seconds(machine["throttled"] / 1e6)])
+    if machine["throttled"]:
+        rows.append(["stopped by a CPU quota meanwhile", format_seconds(machine["throttled"])])
     for name, key in (("program", "command"), ("command that measured all numbers", "argv")):
         if key in machine:
             rows.append([name, f"<code>{text(shlex.join(machine[key]))}</code>"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from torch.utils.data import IterableDataset
+from torch.utils.data._utils import worker
 
 from ..dataset_calls import fetches_batches
 
@@ -17,17 +19,33 @@ clock = time.monotonic
 PLANNED = 4096
 
 
+@contextlib.contextmanager
+def as_worker(loader: Any) -> Iterator[None]:
+    """Inside the block this process is the only worker of a loader that has workers: samples may need
+    what its worker_init_fn sets up. Forks inherit that."""
+    if not loader.num_workers:
+        yield
+        return
+    vars(worker)["_worker_info"] = worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=loader.dataset)
+    try:
+        if loader.worker_init_fn is not None:
+            loader.worker_init_fn(0)
+        yield
+    finally:
+        vars(worker)["_worker_info"] = None
+
+
 def is_iterable(loader: Any) -> bool:
     return isinstance(loader.dataset, IterableDataset)
 
 
-def sampler_batches(loader: Any) -> list[Any]:
-    """Batches of indices (single ones where the loader makes no batches) of one epoch, as its
-    sampler gives them. The program's own generators are not those of this process."""
-    source = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+def sampler_batches(loader: Any) -> list[list[Any]]:
+    """Batches of indices of one epoch, as its sampler gives them; of one index each where the loader
+    makes no batches. The program's own generators are not those of this process."""
+    batched = loader.batch_sampler is not None
     end, found = clock() + 2.0, []
-    for batch in source:
-        found.append(batch)
+    for given in loader.batch_sampler if batched else loader.sampler:
+        found.append(list(given) if batched else [given])
         if len(found) >= PLANNED or clock() > end:
             break
     return found
@@ -35,10 +53,11 @@ def sampler_batches(loader: Any) -> list[Any]:
 
 def indices(loader: Any) -> list[Any]:
     """Single samples, each once, in the order of the sampler."""
-    found: dict[Any, None] = {}
+    found: dict[str, Any] = {}
     for batch in sampler_batches(loader):
-        found.update(dict.fromkeys(batch if isinstance(batch, (list, tuple)) else [batch]))
-    return list(found)
+        for index in batch:
+            found.setdefault(str(index), index)
+    return list(found.values())
 
 
 def sample_makers(loader: Any, skip: int = 0) -> Iterator[tuple[Any, Callable[[], Any]]]:

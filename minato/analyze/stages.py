@@ -51,6 +51,11 @@ _KNOWN = (
     ("nibabel", "load", READ, "nibabel load"),
     ("nibabel.dataobj_images", "DataobjImage.get_fdata", DECODE, "nibabel get_fdata"),
     ("h5py", "Dataset.__getitem__", READ, "h5py read"),
+    ("gzip", "GzipFile.read", DECODE, "gzip read"),
+    ("gzip", "decompress", DECODE, "gzip decompress"),
+    ("zlib", "decompress", DECODE, "zlib decompress"),
+    ("bz2", "BZ2File.read", DECODE, "bz2 read"),
+    ("lzma", "LZMAFile.read", DECODE, "lzma read"),
     ("soundfile", "read", DECODE, "soundfile read"),
     ("torchaudio", "load", DECODE, "torchaudio load"),
     ("os", "read", READ, "os read"),
@@ -93,8 +98,6 @@ class Stage:
     #: the stages that it was called in; "" for the sample itself
     inside: set[str] = field(default_factory=set)
     #: of single calls, in a probe: bytes in and out, and what the result was
-    bytes_in: list[int] = field(default_factory=list)
-    bytes_out: list[int] = field(default_factory=list)
 
     def reads(self) -> bool:
         return self.kind == READ or (self.kind == CALL and bool(_READS.search(self.label)))
@@ -171,17 +174,14 @@ class Clocks:
             stage.wall += wall - below[0]
             stage.cpu += cpu - below[1]
             stage.calls += 1
-        if self.probe:
-            self._probe(stage, outermost, given, result)
+        if self.probe and outermost:
+            self._probe(label, result)
         return result
 
-    def _probe(self, stage: Stage, outermost: bool, given: Any, result: Any) -> None:
+    def _probe(self, label: str, result: Any) -> None:
         self.on = False
-        stage.bytes_in.append(size_of(given))
-        stage.bytes_out.append(size_of(result))
-        if outermost:
-            kept = copy_value(result)
-            self.calls.append(Call(stage.label, hash_value(result), size_of(result), kept))
+        kept = copy_value(result)
+        self.calls.append(Call(label, hash_value(result), size_of(result), kept))
         self.on = True
 
     def sample(self, make: Callable[[], Any]) -> tuple[Any, float, float]:

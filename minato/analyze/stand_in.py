@@ -29,8 +29,8 @@ MOST_S = 90.0
 
 
 class Folder(Dataset[torch.Tensor]):
-    """The files of a folder that are of one kind, each decoded. The sample is a fixed corner of
-    each, so that samples can be batched."""
+    """The files of a folder that are of one kind, each decoded. Samples are of one size, so that they
+    can be batched: whole images shrunk, and the first values of other files."""
 
     def __init__(self, files: list[Path], decode: Callable[[Path], torch.Tensor]) -> None:
         self.files, self.decode = files, decode

@@ -6,6 +6,7 @@ while it grows. So a run that is cut off leaves what it has found.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from ..workers import library_threads
 from . import codecs, orders
 from .contention import contend
 from .loaders import rate
+from .samples import as_worker
 from .storage import storage
 from .work import work
 
@@ -31,8 +33,10 @@ def run(request: dict[str, Any], loader: Any, send: Send) -> None:
         "work": work, "contend": contend, "storage": storage, "rate": rate, "codecs": codecs.measure,
         "orders": orders.measure,
     }[request["do"]]  # fmt: skip
+    makes_samples = request["do"] not in ("rate", "storage")
     try:
-        measure(request, loader, send)
+        with as_worker(loader) if makes_samples else contextlib.nullcontext():
+            measure(request, loader, send)
     except Exception as error:
         text = traceback.format_exc(limit=-3)
         send({"kind": "failed", "error": f"{type(error).__name__}: {error}", "trace": text})

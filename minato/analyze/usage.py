@@ -11,12 +11,15 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Usage:
-    """CPU seconds from now on: of this process group, and of all others on the same cores."""
+    """CPU seconds from now on: of this process and those it belongs with, and of all others on the
+    same cores."""
 
     def __init__(self) -> None:
         self.began, self.busy, self.own = clock(), _busy_seconds(), _own_seconds()
 
     def summary(self, samples: int = 0) -> dict[str, float]:
+        """``cores``: how many cores this process and its own used; ``others``: the share of all usable
+        cores that others used, from 0 to 1; ``cpu_per_sample``: own CPU seconds of each of the samples."""
         took = max(clock() - self.began, 1e-6)
         cores = len(os.sched_getaffinity(0))
         own = max(0.0, _own_seconds() - self.own)
@@ -40,13 +43,25 @@ def _busy_seconds() -> float:
 
 
 def _own_seconds() -> float:
-    """CPU seconds of the processes of this group, and of those that have ended."""
-    group, total = os.getpgid(0), 0
+    """CPU seconds of this process's group and of all processes below it, and of those of them that
+    have ended. torchrun starts each rank in a group of its own."""
+    group, me = os.getpgid(0), os.getpid()
+    parents: dict[int, int] = {}
+    used: dict[int, int] = {}
+    own = {me}
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 with open(f"/proc/{name}/stat") as file:
                     parts = file.read().rpartition(")")[2].split()
+                pid = int(name)
+                parents[pid], used[pid] = int(parts[1]), sum(map(int, parts[11:15]))
                 if int(parts[2]) == group:
-                    total += sum(map(int, parts[11:15]))
-    return total / _TICK
+                    own.add(pid)
+    for pid in list(parents):  # up to the first that is known
+        above = [pid]
+        while above[-1] not in own and above[-1] in parents:
+            above.append(parents[above[-1]])
+        if above[-1] in own:
+            own.update(above)
+    return sum(used.get(pid, 0) for pid in own) / _TICK

@@ -29,7 +29,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 #: set by ``minato analyze``: the abstract name of the socket that it listens at
 VARIABLE = "MINATO_ANALYZE"
@@ -37,8 +37,8 @@ VARIABLE = "MINATO_ANALYZE"
 BY_PATH = "_minato_analyze_watch"
 LOADERS = "torch.utils.data.dataloader"
 
-#: steps that are reported apart, and steps after which the watch ends
-FIRST, STEPS = 10, 30
+#: steps after which the watch ends
+STEPS = 30
 #: seconds from the first batch: the watch ends no earlier, and no later
 LEAST_S, MOST_S = 3.0, 60.0
 #: the watch goes on to the end of the second epoch where that comes within these seconds, and within
@@ -50,11 +50,14 @@ BLOCKED_S = 2.0
 TELL_S = 1.0
 #: loaders that are watched, each with a copy of the process
 LOADERS_MOST = 4
-#: parts of a path that are no code of the program's
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/torch/utils/data/", "/minato/", "<")
+#: parts of a path that are no code of the program's: of installed packages, and others
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+_LIBRARIES = (*_INSTALLED, "/torch/utils/data/", "<")
 #: a part of a path -> the library that makes loaders there, from arguments of its own
 _MAKERS = {"/transformers/trainer": "transformers"}
 
+#: a part of the variable where the command is to pause the program
+PAUSES = "-pause-"
 #: in the line that ends a keeper; without it, the command that asks has been killed
 BYE = b'"bye"'
 
@@ -74,12 +77,12 @@ class Link:
         if not self.name:
             return None
         new = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        new.settimeout(BLOCKED_S)
         try:
             new.connect("\0" + self.name)
         except OSError:
             new.close()
             return None
-        new.settimeout(BLOCKED_S)
         return new
 
     def tell(self, kind: str, **facts: Any) -> None:
@@ -105,6 +108,18 @@ def send(to: socket.socket, message: dict[str, Any]) -> None:
     to.sendall(json.dumps(message, default=str).encode() + b"\n")
 
 
+class Step(NamedTuple):
+    """One batch of the program, and its step. The first batch of an epoch includes iter(), and the last
+    one the end of the epoch."""
+
+    inside: float  # seconds inside next()
+    step: float  # seconds until the next call
+    cpu: float  # CPU seconds of the process in these
+    queued: float = 0.0  # seconds inside next() in which this thread could have run, and had no core
+    epoch: int = 0
+    step_queued: float = 0.0  # such seconds of the step
+
+
 class Loader:
     """What is known of one loader of the program. Loaders that are made again at the same place,
     of the same dataset, count as one."""
@@ -113,12 +128,10 @@ class Loader:
         self.key = key
         self.place = place
         self.facts = describe_loader(loader)
-        #: seconds inside next(); until the next call, which is the step; CPU seconds of the step;
-        #: seconds inside next() in which this thread could have run, and had no core; the number of
-        #: the epoch; such seconds of the step. Inside the first next() of an epoch includes iter(),
-        #: and inside the last one its end
-        self.steps: list[tuple[float, float, float, float, int, float]] = []
-        self.starts: list[float] = []  # inside iter() and next() for the first batch of an epoch
+        self.steps: list[Step] = []
+        #: seconds inside iter() and next() for the first batch of an epoch, of the latest epochs
+        self.starts: list[float] = []
+        self.started = 0  # epochs that began so
         self.epoch = -1
         self.whole: list[int] = []  # epochs that the program has iterated to their end
         self.opening = 0.0  # seconds inside the latest iter()
@@ -127,6 +140,7 @@ class Loader:
         self.objects = 1  # loaders made at this place
         self.latest = weakref.ref(loader)
         self.events: list[tuple[Any, Any]] = []
+        self.opening_event: Any = None  # before the latest iter()
         self.sizes: list[tuple[int, int]] = []  # samples and bytes of some batches
         self.shapes = ""
         self.begun: float | None = None
@@ -139,14 +153,15 @@ class Loader:
     def next(self, original: Callable[[Any], Any], iterator: Any, first: bool) -> Any:
         """One ``next()`` of the program's."""
         entered = clock()
-        entry = _record_event()
+        entry = _record_event() if not first or self.opening_event is None else self.opening_event
         if first:
             self.epoch += 1
             entered -= self.opening
+            self.opening_event = None
         elif self.inside is not None:
             step, cpu = entered - self.left, time.process_time() - self.left_cpu
             queued = self.queued.now() - self.left_queued
-            self.steps.append((self.inside[0], step, cpu, self.inside[1], self.epoch, queued))
+            self.steps.append(Step(self.inside[0], step, cpu, self.inside[1], self.epoch, queued))
         self.inside = None
         before = self.queued.now()
         try:
@@ -171,6 +186,8 @@ class Loader:
             self.begun = now
         if first and (self.facts["num_workers"] or not self.batches):
             self.starts.append(inside[0])
+            self.started += 1
+            del self.starts[:-50]
         self.inside = inside
         self.batches += 1
         if self.batches <= 3 or self.batches % 16 == 0:
@@ -182,9 +199,8 @@ class Loader:
 
     def _end_epoch(self, seconds: float) -> None:
         """The loop has ended, after so long inside the last ``next()``."""
-        if self.steps and self.steps[-1][4] == self.epoch:
-            inside, *rest = self.steps[-1]
-            self.steps[-1] = (inside + seconds, *rest)
+        if self.steps and (last := self.steps[-1]).epoch == self.epoch:
+            self.steps[-1] = last._replace(inside=last.inside + seconds)
             self.whole.append(self.epoch)
 
     def has_seen_enough(self, now: float) -> bool:
@@ -193,6 +209,8 @@ class Loader:
         seconds = now - self.begun
         if len(self.steps) < STEPS or seconds <= LEAST_S:
             return seconds > MOST_S
+        if self.whole and PAUSES in os.environ.get(VARIABLE, ""):
+            return True  # a program that is to be paused may have only one epoch
         return len(self.whole) >= 2 or not self._second_epoch_is_near(seconds)
 
     def _second_epoch_is_near(self, seconds: float) -> bool:
@@ -208,7 +226,7 @@ class Loader:
         steps = [[round(number, 7) for number in step] for step in self.steps[-most:]]
         return {
             "key": self.key, "place": self.place, "loader": self.facts, "kept": self.kept,
-            "batches": self.batches, "noted": len(self.steps), "steps": steps, "starts": self.starts[-50:],
+            "batches": self.batches, "noted": len(self.steps), "steps": steps, "starts": self.starts, "started": self.started,
             "whole": self.whole[-2000:], "objects": self.objects,
             "device": self._device(), "sizes": self.sizes[-50:], "shapes": self.shapes,
             "threads": _torch_threads(), "ended": self.ended,
@@ -246,7 +264,7 @@ class _QueueClock:
             return 0.0
         try:
             return int(os.pread(self.file, 64, 0).split()[1]) / 1e9
-        except OSError:  # the program has closed what it did not open
+        except (OSError, ValueError, IndexError):  # the program has closed what it did not open
             self.file = -1
             return 0.0
 
@@ -268,12 +286,17 @@ def describe_loader(loader: Any) -> dict[str, Any]:
     facts["iterable"] = "torch.utils.data.dataset.IterableDataset" in {
         f"{kind.__module__}.{kind.__qualname__}" for kind in type(loader.dataset).__mro__
     }
-    facts["minato"] = "minato.loader.DataLoader" in kinds
+    patch = sys.modules.get("minato.patch")  # minato.patch_torch() keeps torch's class
+    facts["minato"] = "minato.loader.DataLoader" in kinds or bool(patch and vars(patch)["_torch"].active)
     for option in ("num_workers", "batch_size", "pin_memory", "prefetch_factor", "drop_last",
                    "persistent_workers", "in_order", "timeout", "scheduling", "batching",
-                   "worker_type", "prefetch_next_epoch"):  # fmt: skip
+                   "worker_type", "prefetch_next_epoch", "cache"):  # fmt: skip
         value = getattr(loader, option, None)
         facts[option] = value if isinstance(value, (int, float, str, type(None))) else str(value)
+    if facts["batch_size"] is None and getattr(loader, "batch_sampler", None) is not None:
+        size = getattr(loader.batch_sampler, "batch_size", None)
+        facts["batch_size"] = size if isinstance(size, int) else None
+    facts["batched"] = facts["batch_size"] is not None or getattr(loader, "batch_sampler", None) is not None
     for part in ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn"):
         with contextlib.suppress(Exception):
             facts[part] = name(getattr(loader, part, None))
@@ -348,7 +371,6 @@ class Watch:
         self.undo: list[tuple[type, str, Any, Any]] = []
         self.inside = threading.local()
         self.told = 0.0
-        self.torch = False
         self.keepers: list[Any] = []  # in a notebook: (key, socket)
 
     def reset(self) -> None:
@@ -364,7 +386,6 @@ class Watch:
 
     def hook(self, module: Any) -> None:
         """torch's loader module has been imported."""
-        self.torch = True
         self.link.tell("torch")
         self._patch(module.DataLoader)
 
@@ -426,7 +447,7 @@ class Watch:
             if record is None or record.ended:
                 return original(loader)
             self.inside.depth = 1
-            began = clock()
+            began, record.opening_event = clock(), _record_event()
             try:
                 iterator = original(loader)
             finally:
@@ -572,6 +593,7 @@ class Watch:
         if self.link.name:
             ours.close()
         else:
+            ours.makefile("rb", buffering=0).readline()  # its greeting, which the command takes elsewhere
             self.keepers.append((record.key, ours))
 
 
@@ -604,7 +626,8 @@ def _find_place() -> tuple[tuple[str, int] | None, str | None]:
     maker = None
     while frame is not None:
         file = frame.f_code.co_filename
-        if not any(part in file for part in _LIBRARIES):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package != "minato" and not any(part in file for part in _LIBRARIES):
             return (file, frame.f_lineno), maker
         maker = maker or next((name for part, name in _MAKERS.items() if part in file), None)
         frame = frame.f_back
@@ -614,7 +637,7 @@ def _find_place() -> tuple[tuple[str, int] | None, str | None]:
 def _is_made_by_library() -> bool:
     """Whether a library is the caller of the constructor that is running."""
     file = sys._getframe(3).f_code.co_filename
-    return any(part in file for part in _LIBRARIES[:2])
+    return any(part in file for part in _INSTALLED)
 
 
 def _is_worker() -> bool:

@@ -13,13 +13,24 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .samples import is_iterable, sample_makers
-from .stages import FULL, NONE, Call, Clocks, hash_value, record_opened_paths, seed_generators, size_of
+from .stages import (
+    FULL,
+    NONE,
+    Call,
+    Clocks,
+    hash_value,
+    record_opened_paths,
+    seed_generators,
+    size_of,
+)
 from .usage import Usage
 
 Send = Callable[[dict[str, Any]], None]
 clock = time.monotonic
 #: samples without which a measurement says nothing
 FEW = 16
+#: share of the work phase in which samples are timed
+TIMING = 0.75
 #: clocks that add more to a sample are taken off
 CLOCKS_ADD = 0.10
 #: samples whose results are compared for two seeds
@@ -32,16 +43,14 @@ def work(request: dict[str, Any], loader: Any, send: Send) -> None:
     files = record_opened_paths()
     timed = SampleTimer(loader, send, FULL)
     usage = Usage()
-    timed.run(request["seconds"] * 0.75)
+    timed.run(request["seconds"] * TIMING)
     result = {**timed.result(), "usage": usage.summary()}
     send(result)
     timed.clocks.remove()
     end = clock() + request["seconds"] * 0.2
     result["files"] = list(dict.fromkeys(_regular_files(files)))[:5000]
     result["bytes"] = _bytes_of_samples(loader)
-    if not is_iterable(loader):
-        with contextlib.suppress(Exception):
-            result["cache"] = _cacheable_part(loader, end)
+    result["cache"], result["no_cache"] = _cacheable_part(loader, end)
     send(result)
     with contextlib.suppress(Exception):
         result["collate"] = _collate_seconds(loader, end)
@@ -59,6 +68,7 @@ class SampleTimer:
         self.costs: list[tuple[float, float]] = []  # without clocks: wall and CPU seconds
         self.indices: list[Any] = []
         self.pairs = 0
+        self.timed = [0, 0]  # samples without and with clocks
         self.plain = self.clocked = self.clocked_cpu = 0.0
         self.first: list[float] = []
         self.failed: list[str] = []
@@ -68,7 +78,7 @@ class SampleTimer:
     def run(self, seconds: float, plainly: bool = True, skip: int = 0) -> None:
         end = clock() + seconds
         source = sample_makers(self.loader, skip)
-        again = is_iterable(self.loader)
+        once = is_iterable(self.loader)
         for number, (index, make) in enumerate(source):
             if number > 2 and (clock() > end or number > TIMED):
                 return
@@ -83,7 +93,7 @@ class SampleTimer:
                         self.clocks.set(self.loader.dataset, self.level)
                     continue
                 for clocked in (number % 2 == 0, number % 2 == 1) if plainly else (True,):
-                    if again and plainly and clocked != (number % 4 < 2):
+                    if once and plainly and clocked != (number % 4 < 2):
                         continue  # each sample of an iterable dataset is made once
                     seed_generators(number)
                     self._one(index, make, clocked)
@@ -102,6 +112,7 @@ class SampleTimer:
             _, wall, cpu = self.clocks.sample(make)
             self.clocked += wall
             self.clocked_cpu += cpu
+            self.timed[1] += 1
         else:
             began = self.clocks.now()
             make()
@@ -110,12 +121,14 @@ class SampleTimer:
             self.costs.append(cost)
             self.indices.append(index)
             self.plain += cost[0]
+            self.timed[0] += 1
 
     def _limit_clocks(self) -> None:
-        if self.level > NONE and self.clocked > (1 + CLOCKS_ADD) * self.plain:
+        plain, clocked = (took / max(1, n) for took, n in zip((self.plain, self.clocked), self.timed))
+        if self.level > NONE and clocked > (1 + CLOCKS_ADD) * plain:
             self.level, self.merged = self.level - 1, True
             self.clocks.set(self.loader.dataset, self.level)
-            self.pairs, self.plain, self.clocked = 0, 0.0, 0.0
+            self.pairs, self.plain, self.clocked, self.timed = 0, 0.0, 0.0, [0, 0]
 
     def _note_failure(self, index: Any, error: Exception) -> None:
         self.failures += 1
@@ -124,11 +137,10 @@ class SampleTimer:
 
     def stages(self) -> list[dict[str, Any]]:
         """Seconds of a sample, scaled to what it takes without clocks."""
-        count = max(1, self.pairs)
+        count = max(1, self.timed[1])
         scale = self.plain / self.clocked if self.clocked and self.plain else 1.0
-        if is_iterable(self.loader) and self.costs and self.clocked:
-            scale = 1.0
-            count = max(1, self.pairs - len(self.costs))
+        if is_iterable(self.loader):
+            scale = 1.0  # samples without clocks were others
         elif self.failures and self.plain:  # the stages that ran before a failure count, and its sample does not
             took = sum(stage.wall for stage in self.clocks.stages.values()) * scale
             scale *= min(1.0, self.plain / max(took, 1e-9))
@@ -187,8 +199,18 @@ def _collate_seconds(loader: Any, end: float) -> float | None:
     return (clock() - began) / len(made)
 
 
-def _cacheable_part(loader: Any, end: float) -> dict[str, Any] | None:
-    """What of a sample is the same for two seeds: all of it, or its first stages."""
+def _cacheable_part(loader: Any, end: float) -> tuple[dict[str, Any] | None, str]:
+    """What of a sample is the same for two seeds, all of it or its first stages; or None, and why there
+    is nothing that a cache could keep."""
+    if is_iterable(loader):
+        return None, "samples of an iterable dataset have no index by which to find them"
+    try:
+        return _compare_seeds(loader, end)
+    except Exception as error:
+        return None, f"a sample failed ({type(error).__name__})"
+
+
+def _compare_seeds(loader: Any, end: float) -> tuple[dict[str, Any] | None, str]:
     clocks = Clocks()
     clocks.set(loader.dataset, FULL)
     clocks.probe = True
@@ -216,15 +238,15 @@ def _cacheable_part(loader: Any, end: float) -> dict[str, Any] | None:
         sizes.append(size)
         saves.append(calls)
     if not sizes:
-        return None
+        return None, "there was no time to look for one"
     if whole:
-        return {"whole": True, "bytes": statistics.fmean(sizes), "share": 1.0, "calls": 0, "after": ""}
+        return {"whole": True, "bytes": statistics.fmean(sizes), "share": 1.0, "calls": 0, "after": ""}, ""
     if not same:
-        return None
+        return None, "the first stage of a sample is random, or its results cannot be compared"
     share = _saved_share(loader, clocks, [calls[:same] for calls in saves])
     needed = statistics.fmean(calls[same - 1].size for calls in saves)
     after = saves[0][same - 1].label
-    return {"whole": False, "bytes": needed, "share": share, "calls": same, "after": after}
+    return {"whole": False, "bytes": needed, "share": share, "calls": same, "after": after}, ""
 
 
 def _saved_share(loader: Any, clocks: Clocks, held: list[list[Call]]) -> float:

@@ -10,8 +10,20 @@ from typing import Any
 import pytest
 
 from minato.analyze import report
-from minato.analyze.changes import add_base_rate, candidates, drop_small_gains, enter_check
-from minato.analyze.facts import Facts, fit_scaling, reading_stages, scaled_rate, simulate_rate, watch_facts
+from minato.analyze.changes import (
+    add_base_rate,
+    candidates,
+    drop_small_gains,
+    enter_check,
+)
+from minato.analyze.facts import (
+    Facts,
+    fit_scaling,
+    reading_stages,
+    scaled_rate,
+    simulate_rate,
+    watch_facts,
+)
 from minato.analyze.limits import limit
 
 
@@ -190,6 +202,14 @@ def test_waiting_for_reads_is_storage() -> None:
     assert kind_of(stages=computes)[0] == "work"
 
 
+def test_no_workers_are_advised_where_handing_over_costs_most() -> None:
+    rates = {("torch", 1): 3000.0, ("torch", 2): 3000.0, ("minato", 2): 3000.0, ("hand-over", 2): 3000.0}
+    given = {"costs": [(1e-5, 1e-5)] * 64, "rates": rates, "watched": {"asked": 1e5, "step": 8e-5}}
+    assert kind_of(**given)[0] == "hand-over"
+    [change] = [c for c in candidates(Facts(facts(**given)))[0] if c["what"] == "num_workers=0"]
+    assert change["predicted"] == pytest.approx(50_000) and change["check"] == {"loader": "own", "workers": 0}
+
+
 def test_samples_that_cost_nothing_are_handed_over() -> None:
     rates = {("torch", 1): 9000.0, ("torch", 2): 9000.0, ("hand-over", 2): 10_000.0}
     kind, line = kind_of(costs=[(1e-5, 1e-5)] * 40, rates=rates)
@@ -250,8 +270,8 @@ def test_scaling_is_fitted_from_two_numbers_at_least() -> None:
 
 
 def test_watched_first_steps_and_queueing_are_apart() -> None:
-    steps = [[1.0, 1.0, 0.0, 0.0]] * 10 + [[0.02, 0.08, 0.0, 0.01]] * 20
-    told = {"steps": steps, "noted": 30, "batches": 31, "sizes": [(4, 64)], "starts": [2.0],
+    steps = [[1.0, 1.0, 0.0, 0.0]] * 11 + [[0.02, 0.08, 0.0, 0.01]] * 20
+    told = {"steps": steps, "noted": 31, "batches": 31, "sizes": [(4, 64)], "starts": [2.0],
             "loader": {}, "shapes": "", "device": None}  # fmt: skip
     found = watch_facts(told)
     assert found["wait"] == pytest.approx(0.2) and found["asked"] == pytest.approx(50)

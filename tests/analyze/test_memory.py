@@ -15,8 +15,8 @@ from control_groups import group, set_limit  # noqa: F401
 from minato import _core
 from minato.analyze import command, keeper
 
-from .support import ROOT, command as line
-from .support import environment
+from .support import ROOT, environment
+from .support import command as line
 
 pytestmark = pytest.mark.limit(240)
 

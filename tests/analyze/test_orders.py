@@ -199,6 +199,16 @@ def test_transforms_that_shrink_move_to_the_front() -> None:
     assert found["alike"] and not found["exact"] and not found["equal"]
 
 
+class Double:
+    def __call__(self, image: Tensor) -> Tensor:
+        return torch.cat([image, image], -1)
+
+
+def test_neighbours_that_swap_are_one_move() -> None:
+    """One shrinks and should go to the front, the other grows and should go to the end."""
+    assert len(find_moves([Double(), Half()], inputs())) == 1
+
+
 class ToFloat:
     def __call__(self, image: Tensor) -> Any:
         return image.numpy().astype(np.float32)

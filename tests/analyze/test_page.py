@@ -67,12 +67,12 @@ def test_a_page_is_whole_and_by_itself() -> None:
     assert "<Blur>" not in text and "&lt;Blur&gt; &amp;" in text and "a &lt;b&gt;.py:3" in text
 
 
-def test_page_without_measurements_says_not_settled() -> None:
+def test_page_without_measurements_says_not_known() -> None:
     found = whole(costs=[], rates={})
     found["work"], found["storage"] = None, None
     found["watched"].update(asked=None, delivered=None, wait=None)
     found["limit"] = limit(Facts(found))
-    assert "not settled" in page(found)
+    assert "not known" in page(found)
 
 
 def test_two_reports_are_compared(tmp_path: Path) -> None:

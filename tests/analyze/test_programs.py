@@ -395,7 +395,7 @@ def test_pause_studies_before_the_program_ends(tmp_path: Path) -> None:
     done, found = study(tmp_path, text, "--pause")
     assert done.returncode == 0 and found["work"]["failures"] == 0, done.stdout + done.stderr
     done, found = study(tmp_path, text)
-    assert "--pause studies" in done.stdout, done.stdout
+    assert "again with --pause" in done.stdout, done.stdout
     assert ", and none could be made; sample" in done.stdout and "no sample" not in done.stdout
 
 

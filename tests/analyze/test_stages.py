@@ -97,8 +97,8 @@ def test_cache_ends_before_a_random_stage(tmp_path: Path) -> None:
     from minato.analyze import work
 
     loader = DataLoader(data(tmp_path), 4)  # type: ignore[arg-type]
-    found = work._cacheable_part(loader, work.clock() + 10)
-    assert found is not None and not found["whole"]
+    found, why = work._cacheable_part(loader, work.clock() + 10)
+    assert found is not None and not found["whole"] and not why
     assert found["after"] == "transform 2 (<lambda>)" and found["bytes"] == 400
     assert found["share"] > 0.8
 
@@ -209,3 +209,54 @@ def test_storage_counts_each_byte_of_parallel_reads(tmp_path: Path) -> None:
     assert told[-1]["files"] == 200 and [each["in_flight"] for each in told[-1]["rates"]] == [1, 4, 16, 32]
     for each in told[-1]["rates"]:
         assert each["files"] and each["bytes_per_s"] == pytest.approx(each["files_per_s"] * (1 << 16))
+
+
+def test_worker_init_fn_runs_before_samples() -> None:
+    """A dataset whose samples are made in workers alone, and fail in the program's process."""
+    from minato.analyze import study
+
+    class Vocabulary:
+        words: dict[int, str] = {}
+
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> str:
+            info = torch.utils.data.get_worker_info()
+            assert info is not None and info.num_workers == 1
+            return self.words[index]
+
+    def load(_number: int) -> None:
+        Vocabulary.words = {index: "word" for index in range(40)}
+
+    def measured(workers: int) -> dict[str, Any]:
+        loader = DataLoader(Vocabulary(), 4, num_workers=workers, worker_init_fn=load)  # type: ignore[arg-type]
+        told: list[dict[str, Any]] = []
+        study.run({"do": "work", "seconds": 0.5}, loader, told.append)
+        assert torch.utils.data.get_worker_info() is None
+        return [message for message in told if message["kind"] == "work"][-1]
+
+    found = in_a_fork(lambda: measured(2))
+    assert found["costs"] and not found["failures"]
+    found = in_a_fork(lambda: measured(0))
+    assert found["failures"] and not found["costs"]
+
+
+@pytest.mark.parametrize("kind", ["torch", "minato"])
+@pytest.mark.parametrize("made, rows", [
+    ({"batch_size": 4}, 4), ({"batch_size": None}, 1),
+    ({"batch_sampler": [np.arange(3), np.arange(3, 6)]}, 3),
+])  # fmt: skip
+def test_a_rate_counts_the_samples_of_batches(kind: str, made: dict[str, Any], rows: int) -> None:
+    from minato.analyze import loaders
+
+    loader = DataLoader([torch.zeros(7, 2)] * 24, **made)  # type: ignore[arg-type]
+
+    def measured(**more: Any) -> dict[str, Any]:
+        told: list[dict[str, Any]] = []
+        loaders.rate({"workers": 1, "loader": kind, "seconds": 0.3, "length": 6, **more}, loader, told.append)
+        return told[-1]
+
+    for more in ({}, {"cached": -1}, {"same": True}):
+        found = in_a_fork(lambda: measured(**more))
+        assert found["samples"] == rows * found["batches"] > 0

@@ -18,9 +18,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from minato.analyze import keeper, measure, watch
+from minato.analyze import checks, keeper, measure, watch
+from minato.analyze.facts import Facts
 
 from .support import environment
+from .test_limits import facts
 
 if watch.current is not None:  # its import has begun a watch of this process, for notebooks
     watch.current.end()
@@ -99,8 +101,45 @@ def test_a_notebook_gets_its_answer(tmp_path: Path) -> None:
         for batch in DataLoader(list(range(200)), 4):
             time.sleep(0.002)
         print(watch.report("3s"))
+        print(watch.report("3s"))
         """)  # fmt: skip
-    assert printed.splitlines()[0].startswith(("Limit: ", "No conclusion: "))
+    answers = [line for line in printed.splitlines() if line.startswith(("Limit: ", "No conclusion: "))]
+    assert len(answers) == 2
+
+
+@pytest.mark.parametrize("made, batch", [
+    ("data, batch_size=4, collate_fn=images", 4),  # the first thing in a batch is one image of 3 channels
+    ("data, batch_sampler=BatchSampler(range(20), 4, False), collate_fn=images", 4),
+    ("data, batch_sampler=[[0, 1], [2, 3]]", 2),
+    ("data, batch_size=None", 1),  # a sample, whatever it holds
+])  # fmt: skip
+def test_a_batch_has_as_many_samples_as_asked_for(tmp_path: Path, made: str, batch: int) -> None:
+    printed = run(tmp_path, f"""
+        import torch
+        from torch.utils.data import BatchSampler, DataLoader
+        import minato.analyze.watch as watch
+        from minato.analyze.facts import watch_facts
+        watch.Watch._fork_keeper = lambda *_: None
+        images = lambda batch: tuple(batch)
+        data = [torch.zeros(3, 8, 9)] * 20
+        list(DataLoader({made}))
+        record, = watch.current.loaders.values()
+        print(watch_facts(record.summary())["batch"])
+        """)  # fmt: skip
+    assert printed == f"{batch}\n"
+
+
+def test_a_patched_loader_is_noted_as_minatos(tmp_path: Path) -> None:
+    printed = run(tmp_path, """
+        from torch.utils.data import DataLoader
+        import minato, minato.analyze.watch as watch
+        watch.Watch._fork_keeper = lambda *_: None
+        list(DataLoader(range(6), 2))
+        minato.patch_torch()
+        list(DataLoader(range(7), 2))
+        print([record.facts["minato"] for record in watch.current.loaders.values()])
+        """)  # fmt: skip
+    assert printed == "[False, True]\n"
 
 
 def test_watch_restores_replaced_methods(tmp_path: Path) -> None:
@@ -302,10 +341,10 @@ def test_a_measurement_ends_by_time_memory_or_reader(
 
 
 def test_small_budget_names_batch_that_fits() -> None:
-    found: Any = {"watched": {"batch": 8}}
-    assert measure._fitting_batch(found, 0.01, 10.0) is None
-    assert measure._fitting_batch(found, 0.5, 10.0) == 3
-    assert isinstance(measure._fitting_batch(found, 3.0, 10.0), str)
+    def fits(mean: float) -> int | None:
+        return checks.fitting_batch(Facts(facts(costs=[(mean, mean)])), 10.0)  # of batches of 8
+
+    assert fits(0.01) is None and fits(0.5) == 3 and fits(3.0) == 0
 
 
 def test_keepers_file_has_its_own_position(tmp_path: Path) -> None:
