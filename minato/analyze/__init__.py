@@ -1,17 +1,26 @@
 """``minato analyze``: what limits a training program, and what would change that.
 
-A program runs as ever while ``watch`` notes what its loader is asked for and delivers; ``listener``
-gets these notes in the command's process. At the first iteration a copy of the process is forked
-(``keeper``), which holds the dataset. When the program has ended, ``measure`` asks that copy for one
-measurement after another, each made by ``study`` in a fork of it:
+Four kinds of process take part:
 
-``work``        the time of a sample; ``stages`` sets the clocks that say where it goes
-``contention``  samples by several processes and threads at once
-``storage``     reads alone
-``loaders``     the rate of a loader, also with a change
-``codecs``, ``orders``   other encodings of images, other orders of transforms
+- the program: ``inject/sitecustomize.py`` starts ``watch`` in it, which notes what its loader is asked for
+  and delivers, and at the first iteration forks a copy of the process;
+- the keeper, which is that copy (``keeper``): it holds the dataset, and does nothing until the program has
+  ended;
+- a fork of the keeper for each measurement (``study``, ``samples`` and the files below);
+- the command: ``listener`` gets what the others tell, ``measure`` asks for one measurement after another,
+  ``checks`` for those of changes, and the rest makes an answer of numbers.
 
-``facts`` holds what was found. ``limits`` derives the one limit from it, ``changes`` and
-``codec_rates`` what would help. ``report`` and ``page`` write the answer. ``command`` is what a user
-types, ``stand_in`` the program for a factory or a folder, ``recode`` the command of that name.
+Measurements:
+
+- ``work``: the time of a sample; ``stages`` sets the clocks that say where it goes
+- ``contention``: samples by several processes and threads at once
+- ``storage``: reads alone
+- ``loaders``: the rate of a loader, also with a change
+- ``codecs``, ``orders``: other encodings of images, other orders of transforms
+- ``usage``: who uses the cores meanwhile
+
+``facts`` reads what was found. ``limits`` derives the one limit from it, ``changes`` and ``codec_rates`` what
+would help. ``report`` and ``page`` write the answer, with ``formats``. ``command`` is what a user types, with
+a bar (``progress``); ``stand_in`` is the program for a factory or a folder; ``recode`` is the command of
+that name.
 """

@@ -90,7 +90,7 @@ def _make_change(
     }  # fmt: skip
 
 
-def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
+def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     fit = fit_scaling(f.scaling(f.own))
     # a step that waits for most of the time leaves its cores to workers
     busy = f.step_cores * min(1.0, (f.rate(f.own, f.cores) or rate) / (f.asked_alone or math.inf))
@@ -99,7 +99,7 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
     if shared_wait(f) is not None or thread_wait(f) is not None:
         return "more workers: they wait for each other already"
     if fit is None:
-        return "another number of workers: not known, because only one number was measured"
+        return None  # a note says so
     if f.cpu_share <= 0.5:  # workers that wait need no core each
         most = min(4 * f.cores, math.ceil(f.cores / max(f.cpu_share, 0.01)))
         enough = (n for n in range(f.workers + 1, most) if scaled_rate(fit, n) >= (f.asked_alone or math.inf))
@@ -110,7 +110,7 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str:
             f"more workers: there are {f.workers} for {f.cores} cores, and samples compute for "
             f"{f.cpu_share:.0%} of their time"
         )
-    # without workers a process more is another thing than a thread's turn: the fit says what it makes
+    # the fit is of workers alone: from none to one is no step on its curve
     predicted = f.program_rate(scaled_rate(fit, target), target)
     if predicted < WORTH * now:
         return f"{target} workers: predicted {predicted / now:.2f} times{_name_counts(f)}"
@@ -232,7 +232,7 @@ def _codec(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
         ) else ""  # fmt: skip
         return f"another codec: samples read no photo from a file of its own{where}"
     if not rows:
-        return f"another codec: not measured, only {told['images']} images were encoded in time"
+        return None  # a note says so
     good = [
         row for row in rows[1:]
         if row["format"] and row["rate"] and (row["quality"] or QUALITY) >= QUALITY

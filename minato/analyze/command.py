@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import math
 import os
 import re
 import shlex
@@ -140,6 +141,8 @@ def _find_mistake(options: argparse.Namespace, program: list[str], dashes: bool)
         return "--stop ends the program and --pause continues it: give one of them"
     if program and (options.step or options.step_ms is not None):
         return "--step and --step-ms are for factories and folders; a program has its own step"
+    if options.step_ms is not None and not 0 <= options.step_ms < math.inf:
+        return f"--step-ms {options.step_ms:g}: a step takes 0 ms or more"
     if options.step and options.step_ms is not None:
         return "give --step or --step-ms, not both"
     target = options.target

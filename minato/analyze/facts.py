@@ -181,13 +181,18 @@ class Facts:
     def sample_cpu(self, kind: str, workers: int, cheaper: float = 1.0) -> float:
         """CPU seconds of a sample and of handing it over, by the nearest number of workers that was
         measured. cheaper: how many times the sample itself is."""
-        seen = {
+        work, uneven = self.mean * self.cpu_share, is_uneven(self.costs)
+        # of uneven samples, those that a loader was measured with may have been the cheap ones
+        seen = self._cpu_by_workers("hand-over" if uneven else kind)
+        whole = seen[min(seen, key=lambda n: abs(n - workers))] if seen else 0.0
+        return max((work if uneven or not seen else 0.0) + whole - work * (1 - 1 / cheaper), 0.0)
+
+    def _cpu_by_workers(self, kind: str) -> dict[int, float]:
+        """CPU seconds of a sample that was measured, by number of workers."""
+        return {
             r["workers"]: r["usage"]["cpu_per_sample"] for r in self.all.get("rates", [])
             if r["loader"] == kind and r["workers"] and (r.get("usage") or {}).get("cpu_per_sample")
         }  # fmt: skip
-        work = self.mean * self.cpu_share
-        whole = seen[min(seen, key=lambda n: abs(n - workers))] if seen else work
-        return max(whole - work * (1 - 1 / cheaper), 0.0)
 
     def step_cpu(self) -> float:
         """CPU seconds of a step, for each sample of its batch."""

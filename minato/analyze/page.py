@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .changes import describe_data, describe_move
-from .codec_rates import STORAGES, codec_rows, storage_rate
+from .codec_rates import STORAGES, codec_rows, storage_rate, winners
 from .facts import Facts, slow_share
 from .formats import format_bytes, format_place, format_rate, format_seconds
 from .report import answer, format_loss, quantile
@@ -308,7 +308,7 @@ def _codecs(f: Facts) -> str:
     if not rows:
         return ""
     told, count = f.all["codecs"], f.loader.get("samples")
-    best = {name: max(storage_rate(f, row, speed) or 0.0 for row in rows) for name, speed in STORAGES}
+    best = {(storage, codec) for storage, codec, _rate in winners(f)}
 
     def epoch(row: dict[str, Any]) -> str:
         return format_seconds(count / row["rate"]) if count and row["rate"] else "-"
@@ -317,7 +317,7 @@ def _codecs(f: Facts) -> str:
         rate = storage_rate(f, row, speed)
         if rate is None:
             return "-"
-        return f"<b>{format_rate(rate)}</b>" if rate == best[name] else format_rate(rate)
+        return f"<b>{format_rate(rate)}</b>" if (name, row["name"]) in best else format_rate(rate)
 
     shown = [
         [text(row["name"]), format_bytes(row["bytes"]), f"{rows[0]['bytes'] / row['bytes']:.2f}",
@@ -337,7 +337,8 @@ def _codecs(f: Facts) -> str:
         f"epoch here: loading alone, on this storage.{small}</p>"
         f"<h2>Codecs on other storages</h2>{_table(storages, elsewhere, (1, 2, 3, 4), 'wide')}"
         "<p class='soft'>Samples a second, were there nothing but the CPU time of samples, on these cores, "
-        "and such a storage, from which each file is read once. Bold is the fastest, whatever it loses.</p>"
+        "and such a storage, from which each file is read once. Bold is the fastest of those "
+        "that lose as little as JPEG 85.</p>"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from .changes import describe_move
 from .codec_rates import codec_rows, winners
-from .facts import OTHERS, Facts, slow_share
+from .facts import OTHERS, Facts, fit_scaling, slow_share
 from .formats import format_bytes, format_place, format_rate, format_seconds
 from .limits import files_went
 
@@ -39,7 +39,7 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def answer(report: dict[str, Any], where: str = "") -> str:
-    """At most LINES lines; the first names the limit."""
+    """About LINES lines; the first names the limit. Notes that do not fit are only in the page."""
     f = Facts(report)
     lines = [report["limit"]["line"], *_list_facts(f)]
     first = [c for c in report["helps"] if c["checked"] is not None]
@@ -56,6 +56,9 @@ def answer(report: dict[str, Any], where: str = "") -> str:
     notes = [f"note: {text}" for text in report["notes"]]
     end = [where] if where else []
     room = LINES - len(lines) - len(end)
+    left = notes[max(0, room):]
+    if left and where:
+        end = [f"{where} ({len(left)} more note{'s' * (len(left) > 1)} there)"]
     lines += notes[: max(0, room)] + end
     return "\n".join(line if len(line) < 4 * COLUMNS else line[: 4 * COLUMNS] for line in lines)
 
@@ -177,6 +180,10 @@ def list_notes(f: Facts) -> list[str]:
         notes.append(f"{work['failures']} sample(s) failed{all_}; {work['failed'][0]}")
         if f.costs and files_went(f):
             notes.append("the files may have gone when the program ended: --pause studies it before that")
+    if f.own_rate() and fit_scaling(f.scaling(f.own)) is None:
+        notes.append("another number of workers was not predicted, because only one number was measured")
+    if (told := f.all.get("codecs")) and told["images"] and not codec_rows(f):
+        notes.append(f"other codecs were not compared: only {told['images']} images were encoded in time")
     if work.get("merged"):
         notes.append("measuring inside samples slowed them by over 10 %, so some stages are shown as one")
     rate, lost = f.own_rate(), f.end_seconds(f.own, f.workers)

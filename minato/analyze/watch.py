@@ -120,7 +120,7 @@ class Step(NamedTuple):
     step_queued: float = 0.0  # such seconds of the step
 
 
-class Loader:
+class LoaderRecord:
     """What is known of one loader of the program. Loaders that are made again at the same place,
     of the same dataset, count as one."""
 
@@ -365,8 +365,8 @@ class Watch:
         self.active = os.environ.get("LOCAL_RANK", "0") == "0"
         #: loader -> file and line of the program that made it, and the library that did so for it
         self.places: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self.loaders: dict[str, Loader] = {}
-        self.iterators: dict[int, Loader] = {}
+        self.loaders: dict[str, LoaderRecord] = {}
+        self.iterators: dict[int, LoaderRecord] = {}
         self.begun: set[int] = set()  # iterators that have delivered
         self.undo: list[tuple[type, str, Any, Any]] = []
         self.inside = threading.local()
@@ -457,7 +457,7 @@ class Watch:
 
         return _exclude_from_compile(__iter__)
 
-    def _record(self, loader: Any) -> Loader | None:
+    def _record(self, loader: Any) -> LoaderRecord | None:
         with self.lock:
             place, maker = self.places.get(loader) or (None, None)
             dataset = type(loader.dataset).__qualname__
@@ -468,7 +468,7 @@ class Watch:
             if key not in self.loaders:
                 if len(self.loaders) >= LOADERS_MOST:
                     return None
-                self.loaders[key] = Loader(key, loader, place)
+                self.loaders[key] = LoaderRecord(key, loader, place)
                 self.loaders[key].facts["maker"] = maker
                 self.link.tell("loader", **self.loaders[key].summary())
                 self._fork_keeper(self.loaders[key], loader)
@@ -477,7 +477,7 @@ class Watch:
                 record.objects, record.latest = record.objects + 1, weakref.ref(loader)
             return record
 
-    def _watched(self, iterator: Any, record: Loader) -> Any:
+    def _watched(self, iterator: Any, record: LoaderRecord) -> Any:
         """The iterator, whose ``__next__`` now tells the record; in a proxy where its class cannot
         be changed, as that of a generator."""
         kind = type(iterator)
@@ -524,7 +524,7 @@ class Watch:
             record.leave()
         return batch
 
-    def _end_or_tell(self, record: Loader) -> bool:
+    def _end_or_tell(self, record: LoaderRecord) -> bool:
         """Ends the watch, or tells what is known, where it is time for that."""
         now = clock()
         if record.has_seen_enough(now):
@@ -563,7 +563,7 @@ class Watch:
                     setattr(owner, name, old)
             self.undo.clear()
 
-    def _fork_keeper(self, record: Loader, loader: Any) -> None:
+    def _fork_keeper(self, record: LoaderRecord, loader: Any) -> None:
         """Forks the keeper of a loader. It is no child of the program's: the process between them
         ends at once."""
         if not hasattr(os, "fork") or not self.link.name and not _interactive:

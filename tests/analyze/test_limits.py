@@ -88,6 +88,18 @@ def test_workers_that_slow_the_step_down_are_named() -> None:
     assert kind_of(**crowded(machine=others))[0] == "step"  # another program may have had them
 
 
+def test_uneven_samples_count_with_their_mean_cost() -> None:
+    """A loader may have been measured with the cheap ones."""
+    costs = [(0.002, 0.002)] * 60 + [(0.2, 0.2)] * 4
+    found = facts(costs=costs, rates={("torch", 2): 900.0, ("hand-over", 2): 9000.0})
+    for one in found["rates"]:
+        one["usage"] = {"others": 0.0, "cpu_per_sample": {"torch": 0.0022, "hand-over": 0.0002}[one["loader"]]}
+    mean = (60 * 0.002 + 4 * 0.2) / 64
+    assert Facts(found).sample_cpu("torch", 2) == pytest.approx(mean + 0.0002)
+    found["work"]["costs"] = [(0.002, 0.002)] * 64
+    assert Facts(found).sample_cpu("torch", 2) == pytest.approx(0.0022)
+
+
 def test_cores_bound_the_gain_of_a_cache() -> None:
     cache = {"whole": True, "bytes": 1000.0, "share": 1.0, "calls": 0, "after": ""}
     f = Facts(facts(**crowded(work={"cache": cache})))
@@ -443,7 +455,8 @@ def test_answers_have_few_lines_and_the_limit_first() -> None:
     found["place"] = ["train.py", 12]
     lines = report.answer(found, "report: here").splitlines()
     assert lines[0].startswith("Limit: too few workers.") and len(lines) == 25
-    assert lines[-1] == "report: here"
+    shown = sum(line.startswith("note: ") for line in lines)
+    assert 0 < shown < 40 and lines[-1] == f"report: here ({40 - shown} more notes there)"
     assert any("train.py:12  num_workers=2" in line for line in lines)
 
 

@@ -532,6 +532,7 @@ def test_files_without_their_decoder_are_named(
     (["--budget", "soon", "--", "true"], "not a duration"),
     (["--stop", "--pause", "--", "true"], "give one of them"),
     (["--step-ms", "3", "--", "true"], "a program has its own step"),
+    (["x:y", "--step-ms", "-1"], "a step takes 0 ms or more"),
     (["nowhere"], "neither a folder nor MODULE:FACTORY"),
     (["--budget", "9s", "python", "train.py", "-x"],
      "put -- before the command: minato analyze --budget 9s -- python train.py -x"),

@@ -184,7 +184,7 @@ def test_a_device_is_watched_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(watch, "clock", lambda: now)
-    record = watch.Loader("key", DataLoader(range(100), 4), None)  # type: ignore[arg-type]
+    record = watch.LoaderRecord("key", DataLoader(range(100), 4), None)  # type: ignore[arg-type]
     for number in range(40):
         record.next(load, None, number == 0)
         device_is_free = max(now, device_is_free) + 0.02
@@ -229,7 +229,7 @@ def test_watch_notes_steps_without_a_core(monkeypatch: pytest.MonkeyPatch) -> No
         now, without = now + 0.03, without + 0.002
 
     monkeypatch.setattr(watch, "clock", lambda: now)
-    record = watch.Loader("key", DataLoader(range(100), 4), None)  # type: ignore[arg-type]
+    record = watch.LoaderRecord("key", DataLoader(range(100), 4), None)  # type: ignore[arg-type]
     monkeypatch.setattr(record.queued, "now", lambda: without)
     for number in range(3):
         record.next(load, None, number == 0)
@@ -240,7 +240,7 @@ def test_watch_notes_steps_without_a_core(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_watch_waits_for_a_second_epoch_nearby() -> None:
     def enough(length: int, batches: int, seconds: float, whole: int) -> bool:
-        record = watch.Loader("key", DataLoader(range(length)), None)  # type: ignore[arg-type]
+        record = watch.LoaderRecord("key", DataLoader(range(length)), None)  # type: ignore[arg-type]
         record.begun, record.batches, record.whole = 0.0, batches, list(range(whole))
         record.steps = [(0.0, 0.0, 0.0, 0.0, 0, 0.0)] * batches
         return record.has_seen_enough(seconds)
