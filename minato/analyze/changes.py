@@ -20,7 +20,7 @@ from .facts import (
     virtual_gain,
 )
 from .formats import format_bytes
-from .limits import NO_WAIT, hand_over, shared_wait, step_lacks_cores, thread_wait
+from .limits import NO_WAIT, hand_over, shared_wait, starting, step_lacks_cores, thread_wait
 
 #: the least bound of a prediction's error
 BOUND = 0.15
@@ -125,7 +125,7 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str | N
 
 def _no_workers(f: Facts, _rate: float, now: float) -> dict[str, Any] | None:
     """No workers, where handing samples over takes longer than making them."""
-    if hand_over(f) is None:
+    if hand_over(f) is None or starting(f) is not None or f.loader.get("worker_init_fn"):
         return None
     predicted = rate_with_step(1 / (f.mean + (f.all["work"].get("collate") or 0.0)), f.asked_alone, 0)
     return _make_change(

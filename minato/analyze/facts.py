@@ -147,7 +147,7 @@ class Facts:
         paced = facts.get("paced") or {}
         if paced.get("end") is not None:  # as it was last measured, with the program's step
             self.ends[self.own, self.workers] = paced["end"]
-        #: seconds until the first batch of a later epoch
+        #: seconds from the last batch of an epoch until the first one of the next is there
         self.again: dict[tuple[str, int], float] = {
             (r["loader"], r["workers"]): r["again"] for r in facts.get("rates", []) if r.get("again")
         }

@@ -52,7 +52,7 @@ def _explain_unknown(f: Facts) -> str:
     if wait is None:
         return "Too little was measured to say."
     waits = f"The program waits for data {wait:.0%} of its time"
-    if work.get("failures") and not f.costs:
+    if work.get("failed") and not f.costs:
         why = "no sample could be made in the study"
         if files_went(f):
             why = "its files were gone when it had ended. Run it again with --pause, which studies it before that"
@@ -80,7 +80,7 @@ def _limit(f: Facts) -> tuple[str, str] | None:
     if not f.costs:
         return None
     return (
-        _starting(f) or _stragglers(f) or shared_wait(f) or thread_wait(f) or _storage(f) or _collate(f)
+        starting(f) or _stragglers(f) or shared_wait(f) or thread_wait(f) or _storage(f) or _collate(f)
         or hand_over(f) or _workers(f, 1.5) or _one_stage(f) or _workers(f, 1.2) or _cores(f)
     )  # fmt: skip
 
@@ -111,12 +111,15 @@ def count_workers(f: Facts) -> str:
     return "1 worker" if f.workers == 1 else f"{f.workers} workers"
 
 
-def _starting(f: Facts) -> tuple[str, str] | None:
+def starting(f: Facts) -> tuple[str, str] | None:
     """Workers that start anew in each epoch, where epochs are short or starts are slow."""
     rate = f.own_rate()
     if not f.starts_again or not f.start or f.watched["starts"] < 2 or not rate:
         return None
-    share = f.end_seconds(f.own, f.workers) * f.program_rate(rate, f.workers)
+    epoch = f.epoch() or f.watched["batches"] / f.watched["starts"]
+    # the first batch itself is made all the same
+    seconds = max(0.0, f.start - f.batch() * f.mean) / max(1, epoch * f.batch())
+    share = min(1.0, max(seconds, f.end_seconds(f.own, f.workers)) * f.program_rate(rate, f.workers))
     if share < 0.5:
         return None
     return "start", (

@@ -67,14 +67,11 @@ def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
         except StopIteration:
             if batches is not None:
                 pace.begin()
-            begun = clock()
             iterator = iter(made)
             next(iterator)
-        else:
-            begun = asked
         now = clock()
         rows = batches.sizes.popleft() if batches is not None else made.batch_size or 1
-        inside, over = now - begun, batches is not None and batches.over
+        inside, over = now - asked, batches is not None and batches.over
         first = now - began if first is None else first
         if step:
             consume(step, request.get("step_cores", 0.0))

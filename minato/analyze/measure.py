@@ -44,6 +44,7 @@ class Study:
         self.notes: list[str] = []
         self.at: str | None = None
         self.cut = self.failed = False  # the latest measurement had to be ended; it failed
+        self.error = ""
         self.share = 1.0  # of the budget, which --codecs and --orders leave to the rest
 
     def ask(self, do: str, seconds: float, **more: Any) -> dict[str, Any] | None:
@@ -65,7 +66,7 @@ class Study:
                 if kind == "at":
                     self.at = message["index"]
                 elif kind == "failed":
-                    self.failed = True
+                    self.failed, self.error = True, message["error"]
                     self._note_failure(what, message["error"])
                 elif kind == "end":
                     self.cut = message["why"] is not None
@@ -101,7 +102,7 @@ class Study:
         """The line of an error that says what has happened: a worker's begins with a traceback. The
         same error of other loaders says nothing new."""
         line = [line.strip() for line in error.splitlines() if line.strip()][-1]
-        if not any(note.endswith(line) for note in self.notes):
+        if not any(note.endswith(line) or note.startswith(f"{what} failed: ") for note in self.notes):
             self.note(f"{what} failed: {line}")
 
 
@@ -128,6 +129,8 @@ def make_report(
         return finish_report(found, study, anyway)
     study.progress.show("samples", 0.1)
     found["work"] = study.ask("work", budget * WORK)
+    if not found["work"] and study.failed:  # what makes samples could not be set up
+        found["work"] = {"costs": [], "stages": [], "failures": 0, "failed": [study.error]}
     work = found["work"]
     if not work or not work["costs"]:
         if not study.failed and not (work and work["failures"]):

@@ -85,7 +85,7 @@ class _Forks:
     """Whether OpenMP's pools here are copies of a parent's, whose threads this process lacks."""
 
     def __init__(self) -> None:
-        self.copied = False
+        self.copied = _is_fork()  # from before this module was loaded
         self.ended = False  # end_openmp_threads() ran since the last fork
         self._alone = False
         os.register_at_fork(
@@ -93,7 +93,10 @@ class _Forks:
         )
 
     def _before(self) -> None:
-        self._alone = _has_one_thread()
+        try:
+            self._alone = len(os.listdir("/proc/self/task")) == 1
+        except OSError:
+            self._alone = False
 
     def _in_parent(self) -> None:
         self.ended = False
@@ -103,12 +106,16 @@ class _Forks:
         self.ended = False
 
 
-def _has_one_thread() -> bool:
-    """Whether the calling thread is the only one of this process; False where that is not known."""
-    try:
-        return len(os.listdir("/proc/self/task")) == 1
-    except OSError:
-        return False
+#: in the flags of /proc/PID/stat: the process was forked, and has started no program since
+_PF_FORKNOEXEC = 0x40
+
+
+def _is_fork() -> bool:
+    """Whether this process is a copy of another one, and not a program that was started."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/stat") as file:
+            return bool(int(file.read().rpartition(")")[2].split()[6]) & _PF_FORKNOEXEC)
+    return False
 
 
 _forks = _Forks()
@@ -121,9 +128,8 @@ def end_openmp_threads() -> None:
     of a millisecond. Other OpenMP libraries handle forks themselves.
 
     Does nothing in a process that was itself forked from one with threads: ending threads that do
-    not exist would wait for them forever, too. A process with one thread may be such a fork, from
-    before this module was loaded, and has none to end."""
-    if _forks.copied or _has_one_thread():
+    not exist would wait for them forever, too."""
+    if _forks.copied:
         return
     _forks.ended = True
     for library in _libraries.gnu_openmp():

@@ -72,13 +72,14 @@ def test_openmp_threads_end_and_begin_again(two_threads: Any) -> None:
 def test_a_fork_of_a_parallel_program_can_load(program: str, fork: str) -> None:
     """Its copy of the pool has no threads that could be ended, whichever process imports minato."""
     text = f"""
-import os, signal, sys, torch
+import os, signal, sys, threading, time, torch
 {program}
 torch.set_num_threads(4)
 torch.rand(1 << 22).sin()
 pid = os.fork()
 if pid == 0:
     {fork}
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
     signal.alarm(60)
     loader = minato.DataLoader(range(8), 2, num_workers=1, multiprocessing_context="fork")
     os._exit(len(list(loader)))
