@@ -13,11 +13,13 @@ from .facts import (
     WORTH,
     Facts,
     fit_scaling,
+    is_uneven,
     measured_gain,
     rate_with_step,
     scaled_rate,
     slow_share,
     virtual_gain,
+    virtual_rate,
 )
 from .formats import format_bytes
 from .limits import NO_WAIT, hand_over, shared_wait, starting, step_lacks_cores, thread_wait
@@ -111,7 +113,11 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str | N
             f"{f.cpu_share:.0%} of their time"
         )
     # the fit is of workers alone: from none to one is no step on its curve
-    predicted = f.program_rate(scaled_rate(fit, target), target)
+    faster = scaled_rate(fit, target)
+    if is_uneven(f.costs) and f.workers:  # of which a short measurement has more or fewer slow samples
+        balanced = f.own == "minato" and f.loader.get("scheduling") != "static"
+        faster = rate * virtual_rate(f, target, balanced) / virtual_rate(f, f.workers, balanced)
+    predicted = f.program_rate(faster, target)
     if predicted < WORTH * now:
         return f"{target} workers: predicted {predicted / now:.2f} times{_name_counts(f)}"
     data = "unchanged"

@@ -367,13 +367,18 @@ def measured_gain(f: Facts, workers: int) -> float | None:
 
 
 def virtual_gain(f: Facts, workers: int) -> float:
+    """What minato's scheduling gains over torch's, in virtual time."""
+    return virtual_rate(f, workers, balanced=True) / virtual_rate(f, workers, balanced=False)
+
+
+def virtual_rate(f: Facts, workers: int, balanced: bool) -> float:
+    """The rate of a loader in virtual time, with the measured costs and the program's epochs."""
     prefetch = f.loader.get("prefetch_factor") or 2
     busy = max(1.0, workers * f.cpu_share / f.cores)  # more processes than cores take turns
     costs = [cost * busy for cost in f.costs]
     early = f.own == "minato" and f.loader.get("prefetch_next_epoch")
     epoch = 0 if early else f.epoch()
-    given = (costs, f.batch(), workers, prefetch)
-    return simulate_rate(*given, balanced=True, epoch=epoch) / simulate_rate(*given, epoch=epoch)
+    return simulate_rate(costs, f.batch(), workers, prefetch, balanced=balanced, epoch=epoch)
 
 
 def simulate_rate(

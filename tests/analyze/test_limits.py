@@ -22,6 +22,7 @@ from minato.analyze.facts import (
     reading_stages,
     scaled_rate,
     simulate_rate,
+    virtual_rate,
     watch_facts,
 )
 from minato.analyze.limits import limit
@@ -398,6 +399,17 @@ def test_workers_that_wait_are_as_many_as_needed(asked: float, target: int) -> N
     assert change["what"] == f"num_workers={target}"
     assert change["predicted"] == pytest.approx(min(asked, 25 * target))
     assert change["note"].startswith("extrapolated") == (target > 4)
+
+
+def test_more_workers_for_uneven_samples_are_simulated() -> None:
+    """Measured rates say by chance that further workers gain little."""
+    costs = ([(0.003, 0.0)] * 99 + [(0.3, 0.0)]) * 4
+    found = facts(workers=4, costs=costs, watched={"asked": 9000.0, "step": 8 / 9000},
+                  rates={("torch", 1): 180.0, ("torch", 2): 300.0, ("torch", 4): 320.0})  # fmt: skip
+    f = Facts(found)
+    [change] = [c for c in candidates(f)[0] if c["what"] == "num_workers=8"]
+    gain = virtual_rate(f, 8, False) / virtual_rate(f, 4, False)
+    assert gain > 1.4 and change["predicted"] == pytest.approx(320 * gain)
 
 
 def test_workers_that_stay_are_predicted_and_checked() -> None:
