@@ -22,6 +22,7 @@ from .facts import (
     virtual_rate,
 )
 from .formats import format_bytes
+from .recode import SUFFIXES
 from .limits import NO_WAIT, hand_over, shared_wait, starting, step_lacks_cores, thread_wait
 
 #: the least bound of a prediction's error
@@ -215,7 +216,8 @@ def _cache(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
         return f"a cache of {what}: predicted {predicted / now:.2f} times"
     return _make_change(
         f"a cache of {what}", _cache_line(need), predicted, now,
-        f"{format_bytes(need)} of memory; {cache['share']:.0%} of a sample's time is saved", "unchanged",
+        ("" if f.own == "minato" else "minato's loader, and a dataset in parts; ")
+        + f"{format_bytes(need)} of memory; {cache['share']:.0%} of a sample's time is saved", "unchanged",
         None if f.threads and not cache["whole"] else  # a replay of stages is of one thread
         {"loader": "own", "workers": f.workers, "cached": -1 if cache["whole"] else cache["calls"]},
         "from the second epoch on",
@@ -250,7 +252,9 @@ def _codec(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     close = [row for row in good if row["rate"] * CLOSE >= best]
     least = min(row["cpu"] or row["decode"] for row in close)  # else cores that are busy would undo the gain
     cheap = [row for row in close if (row["cpu"] or row["decode"]) <= CHEAP * least]
-    row = max(cheap, key=lambda row: row["psnr"] or math.inf)
+    # a program may look for files by their suffix
+    same = [row for row in cheap if set(told.get("suffixes", [])) <= set(SUFFIXES[row["format"]])]
+    row = max(same or cheap, key=lambda row: row["psnr"] or math.inf)
     predicted = f.cheaper_rate(row["rate"] / rate)
     small = f", shorter side {told['size']}" if told["size"] else ""
     what = f"images as {row['name']}{small}"
@@ -267,7 +271,8 @@ def _codec(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     )  # fmt: skip
     return _make_change(
         what, f"minato recode {shlex.join(given)}", predicted, now,
-        f"a copy of the folder, {told['rows'][0]['bytes'] / row['bytes']:.1f} times smaller", loss,
+        f"a copy of the folder, {told['rows'][0]['bytes'] / row['bytes']:.1f} times smaller"
+        + ("" if same else f", whose files end in {SUFFIXES[row['format']][0]}"), loss,
         None if f.loader.get("iterable") else check,
     )  # fmt: skip
 

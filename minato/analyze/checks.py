@@ -80,6 +80,9 @@ def _plan_runs(study: Study, found: dict[str, Any], seconds: float) -> Plan | No
     if not wanted or not f.own_rate():
         return None
     uneven = is_uneven(f.costs) and not f.loader["iterable"]
+    for option in ("order", "codec"):  # of those that were asked for, the best is checked first
+        best = next((change for change in wanted if option in change["check"]), None)
+        wanted.sort(key=lambda change: change is not best)
     learns = uneven and any(change["check"]["loader"] == "minato" for change in wanted)
     if learns:  # what a scheduler gains takes whole epochs to see
         wanted.sort(key=lambda change: change["check"]["loader"] != "minato")

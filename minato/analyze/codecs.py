@@ -51,8 +51,11 @@ class Openers:
         self.seen: list[str] = []
         self.to: dict[str, str] = {}
         self.containers = 0  # images that came out of no file of their own
-        #: of each image that was resized: the share of its pixels' width or height that was kept
+        #: of each image that was resized: the share of its pixels' width or height that was kept; 1 where
+        #: the image was no longer as it was decoded
         self.kept: list[float] = []
+        #: images of the sample that are as they were decoded, or a part of that
+        self.decoded: list[Any] = []
         self._resizing = False
         self._set()
 
@@ -87,31 +90,38 @@ class Openers:
         from PIL import Image
 
         opens, resize, thumbnail = Image.open, Image.Image.resize, Image.Image.thumbnail
+        for name in ("convert", "copy", "crop", "transpose"):
+            setattr(Image.Image, name, self._wrap_part(getattr(Image.Image, name)))
 
         def open_noted(file: Any, *given: Any, **named: Any) -> Any:
             self.containers += not isinstance(file, (str, bytes, os.PathLike))
-            return opens(file, *given, **named)
+            image = opens(file, *given, **named)
+            self.decoded.append(image)
+            return image
 
         def resize_noted(
             this: Any, size: Any, resample: Any = None, box: Any = None, *more: Any, **named: Any
         ) -> Any:
             whole = box or (0, 0, *this.size)
-            self._note_resize((whole[2] - whole[0], whole[3] - whole[1]), size)
+            self._note_resize(this, (whole[2] - whole[0], whole[3] - whole[1]), size)
             return resize(this, size, resample, box, *more, **named)
 
         def shrink_noted(this: Any, size: Any, *given: Any, **named: Any) -> Any:
-            before, self._resizing = this.size, True  # it decodes fewer pixels first
+            before, self._resizing = this.size, True  # it decodes fewer pixels first, and resizes inside
             try:
                 thumbnail(this, size, *given, **named)
             finally:
                 self._resizing = False
-            self._note_resize(before, this.size)
+            self._note_resize(this, before, this.size)
 
         Image.open, Image.Image.resize = open_noted, resize_noted  # type: ignore[assignment]
         setattr(Image.Image, "thumbnail", shrink_noted)
         if "cv2" in sys.modules:
             cv2: Any = sys.modules["cv2"]
             cv2.resize = self._wrap_resize(cv2.resize, lambda made: made.shape[1::-1])
+            for name in ("imread", "imdecode"):
+                setattr(cv2, name, self._wrap_decoder(getattr(cv2, name)))
+            cv2.cvtColor = self._wrap_part(cv2.cvtColor)
         original = torch.nn.functional.interpolate
         patched = self._wrap_resize(original, lambda made: made.shape[:-3:-1])
         for name, module in list(sys.modules.items()):
@@ -122,14 +132,38 @@ class Openers:
     def _wrap_resize(self, function: Any, size_of: Callable[[Any], Any]) -> Any:
         def resize_noted(image: Any, *given: Any, **named: Any) -> Any:
             made = function(image, *given, **named)
-            self._note_resize(size_of(image), size_of(made))
+            self._note_resize(image, size_of(image), size_of(made))
             return made
 
         return resize_noted
 
-    def _note_resize(self, before: Any, after: Any) -> None:
+    def _wrap_decoder(self, function: Any) -> Any:
+        def decode_noted(*given: Any, **named: Any) -> Any:
+            image = function(*given, **named)
+            self.decoded.append(image)
+            return image
+
+        return decode_noted
+
+    def _wrap_part(self, function: Any) -> Any:
+        """A function whose result is as decoded as what it gets."""
+
+        def part_noted(image: Any, *given: Any, **named: Any) -> Any:
+            made = function(image, *given, **named)
+            if self._is_decoded(image):
+                self.decoded.append(made)
+            return made
+
+        return part_noted
+
+    def _is_decoded(self, image: Any) -> bool:
+        """Tensors are not followed: a transform of them may have come before."""
+        return any(each is image for each in self.decoded)
+
+    def _note_resize(self, image: Any, before: Any, after: Any) -> None:
         if not self._resizing:
-            self.kept.append(max(a / max(1, b) for a, b in zip(after, before)))
+            share = max(a / max(1, b) for a, b in zip(after, before))
+            self.kept.append(share if self._is_decoded(image) else 1.0)
 
 
 class EncodedFiles:
@@ -221,7 +255,7 @@ def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     sampled, sizes = _sample_files(openers, sample_makers(loader), clock() + 0.2 * request["seconds"])
     result: dict[str, Any] = {
         "kind": "codecs", "rows": [], "images": 0, "files": len({p for _, ps in sampled for p in ps}),
-        "containers": openers.containers, "size": None, "short": None, "skipped": 0, "folder": "",
+        "containers": openers.containers, "size": None, "short": None, "skipped": 0, "folder": "", "suffixes": [],
         "per_sample": _mean([len(paths) for _, paths in sampled]),
     }  # fmt: skip
     send(result)
@@ -231,6 +265,7 @@ def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     if not images:
         return
     result["size"] = needed_size(sizes, {path: min(image.size) for path, (image, _, _) in images.items()})
+    result["suffixes"] = sorted({os.path.splitext(path)[1].lower() for path in images})
     result["folder"] = os.path.commonpath([os.path.dirname(path) for path in images])
     within = clock() + 0.6 * (end - clock())
     for number, (path, (image, took, size)) in enumerate(images.items()):
@@ -258,6 +293,7 @@ def _sample_files(
             break
         openers.seen.clear()
         openers.kept.clear()
+        openers.decoded.clear()
         with contextlib.suppress(Exception):
             seed_generators(number)
             make()

@@ -337,6 +337,7 @@ class Analysis:
                 return Watched.PAUSED
             if listener.watched and options.stop:
                 self._end()
+                self._say("the program was ended after the watch, as asked")
                 break
         self.status = self.program.wait()
         return Watched.ENDED
@@ -438,8 +439,8 @@ class Analysis:
         ]
         made = (
             f"{loaders[0]} delivered no batch" if loaders
-            else "it iterated no torch DataLoader in a process that was watched" if ended
-            else "it has iterated no torch DataLoader so far"
+            else "the program iterated no torch DataLoader in a process that was watched" if ended
+            else "the program has iterated no torch DataLoader so far"
         )  # fmt: skip
         return f"{made}. Seen: {'; '.join(seen[:8])}. {' '.join(listener.trouble[:1])}"
 

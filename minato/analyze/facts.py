@@ -185,7 +185,11 @@ class Facts:
         # of uneven samples, those that a loader was measured with may have been the cheap ones
         seen = self._cpu_by_workers("hand-over" if uneven else kind)
         whole = seen[min(seen, key=lambda n: abs(n - workers))] if seen else 0.0
-        return max((work if uneven or not seen else 0.0) + whole - work * (1 - 1 / cheaper), 0.0)
+        whole += work if uneven or not seen else 0.0
+        if uneven:  # nor were those that were timed dearer than these rates allow
+            whole = min(whole, self.cores / max([1e-9, *(rate for (_, n), rate in self.rates.items() if n)]))
+            work = min(work, whole)
+        return max(whole - work * (1 - 1 / cheaper), 0.0)
 
     def _cpu_by_workers(self, kind: str) -> dict[int, float]:
         """CPU seconds of a sample that was measured, by number of workers."""

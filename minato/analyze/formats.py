@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
 
 def format_rate(rate: float) -> str:
     """Four digits for people."""
@@ -25,6 +27,8 @@ def format_place(place: Sequence[Any] | None) -> str:
     """File and line, from the current folder where the file lies in it."""
     if not place:
         return "an unknown place"
+    if os.path.basename(str(place[0])) == "stand_in.py" and os.path.dirname(str(place[0])) == _HERE:
+        return "your loader"  # of a folder, or of a dataset that a factory gave
     file, here = str(place[0]), os.getcwd() + os.sep
     return f"{file.removeprefix(here)}:{place[1]}"
 

@@ -335,6 +335,7 @@ class ReplayDataset:
         self.clocks = Clocks()
         self.held: dict[Any, Any] = {}
         if self.calls:
+            dataset[batches[0][0]]  # a first sample imports decoders, which get clocks, too
             self.clocks.set(dataset, FULL)
             self.clocks.probe = True
         self.batches: list[list[Any]] = []

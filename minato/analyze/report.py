@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import statistics
 from typing import Any
@@ -46,10 +47,10 @@ def answer(report: dict[str, Any], where: str = "") -> str:
     second = [c for c in report["helps"] if c["checked"] is None]
     if first:
         lines.append("What would help, predicted and checked:")
-        lines += _list_changes(report, first[:3] + _outside_loader(first[3:]))
+        lines += _list_changes(report, first[:3] + _worth_a_line(report, first[3:]))
     if second:
         lines.append("What might help, not checked:")
-        lines += _list_changes(report, second[:2] + _outside_loader(second[2:]))
+        lines += _list_changes(report, second[:2] + _worth_a_line(report, second[2:]))
     if report["useless"]:
         lines.append("What would not help:")
         lines += [f"  {text}" for text in report["useless"][:4]]
@@ -66,6 +67,19 @@ def answer(report: dict[str, Any], where: str = "") -> str:
 def _outside_loader(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The best of the changes that are made outside of the loader, if any."""
     return [change for change in changes if change["paste"].startswith(ELSEWHERE)][:1]
+
+
+#: kinds of limits -> what the change that removes it begins with
+REMEDIES = {"workers": "num_workers=", "stragglers": "minato.DataLoader", "start": "persistent_workers",
+            "hand-over": "num_workers=0"}  # fmt: skip
+
+
+def _worth_a_line(report: dict[str, Any], changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the changes that gain less than those that are listed: the one that removes the limit, and the
+    best one outside of the loader."""
+    remedy = REMEDIES.get(report["limit"].get("kind"))
+    found = [change for change in changes if remedy and change["what"].startswith(remedy)][:1]
+    return found + [change for change in _outside_loader(changes) if change not in found]
 
 
 def _list_facts(f: Facts) -> list[str]:
@@ -273,6 +287,8 @@ def _seconds_by_name(f: Facts) -> dict[str, float]:
 
 
 def _load(path: str) -> dict[str, Any]:
+    if os.path.isdir(path):
+        path = os.path.join(path, "report.json")
     try:
         with open(path, encoding="utf-8") as file:
             found: dict[str, Any] = json.load(file)

@@ -41,9 +41,9 @@ LOADERS = "torch.utils.data.dataloader"
 STEPS = 30
 #: seconds from the first batch: the watch ends no earlier, and no later
 LEAST_S, MOST_S = 3.0, 60.0
-#: the watch goes on to the end of the second epoch where that comes within these seconds, and within
-#: these steps
-EPOCHS_S, EPOCHS_STEPS = 20.0, 2000
+#: the watch goes on until this number of steps of later epochs than the first were seen, if they come within
+#: these seconds and these steps of the run
+LATER, EPOCHS_S, EPOCHS_STEPS = 20, 20.0, 2000
 #: seconds that a message may take; then the connection is given up
 BLOCKED_S = 2.0
 #: seconds between two messages with what is known so far
@@ -134,6 +134,8 @@ class LoaderRecord:
         self.started = 0  # epochs that began so
         self.epoch = -1
         self.whole: list[int] = []  # epochs that the program has iterated to their end
+        self.before = 0  # steps before this epoch
+        self.later = 0  # steps of whole epochs after the first of these
         self.opening = 0.0  # seconds inside the latest iter()
         self.batches = 0
         self.samples = 0
@@ -156,6 +158,7 @@ class LoaderRecord:
         entry = _record_event() if not first or self.opening_event is None else self.opening_event
         if first:
             self.epoch += 1
+            self.before = len(self.steps)
             entered -= self.opening
             self.opening_event = None
         elif self.inside is not None:
@@ -201,6 +204,7 @@ class LoaderRecord:
         """The loop has ended, after so long inside the last ``next()``."""
         if self.steps and (last := self.steps[-1]).epoch == self.epoch:
             self.steps[-1] = last._replace(inside=last.inside + seconds)
+            self.later += len(self.steps) - self.before if self.whole else 0
             self.whole.append(self.epoch)
 
     def has_seen_enough(self, now: float) -> bool:
@@ -211,15 +215,16 @@ class LoaderRecord:
             return seconds > MOST_S
         if self.whole and PAUSES in os.environ.get(VARIABLE, ""):
             return True  # a program that is to be paused may have only one epoch
-        return len(self.whole) >= 2 or not self._second_epoch_is_near(seconds)
+        return self.later >= LATER or not self._next_epoch_is_near(seconds)
 
-    def _second_epoch_is_near(self, seconds: float) -> bool:
-        """Whether the second epoch ends soon enough to be watched: waits at the start of an epoch are
-        a part of it, and the first epoch has what happens only once."""
+    def _next_epoch_is_near(self, seconds: float) -> bool:
+        """Whether a second or further epoch ends soon enough to be watched: waits at the start of an epoch
+        are a part of it, and the first epoch has what happens only once."""
         length = self.facts.get("length")
         if not length or seconds > EPOCHS_S or len(self.steps) > EPOCHS_STEPS:
             return False
-        return bool(2 * length <= min(EPOCHS_STEPS, self.batches * EPOCHS_S / seconds))
+        epochs = max(2, len(self.whole) + 1)
+        return bool(epochs * length <= min(EPOCHS_STEPS, self.batches * EPOCHS_S / seconds))
 
     def summary(self, most: int = 200) -> dict[str, Any]:
         """The message: plain numbers, of the latest steps."""

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 pytest.importorskip("PIL")
 
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from minato.analyze import loaders, report, study
 from minato.analyze.changes import candidates
@@ -100,6 +100,21 @@ def test_each_codec_is_measured_on_samples(photos: Path) -> None:
 @pytest.mark.parametrize("read, size", [(shrunk, 75), (cropped, None)])
 def test_size_advice_fits_sample_size(read: Any, size: int | None, photos: Path) -> None:
     assert measured(photos, read)["size"] == size
+
+
+def blurred_first(path: Path) -> Any:
+    image = Image.open(path).convert("RGB").crop((0, 0, 160, 120))
+    return image.filter(ImageFilter.GaussianBlur(1)).resize((40, 30))
+
+
+def cropped_first(path: Path) -> Any:
+    return Image.open(path).convert("RGB").crop((0, 0, 160, 120)).resize((40, 30))
+
+
+def test_images_keep_their_size_where_work_precedes_resizing(photos: Path) -> None:
+    assert measured(photos, blurred_first)["size"] is None
+    found = measured(photos, cropped_first)
+    assert found["size"] == 30 and found["suffixes"] == [".jpg"]
 
 
 def test_a_decoder_that_fails_is_named(photos: Path) -> None:

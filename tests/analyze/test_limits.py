@@ -92,10 +92,12 @@ def test_workers_that_slow_the_step_down_are_named() -> None:
 def test_uneven_samples_count_with_their_mean_cost() -> None:
     """A loader may have been measured with the cheap ones."""
     costs = [(0.002, 0.002)] * 60 + [(0.2, 0.2)] * 4
-    found = facts(costs=costs, rates={("torch", 2): 900.0, ("hand-over", 2): 9000.0})
+    found = facts(costs=costs, rates={("torch", 2): 90.0, ("hand-over", 2): 140.0})
     for one in found["rates"]:
         one["usage"] = {"others": 0.0, "cpu_per_sample": {"torch": 0.0022, "hand-over": 0.0002}[one["loader"]]}
     mean = (60 * 0.002 + 4 * 0.2) / 64
+    assert Facts(found).sample_cpu("torch", 2) == pytest.approx(2 / 140)  # not dearer than a rate allows
+    found["rates"][1]["rate"] = 120.0
     assert Facts(found).sample_cpu("torch", 2) == pytest.approx(mean + 0.0002)
     found["work"]["costs"] = [(0.002, 0.002)] * 64
     assert Facts(found).sample_cpu("torch", 2) == pytest.approx(0.0022)

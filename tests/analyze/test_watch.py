@@ -242,7 +242,8 @@ def test_watch_waits_for_a_second_epoch_nearby() -> None:
     def enough(length: int, batches: int, seconds: float, whole: int) -> bool:
         record = watch.LoaderRecord("key", DataLoader(range(length)), None)  # type: ignore[arg-type]
         record.begun, record.batches, record.whole = 0.0, batches, list(range(whole))
-        record.steps = [(0.0, 0.0, 0.0, 0.0, 0, 0.0)] * batches
+        record.later = max(0, whole - 1) * length
+        record.steps = [watch.Step(0.0, 0.0, 0.0)] * batches
         return record.has_seen_enough(seconds)
 
     assert not enough(length=40, batches=40, seconds=4.0, whole=1)
@@ -250,6 +251,8 @@ def test_watch_waits_for_a_second_epoch_nearby() -> None:
     assert enough(length=400, batches=40, seconds=4.0, whole=0)  # 80 s away
     assert enough(length=40, batches=40, seconds=21.0, whole=0)
     assert not enough(length=40, batches=20, seconds=4.0, whole=1)
+    assert not enough(length=16, batches=32, seconds=4.0, whole=2)  # of 16 steps of later epochs
+    assert enough(length=16, batches=48, seconds=6.0, whole=3)
 
 
 def test_no_random_number_is_drawn(tmp_path: Path) -> None:
