@@ -214,12 +214,15 @@ def _cache(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
         return f"a cache of {what}: it needs {format_bytes(need)}, and {format_bytes(free)} are available"
     if predicted < WORTH * now:
         return f"a cache of {what}: predicted {predicted / now:.2f} times"
+    check = None
+    if cache["whole"] or not f.threads:  # stages are replayed in one thread
+        calls = -1 if cache["whole"] else cache["calls"]
+        check = {"loader": "own", "workers": f.workers, "cached": calls}
+    effort = f"{format_bytes(need)} of memory; {cache['share']:.0%} of a sample's time is saved"
+    if f.own != "minato":
+        effort = f"minato's loader, and a dataset in parts; {effort}"
     return _make_change(
-        f"a cache of {what}", _cache_line(need), predicted, now,
-        ("" if f.own == "minato" else "minato's loader, and a dataset in parts; ")
-        + f"{format_bytes(need)} of memory; {cache['share']:.0%} of a sample's time is saved", "unchanged",
-        None if f.threads and not cache["whole"] else  # a replay of stages is of one thread
-        {"loader": "own", "workers": f.workers, "cached": -1 if cache["whole"] else cache["calls"]},
+        f"a cache of {what}", _cache_line(need), predicted, now, effort, "unchanged", check,
         "from the second epoch on",
     )  # fmt: skip
 

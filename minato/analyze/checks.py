@@ -79,7 +79,7 @@ def _plan_runs(study: Study, found: dict[str, Any], seconds: float) -> Plan | No
     wanted = [change for change in found["helps"] if change["check"]]
     if not wanted or not f.own_rate():
         return None
-    uneven = is_uneven(f.costs) and not f.loader["iterable"]
+    uneven = is_uneven(f.costs) and not f.loader["iterable"] and f.epoch() > 0
     for option in ("order", "codec"):  # of those that were asked for, the best is checked first
         best = next((change for change in wanted if option in change["check"]), None)
         wanted.sort(key=lambda change: change is not best)
