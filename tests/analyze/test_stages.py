@@ -260,3 +260,38 @@ def test_a_rate_counts_the_samples_of_batches(kind: str, made: dict[str, Any], r
     for more in ({}, {"cached": -1}, {"same": True}):
         found = in_a_fork(lambda: measured(**more))
         assert found["samples"] == rows * found["batches"] > 0
+
+
+class InParts:
+    """A dataset that minato's loader can cache."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def read(self, index: int) -> bytes:
+        return bytes([index])
+
+    def decode(self, content: bytes, index: int) -> Any:
+        return np.frombuffer(content, np.uint8)
+
+    def augment(self, sample: Any, index: int) -> torch.Tensor:
+        return torch.from_numpy(sample.copy())
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.augment(self.decode(self.read(index), index), index)
+
+
+@pytest.mark.parametrize("more", [{"same": True}, {"cached": -1}])
+def test_programs_with_a_cache_are_measured(more: dict[str, Any]) -> None:
+    """The study's own datasets have no parts that could be cached."""
+    import minato
+    from minato.analyze import loaders
+
+    def measured() -> dict[str, Any]:
+        loader = minato.DataLoader(InParts(), 4, num_workers=1, cache="1MiB")  # type: ignore[arg-type]
+        told: list[dict[str, Any]] = []
+        request = {"workers": 1, "loader": "own", "seconds": 0.3, "length": 6, **more}
+        loaders.rate(request, loader, told.append)
+        return told[-1]
+
+    assert in_a_fork(measured)["samples"] > 0

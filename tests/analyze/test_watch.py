@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from minato.analyze import checks, keeper, measure, watch
+from minato.analyze import checks, keeper, listener, measure, watch
 from minato.analyze.facts import Facts
 
 from .support import environment
@@ -236,6 +236,29 @@ def test_watch_notes_steps_without_a_core(monkeypatch: pytest.MonkeyPatch) -> No
         now, without = now + 0.02, without + 0.005
     inside, step, _cpu, queued, _epoch, step_queued = record.steps[-1]
     assert [inside, step, queued, step_queued] == pytest.approx([0.03, 0.02, 0.002, 0.005])
+
+
+def test_program_to_be_paused_needs_one_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = watch.LoaderRecord("key", DataLoader(range(40)), None)  # type: ignore[arg-type]
+    record.begun, record.batches, record.whole = 0.0, 40, [0]
+    record.steps = [watch.Step(0.0, 0.0, 0.0)] * 40
+    assert not record.has_seen_enough(4.0)
+    monkeypatch.setenv(watch.VARIABLE, listener.Listener(pauses=True).name)
+    assert record.has_seen_enough(4.0)
+
+
+def test_programs_in_a_folder_named_minato_have_a_place(tmp_path: Path) -> None:
+    folder = tmp_path / "minato"
+    folder.mkdir()
+    printed = run(folder, """
+        from torch.utils.data import DataLoader
+        import minato.analyze.watch as watch
+        watch.Watch._fork_keeper = lambda *_: None
+        list(DataLoader(range(6), 2))
+        record, = watch.current.loaders.values()
+        print(record.place[1])
+        """)  # fmt: skip
+    assert printed == "5\n"
 
 
 def test_watch_waits_for_a_second_epoch_nearby() -> None:
