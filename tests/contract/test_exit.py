@@ -103,6 +103,7 @@ class Slow(Numbers):
 
 iterator = iter(make(Slow(9), num_workers=2))
 next(iterator)
+time.sleep(0.5)  # a program that dies while a worker is being forked leaves workers to their samples
 os.kill(os.getpid(), signal.SIGKILL)
 """
     outcome = run_script(own, body, tmp_path, grace=15.0)
