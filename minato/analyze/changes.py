@@ -22,8 +22,8 @@ from .facts import (
     virtual_rate,
 )
 from .formats import format_bytes
-from .recode import SUFFIXES
 from .limits import NO_WAIT, hand_over, shared_wait, starting, step_lacks_cores, thread_wait
+from .recode import SUFFIXES
 
 #: the least bound of a prediction's error
 BOUND = 0.15
@@ -116,8 +116,7 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str | N
     # the fit is of workers alone: from none to one is no step on its curve
     faster = scaled_rate(fit, target)
     if is_uneven(f.costs) and f.workers:  # of which a short measurement has more or fewer slow samples
-        balanced = f.own == "minato" and f.loader.get("scheduling") != "static"
-        faster = rate * virtual_rate(f, target, balanced) / virtual_rate(f, f.workers, balanced)
+        faster = rate * virtual_rate(f, target, f.balanced) / virtual_rate(f, f.workers, f.balanced)
     predicted = f.program_rate(faster, target)
     if predicted < WORTH * now:
         return f"{target} workers: predicted {predicted / now:.2f} times{_name_counts(f)}"
@@ -134,7 +133,7 @@ def _no_workers(f: Facts, _rate: float, now: float) -> dict[str, Any] | None:
     """No workers, where handing samples over takes longer than making them."""
     if hand_over(f) is None or starting(f) is not None or f.loader.get("worker_init_fn"):
         return None
-    predicted = rate_with_step(1 / (f.mean + (f.all["work"].get("collate") or 0.0)), f.asked_alone, 0)
+    predicted = rate_with_step(1 / (f.mean + f.collate), f.asked_alone, 0)
     return _make_change(
         "num_workers=0", "num_workers=0", predicted, now, "one argument", "unchanged",
         {"loader": "own", "workers": 0},
@@ -348,14 +347,12 @@ def _twins(f: Facts, now: float) -> list[dict[str, Any]]:
 
 def _kept_workers(f: Facts, now: float) -> list[dict[str, Any]]:
     """Workers that stay, where they start anew in each epoch of the program."""
-    count = f.epoch() or f.watched["batches"] / max(1, f.watched["starts"])
     known = bool(f.unforked) or (f.own, f.workers) in f.again
     rate = now if known else f.watched["delivered"]
     if not f.starts_again or not f.start or f.watched["starts"] < 2 or not rate:
         return []
-    epoch = count * f.batch() / rate
-    saved = f.start - f.batch() * f.mean  # workers that stay make a first batch, too
-    gain = epoch / max(epoch - max(0.0, saved), 0.1 * epoch)
+    epoch = f.epoch_samples() / rate
+    gain = epoch / max(epoch - f.start_alone(), 0.1 * epoch)  # workers that stay make a first batch, too
     if gain < WORTH:
         return []
     once = "one loader for all epochs, " if f.watched.get("objects", 1) > 1 else ""

@@ -13,7 +13,6 @@ import math
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,10 +20,8 @@ import numpy as np
 import torch
 
 from .recode import MISSING, Settings, decode, encode, shrink, why_no_photo
+from .samples import Send, clock, is_iterable, sample_maker, sample_makers
 from .stages import Clocks, seed_generators
-
-Send = Callable[[dict[str, Any]], None]
-clock = time.monotonic
 
 #: what is tried, in this order; raw has no header to speak of, and is only compared
 TRIED = (
@@ -89,15 +86,13 @@ class Openers:
         """From now on, notes what images are resized to, and those that come out of containers."""
         from PIL import Image
 
-        opens, resize, thumbnail = Image.open, Image.Image.resize, Image.Image.thumbnail
+        opens, resize, thumbnail = self._wrap_decoder(Image.open), Image.Image.resize, Image.Image.thumbnail
         for name in ("convert", "copy", "crop", "transpose"):
             setattr(Image.Image, name, self._wrap_part(getattr(Image.Image, name)))
 
         def open_noted(file: Any, *given: Any, **named: Any) -> Any:
             self.containers += not isinstance(file, (str, bytes, os.PathLike))
-            image = opens(file, *given, **named)
-            self.decoded.append(image)
-            return image
+            return opens(file, *given, **named)
 
         def resize_noted(
             this: Any, size: Any, resample: Any = None, box: Any = None, *more: Any, **named: Any
@@ -243,8 +238,6 @@ def _mean(values: list[Any]) -> float | None:
 
 def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     """Bytes, time to decode, and loss of each codec, and what samples take with it."""
-    from .samples import is_iterable, sample_makers
-
     try:
         import PIL.Image
     except ImportError:
@@ -343,8 +336,6 @@ def _add_image(
 
 def _time_samples(openers: Openers, rows: list[_Row], loader: Any, indices: list[Any], end: float) -> None:
     """What samples take with each codec, by turns; each with the same numbers at random."""
-    from .samples import sample_maker
-
     now, make = Clocks().now, sample_maker(loader.dataset)
     for repeat in range(3):
         for number, index in enumerate(indices):
@@ -373,8 +364,6 @@ def _time_samples(openers: Openers, rows: list[_Row], loader: Any, indices: list
 def replace_files(dataset: Any, batches: list[list[Any]], given: dict[str, Any]) -> list[list[Any]]:
     """Puts encoded images in the place of the files that the first batches read. This holds for
     this process and the workers that it forks. Returns these batches."""
-    from .samples import sample_maker
-
     settings, openers = Settings(given["format"], given["quality"], given["size"]), Openers()
     make = sample_maker(dataset)
     held, end, whole = EncodedFiles(), clock() + ENCODE_S, []

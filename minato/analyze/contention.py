@@ -7,19 +7,16 @@ import itertools
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from .samples import indices, is_iterable, sample_maker
+from .samples import Send, clock, indices, is_iterable, sample_maker
 from .stages import FULL, LOCK
 from .usage import Usage
 from .work import SampleTimer
 
-Send = Callable[[dict[str, Any]], None]
-clock = time.monotonic
 #: Locks of one process: each worker process has its own.
 THREAD_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore)
 

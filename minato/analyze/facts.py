@@ -284,6 +284,24 @@ class Facts:
         return statistics.median(seen) if seen else 0.0
 
     @property
+    def collate(self) -> float:
+        """Seconds of collate_fn for each sample; 0 where that was not measured."""
+        return float(self.all["work"].get("collate") or 0.0)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether the program's loader has minato's scheduling."""
+        return self.own == "minato" and self.loader.get("scheduling") != "static"
+
+    def epoch_samples(self) -> float:
+        """Samples of an epoch, by what was watched where its length is not known."""
+        return (self.epoch() or self.watched["batches"] / max(1, self.watched["starts"])) * self.batch()
+
+    def start_alone(self) -> float:
+        """Seconds until the first batch of an epoch, beyond those that making it takes."""
+        return max(0.0, (self.start or 0.0) - self.batch() * self.mean)
+
+    @property
     def threads(self) -> bool:
         return bool(self.loader.get("worker_type") == "thread" and self.workers)
 
@@ -354,7 +372,7 @@ def wait_seconds(stages: list[dict[str, Any]], labels: set[str]) -> float:
 def scheduling_gain(f: Facts) -> float:
     """What minato's scheduling gains over the program's: measured, or in virtual time where it was
     not measured, or while other programs used the cores. 1 where the program has it already."""
-    if f.own == "minato" and f.loader.get("scheduling") != "static" or f.workers < 2 or not f.costs:
+    if f.balanced or f.workers < 2 or not f.costs:
         return 1.0
     measured = measured_gain(f, f.workers)
     return virtual_gain(f, f.workers) if measured is None else max(measured, 1.0)

@@ -116,9 +116,7 @@ def starting(f: Facts) -> tuple[str, str] | None:
     rate = f.own_rate()
     if not f.starts_again or not f.start or f.watched["starts"] < 2 or not rate:
         return None
-    epoch = f.epoch() or f.watched["batches"] / f.watched["starts"]
-    # the first batch itself is made all the same
-    seconds = max(0.0, f.start - f.batch() * f.mean) / max(1, epoch * f.batch())
+    seconds = f.start_alone() / max(1, f.epoch_samples())
     share = min(1.0, max(seconds, f.end_seconds(f.own, f.workers)) * f.program_rate(rate, f.workers))
     if share < 0.5:
         return None
@@ -220,7 +218,7 @@ def _storage(f: Facts) -> tuple[str, str] | None:
 
 def _collate(f: Facts) -> tuple[str, str] | None:
     """A collate_fn that takes longer than the samples that it joins, and is most of handing over."""
-    seconds = f.all["work"].get("collate") or 0.0
+    seconds = f.collate
     if seconds <= f.mean or f.workers and 1 / f.hands_over > 2 * seconds / min(f.workers, f.cores):
         return None
     name = f.loader.get("collate_fn") or "collate_fn"

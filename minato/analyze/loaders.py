@@ -8,7 +8,7 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,12 +19,10 @@ from ..loader import DataLoader
 from ..options import Options
 from ..patch import _torch as patched
 from . import codecs, orders
-from .samples import as_worker, is_iterable, sample_makers, sampler_batches
+from .samples import Send, as_worker, clock, is_iterable, sample_makers, sampler_batches
 from .stages import FULL, Clocks, copy_value, seed_generators, size_of
 from .usage import Usage
 
-Send = Callable[[dict[str, Any]], None]
-clock = time.monotonic
 #: bytes of results that a replay may hold
 REPLAYED = 1 << 28
 #: share of a measurement after which an epoch is ended, so that the end is measured, too
@@ -190,7 +188,7 @@ def rebuild(loader: Any, request: dict[str, Any]) -> Any:
         given["persistent_workers"] = request.get("persistent", bool(loader.persistent_workers))
         if loader.prefetch_factor is not None:
             given["prefetch_factor"] = loader.prefetch_factor
-    batched = loader.batch_size is not None or loader.batch_sampler is not None
+    batched = loader.batch_sampler is not None
     batches: list[list[Any]] = []
     if is_iterable(loader):
         given["batch_size"] = request.get("batch") or loader.batch_size if batched else None

@@ -43,13 +43,13 @@ class Study:
         self.keeper, self.cores, self.progress = keeper, cores, progress
         self.notes: list[str] = []
         self.at: str | None = None
-        self.cut = self.failed = False  # the latest measurement had to be ended; it failed
-        self.error = ""
+        self.cut = False  # the latest measurement had to be ended
+        self.error = ""  # with which the latest measurement failed
         self.share = 1.0  # of the budget, which --codecs and --orders leave to the rest
 
     def ask(self, do: str, seconds: float, **more: Any) -> dict[str, Any] | None:
         """The last that a measurement has told; None where it has told nothing."""
-        self.at, self.failed, result = None, False, None
+        self.at, self.error, result = None, "", None
         what = MEASURED.get(do, do)
         if do == "rate":
             workers, whose = more["workers"], more["loader"]
@@ -66,7 +66,7 @@ class Study:
                 if kind == "at":
                     self.at = message["index"]
                 elif kind == "failed":
-                    self.failed, self.error = True, message["error"]
+                    self.error = message["error"]
                     self._note_failure(what, message["error"])
                 elif kind == "end":
                     self.cut = message["why"] is not None
@@ -129,11 +129,11 @@ def make_report(
         return finish_report(found, study, anyway)
     study.progress.show("samples", 0.1)
     found["work"] = study.ask("work", budget * WORK)
-    if not found["work"] and study.failed:  # what makes samples could not be set up
+    if not found["work"] and study.error:  # what makes samples could not be set up
         found["work"] = {"costs": [], "stages": [], "failures": 0, "failed": [study.error]}
     work = found["work"]
     if not work or not work["costs"]:
-        if not study.failed and not (work and work["failures"]):
+        if not study.error and not (work and work["failures"]):
             within = format_seconds(budget * WORK)
             study.note(f"no sample was timed within {within}: where samples take long, give a longer --budget")
         return finish_report(found, study, anyway)

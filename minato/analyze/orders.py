@@ -12,7 +12,6 @@ import contextlib
 import copy
 import random
 import statistics
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .samples import Send, clock, is_iterable, sample_makers
 from .stages import (
     Clocks,
     copy_value,
@@ -31,10 +31,8 @@ from .stages import (
     size_of,
 )
 
-Send = Callable[[dict[str, Any]], None]
 #: arguments of a transform, by position and by name
 Given = tuple[tuple[Any, ...], dict[str, Any]]
-clock = time.monotonic
 
 #: classes of torchvision.transforms that only turn the image over, cut it, or map each pixel for
 #: itself. This is true for any input, not just for the samples of a study
@@ -360,8 +358,6 @@ def examine_move(elements: list[Any], inputs: list[Given], start: int, to: int) 
 
 def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     """Moves that save time: what a sample takes in both orders, and what the data become."""
-    from .samples import is_iterable, sample_makers
-
     result: dict[str, Any] = {"kind": "orders", "chains": 0, "moves": [], "failed": []}
     send(result)
     if is_iterable(loader):
@@ -413,8 +409,6 @@ def _collect_inputs(loader: Any, source: Any, end: float) -> dict[int, list[Give
 
 def _time_move(loader: Any, told: dict[str, Any], end: float) -> None:
     """Seconds of samples in both orders, by turns."""
-    from .samples import sample_makers
-
     now, part = Clocks().now, list(find_chains(loader.dataset))[told["chain"]]
     as_it_is = elements_of(part)
     orders = as_it_is, [as_it_is[n] for n in told["order"]]

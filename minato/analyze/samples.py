@@ -14,6 +14,8 @@ from torch.utils.data._utils import worker
 
 from ..dataset_calls import fetches_batches
 
+#: what a measurement calls with each message
+Send = Callable[[dict[str, Any]], None]
 clock = time.monotonic
 #: batches that are planned at most
 PLANNED = 4096

@@ -6,13 +6,11 @@ import contextlib
 import itertools
 import os
 import statistics
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-Send = Callable[[dict[str, Any]], None]
-clock = time.monotonic
+from .samples import Send, clock
+
 CHUNK = 1 << 18
 
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 from ..workers import library_threads
 from . import codecs, orders
 from .contention import contend
 from .loaders import rate
-from .samples import as_worker
+from .samples import Send, as_worker
 from .storage import storage
 from .work import work
-
-Send = Callable[[dict[str, Any]], None]
 
 
 def run(request: dict[str, Any], loader: Any, send: Send) -> None:

@@ -154,7 +154,7 @@ class LoaderRecord:
 
     def next(self, original: Callable[[Any], Any], iterator: Any, first: bool) -> Any:
         """One ``next()`` of the program's."""
-        entered = clock()
+        entered, before = clock(), self.queued.now()
         entry = _record_event() if not first or self.opening_event is None else self.opening_event
         if first:
             self.epoch += 1
@@ -163,10 +163,9 @@ class LoaderRecord:
             self.opening_event = None
         elif self.inside is not None:
             step, cpu = entered - self.left, time.process_time() - self.left_cpu
-            queued = self.queued.now() - self.left_queued
+            queued = before - self.left_queued
             self.steps.append(Step(self.inside[0], step, cpu, self.inside[1], self.epoch, queued))
         self.inside = None
-        before = self.queued.now()
         try:
             batch = original(iterator)
         except StopIteration:

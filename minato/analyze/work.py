@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .samples import is_iterable, sample_makers
+from .samples import Send, clock, is_iterable, sample_makers
 from .stages import (
     FULL,
     NONE,
@@ -25,8 +25,6 @@ from .stages import (
 )
 from .usage import Usage
 
-Send = Callable[[dict[str, Any]], None]
-clock = time.monotonic
 #: samples without which a measurement says nothing
 FEW = 16
 #: share of the work phase in which samples are timed
@@ -184,7 +182,7 @@ def _bytes_of_samples(loader: Any) -> float:
 
 def _collate_seconds(loader: Any, end: float) -> float | None:
     """Seconds of collate_fn for each sample."""
-    if loader.batch_size is None and loader.batch_sampler is None:
+    if loader.batch_sampler is None:
         return None
     made: list[Any] = []
     for _index, make in itertools.islice(sample_makers(loader), min(loader.batch_size or FEW, 64)):
