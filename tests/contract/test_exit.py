@@ -94,6 +94,7 @@ def test_parent_dies_while_a_sample_is_under_way(own: Kind, tmp_path: Path) -> N
     body = """
 import os, signal, time
 from contract.datasets import Numbers
+from contract.support import wait_for
 
 class Slow(Numbers):
     def __getitem__(self, index):
@@ -103,7 +104,11 @@ class Slow(Numbers):
 
 iterator = iter(make(Slow(9), num_workers=2))
 next(iterator)
-time.sleep(0.5)  # a program that dies while a worker is being forked leaves workers to their samples
+# A program that dies while a worker is being forked leaves workers to their samples. Once all are
+# there, and the process that forks them sleeps, none is.
+assert all(worker.pid for worker in iterator._workers)
+stat = f"/proc/{iterator._engine.segment.zygote}/stat"
+assert wait_for(lambda: open(stat).read().rpartition(")")[2].split()[0] == "S")
 os.kill(os.getpid(), signal.SIGKILL)
 """
     outcome = run_script(own, body, tmp_path, grace=15.0)

@@ -6,12 +6,12 @@ import ctypes
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from contract.support import wait_for
 
 import minato
 from minato.workers import library_threads
@@ -60,10 +60,7 @@ def test_openmp_threads_end_and_begin_again(two_threads: Any) -> None:
         pytest.skip("torch has no GNU OpenMP here")
     before = threads()
     library_threads.end_openmp_threads()
-    end = time.monotonic() + 30
-    while threads() != before - 1 and time.monotonic() < end:
-        time.sleep(0.001)  # a thread may be listed for a moment after it has ended
-    assert threads() == before - 1
+    assert wait_for(lambda: threads() == before - 1)  # it may be listed for a moment after it has ended
     in_parallel()
     assert threads() == before
 
@@ -72,14 +69,14 @@ def test_openmp_threads_end_and_begin_again(two_threads: Any) -> None:
 def test_a_fork_of_a_parallel_program_can_load(program: str, fork: str) -> None:
     """Its copy of the pool has no threads that could be ended, whichever process imports minato."""
     text = f"""
-import os, signal, sys, threading, time, torch
+import os, signal, sys, threading, torch
 {program}
 torch.set_num_threads(4)
 torch.rand(1 << 22).sin()
 pid = os.fork()
 if pid == 0:
     {fork}
-    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
     signal.alarm(60)
     loader = minato.DataLoader(range(8), 2, num_workers=1, multiprocessing_context="fork")
     os._exit(len(list(loader)))
