@@ -59,6 +59,8 @@ class DeterminismReport:
         repeatable: whether a second fresh worker made the same samples in the same order.
         suspects: names of generators that seeding does not reach and that moved meanwhile.
         found: types of the dataset's private generators, which are seeded.
+        kept: generators from which a part draws that a cache keeps (``memoize``, or ``read`` and
+            ``decode`` with ``cache=``). Later epochs get the same numbers.
         hints: libraries ("random", "numpy", "torch") from which ``cost_hint`` draws something else
             than the sample draws first.
     """
@@ -70,13 +72,20 @@ class DeterminismReport:
     suspects: tuple[str, ...]
     found: tuple[str, ...]
     hints: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return not self.fields and not self.hints
+        return not self.fields and not self.hints and not self.kept
 
     def __str__(self) -> str:
         if self:
             return f"{self.samples} samples are the same in either order."
+        if self.kept:
+            rest = f"{dataclasses.replace(self, kept=())} "
+            return (
+                f"{rest}Random numbers are drawn from {', '.join(self.kept)}: with the cache, each epoch "
+                "gets the numbers of the first one. Draw them outside of that part."
+            )
         if self.hints:
             same = "" if self.fields else f"{self.samples} samples are the same in either order. "
             told = (
@@ -148,7 +157,7 @@ def check_determinism(
     chunk = CHUNK if fetches_batches(dataset) else 1
     units = [indices[k : k + chunk] for k in range(0, count, chunk)]
 
-    def run(order: range) -> tuple[list[_Sample], list[str], list[str], list[str]]:
+    def run(order: range) -> tuple[list[_Sample], list[str], list[str], list[str], list[str]]:
         loader: DataLoader[Any] = DataLoader(
             _Probe(dataset, units, order),
             batch_size=None,
@@ -157,15 +166,15 @@ def check_determinism(
             worker_init_fn=None if worker_init_fn is None else _Init(worker_init_fn),
             multiprocessing_context=multiprocessing_context,
         )
-        made: tuple[list[_Sample], list[str], list[str], list[str]]
+        made: tuple[list[_Sample], list[str], list[str], list[str], list[str]]
         (made,) = list(loader)
         return made
 
-    forwards, moved, found, hints = run(range(len(units)))
+    forwards, moved, found, hints, kept = run(range(len(units)))
     again = run(range(len(units)))[0]
-    backwards, moved_too, _, _ = run(range(len(units) - 1, -1, -1))
+    backwards, moved_too, _, _, _ = run(range(len(units) - 1, -1, -1))
     report = _compare(indices, forwards, again, backwards, [*moved, *moved_too], found)
-    return dataclasses.replace(report, hints=tuple(hints))
+    return dataclasses.replace(report, hints=tuple(hints), kept=tuple(kept))
 
 
 _Sample = dict[str, bytes]
@@ -234,12 +243,15 @@ class _Probe(Dataset[Any]):
     def __len__(self) -> int:
         return 1
 
-    def __getitem__(self, _zero: int) -> tuple[list[_Sample], list[str], list[str], list[str]]:
-        from .cache.memoize import made_each_time  # not at import: few programs have a cache
+    def __getitem__(self, _zero: int) -> tuple[list[_Sample], list[str], list[str], list[str], list[str]]:
+        from .cache.datasets import draws_of  # not at import: few programs have a cache
+        from .cache.memoize import made_each_time
 
         _show(self.dataset)
-        with made_each_time():  # a value that was found would be the same in any order
-            return self._make()
+        with made_each_time() as drawn:  # a value that was found would be the same in any order
+            made = self._make()
+        drawn |= draws_of(self.dataset, [index for unit in self.units[:HINTED] for index in unit])
+        return (*made, sorted(drawn))
 
     def _make(self) -> tuple[list[_Sample], list[str], list[str], list[str]]:
         seeder = make_seeder(self.dataset)

@@ -146,7 +146,7 @@ def test_samples_are_spread_and_bounded() -> None:
 
 def test_check_works_with_spawned_workers() -> None:
     probe = pickle.loads(pickle.dumps(_Probe(Seeded(), [[0], [1]], range(2))))
-    samples, moved, _found, _hints = probe[0]
+    samples, moved, *_rest = probe[0]
     assert len(samples) == 2 and not moved
 
 

@@ -266,11 +266,12 @@ class Cache:
         processes, jobs: how many use the file.
         damaged: values in a directory whose checksum was wrong; they were made again.
         off: None, or why there is no cache.
-        unfollowed: names in memoized functions whose changes are not seen.
+        unfollowed: why the source of the whole program counts, where it does: what code of memoized
+            functions reaches in ways that cannot be followed. Known where they were called.
         """
         store = self._attached()
         numbers = dict.fromkeys(NUMBERS, 0) if store is None else store.stats()
-        unfollowed = sorted({text for one in self._memoized for text in one.unfollowed()})
+        unfollowed = sorted(set().union(*(one.unfollowed() for one in self._memoized)))
         return {**numbers, "off": self._off, "unfollowed": unfollowed}
 
     def _attached(self) -> Store | None:

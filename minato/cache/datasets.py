@@ -20,18 +20,16 @@ import logging
 import os
 import types
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from ..dataset_calls import attribute, fetches_batches, offered, own_attributes, parts_of
+from ..dataset_calls import attribute, fetches_batches, offered, parts_of
 from .cache import Cache, DataSet, _data_set
-from .fingerprint import Fingerprint, _codes, _package
-from .keys import canonical
-from .memoize import Memoized, _digest
+from .depends import Found, Unknown, attributes_of, generators_of, of_methods, surroundings
+from .memoize import Memoized, _digest, seeded
 from .order import Keys
 from .room import has_room, size_for
 
@@ -41,13 +39,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("minato")
 
 #: what the encoded and the decoded values of a dataset depend on
-MadeOf = tuple[bytes, bytes]
+MadeOf = tuple[Found, Found]
 
 PROTOCOL = ("read", "decode", "augment")
+#: of values that depend on their key alone
+NOTHING_ELSE = Found(b"", "", {})
 #: samples that are made to estimate what all of them take
 MEASURED = 4
-#: names by which a function may reach any attribute
-ANY = frozenset({"getattr", "vars", "__dict__", "__getattribute__"})
 
 HELP = (
     "cache= needs a dataset that says which part of a sample is deterministic, and {name} {lacks}. "
@@ -62,75 +60,20 @@ HELP = (
 # ---- what a value depends on ---------------------------------------------------------------
 
 
-def _functions(cls: type, name: str) -> Iterator[Any]:
-    """The Python functions of this name in a class and its bases."""
-    for base in cls.__mro__:
-        member = vars(base).get(name)
-        member = member.fget if isinstance(member, property) else member
-        member = inspect.unwrap(getattr(member, "__func__", member)) if member else member
-        if isinstance(member, types.FunctionType):
-            yield member
-
-
-def _names(cls: type, functions: Iterable[Any]) -> set[str]:
-    """Names that these functions use, and in turn the methods and the program's functions that
-    they call."""
-    names: set[str] = set()
-    todo, seen = list(functions), set()
-    while todo:
-        function = todo.pop()
-        if function.__code__ in seen:
-            continue
-        seen.add(function.__code__)
-        used = {name for code in _codes(function.__code__) for name in code.co_names}
-        names |= used
-        for name in used:
-            todo.extend(_functions(cls, name))
-            found = function.__globals__.get(name)
-            if isinstance(found, types.FunctionType) and _package(found.__module__ or "") is None:
-                todo.append(found)
-    return names
-
-
-def of_value(value: Any, where: str) -> bytes:
-    """An attribute of a dataset as bytes."""
-    if isinstance(value, types.FunctionType):
-        return Fingerprint(value, None, None).digest
-    if isinstance(value, (type, types.BuiltinFunctionType)) and _package(value.__module__ or ""):
-        return f"{value.__qualname__} of {_package(value.__module__ or '')}".encode()
-    if type(value) is np.ndarray and not value.dtype.hasobject:
-        array = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        head = f"{value.dtype.str}{value.shape}".encode()
-        return head + hashlib.blake2b(array, digest_size=16).digest()  # type: ignore[arg-type]
-    if type(value) is torch.Tensor and value.device.type == "cpu" and value.dim() > 0:
-        if value.layout == torch.strided:
-            flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
-            return f"{value.dtype}{tuple(value.shape)}".encode() + of_value(flat.numpy(), where)
-    return canonical(value, where)
-
-
-def identity(dataset: Any, methods: tuple[str, ...]) -> bytes:
+def identity(dataset: Any, methods: tuple[str, ...]) -> Found:
     """Returns what these methods of a dataset depend on besides the index: their code, and where
     the dataset has no ``cache_key(i)`` the attributes that they use."""
-    cls, version = type(dataset), attribute(dataset, "cache_version")
-    functions = [function for name in methods for function in _functions(cls, name)]
-    parts = [Fingerprint(function, cls, version).digest for function in functions]
-    if offered(dataset, "cache_key") is None:
-        own = own_attributes(dataset)
-        names = _names(cls, functions)
-        used = own.keys() if names & ANY else names & own.keys()
-        for name in sorted(used):
-            try:
-                parts += [name.encode(), of_value(own[name], f"self.{name}")]
-            except TypeError:
-                kind = type(own[name])
-                raise TypeError(
-                    f"cache= cannot tell what {' and '.join(methods)} of {cls.__name__} depend on: "
-                    f"they use self.{name}, of the type {kind.__module__}.{kind.__qualname__}. Give "
-                    f"{cls.__name__} a method cache_key(self, i) that returns what sample i is made "
-                    "from, such as (self.paths[i], self.spacing)"
-                ) from None
-    return hashlib.blake2b(canonical(tuple(parts)), digest_size=16).digest()
+    name, keyed = type(dataset).__name__, offered(dataset, "cache_key") is not None
+    more = ("cache_key",) * keyed + ("cache_files",) * (offered(dataset, "cache_files") is not None)
+    try:
+        return of_methods(dataset, methods + more, attribute(dataset, "cache_version"), keyed)
+    except Unknown as unknown:
+        raise TypeError(
+            f"cache= cannot compare what {' and '.join(methods)} of {name} depend on: they use {unknown}. "
+            f"Give {name} a method cache_key(self, i) that returns what sample i is made from, such as "
+            f"(self.paths[i], self.spacing); or, if it is not an attribute, an attribute cache_version, and "
+            "change it whenever that object changes what they return"
+        ) from None
 
 
 # ---- datasets of the protocol ----------------------------------------------------------------
@@ -167,7 +110,9 @@ class Reader:
         forms = self.forms_of(dataset)
         self._form = form if len(forms) > 1 else forms[0]
         self._all_memoized: list[Memoized] = []
-        self._memo_of_sizes = self.memoized(_sizes, "len", lambda _self: (made_of, self.count))
+        self._memo_of_sizes = self.memoized(
+            _sizes, "len", lambda _self: self.count, code=made_of[0].digest + made_of[1].digest
+        )
 
     @classmethod
     def forms_of(cls, dataset: Any) -> tuple[str, ...]:
@@ -177,14 +122,16 @@ class Reader:
     @classmethod
     def identity(cls, dataset: Any) -> MadeOf:
         """Returns what its values depend on besides their keys and files."""
-        return b"", b""
+        return NOTHING_ELSE, NOTHING_ELSE
 
     def memoized(
-        self, function: Any, name: str, key: Callable[..., Any], files: Any = None
+        self, function: Any, name: str, key: Callable[..., Any], files: Any = None, code: bytes = b""
     ) -> Memoized:
-        """A function whose values are kept; name: of the dataset's method, for messages."""
+        """A function whose values are kept; name: of the dataset's method, for messages. code: what its
+        values depend on besides key and files."""
         version = attribute(self.dataset, "cache_version")
-        memoized = Memoized(self.cache, function, key, files, "epoch", version)
+        code = type(self).__name__.encode() + name.encode() + surroundings() + code
+        memoized = Memoized(self.cache, function, key, files, "epoch", version, code)
         memoized.name = f"{type(self.dataset).__qualname__}.{name}()"
         self._all_memoized.append(memoized)
         return memoized
@@ -289,16 +236,16 @@ class Parts(Reader):
         own = offered(dataset, "cache_key")
         files = offered(dataset, "cache_files")
 
-        def key(what: bytes, _dataset: Any, index: Any) -> Any:
-            return what, index if own is None else own(index)
+        def key(_dataset: Any, index: Any) -> Any:
+            return index if own is None else own(index)
 
         def paths(_dataset: Any, index: Any) -> Any:
             assert files is not None
             return files(index)
 
         of_files = None if files is None else paths
-        self._raw = self.memoized(_raw, "read", partial(key, made_of[0]), of_files)
-        self._decoded = self.memoized(_decoded, "decode", partial(key, made_of[1]), of_files)
+        self._raw = self.memoized(_raw, "read", key, of_files, b"r" + made_of[0].digest)
+        self._decoded = self.memoized(_decoded, "decode", key, of_files, b"d" + made_of[1].digest)
 
     @classmethod
     def identity(cls, dataset: Any) -> MadeOf:
@@ -379,6 +326,12 @@ def check(dataset: Any, form: str | None) -> None:
                 missing = [name for name in PROTOCOL if name not in there]
                 lacks = f"has {' and '.join(there)}, but no {' and no '.join(missing)}"
             raise TypeError(HELP.format(name=name, lacks=lacks))
+        if kind is Parts and not _composes(leaf):
+            raise TypeError(
+                f"cache= calls augment(decode(read(i), i), i) in place of {name}.__getitem__(i), which "
+                "does something else. Let __getitem__(self, i) return "
+                "self.augment(self.decode(self.read(i), i), i), and nothing more."
+            )
         if kind is Parts and fetches_batches(leaf):
             raise TypeError(
                 f"cache= makes samples one by one, and {name} has __getitems__, which makes whole "
@@ -395,6 +348,52 @@ def check(dataset: Any, form: str | None) -> None:
                 f"{name} has no __len__, so minato cannot estimate whether its decoded samples fit "
                 "into the cache. Give the loader form='decoded' or form='encoded'."
             )
+
+
+def _composes(dataset: Any) -> bool:
+    """Whether ``__getitem__(i)`` returns ``augment(decode(read(i), i), i)``. It is called on a stand-in of
+    the dataset, whose three methods only note their arguments."""
+    calls: list[tuple[Any, ...]] = []
+    marks = [object(), object(), object()]
+
+    def noted(number: int) -> Callable[..., Any]:
+        def method(*args: Any) -> Any:
+            calls.append(args)
+            return marks[number]
+
+        return method
+
+    names = {**attributes_of(dataset), **{name: noted(n) for n, name in enumerate(PROTOCOL)}}
+    try:
+        cls = type(dataset)
+        if not hasattr(dataset, "__dict__"):  # only slots
+            cls = type(cls.__name__, (cls,), {})
+        stand_in = object.__new__(cls)
+        for name, value in names.items():
+            object.__setattr__(stand_in, name, value)
+        for index in spread(len(dataset) if hasattr(cls, "__len__") else 1):
+            calls.clear()
+            if stand_in[index] is not marks[2]:
+                return False
+            if calls != [(index,), (marks[0], index), (marks[1], index)]:
+                return False
+    except Exception:
+        return False
+    return True
+
+
+def draws_of(dataset: Any, indices: list[int]) -> set[str]:
+    """From which generators ``read`` and ``decode`` draw for these samples."""
+    drawn: set[str] = set()
+    find = parts_of(dataset)[1]
+    for index in indices:
+        number, inner = find(index)
+        leaf = leaves(dataset)[number]
+        if _kind(leaf) is Parts:
+            name = f"read or decode of {type(leaf).__name__}, which a cache keeps"
+            with seeded(bytes(16), generators_of(leaf), lambda one: drawn.add(f"{one} in {name}")):
+                _decoded(leaf, inner)
+    return drawn
 
 
 def _key_words(dataset: Any) -> Iterator[int]:
@@ -447,13 +446,14 @@ class CacheOfLoader:
     def __init__(self, given: Cache | int | str) -> None:
         self.given = given
         self.cache = given if isinstance(given, Cache) else Cache(given)
-        self._known: dict[int, tuple[Any, MadeOf]] = {}
+        self._made_of: list[MadeOf] = []
         self._over: Any = None  # the dataset, with readers
         self._readers: list[Reader] = []  # in it
         self._keys: Keys | None = None
         self._keys_made_of: list[MadeOf] = []
         self._before: dict[str, int] | None = None
         self._sizes_before = 0
+        self._has_told = False
 
     def through(self, dataset: Any, form: str | None, evicts: bool) -> Through:
         """For the workers of an iterator that begins. evicts: values may take the place of others, while
@@ -462,7 +462,8 @@ class CacheOfLoader:
         found = leaves(dataset)
         if self.cache._name is None:
             self.cache._of(_data_set_of(found[0]))
-        made_of = [self._identity(leaf) for leaf in found]
+        made_of = [cast("type[Reader]", _kind(leaf)).identity(leaf) for leaf in found]
+        self._tell_of_changes(made_of)
         through = Through(self.cache, form, made_of, evicts)
         self._over = through.over(dataset)
         self._readers = leaves(self._over)
@@ -483,18 +484,18 @@ class CacheOfLoader:
             self._keys = Keys(words)
         return self._keys
 
-    def _identity(self, leaf: Any) -> MadeOf:
-        try:
-            kind = _kind(leaf)
-            assert kind is not None
-            made_of = kind.identity(leaf)
-        except TypeError:
-            # A file that samples have opened since, say: what it was made of at first counts.
-            if id(leaf) not in self._known:
-                raise
-            return self._known[id(leaf)][1]
-        self._known[id(leaf)] = leaf, made_of
-        return made_of
+    def _tell_of_changes(self, made_of: list[MadeOf]) -> None:
+        """Says once what has changed since the last epoch, as values are then made again."""
+        for before, now in zip(self._made_of, made_of):
+            changed = [name for name, part in now[1].parts.items() if before[1].parts.get(name) != part]
+            if changed and not self._has_told:
+                self._has_told = True
+                log.warning(
+                    "minato.Cache makes samples again, because what they depend on has changed since the last "
+                    "epoch: %s. If samples do not depend on it, give the dataset a method cache_key(self, i).",
+                    ", ".join(changed[:3]),
+                )  # fmt: skip
+        self._made_of = made_of
 
     def _known_sizes(self) -> int:
         return sum(reader.sizes(False) is not None for reader in self._readers)
@@ -519,6 +520,7 @@ class CacheOfLoader:
         forms = {reader.form(make=False) for reader in self._readers}
         sizes = [reader.sizes(False) for reader in self._readers]
         told: dict[str, Any] = {"form": forms.pop() if len(forms) == 1 else None}
+        told["counted"] = "; ".join(dict.fromkeys(made_of[1].counted for made_of in self._made_of))
         for form in ("decoded", "encoded"):
             known = [one[form] for one in sizes if one is not None and one[form] is not None]
             told[form] = sum(filter(None, known)) if len(known) == len(sizes) else None
@@ -537,16 +539,16 @@ _SINCE = ("hits", "misses", "stored", "refused", "hit_bytes", "stored_bytes")
 NOTHING: dict[str, Any] = {
     **dict.fromkeys(_SINCE, 0), "saved": 0.0, "made": 0.0, "used": 0, "bytes": 0, "processes": 0,
     "jobs": 0, "form": None, "decoded": None, "encoded": None, "lacking": None, "would_save": None,
-    "off": None,
+    "off": None, "counted": None,
 }  # fmt: skip
 
 
 def _data_set_of(leaf: Any) -> DataSet:
     """Identifies it by the program's class, as memoize() does by the function; of a dataset of a
     library, by the folder that its files lie in."""
-    function = next(_functions(type(leaf), PROTOCOL[0]), None)
+    function = getattr(type(leaf), PROTOCOL[0], None)
     if function is not None:
-        return _data_set(function)
+        return _data_set(inspect.unwrap(function))
     root = attribute(leaf, "root") or os.path.dirname(leaf.cases[0][0])
     place = os.path.realpath(os.fspath(root))
     digest = hashlib.blake2b(place.encode(), digest_size=8).hexdigest()

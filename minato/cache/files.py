@@ -1,16 +1,26 @@
 """Checks the files that a value was made of: an entry is valid as long as they are unchanged.
 
-A file is identified by its size, times and inode. These are part of the entry's key, so an entry is
-no longer found once one of them has changed. check= says how often a process checks a path: at each
-"use"; "never"; or once an "epoch". A process is in its next epoch when it asks again for a key that
-it has had. A worker that ends with its epoch checks each path once.
+A file is identified by its device, inode, size and times; a folder by those of all that is in it.
+What ``files=`` names is part of the entry's key. What Python opens or lists while a value is made is
+noted with the value, and compared when the value is found. Files that C code opens, or another
+process, have to be named.
+
+check= says how often a process checks a path: at each "use"; "never"; or once an "epoch". A process
+is in its next epoch when it asks again for a key that it has had. A worker that ends with its epoch
+checks each path once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 import os
+import sys
+import sysconfig
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .keys import canonical
@@ -18,9 +28,16 @@ from .keys import canonical
 CHECKS = ("epoch", "use", "never")
 #: A file whose time is as fresh as this may be written again without a change of its time.
 FRESH_NS = 20_000_000
+#: paths whose stamps, and keys, a process remembers within an epoch
+REMEMBERED = 4096
+#: bytes of the filter that remembers which keys an epoch has had, of one function
+FILTER = 1 << 20
 
-#: size, mtime, ctime, inode; None: there is no file
-Stamp = tuple[int, int, int, int] | None
+#: what the system makes up
+SYSTEM = ("/proc/", "/sys/", "/dev/")
+
+#: size, mtime, ctime, inode, device; of a folder: a digest, and the newest times in it. None: there is none
+Stamp = tuple[int, int, int, int, int] | None
 
 
 def paths_of(given: Any) -> tuple[str, ...]:
@@ -35,12 +52,29 @@ def paths_of(given: Any) -> tuple[str, ...]:
 
 
 def look(path: str) -> Stamp:
-    """Returns what a file is now."""
+    """Returns what a file or folder is now."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+    stamp = found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev
+    return _look_into(path, stamp) if os.path.isdir(path) else stamp
+
+
+def _look_into(folder: str, own: tuple[int, int, int, int, int]) -> Stamp:
+    digest = hashlib.blake2b(repr(own[1:]).encode(), digest_size=8)
+    newest = own[1:3]
+    for place, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files):
+            try:
+                found = os.lstat(os.path.join(place, name))
+            except FileNotFoundError:
+                continue
+            stamp = found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev
+            digest.update(os.fsencode(os.path.join(place, name)) + repr(stamp).encode())
+            newest = max(newest[0], stamp[1]), max(newest[1], stamp[2])
+    return int.from_bytes(digest.digest(), "little"), *newest, own[3], own[4]
 
 
 def settled(stamps: Iterable[Stamp]) -> bool:
@@ -52,39 +86,159 @@ def settled(stamps: Iterable[Stamp]) -> bool:
     )
 
 
+# ---- what Python opens -----------------------------------------------------------------------
+
+
+class Opened:
+    """The files and folders that were read while a value was made.
+
+    Attributes:
+        stamps: by path, from before the file was opened
+        written: paths that were written at first, so they are the maker's own
+    """
+
+    def __init__(self) -> None:
+        self.stamps: dict[str, Stamp] = {}
+        self.written: set[str] = set()
+
+    def note(self, path: str, flags: int) -> None:
+        if path in self.stamps or path in self.written or path.startswith(SYSTEM):
+            return
+        if path.startswith(installed()) or "/site-packages/" in path:
+            return
+        if flags & os.O_ACCMODE == os.O_WRONLY or flags & (os.O_TRUNC | os.O_EXCL):
+            self.written.add(path)
+        else:
+            self.stamps[path] = None  # look() opens folders, which is not to be noted again
+            self.stamps[path] = look(path)
+
+    def told(self, known: Iterable[str]) -> bytes | None:
+        """What is kept of them, but for known paths; None: one has changed since."""
+        for path in known:
+            self.stamps.pop(path, None)
+        if not settled(self.stamps.values()):
+            return None
+        if any(look(path) != stamp for path, stamp in self.stamps.items()):
+            return None
+        return b"\0".join(
+            os.fsencode(path) + b"\0" + canonical(stamp) for path, stamp in self.stamps.items()
+        )
+
+
+@functools.cache
+def installed() -> tuple[str, ...]:
+    """The folders of packages, and minato's own, each with a slash at its end."""
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths.append(os.path.dirname(os.path.dirname(__file__)))
+    return tuple({os.path.join(form(path), "") for path in paths if path for form in (str, os.path.realpath)})
+
+
+_by_thread = threading.local()
+#: those of all threads
+_all: list[Opened] = []
+_hooked = False
+
+
+def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
+    """Python's audit hook; it runs for many events of a process, so it returns early."""
+    if not _all or event not in ("open", "os.listdir", "os.scandir"):
+        return
+    path = arguments[0] if arguments else None
+    if isinstance(path, int) or getattr(_by_thread, "notes", False):
+        return
+    if sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):
+        return  # code, which counts as such
+    own = getattr(_by_thread, "opened", None)
+    _by_thread.notes = True
+    try:
+        flags = arguments[2] if event == "open" else os.O_RDONLY
+        for opened in [own] if own is not None else list(_all):  # a thread of the maker's
+            opened.note("." if path is None else os.fsdecode(path), flags or 0)
+    finally:
+        _by_thread.notes = False
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[Opened]:
+    """Within, what this thread opens is noted, and what threads open that make no value."""
+    global _hooked
+    if not _hooked:
+        _hooked = True
+        sys.addaudithook(_on_event)
+    outer, opened = getattr(_by_thread, "opened", None), Opened()
+    _by_thread.opened = opened
+    _all.append(opened)
+    try:
+        yield opened
+    finally:
+        _all.remove(opened)
+        _by_thread.opened = outer
+        if outer is not None:  # a value within another one's
+            outer.stamps.update(opened.stamps)
+
+
 class Files:
     """Holds what a process knows of the files of one memoized function."""
 
     def __init__(self, check: str) -> None:
         if check not in CHECKS:
             raise ValueError(f"check must be one of {CHECKS}, got {check!r}")
-        self._check = check
+        self.check = check
         self._stamps: dict[str, Stamp] = {}
-        self._seen: set[bytes] = set()
+        self._asked: set[int] = set()  # hashes of the first keys of the epoch
+        self._filter: bytearray | None = None  # of all, where there are many
 
-    def stamps(self, paths: tuple[str, ...], key: bytes) -> tuple[Stamp, ...]:
+    def is_new_epoch(self, key: bytes) -> bool:
+        """Whether the key was asked for in this epoch: then the next one begins. The filter may take
+        a key for another one, so an epoch may begin early."""
+        word = hash(key)
+        had = word in self._asked if self._filter is None else self._filtered(word)
+        if had:
+            self._asked, self._filter, self._stamps = {word}, None, {}
+        elif self._filter is None:
+            self._asked.add(word)
+            if len(self._asked) == REMEMBERED:
+                self._filter = bytearray(FILTER)
+                for one in self._asked:
+                    self._filtered(one)
+        return had
+
+    def _filtered(self, word: int) -> bool:
+        """Whether the filter may have had the word; from now on it has."""
+        assert self._filter is not None
+        had = True
+        for place in (word % (8 * FILTER), (word >> 28) % (8 * FILTER)):
+            had = had and bool(self._filter[place >> 3] >> (place & 7) & 1)
+            self._filter[place >> 3] |= 1 << (place & 7)
+        return had
+
+    def _stamp(self, path: str) -> Stamp:
+        if self.check == "use":
+            return look(path)
+        if path not in self._stamps:
+            if len(self._stamps) >= REMEMBERED:
+                self._stamps = {}
+            self._stamps[path] = look(path)
+        return self._stamps[path]
+
+    def stamps(self, paths: tuple[str, ...]) -> tuple[Stamp, ...]:
         """The stamps of the files, looked up as often as ``check=`` asks."""
-        if self._check == "never":
-            return ()
-        if self._check == "use":
-            return tuple(look(path) for path in paths)
-        if key in self._seen:
-            self._seen = set()
-            self._stamps = {}
-        self._seen.add(key)
-        for path in paths:
-            if path not in self._stamps:
-                self._stamps[path] = look(path)
-        return tuple(self._stamps[path] for path in paths)
+        return () if self.check == "never" else tuple(self._stamp(path) for path in paths)
 
     def fresh(self, paths: tuple[str, ...]) -> tuple[Stamp, ...]:
         """Returns what they are now, and does not use what was known."""
-        if self._check == "never":
-            return ()
-        found = tuple(look(path) for path in paths)
-        if self._check == "epoch":
-            self._stamps.update(zip(paths, found))
-        return found
+        for path in paths:
+            self._stamps.pop(path, None)
+        return self.stamps(paths)
+
+    def still(self, told: bytes) -> bool:
+        """Whether files that were noted with a value are what they were."""
+        if self.check == "never":
+            return True
+        parts = told.split(b"\0")
+        return all(
+            canonical(self._stamp(os.fsdecode(path))) == stamp for path, stamp in zip(parts[::2], parts[1::2])
+        )
 
 
 def stamped(key: bytes, paths: tuple[str, ...], stamps: tuple[Stamp, ...]) -> bytes:

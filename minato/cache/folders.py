@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .datasets import MadeOf, Reader, of_value, size_of
+from ..dataset_calls import attribute
+from .datasets import NOTHING_ELSE, MadeOf, Reader, size_of
+from .depends import Depends, Found, Unknown, version
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -43,10 +45,9 @@ class Folder(Reader):
 
     def __init__(self, dataset: Any, cache: Cache, form: str | None, made_of: MadeOf) -> None:
         super().__init__(dataset, cache, form, made_of)
-        self._raw = self.memoized(_bytes, "loader", lambda _d, path: path, lambda _d, path: path)
-        self._decoded = self.memoized(
-            _loaded, "loader", lambda _d, path: (made_of[1], path), lambda _d, path: path
-        )
+        path = lambda _dataset, path: path  # noqa: E731
+        self._raw = self.memoized(_bytes, "loader", path, path, b"bytes")
+        self._decoded = self.memoized(_loaded, "loader", path, path, made_of[1].digest)
 
     @classmethod
     def forms_of(cls, dataset: Any) -> tuple[str, ...]:
@@ -56,8 +57,19 @@ class Folder(Reader):
 
     @classmethod
     def identity(cls, dataset: Any) -> MadeOf:
-        made_of = of_value(dataset.loader, "loader") + _backend().encode()
-        return b"", made_of
+        depends = Depends(attribute(dataset, "cache_version") is not None)
+        pil = getattr(sys.modules.get("PIL.ImageFile"), "LOAD_TRUNCATED_IMAGES", False)
+        try:
+            depends.add("loader", dataset.loader)
+            depends.add("set up", (attribute(dataset, "cache_version"), _backend(), version("PIL"), pil))
+            digest = depends.digest()
+        except Unknown as unknown:
+            raise TypeError(
+                f"cache= cannot compare the loader of {type(dataset).__name__}: it uses {unknown}. Give the "
+                "dataset an attribute cache_version, and change it whenever that object changes what "
+                "the loader returns"
+            ) from None
+        return NOTHING_ELSE, Found(digest, "loader", depends.parts)
 
     def sizes_of(self, index: int) -> tuple[int | None, int | None]:
         path, _target = self.dataset.samples[index]

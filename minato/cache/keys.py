@@ -1,6 +1,6 @@
 """Keys: values as bytes that are equal exactly where the values are.
 
-NumPy integers and tensors without dimensions equal Python's numbers; 1, 1.0 and True differ, and so
+1, 1.0, True and NumPy's scalars differ, because a function may return something else for each, and so
 do lists and tuples. Arrays and tensors count by dtype, shape and content. A relative path counts with
 the folder that it starts from, because jobs in other folders mean other files by it.
 """
@@ -35,7 +35,7 @@ def _array(value: np.ndarray[Any, Any], tag: bytes, where: str) -> bytes:
             f"{where} is an array of {value.nbytes} bytes; a cache key holds up to {ARRAY_MOST}. "
             "Give memoize() a key= that names the array, for example by its path"
         )
-    head = f"{value.dtype.str}{value.shape}".encode()
+    head = f"{np.lib.format.dtype_to_descr(value.dtype)}{value.shape}".encode()
     return _counted(tag, head) + _counted(b"", value.tobytes())
 
 
@@ -46,8 +46,6 @@ def _tensor(value: torch.Tensor, where: str) -> bytes:
             "tensors. Give memoize() a key= of plain values"
         )
     value = value.detach()
-    if value.dim() == 0:
-        return canonical(value.item(), where)
     flat = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
     data = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
     if data.nbytes > ARRAY_MOST:
@@ -87,9 +85,9 @@ def canonical(value: Any, where: str = "the key") -> bytes:
     if kind is str:
         return _counted(b"s", value.encode("utf-8", "surrogatepass"))
     if kind is int:
-        return b"i%d;" % value
-    if value is None:
-        return b"N"
+        return b"i%x;" % value
+    if value is None or value is Ellipsis:
+        return b"N" if value is None else b"E"
     if kind is bool:
         return b"T" if value else b"F"
     if kind is float:
@@ -107,9 +105,11 @@ def canonical(value: Any, where: str = "the key") -> bytes:
             text = os.path.join(os.getcwd(), text)
         return _counted(b"p", text.encode("utf-8", "surrogatepass"))
     if kind is np.ndarray:
-        return canonical(value.item(), where) if value.ndim == 0 else _array(value, b"a", where)
-    if isinstance(value, (np.bool_, np.integer, np.floating, np.complexfloating)):
-        return canonical(value.item(), where)
+        return _array(value, b"a", where)
+    if isinstance(value, np.generic) and kind.__module__ == "numpy":
+        if isinstance(value, (np.longdouble, np.clongdouble)):  # some of their bytes are unused
+            return _counted(b"l", repr(value).encode())
+        return _array(np.asarray(value), b"g", where)
     if kind is torch.Tensor:
         return _tensor(value, where)
     raise TypeError(

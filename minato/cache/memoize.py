@@ -22,8 +22,7 @@ import torch
 
 from .._not_linux import CORE
 from . import files as _files
-from . import parts, values
-from .fingerprint import Fingerprint
+from . import depends, parts, values
 from .keys import canonical
 
 if CORE:
@@ -43,34 +42,40 @@ TOO_LARGE = 2
 _local = threading.local()
 
 #: warnings that are logged once, as bits
-READ, LARGE, FULL = 1, 2, 4
+READ, LARGE, FULL, DRAWS = 1, 2, 4, 8
 #: which of them were logged for each memoized function, by its number. Shared with forks, so that
 #: not every worker logs them.
 _told = mmap.mmap(-1, 1 << 16)
 _numbers = itertools.count()
+#: of the beginnings and ends of makers of this process
+_makings = itertools.count()
 
 
-#: whether this process neither looks for values nor keeps them
-_made_each_time = False
+#: of a process that neither looks for values nor keeps them: from which generators they draw
+_draws: set[str] | None = None
 
 
 @contextlib.contextmanager
-def made_each_time() -> Iterator[None]:
+def made_each_time() -> Iterator[set[str]]:
     """Memoized functions run each time in this process, with the random numbers that they would
-    have drawn for the cache."""
-    global _made_each_time
-    _made_each_time = True
+    have drawn for the cache. Yields where they have drawn any."""
+    global _draws
+    _draws = set()
     try:
-        yield
+        yield _draws
     finally:
-        _made_each_time = False
+        _draws = None
 
 
 @contextlib.contextmanager
-def seeded(digest: bytes) -> Iterator[None]:
+def seeded(
+    digest: bytes, generators: dict[str, Any], tell: Callable[[str], None]
+) -> Iterator[None]:
     """Within, the global generators begin where the key says; after it they are what they were.
     So a value does not depend on what was drawn before. A sample draws the same numbers whether its
     value was made or found.
+
+    generators: others, by name. tell: called with the name of one that was drawn from.
 
     Worker threads leave the generators alone: they belong to the program and to all its threads."""
     if is_worker_thread():
@@ -86,7 +91,14 @@ def seeded(digest: bytes) -> Iterator[None]:
             rand.seed([seed & 0xFFFFFFFF, seed >> 32])
             numpys.seeded()
         torch.default_generator.manual_seed(seed >> 1)
+        number = next(_makings)
+        before = depends.generator_states(generators)
         yield
+        after = depends.generator_states(generators)
+        if next(_makings) == number + 1:  # no other thread has seeded them
+            for name, state in after.items():
+                if state != before[name]:
+                    tell(name)
     finally:
         random.setstate(pythons)
         numpys.put_back()
@@ -151,13 +163,50 @@ def _needs_key(function: Any, names: list[str]) -> str | None:
     return None
 
 
+#: combinations of types of arguments for which a function's code is remembered
+KINDS_MOST = 64
+#: seconds, and share of the time, that a process may spend on looking at objects again
+LOOK_SECONDS = LOOK_SHARE = 0.05
+
+
+class _Code:
+    """What a memoized function's values depend on besides key and files, for arguments of some types."""
+
+    def __init__(self, memoized: Memoized, args: tuple[Any, ...], before: _Code | None) -> None:
+        begun = time.perf_counter()
+        try:
+            self._depends = depends.of_call(memoized.made_of(), args, memoized._is_method)
+            self.digest = self._depends.digest()
+            self.generators = self._depends.generators
+            self.whole = self._depends.whole
+        except depends.Unknown as unknown:
+            raise TypeError(
+                f"memoize() cannot compare what {memoized.name} depends on: it uses {unknown}. Give "
+                "memoize() a version=, and change it whenever that object changes what the function "
+                "returns; or pass the function plain values and name them in key="
+            ) from None
+        self._born: float = begun if before is None else before._born
+        self._spent: float = 0.0 if before is None else before._spent
+        self._spent += time.perf_counter() - begun
+        self._is_due = False
+
+    def begin_epoch(self) -> None:
+        """Objects that can change without being replaced are compared once an epoch."""
+        seconds = LOOK_SECONDS + LOOK_SHARE * (time.perf_counter() - self._born)
+        self._is_due = self._depends.mutable and self._spent < seconds
+
+    def holds(self) -> bool:
+        return not self._is_due and self._depends.unchanged()
+
+
 class Memoized:
     """Implements one memoized function."""
 
     def __init__(
         self, cache: Cache, function: Any, key: Callable[..., Any] | None,
-        files: Callable[..., Any] | None, check: str, version: Any,
+        files: Callable[..., Any] | None, check: str, version: Any, code: bytes | None = None,
     ) -> None:  # fmt: skip
+        """code: the digest of what the values depend on besides key and files, where that is known."""
         if key is not None and not callable(key):
             raise TypeError(f"memoize(key=) must be a function of the arguments, got {key!r}")
         self.cache = cache
@@ -185,12 +234,13 @@ class Memoized:
             p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
             for p in signature.parameters.values()
         ) else -1  # fmt: skip
-        self._is_method = bool(names) and names[0] in ("self", "cls")
         self._key = key
         self._paths = files
         self._files = _files.Files(check)
         self._version = version
-        self._prints: dict[type | None, Any] = {}
+        self._is_method = bool(names) and names[0] in ("self", "cls")
+        self._code = code
+        self._codes: dict[tuple[type, ...], _Code] = {}
         self._number = int.from_bytes(_digest(self.name.encode())[:8], "little")
         self._slot = next(_numbers) % len(_told)
         _told[self._slot] = 0
@@ -198,40 +248,54 @@ class Memoized:
 
     # ---- keys ----------------------------------------------------------------------------
 
-    def fingerprint(self, args: tuple[Any, ...]) -> Any:
-        """Returns the fingerprint of the function, as it is now."""
-        cls = None
-        if self._is_method and args:
-            cls = args[0] if isinstance(args[0], type) else type(args[0])
-        found = self._prints.get(cls)
-        if found is None or not found.still():
-            found = self._prints[cls] = Fingerprint(self.function, cls, self._version)
-        return found
+    def made_of(self) -> tuple[Any, ...]:
+        """What the values depend on besides their arguments."""
+        return self.function, self._key, self._paths, self._version
 
-    def unfollowed(self) -> list[str]:
-        return sorted({text for found in self._prints.values() for text in found.unfollowed})
+    def code(self, args: tuple[Any, ...]) -> bytes:
+        """The digest of what the values depend on besides key and files, as it is now."""
+        if self._code is not None:
+            return self._code
+        types = tuple(map(type, args))
+        if self._is_method and args and isinstance(args[0], type):
+            types = (args[0], *types[1:])
+        found = self._codes.get(types)
+        if found is None or not found.holds():
+            if len(self._codes) >= KINDS_MOST:
+                self._codes.clear()
+            found = self._codes[types] = _Code(self, args, found)
+        return found.digest
+
+    def unfollowed(self) -> set[str]:
+        """Why the source of the whole program counts, once this process has called it."""
+        return {code.whole for code in self._codes.values() if code.whole is not None}
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Returns what the value depends on besides files."""
+        given = self._given(args, kwargs)
+        if self._files.is_new_epoch(given):
+            for found in self._codes.values():
+                found.begin_epoch()
+        # With a key= the other arguments may have code of the program's.
+        return self.code((*args, *kwargs.values()) if self._key is not None else args[:1]) + given
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         if self._key is not None:
-            given = canonical(self._key(*args, **kwargs), self._key_name)
-        else:
-            if kwargs or len(args) != self._positional:
-                bound = self._signature.bind(*args, **kwargs)
-                bound.apply_defaults()
-                args = tuple(bound.arguments.values())
-            given = canonical(args, f"the tuple of arguments of {self.function.__qualname__}")
-        print_: bytes = self.fingerprint(args).digest
-        return print_ + given
+            return canonical(self._key(*args, **kwargs), self._key_name)
+        if kwargs or len(args) != self._positional:
+            bound = self._signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            args = tuple(bound.arguments.values())
+        return canonical(args, f"the tuple of arguments of {self.function.__qualname__}")
 
     def key_words(self, calls: Iterable[tuple[Any, ...]]) -> Iterator[int]:
         """The first eight bytes of the digests of the values for these arguments. Much faster than
         key(), as the function is looked at once."""
         assert self._key is not None
-        print_: bytes | None = None
+        code: bytes | None = None
         for args in calls:
-            print_ = self.fingerprint(args).digest if print_ is None else print_
-            key: bytes = print_ + canonical(self._key(*args))
+            code = self.code(args) if code is None else code
+            key = code + canonical(self._key(*args))
             yield int.from_bytes(_digest(key)[:8], sys.byteorder)
 
     # ---- calls ---------------------------------------------------------------------------
@@ -245,12 +309,12 @@ class Memoized:
         paths: tuple[str, ...] = ()
         if self._paths is not None:
             paths = _files.paths_of(self._paths(*args, **kwargs))
-            known = self._files.stamps(paths, key)
+            known = self._files.stamps(paths)
             digest = _digest(key, _files.stamped(key, paths, known))
         else:
             digest = _digest(key)
-        if _made_each_time:
-            with seeded(digest):
+        if _draws is not None:
+            with seeded(digest, self._generators(args), self._note_draws):
                 value = self.function(*args, **kwargs)
             return value if part is None else parts.of(value, part)
         try:
@@ -267,7 +331,12 @@ class Memoized:
         if entry is None:
             return False, None
         try:
-            return values.read(entry) if part is None else parts.read(entry, part, self.name)
+            description, _, opened = (entry.describe() or b"").partition(b"\n")
+            if not description or (opened and not self._files.still(opened)):
+                return False, None
+            if part is None:
+                return values.read(entry, description)
+            return parts.read(entry, description, part, self.name)
         except OSError as error:
             self._tell(READ, "minato.Cache could not read a value of %s from %s (%s). Such values are "
                        "made again.", self.name, self.cache.directory, error)  # fmt: skip
@@ -288,17 +357,19 @@ class Memoized:
                 if found:
                     return value
                 start = time.perf_counter_ns()
-                with seeded(digest):
+                with _files.noted() as opened, seeded(
+                    digest, self._generators(args), self._tell_of_draws
+                ):
                     value = self.function(*args, **kwargs)
                 made_ns = time.perf_counter_ns() - start
-                return self._keep(store, digest, value, made_ns, paths, before, part)
+                return self._keep(store, digest, value, made_ns, paths, before, opened, part)
             finally:
                 if claimed:
                     store.release(digest, claimed)
 
     def _keep(
         self, store: Store, digest: bytes, value: Any, made_ns: int, paths: tuple[str, ...],
-        before: tuple[Any, ...], part: Any,
+        before: tuple[Any, ...], opened: _files.Opened, part: Any,
     ) -> Any:  # fmt: skip
         """Stores a value that was made, and returns what a hit would."""
         encoded = values.encode(value, self.name)
@@ -307,9 +378,13 @@ class Memoized:
         same = not paths or (
             _files.settled(before) and self._files.fresh(paths) == before
         )  # fmt: skip
-        if same:
+        told = b"" if self._files.check == "never" else opened.told(paths)
+        if same and told is not None:
+            description = encoded.description + (b"\n" + told if told else b"")
             try:
-                result = store.put(digest, made_ns, *encoded, self._number, self.evicts)
+                result = store.put(
+                    digest, made_ns, description, encoded.parts, self._number, self.evicts
+                )
                 if result == TOO_LARGE:
                     self._warn_of_large(store, encoded)
                 elif result == NO_ROOM and self.cache.directory is not None:
@@ -329,6 +404,24 @@ class Memoized:
             "cache, at most 1 GiB. They are made each time. A larger cache takes them, or a function "
             "that returns less at once.", self.name, size, store.stats()["largest"],
         )  # fmt: skip
+
+    def _generators(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        """Generators that the function may draw from, besides the global ones."""
+        found = depends.generators_of(args[0]) if args else {}
+        for code in self._codes.values():
+            found |= code.generators
+        return found
+
+    def _tell_of_draws(self, generator: str) -> None:
+        self._tell(
+            DRAWS, "%s draws random numbers from %s, and the cache keeps what it returned the first time: "
+            "later epochs get the same numbers. Draw them outside of the part that is cached.",
+            self.name, generator,
+        )  # fmt: skip
+
+    def _note_draws(self, generator: str) -> None:
+        if _draws is not None:
+            _draws.add(f"{generator} in {self.name}, which a cache keeps")
 
     def _tell(self, what: int, text: str, *values: Any) -> None:
         """A warning in the log, once of each kind for this process and its forks."""

@@ -15,7 +15,7 @@ from .._memory_limit import ranks_here
 from ..dataset_calls import own_attributes
 from .cache import Cache, any_open
 from .datasets import leaves
-from .fingerprint import _codes
+from .depends import codes
 from .room import holds, parts_of, size_for
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _caches_in(function: types.FunctionType) -> Iterator[Cache]:
     if memoized is not None:
         yield memoized.cache
         return
-    for code in _codes(function.__code__):
+    for code in codes(function.__code__):
         for name in code.co_names:
             named = function.__globals__.get(name)
             if isinstance(named, types.FunctionType) and "__minato_memoized__" in vars(named):

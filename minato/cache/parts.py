@@ -76,15 +76,12 @@ def _box(shape: list[int], indices: tuple[Any, ...]) -> tuple[list[int], list[in
     return start, count, tuple(rest)
 
 
-def read(entry: _cache.Entry, part: Any, name: str) -> tuple[bool, Any]:
+def read(entry: _cache.Entry, description: bytes, part: Any, name: str) -> tuple[bool, Any]:
     """Whether the entry is still there, and a new copy of a part of its value."""
-    description = entry.describe()
-    if description is None:
-        return False, None
     node = check(description, name)
     letter, kind, shape, order = node
     if order is not None:  # another order of axes than C's: all of it, then the part
-        found, value = values.read(entry)
+        found, value = values.read(entry, description)
         return found, of(value, part) if found else None
     start, count, rest = _box(shape, _slices(part, len(shape)))
     if letter == "a":

@@ -314,11 +314,8 @@ def parsed(description: bytes) -> Any:
     return node
 
 
-def read(entry: _cache.Entry) -> tuple[bool, Any]:
+def read(entry: _cache.Entry, description: bytes) -> tuple[bool, Any]:
     """Whether the entry is still there, and a new copy of its value."""
-    description = entry.describe()
-    if description is None:
-        return False, None
     node = parsed(description)
     targets: list[Any] = []
     objects: list[Any] = []

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from minato.cache.keys import ARRAY_MOST, canonical
 
 EQUAL = [
-    (1, np.int64(1)), (1, np.uint8(1)), (1, torch.tensor(1)), (1, np.array(1)),
-    (True, np.bool_(True)), (True, torch.tensor(True)), (0.5, np.float32(0.5)),
-    (0.5, torch.tensor(0.5)), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({1, 2, 3}, {3, 2, 1}),
+    (np.int64(1), np.int64(1)), (np.longdouble(1), np.longdouble("1.0")), (10**5000, 10**5000), (..., ...),
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({1, 2, 3}, {3, 2, 1}),
     (np.arange(4), np.arange(8)[::2] // 2), (torch.arange(4), torch.arange(4)),
     (torch.eye(3).t(), torch.eye(3)), (Path("a") / "b", Path("a/b")),
 ]  # fmt: skip
@@ -27,6 +26,10 @@ DIFFERENT = [
     ([], ()), ({}, set()), (set(), frozenset()), (0.0, -0.0), (1j, 1.0),
     (np.arange(4), torch.arange(4)), (np.arange(4, dtype="i4"), np.arange(4, dtype="i8")),
     (np.zeros((2, 3)), np.zeros((3, 2))), (torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)),
+    (1, np.int64(1)), (1, torch.tensor(1)), (1, np.array(1)), (np.int64(1), np.array(1)), (True, np.bool_(True)),
+    (0.5, np.float32(0.5)), (np.uint8(200), np.int64(200)), (np.longdouble(1), np.longdouble(2)), (..., None),
+    (np.zeros(1, "i4,i4"), np.zeros(1, "f4,f4")), (np.zeros(1, [("a", "i4")]), np.zeros(1, [("b", "i4")])),
+    (10**5000, 10**5000 + 1), ("a", np.str_("a")), (np.datetime64("2020-01-01"), np.datetime64("2020-01-02")),
     (slice(1), slice(0, 1)), (range(3), (0, 1, 2)), ("\ud800", "\ud801"),
 ]  # fmt: skip
 

@@ -297,7 +297,7 @@ class Odd(Parts):
 
     def __init__(self, calls: Calls) -> None:
         super().__init__(calls)
-        self.reader = object()
+        self.reader = threading.local()
 
     def read(self, i: int) -> bytes:
         assert self.reader is not None
@@ -314,7 +314,7 @@ class Keyed(Odd):
 
 def test_an_attribute_without_a_key_is_named(calls: Calls) -> None:
     loader = minato.DataLoader(Odd(calls), 5, cache=new_cache())
-    with pytest.raises(TypeError, match=r"they use self\.reader, .*cache_key\(self, i\)"):
+    with pytest.raises(TypeError, match=r"they use self\.reader, .*_thread\._local .*cache_key\(self, i\)"):
         list(loader)
 
 

@@ -26,7 +26,7 @@ def through_store(value: Any) -> Any:
     assert store.put(b"k" * 16, 1, *encoded) == 0
     entry = store.find(b"k" * 16, True)
     assert entry is not None
-    there, found = values.read(entry)
+    there, found = values.read(entry, entry.describe() or b"")
     assert there
     same(found, values.copy(encoded))  # a miss returns what a hit would
     return found

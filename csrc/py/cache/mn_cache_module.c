@@ -48,7 +48,9 @@ cache_free(void *module)
 static PyMethodDef cache_methods[] = {
     {"fill", mn_cache_fill, METH_VARARGS, mn_cache_fill_doc},
     {"parts", mn_cache_parts, METH_O, mn_cache_parts_doc},
+    {"plain", mn_cache_plain, METH_O, mn_cache_plain_doc},
     {"sweep", mn_cache_sweep, METH_VARARGS, mn_cache_sweep_doc},
+    {"unchanged", mn_cache_unchanged, METH_O, mn_cache_unchanged_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -39,6 +39,16 @@ extern const char mn_cache_parts_doc[];
 PyObject *
 mn_cache_parts(PyObject *module, PyObject *arg);
 
+/* plain(value): the digest of a plain value. */
+extern const char mn_cache_plain_doc[];
+PyObject *
+mn_cache_plain(PyObject *module, PyObject *value);
+
+/* unchanged(records): whether names still stand for the same objects. */
+extern const char mn_cache_unchanged_doc[];
+PyObject *
+mn_cache_unchanged(PyObject *module, PyObject *records);
+
 /* sweep(folder, name): removes what killed processes have left in memory. */
 extern const char mn_cache_sweep_doc[];
 PyObject *

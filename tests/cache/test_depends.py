@@ -1,0 +1,574 @@
+"""What a value depends on: any edit that can change it makes another digest, or is refused."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import operator
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import minato
+from minato.cache.depends import Depends, Unknown, is_data, of_call, of_methods
+
+from .support import Calls, new_cache
+
+HEAD = """
+import enum, functools, operator, types
+import numpy as np
+import torch
+import helpers
+from helpers import scaled
+"""
+HELPERS = """
+LIMIT = 7
+def a(x): return x * 10
+def b(x): return x
+def scaled(k):
+    def decorate(f):
+        @functools.wraps(f)
+        def inner(*args): return f(*args) * k
+        return inner
+    return decorate
+class Reader:
+    factor = 10
+    def read(self, i): return i * self.factor
+    def other(self): return 5
+import functools
+"""
+#: name -> (program with a function or method `load`, the edited text, its new text)
+FORMS = {
+    "constant": ("SIZE = 3\ndef load(i): return i * SIZE", "SIZE = 3", "SIZE = 4"),
+    "nested function": ("def load(i):\n    def f(x): return x * 2\n    return f(i)", "x * 2", "x * 3"),
+    "default": ("def load(i, by=2): return i * by", "by=2", "by=4"),
+    "keyword default": ("def load(i, *, by=2): return i * by", "by=2", "by=4"),
+    "default of a helper": ("def f(x, by=2): return x * by\ndef load(i): return f(i)", "by=2", "by=4"),
+    "list": ("TABLE = [1, 2]\ndef load(i): return TABLE[i]", "[1, 2]", "[1, 3]"),
+    "array": ("TABLE = np.arange(3)\ndef load(i): return TABLE[i]", "arange(3)", "arange(4)"),
+    "tensor": ("TABLE = torch.arange(3)\ndef load(i): return TABLE[i]", "arange(3)", "arange(4)"),
+    "dict of functions": ("def f(x): return x * 2\nT = {1: f}\ndef load(i): return T[i](i)", "x * 2", "x * 3"),
+    "helper of a module": ("def load(i): return helpers.a(i)", "x * 10", "x * 100"),
+    "helpers used in two functions": (
+        "def check(i): return helpers.b(i)\ndef load(i): return check(i) + helpers.a(i)", "x * 10", "x * 100"),
+    "constant of a module": ("def load(i): return i * helpers.LIMIT", "LIMIT = 7", "LIMIT = 8"),
+    "import inside": ("def load(i):\n    from helpers import a\n    return a(i)", "x * 10", "x * 100"),
+    "module imported inside": ("def load(i):\n    import helpers as h\n    return h.a(i)", "x * 10", "x * 100"),
+    "module as an argument": (
+        "def f(m, i): return m.a(i)\ndef load(i): return f(helpers, i)", "x * 10", "x * 100"),
+    "class constant": ("class C:\n    SIZE = 3\ndef load(i): return i * C.SIZE", "SIZE = 3", "SIZE = 5"),
+    "constant of a base class": (
+        "class B:\n    SIZE = 3\nclass C(B): pass\ndef load(i): return i * C.SIZE", "SIZE = 3", "SIZE = 5"),
+    "enum": ("class E(enum.Enum):\n    A = 3\ndef load(i): return i * E.A.value", "A = 3", "A = 5"),
+    "object": ("class C:\n    def __init__(self, k): self.k = k\nC1 = C(3)\ndef load(i): return i * C1.k",
+               "C(3)", "C(4)"),
+    "method of an object": ("R = helpers.Reader()\ndef load(i): return R.read(i)", "i * self.f", "1 + self.f"),
+    "class attribute of an object": ("R = helpers.Reader()\ndef load(i): return R.read(i)", "= 10", "= 100"),
+    "slots": ("class C:\n    __slots__ = ('k',)\n    def __init__(self, k): self.k = k\nC1 = C(3)\n"
+              "def load(i): return i * C1.k", "C(3)", "C(4)"),
+    "not pickled": ("class C:\n    def __init__(self, k): self.k = k\n    def __getstate__(self): return {}\n"
+                    "C1 = C(3)\ndef load(i): return i * C1.k", "C(3)", "C(4)"),
+    "bound method": ("read = helpers.Reader().read\ndef load(i): return read(i)", "= 10", "= 100"),
+    "method of a list": ("at = [1, 2, 3].__getitem__\ndef load(i): return at(i)", "[1, 2, 3]", "[1, 2, 4]"),
+    "property": ("class C:\n    @property\n    def k(self): return 3\ndef load(i): return i * C().k",
+                 "return 3", "return 4"),
+    "cached property": ("class C:\n    @functools.cached_property\n    def k(self): return 3\n"
+                        "def load(i): return i * C().k", "return 3", "return 4"),
+    "static method": ("class C:\n    @staticmethod\n    def k(): return 3\ndef load(i): return i * C.k()",
+                      "return 3", "return 4"),
+    "descriptor": ("class D:\n    def __get__(self, *_): return 3\nclass C:\n    k = D()\n"
+                   "def load(i): return i * C().k", "return 3", "return 4"),
+    "metaclass": ("class M(type):\n    def __len__(cls): return 3\nclass C(metaclass=M): pass\n"
+                  "def load(i): return i * len(C)", "return 3", "return 4"),
+    "decorator's argument": ("@scaled(10)\ndef f(i): return i\ndef load(i): return f(i)",
+                             "scaled(10)", "scaled(100)"),
+    "decorated function": ("@scaled(10)\ndef f(i): return i + 1\ndef load(i): return f(i)", "i + 1", "i + 2"),
+    "decorator of a package": ("@torch.no_grad()\ndef f(i): return i + 1\ndef load(i): return f(i)",
+                               "i + 1", "i + 2"),
+    "wrapper named as a package's": (
+        "@functools.wraps(np.sum)\ndef f(i): return i + 1\ndef load(i): return f(i)", "i + 1", "i + 2"),
+    "lru_cache": ("@functools.lru_cache\ndef f(i): return i + 1\ndef load(i): return f(i)", "i + 1", "i + 2"),
+    "singledispatch": ("@functools.singledispatch\ndef f(i): return i\n@f.register\ndef _(i: int): return i + 1\n"
+                       "def load(i): return f(i)", "i + 1", "i + 2"),
+    "partial": ("f = functools.partial(pow, 3)\ndef load(i): return f(i)", "pow, 3", "pow, 4"),
+    "partial of a function": ("def g(k, i): return k + i\nf = functools.partial(g, 3)\ndef load(i): return f(i)",
+                              "k + i", "k - i"),
+    "closure": ("def outer(k):\n    def f(i): return i * k\n    return f\nf = outer(3)\ndef load(i): return f(i)",
+                "outer(3)", "outer(4)"),
+    "lambda": ("f = lambda x: x + 1\ndef load(i): return f(i)", "x + 1", "x + 2"),
+    "methodcaller": ("f = operator.methodcaller('read', 1)\nR = helpers.Reader()\ndef load(i): return f(R)",
+                     "= 10", "= 100"),
+    "attribute of a function": ("def f(i): return i * f.k\nf.k = 3\ndef load(i): return f(i)", "f.k = 3", "f.k = 4"),
+    "np.vectorize": ("def one(x): return x * 10\nf = np.vectorize(one)\ndef load(i): return f(i)",
+                     "x * 10\nf", "x * 100\nf"),
+    "module of torch": ("pad = torch.nn.ConstantPad1d(1, 10.0)\ndef load(i): return pad(torch.zeros(1, i))",
+                        "10.0", "100.0"),
+    "weights": ("net = torch.nn.Linear(1, 1)\ntorch.nn.init.constant_(net.weight, 3.0)\n"
+                "torch.nn.init.zeros_(net.bias)\ndef load(i): return net(torch.zeros(i, 1))", "3.0", "4.0"),
+    "torch.jit.script": ("@torch.jit.script\ndef f(x: torch.Tensor): return x * 10\ndef load(i): return f(i)",
+                         "x * 10\ndef load", "x * 100\ndef load"),
+    "torch.compile": ("@torch.compile(backend='eager')\ndef f(x): return x * 10\ndef load(i): return f(i)",
+                      "x * 10\ndef load", "x * 100\ndef load"),
+    "getattr": ("def load(i): return getattr(helpers, 'ab'[0])(i)", "x * 10", "x * 100"),
+    "globals": ("def f(x): return x + 1\ndef load(i): return globals()['f'](i)", "x + 1", "x + 2"),
+    "eval": ("def f(x): return x + 1\ndef load(i): return eval('f(i)')", "x + 1", "x + 2"),
+    "class of an argument": ("def load(r, i): return r.read(i)", "= 10", "= 100"),
+    "exception": ("def load(i):\n    try: return 1 / i\n    except ZeroDivisionError: return 3", "return 3", "return 4"),
+}  # fmt: skip
+#: the same with a method `load` of a class Scans, whose state the key stands for
+METHODS = {
+    "method": ("def load(self, i): return self.f(i)\n    def f(self, i): return i + 1", "i + 1", "i + 2"),
+    "class constant": ("K = 3\n    def load(self, i): return i * self.K", "K = 3", "K = 4"),
+    "constant by cls": ("K = 3\n    @classmethod\n    def f(cls): return cls.K\n    def load(self, i): return self.f()",
+                        "K = 3", "K = 4"),
+    "super": ("def load(self, i): return super().f(i)", "i - 1", "i - 2"),
+    "inherited": ("def load(self, i): return self.f(i)", "i - 1", "i - 2"),
+    "property": ("def load(self, i): return self.k\n    @property\n    def k(self): return 3", "return 3", "return 4"),
+    "self handed on": ("def load(self, i): return show(self, i)\n    def f(self, i): return i + 1", "i + 1", "i + 2"),
+    "self in a lambda": ("def load(self, i): return (lambda: self.f(i))()\n    def f(self, i): return i + 1",
+                         "i + 1", "i + 2"),
+    "self called": ("def load(self, i): return self(i)\n    def __call__(self, i): return i + 1", "i + 1", "i + 2"),
+    "self indexed": ("def load(self, i): return self[i]\n    def __getitem__(self, i): return i + 1",
+                     "i + 1", "i + 2"),
+    "__getattr__": ("def load(self, i): return self.any(i)\n    def __getattr__(self, name): return lambda i: i + 1",
+                    "i + 1", "i + 2"),
+    "reader in an attribute": ("def __init__(self): self.r = helpers.Reader()\n"
+                               "    def load(self, i): return self.r.read(i)", "= 10", "= 100"),
+    "decorated method": ("@scaled(10)\n    def f(self, i): return i\n    def load(self, i): return self.f(i)",
+                         "scaled(10)", "scaled(100)"),
+    "partialmethod": ("def g(self, k): return k\n    f = functools.partialmethod(g, 3)\n"
+                      "    def load(self, i): return self.f()", "(g, 3)", "(g, 4)"),
+}  # fmt: skip
+BASE = "class Base:\n    def f(self, i): return i - 1\ndef show(scans, i): return scans.f(i)\nclass Scans(Base):\n    "
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModuleType]]:
+    """Writes a program, edited or not, and imports it anew."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def load(text: str, old: str = "", new: str = "") -> ModuleType:
+        assert not old or (text + HELPERS).count(old) == 1, old
+        for name, content in (("helpers", HELPERS), ("prog", HEAD + text)):
+            (tmp_path / f"{name}.py").write_text(textwrap.dedent(content.replace(old, new) if old else content))
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        return importlib.import_module("prog")
+
+    yield load
+    for name in ("helpers", "prog"):
+        sys.modules.pop(name, None)
+
+
+def digest(module: ModuleType) -> bytes:
+    args: tuple[Any, ...] = (1,)
+    if hasattr(module, "Scans"):
+        return of_call((module.Scans.load, None, None, 1), (module.Scans(), *args), True).digest()
+    if module.load.__code__.co_varnames[0] == "r":
+        args = module.helpers.Reader(), 1
+    return of_call((module.load, None, None, 1), args, False).digest()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_edit_below_a_function_changes_its_digest(program: Callable[..., ModuleType], form: str) -> None:
+    before = digest(program(FORMS[form][0]))
+    assert digest(program(FORMS[form][0])) == before
+    assert digest(program(*FORMS[form])) != before
+
+
+@pytest.mark.parametrize("form", METHODS)
+def test_edit_below_a_method_changes_its_digest(program: Callable[..., ModuleType], form: str) -> None:
+    text, old, new = METHODS[form]
+    before = digest(program(BASE + text))
+    assert digest(program(BASE + text)) == before
+    assert digest(program(BASE + text, old, new)) != before
+
+
+@pytest.mark.parametrize("text, old, new", [
+    ("def load(i): return helpers.a(i)\ndef unused(x): return x - 1", "x - 1", "x - 2"),
+    ("# a comment\ndef load(i): return helpers.a(i)", "# a comment", "# a comment\n# of two lines"),
+    (BASE + "def load(self, i): return self.f(i)\n    def augment(self, x): return x * 2", "x * 2", "x * 3"),
+    (BASE + "K = 3\n    def load(self, i): return super().f(i)", "K = 3", "K = 4"),
+], ids=["unused function", "comment", "unused method", "unused constant"])  # fmt: skip
+def test_edit_elsewhere_keeps_the_values(
+    program: Callable[..., ModuleType], text: str, old: str, new: str
+) -> None:
+    assert digest(program(text)) == digest(program(text, old, new))
+
+
+def test_object_without_state_is_refused_or_answered_for(program: Callable[..., ModuleType]) -> None:
+    module = program("import threading\nown = threading.local()\ndef load(i): return own.k")
+    with pytest.raises(Unknown, match=r"own, of the type _thread\._local"):
+        of_call((module.load, None, None, None), (1,), False)
+    assert of_call((module.load, None, None, 1), (1,), False).digest()
+    kept = new_cache().memoize()(module.load)
+    with pytest.raises(TypeError, match=r"it uses own, .*memoize\(\) a version="):
+        kept(1)
+
+
+def test_changes_while_a_program_runs_count(program: Callable[..., ModuleType]) -> None:
+    module = program("\n" + textwrap.dedent("""
+        SIZE, TABLE = 1, [1]
+        class C:
+            k = 1
+            def f(self): return 1
+        def outer():
+            n = 1
+            def get(): return n
+            def put(to):
+                nonlocal n
+                n = to
+            return get, put
+        get, put = outer()
+        def load(i): return SIZE, TABLE[0], C.k, C().f(), get()
+    """))
+    load = new_cache().memoize()(module.load)
+    assert load(0) == load(0) == (1, 1, 1, 1, 1)
+    module.SIZE = 2  # type: ignore[attr-defined]
+    assert load(0) == (2, 1, 1, 1, 1)
+    module.TABLE[0] = 2
+    assert load(0) == (2, 2, 1, 1, 1)
+    module.C.k = 2
+    assert load(0) == (2, 2, 2, 1, 1)
+    module.C.f = lambda self: 2
+    assert load(0) == (2, 2, 2, 2, 1)
+    module.put(2)
+    assert load(0) == (2, 2, 2, 2, 2)
+    module.load.__code__ = (lambda i: i).__code__
+    assert load(0) == 0
+
+
+def test_cell_with_edited_helper_gets_new_key() -> None:
+    """At a prompt, and by tools that change the code of a function in place."""
+    names: dict[str, Any] = {"cache": new_cache(), "__name__": "__main__"}
+    exec("def helper(x):\n    return x + 1\n", names)
+    exec("@cache.memoize()\ndef make(x):\n    return helper(x) * SCALE\nSCALE = 10", names)
+    assert names["make"](1) == names["make"](1) == 20
+    exec("def helper(x):\n    return x + 2\n", names)
+    assert names["make"](1) == 30
+    exec("SCALE = 100", names)
+    assert names["make"](1) == 300
+    names["helper"].__code__ = (lambda x: x).__code__
+    assert names["make"](1) == 100
+    exec("def helper(x):\n    return x + 1\nSCALE = 10", names)
+    assert names["make"](1) == 20
+    assert names["cache"].stats()["stored"] == 4
+
+
+def test_paths_of_a_large_dataset_are_compared_at_memory_speed() -> None:
+    depends = Depends(False)
+    paths = [f"/data/{i}.jpg" for i in range(100_000)]
+    depends.add("paths", [(path, i) for i, path in enumerate(paths)])
+    before = depends.parts["paths"]
+    depends.add("paths", [(path, i + (i == 99_999)) for i, path in enumerate(paths)])
+    assert depends.parts["paths"] != before and is_data(paths)
+
+
+# ---- datasets ------------------------------------------------------------------------------------
+
+
+class Base(torch.utils.data.Dataset[Any]):
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return 2
+
+    def item(self, i: int) -> Any:
+        return self.items[i]
+
+    def read(self, i: int) -> Any:
+        return self.items[i]
+
+    def decode(self, raw: Any, i: int) -> float:
+        return float(raw)
+
+    def augment(self, value: float, i: int) -> float:
+        return value
+
+    def __getitem__(self, i: int) -> float:
+        return self.augment(self.decode(self.read(i), i), i)
+
+
+def helper(dataset: Any, i: int) -> Any:
+    return dataset.items[i]
+
+
+class Holder:
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def read(self, i: int) -> Any:
+        return self.dataset.items[i]
+
+
+class ByPartial(Base):
+    def read(self, i: int) -> Any:
+        return functools.partial(helper, self)(i)
+
+
+class ByObject(Base):
+    def read(self, i: int) -> Any:
+        return Holder(self).read(i)
+
+
+class ByHolder(Base):
+    def __init__(self, items: Any) -> None:
+        super().__init__(items)
+        self.holder = Holder(self)
+
+    def read(self, i: int) -> Any:
+        return self.holder.read(i)
+
+
+class ByCachedProperty(Base):
+    @functools.cached_property
+    def listed(self) -> list[Any]:
+        return list(self.items)
+
+    def read(self, i: int) -> Any:
+        return self.listed[i]
+
+
+class ByMethodCaller(Base):
+    def read(self, i: int) -> Any:
+        return operator.methodcaller("item", i)(self)
+
+
+class ByAlias(Base):
+    def read(self, i: int) -> Any:
+        me = self
+        return me.items[i]
+
+
+class ByCall(Base):
+    def __call__(self, i: int) -> Any:
+        return self.items[i]
+
+    def read(self, i: int) -> Any:
+        return self(i)
+
+
+class ByName(Base):
+    def read(self, i: int) -> Any:
+        return getattr(self, "it" + "ems")[i]
+
+
+class ByDict(Base):
+    def read(self, i: int) -> Any:
+        return self.__dict__["items"][i]
+
+
+class ByGetattr(Base):
+    def __getattr__(self, name: str) -> Any:
+        if name != "other":
+            raise AttributeError(name)
+        return self.__dict__["items"]
+
+    def read(self, i: int) -> Any:
+        return self.other[i]
+
+
+class ByComprehension(Base):
+    def read(self, i: int) -> Any:
+        return [helper(self, i) for _ in range(1)][0]
+
+
+class ByBoundMethod(Base):
+    def __init__(self, items: Any) -> None:
+        super().__init__(items)
+        self.fetch = self.item
+
+    def read(self, i: int) -> Any:
+        return self.fetch(i)
+
+
+class Reading:
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def __call__(self, i: int) -> Any:
+        return self.items[i]
+
+
+class ByReplacedMethod(Base):
+    def __init__(self, items: Any) -> None:
+        super().__init__(None)
+        self.read = Reading(items)  # type: ignore[method-assign, assignment]
+
+
+class BySlots:
+    __slots__ = ("items",)
+    __init__ = Base.__init__
+    __len__, read, decode, augment, __getitem__ = (
+        Base.__len__, Base.read, Base.decode, Base.augment, Base.__getitem__
+    )  # fmt: skip
+
+
+def by_default(items: Any) -> Any:
+    class ByDefault(Base):
+        def read(self, i: int, items: Any = items) -> Any:
+            return items[i]
+
+    return ByDefault(None)
+
+
+def by_closure(items: Any) -> Any:
+    class ByClosure(Base):
+        def read(self, i: int) -> Any:
+            return items[i]
+
+    return ByClosure(None)
+
+
+def by_class(items: Any) -> Any:
+    return type("ByClass", (Base,), {"items": items, "__init__": lambda self: None})()
+
+
+KINDS: list[Any] = [
+    ByPartial, ByObject, ByHolder, ByCachedProperty, ByMethodCaller, ByAlias, ByCall, ByName, ByDict, ByGetattr,
+    ByComprehension, ByBoundMethod, ByReplacedMethod, BySlots, by_default, by_closure, by_class,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_datasets_with_other_items_share_no_sample(kind: Any) -> None:
+    cache = new_cache()
+    for items in ([1, 2], [10, 20]):
+        loader = minato.DataLoader(kind(items), cache=cache, form="decoded")
+        assert [float(batch) for batch in loader] == [float(item) for item in items]
+
+
+def test_only_attributes_that_are_used_count() -> None:
+    one, other = Base([1, 2]), Base([1, 2])
+    other.epochs = 7  # type: ignore[attr-defined]
+    found = [of_methods(dataset, ("read", "decode"), None, False) for dataset in (one, other)]
+    assert found[0].digest == found[1].digest and found[0].counted == "items"
+    whole = of_methods(ByAlias([1]), ("read",), None, False)
+    assert whole.counted == "every attribute (ByAlias.read hands on self)"
+    loader = minato.DataLoader(one, cache=new_cache(), form="decoded")
+    list(loader)
+    told = loader.stats()["cache"]
+    assert told is not None and told["counted"] == "items"
+
+
+class Scaled(Base):
+    def __getitem__(self, i: int) -> float:
+        return super().__getitem__(i) * 100
+
+
+class Shifted(Base):
+    def __getitem__(self, i: int) -> float:
+        j = (i + 1) % 2
+        return self.augment(self.decode(self.read(j), j), j)
+
+
+@pytest.mark.parametrize("kind", [Scaled, Shifted])
+def test_dataset_that_makes_other_samples_is_refused(kind: Any) -> None:
+    with pytest.raises(TypeError, match=rf"in place of {kind.__name__}\.__getitem__"):
+        minato.DataLoader(kind([1, 2]), cache="4MiB")
+
+
+class Counting(Base):
+    def read(self, i: int) -> Any:
+        self.calls = getattr(self, "calls", 0) + 1
+        return self.items[i]
+
+
+def test_attribute_that_changes_each_epoch_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    loader = minato.DataLoader(Counting([1, 2]), cache=new_cache(), form="decoded")
+    for _ in range(3):
+        assert [float(batch) for batch in loader] == [1.0, 2.0]
+    [line] = [one for one in caplog.messages if "since the last epoch" in one]
+    assert "self.calls" in line and "cache_key(self, i)" in line
+
+
+# ---- random numbers ------------------------------------------------------------------------------
+
+
+class Drawing(Base):
+    def __init__(self, where: str) -> None:
+        super().__init__([1, 2])
+        self.where, self.rng = where, np.random.default_rng(0)
+
+    def decode(self, raw: Any, i: int) -> float:
+        if self.where == "torch":
+            return float(torch.rand(()))
+        return float(np.random.rand() if self.where == "numpy.random" else self.rng.random())
+
+
+@pytest.mark.parametrize("where", ["torch", "numpy.random", "self.rng"])
+def test_draws_of_the_cached_part_are_told_once(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    loader = minato.DataLoader(Drawing(where), cache=new_cache(), form="decoded")
+    for _ in range(2):
+        list(loader)
+    [line] = [one for one in caplog.messages if "draws random numbers" in one]
+    assert f"numbers from {where}" in line and "Drawing" in line
+    report = minato.check_determinism(Drawing(where))
+    assert not report and where in str(report) and "cache" in str(report)
+
+
+def test_generators_and_locks_do_not_keep_samples_apart() -> None:
+    one, other = ByAlias([1, 2]), ByAlias([1, 2])
+    for dataset in (one, other):
+        dataset.lock, dataset.rng = threading.Lock(), np.random.default_rng()  # type: ignore[attr-defined]
+    assert of_methods(one, ("read",), None, False).digest == of_methods(other, ("read",), None, False).digest
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def test_file_that_python_opens_counts_unnamed(tmp_path: Path, calls: Calls) -> None:
+    file, other = tmp_path / "data", tmp_path / "other"
+    file.write_text("1")
+
+    @new_cache().memoize(key=lambda: 0)
+    def load() -> tuple[str, bool]:
+        calls.note()
+        return file.read_text(), other.exists() and other.read_text() == "there"
+
+    time.sleep(0.05)  # a file that was written just now is not trusted
+    assert load() == load() == ("1", False) and len(calls.all()) == 1
+    file.write_text("2")
+    time.sleep(0.05)
+    assert load() == load() == ("2", False) and len(calls.all()) == 2
+
+
+def test_folder_that_is_listed_counts(tmp_path: Path, calls: Calls) -> None:
+    @new_cache().memoize(key=lambda: 0)
+    def load() -> list[str]:
+        calls.note()
+        return sorted(path.name for path in tmp_path.glob("*.txt"))
+
+    (tmp_path / "a.txt").touch()
+    time.sleep(0.05)
+    assert load() == load() == ["a.txt"]
+    (tmp_path / "b.txt").touch()
+    time.sleep(0.05)
+    assert load() == ["a.txt", "b.txt"]
+
+
+def test_temporary_file_of_the_maker_does_not_count(tmp_path: Path, calls: Calls) -> None:
+    @new_cache().memoize(key=lambda: 0)
+    def load() -> str:
+        calls.note()
+        file = tmp_path / "scratch"
+        file.write_text("1")
+        return file.read_text()
+
+    assert load() == load() == "1" and len(calls.all()) == 1
+
+
+@pytest.fixture
+def calls(tmp_path_factory: pytest.TempPathFactory) -> Calls:
+    return Calls(tmp_path_factory.mktemp("calls") / "calls")
