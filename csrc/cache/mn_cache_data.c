@@ -16,7 +16,7 @@
 
 #define RESERVED_AT_ONCE (UINT64_C(1) << 20) /* takes less than a millisecond */
 
-/* Moves bytes between memory and the data of a file on a disk. 0 or -errno. */
+/* Moves bytes between memory and the data of a file. 0 or -errno. */
 static int
 transfer(const struct mn_cache_map *map, uint64_t off, char *at, uint64_t bytes, bool writes)
 {
@@ -95,33 +95,33 @@ struct writer {
     uint64_t payload; /* where it begins in the data */
     uint64_t nblocks; /* written so far */
     uint64_t filled;  /* bytes of the current block */
-    char *block;      /* in the mapping, or the buffer of a disk's */
+    char *block;      /* where pieces of several parts become one */
     uint64_t *sums;
     int error; /* of a system call, from which on nothing is written */
 };
 
-/* Ends the current block. */
 static void
-end_block(struct writer *w)
+write_block(struct writer *w, const void *block, uint64_t bytes)
 {
     uint64_t off = w->nblocks * MN_CACHE_BLOCK;
-    w->sums[w->nblocks++] = mn_cache_checksum(w->map->shape.salt + off, w->block, w->filled);
-    if (w->map->data != NULL) {
-        w->block += MN_CACHE_BLOCK;
+    w->sums[w->nblocks++] = mn_cache_checksum(w->map->shape.salt + off, block, bytes);
+    if (w->error == 0) {
+        w->error = write_file(w->map, w->payload + off, block, bytes);
     }
-    else if (w->error == 0) {
-        w->error = write_file(w->map, w->payload + off, w->block, w->filled);
-    }
-    w->filled = 0;
 }
 
-/* data NULL: zeros. */
+/* data NULL: zeros. A whole block goes to the file from where it is. */
 static void
 push(struct writer *w, const void *data, uint64_t bytes)
 {
     for (uint64_t done = 0; done < bytes;) {
         uint64_t left = bytes - done, room = MN_CACHE_BLOCK - w->filled;
         uint64_t n = left < room ? left : room;
+        if (data != NULL && n == MN_CACHE_BLOCK) {
+            write_block(w, (const char *)data + done, n);
+            done += n;
+            continue;
+        }
         if (data != NULL) {
             memcpy(w->block + w->filled, (const char *)data + done, n);
         }
@@ -131,7 +131,8 @@ push(struct writer *w, const void *data, uint64_t bytes)
         w->filled += n;
         done += n;
         if (w->filled == MN_CACHE_BLOCK) {
-            end_block(w);
+            write_block(w, w->block, w->filled);
+            w->filled = 0;
         }
     }
 }
@@ -172,11 +173,8 @@ end_entry(const struct writer *w, uint64_t off, const struct mn_cache_head *head
     const struct mn_cache_map *map = w->map;
     struct mn_cache_head copy = *head;
     uint64_t sums_bytes = w->nblocks * sizeof(*w->sums);
-    int rc = 0;
     copy.sums = mn_cache_checksum(map->shape.salt, w->sums, sums_bytes);
-    if (map->data == NULL) {
-        rc = write_file(map, off + sizeof(struct mn_cache_entry), w->sums, sums_bytes);
-    }
+    int rc = write_file(map, off + sizeof(struct mn_cache_entry), w->sums, sums_bytes);
     return rc != 0 ? rc : write_head(map, off, &copy, mn_cache_seal(map->shape.salt, &copy),
                                      "cache.written");
 }
@@ -186,21 +184,15 @@ mn_cache_data_write(const struct mn_cache_map *map, uint64_t off, const struct m
                     const struct mn_cache_part *description, const struct mn_cache_part *parts,
                     uint64_t nparts)
 {
-    struct writer w = {.map = map, .payload = off + mn_cache_payload_off(head->bytes)};
-    void *buffer = NULL;
-    if (map->data != NULL) {
-        struct mn_cache_entry *entry = (struct mn_cache_entry *)(map->data + off);
-        mn_a64_store_relaxed(&entry->seal, 0); /* no seal */
-        w.sums = (uint64_t *)(entry + 1);
-        w.block = map->data + w.payload;
+    void *buffer = malloc(MN_CACHE_BLOCK + mn_cache_nblocks(head->bytes) * sizeof(uint64_t));
+    if (buffer == NULL) {
+        return -ENOMEM;
     }
-    else {
-        buffer = malloc(MN_CACHE_BLOCK + mn_cache_nblocks(head->bytes) * sizeof(*w.sums));
-        if (buffer == NULL) {
-            return -ENOMEM;
-        }
-        w.block = buffer;
-        w.sums = (uint64_t *)(w.block + MN_CACHE_BLOCK);
+    struct writer w = {.map = map, .payload = off + mn_cache_payload_off(head->bytes),
+                       .block = buffer};
+    w.sums = (uint64_t *)(w.block + MN_CACHE_BLOCK);
+    if (map->data != NULL) {
+        mn_a64_store_relaxed(&((struct mn_cache_entry *)(map->data + off))->seal, 0); /* no seal */
     }
     w.error = write_head(map, off, head, mn_cache_seal_begun(map->shape.salt, head), "cache.taken");
     push_part(&w, description);
@@ -209,7 +201,7 @@ mn_cache_data_write(const struct mn_cache_map *map, uint64_t off, const struct m
         MN_FAULT("cache.part");
     }
     if (w.filled > 0) {
-        end_block(&w);
+        write_block(&w, w.block, w.filled);
     }
     int rc = w.error != 0 ? w.error : end_entry(&w, off, head);
     free(buffer);
