@@ -269,6 +269,21 @@ relieve(struct mn_cache *cache)
     mn_mutex_unlock(&cache->mutex);
 }
 
+/* Verifies an entry, and takes it out of the index if a checksum is wrong. */
+static bool
+verify(const struct opened *opened, const struct mn_cache_found *found)
+{
+    bool whole = mn_cache_found_verify(found);
+    if (!mn_cache_found_still(found)) {
+        return false;
+    }
+    mn_cache_index_mark(found, whole);
+    if (!whole) {
+        (void)mn_a64_add_relaxed(&found->map->slots[opened->file.slot].damaged, 1);
+    }
+    return whole;
+}
+
 /* Whether there is an entry that may be used. */
 static bool
 finds(const struct opened *opened, struct mn_cache_digest digest, struct mn_cache_found *found)
@@ -282,16 +297,8 @@ finds(const struct opened *opened, struct mn_cache_digest digest, struct mn_cach
     }
     struct mn_cache_segment *segment = &map->segments[found->segment];
     uint64_t session = mn_a64_load_relaxed(&map->header->session);
-    if (!found->verified) {
-        bool whole = mn_cache_found_verify(found);
-        if (!mn_cache_found_still(found)) {
-            return false;
-        }
-        mn_cache_index_mark(found, whole);
-        if (!whole) {
-            (void)mn_a64_add_relaxed(&map->slots[opened->file.slot].damaged, 1);
-            return false;
-        }
+    if (!found->verified && !verify(opened, found)) {
+        return false;
     }
     if (mn_a64_load_relaxed(&segment->used) != session) {
         mn_a64_store_relaxed(&segment->used, session);
@@ -330,6 +337,13 @@ mn_cache_find(struct mn_cache *cache, struct mn_cache_digest digest, bool count,
         (void)mn_a64_add_relaxed(&slot->misses, 1);
     }
     return hit ? 0 : MN_EMPTY;
+}
+
+bool
+mn_cache_check(struct mn_cache *cache, const struct mn_cache_found *found)
+{
+    const struct opened *opened = opened_of(cache);
+    return opened != NULL && found->map == &opened->file.map && verify(opened, found);
 }
 
 int

@@ -90,6 +90,11 @@ int
 mn_cache_find(struct mn_cache *cache, struct mn_cache_digest digest, bool count,
               struct mn_cache_found *found);
 
+/* Whether an entry is there and its checksums are right. A damaged one is counted and not found any
+ * more. */
+bool
+mn_cache_check(struct mn_cache *cache, const struct mn_cache_found *found);
+
 /* Copies bytes of the payload from `off` on; no check but of the bounds (-EINVAL). Another error:
  * they cannot be read. */
 int

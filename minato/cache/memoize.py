@@ -360,19 +360,20 @@ class Memoized:
                 with _files.noted() as opened, seeded(
                     digest, self._generators(args), self._tell_of_draws
                 ):
-                    value = self.function(*args, **kwargs)
+                    made = [self.function(*args, **kwargs)]
                 made_ns = time.perf_counter_ns() - start
-                return self._keep(store, digest, value, made_ns, paths, before, opened, part)
+                return self._keep(store, digest, made, made_ns, paths, before, opened, part)
             finally:
                 if claimed:
                     store.release(digest, claimed)
 
     def _keep(
-        self, store: Store, digest: bytes, value: Any, made_ns: int, paths: tuple[str, ...],
+        self, store: Store, digest: bytes, made: list[Any], made_ns: int, paths: tuple[str, ...],
         before: tuple[Any, ...], opened: _files.Opened, part: Any,
     ) -> Any:  # fmt: skip
-        """Stores a value that was made, and returns what a hit would."""
-        encoded = values.encode(value, self.name)
+        """Stores a value that was made, and returns what a hit would. made: the value alone, which
+        no variable holds besides: see values.copy()."""
+        encoded = values.encode(made[0], self.name)
         if part is not None:
             parts.check(encoded.description, self.name)
         same = not paths or (

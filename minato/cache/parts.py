@@ -76,6 +76,7 @@ def _box(shape: list[int], indices: tuple[Any, ...]) -> tuple[list[int], list[in
     return start, count, tuple(rest)
 
 
+@values.unless_damaged
 def read(entry: _cache.Entry, description: bytes, part: Any, name: str) -> tuple[bool, Any]:
     """Whether the entry is still there, and a new copy of a part of its value."""
     node = check(description, name)

@@ -3,9 +3,10 @@
 What can be stored: None, bool, int, float, complex, str, bytes, bytearray, NumPy's scalars, dense
 arrays, dense CPU tensors and PIL images. Dicts, lists and tuples of them can be stored, too. A
 stored value comes back as new objects of the same types, dtypes and, for dense arrays and tensors,
-strides. An array or tensor with gaps or overlaps comes back dense, as its copy would be. PIL images
-of any class come back as plain images; of their ``info`` only ``transparency`` is kept. All other
-subclasses are refused, because their extra state is unknown.
+strides. An array or tensor with gaps or overlaps comes back dense, as its copy would be. An object that
+a value holds twice comes back as one object. PIL images of any class come back as plain images, with
+those parts of their ``info`` that are numbers, text, bytes, or tuples of them. All other subclasses are
+refused, because their extra state is unknown.
 
 The description is JSON. None, bool, int and str stand for themselves. Everything else is a list:
 
@@ -14,10 +15,15 @@ The description is JSON. None, bool, int and str stand for themselves. Everythin
     ["d", keys, values]               a dict
     ["l", items], ["u", items]        a list, a tuple
     ["b", length], ["B", length]      bytes, a bytearray
-    ["h", hex]                        bytes in a key or in an image's transparency: no buffer
+    ["h", hex]                        bytes in a key or in an image's info: no buffer
     ["f", hex], ["c", hex, hex]       a float, a complex number
+    ["n", hex]                        an int that is too long for JSON
     ["g", dtype, hex]                 a NumPy scalar
+    ["s", text], ["z", hex]           NumPy's str_ and bytes_
     ["i", mode, size, length, extra]  a PIL image
+    ["r", number]                     an object that came before: arrays, tensors, dicts, lists,
+                                      bytearrays and images are numbered in the order in which they
+                                      begin, except in keys
 
 Buffers follow in the order of the description, without the empty ones. ``_encode``, ``_allocate``
 and ``_assemble`` must agree on this order.
@@ -25,8 +31,12 @@ and ``_assemble`` must agree on this order.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
-from collections.abc import Iterator
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,9 +49,10 @@ if CORE:
 
 #: kinds of dtypes that the buffer protocol knows
 PLAIN = "biufc"
-#: descriptions that were parsed; those of samples of one shape are equal
-_parsed: dict[bytes, Any] = {}
-PARSED_MOST = 4096
+#: descriptions of at most this many bytes are kept parsed, because samples of one shape share one
+SHORT = 4096
+#: Python prints no int of many more bits than this
+INT_BITS = 4096
 
 
 class Encoded(NamedTuple):
@@ -145,9 +156,9 @@ def _of_image(image: Any, where: str, parts: list[Any]) -> Any:
     palette = getattr(image, "palette", None)
     if image.mode in ("P", "PA") and palette is not None:
         extra["palette"] = [image.palette.mode, image.palette.tobytes().hex()]
-    transparency = image.info.get("transparency")
-    if transparency is not None:
-        extra["transparency"] = _encode(transparency, where, None)
+    for name, value in image.info.items():
+        with contextlib.suppress(TypeError):
+            extra.setdefault("info", []).append([_key(name, where), _key(value, where)])
     data = image.tobytes()
     if data:
         parts.append(data)
@@ -162,41 +173,69 @@ def _is_image(value: Any) -> bool:
     )
 
 
-def _of_container(value: Any, where: str, parts: list[Any] | None) -> Any:
+def _of_scalar(value: Any, where: str) -> Any:
+    """The description of a number or text; None: it is something else."""
     kind = type(value)
-    if kind is dict:
-        keys = [_encode(k, f"a key of {where}", None) for k in value]
-        return ["d", keys, [_encode(v, f"{where}[{k!r}]", parts) for k, v in value.items()]]
-    letter = "l" if kind is list else "u"
-    return [letter, [_encode(v, f"{where}[{i}]", parts) for i, v in enumerate(value)]]
-
-
-def _encode(value: Any, where: str, parts: list[Any] | None) -> Any:
-    """The value's description; appends its buffers to parts. None: it must do without buffers."""
-    kind = type(value)
-    if value is None or kind is bool or kind is int or kind is str:
+    if kind is bool or kind is str:
         return value
-    if kind is dict or kind is list or kind is tuple:
-        return _of_container(value, where, parts)
+    if kind is int:
+        return value if value.bit_length() <= INT_BITS else ["n", hex(value)]
     if kind is float:
         return ["f", value.hex()]
     if kind is complex:
         return ["c", value.real.hex(), value.imag.hex()]
+    if kind is np.str_:
+        return ["s", value[:]]  # str() leaves out zeros at the end
+    if kind is np.bytes_:
+        return ["z", value.hex()]
     if isinstance(value, np.generic) and kind.__module__ == "numpy":
         descr = _check_dtype(value.dtype, value, where)
         return ["g", descr, np.asarray(value).tobytes().hex()]
-    if parts is None:
-        if kind is bytes:
-            return ["h", value.hex()]
+    return None
+
+
+def _key(value: Any, where: str) -> Any:
+    """The description of a value without buffers: a number, text, bytes, or a tuple of them."""
+    kind = type(value)
+    if kind is tuple:
+        return ["u", [_key(inner, where) for inner in value]]
+    if kind is bytes:
+        return ["h", value.hex()]
+    found = _of_scalar(value, where)
+    if found is None and value is not None:
         raise refusal(value, where)
+    return found
+
+
+def _encode(value: Any, where: str, parts: list[Any], numbers: dict[int, int]) -> Any:
+    """The value's description; appends its buffers to parts. numbers: of the objects so far, by id."""
+    found = _of_scalar(value, where)
+    if found is not None or value is None:
+        return found
+    kind = type(value)
+    if kind is bytes:
+        if value:
+            parts.append(value)
+        return ["b", len(value)]
+    if kind is tuple:
+        return ["u", [_encode(v, f"{where}[{i}]", parts, numbers) for i, v in enumerate(value)]]
+    if id(value) in numbers:
+        return ["r", numbers[id(value)]]
+    numbers[id(value)] = len(numbers)
+    if kind is list:
+        return ["l", [_encode(v, f"{where}[{i}]", parts, numbers) for i, v in enumerate(value)]]
+    if kind is dict:
+        keys = [_key(k, f"a key of {where}") for k in value]
+        inner = [_encode(v, f"{where}[{k!r}]", parts, numbers) for k, v in value.items()]
+        return ["d", keys, inner]
     if kind is np.ndarray:
         return _of_array(value, where, parts)
     if kind is torch.Tensor:
         return _of_tensor(value, where, parts)
-    if kind is bytes or kind is bytearray:
+    if kind is bytearray:
         if value:
             parts.append(value)
-        return ["b" if kind is bytes else "B", len(value)]
+        return ["B", len(value)]
     if _is_image(value):
         return _of_image(value, where, parts)
     raise refusal(value, where)
@@ -206,7 +245,7 @@ def encode(value: Any, what: str) -> Encoded:
     """A value as its description and buffers, which still are the value's own memory. what: the
     function that returned it, for messages."""
     parts: list[Any] = []
-    node = _encode(value, f"what {what} returned", parts)
+    node = _encode(value, f"what {what} returned", parts, {})
     return Encoded(json.dumps(node, separators=(",", ":")).encode(), tuple(parts))
 
 
@@ -234,14 +273,44 @@ def _empty_tensor(node: Any) -> torch.Tensor:
     return torch.empty_strided(shape, strides, dtype=dtype)
 
 
-def _allocate(node: Any, targets: list[Any], objects: list[Any]) -> None:
+def _references(part: Any) -> int:
+    return sys.getrefcount(part.base)
+
+
+def _references_of_one() -> int:
+    """What _references() returns for an array that only one list holds, besides its part."""
+    made = [np.zeros(1)]
+    return _references(_flat(made[0]))
+
+
+_ONE = _references_of_one()
+
+
+def _alone(node: Any, part: Any) -> Any:
+    """The array that a buffer is of, if it is as a copy would be, and nothing but the value has it: then
+    no copy is needed. Else None."""
+    if type(part) is not np.ndarray or type(part.base) is not np.ndarray or _references(part) > _ONE:
+        return None
+    array = part.base
+    same = array.flags.owndata and array.flags.writeable and array.dtype.kind in PLAIN
+    same = same and list(array.shape) == node[2] and array.dtype.str == node[1]
+    return array if same and not weakref.getweakrefcount(array) else None
+
+
+def _allocate(
+    node: Any, targets: list[Any], objects: list[Any], parts: Sequence[Any] = ()
+) -> None:  # fmt: skip
     """Appends to objects each new array or tensor, and to targets where each buffer is to be copied,
-    in the order of the description."""
+    in the order of the description. parts: the buffers, if they are of a value that was just made,
+    whose own arrays can be taken."""
     if type(node) is not list:
         return
     letter = node[0]
     if letter == "a":
-        array, target = _empty_array(node)
+        array = _alone(node, parts[len(targets)]) if len(targets) < len(parts) else None
+        target = None
+        if array is None:
+            array, target = _empty_array(node)
         objects.append(array)
         if array.nbytes:
             targets.append(target)
@@ -252,10 +321,10 @@ def _allocate(node: Any, targets: list[Any], objects: list[Any]) -> None:
             targets.append((tensor.data_ptr(), tensor.numel() * tensor.element_size()))
     elif letter == "d":
         for inner in node[2]:
-            _allocate(inner, targets, objects)
+            _allocate(inner, targets, objects, parts)
     elif letter in "lu":
         for inner in node[1]:
-            _allocate(inner, targets, objects)
+            _allocate(inner, targets, objects, parts)
     elif letter in "bB" and node[1]:
         targets.append(node[1])
     elif letter == "i" and node[3]:
@@ -270,50 +339,87 @@ def _image(node: Any, made: Iterator[bytes]) -> Any:
     if "palette" in extra:
         palette_mode, data = extra["palette"]
         image.putpalette(bytes.fromhex(data), palette_mode)
-    if "transparency" in extra:
-        image.info["transparency"] = _assemble(extra["transparency"], iter(()), iter(()))
+    for key, value in extra.get("info", ()):
+        image.info[_of_key(key)] = _of_key(value)
     return image
 
 
-def _assemble(node: Any, objects: Iterator[Any], made: Iterator[bytes]) -> Any:
-    """The value, of objects and bytes that were made in the same order."""
+def _of_key(node: Any) -> Any:
+    return _assemble(node, iter(()), iter(()), [])
+
+
+def _assemble(
+    node: Any, objects: Iterator[Any], made: Iterator[bytes], before: list[Any]
+) -> Any:  # fmt: skip
+    """The value, of objects and bytes that were made in the same order. before: the numbered objects
+    so far."""
     if type(node) is not list:
         return node
     letter = node[0]
     if letter in "at":
-        return next(objects)
+        before.append(next(objects))
+        return before[-1]
+    if letter == "r":
+        return before[node[1]]
     if letter == "d":
-        keys = [_assemble(key, iter(()), iter(())) for key in node[1]]
-        return dict(zip(keys, [_assemble(inner, objects, made) for inner in node[2]]))
+        before.append(found := {})
+        keys = [_of_key(key) for key in node[1]]
+        found.update(zip(keys, [_assemble(one, objects, made, before) for one in node[2]]))
+        return found
     if letter == "l":
-        return [_assemble(inner, objects, made) for inner in node[1]]
+        before.append(items := [])
+        items += [_assemble(one, objects, made, before) for one in node[1]]
+        return items
     if letter == "u":
-        return tuple([_assemble(inner, objects, made) for inner in node[1]])
+        return tuple([_assemble(one, objects, made, before) for one in node[1]])
     if letter == "b":
         return next(made) if node[1] else b""
-    if letter == "h":
-        return bytes.fromhex(node[1])
     if letter == "B":
-        return bytearray(next(made)) if node[1] else bytearray()
-    if letter == "f":
-        return float.fromhex(node[1])
-    if letter == "c":
-        return complex(float.fromhex(node[1]), float.fromhex(node[2]))
-    if letter == "g":
-        return np.frombuffer(bytes.fromhex(node[2]), _dtype(node[1])).copy()[0]
-    return _image(node, made)
+        before.append(bytearray(next(made)) if node[1] else bytearray())
+        return before[-1]
+    if letter == "i":
+        before.append(_image(node, made))
+        return before[-1]
+    return _SCALARS[letter](*node[1:])
+
+
+#: the other letters
+_SCALARS: dict[str, Callable[..., Any]] = {
+    "h": bytes.fromhex, "f": float.fromhex, "n": lambda text: int(text, 16), "s": np.str_,
+    "z": lambda text: np.bytes_(bytes.fromhex(text)),
+    "c": lambda real, imag: complex(float.fromhex(real), float.fromhex(imag)),
+    "g": lambda descr, text: np.frombuffer(bytes.fromhex(text), _dtype(descr)).copy()[0],
+}  # fmt: skip
+
+
+@functools.lru_cache(maxsize=128)
+def _parsed(description: bytes) -> Any:
+    return json.loads(description)
 
 
 def parsed(description: bytes) -> Any:
     """The tree of a description, which callers must not change."""
-    node = _parsed.get(description)
-    if node is None:
-        node = json.loads(description)
-        if len(_parsed) < PARSED_MOST:
-            _parsed[description] = node
-    return node
+    return _parsed(description) if len(description) <= SHORT else json.loads(description)
 
 
+def unless_damaged(read: Callable[..., tuple[bool, Any]]) -> Callable[..., tuple[bool, Any]]:
+    """Has a reader return that an entry has gone if it fails on one whose checksums are wrong."""
+
+    @functools.wraps(read)
+    def call(entry: _cache.Entry, *rest: Any) -> tuple[bool, Any]:
+        try:
+            return read(entry, *rest)
+        except OSError:
+            raise
+        except Exception:
+            if entry.verify():
+                raise
+            return False, None
+
+    return call
+
+
+@unless_damaged
 def read(entry: _cache.Entry, description: bytes) -> tuple[bool, Any]:
     """Whether the entry is still there, and a new copy of its value."""
     node = parsed(description)
@@ -323,14 +429,16 @@ def read(entry: _cache.Entry, description: bytes) -> tuple[bool, Any]:
     made = entry.copy(targets)
     if made is None:
         return False, None
-    return True, _assemble(node, iter(objects), iter(made))
+    return True, _assemble(node, iter(objects), iter(made), [])
 
 
 def copy(encoded: Encoded) -> Any:
-    """A new copy of the value, as a hit would return it."""
+    """A copy of the value, as a hit would return it. Arrays that nothing but the value holds are not
+    copied but taken; so the caller must have the value in a container that nothing else has, such as a
+    list of one item, and must not use it any more."""
     node = json.loads(encoded.description)
     targets: list[Any] = []
     objects: list[Any] = []
-    _allocate(node, targets, objects)
+    _allocate(node, targets, objects, encoded.parts)
     made = _cache.fill(encoded.parts, targets)
-    return _assemble(node, iter(objects), iter(made))
+    return _assemble(node, iter(objects), iter(made), [])

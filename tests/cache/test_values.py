@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import weakref
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from minato.cache import values
 
-from .support import new_cache
+from .support import FOLDER, new_cache
 
 
 def through_store(value: Any) -> Any:
@@ -59,9 +60,11 @@ def same(one: Any, other: Any) -> None:
 STRUCTURED = np.dtype([("a", "<f4"), ("b", ">i2", (2, 3)), ("c", [("d", "u1")])])
 BACK = {
     "plain": [None, True, 7, -(2**80), 0.1, float("inf"), float("nan"), -0.0, 1 - 2j, "é\ud800", ""],
+    "long ints": [2**4096, -(10**5000)],
     "bytes": [b"", b"abc", bytearray(b"xyz"), bytearray()],
     "scalars": [np.float32(0.1), np.int16(-3), np.bool_(True), np.datetime64("2020-01-01"),
-                np.str_("ab"), np.complex64(1j)],
+                np.str_("ab"), np.complex64(1j), np.str_(""), np.str_("a\0"), np.bytes_(b""),
+                np.bytes_(b"a\0")],
     "containers": {"a": [1, (2.5, {"b": ()})], 3: None, (1, "k"): b"v", True: {}, b"key": 4, (b"", 0.5): {}},
     "arrays": [np.arange(10.0), np.zeros((0, 3)), np.array(5), np.arange(24).reshape(2, 3, 4),
                np.asfortranarray(np.arange(6).reshape(2, 3)), np.arange(4, dtype=">i4"),
@@ -113,18 +116,95 @@ def test_images_come_back_as_pixels_and_mode() -> None:
         image = base.convert(mode) if mode != "I;16" else Image.new("I;16", (5, 5), 700)
         if mode == "P":
             image.info["transparency"] = bytes(range(256))
+        image.info.update(exif=b"Exif\0\0", dpi=(72, 72.5), loop=0)
         found = through_store(image)
         assert type(found) is Image.Image and (found.mode, found.size) == (mode, image.size)
         assert found.tobytes() == image.tobytes() and found.getpalette() == image.getpalette()
-        assert found.info.get("transparency") == image.info.get("transparency")
+        assert found.info == image.info
+        image.info["other"] = object()  # is left out
+        assert "other" not in through_store(image).info
 
 
 def test_values_are_copies() -> None:
-    array = np.arange(5)
-    encoded = values.encode({"a": array, "b": array}, "f")
+    array, tensor = np.arange(5), torch.arange(5)
+    for value in ({"a": array, "b": tensor}, array, [array[1:]]):
+        found = values.copy(values.encode(value, "f"))
+        for one in found.values() if type(found) is dict else [found] if value is array else found:
+            one += 1
+    assert array.tolist() == tensor.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kept", ["list", "view", "tensor", "weak"])
+def test_an_array_that_its_function_keeps_is_copied(kept: str) -> None:
+    made = [np.arange(1000)]
+    keep: Any = {"list": lambda a: [a], "view": lambda a: a[2:], "tensor": torch.from_numpy,
+                 "weak": weakref.ref}[kept](made[0])  # fmt: skip
+    address = made[0].__array_interface__["data"][0]
+    encoded = values.encode(made[0], "f")
+    assert values.copy(encoded).__array_interface__["data"][0] != address
+    del keep
+
+
+@pytest.mark.parametrize("value", [
+    lambda: np.arange(1000.0), lambda: np.ones((3, 4), np.uint8, order="F"),
+    lambda: {"a": [np.arange(9)]},
+], ids=["plain", "fortran", "nested"])  # fmt: skip
+def test_an_array_that_nothing_else_has_is_not_copied(value: Any) -> None:
+    made = [value()]
+    expected = value()
+    encoded = values.encode(made[0], "f")
+    address = encoded.parts[0].__array_interface__["data"][0]
     found = values.copy(encoded)
-    found["a"] += 1
-    assert found["b"].tolist() == array.tolist() == [0, 1, 2, 3, 4]
+    same(found, expected)
+    array = found["a"][0] if type(found) is dict else found
+    assert array.__array_interface__["data"][0] == address
+
+
+def test_an_object_that_a_value_holds_twice_stays_one() -> None:
+    array, tensor, text, inner = np.arange(3), torch.zeros(2), bytearray(b"ab"), {"k": [1]}
+    value = [array, (tensor, {"t": tensor, "a": array}), text, text, inner, [inner, inner["k"]]]
+    for found in (through_store(value), values.copy(values.encode(value, "f"))):
+        assert found[1][0] is found[1][1]["t"] and found[0] is found[1][1]["a"]
+        assert found[2] is found[3] and found[4] is found[5][0] and found[5][1] is found[4]["k"]
+        found[1][0].add_(1)
+        assert found[1][1]["t"].tolist() == [1, 1] and tensor.tolist() == [0, 0]
+    value.append(value)
+    found = values.copy(values.encode(value, "f"))
+    assert found[-1] is found
+
+
+def test_parsed_descriptions_are_bounded_in_bytes() -> None:
+    values._parsed.cache_clear()
+    for n in range(300):
+        values.copy(values.encode([n], "f"))
+        assert through_description([str(n) * 3000]) == [str(n) * 3000]
+        assert through_description([n]) == [n]
+    assert values._parsed.cache_info().currsize == values._parsed.cache_info().maxsize <= 1000
+
+
+def through_description(value: Any) -> Any:
+    return values._assemble(values.parsed(values.encode(value, "f").description), iter(()), iter(()), [])
+
+
+@pytest.mark.parametrize("byte", [b"\xff", b"{", b"9"])
+def test_damaged_text_is_made_again_and_counted(byte: bytes) -> None:
+    cache, calls = new_cache(), []
+
+    @cache.memoize(key=lambda n: n)
+    def make(n: int) -> Any:
+        calls.append(n)
+        return {"k": f"needle{n}"}
+
+    make(1)
+    [path] = FOLDER.glob(f"cache-*-{cache._name}")
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        file.seek(data.index(b'["d",["k"],["needle1"]]') + 1 + (byte == b"9") * 9)
+        file.write(byte)  # in place of a quotation mark or a letter
+    for _ in range(2):
+        assert make(1) == {"k": "needle1"}
+    assert calls == [1, 1] and cache.stats()["damaged"] == 1
+    del path
 
 
 class Mine(np.ndarray):

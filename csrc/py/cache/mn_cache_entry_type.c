@@ -170,9 +170,25 @@ copy(PyObject *self, PyObject *targets)
     return made;
 }
 
+/* A part that is a bytes object is taken and not copied where bytes are to be made. */
+static int
+fill_part(const struct source *source, PyObject *part, PyObject *target, PyObject *made)
+{
+    uint64_t bytes;
+    if (target == Py_None) {
+        return 0;
+    }
+    if (PyLong_CheckExact(target) && PyBytes_CheckExact(part)
+        && PyLong_AsSsize_t(target) == PyBytes_GET_SIZE(part)) {
+        return PyList_Append(made, part);
+    }
+    return PyErr_Occurred() != NULL ? -1 : copy_part(source, target, &bytes, made);
+}
+
 const char mn_cache_fill_doc[] =
     "fill(parts, targets) -> list of bytes\n\n"
-    "What Entry.copy() does, but from a tuple of contiguous buffers to a list of targets.";
+    "What Entry.copy() does, but from a tuple of contiguous buffers to a list of targets. A part\n"
+    "whose target is None is left out, and one that is bytes may be returned itself.";
 
 PyObject *
 mn_cache_fill(PyObject *module, PyObject *args)
@@ -191,11 +207,11 @@ mn_cache_fill(PyObject *module, PyObject *args)
     }
     for (Py_ssize_t i = 0; ok && i < n; i++) {
         Py_buffer view;
-        uint64_t bytes;
         ok = PyObject_GetBuffer(PyTuple_GET_ITEM(parts, i), &view, PyBUF_ANY_CONTIGUOUS) == 0;
         if (ok) {
             struct source source = {.buffer = &view};
-            ok = copy_part(&source, PyList_GET_ITEM(targets, i), &bytes, made) == 0;
+            ok = fill_part(&source, PyTuple_GET_ITEM(parts, i), PyList_GET_ITEM(targets, i), made)
+                 == 0;
             PyBuffer_Release(&view);
         }
     }
@@ -263,7 +279,23 @@ box(PyObject *self, PyObject *args)
     return PyBool_FromLong(mn_cache_found_still(found));
 }
 
+PyDoc_STRVAR(verify_doc,
+"verify() -> bool\n\n"
+"Whether every checksum of the entry is right. If not, it is out of the cache from now on.");
+
+static PyObject *
+verify(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    struct mn_cache_entry_object *entry = (struct mn_cache_entry_object *)self;
+    bool whole;
+    Py_BEGIN_ALLOW_THREADS
+    whole = mn_cache_check(mn_cache_of_store(entry->store), &entry->found);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(whole);
+}
+
 static PyMethodDef entry_methods[] = {
+    {"verify", verify, METH_NOARGS, verify_doc},
     {"describe", describe, METH_NOARGS, describe_doc},
     {"copy", copy, METH_O, copy_doc},
     {"box", box, METH_VARARGS, box_doc},

@@ -29,6 +29,10 @@ mn_cache_raise(struct mn_cache_state *st, int rc, const char *folder);
 int
 mn_cache_add_store(PyObject *module, struct mn_cache_state *st);
 
+/* The client of a Store. */
+struct mn_cache *
+mn_cache_of_store(PyObject *store);
+
 /* fill(parts, targets): what Entry.copy() does, from buffers. */
 extern const char mn_cache_fill_doc[];
 PyObject *

@@ -30,6 +30,12 @@ cache_of(PyObject *self)
     return ((struct store *)self)->cache;
 }
 
+struct mn_cache *
+mn_cache_of_store(PyObject *store)
+{
+    return cache_of(store);
+}
+
 static int
 raised(PyObject *self, int rc)
 {
