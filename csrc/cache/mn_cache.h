@@ -28,6 +28,7 @@
 #include <stdint.h>
 
 #include "cache/mn_cache_claims.h"
+#include "cache/mn_cache_copy.h"
 #include "cache/mn_cache_cursor.h"
 #include "cache/mn_cache_data.h"
 #include "cache/mn_cache_file.h"
@@ -42,13 +43,6 @@ struct mn_cache_value {
     uint64_t nparts;
     uint64_t made_ns; /* what it cost to make */
     bool evicts;      /* the oldest segment may be recycled for it, if jobs share the file */
-};
-
-/* Part of an array in C order that lies in an entry's payload. All in items. */
-struct mn_cache_box {
-    int ndim;
-    uint64_t itemsize;
-    const uint64_t *shape, *start, *count;
 };
 
 struct mn_cache_sums {
@@ -94,16 +88,6 @@ mn_cache_find(struct mn_cache *cache, struct mn_cache_digest digest, bool count,
  * more. */
 bool
 mn_cache_check(struct mn_cache *cache, const struct mn_cache_found *found);
-
-/* Copies bytes of the payload from `off` on; no check but of the bounds (-EINVAL). Another error:
- * they cannot be read. */
-int
-mn_cache_copy(const struct mn_cache_found *found, uint64_t off, void *to, uint64_t bytes);
-
-/* Copies a box out of an array at `off`, to C order. */
-int
-mn_cache_copy_box(const struct mn_cache_found *found, uint64_t off,
-                  const struct mn_cache_box *box, void *to);
 
 /* Stores a value: its description, and its parts, each padded to MN_CACHE_UNIT. 0, MN_FULL,
  * MN_CACHE_TOO_LARGE, or why there is no cache. */

@@ -49,7 +49,9 @@ if CORE:
 
 #: kinds of dtypes that the buffer protocol knows
 PLAIN = "biufc"
-#: descriptions of at most this many bytes are kept parsed, because samples of one shape share one
+#: descriptions that were parsed, since samples of one shape share one: so many, of so many bytes at most
+_parsed: dict[bytes, Any] = {}
+PARSED_MOST = 128
 SHORT = 4096
 #: Python prints no int of many more bits than this
 INT_BITS = 4096
@@ -293,6 +295,7 @@ def _alone(node: Any, part: Any) -> Any:
         return None
     array = part.base
     same = array.flags.owndata and array.flags.writeable and array.dtype.kind in PLAIN
+    same = same and array.dtype.metadata is None
     same = same and list(array.shape) == node[2] and array.dtype.str == node[1]
     return array if same and not weakref.getweakrefcount(array) else None
 
@@ -392,14 +395,16 @@ _SCALARS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@functools.lru_cache(maxsize=128)
-def _parsed(description: bytes) -> Any:
-    return json.loads(description)
-
-
 def parsed(description: bytes) -> Any:
     """The tree of a description, which callers must not change."""
-    return _parsed(description) if len(description) <= SHORT else json.loads(description)
+    node = _parsed.get(description)
+    if node is None:
+        node = json.loads(description)
+        if len(description) <= SHORT:
+            if len(_parsed) >= PARSED_MOST:
+                _parsed.clear()
+            _parsed[description] = node
+    return node
 
 
 def unless_damaged(read: Callable[..., tuple[bool, Any]]) -> Callable[..., tuple[bool, Any]]:
