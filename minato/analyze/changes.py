@@ -266,6 +266,7 @@ def _codec(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     given = [told["folder"], f"{told['folder']}-{name}", "--format", row["format"]]
     given += ["--quality", str(row["quality"])] if row["quality"] else []
     given += ["--size", str(told["size"])] if told["size"] else []
+    given += ["--lossy"] if told.get("lossless") and (row["format"] != "png" or told["size"]) else []
     check = {"loader": "own", "workers": f.workers,
              "codec": {"format": row["format"], "quality": row["quality"], "size": told["size"]}}  # fmt: skip
     loss = "shrunk, nothing else" if row["psnr"] is None else (

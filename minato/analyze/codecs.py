@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .recode import MISSING, Settings, decode, encode, shrink, why_no_photo
+from .photos import NotAPhoto, Photo, read_photo
+from .recode import MISSING, Settings, decode, encode, shrink
 from .samples import Send, clock, is_iterable, sample_maker, sample_makers
 from .stages import Clocks, seed_generators
 
@@ -192,15 +193,11 @@ def psnr(one: Any, other: Any) -> float:
     return 10 * math.log10(255**2 / error) if error else math.inf
 
 
-def load_photo(path: str) -> Any:
-    """The decoded image of a file, and its CPU seconds; None if it is not a photo."""
-    with contextlib.suppress(Exception):
-        with io.open(path, "rb") as file:
-            content = file.read()
-        image, took = decode(content)
-        if not why_no_photo(image, Settings()):
-            plain = image if image.mode in ("RGB", "L") else image.convert("RGB")
-            return plain, took, len(content)
+def load_photo(path: str) -> tuple[Photo, int] | None:
+    """The photograph in a file, and the file's bytes; None if it is not known to hold one."""
+    with contextlib.suppress(NotAPhoto, OSError), io.open(path, "rb") as file:
+        content = file.read()
+        return read_photo(io.BytesIO(content)), len(content)
     return None
 
 
@@ -249,6 +246,7 @@ def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     result: dict[str, Any] = {
         "kind": "codecs", "rows": [], "images": 0, "files": len({p for _, ps in sampled for p in ps}),
         "containers": openers.containers, "size": None, "short": None, "skipped": 0, "folder": "", "suffixes": [],
+        "lossless": False,
         "per_sample": _mean([len(paths) for _, paths in sampled]),
     }  # fmt: skip
     send(result)
@@ -257,14 +255,15 @@ def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     images = _load_photos(sampled, result)
     if not images:
         return
-    result["size"] = needed_size(sizes, {path: min(image.size) for path, (image, _, _) in images.items()})
+    result["size"] = needed_size(sizes, {path: min(photo.image.size) for path, (photo, _) in images.items()})
     result["suffixes"] = sorted({os.path.splitext(path)[1].lower() for path in images})
+    result["lossless"] = any(photo.lossless for photo, _ in images.values())
     result["folder"] = os.path.commonpath([os.path.dirname(path) for path in images])
     within = clock() + 0.6 * (end - clock())
-    for number, (path, (image, took, size)) in enumerate(images.items()):
+    for number, (path, (photo, size)) in enumerate(images.items()):
         if clock() > within and number >= 4:
             break
-        _add_image(rows, path, image, took, size, result["size"])
+        _add_image(rows, path, photo, size, result["size"])
         result["images"] = number + 1
         result["rows"] = [row.summary() for row in rows]
         send(result)
@@ -296,15 +295,17 @@ def _sample_files(
     return list(found.items()), sizes
 
 
-def _load_photos(sampled: list[tuple[Any, list[str]]], result: dict[str, Any]) -> dict[str, Any]:
-    """The photos among the files; the number of other images is entered."""
-    images: dict[str, Any] = {}
+def _load_photos(
+    sampled: list[tuple[Any, list[str]]], result: dict[str, Any]
+) -> dict[str, tuple[Photo, int]]:
+    """The photos among the files, each with the file's bytes; the number of other images is entered."""
+    images: dict[str, tuple[Photo, int]] = {}
     for path in dict.fromkeys(path for _, paths in sampled for path in paths):
         found = load_photo(path)
         if found is not None:
             images[path] = found
     result["skipped"] = result["files"] - len(images)
-    result["short"] = _mean([min(image.size) for image, _, _ in images.values()])
+    result["short"] = _mean([min(photo.image.size) for photo, _ in images.values()])
     result["per_sample"] = len(images) and sum(p in images for _, ps in sampled for p in ps) / len(sampled)
     return images
 
@@ -318,13 +319,11 @@ def needed_size(kept: dict[str, list[float]], shorter: dict[str, int]) -> int | 
     return math.ceil(most - 1e-6)
 
 
-def _add_image(
-    rows: list[_Row], path: str, image: Any, took: float, size: int, shorter: int | None
-) -> None:
+def _add_image(rows: list[_Row], path: str, photo: Photo, size: int, shorter: int | None) -> None:
     """Enters one image into all rows."""
-    image = shrink(image, shorter)
+    image = shrink(photo.image, shorter)
     rows[0].bytes.append(size)
-    rows[0].decode.append(took)
+    rows[0].decode.append(photo.seconds)
     for row in rows[1:]:
         content = encode_image(image, row.settings)
         again, once = decode(content)
@@ -374,7 +373,7 @@ def replace_files(dataset: Any, batches: list[list[Any]], given: dict[str, Any])
             for path in [p for p in openers.seen if p not in openers.to]:
                 found = load_photo(path)
                 if found is not None:
-                    content = encode(shrink(found[0], settings.size), settings)
+                    content = encode(shrink(found[0].image, settings.size), settings)
                     openers.to[path] = held.name_of(content)
         whole.append(batch)
         if clock() > end or len(held.held) >= 4 * IMAGES_MOST:

@@ -1,7 +1,8 @@
 """``minato recode``: a copy of a folder whose images are smaller, and so faster to read and decode.
 
-The source is only read. Each file is written under a temporary name and renamed when it is whole,
-with the source's time of change. So a run that was interrupted goes on where it ended.
+The source is only read. ``photos`` decides which files are encoded anew; all others are copied. Each
+file is written under a temporary name and renamed when it is whole, with the source's time of change. So
+a run that was interrupted goes on where it ended.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ import shutil
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from stat import S_ISREG
 from typing import IO, Any
 
+from .photos import REASONS, NotAPhoto, Photo, read_photo
 from .progress import Progress
 
 IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm"}
@@ -33,10 +35,18 @@ IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".p
 SUFFIXES = {"jpeg": (".jpg", ".jpeg"), "webp": (".webp",), "png": (".png",)}
 #: in the destination: the settings, so that no second run mixes others into it
 SETTINGS = ".minato-recode.json"
-#: of a file that is being written
-PART = ".minato-part"
-#: the EXIF tag of an image's orientation
-ORIENTATION = 0x0112
+#: in the destination while a run lasts: the files that are being written
+PARTS = ".minato-recode-parts"
+#: why a file is copied
+COPIED = {
+    **REASONS,
+    "unfit": "that the format cannot hold, such as gray in WebP",
+    "larger": "that would not become smaller",
+    "name": "whose new name is too long, or is that of another file",
+    "other": "that are not images by their suffix",
+    "link": "that are links which lead nowhere or back",
+    "folder": "that are empty folders",
+}
 #: of this many images, one is decoded before and after, to compare the times
 DECODED = 8
 #: failures that are named
@@ -50,24 +60,32 @@ MISSING = "minato recode needs Pillow: pip install 'minato-loader[analyze]'"
 
 @dataclass(frozen=True)
 class Settings:
-    """How images are encoded. size: pixels of the shorter side at most; None: as it is."""
+    """How images are encoded. size: pixels of the shorter side at most; None: as it is. lossy: whether
+    images of lossless formats may lose information, too."""
 
     format: str = "jpeg"
     quality: int | None = 85
     size: int | None = None
+    lossy: bool = False
+
+    @property
+    def loses(self) -> bool:
+        return self.format != "png" or self.size is not None
 
 
 @dataclass
 class Result:
-    """One file. what: made, copied, kept (as small already), there (from an earlier run), failed."""
+    """One file. what: made, there (from an earlier run), failed, or a key of COPIED."""
 
     path: str
     what: str
     before: int = 0
     after: int = 0
-    #: CPU seconds of decoding, for some of the images
-    decoded: tuple[float, float] | None = None
+    #: CPU seconds of decoding, before and after, for some of the images
+    times: tuple[float, float] | None = None
     why: str = ""
+    #: its new name, where that is another one
+    renamed: str = ""
 
 
 # ---- one image -----------------------------------------------------------------------------
@@ -84,11 +102,9 @@ def shrink(image: Any, size: int | None) -> Any:
     return image.resize(to, Image.Resampling.LANCZOS)
 
 
-def encode(image: Any, settings: Settings, exif: bytes = b"") -> bytes:
-    """The bytes of an RGB, RGBA or grey image in the format of the settings."""
-    if settings.format == "jpeg" and image.mode not in ("RGB", "L"):
-        image = image.convert("RGB")
-    options: dict[str, Any] = {"exif": exif} if exif else {}
+def encode(image: Any, settings: Settings, metadata: dict[str, bytes] | None = None) -> bytes:
+    """The bytes of an RGB or gray image in the format of the settings."""
+    options: dict[str, Any] = dict(metadata or {})
     if settings.format != "png":
         options["quality"] = settings.quality
     if settings.format == "jpeg":
@@ -98,95 +114,100 @@ def encode(image: Any, settings: Settings, exif: bytes = b"") -> bytes:
     return to.getvalue()
 
 
-def decode(content: bytes | str) -> tuple[Any, float]:
+def decode(content: bytes) -> tuple[Any, float]:
     """An image with all its pixels, and the CPU seconds that this took."""
     from PIL import Image
 
     began = time.thread_time()
-    image = Image.open(io.BytesIO(content) if isinstance(content, bytes) else content)
+    image = Image.open(io.BytesIO(content))
     image.load()
     return image, time.thread_time() - began
 
 
-def why_no_photo(image: Any, settings: Settings) -> str:
-    """Why an image is copied as it is: its values may be labels, or it would lose some. Else ""."""
-    if getattr(image, "n_frames", 1) > 1:
-        return "several pictures in one file"
-    if image.mode in ("P", "PA", "1") or image.mode[0] in "IF":
-        return "a palette, one bit, or more than 8 bits a value"
-    if image.mode in ("L", "LA") and image.format != "JPEG":
-        return "grey and without loss"
-    return ""
+def recode_image(source: Path, settings: Settings) -> tuple[bytes, Photo]:
+    """The new content of an image, and the image that it was.
 
-
-def target_name(path: str, settings: Settings) -> str:
-    """The name in the destination; the suffix changes only where it says another format."""
-    stem, suffix = os.path.splitext(path)
-    if suffix.lower() not in IMAGES or suffix.lower() in SUFFIXES[settings.format]:
-        return path
-    return stem + SUFFIXES[settings.format][0]
-
-
-def _recode_image(source: Path, settings: Settings, timed: bool) -> tuple[bytes | None, Any]:
-    """The new content of an image, or None where it is to be copied; and the times of decoding."""
+    Raises:
+        NotAPhoto: if it is to be copied.
+    """
     from PIL import Image
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # large pictures; too large ones raise an error
-        began = time.thread_time()
-        with Image.open(source) as image:
-            image.load()
-            before = time.thread_time() - began
-            if why_no_photo(image, settings):
-                return None, None
-            found = image.getexif().get(ORIENTATION)
-            exif = Image.Exif()
-            if found is not None:
-                exif[ORIENTATION] = found
-            made = shrink(image if image.mode in ("RGB", "RGBA", "L", "LA") else image.convert("RGB"),
-                           settings.size)  # fmt: skip
-            content = encode(made, settings, exif.tobytes() if found is not None else b"")
-        if len(content) >= source.stat().st_size and (image.format or "").lower() == settings.format:
-            return b"", None
-        return content, (before, decode(content)[1]) if timed else None
+    with open(source, "rb") as file:
+        photo = read_photo(file, settings.lossy or not settings.loses)
+    made = shrink(photo.image, settings.size)
+    try:
+        content = encode(made, settings, photo.metadata)
+        with Image.open(io.BytesIO(content)) as again:
+            holds = (again.mode, again.size) == (made.mode, made.size)
+    except Exception:  # encoders raise errors of any class
+        holds = False
+    if not holds:
+        raise NotAPhoto("unfit")
+    same = made is photo.image and (photo.image.format or "").lower() == settings.format
+    if same and len(content) >= source.stat().st_size:
+        raise NotAPhoto("larger")
+    return content, photo
 
 
 # ---- one file ------------------------------------------------------------------------------
 
 
-def recode_file(source: str, target: str, path: str, settings: Settings, timed: bool, taken: str = "") -> Result:
-    """Makes one file of the destination, unless it is there. taken: the file whose name this one
-    would get if it were encoded."""
-    origin = Path(source, path)
+def recode_file(source: str, target: str, path: str, settings: Settings, timed: bool, name: str = "") -> Result:
+    """Makes one file of the destination, unless it is there. name: what it is called if it is encoded
+    anew; "" if it is to be copied, because that name is not free."""
+    origin, to, times = Path(source, path), Path(target, path), None
     try:
+        _check_inside(target, to)
+        if origin.is_dir() or (origin.is_symlink() and not origin.exists()):
+            return Result(path, _copy_entry(origin, to))
         stat = origin.stat()
-        for name in dict.fromkeys((target_name(path, settings), path)):
-            with contextlib.suppress(FileNotFoundError):
-                there = Path(target, name).stat()
-                if there.st_mtime_ns == stat.st_mtime_ns and not (taken and name != path):
-                    return Result(path, "there", stat.st_size, there.st_size)
-        content, times = None, None
-        what, to = "copied", Path(target, path)
-        if origin.suffix.lower() in IMAGES:
-            content, times = _recode_image(origin, settings, timed)
-            what = "made" if content else "kept" if content is not None else "as it is"
-            if content and taken:
-                raise ValueError(f"it would overwrite {taken}; rename one of them")
-            if content:
-                to = Path(target, target_name(path, settings))
-        to.parent.mkdir(parents=True, exist_ok=True)
-        part = to.with_name(to.name + PART)
-        if content:
+        if not S_ISREG(stat.st_mode):
+            raise ValueError("it is neither a file nor a folder")
+        for there in dict.fromkeys((Path(target, name or path), to)):
+            if os.path.lexists(there):
+                if there.stat().st_mtime_ns != stat.st_mtime_ns:
+                    raise ValueError(f"{there} exists and is not of this file as it is now; remove it first")
+                return Result(path, "there", stat.st_size, there.stat().st_size)
+        part, what = Path(target, PARTS, str(os.getpid())), "made"
+        try:
+            if origin.suffix.lower() not in IMAGES:
+                raise NotAPhoto("other")
+            if not name:
+                raise NotAPhoto("name")
+            content, photo = recode_image(origin, settings)
+            times = (photo.seconds, decode(content)[1]) if timed else None
             part.write_bytes(content)
-        else:
+            to = Path(target, name)
+        except NotAPhoto as error:
+            what = error.reason
             shutil.copyfile(origin, part)
-        os.utime(part, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        shutil.copystat(origin, part)
         after = part.stat().st_size
+        to.parent.mkdir(parents=True, exist_ok=True)
         os.replace(part, to)
-        return Result(path, what, stat.st_size, after, times)
-    except Exception as error:  # decoders raise errors of any class
+        return Result(path, what, stat.st_size, after, times, renamed="" if to.name == origin.name else to.name)
+    except Exception as error:
         text = str(error).replace(str(origin), path)
         return Result(path, "failed", why=f"{type(error).__name__}: {text}")
+
+
+def _check_inside(target: str, to: Path) -> None:
+    """Raises ValueError if a link leads out of the destination, perhaps into the source."""
+    root = os.path.realpath(target)
+    if os.path.commonpath([root, os.path.realpath(to.parent)]) != root:
+        raise ValueError(f"{to.parent} is a link that leads out of the destination")
+
+
+def _copy_entry(origin: Path, to: Path) -> str:
+    """Copies an empty folder, or a link that leads nowhere or back."""
+    if not origin.is_symlink():
+        os.listdir(origin)  # raises where the folder may not be read
+        to.mkdir(parents=True, exist_ok=True)
+        return "folder"
+    if not (to.is_symlink() and os.readlink(to) == os.readlink(origin)):
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.symlink_to(os.readlink(origin))
+    return "link"
 
 
 _given: tuple[str, str, Settings]
@@ -202,40 +223,59 @@ def _begin(source: str, target: str, settings: Settings, parent: int) -> None:
         os._exit(1)
 
 
-def _recode_task(path: str, timed: bool, taken: str) -> Result:
+def _recode_task(path: str, timed: bool, name: str) -> Result:
     source, target, settings = _given
-    return recode_file(source, target, path, settings, timed, taken)
+    return recode_file(source, target, path, settings, timed, name)
 
 
 # ---- a folder ------------------------------------------------------------------------------
 
 
 def list_files(folder: str, below: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Paths of all files, relative to the folder, in order. Links are followed, but for those to a
-    folder that they lie in."""
+    """Paths of all files, empty folders, and links that lead nowhere or to a folder that they lie in,
+    relative to the folder, in order. Other links are followed."""
     at = os.path.join(folder, below)
     real = os.path.realpath(at)
-    if real in above:
-        return
-    for name in sorted(os.listdir(at)):
+    try:
+        names = [] if real in above else sorted(os.listdir(at))
+    except OSError:
+        names = []  # it fails as a file does
+    for name in names:
         path = os.path.join(below, name)
-        full = os.path.join(folder, path)
-        if os.path.isdir(full):
+        if os.path.isdir(os.path.join(folder, path)) and path != PARTS:
             yield from list_files(folder, path, (*above, real))
-        elif path != SETTINGS and (os.path.isfile(full) or os.path.islink(full)):
+        elif path not in (PARTS, SETTINGS):
             yield path
+    if below and not names:
+        yield below + "/"
 
 
-def find_name_clashes(paths: list[str], settings: Settings) -> dict[str, str]:
-    """Files that would get the name of another one when they are encoded: which one."""
-    owners = {path: path for path in paths}
+def choose_names(folder: str, paths: list[str], settings: Settings) -> dict[str, str]:
+    """What each file is called if it is encoded anew; "" if another one has that name, or if it is too
+    long. Of two files that would get one name, the first gets it."""
+    owners = {path.rstrip("/"): path for path in paths}
+    owners.update((above, above) for path in paths for above in map(str, Path(path).parents))
+    longest = os.pathconf(folder, "PC_NAME_MAX")
     found = {}
     for path in paths:
         name = target_name(path, settings)
-        owner = owners.setdefault(name, path)
-        if owner != path:
-            found[path] = owner
+        fits = len(os.fsencode(os.path.basename(name))) <= longest
+        found[path] = name if fits and owners.setdefault(name, path) == path else ""
     return found
+
+
+def target_name(path: str, settings: Settings) -> str:
+    """The name in the destination; the suffix changes only where it says another format."""
+    stem, suffix = os.path.splitext(path)
+    if suffix.lower() not in IMAGES or suffix.lower() in SUFFIXES[settings.format]:
+        return path
+    return stem + SUFFIXES[settings.format][0]
+
+
+def printable(name: str) -> str:
+    """A name of a file for a terminal: what is no text, or moves the cursor, is escaped."""
+    text = os.fsencode(name).decode(errors="backslashreplace")
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 class Totals:
@@ -243,35 +283,48 @@ class Totals:
 
     def __init__(self) -> None:
         self.count: dict[str, int] = {}
-        self.before = self.after = 0
+        #: of each outcome, the first file by name
+        self.first: dict[str, str] = {}
+        self.before = self.after = self.renamed = 0
         self.times: list[tuple[float, float]] = []
         self.failed: list[str] = []
 
     def add(self, done: Result) -> None:
         self.count[done.what] = self.count.get(done.what, 0) + 1
+        self._note(done.what, printable(done.path))
         self.before += done.before
         self.after += done.after
-        if done.decoded is not None:
-            self.times.append(done.decoded)
+        if done.renamed:
+            self.renamed += 1
+            self._note("renamed", f"{printable(done.path)} is {printable(done.renamed)}")
+        if done.times is not None:
+            self.times.append(done.times)
         if done.what == "failed":
-            self.failed.append(f"{done.path}: {done.why}")
+            self.failed.append(printable(f"{done.path}: {done.why}"))
+
+    def _note(self, what: str, example: str) -> None:
+        self.first[what] = min(example, self.first.get(what, example))
 
     @property
     def done(self) -> int:
         return sum(self.count.values())
 
     def lines(self, total: int) -> list[str]:
+        """What was done, and a line for each cause of a copy."""
         from .formats import format_bytes, format_seconds
 
-        words = {
-            "made": "encoded anew", "kept": "copied, because they would not become smaller",
-            "as it is": "copied as they are: a palette, one bit, over 8 bits, several pictures, or grey "
-            "without loss. They may be labels",
-            "copied": "other files, copied", "there": "there from an earlier run",
-            "failed": "failed, and are not in the destination",
-        }  # fmt: skip
-        parts = [f"{self.count[what]} {text}" for what, text in words.items() if what in self.count]
+        copied = {what: text for what, text in COPIED.items() if what in self.count}
+        words = {"made": "encoded anew", "copied": "copied as they are", "there": "there from an earlier run",
+                 "failed": "failed"}  # fmt: skip
+        count = {**self.count, "copied": sum(self.count[what] for what in copied)}
+        parts = [f"{count[what]} {text}" for what, text in words.items() if count.get(what)]
         lines = [f"{self.done} of {total} files: {'; '.join(parts) or 'nothing to do'}"]
+        for what, text in copied.items():
+            lines.append(f"  copied: {self.count[what]} {text} ({self.first[what]})")
+        if self.renamed:
+            lines.append(
+                f"  renamed: {self.renamed} ({self.first['renamed']}); lists that name these files must change"
+            )
         if self.after:
             times = self.before / self.after
             lines.append(f"{format_bytes(self.before)} -> {format_bytes(self.after)}, {times:.2f} times smaller")
@@ -303,10 +356,10 @@ def recode_files(source: str, target: str, paths: list[str], settings: Settings,
             totals.add(future.result())
         progress.show(f"{totals.done} of {len(paths)} files", totals.done / max(1, len(paths)))
 
-    taken = find_name_clashes(paths, settings)
+    names = choose_names(target, paths, settings)
     try:
         for number, path in enumerate(paths):
-            ahead.add(pool.submit(_recode_task, path, number % DECODED == 0, taken.get(path, "")))
+            ahead.add(pool.submit(_recode_task, path, number % DECODED == 0, names[path]))
             if len(ahead) >= AHEAD * workers:
                 take(wait(ahead, return_when=FIRST_COMPLETED).done)
         while ahead:
@@ -326,9 +379,9 @@ def recode_files(source: str, target: str, paths: list[str], settings: Settings,
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="minato recode",
-        description="Makes a copy of a folder whose images are encoded anew. Names, folders and all "
-        "other files stay as they are, and so does the source. A second run goes on where the first "
-        "was interrupted.",
+        description="Makes a copy of a folder whose photographs are encoded anew. Everything that is not "
+        "known to be a photograph is copied as it is, and the source is only read. A second run goes on "
+        "where the first was interrupted, and overwrites nothing.",
         epilog="Exit status: 1: some files failed, and are named; 2: wrong arguments.",
     )
     add = parser.add_argument
@@ -337,6 +390,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--format", choices=tuple(SUFFIXES), default="jpeg", help="of the images (jpeg)")
     add("--quality", type=int, metavar="Q", help="of jpeg and webp, 1 to 100 (85)")
     add("--size", type=int, metavar="PIXELS", help="shrink the shorter side to this; never enlarges")
+    add("--lossy", action="store_true", help="photographs in lossless formats may lose information, too")
     add("--workers", type=int, metavar="N", help="processes (one for each usable core)")
     return parser
 
@@ -352,7 +406,7 @@ def _check_settings(options: argparse.Namespace) -> Settings:
         raise ValueError(f"--size must be a positive number of pixels, got {options.size}")
     if options.workers is not None and options.workers < 1:
         raise ValueError(f"--workers must be a positive number of processes, got {options.workers}")
-    settings = Settings(options.format, quality, options.size)
+    settings = Settings(options.format, quality, options.size, options.lossy)
     return replace(settings, quality=None) if options.format == "png" else settings
 
 
@@ -423,6 +477,9 @@ def _recode_folder(options: argparse.Namespace, settings: Settings, paths: list[
     totals, progress = Totals(), Progress("minato recode")
     workers = min(options.workers or len(os.sched_getaffinity(0)), max(1, len(paths)))
     status, end = 0, ""
+    parts = Path(options.target, PARTS)
+    shutil.rmtree(parts, ignore_errors=True)  # of a run that was killed
+    parts.mkdir()
     try:
         recode_files(options.source, options.target, paths, settings, workers, progress, totals)
     except KeyboardInterrupt:
@@ -432,6 +489,8 @@ def _recode_folder(options: argparse.Namespace, settings: Settings, paths: list[
             "a process was killed, perhaps for want of memory: give --workers fewer. The same command "
             "goes on from here"
         )  # fmt: skip
+    finally:
+        shutil.rmtree(parts, ignore_errors=True)
     progress.clear()
     for text in totals.failed[:NAMED]:
         print(f"minato recode: {text}", file=sys.stderr)

@@ -188,6 +188,8 @@ def test_chosen_codec_loses_little() -> None:
         "minato recode '/data/my photos' '/data/my photos-jpeg85-256' --format jpeg --quality 85 --size 256"
     )
     assert found["predicted"] == pytest.approx(200 / 0.6) and "worst image 36.0 dB" in found["data"]
+    helps, _ = candidates(Facts(facts(codecs=of_photos(lossless=True))))
+    assert [h["paste"].endswith(" --lossy") for h in helps if h["what"].startswith("images as")] == [True]
     bad = of_photos()
     for each in bad["rows"][1:]:
         each["worst"] = 29.0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from PIL import Image
 
 from minato.__main__ import main
 from minato.analyze import recode
+from minato.analyze.photos import ORIENTATION
 from minato.analyze.recode import Settings
 
 from .photos import folder_of, photo
@@ -56,32 +59,38 @@ def test_a_copy_keeps_names_folders_and_other_files(
         with Image.open(tmp_path / "dst" / f"class{n % 2}" / f"{n}.jpg") as image:
             assert image.size == (160, 120) and image.format == "JPEG"
     said = capsys.readouterr().out
-    assert "5 of 5 files: 4 encoded anew; 1 other files, copied" in said
+    assert "5 of 5 files: 4 encoded anew; 1 copied as they are" in said
+    assert "copied: 1 that are not images by their suffix (labels.csv)" in said
     assert "times smaller" in said and "decoding an image: " in said
 
 
-def test_second_recode_makes_missing_and_changed_files(
+def test_second_recode_makes_missing_files_and_overwrites_none(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     to = tmp_path / "dst"
     assert run(source, to) == 0
-    found = tree(to)
-    times = {name: (to / name).stat().st_ino for name in found}
     (to / "class0" / "0.jpg").unlink()
+    found = tree(to)
     photo(9).save(source / "class1" / "1.jpg", quality=95)  # changed since
+    (to / "labels.csv").write_text("mine")
     capsys.readouterr()
-    assert run(source, to) == 0
-    assert "2 encoded anew; 3 there from an earlier run" in capsys.readouterr().out
+    assert run(source, to) == 1
+    out, errors = capsys.readouterr()
+    assert "1 encoded anew; 2 there from an earlier run; 2 failed" in out
+    for name in ("class1/1.jpg", "labels.csv"):
+        assert f"dst/{name} exists and is not of this file as it is now; remove it first" in errors
     again = tree(to)
-    assert again["class0/0.jpg"] == found["class0/0.jpg"]
-    assert again["class1/1.jpg"] != found["class1/1.jpg"]
-    assert (to / "class0" / "2.jpg").stat().st_ino == times["class0/2.jpg"]
+    assert again.pop("class0/0.jpg") and again == {**found, "labels.csv": b"mine"}
+    (to / "class1" / "1.jpg").unlink()
+    (to / "labels.csv").unlink()
+    assert run(source, to) == 0 and tree(to)["labels.csv"] == b"0,1\n"
 
 
 @pytest.mark.parametrize("options, words", [
     (["--quality", "50"], "was made with quality 85, not 50"),
     (["--size", "64"], "was made with size None, not 64"),
     (["--format", "webp"], "was made with format jpeg, not webp"),
+    (["--lossy"], "was made with lossy False, not True"),
 ])  # fmt: skip
 def test_other_settings_for_a_copy_are_refused(
     options: list[str], words: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -127,81 +136,170 @@ def test_wrong_arguments_write_nothing(
     assert words in capsys.readouterr().err and not (tmp_path / "dst").exists()
 
 
-def test_files_that_fail_are_named_and_counted(
+def test_unreadable_images_are_copied(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = (source / "class0" / "0.jpg").read_bytes()
     (source / "class0" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     (source / "class1" / "text.png").write_text("no image")
+    (source / "empty").mkdir()  # a class without images is one
+    before = tree(source)
+    assert run(source, tmp_path / "dst") == 0
+    found = tree(tmp_path / "dst")
+    assert found.keys() == before.keys() and (tmp_path / "dst" / "empty").is_dir()
+    assert all(found[name] == before[name] for name in ("class0/cut.jpg", "class1/text.png"))
+    said = capsys.readouterr().out
+    assert "copied: 2 that Pillow cannot decode (class0/cut.jpg)" in said
+    assert "copied: 1 that are empty folders (empty/)" in said
+
+
+def test_links_are_copied_as_links_or_followed(source: Path, tmp_path: Path) -> None:
     (source / "gone.jpg").symlink_to("nowhere")
-    photo(1).save(source / "class0" / "0.png")
-    assert run(source, tmp_path / "dst") == 1
-    out, errors = capsys.readouterr()
-    assert "4 failed" in out
-    for words in ("class0/cut.jpg: OSError: image file is truncated", "class1/text.png: Unidentified",
-                  "gone.jpg: FileNotFoundError", "0.png: ValueError: it would overwrite"):  # fmt: skip
-        assert words in errors
-    assert len(tree(tmp_path / "dst")) == 5
-
-
-def test_images_that_may_be_labels_are_copied(tmp_path: Path) -> None:
-    source = tmp_path / "src"
-    source.mkdir()
-    grey = np.arange(64 * 64, dtype=np.uint8).reshape(64, 64)
-    Image.fromarray(grey).save(source / "grey.png")
-    Image.fromarray(grey.astype(np.uint16) * 3).save(source / "deep.png")
-    Image.fromarray(grey).convert("P").save(source / "palette.png")
-    Image.fromarray(grey).convert("1").save(source / "bits.png")
-    photo(1).save(source / "two.gif", save_all=True, append_images=[photo(2)])
+    (source / "self").symlink_to("self")
+    (source / "class0" / "up").symlink_to("..")
+    (source / "class0" / "root").symlink_to(source)
+    (source / "alias").symlink_to(source / "class0")
+    (source / "other.jpg").symlink_to(source / "class0" / "0.jpg")
+    to = tmp_path / "dst"
     for _ in range(2):  # the second finds them
-        assert run(source, tmp_path / "dst", "--size", "16") == 0
-        assert tree(tmp_path / "dst") == tree(source)
-    assert recode.recode_file(str(source), str(tmp_path / "dst"), "grey.png", Settings(), False).what == "there"
+        assert run(source, to) == 0
+        assert [os.readlink(to / name) for name in ("gone.jpg", "self", "class0/up", "class0/root")] == [
+            "nowhere", "self", "..", str(source)]  # fmt: skip
+        assert not (to / "alias").is_symlink() and not (to / "other.jpg").is_symlink()
+        assert (to / "alias" / "0.jpg").read_bytes() == (to / "other.jpg").read_bytes()
 
 
-@pytest.mark.parametrize("format, suffix", [("jpeg", ".jpg"), ("webp", ".webp"), ("png", ".png")])
-def test_a_suffix_says_the_format(format: str, suffix: str, tmp_path: Path) -> None:
+def test_a_fifo_is_named_and_left_out(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(source / "pipe.jpg")
+    assert run(source, tmp_path / "dst") == 1
+    assert "pipe.jpg: ValueError: it is neither a file nor a folder" in capsys.readouterr().err
+    assert tree(tmp_path / "dst").keys() == tree(source).keys()
+
+
+def test_a_link_in_the_destination_never_leads_into_the_source(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(source, tmp_path / "dst") == 0
+    shutil.rmtree(tmp_path / "dst" / "class0")
+    (tmp_path / "dst" / "class0").symlink_to(source / "class0")
+    before = tree(source)
+    (source / "class0" / "0.jpg").rename(source / "class0" / "new.jpg")
+    before["class0/new.jpg"] = before.pop("class0/0.jpg")
+    assert run(source, tmp_path / "dst") == 1
+    assert "is a link that leads out of the destination" in capsys.readouterr().err
+    assert tree(source) == before
+
+
+def test_names_that_are_not_free_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A photograph and a mask of the same stem, two that would get one name, a folder, a long name."""
+    source, to = tmp_path / "src", tmp_path / "dst"
+    (source / "folder.jpg").mkdir(parents=True)
+    for number, name in enumerate(["a.jpg", "a.png", "b.bmp", "b.png", "folder.png", f"{'n' * 251}.png"]):
+        photo(number).save(source / name, quality=95)
+    before = tree(source)
+    for _ in range(2):
+        assert run(source, to, "--lossy", "--format", "webp") == 0
+        names = {path.name for path in to.iterdir()} - {recode.SETTINGS}
+        assert names == {"a.webp", "a.png", "b.webp", "b.png", "folder.jpg", "folder.webp", f"{'n' * 251}.png"}
+        found = tree(to)
+        assert all(found[name] == before[name] for name in found if name.endswith(".png"))
+    assert "copied: 3 whose new name is too long, or is that of another file (a.png)" in capsys.readouterr().out
+    assert run(source, tmp_path / "jpeg", "--lossy") == 0
+    names = {path.name for path in (tmp_path / "jpeg").iterdir()} - {recode.SETTINGS}
+    assert names == {"a.jpg", "a.png", "b.jpg", "b.png", "folder.jpg", "folder.png", f"{'n' * 251}.jpg"}
+    assert "renamed: 2 (b.bmp is b.jpg); lists that name these files must change" in capsys.readouterr().out
+
+
+def test_names_of_any_bytes_are_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "src"
     source.mkdir()
-    clear = photo(0).convert("RGBA")
-    clear.putalpha(40)
-    clear.save(source / "clear.png")
-    photo(1).save(source / "A.JPG")
-    photo(2).convert("CMYK").save(source / "print.jpg")
-    assert run(source, tmp_path / "dst", "--format", format, "--size", "64") == 0
-    names = sorted(tree(tmp_path / "dst"))
-    assert names == ["A.JPG" if format == "jpeg" else f"A{suffix}", f"clear{suffix}", f"print{suffix}"]
+    names = [b"\xff.jpg", b"new\nline.jpg", "\u00fcmlaut 1.JPG".encode(), b"n" * 251 + b".jpg", b"\xfe.txt"]
+    content = io.BytesIO()
+    photo(0).save(content, "JPEG", quality=95)
     for name in names:
-        with Image.open(tmp_path / "dst" / name) as image:
-            assert image.format == format.upper() and min(image.size) == 64
-    with Image.open(tmp_path / "dst" / f"clear{suffix}") as image:
-        assert image.mode == ("RGB" if format == "jpeg" else "RGBA")
+        (source / os.fsdecode(name)).write_bytes(content.getvalue())
+    assert run(source, tmp_path / "dst") == 0
+    assert {os.fsencode(path.name) for path in (tmp_path / "dst").iterdir()} == {*names, recode.SETTINGS.encode()}
+    out = capsys.readouterr().out
+    assert "4 encoded anew; 1 copied" in out and "(\\xfe.txt)" in out
 
 
-def test_the_orientation_stays_a_tag(tmp_path: Path) -> None:
-    """A program sees the pixels that it saw before, whether it obeys the tag or not."""
-    (tmp_path / "src").mkdir()
+def photos_and_others(folder: Path) -> set[str]:
+    """Writes all that Pillow writes: modes, formats and options. Returns the names of those files that
+    have lost information already, in RGB or gray."""
+    folder.mkdir()
     exif = Image.Exif()
-    exif[recode.ORIENTATION], exif[0x010F] = 6, "maker"
-    photo(0).save(tmp_path / "src" / "turned.jpg", exif=exif, quality=95)
-    assert run(tmp_path / "src", tmp_path / "dst") == 0
-    with Image.open(tmp_path / "dst" / "turned.jpg") as image:
-        assert image.size == (320, 240) and dict(image.getexif()) == {recode.ORIENTATION: 6}
+    exif[ORIENTATION] = 6
+    plain, frames = {"exif": exif, "icc_profile": b"profile"}, {"save_all": True, "append_images": [photo(3, 96, 72)]}
+    formats: dict[str, list[dict[str, Any]]] = {
+        "png": [{}, plain, frames, {"transparency": 3}],
+        "jpg": [{}, plain, {"progressive": True, "quality": 95}, {"subsampling": 0}, {"keep_rgb": True}],
+        "webp": [{}, plain, frames, {"lossless": True}, {"lossless": True, **plain}],
+        "tif": [{}, plain, frames, *({"compression": name} for name in ("tiff_lzw", "jpeg", "packbits", "group4"))],
+        "gif": [{}, frames, {"transparency": 3}], "bmp": [{}], "ppm": [{}],
+    }  # fmt: skip
+    modes = ("1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "LA", "PA", "RGBX", "I;16")
+    labels = Image.fromarray(np.kron(np.arange(12, dtype=np.uint8).reshape(3, 4) * 20, np.ones((24, 24), np.uint8)))
+    lossy = set()
+    for content, image in (("photo", photo(1, 96, 72)), ("labels", labels.convert("RGB"))):
+        for mode in modes:
+            with contextlib.suppress(ValueError):  # Pillow converts some only by way of others
+                made = image.convert("L").convert(mode) if mode in ("PA", "I;16", "I", "F") else image.convert(mode)
+                for suffix, each in formats.items():
+                    for number, options in enumerate(each):
+                        name = f"{content}-{mode.replace(';', '')}-{suffix}{number}.{suffix}"
+                        try:
+                            made.save(folder / name, **options)
+                        except Exception:  # a mode or an option that the format has not
+                            (folder / name).unlink(missing_ok=True)
+                            continue
+                        with Image.open(folder / name) as written:
+                            kept = getattr(written, "n_frames", 1) == 1 and written.mode in ("RGB", "L")
+                        if kept and suffix in ("jpg", "webp") and "lossless" not in options:
+                            lossy.add(name)
+    return lossy
+
+
+def seen(path: Path) -> tuple[Any, ...]:
+    """What training sees of an image but its pixels."""
+    with Image.open(path) as image:
+        return image.mode, image.size, image.getexif().get(ORIENTATION), image.info.get("icc_profile")
+
+
+@pytest.mark.parametrize("options", [[], ["--lossy"], ["--lossy", "--size", "40"], ["--format", "png"]])
+def test_files_of_every_kind_lose_nothing_unasked(options: list[str], tmp_path: Path) -> None:
+    source, to = tmp_path / "src", tmp_path / "dst"
+    lossy = photos_and_others(source)
+    before = tree(source)
+    assert len(before) > 200 and len(lossy) > 20
+    assert run(source, to, *options) == 0
+    assert tree(source) == before
+    found = tree(to)
+    lossless = {f"photo-RGB-{name}" for name in ("bmp0.bmp", "ppm0.ppm", "png1.png", "tif3.tif", "webp3.webp")}
+    recoded = {name for name in before if found.get(name) != before[name]}
+    assert len(recoded & lossy) > 10
+    if not options:
+        assert recoded <= lossy
+    else:  # RGB photographs, too, but labels of lossless formats never; a PNG may be as small already
+        assert recoded >= lossless - ({"photo-RGB-png1.png"} if "png" in options else set()) and {name[:5] for name in recoded - lossy} == {"photo"}
+    for name in recoded:
+        new = to / recode.target_name(name, Settings("png" if "png" in options else "jpeg"))
+        mode, size, *more = seen(source / name)
+        assert mode in ("RGB", "L") and seen(new) == (mode, (53, 40) if "--size" in options else size, *more)
+        if "--size" not in options:
+            a, b = (np.asarray(Image.open(path), float) for path in (source / name, new))
+            assert np.abs(a - b).mean() < (8 if "png" not in options else 1e-9)
 
 
 def test_an_image_never_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = folder_of(tmp_path / "src", 1, quality=30)
     assert run(source, tmp_path / "dst", "--quality", "95", "--size", "1000") == 0
     assert tree(tmp_path / "dst") == tree(source)
-    assert "1 copied, because they would not become smaller" in capsys.readouterr().out
-
-
-def test_links_are_followed_but_not_for_ever(source: Path, tmp_path: Path) -> None:
-    (source / "class0" / "up").symlink_to(source)
-    (source / "alias").symlink_to(source / "class0")
-    found = list(recode.list_files(str(source)))
-    assert "alias/0.jpg" in found and "class0/0.jpg" in found
-    assert not any(path.count("up") > 1 for path in found)
+    assert "copied: 1 that would not become smaller" in capsys.readouterr().out
 
 
 def test_an_interrupt_leaves_whole_files(tmp_path: Path) -> None:
@@ -220,7 +318,7 @@ def test_an_interrupt_leaves_whole_files(tmp_path: Path) -> None:
         out, errors = running.communicate()
     assert running.returncode == 130 and "goes on from here" in errors
     found = tree(tmp_path / "dst")
-    assert 0 < len(found) < 40 and not any(name.endswith(recode.PART) for name in found)
+    assert 0 < len(found) < 40 and not (tmp_path / "dst" / recode.PARTS).exists()
     for name in found:
         with Image.open(tmp_path / "dst" / name) as image:
             image.load()
