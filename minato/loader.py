@@ -426,10 +426,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return cast(Stats, collect(self))
 
     @eager
-    def report(self) -> None:
-        """Prints ``stats()`` as a page: the verdict, where the time went and what would help. A
-        notebook shows the same for a loader that is the last expression of a cell."""
-        print(report.page(title_of(self), collect(self)))
+    def report(self) -> report.Report:
+        """Returns ``stats()`` as a page of text: the verdict, where the time went and what would help.
+        Print it; a prompt or a notebook shows it by itself, as it shows a loader in a notebook."""
+        return report.Report(title_of(self), collect(self))
 
     @eager
     def _repr_html_(self) -> str:

@@ -26,6 +26,23 @@ class Row(NamedTuple):
     share: float
 
 
+class Report(str):
+    """The page as text, which a prompt and ``print`` show. A notebook shows it as tables."""
+
+    html: str
+
+    def __new__(cls, title: str, stats: dict[str, Any]) -> Report:
+        self = super().__new__(cls, page(title, stats))
+        self.html = table(title, stats)
+        return self
+
+    def __repr__(self) -> str:
+        return str.__str__(self)
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
 def where(stats: dict[str, Any]) -> list[Row]:
     """The rows of the page: the trainer's own work, and its waits by cause."""
     wait = stats["wait"]
