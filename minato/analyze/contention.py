@@ -48,6 +48,8 @@ def _run_processes(loader: Any, count: int, seconds: float) -> dict[str, Any]:
                 "stages": timed.stages()}  # fmt: skip
 
     found = _in_forks([partial(time_samples, number) for number in range(count)])
+    if len(found) < count:
+        raise RuntimeError(f"of {count} processes that made samples at once, {count - len(found)} died")
     samples = sum(one["samples"] for one in found)
     stages: dict[str, dict[str, Any]] = {}
     for one in found:

@@ -48,7 +48,7 @@ class Study:
         self.share = 1.0  # of the budget, which --codecs and --orders leave to the rest
 
     def ask(self, do: str, seconds: float, **more: Any) -> dict[str, Any] | None:
-        """The last that a measurement has told; None where it has told nothing."""
+        """What a measurement has found; None where it has not come to its end."""
         self.at, self.error, result = None, "", None
         what = MEASURED.get(do, do)
         if do == "rate":
@@ -72,8 +72,8 @@ class Study:
                     self.cut = message["why"] is not None
                     if self.cut:
                         where = f" (at sample {self.at})" if self.at is not None else ""
-                        self.note(f"{what}: {message['why']}{where}")
-                    return result
+                        self.note(f"{what}: not measured, {message['why']}{where}")
+                    return None if self.cut or self.error else result
                 else:
                     result = message
 
@@ -133,11 +133,9 @@ def make_report(
         found["work"] = {"costs": [], "stages": [], "failures": 0, "failed": [study.error]}
     work = found["work"]
     if not work or not work["costs"]:
-        if not study.error and not (work and work["failures"]):
+        if not study.error and not study.cut and not (work and work["failures"]):
             within = format_seconds(budget * WORK)
             study.note(f"no sample was timed within {within}: where samples take long, give a longer --budget")
-        return finish_report(found, study, anyway)
-    if study.cut:  # loaders would hang at the same sample
         return finish_report(found, study, anyway)
     f = Facts(found)
     if len(f.costs) < FEW:

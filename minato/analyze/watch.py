@@ -673,6 +673,7 @@ def _run_keeper(
     to = watch.link.connect() or pair
     to.settimeout(None)
     _close_others(to.fileno())
+    _silence()
     send(to, {"kind": "keeper", "pid": os.getpid(), "parent": of[0], "key": of[1]})
     lines = to.makefile("rb")
     line = lines.readline()  # what the study asks for first, or its end
@@ -747,8 +748,9 @@ def _open_again() -> None:
 
 def _close_others(mine: int) -> None:
     """Sockets, pipes and files that are open for writing belong to the program: a reader at the
-    other end would wait for this process, too. Shared memory stays."""
-    null = os.open(os.devnull, os.O_RDWR)
+    other end would wait for this process, too. Their numbers lead nowhere from now on: objects of
+    the program hold them, and must not write to a file that gets the same number. Shared memory stays."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for number in (0, 1, 2):
         os.dup2(null, number)
     for number in _open_numbers():
@@ -757,7 +759,31 @@ def _close_others(mine: int) -> None:
             shared = os.readlink(f"/proc/self/fd/{number}").startswith(("/memfd:", "/dev/shm/"))
             if number == mine or shared or stat.S_ISCHR(kind) or _read_only_file(number):
                 continue
-            os.close(number)
+            os.dup2(null, number, False)
+
+
+def _silence() -> None:
+    """What this process prints goes nowhere. An object in place of a file may need what a copy of
+    the process has not: those of a notebook's kernel wait for a thread."""
+    for name in ("stdin", "stdout", "stderr"):
+        for old in (getattr(sys, name), getattr(sys, f"__{name}__")):
+            with contextlib.suppress(TypeError):  # of Python's own classes, whose files lead nowhere
+                kind: Any = type(old)  # loggers and progress bars hold the object
+                kind.write, kind.flush = _write_nothing, _flush_nothing
+        new = open(os.devnull, "r" if name == "stdin" else "w")  # noqa: SIM115
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
+    kernel: Any = sys.modules.get("ipykernel.iostream")
+    if kernel is not None:  # display()
+        kernel.IOPubThread.send_multipart = lambda *_given, **_named: None
+
+
+def _write_nothing(_stream: Any, text: Any) -> int:
+    return len(text)
+
+
+def _flush_nothing(_stream: Any) -> None:
+    pass
 
 
 # ---- the start -----------------------------------------------------------------------------

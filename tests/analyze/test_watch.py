@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader
 from minato.analyze import checks, keeper, listener, measure, watch
 from minato.analyze.facts import Facts
 
-from .support import environment
+from .support import environment, in_a_fork
 from .test_limits import facts
 
 if watch.current is not None:  # its import has begun a watch of this process, for notebooks
@@ -364,6 +365,75 @@ def test_a_measurement_ends_by_time_memory_or_reader(
         other.close()
         monkeypatch.setattr(keeper, "_available_memory", lambda: 1000)
         assert keeper._wait(mine, sleeping, 100.0) == "gone"
+
+
+class Stream:
+    """In place of standard output, as that of a notebook's kernel: a thread of the program must help."""
+
+    def __init__(self) -> None:
+        self.helper, self.written = os.getpid(), 0
+
+    def write(self, text: str) -> int:
+        self.flush()
+        self.written += len(text)
+        return len(text)
+
+    def flush(self) -> None:
+        assert os.getpid() == self.helper, "would wait for ever"
+
+
+def test_streams_of_the_programs_own_are_silent_in_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a logger and a progress bar that hold the object."""
+    stream: Any = Stream()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    handler = logging.StreamHandler(stream)
+
+    def print_all() -> list[bool]:
+        watch._silence()
+        print("lost")
+        warnings.warn("lost", stacklevel=1)
+        handler.emit(logging.makeLogRecord({"msg": "lost"}))
+        print("lost", file=stream, flush=True)
+        return [sys.stdout is sys.__stdout__, sys.stdin.read() == ""]
+
+    assert in_a_fork(print_all) == [True, True]
+    print("kept")
+    assert stream.written == len("kept\n")
+
+
+def test_numbers_of_closed_files_stay_taken(tmp_path: Path) -> None:
+    """An object of the program writes to the number that it holds: to no file of the study."""
+    log = open(tmp_path / "log", "w")
+    mine, other = socket.socketpair()
+    with log, mine, other:
+        pid = os.fork()
+        if pid == 0:
+            watch._close_others(mine.fileno())
+            open(tmp_path / "other", "w")  # noqa: SIM115
+            log.write("lost")
+            log.flush()
+            os._exit(0 if os.readlink(f"/proc/self/fd/{log.fileno()}") == os.devnull else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+    assert (tmp_path / "log").read_text() == (tmp_path / "other").read_text() == ""
+
+
+@pytest.mark.parametrize("ends", [
+    [{"kind": "end", "why": "ended because it took too long"}],
+    [{"kind": "failed", "error": "OSError: gone"}, {"kind": "end", "why": None}],
+])  # fmt: skip
+def test_measurement_that_ends_early_has_no_result(ends: list[dict[str, Any]]) -> None:
+    mine, other = socket.socketpair()
+    with mine, other:
+        study = measure.Study(listener.Connection(mine), None, None)  # type: ignore[arg-type]
+        result = {"kind": "rate", "rate": 25_611.0}
+        for message in [result, *ends]:
+            watch.send(other, message)
+        assert study.ask("rate", 1.0, loader="own", workers=2) is None
+        assert len(study.notes) == 1 and "the program's loader with 2 workers" in study.notes[0]
+        for message in [result, {"kind": "end", "why": None}]:
+            watch.send(other, message)
+        assert study.ask("rate", 1.0, loader="own", workers=2) == result
 
 
 def test_small_budget_names_batch_that_fits() -> None:
