@@ -14,6 +14,7 @@ class _Machine(TypedDict):
     cpus: int
     memory_total: int
     memory_available: int
+    throttled: float | None
 
 def fork_begins() -> None: ...
 def fork_ends() -> None: ...

@@ -441,7 +441,24 @@ def test_limits(
     done = builder.run("mn_limits", str(tmp_path))
     must_pass(done)
     here = len(os.sched_getaffinity(0))
-    assert list(map(int, done.stdout.split())) == [min(here, cpus, 4), total, available]
+    assert list(map(int, done.stdout.split()[:3])) == [min(here, cpus, 4), total, available]
+
+
+@pytest.mark.parametrize("files, ns", [
+    ({}, -1),
+    ({"proc/self/cgroup": "0::/a/b\n", f"{S}/a/b/cpu.stat": "usage_usec 9\nthrottled_usec 3\n",
+      f"{S}/a/cpu.stat": "throttled_usec 4\n", f"{S}/cpu.stat": "usage_usec 9\n"}, 7000),
+    ({"proc/self/cgroup": "4:cpu,cpuacct:/a\n", f"{S}/cpu,cpuacct/a/cpu.stat": "throttled_time 5\n"}, 5),
+    ({"proc/self/cgroup": "4:cpu,cpuacct:/a\n", f"{S}/cpu,cpuacct/a/cpu.stat": "throttled_time 5\n",
+      f"{S}/cpu/a/cpu.stat": "throttled_time 5\n"}, 5),  # one folder by two names
+])  # fmt: skip
+def test_throttled_time_of_all_groups_is_added(
+    files: dict[str, str], ns: int, tmp_path: Path, builders: dict[str, Builder],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
+    make_tree(tmp_path, files)
+    done = builder_for("gcc", builders, tmp_path_factory).run("mn_limits", str(tmp_path))
+    assert int(done.stdout.split()[3]) == ns
 
 
 def test_limits_of_this_machine(

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct mn_cgroup_walk {
     const char *root;
@@ -126,12 +127,13 @@ mn_cgroup_line(const struct mn_cgroup_walk *walk, const char *controller, char *
     }
     else if (mn_cgroup_listed(list, controller)) {
         /* Mounted under its own name, often only as a link, or under the list's. */
+        char whole[MN_CGROUP_PATH_MAX];
         (void)snprintf(mount, sizeof(mount), "/sys/fs/cgroup/%s", controller);
-        mn_cgroup_climb(walk, 1, mount, path);
-        if (strcmp(list, controller) != 0) {
+        int len = snprintf(whole, sizeof(whole), "%s%s", walk->root, mount);
+        if (len < 0 || (size_t)len >= sizeof(whole) || access(whole, F_OK) != 0) {
             (void)snprintf(mount, sizeof(mount), "/sys/fs/cgroup/%s", list);
-            mn_cgroup_climb(walk, 1, mount, path);
         }
+        mn_cgroup_climb(walk, 1, mount, path);
     }
 }
 

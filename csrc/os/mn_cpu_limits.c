@@ -79,3 +79,36 @@ mn_cpu_count(void)
 {
     return mn_cpu_count_at("");
 }
+
+struct mn_throttled {
+    uint64_t ns;
+    int rc;
+};
+
+static void
+mn_cpu_stopped(void *arg, int version, const char *dir)
+{
+    struct mn_throttled *sum = arg;
+    char text[2048];
+    uint64_t time;
+    if (mn_cgroup_read(dir, "cpu.stat", text, sizeof(text)) == 0
+        && mn_cgroup_keyed(text, version == 2 ? "throttled_usec" : "throttled_time", &time) == 0) {
+        sum->ns += version == 2 ? time * 1000 : time;
+        sum->rc = 0;
+    }
+}
+
+int
+mn_cpu_throttled_at(const char *root, uint64_t *ns)
+{
+    struct mn_throttled sum = {.rc = -ENOENT};
+    mn_cgroup_each(root, "cpu", mn_cpu_stopped, &sum);
+    *ns = sum.ns;
+    return sum.rc;
+}
+
+int
+mn_cpu_throttled(uint64_t *ns)
+{
+    return mn_cpu_throttled_at("", ns);
+}

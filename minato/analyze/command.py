@@ -30,7 +30,6 @@ from .measure import (
     finish_report,
     machine_facts,
     make_report,
-    throttled_seconds,
     write_report,
 )
 from .progress import Progress
@@ -230,7 +229,7 @@ class Analysis:
         self.others = 0.0
         self.memory = Memory()
         self.study: Study | None = None
-        self.throttled = throttled_seconds()
+        self.throttled = _core.machine()["throttled"]
 
     def run(self) -> int:
         libc = ctypes.CDLL(None)
@@ -408,7 +407,7 @@ class Analysis:
                 f"the program ended with status {self.status}" if self.status > 0
                 else f"the program was ended by {_name_signal(-self.status)}"
             )
-        if self.throttled is not None and (now := throttled_seconds()) is not None:
+        if self.throttled is not None and (now := _core.machine()["throttled"]) is not None:
             found["machine"]["throttled"] = now - self.throttled
         self.progress.clear()
         print(report.answer(found, write_report(found, self.options.out)), flush=True)

@@ -232,14 +232,6 @@ def machine_facts(cores: int | None) -> dict[str, Any]:
     return found
 
 
-def throttled_seconds() -> float | None:
-    """For how long a CPU quota has stopped this control group so far; None where that is not known."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/sys/fs/cgroup/cpu.stat").read_text().splitlines()
-        return next(int(x.split()[1]) for x in lines if x.startswith("throttled_usec")) / 1e6
-    return None
-
-
 def write_report(found: dict[str, Any], folder: str) -> str:
     """Writes report.json and index.html; returns where the page is."""
     out = Path(folder)

@@ -15,8 +15,10 @@ int
 main(int argc, char **argv)
 {
     if (argc == 2) {
-        printf("%d %" PRIu64 " %" PRIu64 "\n", mn_cpu_count_at(argv[1]),
-               mn_mem_total_at(argv[1]), mn_mem_available_at(argv[1]));
+        uint64_t ns;
+        int rc = mn_cpu_throttled_at(argv[1], &ns);
+        printf("%d %" PRIu64 " %" PRIu64 " %" PRIi64 "\n", mn_cpu_count_at(argv[1]),
+               mn_mem_total_at(argv[1]), mn_mem_available_at(argv[1]), rc == 0 ? (int64_t)ns : -1);
     }
     else {
         printf("%d %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", mn_cpu_count(),

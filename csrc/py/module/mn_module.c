@@ -83,9 +83,15 @@ static PyObject *
 machine(PyObject *module, PyObject *Py_UNUSED(ignored))
 {
     (void)module;
-    return Py_BuildValue("{si sK sK}", "cpus", mn_cpu_count(), "memory_total",
+    uint64_t ns = 0;
+    PyObject *throttled = mn_cpu_throttled(&ns) == 0 ? PyFloat_FromDouble((double)ns / 1e9)
+                                                     : Py_NewRef(Py_None);
+    if (throttled == NULL) {
+        return NULL;
+    }
+    return Py_BuildValue("{si sK sK sN}", "cpus", mn_cpu_count(), "memory_total",
                          (unsigned long long)mn_mem_total(), "memory_available",
-                         (unsigned long long)mn_mem_available());
+                         (unsigned long long)mn_mem_available(), "throttled", throttled);
 }
 
 PyDoc_STRVAR(disposition_doc,
@@ -176,8 +182,9 @@ static PyMethodDef core_methods[] = {
      PyDoc_STR("die_with_parent(on) -> bool: the system kills this process when the thread that "
                "forked it ends. False: it refuses.")},
     {"machine", machine, METH_NOARGS,
-     PyDoc_STR("machine() -> {cpus, memory_total, memory_available}: what this process may "
-               "use (affinity, cgroups), bytes")},
+     PyDoc_STR("machine() -> {cpus, memory_total, memory_available, throttled}: what this process "
+               "may use (affinity, cgroups), bytes; seconds for which CPU quotas have stopped its "
+               "control groups, None without a quota")},
     {NULL, NULL, 0, NULL},
 };
 
