@@ -87,7 +87,8 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--pause", action="store_true", help="stop the program after the watch, continue it after "
         "the study; for data that the program removes at its end")  # fmt: skip
     add("--allow-writes", action="store_true",
-        help="study a dataset that holds a file open for writing")  # fmt: skip
+        help="study a dataset that holds a file open for writing, and let samples write the program's "
+        "files where the study can have no overlay of its own")  # fmt: skip
     add("--anyway", action="store_true", help="conclude although other programs use the cores")
     add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="the differences of two reports")
     return parser

@@ -15,11 +15,13 @@ import json
 import logging
 import os
 import select
+import shutil
 import signal
 import socket
 import sqlite3
 import stat
 import subprocess
+import tempfile
 import time
 import types
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ from multiprocessing import connection
 from typing import Any
 
 from .. import _core
+from . import own_files
 from .watch import BYE, VARIABLE, send
 
 #: objects that are looked into for what a dataset holds
@@ -63,7 +66,8 @@ def serve(
             return
         request = json.loads(line)
         if request["do"] == "check":
-            send(to, {"kind": "check", "refused": find_refusals(loader, held, request["writes"])})
+            refused = find_refusals(loader, held, request["writes"])
+            send(to, {"kind": "check", "refused": refused, "files": own_files.find_way()})
         else:
             _measure(to, request, study, loader, program)
         line = lines.readline()
@@ -95,7 +99,9 @@ def end_program(program: int) -> None:
 def _measure(
     to: socket.socket, request: dict[str, Any], study: Any, loader: Any, program: int
 ) -> None:
-    keeper = os.getpid()
+    keeper, way = os.getpid(), request["files"]
+    folder = tempfile.mkdtemp(prefix="minato-analyze-") if way != own_files.OVERLAY else ""
+    mine, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -103,16 +109,21 @@ def _measure(
             os.setpgid(0, 0)
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == keeper:
+                own_files.protect(way, folder, theirs)
                 study.run(request, loader, lambda message: send(to, message))
                 status = 0
         finally:
             os._exit(status)
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
-    why = _wait(to, pid, 2 * request["seconds"] + GRACE_S)
+    theirs.close()
+    guard = own_files.WriteGuard(mine, folder)
+    why = _wait(to, pid, 2 * request["seconds"] + GRACE_S, guard)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
+    guard.close()
+    shutil.rmtree(folder, ignore_errors=True)
     if why == "gone":
         if BYE not in to.recv(1 << 16):
             end_program(program)
@@ -120,18 +131,23 @@ def _measure(
     if why is None and status != 0:
         what = f"signal {-code}" if (code := os.waitstatus_to_exitcode(status)) < 0 else "an error"
         why = f"the process that measured was ended by {what}"
-    send(to, {"kind": "end", "why": why})
+    send(to, {"kind": "end", "why": why, "wrote": guard.refused})
 
 
-def _wait(to: socket.socket, pid: int, seconds: float) -> str | None:
+def _wait(
+    to: socket.socket, pid: int, seconds: float, guard: own_files.WriteGuard | None = None
+) -> str | None:
     """Until the measuring process ends: None. Otherwise why it is to be ended."""
     end, left = time.monotonic() + seconds, _available_memory() * (1 - MEMORY)
     process: Any = os.pidfd_open(pid)
     try:
         while True:
-            ready, _, _ = select.select([process, to], [], [], 0.2)
+            waits = guard.waits() if guard is not None else []
+            ready, _, _ = select.select([process, to, *waits], [], [], 0.2)
             if process in ready:
                 return None
+            if guard is not None and set(waits) & set(ready) and not guard.allows():
+                return f"ended at its first attempt to write ({guard.refused})"
             if to in ready:
                 return "gone"  # nothing is asked for while a measurement runs
             if time.monotonic() > end:

@@ -52,6 +52,8 @@ def _explain_unknown(f: Facts) -> str:
     if wait is None:
         return "Too little was measured to say."
     waits = f"The program waits for data {wait:.0%} of its time"
+    if f.all.get("stopped"):
+        return f"{waits}, and what it waits for is not known: the study may not write files, as its samples do."
     if work.get("failed") and not f.costs:
         why = "no sample could be made in the study"
         if files_went(f):

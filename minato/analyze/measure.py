@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import _core
 from .._version import __version__
-from . import page, report
+from . import own_files, page, report
 from .changes import add_base_rate, drop_small_gains
 from .checks import CHECKS, check_changes, epoch_batches, fitting_batch
 from .facts import OTHERS, Facts, watch_facts
@@ -36,6 +36,19 @@ GENERATOR = "minato analyze"
 clock = time.monotonic
 
 
+#: what a study could write to -> the note that says so
+WAYS = {
+    own_files.OVERLAY: "what the study wrote went to an overlay of its own in memory, which is gone",
+    own_files.FILTER: "the study wrote no file: it could have no overlay of its own here, and would have "
+    "ended at the first attempt",
+    own_files.NEITHER: "the study may have written the program's files (--allow-writes)",
+}
+
+
+class Stopped(Exception):
+    """A sample was about to write a file."""
+
+
 class Study:
     """Asks a keeper for one measurement after the other."""
 
@@ -45,6 +58,7 @@ class Study:
         self.at: str | None = None
         self.cut = False  # the latest measurement had to be ended
         self.error = ""  # with which the latest measurement failed
+        self.way = own_files.NEITHER  # where what it writes goes
         self.share = 1.0  # of the budget, which --codecs and --orders leave to the rest
 
     def ask(self, do: str, seconds: float, **more: Any) -> dict[str, Any] | None:
@@ -55,7 +69,7 @@ class Study:
             workers, whose = more["workers"], more["loader"]
             whose = "the program" if whose == "own" else whose
             what = f"{whose}'s loader with {workers} worker{'s' * (workers != 1)}"
-        request = {"do": do, "seconds": seconds, "cores": self.cores, **more}
+        request = {"do": do, "seconds": seconds, "cores": self.cores, "files": self.way, **more}
         send(self.keeper.socket, request)
         while True:
             messages = self.keeper.lines()
@@ -73,6 +87,8 @@ class Study:
                     if self.cut:
                         where = f" (at sample {self.at})" if self.at is not None else ""
                         self.note(f"{what}: not measured, {message['why']}{where}")
+                    if message.get("wrote"):
+                        raise Stopped(message["wrote"])
                     return None if self.cut or self.error else result
                 else:
                     result = message
@@ -87,6 +103,9 @@ class Study:
                         f"cannot be used there ({message['error']}): install minato there"
                     )
                 found: list[str] = message["refused"]
+                self.way = message["files"]
+                if self.way != own_files.OVERLAY and writes:
+                    self.way = own_files.NEITHER
                 return found
         raise ConnectionError("the process that kept the dataset has ended")
 
@@ -115,6 +134,22 @@ def make_report(
     EXTRA are measured, too."""
     found = begin_report(told, machine)
     keep(found)
+    try:
+        return _study(study, found, budget, writes, anyway, extra)
+    except Stopped as stopped:
+        found.update(begin_report(told, machine), notes=found["notes"], stopped=str(stopped))
+        found["notes"].append(
+            f"its samples were not studied: one was about to write {stopped}, and this system allows the "
+            "study no overlay of its own, which takes a mount namespace. With --allow-writes it writes the "
+            "program's files"
+        )
+        return finish_report(found, study, anyway)
+
+
+def _study(
+    study: Study, found: dict[str, Any], budget: float, writes: bool, anyway: bool, extra: Sequence[str]
+) -> dict[str, Any]:
+    """Enters all measurements."""
     end = clock() + budget
     each = OPTION * budget
     budget -= each * len(extra)
@@ -127,6 +162,13 @@ def make_report(
             + (", or --allow-writes" if "open for writing" in refused[0] else "")
         )
         return finish_report(found, study, anyway)
+    if study.way == own_files.NEITHER and not writes:
+        found["notes"].append(
+            "its samples were not studied: they may write files, and this system allows the study neither "
+            "a mount namespace nor a filter of system calls. With --allow-writes it writes the program's files"
+        )
+        return finish_report(found, study, anyway)
+    found["files"] = study.way
     study.progress.show("samples", 0.1)
     found["work"] = study.ask("work", budget * WORK)
     if not found["work"] and study.error:  # what makes samples could not be set up
@@ -164,7 +206,7 @@ def begin_report(told: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any
         "own": "minato" if told["loader"]["minato"] else "torch", "watched": watch_facts(told, others),
         "steps": told["steps"], "work": None, "storage": None, "contend": None, "rates": [],
         "codecs": None, "orders": None, "paced": None, "free": None, "checks": [], "base": None, "helps": [],
-        "dropped": [], "useless": [], "notes": [],
+        "dropped": [], "useless": [], "notes": [], "files": None, "stopped": None,
     }  # fmt: skip
 
 
@@ -209,7 +251,8 @@ def finish_report(found: dict[str, Any], study: Study | None, anyway: bool) -> d
             f"No conclusion: other programs used {f.others():.0%} of the cores. It looked like this: "
             f"{seen['line']} (--anyway concludes all the same)"
         )}  # fmt: skip
-    found["notes"] = [*found["notes"], *(study.notes if study else []), *report.list_notes(f)]
+    notes = [*found["notes"], *(study.notes if study else []), *report.list_notes(f)]
+    found["notes"] = notes + ([WAYS[found["files"]]] if found["files"] else [])
     return found
 
 

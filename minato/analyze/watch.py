@@ -657,6 +657,7 @@ def _run_keeper(
 ) -> None:
     """In the copy of the process: takes no part in what the program does. Never returns."""
     watch.active = False
+    sys.dont_write_bytecode = True  # files stay as they are
     os.setsid()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)

@@ -11,6 +11,7 @@
 #include "os/mn_memory_limits.h"
 #include "os/mn_proc.h"
 #include "os/mn_signal_filter.h"
+#include "os/mn_write_filter.h"
 #include "py/module/mn_numpy.h"
 #include "py/seeding/mn_seed.h"
 
@@ -163,6 +164,66 @@ filter_signal(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *
+filter_writes(PyObject *module, PyObject *Py_UNUSED(ignored))
+{
+    (void)module;
+    int fd = mn_write_filter();
+    if (mn_raise_errno(fd < 0 ? fd : 0, "cannot filter system calls") < 0) {
+        return NULL;
+    }
+    return PyLong_FromLong(fd);
+}
+
+static PyObject *
+next_write(PyObject *module, PyObject *listener)
+{
+    (void)module;
+    struct mn_write_call call;
+    int fd = PyObject_AsFileDescriptor(listener);
+    if (fd < 0) {
+        return NULL;
+    }
+    int rc = mn_write_next(fd, &call);
+    if (rc == -ENOENT) {
+        Py_RETURN_NONE;
+    }
+    if (mn_raise_errno(rc, "cannot take a system call that waits") < 0) {
+        return NULL;
+    }
+    PyObject *places = PyTuple_New(call.places);
+    for (int i = 0; places != NULL && i < call.places; i++) {
+        const struct mn_write_place *p = &call.place[i];
+        PyObject *place = Py_BuildValue("iKI", (int)p->folder, (unsigned long long)p->address,
+                                        (unsigned int)p->length);
+        if (place == NULL) {
+            Py_CLEAR(places);
+            break;
+        }
+        PyTuple_SET_ITEM(places, i, place);
+    }
+    if (places == NULL) {
+        return NULL;
+    }
+    return Py_BuildValue("KiN", (unsigned long long)call.id, (int)call.pid, places);
+}
+
+static PyObject *
+allow_write(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int fd;
+    unsigned long long id;
+    if (!PyArg_ParseTuple(args, "iK", &fd, &id)) {
+        return NULL;
+    }
+    int rc = mn_write_allow(fd, id);
+    if (mn_raise_errno(rc == -ENOENT ? 0 : rc, "cannot let a system call go on") < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef core_methods[] = {
     {"bind_torch", bind_torch, METH_VARARGS, bind_torch_doc},
     {"fork_begins", mn_py_fork_begins, METH_NOARGS,
@@ -185,6 +246,13 @@ static PyMethodDef core_methods[] = {
      PyDoc_STR("machine() -> {cpus, memory_total, memory_available, throttled}: what this process "
                "may use (affinity, cgroups), bytes; seconds for which CPU quotas have stopped its "
                "control groups, None without a quota")},
+    {"filter_writes", filter_writes, METH_NOARGS,
+     PyDoc_STR("filter_writes() -> descriptor: from now on calls of this process that change files "
+               "wait until the listener allows them")},
+    {"next_write", next_write, METH_O,
+     PyDoc_STR("next_write(listener) -> (id, pid, ((folder, address, length), ...)) or None: the "
+               "next call that waits, and the files that it names")},
+    {"allow_write", allow_write, METH_VARARGS, PyDoc_STR("allow_write(listener, id)")},
     {NULL, NULL, 0, NULL},
 };
 

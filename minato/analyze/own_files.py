@@ -1,0 +1,331 @@
+"""Files of a study's own: what a study writes does not reach those of the program.
+
+``OVERLAY``: in a mount namespace of its own, each folder lies under an overlay that is written to in
+memory. It goes with the last process of the study. What cannot lie under one is read-only.
+``FILTER``: where the kernel allows no such namespace, the system calls by which a process changes
+files wait for the keeper, which ends the study at the first that names a file outside of its own
+temporary folder. Neither depends on what code it is that writes.
+
+Descriptors that can write have been closed by the keeper (``watch._close_others``). Memory that
+is mapped from files, or shared with the program, is replaced by copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import socket
+import stat
+import struct
+import sys
+import tempfile
+from multiprocessing import process
+from typing import Any
+
+from .. import _core
+
+OVERLAY, FILTER, NEITHER = "overlay", "filter", "neither"
+
+#: file systems that hold no files of programs, or none but devices
+_NO_FILES = {
+    "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "efivarfs",
+    "fusectl", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "sysfs", "tracefs",
+}  # fmt: skip
+#: where the memory of overlays is mounted: nothing else that a study needs is there
+_CARRIER = "/proc/tty"
+#: overlays that are mounted at most
+_MOST = 400
+#: bytes of mapped memory that are copied; more is written to copies of pages, or not at all
+_COPIED = 1 << 26
+
+CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
+MS_REC, MS_PRIVATE = 0x4000, 0x40000
+SYS_MOUNT_SETATTR, AT_FDCWD, MOUNT_ATTR_RDONLY = 442, -100, 1
+PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_FIXED = 1, 2, 1, 2, 16
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(name: str, *given: object) -> None:
+    if getattr(_libc, name)(*given) == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def find_way() -> str:
+    """Which of the ways there is, tried in a process that ends with the trial."""
+    for way in (OVERLAY, FILTER):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                cover_files() if way == OVERLAY else os.close(_core.filter_writes())
+                status = 0
+            finally:
+                os._exit(status)
+        if os.waitpid(pid, 0)[1] == 0:
+            return way
+    return NEITHER
+
+
+def protect(way: str, folder: str, to: socket.socket) -> None:
+    """In a process that measures, before anything else. folder: for its temporary files, where it
+    does not write to overlays. to: what gives its keeper the filter's listener."""
+    vars(process.current_process())["_config"].pop("tempdir", None)  # multiprocessing's, of the program
+    sys.dont_write_bytecode = True
+    if way == OVERLAY:
+        cover_files()
+    else:
+        tempfile.tempdir = os.environ["TMPDIR"] = folder
+    own_mappings()
+    if way == FILTER:
+        listener = _core.filter_writes()
+        socket.send_fds(to, [b"."], [listener])
+        os.close(listener)
+    to.close()
+
+
+# ---- a namespace ---------------------------------------------------------------------------
+
+
+def cover_files() -> None:
+    """From now on this process, and those that it forks, write to overlays.
+
+    Raises:
+        OSError: the kernel does not allow that.
+    """
+    try:
+        here = os.getcwd()
+    except OSError:  # it has been removed
+        here = "/"
+    options = _enter_namespace()
+    mounts = _list_mounts()
+    size = _core.machine()["memory_available"] // 4
+    _mount("minato", _CARRIER, "tmpfs", f"size={size},mode=700")
+    carrier = os.open(_CARRIER, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    held = [path for path, (kind, _writable) in mounts.items() if kind not in _NO_FILES]
+    for path in held:
+        _make_read_only(path)
+    for path in held:
+        if mounts[path][1] and path != "/dev" and os.path.isdir(path):
+            _cover(path, set(mounts), carrier, options)
+    os.close(carrier)
+    os.chdir(here)
+
+
+def _enter_namespace() -> str:
+    """Returns the options of overlays in it."""
+    with contextlib.suppress(OSError):
+        _call("unshare", CLONE_NEWNS)
+        _mount(None, "/", None, None, MS_REC | MS_PRIVATE)
+        return ""
+    user, group = os.geteuid(), os.getegid()
+    _call("unshare", CLONE_NEWNS | CLONE_NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    _mount(None, "/", None, None, MS_REC | MS_PRIVATE)
+    return ",userxattr"
+
+
+def _mount(source: str | None, path: str, kind: str | None, options: str | None, flags: int = 0) -> None:
+    texts = [text and os.fsencode(text) for text in (source, path, kind, options)]
+    _call("mount", *texts[:3], ctypes.c_ulong(flags), texts[3])
+
+
+def _list_mounts() -> dict[str, tuple[str, bool]]:
+    """Path -> kind of the file system, and whether it can be written to; the latest mount of a path."""
+    found = {}
+    with open("/proc/self/mountinfo", "rb") as file:
+        for line in file:
+            first, _, last = line.partition(b" - ")
+            path = first.split()[4].decode("unicode_escape").encode("latin-1")
+            flags = first.split()[5].split(b",") + last.split()[2].split(b",")
+            found[os.fsdecode(path)] = (last.split()[0].decode(), b"ro" not in flags)
+    return found
+
+
+def _make_read_only(path: str) -> None:
+    try:
+        attributes = struct.pack("4Q", MOUNT_ATTR_RDONLY, 0, 0, 0)
+        _call("syscall", SYS_MOUNT_SETATTR, AT_FDCWD, os.fsencode(path), 0, attributes, len(attributes))
+    except OSError:
+        if os.path.ismount(path):
+            raise
+        # else another mount hides it
+
+
+def _cover(path: str, points: set[str], carrier: int, options: str) -> None:
+    """Mounts an overlay over a folder; over those below it where another mount lies further down."""
+    inside = path.rstrip("/") + "/"
+    if any(point.startswith(inside) for point in points):
+        with contextlib.suppress(PermissionError), os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False) and entry.path not in points:
+                    _cover(entry.path, points, carrier, options)
+        return
+    number = len(os.listdir(f"/proc/self/fd/{carrier}"))
+    if number >= _MOST:
+        raise OSError(f"more than {_MOST} folders lie beside mounts")
+    own = f"/proc/self/fd/{carrier}/{number}"
+    for name in ("", "/upper", "/work"):
+        os.mkdir(own + name)
+    with contextlib.suppress(OSError):  # it stays read-only
+        lower = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        layers = f"lowerdir=/proc/self/fd/{lower},upperdir={own}/upper,workdir={own}/work"
+        try:
+            _mount("minato", path, "overlay", layers + options)
+        finally:
+            os.close(lower)
+
+
+# ---- a filter ------------------------------------------------------------------------------
+
+
+class WriteGuard:
+    """Decides in the keeper what the processes of a measurement may write. source: what gives the
+    listener of their filter, or ends where there is none. folder: for their temporary files."""
+
+    def __init__(self, source: socket.socket, folder: str) -> None:
+        self.source: socket.socket | None = source
+        self.listener: int | None = None
+        self.folder = os.path.realpath(folder)
+        self.made: set[str] = set()  # names in /dev/shm
+        self.refused: str | None = None
+
+    def waits(self) -> list[Any]:
+        """What is readable when there is something to decide."""
+        return [each for each in (self.source, self.listener) if each is not None]
+
+    def allows(self) -> bool:
+        """Lets the next call go on that is allowed. Else ``refused`` is the file that it would change."""
+        if self.source is not None:
+            _text, numbers, _flags, _address = socket.recv_fds(self.source, 1, 1)
+            self.source.close()
+            self.source, self.listener = None, next(iter(numbers), None)
+        elif self.listener is not None:
+            ready = select.poll()
+            ready.register(self.listener, select.POLLIN)
+            if not ready.poll(0)[0][1] & select.POLLIN:  # the filter's last process has ended
+                self.close()
+            elif (call := _core.next_write(self.listener)) is not None:  # else it has been killed
+                self._decide(*call)
+        return self.refused is None
+
+    def _decide(self, number: int, pid: int, places: Any) -> None:
+        for folder, address, length in places:
+            path = self._find_path(pid, folder, address, length)
+            if path is not None and not self._may_write(path):
+                self.refused = path
+                return
+        assert self.listener is not None
+        _core.allow_write(self.listener, number)
+
+    def close(self) -> None:
+        if self.source is not None:
+            self.source.close()
+        if self.listener is not None:
+            os.close(self.listener)
+        self.source = self.listener = None
+
+    def _find_path(self, pid: int, folder: int, address: int, length: int) -> str | None:
+        """None: of a socket that has no file. length: of a socket's address; 0 for a path."""
+        try:
+            with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+                text = _read_text(memory.fileno(), address, length) if address else b""
+        except OSError:
+            return "a file with an unreadable name"
+        if length:
+            if text[:2] != struct.pack("H", 1) or text[2:3] in (b"", b"\0"):  # of AF_UNIX, with a name
+                return None
+            text = text[2:]
+        name = os.fsdecode(text.partition(b"\0")[0])
+        base = f"/proc/{pid}/cwd" if folder == AT_FDCWD else f"/proc/{pid}/fd/{folder}"
+        with contextlib.suppress(OSError):
+            base = os.readlink(base)
+        whole = os.path.join(base, name) if name else base
+        # the last part may be a link that is itself removed or replaced
+        return os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
+
+    def _may_write(self, path: str) -> bool:
+        target = os.path.realpath(path)
+        inside = all(each.startswith((self.folder + "/", "/proc/")) for each in (path, target))
+        if inside or path in self.made:
+            return True
+        with contextlib.suppress(OSError):
+            return stat.S_ISCHR(os.stat(target).st_mode)
+        if os.path.dirname(path) == "/dev/shm" and target == path:
+            self.made.add(path)  # it is not there yet: shared memory and semaphores of the study
+            return True
+        return False
+
+
+def _read_text(memory: int, address: int, length: int) -> bytes:
+    """Up to the end of a page at a time: what is behind the text may not be there."""
+    text = b""
+    while b"\0" not in text[2 if length else 0 :] and len(text) < (length or 4096):
+        part = os.pread(memory, min(4096 - (address + len(text)) % 4096, length or 4096), address + len(text))
+        text += part
+        if not part or length and len(text) >= length:
+            break
+    return text[:length] if length else text
+
+
+# ---- memory --------------------------------------------------------------------------------
+
+
+def own_mappings() -> None:
+    """Replaces memory that this process shares with the program, and maps of files that can be
+    written to, by copies that it shares with its forks. Of what is too large for copies, pages are
+    copied when they are written to; where there is no file of it, a write ends this process."""
+    _libc.mmap.restype = ctypes.c_void_p
+    left = _COPIED
+    with open("/proc/self/maps") as file:
+        lines = [line.split(None, 5) for line in file]
+    shared = []
+    for where, access, offset, _device, inode, *path in lines:
+        begin, end = (int(part, 16) for part in where.split("-"))
+        name = path[0].rstrip("\n") if path else ""
+        device = name.startswith("/dev/") and not name.startswith(("/dev/shm/", "/dev/zero"))
+        if access[1] == "w" and access[3] == "s" and not device and not name.startswith(("anon_inode:", "[")):
+            shared.append((end - begin, begin, int(offset, 16), int(inode), name))
+    for size, begin, offset, inode, name in sorted(shared):
+        left -= size
+        if left >= 0:
+            _map_copy(begin, size)
+        else:
+            _map_privately(begin, size, offset, inode, name)
+
+
+def _map_copy(begin: int, size: int) -> None:
+    number = os.memfd_create("minato-analyze")
+    os.ftruncate(number, size)
+    old, done = memoryview((ctypes.c_char * size).from_address(begin)), 0
+    with contextlib.suppress(OSError):  # behind the end of a file there is no memory
+        while done < size:
+            done += os.write(number, old[done:])
+    _map(begin, size, MAP_SHARED, number, 0)
+    os.close(number)
+
+
+def _map_privately(begin: int, size: int, offset: int, inode: int, name: str) -> None:
+    for path in (f"/proc/self/map_files/{begin:x}-{begin + size:x}", name):
+        with contextlib.suppress(OSError):
+            number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if os.fstat(number).st_ino == inode:
+                    return _map(begin, size, MAP_PRIVATE, number, offset)
+            finally:
+                os.close(number)
+    _call("mprotect", ctypes.c_void_p(begin), ctypes.c_size_t(size), PROT_READ)
+
+
+def _map(begin: int, size: int, how: int, number: int, offset: int) -> None:
+    made = _libc.mmap(
+        ctypes.c_void_p(begin), ctypes.c_size_t(size), PROT_READ | PROT_WRITE, how | MAP_FIXED, number,
+        ctypes.c_long(offset),
+    )  # fmt: skip
+    if made != begin:
+        raise OSError(ctypes.get_errno(), "memory that the program shares could not be replaced")
