@@ -25,7 +25,7 @@ import tempfile
 import time
 import types
 from collections.abc import Iterator
-from multiprocessing import connection
+from multiprocessing import connection, managers
 from typing import Any
 
 from .. import _core
@@ -41,6 +41,8 @@ MEMORY = 0.25
 #: seconds that a measurement may take past twice the time it was given: workers start, samples end
 GRACE_S = 5.0
 
+#: how an object of multiprocessing.Manager() is called
+MANAGED = "an object of a multiprocessing.Manager"
 #: packages whose objects are connections to a database or a server
 _DATABASES = {
     "asyncpg", "boto3", "botocore", "duckdb", "kafka", "lmdb", "MySQLdb", "mysql", "psycopg",
@@ -180,6 +182,8 @@ def find_refusals(loader: Any, held: dict[int, str], writes: bool) -> list[str]:
 
 
 def _name_shared(part: Any, held: dict[int, str]) -> str | None:
+    if isinstance(part, (managers.BaseProxy, managers.BaseManager)):
+        return f"{MANAGED} ({type(part).__name__})"
     if isinstance(part, socket.socket):
         return "a socket"
     if isinstance(part, (connection.Connection, subprocess.Popen)):

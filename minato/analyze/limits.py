@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from typing import Any
 
@@ -52,8 +53,8 @@ def _explain_unknown(f: Facts) -> str:
     if wait is None:
         return "Too little was measured to say."
     waits = f"The program waits for data {wait:.0%} of its time"
-    if f.all.get("stopped"):
-        return f"{waits}, and what it waits for is not known: the study may not write files, as its samples do."
+    if why := f.all.get("unstudied"):
+        return f"{waits}, and its samples were not studied, because {why}."
     if work.get("failed") and not f.costs:
         why = "no sample could be made in the study"
         if files_went(f):
@@ -63,9 +64,10 @@ def _explain_unknown(f: Facts) -> str:
 
 
 def files_went(f: Facts) -> bool:
-    """Whether samples failed because the program had removed their files at its end."""
+    """Whether samples failed because the program had removed their files at its end. A socket to a
+    server that has gone is another matter: its error has no path."""
     failed = (f.all.get("work") or {}).get("failed") or [""]
-    return "FileNotFoundError" in failed[0] and "--pause" not in f.all["machine"].get("argv", [])
+    return bool(re.search("FileNotFoundError.*: '", failed[0])) and "--pause" not in f.all["machine"].get("argv", [])
 
 
 def _limit(f: Facts) -> tuple[str, str] | None:

@@ -17,6 +17,7 @@ from .changes import add_base_rate, drop_small_gains
 from .checks import CHECKS, check_changes, epoch_batches, fitting_batch
 from .facts import OTHERS, Facts, watch_facts
 from .formats import format_seconds
+from .keeper import MANAGED
 from .limits import limit
 from .listener import Connection
 from .progress import Progress
@@ -137,11 +138,11 @@ def make_report(
     try:
         return _study(study, found, budget, writes, anyway, extra)
     except Stopped as stopped:
-        found.update(begin_report(told, machine), notes=found["notes"], stopped=str(stopped))
+        found.update(begin_report(told, machine), notes=found["notes"])
+        found["unstudied"] = f"one was about to write {stopped}"
         found["notes"].append(
-            f"its samples were not studied: one was about to write {stopped}, and this system allows the "
-            "study no overlay of its own, which takes a mount namespace. With --allow-writes it writes the "
-            "program's files"
+            "this system allows the study no mount namespace, in which samples could write to an overlay: with "
+            "--allow-writes they write the program's files"
         )
         return finish_report(found, study, anyway)
 
@@ -156,17 +157,21 @@ def _study(
     study.share = 1 - OPTION * len(extra)
     refused = study.check(writes)
     if refused:
+        found["unstudied"] = f"{refused[0]}, which the study would share with the program"
         found["notes"].append(
-            f"its samples were not studied, because {refused[0]}, which the study would share with the "
-            "program. Use a factory that makes a fresh dataset (minato analyze MODULE:FACTORY)"
+            "each access to an object of a Manager is a message to its process, for which all workers wait: if "
+            "workers need not see what others write, a dict or list of the dataset's own costs less"
+            if MANAGED in refused[0] else
+            "a dataset without it can be studied: give a factory that makes one (minato analyze MODULE:FACTORY)"
             + (", or --allow-writes" if "open for writing" in refused[0] else "")
         )
         return finish_report(found, study, anyway)
     if study.way == own_files.NEITHER and not writes:
-        found["notes"].append(
-            "its samples were not studied: they may write files, and this system allows the study neither "
-            "a mount namespace nor a filter of system calls. With --allow-writes it writes the program's files"
+        found["unstudied"] = (
+            "they may write files, and this system allows the study neither a mount namespace nor a filter of "
+            "system calls"
         )
+        found["notes"].append("with --allow-writes samples are studied, and write the program's files")
         return finish_report(found, study, anyway)
     found["files"] = study.way
     study.progress.show("samples", 0.1)
@@ -206,7 +211,7 @@ def begin_report(told: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any
         "own": "minato" if told["loader"]["minato"] else "torch", "watched": watch_facts(told, others),
         "steps": told["steps"], "work": None, "storage": None, "contend": None, "rates": [],
         "codecs": None, "orders": None, "paced": None, "free": None, "checks": [], "base": None, "helps": [],
-        "dropped": [], "useless": [], "notes": [], "files": None, "stopped": None,
+        "dropped": [], "useless": [], "notes": [], "files": None, "unstudied": None,
     }  # fmt: skip
 
 
@@ -251,7 +256,9 @@ def finish_report(found: dict[str, Any], study: Study | None, anyway: bool) -> d
             f"No conclusion: other programs used {f.others():.0%} of the cores. It looked like this: "
             f"{seen['line']} (--anyway concludes all the same)"
         )}  # fmt: skip
-    notes = [*found["notes"], *(study.notes if study else []), *report.list_notes(f)]
+    why, line = found["unstudied"], found["limit"]["line"]
+    notes = [f"its samples were not studied, because {why}"] if why and why not in line else []
+    notes += [*found["notes"], *(study.notes if study else []), *report.list_notes(f)]
     found["notes"] = notes + ([WAYS[found["files"]]] if found["files"] else [])
     return found
 

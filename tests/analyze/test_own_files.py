@@ -279,5 +279,5 @@ print("held", held)
     elif kind == "a memory map":
         assert found["files"] == "filter" and found["work"]["costs"] and "wrote no file" in found["notes"][-1]
     else:
-        assert found["stopped"] == str(tmp_path / "list.txt") and found["limit"]["kind"] == "unknown"
-        assert "was about to write" in done.stdout and not found["rates"]
+        assert found["unstudied"] == f"one was about to write {tmp_path / 'list.txt'}"
+        assert found["limit"]["kind"] == "unknown" and found["unstudied"] in done.stdout and not found["rates"]

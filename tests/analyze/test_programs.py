@@ -269,6 +269,20 @@ def test_dataset_with_a_socket_is_refused_by_name(tmp_path: Path) -> None:
     assert "dataset.server is a socket" in done.stdout and "factory" in done.stdout
 
 
+@pytest.mark.parametrize("options", [(), ("--pause",)])
+def test_a_dataset_with_a_manager_is_told_so(options: tuple[str, ...], tmp_path: Path) -> None:
+    """The Manager's process has ended, or is paused: nothing is measured, and nothing of it advised."""
+    text = SLEEPS.replace("    def __len__", "    def __init__(self):\n        self.seen = Manager().dict()\n    def __len__")
+    text = text.replace("time.sleep(0.002)", "time.sleep(0.002); self.seen[index] = 1")
+    text = "from multiprocessing import Manager\n" + text + "main(epochs=80)"
+    done, found = study(tmp_path, text, *options)
+    assert done.returncode == 0, done.stderr
+    assert found["limit"]["kind"] == "unknown"
+    assert "dataset.seen is an object of a multiprocessing.Manager (DictProxy)" in done.stdout.splitlines()[0]
+    assert not found["work"] and not found["rates"] and not found["helps"]
+    assert "message to its process" in done.stdout and "factory" not in done.stdout and "--pause studies" not in done.stdout
+
+
 def test_three_samples_are_enough_for_an_answer(tmp_path: Path) -> None:
     text = SLEEPS.replace("return 24", "return 3")
     done, found = study(tmp_path, text + "main(epochs=12, num_workers=1)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import socket
 import sqlite3
@@ -326,6 +327,13 @@ def test_shared_objects_are_refused_by_path(tmp_path: Path) -> None:
         assert found[3] == "dataset.deep['list'][0] is a socket"
         assert refused(Holds(log=out), writes=True) == []
     database.close()
+
+
+def test_objects_of_a_manager_are_refused_by_name() -> None:
+    with multiprocessing.get_context("fork").Manager() as manager:
+        found = refused(Holds(shared=manager.dict(), plain={"list": [manager.list()]}))
+    assert found[0] == "dataset.shared is an object of a multiprocessing.Manager (DictProxy)"
+    assert found[-1] == "dataset.plain['list'][0] is an object of a multiprocessing.Manager (ListProxy)"
 
 
 def test_read_only_files_are_accepted(tmp_path: Path) -> None:
