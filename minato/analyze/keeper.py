@@ -30,7 +30,7 @@ from typing import Any
 
 from .. import _core
 from . import own_files
-from .watch import BYE, VARIABLE, send
+from .watch import BYE, VARIABLE, send, write_nothing
 
 #: objects that are looked into for what a dataset holds
 OBJECTS = 20_000
@@ -227,6 +227,8 @@ def walk_objects(loader: Any) -> Iterator[tuple[str, Any]]:
     for path, part in ahead:
         if id(part) in seen or isinstance(part, (*_PLAIN, logging.Logger)) or len(seen) > OBJECTS:
             continue
+        if getattr(getattr(type(part), "write", None), "__name__", "") == write_nothing.__name__:
+            continue  # in place of standard output: it leads nowhere now
         seen.add(id(part))
         yield path, part
         with contextlib.suppress(Exception):

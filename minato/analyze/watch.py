@@ -770,7 +770,7 @@ def _silence() -> None:
         for old in (getattr(sys, name), getattr(sys, f"__{name}__")):
             with contextlib.suppress(TypeError):  # of Python's own classes, whose files lead nowhere
                 kind: Any = type(old)  # loggers and progress bars hold the object
-                kind.write, kind.flush = _write_nothing, _flush_nothing
+                kind.write, kind.flush = write_nothing, _flush_nothing
         new = open(os.devnull, "r" if name == "stdin" else "w")  # noqa: SIM115
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
@@ -779,7 +779,7 @@ def _silence() -> None:
         kernel.IOPubThread.send_multipart = lambda *_given, **_named: None
 
 
-def _write_nothing(_stream: Any, text: Any) -> int:
+def write_nothing(_stream: Any, text: Any) -> int:
     return len(text)
 
 
