@@ -22,7 +22,15 @@ from .facts import (
     virtual_rate,
 )
 from .formats import format_bytes
-from .limits import NO_WAIT, hand_over, shared_wait, starting, step_lacks_cores, thread_wait
+from .limits import (
+    NO_WAIT,
+    hand_over,
+    shared_wait,
+    slow_sampler,
+    starting,
+    step_lacks_cores,
+    thread_wait,
+)
 from .recode import SUFFIXES
 
 #: the least bound of a prediction's error
@@ -54,7 +62,7 @@ def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
     if not rate or not f.costs:
         return helps, useless
     now = f.program_rate(rate, f.workers)
-    for make in (_more_workers, _no_workers, _minato, _worker_type, _cache, _codec):
+    for make in (_sampler, _more_workers, _no_workers, _minato, _worker_type, _cache, _codec):
         found = make(f, rate, now)
         if isinstance(found, str):
             useless.append(found)
@@ -93,6 +101,21 @@ def _make_change(
     }  # fmt: skip
 
 
+def _sampler(f: Facts, rate: float, now: float) -> dict[str, Any] | None:
+    """Indices that are drawn all at once."""
+    if slow_sampler(f) is None:
+        return None
+    told = f.all["sampler"]
+    paste = "in __iter__: draw all indices of an epoch by one call on whole arrays, and yield them"
+    if told["draws"]:
+        paste = "torch.utils.data.WeightedRandomSampler(weights, num_samples)  # draws all indices of an epoch at once"
+    return {**_make_change(
+        f"indices drawn once an epoch, in place of {told['name']}", paste,
+        f.without_sampler().program_rate(rate, f.workers), now, "another sampler",
+        "drawn as before, by other random numbers", {"loader": "own", "workers": f.workers, "drawn": True},
+    ), "place": told["place"]}  # fmt: skip
+
+
 def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     fit = fit_scaling(f.scaling(f.own))
     # a step that waits for most of the time leaves its cores to workers
@@ -118,6 +141,8 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str | N
     if is_uneven(f.costs) and f.workers:  # of which a short measurement has more or fewer slow samples
         faster = rate * virtual_rate(f, target, f.balanced) / virtual_rate(f, f.workers, f.balanced)
     predicted = f.program_rate(faster, target)
+    if predicted < WORTH * now and slow_sampler(f) is not None:
+        return "more workers: the sampler runs in the program's own process, however many there are"
     if predicted < WORTH * now:
         return f"{target} workers: predicted {predicted / now:.2f} times{_name_counts(f)}"
     data = "unchanged"

@@ -114,19 +114,22 @@ def _run_plan(study: Study, found: dict[str, Any], plan: Plan) -> Runs:
     f, changes = Facts(found), plan.changes
     costs = dict(zip(found["work"]["indices"], f.costs))
     own = {"loader": "own", "workers": f.workers}
-    step = f.step_alone * (plan.batch or f.batch()) / f.batch()
-    given = {"step": step, "step_cores": f.step_cores, "batch": plan.batch, "length": plan.length}
+
+    def with_step(f: Facts) -> dict[str, Any]:
+        step = f.step_alone * (plan.batch or f.batch()) / f.batch()
+        return {"step": step, "step_cores": f.step_cores, "batch": plan.batch, "length": plan.length}
 
     def run(what: dict[str, Any], repeat: int, learnt: bool = True) -> dict[str, Any] | None:
         # other samples in each repeat, the same for all in one
         where: dict[str, Any] = {"skip": 40 + 37 * repeat}
         if plan.uneven:
             where = {"part": repeat / REPEATS, "most": plan.most, "costs": costs, "learnt": learnt}
+        given = with_step(f.without_sampler() if what.get("drawn") else f)
         result = study.ask("rate", plan.seconds * MEASURED, **where, **given, **what)
         return result if result and result.get("rate") else None
 
     if not f.loader["iterable"]:
-        found["free"] = study.ask("rate", plan.seconds * MEASURED, same=True, **given, **own)
+        found["free"] = study.ask("rate", plan.seconds * MEASURED, same=True, **with_step(f), **own)
     runs = Runs(pairs=[[] for _ in changes], samples=[0] * len(changes))
     for repeat in range(REPEATS):
         study.progress.show("checks", 0.78 + 0.07 * repeat)

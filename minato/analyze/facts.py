@@ -151,6 +151,8 @@ class Facts:
         self.again: dict[tuple[str, int], float] = {
             (r["loader"], r["workers"]): r["again"] for r in facts.get("rates", []) if r.get("again")
         }
+        #: seconds of each sample that the sampler takes, in the program's own process
+        self.sampler = float((facts.get("sampler") or {}).get("seconds") or 0.0)
         self.starts_again = bool(self.workers and not self.loader.get("persistent_workers"))
         start, measured = self.watched["start"], self.again.get((self.own, self.workers))
         #: seconds until the first batch of an epoch: the study forks workers, and where the program
@@ -163,20 +165,27 @@ class Facts:
 
     @property
     def step_alone(self) -> float:
-        """Seconds of a step that has the cores it can use."""
+        """Seconds of a step that has the cores it can use, and of the sampler, which runs in turns with it."""
+        return self._step() + self.sampler * self.batch()
+
+    def _step(self) -> float:
         return float(self.watched.get("step_alone") or self.watched["step"] or 0.0)
 
     @property
     def asked_alone(self) -> float | None:
-        """Samples a second that the step could use if it had its cores for itself. Models use this; the
-        answer tells ``watched["asked"]``, which was seen."""
+        """Samples a second that the step and the sampler could use if they had their cores for
+        themselves. Models use this; the answer tells ``watched["asked"]``, which was seen."""
         asked: float | None = self.watched["asked"]
-        return asked / max(1 - self.queued_step(), 0.1) if asked else asked
+        return 1 / (max(1 - self.queued_step(), 0.1) / asked + self.sampler) if asked else asked
 
     def queued_step(self) -> float:
         """Share of the step's time in which its thread could have run, and had no core."""
         step = self.watched["step"]
-        return 1 - self.step_alone / step if step and self.watched["by"] != BY_EVENTS else 0.0
+        return 1 - self._step() / step if step and self.watched["by"] != BY_EVENTS else 0.0
+
+    def without_sampler(self) -> Facts:
+        """As if the sampler took no time."""
+        return Facts({**self.all, "sampler": None, "paced": None})
 
     def sample_cpu(self, kind: str, workers: int, cheaper: float = 1.0) -> float:
         """CPU seconds of a sample and of handing it over, by the nearest number of workers that was
@@ -213,7 +222,9 @@ class Facts:
 
     @property
     def step_cores(self) -> float:
-        return min(float(self.cores), float(self.watched["step_cores"]))
+        cores = min(float(self.cores), float(self.watched["step_cores"]))
+        drawn = self.sampler * self.batch()
+        return (cores * self._step() + drawn) / (self._step() + drawn) if drawn else cores
 
     def rate(self, kind: str, workers: int) -> float | None:
         return self.rates.get((kind, workers))

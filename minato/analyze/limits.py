@@ -17,7 +17,7 @@ from .facts import (
     slow_share,
     wait_seconds,
 )
-from .formats import format_rate, format_seconds
+from .formats import format_place, format_rate, format_seconds
 
 #: share of its time that a program waits. Below the first the step is the limit; below the second a
 #: loader that costs nothing would gain too little to matter
@@ -36,7 +36,7 @@ KINDS = {
     "step": "the step", "nothing": "none in loading", "storage": "storage", "lock": "a lock",
     "interpreter": "the interpreter's lock", "stragglers": "stragglers", "workers": "too few workers",
     "work": "the work of a sample", "cores": "the cores", "hand-over": "handing samples over",
-    "start": "starting workers", "collate": "collate_fn",
+    "start": "starting workers", "collate": "collate_fn", "sampler": "the sampler",
     "shared": "something that workers share", "unknown": "not known",
 }  # fmt: skip
 
@@ -84,7 +84,7 @@ def _limit(f: Facts) -> tuple[str, str] | None:
     if not f.costs:
         return None
     return (
-        starting(f) or _stragglers(f) or shared_wait(f) or thread_wait(f) or _storage(f) or _collate(f)
+        starting(f) or slow_sampler(f) or _stragglers(f) or shared_wait(f) or thread_wait(f) or _storage(f) or _collate(f)
         or hand_over(f) or _workers(f, 1.5) or _one_stage(f) or _workers(f, 1.2) or _cores(f)
     )  # fmt: skip
 
@@ -127,6 +127,20 @@ def starting(f: Facts) -> tuple[str, str] | None:
     return "start", (
         f"Workers start anew in each epoch: {format_seconds(f.start)} until its first batch, and "
         f"{share:.0%} of the program's time. persistent_workers=True starts them once."
+    )
+
+
+def slow_sampler(f: Facts) -> tuple[str, str] | None:
+    """A sampler that takes most of the time in which the program waits. It runs in the program's own
+    process, in turns with the step, however many workers there are."""
+    told, inside, rate = f.all.get("sampler"), f.watched["inside"], f.own_rate()
+    if not told or not inside or not rate or f.sampler < 0.5 * inside / f.batch():
+        return None
+    if f.without_sampler().program_rate(rate, f.workers) < WORTH * f.program_rate(rate, f.workers):
+        return None
+    return "sampler", (
+        f"{told['name']} ({format_place(told['place'])}) takes {format_seconds(f.sampler)} to draw the index of "
+        f"a sample, in the program's own process; making the sample takes {format_seconds(f.mean)}."
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import itertools
+import re
 import threading
 import time
 from array import array
@@ -20,7 +23,7 @@ from ..options import Options
 from ..patch import _torch as patched
 from . import codecs, orders
 from .samples import Send, as_worker, clock, is_iterable, sample_makers, sampler_batches
-from .stages import FULL, Clocks, copy_value, seed_generators, size_of
+from .stages import FULL, Clocks, Stopwatch, copy_value, seed_generators, size_of
 from .usage import Usage
 
 #: bytes of results that a replay may hold
@@ -173,6 +176,39 @@ class _Pace:
         if not self.ends or self.beginning:
             return None
         return max(0.0, self.seconds - self.batches * self.batch()) / self.ends
+
+
+def sampler(request: dict[str, Any], loader: Any, send: Send) -> None:
+    """What the program's own sampler takes for the index of a sample. Where the time ends before an epoch
+    does, the rest of the epoch is taken to go on as it did."""
+    batched = loader.batch_sampler is not None
+    drawn = loader.batch_sampler if batched else loader.sampler
+    named = loader.sampler if type(drawn) is torch.utils.data.BatchSampler else drawn
+    now, end = Stopwatch().now, clock() + request["seconds"]
+    counts, times = [0], [now()[0]]
+    for given in drawn:
+        counts.append(counts[-1] + (len(given) if batched else 1))
+        times.append(now()[0])
+        if clock() > end:
+            break
+    else:
+        times[-1] = now()[0]
+    samples, seconds = counts[-1], times[-1] - times[0]
+    if not samples:
+        return
+    with contextlib.suppress(Exception):
+        if (more := len(drawn) - len(counts) + 1) > 0 and len(counts) > 2:
+            seconds += more * (times[-1] - times[1]) / (len(counts) - 2)
+            samples += more * (samples - counts[1]) / (len(counts) - 2)
+    code = getattr(getattr(type(named), "__iter__", None), "__code__", None)
+    source = ""
+    with contextlib.suppress(Exception):
+        source = inspect.getsource(type(named))
+    send({
+        "kind": "sampler", "name": type(named).__qualname__, "seconds": seconds / samples,
+        "place": [code.co_filename, code.co_firstlineno] if code else None,
+        "draws": bool(re.search(r"\b(choices?|multinomial)\(", source)),
+    })  # fmt: skip
 
 
 def rebuild(loader: Any, request: dict[str, Any]) -> Any:

@@ -26,9 +26,14 @@ from .work import FEW, TIMING
 
 #: shares of the budget
 STORAGE, WORK, LOADERS = 0.15, 0.25, 0.35
+#: seconds in which the sampler runs, and no more than this share of the budget
+SAMPLER_S, SAMPLER = 2.0, 0.05
+#: a study in which the loader and its step are faster than in the program by this factor concludes nothing
+FASTER = 2.0
 #: what each request measures, for notes
 MEASURED = {
     "work": "timing samples", "contend": "samples in several processes at once", "storage": "reading files",
+    "sampler": "the sampler",
 }  # fmt: skip
 #: share of the budget that each of --codecs and --orders takes from the others
 OPTION = 0.2
@@ -192,6 +197,8 @@ def _study(
         study.progress.show("storage", 0.3)
         found["storage"] = study.ask("storage", budget * STORAGE, files=work["files"])
     study.progress.show("several processes at once", 0.4)
+    if not f.loader["iterable"]:
+        found["sampler"] = study.ask("sampler", min(SAMPLER_S, budget * SAMPLER))
     count = max(2, min(f.workers or f.cores, f.cores))
     found["contend"] = study.ask("contend", max(2.0, budget * LOADERS * 0.15), processes=count)
     _measure_rates(study, found, f, budget * LOADERS * 0.85)
@@ -209,7 +216,7 @@ def begin_report(told: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any
         "schema": report.SCHEMA, "generator": GENERATOR, "version": __version__,
         "machine": machine, "place": told["place"], "loader": told["loader"],
         "own": "minato" if told["loader"]["minato"] else "torch", "watched": watch_facts(told, others),
-        "steps": told["steps"], "work": None, "storage": None, "contend": None, "rates": [],
+        "steps": told["steps"], "work": None, "storage": None, "sampler": None, "contend": None, "rates": [],
         "codecs": None, "orders": None, "paced": None, "free": None, "checks": [], "base": None, "helps": [],
         "dropped": [], "useless": [], "notes": [], "files": None, "unstudied": None,
     }  # fmt: skip
@@ -250,17 +257,29 @@ def finish_report(found: dict[str, Any], study: Study | None, anyway: bool) -> d
     drop_small_gains(found)
     f = Facts(found)
     found["limit"] = limit(f)
-    if f.others() > OTHERS and not anyway and found["limit"]["kind"] not in ("step", "nothing"):
+    if found["limit"]["kind"] not in ("step", "nothing") and not anyway and (why := _find_doubt(f)):
         seen = found["limit"]
         found["limit"] = {"kind": "unknown", "seen": seen["kind"], "line": (
-            f"No conclusion: other programs used {f.others():.0%} of the cores. It looked like this: "
-            f"{seen['line']} (--anyway concludes all the same)"
+            f"No conclusion: {why}. It looked like this: {seen['line']} (--anyway concludes all the same)"
         )}  # fmt: skip
     why, line = found["unstudied"], found["limit"]["line"]
     notes = [f"its samples were not studied, because {why}"] if why and why not in line else []
     notes += [*found["notes"], *(study.notes if study else []), *report.list_notes(f)]
     found["notes"] = notes + ([WAYS[found["files"]]] if found["files"] else [])
     return found
+
+
+def _find_doubt(f: Facts) -> str:
+    """Why the numbers of a study allow no conclusion; nothing where they do."""
+    if f.others() > OTHERS:
+        return f"other programs used {f.others():.0%} of the cores"
+    base, delivered = f.all["relative_to"], (f.watched.get("range") or [f.watched["delivered"]])[-1]
+    if base and delivered and base > FASTER * delivered:
+        return (
+            f"the program's loader and step were {base / f.watched['delivered']:.1f} times as fast in the study as in the "
+            "program, so the study has not seen what slows it, such as files that were not in memory then"
+        )
+    return ""
 
 
 def machine_facts(cores: int | None) -> dict[str, Any]:

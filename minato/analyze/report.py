@@ -71,7 +71,7 @@ def _outside_loader(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 #: kinds of limits -> what the change that removes it begins with
 REMEDIES = {"workers": "num_workers=", "stragglers": "minato.DataLoader", "start": "persistent_workers",
-            "hand-over": "num_workers=0"}  # fmt: skip
+            "hand-over": "num_workers=0", "sampler": "indices drawn"}  # fmt: skip
 
 
 def _worth_a_line(report: dict[str, Any], changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -105,14 +105,20 @@ def _list_facts(f: Facts) -> list[str]:
             f"{format_seconds(quantile(f.costs, 0.99))}, computing for {f.cpu_share:.0%} of it{uneven}): "
             f"{parts + ', ' if parts else ''}other {f.other():.0%}"
         )
+    if f.sampler * (w["delivered"] or 0.0) > ENDS:
+        told = f.all["sampler"]
+        lines.append(
+            f"  the sampler {told['name']} at {format_place(told['place'])} takes {format_seconds(f.sampler)} for each "
+            f"sample in the program's own process, {f.sampler * w['delivered']:.0%} of the program's time"
+        )
     if f.rates:
         by: dict[str, list[str]] = {}
         for (kind, workers), rate in sorted(f.rates.items()):
             by.setdefault(kind, []).append(f"{format_rate(rate)} ({workers})")
         free = by.pop("hand-over", None)
-        told = [f"{kind} {', '.join(each)}" for kind, each in sorted(by.items())]
-        told += [f"samples that cost nothing {free[0]}"] if free else []
-        lines.append(f"  loaders alone, in samples/s (number of workers): {'; '.join(told)}")
+        alone = [f"{kind} {', '.join(each)}" for kind, each in sorted(by.items())]
+        alone += [f"samples that cost nothing {free[0]}"] if free else []
+        lines.append(f"  loaders alone, in samples/s (number of workers): {'; '.join(alone)}")
     return lines + _list_codecs(f)
 
 
@@ -163,7 +169,6 @@ def _list_codecs(f: Facts) -> list[str]:
 
 def _list_changes(report: dict[str, Any], changes: list[dict[str, Any]]) -> list[str]:
     lines = []
-    place = report.get("place")
     for number, change in enumerate(changes, 1):
         rate = ""
         if change["predicted"] is not None:
@@ -177,6 +182,7 @@ def _list_changes(report: dict[str, Any], changes: list[dict[str, Any]]) -> list
             f"  {number}. {change['what']}{rate}; {change['effort']}; data {change['data']}{note}"
         )
         if change["paste"]:
+            place = change.get("place") or report.get("place")
             elsewhere = report["loader"].get("maker") or _outside_loader([change])
             at = f"{format_place(place)}  " if place and not elsewhere else ""
             lines.append(f"     {at}{change['paste']}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -41,11 +42,13 @@ def is_iterable(loader: Any) -> bool:
     return isinstance(loader.dataset, IterableDataset)
 
 
+@functools.lru_cache(1)
 def sampler_batches(loader: Any) -> list[list[Any]]:
     """Batches of indices of one epoch, as its sampler gives them; of one index each where the loader
-    makes no batches. The program's own generators are not those of this process."""
+    makes no batches. The program's own generators are not those of this process. A sampler may be
+    slow, so it runs once in a process."""
     batched = loader.batch_sampler is not None
-    end, found = clock() + 2.0, []
+    end, found = clock() + 1.0, []
     for given in loader.batch_sampler if batched else loader.sampler:
         found.append(list(given) if batched else [given])
         if len(found) >= PLANNED or clock() > end:

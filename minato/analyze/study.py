@@ -14,7 +14,7 @@ from typing import Any
 from ..workers import library_threads
 from . import codecs, orders
 from .contention import contend
-from .loaders import rate
+from .loaders import rate, sampler
 from .samples import Send, as_worker
 from .storage import storage
 from .work import work
@@ -27,10 +27,10 @@ def run(request: dict[str, Any], loader: Any, send: Send) -> None:
     library_threads.limit(True)
     _forget_helpers()
     measure = {
-        "work": work, "contend": contend, "storage": storage, "rate": rate, "codecs": codecs.measure,
-        "orders": orders.measure,
+        "work": work, "contend": contend, "storage": storage, "rate": rate, "sampler": sampler,
+        "codecs": codecs.measure, "orders": orders.measure,
     }[request["do"]]  # fmt: skip
-    makes_samples = request["do"] not in ("rate", "storage")
+    makes_samples = request["do"] not in ("rate", "storage", "sampler")
     try:
         with as_worker(loader) if makes_samples else contextlib.nullcontext():
             measure(request, loader, send)

@@ -26,6 +26,7 @@ from minato.analyze.facts import (
     watch_facts,
 )
 from minato.analyze.limits import limit
+from minato.analyze.measure import finish_report
 
 
 def stage(label: str, seconds: float, cpu: float | None = None, kind: str = "call",
@@ -549,6 +550,47 @@ def test_slow_collate_fn_is_the_limit(free: float, kind: str) -> None:
     rates = {("torch", 1): 50.0, ("torch", 2): 60.0, ("hand-over", 2): free}
     found, line = kind_of(work={"collate": 0.03}, rates=rates)
     assert found == kind and ("3.0 times as long as making" in line) == (kind == "collate")
+
+
+def sampled(seconds: float, **given: Any) -> dict[str, Any]:
+    drawn = {"name": "Weighted", "place": ["draw.py", 9], "seconds": seconds, "draws": True}
+    return facts(sampler=drawn, **given)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_slow_sampler_is_the_limit_and_workers_are_not_advised(workers: int) -> None:
+    """A batch of 8 is drawn in 160 ms, and the step takes 20."""
+    rates = {("torch", 0): 1000.0, ("torch", 1): 900.0, ("torch", 2): 1800.0, ("minato", 2): 1800.0}
+    found = sampled(0.02, workers=workers, rates=rates, costs=[(0.001, 0.001)] * 64,
+                    watched={"inside": 0.16})  # fmt: skip
+    f = Facts(found)
+    if workers:
+        assert f.program_rate(1800.0, 2) == pytest.approx(8 / 0.18)
+        assert f.asked_alone == pytest.approx(8 / f.step_alone)
+    told = limit(f)
+    assert told["kind"] == "sampler" and "Weighted (draw.py:9) takes 20 ms" in told["line"]
+    helps, useless = candidates(f)
+    assert helps[0]["place"] == ["draw.py", 9] and "WeightedRandomSampler" in helps[0]["paste"]
+    assert helps[0]["predicted"] == pytest.approx(400 if workers else 1 / (1 / 400 + 1 / 1000))
+    assert helps[0]["check"] == {"loader": "own", "workers": workers, "drawn": True}
+    assert not any(one["what"].startswith("num_workers") for one in helps)
+    if not workers:
+        assert "more workers: the sampler runs in the program's own process" in useless[0]
+
+
+def test_sampler_that_workers_outlast_is_not_the_limit() -> None:
+    """Two workers make 8 samples in 40 ms, in which they are drawn, too."""
+    found = sampled(0.002, watched={"inside": 0.02, "step": 0.02}, costs=[(0.01, 0.001)] * 64)
+    assert limit(Facts(found))["kind"] != "sampler"
+
+
+def test_study_that_is_much_faster_than_the_program_concludes_nothing() -> None:
+    found = facts(watched={"delivered": 40.0, "range": [36.0, 44.0]}, dropped=[])
+    found["helps"], found["useless"] = [], []
+    assert finish_report(found, None, anyway=False)["limit"]["line"].startswith(
+        "No conclusion: the program's loader and step were 5.0 times as fast in the study as in the program"
+    )
+    assert finish_report(found, None, anyway=True)["limit"]["kind"] == "cores"
 
 
 def test_more_workers_of_an_iterable_dataset_may_repeat_samples() -> None:

@@ -6,6 +6,7 @@ import builtins
 import io
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -295,3 +296,29 @@ def test_programs_with_a_cache_are_measured(more: dict[str, Any]) -> None:
         return told[-1]
 
     assert in_a_fork(measured)["samples"] > 0
+
+
+class Drawn(torch.utils.data.Sampler[int]):
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(12):
+            time.sleep(0.002)
+            yield index  # as rng.choice() would
+
+
+@pytest.mark.parametrize("seconds", [5.0, 0.005])
+def test_sampler_is_timed_and_named_with_its_place(seconds: float) -> None:
+    """An epoch that is cut off is taken to go on as it began."""
+    from minato.analyze import loaders
+
+    told: list[dict[str, Any]] = []
+    loaders.sampler({"seconds": seconds}, DataLoader(list(range(12)), 4, sampler=Drawn()), told.append)
+    [found] = told
+    assert found["name"] == "Drawn" and found["draws"] and 0.002 < found["seconds"] < 1
+    code = Drawn.__iter__.__code__
+    assert found["place"] == [code.co_filename, code.co_firstlineno]
+    told.clear()
+    loaders.sampler({"seconds": seconds}, DataLoader(list(range(12)), 4), told.append)
+    assert told[0]["name"] == "SequentialSampler" and not told[0]["draws"]
