@@ -25,6 +25,7 @@ from .formats import format_bytes
 from .limits import (
     NO_WAIT,
     hand_over,
+    opening,
     shared_wait,
     slow_sampler,
     starting,
@@ -39,6 +40,8 @@ BOUND = 0.15
 COPIES = 4e9
 #: share of the available memory that a cache may take
 CACHED = 0.5
+#: what opens objects that a check cannot keep open: they are of C, and may be closed
+UNCHECKED = ("mmap.mmap", "lmdb.open")
 #: transforms by their class, and the operator of minato.ops that does the same in C
 TWINS = {
     "RandFlip": "RandFlip", "RandFlipd": "RandFlip", "RandomFlip": "RandFlip",
@@ -62,7 +65,7 @@ def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
     if not rate or not f.costs:
         return helps, useless
     now = f.program_rate(rate, f.workers)
-    for make in (_sampler, _more_workers, _no_workers, _minato, _worker_type, _cache, _codec):
+    for make in (_sampler, _more_workers, _no_workers, _minato, _worker_type, _open, _cache, _codec):
         found = make(f, rate, now)
         if isinstance(found, str):
             useless.append(found)
@@ -221,6 +224,21 @@ def _worker_type(f: Facts, rate: float, now: float) -> dict[str, Any] | str | No
         f.program_rate(rate * gain, f.workers, ends), now, "one argument" if not own else "one import, "
         "one argument", "unchanged", {"loader": "minato", "workers": f.workers, "worker_type": kind},
     )  # fmt: skip
+
+
+def _open(f: Facts, rate: float, now: float) -> dict[str, Any] | None:
+    """Files that stay open in each worker."""
+    stage = opening(f)
+    if stage is None:
+        return None
+    name = stage["label"].removesuffix("()")
+    predicted = f.cheaper_rate(f.mean / max(f.mean - stage["whole"], 0.02 * f.mean))
+    paste = f"open_once = functools.lru_cache(None)({name})  # call it in place of {name}, and close nothing"
+    check = {"loader": "own", "workers": f.workers, "open": True}
+    return {**_make_change(
+        f"{name} kept open in each worker", paste, predicted, now, "two lines", "unchanged",
+        None if name in UNCHECKED or f.threads else check,
+    ), "place": stage["place"]}  # fmt: skip
 
 
 def _cache(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:

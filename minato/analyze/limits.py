@@ -37,6 +37,7 @@ KINDS = {
     "interpreter": "the interpreter's lock", "stragglers": "stragglers", "workers": "too few workers",
     "work": "the work of a sample", "cores": "the cores", "hand-over": "handing samples over",
     "start": "starting workers", "collate": "collate_fn", "sampler": "the sampler",
+    "open": "opening a file for each sample",
     "shared": "something that workers share", "unknown": "not known",
 }  # fmt: skip
 
@@ -84,7 +85,7 @@ def _limit(f: Facts) -> tuple[str, str] | None:
     if not f.costs:
         return None
     return (
-        starting(f) or slow_sampler(f) or _stragglers(f) or shared_wait(f) or thread_wait(f) or _storage(f) or _collate(f)
+        starting(f) or slow_sampler(f) or _stragglers(f) or shared_wait(f) or thread_wait(f) or _opens(f) or _storage(f) or _collate(f)
         or hand_over(f) or _workers(f, 1.5) or _one_stage(f) or _workers(f, 1.2) or _cores(f)
     )  # fmt: skip
 
@@ -219,6 +220,22 @@ def thread_wait(f: Facts) -> tuple[str, str] | None:
     if told["locks"]:
         return "lock", f"Threads wait for each other ({', '.join(told['locks'])}): {rates}."
     return "shared", f"Threads wait for each other: {rates}."
+
+
+def opening(f: Facts) -> dict[str, Any] | None:
+    """The stage that takes most of the time of those that open what an earlier sample has opened."""
+    stages = [s for s in f.stages if s["kind"] == "open" and s["again"] > 0.5]
+    return max(stages, key=lambda s: float(s["whole"]), default=None)
+
+
+def _opens(f: Facts) -> tuple[str, str] | None:
+    stage = opening(f)
+    if stage is None or stage["whole"] < 0.5 * f.mean:
+        return None
+    return "open", (
+        f"{stage['label']} ({format_place(stage['place'])}) takes {min(1.0, stage['whole'] / f.mean):.0%} of a sample, "
+        "and opens what earlier samples have opened and closed."
+    )
 
 
 def _storage(f: Facts) -> tuple[str, str] | None:

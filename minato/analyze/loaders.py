@@ -193,7 +193,7 @@ def sampler(request: dict[str, Any], loader: Any, send: Send) -> None:
             break
     else:
         times[-1] = now()[0]
-    samples, seconds = counts[-1], times[-1] - times[0]
+    samples, seconds = float(counts[-1]), times[-1] - times[0]
     if not samples:
         return
     with contextlib.suppress(Exception):
@@ -253,6 +253,10 @@ def rebuild(loader: Any, request: dict[str, Any]) -> Any:
     if batches:
         order = _Batches(batches, length, batched)
         given.update({"batch_sampler": order} if batched else {"batch_size": None, "sampler": order})
+    if request.get("open"):
+        clocks = Clocks()
+        clocks.set(dataset, FULL)
+        clocks.kept = {}
     if request.get("order"):
         orders.reorder(dataset, *request["order"])
     own = isinstance(loader, DataLoader) or patched.active

@@ -13,9 +13,11 @@ import functools
 import hashlib
 import inspect
 import io
+import mmap
 import os
 import random
 import re
+import sqlite3
 import sys
 import threading
 import types
@@ -28,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-READ, DECODE, TRANSFORM, LOCK, CALL = "read", "decode", "transform", "lock", "call"
+READ, DECODE, TRANSFORM, LOCK, CALL, OPEN = "read", "decode", "transform", "lock", "call", "open"
 #: a function with such a name reads, whatever it reads from
 _READS = re.compile(r"read|fetch|download|storage|disk|(^|_)open|get_?bytes|get_?object", re.I)
 #: packages whose classes get no clocks but those of _KNOWN
@@ -58,12 +60,25 @@ _KNOWN = (
     ("lzma", "LZMAFile.read", DECODE, "lzma read"),
     ("soundfile", "read", DECODE, "soundfile read"),
     ("torchaudio", "load", DECODE, "torchaudio load"),
+    ("zipfile", "ZipFile.__init__", OPEN, "zipfile.ZipFile"),
+    ("tarfile", "TarFile.__init__", OPEN, "tarfile.TarFile"),
+    ("h5py", "File.__init__", OPEN, "h5py.File"),
+    ("numpy", "memmap.__new__", OPEN, "numpy.memmap"),
+    ("mmap", "mmap", OPEN, "mmap.mmap"),
+    ("sqlite3", "connect", OPEN, "sqlite3.connect"),
+    ("lmdb", "open", OPEN, "lmdb.open"),
+    ("pyarrow.parquet", "ParquetFile.__init__", OPEN, "pyarrow.parquet.ParquetFile"),
     ("os", "read", READ, "os read"),
     ("os", "pread", READ, "os pread"),
     ("multiprocessing.synchronize", "SemLock.__enter__", LOCK, "wait for a lock"),
     ("fcntl", "flock", LOCK, "wait for a file's lock"),
     ("fcntl", "lockf", LOCK, "wait for a file's lock"),
 )
+
+
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+_CONNECT, _MMAP = sqlite3.connect, mmap.mmap
 
 
 class Stopwatch:
@@ -97,7 +112,12 @@ class Stage:
     calls: int = 0
     #: the stages that it was called in; "" for the sample itself
     inside: set[str] = field(default_factory=set)
-    #: of single calls, in a probe: bytes in and out, and what the result was
+    #: with the stages inside it
+    whole: float = 0.0
+    #: file and line of the program that called it first
+    place: tuple[str, int] | None = None
+    #: what calls of kind OPEN were given
+    opened: set[str] = field(default_factory=set)
 
     def reads(self) -> bool:
         return self.kind == READ or (self.kind == CALL and bool(_READS.search(self.label)))
@@ -130,14 +150,20 @@ class Clocks:
         self._by_object: dict[int, str] = {}
         self._undo: list[Callable[[], None]] = []
         self._patched: set[Any] = set()
+        self._known: dict[int, tuple[str, str]] = {}
+        #: what was opened, where files are to stay open
+        self.kept: dict[Any, Any] | None = None
 
     # ---- measuring -------------------------------------------------------------------------
 
-    def wrap(self, function: Any, label: str, kind: str) -> Any:
+    def wrap(self, function: Any, name: str, of: str) -> Any:
         """The function with a clock."""
 
         @functools.wraps(function, updated=())
         def run_timed(*given: Any, **named: Any) -> Any:
+            kind, label = (OPEN, "numpy.load") if named.get("mmap_mode") else (of, name)
+            if self.kept is not None and kind == OPEN:
+                return self._open_once(self.kept, function, given, named)
             if not self.on or threading.get_ident() != self.thread:
                 return function(*given, **named)
             return self.run(label, kind, function, given, named)
@@ -156,7 +182,11 @@ class Clocks:
                 return copy_value(held)
         stage = self.stages.get(label)
         if stage is None:
-            stage = self.stages[label] = Stage(label, kind)
+            if kind == OPEN and any(self.stages[above].kind == OPEN for above, _ in self._stack):
+                kind = CALL  # a part of what opens
+            stage = self.stages[label] = Stage(label, kind, place=_find_caller())
+        if kind == OPEN:
+            stage.opened.add(_name_arguments(function, given, named))
         below = [0.0, 0.0]
         stage.inside.add(self._stack[-1][0] if self._stack else "")
         self._stack.append((label, below))
@@ -171,12 +201,31 @@ class Clocks:
                 above = self._stack[-1][1]
                 above[0] += wall
                 above[1] += cpu
+            stage.whole += wall
             stage.wall += wall - below[0]
             stage.cpu += cpu - below[1]
             stage.calls += 1
         if self.probe and outermost:
             self._probe(label, result)
         return result
+
+    def _open_once(self, kept: dict[Any, Any], function: Any, given: Any, named: Any) -> Any:
+        """What a program gets that keeps its files open: in each process the first call opens, and later
+        ones give the same. An object gets the attributes of the first one, and is not closed."""
+        key = os.getpid(), function, _name_arguments(function, given, named)
+        sets_up = function.__name__ == "__init__"
+        if key not in kept:
+            if inspect.unwrap(function) is _CONNECT:
+                named.setdefault("factory", _Unclosed)
+            self.kept = None  # what this opens in turn is a part of it
+            try:
+                made = function(*given, **named)
+            finally:
+                self.kept = kept
+            kept[key] = {**vars(given[0]), "close": lambda: None} if sets_up else made
+        if not sets_up:
+            return kept[key]
+        vars(given[0]).update(kept[key])
 
     def _probe(self, label: str, result: Any) -> None:
         self.on = False
@@ -236,8 +285,10 @@ class Clocks:
         for part in filter(None, owner.split(".")):
             module = getattr(module, part)
         if attribute in vars(module) and (id(module), attribute) not in self._patched:
-            timed = self.wrap(vars(module)[attribute], label, kind)
-            self._set_attribute(module, attribute, timed)
+            function = vars(module)[attribute]
+            function = getattr(function, "__func__", function)  # __new__ is a static method
+            self._known[id(function)] = label, kind
+            self._set_attribute(module, attribute, self.wrap(function, label, kind))
 
     def _set_files(self) -> None:
         """What Python reads by ``open()``."""
@@ -302,11 +353,13 @@ class Clocks:
         of, names = type(dataset).__getitem__.__globals__, code.co_names
         for name in names:
             value = of.get(name)
-            if isinstance(value, types.FunctionType) and not inspect.isgeneratorfunction(value):
-                of[name] = self.wrap(value, f"{name}()", CALL)
+            if isinstance(value, _FUNCTIONS) and not inspect.isgeneratorfunction(value):
+                of[name] = self.wrap(value, *self._known.get(id(value), (f"{name}()", CALL)))
                 self._undo.append(functools.partial(of.__setitem__, name, value))
             elif isinstance(value, types.ModuleType):
                 self._set_module(value, names)
+            elif isinstance(value, type):
+                self._set_constructor(value)
             self._set_dataset(dataset, name)
             part = getattr(dataset, "__dict__", {}).get(name)
             if type(part).__module__.partition(".")[0] not in _NO_CODE_OF_THE_PROGRAM:
@@ -316,10 +369,23 @@ class Clocks:
     def _set_module(self, module: Any, names: tuple[str, ...]) -> None:
         for name in names:
             value = vars(module).get(name)
-            plain = isinstance(value, (types.FunctionType, types.BuiltinFunctionType))
-            if plain and (id(module), name) not in self._patched:
+            if isinstance(value, _FUNCTIONS) and (id(module), name) not in self._patched:
                 label = f"{module.__name__.rpartition('.')[2]}.{name}()"
                 self._set_attribute(module, name, self.wrap(value, label, CALL))
+            elif isinstance(value, type):
+                self._set_constructor(value)
+
+    def _set_constructor(self, of: type) -> None:
+        """A class that is called: what sets its objects up, where that is Python code."""
+        if issubclass(of, BaseException) or of.__module__.partition(".")[0] in _NO_CODE_OF_THE_PROGRAM:
+            return
+        for name in ("__init__", "__new__"):
+            function = getattr(of, name)
+            if isinstance(function, types.FunctionType) and (id(of), name) not in self._patched:
+                kind = OPEN if hasattr(of, "close") else CALL
+                with contextlib.suppress(TypeError):  # its attributes cannot be set
+                    self._set_attribute(of, name, self.wrap(function, f"{of.__qualname__}()", kind))
+                return
 
     def _set_dataset(self, dataset: Any, name: str) -> None:
         """Its method of that name, or what it has by that name: a function, a callable object."""
@@ -341,6 +407,30 @@ class Clocks:
                 if (id(kind), name) not in self._patched:
                     self._set_attribute(kind, name, self.wrap(value, f"{name}()", CALL))
                 return
+
+
+def _name_arguments(function: Any, given: Any, named: Any) -> str:
+    """What a function of kind OPEN was given, but for the object or class that it sets up."""
+    if inspect.unwrap(function) is _MMAP:
+        with contextlib.suppress(OSError):
+            return os.readlink(f"/proc/self/fd/{given[0]}")
+    return repr((given[function.__name__ in ("__init__", "__new__") :], sorted(named.items())))
+
+
+def _find_caller() -> tuple[str, int] | None:
+    """File and line of the program that calls what is timed."""
+    frame: Any = sys._getframe(3)
+    while frame is not None:
+        file, name = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
+        if not name.startswith("minato.") and not file.startswith((_STDLIB, "<")) and "-packages/" not in file:
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+class _Unclosed(sqlite3.Connection):
+    def close(self) -> None:
+        """It stays open."""
 
 
 # ---- what a dataset is made of -------------------------------------------------------------

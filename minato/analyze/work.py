@@ -146,7 +146,8 @@ class SampleTimer:
             {
                 "label": stage.label, "kind": stage.kind, "reads": stage.reads(),
                 "seconds": stage.wall / count * scale, "cpu": stage.cpu / count * scale,
-                "calls": stage.calls / count, "inside": sorted(stage.inside),
+                "calls": stage.calls / count, "inside": sorted(stage.inside), "place": stage.place,
+                "whole": stage.whole / count * scale, "again": 1 - len(stage.opened) / max(1, stage.calls),
             }
             for stage in self.clocks.stages.values()
         ]  # fmt: skip

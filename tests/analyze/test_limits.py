@@ -584,6 +584,23 @@ def test_sampler_that_workers_outlast_is_not_the_limit() -> None:
     assert limit(Facts(found))["kind"] != "sampler"
 
 
+@pytest.mark.parametrize("again, kind", [(0.99, "open"), (0.0, "storage")])
+def test_file_opened_again_for_each_sample_is_the_limit(again: float, kind: str) -> None:
+    """It waits for reads, which keeping it open saves. Files of which each sample has its own stay."""
+    opens = {**stage("zipfile.ZipFile", 0.001, kind="open"), "whole": 0.008, "again": again, "place": ["a.py", 3]}
+    inner = stage("file read", 0.007, 0.0, kind="read", reads=True, inside=("zipfile.ZipFile",))
+    f = Facts(facts(stages=[opens, inner], costs=[(0.01, 0.003)] * 64))
+    found, helps = limit(f), candidates(f)[0]
+    assert found["kind"] == kind
+    named = [change for change in helps if "kept open" in change["what"]]
+    assert bool(named) == (kind == "open")
+    if named:
+        assert "zipfile.ZipFile (a.py:3) takes 80% of a sample" in found["line"]
+        assert named[0]["place"] == ["a.py", 3] and named[0]["paste"].startswith("open_once = functools.lru_cache")
+        assert named[0]["check"] == {"loader": "own", "workers": 2, "open": True}
+        assert named[0]["predicted"] == pytest.approx(f.cheaper_rate(5))
+
+
 def test_study_that_is_much_faster_than_the_program_concludes_nothing() -> None:
     found = facts(watched={"delivered": 40.0, "range": [36.0, 44.0]}, dropped=[])
     found["helps"], found["useless"] = [], []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import builtins
 import io
 import random
+import sqlite3
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -322,3 +324,67 @@ def test_sampler_is_timed_and_named_with_its_place(seconds: float) -> None:
     told.clear()
     loaders.sampler({"seconds": seconds}, DataLoader(list(range(12)), 4), told.append)
     assert told[0]["name"] == "SequentialSampler" and not told[0]["draws"]
+
+
+class Reader:
+    """A class of the program that opens what it is given."""
+
+    opens: list[str] = []
+
+    def __init__(self, path: str) -> None:
+        self.opens.append(path)
+
+    def close(self) -> None:
+        self.opens.append("closed")
+
+
+class Rows:
+    def __init__(self, folder: Path) -> None:
+        self.names = [str(folder / name) for name in ("a.zip", "b.npy", "c.db")]
+        with zipfile.ZipFile(self.names[0], "w") as file:
+            file.writestr("x", b"five5")
+        np.save(self.names[1], np.arange(7))
+        with sqlite3.connect(self.names[2]) as database:
+            database.execute("create table t as select 3 as x")
+        database.close()
+
+    def __getitem__(self, _index: int) -> tuple[bytes, int, int]:
+        with zipfile.ZipFile(self.names[0]) as file:
+            read = file.read("x")
+        database = sqlite3.connect(self.names[2])
+        [(value,)] = database.execute("select x from t").fetchall()
+        database.close()
+        reader = Reader("reader")
+        reader.close()
+        return read, int(np.load(self.names[1], mmap_mode="r")[3]), value
+
+
+def test_files_opened_for_each_sample_are_stages(tmp_path: Path) -> None:
+    dataset, clocks = Rows(tmp_path), Clocks()
+    plain = dataset[0], zipfile.ZipFile.__init__, Reader.__init__, np.load, np.memmap.__new__, sqlite3.connect
+    clocks.set(dataset, stages.FULL)
+    for _ in range(4):
+        assert clocks.sample(lambda: dataset[0])[0] == plain[0]
+    found = {stage.label: stage for stage in clocks.stages.values() if stage.kind == stages.OPEN}
+    assert set(found) == {"zipfile.ZipFile", "sqlite3.connect", "numpy.load", "Reader()"}
+    for stage in found.values():
+        assert stage.calls == 4 and len(stage.opened) == 1 and stage.whole >= stage.wall > 0
+        assert stage.place is not None and stage.place[0] == __file__
+    line = Rows.__getitem__.__code__.co_firstlineno + 1
+    assert found["zipfile.ZipFile"].place == (__file__, line)
+    clocks.remove()
+    assert plain[1:] == (
+        zipfile.ZipFile.__init__, Reader.__init__, np.load, np.memmap.__new__, sqlite3.connect
+    )  # fmt: skip
+
+
+def test_files_kept_open_are_opened_once(tmp_path: Path) -> None:
+    """What a check of this change runs; the samples are the same."""
+    dataset, clocks, Reader.opens = Rows(tmp_path), Clocks(), []
+    plain = dataset[0]
+    assert Reader.opens == ["reader", "closed"]
+    clocks.set(dataset, stages.FULL)
+    clocks.kept = {}
+    assert [dataset[0], dataset[0], dataset[0]] == [plain] * 3
+    assert Reader.opens == ["reader", "closed", "reader"] and len(clocks.kept) == 4
+    clocks.remove()
