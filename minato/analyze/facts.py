@@ -56,12 +56,14 @@ def watch_facts(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
         return found
     queued = statistics.fmean(s.queued for s in used) if others > OTHERS else 0.0
     inside = statistics.fmean(s.inside for s in used) - queued + start
-    step = statistics.median(s.step for s in used)
-    cpu = statistics.median(s.cpu for s in used)
+    usual = statistics.median(s.step for s in used)
+    steps = [s for s in used if s.step <= max(PAUSE_S, PAUSE * usual)]
+    step = statistics.fmean(s.step for s in steps)  # else waits and steps would not add up to the whole
+    cpu = statistics.fmean(s.cpu for s in steps)
     # a step with a validation or a checkpoint in it counts as any other
-    times = [s.inside + (step if s.step > max(PAUSE_S, PAUSE * step) else s.step) + start for s in used]
+    times = [s.inside + (step if s.step > max(PAUSE_S, PAUSE * usual) else s.step) + start for s in used]
     # what the step would take if no worker, and no other program, used its cores
-    alone = max(step - statistics.fmean(s.step_queued for s in used), 0.1 * step)
+    alone = max(step - statistics.fmean(s.step_queued for s in steps), 0.1 * step)
     found["step_cores"] = cpu / alone if alone > 0 else 0.0
     device = [(idle / 1e3, work / 1e3) for idle, work in told.get("device") or []][FIRST:]
     whole = statistics.fmean(times)

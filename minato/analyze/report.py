@@ -88,7 +88,7 @@ def _list_facts(f: Facts) -> list[str]:
     if w["asked"] is not None:
         lines.append(
             f"  the step asks for {format_rate(w['asked'])} samples/s ({w['by']}: {format_seconds(w['step'])} "
-            f"for a batch of {w['batch']}) and gets {_format_delivered(w)}: the program waits for data {w['wait']:.0%} of its time"
+            f"for a batch of {w['batch']}) and gets {_format_delivered(w)}: {_format_wait(w)}"
         )
     lines += _name_base(f)
     lines.append(
@@ -120,6 +120,17 @@ def _list_facts(f: Facts) -> list[str]:
         alone += [f"samples that cost nothing {free[0]}"] if free else []
         lines.append(f"  loaders alone, in samples/s (number of workers): {'; '.join(alone)}")
     return lines + _list_codecs(f)
+
+
+def _format_wait(w: dict[str, Any]) -> str:
+    """What the program does in the time between the rate that it asks for and the one that it gets."""
+    waits = f"the program waits for data {w['wait']:.0%} of its time"
+    if (queued := w.get("queued", 0.0)) <= ENDS:
+        return waits
+    return (
+        f"inside its loader the program had no core for {queued:.0%} of its time, because other programs used the "
+        f"cores; of the rest {waits.removesuffix('its time')}it"
+    )
 
 
 def _format_delivered(w: dict[str, Any]) -> str:
@@ -211,11 +222,6 @@ def list_notes(f: Facts) -> list[str]:
         notes.append(
             f"the end of each epoch costs {format_seconds(lost * f.epoch() * f.batch())}, {share:.0%} of the "
             'time; the rates of loaders alone leave that out'
-        )
-    if (queued := w.get("queued", 0.0)) > ENDS:
-        notes.append(
-            f"inside its loader the program had no core for {queued:.0%} of its time, because other programs "
-            "used the cores; this does not count as waiting for data"
         )
     if f.others() > OTHERS:
         notes.append(f"other programs used {f.others():.0%} of the cores while this was measured")

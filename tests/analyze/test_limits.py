@@ -333,6 +333,24 @@ def test_watched_validation_inside_a_step_is_apart() -> None:
     assert watch_facts(told)["delivered"] == pytest.approx(8 / 0.04)
 
 
+def test_asked_delivered_and_waits_add_up_for_uneven_steps() -> None:
+    """Each fourth step logs, and takes ten times as long."""
+    told = epochs_of(3, start=0.03, usual=0.03)
+    for step in told["steps"][::4]:
+        step[1] = 0.1
+    found = watch_facts(told)
+    assert found["delivered"] == pytest.approx(found["asked"] * (1 - found["wait"]))
+    assert found["delivered"] == pytest.approx(8 / (0.03 + 0.0325))
+    told["steps"] = [[*step, 0.0] for step in told["steps"]]
+    for step in told["steps"]:
+        step[3] = 0.02
+    found = watch_facts(told, others=0.9)
+    queued, wait = found["queued"], found["wait"]
+    assert found["delivered"] == pytest.approx(found["asked"] * (1 - queued) * (1 - wait))
+    line = report.answer({**facts(watched=found), "limit": {"line": ""}, "helps": [], "useless": []})
+    assert f"had no core for {queued:.0%} of its time" in line and f"of the rest the program waits for data {wait:.0%} of it" in line
+
+
 def test_uneven_steps_are_told_with_a_range() -> None:
     even = watch_facts(epochs_of(3, start=0.03, usual=0.03))
     assert even["range"] == pytest.approx([200, 200])
