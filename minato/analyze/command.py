@@ -30,6 +30,7 @@ from .measure import (
     finish_report,
     machine_facts,
     make_report,
+    name_loaders,
     write_report,
 )
 from .progress import Progress
@@ -184,6 +185,7 @@ def study_this_process(watch: Watch, budget: str, out: str | None) -> str:
         ) from None
     finally:
         study.progress.clear()
+    name_loaders(found, list(told.values()), key)
     return report.answer(found, write_report(found, out) if out is not None else "")
 
 
@@ -391,11 +393,7 @@ class Analysis:
             return finish_report(self.found, study, self.options.anyway)
 
     def _print_answer(self, found: dict[str, Any], which: tuple[int, str], paused: bool) -> None:
-        others = [w for w, told in self.listener.loaders.items() if w != which and told["batches"]]
-        if others:
-            places = [self.listener.loaders[w]["place"] for w in others]
-            names = ", ".join(map(format_place, places))
-            found["notes"].append(f"other loaders, which the program waited for less: {names}")
+        name_loaders(found, [t for (pid, _), t in self.listener.loaders.items() if pid == which[0]], which[1])
         ranks = {p.get("ranks") for p in self.listener.processes.values()} - {None, "1"}
         if ranks:
             found["notes"].append(f"{ranks.pop()} ranks share these cores; local rank 0 was studied")

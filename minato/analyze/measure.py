@@ -16,7 +16,7 @@ from . import own_files, page, report
 from .changes import add_base_rate, drop_small_gains
 from .checks import CHECKS, check_changes, epoch_batches, fitting_batch
 from .facts import OTHERS, Facts, watch_facts
-from .formats import format_seconds
+from .formats import format_place, format_seconds
 from .keeper import MANAGED
 from .limits import limit
 from .listener import Connection
@@ -215,7 +215,8 @@ def begin_report(told: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any
     return {
         "schema": report.SCHEMA, "generator": GENERATOR, "version": __version__,
         "machine": machine, "place": told["place"], "loader": told["loader"],
-        "own": "minato" if told["loader"]["minato"] else "torch", "watched": watch_facts(told, others),
+        "own": "minato" if told["loader"]["minato"] else "torch",
+        "validates": told.get("validates", False), "share": None, "watched": watch_facts(told, others),
         "steps": told["steps"], "work": None, "storage": None, "sampler": None, "contend": None, "rates": [],
         "codecs": None, "orders": None, "paced": None, "free": None, "checks": [], "base": None, "helps": [],
         "dropped": [], "useless": [], "notes": [], "files": None, "unstudied": None,
@@ -267,6 +268,21 @@ def finish_report(found: dict[str, Any], study: Study | None, anyway: bool) -> d
     notes += [*found["notes"], *(study.notes if study else []), *report.list_notes(f)]
     found["notes"] = notes + ([WAYS[found["files"]]] if found["files"] else [])
     return found
+
+
+def name_loaders(found: dict[str, Any], loaders: list[dict[str, Any]], which: str) -> None:
+    """Enters what of the watched time went into the loop over this loader, and a note of the others."""
+    loaders = [told for told in loaders if told["batches"]]
+    others = [told for told in loaders if told["key"] != which]
+    if not others:
+        return
+    whole = max(max(told["left"] for told in loaders) - min(told["begun"] for told in loaders), 1e-9)
+    found["share"] = min(1.0, next(told["spent"] for told in loaders if told["key"] == which) / whole)
+    names = ", ".join(
+        f"{report.kind_of_loader(told)} at {format_place(told['place'])} ({told['spent'] / whole:.0%} of the time)"
+        for told in others
+    )
+    found["notes"].append(f"the program waited less for other loaders: {names}")
 
 
 def _find_doubt(f: Facts) -> str:

@@ -92,7 +92,7 @@ def _list_facts(f: Facts) -> list[str]:
         )
     lines += _name_base(f)
     lines.append(
-        f"  loader: {loader['class']} at {format_place(f.all.get('place'))}, num_workers={loader['num_workers']}, "
+        f"  {kind_of_loader(f.all)}: {loader['class']} at {format_place(f.all.get('place'))}, num_workers={loader['num_workers']}, "
         f"batch_size={loader['batch_size']}, {loader.get('samples', 'an unknown number of')} samples"
     )
     if f.costs:
@@ -151,10 +151,25 @@ def _name_base(f: Facts) -> list[str]:
         f" (the program itself got {format_rate(delivered)})"
         if delivered and not 0.8 < base / delivered < 1.25 else ""
     )  # fmt: skip
+    share = f.all.get("share")
+    loop = "" if share is None else (
+        f"; they are of the loop over this {kind_of_loader(f.all)}, which took {share:.0%} of the program's time"
+    )  # fmt: skip
     return [
         f'  "times" below compare with {format_rate(base)} samples/s, which the study measured for the '
-        f"program's own loader and step{differs}"
+        f"program's own loader and step{differs}{loop}"
     ]
+
+
+def kind_of_loader(told: dict[str, Any]) -> str:
+    return "validation loader" if told.get("validates") else "loader"
+
+
+def format_gain(report: dict[str, Any], gain: float) -> str:
+    """How many times as fast a change makes the loop over the loader, and the program if that has others."""
+    share = report.get("share")
+    whole = "" if share is None else f", the program {1 / (1 - share + share / gain):.2f}"
+    return f"{gain:.2f} times{whole}"
 
 
 def format_loss(row: dict[str, Any]) -> str:
@@ -183,9 +198,9 @@ def _list_changes(report: dict[str, Any], changes: list[dict[str, Any]]) -> list
     for number, change in enumerate(changes, 1):
         rate = ""
         if change["predicted"] is not None:
-            rate = f": predicted {format_rate(change['predicted'])} samples/s ({change['gain']:.2f} times)"
+            rate = f": predicted {format_rate(change['predicted'])} samples/s ({format_gain(report, change['gain'])})"
         if change["checked"] is not None:
-            rate += f", checked {format_rate(change['checked'])} ({change['checked_gain']:.2f} times)"
+            rate += f", checked {format_rate(change['checked'])} ({format_gain(report, change['checked_gain'])})"
             rate += f" on {change['samples']} samples"
             rate += "" if change["settled"] else f", not settled: these are over {change['bound']:.0%} apart"
         note = f"; {change['note']}" if change["note"] else ""

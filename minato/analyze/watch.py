@@ -148,9 +148,14 @@ class LoaderRecord:
         self.begun: float | None = None
         self.queued = _QueueClock()
         self.inside: tuple[float, float] | None = None  # of the batch whose step is under way
-        self.left, self.left_cpu, self.left_queued = 0.0, 0.0, 0.0
+        self.left, self.left_cpu, self.left_queued, self.left_waited = 0.0, 0.0, 0.0, 0.0
         self.kept = False
         self.ended = False
+        self.spent = 0.0  # seconds inside next() and of steps
+        self.evaluated = 0  # batches that the program asked for in order to validate
+
+    #: seconds inside next() of all loaders: those of another one are no part of a step
+    waited = 0.0
 
     def next(self, original: Callable[[Any], Any], iterator: Any, first: bool) -> Any:
         """One ``next()`` of the program's."""
@@ -163,6 +168,8 @@ class LoaderRecord:
             self.opening_event = None
         elif self.inside is not None:
             step, cpu = entered - self.left, time.process_time() - self.left_cpu
+            step -= min(step, LoaderRecord.waited - self.left_waited)
+            self.spent += self.inside[0] + step
             queued = before - self.left_queued
             self.steps.append(Step(self.inside[0], step, cpu, self.inside[1], self.epoch, queued))
         self.inside = None
@@ -181,6 +188,7 @@ class LoaderRecord:
     def leave(self) -> None:
         """The step begins now."""
         self.left, self.left_cpu, self.left_queued = clock(), time.process_time(), self.queued.now()
+        self.left_waited = LoaderRecord.waited
 
     def _note(self, batch: Any, inside: tuple[float, float], first: bool) -> None:
         now = clock()
@@ -191,6 +199,7 @@ class LoaderRecord:
             self.started += 1
             del self.starts[:-50]
         self.inside = inside
+        LoaderRecord.waited += inside[0]
         self.batches += 1
         if self.batches <= 3 or self.batches % 16 == 0:
             with contextlib.suppress(Exception):
@@ -231,7 +240,8 @@ class LoaderRecord:
         return {
             "key": self.key, "place": self.place, "loader": self.facts, "kept": self.kept,
             "batches": self.batches, "noted": len(self.steps), "steps": steps, "starts": self.starts, "started": self.started,
-            "whole": self.whole[-2000:], "objects": self.objects,
+            "whole": self.whole[-2000:], "objects": self.objects, "spent": self.spent, "begun": self.begun,
+            "left": self.left, "validates": self.evaluated > 0.9 * self.batches,
             "device": self._device(), "sizes": self.sizes[-50:], "shapes": self.shapes,
             "threads": _torch_threads(), "ended": self.ended,
         }  # fmt: skip
@@ -376,6 +386,9 @@ class Watch:
         self.inside = threading.local()
         self.told = 0.0
         self.keepers: list[Any] = []  # in a notebook: (key, socket)
+        #: modules whose mode the program has set -> whether they train, and whether one has done so
+        self.modes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self.trained = False
 
     def reset(self) -> None:
         """In a child: its loaders are its own. Hooks stay, connections and records do not."""
@@ -392,6 +405,35 @@ class Watch:
         """torch's loader module has been imported."""
         self.link.tell("torch")
         self._patch(module.DataLoader)
+
+    def _hook_modules(self) -> None:
+        """torch.nn is imported after the module of loaders, and before a program makes a loader."""
+        kind = getattr(sys.modules.get("torch.nn"), "Module", None)
+        if kind is not None and not hasattr(kind.train, "_minato_watch"):
+            self._replace(kind, "train", self._train(kind.train))
+
+    def _train(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def train(module: Any, mode: bool = True) -> Any:
+            outermost = not getattr(self.inside, "mode", False)
+            self.inside.mode = True  # the modules inside it are set in turn
+            try:
+                return original(module, mode)
+            finally:
+                if outermost:
+                    self.inside.mode = False
+                    with contextlib.suppress(TypeError):  # a module that cannot be a key
+                        self.modes[module], self.trained = mode, self.trained or mode
+
+        train._minato_watch = self  # type: ignore[attr-defined]
+        return _exclude_from_compile(train)
+
+    def _validates(self) -> bool:
+        """Whether the program computes no gradients, or all modules that it has set to train do not now."""
+        torch = sys.modules.get("torch")
+        if torch is not None and not torch.is_grad_enabled():
+            return True
+        return self.trained and not any(self.modes.values())
 
     def _patch(self, top: type) -> None:
         below = [top]
@@ -424,6 +466,7 @@ class Watch:
         def __init__(loader: Any, *given: Any, **named: Any) -> None:
             if self.active:
                 with contextlib.suppress(Exception):
+                    self._hook_modules()
                     if loader not in self.places:  # the outermost class knows the caller
                         dataset = given[0] if given else named.get("dataset")
                         self.places[loader] = self._find_earlier(dataset) or _find_place()
@@ -514,6 +557,7 @@ class Watch:
             return original(iterator)
         first = number not in self.begun
         self.begun.add(number)
+        record.evaluated += self._validates()
         self.inside.depth = 1
         try:
             batch = record.next(original, iterator, first)

@@ -26,7 +26,7 @@ from minato.analyze.facts import (
     watch_facts,
 )
 from minato.analyze.limits import limit
-from minato.analyze.measure import finish_report
+from minato.analyze.measure import finish_report, name_loaders
 
 
 def stage(label: str, seconds: float, cpu: float | None = None, kind: str = "call",
@@ -522,6 +522,22 @@ def test_factors_have_one_base_that_is_told() -> None:
         "step (the program itself got 200)"
     )
     assert line in report.answer(found).splitlines()[:4]
+
+
+def test_factors_with_several_loaders_name_the_program_too() -> None:
+    """Its loop takes half of the time: three times as fast there is 1.5 times as fast for the program."""
+    found = facts(workers=0, rates={("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0}, validates=True)
+    found["limit"] = {"line": ""}
+    found["helps"], found["useless"] = candidates(Facts(found))
+    enter_check(found["helps"][0], 80.0, [(50.0, 150.0)])
+    found["helps"][0]["samples"] = 10
+    add_base_rate(found)
+    told = {"batches": 9, "begun": 10.0, "left": 20.0, "spent": 5.0, "place": ["train.py", 3], "key": "one"}
+    name_loaders(found, [told, {**told, "key": "two", "begun": 12.0, "spent": 2.0, "place": ["train.py", 9]}], "one")
+    assert found["notes"] == ["the program waited less for other loaders: loader at train.py:9 (20% of the time)"]
+    answer = report.answer(found)
+    assert "they are of the loop over this validation loader, which took 50% of the program's time" in answer
+    assert "checked 240 (3.00 times, the program 1.50)" in answer and "  validation loader: DataLoader at" in answer
 
 
 def test_kept_workers_ask_for_one_loader() -> None:

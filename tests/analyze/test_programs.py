@@ -458,7 +458,7 @@ lightning.Trainer(max_epochs=4, accelerator="cpu", logger=False, enable_checkpoi
 """)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert found["loader"]["dataset"] == "Samples"
-    assert any("other loaders" in note for note in found["notes"])
+    assert any("for other loaders" in note for note in found["notes"])
 
 
 def test_factories_and_their_steps_are_run(tmp_path: Path) -> None:

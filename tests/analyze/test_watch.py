@@ -96,6 +96,53 @@ def test_loader_made_by_library_has_programs_place(tmp_path: Path) -> None:
     assert printed.splitlines() == ["10 None", "12 transformers"]
 
 
+def test_loaders_that_validate_are_known(tmp_path: Path) -> None:
+    """By eval() of what trained before, and by no_grad(); a frozen part is no validation."""
+    printed = run(tmp_path, """
+        import minato.analyze.watch as watch
+        import torch
+        from torch.utils.data import DataLoader
+        watch.Watch._fork_keeper = lambda *_: None
+        plain = torch.nn.Module.train
+        first, second = (torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout()) for _ in range(2))
+        loaders = [DataLoader(range(8 + n), 2) for n in range(4)]
+        second.eval()
+        list(loaders[0])  # a teacher that is frozen, and a student that was never set
+        first.train()
+        first[0].eval()
+        list(loaders[1])
+        first.eval()
+        list(loaders[2])
+        first.train()
+        with torch.inference_mode():
+            list(loaders[3])
+        print([record.summary()["validates"] for record in watch.current.loaders.values()])
+        watch.current.end()
+        print(torch.nn.Module.train is plain)
+        """)  # fmt: skip
+    assert printed.splitlines() == ["[False, False, True, True]", "True"]
+
+
+def test_step_between_two_loaders_excludes_other_waits(tmp_path: Path) -> None:
+    printed = run(tmp_path, """
+        import time
+        import minato.analyze.watch as watch
+        from torch.utils.data import DataLoader, Dataset
+        watch.Watch._fork_keeper = lambda *_: None
+        class Slow(Dataset):
+            def __len__(self):
+                return 5
+            def __getitem__(self, index):
+                time.sleep(0.1)
+                return index
+        for fast, slow in zip(DataLoader(range(5)), DataLoader(Slow())):
+            pass
+        fast, slow = watch.current.loaders.values()
+        print(sum(step.step for step in fast.steps) < 0.1, slow.spent > 0.3, fast.spent < 0.1)
+        """)  # fmt: skip
+    assert printed.splitlines() == ["True True True"]
+
+
 def test_a_notebook_gets_its_answer(tmp_path: Path) -> None:
     printed = run(tmp_path, """
         import minato.analyze.watch as watch
