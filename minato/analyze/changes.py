@@ -76,21 +76,37 @@ def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
     helps += _orders(f, rate)
     helps += _kept_workers(f, now)
     for one in helps:
-        one["paste"] = _paste_for(f.loader.get("maker"), one["paste"])
+        one["paste"] = _paste_for(f, one["paste"])
     good = [one for one in helps if one["gain"] is None or one["gain"] >= WORTH]
     useless += [f"{one['what']}: predicted {one['gain']:.2f} times" for one in helps if one not in good]
     return sorted(good, key=lambda one: -(one["gain"] or 0.0)), useless
 
 
-def _paste_for(maker: str | None, paste: str) -> str:
-    """The line to paste where a library makes the loader: an argument of that library's."""
-    if maker != "transformers":
+def _paste_for(f: Facts, paste: str) -> str:
+    """The line to paste where a library makes the loader, or calls the function that does."""
+    maker, kind, place = f.loader.get("maker"), f.loader["class"], f.all.get("place") or ()
+    if maker == "transformers":
+        if own := re.match(r"(?:from minato import DataLoader  # and )?((?:worker_type|cache)=\S+)", paste):
+            return (
+                f"return minato.DataLoader(self.train_dataset, {f.batch()}, shuffle=True, num_workers={f.workers}, "
+                f"collate_fn=self.data_collator, {own[1]})  # in get_train_dataloader() of a subclass of Trainer"
+            )
+        paste = re.sub(r"\b((?:num_workers|persistent_workers)=\w+)", r"TrainingArguments(dataloader_\1)", paste)
+        if "Sampler(" in paste:
+            return f"{paste}; return it from _get_train_sampler() of a subclass of Trainer"
+        before = "the Trainer is made"
+    elif maker == "accelerate":
+        install = "minato.integrations.accelerate.install()  # before accelerator.prepare(), and"
+        return re.sub(r"^(from minato import DataLoader)(  # and)?", rf"{install} \1;", paste).rstrip(";")
+    elif maker in ("lightning", "pytorch_lightning"):
+        of_loader = re.match("num_workers|persistent_workers|worker_type|cache|from minato", paste) and place
+        return f"{paste}{';' if '#' in paste else '  #'} of the loader in {place[2]}()" if of_loader else paste
+    elif maker or not kind.startswith(("torch.", "torchdata.", "minato.", "DataLoader")):
+        before = f"{maker or kind} makes the loader"
+    else:
         return paste
-    argument = r"TrainingArguments(dataloader_\1)"
-    paste = re.sub(r"\b((?:num_workers|persistent_workers)=\w+)", argument, paste)
-    return paste.replace(
-        "from minato import DataLoader  #", "minato.patch_torch()  # before the Trainer is made;"
-    ).replace("from minato import DataLoader", "minato.patch_torch()  # before the Trainer is made")
+    return re.sub(r"^from minato import DataLoader(  # and)?",
+                  lambda found: f"minato.patch_torch()  # before {before}{'; and' if found[1] else ''}", paste)  # fmt: skip
 
 
 def _make_change(

@@ -209,7 +209,8 @@ def _list_changes(report: dict[str, Any], changes: list[dict[str, Any]]) -> list
         )
         if change["paste"]:
             place = change.get("place") or report.get("place")
-            elsewhere = report["loader"].get("maker") or _outside_loader([change])
+            elsewhere = report["loader"].get("maker") == "transformers" and not change.get("place")
+            elsewhere = elsewhere or _outside_loader([change])
             at = f"{format_place(place)}  " if place and not elsewhere else ""
             lines.append(f"     {at}{change['paste']}")
     return lines

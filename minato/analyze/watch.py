@@ -53,9 +53,6 @@ LOADERS_MOST = 4
 #: parts of a path that are no code of the program's: of installed packages, and others
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _LIBRARIES = (*_INSTALLED, "/torch/utils/data/", "<")
-#: a part of a path -> the library that makes loaders there, from arguments of its own
-_MAKERS = {"/transformers/trainer": "transformers"}
-
 #: a part of the variable where the command is to pause the program
 PAUSES = "-pause-"
 #: in the line that ends a keeper; without it, the command that asks has been killed
@@ -124,7 +121,7 @@ class LoaderRecord:
     """What is known of one loader of the program. Loaders that are made again at the same place,
     of the same dataset, count as one."""
 
-    def __init__(self, key: str, loader: Any, place: tuple[str, int] | None) -> None:
+    def __init__(self, key: str, loader: Any, place: tuple[str, int, str] | None) -> None:
         self.key = key
         self.place = place
         self.facts = describe_loader(loader)
@@ -468,8 +465,9 @@ class Watch:
                 with contextlib.suppress(Exception):
                     self._hook_modules()
                     if loader not in self.places:  # the outermost class knows the caller
-                        dataset = given[0] if given else named.get("dataset")
-                        self.places[loader] = self._find_earlier(dataset) or _find_place()
+                        place, maker = _find_place()
+                        earlier = self._find_earlier(given[0] if given else named.get("dataset"))
+                        self.places[loader] = (earlier[0], earlier[1] or maker) if earlier else (place, maker)
             original(loader, *given, **named)
 
         return _exclude_from_compile(__init__)
@@ -668,16 +666,19 @@ def _exclude_from_compile(function: Any) -> Any:
     return function
 
 
-def _find_place() -> tuple[tuple[str, int] | None, str | None]:
-    """File and line of the program that makes a loader, and the library that does so for it."""
+def _find_place() -> tuple[tuple[str, int, str] | None, str | None]:
+    """File, line and function of the program that makes a loader, and the library that does so for it,
+    or that has called this function of the program's."""
     frame: Any = sys._getframe(2)
     maker = None
     while frame is not None:
         file = frame.f_code.co_filename
         package = str(frame.f_globals.get("__name__")).partition(".")[0]
         if package != "minato" and not any(part in file for part in _LIBRARIES):
-            return (file, frame.f_lineno), maker
-        maker = maker or next((name for part, name in _MAKERS.items() if part in file), None)
+            return (file, frame.f_lineno, frame.f_code.co_name), maker
+        if maker is None and (installed := next((part for part in _INSTALLED if part in file), None)):
+            name = file.rpartition(installed)[2].partition("/")[0].removesuffix(".py")
+            maker = None if name in ("torch", "minato") else name
         frame = frame.f_back
     return None, maker
 

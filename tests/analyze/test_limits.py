@@ -11,6 +11,7 @@ import pytest
 
 from minato.analyze import report
 from minato.analyze.changes import (
+    _paste_for,
     add_base_rate,
     candidates,
     drop_small_gains,
@@ -172,11 +173,35 @@ def test_threads_are_advised_where_only_processes_wait() -> None:
     assert change["predicted"] == pytest.approx(360)
 
 
-def test_trainer_of_transformers_gets_its_own_arguments() -> None:
-    found = facts(workers=0, rates={("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0})
-    found["loader"]["maker"] = "transformers"
-    helps, _ = candidates(Facts(found))
-    assert [one["paste"] for one in helps] == ["TrainingArguments(dataloader_num_workers=2)"]
+@pytest.mark.parametrize("maker, kind, workers, minato, threads", [
+    (None, "torch.utils.data.dataloader.DataLoader", "num_workers=2", "from minato import DataLoader",
+     'from minato import DataLoader  # and worker_type="thread"'),
+    ("transformers", "accelerate.data_loader.DataLoaderShard", "TrainingArguments(dataloader_num_workers=2)",
+     "minato.patch_torch()  # before the Trainer is made",
+     "return minato.DataLoader(self.train_dataset, 8, shuffle=True, num_workers=2, collate_fn=self.data_collator, "
+     'worker_type="thread")  # in get_train_dataloader() of a subclass of Trainer'),
+    ("accelerate", "accelerate.data_loader.DataLoaderShard", "num_workers=2",
+     "minato.integrations.accelerate.install()  # before accelerator.prepare(), and from minato import DataLoader",
+     "minato.integrations.accelerate.install()  # before accelerator.prepare(), and from minato import DataLoader; "
+     'worker_type="thread"'),
+    ("lightning", "torch.utils.data.dataloader.DataLoader", "num_workers=2  # of the loader in train_dataloader()",
+     "from minato import DataLoader  # of the loader in train_dataloader()",
+     'from minato import DataLoader  # and worker_type="thread"; of the loader in train_dataloader()'),
+    ("timm", "timm.data.loader.Loader", "num_workers=2", "minato.patch_torch()  # before timm makes the loader",
+     'minato.patch_torch()  # before timm makes the loader; and worker_type="thread"'),
+    (None, "monai.data.DataLoader", "num_workers=2", "minato.patch_torch()  # before monai.data.DataLoader makes the loader",
+     'minato.patch_torch()  # before monai.data.DataLoader makes the loader; and worker_type="thread"'),
+])  # fmt: skip
+def test_advice_can_be_followed_where_a_library_loads(
+    maker: str | None, kind: str, workers: str, minato: str, threads: str
+) -> None:
+    found = facts(place=["train.py", 3, "train_dataloader"])
+    found["loader"].update({"class": kind, "maker": maker})
+    f = Facts(found)
+    assert _paste_for(f, "num_workers=2") == workers
+    assert _paste_for(f, "from minato import DataLoader") == minato
+    assert _paste_for(f, 'from minato import DataLoader  # and worker_type="thread"') == threads
+    assert _paste_for(f, "open_once = cached(h5py.File)") == "open_once = cached(h5py.File)"
 
 
 def test_uneven_samples_are_stragglers_where_scheduling_gains() -> None:

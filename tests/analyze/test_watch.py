@@ -91,9 +91,9 @@ def test_loader_made_by_library_has_programs_place(tmp_path: Path) -> None:
         list(make(own.dataset))
         list(make_for([1, 2]))
         for record in watch.current.loaders.values():
-            print(record.place[1], record.facts["maker"])
+            print(record.place[1], record.facts["maker"], record.place[2])
         """)  # fmt: skip
-    assert printed.splitlines() == ["10 None", "12 transformers"]
+    assert printed.splitlines() == ["10 prepares <module>", "12 transformers <module>"]
 
 
 def test_loaders_that_validate_are_known(tmp_path: Path) -> None:
