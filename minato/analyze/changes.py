@@ -84,7 +84,8 @@ def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
 
 def _paste_for(f: Facts, paste: str) -> str:
     """The line to paste where a library makes the loader, or calls the function that does."""
-    maker, kind, place = f.loader.get("maker"), f.loader["class"], f.all.get("place") or ()
+    maker, kind = f.loader.get("maker"), f.loader["class"]
+    place: Any = f.all.get("place")
     if maker == "transformers":
         if own := re.match(r"(?:from minato import DataLoader  # and )?((?:worker_type|cache)=\S+)", paste):
             return (
@@ -151,8 +152,9 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str | N
         target = max(f.workers + 1, next(enough, most))
         note = f"extrapolated{_name_counts(f)}" if target > max(f.scaling(f.own)) else ""
     elif f.workers >= free:
+        taken = f", of which the step uses {round(busy)}" if round(busy) else ""
         return (
-            f"more workers: there are {f.workers} for {f.cores} cores, and samples compute for "
+            f"more workers: there are {f.workers} for {f.cores} cores{taken}, and samples compute for "
             f"{f.cpu_share:.0%} of their time"
         )
     # the fit is of workers alone: from none to one is no step on its curve
@@ -466,5 +468,5 @@ def enter_check(change: dict[str, Any], now: float, pairs: list[tuple[float, flo
     gain, base = statistics.median(gains), statistics.median(as_it_is for as_it_is, _ in pairs)
     predicted = change["predicted"] / now
     change.update(base=base, checked=base * gain, checked_gain=gain, predicted=base * predicted, gain=predicted)
-    change["bound"] = max(BOUND, (max(gains) - min(gains)) / 2 / gain)
-    change["settled"] = abs(predicted - gain) <= change["bound"] * gain
+    change["bound"] = max(BOUND, (max(gains) - min(gains)) / 2 / predicted)
+    change["settled"] = abs(predicted - gain) <= change["bound"] * predicted

@@ -263,6 +263,8 @@ def finish_report(found: dict[str, Any], study: Study | None, anyway: bool) -> d
         found["limit"] = {"kind": "unknown", "seen": seen["kind"], "line": (
             f"No conclusion: {why}. It looked like this: {seen['line']} (--anyway concludes all the same)"
         )}  # fmt: skip
+        for change in found["helps"]:
+            change["settled"] = False
     why, line = found["unstudied"], found["limit"]["line"]
     notes = [f"its samples were not studied, because {why}"] if why and why not in line else []
     notes += [*found["notes"], *(study.notes if study else []), *report.list_notes(f)]

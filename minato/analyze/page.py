@@ -14,10 +14,10 @@ from .changes import describe_data, describe_move
 from .codec_rates import STORAGES, codec_rows, storage_rate, winners
 from .facts import Facts, slow_share
 from .formats import format_bytes, format_place, format_rate, format_seconds
-from .report import answer, format_loss, quantile
+from .report import answer, explain_doubt, format_gain, format_loss, kind_of_loader, quantile
 
-#: width of the pictures in their own units; the page scales them
-WIDTH = 480
+#: width of the pictures in their own units, which are a phone's pixels; a wide page scales them
+WIDTH = 335
 
 STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1c2330; --soft: #5b6575; --line: #d8dde5;
@@ -36,8 +36,8 @@ td:first-child { min-width: 9rem; } td:last-child { min-width: 8rem; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem; padding: 0; }
 .facts div { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; }
 .facts b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
-figure { margin: 0; max-width: 38rem; } svg { width: 100%; height: auto; display: block; }
-svg text { fill: var(--text); font: 12px system-ui, sans-serif; } svg .s { fill: var(--soft); }
+figure { margin: 0; max-width: 32rem; } svg { width: 100%; height: auto; display: block; }
+svg text { fill: var(--text); font: 9.5px system-ui, sans-serif; } svg .s { fill: var(--soft); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { text-align: left; padding: .35rem .6rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } td.n { white-space: nowrap; }
@@ -46,7 +46,7 @@ td.n .soft { display: block; white-space: normal; } .n + td:not(.n), .n + th:not
 code, pre { font: .85rem/1.45 ui-monospace, monospace; } code { background: var(--card); padding: .1rem .3rem; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem;
   white-space: pre-wrap; overflow-wrap: anywhere; }
-@media (max-width: 40rem) { svg text { font-size: 13px; } .plain { width: 100%; } .cards tr, .cards td { display: block; min-width: 0; } .cards th { display: none; }
+@media (max-width: 40rem) { svg text { font-size: 12.5px; } .plain { width: 100%; } .cards tr, .cards td { display: block; min-width: 0; } .cards th { display: none; }
   .cards td, .cards .n + td:not(.n) { border: 0; padding: .15rem 0; text-align: left; white-space: normal; }
   .cards tr { border-bottom: 1px solid var(--line); padding: .4rem 0; }
   .cards td + td::before { content: attr(data-name) ": "; color: var(--soft); } }
@@ -101,7 +101,7 @@ def _loader(f: Facts) -> str:
         if f.loader.get(name) is not None
     )
     return (
-        f'<p class="soft">{text(f.loader["class"])} of {text(f.loader.get("dataset"))} '
+        f'<p class="soft">{kind_of_loader(f.all).capitalize()}: {text(f.loader["class"])} of {text(f.loader.get("dataset"))} '
         f"({text(f.loader.get('samples', 'an unknown number of'))} samples), made at {made} with {text(given)}</p>"
     )
 
@@ -127,13 +127,14 @@ def _changes(found: dict[str, Any]) -> str:
     for change in found["helps"]:
         predicted = checked = "-"
         if change["predicted"] is not None:
-            predicted = f"{format_rate(change['predicted'])} ({change['gain']:.2f}×)"
+            doubt = explain_doubt(found, change).lstrip(", ") if change["checked"] is None else ""
+            predicted = f"{format_rate(change['predicted'])} ({format_gain(found, change['gain'])})"
+            predicted += f"<span class='soft'>{doubt}</span>" * bool(doubt)
         if change["checked"] is not None:
-            within = "within" if change["settled"] else "not settled: not within"
-            state = f"{within} {change['bound']:.0%} of the prediction"
+            state = explain_doubt(found, change) or f", within {change['bound']:.0%} of the prediction"
             checked = (
-                f"{format_rate(change['checked'])} ({change['checked_gain']:.2f}×)<span class='soft'>"
-                f"on {change['samples']} samples, {state}</span>"
+                f"{format_rate(change['checked'])} ({format_gain(found, change['checked_gain'])})<span class='soft'>"
+                f"on {change['samples']} samples{state}</span>"
             )
         paste = f"<br><code>{text(change['paste'])}</code>" if change["paste"] else ""
         note = f"; {change['note']}" if change["note"] else ""
@@ -141,14 +142,15 @@ def _changes(found: dict[str, Any]) -> str:
             f"{text(change['what'])}{paste}", predicted, checked,
             text(f"{change['effort']}; data {change['data']}{note}"),
         ])  # fmt: skip
-    out = "<h2>What would help</h2>"
+    doubt = " (not settled)" if "seen" in found["limit"] else ""
+    out = f"<h2>What would help{doubt}</h2>"
     out += (
         _table(["change", "predicted, samples/s", "checked", "effort"], rows, (1, 2), "cards")
         if rows else "<p>Nothing of what was looked at.</p>"
     )  # fmt: skip
     if found["useless"]:
         items = "".join(f"<li>{text(line)}</li>" for line in found["useless"])
-        out += f"<h2>What would not help</h2><ul>{items}</ul>"
+        out += f"<h2>What would not help{doubt}</h2><ul>{items}</ul>"
     if found["notes"]:
         items = "".join(f"<li>{text(line)}</li>" for line in found["notes"])
         out += f"<h2>Notes on these numbers</h2><ul>{items}</ul>"
@@ -163,30 +165,37 @@ def _figure(title: str, height: float, shapes: str, caption: str) -> str:
 
 
 def _waterfall(f: Facts) -> str:
-    """The stages of a sample, one below the other."""
+    """The stages of a sample in the order in which they begin, one below the other."""
     if not f.costs:
         return ""
-    stages = [(s["label"], s["seconds"], s["cpu"]) for s in f.stages if f.share(s) > 0.005][:12]
-    other = f.other() * f.mean
+    shown = sorted([s for s in f.stages if f.share(s) > 0.005][:12], key=lambda s: int(s.get("order", 0)))
+    stages = [(s["label"], s["seconds"], s["cpu"]) for s in shown]
+    other = max(0.0, f.mean - sum(wall for _, wall, _ in stages))
     stages.append(("other", other, other * f.cpu_share))
-    at = 0.0
-    shapes, left, room = "", 140, WIDTH - 140 - 62
+    at, shapes, left, right = 0.0, "", 108, WIDTH - 52
+    bottom = 8 + 26 * len(stages)
+    for share in (0.0, 0.5, 1.0):
+        x = left + (right - left) * share
+        shapes += (
+            f"<line x1='{x:.1f}' y1='4' x2='{x:.1f}' y2='{bottom}' stroke='var(--line)'/>"
+            f"<text class='s' x='{x:.1f}' y='{bottom + 14}' text-anchor='middle'>{format_seconds(share * f.mean)}</text>"
+        )
     for row, (label, wall, cpu) in enumerate(stages):
-        y, x = 8 + row * 26, left + room * min(1.0, at / f.mean)
-        width = max(1.0, room * wall / f.mean)
+        y, x = 8 + row * 26, left + (right - left) * min(1.0, at / f.mean)
+        width = max(1.0, (right - left) * wall / f.mean)
         on = width * min(1.0, cpu / wall) if wall else 0.0
         shapes += (
-            f"<text x='{left - 8}' y='{y + 13}' text-anchor='end'>{text(_shorten_label(label))}</text>"
+            f"<text x='{left - 6}' y='{y + 13}' text-anchor='end'>{text(_shorten_label(label))}</text>"
             f"<rect x='{x:.1f}' y='{y}' width='{width:.1f}' height='18' fill='var(--two)' rx='2'/>"
             f"<rect x='{x:.1f}' y='{y}' width='{on:.1f}' height='18' fill='var(--one)' rx='2'/>"
-            f"<text class='s' x='{min(x + width + 6, WIDTH - 56):.1f}' y='{y + 13}'>{format_seconds(wall)}</text>"
+            f"<text class='s' x='{min(x + width + 4, right + 3):.1f}' y='{y + 13}'>{format_seconds(wall)}</text>"
         )
         at += wall
     caption = (
-        f"A sample takes {format_seconds(f.mean)} of one process. Blue: it computes. Orange: it waits. \"other\" is "
-        "the time between and around these stages."
-    )  # fmt: skip
-    return _figure("Where a sample's time goes", 16 + 26 * len(stages), shapes, caption)
+        f"The time of a sample in one process, {format_seconds(f.mean)}, by stages in the order in which they begin. "
+        "Blue: it computes. Orange: it waits. \"other\" is the time between and around these stages."
+    )
+    return _figure("Where a sample's time goes", bottom + 20, shapes, caption)
 
 
 def _shorten_label(label: str) -> str:
@@ -204,17 +213,24 @@ def _histogram(f: Facts) -> str:
     counts = [0] * bins
     for cost in f.costs:
         counts[min(bins - 1, int((math.log(max(cost, 1e-7)) - low) / width))] += 1
-    tall, step, shapes = 140, WIDTH / bins, ""
+    tall, left, shapes = 140, 34, "<text class='s' x='0' y='12'>samples</text>"
+    step = (WIDTH - left) / bins
+    for held in sorted({1, max(counts)}):
+        y = tall + 22 - tall * math.log1p(held) / math.log1p(max(counts))
+        shapes += (
+            f"<line x1='{left}' y1='{y:.1f}' x2='{WIDTH}' y2='{y:.1f}' stroke='var(--line)'/>"
+            f"<text class='s' x='{left - 5}' y='{y + 4:.1f}' text-anchor='end'>{held}</text>"
+        )
     for n, held in enumerate(counts):
         height = tall * math.log1p(held) / math.log1p(max(counts))
         shapes += (
-            f"<rect x='{n * step + 1:.1f}' y='{tall - height + 8:.1f}' width='{step - 2:.1f}' "
+            f"<rect x='{left + n * step + 1:.1f}' y='{tall - height + 22:.1f}' width='{step - 2:.1f}' "
             f"height='{height:.1f}' fill='var(--one)'/>"
         )
-    for n in range(0, bins + 1, 8):
+    for n in range(0, bins + 1, bins // 2):
         anchor = "start" if n == 0 else "end" if n == bins else "middle"
         shapes += (
-            f"<text class='s' x='{n * step:.1f}' y='{tall + 26}' text-anchor='{anchor}'>"
+            f"<text class='s' x='{left + n * step:.1f}' y='{tall + 38}' text-anchor='{anchor}'>"
             f"{format_seconds(math.exp(low + n * width))}</text>"
         )
     count, share, times = slow_share(f.costs)
@@ -225,9 +241,9 @@ def _histogram(f: Facts) -> str:
     caption = (
         f"{len(f.costs)} samples: median {format_seconds(statistics.median(f.costs))}, p99 "
         f"{format_seconds(quantile(f.costs, 0.99))}, slowest {times:.1f} times the median. {slow}. "
-        "Both axes are logarithmic."
+        "Both axes, the time of a sample and the number of samples, are logarithmic."
     )
-    return _figure("What samples cost", tall + 34, shapes, caption)
+    return _figure("What samples cost", tall + 44, shapes, caption)
 
 
 def _rates(f: Facts) -> str:
@@ -238,15 +254,18 @@ def _rates(f: Facts) -> str:
         return ""
     most = max(n for each in points.values() for n, _ in each)
     top = max(r for each in points.values() for _, r in each) * 1.15
-    tall, left, right = 180, 46, WIDTH - 66
+    tall, left, right = 180, 44, WIDTH - 64
 
     def x(workers: int) -> float:
         return left + (right - left) * workers / max(1, most)
 
     def y(rate: float) -> float:
-        return 10 + tall * (1 - min(rate / top, 1.0))
+        return 22 + tall * (1 - min(rate / top, 1.0))
 
-    shapes = f"<line x1='{left}' y1='{10 + tall}' x2='{right}' y2='{10 + tall}' stroke='var(--line)'/>"
+    shapes = (
+        f"<line x1='{left}' y1='{22 + tall}' x2='{right}' y2='{22 + tall}' stroke='var(--line)'/>"
+        "<text class='s' x='0' y='12'>samples/s</text>"
+    )
     for share in (0.5, 1.0):
         rate = top / 1.15 * share
         shapes += (
@@ -264,15 +283,15 @@ def _rates(f: Facts) -> str:
         if labels and abs(at - labels[-1]) < 15:
             at = labels[-1] + 15
         labels.append(at)
-        shapes += f"<text x='{right + 10}' y='{at:.1f}' style='fill:{color}'>{text(kind)}</text>"
+        shapes += f"<text x='{right + 8}' y='{at:.1f}' style='fill:{color}'>{text(kind)}</text>"
     for n in sorted({n for each in points.values() for n, _ in each}):
-        shapes += f"<text class='s' x='{x(n):.1f}' y='{tall + 28}' text-anchor='middle'>{n}</text>"
-    shapes += f"<text class='s' x='{right + 10}' y='{tall + 28}'>workers</text>"
+        shapes += f"<text class='s' x='{x(n):.1f}' y='{tall + 38}' text-anchor='middle'>{n}</text>"
+    shapes += f"<text class='s' x='{right + 8}' y='{tall + 38}'>workers</text>"
     asked = f.watched["asked"]
     if asked is not None and asked <= top:
         shapes += (
             f"<line x1='{left}' y1='{y(asked):.1f}' x2='{right}' y2='{y(asked):.1f}' "
-            f"stroke='var(--bad)'/><text x='{right + 10}' y='{y(asked) - 4:.1f}' "
+            f"stroke='var(--bad)'/><text x='{right + 8}' y='{y(asked) - 4:.1f}' "
             "style='fill:var(--bad)'>the step</text>"
         )
     beyond = f" The step asks for {format_rate(asked)}, above the picture." if asked and asked > top else ""
@@ -280,7 +299,7 @@ def _rates(f: Facts) -> str:
         math.isfinite(f.hands_over)
     ) else ""  # fmt: skip
     caption = f"Samples a second by number of workers, without a step.{beyond}{hands}"
-    return _figure("Loaders", tall + 36, shapes, caption)
+    return _figure("Loaders", tall + 46, shapes, caption)
 
 
 def _storage(found: dict[str, Any]) -> str:

@@ -43,16 +43,17 @@ def answer(report: dict[str, Any], where: str = "") -> str:
     """About LINES lines; the first names the limit. Notes that do not fit are only in the page."""
     f = Facts(report)
     lines = [report["limit"]["line"], *_list_facts(f)]
+    doubt = ", not settled" if "seen" in report["limit"] else ""
     first = [c for c in report["helps"] if c["checked"] is not None]
     second = [c for c in report["helps"] if c["checked"] is None]
     if first:
-        lines.append("What would help, predicted and checked:")
+        lines.append(f"What would help, predicted and checked{doubt}:")
         lines += _list_changes(report, first[:3] + _worth_a_line(report, first[3:]))
     if second:
-        lines.append("What might help, not checked:")
+        lines.append(f"What might help, not checked{doubt}:")
         lines += _list_changes(report, second[:2] + _worth_a_line(report, second[2:]))
     if report["useless"]:
-        lines.append("What would not help:")
+        lines.append(f"What would not help{doubt}:")
         lines += [f"  {text}" for text in report["useless"][:4]]
     notes = [f"note: {text}" for text in report["notes"]]
     end = [where] if where else []
@@ -120,6 +121,15 @@ def _list_facts(f: Facts) -> list[str]:
         alone += [f"samples that cost nothing {free[0]}"] if free else []
         lines.append(f"  loaders alone, in samples/s (number of workers): {'; '.join(alone)}")
     return lines + _list_codecs(f)
+
+
+def explain_doubt(report: dict[str, Any], change: dict[str, Any]) -> str:
+    """Why a change's numbers are not settled; nothing where they are, or where nothing was checked."""
+    if "seen" in report["limit"]:
+        return ", not settled: there is no conclusion"
+    if change["settled"] is not False:
+        return ""
+    return f", not settled: the check is over {change['bound']:.0%} away from the prediction"
 
 
 def _format_wait(w: dict[str, Any]) -> str:
@@ -202,8 +212,8 @@ def _list_changes(report: dict[str, Any], changes: list[dict[str, Any]]) -> list
         if change["checked"] is not None:
             rate += f", checked {format_rate(change['checked'])} ({format_gain(report, change['checked_gain'])})"
             rate += f" on {change['samples']} samples"
-            rate += "" if change["settled"] else f", not settled: these are over {change['bound']:.0%} apart"
         note = f"; {change['note']}" if change["note"] else ""
+        rate += explain_doubt(report, change)
         lines.append(
             f"  {number}. {change['what']}{rate}; {change['effort']}; data {change['data']}{note}"
         )

@@ -148,8 +148,9 @@ class SampleTimer:
                 "seconds": stage.wall / count * scale, "cpu": stage.cpu / count * scale,
                 "calls": stage.calls / count, "inside": sorted(stage.inside), "place": stage.place,
                 "whole": stage.whole / count * scale, "again": 1 - len(stage.opened) / max(1, stage.calls),
+                "order": order,
             }
-            for stage in self.clocks.stages.values()
+            for order, stage in enumerate(self.clocks.stages.values())
         ]  # fmt: skip
         return sorted(found, key=lambda stage: -stage["seconds"])
 

@@ -400,6 +400,10 @@ def test_a_change_is_settled_within_the_bound() -> None:
     change["predicted"] = 110.0
     enter_check(change, 50.0, [(50.0, 80.0)])
     assert not change["settled"]
+    for predicted, settled in ((100.0, True), (117.0, True), (118.0, False), (86.0, False)):
+        change["predicted"] = predicted  # a check of 100 is within 15 % of 117, and not of 118 or 86
+        enter_check(change, 50.0, [(50.0, 100.0)])
+        assert change["settled"] == settled, predicted
     change["predicted"] = 110.0
     enter_check(change, 50.0, [(50.0, 60.0), (50.0, 80.0), (50.0, 140.0)])  # as uncertain as that
     assert change["settled"]
@@ -503,6 +507,12 @@ def test_changes_are_ranked_and_useless_ones_explained() -> None:
     assert helps == [] and len(useless) == 3
     assert "more workers: there are 2 for 2 cores" in useless[0]
     assert "minato's loader: measured 1.00 times with 2 workers" in useless[1] and "it needs 1 TB" in useless[2]
+
+
+def test_cores_of_the_step_are_among_the_reasons() -> None:
+    found = facts(watched={"step_cores": 1.0, "step": 0.02}, rates={("torch", 1): 190.0, ("torch", 2): 380.0})
+    useless = candidates(Facts(found))[1]
+    assert useless[0].startswith("more workers: there are 2 for 2 cores, of which the step uses 1, and samples compute")
 
 
 def test_answers_have_few_lines_and_the_limit_first() -> None:

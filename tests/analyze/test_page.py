@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ from typing import Any
 import pytest
 
 from minato.analyze import measure, report
-from minato.analyze.changes import candidates
+from minato.analyze.changes import candidates, enter_check
 from minato.analyze.facts import Facts
 from minato.analyze.formats import format_place
 from minato.analyze.limits import limit
-from minato.analyze.page import _shorten_label, page
+from minato.analyze.page import STYLE, WIDTH, _shorten_label, page
 
 from .test_limits import facts, stage
 
@@ -65,6 +66,43 @@ def test_a_page_is_whole_and_by_itself() -> None:
     assert tags.open == [] and tags.links == [] and "script" not in tags.seen
     assert text.count("<svg") == 3 and "prefers-color-scheme: dark" in text and "@media print" in text
     assert "<Blur>" not in text and "&lt;Blur&gt; &amp;" in text and "a &lt;b&gt;.py:3" in text
+
+
+def test_letters_of_pictures_have_12_pixels_on_a_phone() -> None:
+    """A picture fills the page between its margins, of 20 pixels each."""
+    scale = (375 - 40) / WIDTH
+    narrow = re.search(r"max-width: 40rem\) { svg text { font-size: ([\d.]+)px", STYLE)
+    wide = re.search(r"svg text {[^}]*font: ([\d.]+)px", STYLE)
+    most = re.search(r"figure {[^}]*max-width: (\d+)rem", STYLE)
+    assert narrow and wide and most
+    assert float(narrow[1]) * scale >= 12 and float(wide[1]) * int(most[1]) * 16 / WIDTH >= 12
+
+
+def test_bars_of_a_sample_are_in_the_order_of_time() -> None:
+    found = whole()
+    for stage_, order in zip(found["work"]["stages"], (1, 0)):
+        stage_["order"] = order
+    picture = page(found).partition("s time goes</h2>")[2].partition("</svg>")[0]
+    labels = re.findall(r"text-anchor='end'>([^<]+)<", picture)
+    assert [label.partition(" ")[0] for label in labels] == ["load()", "1", "other"]
+    ticks = re.findall(r"text-anchor='middle'>([^<]+)<", picture)
+    assert ticks == ["0 us", "5 ms", "10 ms"]
+
+
+def test_advice_without_a_conclusion_is_not_settled() -> None:
+    found = whole(rates={("torch", 1): 100.0, ("torch", 2): 200.0, ("minato", 2): 300.0})
+    found.update(relative_to=None, dropped=[])
+    enter_check(found["helps"][0], 80.0, [(50.0, 150.0)])
+    found["helps"][0]["samples"] = 10
+    settled = page(found), report.answer(found)
+    assert not any("not settled: there is no conclusion" in told for told in settled)
+    for rate in found["rates"]:
+        rate["usage"] = {"others": 0.9}
+    found = measure.finish_report(found, None, anyway=False)
+    for told in (page(found), report.answer(found)):
+        assert told.count("not settled: there is no conclusion") >= len(found["helps"]) > 0
+    assert "What would help (not settled)" in page(found)
+    assert "What would help, predicted and checked, not settled:" in report.answer(found)
 
 
 def test_page_without_measurements_says_not_known() -> None:
