@@ -54,6 +54,7 @@ class Memo:
         #: are gone
         self.as_stats: Callable[[], dict[str, Any] | None] = lambda: None
         self.progress: Progress | None = None  # of the latest iterator
+        self.epochs = 0  # that have begun
         self.sampler_end: Said | None = None  # its sampler's state at the end of the last epoch
         self.resume: State | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told

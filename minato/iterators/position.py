@@ -124,6 +124,7 @@ class Position:
                     self._warn_of(self.sources.lacks(states))
                 self.sources.set_own(states)
         self.progress = self.new_progress(start)
+        self.memo.epochs += 1
         if self.memo.misses is not None:
             self.memo.misses.epochs += 1
         with global_generators(states):

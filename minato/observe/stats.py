@@ -4,7 +4,7 @@ Every field is always there. It is None, or an empty list, if it does not apply 
 known yet. After an iterator has ended, its last values stay. Times are in seconds, sizes in
 bytes:
 
-epoch, delivered            epoch of the seeds; batches delivered in it so far (samples
+epoch, delivered            epoch of the loader, from 0; batches delivered in it so far (samples
                             with ``batching="ready"``)
 errors                      batches that raised
 failed                      samples that on_error has left out or replaced, in all epochs of the
@@ -68,7 +68,8 @@ cache                       with cache=: hits, misses, stored and refused (sampl
                             bytes by which the cache is too small for all samples. would_save:
                             seconds of workers an epoch that they would save; None: not known. off:
                             why there is no cache, or None
-memory                      used (arena), kept (by the caller), limit, in_flight (batches)
+memory                      used (arena), kept (by the caller), limit, in_flight (batches): 0 once
+                            the workers have ended
 verdict                     one or two sentences: whether the caller waits, why, what would help
 causes                      of these waits, the costliest first: [{name, seconds, why, advice}]
 """
@@ -139,7 +140,7 @@ def collect(loader: Any) -> dict[str, Any]:
     memo = memo_of(loader)
     progress = memo.progress
     stats = {
-        "epoch": progress.epoch if progress is not None else 0,
+        "epoch": max(progress.epoch, memo.epochs - 1) if progress is not None else 0,
         "delivered": progress.count if progress is not None else 0,
         **_NONE,
         "cost": _costs(memo.costs.summary()),
@@ -156,6 +157,8 @@ def collect(loader: Any) -> dict[str, Any]:
         stats["verdict"] = f"Nothing is measured: torch's own workers are used ({reason})."
     else:
         stats.update(memo.last_stats())
+        if stats["memory"] is not None:  # it went with the workers; batches that are left are the program's
+            stats["memory"] = {**dict.fromkeys(stats["memory"], 0), "limit": stats["memory"]["limit"]}
     stats["cache"] = memo.cached.stats() if memo.cached is not None else None
     stats["verdict"] = f"{stats['verdict']} {cache_words(loader, stats)}".strip()
     return stats
@@ -237,7 +240,9 @@ def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -
     scheduler = pool.engine.scheduler() if balanced else None
     decisions = scheduler["decisions"] if scheduler else []
     reasons = [one.reason for one in decisions if one.reason >= 0]
-    slowest = _slowest(costs, 1)
+    slowest, first = _slowest(costs, 1), served.watch.first_slowest
+    if slowest and first and served.watch.first_use and slowest[0][1] < 1.5 * first[1]:
+        slowest = []  # its worker's first one: that it is slow says nothing of the sample
     workers = out["workers"] if pool.kind == "process" else []
     return Facts(
         cores=0,
@@ -245,6 +250,7 @@ def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -
         first=waits["wait_first_ns"] * _NS,
         starting=served.watch.starting,
         first_slowest=served.watch.first_slowest,
+        first_use=served.watch.first_use,
         starts=waits["starts_ns"] * _NS,
         epochs=waits["starts"],
         longest=waits["steady_max_ns"] * _NS,

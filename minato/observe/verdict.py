@@ -67,6 +67,8 @@ class Facts:
     starting: float = 0.0
     #: the costliest sample of the first batch: (index, seconds)
     first_slowest: tuple[Any, float] | None = None
+    #: whether each worker was slow in its first sample
+    first_use: bool = False
     #: waits for the first batches of later epochs, and how many
     starts: float = 0.0
     epochs: int = 0
@@ -159,6 +161,21 @@ class Case:
         count, busy, _cpu = self.busy()
         keeps_up = busy - self.missed <= count * (self.elapsed - self.waited)
         return self.left * (keeps_up or self.missed / busy) if self.missed else 0.0
+
+    @property
+    def prefers_ready(self) -> bool:
+        """Whether batching="ready" saves more than prefetch_next_epoch=True. They exclude each other."""
+        facts = self.facts
+        if not facts.balanced or facts.ready or facts.prefetches:
+            return False
+        most = _once(self)
+        slow = (most if _is_slow(self, most) else 0.0) + (self.making if _is_slow_at_first(self) else 0.0)
+        return slow > facts.starts
+
+    @property
+    def making(self) -> float:
+        """Seconds of the wait for the first batch in which workers make it."""
+        return self.facts.first - self.facts.starting
 
     def idle(self) -> bool:
         """Whether workers had nothing to do for much of the time since they have started."""
@@ -276,24 +293,28 @@ def _start(case: Case) -> Iterator[Cause]:
 
 def _first(case: Case) -> Iterator[Cause]:
     facts = case.facts
-    making = facts.first - facts.starting
+    making = case.making
     later, once = "", " (once)" if facts.persistent else ""
-    if facts.prefetches is not None and not facts.persistent and not facts.sets_epoch:
+    ready = case.prefers_ready
+    if facts.prefetches is not None and not (facts.persistent or facts.sets_epoch or ready):
         later = (
             "persistent_workers=True with prefetch_next_epoch=True prepares later epochs' first batches "
             "during the previous epoch."
         )
     slow = facts.first_slowest
-    if slow is not None and slow[1] > 0.5 * making and slow[1] > SLOW * facts.mean:
-        ready = (
-            'in_order=False with batching="ready" delivers what is ready first. '
-            if facts.balanced and not facts.ready
-            else ""
-        )
+    if slow is not None and facts.first_use and slow[1] > 0.5 * making:
+        if not facts.persistent:
+            later = "persistent_workers=True sets it up once and not in each epoch."
+        yield Cause(
+            "first batch", making,
+            f"{seconds(making)} for the first batch, because the first sample of each worker sets something "
+            f"up: one takes {seconds(slow[1])}{once}", later,
+        )  # fmt: skip
+    elif slow is not None and _is_slow_at_first(case):
         yield Cause(
             "slow sample in the first batch", making,
-            f"{seconds(making)} for the first batch, in which sample {slow[0]} alone takes "
-            f"{seconds(slow[1])}", (ready + later).strip(),
+            f"{seconds(making)} for the first batch, in which sample {slow[0]} alone takes {seconds(slow[1])}",
+            'in_order=False with batching="ready" delivers what is ready first.' if ready else later,
         )  # fmt: skip
     else:
         yield Cause(
@@ -301,6 +322,13 @@ def _first(case: Case) -> Iterator[Cause]:
             f"{seconds(making)} for the first batch, which workers begin only when the program asks "
             f"for it{once}", later,
         )  # fmt: skip
+
+
+def _is_slow_at_first(case: Case) -> bool:
+    """Whether one sample explains the wait for the first batch."""
+    slow = case.facts.first_slowest
+    explains = slow is not None and slow[1] > 0.5 * case.making and slow[1] > SLOW * case.facts.mean
+    return explains and not case.facts.first_use
 
 
 def _starts(case: Case) -> Iterator[Cause]:
@@ -320,6 +348,8 @@ def _starts(case: Case) -> Iterator[Cause]:
             "prefetch_next_epoch=True is set, but its work is discarded when the program changes the "
             "sampler between epochs."
         )
+    elif case.prefers_ready:
+        advice = "Longer epochs have fewer such waits."
     else:
         advice = "prefetch_next_epoch=True prepares this batch during the previous epoch."
     epochs = "1 later epoch" if facts.epochs == 1 else f"{facts.epochs} later epochs"
@@ -357,7 +387,7 @@ def _long(case: Case) -> Iterator[Cause]:
     most, slow = _once(case), case.facts.slowest
     if slow is not None and _is_slow(case, most):
         advice = "From the second epoch on such a sample is started earlier."
-        if case.facts.balanced and not case.facts.ready:
+        if case.prefers_ready:
             advice += ' in_order=False with batching="ready" does not wait for it.'
         yield Cause(
             "slow sample", most,

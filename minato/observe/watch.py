@@ -37,12 +37,14 @@ class Watch:
     Attributes:
         starting: seconds of the first wait before a worker had started a task.
         first_slowest: the costliest sample of the first batch: (index, seconds).
+        first_use: each of several workers was that slow in its first sample.
         looks: how often busy workers were found in "lock", "sleep", "storage", "cpu" or "other".
     """
 
     def __init__(self, processes: bool = False) -> None:
         self.starting = 0.0
         self.first_slowest: tuple[Any, float] | None = None
+        self.first_use = False
         self.looks: Counter[str] = Counter()
         self._processes = processes
         self._next_look = 0
@@ -51,16 +53,20 @@ class Watch:
         """Called with the iterator's first batch. The worker that has worked longest began about
         when the first worker had started. indices: of the batch's samples, if they are known."""
         now, first = time.monotonic_ns(), engine.waits()["wait_first_ns"]
-        working = 0
+        working: list[tuple[int, int]] = []  # (nanoseconds, samples) of each worker
         for entry in engine.workers():
             under_way = now - entry["since_ns"] if entry["running"] is not None else 0
-            working = max(working, entry["busy_ns"] + max(0, under_way))
-        self.starting = max(0, first - working) * _NS
+            working.append((entry["busy_ns"] + max(0, under_way), entry["rows"]))
+        self.starting = max(0, first - max(working, default=(0, 0))[0]) * _NS
         with suppress(Exception):  # indices of the program's own classes
             own = {int(index) for index in indices}
-            slowest = (one for one in costs.slowest(SLOWEST) if one[0] in own)
-            for index, wall_ns in slowest:
+            known = costs.slowest(SLOWEST)
+            for index, wall_ns in (one for one in known if one[0] in own):
                 self.first_slowest = index, wall_ns * _NS
+                others = [wall for _, wall in known if 2 * wall < wall_ns]
+                usual = sum(others) / max(1, len(others))
+                busy = [spent - max(0, rows - 1) * usual for spent, rows in working if spent]
+                self.first_use = len(busy) > 1 and 2 * min(busy) > wall_ns
                 break
 
     def look(self, engine: Engine) -> None:

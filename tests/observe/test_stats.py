@@ -265,6 +265,18 @@ def test_epochs_and_errors_are_counted() -> None:
             assert stats["delivered"] == (12 if "batching" in kw else 3)
 
 
+@pytest.mark.parametrize("options", [{}, {"scheduling": "static"}, {"num_workers": 0}])
+def test_stats_after_workers_ended_hold_no_memory(options: dict[str, Any]) -> None:
+    loader = minato.DataLoader(torch.zeros(12, 1000), 4, **{"num_workers": 1, **options})
+    for epoch in range(3):
+        kept = list(loader)
+        stats = loader.stats()
+        assert stats["epoch"] == epoch and stats["delivered"] == len(kept) == 3
+        if loader.num_workers:
+            memory = stats["memory"]
+            assert memory["limit"] > 0 and memory["used"] == memory["kept"] == memory["in_flight"] == 0
+
+
 class DiesOnce(Plain):
     def __init__(self, once: Any) -> None:
         super().__init__()

@@ -106,6 +106,39 @@ def test_slow_first_sample_advises_ready_batches() -> None:
     assert 0 not in next(iter(loader(in_order=False, batching="ready")))
 
 
+class SetsUp(Sleeps):
+    """The first sample of each worker loads something."""
+
+    ready = False
+
+    def __getitem__(self, index: int) -> Any:
+        if not self.ready:
+            time.sleep(0.5)
+            self.ready = True
+        return super().__getitem__(index)
+
+
+def test_slow_first_use_is_not_blamed_on_a_sample() -> None:
+    before = run(minato.DataLoader(SetsUp(48, 0.002), 4, num_workers=2), 0.001)
+    name, advice = cause(before, BEGINNING[:1])
+    assert name == "first batch" and "the first sample of each worker sets something up" in before["verdict"]
+    assert "alone takes" not in before["verdict"] and "ready" not in advice
+    assert advice == "persistent_workers=True sets it up once and not in each epoch."
+
+
+@pytest.mark.parametrize("starts, advised", [(0.5, "ready"), (4.0, "prefetch_next_epoch=True")])
+def test_options_that_exclude_each_other_are_not_both_advised(starts: float, advised: str) -> None:
+    """A sample of 2 s in a wait of 5 s, and waits for the first batches of later epochs."""
+    stats = {"deaths": 0, "wait": waited(2.0, 0.8), "workers": [], "memory": {"used": 0, "limit": 1},
+             "scheduler": None, "locality": None}  # fmt: skip
+    facts = Facts(starts=starts, epochs=3, slowest=(7, 2.0), first=1.5, first_slowest=(3, 1.4))
+    advice = " ".join(one.advice for one in causes(stats, facts))
+    assert ('batching="ready"' in advice) == (advised == "ready")
+    assert ("prefetch_next_epoch=True" in advice) == (advised != "ready")
+    already = " ".join(one.advice for one in causes(stats, replace(facts, prefetches=True)))
+    assert 'batching="ready"' not in already
+
+
 def test_slow_sample_within_an_epoch_advises_ready_batches() -> None:
     def loader(**options: Any) -> Any:
         return minato.DataLoader(Sleeps(64, 0.002, {20: 0.6}), 4, num_workers=2, **options)
