@@ -635,8 +635,13 @@ MUTANTS = {
         SCHEDULE + "mn_plan_next.c", "        mn_dispatch_take(&p->dispatch, s->node);\n", "",
         "mn_plan"),
     "plan: memory allows everything": Mutant(
-        SCHEDULE + "mn_plan_next.c", "return mn_memory_may(&m, (int64_t)bytes, head);",
-        "return mn_memory_may(&m, (int64_t)bytes, head) || true;", "mn_plan"),
+        SCHEDULE + "mn_plan_next.c", "|| !mn_memory_may(&m, (int64_t)bytes, head);",
+        "|| (!mn_memory_may(&m, (int64_t)bytes, head) && false);", "mn_plan"),
+    "plan: finished batches fill the memory": Mutant(
+        SCHEDULE + "mn_plan_next.c", ": lying(p, f) < most;", ": true;", "mn_plan"),
+    "plan: what was early and is done fills the memory": Mutant(
+        SCHEDULE + "mn_plan_next.c", "slow ? resting(p, f, end) < (most + 1) / 2", "slow ? true",
+        "mn_plan"),
     "plan: what is cleared keeps its place": Mutant(
         SCHEDULE + "mn_plan_life.c", "for (uint64_t n = p->order.head; n < p->order.next; n++) { /* no",
         "for (uint64_t n = p->order.head + 1; n < p->order.next; n++) { /* no", "mn_engine",

@@ -8,7 +8,8 @@
  *
  *     add -> next_task or next_for_worker -> begun or refuse -> started -> set_done -> taken
  *
- * policy_dispatch.h decides which task starts next, and policy_memory.h whether memory allows it.
+ * policy_dispatch.h decides which task starts next. policy_memory.h and mn_plan_next.c decide
+ * whether memory allows it.
  * Where neighbours are kept together (policy_locality.h), each worker has a share of its own, and
  * the plan is asked for each worker separately: mn_plan_shares.c.
  *

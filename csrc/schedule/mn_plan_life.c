@@ -26,6 +26,7 @@ mn_plan_open(struct mn_plan **out, const struct mn_plan_config *cfg)
     }
     p->cfg = *cfg;
     p->pace.active = cfg->workers;
+    p->pace.steady = cfg->window;
     p->together.may = cfg->group_neighbours && cfg->costs != NULL;
     p->forming = cfg->ready_batch != 0 ? mn_forming_open(cfg->ready_batch, cfg->ready_bound,
                                                          cfg->ready_mixes)
@@ -132,6 +133,7 @@ retime(struct mn_plan *p, uint32_t nrows, bool whole)
                               (int64_t)(MN_PLAN_LARGE_BYTES / bytes));
         r.window = cheap > r.window ? cheap : r.window;
     }
+    p->pace.steady = (uint64_t)r.window;
     if (p->together.by_piece) { /* a chain for each worker */
         int64_t chains = (int64_t)(v.group / (double)rows + 1.0) * pace->active;
         chains = mn_min_i64(chains, (int64_t)(p->order.next - p->order.head) + 1);

@@ -9,6 +9,9 @@
 
 /* How much should be queued: work for this time, or a quarter of a task per worker. */
 #define QUEUED_NS 1000000
+/* Memory for batches that lie finished past the steady window, so that stragglers of small samples
+ * hold up no other worker. A tenth of what Python and torch take in the program and its workers. */
+#define SPARE_BYTES (UINT64_C(32) << 20)
 
 uint64_t
 mn_plan_depth(const struct mn_plan *p)
@@ -27,17 +30,74 @@ mn_plan_depth(const struct mn_plan *p)
     return by_time > by_count ? by_time : by_count;
 }
 
+/* Returns the batch that the program gets next, or would get if batches came in the planned
+ * order. */
+static int64_t
+first(const struct mn_plan *p)
+{
+    return p->forming != NULL ? (int64_t)mn_forming_head(p)
+                              : (int64_t)(p->order.head - mn_a64_load_relaxed(&p->prefetched));
+}
+
+/* Returns how many batches from this sequence on have started and are not being made. */
+static uint64_t
+resting(const struct mn_plan *p, const struct mn_plan_facts *f, uint64_t from)
+{
+    uint64_t n = from > p->order.head ? from : p->order.head, rest = 0;
+    for (; n < p->order.begun; n++) {
+        const struct mn_planned *q = mn_plan_at(p, n);
+        rest += q != NULL && q->block_off != 0
+                && (q->done || f->running_ns(f->arg, q->block_off) < 0);
+    }
+    return rest;
+}
+
+/* Returns how many batches take memory: those that have started and are not delivered, without the
+ * ones that a straggler holds up. */
+static uint64_t
+lying(const struct mn_plan *p, const struct mn_plan_facts *f)
+{
+    int64_t straggles_ns = mn_plan_straggles_ns(p);
+    /* in ready mode, what has ended is no longer planned */
+    uint64_t lie = p->forming != NULL ? (uint64_t)f->ready : mn_a64_load_relaxed(&p->prefetched);
+    for (uint64_t n = p->order.head; n < p->order.begun; n++) {
+        const struct mn_planned *q = mn_plan_at(p, n);
+        lie += q != NULL && q->block_off != 0
+               && (q->done || f->running_ns(f->arg, q->block_off) < straggles_ns);
+    }
+    return lie;
+}
+
+/* Returns whether the batch may start, as it may lie finished in memory before its turn. Within the
+ * steady window, it may. Beyond, a batch may start for each one that a straggler holds up, so no
+ * more lie finished than the window has; and so may samples that are known to be slow, because they
+ * are being made until their turn has come. As they may turn out fast, at most half a window of
+ * them lies finished. Small batches may be more by SPARE_BYTES, unless the program is the slow
+ * part. */
+static bool
+may_lie(const struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_planned *q,
+        uint64_t bytes, enum mn_dispatch_why why)
+{
+    const struct mn_dispatch_rates *r = &p->dispatch.rates;
+    uint64_t from = (uint64_t)first(p), end = from + p->pace.steady;
+    uint64_t spare = r->consumer_ns < r->period_ns ? SPARE_BYTES : MN_PLAN_LARGE_BYTES;
+    uint64_t most = p->pace.steady + (bytes != 0 ? spare / bytes : 0);
+    if (q->sequence < end || p->order.begun - from < most) {
+        return true;
+    }
+    bool slow = why == MN_DISPATCH_EARLY || why == MN_DISPATCH_FINALE_LPT;
+    return slow ? resting(p, f, end) < (most + 1) / 2 : lying(p, f) < most;
+}
+
 bool
 mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
-                      const struct mn_planned *q)
+                      const struct mn_planned *q, enum mn_dispatch_why why, bool *held)
 {
+    *held = false;
     if (q->block_off != 0) {
         return true; /* its memory is allocated already */
     }
     bool head = q->sequence == p->order.head;
-    if (!head && f->free_tasks < q->ntasks + MN_PLAN_BATCH_TASKS) {
-        return false; /* some descriptors are reserved for the head, too */
-    }
     struct mn_memory m = {.limit = f->memory_limit,
                           .used = f->memory_used,
                           .reserve = (int64_t)p->pace.batch_bytes};
@@ -46,7 +106,12 @@ mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
         bytes = f->result_bytes; /* not known before it is made */
         m.used += p->together.by_piece ? (int64_t)(bytes * p->unmade) : 0; /* not in used yet */
     }
-    return mn_memory_may(&m, (int64_t)bytes, head);
+    if (!head && !may_lie(p, f, q, bytes, why)) {
+        return false;
+    }
+    *held = (!head && f->free_tasks < q->ntasks + MN_PLAN_BATCH_TASKS) /* some are for the head */
+            || !mn_memory_may(&m, (int64_t)bytes, head);
+    return !*held;
 }
 
 bool
@@ -70,20 +135,9 @@ mn_plan_piece_may_start(struct mn_plan *p, struct mn_plan_round *r, const struct
         || (why == MN_DISPATCH_AHEAD && !mn_plan_may_ahead(p, r))) {
         return false;
     }
-    if (!mn_plan_memory_allows(p, &r->facts, x->batch)) {
-        r->held = true;
-        return false;
-    }
-    return true;
-}
-
-/* Returns the batch that the program gets next, or would get if batches came in the planned
- * order. */
-static int64_t
-first(const struct mn_plan *p)
-{
-    return p->forming != NULL ? (int64_t)mn_forming_head(p)
-                              : (int64_t)(p->order.head - mn_a64_load_relaxed(&p->prefetched));
+    bool held, allowed = mn_plan_memory_allows(p, &r->facts, x->batch, why, &held);
+    r->held = r->held || held;
+    return allowed;
 }
 
 /* Returns whether memory allows what the dispatcher chose. */
@@ -95,8 +149,7 @@ may_start(struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_disp
     struct mn_planned *q = mn_plan_tagged(p, c->task.tag, &task);
     mn_assert(q != NULL);
     *out = (struct mn_plan_start){.batch = q, .task = task, .why = c->why, .node = c->node};
-    p->stall.held = !mn_plan_memory_allows(p, f, q);
-    return !p->stall.held;
+    return mn_plan_memory_allows(p, f, q, c->why, &p->stall.held);
 }
 
 void

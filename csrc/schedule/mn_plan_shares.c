@@ -97,15 +97,16 @@ unowned(struct mn_plan *p, struct mn_plan_round *r)
         c = head; /* the caller waits for it, or will first */
     }
     struct mn_piece *x = piece_of(p, &c);
-    if (!mn_plan_memory_allows(p, &r->facts, x->batch)) {
-        r->held = true;
-        if (mn_dispatch_first(&p->dispatch, &c) != MN_OK) {
-            return NULL;
-        }
-        x = piece_of(p, &c);
-        return mn_plan_memory_allows(p, &r->facts, x->batch) ? x : NULL;
+    bool held, ignored;
+    if (mn_plan_memory_allows(p, &r->facts, x->batch, c.why, &held)) {
+        return x;
     }
-    return x;
+    r->held = r->held || held;
+    if (mn_dispatch_first(&p->dispatch, &c) != MN_OK) {
+        return NULL;
+    }
+    x = piece_of(p, &c);
+    return mn_plan_memory_allows(p, &r->facts, x->batch, c.why, &ignored) ? x : NULL;
 }
 
 /* Returns the first piece of a share that may start. If one may not start, those behind it that

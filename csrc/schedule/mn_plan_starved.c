@@ -13,17 +13,22 @@
  * milliseconds, and drawing some batches takes one. */
 #define DRY_NS (INT64_C(25) * 1000 * 1000)
 
+int64_t
+mn_plan_straggles_ns(const struct mn_plan *p)
+{
+    int64_t typical = p->dispatch.rates.typical_ns;
+    if (typical == 0 || typical > INT64_MAX / HELD_TIMES) {
+        return INT64_MAX;
+    }
+    return HELD_TIMES * typical > HELD_NS ? HELD_TIMES * typical : HELD_NS;
+}
+
 /* Returns whether a straggler holds up the first batch that is not done. */
 static bool
 held_by_slow(const struct mn_plan *p, const struct mn_plan_facts *f)
 {
     uint64_t off = mn_plan_block(p, p->order.head + (p->cfg.in_order ? (uint64_t)f->ready : 0));
-    int64_t typical = p->dispatch.rates.typical_ns;
-    if (off == 0 || typical == 0 || typical > INT64_MAX / HELD_TIMES) {
-        return false;
-    }
-    int64_t limit = HELD_TIMES * typical > HELD_NS ? HELD_TIMES * typical : HELD_NS;
-    return f->running_ns(f->arg, off) >= limit;
+    return off != 0 && f->running_ns(f->arg, off) >= mn_plan_straggles_ns(p);
 }
 
 bool

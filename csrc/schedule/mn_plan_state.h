@@ -34,6 +34,7 @@ struct mn_plan_pace {
     int64_t consumer_ns; /* the caller's time for a batch, running mean; 0: unknown */
     struct mn_plan_rows rows_of; /* of a batch that starts now */
     uint64_t batch_bytes; /* of the largest batch so far */
+    uint64_t steady;     /* batches that may lie finished in memory; see mn_plan_next.c */
     uint32_t cut_rows;   /* of the batch planned last */
     uint32_t cut_tasks;  /* its number of tasks; 0: no batch was planned */
     bool split;          /* tasks of whole batches are cut for splitting now */
@@ -148,10 +149,14 @@ mn_plan_cut_evenly(struct mn_planned *q, uint64_t most);
 void
 mn_plan_recut(struct mn_plan *p);
 
-/* Returns whether memory allows a task of the batch to start. */
+/* Returns whether memory allows a task of the batch to start. held: set if the limit refuses it. */
 bool
 mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
-                      const struct mn_planned *q);
+                      const struct mn_planned *q, enum mn_dispatch_why why, bool *held);
+
+/* Returns for how long a task must have run to count as a straggler; INT64_MAX: not known yet. */
+int64_t
+mn_plan_straggles_ns(const struct mn_plan *p);
 
 /* Returns whether work beyond the window may start in this round: a worker is idle, and has been
  * for long enough. */

@@ -54,6 +54,14 @@ says(void *arg, uint64_t block_off)
     return said_ns;
 }
 
+/* Of all batches, only the one that was started first still runs. */
+static int64_t
+head_runs(void *arg, uint64_t block_off)
+{
+    (void)arg;
+    return block_off == 64 ? 1000 * (int64_t)MS : -1;
+}
+
 static int64_t
 running_ns(void *arg, uint64_t block_off)
 {
@@ -221,6 +229,68 @@ behind_a_slow_sample_nothing_waits(void)
     said_ns = 1000 * (int64_t)MS;
     CHECK(start_all(&w) != 0);
     CHECK(w.p->order.begun > before);
+    close_world(&w);
+}
+
+/* Starts what may start while the head's task has run for a second. Returns how many batches. */
+static uint64_t
+start_behind_a_straggler(uint64_t batch_bytes, int64_t consumer_ns)
+{
+    struct world w;
+    uint64_t bytes[1] = {batch_bytes / ROWS};
+    open_world(&w, true, &(struct mn_plan_config){.window = 2, .in_order = true});
+    w.p->pace.rows_of.row_bytes = bytes;
+    w.p->pace.consumer_ns = consumer_ns;
+    w.f.memory_limit = INT64_MAX;
+    for (int64_t i = 0; i < 100; i++) {
+        mn_costs_observe(&w.costs, i, (int64_t)MS);
+    }
+    w.f.running_ns = head_runs;
+    add_some(&w, 200);
+    for (int i = 0; i < 100; i++) { /* the engine asks again whenever a worker has nothing to do */
+        (void)start_all(&w);
+        w.f.now_ns += 100 * MS;
+    }
+    uint64_t begun = w.p->order.begun;
+    close_world(&w);
+    return begun;
+}
+
+static void
+finished_batches_are_as_many_as_the_window_has(void)
+{
+    CHECK_EQ(start_behind_a_straggler(UINT64_C(40) << 20, 0), 1 + 2);
+    CHECK_EQ(start_behind_a_straggler(UINT64_C(8) << 20, 0), 1 + 2 + 4);
+    CHECK_EQ(start_behind_a_straggler(UINT64_C(8) << 20, 1000 * (int64_t)MS), 1 + 2);
+    CHECK_EQ(start_behind_a_straggler(ROWS, 0), 200);
+}
+
+/* Samples that were slow once and are fast now do not fill the memory. */
+static void
+finished_early_batches_are_half_a_window(void)
+{
+    struct world w;
+    uint64_t bytes[1] = {UINT64_C(40) << 20};
+    open_world(&w, true, &(struct mn_plan_config){.window = 2, .in_order = true});
+    w.p->pace.rows_of.row_bytes = bytes;
+    w.p->pace.consumer_ns = 20 * (int64_t)MS;
+    w.f.memory_limit = INT64_MAX;
+    w.f.running_ns = head_runs; /* all others have ended */
+    for (int64_t i = 0; i < SAMPLES; i++) {
+        mn_costs_observe(&w.costs, i, (i % 4 == 3 ? 1000 : 1) * (int64_t)MS);
+    }
+    for (int i = 0; i < 200; i++) {
+        CHECK_EQ(add(&w, 1, NULL), MN_OK);
+    }
+    struct mn_plan_start s;
+    uint32_t early = 0;
+    w.f.ready = 2; /* the program is the slow part */
+    while (mn_plan_next_task(w.p, &w.f, &s)) {
+        begin(&w, s.batch);
+        mn_plan_started(w.p, &s);
+        early += s.batch->sequence >= 2;
+    }
+    CHECK_EQ(early, 1);
     close_world(&w);
 }
 
@@ -679,6 +749,8 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", the_window_is_filled_and_no_more),
     MN_TEST("plain", what_idles_waits_first),
     MN_TEST("plain", behind_a_slow_sample_nothing_waits),
+    MN_TEST("plain", finished_batches_are_as_many_as_the_window_has),
+    MN_TEST("plain", finished_early_batches_are_half_a_window),
     MN_TEST("plain", the_head_alone_passes_the_limit),
     MN_TEST("plain", what_is_known_to_be_slow_is_early),
     MN_TEST("plain", what_has_many_bytes_is_early),
