@@ -66,14 +66,17 @@ class CostHints:
         self._place = 0, 0  # base seed and epoch of the batch that is asked for
         self._ask = None if memo.hints_refused else by_part(dataset, self._of, None)
         self._sizes = None if self.given else FileSizes(dataset, memo)
-        #: whether there is anything to ask for a batch: hints, or bytes of files
-        self.predicts = self._sizes is None or self._sizes.known
         self._time = TimeShare(SHARE, first_ns=FIRST_NS)
 
     @property
     def given(self) -> bool:
         """Whether the dataset gives hints."""
         return self._ask is not None
+
+    @property
+    def predicts(self) -> bool:
+        """Whether there is anything to ask for a batch: hints, or bytes of files."""
+        return self.given or (self._sizes is not None and self._sizes.known)
 
     def _of(self, dataset: Any) -> Ask | None:
         """How to ask a dataset."""
@@ -151,7 +154,7 @@ class CostHints:
         return min(hint, 3e38)
 
     def _refuse(self, index: Any, error: Exception) -> None:
-        self._ask, self.predicts, self._memo.hints_refused = None, False, True
+        self._ask, self._memo.hints_refused = None, True
         warnings.warn(
             f"cost_hint({index!r}) of {type(self._dataset).__name__} failed: "
             f"{type(error).__name__}: {error}. The loader stops calling cost_hint() and "

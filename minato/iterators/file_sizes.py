@@ -10,7 +10,9 @@ from __future__ import annotations
 import itertools
 import os
 import stat
+import threading
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +27,9 @@ from .across_iterators import Memo
 #: Looking up sizes takes at most this share of the trainer's time, beyond what the first ones may
 #: take. The dataset has not asked for it, so it must not delay the first batch.
 SHARE, FIRST_NS = 0.01, 5_000_000
+
+#: batches that may wait for the thread
+BATCHES_MOST = 1024
 
 #: parts of an entry that may be paths; an entry may also be a long text, cut into words
 PARTS = 8
@@ -91,34 +96,49 @@ def _of_wrapped(values: Any, length: int) -> SizeOf | None:
 
 
 class FileSizes:
-    """Looks up sizes in the look-ahead, once for each index, while that takes little time."""
+    """Looks up sizes in the look-ahead, once for each index, while that takes little time.
+
+    A thread of its own does it, which ends when it has nothing to do: a mount that does not answer
+    holds up the thread, and not the program."""
 
     def __init__(self, dataset: Any, memo: Memo) -> None:
         self._memo = memo
-        self._size_of = None
-        if memo.size and (not memo.sized or 0 in memo.sized):
-            self._size_of = size_of(dataset)
-        if self._size_of is not None and not memo.sized:
-            memo.sized = bytearray(memo.size)
+        self._dataset = dataset
+        self._size_of: SizeOf | None = None  # found out by the thread
+        #: whether there are, or may be, sizes to look up
+        self.known = memo.size > 0 and (not memo.sized or 0 in memo.sized)
+        self._batches: deque[Any] = deque()
+        self._thread: threading.Thread | None = None
         self._time = TimeShare(SHARE, first_ns=FIRST_NS)
 
-    @property
-    def known(self) -> bool:
-        """Whether there are sizes to look up."""
-        return self._size_of is not None
-
     def look_up(self, batch: Any) -> None:
-        """Tells the cost model the bytes of a batch's samples, or of one sample."""
-        if self._size_of is None or not self._time.allows():
+        """Has the bytes of a batch's samples, or of one sample, told to the cost model."""
+        if not self.known or not self._time.allows() or len(self._batches) >= BATCHES_MOST:
             return
+        self._batches.append(batch)
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="minato-file-sizes", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
         with self._time:
-            indices, sizes = self._found(self._size_of, batch)
-            if indices:
-                self._memo.costs.tell_bytes(indices, sizes)
-                for index in indices:
-                    self._memo.sized[index] = 1
-            elif 0 not in self._memo.sized:
-                self._size_of = None  # all were looked up
+            if self._size_of is None:
+                self._size_of = size_of(self._dataset)
+                self.known = self._size_of is not None
+            if self._size_of is not None and not self._memo.sized:
+                self._memo.sized = bytearray(self._memo.size)
+        while self._size_of is not None and self._batches and self._time.allows():
+            with self._time:
+                self._tell(self._size_of, self._batches.popleft())
+
+    def _tell(self, size: SizeOf, batch: Any) -> None:
+        indices, sizes = self._found(size, batch)
+        if indices:
+            self._memo.costs.tell_bytes(indices, sizes)
+            for index in indices:
+                self._memo.sized[index] = 1
+        elif 0 not in self._memo.sized:
+            self.known, self._size_of = False, None  # all were looked up
 
     def _found(self, size: SizeOf, batch: Any) -> tuple[array[int], array[int]]:
         """Indices that are looked up now, and their bytes."""

@@ -1,6 +1,7 @@
 """Which lists of files are found in a dataset, and when their sizes are looked up."""
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,10 +101,23 @@ def test_wrapped_dataset_of_same_length_is_looked_into(files: list[str]) -> None
     assert size_of(itself) is None
 
 
+def look_up(sizes: FileSizes, batch: Any) -> None:
+    sizes.look_up(batch)
+    wait()
+
+
+def wait() -> None:
+    """Until all is looked up that was asked for."""
+    for thread in threading.enumerate():
+        if thread.name == "minato-file-sizes":
+            thread.join()
+
+
 def epochs(data: Any, count: int = 1, **options: Any) -> Any:
     loader = minato.DataLoader(data, BATCH, num_workers=1, **options)
     for _ in range(count):
         list(loader)
+        wait()
     return loader
 
 
@@ -148,14 +162,33 @@ def test_slow_storage_ends_looking_up_within_batch(
     monkeypatch.setattr(file_sizes, "_size", slow)
     memo = memo_of(loader := Loader(SIZE))
     sizes = FileSizes(Listed(files, files), memo)
-    sizes.look_up(list(range(SIZE)))
+    look_up(sizes, list(range(SIZE)))
     assert sum(memo.sized) == 2  # the second one ended it
-    sizes.look_up(list(range(SIZE)))
+    look_up(sizes, list(range(SIZE)))
     assert sum(memo.sized) == 2
     clock[0] = round(1.25 * file_sizes.FIRST_NS / file_sizes.SHARE)  # allows another
-    sizes.look_up(list(range(SIZE)))
+    look_up(sizes, list(range(SIZE)))
     assert list(memo.sized) == [1] * 3 + [0] * (SIZE - 3)
     assert loader is not None
+
+
+def test_a_file_that_does_not_answer_holds_up_no_batch(
+    files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    def hang(_path: Any) -> bool:
+        asked.set()
+        return not answers.wait(60)
+
+    monkeypatch.setattr(file_sizes, "_is_file", hang)
+    try:
+        for batch in (loader := minato.DataLoader(Listed(files, files), BATCH, num_workers=1)):
+            assert asked.wait(60) and len(batch) == BATCH
+        assert loader.stats()["cost"]["sized"] == 0
+    finally:
+        answers.set()
+        wait()
 
 
 def test_planner_looks_up_earliest_batches_first(
@@ -165,6 +198,7 @@ def test_planner_looks_up_earliest_batches_first(
     loader = Loader(SIZE)
     loader.inner.__dict__["dataset"] = Listed(files, files)
     planner = planner_of(loader, engine := Engine())
+    wait()
     planned = [i for plan in engine.plans for i in plan.indices]
     memo = planner.position.memo
     assert planned and [i for i in range(SIZE) if memo.sized[i]] == planned
@@ -178,6 +212,6 @@ def test_indices_outside_the_dataset_are_passed_over(
     monkeypatch.setattr(file_sizes, "FIRST_NS", 10**12)
     memo = memo_of(loader := Loader(SIZE))
     sizes = FileSizes(Listed(files, files), memo)
-    sizes.look_up(["text", -1, SIZE, 2**70, (1, 2), torch.tensor(3)])
+    look_up(sizes, ["text", -1, SIZE, 2**70, (1, 2), torch.tensor(3)])
     assert [i for i in range(SIZE) if memo.sized[i]] == [1, 3]
     assert loader is not None
