@@ -20,8 +20,6 @@ LOOK_AHEAD_INDICES = 1 << 17
 LOOK_AGAIN_BATCHES, BULK_NS, FEW = 64, 1_000_000, 32
 #: batches in flight per worker: a larger prefetch_factor would overflow the engine's counters
 MOST_PER_WORKER = 1 << 16
-#: orders that are there before they are read
-LISTS = (list, tuple, range)
 
 
 def per_worker(loader: Any) -> int:
@@ -30,19 +28,27 @@ def per_worker(loader: Any) -> int:
     return min(factor, MOST_PER_WORKER)
 
 
+def _is_fixed(order: Any) -> bool:
+    """Whether no program can change it while it is read."""
+    return type(order) is range or (
+        type(order) is tuple and all(type(one) in (int, str, tuple, range) for one in order)
+    )
+
+
 def may_look_ahead(loader: Any) -> bool:
-    """Whether drawing indices early changes nothing: for torch's own samplers, and for lists."""
+    """Whether drawing indices early changes nothing: for torch's own samplers, and for an order
+    that cannot change, which a list can."""
     sampler, own = sampler_of(loader), sampler_of_torch(loader)
-    if type(loader.batch_sampler) in LISTS:
-        return True
-    if type(sampler) in LISTS:
-        return type(loader.batch_sampler) in (type(None), torch.utils.data.BatchSampler)
+    if type(loader.batch_sampler) not in (type(None), torch.utils.data.BatchSampler):
+        return _is_fixed(loader.batch_sampler)
+    if type(sampler) is torch.utils.data.SubsetRandomSampler:
+        return _is_fixed(sampler.indices)  # it looks them up one by one
     if type(sampler) is torch.utils.data.RandomSampler and sampler.generator is not None:
         # It may draw again in the middle of an epoch. If the program then leaves the epoch early,
         # its generator would not be where torch leaves it.
         source: Any = sampler.data_source
         own = own and not sampler.replacement and sampler.num_samples == len(source)
-    return own
+    return own or _is_fixed(sampler)
 
 
 class Window:

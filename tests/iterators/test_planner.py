@@ -66,14 +66,22 @@ class OwnBatches(torch.utils.data.BatchSampler):
 
 
 @pytest.mark.parametrize("order, safe", [
-    ({"sampler": [3, 1, 2]}, True),
+    ({"sampler": [3, 1, 2]}, False),
+    ({"sampler": (3, 1, 2)}, True),
     ({"sampler": range(4)}, True),
-    ({"batch_sampler": [[0, 1], [2]]}, True),
-    ({"batch_sampler": ([0], [1, 2])}, True),
+    ({"sampler": torch.utils.data.SubsetRandomSampler([3, 1])}, False),
+    ({"sampler": torch.utils.data.SubsetRandomSampler((3, 1))}, True),
+    ({"batch_sampler": torch.utils.data.BatchSampler([3, 1, 2], 2, False)}, False),
+    ({"batch_sampler": torch.utils.data.BatchSampler((3, 1, 2), 2, False)}, True),
+    ({"batch_sampler": [(0, 1), (2,)]}, False),
+    ({"batch_sampler": ([0], [1, 2])}, False),
+    ({"batch_sampler": ((0,), range(1, 3))}, True),
     ({"sampler": iter([3, 1])}, False),
     ({"batch_sampler": OwnBatches([0, 1, 2], 2, False)}, False),
-], ids=["list", "range", "list of batches", "tuple of batches", "iterator", "own class"])
-def test_lists_of_indices_allow_look_ahead(order: dict[str, Any], safe: bool) -> None:
+], ids=["list", "tuple", "range", "some of a list", "some of a tuple", "batches of a list",
+        "batches of a tuple", "list of batches", "tuple of lists", "tuple of tuples", "iterator",
+        "own class"])
+def test_only_an_order_that_cannot_change_allows_look_ahead(order: dict[str, Any], safe: bool) -> None:
     loader = minato.DataLoader(torch.arange(4), **order)
     assert may_look_ahead(loader) is safe
 
