@@ -103,7 +103,8 @@ heap_remove(struct mn_dispatch *d, int kind, uint32_t node)
 static int64_t
 slack_of(const struct mn_dispatch_rates *r, const struct mn_dispatch_task *t)
 {
-    int64_t excess = t->cost_ns > r->typical_ns ? t->cost_ns - r->typical_ns : 0;
+    bool slow = r->workers > 1 && t->cost_ns > r->typical_ns; /* one has nothing to balance */
+    int64_t excess = slow ? t->cost_ns - r->typical_ns : 0;
     return mn_times(t->batch, r->period_ns) - excess;
 }
 
@@ -274,12 +275,13 @@ mn_dispatch_retime(struct mn_dispatch *d, const struct mn_dispatch_rates *rates)
     if (!rates_valid(rates)) {
         return false;
     }
+    bool alone = (d->rates.workers == 1) != (rates->workers == 1);
     /* These enter no key. */
     d->rates.consumer_ns = rates->consumer_ns;
     d->rates.window = rates->window;
     d->rates.starved_below = rates->starved_below;
     d->rates.workers = rates->workers;
-    if (!mn_moved(d->rates.period_ns, rates->period_ns, MN_DISPATCH_JITTER)
+    if (!alone && !mn_moved(d->rates.period_ns, rates->period_ns, MN_DISPATCH_JITTER)
         && !mn_moved(d->rates.typical_ns, rates->typical_ns, MN_DISPATCH_JITTER)) {
         return false;
     }
@@ -314,7 +316,7 @@ finale(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
 {
     int64_t c = costly->task.cost_ns;
     int64_t pc = mn_times(c, (int64_t)d->rates.workers);
-    if (!d->closed || d->work_ns + view->held_ns > finale_work(&d->rates, pc)
+    if (!d->closed || d->rates.workers == 1 || d->work_ns + view->held_ns > finale_work(&d->rates, pc)
         || mn_times(c, MN_DISPATCH_DISTINCT_DEN)
                <= mn_times(least->task.cost_ns, MN_DISPATCH_DISTINCT_NUM)) {
         return false;

@@ -19,6 +19,8 @@
  *   moves ahead only by what it needs to be ready with its neighbours. The rule uses excess and not
  *   cost, so that the window below is the steady window for ordinary samples. Among tasks of at
  *   least typical cost it is the same order.
+ *   One worker alone has no excess and no finale: it follows the sampler's order. Its dataset may
+ *   rely on that, such as one that reads on in a file.
  *   Negative slack is a start that is overdue from the beginning, which only the first
  *   batches of an epoch have. Among these the earlier batch counts: slow samples of batches
  *   1, 2, ... do not push all of batch 0 back. They wait only for the work of batch 0.

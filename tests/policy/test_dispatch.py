@@ -48,7 +48,8 @@ class Rates(NamedTuple):
 
 def excess_slack(task: Task, rates: Rates) -> int:
     """deadline - excess, as the header defines it."""
-    return task.batch * rates.period - max(0, task.cost - rates.typical)
+    excess = max(0, task.cost - rates.typical) if rates.workers > 1 else 0
+    return task.batch * rates.period - excess
 
 
 def key(task: Task, rates: Rates) -> tuple[int, int, int, int]:
@@ -111,6 +112,21 @@ def test_equal_costs_keep_the_samplers_order(n, cost, batch, rates, close, rng):
     rng.shuffle(shuffled)
     out = drain(dispatch(shuffled, rates._replace(starved_below=max(1, rates.starved_below)), close))
     assert [c.position for c in out] == list(range(n))
+
+
+@given(costs, st.integers(1, 5), rates_strategy, st.booleans())
+def test_one_worker_keeps_the_samplers_order(values, batch, rates, close):
+    rates = rates._replace(starved_below=max(1, rates.starved_below), workers=1)
+    out = drain(dispatch(tasks_of(values, batch), rates, close))
+    assert [c.position for c in out] == list(range(len(values)))
+
+
+@given(costs, st.integers(1, 5), rates_strategy)
+def test_tasks_are_ordered_anew_once_a_worker_is_alone(values, batch, rates):
+    rates = rates._replace(starved_below=max(1, rates.starved_below), workers=2)
+    d = dispatch(tasks_of(values, batch), rates)
+    d.retime(*rates._replace(workers=1))
+    assert [c.position for c in drain(d)] == list(range(len(values)))
 
 
 @given(costs, st.integers(1, 5), rates_strategy)
