@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from .sampler_indices import whole_number
 
@@ -97,10 +97,16 @@ def behind_subsets(dataset: Any) -> tuple[Any, list[Subset[Any]]]:
 
 def fetches_batches(dataset: Any) -> bool:
     """Whether one call should fetch all samples of a batch, as torch does for a dataset with
-    ``__getitems__``. A Subset always has that method, but asks its dataset for single samples if
-    that has none, so the inner dataset decides. A wrapper whose ``__getattr__`` forwards the
+    ``__getitems__``. Datasets of torch that hold others may have that method, but ask these for
+    single samples if they have none, so the inner datasets decide. A wrapper whose ``__getattr__`` forwards the
     method of its inner dataset does not count: its own ``__getitem__`` would be bypassed."""
-    return offered(behind_subsets(dataset)[0], "__getitems__") is not None
+    inner = behind_subsets(dataset)[0]
+    if offered(inner, "__getitems__") is None:
+        return False
+    if type(inner) not in (StackDataset, ConcatDataset):
+        return True
+    parts = inner.datasets
+    return any(map(fetches_batches, parts.values() if isinstance(parts, dict) else parts))
 
 
 def forwards_getitems(dataset: Any) -> bool:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 
-from minato.dataset_calls import by_part, parts_of
+from minato.dataset_calls import by_part, fetches_batches, parts_of
 
 A, B, C = [*range(10, 15)], [*range(20, 23)], [*range(30, 37)]
 CONCAT = ConcatDataset([A, Subset(B, [2, 0]), ConcatDataset([C, B])])  # type: ignore[list-item]
@@ -55,3 +55,22 @@ def test_index_from_the_end_is_unknown() -> None:
     """A Subset passes such an index on, and only the dataset itself knows its length."""
     numbers = by_part(Subset(A, [-1, np.int64(2)]), lambda part: part.__getitem__, None)
     assert numbers is not None and [numbers(0), numbers(1)] == [None, 12]
+
+
+class Together(list[int]):
+    """Fetches batches."""
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[i] for i in indices]
+
+
+@pytest.mark.parametrize(("dataset", "together"), [
+    (Subset(A, [1]), False), (Subset(Together(A), [1]), True),
+    (StackDataset(A, B + B[:2]), False), (StackDataset(a=A, b=Subset(A, range(5))), False),
+    (StackDataset(A, Together(A)), True), (StackDataset(a=Subset(Together(A), range(5))), True),
+    (Subset(StackDataset(A), [1]), False), (StackDataset(StackDataset(Together(A))), True),
+    (ConcatDataset([A, Subset(B, [1])]), False), (type("Mine", (StackDataset,), {})(A), True),
+], ids=["subset", "subset of batches", "stack", "stack of names", "stack with batches",
+        "stack of batches", "subset of stack", "stack of stacks", "concat", "derived"])  # fmt: skip
+def test_inner_datasets_decide_whether_batches_are_fetched(dataset: Any, together: bool) -> None:
+    assert fetches_batches(dataset) is together
