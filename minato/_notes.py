@@ -2,8 +2,7 @@
 
 All processes of a loader share one file in memory. A worker that ends with an exception that no
 sample catches (``sys.exit()``, a BaseException) appends a description of it. On a signal, a worker
-appends the stack of its main thread, even if C code holds the GIL. Workers also append what samples
-build with the dataset's generators (``seeding/held.py``).
+appends the stack of its main thread, even if C code holds the GIL.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.reduction import DupFd
 from typing import Any
-
-from .seeding.held import Held
 
 #: signal from the program that makes a worker write its stack. It is a real-time signal near the
 #: end of the range, for which no other use is known
@@ -71,16 +68,6 @@ class Notes:
             text = f"{what[:MOST_OF_ONE]}{where}"
             self._append({"pid": pid or os.getpid(), "text": text})
 
-    def makes_trials(self) -> bool:
-        """Whether this process is the first of the workers to ask (``seeding/held.py``)."""
-        self._append({"tries": os.getpid()})
-        first: int = [record["tries"] for record in self._records() if "tries" in record][-1]
-        return first == os.getpid()
-
-    def found_held(self, held: Held) -> None:
-        """Records what samples have built with the dataset's generators."""
-        self._append({"held": held})
-
     def _append(self, record: dict[str, Any]) -> None:
         if os.fstat(self.fd).st_size < MOST:
             os.write(self.fd, json.dumps(record).encode() + b"\n")
@@ -95,14 +82,6 @@ class Notes:
     def exit_cause(self, pid: int) -> str:
         """The exception that ended a process, or an empty text."""
         return next((str(record["text"]) for record in self._records() if record.get("pid") == pid), "")
-
-    def held(self) -> Held | None:
-        """The latest record about the dataset's generators."""
-        for record in self._records():
-            if "held" in record:
-                kinds, builds = record["held"]
-                return Held(tuple(kinds), {int(place): built for place, built in builds.items()})
-        return None
 
     def _records(self) -> Iterator[dict[str, Any]]:
         """The records of the workers, the latest first."""

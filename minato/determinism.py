@@ -110,14 +110,15 @@ class DeterminismReport:
             )
         if not self.repeatable:
             return (
-                "They differ even between two fresh workers in the same order: likely causes "
-                "are the system's entropy (a generator made without a seed for each sample, "
-                "secrets, uuid4), the time, the order of a set, or threads."
+                "They differ even between two fresh workers in the same order. Likely causes: the "
+                "system's entropy (a generator without a seed that the dataset makes in its first "
+                "sample, or in each; secrets; uuid4), the time, the order of a set, or threads."
             )
         return (
-            "No known generator moved: likely causes are a counter or a cache that the dataset "
-            "carries from sample to sample, or a generator inside a C library. A method "
-            "seed_sample(seed) of the dataset can reset it."
+            "No known generator moved. Likely causes: what the dataset makes in its first sample, "
+            "which is another one in each worker (a generator, a table of random numbers; make "
+            "them in __init__), a counter or a cache that it carries from sample to sample, or a "
+            "generator inside a C library, which its method seed_sample(seed) can reset."
         )
 
 

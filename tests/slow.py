@@ -206,8 +206,6 @@ SLOW: dict[str, str] = {
     "tests/iterators/test_balance.py::test_waiting_takes_no_cpu_time[out of order]": "the same in order.",
     "tests/observe/test_verdict.py::test_memory_limit_is_named_and_raised": "test_verdict_names_the_cause.",
     "tests/ops/test_sanitizers.py::test_fuzz_asan": "tests of the same functions; make sanitize.",
-    "tests/seeding/test_held.py::test_trial_works_with_other_start_methods[forkserver]":
-        "the same under spawn.",
     "tests/seeding/test_same_data.py::test_lazy_generator_is_seeded_with_other_options[options1":
         "other options.",
     "tests/test_resume.py::test_wrapped_datasets_in_persistent_workers_hear_of_epochs[spawn-static":

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ..device.copies import Copies
     from ..observe.watch import Load
     from ..options import Options
-    from ..seeding.held import Held
     from .sampler_states import Said
 
 if CORE:
@@ -76,7 +75,6 @@ class Memo:
         self.copies: Copies | None = None  # to a device, of the latest iterator
         #: the worker scheduler's last result, and its bounds on the number of workers
         self.scheduler: tuple[tuple[int, int, int], bytes] | None = None
-        self.held: Held | None = None  # what samples build with the dataset's generators
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
 
     def through(self, dataset: Any, options: Options, loader: Any) -> Through | None:
@@ -123,14 +121,6 @@ class Memo:
         """Loads the costs of a state: arguments of CostModel.load()."""
         self.costs.load(*parts)
         self._packed = []
-
-    def makes_trials(self) -> bool:
-        """Whether samples are made in this process, where it is asked."""
-        return True
-
-    def found_held(self, held: Held) -> None:
-        """Stores what was found out about the dataset's generators, for the next iterators."""
-        self.held = held
 
     def asks_for_samples(self) -> bool:
         """Whether workers should describe their first samples, see transport/sendable.py."""

@@ -204,10 +204,6 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             drop_last=self._drop_last,
             seed_per_sample=balanced and options.seeds,
             ranks=self._position.ranks.for_seeds(),
-            held=memo.held,
-            # once for all of a persistent iterator's epochs it would not pay; nor may it make a
-            # sample that has little time exceed that
-            finds_held=not self._persistent_workers and self._timeout == 0,
             user_epoch=memo.user_epoch,
             dataset=self._dataset,
             collate_fn=self._collate_fn,

@@ -140,8 +140,6 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 self._dataset_fetcher,
                 position.ranks.for_seeds(),
                 self._tolerant,
-                memo.held,
-                memo,
             )
             self._dataset_fetcher = self._seeded
         elif self._tolerant is not None:

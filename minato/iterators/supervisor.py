@@ -307,8 +307,5 @@ class Supervisor:
         self._memo.last_stats = engine_stats(pool, self.served)
         if self.served.balanced:
             self._memo.save_scheduler(self.bounds, self.engine)
-        held = pool.held()
-        if held is not None:
-            self._memo.found_held(held)
         if self.trace is not None:
             self.trace.ended()

@@ -29,9 +29,7 @@ from .generator_states import (
     mro_of,
     plan_bitgen,
     plan_private,
-    state_of,
 )
-from .held import Finder, Held, Trial
 
 __all__ = ["Found", "Growing", "find_all", "find_of", "find_shared", "make_seeder",
            "make_seeder_of_thread"]
@@ -61,11 +59,8 @@ _type_module = type.__dict__["__module__"].__get__
 _type_name = type.__dict__["__qualname__"].__get__
 
 _Members = Callable[[Any], Iterable[Any]]
-#: returns the state of a generator that is left as it is; None for one that is seeded
-States = list[Callable[[], Any] | None]
-#: plans of everything to be seeded, and what is watched: dicts, counted ones, types of generators;
-#: and states
-News = tuple[list[Any], list[Any], list[Any], set[type], States]
+#: plans of everything to be seeded, and what is watched: dicts, counted ones, types of generators
+News = tuple[list[Any], list[Any], list[Any], set[type]]
 
 
 def _by_type(elements: Iterable[Any]) -> Iterable[Any]:
@@ -333,16 +328,11 @@ def find_all(roots: Iterable[Any], limit: int = NODE_LIMIT) -> Found:
     return _Walk(limit).run(list(roots))
 
 
-def make_seeder(
-    dataset: Any,
-    *others: Any,
-    known: Held | None = None,
-    finder: Finder | None = None,
-) -> Seeder:
+def make_seeder(dataset: Any, *others: Any) -> Seeder:
     """The Seeder of a worker. It sets global generators, and private ones of the dataset and of
     the other objects (collate_fn). Then it calls each offered ``seed_sample(seed)`` *in addition*
-    with 63 bits of its own, so that its effect prevails. known, finder: as for ``Growing``."""
-    return Growing(dataset, *others, known=known, finder=finder).seeder
+    with 63 bits of its own, so that its effect prevails."""
+    return Growing(dataset, *others).seeder
 
 
 def _roots_of(dataset: Any, *others: Any) -> tuple[Any, ...]:
@@ -369,55 +359,24 @@ def make_seeder_of_thread(dataset: Any, *others: Any) -> Seeder:
 
 class Growing:
     """The Seeder of a dataset, and what it seeds. ``seeder.renew()`` after a sample finds
-    generators that the sample has made, if the watched attributes have changed. hooks: whether it
-    also calls each ``seed_sample(seed)``, which cannot be undone.
+    generators that the sample has made, if the watched attributes have changed."""
 
-    Generators that the dataset holds keep the program's state until a sample draws from
-    them. That sample is then made again, with its seeds. A value that is built once, when it is
-    first needed, is therefore built from the same state in each worker. A dataset with
-    ``seed_sample(seed)`` determines itself what its generators give.
-
-    known: the generators from which samples build nothing, so that they are seeded from the first
-    sample on. finder: if given, lets the Seeder find that out for others (``held.py``)."""
-
-    def __init__(
-        self,
-        *roots: Any,
-        hooks: bool = True,
-        known: Held | None = None,
-        finder: Finder | None = None,
-    ) -> None:
-        self._roots, self._hooks = roots, hooks
-        self._known, self._finder = known, finder
+    def __init__(self, *roots: Any) -> None:
+        self._roots = roots
         self.found = self._walk()
         self.seeder = self._seeder()
 
     def _seeder(self) -> Seeder:
         seeder = Seeder(self.found.generators, hooks=self.found.hooks)
         self._watch(seeder, GLOBALS)
-        if not self.found.hooks:
-            self._leave(seeder)
         return seeder
-
-    def _leave(self, seeder: Seeder) -> None:
-        generators = self.found.generators
-        builds = {} if self._known is None else self._known.of(generators)
-        states: States = [
-            None if builds.get(place) is False else functools.partial(state_of, one)
-            for place, one in enumerate(generators)
-        ]
-        trial = None
-        if self._finder is not None and len(builds) < len(generators):
-            trial = Trial(generators, builds, lambda: self.found.generators, self._finder)
-        seeder.leave(states, trial)
 
     def _watch(self, seeder: Seeder, nglobal: int) -> None:
         found = self.found
         seeder.watch(found.watched, found.counted, self._again, nglobal, self._types())
 
     def _walk(self) -> Found:
-        found = find_of(*self._roots)
-        return found if self._hooks else found._replace(hooks=[])
+        return find_of(*self._roots)
 
     def _types(self) -> set[type]:
         return {type(g) for g in self.found.generators}
@@ -426,16 +385,11 @@ class Growing:
         now, known = self._walk(), {id(g) for g in self.found.generators}
         if all(id(g) in known for g in now.generators):
             return None
-        left = zip(self.found.generators, self.seeder.left(), strict=False)
-        still = {id(g) for g, is_left in left if is_left}
         self.found = now
-        states: States = [
-            functools.partial(state_of, g) if id(g) in still else None for g in now.generators
-        ]
-        return self._news(states)
+        return self._news()
 
-    def _news(self, states: States) -> News:
-        return self._plans(), self.found.watched, self.found.counted, self._types(), states
+    def _news(self) -> News:
+        return self._plans(), self.found.watched, self.found.counted, self._types()
 
     def _plans(self) -> list[Any]:
         return plan_private(self.found.generators, self.found.hooks)
@@ -454,7 +408,7 @@ class _GrowingInThread(Growing):
         self.found = self._walk()
         if self._own() <= known:
             return None
-        return self._news([])  # threads that share a dataset build it together
+        return self._news()
 
     def _own(self) -> set[int]:
         shared = {id(g) for g in find_shared(*self._roots)}

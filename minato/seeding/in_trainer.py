@@ -9,33 +9,23 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..workers.fetching import OF_COLLATE, Unseeded, collated, fetched, tolerated
+from ..workers.fetching import OF_COLLATE, Unseeded, fetched, made, tolerated
 from ..workers.on_error import Tolerant
 from .find_generators import Growing
 from .generator_states import put_back
-from .held import Finder, Held
 
 
 class SeededHere:
     """Seeds what a worker would seed for this dataset and collate_fn, and restores it afterwards,
-    except for the effects of seed_sample(), which cannot be undone. hooks: whether to call that.
-    known, finder: as for ``Growing``."""
+    except for the effects of seed_sample(), which cannot be undone."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        collate_fn: Any,
-        hooks: bool,
-        known: Held | None,
-        finder: Finder,
-    ) -> None:
-        self._growing = Growing(dataset, collate_fn, hooks=hooks, known=known, finder=finder)
+    def __init__(self, dataset: Any, collate_fn: Any) -> None:
+        self._growing = Growing(dataset, collate_fn)
         rand = np.random.mtrand._rand  # type: ignore[attr-defined]
         self._everybodys = (random._inst, rand, torch.default_generator)  # type: ignore[attr-defined]
         self.seeder = self._growing.seeder
@@ -60,13 +50,11 @@ class SeededFetcher:
         fetcher: Any,
         ranks: tuple[int, int, int],
         tolerant: Tolerant | None,
-        known: Held | None,
-        finder: Finder,
     ) -> None:
         self._fetcher = fetcher
         self._tolerant = tolerant
         self.spares: list[Any] = []  # for the next batch
-        self._here = SeededHere(fetcher.dataset, fetcher.collate_fn, True, known, finder)
+        self._here = SeededHere(fetcher.dataset, fetcher.collate_fn)
         self._here.seeder.share(ranks)
         self.place = (0, 0, 0, 0)  # base seed, epoch, batch's number, position of its first
 
@@ -74,12 +62,8 @@ class SeededFetcher:
         """The batch of an index, or of a list of them."""
         base_seed, epoch, number, _position = self.place
         with self._here.undisturbed():
-            return collated(
-                self._here.seeder,
-                (base_seed, epoch, number, OF_COLLATE),
-                partial(self._samples, index),
-                self._fetcher.collate_fn,
-            )
+            place = (base_seed, epoch, number, OF_COLLATE)
+            return made(self._here.seeder, place, self._fetcher.collate_fn, self._samples(index))
 
     def _samples(self, index: Any) -> Any:
         seeder, fetcher = self._here.seeder, self._fetcher

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from .._core import Engine, _WorkerEntry
-    from ..seeding.held import Held
     from .process_pool import WorkerHandle
 
 
@@ -50,9 +49,6 @@ class Executor(Protocol):
 
     def stack_of(self, number: int) -> str:
         """A worker's Python stack, the latest call first; empty if it is unknown."""
-
-    def held(self) -> Held | None:
-        """A worker's findings about the generators of its dataset."""
 
     def worker_entry(self, number: int) -> _WorkerEntry | None:
         """The engine's entry of a worker, or after the end its last one; None in a fork."""

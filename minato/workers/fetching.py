@@ -1,6 +1,6 @@
 """Makes samples with the seeds of their places, in workers and in the program's own process.
 
-All Python code that asks a dataset for samples calls ``made``, ``fetched`` and ``collated``. With
+All Python code that asks a dataset for samples calls ``made`` and ``fetched``. With
 ``on_error`` it calls ``tolerated`` and ``in_its_place``. So all kinds of workers make the same
 samples. Two callers seed by themselves, in the same domains. ``runner.py`` does it for a batch
 collated from parts, and ``native.py`` for samples that Python makes in place of C.
@@ -180,44 +180,11 @@ class Unseeded:
     def renew() -> bool:
         return False
 
-    @staticmethod
-    def drawn() -> bool:
-        return False
-
 
 def made(seeder: Any, place: tuple[int, ...], make: Callable[..., Any], *what: Any) -> Any:
-    """Returns what a dataset makes with the seeds of a place.
-
-    It is made again in two cases. The dataset made a new generator and drew from it: other workers
-    would draw other numbers. Or the sample was the first to draw from a generator that the dataset
-    holds: whatever the dataset built with those numbers (a table, say) every worker builds alike,
-    and the sample itself must come from its seeds.
-    """
-    while True:
-        seeder.seed(*place)
-        try:
-            data = make(*what)
-        except Exception:
-            if not seeder.drawn():
-                raise
-            continue
-        if not seeder.renew():
-            return data
-
-
-def collated(
-    seeder: Any, place: tuple[int, ...], fetch: Callable[[], Any], collate_fn: Callable[..., Any]
-) -> Any:
-    """Collates the fetched samples. Before a second attempt they are fetched again, because a
-    collate_fn may change the samples that it gets."""
-    while True:
-        samples = fetch()
-        seeder.seed(*place)
-        try:
-            batch = collate_fn(samples)
-        except Exception:
-            if not seeder.drawn():
-                raise
-            continue
-        if not seeder.renew():
-            return batch
+    """Returns what a dataset makes with the seeds of a place. A generator that it makes meanwhile is
+    seeded from the next sample on."""
+    seeder.seed(*place)
+    data = make(*what)
+    seeder.renew()
+    return data

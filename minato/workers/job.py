@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Callable
 from .. import _core
 from .._notes import Notes
 from ..errors import add_note
-from ..seeding.held import Held
 from .open_files import OpenFile
 from .start_payload import Pickled, inheriting, main_module
 
@@ -74,8 +73,6 @@ class Job:
     worker_init_fn: Callable[[int], object] | None = None
     pickled: Pickled | None = None  # the three fields above, if processes do not inherit them
     main: dict[str, Any] = field(default_factory=dict)  # the main module then; see main_module()
-    held: Held | None = None  # what is known of the dataset's generators
-    finds_held: bool = False  # workers find out about the other generators
     splits: bool = False  # batches that one worker makes may be split
     collates_by_default: bool = False  # split batches are collated by the trainer's default_collate
     probing: bool = False  # workers measure the time for sending a sample

@@ -33,7 +33,6 @@ from .zygote import FORKED, LEAVING, UNKNOWN_START
 
 if TYPE_CHECKING:
     from .._core import _WorkerEntry
-    from ..seeding.held import Held
 
 log = logging.getLogger("minato")
 
@@ -343,10 +342,6 @@ class Pool:
                 entry["pid"], lambda number_of_signal: self._lives(number, number_of_signal)
             )
         return ""
-
-    def held(self) -> Held | None:
-        """A worker's findings about the generators of its dataset."""
-        return self.notes.held()
 
     def stop(self) -> None:
         """Ends workers and zygote within the times of grace.py, and frees the memory. Each step is

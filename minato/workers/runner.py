@@ -54,7 +54,6 @@ from .fetching import (
     OF_SAMPLE,
     AllLeftOut,
     Unseeded,
-    collated,
     fetched,
     in_its_place,
     made,
@@ -138,8 +137,7 @@ class Runner:
         if job.seed_per_sample:
             from ..seeding.find_generators import make_seeder
 
-            finder = job.notes if job.finds_held else None
-            self.seeder = make_seeder(job.dataset, job.collate_fn, known=job.held, finder=finder)
+            self.seeder = make_seeder(job.dataset, job.collate_fn)
 
     def _init(self, number: int) -> None:
         """Calls worker_init_fn. It must not change default_collate: samples of several workers are
@@ -298,15 +296,12 @@ class Runner:
         if not samples:
             return AMISS, None, amiss
         try:
-            if task.seeded and self.seeder is not None:
-                self.seeder.seed(task.base_seed, task.epoch, task.number, OF_COLLATE)
-            data = self.job.collate_fn(samples)
-            if not task.seeded or self.seeder is None or not self.seeder.renew():
-                return (AMISS, (OK, data), amiss) if amiss else (OK, data)
+            seeder = self.seeder if task.seeded and self.seeder is not None else Unseeded
+            place = task.base_seed, task.epoch, task.number, OF_COLLATE
+            data = made(seeder, place, self.job.collate_fn, samples)
+            return (AMISS, (OK, data), amiss) if amiss else (OK, data)
         except Exception as error:
-            if not task.seeded or self.seeder is None or not self.seeder.drawn():
-                return FAILED, self._failure(error)
-        return self.batch(task)  # see collated()
+            return FAILED, self._failure(error)
 
     def _not_begun(self, error: Exception) -> Failure:
         failure = Failure.of(error, self.where)
@@ -394,9 +389,8 @@ class Runner:
             if not job.splits and not alone and self.tolerant is None:
                 return self.fetcher.fetch(task.indices)  # costs of its samples are not needed
             seeder = Unseeded
-        samples = partial(self._samples, seeder, task)
         place = (task.base_seed, task.epoch, task.number, OF_COLLATE)
-        return collated(seeder, place, samples, self.collate_fn)
+        return made(seeder, place, self.collate_fn, self._samples(seeder, task))
 
     def _samples(self, seeder: Any, task: Task) -> Any:
         job, indices = self.job, task.indices

@@ -23,7 +23,6 @@ from .process_pool import WorkerHandle
 
 if TYPE_CHECKING:
     from .._core import Engine, _WorkerEntry
-    from ..seeding.held import Held
 
 
 class ThreadHandle(WorkerHandle):
@@ -122,10 +121,6 @@ class ThreadPool:
             return ""
         lines = traceback.format_stack(frame)[::-1]
         return _notes.of_the_program([line.splitlines()[0] for line in lines])
-
-    def held(self) -> Held | None:
-        """None: threads do not find out about generators."""
-        return None
 
     def worker_entry(self, number: int) -> _WorkerEntry | None:
         """The engine's entry of a worker, or after the end its last one; None in a fork."""

@@ -347,23 +347,33 @@ def lazily(workers, dataset, **options):
     loader = minato.DataLoader(
         dataset, 4, shuffle=True, num_workers=workers, seed_per_sample=True, **options
     )
-    return [digest(loader), digest(loader)]
+    return [torch.cat(list(loader)) for _ in range(2)]
+
+
+def differing(run, other):
+    """In how many samples of their first epochs two runs differ."""
+    return int((run[0] != other[0]).any(1).sum())
 
 
 @pytest.mark.parametrize("place", ["attribute", "new attribute", "dict", "transform"])
 def test_generator_made_in_first_sample_is_seeded(place):
+    """From the second sample of each worker on; in the first it gives what it was made to give."""
     runs = [lazily(workers, Lazy(place)) for workers in (0, 1, 3)]
-    assert runs[0] == runs[1] == runs[2] and runs[0][0] != runs[0][1]
+    assert differing(runs[0], runs[1]) <= 1 and differing(runs[0], runs[2]) <= 4
+    assert differing(runs[0], runs[0][1:]) == 24
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: LazyBatches(), lambda: torch.utils.data.Subset(Lazy(), range(24)[::-1])]
+    "make, first",
+    [(lambda: LazyBatches(), 4), (lambda: torch.utils.data.Subset(Lazy(), range(24)[::-1]), 1)],
 )
 @pytest.mark.parametrize("options", [{}, {"collate_fn": torch.stack}])
-def test_lazy_generator_is_seeded_with_other_options(make, options):
+def test_lazy_generator_is_seeded_with_other_options(make, first, options):
+    """first: samples that a worker makes before the generator is found."""
     runs = [lazily(workers, make(), **options) for workers in (0, 1, 3)]
-    assert runs[0] == runs[1] == runs[2]
-    assert minato.check_determinism(make(), samples=8)
+    assert differing(runs[0], runs[1]) <= first and differing(runs[0], runs[2]) <= 4 * first
+    report = minato.check_determinism(make(), samples=8)
+    assert not report and "makes in its first" in str(report)
 
 
 class Counting(torch.utils.data.Dataset):
@@ -383,12 +393,11 @@ class Counting(torch.utils.data.Dataset):
         return index
 
 
-@pytest.mark.parametrize("makes, most", [(False, 0), (True, 16)])
-def test_samples_are_seldom_made_twice(makes, most):
-    """minato soon stops searching a dataset that makes generators again and again."""
+@pytest.mark.parametrize("makes", [False, True])
+def test_dataset_that_makes_generators_makes_samples_once(makes):
     data = Counting(makes)
     assert len(list(minato.DataLoader(data, 10, num_workers=1))) == 30
-    assert min(most, 1) <= int(data.asked.sum()) - 300 <= most
+    assert data.asked.tolist() == [1] * 300
 
 
 def test_fruitless_walks_become_rare(monkeypatch):
@@ -404,7 +413,7 @@ def test_fruitless_walks_become_rare(monkeypatch):
     assert 1 < len(walks) < 12
 
 
-# ---- values that are built when they are first needed ---------------------------------------
+# ---- generators that the dataset holds ------------------------------------------------------
 
 HELD = {
     "numpy": (lambda: np.random.default_rng(0), lambda g: g.random()),
@@ -415,13 +424,12 @@ HELD = {
 }
 
 
-class Tables(torch.utils.data.Dataset):
-    """Builds a table when a sample first needs it, and draws from the same generator; records how
-    often each sample was requested."""
+class Holding(torch.utils.data.Dataset):
+    """Draws from its own generator; records how often each sample was requested."""
 
-    def __init__(self, held, when="first"):
+    def __init__(self, held):
         make, self.draw = HELD[held]
-        self.rng, self.when, self.tables = make(), when, {}
+        self.rng, self.table = make(), [0.0]
         self.asked = torch.zeros(40, dtype=torch.int32).share_memory_()
 
     def __len__(self):
@@ -429,45 +437,21 @@ class Tables(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         self.asked[index] += 1
-        noise = self.draw(self.rng) if self.when == "first" else 0.0
-        if self.when == "first" or index % 3 == 1:
-            if "one" not in self.tables:
-                self.tables["one"] = [self.draw(self.rng) for _ in range(3)]
-            return torch.tensor([index, noise, *self.tables["one"]], dtype=torch.float64)
-        return torch.tensor([index, noise, 0, 0, 0], dtype=torch.float64)
-
-    def __getstate__(self):
-        return {**vars(self), "draw": None}
+        return torch.tensor([index, self.draw(self.rng), *self.table], dtype=torch.float64)
 
 
-def tables_of(kind, workers, data, **options):
-    torch.manual_seed(5)
-    return torch.cat(list(kind(data, 4, shuffle=True, num_workers=workers, **options)))
-
-
-@pytest.mark.parametrize("when", ["first", "later"])
+@pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("held", HELD)
-def test_lazily_built_table_is_equal_in_all_workers(held, when):
-    """And equal to that of torch's workers; samples are the same with any number of workers."""
-    theirs = tables_of(torch.utils.data.DataLoader, 1, Tables(held, when))
-    for workers in (0, 1, 3):
-        data = Tables(held, when)
-        got = tables_of(minato.DataLoader, workers, data, seed_per_sample=True)
-        assert torch.equal(got[:, 2:], theirs[:, 2:])
-        first = got if workers == 0 else first
-        assert torch.equal(got, first)
-        # the first that draws, in each, and in one of them once more
-        assert int(data.asked.sum()) - 40 <= max(workers, 1) + 1
+def test_dataset_with_generator_makes_each_sample_once(held, workers):
+    """From the first epoch on, and also if its calls cannot be repeated."""
+    data = Holding(held)
+    loader = make(workers, dataset=data, seed_per_sample=True)
+    for epoch in range(2):
+        list(loader)
+        assert data.asked.tolist() == [epoch + 1] * 40
 
 
-def test_unused_generator_repeats_no_sample():
-    data = Tables("legacy", when="never")
-    data.when, data.tables = "later", {"one": [1.0, 2.0, 3.0]}
-    tables_of(minato.DataLoader, 2, data)
-    assert data.asked.tolist() == [1] * 40
-
-
-class Picky(Tables):
+class Picky(Holding):
     """Some values that it may draw cause an error."""
 
     def __getitem__(self, index):
@@ -496,11 +480,11 @@ def test_a_sample_fails_by_its_own_seeds_alone(collate):
     assert runs[0] == runs[1] == runs[2] and 0 < sum(type(r) is str for r in runs[0]) < 40
 
 
-class TableOfEpoch(Tables):
+class TableOfEpoch(Holding):
     """Builds another table in each epoch."""
 
     def set_epoch(self, epoch):
-        self.tables["one"] = [self.draw(self.rng) for _ in range(3)]
+        self.table = [self.draw(self.rng) for _ in range(3)]
 
     def __getitem__(self, index):
         time.sleep(0.001)
@@ -523,15 +507,12 @@ def test_table_per_epoch_is_equal_in_all_workers():
 
 
 class Collates:
-    """Has a generator, or makes one when it is first asked, as some do because of forks."""
+    """Has a generator."""
 
-    def __init__(self, lazy):
-        self.rng = None if lazy else torch.Generator().manual_seed(0)
+    def __init__(self):
+        self.rng = torch.Generator().manual_seed(0)
 
     def __call__(self, samples):
-        if self.rng is None:
-            self.rng = torch.Generator()
-            self.rng.seed()
         rows = [sample.pop("row") for sample in samples]  # another time there is none
         return torch.stack(rows) + torch.rand(len(rows), 1, generator=self.rng)
 
@@ -541,43 +522,22 @@ class Dicts(Augmented):
         return {"row": super().__getitem__(index)}
 
 
-@pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("prefetch", [1, 4])
-def test_generators_of_the_collate_fn_are_seeded(lazy, prefetch):
+def test_generators_of_the_collate_fn_are_seeded(prefetch):
     runs = []
     for workers in (0, 1, 3, 3):
         more = dict(prefetch_factor=prefetch) if workers else {}
-        loader = make(workers, Collates(lazy), dataset=Dicts(), seed_per_sample=True, **more)
+        loader = make(workers, Collates(), dataset=Dicts(), seed_per_sample=True, **more)
         runs.append([digest(loader), digest(loader)])
     assert runs[0] == runs[1] == runs[2] == runs[3] and runs[0][0] != runs[0][1]
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-def test_generators_of_collate_fn_in_trainer_are_seeded(lazy):
-    collate = Collates(lazy)
+def test_generators_of_collate_fn_in_trainer_are_seeded():
+    collate = Collates()
     options = dict(dataset=Dicts(), batching="ready", in_order=False, straggler_threshold=None)
     # with one worker, whose order is the sampler's
     runs = [digest(make(1, collate, **options)) for _ in range(2)]
     assert runs[0] == runs[1]
-
-
-class OfCollate(Collates):
-    """Builds a table in its first call."""
-
-    table = None
-
-    def __call__(self, samples):
-        if self.table is None:
-            self.table = torch.rand((), generator=self.rng)
-        return torch.cat([super().__call__(samples), self.table.expand(len(samples), 1)], 1)
-
-
-def test_collate_fn_table_is_equal_in_all_workers():
-    torch.manual_seed(5)
-    expected = torch.rand((), generator=torch.Generator().manual_seed(0))
-    for workers in (0, 1, 3):
-        loader = make(workers, OfCollate(False), dataset=Dicts(), seed_per_sample=True)
-        assert all((batch[:, -1] == expected).all() for batch in loader)
 
 
 # ---- generators that replace others ---------------------------------------------------------
@@ -597,19 +557,7 @@ class AnewEachEpoch(torch.utils.data.Dataset):
         return torch.tensor([index, self.rng[0].random()])
 
 
-class NowAndThen(AnewEachEpoch):
-    """But not again in the sample that is made twice for it."""
-
-    made_in = -1
-
-    def __getitem__(self, index):
-        if index % 8 == 0 and self.made_in != index:
-            self.made_in = index
-            self.rng = [np.random.default_rng()]
-        return super().__getitem__(index)
-
-
-class Attribute(NowAndThen):
+class Attribute(AnewEachEpoch):
     """In an attribute instead of a list, where the walk does not see it."""
 
     rng = property(lambda self: [self.own], lambda self, rng: vars(self).update(own=rng[0]))

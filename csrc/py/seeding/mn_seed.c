@@ -6,7 +6,6 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "py/seeding/mn_seed_left.h"
 #include "py/seeding/mn_seed_target.h"
 #include "py/seeding/mn_seed_watch.h"
 #include "py/seeding/mn_seed_words.h"
@@ -27,7 +26,6 @@ struct mn_seeder {
     Py_ssize_t ntargets;
     Py_ssize_t nglobal;         /* the first ones, which no new walk changes */
     struct mn_seed_target *targets;
-    struct mn_seed_left left;   /* which of them are as the program left them */
     struct mn_seed_watch watch;
 };
 
@@ -136,7 +134,6 @@ seeder_traverse(PyObject *op, visitproc visit, void *arg)
     struct mn_seeder *self = (struct mn_seeder *)op;
     Py_VISIT(Py_TYPE(op));
     Py_VISIT(self->plan_bitgen);
-    Py_VISIT(self->left.trial);
     Py_VISIT(self->watch.dicts);
     Py_VISIT(self->watch.counted);
     Py_VISIT(self->watch.find);
@@ -158,7 +155,6 @@ seeder_clear(PyObject *op)
         mn_seed_target_close(&self->targets[--self->ntargets]);
     }
     Py_CLEAR(self->plan_bitgen);
-    Py_CLEAR(self->left.trial);
     Py_CLEAR(self->watch.dicts);
     Py_CLEAR(self->watch.counted);
     Py_CLEAR(self->watch.find);
@@ -183,29 +179,11 @@ static int
 seed_all(struct mn_seeder *self, struct mn_seed_key key)
 {
     for (Py_ssize_t i = 0; i < self->ntargets; i++) {
-        struct mn_seed_target *t = &self->targets[i];
-        int rc = t->left ? mn_seed_target_note(t)
-                         : mn_seed_target_seed(t, key, self->isa, self->plan_bitgen);
-        if (rc < 0) {
+        if (mn_seed_target_seed(&self->targets[i], key, self->isa, self->plan_bitgen) < 0) {
             return -1;
         }
     }
     return 0;
-}
-
-static int
-leave(struct mn_seeder *self, PyObject *states)
-{
-    return mn_seed_left_set(&self->left, self->targets + self->nglobal,
-                            self->ntargets - self->nglobal, states);
-}
-
-int
-mn_seeder_drawn(PyObject *seeder)
-{
-    struct mn_seeder *self = (struct mn_seeder *)seeder;
-    return mn_seed_left_drawn(&self->left, self->targets + self->nglobal,
-                              self->ntargets - self->nglobal);
 }
 
 int
@@ -240,12 +218,12 @@ walk_again(struct mn_seeder *self)
         return -1;
     }
     int rc = 0;
-    PyObject *entries, *dicts, *counted, *types, *states;
+    PyObject *entries, *dicts, *counted, *types;
     if (found == Py_None) {
         mn_seed_watch_note(&self->watch);
     }
-    else if (!PyArg_ParseTuple(found, "OOOOO", &entries, &dicts, &counted, &types, &states)
-             || load_targets(self, entries, self->nglobal) < 0 || leave(self, states) < 0
+    else if (!PyArg_ParseTuple(found, "OOOO", &entries, &dicts, &counted, &types)
+             || load_targets(self, entries, self->nglobal) < 0
              || mn_seed_watch_set(&self->watch, dicts, counted, types) < 0) {
         rc = -1;
     }
@@ -268,10 +246,6 @@ mn_seeder_renew(PyObject *seeder)
 {
     struct mn_seeder *self = (struct mn_seeder *)seeder;
     struct mn_seed_watch *w = &self->watch;
-    int drawn = self->left.count > 0 ? mn_seeder_drawn(seeder) : 0;
-    if (drawn != 0) {
-        return drawn;
-    }
     unsigned changed =
         w->dicts != NULL && w->renewals < RENEWALS_MOST ? mn_seed_watch_changes(w) : 0;
     if (changed == 0) {
@@ -297,38 +271,6 @@ seeder_renew(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     int rc = mn_seeder_renew(self);
     return rc < 0 ? NULL : PyBool_FromLong(rc);
-}
-
-static PyObject *
-seeder_drawn(PyObject *self, PyObject *Py_UNUSED(ignored))
-{
-    int rc = mn_seeder_drawn(self);
-    return rc < 0 ? NULL : PyBool_FromLong(rc);
-}
-
-static PyObject *
-seeder_leave(PyObject *op, PyObject *args)
-{
-    struct mn_seeder *self = (struct mn_seeder *)op;
-    PyObject *states, *trial = Py_None;
-    if (!PyArg_ParseTuple(args, "O|O", &states, &trial) || leave(self, states) < 0) {
-        return NULL;
-    }
-    Py_XSETREF(self->left.trial, trial != Py_None ? Py_NewRef(trial) : NULL);
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-seeder_left(PyObject *op, PyObject *Py_UNUSED(ignored))
-{
-    struct mn_seeder *self = (struct mn_seeder *)op;
-    PyObject *left = PyList_New(0);
-    for (Py_ssize_t i = self->nglobal; left != NULL && i < self->ntargets; i++) {
-        if (PyList_Append(left, self->targets[i].left ? Py_True : Py_False) < 0) {
-            Py_CLEAR(left);
-        }
-    }
-    return left;
 }
 
 static PyObject *
@@ -467,23 +409,11 @@ PyDoc_STRVAR(share_doc,
 PyDoc_STRVAR(watch_doc,
 "watch(dicts, counted, find, globals, types)\n\n"
 "From now on renew() checks whether values of these types in the dicts, or the numbers of\n"
-"entries of the counted dicts, have changed. find() -> None, or (entries, dicts, counted, types,\n"
-"states) for new generators: plans of all targets but the first `globals`, arguments of leave().");
-PyDoc_STRVAR(leave_doc,
-"leave(states, trial=None)\n\n"
-"Leaves private generators as they are, until a sample draws from them. states: for each a\n"
-"function that returns its state, or None for one that is seeded. trial(numbers) -> bool is\n"
-"called once a sample has drawn from these. True: it has put them back, the sample is made from\n"
-"the same states again, and then trial(None) is called.");
-PyDoc_STRVAR(left_doc, "For each private generator, whether it is left as it is.");
-PyDoc_STRVAR(drawn_doc,
-"drawn() -> bool\n\n"
-"After a sample was made, or failed: whether it has drawn from a generator that was left as it\n"
-"is. If true, seed and make the sample again, and call this again.");
+"entries of the counted dicts, have changed. find() -> None, or (entries, dicts, counted, types)\n"
+"for new generators: plans of all targets but the first `globals`.");
 PyDoc_STRVAR(renew_doc,
 "renew() -> bool\n\n"
-"After a sample was made: as drawn(), or whether it has made a generator, which is seeded from\n"
-"now on. If true, seed and make the sample again, and call this again.");
+"After a sample was made: whether it has made a generator, which is seeded from now on.");
 PyDoc_STRVAR(describe_doc,
 "describe($self, /)\n--\n\n"
 "Which way each generator is seeded: \"filled\" (its memory is written), \"setstate\"\n"
@@ -507,9 +437,6 @@ static PyMethodDef seeder_methods[] = {
     {"share", seeder_share, METH_O, share_doc},
     {"watch", seeder_watch, METH_VARARGS, watch_doc},
     {"renew", seeder_renew, METH_NOARGS, renew_doc},
-    {"drawn", seeder_drawn, METH_NOARGS, drawn_doc},
-    {"leave", seeder_leave, METH_VARARGS, leave_doc},
-    {"left", seeder_left, METH_NOARGS, left_doc},
     {"describe", seeder_describe, METH_NOARGS, describe_doc},
     {"_peek", seeder_peek, METH_O | METH_STATIC, peek_doc},
     {"_words", (PyCFunction)(void (*)(void))mn_seed_py_words,

@@ -16,10 +16,6 @@
  * walk finds the generator, and it is seeded from then on. A look at that costs some nanoseconds
  * per attribute.
  *
- * A private generator stays as the program left it until a sample draws from it. That sample is
- * then made again, with seeds. So anything that a dataset builds at its first request, it builds
- * from the same state in each worker.
- *
  * A Seeder knows which ranks share the epoch (struct mn_seed_share): the positions that it is given
  * are those of its own rank.
  *
@@ -50,16 +46,11 @@ mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t po
 int
 mn_seed_share_parse(PyObject *ranks, struct mn_seed_share *share);
 
-/* Called after a sample was made. Checks whether the sample has made a new generator, or has drawn
- * from a generator that is not seeded. seeder must be a Seeder (unchecked). Returns 1: yes, and
- * that generator is seeded from now on; seed and make the sample again, and call this again. 0: no;
- * -1 with an exception. */
+/* Called after a sample was made. Checks whether the sample has made a new generator. seeder must
+ * be a Seeder (unchecked). Returns 1: yes, and it is seeded from now on; 0: no; -1 with an
+ * exception. */
 int
 mn_seeder_renew(PyObject *seeder);
-
-/* Checks only whether it has drawn from one that was left, also after a sample that has failed. */
-int
-mn_seeder_drawn(PyObject *seeder);
 
 /* Searches for generators even if no attribute has changed, as after code of the dataset that is
  * there to change it. Returns 1: there are others, which are seeded from now on; 0: no; -1. */

@@ -246,8 +246,6 @@ mn_seed_target_close(struct mn_seed_target *t)
     Py_CLEAR(t->label);
     Py_CLEAR(t->owner);
     Py_CLEAR(t->bitgen);
-    Py_CLEAR(t->state);
-    Py_CLEAR(t->noted_state);
 }
 
 int
@@ -256,8 +254,6 @@ mn_seed_target_visit(struct mn_seed_target *t, visitproc visit, void *arg)
     Py_VISIT(t->label);
     Py_VISIT(t->owner);
     Py_VISIT(t->bitgen);
-    Py_VISIT(t->state);
-    Py_VISIT(t->noted_state);
     Py_VISIT(t->sink.obj);
     Py_VISIT(t->sink.lock);
     Py_VISIT(t->sink.cache_attr);
@@ -474,89 +470,4 @@ mn_seed_target_seed(struct mn_seed_target *t, struct mn_seed_key key,
     default:
         return 0;
     }
-}
-
-/* ---- generators that are left as they are ------------------------------------------- */
-
-MN_STATIC_ASSERT(MN_SEED_MAX_RUNS * MN_SEED_NOTE_WORDS * 4 + 2 * MN_SEED_MAX_FIXED * 4
-                         + 2 * sizeof(PyObject *)
-                     <= MN_SEED_NOTE_BYTES,
-                 "a note has room for all that is noted");
-
-static unsigned char *
-note_fixed(unsigned char *at, PyObject *obj, const struct mn_seed_fixed_list *list)
-{
-    for (uint32_t i = 0; i < list->n; i++, at += 4) {
-        memcpy(at, (char *)obj + list->at[i].dst_off, 4);
-    }
-    return at;
-}
-
-/* Notes the state of a generator whose memory is known. Returns 0, or -1 with an exception. */
-static int
-note_memory(struct mn_seed_target *t, unsigned char note[MN_SEED_NOTE_BYTES])
-{
-    const struct mn_seed_sink *s = &t->sink;
-    unsigned char *at = note;
-    memset(note, 0, MN_SEED_NOTE_BYTES);
-    for (uint32_t i = 0; i < s->nruns; i++) {
-        const struct mn_seed_run *r = &s->runs[i];
-        uint32_t n = r->n < MN_SEED_NOTE_WORDS ? r->n : MN_SEED_NOTE_WORDS;
-        memcpy(at, (char *)s->obj + r->dst_off, (size_t)n * 4);
-        at += (size_t)n * 4;
-    }
-    at = note_fixed(at, s->obj, &s->fixed);
-    if (t->owner != NULL) {
-        PyObject *bitgen = bitgen_now(t);
-        at = note_fixed(at, t->owner, &t->owner_fixed);
-        memcpy(at, &bitgen, sizeof bitgen);
-        at += sizeof bitgen;
-    }
-    if (s->cache_attr != NULL) {
-        PyObject *cached = PyObject_GetAttr(s->obj, s->cache_attr);
-        if (cached == NULL) {
-            return -1;
-        }
-        memcpy(at, &cached, sizeof cached);
-        Py_DECREF(cached);
-    }
-    return 0;
-}
-
-void
-mn_seed_target_leave(struct mn_seed_target *t, PyObject *state)
-{
-    t->left = t->sink.kind != MN_SEED_NONE && t->sink.kind != MN_SEED_HOOK;
-    Py_XSETREF(t->state, t->sink.kind == MN_SEED_FILL ? NULL : Py_NewRef(state));
-}
-
-int
-mn_seed_target_note(struct mn_seed_target *t)
-{
-    if (t->state == NULL) {
-        return note_memory(t, t->noted);
-    }
-    Py_XSETREF(t->noted_state, PyObject_CallNoArgs(t->state));
-    return t->noted_state != NULL ? 0 : -1;
-}
-
-int
-mn_seed_target_drawn(struct mn_seed_target *t)
-{
-    int same;
-    if (t->state == NULL) {
-        unsigned char note[MN_SEED_NOTE_BYTES];
-        if (note_memory(t, note) < 0) {
-            return -1;
-        }
-        same = memcmp(note, t->noted, sizeof note) == 0;
-    }
-    else {
-        PyObject *now = PyObject_CallNoArgs(t->state);
-        same = now != NULL && t->noted_state != NULL
-                   ? PyObject_RichCompareBool(now, t->noted_state, Py_EQ)
-                   : -1;
-        Py_XDECREF(now);
-    }
-    return same < 0 ? -1 : !same;
 }

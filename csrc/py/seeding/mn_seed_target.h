@@ -63,11 +63,6 @@ struct mn_seed_sink {
     struct mn_seed_fixed_list fixed;
 };
 
-/* The part of a state that any draw changes: the first words of each run, draw positions and
- * caches. */
-#define MN_SEED_NOTE_WORDS 8
-#define MN_SEED_NOTE_BYTES 192
-
 struct mn_seed_target {
     PyObject *label;
     uint64_t stream;
@@ -79,12 +74,6 @@ struct mn_seed_target {
     PyObject *bitgen;
     uint32_t bitgen_off;
     struct mn_seed_fixed_list owner_fixed;
-    /* No sample has drawn from it yet: it is not seeded, but as the program left it. */
-    bool left;
-    bool drawn;                 /* the present sample has drawn from it, which was left */
-    PyObject *state;            /* () -> its state, if its memory is not known; or NULL */
-    PyObject *noted_state;      /* the result of state() before the sample */
-    unsigned char noted[MN_SEED_NOTE_BYTES]; /* else: its memory, before the sample */
 };
 
 /* Makes a target of (label, stream, plan), written by minato/seeding/generator_states.py. On
@@ -102,20 +91,6 @@ mn_seed_target_visit(struct mn_seed_target *t, visitproc visit, void *arg);
 int
 mn_seed_target_seed(struct mn_seed_target *t, struct mn_seed_key key,
                     const struct mn_seed_isa *isa, PyObject *plan_bitgen);
-
-/* Leaves it as it is until a sample draws from it. state: a callable, which is taken over. */
-void
-mn_seed_target_leave(struct mn_seed_target *t, PyObject *state);
-
-/* Notes the state of a target that is left, instead of seeding it. Returns 0, or -1 with an
- * exception. */
-int
-mn_seed_target_note(struct mn_seed_target *t);
-
-/* Returns whether a sample has drawn from a target that is left, since its state was noted; or
- * -1. */
-int
-mn_seed_target_drawn(struct mn_seed_target *t);
 
 /* Returns "filled", "setstate", "called" or "absent". */
 const char *

@@ -57,47 +57,21 @@ index_of(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
     return PyList_GetItemRef(o->indices, row);
 }
 
-/* Returns 1 to ignore a sample's exception, because the sample will be made again. Returns 0 if
- * not, and the exception is still set; or -1 with another exception. */
-static int
-failed_as_left(PyObject *seeder)
-{
-    PyObject *type, *value, *tb;
-    PyErr_Fetch(&type, &value, &tb);
-    int rc = mn_seeder_drawn(seeder);
-    if (rc == 0) {
-        PyErr_Restore(type, value, tb);
-        return 0;
-    }
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(tb);
-    return rc;
-}
-
-/* Makes the sample of a row; NULL with an exception. Makes it again if its Seeder says so: see
- * made() in minato/workers/fetching.py. */
+/* Makes the sample of a row; NULL with an exception. made() in minato/workers/fetching.py does the
+ * same. */
 static PyObject *
 make_sample(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
 {
-    PyObject *sample = NULL;
     bool seeded = b->seeded && o->seeder != Py_None;
-    int again;
-    do {
-        Py_CLEAR(sample);
-        if (seeded
-            && mn_seeder_seed(o->seeder, b->base_seed, b->epoch, mn_seed_place(b, row),
-                              MN_SEED_SAMPLE) < 0) {
-            return NULL;
-        }
-        PyObject *index = index_of(o, b, row);
-        sample = index != NULL ? PyObject_GetItem(o->dataset, index) : NULL;
-        Py_XDECREF(index);
-        again = !seeded            ? 0
-                : sample != NULL ? mn_seeder_renew(o->seeder)
-                                 : failed_as_left(o->seeder);
-    } while (again == 1);
-    if (again < 0) {
+    if (seeded
+        && mn_seeder_seed(o->seeder, b->base_seed, b->epoch, mn_seed_place(b, row),
+                          MN_SEED_SAMPLE) < 0) {
+        return NULL;
+    }
+    PyObject *index = index_of(o, b, row);
+    PyObject *sample = index != NULL ? PyObject_GetItem(o->dataset, index) : NULL;
+    Py_XDECREF(index);
+    if (seeded && sample != NULL && mn_seeder_renew(o->seeder) < 0) {
         Py_CLEAR(sample);
     }
     return sample;
