@@ -46,7 +46,7 @@ def looked_at(objects: int) -> Step:
     dicts = [vars(one) for one in dataset]
     near = find_generators.WATCHED // 8
     seeder = Seeder._from_plans([])
-    seeder.watch(dicts[:near], dicts[near:], lambda: None, 0, ())
+    seeder.watch(dicts[:near], dicts[near:], lambda of_epoch: None, 0, ())
     return lambda position: seeder.renew()
 
 

@@ -619,7 +619,7 @@ class Seeder:
         self,
         dicts: Sequence[dict[Any, Any]],
         counted: Sequence[dict[Any, Any]],
-        find: Callable[[], _News | None],
+        find: Callable[[bool], _News | None],
         globals: int,
         types: Iterable[type],
         /,
@@ -640,4 +640,4 @@ class Seeder:
         wide: bool = False,
     ) -> tuple[bytes, int]: ...
     @classmethod
-    def _from_plans(cls, plans: Sequence[tuple[str, int, tuple[object, ...]]], /) -> Seeder: ...
+    def _from_plans(cls, plans: Sequence[tuple[Any, ...]], /) -> Seeder: ...

@@ -50,7 +50,7 @@ class _OfThisThread(threading.local):
     def seeded(self, stream: int, make: Callable[[], Any], key: tuple[int, int]) -> Any:
         if stream not in self.made:
             generator = make()
-            ((_, _, plan),) = plan_private([generator], [])
+            ((_, _, plan, _),) = plan_private([generator], [])
             self.made[stream] = generator, Seeder._from_plans([("draws", stream, plan)])
         generator, seeder = self.made[stream]
         seeder.put(*key)

@@ -27,6 +27,8 @@ from .generator_states import (
     generator_kind,
     loaded,
     mro_of,
+    own_seed,
+    plan_all,
     plan_bitgen,
     plan_private,
 )
@@ -328,11 +330,20 @@ def find_all(roots: Iterable[Any], limit: int = NODE_LIMIT) -> Found:
     return _Walk(limit).run(list(roots))
 
 
-def make_seeder(dataset: Any, *others: Any) -> Seeder:
+#: by the id of a generator: the generator, and its own seed
+OwnSeeds = dict[int, tuple[Any, int]]
+
+
+def own_seeds(dataset: Any, *others: Any) -> OwnSeeds:
+    """The own seeds of the generators of a dataset and the other objects."""
+    return {id(g): (g, own_seed(g)) for g in find_of(dataset, *others).generators}
+
+
+def make_seeder(dataset: Any, *others: Any, before: OwnSeeds | None = None) -> Seeder:
     """The Seeder of a worker. It sets global generators, and private ones of the dataset and of
     the other objects (collate_fn). Then it calls each offered ``seed_sample(seed)`` *in addition*
-    with 63 bits of its own, so that its effect prevails."""
-    return Growing(dataset, *others).seeder
+    with 63 bits of its own, so that its effect prevails. before: as for ``Growing``."""
+    return Growing(dataset, *others, before=before).seeder
 
 
 def _roots_of(dataset: Any, *others: Any) -> tuple[Any, ...]:
@@ -351,23 +362,34 @@ def find_shared(dataset: Any, *others: Any) -> list[Any]:
     return _Walk(closed=_OF_A_THREAD).run(_roots_of(dataset, *others)).generators
 
 
-def make_seeder_of_thread(dataset: Any, *others: Any) -> Seeder:
+def make_seeder_of_thread(dataset: Any, *others: Any, before: OwnSeeds | None = None) -> Seeder:
     """The Seeder of a thread that shares its dataset with others: for the thread's own generators
-    and each ``seed_sample(seed)``. They get the same numbers as in a process."""
-    return _GrowingInThread(dataset, *others).seeder
+    and each ``seed_sample(seed)``. They get the same numbers as in a process. before: as for
+    ``Growing``."""
+    return _GrowingInThread(dataset, *others, before=before).seeder
 
 
 class Growing:
     """The Seeder of a dataset, and what it seeds. ``seeder.renew()`` after a sample finds
-    generators that the sample has made, if the watched attributes have changed."""
+    generators that the sample has made, if the watched attributes have changed.
 
-    def __init__(self, *roots: Any) -> None:
+    A generator that the program has seeded (``default_rng(42)``) draws from its own seed in place
+    of the loader's: see ``own_seed``. A generator that a sample makes does not, because another
+    worker may seed it otherwise.
+
+    before: the own seeds before worker_init_fn, which may give each worker another; None: there is
+    no such function."""
+
+    def __init__(self, *roots: Any, before: OwnSeeds | None = None) -> None:
         self._roots = roots
         self.found = self._walk()
+        now = {id(g): (g, own_seed(g)) for g in self.found.generators}
+        kept = now if before is None else {i: now[i] for i in now if now[i] == before.get(i)}
+        self._own_seeds: OwnSeeds = kept
         self.seeder = self._seeder()
 
     def _seeder(self) -> Seeder:
-        seeder = Seeder(self.found.generators, hooks=self.found.hooks)
+        seeder = Seeder._from_plans([*plan_all((), (), None), *self._plans()])
         self._watch(seeder, GLOBALS)
         return seeder
 
@@ -381,18 +403,24 @@ class Growing:
     def _types(self) -> set[type]:
         return {type(g) for g in self.found.generators}
 
-    def _again(self) -> News | None:
+    def _again(self, of_epoch: bool) -> News | None:
+        """of_epoch: set_epoch() may have made generators, alike in each worker."""
         now, known = self._walk(), {id(g) for g in self.found.generators}
-        if all(id(g) in known for g in now.generators):
+        new = [g for g in now.generators if id(g) not in known]
+        if not new:
             return None
         self.found = now
+        if of_epoch:
+            self._own_seeds.update((id(g), (g, own_seed(g))) for g in new)
         return self._news()
 
     def _news(self) -> News:
         return self._plans(), self.found.watched, self.found.counted, self._types()
 
     def _plans(self) -> list[Any]:
-        return plan_private(self.found.generators, self.found.hooks)
+        found, own = self.found, self._own_seeds
+        seeds = [own[id(g)][1] if id(g) in own else 0 for g in found.generators]
+        return plan_private(found.generators, found.hooks, own_seeds=seeds)
 
 
 class _GrowingInThread(Growing):
@@ -403,7 +431,7 @@ class _GrowingInThread(Growing):
         self._watch(seeder, 0)
         return seeder
 
-    def _again(self) -> News | None:
+    def _again(self, of_epoch: bool) -> News | None:
         known = self._own()
         self.found = self._walk()
         if self._own() <= known:

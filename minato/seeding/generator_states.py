@@ -12,13 +12,14 @@ where. It has two parts:
 Probes never touch global generators.
 
 Streams: 1 ``random``, 2 NumPy's legacy generator, 3 torch, 16 + k the k-th private
-generator in order of discovery, 4 + k * 2**32 the k-th ``seed_sample``.
+generator in order of discovery, 4 + k * 2**32 the k-th ``seed_sample``. All private generators
+with an own seed have stream 16: two in the same state draw the same, as paired transforms expect.
 """
 
 from __future__ import annotations
 
 import functools
-import pickle
+import hashlib
 import random
 import struct
 import sys
@@ -398,17 +399,80 @@ def bitgen_of(generator: Any) -> Any:
     return cls.__dict__["bit_generator"].__get__(generator)
 
 
-def state_of(generator: Any) -> bytes:
-    """Its state, for comparison: it differs after each draw."""
+#: seeds of NumPy and torch from here on are the system's: it gives 128 and 64 bits
+_SYSTEMS_NUMPY, _SYSTEMS_TORCH = 1 << 96, 1 << 48
+#: words of a key of ``random``: texts and numbers have fewer, the system gives all 624
+_KEY_WORDS = 64
+
+
+def own_seed(generator: Any) -> int:
+    """A number that stands for the present state of a generator that the program has seeded; 0 if
+    the system has seeded it."""
+    try:
+        if _is_systems(generator):
+            return 0
+        state = repr(_plain(_state(generator))).encode()
+    except Exception:  # a class of the program's own may refuse
+        return 0
+    return int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little") or 1
+
+
+def _state(generator: Any) -> Any:
     kind = generator_kind(mro_of(type(generator)))
     if kind == "torch":
-        data: bytes = generator.get_state().numpy().tobytes()
-        return data
+        return generator.get_state().numpy()
     if kind == "random":
-        return repr(generator.getstate()).encode()
+        return generator.getstate()
     if kind == "legacy":
-        return pickle.dumps(generator.get_state(legacy=False))
-    return pickle.dumps((bitgen_of(generator) if kind == "numpy" else generator).state)
+        return generator.get_state(legacy=False)
+    return (bitgen_of(generator) if kind == "numpy" else generator).state
+
+
+def _plain(state: Any) -> Any:
+    import numpy as np
+
+    if isinstance(state, dict):
+        return [(name, _plain(value)) for name, value in sorted(state.items())]
+    if isinstance(state, tuple) and len(state) > _KEY_WORDS:
+        return np.array(state, np.uint32).tobytes()
+    if isinstance(state, tuple):
+        return [_plain(value) for value in state]
+    return state.tobytes() if isinstance(state, np.ndarray) else state
+
+
+def _is_systems(generator: Any) -> bool:
+    kind = generator_kind(mro_of(type(generator)))
+    if kind == "torch":
+        return bool(generator.initial_seed() >= _SYSTEMS_TORCH)
+    if kind == "random":
+        return _is_systems_key(generator.getstate()[1])
+    bits = bitgen_of(generator) if kind == "numpy" else generator
+    bits = bits._bit_generator if kind == "legacy" else bits
+    entropy = getattr(getattr(bits, "_seed_seq", None), "entropy", None)
+    return isinstance(entropy, int) and entropy >= _SYSTEMS_NUMPY
+
+
+@functools.cache
+def _begin() -> Any:
+    """The words from which that initialisation starts."""
+    import numpy as np
+
+    return np.random.RandomState(19650218).get_state(legacy=False)["state"]["key"]
+
+
+def _is_systems_key(words: tuple[int, ...]) -> bool:
+    """Whether ``random`` was seeded with as many words as the system gives, and has not been drawn
+    from. Undoes the initialisation by array of the Mersenne Twister's authors, which adds the words
+    of the key, and their places, in turn: those of a short key come again and again."""
+    import numpy as np
+
+    if len(words) != _MT_WORDS + 1 or words[-1] != _MT_WORDS or words[0] != 1 << 31:
+        return False
+    mt, place = np.array(words[:-1], np.uint32), np.arange(_MT_WORDS, dtype=np.uint32)
+    begin = _begin()
+    first = (mt[3:] + place[3:]) ^ ((mt[2:-1] ^ mt[2:-1] >> 30) * np.uint32(1566083941))
+    key = first[1:] - (begin[4:] ^ (first[:-1] ^ first[:-1] >> 30) * np.uint32(1664525))
+    return not any((key[n:] == key[:-n]).all() for n in range(1, _KEY_WORDS))
 
 
 def put_back(generator: Any) -> Callable[[], Any]:
@@ -550,7 +614,7 @@ def _plan_private(obj: Any, force: str | None) -> tuple[str, Plan]:
 
 
 def plan_all(private: Iterable[Any], hooks: Iterable[Any],
-             force: str | None) -> list[tuple[str, int, Plan]]:
+             force: str | None) -> list[tuple[Any, ...]]:
     """Called by Seeder: (label, stream, plan) of all its targets in order."""
     if force not in (None, "setstate"):
         raise ValueError(f"force must be None or 'setstate', not {force!r}")
@@ -561,13 +625,16 @@ def plan_all(private: Iterable[Any], hooks: Iterable[Any],
 GLOBALS = 3
 
 
-def plan_private(private: Iterable[Any], hooks: Iterable[Any],
-                 force: str | None = None) -> list[tuple[str, int, Plan]]:
-    """The entries of plan_all() that belong to a dataset."""
-    plans: list[tuple[str, int, Plan]] = []
+def plan_private(private: Iterable[Any], hooks: Iterable[Any], force: str | None = None,
+                 own_seeds: Sequence[int] = ()) -> list[tuple[Any, ...]]:
+    """The entries of plan_all() that belong to a dataset. own_seeds: by generator, see
+    own_seed()."""
+    plans: list[tuple[Any, ...]] = []
     for k, obj in enumerate(private):
         name, plan = _plan_private(obj, force)
-        plans.append((f"private[{k}] {name}", STREAM_PRIVATE + k, plan))
+        own = own_seeds[k] if own_seeds else 0
+        stream = STREAM_PRIVATE if own else STREAM_PRIVATE + k
+        plans.append((f"private[{k}] {name}", stream, plan, own))
     for k, hook in enumerate(hooks):
         if not callable(hook):
             raise TypeError(f"a hook must be callable, not {type(hook).__name__}")

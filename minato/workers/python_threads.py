@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from .. import _core
 from .._notes import Notes
 from ..option_values import option
-from ..seeding.find_generators import find_of, find_shared, make_seeder_of_thread
+from ..seeding.find_generators import find_of, find_shared, make_seeder_of_thread, own_seeds
 from . import grace, library_threads, worker_info
 from .job import Job, Memory
 from .runner import Runner, serve, worker_of
@@ -86,11 +86,13 @@ class _Runner(Runner):
     """The runner of a worker thread."""
 
     def _begin(self, number: int) -> None:
-        job = self.job
+        job, roots = self.job, (self.job.dataset, self.job.collate_fn)
+        before = None
         if job.worker_init_fn is not None:
+            before = own_seeds(*roots) if job.seed_per_sample else None
             self._init(number)
         if job.seed_per_sample:
-            self.seeder = make_seeder_of_thread(job.dataset, job.collate_fn)
+            self.seeder = make_seeder_of_thread(*roots, before=before)
 
 
 class Modes:

@@ -128,16 +128,19 @@ class Runner:
 
     def _begin(self, number: int) -> None:
         """Calls worker_init_fn, then finds the generators to seed."""
-        job = self.job
-        if job.worker_init_fn is not None:
-            before = init_states.now() if job.seed_per_sample else {}
-            self._init(number)
-            if job.seed_per_sample:
-                self.init_states = init_states.left_by(before)
-        if job.seed_per_sample:
-            from ..seeding.find_generators import make_seeder
+        job, roots = self.job, (self.job.dataset, self.job.collate_fn)
+        if not job.seed_per_sample:
+            if job.worker_init_fn is not None:
+                self._init(number)
+            return
+        from ..seeding.find_generators import make_seeder, own_seeds
 
-            self.seeder = make_seeder(job.dataset, job.collate_fn)
+        before = None
+        if job.worker_init_fn is not None:
+            before, states = own_seeds(*roots), init_states.now()
+            self._init(number)
+            self.init_states = init_states.left_by(states)
+        self.seeder = make_seeder(*roots, before=before)
 
     def _init(self, number: int) -> None:
         """Calls worker_init_fn. It must not change default_collate: samples of several workers are

@@ -176,10 +176,19 @@ seeder_dealloc(PyObject *op)
 /* ---- seeding ------------------------------------------------------------------------ */
 
 static int
-seed_all(struct mn_seeder *self, struct mn_seed_key key)
+seed_all(struct mn_seeder *self, uint64_t base_seed, uint64_t epoch, uint64_t position,
+         uint32_t domain)
 {
+    struct mn_seed_key key =
+        mn_seed_key_of_share(&self->share, base_seed, epoch, position, domain);
     for (Py_ssize_t i = 0; i < self->ntargets; i++) {
-        if (mn_seed_target_seed(&self->targets[i], key, self->isa, self->plan_bitgen) < 0) {
+        struct mn_seed_target *t = &self->targets[i];
+        struct mn_seed_key own = key;
+        /* set_epoch() may be called in one worker for an epoch, in another for several */
+        if (t->own_seed != 0 && domain != MN_SEED_SET_EPOCH) {
+            own = mn_seed_key_of_share(&self->share, t->own_seed, epoch, position, domain);
+        }
+        if (mn_seed_target_seed(t, own, self->isa, self->plan_bitgen) < 0) {
             return -1;
         }
     }
@@ -192,16 +201,14 @@ mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t po
 {
     struct mn_seeder *self = (struct mn_seeder *)seeder;
     struct mn_seed_watch *w = &self->watch;
-    struct mn_seed_key key =
-        mn_seed_key_of_share(&self->share, base_seed, epoch, position, domain);
     Py_ssize_t n = self->ntargets;
     if (n == 0 || w->dicts == NULL || self->targets[n - 1].sink.kind != MN_SEED_HOOK) {
-        return seed_all(self, key);
+        return seed_all(self, base_seed, epoch, position, domain);
     }
     /* A hook may make generators, and it seeds them: such a change is not news. */
     uint64_t before[MN_SEED_CHANGES], after[MN_SEED_CHANGES];
     mn_seed_watch_prints(w, before);
-    int rc = seed_all(self, key);
+    int rc = seed_all(self, base_seed, epoch, position, domain);
     mn_seed_watch_prints(w, after);
     for (int i = 0; i < MN_SEED_CHANGES; i++) {
         w->changes[i].print += after[i] - before[i];
@@ -211,9 +218,9 @@ mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t po
 
 /* Applies the results of a new walk over the dataset. Returns what mn_seeder_renew() returns. */
 static int
-walk_again(struct mn_seeder *self)
+walk_again(struct mn_seeder *self, bool of_epoch)
 {
-    PyObject *found = PyObject_CallNoArgs(self->watch.find);
+    PyObject *found = PyObject_CallOneArg(self->watch.find, of_epoch ? Py_True : Py_False);
     if (found == NULL) {
         return -1;
     }
@@ -238,7 +245,7 @@ int
 mn_seeder_look(PyObject *seeder)
 {
     struct mn_seeder *self = (struct mn_seeder *)seeder;
-    return self->watch.dicts == NULL ? 0 : walk_again(self);
+    return self->watch.dicts == NULL ? 0 : walk_again(self, true);
 }
 
 int
@@ -251,7 +258,7 @@ mn_seeder_renew(PyObject *seeder)
     if (changed == 0) {
         return 0;
     }
-    int rc = walk_again(self);
+    int rc = walk_again(self, false);
     if (rc == 0) {
         mn_seed_watch_pause(w, changed);
     }
@@ -325,10 +332,17 @@ seeder_sample(PyObject *self, PyObject *args)
 static PyObject *
 seeder_put(PyObject *self, PyObject *args)
 {
+    struct mn_seeder *seeder = (struct mn_seeder *)self;
     unsigned long long lo, hi;
-    if (!PyArg_ParseTuple(args, "KK", &lo, &hi)
-        || seed_all((struct mn_seeder *)self, (struct mn_seed_key){.lo = lo, .hi = hi}) < 0) {
+    if (!PyArg_ParseTuple(args, "KK", &lo, &hi)) {
         return NULL;
+    }
+    const struct mn_seed_key key = {.lo = lo, .hi = hi};
+    for (Py_ssize_t i = 0; i < seeder->ntargets; i++) {
+        struct mn_seed_target *t = &seeder->targets[i];
+        if (mn_seed_target_seed(t, key, seeder->isa, seeder->plan_bitgen) < 0) {
+            return NULL;
+        }
     }
     Py_RETURN_NONE;
 }
@@ -409,8 +423,8 @@ PyDoc_STRVAR(share_doc,
 PyDoc_STRVAR(watch_doc,
 "watch(dicts, counted, find, globals, types)\n\n"
 "From now on renew() checks whether values of these types in the dicts, or the numbers of\n"
-"entries of the counted dicts, have changed. find() -> None, or (entries, dicts, counted, types)\n"
-"for new generators: plans of all targets but the first `globals`.");
+"entries of the counted dicts, have changed. find(after_set_epoch) -> None, or (entries, dicts,\n"
+"counted, types) for new generators: plans of all targets but the first `globals`.");
 PyDoc_STRVAR(renew_doc,
 "renew() -> bool\n\n"
 "After a sample was made: whether it has made a generator, which is seeded from now on.");
@@ -420,7 +434,7 @@ PyDoc_STRVAR(describe_doc,
 "(the same state through its public API), \"called\" (a function is given a 63-bit\n"
 "seed) or \"absent\" (the library is not installed).");
 PyDoc_STRVAR(peek_doc, "The instance struct of an object as bytes, for probing layouts.");
-PyDoc_STRVAR(from_plans_doc, "A Seeder of exactly these (label, stream, plan).");
+PyDoc_STRVAR(from_plans_doc, "A Seeder of exactly these (label, stream, plan[, own_seed]).");
 PyDoc_STRVAR(type_doc,
 "Seeder(private=(), *, hooks=(), force=None)\n--\n\n"
 "Seeds random, NumPy's legacy generator, torch's default CPU generator and the private\n"

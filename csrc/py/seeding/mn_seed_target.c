@@ -225,12 +225,13 @@ int
 mn_seed_target_open(struct mn_seed_target *t, PyObject *entry)
 {
     PyObject *label, *plan;
-    unsigned long long stream;
+    unsigned long long stream, own_seed = 0;
     memset(t, 0, sizeof *t);
-    if (!PyArg_ParseTuple(entry, "OKO", &label, &stream, &plan)) {
+    if (!PyArg_ParseTuple(entry, "OKO|K", &label, &stream, &plan, &own_seed)) {
         return -1;
     }
     t->stream = stream;
+    t->own_seed = own_seed;
     t->label = Py_NewRef(label);
     int rc = plan_is(plan, "state") ? read_state(t, plan) : read_sink(&t->sink, plan);
     if (rc < 0) {

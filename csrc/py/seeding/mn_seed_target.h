@@ -66,6 +66,8 @@ struct mn_seed_sink {
 struct mn_seed_target {
     PyObject *label;
     uint64_t stream;
+    uint64_t own_seed;          /* in place of the base seed, of a generator that the program has
+                                 * seeded; or 0 */
     struct mn_seed_sink sink;
     /* A NumPy RandomState around the bit generator that sink fills. Its bit generator may be
      * exchanged at any time. So its current one is compared with bitgen, a strong reference: no
@@ -76,8 +78,8 @@ struct mn_seed_target {
     struct mn_seed_fixed_list owner_fixed;
 };
 
-/* Makes a target of (label, stream, plan), written by minato/seeding/generator_states.py. On
- * failure it holds nothing, and an exception is set. */
+/* Makes a target of (label, stream, plan[, own_seed]), written by
+ * minato/seeding/generator_states.py. On failure it holds nothing, and an exception is set. */
 int
 mn_seed_target_open(struct mn_seed_target *t, PyObject *entry);
 

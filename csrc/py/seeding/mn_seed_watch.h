@@ -25,7 +25,7 @@ struct mn_seed_change {
 struct mn_seed_watch {
     PyObject *dicts;   /* tuple of dicts; NULL: nothing is watched */
     PyObject *counted; /* likewise, but only their number of entries is checked */
-    PyObject *find;    /* () -> None or (entries, dicts, counted, types): the present state */
+    PyObject *find;    /* (after set_epoch) -> None or (entries, dicts, counted, types) */
     PyObject *types;   /* tuple of generator types; another object of these is a change, too */
     struct mn_seed_change changes[MN_SEED_CHANGES];
     uint32_t renewals;
