@@ -55,6 +55,7 @@ from torch.utils.data import (
 
 from ._version import __version__
 from .cache.cache import Cache
+from .elastic import ElasticSampler
 from .errors import WorkerLost
 from .loader import DataLoader
 from .patch import patch_torch
@@ -108,6 +109,7 @@ __all__ = [
     "DataLoader",
     "Dataset",
     "DistributedSampler",
+    "ElasticSampler",
     "IterDataPipe",
     "IterableDataset",
     "MapDataPipe",

@@ -20,6 +20,7 @@ from ._system_refusals import refused
 from .cache.cache import Cache
 from .dataset_calls import attribute
 from .device.provider import target
+from .elastic import UnequalPositions, elastic_of
 from .frameworks import epoch_starts_again_warning, is_strict, other_rank_warning
 from .iterators.across_iterators import memo_of, set_pending
 from .iterators.inline import InlineIterator
@@ -29,7 +30,7 @@ from .option_values import option
 from .options import SCHEDULING_VARIABLE, Options, asks_for_torchs_workers, described, hinting
 from .progress import title_of
 from .seeding.order_generators import Sources, set_sampler_epoch
-from .state import OfAnotherRank, opened, state_of
+from .state import OfAnotherRank, of_all_ranks, opened, state_of
 from .stateful import is_stateful
 from .typing import Batching, CacheForm, OnError, Scheduling, Stats, WorkerType
 
@@ -279,6 +280,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             in_order=in_order,
         )
         options.check_effect(self)
+        elastic_of(self)  # raises ValueError if samples would be dealt to ranks twice
 
     @eager
     def __repr__(self) -> str:
@@ -353,7 +355,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return balanced and self._dataset_kind == _DatasetKind.Map and is_stateful(self.dataset)
 
     @eager
-    def load_state_dict(self, state: dict[str, Any], strict: bool | None = None) -> None:
+    def load_state_dict(
+        self, state: dict[str, Any] | list[dict[str, Any]], strict: bool | None = None
+    ) -> None:
         """Makes the next iterator resume where ``state`` was taken, in any process.
 
         In order, the rest of the epoch is the same bit for bit with any number of workers. Out of
@@ -370,7 +374,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         that was left in the middle restarts, with a warning.
 
         Args:
-            state: a return value of ``state_dict()``.
+            state: a return value of ``state_dict()``, or a list of those of all ranks. Another
+                number of ranks or another batch size goes on where all ranks together were, if
+                that is known and fits: see docs/distributed.md.
             strict: what happens if the state does not fit this loader. ``True``: ValueError.
                 ``False``: one warning, and the epoch starts as the program has set it up, as with
                 torch's loader. ``None``: like ``False`` if a framework such as Lightning
@@ -385,6 +391,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             set_pending(self, None)
             return
         try:
+            if isinstance(state, (list, tuple)) and state:
+                state = self._of_all_ranks(state, strict)
             resume = opened(state, self)
         except ValueError as error:
             if is_strict(strict, self):
@@ -410,14 +418,26 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return
         again = resume["delivered"] + len(resume["delivered_beyond"])
         again += sum(resume["delivered_by_worker"] or [])
+        units = "batches" if resume["unit"] == "batch" else "samples"
+        if resume.get("origin"):
+            again, units = resume["position"], "samples"
         if again:
-            units = "batches" if resume["unit"] == "batch" else "samples"
             warnings.warn(
                 f"this loader uses torch's own workers ({reason}), which cannot resume in the "
                 f"middle of an epoch: the epoch restarts and delivers {again} {units} again. To "
                 "avoid that, skip them (itertools.islice).",
                 stacklevel=2,
             )
+
+    def _of_all_ranks(self, states: Any, strict: bool | None) -> dict[str, Any]:
+        """The state to load, of those of all ranks."""
+        try:
+            return of_all_ranks(states, self)
+        except UnequalPositions as error:
+            if is_strict(strict, self):
+                raise
+            warnings.warn(f"{error}. All ranks go on at the smallest: samples repeat", stacklevel=3)
+            return error.least
 
     @eager
     def stats(self) -> Stats:

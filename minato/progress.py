@@ -36,6 +36,8 @@ class Progress:
     dataset_length: int | None = None  # when the epoch started, if the dataset has a length
     early: bool = False  # started during the previous epoch and not asked for yet
     sampler_epoch: int | None = None  # argument of the sampler's own set_epoch()
+    origin: int = 0  # where an ElasticSampler went on in the order of all ranks
+    first: int = 0  # position of its first sample from there in this rank's order
     ranks: Ranks | None = None  # the ranks that share the epoch; None: not started
     chosen: Any = None  # with reorder=True: which samples batches have; iterators/reordering.py
     unit: str = "batch"  # what the numbers count: "batch", or "sample" for batching="ready"

@@ -31,6 +31,10 @@ delivered_beyond        and these after it
 unit                    "batch"; "sample" for ``batching="ready"``
 order                   with ``reorder=True``: which of the sampler's positions were delivered, a
                         packed bit for each; None: those of the batches before
+position                samples of the epoch's order that all ranks together received, if all
+                        received as many batches as this one; None: unknown (see elastic.py)
+origin                  where an ElasticSampler went on in the order; batches count from there
+sampler_seed, sampler_shuffle  of the order, if these are attributes of the sampler; else None
 failed                  samples of those that on_error skipped or replaced
 delivered_by_worker     iterable datasets: batches of each worker instead; else None
 sampler                 the sampler's own state, if it has one. ``drawn``: indices drawn before it;
@@ -70,6 +74,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data.dataloader import _DatasetKind
 
+from .elastic import begun_anew, check_order, elastic_of, misfit, of_order, one_of, position
 from .option_values import option
 from .progress import Progress, length_of
 from .seeding.order_generators import Sources, batch_size_of, portable
@@ -207,7 +212,8 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         "batch_size": batch_size_of(loader),
         "failed": progress.failed,
     }
-    state["sampler_epoch"] = progress.sampler_epoch
+    state["sampler_epoch"], state["origin"] = progress.sampler_epoch, progress.origin
+    state.update(of_order(loader))
     chosen = progress.chosen.delivered(progress) if progress.chosen is not None else None
     state["order"] = None if chosen is None or not state["begun"] else pack(chosen)
     state.update((progress.ranks or ranks_of(loader))._asdict())
@@ -219,7 +225,7 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         state["user_epoch"] = memo.user_epoch - 1 if memo.user_epoch else None
     elif progress.finished:
         # Between epochs: the next one starts with the generators as they are now.
-        state.update(delivered=0, delivered_beyond=[], delivered_by_worker=None, failed=0)
+        state.update(delivered=0, delivered_beyond=[], delivered_by_worker=None, failed=0, origin=0)
         state.update(epoch=progress.epoch + 1 if progress.persistent else 0)
         state["dataset_length"] = length
         if not progress.persistent:
@@ -239,6 +245,7 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         )
     state["sampler"] = None if progress.sampler is None else progress.sampler.state()
     state["worker_states"] = _worker_states(progress)
+    state["position"] = position(loader, state)
     state["generators"] = {role: pack(portable(data)) for role, data in generators.items()}
     *state["costs"], state["hint_ratios"] = memo.packed_costs()
     errors = memo.costs.summary()["errors"]
@@ -317,6 +324,7 @@ def _check_form(state: Any) -> None:
     if state.get("sampler_epoch") is not None:  # older states lack it
         numbers.append(state["sampler_epoch"])
     numbers.append(state.get("failed", 0))  # states from before on_error lack it
+    numbers.append(state.get("origin", 0))  # states from before ElasticSampler lack it
     if not all(_whole_numbers(v) for v in (*lists, numbers)) or max(numbers) >= 2**63:
         raise ValueError("the state is damaged: a count is not an integer from 0 to 2**63 - 1")
     _check_sampler(state.get("sampler"), state["delivered"])
@@ -333,6 +341,20 @@ def _check_ranks(state: State) -> None:
         numbers[2] = 1
     if not _whole_numbers(numbers) or numbers[0] >= numbers[1] or numbers[2] == 0:
         raise ValueError("the state is damaged: rank {!r} of {!r}, blocks of {!r}".format(*numbers))
+
+
+def _check_position(state: State) -> None:
+    reached, origin, length = state["position"], state.get("origin", 0), state["dataset_length"]
+    delivered, world, size = state["delivered"], state["world"], state["batch_size"]
+    sound = _whole_numbers([reached]) and origin <= reached < 2**63
+    if sound and reached != length and size is not None:
+        taken = delivered * size  # by one rank; split_batches: by all
+        sound = reached - origin in (taken, taken * world) and reached <= (length or reached)
+    if not sound:
+        raise ValueError(
+            f"the state is damaged: position is {reached!r}, after {delivered} batches with "
+            f"batch_size={size} on {world} ranks from {origin} on"
+        )
 
 
 def _check_sampler(said: Any, delivered: int) -> None:
@@ -371,7 +393,8 @@ def _check_worker_states(states: Any) -> None:
 
 def _in_mid_epoch(state: State) -> bool:
     counts = state["delivered_by_worker"] or []
-    return bool(state["delivered"] or state["delivered_beyond"] or any(counts))
+    at = state["delivered"], state["delivered_beyond"], state.get("origin")  # older states lack it
+    return any(at) or any(counts)
 
 
 def _check_fit(state: State, loader: Any) -> None:
@@ -402,15 +425,14 @@ def _check_fit(state: State, loader: Any) -> None:
         )
     if iterable and (state["delivered"] or state["delivered_beyond"]):
         raise ValueError("the state is damaged: batches of an iterable dataset count by worker")
-    for name, mine in (
-        ("dataset_length", length_of(loader)),
-        ("batch_size", batch_size_of(loader)),
-    ):
-        if None not in (mine, state[name]) and mine != state[name]:
-            raise ValueError(
-                f"the state was taken in mid-epoch with {name}={state[name]}, but this loader "
-                f"has {mine}, so its position does not apply here: use the same value"
-            )
+    length = state["dataset_length"]
+    if None not in (length, mine := length_of(loader)) and mine != length:
+        raise ValueError(
+            f"the state was taken in mid-epoch with dataset_length={length}, but this loader "
+            f"has {mine}, so its position does not apply here: use the same value"
+        )
+    if state.get("position") is not None and not state["delivered_beyond"]:  # older states lack it
+        _check_position(state)
     if iterable and len(by_worker) != max(1, loader.num_workers):
         raise ValueError(
             f"the state was taken with {len(by_worker)} workers, but this loader has "
@@ -427,17 +449,17 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
     """The state for the rank that loads it. in_step: assume that this rank delivered as many
     batches as the rank that took the state. Assume it even if the sampler does not say how it deals
     them."""
-    if state.get("rank") is None:  # an older state
-        return state
-    theirs = Ranks(state["rank"], state["world"], state.get("block"))
     mine, mid_epoch = ranks_of(loader), _in_mid_epoch(state)
-    if mid_epoch and theirs.world != mine.world:
-        raise ValueError(
-            f"the state was taken in mid-epoch on {theirs.world} ranks, but {mine.world} load now: "
-            "each rank has other samples, so this rank's position is unknown. Resume on "
-            f"{theirs.world} ranks"
-        )
-    if theirs.rank == mine.rank:
+    if state.get("rank") is None:  # an older state
+        state = {**state, **mine._asdict()}
+    theirs = Ranks(state["rank"], state["world"], state.get("block"))
+    differs = misfit(loader, state, theirs, mine) if mid_epoch else None
+    if mid_epoch and (differs or elastic_of(loader) is not None):
+        check_order(loader, state)
+    if differs is not None:
+        at = begun_anew(loader, state, differs, mine)
+        state = {**state, **at, "batch_size": batch_size_of(loader)}
+    elif theirs.rank == mine.rank:
         return state
     if mid_epoch and state.get("order") is not None:
         raise ValueError(
@@ -445,7 +467,7 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
             f"rank {mine.rank}, which has had other samples. Save the state of each rank, and load each "
             "rank's own"
         )
-    dealt = theirs.dealt and mine.dealt and theirs.block == mine.block
+    dealt = theirs.dealt and mine.dealt and (differs or theirs.block == mine.block)
     follows = dealt and not state["delivered_beyond"]  # out of order, ranks differ
     if mid_epoch and not follows and not in_step:
         raise OfAnotherRank(
@@ -466,6 +488,13 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
     state = {**state, **mine._asdict(), "generators": generators, "sampler": None,
              "worker_states": None, "delivered": delivered, "delivered_beyond": []}  # fmt: skip
     return state if mid_epoch or dealt else {**state, "base_seed": None}
+
+
+def of_all_ranks(states: Any, loader: Any) -> State:
+    """The state to load, of a list with those of all ranks; see ``elastic.one_of``."""
+    for state in states:
+        _check_form(state)
+    return one_of(list(states), loader)
 
 
 def opened(state: Any, loader: Any, *, in_step: bool = False) -> State:

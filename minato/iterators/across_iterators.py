@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,8 @@ class Memo:
         self.warned_of_copies = False  # that its iterable dataset gives everything in each worker
         self.warned_of_epoch = False  # that persistent workers do not see its dataset's
         self.warned_of_order = False  # that reorder=True keeps it
+        self.elastic_epoch: int | None = None  # the latest that an ElasticSampler has begun
+        self.warned_of_same_epoch = False  # that it is begun twice
         self.hints_refused = False  # cost_hint() has failed, and is not asked again
         self.sized = bytearray()  # for each index, whether its bytes were looked up
         self.warned_unasked = False  # that its dataset's own state is not part of them
@@ -121,6 +124,17 @@ class Memo:
         """Loads the costs of a state: arguments of CostModel.load()."""
         self.costs.load(*parts)
         self._packed = []
+
+    def note_elastic(self, epoch: int, resumes: bool) -> None:
+        """An epoch of an ElasticSampler begins. Warns if the last one had the same number."""
+        if epoch == self.elastic_epoch and not resumes and not self.warned_of_same_epoch:
+            self.warned_of_same_epoch = True
+            warnings.warn(
+                f"epoch {epoch} of the ElasticSampler begins again, with the same order and random "
+                "numbers. Call set_epoch(epoch) before each epoch. This warning is shown once.",
+                stacklevel=2,
+            )
+        self.elastic_epoch = epoch
 
     def asks_for_samples(self) -> bool:
         """Whether workers should describe their first samples, see transport/sendable.py."""

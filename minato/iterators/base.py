@@ -198,12 +198,13 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         balanced, options, memo = self._balanced, self._options, self._position.memo
         return dict(
             num_workers=self._supervisor.bounds[2] if balanced else self._num_workers,
-            base_seed=self._base_seed,
+            base_seed=self._position.workers_seed,
             dataset_kind=self._dataset_kind,
             auto_collation=self._auto_collation,
             drop_last=self._drop_last,
             seed_per_sample=balanced and options.seeds,
             ranks=self._position.ranks.for_seeds(),
+            by_position=self._position.elastic is not None,
             user_epoch=memo.user_epoch,
             dataset=self._dataset,
             collate_fn=self._collate_fn,

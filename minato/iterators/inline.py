@@ -122,7 +122,6 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         fetcher = self._dataset_fetcher
         name = _SingleProcessDataLoaderIter.__name__  # profilers know torch's name
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
-        self._number = self._place = 0  # of the next batch, and of its first sample
         self._begun = False
         self._lost = False  # an interrupt lost what an iterable dataset yielded for a batch
         self._seeded: Any = None
@@ -147,6 +146,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if through is not None:  # the generators found are those of the program's dataset
             fetcher.dataset = through.over(made.dataset)
         position.progress = progress = position.new_progress(position.start)
+        self._number, self._place = 0, progress.first  # of the next batch, and of its first sample
         if start and start["base_seed"] is not None:
             progress.epoch = start["epoch"]
         if start.get("begun"):
@@ -215,6 +215,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._pass_over(index)
         if self._seeded is not None:
             place = BY_INDEX if self._progress.by_index else place
+            number = number if position.elastic is None else place
             self._seeded.place = (position.seed, position.epoch, number, place)
         if self._tolerant is not None:
             self._indices = index

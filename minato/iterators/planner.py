@@ -61,13 +61,13 @@ def _length_of(index: Any) -> int:
 class Draw:
     """A sampler's indices in one epoch, drawn one at a time."""
 
-    def __init__(self, indices: Iterator[Any], sized: bool) -> None:
+    def __init__(self, indices: Iterator[Any], sized: bool, first: int) -> None:
         self._indices = indices
         self._sized = sized  # an index is a list of sample indices
         self.drawn: tuple[Any] | None = None  # the current index, until it is passed over
         self.hints: tuple[bytes | None] | None = None  # of its samples, once they were asked for
         self.number = 0  # of the next index
-        self.position = 0  # of its first sample in the sampler's order
+        self.position = first  # of its first sample in the sampler's order
         self.within = 0  # how many of its samples need no planning any more
         self.exhausted = False
         self._over = False  # the sampler has raised StopIteration
@@ -198,7 +198,7 @@ class Planner:
         end.epoch_begins()
         last = self.epoch_length() - end.short if end.draws else sys.maxsize
         progress = self.position.progress if early is None else early.progress
-        draw, next_epoch = Draw(indices, self.batched), self.next_epoch
+        draw, next_epoch = Draw(indices, self.batched, progress.first), self.next_epoch
         # A KeyboardInterrupt cannot be raised between these assignments.
         self.draw, self._epoch, self._last, self._progress, next_epoch.early = (
             draw, None, last, progress, early)  # fmt: skip
@@ -260,11 +260,11 @@ class Planner:
         # object, also one that an interrupt kept from being recorded here.
         self._epoch = None
         engine.plan_clear()
-        epochs: dict[int, Epoch] = {}
+        epochs: dict[int, Epoch] = {}  # by the id of the progress
         planned: dict[int, Batch] = {}
         end = self.sequence
         for batch in self.planned.values():
-            number = batch.progress.epoch
+            number = id(batch.progress)
             if number not in epochs:
                 epochs[number] = self._epoch_of(batch.progress)
             sequence = engine.plan(

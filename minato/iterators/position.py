@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
 
+from ..elastic import ElasticSampler, elastic_of
 from ..option_values import option
 from ..progress import Progress, length_of
 from ..seeding import base_seed
@@ -51,6 +52,8 @@ class Position:
         self.ranks = ranks_of(loader, self.launched)  # the ranks that share the epoch
         self.epoch = 0  # of the seeds
         self.base_seed = 0
+        self._drawn: int | None = None  # the base seed that an ElasticSampler's has replaced
+        self.elastic = elastic_of(loader)
         self.errors = 0  # batches that raised
         self.allowed: ErrorsAllowed | None = None  # limit on failed samples
         self.progress = Progress()
@@ -66,6 +69,7 @@ class Position:
         self._alone = loader.num_workers == 0
         wanted = option(loader, "reorder")
         self.reordering = Reordering(loader, memo) if wanted else None
+        self._static = option(loader, "scheduling") == "static"
         self._lives_on = self._persistent or self._alone
 
     def as_stats(self) -> dict[str, Any]:
@@ -123,6 +127,8 @@ class Position:
                 if start.get("sampler_epoch") is None:  # else the sampler seeds it by its epoch
                     self._warn_of(self.sources.lacks(states))
                 self.sources.set_own(states)
+        if self.elastic is not None:
+            self._begin_elastic(self.elastic, start)
         self.progress = self.new_progress(start)
         self.memo.epochs += 1
         if self.memo.misses is not None:
@@ -131,6 +137,18 @@ class Position:
             self.progress.generators = self.sources.capture()
             self.memo.progress = self.progress
             yield
+
+    def _begin_elastic(self, sampler: ElasticSampler, start: State | None) -> None:
+        """An epoch of an ElasticSampler starts or goes on. Samples depend on the sampler's seed and
+        epoch and on the position in its order."""
+        sampler.start_at(start.get("origin", 0) if start is not None else 0)
+        resumes = start is not None and start["begun"]
+        if not resumes:
+            self.epoch = sampler.epoch
+            if not self._static:
+                self._drawn = self.workers_seed
+                self.base_seed = sampler.seed
+        self.memo.note_elastic(sampler.epoch, resumes)
 
     @staticmethod
     def _warn_of(lacking: list[str]) -> None:
@@ -171,6 +189,8 @@ class Position:
         if self.here is not None:
             progress.kept = [self.here]
         progress.ranks = self.ranks
+        progress.origin = start.get("origin", 0) if start is not None else 0
+        progress.first = -((self.ranks.rank - progress.origin) // self.ranks.world)
         progress.sampler_epoch = sampler_epoch(self.sources)
         progress.lives_on = self._lives_on
         progress.dataset_length = self._length
@@ -199,7 +219,7 @@ class Position:
 
     def open_next(self) -> Progress:
         """Opens the next epoch, which starts while this one ends."""
-        self.epoch += 1
+        self.epoch = self.epoch + 1 if self.elastic is None else self.elastic.epoch
         self.sources = self.sources.again()
         progress = self.new_progress()
         progress.early = True
@@ -213,7 +233,14 @@ class Position:
     def adopt(self, progress: Progress) -> None:
         """Makes the epoch that was started early the current one."""
         progress.early = False
+        if self.elastic is not None:
+            self.memo.note_elastic(progress.epoch, False)
         self.progress = self.memo.progress = progress
+
+    @property
+    def workers_seed(self) -> int:
+        """The base seed for the random streams of workers."""
+        return self.base_seed if self._drawn is None else self._drawn
 
     @property
     def seed(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ..dataset_calls import attribute
 from ..option_values import option
-from .order_generators import PLAIN_SAMPLERS
+from .order_generators import PLAIN_SAMPLERS, batch_size_of
 
 #: attributes of Megatron's and NeMo's samplers for (number of ranks, own rank, samples in a batch of
 #: one rank). Tensor-parallel ranks have the same number there.
@@ -77,7 +77,7 @@ def ranks_of(loader: Any, launched: Ranks | None = None) -> Ranks:
     Raises:
         ValueError: seed_rank is not among the ranks that the sampler deals to.
     """
-    ranks = _of_sampler(loader) or _of_group() or launched or by_launcher()
+    ranks = _of_sampler(loader) or of_process(launched)
     chosen = option(loader, "seed_rank")
     if chosen is None:
         return ranks
@@ -94,23 +94,44 @@ def ranks_of(loader: Any, launched: Ranks | None = None) -> Ranks:
 def _of_sampler(loader: Any) -> Ranks | None:
     if loader._dataset_kind == _DatasetKind.Iterable:
         return _of_part(loader.dataset, False)
-    # The loader's batch sampler and those inside it, then its sampler and those inside that.
+    of_parts = (_of_part(*part) for part in samplers_of(loader) if type(part[0]) not in PLAIN_SAMPLERS)
+    return next((ranks for ranks in of_parts if ranks is not None), None)
+
+
+def samplers_of(loader: Any) -> Iterator[tuple[Any, bool]]:
+    """The loader's batch sampler and those inside it, then its sampler and those inside that. Each
+    with whether it gives batches."""
     part, gives_batches = loader.batch_sampler, True
     if part is None:
         part, gives_batches = loader.sampler, False
     for _ in range(_DEPTH):
-        if type(part) is BatchSampler:
-            part, gives_batches = part.sampler, False
-            continue
-        if part is None or type(part) in PLAIN_SAMPLERS:
-            return None
-        if (ranks := _of_part(part, gives_batches)) is not None:
-            return ranks
+        if part is None:
+            return
+        yield part, gives_batches
         inner = attribute(part, "batch_sampler") if gives_batches else None
         if inner is None:
             inner, gives_batches = attribute(part, "sampler"), False
         part = inner
-    return None
+
+
+def deals_batches(part: Any) -> bool:
+    """Whether a sampler deals whole batches of another to ranks, as Accelerate's does."""
+    return _of_part(part, True) is not None and _number(part, _OF_SHARDS[0]) is not None
+
+
+def is_megatrons(part: Any) -> bool:
+    """Whether it is a sampler of Megatron's or NeMo's."""
+    return _number(part, _OF_MEGATRON[1]) is not None
+
+
+def batch_of_rank(loader: Any, ranks: Ranks) -> int | None:
+    """How many samples one rank gets in a batch; None if the batch sampler does not say."""
+    if attribute(loader.batch_sampler, "split_batches"):
+        return ranks.block
+    size = batch_size_of(loader)
+    if size is None and loader.batch_sampler is None:
+        return 1
+    return size if size is not None or ranks.block == 1 else ranks.block
 
 
 def _of_part(part: Any, gives_batches: bool) -> Ranks | None:
@@ -147,6 +168,11 @@ def _number(part: Any, name: str) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def of_process(launched: Ranks | None = None) -> Ranks:
+    """The ranks by ``torch.distributed``, or else by the launcher."""
+    return _of_group() or launched or by_launcher()
 
 
 def _of_group() -> Ranks | None:

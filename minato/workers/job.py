@@ -67,6 +67,7 @@ class Job:
     drop_last: bool
     seed_per_sample: bool
     ranks: tuple[int, int, int]  # that share the epoch, as Seeder.share() takes them
+    by_position: bool  # a batch's own seeds are made from its first sample's position
     user_epoch: int  # 1 + the epoch that the dataset got before it was sent; 0: none
     dataset: Any = None
     collate_fn: Any = None

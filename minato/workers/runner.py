@@ -300,7 +300,7 @@ class Runner:
             return AMISS, None, amiss
         try:
             seeder = self.seeder if task.seeded and self.seeder is not None else Unseeded
-            place = task.base_seed, task.epoch, task.number, OF_COLLATE
+            place = task.base_seed, task.epoch, self._number_of(task), OF_COLLATE
             data = made(seeder, place, self.job.collate_fn, samples)
             return (AMISS, (OK, data), amiss) if amiss else (OK, data)
         except Exception as error:
@@ -392,12 +392,16 @@ class Runner:
             if not job.splits and not alone and self.tolerant is None:
                 return self.fetcher.fetch(task.indices)  # costs of its samples are not needed
             seeder = Unseeded
-        place = (task.base_seed, task.epoch, task.number, OF_COLLATE)
+        place = (task.base_seed, task.epoch, self._number_of(task), OF_COLLATE)
         return made(seeder, place, self.collate_fn, self._samples(seeder, task))
+
+    def _number_of(self, task: Task) -> int:
+        """What the seeds of a batch's collate_fn and ``__getitems__`` are made from."""
+        return task.position if self.job.by_position else task.number
 
     def _samples(self, seeder: Any, task: Task) -> Any:
         job, indices = self.job, task.indices
-        place = task.base_seed, task.epoch, task.number, position_of(task)
+        place = task.base_seed, task.epoch, self._number_of(task), position_of(task)
         if self.tolerant is None:
             data = fetched(seeder, self.source, indices, place, (self._at, self.mark))
         else:
