@@ -50,7 +50,7 @@ def warn_of_torch(loader: Any) -> None:
     options = [
         name
         for name in ("autoscale", "straggler_threshold", "memory_limit", "batching",
-                     "prefetch_next_epoch")
+                     "prefetch_next_epoch", "sample_timeout")
         if option(loader, name) != default(type(loader), name)
     ]  # fmt: skip
     if option(loader, "seed_per_sample"):

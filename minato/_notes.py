@@ -68,6 +68,10 @@ class Notes:
             text = f"{what[:MOST_OF_ONE]}{where}"
             self._append({"pid": pid or os.getpid(), "text": text})
 
+    def ends_late(self, pid: int, text: str) -> None:
+        """The program ends the worker, whose sample took too long."""
+        self._append({"pid": pid, "text": text[:MOST_OF_ONE]})
+
     def _append(self, record: dict[str, Any]) -> None:
         if os.fstat(self.fd).st_size < MOST:
             os.write(self.fd, json.dumps(record).encode() + b"\n")

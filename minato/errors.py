@@ -31,7 +31,8 @@ class WorkerLost(RuntimeError):
         index: the sampler's index (or list of indices) of the sample it was making, or None.
         exit_status: its exit code, or minus the number of the signal that killed it.
             1000 plus an errno: no process could be started. 2000 and more: the loader
-            killed it because it had damaged shared memory.
+            killed it because it had damaged shared memory. 3000: because its sample took longer
+            than ``sample_timeout``.
     """
 
     def __init__(
@@ -48,6 +49,8 @@ class WorkerLost(RuntimeError):
 
 #: added to the number of the damage, in place of an exit code, when the loader ended the worker
 DAMAGED = 2000
+#: in place of an exit code, when the loader ended the worker because a sample took too long
+LATE = 3000
 _DAMAGES = {
     1: "a task has an unknown state",
     2: "a task has times that lie in the future",
@@ -92,6 +95,8 @@ def _exit_cause(pid: int) -> str:
 
 def describe_death(pid: int, status: int) -> str:
     """torch's sentence about a dead worker. status: its exit code, or minus a signal."""
+    if status == LATE:
+        return f"A sample of DataLoader worker (pid {pid}) took longer than sample_timeout. "
     if status >= DAMAGED:
         what = _DAMAGES.get(status - DAMAGED, "its value is invalid")
         # the record may be too damaged to say which worker it belongs to
@@ -126,6 +131,11 @@ def describe_death(pid: int, status: int) -> str:
     elif -status == signal.SIGKILL:
         text += _oom_kills.oom_note(pid)
     return text
+
+
+def late_message(pid: int, what: str) -> str:
+    """The message about a sample, or a batch made by ``__getitems__``, that took too long."""
+    return f"{what} {_exit_cause(pid) or 'took longer than sample_timeout'}"
 
 
 def never_began_message(pid: int | None) -> str:

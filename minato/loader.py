@@ -173,6 +173,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         max_errors: with ``on_error`` other than ``"raise"``: how many samples of an epoch may fail.
             An int is a number, a float a share of the epoch (one sample always may). One more
             failure raises the first error.
+        sample_timeout: seconds. A sample that takes longer has failed: its worker is killed and
+            replaced, and ``on_error`` applies. It is not tried again; ``"raise"`` names the sample
+            and shows where it was. It counts while the program waits for a batch. For a dataset
+            with ``__getitems__`` it limits each call. For worker processes that make samples of a
+            map-style dataset with balanced scheduling; refused elsewhere.
         pending_state: the state from which the next iterator resumes. ``load_state_dict()`` sets
             this attribute and the iterator clears it. Copies, pickles and libraries that rebuild a
             loader from its attributes carry it over, so the new loader resumes there too.
@@ -193,6 +198,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     prefetch_next_epoch: bool = False
     on_error: OnError = "raise"
     max_errors: int | float = 0.01
+    sample_timeout: float | None = None
     cache: Cache | int | str | None = None
     form: CacheForm | None = None
     reorder: bool = False
@@ -233,6 +239,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_next_epoch: bool = False,
         on_error: OnError = "raise",
         max_errors: int | float = 0.01,
+        sample_timeout: float | None = None,
         cache: Cache | int | str | None = None,
         form: CacheForm | None = None,
         reorder: bool = False,
@@ -252,6 +259,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             prefetch_next_epoch=prefetch_next_epoch,
             on_error=on_error,
             max_errors=max_errors,
+            sample_timeout=sample_timeout,
             cache=cache,
             form=form,
             reorder=reorder,

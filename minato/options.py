@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import functools
 import inspect
+import math
 import multiprocessing.context as mp_context
 import os
 import re
@@ -47,7 +48,8 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: options that are numbers
-_NUMBERS = ("seed_rank", "memory_limit", "cache", "max_retries", "straggler_threshold", "max_errors")
+_NUMBERS = ("seed_rank", "memory_limit", "cache", "max_retries", "straggler_threshold", "max_errors",
+            "sample_timeout")  # fmt: skip
 
 
 def _of_environment(scheduling: Any) -> str:
@@ -155,6 +157,7 @@ class Options:
     prefetch_next_epoch: bool
     on_error: str
     max_errors: int | float
+    sample_timeout: float | None
     cache: Cache | int | str | None
     form: str | None
     reorder: bool
@@ -234,6 +237,7 @@ class Options:
             target(self.device)
         self._check_autoscale(num_workers)
         self._check_straggler_threshold()
+        self._check_sample_timeout(num_workers)
         self._check_errors()
         self._check_cache()
         if self.autoscale is not None and self.static:
@@ -301,6 +305,21 @@ class Options:
             raise ValueError(
                 "straggler_threshold must be 'auto', None or a positive number of "
                 f"seconds, got {threshold!r}"
+            )
+
+    def _check_sample_timeout(self, num_workers: int) -> None:
+        seconds = self.sample_timeout
+        if seconds is None:
+            return
+        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not number or not 0 < seconds < math.inf:
+            raise ValueError(
+                f"sample_timeout must be None or a positive number of seconds, got {seconds!r}"
+            )
+        if num_workers == 0:
+            raise ValueError(
+                f"sample_timeout={seconds!r} has no effect with num_workers=0: there is no worker to "
+                "kill. Leave it out, or set num_workers"
             )
 
     def _check_cache(self) -> None:
@@ -384,6 +403,7 @@ class Options:
             "autoscale": self.autoscale,
             "straggler_threshold": threshold is not None and threshold != "auto",
             "prefetch_next_epoch": self.prefetch_next_epoch,
+            "sample_timeout": self.sample_timeout is not None,
             "reorder": self.reorder,
         }
         return [name for name in asked if asked[name]]

@@ -86,6 +86,11 @@ mn_engine_retire_worker(struct mn_engine *e, uint32_t worker);
 int
 mn_engine_ask_to_exit(struct mn_engine *e, uint32_t worker, enum mn_exit_request how);
 
+/* Ends the worker if it still makes this row of the batch with this number: that took too long. The
+ * worker is replaced, and its task is lost. Returns whether it does. */
+bool
+mn_engine_end_late(struct mn_engine *e, uint32_t worker, uint64_t number, uint64_t row);
+
 /* Signals the worker's process. Returns 0; -ESRCH: it has ended; -errno. */
 int
 mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig);

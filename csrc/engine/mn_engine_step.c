@@ -221,6 +221,7 @@ doubt_words_of(struct mn_engine *e, uint32_t w, const struct mn_death *death)
 static void
 sweep(struct mn_engine *e, uint32_t w)
 {
+    uint64_t late = e->crew.members[w].late;
     struct mn_death death = mn_crew_record_death(&e->crew, w, mn_now_ns());
     MN_FAULT("engine.sweep.buried");
     /* First accept the results that the dead worker has sent, so that it no longer owns them. Find
@@ -235,7 +236,7 @@ sweep(struct mn_engine *e, uint32_t w)
     }
     mn_arena_leases_forget(&e->leases, w);
     doubt_words_of(e, w, &death);
-    mn_tasks_sweep(&e->tasks, w, e->plan == NULL, &death);
+    mn_tasks_sweep(&e->tasks, w, e->plan == NULL, &death, late);
     for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
         if (!b->abandoned) {
             mn_tasks_publish_collate(&e->tasks, mn_block_at(&e->shm, b->block_off), &death);

@@ -33,6 +33,28 @@ mn_engine_ask_to_exit(struct mn_engine *e, uint32_t worker, enum mn_exit_request
     return rc;
 }
 
+bool
+mn_engine_end_late(struct mn_engine *e, uint32_t worker, uint64_t number, uint64_t row)
+{
+    if (worker >= e->shm.ctl->nworkers) {
+        return false;
+    }
+    mn_mutex_lock(&e->mutex);
+    const struct mn_worker *k = mn_worker_at(&e->shm, worker);
+    uint32_t task;
+    uint64_t since_ns;
+    bool late = mn_worker_at_work(k, e->shm.ctl->ntasks, &task, &since_ns)
+                && e->flight.by_task[task] != NULL && mn_a64_load_relaxed(&k->row) == row
+                && mn_block_at(&e->shm, e->flight.by_task[task]->block_off)->number == number;
+    uint64_t word = late ? mn_tasks_word(&e->tasks, task) : 0;
+    late = late && mn_word_status(word) == MN_TASK_RUNNING && mn_word_worker(word) == worker;
+    if (late) {
+        mn_crew_late(&e->crew, worker, word);
+    }
+    mn_engine_unlock(e);
+    return late;
+}
+
 int
 mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig)
 {

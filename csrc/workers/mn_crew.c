@@ -67,12 +67,14 @@ mn_crew_record_death(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     if (damaged) {
         death.status = MN_STATUS_DAMAGED + (int32_t)m->damage;
     }
+    bool late = m->late != 0 && death.status == -SIGKILL;
+    death.status = late ? MN_STATUS_LATE : death.status;
     bool again = false;
     if (!stopping && !left) {
         c->ndeaths += !damaged;
         c->death = death;
         struct mn_respawn_death how = {
-            .finished = tasks != m->tasks,
+            .finished = tasks != m->tasks || late,
             .began = k->began != 0,
             .killed = death.status == -SIGKILL || death.status == -SIGTERM,
             .not_started = death.status >= MN_STATUS_NOT_STARTED,
@@ -84,6 +86,7 @@ mn_crew_record_death(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     }
     m->tasks = tasks;
     m->damage = MN_SOUND;
+    m->late = 0;
     m->asked = false;
     m->pid = 0;
     m->dead = false;
@@ -212,6 +215,15 @@ mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what)
         mn_a32_store_release(&m->end, 1); /* the engine thread does it */
         c->wakes.engine = c->wakes.all_sleepers = true;
     }
+}
+
+void
+mn_crew_late(struct mn_crew *c, uint32_t worker, uint64_t word)
+{
+    struct mn_member *m = &c->members[worker];
+    m->late = word;
+    mn_a32_store_release(&m->end, 1); /* the engine thread does it */
+    c->wakes.engine = true;
 }
 
 bool

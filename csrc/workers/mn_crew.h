@@ -66,6 +66,7 @@ struct mn_crew {
         bool dead;       /* it was dead at the last look */
         mn_a32 worked;   /* one of its results was accepted: it is not starting any more */
         mn_a32 end;      /* it is to be killed; set by any thread */
+        uint64_t late;   /* word of the task for which it is; 0: for none */
     } *members;          /* [nworkers] */
     bool respawn;        /* dead workers are replaced */
     uint32_t ndeaths;    /* unexpected ones */
@@ -148,6 +149,10 @@ mn_crew_names_the_gone(struct mn_crew *c, uint32_t worker, uint32_t state);
  * worker. */
 void
 mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what);
+
+/* Ends a worker because a sample of the task with this word takes too long. */
+void
+mn_crew_late(struct mn_crew *c, uint32_t worker, uint64_t word);
 
 /* Returns whether a worker was ended for damage and still exists. */
 bool

@@ -235,12 +235,16 @@ mn_tasks_mend_queues(struct mn_tasks *t)
 }
 
 void
-mn_tasks_sweep(struct mn_tasks *t, uint32_t worker, bool only_it, const struct mn_death *death)
+mn_tasks_sweep(struct mn_tasks *t, uint32_t worker, bool only_it, const struct mn_death *death,
+               uint64_t late)
 {
     for (uint32_t i = 0; i < t->shm.ctl->ntasks; i++) {
         uint64_t word = mn_tasks_word(t, i);
         enum mn_task_status st = mn_word_status(word);
         if (st == MN_TASK_RUNNING && mn_word_worker(word) == worker) {
+            if (word == late) {
+                t->results[i].retries_left = 0;
+            }
             mn_tasks_take_back(t, i, death);
         }
         else if (st == MN_TASK_QUEUED && t->results[i].queue == MN_QUEUE_WORKER + worker

@@ -40,6 +40,8 @@ enum mn_damage {
 #define MN_STATUS_NOT_STARTED 1000
 /* Exit status of a worker that was ended for damage: this plus enum mn_damage. */
 #define MN_STATUS_DAMAGED 2000
+/* Exit status of a worker that was ended because a sample took too long. */
+#define MN_STATUS_LATE 3000
 
 /* A worker's death, for messages. */
 struct mn_death {
@@ -186,9 +188,11 @@ bool
 mn_tasks_is_queued(const struct mn_tasks *t, uint32_t task, uint64_t word);
 
 /* Takes back a dead worker's tasks: those it was running, and those that wait on its own queue. The
- * latter go to others, or are lost if only_it could run them. */
+ * latter go to others, or are lost if only_it could run them. late: the word of a task that is not
+ * retried, because the worker was ended for it; 0: none. */
 void
-mn_tasks_sweep(struct mn_tasks *t, uint32_t worker, bool only_it, const struct mn_death *death);
+mn_tasks_sweep(struct mn_tasks *t, uint32_t worker, bool only_it, const struct mn_death *death,
+               uint64_t late);
 
 /* Returns whether the parts of a collate task's block are all done. */
 bool

@@ -178,7 +178,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             context=context,
             workers=self._num_workers,
             max_retries=options.max_retries if balanced else 0,
-            respawn=balanced and options.max_retries > 0,
+            respawn=balanced and (options.max_retries > 0 or options.sample_timeout is not None),
             memory_limit=self._memory_limit(),
             one_thread=not options.static,
             options=self._engine_options(),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .._core import Block, Engine, Loss
-from ..errors import Failure, WorkerLost, add_note, describe_death, text_of
+from ..errors import LATE, Failure, WorkerLost, add_note, describe_death, late_message, text_of
 from ..workers.answers import BATCH
 from ..workers.on_error import FailedSample
 
@@ -127,14 +127,15 @@ class Part(NamedTuple):
     rows: int = sys.maxsize
 
 
-def lost(engine: Engine, parts: list[Part]) -> Failure:
-    """The error for a batch with samples that killed every worker that tried them. Names these
-    samples and no others of the batch."""
+def lost(engine: Engine, parts: list[Part], together: bool = False) -> Failure:
+    """The error for a batch with samples that killed every worker that tried them, or took too
+    long. Names these samples and no others of the batch. together: one call makes all."""
     #: batch number, the dead worker's pid and status, and the lost samples
     found: list[tuple[int, int, int, list[Any]]] = []
     for part in parts:
         for loss in engine.lost(part.block):
-            samples = _lost_of(part, loss, engine.form(part.block)[0] == BATCH)
+            whole = engine.form(part.block)[0] == BATCH
+            samples = _late(part, loss, together and whole) or _lost_of(part, loss, whole)
             if samples:
                 found.append((part.number, loss.pid, loss.status, samples))
     number, pid, status, first = found[0]
@@ -147,6 +148,8 @@ def lost(engine: Engine, parts: list[Part]) -> Failure:
 
 
 def _loading(pid: int, status: int, index: Any, number: int) -> str:
+    if status == LATE:
+        return late_message(pid, f"Sample index {text_of(index)} of batch {number}")
     return (
         f"{describe_death(pid, status).rstrip()} It was loading sample index {text_of(index)} of "
         f"batch {number}. Every earlier attempt also ended this way."
@@ -157,6 +160,14 @@ def lost_sample(loss: Loss, index: Any, number: int) -> WorkerLost:
     """The error for one sample that killed every worker that tried it."""
     text = _loading(loss.pid, loss.status, index, number)
     return WorkerLost(text, loss.pid, index, loss.status)
+
+
+def _late(part: Part, loss: Loss, together: bool) -> list[Any]:
+    """The index of the sample that took too long, if it is one of the part's."""
+    here = part.row0 <= loss.row < part.row0 + part.rows and type(part.indices) in (list, tuple)
+    if loss.status != LATE or together or not here or loss.row >= len(part.indices):
+        return []
+    return [part.indices[loss.row]]
 
 
 def _lost_of(part: Part, loss: Loss, whole: bool) -> list[Any]:

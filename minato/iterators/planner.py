@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from .._core import Engine, Epoch, Loss
 from ..dataset_calls import fetches_batches
+from ..errors import LATE
 from ..progress import Progress
 from ..sampler_indices import as_given, numbered, numbered_alone
 from ..transport.rows_or_whole import EngineTransport
@@ -141,7 +142,7 @@ class Planner:
         self._making = making
         self._spares = Spares(self.batched) if making.replaces else None
         self._hints = hints
-        self._together = fetches_batches(loader.dataset)
+        self.together = fetches_batches(loader.dataset)  # one call makes a batch's samples
         self._in_begin = False  # begin() is running
         self.must_plan_again = False  # all planned batches must be planned again, see plan_again()
 
@@ -236,14 +237,15 @@ class Planner:
             return
         rows = len(batch.indices) if self.batched else 1
         indices = list(batch.sent) if self.batched or batch.spares else [batch.sent]
-        first, together = losses[0], self._together and rows > 1
+        first, together = losses[0], self.together and rows > 1
         if together and not any(type(index) is FatalIndex for index in indices):
             # the worker finds out which by fetching them one by one
             error = lost_sample(first, batch.indices, batch.number)
             indices, batch.spares = [*indices, FatalIndex(error)], batch.spares + 1
-        elif whole or all(loss.nrows == 1 for loss in losses):
+        elif whole or all(loss.nrows == 1 or loss.status == LATE for loss in losses):
             for loss in losses:
-                row = loss.row if whole and rows > 1 else loss.row0
+                known = loss.status == LATE or whole  # which row of several
+                row = loss.row if known and rows > 1 else loss.row0
                 if row >= rows or type(indices[row]) is FatalIndex:
                     return
                 index = indices[row] if self.batched else batch.indices

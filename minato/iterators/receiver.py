@@ -140,6 +140,9 @@ class Completions:
             part = timeout if deadline is None else deadline.part()
             if wait and supervisor.first.watching:
                 part = supervisor.first.part(part)
+            if wait and supervisor.late is not None:
+                supervisor.late.look(supervisor.pool, self.planner.indices_of)
+                part = supervisor.late.part(part)
             got = self.engine.next(part)
             if got is True:
                 self.planner.fill(starved=True)
@@ -300,7 +303,8 @@ class Receiver:
         """The data of a batch that is not only rows, or a Failure."""
         engine = self.engine
         if engine.poll(block) == LOST:
-            failure = lost(engine, [Part(batch.number, batch.indices, block, 0, sys.maxsize)])
+            part = Part(batch.number, batch.indices, block, 0, sys.maxsize)
+            failure = lost(engine, [part], self.planner.together)
             self.planner.plan_without(batch, engine.lost(block), engine.form(block)[0] == BATCH)
             return failure
         kind, has_rows = engine.form(block)

@@ -18,7 +18,7 @@ from .._core import Block, Engine
 from .._deadline import Deadline
 from .._system_refusals import NOT_STARTED
 from .._warn import warn
-from ..errors import DAMAGED, WorkerLost, describe_death, never_began_message, starter_died_message
+from ..errors import DAMAGED, LATE, WorkerLost, describe_death, never_began_message, starter_died_message
 from ..observe.stats import Served, engine_stats
 from ..observe.trace import Trace, tracer
 from ..observe.trace import writer as trace_writer
@@ -29,6 +29,7 @@ from ..workers import signals
 from ..workers.executor import Executor
 from .batch_errors import placed
 from .foreign_threads import FirstSamples
+from .late_samples import LateSamples
 from .position import Position
 from .window import per_worker
 
@@ -79,6 +80,8 @@ class Supervisor:
         self.pool: Executor | None = None
         self.trace: Trace | None = None
         self.stopped = False
+        seconds = options.sample_timeout
+        self.late = LateSamples(seconds) if seconds is not None else None
         self.first = FirstSamples(False)
         self.watch = Watch()
         #: functions that end what must end before the workers, in this order
@@ -245,6 +248,8 @@ class Supervisor:
         progress = self.served.position.progress
         if progress is self._deaths_in or NOT_STARTED <= health["status"] < DAMAGED:
             return  # _warn_of_fewer() warns of workers that could not be started
+        if health["status"] == LATE:
+            return  # the sample has failed, which is reported
         self._deaths_in = progress
         died = describe_death(health["pid"], health["status"]).rstrip()
         warn(

@@ -74,6 +74,8 @@ def why_not(loader: Any) -> str | None:
         return "multiprocessing_context asks for processes"
     if option(loader, "cache") is not None:
         return "cache= is read in Python"
+    if option(loader, "sample_timeout") is not None:
+        return "sample_timeout needs processes, because a thread cannot be killed"
     if option(loader, "scheduling") == "static":
         return "scheduling='static' needs the random streams of processes"
     reason: str | None = loader._why_torch()

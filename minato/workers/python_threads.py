@@ -50,6 +50,8 @@ def why_not(loader: Any) -> str | None:
             f"max_retries={retries} has no effect: a thread cannot be killed, and its samples are "
             "not tried again. Leave it out"
         )
+    if (seconds := option(loader, "sample_timeout")) is not None:
+        return f"sample_timeout={seconds} has no effect: a thread cannot be killed. Leave it out"
     if option(loader, "seed_per_sample") and not find_of(loader.dataset, loader.collate_fn).hooks:
         return (
             "seed_per_sample=True needs a dataset with seed_sample(seed): threads share the "

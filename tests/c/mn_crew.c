@@ -120,7 +120,7 @@ die(struct bench *s, uint32_t w, int32_t status, bool only_it)
     mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED);
     CHECK(mn_crew_exited(&s->crew, w));
     struct mn_death death = mn_crew_record_death(&s->crew, w, s->now_ns);
-    mn_tasks_sweep(&s->tasks, w, only_it, &death);
+    mn_tasks_sweep(&s->tasks, w, only_it, &death, 0);
     mn_crew_swept(&s->crew, w);
     CHECK_EQ(mn_a32_load_acquire(&k->state), MN_WORKER_SWEPT);
     struct mn_wakes due = mn_crew_take_wakes(&s->crew);

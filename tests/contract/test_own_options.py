@@ -75,7 +75,7 @@ def test_static_with_seeded_samples_raises(own: Kind) -> None:
 
 IGNORED: dict[str, Any] = {
     "seed_per_sample": True, "max_retries": 2, "autoscale": (1, 4), "straggler_threshold": 0.5,
-    "prefetch_next_epoch": True,
+    "prefetch_next_epoch": True, "sample_timeout": 60,
 }  # fmt: skip
 
 

@@ -141,6 +141,7 @@ MN_ENGINE_METHOD(kill_zygote);
 MN_ENGINE_METHOD(zygote_replaced);
 MN_ENGINE_METHOD(retire_worker);
 MN_ENGINE_METHOD(end_worker);
+MN_ENGINE_METHOD(end_late);
 MN_ENGINE_METHOD(move_to);
 MN_ENGINE_METHOD(let_go);
 MN_ENGINE_METHOD(note_failed);

@@ -298,6 +298,7 @@ MN_METHOD_ALONE(mn_engine_py_kill_zygote)
 MN_METHOD_ALONE(mn_engine_py_zygote_replaced)
 MN_METHOD_ALONE(mn_engine_py_retire_worker)
 MN_METHOD_ALONE(mn_engine_py_end_worker)
+MN_METHOD_ALONE(mn_engine_py_end_late)
 #ifdef MN_TEST_BINDINGS
 MN_METHOD_ALONE(mn_engine_py_move_to)
 #endif
@@ -375,6 +376,9 @@ static PyMethodDef engine_methods[] = {
     {"retire_worker", MN_ALONE(mn_engine_py_retire_worker), METH_O,
      PyDoc_STR("retire_worker(number): do not replace it when it dies.")},
     {"end_worker", MN_ALONE(mn_engine_py_end_worker), METH_O, mn_engine_end_worker_doc},
+    {"end_late", MN_ALONE(mn_engine_py_end_late), METH_VARARGS,
+     PyDoc_STR("end_late(number, batch, row) -> bool: kills the worker if it makes that row.\n"
+               "Its task is not retried. Whether it did")},
 #ifdef MN_TEST_BINDINGS
     {"move_to", MN_ALONE(mn_engine_py_move_to), METH_O, mn_engine_move_to_doc},
 #endif

@@ -286,6 +286,18 @@ mn_engine_py_zygote_replaced(PyObject *self, PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
+PyObject *
+mn_engine_py_end_late(PyObject *self, PyObject *args)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    unsigned int w;
+    unsigned long long number, row;
+    if (e == NULL || !PyArg_ParseTuple(args, "IKK", &w, &number, &row)) {
+        return NULL;
+    }
+    return PyBool_FromLong(mn_engine_end_late(e, w, number, row));
+}
+
 static int
 end_worker(struct mn_engine *e, uint32_t worker)
 {
