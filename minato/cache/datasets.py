@@ -408,6 +408,11 @@ def _key_words(dataset: Any) -> Iterator[int]:
         yield from dataset.key_words()
 
 
+def made_of_all(found: list[Any]) -> list[MadeOf]:
+    """What the values of leaves() depend on, as they are now."""
+    return [cast("type[Reader]", _kind(leaf)).identity(leaf) for leaf in found]
+
+
 class Through:
     """How workers read a dataset through a cache."""
 
@@ -419,9 +424,11 @@ class Through:
         self._made_of = made_of  # of each of leaves()
         self._evicts = evicts
 
-    def over(self, dataset: Any) -> Any:
-        """The dataset with readers in place of what it is made of."""
-        return self._over(dataset, iter(self._made_of))
+    def over(self, dataset: Any, looks: bool = False) -> Any:
+        """The dataset with readers in place of what it is made of. looks: it may have changed in this
+        process."""
+        made_of = made_of_all(leaves(dataset)) if looks else self._made_of
+        return self._over(dataset, iter(made_of))
 
     def _over(self, dataset: Any, made_of: Iterator[MadeOf]) -> Any:
         kind_of_outer = type(dataset)
@@ -460,9 +467,10 @@ class CacheOfLoader:
         another job is attached. Opens the cache in this process, so that what
         workers of one epoch have made is there for those of the next."""
         found = leaves(dataset)
+        made_of = made_of_all(found)
         if self.cache._name is None:
-            self.cache._of(_data_set_of(found[0]))
-        made_of = [cast("type[Reader]", _kind(leaf)).identity(leaf) for leaf in found]
+            data_set = _data_set_of(found[0])
+            self.cache._of(data_set._replace(label=f"{data_set.label}, by {made_of[0][1].counted}"))
         self._tell_of_changes(made_of)
         through = Through(self.cache, form, made_of, evicts)
         self._over = through.over(dataset)

@@ -508,6 +508,8 @@ class Depends:
     def _object(self, value: Any, where: str) -> list[bytes]:
         cls = type(value)
         self.mutable = True
+        if cls.__module__.startswith("h5py.") and hasattr(value, "file"):
+            return [str(value.name).encode(), *self._path(os.fsdecode(value.file.filename))]
         if isinstance(getattr(value, "py_func", None), types.FunctionType):  # numba's
             options = {name: repr(one) for name, one in getattr(value, "targetoptions", {}).items()}
             return self._tokens([cls, value.py_func, options], where)

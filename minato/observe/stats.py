@@ -67,7 +67,8 @@ cache                       with cache=: hits, misses, stored and refused (sampl
                             encoded: estimated size of all samples in this form; None: not known. lacking:
                             bytes by which the cache is too small for all samples. would_save:
                             seconds of workers an epoch that they would save; None: not known. off:
-                            why there is no cache, or None
+                            why there is no cache, or None. counted: which attributes of the
+                            dataset a sample depends on, and why if it is every one
 memory                      used (arena), kept (by the caller), limit, in_flight (batches): 0 once
                             the workers have ended
 verdict                     one or two sentences: whether the caller waits, why, what would help

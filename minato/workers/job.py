@@ -121,7 +121,9 @@ class Job:
 
     def source(self) -> Any:
         """Returns what samples come from: the dataset, or what reads it through the cache."""
-        return self.dataset if self.through is None else self.through.over(self.dataset)
+        if self.through is None:
+            return self.dataset
+        return self.through.over(self.dataset, looks=self.worker_init_fn is not None)
 
     def settle(self) -> None:
         """Closes the descriptors, in a worker: the job will not be sent on."""

@@ -572,3 +572,18 @@ def test_temporary_file_of_the_maker_does_not_count(tmp_path: Path, calls: Calls
 @pytest.fixture
 def calls(tmp_path_factory: pytest.TempPathFactory) -> Calls:
     return Calls(tmp_path_factory.mktemp("calls") / "calls")
+
+
+def other_items(_worker: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    info.dataset.items = [10, 20]
+
+
+def test_worker_init_fn_that_changes_the_dataset_counts() -> None:
+    cache = new_cache()
+    plain = minato.DataLoader(Base([1, 2]), num_workers=1, cache=cache, form="decoded")
+    changed = minato.DataLoader(
+        Base([1, 2]), num_workers=1, cache=cache, form="decoded", worker_init_fn=other_items
+    )
+    assert [float(b) for b in plain] == [1, 2] and [float(b) for b in changed] == [10, 20]
