@@ -167,7 +167,7 @@ def job(options: argparse.Namespace) -> None:
             data = by_monai(data) if options.side == MONAI else data
             loader = torch.utils.data.DataLoader(data, **settings)
         else:
-            loader = minato.DataLoader(Stored(options.folder), cache=options.bytes, form="decoded",
+            loader = minato.DataLoader(Stored(options.folder), cache=options.bytes, cache_format="decoded",
                                        **settings)  # fmt: skip
     else:
         loader = torch.utils.data.DataLoader(SIDES[options.side](options.folder), **settings)

@@ -4,7 +4,7 @@ Storage is emulated: reading a sample takes its bytes' time of one bandwidth tha
 token bucket in a file), and there is no page cache. All jobs start at once, with an empty cache of a fifth
 of the data set, and each loads all epochs with two workers.
 
-torch: each job reads everything. reorder: minato with reorder=True. Seneca: its published rule (FAST
+torch: each job reads everything. reorder: minato with cache_reorder=True. Seneca: its published rule (FAST
 2026), written anew: a sample that is not cached is replaced by a cached one that the job has not had in
 this epoch; a cached sample that as many hits as there are jobs have used makes room for another one, which
 is chosen at random and read in the background. Orders are drawn for each job. Repeats take turns.
@@ -12,7 +12,7 @@ is chosen at random and read in the background. Orders are drawn for each job. R
 reads: of all jobs together, in data sets for each epoch. makespan: until the last job ends; the ratio to
 torch's is the median over repeats. Each job checks that every sample comes once an epoch, with its bytes.
 
---uneven: jobs with reorder=True that begin at different times or have different speeds, because a step
+--uneven: jobs with cache_reorder=True that begin at different times or have different speeds, because a step
 follows each batch. Here reads are those between two ends of epochs of the first job, while all jobs run, in
 data sets for each of its epochs; and what a simulation of the rule gives.
 """
@@ -45,7 +45,7 @@ BYTES = 96 << 10
 PARTS, EACH = 16, 8  # of the cache, and samples in each
 CACHED = PARTS * EACH
 SAMPLES = 5 * CACHED
-SIDES = ("torch", "Seneca", "reorder")
+SIDES = ("torch", "Seneca", "cache_reorder")
 
 
 class Storage:
@@ -203,9 +203,9 @@ def job(side: str, folder: Path, number: int, jobs: int, epochs: int, rate: floa
     storage = Storage(folder, rate)
     loader: Any
     options: Any = {"num_workers": 2, "persistent_workers": True}
-    if side == "reorder":
+    if side == "cache_reorder":
         loader = minato.DataLoader(Data(storage), 8, shuffle=True, cache=cache_bytes(),
-                                   form="decoded", reorder=True, **options)  # fmt: skip
+                                   cache_format="decoded", cache_reorder=True, **options)  # fmt: skip
     elif side == "torch":
         loader = torch.utils.data.DataLoader(Data(storage), 8, shuffle=True, **options)
     else:
@@ -315,7 +315,7 @@ def uneven(name: str, epochs: int, rate: float) -> float:
     each = [max(1, round(epochs * takes[0] / own)) if own else epochs for own in takes]
     steps = [own * epoch_s / (SAMPLES / 8) for own in takes]
     with scratch(MEMORY) as folder:
-        with started("reorder", folder, each, rate, steps) as running:
+        with started("cache_reorder", folder, each, rate, steps) as running:
             start = time.monotonic()
             for one, after in zip(running, begins):
                 time.sleep(max(0.0, start + after * epoch_s - time.monotonic()))

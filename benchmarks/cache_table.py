@@ -130,8 +130,8 @@ def of_order(options: argparse.Namespace) -> Result:
         own = {side: [one for one in results if one["jobs"] == n and one["side"] == side]
                for side in cache_order.SIDES}  # fmt: skip
         spans = {side: [one["makespan"] for one in each] for side, each in own.items()}
-        for side in ("reorder", "Seneca"):
-            name, ours = f"{n} jobs, slow storage, 20 %, {side}", side == "reorder"
+        for side in ("cache_reorder", "Seneca"):
+            name, ours = f"{n} jobs, slow storage, 20 %, {side}", side == "cache_reorder"
             rows.append(Row(f"{name}: data sets read an epoch", [one["reads"] for one in own[side]],
                             0.95 if ours else None))  # fmt: skip
             rows.append(Row(f"{name}: the same after the first epoch",
@@ -209,7 +209,7 @@ def of_draws(options: argparse.Namespace) -> Result:
     )
     if not passed + failed:
         return [], ["What samples draw is left out: pip install pytest hypothesis"], None
-    name = f"draws with reorder=True: failures of {passed + failed} tests"
+    name = f"draws with cache_reorder=True: failures of {passed + failed} tests"
     return [Row(name, [float(failed)], 0.0)], [], None
 
 

@@ -30,7 +30,7 @@ from .seeding.ranks import (
 )
 
 #: options that must have these values for a state to know the position
-_DEFAULTS = {"scheduling": "balanced", "batching": "sampler", "reorder": False}
+_DEFAULTS = {"scheduling": "balanced", "batching": "sampler", "cache_reorder": False}
 
 
 class ElasticSampler(DistributedSampler[Any]):

@@ -141,10 +141,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             torchvision's ``ImageFolder`` and ``DatasetFolder``. The samples are the same as
             without. With a size, the loader makes the cache, and loaders of the same dataset
             class share it.
-        form: with ``cache``: ``"decoded"`` keeps what ``decode`` returns, ``"encoded"`` what ``read``
+        cache_format: with ``cache``: ``"decoded"`` keeps what ``decode`` returns, ``"encoded"`` what ``read``
             returns. ``None``: decoded if all samples fit, else encoded. minato estimates that
             from a few samples, and logs both sizes once.
-        reorder: with ``cache``, for several jobs on one data set. If another job has the cache open
+        cache_reorder: with ``cache``, for several jobs on one data set. If another job has the cache open
             when an epoch starts, cached samples come earlier in that epoch. All jobs together then
             read the data set about once. Each sample still comes exactly once an epoch. Which
             samples share a batch then depends on timing; what a sample draws does not, as it is
@@ -200,8 +200,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     max_errors: int | float = 0.01
     sample_timeout: float | None = None
     cache: Cache | int | str | None = None
-    form: CacheForm | None = None
-    reorder: bool = False
+    cache_format: CacheForm | None = None
+    cache_reorder: bool = False
     device: str | int | torch.device | None = None
     pending_state: dict[str, Any] | None = None
 
@@ -241,8 +241,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         max_errors: int | float = 0.01,
         sample_timeout: float | None = None,
         cache: Cache | int | str | None = None,
-        form: CacheForm | None = None,
-        reorder: bool = False,
+        cache_format: CacheForm | None = None,
+        cache_reorder: bool = False,
         device: str | int | torch.device | None = None,
         pending_state: dict[str, Any] | None = None,
     ) -> None:
@@ -261,8 +261,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             max_errors=max_errors,
             sample_timeout=sample_timeout,
             cache=cache,
-            form=form,
-            reorder=reorder,
+            cache_format=cache_format,
+            cache_reorder=cache_reorder,
             device=device,
             pending_state=pending_state,
         )

@@ -159,8 +159,8 @@ class Options:
     max_errors: int | float
     sample_timeout: float | None
     cache: Cache | int | str | None
-    form: str | None
-    reorder: bool
+    cache_format: str | None
+    cache_reorder: bool
     device: str | int | torch.device | None
     pending_state: dict[str, Any] | None = None
 
@@ -323,12 +323,12 @@ class Options:
             )
 
     def _check_cache(self) -> None:
-        if self.form not in (None, "decoded", "encoded"):
+        if self.cache_format not in (None, "decoded", "encoded"):
             raise ValueError(
-                f"form must be None, 'decoded' or 'encoded', got {self.form!r}"
+                f"cache_format must be None, 'decoded' or 'encoded', got {self.cache_format!r}"
             )
         if self.cache is None:
-            for name in ("form", "reorder"):
+            for name in ("cache_format", "cache_reorder"):
                 if value := getattr(self, name):
                     raise ValueError(f"{name}={value!r} has no effect without cache=. Leave it out.")
             return
@@ -343,7 +343,7 @@ class Options:
             )
 
     def _check_reorder(self, loader: Any) -> None:
-        if not self.reorder:
+        if not self.cache_reorder:
             return
         if self.batching == "ready":
             wrong = "batching='ready'", "which takes samples as they are ready"
@@ -358,7 +358,7 @@ class Options:
             )
         else:
             return
-        raise ValueError(f"reorder=True cannot be combined with {wrong[0]}, {wrong[1]}.")
+        raise ValueError(f"cache_reorder=True cannot be combined with {wrong[0]}, {wrong[1]}.")
 
     def _check_cached(self, loader: Any) -> None:
         if self.cache is None:
@@ -371,7 +371,7 @@ class Options:
             )
         from .cache import datasets
 
-        datasets.check(loader.dataset, self.form)
+        datasets.check(loader.dataset, self.cache_format)
 
     def check_effect(self, loader: Any) -> None:
         """Raises ValueError for options that would have no effect with this loader's dataset and
@@ -404,7 +404,7 @@ class Options:
             "straggler_threshold": threshold is not None and threshold != "auto",
             "prefetch_next_epoch": self.prefetch_next_epoch,
             "sample_timeout": self.sample_timeout is not None,
-            "reorder": self.reorder,
+            "cache_reorder": self.cache_reorder,
         }
         return [name for name in asked if asked[name]]
 

@@ -39,7 +39,7 @@ class Progress:
     origin: int = 0  # where an ElasticSampler went on in the order of all ranks
     first: int = 0  # position of its first sample from there in this rank's order
     ranks: Ranks | None = None  # the ranks that share the epoch; None: not started
-    chosen: Any = None  # with reorder=True: which samples batches have; iterators/reordering.py
+    chosen: Any = None  # with cache_reorder=True: which samples batches have; iterators/reordering.py
     unit: str = "batch"  # what the numbers count: "batch", or "sample" for batching="ready"
 
     def delivered(self, number: int, worker: int = 0) -> None:

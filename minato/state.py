@@ -29,7 +29,7 @@ generators              states by role. ``sampler``: its ``generator``. ``sample
 delivered               batches before this number were delivered,
 delivered_beyond        and these after it
 unit                    "batch"; "sample" for ``batching="ready"``
-order                   with ``reorder=True``: which of the sampler's positions were delivered, a
+order                   with ``cache_reorder=True``: which of the sampler's positions were delivered, a
                         packed bit for each; None: those of the batches before
 position                samples of the epoch's order that all ranks together received, if all
                         received as many batches as this one; None: unknown (see elastic.py)
@@ -404,10 +404,10 @@ def _check_fit(state: State, loader: Any) -> None:
         return
     ready = option(loader, "batching") == "ready" and loader.num_workers > 0
     unit = "sample" if ready else "batch"
-    if state.get("order") is not None and not option(loader, "reorder"):
+    if state.get("order") is not None and not option(loader, "cache_reorder"):
         raise ValueError(
-            "the state was taken in mid-epoch with reorder=True, where samples do not come in the "
-            "sampler's order. Load it into a loader with reorder=True"
+            "the state was taken in mid-epoch with cache_reorder=True, where samples do not come in the "
+            "sampler's order. Load it into a loader with cache_reorder=True"
         )
     if state["unit"] != unit:
         plural = {"batch": "batches", "sample": "samples"}
@@ -463,7 +463,7 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
         return state
     if mid_epoch and state.get("order") is not None:
         raise ValueError(
-            f"the state was taken in mid-epoch with reorder=True by rank {theirs.rank}, but this is "
+            f"the state was taken in mid-epoch with cache_reorder=True by rank {theirs.rank}, but this is "
             f"rank {mine.rank}, which has had other samples. Save the state of each rank, and load each "
             "rank's own"
         )

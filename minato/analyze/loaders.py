@@ -271,7 +271,7 @@ def rebuild(loader: Any, request: dict[str, Any]) -> Any:
         options = {k: v for k, v in vars(Options.of(loader)).items() if k != "pending_state"}
         options.update(device=None, on_error="raise", autoscale=None, prefetch_next_epoch=False)
         if dataset is not loader.dataset:  # a dataset of the study has no parts that could be cached
-            options.update(cache=None, form=None, reorder=False)
+            options.update(cache=None, cache_format=None, cache_reorder=False)
         given.update(options)
     else:
         given.pop("in_order")

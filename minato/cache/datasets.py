@@ -212,7 +212,7 @@ def _tell(name: str, sizes: dict[str, int | None], stats: dict[str, int]) -> Non
     level = logging.INFO if form == "decoded" else logging.WARNING
     log.log(
         level, "minato.Cache keeps the samples of %s %s: all of them take about %s decoded and %s "
-        "encoded, and the cache has %s. Set form= on the loader to choose.", name, form, _bytes(decoded),
+        "encoded, and the cache has %s. Set cache_format= on the loader to choose.", name, form, _bytes(decoded),
         _bytes(encoded), _bytes(stats["bytes"]),
     )  # fmt: skip
 
@@ -340,13 +340,13 @@ def check(dataset: Any, form: str | None) -> None:
         forms = kind.forms_of(leaf)
         if form is not None and form not in forms:
             raise ValueError(
-                f"form={form!r} is not possible for {name}: the cache keeps its samples {forms[0]}. "
+                f"cache_format={form!r} is not possible for {name}: the cache keeps its samples {forms[0]}. "
                 "Leave it out."
             )
         if form is None and len(forms) > 1 and not hasattr(type(leaf), "__len__"):
             raise TypeError(
                 f"{name} has no __len__, so minato cannot estimate whether its decoded samples fit "
-                "into the cache. Give the loader form='decoded' or form='encoded'."
+                "into the cache. Give the loader cache_format='decoded' or cache_format='encoded'."
             )
 
 

@@ -365,7 +365,8 @@ def _assemble(
     if letter == "r":
         return before[node[1]]
     if letter == "d":
-        before.append(found := {})
+        found: dict[Any, Any] = {}
+        before.append(found)
         keys = [_of_key(key) for key in node[1]]
         found.update(zip(keys, [_assemble(one, objects, made, before) for one in node[2]]))
         return found

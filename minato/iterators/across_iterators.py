@@ -64,7 +64,7 @@ class Memo:
         self.warned_of_generators = False  # that threads share them
         self.warned_of_copies = False  # that its iterable dataset gives everything in each worker
         self.warned_of_epoch = False  # that persistent workers do not see its dataset's
-        self.warned_of_order = False  # that reorder=True keeps it
+        self.warned_of_order = False  # that cache_reorder=True keeps it
         self.elastic_epoch: int | None = None  # the latest that an ElasticSampler has begun
         self.warned_of_same_epoch = False  # that it is begun twice
         self.hints_refused = False  # cost_hint() has failed, and is not asked again
@@ -105,7 +105,7 @@ class Memo:
             self.cached = CacheOfLoader(options.cache)
         from .reordering import in_sequence
 
-        return self.cached.through(dataset, options.form, evicts=not in_sequence(loader))
+        return self.cached.through(dataset, options.cache_format, evicts=not in_sequence(loader))
 
     def packed_costs(self) -> list[str | None]:
         """Packed costs and ratios to hints for a state. With millions of samples they may be slightly

@@ -67,7 +67,7 @@ class Position:
         self.dataset_epochs = DatasetEpochs(loader, memo)
         self.here: Kept | None = None  # the state of a Stateful dataset in this process
         self._alone = loader.num_workers == 0
-        wanted = option(loader, "reorder")
+        wanted = option(loader, "cache_reorder")
         self.reordering = Reordering(loader, memo) if wanted else None
         self._static = option(loader, "scheduling") == "static"
         self._lives_on = self._persistent or self._alone

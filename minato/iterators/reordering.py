@@ -1,4 +1,4 @@
-"""Implements ``reorder=True``: cached samples may come earlier than in the sampler's order.
+"""Implements ``cache_reorder=True``: cached samples may come earlier than in the sampler's order.
 
 The trainer draws the whole epoch from the sampler when it starts, and keeps the sizes of batches. Each
 batch is filled when it is planned (``minato/cache/order.py`` chooses). So it is fixed before which samples
@@ -6,7 +6,7 @@ batch is filled when it is planned (``minato/cache/order.py`` chooses). So it is
 by their index, so that what they draw does not depend on when they come.
 
 Only random orders are changed. If an order must be kept, the seeds are those of positions, as without
-``reorder``.
+``cache_reorder``.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Chosen(Iterator[Any]):
         if flat is None or len(np.unique(flat)) < len(flat):
             if self._before is not None:
                 raise ValueError(
-                    "the state was taken with reorder=True in an epoch in which no sample repeats; "
+                    "the state was taken with cache_reorder=True in an epoch in which no sample repeats; "
                     "this loader's sampler gives others. Load the state into a loader with that sampler"
                 )
             self._read = True
@@ -221,7 +221,7 @@ class Reordering:
         self.before: bytes | None = None
         if self._kept is not None and not memo.warned_of_order:
             memo.warned_of_order = True
-            log.info("reorder=True keeps the order of this loader: %s", self._kept)
+            log.info("cache_reorder=True keeps the order of this loader: %s", self._kept)
 
     def watched(self, indices: Iterator[Any], progress: Progress, seed: int) -> Iterator[Any]:
         """An epoch's indices. Call it where the epoch starts."""

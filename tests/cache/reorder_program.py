@@ -1,4 +1,4 @@
-"""A job for tests: loads a data set with reorder=True.
+"""A job for tests: loads a data set with cache_reorder=True.
 
 Arguments: a folder for what it notes, epochs, a seed of its order. Each line of input lets it take a batch, after which it
 prints the samples, and what each drew.
@@ -53,8 +53,8 @@ def main() -> None:
     order = torch.Generator().manual_seed(int(sys.argv[3]))
     data = Data(folder)
     loader = minato.DataLoader(
-        data, 5, sampler=torch.utils.data.RandomSampler(data, generator=order), num_workers=2, cache=80 * 16384, form="decoded",
-        reorder=True, persistent_workers=True,
+        data, 5, sampler=torch.utils.data.RandomSampler(data, generator=order), num_workers=2, cache=80 * 16384, cache_format="decoded",
+        cache_reorder=True, persistent_workers=True,
     )  # fmt: skip
     iterator = iter(loader)  # opens the cache
     print("ready", flush=True)

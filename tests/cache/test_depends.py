@@ -445,7 +445,7 @@ KINDS: list[Any] = [
 def test_datasets_with_other_items_share_no_sample(kind: Any) -> None:
     cache = new_cache()
     for items in ([1, 2], [10, 20]):
-        loader = minato.DataLoader(kind(items), cache=cache, form="decoded")
+        loader = minato.DataLoader(kind(items), cache=cache, cache_format="decoded")
         assert [float(batch) for batch in loader] == [float(item) for item in items]
 
 
@@ -456,7 +456,7 @@ def test_only_attributes_that_are_used_count() -> None:
     assert found[0].digest == found[1].digest and found[0].counted == "items"
     whole = of_methods(ByAlias([1]), ("read",), None, False)
     assert whole.counted == "every attribute (ByAlias.read hands on self)"
-    loader = minato.DataLoader(one, cache=new_cache(), form="decoded")
+    loader = minato.DataLoader(one, cache=new_cache(), cache_format="decoded")
     list(loader)
     told = loader.stats()["cache"]
     assert told is not None and told["counted"] == "items"
@@ -486,7 +486,7 @@ class Counting(Base):
 
 
 def test_attribute_that_changes_each_epoch_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    loader = minato.DataLoader(Counting([1, 2]), cache=new_cache(), form="decoded")
+    loader = minato.DataLoader(Counting([1, 2]), cache=new_cache(), cache_format="decoded")
     for _ in range(3):
         assert [float(batch) for batch in loader] == [1.0, 2.0]
     [line] = [one for one in caplog.messages if "since the last epoch" in one]
@@ -509,7 +509,7 @@ class Drawing(Base):
 
 @pytest.mark.parametrize("where", ["torch", "numpy.random", "self.rng"])
 def test_draws_of_the_cached_part_are_told_once(where: str, caplog: pytest.LogCaptureFixture) -> None:
-    loader = minato.DataLoader(Drawing(where), cache=new_cache(), form="decoded")
+    loader = minato.DataLoader(Drawing(where), cache=new_cache(), cache_format="decoded")
     for _ in range(2):
         list(loader)
     [line] = [one for one in caplog.messages if "draws random numbers" in one]
@@ -582,8 +582,8 @@ def other_items(_worker: int) -> None:
 
 def test_worker_init_fn_that_changes_the_dataset_counts() -> None:
     cache = new_cache()
-    plain = minato.DataLoader(Base([1, 2]), num_workers=1, cache=cache, form="decoded")
+    plain = minato.DataLoader(Base([1, 2]), num_workers=1, cache=cache, cache_format="decoded")
     changed = minato.DataLoader(
-        Base([1, 2]), num_workers=1, cache=cache, form="decoded", worker_init_fn=other_items
+        Base([1, 2]), num_workers=1, cache=cache, cache_format="decoded", worker_init_fn=other_items
     )
     assert [float(b) for b in plain] == [1, 2] and [float(b) for b in changed] == [10, 20]

@@ -111,7 +111,7 @@ def test_cached_samples_equal_those_without_cache(kind: str, calls: Calls) -> No
     options: dict[str, Any] = {"batch_size": 5, "shuffle": True, **KINDS[kind]}
     plain = epochs(minato.DataLoader(Parts(calls), **options))
     calls.path.write_text("")
-    loader = minato.DataLoader(Parts(calls), cache=new_cache(), form="decoded", **options)
+    loader = minato.DataLoader(Parts(calls), cache=new_cache(), cache_format="decoded", **options)
     assert same(epochs(loader), plain)
     assert (count(calls, "read"), count(calls, "decode")) == (SAMPLES, SAMPLES)
     found = loader.stats()["cache"]
@@ -123,7 +123,7 @@ def test_threads_read_through_the_cache(calls: Calls) -> None:
     options: dict[str, Any] = {"batch_size": 5, "num_workers": 2, "worker_type": "thread"}
     plain = epochs(minato.DataLoader(Threaded(calls), **options))
     calls.path.write_text("")
-    loader = minato.DataLoader(Threaded(calls), cache=new_cache(), form="decoded", **options)
+    loader = minato.DataLoader(Threaded(calls), cache=new_cache(), cache_format="decoded", **options)
     assert same(epochs(loader), plain)
     assert count(calls, "decode") == SAMPLES
 
@@ -139,7 +139,7 @@ class Observed(Threaded):
 def test_worker_threads_leave_the_programs_generators_alone(calls: Calls) -> None:
     seed()
     loader = minato.DataLoader(
-        Observed(calls), 5, num_workers=2, worker_type="thread", cache=new_cache(), form="decoded"
+        Observed(calls), 5, num_workers=2, worker_type="thread", cache=new_cache(), cache_format="decoded"
     )
     assert len(list(loader)) == 5
     assert {one for one in calls.all() if one.startswith("seed-")} == {"seed-0"}
@@ -156,7 +156,7 @@ def test_ready_batches_hold_each_sample_once(calls: Calls) -> None:
 def test_encoded_form_reads_once_and_decodes_always(calls: Calls) -> None:
     plain = epochs(minato.DataLoader(Parts(calls), 5, num_workers=2))
     calls.path.write_text("")
-    loader = minato.DataLoader(Parts(calls), 5, num_workers=2, cache=new_cache(), form="encoded")
+    loader = minato.DataLoader(Parts(calls), 5, num_workers=2, cache=new_cache(), cache_format="encoded")
     assert same(epochs(loader), plain)
     assert (count(calls, "read"), count(calls, "decode")) == (SAMPLES, 2 * SAMPLES)
 
@@ -190,19 +190,19 @@ def test_form_is_decoded_if_all_samples_fit(
 
 
 def test_stats_with_form_estimate_nothing(calls: Calls) -> None:
-    loader = minato.DataLoader(Sized(calls), 4, cache=new_cache("8MiB"), form="decoded")
+    loader = minato.DataLoader(Sized(calls), 4, cache=new_cache("8MiB"), cache_format="decoded")
     list(loader)
     found = loader.stats()["cache"]
     assert found is not None and found["form"] == "decoded"
     assert found["refused"] == SAMPLES  # larger than a 16th of the cache
-    assert found["lacking"] is None  # with form= nothing is measured
+    assert found["lacking"] is None  # with cache_format= nothing is measured
 
 
 def test_verdict_names_a_cache_that_is_too_small(calls: Calls) -> None:
     loader = minato.DataLoader(Sized(calls), 4, num_workers=1, cache=new_cache("80MiB"))
     list(loader)
     assert "no room" not in loader.stats()["verdict"]
-    small = minato.DataLoader(Sized(calls), 4, num_workers=1, cache=new_cache("8MiB"), form="decoded")
+    small = minato.DataLoader(Sized(calls), 4, num_workers=1, cache=new_cache("8MiB"), cache_format="decoded")
     list(small)
     told = small.stats()["verdict"]
     # as a cause of the wait, or in a sentence of its own
@@ -257,7 +257,7 @@ def test_verdict_proposes_a_cache_where_it_would_help(
 
 
 def test_top_shows_the_caches_of_a_process(calls: Calls) -> None:
-    loader = minato.DataLoader(Parts(calls), 5, cache=new_cache("9MiB"), form="decoded")
+    loader = minato.DataLoader(Parts(calls), 5, cache=new_cache("9MiB"), cache_format="decoded")
     list(loader)
     list(loader)
     lines = [line for line in cached(os.getpid()) if "50% of 48 values found" in line]
@@ -279,14 +279,14 @@ def test_datasets_of_other_attributes_share_nothing(calls: Calls) -> None:
 def test_equal_datasets_of_two_loaders_share_samples(calls: Calls) -> None:
     cache = new_cache()
     for workers in (0, 2):
-        loader = minato.DataLoader(Parts(calls), 5, num_workers=workers, cache=cache, form="decoded")
+        loader = minato.DataLoader(Parts(calls), 5, num_workers=workers, cache=cache, cache_format="decoded")
         list(loader)
     assert count(calls, "decode") == SAMPLES
 
 
 def test_an_attribute_changed_between_epochs_counts(calls: Calls) -> None:
     dataset = Parts(calls)
-    loader = minato.DataLoader(dataset, 5, num_workers=2, cache=new_cache(), form="decoded")
+    loader = minato.DataLoader(dataset, 5, num_workers=2, cache=new_cache(), cache_format="decoded")
     list(loader)
     dataset.scale = 3
     assert same(epochs(loader, 1), epochs(minato.DataLoader(Parts(calls, 3), 5, num_workers=2), 1))
@@ -319,7 +319,7 @@ def test_an_attribute_without_a_key_is_named(calls: Calls) -> None:
 
 
 def test_cache_key_replaces_the_attributes(calls: Calls) -> None:
-    loader = minato.DataLoader(Keyed(calls), 5, num_workers=2, cache=new_cache(), form="decoded")
+    loader = minato.DataLoader(Keyed(calls), 5, num_workers=2, cache=new_cache(), cache_format="decoded")
     list(loader)
     assert count(calls, "decode") == 4
 
@@ -348,7 +348,7 @@ def test_a_changed_file_is_read_again(calls: Calls, tmp_path: Path) -> None:
     for path in dataset.paths:
         Path(path).write_bytes(b"old" * 200)
     cache = new_cache()
-    loader = minato.DataLoader(dataset, 5, num_workers=2, cache=cache, form="decoded")
+    loader = minato.DataLoader(dataset, 5, num_workers=2, cache=cache, cache_format="decoded")
     settle(dataset.paths)
     list(loader)
     Path(dataset.paths[7]).write_bytes(b"new" * 200)
@@ -367,7 +367,7 @@ def test_subsets_and_concatenated_datasets_are_read_through(calls: Calls) -> Non
         settings: Any = {"batch_size": 5, "shuffle": True, **options}
         plain = epochs(minato.DataLoader(subset, **settings))
         calls.path.write_text("")
-        loader = minato.DataLoader(subset, cache=new_cache(), form="decoded", **settings)
+        loader = minato.DataLoader(subset, cache=new_cache(), cache_format="decoded", **settings)
         assert same(epochs(loader), plain)
         assert count(calls, "decode") == len(subset)
 
@@ -423,9 +423,9 @@ def test_a_dataset_without_the_methods_is_refused() -> None:
 
 def test_options_that_would_have_no_effect_are_refused(calls: Calls) -> None:
     with pytest.raises(ValueError, match="no effect without cache="):
-        minato.DataLoader(Parts(calls), form="decoded")
+        minato.DataLoader(Parts(calls), cache_format="decoded")
     with pytest.raises(ValueError, match="None, 'decoded' or 'encoded'"):
-        minato.DataLoader(Parts(calls), cache="8MiB", form="raw")  # type: ignore[arg-type]
+        minato.DataLoader(Parts(calls), cache="8MiB", cache_format="raw")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="iterable dataset.*memoize"):
         minato.DataLoader(Stream(), cache="8MiB")
     with pytest.raises(TypeError, match="has __getitems__"):

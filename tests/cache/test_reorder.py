@@ -1,4 +1,4 @@
-"""DataLoader(reorder=True): each sample once an epoch and with the same draws, whatever is cached."""
+"""DataLoader(cache_reorder=True): each sample once an epoch and with the same draws, whatever is cached."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def cache() -> Iterator[minato.Cache]:
 
 
 def loader_of(cache: Any, dataset: Any = None, **options: Any) -> Any:
-    options = {"batch_size": 4, "shuffle": True, "num_workers": 2, "reorder": True, **options}
+    options = {"batch_size": 4, "shuffle": True, "num_workers": 2, "cache_reorder": True, **options}
     dataset = Data() if dataset is None else dataset
-    return minato.DataLoader(dataset, cache=cache, form="decoded", **options)
+    return minato.DataLoader(dataset, cache=cache, cache_format="decoded", **options)
 
 
 def other_job(cache: minato.Cache) -> Any:
@@ -107,7 +107,7 @@ def random_order(many: int = SAMPLES) -> RandomSampler:
 
 def make(cache: minato.Cache, indices: Any, dataset: Any = None) -> None:
     """Puts samples into the cache."""
-    for _batch in loader_of(cache, Subset(dataset or Data(), list(indices)), reorder=False):
+    for _batch in loader_of(cache, Subset(dataset or Data(), list(indices)), cache_reorder=False):
         pass
 
 
@@ -246,7 +246,7 @@ def test_loader_in_sequence_evicts_nothing(options: Any) -> None:
     make(cache, range(60), dataset)
     other = other_job(cache)
     options = {"shuffle": False, **options}
-    for _batch in loader_of(cache, dataset, **options, reorder=options["shuffle"]):
+    for _batch in loader_of(cache, dataset, **options, cache_reorder=options["shuffle"]):
         pass
     recycled = cache.stats()["recycled"]
     other.detach()
@@ -307,13 +307,13 @@ def test_resumed_epoch_has_exactly_the_rest(
 def test_state_needs_a_loader_that_reorders(shared: minato.Cache) -> None:
     loader = loader_of(shared)
     next(iter(loader))
-    with pytest.raises(ValueError, match="reorder=True"):
-        loader_of(shared, reorder=False).load_state_dict(loader.state_dict(), strict=True)
+    with pytest.raises(ValueError, match="cache_reorder=True"):
+        loader_of(shared, cache_reorder=False).load_state_dict(loader.state_dict(), strict=True)
 
 
 def test_state_without_order_resumes_by_batches(shared: minato.Cache) -> None:
     torch.manual_seed(7)
-    loader = loader_of(shared, reorder=False)
+    loader = loader_of(shared, cache_reorder=False)
     batches = list(itertools.islice(loader, 3))
     resumed = loader_of(shared)
     resumed.load_state_dict(loader.state_dict())
@@ -334,7 +334,7 @@ def test_state_without_order_resumes_by_batches(shared: minato.Cache) -> None:
 def test_reorder_without_effect_is_refused(options: Any, words: str) -> None:
     options = {"cache": "4MiB", "num_workers": 2, **options}
     with pytest.raises(ValueError, match=words):
-        minato.DataLoader(Data(), shuffle=True, reorder=True, **options)
+        minato.DataLoader(Data(), shuffle=True, cache_reorder=True, **options)
 
 
 # ---- jobs at the same time ----

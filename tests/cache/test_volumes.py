@@ -134,4 +134,4 @@ def test_native_workers_refuse_a_cache(cases: list[tuple[str, str]]) -> None:
     with pytest.raises(ValueError, match="cache= is read in Python"):
         minato.DataLoader(dataset, num_workers=2, worker_type="native", cache="16MiB")
     with pytest.raises(ValueError, match="keeps its samples decoded"):
-        minato.DataLoader(dataset, cache="16MiB", form="encoded")
+        minato.DataLoader(dataset, cache="16MiB", cache_format="encoded")

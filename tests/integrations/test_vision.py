@@ -198,7 +198,7 @@ def test_image_folder_reads_through_a_cache(form: Any, tmp_path: Path) -> None:
     plain = minato.DataLoader(data, **options)
     expected = [batch for _ in range(2) for batch in plain]
     torch.manual_seed(0)
-    cached = minato.DataLoader(data, cache=cache, form=form, **options)
+    cached = minato.DataLoader(data, cache=cache, cache_format=form, **options)
     found = [batch for _ in range(2) for batch in cached]
     assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(expected, found))
     stats: Any = cached.stats()["cache"]
@@ -215,7 +215,7 @@ def test_dataset_folder_caches_results_of_its_loader(tmp_path: Path) -> None:
     loaded = [path.read_text() for path in tmp_path.glob("*/*.loaded")]
     assert loaded == ["x"] * 12
     with pytest.raises(ValueError, match="keeps its samples decoded"):
-        minato.DataLoader(data, cache=new_cache(), form="encoded")
+        minato.DataLoader(data, cache=new_cache(), cache_format="encoded")
     stats: Any = loader.stats()["cache"]
     assert stats["decoded"] is None or stats["decoded"] > 0
 
