@@ -19,7 +19,7 @@
 #include "os/mn_thread.h"
 
 #define SECOND_NS UINT64_C(1000000000)
-#define RELIEVE_NS (2 * SECOND_NS)
+#define RELIEVE_NS (SECOND_NS / 50) /* between two looks for pressure */
 #define REFUSED_NS (5 * SECOND_NS) /* after a refusal no client waits for a maker */
 #define PATIENCE 4
 
@@ -263,7 +263,7 @@ relieve(struct mn_cache *cache)
     }
     mn_mutex_lock(&cache->mutex);
     if (attach_surely(cache) == 0) {
-        mn_cache_log_relieve(&cache->log, now);
+        mn_cache_log_relieve(&cache->log);
     }
     mn_mutex_unlock(&cache->mutex);
 }
@@ -396,6 +396,7 @@ mn_cache_store(struct mn_cache *cache, struct mn_cache_digest digest,
     for (uint64_t i = 0; i < value->nparts; i++) {
         head.bytes += mn_cache_padded(value->parts[i].bytes);
     }
+    relieve(cache); /* making the value may have taken memory */
     mn_mutex_lock(&cache->mutex);
     int rc = attach_surely(cache);
     if (rc == 0) {

@@ -19,7 +19,6 @@
 #define SECOND_NS UINT64_C(1000000000)
 #define LOG_WAIT_NS (INT64_C(2) * 1000000000)
 #define NO_ROOM_NS (SECOND_NS / 5)    /* between two tries to find room */
-#define RELIEVE_NS (2 * SECOND_NS)    /* between two looks for pressure */
 #define RESERVE_SHARE 16              /* of a file system: left to other users of it, */
 #define RESERVE_MAX (UINT64_C(1) << 30) /* but not more of a disk */
 #define UNUSED_FINDS 4 /* times the entries; after that many finds an entry never found is unused */
@@ -248,11 +247,14 @@ static int
 advance(struct mn_cache_log *log, uint64_t full, uint64_t generation, uint64_t bytes)
 {
     const struct mn_cache_map *map = &log->file->map;
-    uint64_t now = mn_now_ns();
-    if (log->no_room_ns != 0 && now - log->no_room_ns < NO_ROOM_NS) {
+    if (log->no_room_ns != 0 && mn_now_ns() - log->no_room_ns < NO_ROOM_NS) {
         return MN_FULL;
     }
-    int rc = mn_cache_lock_wait(log->file->fd, MN_CACHE_LOG_BYTE, LOG_WAIT_NS);
+    bool stuck = mn_a64_load_relaxed(&map->header->stuck) != 0;
+    int rc = mn_cache_lock_wait(log->file->fd, MN_CACHE_LOG_BYTE, stuck ? 0 : LOG_WAIT_NS);
+    if (rc == 0 ? stuck : rc == -ETIMEDOUT) { /* its holder is stopped, say, or goes on */
+        mn_a64_store_relaxed(&map->header->stuck, rc != 0);
+    }
     if (rc == 0) {
         bool same = mn_a64_load_acquire(&map->header->current) == full;
         if (same && full != 0 && generation != 0) {
@@ -263,8 +265,8 @@ advance(struct mn_cache_log *log, uint64_t full, uint64_t generation, uint64_t b
         }
         mn_cache_unlock(log->file->fd, MN_CACHE_LOG_BYTE);
     }
-    rc = rc == -ETIMEDOUT ? MN_FULL : rc; /* its holder is stopped, say */
-    log->no_room_ns = rc == MN_FULL ? now : 0;
+    rc = rc == -ETIMEDOUT ? MN_FULL : rc;
+    log->no_room_ns = rc == MN_FULL ? mn_now_ns() : 0;
     return rc;
 }
 
@@ -319,30 +321,35 @@ mn_cache_log_done(struct mn_cache_log *log)
     mn_a64_store_release(own_reservation(log), 0);
 }
 
+/* Whether others have taken of the memory that is left to them. */
+static bool
+is_short(const struct mn_cache_log *log)
+{
+    uint64_t available = mn_mem_available();
+    return available != 0 && available < log->reserve;
+}
+
 void
-mn_cache_log_relieve(struct mn_cache_log *log, uint64_t now_ns)
+mn_cache_log_relieve(struct mn_cache_log *log)
 {
     const struct mn_cache_file *file = log->file;
     const struct mn_cache_map *map = &file->map;
-    if (now_ns - log->relieved_ns < RELIEVE_NS) {
+    if (!is_short(log) || mn_cache_lock_try(file->fd, MN_CACHE_LOG_BYTE) != 0) {
         return;
     }
-    log->relieved_ns = now_ns;
-    uint64_t available = mn_mem_available();
-    if (available == 0 || available >= log->reserve / 2
-        || mn_cache_lock_try(file->fd, MN_CACHE_LOG_BYTE) != 0) {
-        return;
-    }
-    int64_t number = find_empty(file, 1);
-    if (number < 0 || mn_a64_load_relaxed(&map->segments[number].pages) == 0) {
-        number = empty_oldest(file, 1, false);
-    }
-    if (number >= 0) {
+    do {
+        int64_t number = find_empty(file, 1);
+        if (number < 0 || mn_a64_load_relaxed(&map->segments[number].pages) == 0) {
+            number = empty_oldest(file, 1, false);
+        }
+        if (number < 0) {
+            break;
+        }
         uint64_t off = (uint64_t)number * map->shape.segment_bytes;
         mn_a64_store_relaxed(&map->segments[number].pages, 0);
         (void)mn_memfd_punch_mapped(map->data + off, map->shape.segment_bytes);
         (void)mn_a64_add_relaxed(&map->header->returned, 1);
-        log->no_room_ns = now_ns;
-    }
+        log->no_room_ns = mn_now_ns();
+    } while (is_short(log));
     mn_cache_unlock(file->fd, MN_CACHE_LOG_BYTE);
 }

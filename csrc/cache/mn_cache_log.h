@@ -54,7 +54,13 @@
  *   them first. Before it takes more pages, the log asks for the room under every limit from its
  *   group up to the root. It subtracts a reserve, what clients have promised to others (their
  *   loaders' memory_limit), and what the file system must keep for others. Under pressure the log
- *   does not grow, and the oldest segments give their pages back.
+ *   does not grow, and the oldest segments give their pages back, as many as the reserve lacks.
+ *   Each client looks every few milliseconds when it asks for values, so that a job may take memory
+ *   while it loads. The kernel ends a job that takes more than the reserve between two looks.
+ *
+ * A client that is stopped while it holds the log lock: the others wait once for it, and note in
+ *   the header that it is stuck. While it is, they only try the lock, and store nothing. The first
+ *   that gets the lock takes the note away.
  *
  * What a crash leaves behind: a reserved place without an entry, which is lost until its segment is
  *   recycled. Or a segment with generation 0, or with pages, that is not current. The log takes
@@ -73,7 +79,6 @@ struct mn_cache_log {
     const struct mn_cache_file *file;
     uint64_t reserve;       /* bytes of memory to leave to others */
     uint64_t no_room_ns;    /* when there last was no room; 0: not lately */
-    uint64_t relieved_ns;   /* when pressure was last looked for */
     bool keeps;             /* recycles nothing for the entry that is being stored */
 };
 
@@ -90,9 +95,9 @@ mn_cache_log_reserve(struct mn_cache_log *log, uint64_t bytes, struct mn_cache_r
 void
 mn_cache_log_done(struct mn_cache_log *log);
 
-/* Gives the oldest segment back where memory is short. Looks seldom, however often it is called. */
+/* Gives the oldest segments back until the reserve is there again. Reads files of /proc. */
 void
-mn_cache_log_relieve(struct mn_cache_log *log, uint64_t now_ns);
+mn_cache_log_relieve(struct mn_cache_log *log);
 
 /* Whether a system call's error says that there is no room. */
 bool

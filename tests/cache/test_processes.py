@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from control_groups import group, set_limit  # noqa: F401
 
 from .support import OWN_MOUNTS, Memory, environment, start
 
@@ -311,3 +312,37 @@ def test_size_that_memory_does_not_hold_is_logged(tmp_path: Path) -> None:
         pytest.skip("this process may not mount a file system")
     assert done.stdout == "1\n", done.stderr
     assert "has 300.0 MiB, not the 1.0 GiB" in done.stderr and "/dev/shm has 400.0 MiB" in done.stderr
+
+
+#: fills a cache, then takes memory while it asks for values
+TAKES = """
+import os, sys
+(open(sys.argv[1], "w")).write(str(os.getpid()))
+import numpy as np
+import minato
+minato.cache.cache.MEMORY = os.environ["TEST_MEMORY"]
+cache = minato.Cache("900MiB")
+@cache.memoize(key=lambda n: n)
+def make(n):
+    return np.full(1 << 20, n % 251, np.uint8)
+for n in range(900):
+    make(n)
+filled, held = cache.stats()["used_bytes"] >> 20, []
+while len(held) < filled // 8:
+    held.append(np.ones(8 << 20, np.uint8))
+    make(len(held))
+print(filled, cache.stats()["used_bytes"] >> 20, cache.stats()["returned"])
+"""
+
+
+def test_cache_makes_way_for_memory_that_its_job_takes(
+    tmp_path: Path, memory: Memory, group: Path
+) -> None:
+    set_limit(group, 900 << 20)
+    script = tmp_path / "takes.py"
+    script.write_text(TAKES)
+    done = subprocess.run([sys.executable, str(script), str(group / "cgroup.procs")], text=True,
+                          capture_output=True, env=environment(**memory.environment), timeout=100)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    filled, left, returned = map(int, done.stdout.split())
+    assert filled > 200 and left < filled // 4 and returned > 8
