@@ -102,7 +102,7 @@ def _measure(
     to: socket.socket, request: dict[str, Any], study: Any, loader: Any, program: int
 ) -> None:
     keeper, way = os.getpid(), request["files"]
-    folder = tempfile.mkdtemp(prefix="minato-analyze-") if way != own_files.OVERLAY else ""
+    folder = tempfile.mkdtemp(prefix="minato-") if way != own_files.OVERLAY else ""
     mine, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:

@@ -12,7 +12,9 @@ import shutil
 import socket
 import sqlite3
 import subprocess
+import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +26,17 @@ import torch
 
 from minato.analyze import keeper, own_files
 
-from .support import SLEEPS, deny_namespaces, in_a_fork, study
+from .support import (
+    SLEEPS,
+    TOKEN,
+    command,
+    deny_namespaces,
+    environment,
+    gone,
+    in_a_fork,
+    program,
+    study,
+)
 
 pytestmark = pytest.mark.limit(240)
 
@@ -201,8 +213,10 @@ def test_mapped_memory_of_the_program_is_not_written(
     def write() -> None:
         pid = os.fork()
         if pid == 0:
-            mapped[4097] = tensor[1] = value.get_obj().value = 7
-            os._exit(int(not mapped[4097] == tensor[1] == 7))
+            mapped[4097] = 7
+            if copied:  # else only a privileged process can map again what has no name
+                tensor[1] = value.get_obj().value = 7
+            os._exit(int(mapped[4097] != 7))
         assert os.waitpid(pid, 0)[1] == 0
         assert (int(mapped[4097]), int(tensor[1]), value.get_obj().value) == ((7, 7, 7) if copied else (0, 0, 3))
 
@@ -228,6 +242,27 @@ def test_large_memory_without_a_file_is_read_only(monkeypatch: pytest.MonkeyPatc
 
 
 # ---- programs ------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_a_killed_study_leaves_no_temporary_folder(namespaces: bool, tmp_path: Path) -> None:
+    """torch's workers share tensors by sockets in a folder there, and the study alone has workers."""
+    temporary = Path(tempfile.mkdtemp(prefix="m-"))  # the path of a socket must be short
+    env = {**environment(), "TMPDIR": str(temporary)}
+    text = SLEEPS.replace("torch.tensor(index)", "torch.zeros(999)") + "main(epochs=9)"
+    running = subprocess.Popen(
+        command("--anyway", "--budget", "12s", "--", sys.executable, program(tmp_path, text)), cwd=tmp_path, env=env,
+        preexec_fn=None if namespaces else deny_namespaces,
+    )  # fmt: skip
+    try:
+        while f"{temporary}/" not in Path("/proc/net/unix").read_text():
+            assert running.poll() is None
+            time.sleep(0.01)
+        running.kill()
+        running.wait()
+        assert gone(env[TOKEN]) == [] and list(temporary.iterdir()) == []
+    finally:
+        shutil.rmtree(temporary)
+
 
 #: what samples write, into the folder of the program
 PREPARES = {
