@@ -292,6 +292,8 @@ def _find_doubt(f: Facts) -> str:
     if f.others() > OTHERS:
         return f"other programs used {f.others():.0%} of the cores"
     base, delivered = f.all["relative_to"], (f.watched.get("range") or [f.watched["delivered"]])[-1]
+    if base and delivered and base > FASTER * delivered and f.watched_others() > OTHERS:
+        return f"other programs used {f.watched_others():.0%} of the cores while the program was watched"
     if base and delivered and base > FASTER * delivered:
         return (
             f"the program's loader and step were {base / f.watched['delivered']:.1f} times as fast in the study as in the "

@@ -161,7 +161,8 @@ class Clocks:
 
         @functools.wraps(function, updated=())
         def run_timed(*given: Any, **named: Any) -> Any:
-            kind, label = (OPEN, "numpy.load") if named.get("mmap_mode") else (of, name)
+            maps = name == "numpy load" and (named.get("mmap_mode") or any(given[1:2]))
+            kind, label = (OPEN, "numpy.load") if maps else (of, name)
             if self.kept is not None and kind == OPEN:
                 return self._open_once(self.kept, function, given, named)
             if not self.on or threading.get_ident() != self.thread:
@@ -171,7 +172,8 @@ class Clocks:
         return run_timed
 
     def run(self, label: str, kind: str, function: Any, given: Any, named: Any) -> Any:
-        outermost = not self._stack
+        # what opens gives a cache nothing to keep
+        outermost = not self._stack and kind != OPEN and getattr(function, "__name__", "") != "__init__"
         if outermost and self.replay:
             # What came first may have made a later call needless: a picture that is decoded.
             at = next((n for n, held in enumerate(self.replay) if held[0] == label), None)

@@ -51,7 +51,8 @@ def facts(**given: Any) -> dict[str, Any]:
     usage = {"others": 0.0}
     return {
         "watched": watch, "loader": loader, "own": "torch", "work": work, "place": None,
-        "machine": {"cores": 2, "memory_available": 10**9}, "contend": None, "notes": [],
+        "machine": {"cores": 2, "memory_available": 10**9}, "contend": None, "notes": [], "files": None,
+        "unstudied": None,
         "rates": [{"loader": k, "workers": n, "rate": r, "usage": usage, "samples": 10**6}
                   for (k, n), r in rates.items()],
         **given,
@@ -677,6 +678,8 @@ def test_study_that_is_much_faster_than_the_program_concludes_nothing() -> None:
         "No conclusion: the program's loader and step were 5.0 times as fast in the study as in the program"
     )
     assert finish_report(found, None, anyway=True)["limit"]["kind"] == "cores"
+    found["machine"]["others"] = 0.5
+    assert "50% of the cores while the program was watched" in finish_report(found, None, False)["limit"]["line"]
 
 
 def test_more_workers_of_an_iterable_dataset_may_repeat_samples() -> None:
@@ -689,7 +692,7 @@ def test_more_workers_of_an_iterable_dataset_may_repeat_samples() -> None:
 def test_unknown_limit_names_known_facts() -> None:
     kind, line = kind_of(costs=[], rates={})
     assert kind == "unknown" and "waits for data 50% of its time" in line
-    work: dict[str, Any] = {"failures": 0, "failed": ["sample 1: FileNotFoundError: /tmp/1.jpg"]}
+    work: dict[str, Any] = {"failures": 0, "failed": ["sample 1: FileNotFoundError: [Errno 2] No such file or directory: '/tmp/1.jpg'"]}
     assert "Run it again with --pause" in kind_of(costs=[], rates={}, work=work)[1]
     paused = {"cores": 2, "memory_available": 10**9, "argv": ["--pause"]}
     assert "no sample could be made" in kind_of(costs=[], rates={}, work=work, machine=paused)[1]

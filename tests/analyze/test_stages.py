@@ -356,7 +356,7 @@ class Rows:
         database.close()
         reader = Reader("reader")
         reader.close()
-        return read, int(np.load(self.names[1], mmap_mode="r")[3]), value
+        return read, int(np.load(self.names[1], "r")[3]), value
 
 
 def test_files_opened_for_each_sample_are_stages(tmp_path: Path) -> None:
@@ -376,6 +376,34 @@ def test_files_opened_for_each_sample_are_stages(tmp_path: Path) -> None:
     assert plain[1:] == (
         zipfile.ZipFile.__init__, Reader.__init__, np.load, np.memmap.__new__, sqlite3.connect
     )  # fmt: skip
+
+
+class Cropped:
+    """Opens a file, decodes what it reads, and cuts at random."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        with zipfile.ZipFile(self.path) as file:
+            values = self.decode(file.read("x"))
+        return np.roll(values, random.randrange(1, 100))
+
+    def decode(self, read: bytes) -> np.ndarray:
+        time.sleep(0.01)
+        return np.arange(100) + len(read)
+
+
+def test_stage_after_an_opened_file_can_be_cached(tmp_path: Path) -> None:
+    """The file is opened while the result of the stage is there: an object must be set up."""
+    from minato.analyze import work
+
+    loader: Any = DataLoader(Cropped(str(Rows(tmp_path).names[0])), 2)  # type: ignore[arg-type]
+    found, why = in_a_fork(lambda: work._cacheable_part(loader, work.clock() + 10))
+    assert not why and found["after"] == "decode()" and found["share"] > 0.5
 
 
 def test_files_kept_open_are_opened_once(tmp_path: Path) -> None:
