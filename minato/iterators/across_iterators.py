@@ -60,7 +60,6 @@ class Memo:
         self.user_epoch = 0  # 1 + what set_epoch was told
         self.loaded_dataset = False  # it has loaded a state in this process
         self.warned_uncounted = False  # that its states know no position
-        self.looked_for_shared = False  # files and connections in its dataset, before a fork
         self.warned_of_generators = False  # that threads share them
         self.warned_of_copies = False  # that its iterable dataset gives everything in each worker
         self.warned_of_epoch = False  # that persistent workers do not see its dataset's

@@ -43,7 +43,6 @@ from ..seeding.base_seed import BASE_SEED
 from ..seeding.ranks import ranks_of
 from ..transport.layouts import is_default_collate
 from ..workers.executor import Executor
-from ..workers.open_files import warn_of_shared
 from ..workers.process_pool import Pool, WorkerHandle, start_method_context
 from .across_iterators import memo_of
 from .batch_errors import Amended
@@ -169,11 +168,8 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         return stage
 
     def _make_pool(self, loader: Any) -> Executor:
-        balanced, options, memo = self._balanced, self._options, self._position.memo
+        balanced, options = self._balanced, self._options
         context = start_method_context(loader)
-        if context.get_start_method() == "fork" and not memo.looked_for_shared:
-            memo.looked_for_shared = True
-            warn_of_shared(self._dataset, self._collate_fn)
         return Pool(
             context=context,
             workers=self._num_workers,

@@ -12,30 +12,20 @@ would overwrite each other's data.
 from __future__ import annotations
 
 import fcntl
-import io
+import logging
 import os
-import socket
 import stat
-import warnings
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ..seeding.generator_states import loaded
-from ..seeding.find_generators import _Walk
+log = logging.getLogger("minato")
 
 _FOLDER = "/proc/self/fd"
 #: flags of the old open file description that the new one gets, too
 _KEPT = os.O_DIRECT | os.O_NOATIME | os.O_NONBLOCK
 #: in the list of a description's locks: a lock that keeps others from reading
 _EXCLUSIVE = (b"FLOCK  ADVISORY  WRITE", b"OFDLCK ADVISORY  WRITE")
-
-#: limit on the objects of the dataset that are searched; some milliseconds once for each loader
-HOLDERS_LIMIT = 2_000
-#: number of found objects that a warning names
-NAMED = 3
-_FILES = frozenset({io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom,
-                    io.TextIOWrapper})  # fmt: skip
 
 
 class OpenFile(NamedTuple):
@@ -49,8 +39,8 @@ class OpenFile(NamedTuple):
 
 
 def find() -> list[OpenFile]:
-    """The files that workers are to open again. Called in the program just before the fork. Warns
-    of files of the program that may not be opened again. Empty if there is no /proc."""
+    """The files that workers are to open again. Called in the program just before the fork. Logs
+    files of the program that may not be opened again. Empty if there is no /proc."""
     found, refused = [], []
     try:
         names = os.listdir(_FOLDER)
@@ -64,12 +54,11 @@ def find() -> list[OpenFile]:
                 elif not file.inheritable:  # else it came from another program
                     refused.append(os.readlink(f"{_FOLDER}/{number}"))
     for path in refused:
-        warnings.warn(
-            f"{path!r} is open in this program and may not be opened again, so worker processes "
-            "share one position in it: what they read there may be wrong. Open it in each "
-            "worker (in worker_init_fn, or at the first sample), or use "
-            "multiprocessing_context='spawn'.",
-            stacklevel=2,
+        log.warning(
+            "%r is open in this program and may not be opened again, so worker processes share one "
+            "position in it: what they read there may be wrong. Open it in each worker (in "
+            "worker_init_fn, or at the first sample), or use multiprocessing_context='spawn'.",
+            path,
         )
     return found
 
@@ -117,74 +106,3 @@ def _open_again(file: OpenFile) -> None:
             os.dup2(new, file.descriptor, file.inheritable)
     finally:
         os.close(new)
-
-
-# ---- objects that stay shared ------------------------------------------------------------
-
-
-def warn_of_shared(*roots: Any) -> None:
-    """Warns of objects of the dataset (or another root) that its workers will share after a fork.
-    These are files open for reading and writing, databases in such files, and connections."""
-    shared = _shared()
-    if not shared:
-        return
-    walk = _Holding(shared)
-    walk.run(roots)
-    if walk.held:
-        more = len(walk.held) - NAMED
-        warnings.warn(
-            f"the dataset holds {', '.join(walk.held[:NAMED])}{f' and {more} more' * (more > 0)}, "
-            "opened before its worker processes are forked. Workers share its file position, so "
-            "reads may return wrong data. Open it in each worker (in worker_init_fn, or at the "
-            "first sample); files that are open for reading only are safe. This warning is shown "
-            "once.",
-            stacklevel=2,
-        )
-
-
-def _shared() -> dict[int, str]:
-    """Paths, by descriptor, of sockets and of files that are open for reading and writing."""
-    found: dict[int, str] = {}
-    try:
-        names = os.listdir(_FOLDER)
-    except OSError:
-        return found
-    for number in map(int, names):
-        with suppress(OSError):
-            if number > 2 and fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR:
-                kind = stat.S_IFMT(os.fstat(number).st_mode)
-                path = os.readlink(f"{_FOLDER}/{number}")
-                if kind == stat.S_IFSOCK or (kind == stat.S_IFREG and "/memfd:" not in path):
-                    found[number] = path
-    return found
-
-
-class _Holding(_Walk):
-    """Notes the files, databases and sockets that it meets."""
-
-    def __init__(self, shared: dict[int, str]) -> None:
-        super().__init__(HOLDERS_LIMIT)
-        self.shared = shared
-        self.held: list[str] = []
-        self.sqlite: Any = loaded("sqlite3", "Connection") or ()
-        self.hdf5: Any = loaded("h5py", "HLObject") or ()
-
-    def reach(self, obj: Any) -> None:
-        with suppress(Exception):  # closed, or of another thread
-            what = self._named(obj)
-            if what is not None and what not in self.held:
-                self.held.append(what)
-        super().reach(obj)
-
-    def _named(self, obj: Any) -> str | None:
-        path: str | None = None
-        if isinstance(obj, self.sqlite):
-            path = obj.execute("PRAGMA database_list").fetchone()[2]
-        elif isinstance(obj, self.hdf5):
-            path = os.path.realpath(obj.file.filename)
-        elif type(obj) in _FILES or isinstance(obj, socket.socket):
-            path = self.shared.get(obj.fileno())
-        if path is None or path not in self.shared.values():
-            return None
-        kind = f"{type(obj).__module__}.{type(obj).__qualname__}"
-        return kind if isinstance(obj, socket.socket) else f"{path!r} ({kind}), open for writing"

@@ -623,12 +623,15 @@ def test_late_nested_generator_is_found(steps):
     assert not growing.seeder.renew()
 
 
-def test_repeatedly_made_generators_warn_once():
-    from minato.seeding import find_generators as _seeding
+class OfIndex(Lazy):
+    """Makes its generator anew for each sample."""
 
-    growing = _seeding.Growing(data := Lazy())
-    with pytest.warns(UserWarning, match="seed_sample") as told:
-        for _ in range(40):
-            data.rng = np.random.default_rng()
-            growing.seeder.renew()
-    assert len(told) == 1
+    def generator(self):
+        self.rng = np.random.default_rng(7)
+        return self.rng
+
+
+@pytest.mark.filterwarnings("error")
+def test_generators_made_for_each_sample_are_left_alone():
+    (first, _), (other, _) = lazily(1, OfIndex()), lazily(2, OfIndex())
+    assert torch.equal(first, other) and len(first[:, 1].unique()) == 1

@@ -262,14 +262,7 @@ mn_seeder_renew(PyObject *seeder)
     if (rc == 0) {
         mn_seed_watch_pause(w, changed);
     }
-    if (rc == 1 && ++w->renewals == RENEWALS_MOST
-        && PyErr_WarnEx(PyExc_UserWarning,
-                        "the dataset, or its collate_fn, makes new random generators again and "
-                        "again: those it makes from now on are not seeded, and samples that "
-                        "draw from them differ from run to run. Make generators once, or seed "
-                        "them in a method seed_sample(seed) of the dataset.", 1) < 0) {
-        rc = -1;
-    }
+    w->renewals += rc == 1;
     return rc;
 }
 
