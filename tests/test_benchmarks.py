@@ -53,7 +53,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     yield load
     own = {"common", "kills", "loader", "startup", "balance", "leaks", "resume", "operators",
            "volumes", "locality", "locality_data", "cache_table", "cache_jobs", "cache_order",
-           "cache_ranks", "cache_scratch"}  # fmt: skip
+           "cache_ranks", "cache_scratch", "images"}  # fmt: skip
     for name in own - before:
         sys.modules.pop(name, None)
 
@@ -516,3 +516,11 @@ def test_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert whole["lost"] == whole["doubled"] == whole["changed"] == whole["out of order"] == 0
     assert not any(whole["left"].values())
     assert "torch, one kill: " in text
+
+
+def test_images(tmp_path: Path) -> None:
+    result, text = quick("images.py", tmp_path)
+    found = result["sets"]["D"]
+    assert found["differ"] == 0 and result["photos"] > 0
+    assert found["ms"]["pillow"] > 0 and found["ms"]["minato"] > 0
+    assert "\nD " in text

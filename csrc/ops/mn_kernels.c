@@ -36,6 +36,7 @@
 #define MN_LANES 1
 #define MN_SQRT(v) __builtin_sqrtf(v)
 #include "ops/mn_normals_body.h"
+#include "ops/mn_resize_body.h"
 #include "ops/mn_kernels_body.h"
 #undef MN_K_SUFFIX
 #undef MN_K_NAME
@@ -44,6 +45,9 @@
 #if defined(__GNUC__) && !defined(__clang__) && defined(MN_K_TWINS)
 #pragma GCC pop_options
 #endif
+
+/* The four 32-bit numbers of a pixel that is being resized. */
+typedef int32_t mn_pixel __attribute__((vector_size(16), may_alias));
 
 #if defined(__x86_64__)
 #include "ops/mn_kernels_x86.h"

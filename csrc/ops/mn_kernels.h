@@ -24,6 +24,10 @@ struct mn_key {
 #define MN_NORMALS_GROUP 64
 #define MN_STREAM_NOISE 1u
 
+/* Fractional bits of the weights of a resized photo. */
+#define MN_WEIGHT_BITS 22
+#define MN_WEIGHT_HALF (1 << (MN_WEIGHT_BITS - 1))
+
 struct mn_kernels {
     const char *name;
     /* The first i in [from, n) with p[i] != 0, or n. */
@@ -44,6 +48,15 @@ struct mn_kernels {
     void (*normals)(float *out, int64_t n, int64_t first, const struct mn_key *key);
     /* out[x] = a[x] + (b[x] - a[x]) * t; out may be a or b */
     void (*mix)(float *out, const float *a, const float *b, float t, int64_t n);
+    /* Pixels of 4 bytes: pixel x of n is the sum of 2 * pairs pixels of row from first[x] on,
+     * times weights[x][...], each of which is stored four times. Results are rounded. The weights
+     * of a pixel are not negative, and their sum is about 1 << MN_WEIGHT_BITS. */
+    void (*resize_row)(uint8_t *out, const uint8_t *row, const uint32_t *first,
+                       const int32_t *weights, int64_t pairs, int64_t n);
+    /* The same for bytes of several rows: out[x] = sum of rows[i][x] * weights[i]. n is a multiple
+     * of 16. */
+    void (*mix_rows)(uint8_t *out, const uint8_t *const *rows, const int32_t *weights,
+                     int64_t count, int64_t n);
 };
 
 /* Returns the kernels of a level, among those that this build and this processor have: 0 is the

@@ -154,4 +154,6 @@ static const struct mn_kernels MN_K(kernels) = {
     .add_noise = MN_K(add_noise),
     .normals = MN_K(normals),
     .mix = MN_K(mix),
+    .resize_row = MN_K(resize_row),
+    .mix_rows = MN_K(mix_rows),
 };

@@ -123,6 +123,17 @@ def _operators(f: Facts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _photos(f: Facts) -> Iterator[Finding]:
+    if f.photos.startswith("Pillow alone"):
+        yield Finding(
+            NOTE, "photos",
+            "There is no libjpeg-turbo: the JPEG transforms of minato.ops decode whole photos with "
+            "Pillow.",
+            "pip install --upgrade pillow (its wheel has one), or install the system's "
+            "libjpeg-turbo.",
+        )  # fmt: skip
+
+
 def _locked(f: Facts) -> Iterator[Finding]:
     if (f.accelerator or f.driver) and f.locked is not None and f.locked < PINNED:
         yield Finding(
@@ -310,7 +321,7 @@ Check = Callable[[Facts], Iterator[Finding]]
 #: the checks, by subject
 CHECKS: dict[str, Check] = {
     "system": _system, "torch": _torch, "accelerator": _accelerator,
-    "device operators": _operators, "locked memory": _locked, "open files": _descriptors,
+    "device operators": _operators, "photos": _photos, "locked memory": _locked, "open files": _descriptors,
     "address space": _address_space, "size of files": _file_size, "memory": _memory,
     "overcommit": _overcommit, "processes": _processes, "CPUs": _cpus, "threads": _threads,
     "start method": _start_method, "/dev/shm": _shm, "environment": _variables, "trial": _trial,
@@ -360,6 +371,7 @@ _FINE: dict[str, Callable[[Facts], str]] = {
     "torch": lambda f: f"{f.torch}; minato's extension is {f.torch_extension}",
     "accelerator": _device,
     "device operators": lambda f: f.device_operators if f.accelerator else NOT_NEEDED,
+    "photos": lambda f: f"JPEG files are decoded by {f.photos}",
     "locked memory": lambda f: _size(f.locked, "no limit") if f.accelerator else NOT_NEEDED,
     "open files": _files,
     "address space": lambda f: "no limit",

@@ -44,6 +44,8 @@ class Facts:
     torch_extension: str = "built"
     #: state of the operators of minato.ops on devices, as ``minato info`` shows it
     device_operators: str = "built"
+    #: what minato.ops decodes JPEG photos with, as ``minato info`` shows it
+    photos: str = "libjpeg.so.62"
     #: the CUDA or ROCm version that torch is built for
     torch_accelerator: str | None = None
     #: whether torch can use an accelerator
@@ -214,6 +216,7 @@ def gather(workers: int | None = None, trial: bool = True) -> Facts:
         torch=torch.__version__,
         torch_extension=_known(info._torch_extension) or "built",
         device_operators=_known(info._device_operators) or "built",
+        photos=_known(info._photos) or "libjpeg.so.62",
         torch_accelerator=torch.version.cuda or torch.version.hip,
         accelerator=bool(_known(found.is_available)),
         driver=_known(_driver),

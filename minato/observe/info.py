@@ -128,6 +128,15 @@ def _device_operators() -> str:
     return operators.describe()
 
 
+def _photos() -> str:
+    if "minato" not in sys.modules:
+        return "unknown: minato did not import"
+    from minato.ops import jpeg
+
+    found = jpeg.find_library()
+    return "Pillow alone: there is no libjpeg-turbo" if found is None else found.path
+
+
 def build() -> dict[str, Any]:
     """Which extension modules there are, and how they were compiled."""
     missing = "missing: this installation is broken, install minato again"
@@ -172,7 +181,8 @@ def methods() -> dict[str, Any]:
     seeding = _asked(_seeding)
     if isinstance(seeding, dict):
         seeding = ", ".join(f"{k} {WAYS.get(v, v)}" for k, v in seeding.items()) or "unknown without torch"
-    return {"tensors are made by": _asked(_exchange), "generators are seeded": seeding}
+    return {"tensors are made by": _asked(_exchange), "generators are seeded": seeding,
+            "photos are decoded by": _asked(_photos)}  # fmt: skip
 
 
 # ---- the machine -----------------------------------------------------------------------

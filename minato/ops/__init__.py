@@ -1,4 +1,9 @@
-"""Native operators on 3D volumes: single, fused in a pipeline, or as a dataset.
+"""Transforms of JPEG photos, and native operators on 3D volumes: single, fused in a pipeline, or as a
+dataset.
+
+RandomResizedCropJpeg and ResizeCenterCropJpeg are transforms for any dataset: from the file of a
+photo to a tensor, with the bits of torchvision on what Pillow decodes. All else here is about
+volumes.
 
 A volume is an array of shape [channel, depth, height, width]. Images are float32 (inputs
 also uint8, int16, uint16, int32, float64), labels uint8 with one channel. Every
@@ -28,6 +33,7 @@ result does not depend on threads, processes, order or instruction set. `csrc/op
 lists the draws of each operator; minato/ops.h offers them to user-defined operators in C.
 """
 from .dataset import VolumeDataset
+from .jpeg import RandomResizedCropJpeg, ResizeCenterCropJpeg
 from .operators import (
     Cast,
     Normalize,
@@ -48,6 +54,6 @@ from .operators import (
 
 __all__ = [
     "Cast", "Normalize", "Operator", "Pad", "Pipeline", "RandBalancedCrop", "RandCrop",
-    "RandFlip", "RandGaussianNoise", "RandScaleIntensity", "ReadNpy", "Resample",
-    "UserOperator", "VolumeDataset", "label_boxes", "unet3d_training",
+    "RandFlip", "RandGaussianNoise", "RandScaleIntensity", "RandomResizedCropJpeg", "ReadNpy",
+    "Resample", "ResizeCenterCropJpeg", "UserOperator", "VolumeDataset", "label_boxes", "unet3d_training",
 ]

@@ -44,6 +44,7 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"torch_extension": "not built; optional"}, NOTE, "works without", "--no-build-isolation"),
     ({"accelerator": True, "driver": "NVIDIA 570.1", "device_operators": "not built: no nvcc"}, NOTE,
      "run on the host", "nvcc"),
+    ({"photos": "Pillow alone: there is no libjpeg-turbo"}, NOTE, "whole photos", "pillow"),
     ({"driver": "NVIDIA 570.1"}, WRONG, "570.1.*without support", "pytorch.org"),
     ({"driver": "NVIDIA", "torch_accelerator": "12.8"}, WRONG, "12.8, finds no device", "--gpus"),
     ({"driver": "NVIDIA", "torch_accelerator": "12.8", "hidden": "CUDA_VISIBLE_DEVICES="}, NOTE,

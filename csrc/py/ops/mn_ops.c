@@ -234,6 +234,18 @@ sample_key(PyObject *Py_UNUSED(module), PyObject *args)
     return Py_BuildValue("(KK)", (unsigned long long)hi, (unsigned long long)lo);
 }
 
+PyDoc_STRVAR(jpeg_library_doc,
+             "jpeg_library(path) -> capsule\n\n"
+             "Opens a libjpeg-turbo. Raises OSError or ValueError.");
+PyDoc_STRVAR(jpeg_size_doc,
+             "jpeg_size(file) -> (width, height), or None: only Pillow decodes these bytes");
+PyDoc_STRVAR(jpeg_crop_doc,
+             "jpeg_crop(library, file, (left, top, width, height), (to_width, to_height),\n"
+             "          (left, top, width, height), flip, down_first, table, out, level=-1)\n"
+             "-> bool\n\n"
+             "Resizes a region of a photo, and writes a window of the result. False: Pillow must\n"
+             "decode these bytes. csrc/ops/mn_jpeg.h describes the arguments.");
+
 static PyMethodDef functions[] = {
     {"philox", philox, METH_VARARGS, philox_doc},
     {"uniform", uniform, METH_VARARGS, uniform_doc},
@@ -241,6 +253,9 @@ static PyMethodDef functions[] = {
     {"normals", normals, METH_VARARGS, normals_doc},
     {"instruction_sets", instruction_sets, METH_NOARGS, instruction_sets_doc},
     {"sample_key", sample_key, METH_VARARGS, sample_key_doc},
+    {"jpeg_library", mn_ops_jpeg_library, METH_VARARGS, jpeg_library_doc},
+    {"jpeg_size", mn_ops_jpeg_size, METH_VARARGS, jpeg_size_doc},
+    {"jpeg_crop", mn_ops_jpeg_crop, METH_VARARGS, jpeg_crop_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,0 +1,336 @@
+/* Crops of JPEG photos.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The parts of libjpeg's structures that this file uses are declared here, so that the build needs
+ * no header of it. They are the same in all versions of libjpeg-turbo's interface. Only the size of
+ * the whole differs, which jpeg_CreateDecompress() compares with its own.
+ */
+#include "ops/mn_jpeg.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <string.h>
+
+#include "base/mn_attr.h"
+#include "ops/mn_resize.h"
+
+/* struct jpeg_source_mgr */
+struct source {
+    const uint8_t *next;
+    size_t left;
+    void (*init)(struct mn_jpeg_info *info);
+    int (*fill)(struct mn_jpeg_info *info);
+    void (*skip)(struct mn_jpeg_info *info, long n);
+    int (*resync)(struct mn_jpeg_info *info, int desired);
+    void (*term)(struct mn_jpeg_info *info);
+};
+
+/* struct jpeg_error_mgr */
+struct errors {
+    void (*exit)(struct mn_jpeg_info *info);
+    void (*emit)(struct mn_jpeg_info *info, int level);
+    void *others[19];
+};
+
+/* struct jpeg_decompress_struct */
+struct mn_jpeg_info {
+    struct errors *errors;
+    void *others[4];
+    struct source *source;
+    unsigned width, height;
+    int components, space, out_space;
+    char rest[588];
+};
+
+MN_STATIC_ASSERT(sizeof(struct source) == 56, "the size of jpeg_source_mgr");
+MN_STATIC_ASSERT(sizeof(struct errors) == 168, "the size of jpeg_error_mgr");
+MN_STATIC_ASSERT(offsetof(struct mn_jpeg_info, source) == 40, "the place of src");
+MN_STATIC_ASSERT(offsetof(struct mn_jpeg_info, out_space) == 64, "the place of out_color_space");
+MN_STATIC_ASSERT(sizeof(struct mn_jpeg_info) == 656, "the size in the largest version, 80");
+
+/* Versions of the interface, and the size of struct jpeg_decompress_struct in each. */
+static const struct {
+    int version;
+    size_t size;
+} interfaces[] = {{62, 632}, {80, 656}, {70, 640}};
+
+#define SPACE_RGBX 7 /* JCS_EXT_RGBX: 4 bytes for each pixel */
+
+/* Pixels on each side that are decoded, too: at the edge of a decoded region, libjpeg-turbo
+ * computes colours from fewer neighbours. */
+#define MARGIN 2u
+
+/* One decoding. */
+struct decoder {
+    struct mn_jpeg_info info; /* first: libjpeg passes its address */
+    struct errors errors;
+    struct source source;
+    jmp_buf jump;
+    const struct mn_jpeg_library *library;
+    const struct mn_kernels *kernels;
+    const struct mn_jpeg_job *job;
+    struct mn_resize resize;
+    unsigned unwanted; /* rows to read before the first that is needed */
+};
+
+static void
+leave(struct mn_jpeg_info *info)
+{
+    longjmp(((struct decoder *)(void *)info)->jump, 1);
+}
+
+static void
+emit(struct mn_jpeg_info *info, int level)
+{
+    if (level < 0) { /* a warning: Pillow may raise an error */
+        leave(info);
+    }
+}
+
+static int
+fill(struct mn_jpeg_info *info) /* is called at the end of the bytes */
+{
+    leave(info);
+    return 0;
+}
+
+static void
+skip(struct mn_jpeg_info *info, long n)
+{
+    struct source *source = info->source;
+    if (n > 0 && (size_t)n > source->left) {
+        leave(info);
+    }
+    if (n > 0) {
+        source->next += n;
+        source->left -= (size_t)n;
+    }
+}
+
+static void
+nothing(struct mn_jpeg_info *info MN_UNUSED)
+{
+}
+
+/* Call it within setjmp. */
+static void
+create(struct decoder *d)
+{
+    d->info.errors = &d->errors;
+    d->library->std_error(&d->errors);
+    d->errors.exit = leave;
+    d->errors.emit = emit;
+    d->library->create(&d->info, d->library->version, d->library->size);
+}
+
+static void
+read_row(void *from, uint8_t *row)
+{
+    struct decoder *d = from;
+    for (unsigned n = d->unwanted + 1; n != 0; n--) {
+        if (d->library->read(&d->info, &row, 1) != 1) {
+            leave(&d->info);
+        }
+    }
+    d->unwanted = 0;
+}
+
+/* Call it within setjmp. */
+static int
+decode(struct decoder *d)
+{
+    const struct mn_jpeg_library *library = d->library;
+    const struct mn_jpeg_job *job = d->job;
+    create(d);
+    d->info.source = &d->source;
+    if (library->read_header(&d->info, 1) != 1 || d->info.width < job->left + job->width
+        || d->info.height < job->top + job->height) {
+        return MN_JPEG_UNUSUAL;
+    }
+    d->info.out_space = SPACE_RGBX;
+    if (!library->start(&d->info)) {
+        return MN_JPEG_UNUSUAL;
+    }
+    unsigned first = job->left + d->resize.across.begin, end = job->left + d->resize.across.end;
+    unsigned left = first > MARGIN ? first - MARGIN : 0;
+    unsigned width = (end + MARGIN < d->info.width ? end + MARGIN : d->info.width) - left;
+    if (width < d->info.width) {
+        library->crop(&d->info, &left, &width);
+    }
+    d->unwanted = job->top + d->resize.down.begin;
+    if (d->unwanted > MARGIN) {
+        d->unwanted -= library->skip(&d->info, d->unwanted - MARGIN);
+    }
+    return mn_resize_run(&d->resize, d->kernels, width, first - left, read_row, d);
+}
+
+static int
+guarded(struct decoder *d)
+{
+    return setjmp(d->jump) == 0 ? decode(d) : MN_JPEG_UNUSUAL;
+}
+
+int
+mn_jpeg_crop(const struct mn_jpeg_library *library, const struct mn_kernels *kernels,
+             const uint8_t *bytes, size_t n, const struct mn_jpeg_job *job, void *out)
+{
+    struct decoder d = {
+        .library = library,
+        .kernels = kernels,
+        .job = job,
+        .source = {bytes, n, nothing, fill, skip, library->resync, nothing},
+        .resize = {
+            .across = {job->width, job->to_width, job->window_left, job->window_width},
+            .down = {job->height, job->to_height, job->window_top, job->window_height},
+            .down_first = job->down_first,
+            .flip = job->flip,
+            .table = job->table,
+            .item = job->item,
+            .out = out,
+        },
+    };
+    int rc = mn_resize_plan(&d.resize);
+    if (rc == 0) {
+        rc = guarded(&d);
+        library->destroy(&d.info);
+    }
+    mn_resize_fini(&d.resize);
+    return rc;
+}
+
+/* -- The markers ----------------------------------------------------------------------- */
+
+static uint32_t
+big_endian(const uint8_t *bytes)
+{
+    return (uint32_t)bytes[0] << 8 | bytes[1];
+}
+
+/* Returns whether the Huffman codes of a file with one scan end with the photo's end. If they do
+ * not, the file is cut off, or more follows, which Pillow reads. */
+static bool
+ends_well(const uint8_t *bytes, const uint8_t *end)
+{
+    while ((bytes = memchr(bytes, 0xFF, (size_t)(end - bytes))) != NULL && end - bytes >= 2) {
+        if (bytes[1] != 0 && (bytes[1] & 0xF8) != 0xD0) { /* not an FF of a code, no restart */
+            return bytes[1] == 0xD9;
+        }
+        bytes += 2;
+    }
+    return false;
+}
+
+/* Returns whether a frame header is of the usual kind. */
+static bool
+is_usual_frame(const uint8_t *body, size_t n)
+{
+    unsigned colours = n > 5 ? body[5] : 0;
+    if ((colours != 1 && colours != 3) || n != 6 + 3 * colours || body[0] != 8
+        || big_endian(body + 1) == 0 || big_endian(body + 3) == 0) {
+        return false;
+    }
+    unsigned sampling = body[7]; /* of the first colour, relative to the others */
+    return (colours == 1 && sampling == 0x11)
+           || (colours == 3 && body[10] == 0x11 && body[13] == 0x11
+               && (sampling == 0x11 || sampling == 0x21 || sampling == 0x22 || sampling == 0x12));
+}
+
+static bool
+are_whole_tables(const uint8_t *body, size_t n)
+{
+    size_t at = 0;
+    while (at < n) {
+        at += body[at] >> 4 != 0 ? 129 : 65;
+    }
+    return at == n;
+}
+
+int
+mn_jpeg_measure(const uint8_t *bytes, size_t n, uint32_t *width, uint32_t *height)
+{
+    const uint8_t *frame = NULL, *end = bytes + n;
+    if (n < 4 || bytes[0] != 0xFF || bytes[1] != 0xD8) {
+        return MN_JPEG_UNUSUAL;
+    }
+    for (const uint8_t *at = bytes + 2; end - at >= 4 && at[0] == 0xFF;) {
+        const uint8_t marker = at[1], *body = at + 4;
+        size_t length = big_endian(at + 2);
+        if (length < 3 || length + 2 > (size_t)(end - at)) {
+            break;
+        }
+        at += 2 + length;
+        length -= 2;
+        bool is_frame = marker >= 0xC0 && marker <= 0xC2;
+        bool is_named = marker == 0xE0 || marker == 0xEE; /* by JFIF or Adobe */
+        if (marker == 0xDA) {
+            bool one_scan = frame != NULL && frame[1] != 0xC2 && body[0] == frame[9];
+            if (frame == NULL || (one_scan && !ends_well(at, end))) {
+                break;
+            }
+            *height = big_endian(frame + 5);
+            *width = big_endian(frame + 7);
+            return 0;
+        }
+        if (is_frame ? frame != NULL || !is_usual_frame(body, length)
+                     : (marker == 0xDB && !are_whole_tables(body, length))
+                           || (is_named && length < 12)
+                           || (marker != 0xC4 && marker != 0xDB && marker != 0xDD
+                               && marker != 0xFE && (marker & 0xF0) != 0xE0)) {
+            break;
+        }
+        frame = is_frame ? body - 4 : frame;
+    }
+    return MN_JPEG_UNUSUAL;
+}
+
+/* -- The library ----------------------------------------------------------------------- */
+
+static bool
+find(void *handle, const char *name, void *function)
+{
+    void *address = dlsym(handle, name);
+    memcpy(function, &address, sizeof(address));
+    return address != NULL;
+}
+
+/* Returns whether a decoder of the library's version and size can be made. */
+static bool
+can_create(const struct mn_jpeg_library *library)
+{
+    struct decoder d = {.library = library};
+    if (setjmp(d.jump) != 0) {
+        return false;
+    }
+    create(&d);
+    library->destroy(&d.info);
+    return true;
+}
+
+int
+mn_jpeg_open(struct mn_jpeg_library *library, const char *path, struct mn_text *text)
+{
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (handle == NULL) {
+        return mn_fail(text, ENOENT, "%s does not open: %s", path, dlerror());
+    }
+    if (!find(handle, "jpeg_std_error", &library->std_error)
+        || !find(handle, "jpeg_CreateDecompress", &library->create)
+        || !find(handle, "jpeg_read_header", &library->read_header)
+        || !find(handle, "jpeg_start_decompress", &library->start)
+        || !find(handle, "jpeg_crop_scanline", &library->crop)
+        || !find(handle, "jpeg_skip_scanlines", &library->skip)
+        || !find(handle, "jpeg_read_scanlines", &library->read)
+        || !find(handle, "jpeg_resync_to_restart", &library->resync)
+        || !find(handle, "jpeg_destroy_decompress", &library->destroy)) {
+        return mn_fail(text, EINVAL, "%s is no libjpeg-turbo of version 1.5 or later", path);
+    }
+    for (size_t i = 0; i < sizeof(interfaces) / sizeof(interfaces[0]); i++) {
+        library->version = interfaces[i].version;
+        library->size = interfaces[i].size;
+        if (can_create(library)) {
+            return 0;
+        }
+    }
+    return mn_fail(text, EINVAL, "%s has an unknown version of libjpeg's interface", path);
+}
