@@ -431,7 +431,8 @@ def _check_fit(state: State, loader: Any) -> None:
             f"the state was taken in mid-epoch with dataset_length={length}, but this loader "
             f"has {mine}, so its position does not apply here: use the same value"
         )
-    if state.get("position") is not None and not state["delivered_beyond"]:  # older states lack it
+    known = state.get("rank") is not None and state.get("position") is not None  # not if it is old
+    if known and not state["delivered_beyond"]:
         _check_position(state)
     if iterable and len(by_worker) != max(1, loader.num_workers):
         raise ValueError(

@@ -28,7 +28,7 @@ def receiver_of(
 ) -> Receiver:
     planner = planner_of(loader, engine, kind=UnitPlanner if ready else Planner)
     supervisor: Any = SimpleNamespace(
-        deaths_reported=0, watch=SimpleNamespace(look=lambda engine: None),
+        deaths_reported=0, late=None, watch=SimpleNamespace(look=lambda engine: None),
         living=lambda: True, timeout=0, trace=None, check=lambda done: None,
         under_way=lambda indices_of: "", first=FirstSamples(False),
     )  # fmt: skip
