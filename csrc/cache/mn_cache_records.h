@@ -88,7 +88,7 @@ struct mn_cache_header {
     mn_a64 refused_ns;                          /* when an entry last found no room; 0: never */
     mn_a64 recycled;                            /* segments so far */
     mn_a64 returned;                            /* segments whose pages went back to the system */
-    mn_a64 stuck; /* 1: the log lock was waited for in vain, and nobody has had it since */
+    mn_a64 stuck; /* 1: the log lock was waited for in vain, and no client has had it since */
     MN_ALIGNED(MN_CACHELINE) struct mn_cache_cost costs[MN_CACHE_COSTS];
     mn_a64 label[MN_CACHE_LABEL_BYTES / 8]; /* for people: whose values, ends with 0; or all 0 */
 };

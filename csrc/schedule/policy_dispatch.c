@@ -316,7 +316,8 @@ finale(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
 {
     int64_t c = costly->task.cost_ns;
     int64_t pc = mn_times(c, (int64_t)d->rates.workers);
-    if (!d->closed || d->rates.workers == 1 || d->work_ns + view->held_ns > finale_work(&d->rates, pc)
+    if (!d->closed || d->rates.workers == 1
+        || d->work_ns + view->held_ns > finale_work(&d->rates, pc)
         || mn_times(c, MN_DISPATCH_DISTINCT_DEN)
                <= mn_times(least->task.cost_ns, MN_DISPATCH_DISTINCT_NUM)) {
         return false;

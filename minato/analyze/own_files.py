@@ -291,12 +291,12 @@ def own_mappings() -> None:
         device = name.startswith("/dev/") and not name.startswith(("/dev/shm/", "/dev/zero"))
         if access[1] == "w" and access[3] == "s" and not device and not name.startswith(("anon_inode:", "[")):
             shared.append((end - begin, begin, int(offset, 16), int(inode), name))
-    for size, begin, at, inode, name in sorted(shared):
+    for size, begin, at, number, name in sorted(shared):
         left -= size
         if left >= 0:
             _map_copy(begin, size)
         else:
-            _map_privately(begin, size, at, inode, name)
+            _map_privately(begin, size, at, number, name)
 
 
 def _map_copy(begin: int, size: int) -> None:
