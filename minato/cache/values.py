@@ -49,7 +49,7 @@ if CORE:
 
 #: kinds of dtypes that the buffer protocol knows
 PLAIN = "biufc"
-#: descriptions that were parsed, since samples of one shape share one: so many, of so many bytes at most
+#: Parsed descriptions. Samples of one shape share one. At most PARSED_MOST are kept, of SHORT bytes each.
 _parsed: dict[bytes, Any] = {}
 PARSED_MOST = 128
 SHORT = 4096
