@@ -258,10 +258,10 @@ def finish_report(found: dict[str, Any], study: Study | None, anyway: bool) -> d
     drop_small_gains(found)
     f = Facts(found)
     found["limit"] = limit(f)
-    if found["limit"]["kind"] not in ("step", "nothing") and not anyway and (why := _find_doubt(f)):
+    if found["limit"]["kind"] not in ("step", "nothing") and (why := _find_doubt(f, anyway)):
         seen = found["limit"]
         found["limit"] = {"kind": "unknown", "seen": seen["kind"], "line": (
-            f"No conclusion: {why}. It looked like this: {seen['line']} (--anyway concludes all the same)"
+            f"No conclusion: {why}. It looked like this: {seen['line']}"
         )}  # fmt: skip
         for change in found["helps"]:
             change["settled"] = False
@@ -287,19 +287,26 @@ def name_loaders(found: dict[str, Any], loaders: list[dict[str, Any]], which: st
     found["notes"].append(f"the program waited less for other loaders: {names}")
 
 
-def _find_doubt(f: Facts) -> str:
-    """Why the numbers of a study allow no conclusion; nothing where they do."""
-    if f.others() > OTHERS:
-        return f"other programs used {f.others():.0%} of the cores"
+def _find_doubt(f: Facts, anyway: bool) -> str:
+    """Why the numbers of a study allow no conclusion; nothing where they do. anyway: what other programs
+    do is no reason."""
+    regardless = " (--anyway concludes all the same)"
+    if f.others() > OTHERS and not anyway:
+        return f"other programs used {f.others():.0%} of the cores{regardless}"
     base, delivered = f.all["relative_to"], (f.watched.get("range") or [f.watched["delivered"]])[-1]
-    if base and delivered and base > FASTER * delivered and f.watched_others() > OTHERS:
-        return f"other programs used {f.watched_others():.0%} of the cores while the program was watched"
-    if base and delivered and base > FASTER * delivered:
-        return (
-            f"the program's loader and step were {base / f.watched['delivered']:.1f} times as fast in the study as in the "
-            "program, so the study has not seen what slows it, such as files that were not in memory then"
-        )
-    return ""
+    if not base or not delivered or base <= FASTER * delivered:
+        return ""
+    faster = (
+        f"the program's loader and step were {base / f.watched['delivered']:.1f} times as fast in the study as in "
+        "the program"
+    )
+    if f.watched_others() > OTHERS:
+        slowed = f"{faster}, where other programs used {f.watched_others():.0%} of the cores{regardless}"
+        return "" if anyway else slowed
+    return (
+        f"{faster}, so the study has not seen what slows it, such as files that were not in memory then, or a cache "
+        "of the dataset's own that was not full"
+    )
 
 
 def machine_facts(cores: int | None) -> dict[str, Any]:

@@ -51,8 +51,8 @@ def facts(**given: Any) -> dict[str, Any]:
     usage = {"others": 0.0}
     return {
         "watched": watch, "loader": loader, "own": "torch", "work": work, "place": None,
-        "machine": {"cores": 2, "memory_available": 10**9}, "contend": None, "notes": [], "files": None,
-        "unstudied": None,
+        "machine": {"cores": 2, "memory_available": 10**9}, "contend": None, "notes": [],
+        "files": None, "unstudied": None,
         "rates": [{"loader": k, "workers": n, "rate": r, "usage": usage, "samples": 10**6}
                   for (k, n), r in rates.items()],
         **given,
@@ -671,15 +671,22 @@ def test_file_opened_again_for_each_sample_is_the_limit(again: float, kind: str)
         assert named[0]["predicted"] == pytest.approx(f.cheaper_rate(5))
 
 
-def test_study_that_is_much_faster_than_the_program_concludes_nothing() -> None:
+@pytest.mark.parametrize("anyway", [False, True])
+@pytest.mark.parametrize("others, reason", [(0.0, "so the study has not seen"), (0.6, "used 60% of the cores")])
+def test_study_that_is_much_faster_than_the_program_concludes_nothing(
+    others: float, reason: str, anyway: bool
+) -> None:
+    """--anyway is for what other programs do."""
     found = facts(watched={"delivered": 40.0, "range": [36.0, 44.0]}, dropped=[])
     found["helps"], found["useless"] = [], []
-    assert finish_report(found, None, anyway=False)["limit"]["line"].startswith(
-        "No conclusion: the program's loader and step were 5.0 times as fast in the study as in the program"
-    )
-    assert finish_report(found, None, anyway=True)["limit"]["kind"] == "cores"
-    found["machine"]["others"] = 0.5
-    assert "50% of the cores while the program was watched" in finish_report(found, None, False)["limit"]["line"]
+    found["machine"]["others"] = others
+    told = finish_report(found, None, anyway)["limit"]
+    if anyway and others:
+        assert told["kind"] == "cores"
+        return
+    start = "No conclusion: the program's loader and step were 5.0 times as fast in the study as in the program, "
+    assert told["line"].startswith(start) and reason in told["line"] and told["kind"] == "unknown"
+    assert ("--anyway" in told["line"]) == (others > 0)
 
 
 def test_more_workers_of_an_iterable_dataset_may_repeat_samples() -> None:
@@ -692,7 +699,7 @@ def test_more_workers_of_an_iterable_dataset_may_repeat_samples() -> None:
 def test_unknown_limit_names_known_facts() -> None:
     kind, line = kind_of(costs=[], rates={})
     assert kind == "unknown" and "waits for data 50% of its time" in line
-    work: dict[str, Any] = {"failures": 0, "failed": ["sample 1: FileNotFoundError: [Errno 2] No such file or directory: '/tmp/1.jpg'"]}
+    work: dict[str, Any] = {"failures": 0, "failed": ["sample 1: FileNotFoundError: [Errno 2] No such file: '/tmp/1.jpg'"]}
     assert "Run it again with --pause" in kind_of(costs=[], rates={}, work=work)[1]
     paused = {"cores": 2, "memory_available": 10**9, "argv": ["--pause"]}
     assert "no sample could be made" in kind_of(costs=[], rates={}, work=work, machine=paused)[1]
