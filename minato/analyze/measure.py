@@ -30,6 +30,8 @@ STORAGE, WORK, LOADERS = 0.15, 0.25, 0.35
 SAMPLER_S, SAMPLER = 2.0, 0.05
 #: a study in which the loader and its step are faster than in the program by this factor concludes nothing
 FASTER = 2.0
+#: share of the files which samples read that may be as new as that
+NEW = 0.1
 #: what each request measures, for notes
 MEASURED = {
     "work": "timing samples", "contend": "samples in several processes at once", "storage": "reading files",
@@ -290,6 +292,12 @@ def name_loaders(found: dict[str, Any], loaders: list[dict[str, Any]], which: st
 def _find_doubt(f: Facts, anyway: bool) -> str:
     """Why the numbers of a study allow no conclusion; nothing where they do. anyway: what other programs
     do is no reason."""
+    work = f.all["work"] or {}
+    if len(work.get("new", ())) > NEW * len(work.get("files", ())):
+        return (
+            f"samples read files that the program wrote while it was watched, such as {work['new'][0]}, and in the "
+            "study these were there. Run it again: then it finds them, too"
+        )
     regardless = " (--anyway concludes all the same)"
     if f.others() > OTHERS and not anyway:
         return f"other programs used {f.others():.0%} of the cores{regardless}"

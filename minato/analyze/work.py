@@ -38,7 +38,7 @@ TIMED = 4000
 
 
 def work(request: dict[str, Any], loader: Any, send: Send) -> None:
-    files = record_opened_paths()
+    files, started = record_opened_paths(), time.time()
     timed = SampleTimer(loader, send, FULL)
     usage = Usage()
     timed.run(request["seconds"] * TIMING)
@@ -47,6 +47,7 @@ def work(request: dict[str, Any], loader: Any, send: Send) -> None:
     timed.clocks.remove()
     end = clock() + request["seconds"] * 0.2
     result["files"] = list(dict.fromkeys(_regular_files(files)))[:5000]
+    result["new"] = _new_files(result["files"], _start_time(os.getppid()), started)
     result["bytes"] = _bytes_of_samples(loader)
     result["cache"], result["no_cache"] = _cacheable_part(loader, end)
     send(result)
@@ -172,6 +173,24 @@ def _regular_files(paths: list[str]) -> Iterator[str]:
         full = os.path.abspath(path)
         if not full.startswith(("/proc/", "/sys/", "/dev/", sys.prefix)) and os.path.isfile(full):
             yield full
+
+
+def _new_files(paths: list[str], since: float, until: float) -> list[str]:
+    """Those that the program has written in this time, which is from its loop to the study. The study
+    itself may have written others."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if since <= os.stat(path).st_mtime < until:
+                found.append(path)
+    return found
+
+
+def _start_time(pid: int) -> float:
+    """When a process was forked, by the clock of files."""
+    with open(f"/proc/{pid}/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _bytes_of_samples(loader: Any) -> float:

@@ -270,6 +270,7 @@ PREPARES = {
         path = f"cache/{index}.npy"
         if not os.path.exists(path):
             numpy.save(path, numpy.random.rand(8))
+        numpy.load(path)
 """,
     "a list": """
         with open("list.txt", "a") as file:
@@ -311,6 +312,8 @@ print("held", held)
     if namespaces:
         assert found["files"] == "overlay" and found["work"]["costs"] and found["rates"]
         assert "overlay of its own" in found["notes"][-1]
+        doubt = f"No conclusion: samples read files that the program wrote while it was watched, such as {tmp_path}/cache/"
+        assert found["limit"]["line"].startswith(doubt) == (kind == "a cache"), done.stdout
     elif kind == "a memory map":
         assert found["files"] == "filter" and found["work"]["costs"] and "wrote no file" in found["notes"][-1]
     else:
