@@ -35,8 +35,8 @@ READ, DECODE, TRANSFORM, LOCK, CALL, OPEN = "read", "decode", "transform", "lock
 _READS = re.compile(r"read|fetch|download|storage|disk|(^|_)open|get_?bytes|get_?object", re.I)
 #: packages whose classes get no clocks but those of _KNOWN
 _NO_CODE_OF_THE_PROGRAM = {"builtins", "collections", "numpy", "pandas", "pathlib", "torch"}
-#: levels of detail, for where clocks cost too much: with callees and reads, without them, none
-FULL, COARSE, NONE = 2, 1, 0
+#: levels of detail, for where clocks cost too much: with callees and reads, without them, what opens alone
+FULL, COARSE, OPENS = 2, 1, 0
 
 #: (module, name in it, kind, label)
 _KNOWN = (
@@ -252,15 +252,13 @@ class Clocks:
     def set(self, dataset: Any, level: int) -> None:
         """Sets clocks for a dataset; those that were there are removed."""
         self.remove()
-        if level == NONE:
-            return
         for module, name, kind, label in _KNOWN:
-            if module in sys.modules:
+            if module in sys.modules and (level > OPENS or kind == OPEN):
                 with contextlib.suppress(Exception):
                     self._set_known(sys.modules[module], name, kind, label)
         if level == FULL:
             self._set_files()  # decoders read in many small parts
-        for label, element, holder in find_elements(dataset):
+        for label, element, holder in find_elements(dataset) if level > OPENS else ():
             with contextlib.suppress(Exception):
                 self._set_element(label, element, holder)
         if level == FULL:

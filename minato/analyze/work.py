@@ -15,7 +15,7 @@ from typing import Any
 from .samples import Send, clock, is_iterable, sample_makers
 from .stages import (
     FULL,
-    NONE,
+    OPENS,
     Call,
     Clocks,
     hash_value,
@@ -124,7 +124,7 @@ class SampleTimer:
 
     def _limit_clocks(self) -> None:
         plain, clocked = (took / max(1, n) for took, n in zip((self.plain, self.clocked), self.timed))
-        if self.level > NONE and clocked > (1 + CLOCKS_ADD) * plain:
+        if self.level > OPENS and clocked > (1 + CLOCKS_ADD) * plain:
             self.level, self.merged = self.level - 1, True
             self.clocks.set(self.loader.dataset, self.level)
             self.pairs, self.plain, self.clocked, self.timed = 0, 0.0, 0.0, [0, 0]

@@ -406,6 +406,19 @@ def test_stage_after_an_opened_file_can_be_cached(tmp_path: Path) -> None:
     assert not why and found["after"] == "decode()" and found["share"] > 0.5
 
 
+def test_clocks_of_openers_stay_where_others_cost_too_much(tmp_path: Path) -> None:
+    dataset, clocks = data(tmp_path), Clocks()
+    clocks.set(dataset, stages.OPENS)
+    clocks.sample(lambda: dataset[0])
+    assert clocks.stages == {}
+    rows = Rows(tmp_path)
+    clocks.set(rows, stages.OPENS)
+    clocks.sample(lambda: rows[0])
+    opens = {stage.label for stage in clocks.stages.values() if stage.kind == stages.OPEN}
+    assert opens == {"zipfile.ZipFile", "sqlite3.connect", "numpy.memmap"}
+    clocks.remove()
+
+
 def test_files_kept_open_are_opened_once(tmp_path: Path) -> None:
     """What a check of this change runs; the samples are the same."""
     dataset, clocks, Reader.opens = Rows(tmp_path), Clocks(), []
