@@ -223,8 +223,13 @@ def thread_wait(f: Facts) -> tuple[str, str] | None:
 
 
 def opening(f: Facts) -> dict[str, Any] | None:
-    """The stage that takes most of the time of those that open what an earlier sample has opened."""
-    stages = [s for s in f.stages if s["kind"] == "open" and s["again"] > 0.5]
+    """The stage that takes most of the time of those that open what an earlier sample has opened, with the
+    time of closing it."""
+    opens = {s["label"]: s for s in f.stages if s["kind"] == "open" and s["again"] > 0.5}
+    stages = [
+        {**stage, "whole": stage["whole"] + opens.get(f"{label}.close", {"whole": 0.0})["whole"]}
+        for label, stage in opens.items() if not label.endswith(".close")
+    ]  # fmt: skip
     return max(stages, key=lambda s: float(s["whole"]), default=None)
 
 
