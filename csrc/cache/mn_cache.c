@@ -478,7 +478,6 @@ mn_cache_sum(struct mn_cache *cache, struct mn_cache_sums *sums)
     }
     const struct mn_cache_map *map = &opened->file.map;
     mn_cache_file_label(&opened->file, sums->label);
-    uint64_t jobs[MN_CACHE_SLOTS];
     for (uint32_t i = 0; i < MN_CACHE_SLOTS; i++) {
         const struct mn_cache_slot *slot = &map->slots[i];
         sums->hits += mn_a64_load_relaxed(&slot->hits);
@@ -490,16 +489,11 @@ mn_cache_sum(struct mn_cache *cache, struct mn_cache_sums *sums)
         sums->stored_bytes += mn_a64_load_relaxed(&slot->stored_bytes);
         sums->refused += mn_a64_load_relaxed(&slot->refused);
         sums->damaged += mn_a64_load_relaxed(&slot->damaged);
-        if (mn_a64_load_relaxed(&slot->job) != 0 && mn_cache_slot_lives(&opened->file, i)) {
-            uint64_t job = mn_a64_load_relaxed(&slot->job), known = 0;
-            while (known < sums->jobs && jobs[known] != job) {
-                known++;
-            }
-            jobs[known] = job;
-            sums->jobs += known == sums->jobs;
-            sums->clients++;
-        }
+        sums->clients += mn_a64_load_relaxed(&slot->job) != 0
+                         && mn_cache_slot_lives(&opened->file, i);
     }
+    sums->jobs = mn_cache_log_jobs(&opened->file);
+    sums->name = mn_cache_file_name(&cache->place, &opened->file);
     for (uint64_t i = 0; i < map->shape.nsegments; i++) {
         const struct mn_cache_segment *segment = &map->segments[i];
         if (mn_a64_load_relaxed(&segment->generation) != 0) {

@@ -49,6 +49,7 @@ struct mn_cache_sums {
     uint64_t hits, hit_bytes, saved_ns, misses, made_ns, stored, stored_bytes, refused;
     uint64_t bytes, used_bytes, entries, recycled, returned, clients, jobs, entry_bytes_max;
     uint64_t damaged, segments;
+    enum mn_cache_name name;
     char label[MN_CACHE_LABEL_BYTES]; /* of the file (mn_cache_place) */
 };
 

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -21,6 +22,9 @@
 #include "cache/mn_cache_checksum.h"
 #include "cache/mn_cache_data.h"
 #include "cache/mn_cache_locks.h"
+#include "cache/mn_cache_removed.h"
+#include "cache/mn_cache_session.h"
+#include "cache/mn_cache_shape.h"
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
 
@@ -30,8 +34,6 @@
 #define LEAVE_WAIT_NS (INT64_C(1) * 1000000000)
 #define FULL_SHARE 4 /* a cache may have all but this share of its file system */
 #define LITTLE (UINT64_C(256) << 20)
-#define RECORD_BYTES 2048 /* of data for each record of the index: it takes a 64th as much */
-#define GENERATIONS (UINT64_C(1) << 32) /* more than one boot uses up */
 
 /* File systems whose locks and mappings other machines or programs decide about. */
 static const uint32_t REMOTE[] = {
@@ -41,62 +43,6 @@ static const uint32_t REMOTE[] = {
     0x19830326 /* BeeGFS */, 0x01161970 /* GFS2 */, 0x7461636f /* OCFS2 */,
     0x786f4256 /* VirtualBox */,
 };
-
-static uint64_t
-pages(uint64_t bytes)
-{
-    return (bytes + MN_CACHE_PAGE - 1) / MN_CACHE_PAGE * MN_CACHE_PAGE;
-}
-
-/* From segments and buckets to all offsets. */
-static void
-lay_out(struct mn_cache_shape *shape)
-{
-    shape->magic = MN_CACHE_MAGIC;
-    shape->layout = MN_CACHE_LAYOUT;
-    shape->slots_off = pages(sizeof(struct mn_cache_header));
-    shape->claims_off = shape->slots_off + pages(MN_CACHE_SLOTS * sizeof(struct mn_cache_slot));
-    shape->segments_off
-        = shape->claims_off + pages(MN_CACHE_CLAIMS * sizeof(struct mn_cache_claim));
-    shape->index_off
-        = shape->segments_off + pages(shape->nsegments * sizeof(struct mn_cache_segment));
-    shape->data_off = shape->index_off + pages(shape->nbuckets * sizeof(struct mn_cache_bucket));
-    shape->bytes = shape->data_off + shape->nsegments * shape->segment_bytes;
-    shape->checksum
-        = mn_cache_checksum(0, shape, offsetof(struct mn_cache_shape, checksum));
-}
-
-bool
-mn_cache_shape_of(uint64_t bytes, uint64_t salt, struct mn_cache_shape *shape)
-{
-    if (bytes < MN_CACHE_BYTES_MIN || bytes > UINT64_C(1) << 46) {
-        return false;
-    }
-    uint64_t n = (bytes + MN_CACHE_SEGMENT_MAX - 1) / MN_CACHE_SEGMENT_MAX;
-    n = n > MN_CACHE_SEGMENTS ? n : MN_CACHE_SEGMENTS;
-    uint64_t segment = bytes / n / MN_CACHE_PAGE * MN_CACHE_PAGE;
-    *shape = (struct mn_cache_shape){
-        .salt = salt, .nsegments = bytes / segment, .segment_bytes = segment,
-        .nbuckets = bytes / (MN_CACHE_WAYS * RECORD_BYTES),
-    };
-    lay_out(shape);
-    return true;
-}
-
-/* Whether it is what lay_out() makes, and of a file that long. */
-static bool
-makes_sense(const struct mn_cache_shape *shape, uint64_t length)
-{
-    struct mn_cache_shape again = *shape;
-    if (shape->segment_bytes == 0 || shape->segment_bytes > MN_CACHE_SEGMENT_MAX
-        || shape->segment_bytes % MN_CACHE_PAGE != 0 || shape->nsegments == 0
-        || shape->nsegments > UINT64_C(1) << 22 || shape->nbuckets == 0
-        || shape->nbuckets > UINT64_C(1) << 40) {
-        return false;
-    }
-    lay_out(&again);
-    return memcmp(&again, shape, sizeof(again)) == 0 && length == shape->bytes;
-}
 
 static bool
 is_ours_alone(const struct stat *file)
@@ -118,18 +64,20 @@ refused_type(uint32_t type, bool on_disk)
     return 0;
 }
 
-/* Opens the folder, and makes it if make is set. Stores its descriptor, or -1, in *folder_fd.
- * Returns 0, a refusal or -errno. */
+/* Opens the folder. made: makes it if need be, and says whether it did; or NULL. Stores its
+ * descriptor, or -1, in *folder_fd. Returns 0, a refusal or -errno. */
 static int
-open_folder(const struct mn_cache_place *place, bool make, int *folder_fd)
+open_folder(const struct mn_cache_place *place, bool *made, int *folder_fd)
 {
     const char *path = place->folder;
     struct stat folder;
     struct statfs system;
     *folder_fd = -1;
-    bool made = make && mkdir(path, 0700) == 0;
-    if (make && !made && errno != EEXIST) {
-        return -errno;
+    if (made != NULL) {
+        *made = mkdir(path, 0700) == 0;
+        if (!*made && errno != EEXIST) {
+            return -errno;
+        }
     }
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) {
@@ -144,13 +92,28 @@ open_folder(const struct mn_cache_place *place, bool make, int *folder_fd)
     }
     if (rc != 0) {
         (void)close(fd);
-        if (made) {
-            (void)rmdir(path);
-        }
         return rc;
     }
     *folder_fd = fd;
     return 0;
+}
+
+/* Whether a file begins as the file of a cache does. */
+static bool
+is_cache(int fd)
+{
+    uint64_t magic;
+    return pread(fd, &magic, sizeof(magic), 0) == (ssize_t)sizeof(magic)
+           && magic == MN_CACHE_MAGIC;
+}
+
+/* Whether the path still leads to the file. */
+static bool
+has_path(int folder, const char *name, const struct stat *file)
+{
+    struct stat named;
+    return file->st_nlink > 0 && fstatat(folder, name, &named, AT_SYMLINK_NOFOLLOW) == 0
+           && named.st_ino == file->st_ino && named.st_dev == file->st_dev;
 }
 
 /* What the file system can hold of the size that is asked for. 0: too little. */
@@ -184,15 +147,19 @@ point(struct mn_cache_map *map, char *base, const struct mn_cache_shape *shape, 
 
 /* Maps the file through a second open file description, because an OFD lock conflicts only with
  * locks of other descriptions. The caller's description holds the header lock, so the lock attempt
- * here must fail: that proves that this file system honours OFD locks. */
+ * here must fail: that proves that this file system honours OFD locks.
+ * removed: the caller's descriptor of a file that has lost its name, else -1. */
 static int
 map_file(int folder, const struct mn_cache_place *place, const struct stat *expected,
-         const struct mn_cache_shape *shape, struct mn_cache_map *map)
+         const struct mn_cache_shape *shape, int removed, struct mn_cache_map *map)
 {
     struct stat file;
     void *base;
     uint64_t bytes = place->on_disk ? shape->data_off : shape->bytes;
-    int fd = openat(folder, place->name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    char again[32];
+    (void)snprintf(again, sizeof(again), "/proc/self/fd/%d", removed);
+    int fd = removed >= 0 ? open(again, O_RDWR | O_CLOEXEC)
+                          : openat(folder, place->name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) {
         return -errno;
     }
@@ -245,9 +212,11 @@ make_room(int folder, const struct mn_cache_place *place, int fd, struct mn_cach
     if (!mn_cache_shape_of(fits, salt, shape)) {
         return -EINVAL;
     }
-    if (ftruncate(fd, 0) < 0) {
+    if (ftruncate(fd, 0) < 0
+        || pwrite(fd, &shape->magic, sizeof(shape->magic), 0) != (ssize_t)sizeof(shape->magic)) {
         return -errno;
     }
+    MN_FAULT("cache.magic");
     if (place->on_disk) {
         write_in_place(fd);
     }
@@ -266,7 +235,7 @@ make_file(int folder, const struct mn_cache_place *place, int fd, const struct s
     struct mn_cache_shape shape, seen;
     int rc = make_room(folder, place, fd, &shape);
     if (rc == 0) {
-        rc = map_file(folder, place, file, &shape, map);
+        rc = map_file(folder, place, file, &shape, -1, map);
     }
     if (rc != 0) {
         return rc;
@@ -287,7 +256,7 @@ make_file(int folder, const struct mn_cache_place *place, int fd, const struct s
 /* Makes the file, or maps the one that is there. Under the header lock. */
 static int
 make_or_map(int folder, const struct mn_cache_place *place, int fd, const struct stat *file,
-            struct mn_cache_map *map)
+            bool removed, struct mn_cache_map *map)
 {
     struct {
         struct mn_cache_shape shape;
@@ -296,94 +265,26 @@ make_or_map(int folder, const struct mn_cache_place *place, int fd, const struct
     MN_STATIC_ASSERT(offsetof(struct mn_cache_header, ready) == sizeof(struct mn_cache_shape),
                      "both begin alike");
     bool has_head = file->st_size > 0 && pread(fd, &head, sizeof(head), 0) == (ssize_t)sizeof(head);
-    if (has_head && head.shape.magic == MN_CACHE_MAGIC && head.shape.layout != MN_CACHE_LAYOUT) {
+    if (file->st_size > 0 && !is_cache(fd)) {
+        return MN_CACHE_OTHER_FILE;
+    }
+    if (has_head && head.shape.layout != MN_CACHE_LAYOUT && head.shape.layout != 0) {
         return MN_CACHE_OTHER_LAYOUT;
     }
     if (!has_head || head.ready != MN_CACHE_MAGIC) {
-        if (place->job == 0) {
+        if (place->job == 0 || removed) {
             return -ENODATA;
         }
         int rc = make_file(folder, place, fd, file, map);
-        if (rc != 0) {
+        if (rc != 0 && has_path(folder, place->name, file)) {
             (void)unlinkat(folder, place->name, 0);
         }
         return rc;
     }
-    if (!makes_sense(&head.shape, (uint64_t)file->st_size)) {
+    if (!mn_cache_shape_makes_sense(&head.shape, (uint64_t)file->st_size)) {
         return MN_CACHE_DAMAGED;
     }
-    return map_file(folder, place, file, &head.shape, map);
-}
-
-/* Of the running system and of this file in it. */
-static uint64_t
-home_of(const struct stat *file)
-{
-    struct {
-        char boot[64];
-        uint64_t device, inode;
-    } home = {.device = file->st_dev, .inode = file->st_ino};
-    ssize_t n = -1;
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    if (fd >= 0) {
-        n = read(fd, home.boot, sizeof(home.boot));
-        (void)close(fd);
-    }
-    return n > 0 ? mn_cache_checksum(1, &home, sizeof(home)) : 0; /* 0: as after every boot */
-}
-
-/* Of a file on a disk, by its first client, under the header lock: see mn_cache_file.h. */
-static int
-begin_session(const struct mn_cache_map *map, const struct stat *file)
-{
-    struct mn_cache_header *header = map->header;
-    uint64_t home = home_of(file), stamp = mn_a64_load_relaxed(&header->stamp);
-    uint64_t time = (uint64_t)file->st_mtim.tv_sec * 1000000000u + (uint64_t)file->st_mtim.tv_nsec;
-    bool foreign = home == 0 || home != mn_a64_load_relaxed(&header->home)
-                   || (stamp != 0 && stamp != time);
-    uint64_t finds = 0;
-    for (uint32_t i = 0; i < MN_CACHE_SLOTS; i++) {
-        finds += mn_a64_load_relaxed(&map->slots[i].hits)
-                 + mn_a64_load_relaxed(&map->slots[i].misses);
-    }
-    mn_a64_store_relaxed(&header->session_finds, finds);
-    (void)mn_a64_add_relaxed(&header->session, 1);
-    mn_a64_store_relaxed(&header->stamp, 0);
-    mn_a64_store_relaxed(&header->refused_ns, 0); /* on the clock of another boot, perhaps */
-    if (foreign) {
-        uint64_t last = mn_a64_load_relaxed(&header->generation);
-        for (uint64_t i = 0; i < map->shape.nsegments; i++) {
-            uint64_t one = mn_a64_load_relaxed(&map->segments[i].generation);
-            last = one > last ? one : last;
-        }
-        mn_a64_store_relaxed(&header->generation, last + GENERATIONS);
-        mn_a64_store_relaxed(&header->current, 0);
-        mn_a64_store_relaxed(&header->home, home);
-    }
-    if (foreign || stamp == 0) {
-        (void)mn_a64_add_relaxed(&header->era, 1);
-        if (msync(map->base, MN_CACHE_PAGE, MS_SYNC) < 0) {
-            return -errno;
-        }
-    }
-    return 0;
-}
-
-/* The last client of a file on a disk calls this, under the header lock. A whole second is a time
- * that every file system can hold.
- * All writes through the mapping come before: one after futimens would set another time. So does
- * the pwrite of the stamp, and therefore it comes before futimens, too. */
-static void
-end_session(int fd)
-{
-    struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {0}};
-    (void)clock_gettime(CLOCK_REALTIME, &times[1]);
-    times[1].tv_nsec = 0;
-    uint64_t stamp = (uint64_t)times[1].tv_sec * 1000000000u;
-    off_t at = (off_t)offsetof(struct mn_cache_header, stamp);
-    if (pwrite(fd, &stamp, sizeof(stamp), at) == (ssize_t)sizeof(stamp)) {
-        (void)futimens(fd, times);
-    }
+    return map_file(folder, place, file, &head.shape, removed ? fd : -1, map);
 }
 
 static int
@@ -397,6 +298,8 @@ take_slot(const struct mn_cache_place *place, struct mn_cache_file *file)
             mn_a64_store_seqcst(&slot->reservation, 0);
             file->incarnation = mn_a64_add_seqcst(&slot->incarnation, 1) + 1;
             mn_a64_store_relaxed(&slot->job, place->job);
+            mn_a64_store_relaxed(&slot->tree, place->tree != 0 ? place->tree : place->job);
+            mn_a64_store_relaxed(&slot->rank, place->rank);
             mn_a64_store_relaxed(&slot->promised, 0);
             mn_a64_store_relaxed(&slot->pid, (uint64_t)mn_proc_self());
             /* Verifies, as make_file() does, that read() sees what is written to the mapping. */
@@ -438,26 +341,12 @@ mn_cache_file_label(const struct mn_cache_file *file, char *label)
     label[MN_CACHE_LABEL_BYTES - 1] = 0;
 }
 
-/* Whether the path still leads to the file. */
-static bool
-has_path(int folder, const char *name, const struct stat *file)
-{
-    struct stat named;
-    return file->st_nlink > 0 && fstatat(folder, name, &named, AT_SYMLINK_NOFOLLOW) == 0
-           && named.st_ino == file->st_ino && named.st_dev == file->st_dev;
-}
-
-/* -ESTALE: begin anew. */
+/* Attaches to the file that is open. removed: it has lost its name, and is to have a client that
+ * lives. -ESTALE: begin anew. */
 static int
-attach(int folder, const struct mn_cache_place *place, struct mn_cache_file *file)
+attach_to(int folder, const struct mn_cache_place *place, struct mn_cache_file *file, bool removed)
 {
     struct stat stat_;
-    int make = place->job != 0 ? O_CREAT : 0;
-    file->fd = openat(folder, place->name, O_RDWR | make | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (file->fd < 0) {
-        bool vanished = errno == ENOENT && make != 0;
-        return vanished ? -ESTALE : errno == ELOOP ? (int)MN_CACHE_FOREIGN : -errno;
-    }
     MN_FAULT("cache.opened");
     int rc = mn_cache_lock_wait(file->fd, MN_CACHE_HEADER_BYTE, HEADER_WAIT_NS);
     rc = rc == -ETIMEDOUT ? (int)MN_CACHE_BUSY : rc == -EINVAL ? (int)MN_CACHE_NO_LOCKS : rc;
@@ -467,16 +356,20 @@ attach(int folder, const struct mn_cache_place *place, struct mn_cache_file *fil
     if (rc == 0 && (!S_ISREG(stat_.st_mode) || !is_ours_alone(&stat_))) {
         rc = MN_CACHE_FOREIGN;
     }
-    if (rc == 0 && !has_path(folder, place->name, &stat_)) {
+    if (rc == 0 && removed) {
+        bool used = mn_cache_is_locked(file->fd, MN_CACHE_SLOT_BYTE, MN_CACHE_SLOTS);
+        rc = used && stat_.st_nlink == 0 ? 0 : -ESTALE;
+    }
+    else if (rc == 0 && !has_path(folder, place->name, &stat_)) {
         rc = -ESTALE;
     }
     if (rc == 0) {
-        rc = make_or_map(folder, place, file->fd, &stat_, &file->map);
+        rc = make_or_map(folder, place, file->fd, &stat_, removed, &file->map);
     }
     if (rc == 0) {
         file->map.fd = file->fd;
         if (place->on_disk && !mn_cache_is_locked(file->fd, MN_CACHE_SLOT_BYTE, MN_CACHE_SLOTS)) {
-            rc = begin_session(&file->map, &stat_);
+            rc = mn_cache_session_begin(&file->map, &stat_);
         }
         rc = rc != 0 ? rc : take_slot(place, file);
         if (rc != 0) {
@@ -499,24 +392,47 @@ attach(int folder, const struct mn_cache_place *place, struct mn_cache_file *fil
     return 0;
 }
 
+/* -ESTALE: begin anew. */
+static int
+attach(int folder, const struct mn_cache_place *place, struct mn_cache_file *file)
+{
+    const int flags = O_RDWR | O_NOFOLLOW | O_CLOEXEC;
+    file->fd = openat(folder, place->name, flags);
+    if (file->fd < 0 && errno == ENOENT && place->job != 0) {
+        file->fd = mn_cache_open_removed(folder, place->name);
+        if (file->fd >= 0 && attach_to(folder, place, file, true) == 0) {
+            return 0;
+        }
+        file->fd = openat(folder, place->name, flags | O_CREAT, 0600);
+        if (file->fd < 0 && errno == ENOENT) {
+            return -ESTALE;
+        }
+    }
+    if (file->fd < 0) {
+        return errno == ELOOP ? (int)MN_CACHE_FOREIGN : -errno;
+    }
+    return attach_to(folder, place, file, false);
+}
+
 int
 mn_cache_file_open(const struct mn_cache_place *place, struct mn_cache_file *file)
 {
     int rc = -ESTALE;
+    bool made, *make = place->job != 0 ? &made : NULL, ever_made = false;
     file->fd = -1;
     for (int i = 0; i < TRIES && rc == -ESTALE; i++) {
         int folder;
-        int found = open_folder(place, place->job != 0, &folder);
-        if (found == -ENOENT && i + 1 < TRIES) {
-            continue; /* its last client has just left: the folder is made again */
+        rc = open_folder(place, make, &folder);
+        ever_made = ever_made || (make != NULL && made);
+        if (rc == -ENOENT && i + 1 < TRIES) {
+            rc = -ESTALE; /* its last client has just left: the folder is made again */
         }
-        if (found != 0) {
-            return found;
+        if (folder >= 0) {
+            rc = attach(folder, place, file);
+            (void)close(folder);
         }
-        rc = attach(folder, place, file);
-        (void)close(folder);
     }
-    if (rc != 0 && place->job != 0) {
+    if (ever_made) {
         (void)rmdir(place->folder); /* refused while anything is in it */
     }
     return rc;
@@ -538,8 +454,8 @@ may_remove(int folder, const char *name, int fd)
     struct stat file;
     uint64_t keep = 0;
     off_t at = (off_t)offsetof(struct mn_cache_header, keep);
-    return pread(fd, &keep, sizeof(keep), at) >= 0 && keep == 0 && fstat(fd, &file) == 0
-           && has_path(folder, name, &file);
+    return is_cache(fd) && pread(fd, &keep, sizeof(keep), at) >= 0 && keep == 0
+           && fstat(fd, &file) == 0 && has_path(folder, name, &file);
 }
 
 /* Ends the session, or takes the name away, where this description's client is the last one, or
@@ -552,7 +468,7 @@ leave(const struct mn_cache_place *place, int folder, int fd)
     bool removed = alone && place->job != 0 && may_remove(folder, place->name, fd)
                    && unlinkat(folder, place->name, 0) == 0;
     if (alone && place->on_disk) {
-        end_session(fd);
+        mn_cache_session_end(fd);
     }
     if (folder >= 0) {
         (void)close(folder);
@@ -568,7 +484,7 @@ mn_cache_file_close(const struct mn_cache_place *place, struct mn_cache_file *fi
 {
     if (file->fd >= 0 && mn_cache_locks_ours(file->fd, file->map.device, file->map.inode)) {
         int folder;
-        (void)open_folder(place, false, &folder);
+        (void)open_folder(place, NULL, &folder);
         leave(place, folder, file->fd);
     }
     file->fd = -1;
@@ -582,7 +498,7 @@ mn_cache_file_sweep(const struct mn_cache_place *place)
         return; /* it stays; what the killed one wrote is verified in the next session */
     }
     int folder;
-    (void)open_folder(place, false, &folder);
+    (void)open_folder(place, NULL, &folder);
     int fd = folder >= 0 ? openat(folder, place->name, O_RDWR | O_NOFOLLOW | O_CLOEXEC) : -1;
     if (fd >= 0) {
         leave(place, folder, fd);
@@ -590,6 +506,57 @@ mn_cache_file_sweep(const struct mn_cache_place *place)
     else if (folder >= 0) {
         (void)close(folder);
     }
+}
+
+/* Takes the name of a file away under the header lock. */
+static int
+unlink_under_lock(int folder, const struct mn_cache_place *place, int fd, bool used)
+{
+    struct stat file;
+    if (fstat(fd, &file) < 0) {
+        return -errno;
+    }
+    if (!S_ISREG(file.st_mode) || !is_ours_alone(&file) || !is_cache(fd)) {
+        return MN_CACHE_OTHER_FILE;
+    }
+    int rc = mn_cache_lock_wait(fd, MN_CACHE_HEADER_BYTE, LEAVE_WAIT_NS);
+    if (!used && (rc != 0 || mn_cache_is_locked(fd, MN_CACHE_SLOT_BYTE, MN_CACHE_SLOTS))) {
+        return MN_CACHE_IN_USE;
+    }
+    if (!has_path(folder, place->name, &file)) {
+        return -ENOENT;
+    }
+    return unlinkat(folder, place->name, 0) == 0 ? 0 : -errno;
+}
+
+int
+mn_cache_file_remove(const struct mn_cache_place *place, bool used)
+{
+    int folder;
+    int rc = open_folder(place, NULL, &folder);
+    if (folder < 0) {
+        return rc;
+    }
+    int fd = openat(folder, place->name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    rc = fd >= 0 ? unlink_under_lock(folder, place, fd, used)
+         : errno == ELOOP || errno == EISDIR ? (int)MN_CACHE_OTHER_FILE : -errno;
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    (void)close(folder);
+    return rc;
+}
+
+enum mn_cache_name
+mn_cache_file_name(const struct mn_cache_place *place, const struct mn_cache_file *file)
+{
+    struct stat open_, named;
+    if (fstat(file->fd, &open_) < 0 || open_.st_nlink > 0) {
+        return MN_CACHE_NAMED;
+    }
+    char path[4096];
+    (void)snprintf(path, sizeof(path), "%s/%s", place->folder, place->name);
+    return lstat(path, &named) == 0 ? MN_CACHE_REPLACED : MN_CACHE_NAMELESS;
 }
 
 bool

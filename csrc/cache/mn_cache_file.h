@@ -18,19 +18,16 @@
  *   A client that leaves takes the header lock. If no other slot's byte is locked, it is the last,
  *   and unlinks the file, unless `keep` is set. An opener that had the file open by then takes the
  *   header lock next. It finds that the path has another inode or none, and begins anew. So no
- *   client ever attaches to a file without a name. The folder goes with its last file.
+ *   client attaches to a file that the last client has left. The folder goes with its last file.
  *
- * Sessions on a disk: from the first client to the last one. The first one decides, under the
- * header lock, whether the file is as the last one left it.
- *   The last one stores a time in the header, and gives it to the file (`stamp`). Every write by
- *   another program sets another one. The first client takes the stamp away. If the stamp is
- *   missing, every client was killed. If it is wrong, something else has written. If `home` is
- *   wrong, the system was started anew, perhaps after a power loss, or the file is a copy. In each
- *   case a new era begins, in which each entry is verified before its first use.
- *   After a power loss any page may be of any age, since nothing is synced. So if stamp or home are
- *   wrong, no segment is written on with the generation that it has. The current one is given up,
- *   and generations go on far above those that may be on the disk. The header's page is synced,
- *   so that no era and no generation is used twice: once for each boot, not for each value.
+ * Removed in use: by a user, or at a logout by systemd (RemoveIPC). Its clients go on. A process
+ *   that begins under one of them, such as a worker, finds the file among the descriptors of its
+ *   parents (mn_cache_removed.h), and attaches to it if a client lives: a nameless file with a
+ *   client was not left by its last one. Else it would make all values again, into a file that goes
+ *   when the worker ends.
+ *
+ * What is removed or written anew begins with the magic, the first bytes that a maker writes. No
+ *   other file is touched, whatever its name.
  *
  * What a crash leaves behind: a client that is killed leaves its slot to the next. After the last
  *   one was killed the file stays, whole. The next client of the data set uses it, and unlinks it
@@ -43,6 +40,7 @@
 #include <stdint.h>
 
 #include "cache/mn_cache_records.h"
+#include "cache/mn_cache_shape.h"
 
 #define MN_CACHE_HEADER_WAIT_S 5 /* an opener waits this long for the header lock */
 
@@ -59,6 +57,8 @@ enum mn_cache_refusal {
     MN_CACHE_OTHER_LAYOUT,       /* another version made the file */
     MN_CACHE_REMOTE,             /* the file system is a network's or a program's (FUSE) */
     MN_CACHE_NO_RESERVING,       /* the file system cannot reserve blocks (fallocate) */
+    MN_CACHE_OTHER_FILE,         /* a file of that name does not begin as a cache does */
+    MN_CACHE_IN_USE,             /* has clients, so it is not removed */
 };
 
 struct mn_cache_place {
@@ -66,6 +66,7 @@ struct mn_cache_place {
     const char *name;
     uint64_t bytes; /* of data, for a file that does not exist yet */
     uint64_t job;   /* 0: a guest, which looks, and neither makes nor removes the file */
+    uint64_t tree, rank; /* see mn_cache_log_is_shared(). tree 0: as job */
     bool keep;
     bool on_disk; /* the data is not mapped, and the file is kept */
     char label[MN_CACHE_LABEL_BYTES]; /* whose values these are; "": this client does not say */
@@ -77,10 +78,6 @@ struct mn_cache_file {
     uint64_t incarnation;
     struct mn_cache_map map;
 };
-
-/* Where everything lies in a file for that many bytes of data. False if it is too little. */
-bool
-mn_cache_shape_of(uint64_t bytes, uint64_t salt, struct mn_cache_shape *shape);
 
 /* Opens or makes the file, maps it, takes a slot. 0, a refusal, or -errno. */
 int
@@ -94,6 +91,21 @@ mn_cache_file_close(const struct mn_cache_place *place, struct mn_cache_file *fi
  * done so, had it not been killed. */
 void
 mn_cache_file_sweep(const struct mn_cache_place *place);
+
+/* For a process that is no client: unlinks the file, if it begins as a cache does and is the
+ * user's own. used: also if clients live. 0, a refusal, or -errno. */
+int
+mn_cache_file_remove(const struct mn_cache_place *place, bool used);
+
+enum mn_cache_name {
+    MN_CACHE_NAMED,
+    MN_CACHE_NAMELESS, /* the file was removed */
+    MN_CACHE_REPLACED, /* and another one has its name */
+};
+
+/* Whether a client's file still has its name. */
+enum mn_cache_name
+mn_cache_file_name(const struct mn_cache_place *place, const struct mn_cache_file *file);
 
 /* Copies the file's label to MN_CACHE_LABEL_BYTES at label, with a 0 at the end. */
 void

@@ -49,14 +49,44 @@ mn_cache_log_is_reserved(const struct mn_cache_file *file, uint64_t segment)
     return false;
 }
 
+/* Whether the clients of two slots may be of one job. */
+static bool
+agree(const struct mn_cache_slot *a, const struct mn_cache_slot *b)
+{
+    return mn_a64_load_relaxed(&a->job) == mn_a64_load_relaxed(&b->job)
+           && (mn_a64_load_relaxed(&a->tree) == mn_a64_load_relaxed(&b->tree)
+               || mn_a64_load_relaxed(&a->rank) != mn_a64_load_relaxed(&b->rank));
+}
+
+uint64_t
+mn_cache_log_jobs(const struct mn_cache_file *file)
+{
+    const struct mn_cache_slot *slots = file->map.slots;
+    uint32_t of[MN_CACHE_SLOTS], jobs = 0; /* a client joins the first job that agrees with it */
+    for (uint32_t i = 0; i < MN_CACHE_SLOTS; i++) {
+        of[i] = MN_CACHE_SLOTS;
+        if (mn_a64_load_relaxed(&slots[i].job) == 0 || !mn_cache_slot_lives(file, i)) {
+            continue;
+        }
+        of[i] = 0;
+        for (uint32_t k = 0; k < i; k++) {
+            if (of[k] == of[i] && !agree(&slots[k], &slots[i])) {
+                of[i]++;
+                k = UINT32_MAX; /* from the begin, for the next job */
+            }
+        }
+        jobs = of[i] >= jobs ? of[i] + 1 : jobs;
+    }
+    return jobs;
+}
+
 bool
 mn_cache_log_is_shared(const struct mn_cache_file *file)
 {
     const struct mn_cache_slot *slots = file->map.slots;
-    uint64_t job = mn_a64_load_relaxed(&slots[file->slot].job);
     for (uint32_t i = 0; i < MN_CACHE_SLOTS; i++) {
-        uint64_t other = mn_a64_load_relaxed(&slots[i].job);
-        if (other != 0 && other != job && mn_cache_slot_lives(file, i)) {
+        if (mn_a64_load_relaxed(&slots[i].job) != 0 && !agree(&slots[i], &slots[file->slot])
+            && mn_cache_slot_lives(file, i)) {
             return true;
         }
     }

@@ -107,6 +107,14 @@ mn_cache_log_is_full(int rc);
 bool
 mn_cache_log_is_reserved(const struct mn_cache_file *file, uint64_t segment);
 
+/* The number of jobs that have clients attached.
+ *
+ * A client is of a job, a tree of processes, and a rank. Ranks that were started one by one say the
+ * same job, and each is a tree. Two trees of one job that have one rank are two jobs, which only
+ * happen to say the same, such as the default port. */
+uint64_t
+mn_cache_log_jobs(const struct mn_cache_file *file);
+
 /* Whether a client of another job is attached. */
 bool
 mn_cache_log_is_shared(const struct mn_cache_file *file);

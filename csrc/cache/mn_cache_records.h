@@ -88,7 +88,7 @@ struct mn_cache_header {
     mn_a64 refused_ns;                          /* when an entry last found no room; 0: never */
     mn_a64 recycled;                            /* segments so far */
     mn_a64 returned;                            /* segments whose pages went back to the system */
-    mn_a64 stuck; /* 1: the log lock was waited for in vain, and no client has had it since */
+    mn_a64 stuck; /* 1: the log lock was waited for in vain, and has not been free since */
     MN_ALIGNED(MN_CACHELINE) struct mn_cache_cost costs[MN_CACHE_COSTS];
     mn_a64 label[MN_CACHE_LABEL_BYTES / 8]; /* for people: whose values, ends with 0; or all 0 */
 };
@@ -102,6 +102,7 @@ struct mn_cache_slot {
     mn_a64 pid;         /* shown to people only; no code depends on it */
     mn_a64 promised;    /* bytes of memory that the client may take for other things */
     mn_a64 damaged;     /* entries with a wrong checksum that its clients have met */
+    mn_a64 tree, rank;  /* see mn_cache_log_is_shared() */
     MN_ALIGNED(MN_CACHELINE) mn_a64 hits; /* this and the rest: sums over all clients */
     mn_a64 hit_bytes;
     mn_a64 saved_ns; /* what the hits cost when they were made */

@@ -36,15 +36,36 @@ def folder(directory: str | None = None) -> str:
     return os.path.join(directory or MEMORY, f"minato-{os.getuid()}")
 
 
-def job() -> int:
-    """A number that all processes of one job have, ranks and workers, and no other job has."""
+#: where launchers say a process's rank
+RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LOCAL_RANK")
+
+
+class Job(NamedTuple):
+    """Which job this process is of. Workers are of the tree of processes of their trainer. Trees that
+    say the same number are one job if their ranks differ."""
+
+    number: int
+    tree: int
+    rank: int
+
+
+def job() -> Job:
+    """Ranks of one job that were started one by one say the same port or step. Without a rank, a port
+    says nothing: a shell may have set it for all its programs."""
     env = os.environ
-    if "MASTER_PORT" in env:
-        told = [env.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
-    elif "SLURM_STEP_ID" in env:
-        told = [env.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
-    else:  # inherited by whatever multiprocessing starts, by fork and by spawn
-        told = [bytes(multiprocessing.current_process().authkey).hex()]
+    # inherited by whatever multiprocessing starts, by fork and by spawn
+    tree = _number([bytes(multiprocessing.current_process().authkey).hex()])
+    rank = next((int(env[name]) for name in RANKS if env.get(name, "").isdigit()), None)
+    if rank is None:
+        names: tuple[str, ...] = ()
+    elif "MASTER_PORT" in env:
+        names = "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"
+    else:
+        names = ("SLURM_JOB_ID", "SLURM_STEP_ID") if "SLURM_STEP_ID" in env else ()
+    return Job(_number([env.get(name, "") for name in names]) if names else tree, tree, rank or 0)
+
+
+def _number(told: list[str]) -> int:
     digest = hashlib.blake2b("\0".join(told).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
 
@@ -72,6 +93,14 @@ NUMBERS = (
     "largest", "saved_ns", "made_ns", "entries", "recycled", "returned", "processes", "jobs", "damaged",
     "parts",
 )  # fmt: skip
+
+
+#: what ``Store.stats()["removed"]`` means
+REMOVED = (
+    None,
+    "its file was removed; this job goes on with it, and other jobs make their values again",
+    "its file was removed, and another has taken its place: values are made twice, once for each",
+)
 
 
 class Client:
@@ -131,7 +160,9 @@ def _open(where: str, name: str, size: int, keep: bool, on_disk: bool, label: st
     found = _clients.get((where, name))
     if found is None:
         reserve = _core.machine()["memory_total"] // RESERVE_SHARE
-        found = Client(_cache.Store(where, name, size, job(), keep, reserve, on_disk, label))
+        own = job()
+        found = Client(_cache.Store(where, name, size, own.number, keep, reserve, on_disk, label,
+                                    own.tree, own.rank))  # fmt: skip
         util.register_after_fork(found, Client.leave_at_exit)
         found.store.promise(_promised if multiprocessing.parent_process() is None else 0)
         _clients[where, name] = found
@@ -146,7 +177,11 @@ def _sweep(where: str, name: str) -> None:
     """Removes files of other data sets that killed processes have left in memory."""
     from .. import _cache
 
-    for other in os.listdir(where):
+    try:
+        names = os.listdir(where)
+    except FileNotFoundError:  # it was removed, and the file that this process uses with it
+        return
+    for other in names:
         if other.startswith(f"cache-{_cache.LAYOUT}-") and other != name:
             _cache.sweep(where, other)
 
@@ -266,13 +301,15 @@ class Cache:
         processes, jobs: how many use the file.
         damaged: values in a directory whose checksum was wrong; they were made again.
         off: None, or why there is no cache.
+        removed: None, or what follows from the removal of the file while processes use it.
         unfollowed: why the source of the whole program counts, where it does: what code of memoized
             functions reaches in ways that cannot be followed. Known where they were called.
         """
         store = self._attached()
         numbers = dict.fromkeys(NUMBERS, 0) if store is None else store.stats()
+        removed = REMOVED[numbers.pop("removed", 0)]
         unfollowed = sorted(set().union(*(one.unfollowed() for one in self._memoized)))
-        return {**numbers, "off": self._off, "unfollowed": unfollowed}
+        return {**numbers, "off": self._off, "removed": removed, "unfollowed": unfollowed}
 
     def _attached(self) -> Store | None:
         """The store, open in this process or about to be; None: there is no cache."""

@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import stat
+import sys
 from typing import Any, NamedTuple
 
 from .. import _cache
 from .cache import folder
+
+#: the first bytes of each file of a cache
+MAGIC = _cache.MAGIC.to_bytes(8, sys.byteorder)
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -30,6 +35,18 @@ class File(NamedTuple):
         return os.path.realpath(self.folder) != os.path.realpath(folder())
 
     @property
+    def is_cache(self) -> bool:
+        """Whether minato has made it: by its name, and by its first bytes."""
+        path = os.path.join(self.folder, self.name)
+        try:
+            if not (self.name.startswith("cache-") and stat.S_ISREG(os.lstat(path).st_mode)):
+                return False
+            with open(path, "rb") as file:
+                return file.read(len(MAGIC)) == MAGIC
+        except OSError:
+            return False
+
+    @property
     def shown(self) -> str:
         return os.path.join(self.folder, self.name) if self.on_disk else self.name
 
@@ -40,7 +57,7 @@ def _files(where: str) -> list[File]:
         names = sorted(os.listdir(where))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [File(where, name) for name in names if name.startswith("cache-")]
+    return [file for name in names if (file := File(where, name)).is_cache]
 
 
 def _given(argument: str) -> list[File]:
@@ -115,17 +132,39 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("action", choices=("ls", "stats", "verify", "drop"), help="list; counts of "
                         "each; compare checksums of everything; remove")  # fmt: skip
     parser.add_argument("names", nargs="*", help="files in memory, as ls shows them; files by their "
-                        "paths; directories (default: all that are in memory)")  # fmt: skip
+                        "paths; directories (default, but not of drop: all that are in memory)")  # fmt: skip
+    parser.add_argument("--all", action="store_true", help="with drop: all that are in memory")
+    parser.add_argument("--force", action="store_true", help="with drop: also what processes use")
     return parser
 
 
-def _act(action: str, file: File) -> int:
-    if action == "drop":
-        os.unlink(os.path.join(file.folder, file.name))
-        print(f"{file.shown} is removed; processes that have it open go on with it")
-        if not os.listdir(file.folder):
+def _drop(file: File, force: bool) -> int:
+    """Removes a file, after saying what it is."""
+    processes = 0
+    try:
+        store = _guest(file)
+        stats = store.stats()
+        processes = stats["processes"]
+        print(_ls(_head(file, store), file, stats))
+        store.detach()
+        del store
+    except (OSError, RuntimeError) as error:  # another version's, or damaged
+        print(f"{file.shown}  cannot be opened: {error}")
+    if processes and not force:
+        print(f"{file.shown} is left, because {_users(stats)} use it; --force removes it")
+        return 1
+    print(f"removing {file.shown} ...")
+    _cache.drop(file.folder, file.name, file.on_disk, force)
+    print(f"{file.shown} is removed" + "; processes that have it open go on with it" * bool(processes))
+    if os.path.basename(file.folder) == os.path.basename(folder()):
+        with contextlib.suppress(OSError):  # there is more in it
             os.rmdir(file.folder)
-        return 0
+    return 0
+
+
+def _act(action: str, file: File, force: bool) -> int:
+    if action == "drop":
+        return _drop(file, force)
     store = _guest(file)
     if action == "verify":
         checked, damaged = store.verify()
@@ -138,7 +177,7 @@ def _act(action: str, file: File) -> int:
 
 def run(argv: list[str]) -> int:
     """Runs ``minato cache``; returns the exit status: 1 where anything is damaged or cannot be opened."""
-    options = _parser().parse_args(argv)
+    options = _parser().parse_intermixed_args(argv)
     found: dict[str, list[File]] = {}
     for argument in options.names:
         try:
@@ -150,6 +189,11 @@ def run(argv: list[str]) -> int:
     if unknown:
         print(f"minato cache: there is no cache of this user in {', '.join(unknown)} (in memory: {folder()})")
         return 1
+    if options.action == "drop" and not options.names and not options.all:
+        there = "".join(f"\n  {file.shown}" for file in _files(folder()))
+        print(f"minato cache drop: name the caches to remove, or a directory of them, or say --all. "
+              f"In memory ({folder()}) {'are:' + there if there else 'is none'}")  # fmt: skip
+        return 2
     files = [file for each in found.values() for file in each]
     if not options.names:
         files = _files(folder())
@@ -158,7 +202,7 @@ def run(argv: list[str]) -> int:
     status = 0
     for file in files:
         try:
-            status |= _act(options.action, file)
+            status |= _act(options.action, file, options.force)
         except (OSError, RuntimeError) as error:
             print(f"{file.shown}  cannot be opened: {error}")
             status = 1

@@ -27,7 +27,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from ..dataset_calls import attribute, fetches_batches, offered, parts_of
-from .cache import Cache, DataSet, _data_set
+from .cache import REMOVED, Cache, DataSet, _data_set
 from .depends import Found, Unknown, attributes_of, generators_of, of_methods, surroundings
 from .memoize import Memoized, _digest, seeded
 from .order import Keys
@@ -521,6 +521,7 @@ class CacheOfLoader:
                 "saved": (now["saved_ns"] - before.get("saved_ns", 0)) / 1e9,
                 "made": (now["made_ns"] - before.get("made_ns", 0)) / 1e9,
                 "used": now["used_bytes"], "bytes": now["bytes"],
+                "removed": REMOVED[now["removed"]],
                 "processes": now["processes"], "jobs": now["jobs"]}  # fmt: skip
 
     def _more(self, store: Store, now: dict[str, int], since: dict[str, int]) -> dict[str, Any]:
@@ -547,7 +548,7 @@ _SINCE = ("hits", "misses", "stored", "refused", "hit_bytes", "stored_bytes")
 NOTHING: dict[str, Any] = {
     **dict.fromkeys(_SINCE, 0), "saved": 0.0, "made": 0.0, "used": 0, "bytes": 0, "processes": 0,
     "jobs": 0, "form": None, "decoded": None, "encoded": None, "lacking": None, "would_save": None,
-    "off": None, "counted": None,
+    "off": None, "removed": None, "counted": None,
 }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ static bool on_disk; /* in this test */
 static struct mn_cache_place
 place_of(uint64_t bytes, uint64_t job, bool keep)
 {
-    return (struct mn_cache_place){folder, "test", bytes, job, keep, on_disk, ""};
+    return (struct mn_cache_place){folder, "test", bytes, job, job, 0, keep, on_disk, ""};
 }
 
 static struct mn_cache *
@@ -467,7 +467,7 @@ a_folder_that_is_not_in_memory_is_refused(void)
 {
     char elsewhere[] = "/var/tmp/minato-test-XXXXXX";
     CHECK(mkdtemp(elsewhere) != NULL);
-    struct mn_cache_place place = {elsewhere, "test", MIB, 1, false, false, ""};
+    struct mn_cache_place place = {elsewhere, "test", MIB, 1, 1, 0, false, false, ""};
     struct mn_cache *cache;
     CHECK_EQ(mn_cache_open(&place, 0, &cache), 0);
     CHECK_EQ(mn_cache_attach(cache), MN_CACHE_NOT_IN_MEMORY);
@@ -488,8 +488,11 @@ a_damaged_header_is_refused(void)
     mn_cache_close(cache);
     for (uint64_t off = 0; off < sizeof(struct mn_cache_shape); off++) {
         bool layout = off / 8 == offsetof(struct mn_cache_shape, layout) / 8;
+        bool magic = off / 8 == offsetof(struct mn_cache_shape, magic) / 8;
         flip(off);
-        CHECK_EQ(attached(MIB), layout ? MN_CACHE_OTHER_LAYOUT : MN_CACHE_DAMAGED);
+        CHECK_EQ(attached(MIB), magic    ? MN_CACHE_OTHER_FILE
+                                : layout ? MN_CACHE_OTHER_LAYOUT
+                                         : MN_CACHE_DAMAGED);
         flip(off);
     }
     int fd = file_of(O_RDWR);
@@ -739,7 +742,8 @@ two_jobs_recycle_and_read_nothing_wrong(void)
 }
 
 static const char *const POINTS[] = {
-    "cache.room", "cache.shape", "cache.slot", "cache.pages", "cache.emptied", "cache.begun",
+    "cache.magic", "cache.room", "cache.shape", "cache.slot", "cache.pages", "cache.emptied",
+    "cache.begun",
     "cache.reserved", "cache.part", "cache.written", "cache.indexed", "cache.claimed",
 };
 #define NPOINTS (sizeof(POINTS) / sizeof(POINTS[0]))
@@ -751,7 +755,7 @@ a_client_killed_anywhere_leaves_a_whole_file(void)
     for (size_t i = 0; i < NPOINTS * 2; i++) {
         struct worker dying = {.job = 1, .seed = seed + i, .dies_at = POINTS[i / 2],
                                .how = SIGKILL, .stop_ns = mn_test_clock_ns() + 300000000u};
-        bool makes = i / 2 < 3; /* the file itself */
+        bool makes = i / 2 < 4; /* the file itself */
         struct mn_cache *other = client_of(2 * MIB, 2, false);
         if (!makes) {
             CHECK_EQ(mn_cache_attach(other), 0);
@@ -1288,6 +1292,7 @@ a_full_or_failing_disk_is_a_result(void)
     struct mn_cache *cache = client_of(2 * MIB, 1, false);
     struct mn_cache_found found;
     char byte;
+    CHECK_EQ(mn_cache_attach(cache), 0); /* which makes the file */
     fake.write_error = ENOSPC;
     CHECK_EQ(put_key(cache, 1), MN_FULL);
     fake.write_error = EIO;

@@ -22,7 +22,7 @@ client_of(uint64_t job, uint64_t bytes)
     if (folder[0] == '\0') { /* of this run alone; forks inherit it */
         snprintf(folder, sizeof(folder), "/dev/shm/minato-test-%d", (int)getpid());
     }
-    struct mn_cache_place place = {folder, "cursor", bytes, job, false, false, ""};
+    struct mn_cache_place place = {folder, "cursor", bytes, job, job, 0, false, false, ""};
     CHECK_EQ(mn_cache_open(&place, 0, &cache), 0);
     CHECK_EQ(mn_cache_attach(cache), 0);
     return cache;

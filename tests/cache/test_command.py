@@ -92,11 +92,87 @@ def test_a_flipped_byte_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_dropped_file_is_removed_and_clients_continue(capsys: pytest.CaptureFixture[str]) -> None:
     cache, name = filled()
-    assert main(["cache", "drop", name]) == 0
+    assert main(["cache", "drop", name]) == 1
+    assert "2 values" in (told := capsys.readouterr().out) and "1 process of 1 job use it" in told
+    with pytest.raises(_cache.Refused, match="processes use the file"):
+        _cache.drop(str(FOLDER), name, False, False)
+    assert name in files() and cache.stats()["removed"] is None
+    assert main(["cache", "drop", name, "--force"]) == 0
+    told = capsys.readouterr().out
+    assert told.index("2 values") < told.index(f"removing {name}") < told.index("is removed; processes")
     assert name not in files()
-    assert cache.stats()["entries"] == 2
+    assert cache.stats()["entries"] == 2 and "this job goes on" in cache.stats()["removed"]
+    other = new_cache()
+    other._name = cache._name
+    second = _cache.Store(str(FOLDER), name, 1 << 20, 7, False, 0)
+    second.attach()
+    assert "values are made twice" in cache.stats()["removed"]
+    second.detach()
     assert main(["cache", "drop", name]) == 1
     assert "there is no" in capsys.readouterr().out
+
+
+def test_drop_without_a_name_lists_caches(capsys: pytest.CaptureFixture[str]) -> None:
+    cache, name = filled()
+    assert main(["cache", "drop"]) == 2
+    told = capsys.readouterr().out
+    assert "--all" in told and f"\n  {name}" in told and name in files()
+    del cache
+
+
+def test_drop_keeps_files_of_users(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minato.cache.cache.MEMORY", str(tmp_path))
+    tmp_path.chmod(0o700)
+    own = tmp_path / FOLDER.name
+    own.mkdir(0o700)
+    target = tmp_path / "target"
+    target.write_bytes(_cache.MAGIC.to_bytes(8, "little") * 9)
+    for place in (own, tmp_path):
+        (place / "cache-notes.txt").write_text("mine")
+        (place / "cache-folder").mkdir()
+        (place / "cache-folder" / "file").write_text("mine")
+        (place / "cache-zeros").write_bytes(bytes(5000))
+        (place / "cache-empty").touch()
+        (place / "cache-link").symlink_to(target)
+        os.mkfifo(place / "cache-pipe")
+    before = sorted(tmp_path.rglob("*"))
+    given = [["--all"], [str(tmp_path)], [str(own)], *([str(p)] for p in before)]
+    for arguments in given:
+        main(["cache", "drop", "--force", *arguments])
+        _cache_of_that_name = [_refused(str(p.parent), p.name) for p in before if p.parent in (own, tmp_path)]
+        assert all(_cache_of_that_name)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (own / "cache-notes.txt").read_text() == "mine"
+    capsys.readouterr()
+
+
+def _refused(where: str, name: str) -> bool:
+    """Whether nothing of the module removes or overwrites the file."""
+    for on_disk in (False, True):
+        try:
+            _cache.drop(where, name, on_disk, True)
+            return False
+        except (OSError, _cache.Refused):
+            pass
+        _cache.sweep(where, name)
+        store = _cache.Store(where, name, _cache.BYTES_MIN, 1, False, 0, on_disk)
+        if name != "cache-empty" and os.path.lexists(os.path.join(where, name)) and name != FOLDER.name:
+            with pytest.raises((OSError, _cache.Refused)):
+                store.attach()
+    return True
+
+
+def test_drop_removes_an_empty_folder_only_if_it_is_minatos(tmp_path: Path) -> None:
+    own = tmp_path / FOLDER.name
+    for place in (own, tmp_path / "mine"):
+        place.mkdir(0o700)
+        store = _cache.Store(str(place), "cache-1", _cache.BYTES_MIN, 1, False, 0, True)
+        store.attach()
+        store.detach()
+        assert main(["cache", "drop", str(place)]) == 0
+    assert not own.exists() and list((tmp_path / "mine").iterdir()) == []
 
 
 def test_cache_ls_keeps_orphaned_files(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,11 +193,12 @@ def test_unfinished_file_is_left_alone_by_commands(capsys: pytest.CaptureFixture
     name = f"cache-{_cache.LAYOUT}-{uuid.uuid4().hex}"
     path = FOLDER / name
     path.touch(0o600)
+    path.write_bytes(_cache.MAGIC.to_bytes(8, "little"))
     os.truncate(path, 100_000)  # its creator was killed
     for action in ("ls", "stats", "verify"):
         assert main(["cache", action, name]) == 1
         assert "cannot be opened" in capsys.readouterr().out
-    assert path.read_bytes() == bytes(100_000)
+    assert path.stat().st_size == 100_000
     assert main(["cache", "drop", name]) == 0 and name not in files()
     del cache
 

@@ -84,7 +84,7 @@ def test_the_next_run_makes_nothing(kind: str, tmp_path: Path, memory: Memory) -
         begin(job)
         stats = told(job)
         assert stats["off"] is None and stats["damaged"] == 0
-        assert stats.keys() - {"seen"} == {*NUMBERS, "off", "unfollowed"}
+        assert stats.keys() - {"seen"} == {*NUMBERS, "off", "removed", "unfollowed"}
         assert (stats["hits"], stats["misses"]) == (run * SAMPLES, SAMPLES)
         ended(job)
         assert made(tmp_path) == list(range(SAMPLES))

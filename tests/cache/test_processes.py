@@ -242,6 +242,94 @@ def test_a_program_that_closes_all_descriptors_goes_on(tmp_path: Path, memory: M
     assert memory.files() == []
 
 
+REMOVED = """
+import json, os, sys
+import numpy as np, torch
+import minato
+minato.cache.cache.MEMORY = os.environ["TEST_MEMORY"]
+cache = minato.Cache("16MiB")
+class Data(torch.utils.data.Dataset):
+    @cache.memoize(key=lambda self, i: i)
+    def load(self, i):
+        with open(sys.argv[1], "ab", 0) as file:
+            file.write(b"x")
+        return np.full(20000, i, np.int32)
+    def __len__(self):
+        return 24
+    def __getitem__(self, i):
+        return self.load(i)
+if __name__ == "__main__":
+    Loader = minato.DataLoader if sys.argv[2] == "minato" else torch.utils.data.DataLoader
+    loader = Loader(Data(), 6, num_workers=2, multiprocessing_context=sys.argv[3],
+                    persistent_workers=sys.argv[4] == "persistent")
+    folder = minato.cache.cache.folder()
+    for epoch in range(3):
+        for batch in loader:
+            assert (batch[:, 0] == batch[:, -1]).all()
+        if epoch == 0:
+            [name] = os.listdir(folder)
+            os.unlink(os.path.join(folder, name))
+            os.rmdir(folder)  # so does a logout under systemd, with RemoveIPC
+    print(os.path.getsize(sys.argv[1]), cache.stats()["removed"] is not None, os.path.exists(folder))
+"""
+
+
+@pytest.mark.parametrize("kind, method, workers", [
+    ("minato", "fork", "new"), ("minato", "spawn", "new"), ("minato", "fork", "persistent"),
+    ("torch", "fork", "new"), ("torch", "spawn", "new"), ("torch", "forkserver", "new"),
+])  # fmt: skip
+def test_workers_that_begin_after_a_removal_find_the_values(
+    kind: str, method: str, workers: str, tmp_path: Path, memory: Memory
+) -> None:
+    script = tmp_path / "removed.py"
+    script.write_text(REMOVED)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "made"), kind, method, workers], text=True,
+        env=environment(**memory.environment), capture_output=True, timeout=200,
+    )  # fmt: skip
+    assert done.stdout == "24 True False\n", done.stderr
+    assert memory.files() == []
+
+
+JOBS = """
+import os, sys
+import minato
+minato.cache.cache.MEMORY = os.environ["TEST_MEMORY"]
+cache = minato.Cache("1MiB")
+@cache.memoize
+def make(n):
+    return n
+make(1)
+print("ready", flush=True)
+sys.stdin.readline()
+print(cache.stats()["jobs"], flush=True)
+sys.stdin.readline()
+"""
+PORT, STEP = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}, {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+
+
+@pytest.mark.parametrize("first, second, jobs", [
+    (PORT, PORT, 2), (STEP, STEP, 2), ({**PORT, "RANK": "0"}, {**PORT, "RANK": "0"}, 2),
+    ({**STEP, "SLURM_PROCID": "0"}, {**STEP, "SLURM_PROCID": "0"}, 2),
+    ({**PORT, "RANK": "0"}, {**PORT, "RANK": "1"}, 1),
+    ({**STEP, "SLURM_PROCID": "0"}, {**STEP, "SLURM_PROCID": "1"}, 1), ({}, {}, 2),
+], ids=["port", "step", "ranks 0", "tasks 0", "ranks", "tasks", "alone"])  # fmt: skip
+def test_programs_are_one_job_if_their_ranks_differ(
+    first: dict[str, str], second: dict[str, str], jobs: int, tmp_path: Path, memory: Memory
+) -> None:
+    script = tmp_path / "jobs.py"
+    script.write_text(JOBS)
+    running = [start(script, **memory.environment, **one) for one in (first, second)]
+    for one in running:
+        ready(one)
+    begin(running[0])
+    assert running[0].stdout is not None and int(running[0].stdout.readline()) == jobs
+    for one in running:
+        one.communicate("\n\n", timeout=100)
+        assert one.returncode == 0
+    assert memory.files() == []
+
+
 # ---- no room -----------------------------------------------------------------------------------
 
 #: mounts a /dev/shm of its own and runs a program there

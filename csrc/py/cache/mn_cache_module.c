@@ -13,6 +13,7 @@ cache_exec(PyObject *module)
     return st->refused == NULL || PyModule_AddObjectRef(module, "Refused", st->refused) < 0
                    || mn_cache_add_entry(module, st) < 0 || mn_cache_add_store(module, st) < 0
                    || PyModule_AddIntConstant(module, "LAYOUT", MN_CACHE_LAYOUT) < 0
+                   || PyModule_AddIntConstant(module, "MAGIC", (long)MN_CACHE_MAGIC) < 0
                    || PyModule_AddIntConstant(module, "BYTES_MIN", MN_CACHE_BYTES_MIN) < 0
                    || PyModule_AddIntConstant(module, "PART_MAX", MN_CACHE_SEGMENT_MAX) < 0
                ? -1
@@ -49,6 +50,7 @@ static PyMethodDef cache_methods[] = {
     {"fill", mn_cache_fill, METH_VARARGS, mn_cache_fill_doc},
     {"parts", mn_cache_parts, METH_O, mn_cache_parts_doc},
     {"plain", mn_cache_plain, METH_O, mn_cache_plain_doc},
+    {"drop", mn_cache_drop, METH_VARARGS, mn_cache_drop_doc},
     {"sweep", mn_cache_sweep, METH_VARARGS, mn_cache_sweep_doc},
     {"unchanged", mn_cache_unchanged, METH_O, mn_cache_unchanged_doc},
     {NULL, NULL, 0, NULL},

@@ -58,6 +58,11 @@ extern const char mn_cache_sweep_doc[];
 PyObject *
 mn_cache_sweep(PyObject *module, PyObject *args);
 
+/* drop(folder, name, used): removes a file. */
+extern const char mn_cache_drop_doc[];
+PyObject *
+mn_cache_drop(PyObject *module, PyObject *args);
+
 int
 mn_cache_add_entry(PyObject *module, struct mn_cache_state *st);
 

@@ -38,6 +38,10 @@ reason(int refusal, char *text, size_t size)
                "processes may see different bytes; take a folder on a local disk";
     case MN_CACHE_NO_RESERVING:
         return "its file system cannot reserve room for a file (fallocate)";
+    case MN_CACHE_OTHER_FILE:
+        return "a file of the cache's name is in it that no cache has made; move it elsewhere";
+    case MN_CACHE_IN_USE:
+        return "processes use the file";
     default:
         (void)snprintf(text, size, "unknown reason (%d)", refusal);
         return text;

@@ -58,21 +58,23 @@ static PyObject *
 store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     const char *folder, *name, *label = "";
-    unsigned long long bytes, job, reserve;
+    unsigned long long bytes, job, reserve, tree = 0, rank = 0;
     int keep, on_disk = 0;
     if (kwargs != NULL && PyDict_GET_SIZE(kwargs) > 0) {
         PyErr_SetString(PyExc_TypeError, "Store() takes no keywords");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "ssKKpK|ps", &folder, &name, &bytes, &job, &keep, &reserve,
-                          &on_disk, &label)) {
+    if (!PyArg_ParseTuple(args, "ssKKpK|psKK", &folder, &name, &bytes, &job, &keep, &reserve,
+                          &on_disk, &label, &tree, &rank)) {
         return NULL;
     }
     struct store *self = (struct store *)type->tp_alloc(type, 0);
     if (self == NULL) {
         return NULL;
     }
-    struct mn_cache_place place = {folder, name, bytes, job, keep != 0, on_disk != 0, ""};
+    struct mn_cache_place place = {.folder = folder, .name = name, .bytes = bytes, .job = job,
+                                   .tree = tree, .rank = rank, .keep = keep != 0,
+                                   .on_disk = on_disk != 0};
     (void)snprintf(place.label, sizeof(place.label), "%s", label);
     size_t n = strlen(folder) + 1;
     self->folder = PyMem_Malloc(n);
@@ -362,7 +364,8 @@ stats(PyObject *self, PyObject *Py_UNUSED(ignored))
         return NULL;
     }
     return Py_BuildValue(
-        "{sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK}", "hits",
+        "{sK sK sK sK sK sK sK sK sK sK "
+        "sK sK sK sK sK sK sK sK sK}", "hits",
         (unsigned long long)s.hits, "hit_bytes", (unsigned long long)s.hit_bytes, "saved_ns",
         (unsigned long long)s.saved_ns, "misses", (unsigned long long)s.misses, "made_ns",
         (unsigned long long)s.made_ns, "stored", (unsigned long long)s.stored, "stored_bytes",
@@ -371,7 +374,8 @@ stats(PyObject *self, PyObject *Py_UNUSED(ignored))
         (unsigned long long)s.entries, "recycled", (unsigned long long)s.recycled, "returned",
         (unsigned long long)s.returned, "processes", (unsigned long long)s.clients, "jobs",
         (unsigned long long)s.jobs, "largest", (unsigned long long)s.entry_bytes_max, "damaged",
-        (unsigned long long)s.damaged, "parts", (unsigned long long)s.segments);
+        (unsigned long long)s.damaged, "parts", (unsigned long long)s.segments, "removed",
+        (unsigned long long)s.name);
 }
 
 static PyObject *
@@ -438,6 +442,29 @@ mn_cache_sweep(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+const char mn_cache_drop_doc[] =
+    "drop(folder, name, on_disk, used)\n\n"
+    "Removes the file of a cache; used: also if processes have it open. Raises OSError, or Refused,\n"
+    "as for a file that does not begin as a cache does.";
+
+PyObject *
+mn_cache_drop(PyObject *module, PyObject *args)
+{
+    const char *folder, *name;
+    int on_disk, used, rc;
+    if (!PyArg_ParseTuple(args, "sspp", &folder, &name, &on_disk, &used)) {
+        return NULL;
+    }
+    struct mn_cache_place place = {.folder = folder, .name = name, .on_disk = on_disk != 0};
+    Py_BEGIN_ALLOW_THREADS
+    rc = mn_cache_file_remove(&place, used != 0);
+    Py_END_ALLOW_THREADS
+    if (mn_cache_raise(PyModule_GetState(module), rc, folder) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(promise_doc,
 "promise(bytes)\n\n"
 "Memory that this process may still take for other things, of which no cache may take any.");
@@ -478,9 +505,11 @@ static PyType_Slot store_slots[] = {
     {Py_tp_new, store_new},
     {Py_tp_dealloc, store_dealloc},
     {Py_tp_methods, store_methods},
-    {Py_tp_doc, PyDoc_STR("Store(folder, name, bytes, job, keep, reserve, on_disk=False, label='')"
-                          "\n\nA client of a cache file. job 0: a guest, which neither makes nor "
-                          "removes it. label: whose values these are, for people (255 bytes)")},
+    {Py_tp_doc, PyDoc_STR("Store(folder, name, bytes, job, keep, reserve, on_disk=False, label='', "
+                          "tree=job, rank=0)\n\nA client of a cache file. job 0: a guest, which "
+                          "neither makes nor removes it. tree: a number of the tree of processes; "
+                          "two trees of one job that have one rank are two jobs. label: whose "
+                          "values these are, for people (255 bytes)")},
     {0, NULL},
 };
 
