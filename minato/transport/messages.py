@@ -113,8 +113,9 @@ class _Pickler(ForkingPickler):
             if not _is_plain(obj):
                 return NotImplemented
             data = obj.detach()
+            if self.samples:
+                data = data.resolve_conj().resolve_neg()  # default_collate refuses them in workers
             if data.is_conj() or data.is_neg():
-                # torch's collate treats the lazy bits specially, so they must be preserved
                 plain = data.conj() if data.is_conj() else data
                 plain = torch._neg_view(plain) if plain.is_neg() else plain
                 return _rebuild_lazy, (plain, data.is_conj(), data.is_neg())

@@ -154,7 +154,6 @@ CASES: dict[str, list[Any]] = {
     "channels_last": _rows(
         lambda i: (torch.arange(24.0).reshape(1, 2, 3, 4) + i)
         .to(memory_format=torch.channels_last)),
-    "conjugated": _rows(lambda i: torch.tensor([1 + 1j * i]).conj()),
     "subclass": _rows(lambda i: torch.tensor([i, 1]).as_subclass(Marked)),
     "requires_grad": _rows(lambda i: torch.ones(2, requires_grad=True)),
     "parameter": _rows(lambda i: torch.nn.Parameter(torch.ones(2))),
@@ -256,6 +255,18 @@ def test_collated_types_equal_torch(loader: Kind, name: str) -> None:
     want = _oracle(name)
     if not loader.is_torch:
         assert_like_torch(_outcome(loader, CASES[name], batch_size=2), want)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"batching": "ready", "in_order": False}, {"worker_type": "thread"},
+], ids=["balanced", "ready", "threads"])  # fmt: skip
+def test_lazily_conjugated_tensors_are_collated_as_without_workers(options: Any) -> None:
+    """torch's workers refuse them."""
+    lazy = [{"conj": z.conj(), "neg": z.conj().imag, "plain": z} for z in torch.randn(4, 2).cfloat()]
+    [want] = DataLoader(Listed(lazy), batch_size=4)
+    [got] = minato.DataLoader(
+        Listed(lazy), batch_size=4, num_workers=2, seed_per_sample=False, **options)
+    assert_same(got, want, "batch")
 
 
 def test_texts_of_errors(loader: Kind) -> None:
