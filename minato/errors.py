@@ -87,6 +87,10 @@ def timed_out(seconds: float, under_way: str = "") -> RuntimeError:
     return RuntimeError(f"DataLoader timed out after {seconds} seconds\n{under_way}".rstrip())
 
 
+#: stands for an exit code that no process has read: no exit code is that large
+UNKNOWN = 256
+
+
 def _exit_cause(pid: int) -> str:
     from . import _notes  # not at import: other systems lack its system calls and have no workers
 
@@ -110,6 +114,12 @@ def describe_death(pid: int, status: int) -> str:
         number = status - NOT_STARTED
         text, fix = f"A DataLoader worker could not be started: {os.strerror(number)}. ", advice(number)
         return f"{text}{fix} " if fix else text
+    if status == UNKNOWN:
+        return (
+            f"DataLoader worker (pid {pid}) ended together with the process that had started it, so "
+            "its exit code is unknown. If it was killed, see dmesg: the system may have run out of "
+            "memory. "
+        )
     if status >= 0 and (cause := _exit_cause(pid)):
         return (
             f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {status}. Cause: "

@@ -38,6 +38,8 @@ log = logging.getLogger("minato")
 
 #: worker states of csrc/workers/mn_records.h that mean a process may be there
 _ALIVE = (1, 2, 3)
+#: what Python gives as the exit code of a process whose fork server ended before it
+FORK_SERVER_DIED = 255
 #: how often an iterator starts another zygote when no standby can
 RESTARTS_MOST = 10
 #: How long WorkerHandle.pid waits for a worker that is starting. A start takes that long if a
@@ -247,7 +249,9 @@ class Pool:
         if not self.mine() or not begun or self.restarts == RESTARTS_MOST:
             return False
         self._await_zygote(grace.KILL)  # it has ended, but with forkserver its status comes later
-        if (self.zygote.exitcode or 0) >= 0 or self.notes.exit_cause(self.zygote.pid):
+        code = self.zygote.exitcode or 0
+        killed = code < 0 or (code == FORK_SERVER_DIED and self._method == "forkserver")
+        if not killed or self.notes.exit_cause(self.zygote.pid):
             return False
         self.restarts += 1
         self._pickle()

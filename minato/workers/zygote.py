@@ -29,6 +29,7 @@ from typing import Any
 
 from .. import _core
 from .._system_refusals import NOT_STARTED
+from ..errors import UNKNOWN
 from . import grace, signals
 from .job import Job
 from .process import may_start_processes
@@ -46,8 +47,6 @@ ACK_SECONDS = 0.01
 #: how often children are checked without a signal: a sanitizer delays signals, and a library may
 #: have replaced the handler
 CHECK_SECONDS = 1.0
-#: stands for an unknown exit code
-UNKNOWN = 255
 #: how long the zygote retries a refused replacement before it reports that to the loader
 REFUSED_SECONDS = 10.0
 

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 import warnings
+from multiprocessing import forkserver
 
 import numpy as np
 import psutil
@@ -292,7 +293,7 @@ def test_killed_zygote_and_standby_are_both_replaced(scheduling, method):
     assert not any(map(alive, workers))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_all_processes_killed_at_once_lose_no_sample(method):
     expected = [copied(batch) for batch in make(Noisy(200))]
     torch.manual_seed(1234)
@@ -302,6 +303,8 @@ def test_all_processes_killed_at_once_lose_no_sample(method):
         got.append(copied(batch))
         if number in (3, 11):
             workers = wait_for(lambda: [w["pid"] for w in worker_entries(iterator) if w["pid"]], "workers")
+            if method == "forkserver":
+                kill(forkserver._forkserver._forkserver_pid)
             kill_starters(iterator)
             for pid in workers:
                 kill(pid)
@@ -315,7 +318,7 @@ def test_all_static_processes_killed_raise_an_error():
     kill_starters(iterator)
     for pid in workers:
         kill(pid)
-    with pytest.raises(minato.WorkerLost):
+    with pytest.raises(minato.WorkerLost, match="its exit code is unknown"):
         for _ in iterator:
             pass
 
