@@ -495,6 +495,9 @@ def _warned(method: str) -> Iterator[None]:
 
 
 def start_method_context(loader: Any) -> Any:
-    """The loader's multiprocessing context, as torch chooses it."""
+    """The loader's multiprocessing context, as torch chooses it. In a worker of joblib, the default
+    is joblib's own start method, by which torch's workers cannot start: fork replaces it."""
     context = loader.multiprocessing_context
+    if context is None and torch.multiprocessing.get_start_method() == "loky":
+        context = torch.multiprocessing.get_context("fork")
     return torch.multiprocessing if context is None else context

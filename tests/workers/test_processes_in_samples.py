@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import minato
+from minato.workers.process_pool import start_method_context
 
 FORK = multiprocessing.get_context("fork")
 
@@ -73,3 +74,12 @@ def load(method: str) -> list[int]:
 def test_daemon_may_load_with_workers(method: str) -> None:
     with FORK.Pool(1) as pool:
         assert pool.apply_async(load, (method,)).get(60) == [0, 1, 2, 3]
+
+
+def test_default_start_method_of_joblib_is_replaced_by_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's workers cannot start by it, and it pickles what a fork would have."""
+    loader = minato.DataLoader(torch.arange(4), num_workers=1)
+    monkeypatch.setattr(torch.multiprocessing, "get_start_method", lambda: "loky")
+    assert start_method_context(loader) is FORK
+    given = minato.DataLoader(torch.arange(4), num_workers=1, multiprocessing_context="spawn")
+    assert start_method_context(given).get_start_method() == "spawn"
