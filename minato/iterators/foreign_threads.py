@@ -97,6 +97,7 @@ def _warn(workers: int, names: list[str]) -> None:
         f"this program and do not have its threads: {', '.join(names[:NAMED])}{more}. If the "
         "dataset uses a library or an executor that started these threads in the program, it "
         "may wait for them forever. Give the loader multiprocessing_context='forkserver', or "
-        "use the library only in workers. This warning is shown once.",
+        "use the library only in workers. With timeout=0 the loader waits forever; timeout=60 raises "
+        "an error after 60 seconds. This warning is shown once.",
         stacklevel=4,
     )
