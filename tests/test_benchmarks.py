@@ -501,6 +501,13 @@ def test_threads(tmp_path: Path) -> None:
         assert (peer in found["runs"]) != (f"left out, is not installed: {peer}" in text)
 
 
+def test_prefetch_memory(tmp_path: Path) -> None:
+    result, text = quick("prefetch_memory.py", tmp_path)
+    assert set(result["runs"]) == {"10 MB, slow, 1", "10 MB, fast, 1"}
+    assert all(mib > 0 and s > 0 for cells in result["runs"].values() for mib, s in cells.values())
+    assert "prefetch_factor" in text
+
+
 def test_many_workers(tmp_path: Path) -> None:
     result, text = quick("many_workers.py", tmp_path)
     assert set(result["runs"]["4"]) == {"torch", "minato"}
