@@ -27,6 +27,7 @@ from ..options import Options
 from ..progress import Progress, title_of
 from ..workers import signals
 from ..workers.executor import Executor
+from ..workers.process_pool import Pool
 from .batch_errors import placed
 from .foreign_threads import FirstSamples
 from .late_samples import LateSamples
@@ -246,6 +247,8 @@ class Supervisor:
             what = "It was idle."
         self.deaths_reported, self._retries_reported = deaths, retries
         progress = self.served.position.progress
+        if isinstance(self.pool, Pool) and health["pid"] in self.pool.ended_by_program:
+            return
         if progress is self._deaths_in or NOT_STARTED <= health["status"] < DAMAGED:
             return  # _warn_of_fewer() warns of workers that could not be started
         if health["status"] == LATE:

@@ -151,6 +151,7 @@ class WorkerHandle:
 
     def _signal(self, number: int) -> None:
         if self.pid and self.is_alive():
+            self._pool.ended_by_program.add(self.pid)
             self._pool.engine.retire_worker(self._number)
             self._pool.engine.kill_worker(self._number, number)
 
@@ -208,6 +209,7 @@ class Pool:
             self.engine = _core.Engine(workers, max_retries, respawn, memory_limit, **options)
             self.engine.open_lifeline()
         self.handles: list[WorkerHandle] = []
+        self.ended_by_program: set[int] = set()  # ids of workers, by terminate() or kill()
         self._shared: list[Any] = []  # with workers, on an accelerator
         self._workers = workers
         self.notes = Notes()

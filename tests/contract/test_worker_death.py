@@ -7,10 +7,13 @@ import os
 import re
 import signal
 import time
+import warnings
 from typing import Any
 
 import pytest
 import torch
+
+import minato
 
 from .datasets import (
     Blocking,
@@ -253,3 +256,16 @@ def test_stuck_workers_do_not_hold_up_the_shutdown(own: Kind) -> None:
     assert time.monotonic() - begin < bound
     assert all_gone(pids)
     gate.set()
+
+
+@pytest.mark.parametrize("way", ["terminate", "kill"])
+def test_workers_ended_by_the_program_are_no_cause_for_a_warning(way: str) -> None:
+    iterator: Any = iter(minato.DataLoader(torch.arange(64), batch_size=4, num_workers=2))
+    next(iterator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for worker in iterator._workers:
+            getattr(worker, way)()
+        for worker in iterator._workers:
+            worker.join()
+        iterator._shutdown_workers()
