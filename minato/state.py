@@ -18,6 +18,7 @@ Fields of a state:
 
 version, epoch          of the format; of the seeds (persistent workers count epochs up)
 base_seed               of the epoch; None: the next epoch draws one when it starts
+seed                    the initial seed of the generator that base seeds are drawn from
 begun                   whether the epoch has started; if not, it starts with the generators as they
                         are, and with what the program sets after load_state_dict()
 generators              states by role. ``sampler``: its ``generator``. ``sampler.NAME`` and
@@ -77,6 +78,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from .elastic import begun_anew, check_order, elastic_of, misfit, of_order, one_of, position
 from .option_values import option
 from .progress import Progress, length_of
+from .seeding.base_seed import SYSTEMS_SEEDS, seed_of
 from .seeding.order_generators import Sources, batch_size_of, portable
 from .seeding.ranks import Ranks, ranks_of
 from .stateful import MOST_BYTES, Snapshot, check_loads_state, plain
@@ -202,6 +204,7 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         "version": VERSION,
         "epoch": progress.epoch,
         "base_seed": progress.base_seed,
+        "seed": seed_of(loader),
         "begun": progress.base_seed is not None and not (progress.finished or progress.early),
         "delivered": progress.head,
         "delivered_beyond": sorted(progress.beyond),
@@ -488,7 +491,18 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
     delivered = state["delivered"] + len(state["delivered_beyond"])
     state = {**state, **mine._asdict(), "generators": generators, "sampler": None,
              "worker_states": None, "delivered": delivered, "delivered_beyond": []}  # fmt: skip
-    return state if mid_epoch or dealt else {**state, "base_seed": None}
+    if not mid_epoch and not dealt:
+        return {**state, "base_seed": None}
+    seed, own = state.get("seed"), seed_of(loader)  # older states lack it
+    if state["base_seed"] is not None and seed not in (None, own) and own < SYSTEMS_SEEDS:
+        warnings.warn(
+            f"rank {mine.rank} loads the state of rank {theirs.rank}, but has another seed ({own}, not "
+            f"{seed}). Its samples are those that are left, but they draw random numbers of rank "
+            f"{theirs.rank}'s seed, other ones than before. Save the state of each rank, and load each "
+            "rank's own; or give all ranks the same seed, with which they draw different numbers, too",
+            stacklevel=4,
+        )
+    return state
 
 
 def of_all_ranks(states: Any, loader: Any) -> State:

@@ -167,6 +167,26 @@ def test_state_of_another_world_raises_in_mid_epoch() -> None:
     assert len(lists(loader)) == LENGTH // 3 // SIZE
 
 
+@pytest.mark.parametrize("apart", [0, 1])
+def test_state_of_rank_with_another_seed_warns(apart: int) -> None:
+    """Its samples draw the numbers of that seed."""
+
+    def loader(rank: int) -> minato.DataLoader[Any]:
+        torch.manual_seed(7 + apart * rank)
+        sampler = DistributedSampler(Draws(), num_replicas=2, rank=rank)
+        return minato.DataLoader(Draws(), SIZE, sampler=sampler, num_workers=1)
+
+    iterator = iter(first := loader(0))
+    next(iterator)
+    state = first.state_dict()
+    del iterator
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        (other := loader(1)).load_state_dict(json.loads(json.dumps(state)))
+        assert len(list(other)) == LENGTH // SIZE // 2 - 1
+    assert ["rank 1 loads the state of rank 0" in str(one.message) for one in told] == [True] * apart
+
+
 def test_state_between_epochs_fits_any_world() -> None:
     loader = made(0)
     lists(loader)

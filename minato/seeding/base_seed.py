@@ -19,6 +19,15 @@ BASE_SEED: Any = property(
 )
 
 
+#: torch's seeds from here on are the system's, which gives 64 bits; a new torch.Generator has 2**45.9
+SYSTEMS_SEEDS = 1 << 48
+
+
+def seed_of(loader: Any) -> int:
+    """The initial seed of the generator that base seeds are drawn from."""
+    return int((loader.generator or torch.default_generator).initial_seed())
+
+
 def draw(loader: Any) -> int:
     """Draws from the loader's own generator, or else from torch's global one, as torch does."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())

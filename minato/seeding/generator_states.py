@@ -399,8 +399,8 @@ def bitgen_of(generator: Any) -> Any:
     return cls.__dict__["bit_generator"].__get__(generator)
 
 
-#: seeds of NumPy and torch from here on are the system's: it gives 128 and 64 bits
-_SYSTEMS_NUMPY, _SYSTEMS_TORCH = 1 << 96, 1 << 48
+#: seeds of NumPy from here on are the system's, which gives 128 bits
+_SYSTEMS_NUMPY = 1 << 96
 #: words of a key of ``random``: texts and numbers have fewer, the system gives all 624
 _KEY_WORDS = 64
 
@@ -443,7 +443,9 @@ def _plain(state: Any) -> Any:
 def _is_systems(generator: Any) -> bool:
     kind = generator_kind(mro_of(type(generator)))
     if kind == "torch":
-        return bool(generator.initial_seed() >= _SYSTEMS_TORCH)
+        from .base_seed import SYSTEMS_SEEDS
+
+        return bool(generator.initial_seed() >= SYSTEMS_SEEDS)
     if kind == "random":
         return _is_systems_key(generator.getstate()[1])
     bits = bitgen_of(generator) if kind == "numpy" else generator
