@@ -166,6 +166,7 @@ def check_determinism(
             collate_fn=_same,
             worker_init_fn=None if worker_init_fn is None else _Init(worker_init_fn),
             multiprocessing_context=multiprocessing_context,
+            seed_per_sample=False,  # the probe does it
         )
         made: tuple[list[_Sample], list[str], list[str], list[str], list[str]]
         (made,) = list(loader)

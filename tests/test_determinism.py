@@ -55,11 +55,14 @@ class InModuleTorch(Base):
         return torch.rand(1, generator=MODULE_TORCH)
 
 
-class InClass(Base):
+class OfGlobals:
     hidden = np.random.RandomState(3)
 
+
+class InClass(Base):
+
     def draw(self, index: int) -> Any:
-        return Pair(index, self.hidden.rand())
+        return Pair(index, OfGlobals.hidden.rand())
 
 
 class Counting(Base):
@@ -114,7 +117,7 @@ def test_found_generators_are_listed() -> None:
     [
         (InModule(), "['label']", "test_determinism.MODULE_RNG (numpy Generator)"),
         (InModuleTorch(), "['label']", "test_determinism.MODULE_TORCH (torch Generator)"),
-        (InClass(), "['label'].right", "test_determinism.InClass.hidden (numpy RandomState)"),
+        (InClass(), "['label'].right", "test_determinism.OfGlobals.hidden (numpy RandomState)"),
         (BatchedBadly(), "['label']", "test_determinism.MODULE_RNG (numpy Generator)"),
     ],
 )

@@ -2,7 +2,7 @@
 
 The global generators of ``random``, NumPy and torch are always seeded. A bounded walk of the
 dataset's object graph finds private ones. Generators that the walk cannot reach (in
-a module, a class, or C) keep the state that their worker gives them, unless
+a module, or C) keep the state that their worker gives them, unless
 the dataset offers ``seed_sample(seed)``. The same holds for children of ``Generator.spawn``,
 which their parent counts outside of its state.
 """
@@ -54,6 +54,9 @@ WATCHED = 256
 #: but not replaced ones.
 COUNTED = 1_024
 
+#: packages whose classes hold no generators of a program's
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "minato"}) - {"__main__"}
+
 _OF_A_THREAD = frozenset({threading.local})
 
 _type_dict = type.__dict__["__dict__"].__get__
@@ -79,6 +82,10 @@ def _function_members(f: Any) -> Iterable[Any]:
             yield cell.cell_contents
         except ValueError:  # not bound yet
             continue
+
+
+def _holds(f: types.FunctionType) -> bool:
+    return bool(f.__defaults__ or f.__kwdefaults__ or f.__closure__)
 
 
 def _partial_members(p: Any) -> Iterable[Any]:
@@ -230,6 +237,7 @@ class _Walk:
         self.taken = _global_keys()
         self.shapes: dict[type, _Shape | None] = {}
         self.seen: set[int] = set()
+        self.classes: set[type] = set()
         self.queue: deque[tuple[Any, _Shape]] = deque()
         self.kept: list[Any] = []  # so that no id is given to another object
         self.generators: list[Any] = []
@@ -244,7 +252,20 @@ class _Walk:
             return self.shapes[cls]
         except KeyError:
             shape = self.shapes[cls] = _shape_of(cls, self.closed)
+            if shape is not None and shape.kind is None:
+                self.reach_class(cls)
             return shape
+
+    def reach_class(self, cls: type) -> None:
+        """Attributes of the program's classes, and defaults of their methods."""
+        for base in mro_of(cls):
+            if base not in self.classes and _type_module(base).partition(".")[0] not in _LIBRARIES:
+                self.classes.add(base)
+                for member in list(_type_dict(base).values()):
+                    if type(member) in (staticmethod, classmethod):
+                        member = member.__func__
+                    if type(member) is not types.FunctionType or _holds(member):
+                        self.guarded(self.reach, member)
 
     def reach(self, obj: Any) -> None:
         shape = self.shape(obj)
@@ -315,9 +336,10 @@ def find_all(roots: Iterable[Any], limit: int = NODE_LIMIT) -> Found:
     generators depends only on the structure of the graphs.
 
     Searches instance attributes, ``__slots__``, lists, tuples, dict values, sets,
-    deques (the first 1024 elements of each), partials, bound methods, and closures and
-    defaults of functions, breadth first and at most ``limit`` objects. Does not search
-    modules, classes, tensors, arrays or strings. Runs no property, ``__getattr__`` or
+    deques (the first 1024 elements of each), partials, bound methods, closures and
+    defaults of functions, and attributes and methods of the objects' classes, breadth first and at
+    most ``limit`` objects. Does not search modules, classes that are only referred to, tensors,
+    arrays or strings. Runs no property, ``__getattr__`` or
     other code of the user, and never raises. Returns each generator once, and no
     global ones; ``random.SystemRandom`` cannot be seeded and is left out.
 

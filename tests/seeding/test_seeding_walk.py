@@ -168,7 +168,30 @@ def test_closed_things_are_not_looked_into() -> None:
     tensor = torch.zeros(2)
     tensor.rng = random.Random(1)
     array = np.array([random.Random(1)], dtype=object)
-    assert generators_of(Box(a=Class, b=tensor, c=array, d=Class())) == []
+    assert generators_of(Box(a=Class, b=tensor, c=array)) == []
+
+
+class OfClass:
+    rng = random.Random(1)
+
+    def draw(self, rng: Any = np.random.default_rng(1), *, more: Any = random.Random(2)) -> None:
+        pass
+
+    @staticmethod
+    def static(rng: Any = np.random.default_rng(2)) -> None:
+        pass
+
+
+class Derived(OfClass):
+    own = random.Random(3)
+
+
+def test_generators_of_classes_and_defaults_are_found() -> None:
+    """Those of the objects' classes, MONAI's Randomizable for example."""
+    found = generators_of(Box(a=[Derived(), Derived()]))
+    defaults = (*OfClass.draw.__defaults__, OfClass.draw.__kwdefaults__["more"])
+    expected = [OfClass.rng, Derived.own, *defaults, *OfClass.static.__defaults__]
+    assert {id(g) for g in found} == {id(g) for g in expected} and len(found) == 5
 
 
 def test_cycles_end() -> None:
