@@ -72,6 +72,10 @@ class Notes:
         """The program ends the worker, whose sample took too long."""
         self._append({"pid": pid, "text": text[:MOST_OF_ONE]})
 
+    def grows(self, attribute: str) -> None:
+        """An attribute of the dataset, or of an object in it, grows with the samples."""
+        self._append({"grows": attribute})
+
     def _append(self, record: dict[str, Any]) -> None:
         if os.fstat(self.fd).st_size < MOST:
             os.write(self.fd, json.dumps(record).encode() + b"\n")
@@ -86,6 +90,10 @@ class Notes:
     def exit_cause(self, pid: int) -> str:
         """The exception that ended a process, or an empty text."""
         return next((str(record["text"]) for record in self._records() if record.get("pid") == pid), "")
+
+    def growing(self) -> str:
+        """The name of such an attribute; empty if there is none."""
+        return next((str(record["grows"]) for record in self._records() if "grows" in record), "")
 
     def _records(self) -> Iterator[dict[str, Any]]:
         """The records of the workers, the latest first."""

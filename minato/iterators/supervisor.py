@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import threading
 import time
@@ -25,6 +26,7 @@ from ..observe.trace import writer as trace_writer
 from ..observe.watch import Watch
 from ..options import Options
 from ..progress import Progress, title_of
+from ..seeding.base_seed import SYSTEMS_SEEDS, seed_of
 from ..workers import signals
 from ..workers.executor import Executor
 from ..workers.process_pool import Pool
@@ -78,6 +80,7 @@ class Supervisor:
         self.timeout: float = loader.timeout
         self._max_retries = options.max_retries
         self._title = title_of(loader)
+        self._reproducible = seed_of(loader) < SYSTEMS_SEEDS
         self.pool: Executor | None = None
         self.trace: Trace | None = None
         self.stopped = False
@@ -233,6 +236,22 @@ class Supervisor:
         if (self._replaces or at_end) and self.living():
             if self.engine.deaths() != self.deaths_reported:
                 self._warn_of_deaths(self.engine.health())
+        if at_end and self.pool is not None and self.living():
+            self._warn_of_growth(self.pool.growing())
+
+    def _warn_of_growth(self, attribute: str) -> None:
+        """Warns that two runs differ, if the program has set a seed. The attribute may be harmless,
+        so this does not raise."""
+        if attribute and self._reproducible and not self._memo.warned_of_growth:
+            self._memo.warned_of_growth = True
+            with contextlib.suppress(UserWarning):
+                warnings.warn(
+                    f"the attribute {attribute!r} of the dataset, or of an object in it, grows as "
+                    "workers make samples. If samples use it (a mosaic buffer, the last good image), "
+                    "two runs with one seed differ, because workers do not make the same samples in "
+                    "each run. scheduling='static' gives each worker the same samples, as torch does.",
+                    stacklevel=4,
+                )
 
     def _warn_of_deaths(self, health: Any) -> None:
         deaths, retries = health["deaths"], health["retries"]
@@ -292,14 +311,14 @@ class Supervisor:
                 self._stop_pool(pool)
 
     def _stop_pool(self, pool: Executor) -> None:
-        health = None
+        health, growing = None, ""
         with signals.Held():
             if self.stopped:
                 return  # another thread was here first
             self.stopped = True
             try:
                 if pool.mine() and pool.started:
-                    health = self.engine.health()
+                    health, growing = self.engine.health(), pool.growing()
                     self._save_last(pool)
             finally:
                 pool.stop()
@@ -309,6 +328,7 @@ class Supervisor:
         if health["live"] and health["deaths"] and unstarted:
             self._warn_of_fewer(describe_death(health["pid"], health["status"]))
         self._warn_of_deaths(health)
+        self._warn_of_growth(growing)
 
     def _save_last(self, pool: Executor) -> None:
         """Saves what the program and later iterators may ask for after the workers' end."""

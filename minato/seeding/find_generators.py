@@ -57,6 +57,9 @@ COUNTED = 1_024
 #: packages whose classes hold no generators of a program's
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "minato"}) - {"__main__"}
 
+#: types of attributes in which datasets keep earlier samples
+_HISTORIES = (list, set, deque)
+
 _OF_A_THREAD = frozenset({threading.local})
 
 _type_dict = type.__dict__["__dict__"].__get__
@@ -361,11 +364,17 @@ def own_seeds(dataset: Any, *others: Any) -> OwnSeeds:
     return {id(g): (g, own_seed(g)) for g in find_of(dataset, *others).generators}
 
 
-def make_seeder(dataset: Any, *others: Any, before: OwnSeeds | None = None) -> Seeder:
+def make_seeder(
+    dataset: Any,
+    *others: Any,
+    before: OwnSeeds | None = None,
+    grows: Callable[[str], None] | None = None,
+) -> Seeder:
     """The Seeder of a worker. It sets global generators, and private ones of the dataset and of
     the other objects (collate_fn). Then it calls each offered ``seed_sample(seed)`` *in addition*
-    with 63 bits of its own, so that its effect prevails. before: as for ``Growing``."""
-    return Growing(dataset, *others, before=before).seeder
+    with 63 bits of its own, so that its effect prevails. before, grows: as for
+    ``Growing``."""
+    return Growing(dataset, *others, before=before, grows=grows).seeder
 
 
 def _roots_of(dataset: Any, *others: Any) -> tuple[Any, ...]:
@@ -400,11 +409,19 @@ class Growing:
     worker may seed it otherwise.
 
     before: the own seeds before worker_init_fn, which may give each worker another; None: there is
-    no such function."""
+    no such function. grows: if given, is told the name of an attribute that grows with samples, as
+    one that holds earlier samples does. What comes from it depends on the worker. Dicts are left
+    out: most are caches."""
 
-    def __init__(self, *roots: Any, before: OwnSeeds | None = None) -> None:
-        self._roots = roots
+    def __init__(
+        self,
+        *roots: Any,
+        before: OwnSeeds | None = None,
+        grows: Callable[[str], None] | None = None,
+    ) -> None:
+        self._roots, self._grows = roots, grows
         self.found = self._walk()
+        self._lengths, self._grown = self._now(), set[tuple[int, str]]()
         now = {id(g): (g, own_seed(g)) for g in self.found.generators}
         kept = now if before is None else {i: now[i] for i in now if now[i] == before.get(i)}
         self._own_seeds: OwnSeeds = kept
@@ -427,6 +444,8 @@ class Growing:
 
     def _again(self, of_epoch: bool) -> News | None:
         """of_epoch: set_epoch() may have made generators, alike in each worker."""
+        if self._grows is not None and not of_epoch:
+            self._look_for_growth(self._grows)
         now, known = self._walk(), {id(g) for g in self.found.generators}
         new = [g for g in now.generators if id(g) not in known]
         if not new:
@@ -435,6 +454,26 @@ class Growing:
         if of_epoch:
             self._own_seeds.update((id(g), (g, own_seed(g))) for g in new)
         return self._news()
+
+    def _now(self) -> dict[tuple[int, str], int]:
+        """The lengths of attributes that may hold earlier samples."""
+        return {
+            (place, name): len(value)
+            for place, attributes in enumerate(self.found.watched)
+            for name, value in attributes.items()
+            if type(value) in _HISTORIES
+        }
+
+    def _look_for_growth(self, grows: Callable[[str], None]) -> None:
+        """What grows once may have been built at its first use."""
+        before, self._lengths = self._lengths, self._now()
+        for key, length in self._lengths.items():
+            if length > before.get(key, length):
+                if key in self._grown:
+                    self._grows = None
+                    grows(key[1])
+                    return
+                self._grown.add(key)
 
     def _news(self) -> News:
         return self._plans(), self.found.watched, self.found.counted, self._types()

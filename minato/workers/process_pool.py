@@ -349,6 +349,10 @@ class Pool:
             )
         return ""
 
+    def growing(self) -> str:
+        """The name of an attribute of the dataset that grows with samples; empty if there is none."""
+        return self.notes.growing()
+
     def stop(self) -> None:
         """Ends workers and zygote within the times of grace.py, and frees the memory. Each step is
         done even if earlier ones failed. A KeyboardInterrupt comes after the last step; Ctrl-C ends

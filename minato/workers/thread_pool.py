@@ -122,6 +122,10 @@ class ThreadPool:
         lines = traceback.format_stack(frame)[::-1]
         return _notes.of_the_program([line.splitlines()[0] for line in lines])
 
+    def growing(self) -> str:
+        """Empty: threads share their dataset, and what it has grown by."""
+        return ""
+
     def worker_entry(self, number: int) -> _WorkerEntry | None:
         """The engine's entry of a worker, or after the end its last one; None in a fork."""
         if self.owner != os.getpid():

@@ -4,6 +4,7 @@
 #include "py/seeding/mn_seed_watch.h"
 
 #include <stdbool.h>
+#include <string.h>
 
 #include "py/module/mn_critical_section.h"
 
@@ -20,6 +21,13 @@ is_one_of(PyObject *types, PyTypeObject *type)
         }
     }
     return false;
+}
+
+/* Its type is no part of Python's interface in C. It has its size as lists have. */
+static bool
+is_deque(PyTypeObject *type)
+{
+    return type->tp_itemsize == 0 && strcmp(type->tp_name, "collections.deque") == 0;
 }
 
 /* Adds the prints of one of the dicts; see mn_seed_watch_prints(). */
@@ -44,6 +52,8 @@ add_prints(const struct mn_seed_watch *w, PyObject *dict, uint64_t *types, uint6
         *types += one * UINT64_C(0x9E3779B97F4A7C15);
         *lengths += type == &PyDict_Type   ? (uint64_t)PyDict_GET_SIZE(value)
                     : type == &PyList_Type ? (uint64_t)PyList_GET_SIZE(value)
+                    : type == &PySet_Type  ? (uint64_t)PySet_GET_SIZE(value)
+                    : is_deque(type)       ? (uint64_t)Py_SIZE(value)
                                            : 0;
     }
 }

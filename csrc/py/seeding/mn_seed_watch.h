@@ -32,8 +32,8 @@ struct mn_seed_watch {
 };
 
 /* Computes three fingerprints. The first is of the types of attributes that may contain something,
- * with generators' addresses. The second is of the lengths of lists and dicts among them. The third
- * is of the numbers of entries of the counted dicts. */
+ * with generators' addresses. The second is of the lengths of lists, dicts, sets and deques among
+ * them. The third is of the numbers of entries of the counted dicts. */
 void
 mn_seed_watch_prints(const struct mn_seed_watch *w, uint64_t prints[MN_SEED_CHANGES]);
 

@@ -1,0 +1,78 @@
+"""Datasets whose samples use what their worker has loaded before."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections import deque
+
+import pytest
+import torch
+
+import minato
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Buffer:
+    def __init__(self, kind):
+        self.loaded = kind()
+
+    def add(self, index):
+        (self.loaded.add if isinstance(self.loaded, set) else self.loaded.append)(index)
+
+
+class Mosaic(torch.utils.data.Dataset):
+    def __init__(self, kind):
+        self.buffer = Buffer(kind)
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        self.buffer.add(index)
+        return torch.tensor([index, random.choice(list(self.buffer.loaded))])
+
+
+class Caching(Mosaic):
+    """A cache, and a table that is built at first use."""
+
+    def __init__(self):
+        self.cache, self.table = {}, []
+
+    def __getitem__(self, index):
+        if not self.table:
+            self.table += range(10)
+        return self.cache.setdefault(index, index)
+
+
+def told(data, workers=2, seed=0, filters="always", **options):
+    """The warnings of two epochs."""
+    torch.seed() if seed is None else torch.manual_seed(seed)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter(filters)
+        loader = minato.DataLoader(data, 4, num_workers=workers, **options)
+        assert [len(list(loader)) for _ in range(2)] == [16, 16]
+    return [str(one.message) for one in found]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("kind", [list, set, deque])
+def test_growing_attribute_warns_once_and_is_named(kind, persistent):
+    (one,) = told(Mosaic(kind), persistent_workers=persistent)
+    assert "'loaded'" in one and "scheduling='static'" in one
+
+
+@pytest.mark.parametrize(
+    "data, options",
+    [
+        (Caching(), {}),
+        (Mosaic(list), {"workers": 1}),
+        (Mosaic(list), {"seed": None}),
+        (Mosaic(list), {"scheduling": "static"}),
+        (Mosaic(list), {"filters": "error"}),
+    ],
+    ids=["cache", "one worker", "no seed", "static", "warnings are errors"],
+)
+def test_harmless_growth_does_not_warn(data, options):
+    assert told(data, **options) == []
