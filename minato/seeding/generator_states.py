@@ -474,7 +474,8 @@ def _is_systems_key(words: tuple[int, ...]) -> bool:
     begin = _begin()
     first = (mt[3:] + place[3:]) ^ ((mt[2:-1] ^ mt[2:-1] >> 30) * np.uint32(1566083941))
     key = first[1:] - (begin[4:] ^ (first[:-1] ^ first[:-1] >> 30) * np.uint32(1664525))
-    return not any((key[n:] == key[:-n]).all() for n in range(1, _KEY_WORDS))
+    again = np.flatnonzero(key[1:_KEY_WORDS] == key[0]) + 1
+    return not any((key[n:] == key[:-n]).all() for n in again)
 
 
 def put_back(generator: Any) -> Callable[[], Any]:
