@@ -18,6 +18,8 @@ LISTED: dict[str, str] = {
     "clang is not installed|there is no clang":
         "gcc builds all of it there; a developer's clang, or one installed for make nightly, "
         "builds it a second time.",
+    "there is no libjpeg-turbo":
+        "The tests' own Pillow brings one in its wheels; where it does not, Pillow decodes.",
     "atheris is not installed":
         "The same targets run on random bytes; where it is, make fuzz-inputs sees what it covers.",
     "(aarch64-linux-gnu-gcc|aarch64|qemu-aarch64) is not installed":

@@ -1,4 +1,4 @@
-"""Readers of foreign data on unexpected inputs: .npy headers, envelopes and costs
+"""Readers of foreign data on unexpected inputs: .npy headers, JPEG files, envelopes and costs
 in C; samples of all kinds, states, and pipelines of native operators in Python.
 
 Every target in C is built with gcc and its sanitizers and runs mutated seeds; those in Python run
@@ -23,7 +23,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib import cbook
+from PIL import Image
 from contract.support import search_path
+
+from minato.ops.jpeg import find_library
 
 from . import mn_fuzz_python
 
@@ -65,10 +69,29 @@ def costs() -> list[bytes]:
     return [b"".join(struct.pack("<qq", *pair) for pair in pairs * k) for k in (1, 3)]
 
 
+def jpeg() -> list[bytes]:
+    """Small photos, from one in the public domain that matplotlib carries."""
+    with cbook.get_sample_data("grace_hopper.jpg") as file:
+        photo = Image.open(file).convert("RGB").resize((90, 70))
+    found = []
+    for number, options in enumerate([
+        {"subsampling": 0}, {"subsampling": 1}, {"subsampling": 2}, {"progressive": True},
+        {"restart_marker_blocks": 3}, {"keep_rgb": True}, {"exif": b"Exif\0\0MM\0*"},
+    ]):  # fmt: skip
+        file = io.BytesIO()
+        photo.save(file, "JPEG", quality=60, **options)
+        found.append(struct.pack("<Q", number * 12345) + file.getvalue())
+    return found
+
+
+LIBRARY = find_library()
+#: of the targets
+ENVIRONMENT = os.environ | ({} if LIBRARY is None else {"MN_FUZZ_JPEG": LIBRARY.path})
 ENGINE = ("base", "os", "sync", "memory", "schedule", "workers", "engine")
 #: initial inputs, and the sources of csrc that the target needs
 TARGETS: dict[str, tuple[Callable[[], list[bytes]], tuple[str, ...]]] = {
     "npy": (npy, ("ops/mn_npy_parse.c", "ops/mn_fail.c")),
+    "jpeg": (jpeg, ("ops/mn_jpeg.c", "ops/mn_resize.c", "ops/mn_kernels.c", "ops/mn_fail.c")),
     "envelope": (envelope, ("engine/mn_checked_results.c", "workers/mn_envelope_seal.c", "base/*.c")),
     "costs": (costs, ("schedule/mn_costs.c", "schedule/policy_*.c")),
 }
@@ -77,13 +100,15 @@ TARGETS: dict[str, tuple[Callable[[], list[bytes]], tuple[str, ...]]] = {
 def build(folder: Path, name: str, compiler: str, *more: str) -> Path:
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
+    if name == "jpeg" and "MN_FUZZ_JPEG" not in ENVIRONMENT:
+        pytest.skip("there is no libjpeg-turbo")
     parts = TARGETS[name][1]
     if name == "envelope" and compiler == "clang":  # its coverage tables refer to all files
         parts = tuple(f"{part}/*.c" for part in ENGINE)
     sources = [str(path) for part in parts for path in sorted(CSRC.glob(part))]
     program = folder / f"{name}-{compiler}"
     done = subprocess.run(
-        [compiler, *FLAGS, *more, str(HERE / f"mn_fuzz_{name}.c"), *sources, "-lm",
+        [compiler, *FLAGS, *more, str(HERE / f"mn_fuzz_{name}.c"), *sources, "-lm", "-ldl",
          "-o", str(program)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -109,7 +134,7 @@ def test_changed_inputs(name: str, tmp_path: Path) -> None:
                     str(HERE / "mn_fuzz_main.c"))  # fmt: skip
     done = subprocess.run(
         [str(program), str(SEED), str(ROUNDS), *seeds(tmp_path, name)],
-        capture_output=True, text=True, check=False,
+        env=ENVIRONMENT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"MINATO_TEST_SEED={SEED}\n{done.stderr[-5000:]}"
 
@@ -157,6 +182,6 @@ if SECONDS:
         done = subprocess.run(
             [str(program), f"-max_total_time={SECONDS:g}", f"-seed={SEED}", "-max_len=8192",
              f"-artifact_prefix={found.parent}/{name}-", str(found), str(tmp_path / "seeds")],
-            capture_output=True, text=True, check=False,
+            env=ENVIRONMENT, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-5000:]

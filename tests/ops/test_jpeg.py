@@ -115,7 +115,7 @@ def native(monkeypatch):
     real = _ops.jpeg_crop
     monkeypatch.setattr(_ops, "jpeg_crop", lambda *args: found.append(real(*args)) or found[-1])
     if jpeg.find_library() is None:
-        pytest.skip("there is no libjpeg-turbo here")
+        pytest.skip("there is no libjpeg-turbo")
     return found
 
 
