@@ -74,10 +74,11 @@ else:
 
 if _TYPE_CHECKING:
     from . import integrations as integrations
+    from . import metrics as metrics
     from . import ops as ops
 
 #: modules that are imported when they are first asked for
-_LATE = ("integrations", "ops")
+_LATE = ("integrations", "metrics", "ops")
 
 
 def __getattr__(name: str) -> _Any:

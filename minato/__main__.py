@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("minato.observe.doctor", "check this machine for problems, and name the fixes"),
     "analyze": ("minato.analyze.command", "find what limits a training program and what helps"),
     "cache": ("minato.cache.command", "list, check and remove caches in this machine's memory"),
+    "ranks": ("minato.observe.ranks", "find the rank that holds up a step, from traces"),
     "top": ("minato.observe.top", "show the loaders of a running process, live"),
     "recode": ("minato.analyze.recode", "copy a folder of images, smaller and faster to read"),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 LIBRARIES = (
-    "accelerate|av|composer|datasets|fastai|h5py|ignite|IPython|lightning|litdata|lmdb|monai|ray|"
+    "accelerate|av|composer|datasets|fastai|h5py|ignite|IPython|lightning|litdata|lmdb|monai|prometheus_client|ray|"
     "rich|skorch|soundfile|streaming|timm|torch_geometric|torchdata|torchvision|transformers|ultralytics"
 )
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import traceback
 from typing import Any
@@ -125,6 +126,8 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         self._compose(loader, supervisor)
         with memo.until_begun(loader):
             self._begin(loader, True)
+        if (metrics := sys.modules.get("minato.metrics")) is not None:
+            metrics.watch(self, supervisor)
 
     def _compose(self, loader: Any, supervisor: Supervisor) -> None:
         """Makes the parts of this kind; the workers do not exist yet."""

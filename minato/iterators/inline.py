@@ -19,6 +19,7 @@ from ..device.copies import Copier
 from ..device.operators import split
 from ..device.provider import provider_for
 from ..errors import Failure
+from ..observe import totals
 from ..observe.watch import Load
 from ..options import Options
 from ..progress import Progress
@@ -101,7 +102,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         made = split(loader, provider)
         self._copier = Copier(provider, split=made) if provider is not None else None
         memo.copies = self._copier.counts if self._copier is not None else None
-        self._load = memo.load = Load(loader.batch_size or 1)
+        self._load = memo.load = Load(loader.batch_size or 1, totals.name_of(loader))
+        totals.begins(self._load)
         self._dataset = made.dataset
         if made.tail is not None:
             self._dataset_fetcher.dataset = made.dataset
@@ -147,6 +149,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             fetcher.dataset = through.over(made.dataset)
         position.progress = progress = position.new_progress(position.start)
         self._number, self._place = 0, progress.first  # of the next batch, and of its first sample
+        me = weakref.ref(self)
+        self._load.samples = lambda: it._place - it._progress.first if (it := me()) else 0
         if start and start["base_seed"] is not None:
             progress.epoch = start["epoch"]
         if start.get("begun"):
@@ -155,6 +159,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             progress.generators = found  # not the states at the first next()
         self._found = progress.generators
         position.memo.progress = progress
+        if (metrics := sys.modules.get("minato.metrics")) is not None:
+            metrics.watch(self, self._load)
 
     @eager
     def __del__(self) -> None:
@@ -164,6 +170,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if position is None or sys.is_finalizing():
             return
         position.ends()
+        made = self._place - self._progress.first
+        self._load.samples = lambda: made
         if position.here is None:
             return
         progress = position.progress

@@ -20,6 +20,7 @@ from .._deadline import Deadline
 from .._system_refusals import NOT_STARTED
 from .._warn import warn
 from ..errors import DAMAGED, LATE, WorkerLost, describe_death, never_began_message, starter_died_message
+from ..observe import totals
 from ..observe.stats import Served, engine_stats
 from ..observe.trace import Trace, tracer
 from ..observe.trace import writer as trace_writer
@@ -81,6 +82,8 @@ class Supervisor:
         self._max_retries = options.max_retries
         self._title = title_of(loader)
         self._reproducible = seed_of(loader) < SYSTEMS_SEEDS
+        self.name = totals.name_of(loader)
+        self.counted = self.watched = False
         self.pool: Executor | None = None
         self.trace: Trace | None = None
         self.stopped = False
@@ -129,6 +132,8 @@ class Supervisor:
             pool.stop()
             raise
         self.trace = tracer(self._memo, self, pool.engine, self.served.balanced)
+        self._cached = self._cache_counts()
+        totals.begins(self)
 
     def as_stats(self) -> dict[str, Any] | None:
         """Data for stats() while the workers run; else None."""
@@ -141,6 +146,42 @@ class Supervisor:
             if self.living():
                 raise
             return None  # garbage was collected meanwhile, and it was the iterator
+
+    def counts(self) -> dict[str, float]:
+        """Totals since the workers were started, see ``minato.metrics``."""
+        engine, memo = self.engine, self._memo
+        waits, health, layout = engine.waits(), engine.health(), memo.shape.layout
+        samples = sum(entry["rows"] for entry in engine.workers())
+        failed = self.served.position.as_stats().get("failed", {})
+        hits, misses = self._cache_counts()
+        return {
+            "minato.batches": waits["waits"],
+            "minato.samples": samples,
+            "minato.bytes": samples * layout.core.row_bytes if layout is not None else 0,
+            "minato.wait.time": waits["wait_ns"] * 1e-9,
+            "minato.program.time": waits["used_ns"] * 1e-9,
+            "minato.retries": health["retries"],
+            "minato.worker.deaths": health["deaths"],
+            "minato.samples.failed": failed.get("left_out", 0) + failed.get("replaced", 0),
+            "minato.cache.hits": hits - self._cached[0],
+            "minato.cache.misses": misses - self._cached[1],
+        }
+
+    def _cache_counts(self) -> tuple[int, int]:
+        """Hits and misses since the loader's first iterator."""
+        seen = self._memo.cached.stats() if self._memo.cached is not None else {}
+        return seen.get("hits", 0), seen.get("misses", 0)
+
+    def gauges(self) -> dict[str, float]:
+        """Present values, see ``minato.metrics``."""
+        engine = self.engine
+        memory = engine.memory()
+        return {
+            "minato.batches.ready": engine.timing()["ready"] if self.served.balanced else 0,
+            "minato.workers": sum(entry["state"] == READY for entry in engine.workers()),
+            "minato.memory.used": memory["used"],
+            "minato.memory.limit": memory["limit"],
+        }
 
     def living(self) -> bool:
         """Whether there is an engine that can be asked."""
@@ -332,6 +373,7 @@ class Supervisor:
 
     def _save_last(self, pool: Executor) -> None:
         """Saves what the program and later iterators may ask for after the workers' end."""
+        totals.ends(self)
         self._memo.last_stats = engine_stats(pool, self.served)
         if self.served.balanced:
             self._memo.save_scheduler(self.bounds, self.engine)

@@ -12,6 +12,8 @@ PROGRAM: dict[str, str] = {
     "observations.",
     "MINATO_DEVICE_OPERATORS": "0: with `device=`, too, all operators of minato.ops run on the "
     "host.",
+    "MINATO_METRICS": "Where minato.metrics exports to: a file, with %r for the rank and %p for the "
+    "process, or HOST:PORT.",
     "MINATO_SCHEDULING": '"balanced" or "static": the default of `scheduling`; read when minato is '
     "imported.",
     "MINATO_TRACE": "File to which all loaders write a timeline, for Perfetto or chrome://tracing.",

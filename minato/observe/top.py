@@ -406,18 +406,54 @@ def _keys() -> Iterator[int | None]:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-def _quit_within(keys: int | None, seconds: float) -> bool:
-    """Sleeps for this time. Returns True as soon as q is pressed."""
+def _pressed(keys: int | None, seconds: float) -> str:
+    """Sleeps for this time. Returns "q" or "s" as soon as that is pressed, else an empty text."""
     if keys is None:
         time.sleep(seconds)
-        return False
+        return ""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         if select.select([keys], [], [], left)[0]:
             key = os.read(keys, 1)
             if key in (b"q", b"Q", b""):
-                return True
-    return False
+                return "q"
+            if key in (b"s", b"S"):
+                return "s"
+    return ""
+
+
+def stack_of_oldest(found: dict[int, dict[str, Any]]) -> list[str]:
+    """The lines about where the sample is that has been running longest."""
+    running = [
+        (worker["since_ns"], worker) for seen in found.values() for worker in seen["workers"]
+        if worker["running"] is not None and worker["state"] == READY
+    ]  # fmt: skip
+    if not running:
+        return ["no worker is making a sample"]
+    worker = min(running, key=lambda one: one[0])[1]
+    batch, row, _row0, _nrows, index = worker["running"]
+    name = f"position {row} of batch {batch}" if index is None else index
+    stack = _stack(worker["pid"])
+    if not stack:
+        return [f"sample {name}: the stack of worker {worker['pid']} cannot be read (it is a thread, "
+                "or another user's)"]  # fmt: skip
+    return [f"sample {name} is here, latest call first:", *stack.splitlines()]
+
+
+def _stack(pid: int) -> str:
+    """The stack of a worker process, which writes it to its loader's notes."""
+    from .._notes import Notes
+
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder := f"/proc/{pid}/fd"):
+            if os.readlink(f"{folder}/{name}").startswith("/memfd:minato-notes"):
+                notes = Notes.__new__(Notes)
+                notes.fd = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    return notes.stack_of(pid, lambda number: os.kill(pid, number))
+                finally:
+                    notes.close()
+    return ""
 
 
 def _page(
@@ -448,6 +484,7 @@ def _fitted(lines: list[str], width: int, height: int) -> list[str]:
 def watch(pid: int, interval: float) -> int:
     """Shows the table until q, Ctrl-C, or the end of the process."""
     before: dict[int, dict[str, Any]] = {}
+    stack: list[str] = []
     screen, colours = sys.stdout.isatty(), has_colours()
     try:
         with _keys() as keys:
@@ -455,6 +492,7 @@ def watch(pid: int, interval: float) -> int:
                 size = shutil.get_terminal_size()
                 try:
                     lines, before = _page(pid, before, size[0] if screen else WIDE)
+                    lines = [*stack, "", *lines] if stack else lines
                 except TopError as error:
                     if not before or not _alive(pid):
                         raise
@@ -463,10 +501,14 @@ def watch(pid: int, interval: float) -> int:
                 if screen:
                     shown = _fitted(lines, *size)
                     shown = [_coloured(line) for line in shown] if colours else shown
-                    shown = ["\x1b[H\x1b[2J" + shown[0], *shown[1:], "", "q ends"]
+                    last = "q ends, s shows where the oldest sample is"
+                    shown = ["\x1b[H\x1b[2J" + shown[0], *shown[1:], "", last]
                 print("\n".join(shown), flush=True)
-                if _quit_within(keys, interval):
+                key = _pressed(keys, interval)
+                if key == "q":
                     return 0
+                if key == "s":
+                    stack = [] if stack else stack_of_oldest(before)
     except KeyboardInterrupt:
         return 0
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from . import totals
 from .verdict import Alone
 
 if TYPE_CHECKING:
@@ -97,7 +99,10 @@ class Load:
     #: the core time is measured of the first ALL batches, and then of one in ONE_OF
     ALL, ONE_OF = 64, 16
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, batch_size: int, name: str) -> None:
+        self.name = name
+        self.counted = self.watched = False
+        self.samples: Callable[[], int] = lambda: 0
         self.batches = 0
         self._size = batch_size
         self._load_ns = self._used_ns = self._most_ns = 0
@@ -129,6 +134,22 @@ class Load:
             self._cpu_ns += time.thread_time_ns() - self._cpu_begun
             self._of_ns += took
             self._process = time.process_time() - self._process_begun
+
+    def __del__(self) -> None:
+        totals.ends(self)
+
+    def counts(self) -> dict[str, float]:
+        """Totals, see ``minato.metrics``."""
+        return {
+            "minato.batches": self.batches,
+            "minato.samples": self.samples(),
+            "minato.wait.time": self._load_ns * _NS,
+            "minato.program.time": self._used_ns * _NS,
+        }
+
+    def gauges(self) -> dict[str, float]:
+        """Nothing: there are no workers."""
+        return {}
 
     def waits(self) -> dict[str, float]:
         """``stats()["wait"]``."""

@@ -412,6 +412,11 @@ def test_live_in_a_terminal(end: str) -> None:
         try:
             text = _read_until(master, lambda t: t.count(b"\x1b[H\x1b[2J") >= 3)
             assert b"DataLoader of Data" in text and b"q ends" in text
+            if end == "q":
+                until(made.pid, lambda seen: bool(_top._slow(seen)))
+                os.write(master, b"s")
+                text = _read_until(master, lambda t: b"in __getitem__" in t)
+                assert b"sample 13 is here, latest call first:" in text and b"in __getitem__" in text
             if end == "process":
                 made.process.kill()
             else:

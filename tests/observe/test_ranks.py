@@ -1,0 +1,117 @@
+"""``minato ranks``: which rank and which sample holds up a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minato.observe import ranks
+
+ROOT = Path(__file__).parents[2]
+
+#: three ranks that meet after each batch, as DDP does. Rank 1 has three slow samples
+PROGRAM = """
+import sys, time, torch
+import torch.distributed as dist
+import minato
+
+class Planted(torch.utils.data.Dataset):
+    def __len__(self): return 96
+    def __getitem__(self, index):
+        time.sleep(0.4 if index in (31, 52, 76) else 0.002)
+        return torch.zeros(2)
+
+dist.init_process_group("gloo")
+sampler = torch.utils.data.DistributedSampler(Planted(), shuffle=False)
+for batch in minato.DataLoader(Planted(), 4, sampler=sampler, num_workers=1, prefetch_factor=1):
+    dist.all_reduce(torch.zeros(1))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("ranks")
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3", program],
+        capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MINATO_TRACE": str(folder / "trace-%p.json"),
+             "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return sorted(folder.glob("trace-*"))
+
+
+def test_planted_rank_and_samples_come_first(traces: list[Path], capsys: Any) -> None:
+    assert ranks.run([str(path) for path in traces]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "3 ranks, 8 batches that all of them have"
+    held = lines.index("held up the others: what a step would gain if this rank alone were faster")
+    assert lines[held + 1].startswith("  rank 1 ")
+    worst = lines[lines.index("worst steps") + 1 :][:3]
+    assert all("rank 1, epoch 0" in line for line in worst)
+    named = {word for line in worst for word in line.split() if word in ("31", "52", "76")}
+    assert named == {"31", "52", "76"}
+    assert "These are upper bounds, unless the program waits for the device in each step." in lines
+
+
+def trace(folder: Path, rank: int, waits: list[float], samples: list[Any], loader: int = 1) -> str:
+    """A trace whose waits, in seconds, follow each other, and samples of (index, begin, length)."""
+    pid = 1000 * (rank + 1) + loader
+    name = {"name": f"loader {loader} of process {rank + 1} (rank {rank})"}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": name}]
+    at = rank * 1e9  # another clock
+    events += [
+        {"ph": "X", "name": f"sample {index}", "cat": "sample", "pid": pid, "tid": 10,
+         "ts": at + begin * 1e6, "dur": length * 1e6, "args": {"index": index}}
+        for index, begin, length in samples
+    ]  # fmt: skip
+    for number, wait in enumerate(waits):
+        args = {"epoch": 0, "batch": number}
+        events.append({"ph": "b", "name": "batch", "cat": "batch", "pid": pid, "tid": 0, "ts": at,
+                       "args": args})  # fmt: skip
+        events.append({"ph": "X", "name": "wait", "cat": "wait", "pid": pid, "tid": 1, "ts": at,
+                       "dur": wait * 1e6, "args": {"batch": number}})  # fmt: skip
+        at += wait * 1e6
+    path = folder / f"{rank}-{len(list(folder.iterdir()))}.json"
+    path.write_text("[\n" + ",\n".join(map(json.dumps, events)))  # it ends as one that was killed
+    return str(path)
+
+
+def test_held_time_is_the_wait_beyond_the_second(tmp_path: Path, capsys: Any) -> None:
+    files = [
+        trace(tmp_path, 0, [1.0, 0.2, 0.5], [(7, 0.1, 0.8)]),
+        trace(tmp_path, 1, [0.4, 2.2, 0.1], [(8, 0.0, 0.3), (9, 0.5, 2.0)]),
+        trace(tmp_path, 2, [0.1, 0.3, 0.4], []),
+    ]
+    assert ranks.run(files) == 0
+    text = capsys.readouterr().out
+    assert "rank 1       1.900 s\n  rank 0       0.700 s\n  rank 2       0.000 s" in text
+    assert "if no rank waited: 3.700 s" in text
+    assert "1.900 s  rank 1, epoch 0, batch 1, sample 9 (2.000 s)" in text
+    assert "0.600 s  rank 0, epoch 0, batch 0, sample 7 (0.800 s)" in text
+
+
+def test_missing_ranks_and_batches_are_named(tmp_path: Path, capsys: Any) -> None:
+    files = [trace(tmp_path, 0, [1.0, 1.0, 1.0], []), trace(tmp_path, 3, [2.0, 1.0], [])]
+    (tmp_path / "other").write_text("no trace\n")
+    assert ranks.run([*files, str(tmp_path / "none"), str(tmp_path / "other")]) == 0
+    text = capsys.readouterr().out
+    assert "2 ranks, 2 batches that all of them have\n  1 batches are left out" in text
+    assert "missing: rank 1" in text and "missing: rank 2" in text
+    assert "none: No such file" in text and "other: it is not a trace of a rank" in text
+
+
+def test_a_single_rank_is_an_error(tmp_path: Path, capsys: Any) -> None:
+    one = trace(tmp_path, 0, [1.0], [])
+    assert ranks.run([one, one]) == 1
+    assert "at least two ranks" in capsys.readouterr().err
