@@ -492,7 +492,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 options.refuse_with_torchs_workers(reason)
             log.info("minato.DataLoader uses torch's own workers: %s", reason)
             return torchs_iterator(self)
-        self.check_worker_number_rationality()
         if self._dataset_kind == _DatasetKind.Iterable or options.static:
             return StaticIterator(self)
         if options.batching == "ready":
