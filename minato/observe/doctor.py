@@ -31,6 +31,8 @@ OWN_DESCRIPTORS = 128
 LITTLE = 256 * MiB
 #: memory that pinned batches may need
 PINNED = GiB
+#: workers that wait instead of computing, at most, that a search for the best number may try
+WAITING = 16
 
 WRONG, NOTE = "wrong", "note"
 
@@ -245,11 +247,13 @@ def _cpus(f: Facts) -> Iterator[Finding]:
         )  # fmt: skip
     everywhere = f.workers * f.ranks
     if everywhere > f.cpus:
+        share = max(1, f.cpus // f.ranks)
+        most = min(f.workers, max(WAITING, 4 * share))
         yield Finding(
             NOTE, "workers",
             f"{everywhere} workers share {f.cpus} CPUs. That helps only if samples wait (for a "
             "disk or the network) instead of computing.",
-            f"num_workers={max(1, f.cpus // f.ranks)}, or autoscale=(1, {f.workers}), which "
+            f"num_workers={share}, or autoscale=(1, {most}), which "
             "measures how many workers help.",
         )  # fmt: skip
 

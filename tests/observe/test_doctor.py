@@ -68,6 +68,7 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"cpus": 4}, NOTE, "time of 4 CPUs, but programs see 8", "--cpus"),
     ({"cpus": 4, "cpus_affinity": 4}, NOTE, "4 of 8 CPUs .CPU affinity", "taskset"),
     ({"workers": 12}, NOTE, "12 workers share 8 CPUs", r"num_workers=8, or autoscale=\(1, 12\)"),
+    ({"workers": 9000, "open_limit": 1 << 20, "open_most": 1 << 20, "processes_left": 1 << 20}, NOTE, "9000 workers share 8 CPUs", r"num_workers=8, or autoscale=\(1, 32\)"),
     ({"workers": 3, "ranks": 4}, NOTE, "12 workers share 8 CPUs", "num_workers=2"),
     ({"threads": {"OMP_NUM_THREADS": "8"}}, NOTE, "4 workers have 32 threads for 8", "Unset OMP"),
     ({"start_method": "spawn"}, NOTE, "__main__", "persistent_workers"),
