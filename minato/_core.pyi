@@ -9,6 +9,7 @@ from _typeshed import structseq
 from typing_extensions import Buffer, disjoint_base
 
 compiler: Final[str]
+worker_states: Final[tuple[str, ...]]
 
 class _Machine(TypedDict):
     cpus: int

@@ -98,7 +98,6 @@ if TYPE_CHECKING:
     from ..iterators.position import Position
     from ..workers.executor import Executor
 
-_STATES = ("none", "wanted", "starting", "ready", "exited", "swept", "leaving")
 #: texts for enum mn_start, csrc/workers/mn_records.h
 _STARTS = (
     None,
@@ -367,10 +366,15 @@ def _scheduler(s: _Scheduler | None) -> dict[str, Any] | None:
     }
 
 
+def worker_state(number: int) -> str:
+    """The name of a worker's state, by the engine's number."""
+    return _core.worker_states[number] if number < len(_core.worker_states) else "damaged"
+
+
 def _worker(w: _WorkerEntry) -> dict[str, Any]:
     return {
         # A worker writes this record itself and may damage it; then it is killed.
-        "state": _STATES[w["state"]] if w["state"] < len(_STATES) else "damaged",
+        "state": worker_state(w["state"]),
         "pid": w["pid"],
         "running": w["running"],
         "tasks": w["tasks"],

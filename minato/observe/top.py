@@ -23,9 +23,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from .info import has_colours, sized
+from .stats import worker_state
 
-_STATES = ("-", "wanted", "starting", "idle", "exited", "dead")
-READY = 3
 COLLATES = "collate"  # stands for an index: the worker collates samples that others have fetched
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+)\s+/memfd:minato ")
 _CACHE = re.compile(r" (/.*)/(cache-\S+)$")
@@ -170,10 +169,9 @@ def _shares(seen: dict[str, Any], before: dict[str, Any] | None) -> tuple[float,
 
 def _running(entry: dict[str, Any], now_ns: int) -> tuple[str, str, str, str]:
     """(state, batch, sample, for how long) of a worker."""
-    task = entry["running"]
-    if task is None or entry["state"] != READY:
-        state = entry["state"]
-        return _STATES[state] if state < len(_STATES) else "?", "", "", ""
+    task, state = entry["running"], worker_state(entry["state"])
+    if task is None or state != "ready":
+        return state, "", "", ""
     batch, row, _row0, _nrows, index = task
     sample = f"position {row}" if index is None else f"{index} (position {row})"
     if index == COLLATES:
@@ -212,7 +210,7 @@ def render(
     lines.append(_row(names, wide))
     last = before["workers"] if before else []
     for number, entry in enumerate(seen["workers"]):
-        if entry["state"] == 0:
+        if worker_state(entry["state"]) == "none":
             continue  # no process wanted here: room for the worker scheduler
         busy, cpu = _busy(entry, last[number] if number < len(last) else None, seen, before)
         what, batch, sample, long = _running(entry, now)
@@ -244,7 +242,7 @@ def _row(of: tuple[Any, ...], wide: bool) -> str:
             f"  {sample}"
         )
     else:
-        line = f"  {number:>6} {state:8} {cpu:>5} {busy:>5} {long:>7}  {sample}"
+        line = f"  {number:>6} {pid:>8} {state:8} {busy:>5} {long:>7}  {sample}"
     return line.rstrip()
 
 
@@ -291,7 +289,7 @@ def _slow(seen: dict[str, Any]) -> list[str]:
     flying = [
         (seen["now_ns"] - w["since_ns"], w["running"])
         for w in seen["workers"]
-        if w["running"] is not None and w["state"] == READY
+        if w["running"] is not None and worker_state(w["state"]) == "ready"
     ]
     flying.sort(key=lambda f: -f[0])
     if not flying:
@@ -323,9 +321,10 @@ def cached(pid: int) -> list[str]:
         except (OSError, RuntimeError):  # another user's, or removed meanwhile
             continue
         asked = max(1, seen["hits"] + seen["misses"])
+        jobs = f"{seen['jobs']} job{'s' * (seen['jobs'] != 1)}"
         lines.append(
             f"  cache    {seen['hits'] / asked:.0%} of {seen['hits'] + seen['misses']} values found; "
-            f"{sized(seen['used_bytes'])} of {sized(seen['bytes'])} used, by {seen['jobs']} jobs"
+            f"{sized(seen['used_bytes'])} of {sized(seen['bytes'])} used, by {jobs}"
         )
     return lines
 
@@ -378,12 +377,12 @@ def _coloured(line: str) -> str:
     colour = ""
     if not line.startswith(" ") and line:
         colour = _BOLD
-    elif words[:1] == ["errors"] or {"dead", "exited"} & set(words[2:3] + words[1:2]):
+    elif words[:1] == ["errors"] or {"exited", "swept"} & set(words[2:3]):
         colour = _RED
     elif words[:1] == ["trainer"]:
         share = re.search(r"waited (\d+)%", line)
         colour = _YELLOW if share is not None and int(share[1]) >= 20 else _GREEN
-    elif words[:1] == ["worker"] or "idle" in words[1:3]:
+    elif words[:1] == ["worker"] or words[2:3] == ["ready"]:
         colour = _FAINT
     return f"\x1b[{colour}m{line}\x1b[0m" if colour else line
 
@@ -496,7 +495,7 @@ def watch(pid: int, interval: float) -> int:
                 except TopError as error:
                     if not before or not _alive(pid):
                         raise
-                    lines, before = [f"{error}; waiting for the next one"], before
+                    lines = _wrapped(f"{error}; waiting for the next one", size[0] if screen else WIDE)
                 shown = lines
                 if screen:
                     shown = _fitted(lines, *size)

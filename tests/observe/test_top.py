@@ -21,7 +21,7 @@ import psutil
 import pytest
 from attack.support import wait_for
 
-from minato._core import peek
+from minato._core import peek, worker_states
 from minato.observe import top as _top
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,13 +153,13 @@ def stuck() -> Iterator[int]:
 
 
 def test_snapshot_of_stuck_loader_names_its_sample(stuck: int) -> None:
-    seen = until(stuck, lambda s: all(w["state"] == _top.READY for w in s["workers"]))
+    seen = until(stuck, lambda s: all(_top.worker_state(w["state"]) == "ready" for w in s["workers"]))
     assert seen["trainer_pid"] == stuck and not seen["stopped"] and seen["given"] == 3
     ((batch, row, _row0, _nrows, index),) = at(seen, 13)
     assert (batch, row, index) == (3, 1, 13)
     assert len(seen["workers"]) == 2
     for worker in seen["workers"]:
-        assert worker["state"] == _top.READY and worker["starts"] == 1
+        assert _top.worker_state(worker["state"]) == "ready" and worker["starts"] == 1
         os.kill(worker["pid"], 0)
     assert seen["opened_ns"] < seen["waiting_since_ns"] <= seen["now_ns"]
     assert seen["queue"]["running"] >= 1 and seen["queue"]["batches"] >= 1
@@ -330,7 +330,7 @@ def test_workers_in_the_table() -> None:
     rows = [line for line in lines if re.match(r" +\d+ +77 ", line)]
     assert len(rows) == 2  # the empty entry is left out
     assert re.search(r"0 +77 working +25% +50% +9 +5 +0\.[23] s  42 \(position 2\)$", rows[0])
-    assert "idle" in rows[1] and rows[1].endswith("  3 starts")
+    assert "ready" in rows[1] and rows[1].endswith("  3 starts")
     assert any("longest  in flight, by index: 42 (" in line for line in lines)
 
 
@@ -349,7 +349,39 @@ def test_narrow_terminal_cuts_no_line(width: int) -> None:
     said = " ".join(" ".join(lines).split())
     assert "batch_size=4, num_workers=2" in said and "the first takes 0.1 s longer" in said
     assert "3 samples could not be made, and were left out or replaced" in said
-    assert "42 (position 2)" in said and (" 77 " in said) == (width >= _top.WIDE)
+    assert "42 (position 2)" in said and " 77 working" in said
+
+
+@pytest.mark.parametrize("state, name", list(enumerate(worker_states)))
+def test_top_names_states_as_stats_does(state: int, name: str) -> None:
+    """A record may say less than a worker has left to do: what it runs counts only while it is ready."""
+    seen = snapshot(12, 0, 0)
+    seen["workers"][0]["state"] = state
+    rows = [line for line in _top.render(seen) if re.match(r" +0 +77 ", line)]
+    shown = [re.split(" +", line)[3] for line in rows]
+    assert shown == ([] if name == "none" else ["working" if name == "ready" else name])
+
+
+def test_notice_of_a_pause_is_wrapped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A loader between two epochs: the terminal is narrower than the notice."""
+    notice = "process 7 has no minato loader with workers now (its iterator may not have begun)"
+    pages = iter([(["a table"], {1: snapshot(12, 0, 0)})])
+
+    def page(*_: object) -> object:
+        with contextlib.suppress(StopIteration):
+            return next(pages)
+        raise _top.TopError(notice)
+
+    looks = iter([False, True])
+    monkeypatch.setattr(_top, "_page", page)
+    monkeypatch.setattr(_top, "_alive", lambda pid: True)
+    monkeypatch.setattr(_top, "_quit_within", lambda keys, seconds: next(looks))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(_top.shutil, "get_terminal_size", lambda: os.terminal_size((50, 24)))
+    assert _top.watch(7, 1.0) == 0
+    lines = re.sub(r"\x1b\[[\dHJm;]*", "", capsys.readouterr().out).splitlines()
+    assert f"{notice}; waiting for the next one" in " ".join(" ".join(lines).split())
+    assert all(len(line) <= 50 for line in lines)
 
 
 def test_colours_leave_the_text_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@
 #include "os/mn_write_filter.h"
 #include "py/module/mn_numpy.h"
 #include "py/seeding/mn_seed.h"
+#include "workers/mn_records.h"
 
 static PyObject *
 adopt_orphans(PyObject *module, PyObject *Py_UNUSED(ignored))
@@ -256,6 +257,31 @@ static PyMethodDef core_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* Names of worker states, which observers show. */
+static int
+add_worker_states(PyObject *module)
+{
+    static const char *const names[] = {
+        [MN_WORKER_EMPTY] = "none",         [MN_WORKER_WANTED] = "wanted",
+        [MN_WORKER_STARTING] = "starting",  [MN_WORKER_READY] = "ready",
+        [MN_WORKER_EXITED] = "exited",      [MN_WORKER_SWEPT] = "swept",
+        [MN_WORKER_LEAVING] = "leaving",
+    };
+    const Py_ssize_t count = sizeof(names) / sizeof(*names);
+    PyObject *found = PyTuple_New(count);
+    for (Py_ssize_t n = 0; found != NULL && n < count; n++) {
+        PyObject *name = PyUnicode_FromString(names[n]);
+        if (name == NULL) {
+            Py_CLEAR(found);
+            break;
+        }
+        PyTuple_SET_ITEM(found, n, name);
+    }
+    const int added = found != NULL ? PyModule_AddObjectRef(module, "worker_states", found) : -1;
+    Py_XDECREF(found);
+    return added;
+}
+
 static int
 core_exec(PyObject *module)
 {
@@ -289,6 +315,7 @@ core_exec(PyObject *module)
         || mn_costs_add_type(module, st) < 0 || mn_native_add_type(module) < 0
         || mn_delivery_add_type(module) < 0
         || mn_seed_add_types(module) < 0
+        || add_worker_states(module) < 0
         || PyModule_AddStringConstant(module, "compiler", compiler) < 0) {
         return -1;
     }
