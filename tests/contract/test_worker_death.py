@@ -259,7 +259,7 @@ def test_stuck_workers_do_not_hold_up_the_shutdown(own: Kind) -> None:
 
 
 @pytest.mark.parametrize("way", ["terminate", "kill"])
-def test_workers_ended_by_the_program_are_no_cause_for_a_warning(way: str) -> None:
+def test_workers_ended_by_the_program_are_not_warned_of(way: str) -> None:
     iterator: Any = iter(minato.DataLoader(torch.arange(64), batch_size=4, num_workers=2))
     next(iterator)
     with warnings.catch_warnings():
