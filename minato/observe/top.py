@@ -425,7 +425,7 @@ def stack_of_oldest(found: dict[int, dict[str, Any]]) -> list[str]:
     """The lines about where the sample is that has been running longest."""
     running = [
         (worker["since_ns"], worker) for seen in found.values() for worker in seen["workers"]
-        if worker["running"] is not None and worker["state"] == READY
+        if worker["running"] is not None and worker_state(worker["state"]) == "ready"
     ]  # fmt: skip
     if not running:
         return ["no worker is making a sample"]
