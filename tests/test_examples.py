@@ -21,6 +21,7 @@ EXAMPLES = ROOT / "examples"
 #: output of the examples that only need to be started
 WORDS = {
     "image_folder": r"epoch 2: loss [\d.]+\n23.png cannot be read: sample \d+ was taken instead",
+    "photos": r"epoch 2: loss [\d.]+\nvalidation: \(3, 64, 64\)",
     "audio": r"(\(8, 129, 32\) windows begin at [\d.]+ to [\d.]+ s\n){5}",
     "volumes": r"\(2, 1, 32, 32, 32\)[^\n]+\nepoch 1 was made by native workers",
     "text": r"epoch 1: \d+ tokens, \d+% of padding",

@@ -124,6 +124,11 @@ def _table(mean: tuple[float, ...] | None, std: tuple[float, ...] | None,
     return numbers.to(getattr(torch, dtype))
 
 
+@functools.cache
+def _logarithms(ratio: Sequence[float], dtype: torch.dtype) -> list[float]:
+    return torch.log(torch.tensor(ratio, dtype=dtype)).tolist()
+
+
 class _Transform:
     """What both transforms share. A subclass is a frozen dataclass with these fields, and says
     which crop it wants of a photo."""
@@ -275,7 +280,7 @@ class RandomResizedCropJpeg(_Transform):
 
     def _region(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Draws as torchvision's RandomResizedCrop.get_params does."""
-        low, high = torch.log(torch.tensor(self.ratio)).tolist()
+        low, high = _logarithms(self.ratio, torch.get_default_dtype())
         for _ in range(10):
             area = height * width * torch.empty(1).uniform_(*self.scale).item()
             ratio = torch.exp(torch.empty(1).uniform_(low, high)).item()
