@@ -268,7 +268,7 @@ drive_random(double end)
 #define HASHED_ROUNDS 200
 
 enum { FIND_NONZERO, FIND_OTHER, REVERSE_1, REVERSE_4, SCALE, NORMALIZE, ADD_NOISE, NORMALS,
-       MIX, LOOPS };
+       MIX, RESIZE_ROW, MIX_ROWS, LOOPS };
 
 /* What a loop is called with. Nothing is aligned better than it must be. */
 struct call {
@@ -310,6 +310,37 @@ draw_call(struct call *c)
     }
 }
 
+#define MOST_TAPS 10
+
+/* Resizes a row of bytes, or mixes several: what the two loops of photos do. */
+static void
+run_photo_loop(const struct mn_kernels *k, int loop, const struct call *c, const uint8_t *bytes,
+               uint8_t *out)
+{
+    static uint32_t first[MOST_VOXELS / 4];
+    static int32_t weights[MOST_VOXELS / 4 * MOST_TAPS * 4];
+    const uint8_t *rows[MOST_TAPS];
+    int taps = 2 * (1 + (int)c->from % (MOST_TAPS / 2));
+    for (int i = 0; i < MOST_VOXELS / 4; i++) {
+        first[i] = (uint32_t)(i + (int)c->from % 7);
+        for (int tap = 0; tap < taps; tap++) {
+            for (int copy = 0; copy < 4; copy++) {
+                weights[(i * taps + tap) * 4 + copy] =
+                    loop == RESIZE_ROW ? (1 << MN_WEIGHT_BITS) / taps - (i + tap) % 5 : 0;
+            }
+        }
+    }
+    if (loop == RESIZE_ROW) {
+        k->resize_row(out, bytes, first, weights, taps / 2, c->n / 4);
+        return;
+    }
+    for (int tap = 0; tap < taps; tap++) {
+        rows[tap] = bytes + 13 * tap;
+        weights[tap] = (1 << MN_WEIGHT_BITS) / taps + tap % 2;
+    }
+    k->mix_rows(out, rows, weights, taps, c->n / 16 * 16);
+}
+
 /* The bytes that a loop gives, in out[MOST_VOXELS], which starts as the call's a. */
 static void
 run_loop(const struct mn_kernels *k, int loop, struct call *c, float *out)
@@ -342,8 +373,11 @@ run_loop(const struct mn_kernels *k, int loop, struct call *c, float *out)
     case NORMALS:
         k->normals(out, c->n, first, &c->key);
         break;
-    default:
+    case MIX:
         k->mix(out, c->a, c->b, c->t, c->n);
+        break;
+    default:
+        run_photo_loop(k, loop, c, bytes, (uint8_t *)out);
     }
     if (found >= 0) {
         memcpy(out, &found, sizeof(found));
