@@ -180,8 +180,8 @@ def position(loader: Any, state: dict[str, Any]) -> int | None:
     taken = size if size is not None and not _splits(loader) else batch_of_rank(loader, ranks)
     if taken is None or not ranks.dealt:
         return None
-    length, reached = state["dataset_length"], state["delivered"] * ranks.world * taken
-    reached += state.get("origin", 0)
+    length: int | None = state["dataset_length"]
+    reached: int = state.get("origin", 0) + state["delivered"] * ranks.world * taken
     return reached if length is None else min(reached, length)
 
 
