@@ -494,7 +494,8 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
     if not mid_epoch and not dealt:
         return {**state, "base_seed": None}
     seed, own = state.get("seed"), seed_of(loader)  # older states lack it
-    if state["base_seed"] is not None and seed not in (None, own) and own < SYSTEMS_SEEDS:
+    shared = state["base_seed"] in (None, state.get("sampler_seed"))  # as of an ElasticSampler
+    if not shared and seed not in (None, own) and own < SYSTEMS_SEEDS:
         warnings.warn(
             f"rank {mine.rank} loads the state of rank {theirs.rank}, but has another seed ({own}, not "
             f"{seed}). Its samples are those that are left, but they draw random numbers of rank "
