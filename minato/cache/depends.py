@@ -294,8 +294,9 @@ class Depends:
         looked: set[tuple[str, str]] = set()
         while True:
             pairs = [
-                (module, name) for module in sorted(self._modules) for name in
-                sorted(self._used & vars(self._modules[module]).keys()) if (module, name) not in looked
+                (module, name) for module in sorted(self._modules) for name in sorted(
+                    (self._used | {"__getattr__"}) & vars(self._modules[module]).keys()
+                ) if (module, name) not in looked
             ]  # fmt: skip
             if not pairs:
                 break

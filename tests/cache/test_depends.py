@@ -32,6 +32,7 @@ from helpers import scaled
 """
 HELPERS = """
 LIMIT = 7
+def __getattr__(name): return 1000
 def a(x): return x * 10
 def b(x): return x
 def scaled(k):
@@ -65,6 +66,7 @@ FORMS = {
     "module imported inside": ("def load(i):\n    import helpers as h\n    return h.a(i)", "x * 10", "x * 100"),
     "module as an argument": (
         "def f(m, i): return m.a(i)\ndef load(i): return f(helpers, i)", "x * 10", "x * 100"),
+    "__getattr__ of a module": ("def load(i): return helpers.missing", "return 1000", "return 1001"),
     "class constant": ("class C:\n    SIZE = 3\ndef load(i): return i * C.SIZE", "SIZE = 3", "SIZE = 5"),
     "constant of a base class": (
         "class B:\n    SIZE = 3\nclass C(B): pass\ndef load(i): return i * C.SIZE", "SIZE = 3", "SIZE = 5"),

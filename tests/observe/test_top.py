@@ -372,10 +372,10 @@ def test_notice_of_a_pause_is_wrapped(monkeypatch: pytest.MonkeyPatch, capsys: p
             return next(pages)
         raise _top.TopError(notice)
 
-    looks = iter([False, True])
+    looks = iter(["", "q"])
     monkeypatch.setattr(_top, "_page", page)
     monkeypatch.setattr(_top, "_alive", lambda pid: True)
-    monkeypatch.setattr(_top, "_quit_within", lambda keys, seconds: next(looks))
+    monkeypatch.setattr(_top, "_pressed", lambda keys, seconds: next(looks))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(_top.shutil, "get_terminal_size", lambda: os.terminal_size((50, 24)))
     assert _top.watch(7, 1.0) == 0

@@ -444,8 +444,8 @@ mn_cache_sweep(PyObject *module, PyObject *args)
 
 const char mn_cache_drop_doc[] =
     "drop(folder, name, on_disk, used)\n\n"
-    "Removes the file of a cache; used: also if processes have it open. Raises OSError, or Refused,\n"
-    "as for a file that does not begin as a cache does.";
+    "Removes the file of a cache; used: also if processes have it open. Raises OSError, or\n"
+    "Refused, as for a file that does not begin as a cache does.";
 
 PyObject *
 mn_cache_drop(PyObject *module, PyObject *args)
