@@ -17,6 +17,7 @@ one follows every batch, so nothing is repeated.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import inspect
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import IterableDataset
 
 from .dataset_calls import offered, own_attributes
 from .errors import Failure
@@ -131,13 +133,30 @@ def load_state(part: Any, state: Any, what: str) -> None:
     part.load_state_dict(state)
 
 
-def begin_anew(dataset: Any) -> None:
+def initial_state(dataset: Any) -> bytes | None:
+    """The state of an iterable dataset, pickled, for begin_anew(). None: it has none, so it goes on
+    as it will."""
+    with contextlib.suppress(Exception):
+        if isinstance(dataset, IterableDataset) and is_stateful(dataset):
+            return pickle.dumps(dataset.state_dict())  # type: ignore[attr-defined]
+    return None
+
+
+def begin_anew(dataset: Any, initial: bytes | None = None) -> None:
     """Lets a dataset that has loaded a state start its next epoch at the beginning. A stream of
     Hugging Face's datasets would start at the loaded state whenever its epoch is that of the state.
     This is always so if the program counts no epochs. Not for a state that the program itself has
-    loaded."""
-    if own_attributes(dataset).get("_starting_state_dict") is not None:
+    loaded.
+
+    initial: the state of another iterable dataset before that, pickled. It is loaded, but for counts
+    of epochs, which go on."""
+    if "_starting_state_dict" in own_attributes(dataset):
         dataset._starting_state_dict = None
+    elif initial is not None:
+        state, now = pickle.loads(initial), _asked(dataset, "dataset")
+        if isinstance(state, dict) and isinstance(now, dict):
+            state |= {key: value for key, value in now.items() if "epoch" in str(key).lower()}
+        load_state(dataset, state, "dataset")
 
 
 def load_iterator_state(fetcher: Any, snapshot: Snapshot) -> None:
@@ -253,6 +272,7 @@ class Snapshots:
         self._where = where
         self._generators = Generators()
         self._told = False  # whether the dataset has loaded a state
+        self._initial: bytes | None = None  # of an iterable dataset before that, for the next epoch
         self._asked: tuple[Any, Any] | None = None  # dataset and fetcher, if Stateful
         self._time = TimeShare(SHARE, cheap_ns=CHEAP_NS)
 
@@ -269,6 +289,7 @@ class Snapshots:
         states."""
         snapshot = Snapshot() if pickled is None else read(pickled)
         self._told = snapshot.dataset is not None
+        self._initial = initial_state(dataset) if self._told else None
         load_state(dataset, snapshot.dataset, "dataset")
         if snapshot.begins and snapshot.generators is not None:
             self._generators.put(snapshot.generators, set_all)
@@ -290,7 +311,8 @@ class Snapshots:
         """Starts an epoch: its fetcher, and the snapshot of its start, pickled."""
         begin = Snapshot(begins=True, generators=self._generators.drawn())
         if self._told:
-            begin_anew(dataset)
+            begin_anew(dataset, self._initial)
+            self._initial = None
         fetcher = create()
         return fetcher, pickle.dumps(begin) if may_be_asked(dataset, fetcher) else None
 

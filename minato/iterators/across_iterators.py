@@ -59,6 +59,7 @@ class Memo:
         self.resume: State | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told
         self.loaded_dataset = False  # it has loaded a state in this process
+        self.initial: bytes | None = None  # its state before that
         self.warned_uncounted = False  # that its states know no position
         self.warned_of_generators = False  # that threads share them
         self.warned_of_growth = False  # that its dataset keeps earlier samples

@@ -29,6 +29,7 @@ from ..stateful import (
     Kept,
     Snapshot,
     begin_anew,
+    initial_state,
     load_iterator_state,
     load_state,
     make_again,
@@ -81,8 +82,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 pickled, again = position.starts[0]
                 snapshot = snapshot if pickled is None else read(pickled)
             if memo.loaded_dataset:
-                begin_anew(loader.dataset)
+                begin_anew(loader.dataset, memo.initial)
             memo.loaded_dataset = snapshot.dataset is not None
+            memo.initial = initial_state(loader.dataset) if memo.loaded_dataset else None
             load_state(loader.dataset, snapshot.dataset, "dataset")
             with global_generators(start["generators"] if again else {}):
                 told = {} if snapshot.dataset is None else all_global()

@@ -814,6 +814,42 @@ class Mapped(BufferShuffledExamplesIterable):
     pass
 
 
+class Placed(torch.utils.data.IterableDataset[int]):
+    """Counts its epochs, and begins each at the place that a state has set."""
+
+    def __init__(self) -> None:
+        self.begin = self.at = self.epoch = 0
+
+    def __iter__(self) -> Any:
+        worker = torch.utils.data.get_worker_info()
+        items = range(24) if worker is None else range(worker.id, 24, worker.num_workers)
+        self.epoch += 1
+        for self.at in range(self.begin + 1, len(items) + 1):
+            yield items[self.at - 1] + 100 * self.epoch
+
+    def state_dict(self) -> Any:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.begin, self.epoch = state["at"], state["epoch"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epochs_after_a_resumed_one_begin_at_the_beginning(workers: int) -> None:
+    options: Any = {"batch_size": 2, "num_workers": workers, "persistent_workers": workers > 0}
+    loader = minato.DataLoader(Placed(), **options)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    state = loader.state_dict()
+    del batches
+    loader = minato.DataLoader(Placed(), **options)
+    loader.load_state_dict(state)
+    seen = [list(loader) for _ in range(3)]
+    assert [len(epoch) for epoch in seen] == [7, 12, 12]
+    assert [int(epoch[-1][0]) // 100 for epoch in seen] == [2, 3, 4]
+
+
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_incomplete_shuffle_buffer_state_is_not_used(shuffled: bool) -> None:
     """Like a stream of Hugging Face's datasets with samples in its shuffle buffer."""
