@@ -94,12 +94,13 @@ def _is_installed(file: str) -> bool:
 
 @functools.cache
 def version(top: str) -> str:
-    """Of an installed package, by the name under which it is imported."""
+    """Of an installed package, by the name under which it is imported. If pip knows it by another
+    name, what its first file is."""
     try:
         return importlib.metadata.version(top)
     except importlib.metadata.PackageNotFoundError:
-        names = importlib.metadata.packages_distributions().get(top)
-        return importlib.metadata.version(names[0]) if names else ""
+        spec = getattr(sys.modules.get(top), "__spec__", None) or importlib.util.find_spec(top)
+        return str(look((spec and spec.origin) or ""))
 
 
 def _package(module: str) -> str | None:
@@ -117,12 +118,14 @@ def _package(module: str) -> str | None:
             except (ImportError, ValueError, AttributeError):
                 return None
         if spec is None:
-            return None
+            return _package(top) if top != module else None
         if spec.origin in ("built-in", "frozen"):
             return "python"
         file = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
         if file is None:
             return None
+    if not os.path.isabs(file) and top != module:  # made up, as torch.ops
+        return _package(top)
     if not _is_installed(file):
         return None
     return "python" if top in sys.stdlib_module_names else f"{top} {version(top)}"
