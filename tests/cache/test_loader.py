@@ -261,7 +261,7 @@ def test_top_shows_the_caches_of_a_process(calls: Calls) -> None:
     list(loader)
     list(loader)
     lines = [line for line in cached(os.getpid()) if "50% of 48 values found" in line]
-    [line] = [line for line in lines if "of 9.0 MiB used, by 1 jobs" in line]
+    [line] = [line for line in lines if "of 9.0 MiB used, by 1 job" in line]
     assert line.startswith("  cache    ")
 
 
