@@ -99,6 +99,12 @@ class Reader:
     """
 
     def __init__(self, dataset: Any, cache: Cache, form: str | None, made_of: MadeOf) -> None:
+        if cache.directory is not None and attribute(dataset, "cache_version") is None:
+            raise TypeError(
+                f"{type(dataset).__name__} needs an attribute cache_version, because its samples outlive the "
+                f"program in {cache.directory}. Write cache_version = 1; change it whenever they change "
+                "for a reason that minato cannot detect"
+            )
         self.dataset = dataset
         self.cache = cache
         self._asked = form

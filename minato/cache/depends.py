@@ -514,14 +514,19 @@ class Depends:
         self.mutable = True
         if cls.__module__.startswith("h5py.") and hasattr(value, "file"):
             return [str(value.name).encode(), *self._path(os.fsdecode(value.file.filename))]
-        if isinstance(getattr(value, "py_func", None), types.FunctionType):  # numba's
-            options = {name: repr(one) for name, one in getattr(value, "targetoptions", {}).items()}
-            return self._tokens([cls, value.py_func, options], where)
+        own = own_attributes(value)
+        if isinstance(own.get("py_func"), types.FunctionType):  # numba's
+            options = {name: repr(one) for name, one in own.get("targetoptions", {}).items()}
+            return self._tokens([cls, own["py_func"], options], where)
         reduce = copyreg.dispatch_table.get(cls)
         try:
             reduced = reduce(value) if reduce is not None else value.__reduce_ex__(4)
         except Exception as error:
-            return self._unknown(value, where, error)
+            if not isinstance(value, (dict, list)):
+                return self._unknown(value, where, error)
+            # such as a dict whose __getattr__ raises KeyError
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            reduced = dict, (), own, None, list(pairs)
         if isinstance(reduced, str):
             module = getattr(value, "__module__", None) or cls.__module__
             if _package(module) is not None and _named(module, reduced) is value:
@@ -693,6 +698,16 @@ def generators_of(owner: Any) -> dict[str, Any]:
                 if isinstance(one, GENERATORS)
             }  # fmt: skip
     return found
+
+
+def states_of(args: tuple[Any, ...]) -> list[tuple[str, int]]:
+    """Which objects the first argument has, and its objects have: a file that is opened at its first
+    use, say, changes that. Numbers and text do not count."""
+    own = own_attributes(args[0]) if args else {}
+    return [
+        (name, id(value)) for part in (own, *map(own_attributes, own.values()))
+        for name, value in part.items() if type(value) not in DATA
+    ]  # fmt: skip
 
 
 def generator_states(generators: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import os
 import sys
 import sysconfig
@@ -30,6 +31,8 @@ CHECKS = ("epoch", "use", "never")
 FRESH_NS = 20_000_000
 #: paths whose stamps, and keys, a process remembers within an epoch
 REMEMBERED = 4096
+#: files that this process keeps open, or what it has read of them, up to which values are stored
+LASTING_MOST = 256
 #: bytes of the filter that remembers which keys an epoch has had, of one function
 FILTER = 1 << 20
 
@@ -89,17 +92,23 @@ def settled(stamps: Iterable[Stamp]) -> bool:
 # ---- what Python opens -----------------------------------------------------------------------
 
 
+class TooMany(Exception):
+    """Values may come of more files than are noted with each."""
+
+
 class Opened:
     """The files and folders that were read while a value was made.
 
     Attributes:
         stamps: by path, from before the file was opened
         written: paths that were written at first, so they are the maker's own
+        lasts: something that was read outlives the making: a module, or what an lru_cache keeps
     """
 
     def __init__(self) -> None:
         self.stamps: dict[str, Stamp] = {}
         self.written: set[str] = set()
+        self.lasts = False
 
     def note(self, path: str, flags: int) -> None:
         if path in self.stamps or path in self.written or path.startswith(SYSTEM):
@@ -113,9 +122,17 @@ class Opened:
             self.stamps[path] = look(path)
 
     def told(self, known: Iterable[str]) -> bytes | None:
-        """What is kept of them, but for known paths; None: one has changed since."""
+        """What is kept of them, but for known paths; None: one has changed since.
+
+        Where something that was read outlives the making, later values may come of it, too: the
+        files then count for all values that this process makes from now on."""
         for path in known:
             self.stamps.pop(path, None)
+        if self.lasts:
+            _lasting.update(self.stamps)
+        if len(_lasting) > LASTING_MOST:
+            raise TooMany
+        self.stamps = {**_lasting, **self.stamps}
         if not settled(self.stamps.values()):
             return None
         if any(look(path) != stamp for path, stamp in self.stamps.items()):
@@ -136,6 +153,8 @@ def installed() -> tuple[str, ...]:
 _by_thread = threading.local()
 #: those of all threads
 _all: list[Opened] = []
+#: files of which this process keeps what it has read
+_lasting: dict[str, Stamp] = {}
 _hooked = False
 
 
@@ -146,16 +165,44 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
     path = arguments[0] if arguments else None
     if isinstance(path, int) or getattr(_by_thread, "notes", False):
         return
-    if sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):
-        return  # code, which counts as such
+    frame: Any = sys._getframe(1)
+    if event != "open" and frame.f_code.co_filename.startswith("<frozen importlib"):
+        return  # looks for a module
     own = getattr(_by_thread, "opened", None)
     _by_thread.notes = True
     try:
-        flags = arguments[2] if event == "open" else os.O_RDONLY
+        flags = (arguments[2] or 0) if event == "open" else os.O_RDONLY
+        name = "." if path is None else os.fsdecode(path)
+        if name.endswith(".pyc"):
+            with contextlib.suppress(ValueError):  # it is not where Python puts them
+                name = importlib.util.source_from_cache(name)
         for opened in [own] if own is not None else list(_all):  # a thread of the maker's
-            opened.note("." if path is None else os.fsdecode(path), flags or 0)
+            opened.note(name, flags)
+            opened.lasts = opened.lasts or name.endswith(".py") or _is_remembered(frame)
     finally:
         _by_thread.notes = False
+
+
+def _is_remembered(frame: Any) -> bool:
+    """Whether a function with an lru_cache is running."""
+    while frame is not None:
+        found = frame.f_globals.get(frame.f_code.co_name)
+        if isinstance(found, functools._lru_cache_wrapper):
+            return True
+        for owner in frame.f_locals.get("self"), frame.f_locals.get("cls"):
+            member = getattr(type(owner), frame.f_code.co_name, None)
+            if isinstance(member, functools._lru_cache_wrapper):
+                return True
+        frame = frame.f_back
+    return False
+
+
+def pass_on(paths: Iterable[str], told: bytes) -> None:
+    """A value was found while this thread makes another one, which then depends on its files, too."""
+    outer = getattr(_by_thread, "opened", None)
+    if outer is not None:
+        for path in (*paths, *map(os.fsdecode, told.split(b"\0")[::2] if told else ())):
+            outer.note(path, os.O_RDONLY)
 
 
 @contextlib.contextmanager
@@ -175,6 +222,7 @@ def noted() -> Iterator[Opened]:
         _by_thread.opened = outer
         if outer is not None:  # a value within another one's
             outer.stamps.update(opened.stamps)
+            outer.lasts = outer.lasts or opened.lasts
 
 
 class Files:

@@ -10,6 +10,7 @@ import inspect
 import itertools
 import logging
 import mmap
+import os
 import random
 import sys
 import threading
@@ -42,7 +43,7 @@ TOO_LARGE = 2
 _local = threading.local()
 
 #: warnings that are logged once, as bits
-READ, LARGE, FULL, DRAWS = 1, 2, 4, 8
+READ, LARGE, FULL, DRAWS, MANY = 1, 2, 4, 8, 16
 #: which of them were logged for each memoized function, by its number. Shared with forks, so that
 #: not every worker logs them.
 _told = mmap.mmap(-1, 1 << 16)
@@ -318,7 +319,7 @@ class Memoized:
                 value = self.function(*args, **kwargs)
             return value if part is None else parts.of(value, part)
         try:
-            found, value = self._look(store, digest, True, part)
+            found, value = self._look(store, digest, True, part, paths)
         except (OSError, RuntimeError, MemoryError) as error:
             self.cache._turn_off(error)
             return self.call(args, kwargs, part)
@@ -326,7 +327,9 @@ class Memoized:
             return value
         return self._miss(store, digest, key, paths, args, kwargs, part)
 
-    def _look(self, store: Store, digest: bytes, count: bool, part: Any) -> tuple[bool, Any]:
+    def _look(
+        self, store: Store, digest: bytes, count: bool, part: Any, paths: tuple[str, ...] = ()
+    ) -> tuple[bool, Any]:
         entry = store.find(digest, count)
         if entry is None:
             return False, None
@@ -334,6 +337,7 @@ class Memoized:
             description, _, opened = (entry.describe() or b"").partition(b"\n")
             if not description or (opened and not self._files.still(opened)):
                 return False, None
+            _files.pass_on(paths, opened)
             if part is None:
                 return values.read(entry, description)
             return parts.read(entry, description, part, self.name)
@@ -353,14 +357,18 @@ class Memoized:
         with making() as already:
             claimed = store.claim(digest, not already, self._number)
             try:
-                found, value = self._look(store, digest, False, part)
+                found, value = self._look(store, digest, False, part, paths)
                 if found:
                     return value
                 start = time.perf_counter_ns()
+                state = depends.states_of(args)
                 with _files.noted() as opened, seeded(
                     digest, self._generators(args), self._tell_of_draws
                 ):
                     made = [self.function(*args, **kwargs)]
+                opened.lasts = opened.lasts or depends.states_of(args) != state
+                for path in paths:
+                    opened.note(path, os.O_RDONLY)
                 made_ns = time.perf_counter_ns() - start
                 return self._keep(store, digest, made, made_ns, paths, before, opened, part)
             finally:
@@ -379,7 +387,13 @@ class Memoized:
         same = not paths or (
             _files.settled(before) and self._files.fresh(paths) == before
         )  # fmt: skip
-        told = b"" if self._files.check == "never" else opened.told(paths)
+        try:
+            told = b"" if self._files.check == "never" else opened.told(paths)
+        except _files.TooMany:
+            told = None
+            self._tell(MANY, "minato.Cache does not store further values of %s: it keeps what it has read of more "
+                       "than %d files, and minato cannot tell which of them a value is made from. Name "
+                       "them with files= (of a dataset: cache_files(i)).", self.name, _files.LASTING_MOST)
         if same and told is not None:
             description = encoded.description + (b"\n" + told if told else b"")
             try:

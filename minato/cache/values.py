@@ -230,8 +230,8 @@ def _encode(value: Any, where: str, parts: list[Any], numbers: dict[int, int]) -
         keys = [_key(k, f"a key of {where}") for k in value]
         inner = [_encode(v, f"{where}[{k!r}]", parts, numbers) for k, v in value.items()]
         return ["d", keys, inner]
-    if kind is np.ndarray:
-        return _of_array(value, where, parts)
+    if kind is np.ndarray or kind is np.memmap:  # a part of a map, or a copy of it
+        return _of_array(value.view(np.ndarray), where, parts)
     if kind is torch.Tensor:
         return _of_tensor(value, where, parts)
     if kind is bytearray:

@@ -119,11 +119,14 @@ class Job:
                 spawn.prepare(self.main)
                 self.dataset, self.collate_fn, self.worker_init_fn = self.pickled.load()
 
-    def source(self) -> Any:
-        """Returns what samples come from: the dataset, or what reads it through the cache."""
+    def source(self, changed: bool = False) -> Any:
+        """Returns what samples come from: the dataset, or what reads it through the cache. changed: the
+        dataset is not what it was when the worker started."""
         if self.through is None:
             return self.dataset
-        return self.through.over(self.dataset, looks=self.worker_init_fn is not None)
+        # A process that has imported the program may have other values under its names.
+        looks = changed or self.worker_init_fn is not None or self.pickled is not None
+        return self.through.over(self.dataset, looks)
 
     def settle(self) -> None:
         """Closes the descriptors, in a worker: the job will not be sent on."""

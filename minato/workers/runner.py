@@ -356,6 +356,9 @@ class Runner:
             tell = attribute(self.job.dataset, "set_epoch")
             if callable(tell):
                 tell(epoch)
+                if self.job.through is not None:
+                    self.source.dataset = self.fetcher.dataset = self.job.source(changed=True)
+                    dataset = by_sample(self.source.dataset, self.job.auto_collation)
         except Exception as error:
             self.epoch_failure = Failure.of(error, self.where)
             self.epoch_failure.note = (

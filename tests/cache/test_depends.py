@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import operator
+import os
 import sys
 import textwrap
 import threading
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 import minato
+from minato.cache import files
 from minato.cache.depends import Depends, Unknown, is_data, of_call, of_methods
 
 from .support import Calls, new_cache
@@ -124,6 +126,9 @@ FORMS = {
     "globals": ("def f(x): return x + 1\ndef load(i): return globals()['f'](i)", "x + 1", "x + 2"),
     "eval": ("def f(x): return x + 1\ndef load(i): return eval('f(i)')", "x + 1", "x + 2"),
     "class of an argument": ("def load(r, i): return r.read(i)", "= 10", "= 100"),
+    "dict with attributes": (
+        "class Cfg(dict):\n    __getattr__ = dict.__getitem__\ncfg = Cfg(k=3)\ndef load(i): return i * cfg.k",
+        "k=3", "k=4"),
     "exception": ("def load(i):\n    try: return 1 / i\n    except ZeroDivisionError: return 3", "return 3", "return 4"),
 }  # fmt: skip
 #: the same with a method `load` of a class Scans, whose state the key stands for
@@ -569,6 +574,96 @@ def test_temporary_file_of_the_maker_does_not_count(tmp_path: Path, calls: Calls
         return file.read_text()
 
     assert load() == load() == "1" and len(calls.all()) == 1
+
+
+def rewritten(file: Path, text: str) -> None:
+    time.sleep(0.05)  # a file that was written just now is not trusted
+    file.write_text(text)
+    time.sleep(0.05)
+
+
+def test_files_of_a_value_within_a_value_count(tmp_path: Path) -> None:
+    cache, file = new_cache(), tmp_path / "data"
+    kept: Any = functools.partial(cache.memoize, key=lambda i: i, check="use")
+    inner = kept()(lambda i: file.read_text())
+    named = kept(files=lambda i: file)(lambda i: os.stat(file).st_size)
+    outer = kept()(lambda i: (inner(0), named(0), i))
+    rewritten(file, "1")
+    assert [inner(0), named(0), outer(0), outer(1), outer(1)] == ["1", 1, ("1", 1, 0), ("1", 1, 1), ("1", 1, 1)]
+    rewritten(file, "22")
+    assert [outer(0), outer(1)] == [("22", 2, 0), ("22", 2, 1)]
+
+
+class Lazy(Base):
+    """Opens what it reads at its first sample, and keeps it."""
+
+    def __init__(self, path: Path, how: str) -> None:
+        super().__init__([1, 2])
+        self.path, self.how, self.table = path, how, None
+
+    @functools.lru_cache  # noqa: B019
+    def listed(self) -> list[str]:
+        return self.path.read_text().split()
+
+    def read(self, i: int) -> Any:
+        if self.how == "lru_cache":
+            return self.listed()[i]
+        if self.table is None:
+            self.table = self.path.read_text().split()
+        return self.table[i]
+
+
+@pytest.mark.parametrize("how", ["lru_cache", "attribute"])
+def test_file_that_is_kept_counts_for_later_samples(how: str, tmp_path: Path) -> None:
+    cache, path = new_cache(), tmp_path / "data"
+    for text in ("1 2", "10 20"):
+        rewritten(path, text)
+        Lazy.listed.cache_clear()
+        files._lasting.clear()  # as in a program of its own
+        loader = minato.DataLoader(Lazy(path, how), cache=cache, cache_format="decoded")
+        assert [float(batch) for batch in loader] == [float(word) for word in text.split()]
+
+
+def test_module_that_is_imported_by_a_computed_name_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    cache, file = new_cache(), tmp_path / "steps_of_test.py"
+
+    def load(i: int) -> int:
+        found: int = importlib.import_module("steps_of_" + "test").step(i)
+        return found
+
+    for factor in (10, 100):
+        rewritten(file, f"def step(i): return i * {factor}")
+        sys.modules.pop("steps_of_test", None)
+        files._lasting.clear()
+        importlib.invalidate_caches()
+        kept = cache.memoize(key=lambda i: i)(load)
+        assert [kept(1), kept(2)] == [factor, 2 * factor]
+    sys.modules.pop("steps_of_test", None)
+
+
+class Epochs(Base):
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def decode(self, raw: Any, i: int) -> float:
+        return float(raw) + 100 * self.epoch
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_epoch_of_persistent_workers_counts(method: str) -> None:
+    loader = minato.DataLoader(
+        Epochs([1, 2]), num_workers=1, cache=new_cache(), cache_format="decoded",
+        persistent_workers=True, multiprocessing_context=method,
+    )  # fmt: skip
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        assert [float(batch) for batch in loader] == [1 + 100 * epoch, 2 + 100 * epoch]
 
 
 @pytest.fixture
