@@ -11,6 +11,9 @@ fresh array, too: LMDB (bytes of the map, copied once), diskcache, MONAI's Persi
 their files in /dev/shm), Redis on this machine, Ray's object store (its mapping, copied once). Every side
 is compared with the original bytes before it is measured. Repeats take turns.
 
+miss: CPU that a call of a memoized function costs beside the function, which returns a new array of 1 MB,
+where the value is made and stored. copy is a copy of the array to a new one. Repeats take turns.
+
 storage, images: jobs that read through the cache, against torch's loader; see cache_jobs.py.
 directory: programs, one after the other, load 1000 files whose values of 150 KB take some milliseconds
 to make (bz2), in an order drawn anew for each epoch, in batches of 10, in the program's own process, so that
@@ -30,6 +33,7 @@ import importlib.util
 import json
 import os
 import random
+import resource
 import shutil
 import socket
 import subprocess
@@ -275,6 +279,47 @@ class Packed(torch.utils.data.Dataset[Any]):
         return self.make(n)
 
 
+def cpu_ms(call: Read, count: int) -> tuple[float, float]:
+    """Milliseconds of user and of system time of a call."""
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    for i in range(count):
+        call(i)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    user, system = (1e3 * (b - a) / count for a, b in zip(before[:2], after[:2]))
+    return user, system
+
+
+def miss(repeats: int, count: int) -> dict[str, list[tuple[float, float]]]:
+    pattern = np.random.default_rng(0).integers(0, 256, MB, np.uint8)
+    runs: dict[str, list[tuple[float, float]]] = {"function": [], "copy": [], "miss": []}
+    for turn in range(repeats):
+        cache = minato.Cache(4 * repeats * count * MB)
+
+        def make(i: int, turn: int = turn) -> np.ndarray[Any, Any]:
+            return pattern + np.uint8(i + turn)
+
+        kept = cache.memoize(key=lambda i: i)(make)
+        kept(count)  # opens the file
+        before = cache.stats()["stored"]
+        runs["function"].append(cpu_ms(make, count))
+        runs["copy"].append(cpu_ms(lambda i: pattern.copy(), count))
+        runs["miss"].append(cpu_ms(kept, count))
+        assert cache.stats()["stored"] == before + count and (kept(7) == make(7)).all()
+    return runs
+
+
+def show_miss(runs: dict[str, list[tuple[float, float]]]) -> None:
+    rows = []
+    of_function = median([sum(times) for times in runs["function"]])
+    for name, times in runs.items():
+        both = sorted(sum(one) for one in times)
+        rows.append([name, *(f"{median(list(part)):.2f}" for part in zip(*times)), f"{median(both):.2f}",
+                     f"{both[0]:.2f}..{both[-1]:.2f}"])  # fmt: skip
+    print(table(["CPU ms for 1 MB", "user", "system", "both", "range"], rows))
+    beside = median([sum(times) for times in runs["miss"]]) - of_function
+    print(f"a miss costs {beside:.2f} ms beside the function")
+
+
 def write_files(folder: Path, count: int) -> None:
     rng = np.random.default_rng(1)
     half = rng.integers(0, 256, VALUE_BYTES // 2 + count, np.uint8)
@@ -368,12 +413,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="seconds, for the tests")
     parser.add_argument("--json", type=Path, help="every number")
     options = parser.parse_args()
-    quick, whole = (2, 9) if options.what in ("hit", "directory") else (1, 3)
+    quick, whole = (2, 9) if options.what in ("hit", "miss", "directory") else (1, 3)
     options.until = None
     options.repeats = quick if options.quick else options.repeats or whole
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs", file=sys.stderr)
     result: dict[str, Any]
-    if options.what == "hit":
+    if options.what == "miss":
+        result = miss(options.repeats, 20 if options.quick else 200)
+    elif options.what == "hit":
         result = hit(options.repeats, QUICK if options.quick else SIZES, options.peers)
     elif options.what == "directory":
         result = in_directory(options.repeats, 50 if options.quick else VALUES)
@@ -389,7 +436,7 @@ OTHERS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "table": cache_table.whole_table,
 }  # fmt: skip
 SHOWN: dict[str, Callable[[dict[str, Any]], None]] = {
-    "hit": show, "directory": show_directory, "storage": cache_jobs.show_storage,
+    "hit": show, "miss": show_miss, "directory": show_directory, "storage": cache_jobs.show_storage,
     "images": cache_jobs.show_images, "ranks": cache_ranks.show_ranks, "table": cache_table.show_table,
 }  # fmt: skip
 
