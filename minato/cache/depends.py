@@ -79,6 +79,8 @@ DESCRIPTORS = (
     types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.MethodWrapperType,
 )  # fmt: skip
+#: types of objects that change only by being replaced, or whose parts are looked at on their own
+FIXED = (types.FunctionType, types.ModuleType, type, types.MethodType, *DESCRIPTORS, *OPAQUE, tuple, frozenset)
 
 
 # ---- whose code it is ------------------------------------------------------------------------
@@ -98,9 +100,12 @@ def version(top: str) -> str:
     name, what its first file is."""
     try:
         return importlib.metadata.version(top)
-    except importlib.metadata.PackageNotFoundError:
-        spec = getattr(sys.modules.get(top), "__spec__", None) or importlib.util.find_spec(top)
-        return str(look((spec and spec.origin) or ""))
+    except (importlib.metadata.PackageNotFoundError, OSError):
+        module = sys.modules.get(top)
+        with contextlib.suppress(OSError):  # it may not be read any more
+            spec = getattr(module, "__spec__", None) or importlib.util.find_spec(top)
+            return str(look((spec and spec.origin) or ""))
+        return str(getattr(module, "__version__", ""))
 
 
 def _package(module: str) -> str | None:
@@ -268,8 +273,13 @@ class Depends:
         generators: of random numbers, that were met
     """
 
-    def __init__(self, answered: bool) -> None:
+    def __init__(self, answered: bool, own: dict[Any, bytes] | None = None) -> None:
+        """own: what the code itself changes, by the id of an object, or of a holder and a name: its digest
+        from before that."""
         self._answered = answered
+        self._own = own or {}
+        self._changeable: dict[int, tuple[Any, bytes]] = {}
+        self._named: list[tuple[Any, Any, Any, bytes]] = []
         self.whole: str | None = None
         self.mutable = False
         self.parts: dict[str, bytes] = {}
@@ -306,8 +316,8 @@ class Depends:
             for module, name in pairs:
                 looked.add((module, name))
                 names = vars(self._modules[module])
-                self._see(names, name, names[name])
-                self.add(f"{name} of the module {module}", names[name])
+                where = f"{name} of the module {module}"
+                self.parts[where] = self._name(names, name, names[name], where)
         if self.whole is not None:
             self.parts["the program's source"] = _digest(self._source())
         self._known.clear()
@@ -322,11 +332,15 @@ class Depends:
     # ---- tokens --------------------------------------------------------------------------------
 
     def _token(self, value: Any, where: str) -> bytes:
+        at = id(value)
+        if at in self._own:
+            return self._own[at]
         plain = _cache.plain(value)
         if plain is not None:
-            self.mutable |= type(value) in (list, dict, set)
+            if type(value) in (list, dict, set):
+                self.mutable = True
+                self._changeable[at] = value, plain
             return plain
-        at = id(value)
         if at in self._known:
             return self._known[at]
         if at in self._open:
@@ -338,6 +352,30 @@ class Depends:
         finally:
             del self._open[at]
         self._known[at] = found
+        if not isinstance(value, FIXED):
+            self._changeable[at] = value, found
+        return found
+
+    def _name(self, holder: Any, name: Any, value: Any, where: str) -> bytes:
+        """The token of what a name stands for, in a module, class or cell."""
+        if (id(holder), name) in self._own:
+            return self._own[id(holder), name]
+        self._see(holder, name, value)
+        found = self._token(value, where)
+        self._named.append((holder, name, value, found))
+        return found
+
+    def changed(self) -> dict[Any, bytes]:
+        """What has changed since, as `own`. Objects within others are looked at, too."""
+        again = Depends(True, self._own)
+        found: dict[Any, bytes] = {
+            (id(holder), name): token for holder, name, value, token in self._named
+            if not _cache.unchanged([(holder, name, value)])
+        }  # fmt: skip
+        for at, (value, token) in self._changeable.items():
+            again._known.clear()
+            if again._token(value, "it") != token:
+                found[at] = token
         return found
 
     def _tokens(self, values: Iterable[Any], where: str) -> list[bytes]:
@@ -400,8 +438,7 @@ class Depends:
         names = function.__globals__
         for name in sorted(code.names):
             if name in names:
-                self._see(names, name, names[name])
-                found += [name.encode(), self._token(names[name], name)]
+                found += [name.encode(), self._name(names, name, names[name], name)]
             else:
                 self._see(names, (name,), None)
                 if not hasattr(builtins, name):
@@ -426,8 +463,8 @@ class Depends:
             except ValueError:
                 found.append(b"empty")
                 continue
-            self._see(cell, None, value)
-            found.append(self._token(value, f"{variable}, a variable of the function around {name}"))
+            where = f"{variable}, a variable of the function around {name}"
+            found.append(self._name(cell, None, value, where))
         return [*found, *self._items(vars(function), f"an attribute of {name}")]
 
     def _imported(self, function: Any, level: int, name: str, taken: tuple[str, ...]) -> bytes:
@@ -505,8 +542,8 @@ class Depends:
         members = vars(cls)
         self._see(cls, None, len(members))
         for name in sorted(members.keys() - WITHOUT_EFFECT):
-            self._see(cls, name, members[name])
-            found += [name.encode(), self._token(members[name], f"{cls.__qualname__}.{name}")]
+            where = f"{cls.__qualname__}.{name}"
+            found += [name.encode(), self._name(cls, name, members[name], where)]
         return found
 
     def _object(self, value: Any, where: str) -> list[bytes]:
@@ -807,11 +844,13 @@ class Found(NamedTuple):
     parts: dict[str, bytes]
 
 
-def of_call(made_of: tuple[Any, ...], args: tuple[Any, ...], is_method: bool) -> Depends:
+def of_call(
+    made_of: tuple[Any, ...], args: tuple[Any, ...], is_method: bool, own: dict[Any, bytes] | None = None
+) -> Depends:
     """What the values of a memoized function depend on besides its key and files, if it is called
     with such arguments. made_of: the function, its key=, files= and version=."""
     function, key, files, version = made_of
-    depends = Depends(version is not None)
+    depends = Depends(version is not None, own)
     for name, value in (("version=", version), ("key=", key), ("files=", files)):
         depends.add(name, value)
     if is_method and args:

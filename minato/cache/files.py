@@ -156,6 +156,7 @@ _all: list[Opened] = []
 #: files of which this process keeps what it has read
 _lasting: dict[str, Stamp] = {}
 _hooked = False
+_HERE = os.path.join(os.path.dirname(__file__), "")
 
 
 def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
@@ -184,14 +185,13 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _is_remembered(frame: Any) -> bool:
-    """Whether a function with an lru_cache is running."""
-    while frame is not None:
-        found = frame.f_globals.get(frame.f_code.co_name)
-        if isinstance(found, functools._lru_cache_wrapper):
-            return True
-        for owner in frame.f_locals.get("self"), frame.f_locals.get("cls"):
-            member = getattr(type(owner), frame.f_code.co_name, None)
-            if isinstance(member, functools._lru_cache_wrapper):
+    """Whether a function with an lru_cache, of a module or a class, is running for the maker. (The
+    variables of frames are not looked at: that would keep them alive.)"""
+    while frame is not None and not frame.f_code.co_filename.startswith(_HERE):
+        name = frame.f_code.co_name
+        classes = [one for one in frame.f_globals.values() if isinstance(one, type)]
+        for names in (frame.f_globals, *map(vars, classes)):
+            if isinstance(names.get(name), functools._lru_cache_wrapper):
                 return True
         frame = frame.f_back
     return False

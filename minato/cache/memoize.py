@@ -43,7 +43,7 @@ TOO_LARGE = 2
 _local = threading.local()
 
 #: warnings that are logged once, as bits
-READ, LARGE, FULL, DRAWS, MANY = 1, 2, 4, 8, 16
+READ, LARGE, FULL, DRAWS, MANY, CHANGES = 1, 2, 4, 8, 16, 32
 #: which of them were logged for each memoized function, by its number. Shared with forks, so that
 #: not every worker logs them.
 _told = mmap.mmap(-1, 1 << 16)
@@ -176,7 +176,7 @@ class _Code:
     def __init__(self, memoized: Memoized, args: tuple[Any, ...], before: _Code | None) -> None:
         begun = time.perf_counter()
         try:
-            self._depends = depends.of_call(memoized.made_of(), args, memoized._is_method)
+            self._depends = depends.of_call(memoized.made_of(), args, memoized._is_method, memoized._own)
             self.digest = self._depends.digest()
             self.generators = self._depends.generators
             self.whole = self._depends.whole
@@ -190,6 +190,7 @@ class _Code:
         self._spent: float = 0.0 if before is None else before._spent
         self._spent += time.perf_counter() - begun
         self._is_due = False
+        self._looks, self._looked = 0, 0.0  # how often it was looked for changes, and how long
 
     def begin_epoch(self) -> None:
         """Objects that can change without being replaced are compared once an epoch."""
@@ -198,6 +199,17 @@ class _Code:
 
     def holds(self) -> bool:
         return not self._is_due and self._depends.unchanged()
+
+    def changed(self, made_ns: int) -> dict[Any, bytes]:
+        """What the function has changed itself, if it may be looked for after a call of that time."""
+        if self._depends.unchanged() and not self._depends.mutable:
+            return {}
+        begun = time.perf_counter()
+        if self._looks and self._looked > LOOK_SHARE * made_ns * 1e-9:
+            return {}
+        found = self._depends.changed()
+        self._looks, self._looked = self._looks + 1, time.perf_counter() - begun
+        return found
 
 
 class Memoized:
@@ -241,6 +253,7 @@ class Memoized:
         self._version = version
         self._is_method = bool(names) and names[0] in ("self", "cls")
         self._code = code
+        self._own: dict[Any, bytes] = {}  # what the function changes itself; see depends.Depends
         self._codes: dict[tuple[type, ...], _Code] = {}
         self._number = int.from_bytes(_digest(self.name.encode())[:8], "little")
         self._slot = next(_numbers) % len(_told)
@@ -367,6 +380,7 @@ class Memoized:
                 ):
                     made = [self.function(*args, **kwargs)]
                 opened.lasts = opened.lasts or depends.states_of(args) != state
+                opened.lasts |= self._changes_itself(time.perf_counter_ns() - start)
                 for path in paths:
                     opened.note(path, os.O_RDONLY)
                 made_ns = time.perf_counter_ns() - start
@@ -374,6 +388,19 @@ class Memoized:
             finally:
                 if claimed:
                     store.release(digest, claimed)
+
+    def _changes_itself(self, made_ns: int) -> bool:
+        """Whether the call has changed what its code depends on, such as a list in which it notes calls.
+        Later values do not depend on that: their keys would never come again."""
+        found: dict[Any, bytes] = {}
+        for code in self._codes.values():
+            found |= code.changed(made_ns)
+        if found:
+            self._own |= found
+            self._codes.clear()
+            self._tell(CHANGES, "%s changes an object that it uses, such as a list or a counter. The cache ignores "
+                       "these changes: values must not depend on them.", self.name)  # fmt: skip
+        return bool(found)
 
     def _keep(
         self, store: Store, digest: bytes, made: list[Any], made_ns: int, paths: tuple[str, ...],

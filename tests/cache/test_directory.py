@@ -42,11 +42,11 @@ class Place:
     def values(self, count: int, version: Any = 1, size: str = "4MiB") -> list[Any]:
         """What a run gets, which ends at once."""
         cache = minato.Cache(size, directory=self.path)
-        cache._name = self.name
+        cache._name, calls = self.name, self.calls
 
         @cache.memoize(key=lambda n: n, version=version)
         def make(n: int) -> Any:
-            self.calls.note(str(n))
+            calls.note(str(n))
             return content(n)
 
         found = [make(n) for n in range(count)]
@@ -232,7 +232,8 @@ USERS = """
 import os, sys, warnings
 import numpy as np
 import minato, minato._cache
-from minato.cache import fingerprint, memoize, parts, values
+from minato.cache import depends, files, memoize, parts, values
+files.installed()
 cache = minato.Cache("1MiB", directory=sys.argv[1])
 os.setgid(int(sys.argv[2])), os.setuid(int(sys.argv[2]))
 with warnings.catch_warnings(record=True) as caught:
