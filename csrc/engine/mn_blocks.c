@@ -282,9 +282,13 @@ mn_engine_retain(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t
 }
 
 void
-mn_batch_learn_envelopes(struct mn_engine *e, uint64_t block_off)
+mn_batch_learn_envelopes(struct mn_engine *e, struct mn_batch *b)
 {
-    struct mn_block *block = mn_block_at(&e->shm, block_off);
+    if (b->weighed) {
+        return;
+    }
+    b->weighed = true;
+    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
     const uint32_t *tasks = mn_block_tasks(block);
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < block->ntasks; i++) {

@@ -55,9 +55,9 @@ void
 mn_batch_abandon(struct mn_engine *e, uint64_t block_off);
 
 /* Adds the memory that the batch used outside of its rows to the running mean, which sets the
- * budget of later batches. */
+ * budget of later batches. Does so once per batch. */
 void
-mn_batch_learn_envelopes(struct mn_engine *e, uint64_t block_off);
+mn_batch_learn_envelopes(struct mn_engine *e, struct mn_batch *b);
 
 /* ---- mutex not held ----------------------------------------------------------------- */
 

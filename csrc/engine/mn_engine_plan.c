@@ -86,7 +86,7 @@ retire(struct mn_engine *e, uint64_t block_off)
     struct mn_batch *b = mn_batch_find(e, block_off);
     mn_assert(b != NULL);
     mn_learn_costs(e, b);
-    mn_batch_learn_envelopes(e, block_off);
+    mn_batch_learn_envelopes(e, b);
     mn_batch_drop(e, b);
 }
 

@@ -60,6 +60,7 @@ struct mn_batch {
     bool abandoned;
     bool detached;        /* the plan was told that it is done */
     bool learned;         /* its costs are in the model */
+    bool weighed;         /* its envelopes are in the mean of their memory */
     bool accepted;        /* the workers' results were read: it is done or lost */
     struct mn_ranges ranges; /* of the arena; freed when the block is retired */
     struct mn_report reports[]; /* [rows], from accepted tasks */

@@ -3,6 +3,7 @@
  */
 #include "engine/mn_learn_costs.h"
 
+#include "engine/mn_blocks.h"
 #include "engine/mn_checked_results.h"
 #include "schedule/mn_planned.h"
 #include "engine/mn_shared_costs.h"
@@ -81,6 +82,7 @@ mn_learn_costs_waiting(struct mn_engine *e)
         if (!b->abandoned && mn_engine_poll(e, b->block_off) == MN_BLOCK_DONE
             && mn_batch_accept(e, b) == MN_BLOCK_DONE) {
             mn_learn_costs(e, b);
+            mn_batch_learn_envelopes(e, b);
         }
     }
 }

@@ -12,8 +12,9 @@
 void
 mn_learn_costs(struct mn_engine *e, struct mn_batch *batch);
 
-/* Does the same for all batches that are done and not delivered. While one sample holds up the very
- * first batches, there is nothing else to learn from. */
+/* Does the same for all batches that are done and not delivered, and learns the memory of their
+ * envelopes. While one sample holds up the very first batches, there is nothing else to learn
+ * from. */
 void
 mn_learn_costs_waiting(struct mn_engine *e);
 

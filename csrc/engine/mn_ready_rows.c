@@ -160,7 +160,7 @@ mn_ready_rows_taken(struct mn_engine *e)
         const struct mn_unit *u = mn_forming_take_run(e->plan, i);
         if (u->left == 0 && u->block_off != 0) {
             struct mn_batch *b = mn_batch_find(e, u->block_off);
-            mn_batch_learn_envelopes(e, u->block_off);
+            mn_batch_learn_envelopes(e, b);
             mn_batch_drop(e, b);
         }
     }
