@@ -172,6 +172,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if position is None or sys.is_finalizing():
             return
         position.ends()
+        if "_place" not in self.__dict__:  # its start failed
+            return
         made = self._place - self._progress.first
         self._load.samples = lambda: made
         if position.here is None:
