@@ -419,7 +419,8 @@ SCRIPT = (
     "if __name__ == '__main__':\n"
     "    it = {make}\n"
     "    kept = next(it) if {take} else None\n"
-    "    from attack.support import descendants\n"
+    "    from attack.support import descendants, wait_for\n"
+    "    wait_for(lambda: len(descendants()) >= 3, 'the zygote and both workers')\n"
     "    print(*[p.pid for p in descendants()], flush=True)\n"
     "    {way}\n"
 )
