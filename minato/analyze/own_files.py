@@ -4,7 +4,8 @@
 memory. It goes with the last process of the study. What cannot lie under one is read-only.
 ``FILTER``: where the kernel allows no such namespace, the system calls by which a process changes
 files wait for the keeper, which ends the study at the first that names a file outside of its own
-temporary folder. Neither depends on what code it is that writes.
+temporary folder. Caches in memory go on: a key has one value, whoever makes it, and a file that any
+process uses is not removed. Neither depends on what code it is that writes.
 
 Descriptors that can write have been closed by the keeper (``watch._close_others``). Memory that
 is mapped from files, or shared with the program, is replaced by copies.
@@ -25,6 +26,7 @@ from multiprocessing import process
 from typing import Any
 
 from .. import _core
+from ..cache import cache
 
 OVERLAY, FILTER, NEITHER = "overlay", "filter", "neither"
 
@@ -192,6 +194,7 @@ class WriteGuard:
         self.source: socket.socket | None = source
         self.listener: int | None = None
         self.folder = os.path.realpath(folder)
+        self.caches = os.path.realpath(cache.folder())
         self.made: set[str] = set()  # names in /dev/shm
         self.refused: str | None = None
 
@@ -252,7 +255,7 @@ class WriteGuard:
     def _may_write(self, path: str) -> bool:
         target = os.path.realpath(path)
         inside = all(each.startswith((self.folder + "/", "/proc/")) for each in (path, target))
-        if inside or path in self.made:
+        if inside or path in self.made or self._is_cache(path, target):
             return True
         with contextlib.suppress(OSError):
             return stat.S_ISCHR(os.stat(target).st_mode)
@@ -260,6 +263,13 @@ class WriteGuard:
             self.made.add(path)  # it is not there yet: shared memory and semaphores of the study
             return True
         return False
+
+    def _is_cache(self, path: str, target: str) -> bool:
+        """Whether it is the folder of this user's caches in memory, or the file of one there. By number, a
+        file is opened that has lost its name."""
+        where, name = os.path.split(target)
+        held = target == self.caches or where == self.caches and name.startswith("cache-")
+        return held and (path == target or path.startswith("/proc/"))
 
 
 def _read_text(memory: int, address: int, length: int) -> bytes:

@@ -159,7 +159,7 @@ assert state
     line = file.read_text().splitlines().index("loader = StatefulDataLoader(Samples(), batch_size=4)") + 1
     done, found = study(tmp_path, file.read_text())
     assert done.returncode == 0, done.stderr
-    assert found["place"] == [str(file), line]
+    assert found["place"] == [str(file), line, "<module>"]
     assert found["loader"]["class"].endswith("StatefulDataLoader")
     assert found["watched"]["steps"] >= 20 and found["work"]["costs"] and found["rates"]
     kinds = {(rate["loader"], rate["workers"]) for rate in found["rates"]}

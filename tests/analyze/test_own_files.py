@@ -17,6 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import heap
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import numpy as np
 import pytest
 import torch
 
+from minato import Cache
 from minato.analyze import keeper, own_files
 
 from .support import (
@@ -189,6 +191,28 @@ def test_temporary_files_and_shared_memory_work(way: str, tmp_path: Path) -> Non
     assert protected(way, write_for_oneself, str(tmp_path)) == (0, None)
 
 
+def test_caches_of_the_program_in_memory_can_be_used(way: str) -> None:
+    """By what a study forks, and by its workers, which leave them when they end."""
+    cache = Cache("4MiB")
+    double = cache.memoize(key=lambda index: index)(lambda index: torch.full((9,), 2 * index))
+    assert double(1)[0] == 2
+
+    def work() -> None:
+        assert double(1)[0] == 2 and double(2)[0] == 4
+
+    def act() -> None:
+        work()
+        child = multiprocessing.get_context("fork").Process(target=work)
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+
+    assert protected(way, act) == (0, None)
+    assert double(1)[0] == 2 and double(2)[0] == 4
+    stats = cache.stats()
+    assert stats["off"] is None and stats["removed"] is None, stats
+
+
 def test_shared_memory_of_the_program_is_not_written(way: str) -> None:
     """A file there that has a name is the program's, too."""
     path = Path(f"/dev/shm/minato-test-{os.getpid()}")
@@ -200,12 +224,14 @@ def test_shared_memory_of_the_program_is_not_written(way: str) -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize("copied", [1 << 20, 0])
+@pytest.mark.parametrize("copied", [own_files._COPIED, 0])
 def test_mapped_memory_of_the_program_is_not_written(
     copied: int, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of files and of shared memory. Forks of a study share the small ones."""
     monkeypatch.setattr(own_files, "_COPIED", copied)
+    # that of this process grows with each test that takes from it, up to 4 MiB at a time
+    monkeypatch.setattr(heap.BufferWrapper, "_heap", heap.Heap())
     (tmp_path / "file").write_bytes(bytes(8192))
     mapped = np.memmap(tmp_path / "file", np.uint8, "r+")
     tensor, value = torch.zeros(4).share_memory_(), multiprocessing.Value("i", 3)

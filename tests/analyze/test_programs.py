@@ -41,7 +41,7 @@ def test_torchs_loader_is_studied_to_its_end(tmp_path: Path) -> None:
     first, *rest = done.stdout.splitlines()
     assert first == "trained" and rest[0].startswith("Limit: ") and len(rest) <= 25
     assert found["schema"] == "1.0" and found["own"] == "torch"
-    assert found["place"] == [str(tmp_path / "train.py"), 14]
+    assert found["place"] == [str(tmp_path / "train.py"), 14, "main"]
     assert found["work"]["stages"][0]["label"] == "time.sleep()"
     assert {(r["loader"], r["workers"]) for r in found["rates"]} >= {("torch", 0), ("minato", 1)}
     assert (tmp_path / "report" / "index.html").exists()
