@@ -11,7 +11,7 @@ fresh array, too: LMDB (bytes of the map, copied once), diskcache, MONAI's Persi
 their files in /dev/shm), Redis on this machine, Ray's object store (its mapping, copied once). Every side
 is compared with the original bytes before it is measured. Repeats take turns.
 
-miss: CPU that a call of a memoized function costs beside the function, which returns a new array of 1 MB,
+miss: CPU that a call of a memoized function costs in addition to the function, which returns a new array of 1 MB,
 where the value is made and stored. copy is a copy of the array to a new one. Repeats take turns.
 
 storage, images: jobs that read through the cache, against torch's loader; see cache_jobs.py.
@@ -317,7 +317,7 @@ def show_miss(runs: dict[str, list[tuple[float, float]]]) -> None:
                      f"{both[0]:.2f}..{both[-1]:.2f}"])  # fmt: skip
     print(table(["CPU ms for 1 MB", "user", "system", "both", "range"], rows))
     beside = median([sum(times) for times in runs["miss"]]) - of_function
-    print(f"a miss costs {beside:.2f} ms beside the function")
+    print(f"a miss costs {beside:.2f} ms in addition to the function")
 
 
 def write_files(folder: Path, count: int) -> None:

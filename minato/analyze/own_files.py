@@ -4,7 +4,7 @@
 memory. It goes with the last process of the study. What cannot lie under one is read-only.
 ``FILTER``: where the kernel allows no such namespace, the system calls by which a process changes
 files wait for the keeper, which ends the study at the first that names a file outside of its own
-temporary folder. Caches in memory go on: a key has one value, whoever makes it, and a file that any
+temporary folder. Caches in memory go on: a key has one value, whichever process makes it, and a file that any
 process uses is not removed. Neither depends on what code it is that writes.
 
 Descriptors that can write have been closed by the keeper (``watch._close_others``). Memory that
