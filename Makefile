@@ -260,7 +260,7 @@ fuzz-inputs: build
 # that are used are listed. torchvision is installed in its own folder, for tests that also work
 # with a build for GPUs.
 LIBRARIES ?= accelerate av datasets h5py ipython lightning lmdb monai pytorch-ignite ray[train] rich soundfile \
-  skorch torch_geometric torchdata transformers webdataset \
+  prometheus-client skorch torch_geometric torchdata transformers webdataset \
   boto3 brotli catalogue matplotlib python-snappy requests xxhash zstd \
   beartype importlib-metadata mosaicml-cli opencv-python-headless pandas py-cpuinfo scikit-learn \
   tabulate

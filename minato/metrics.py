@@ -254,4 +254,5 @@ def _in_child() -> None:
     _elsewhere, _exporter = _elsewhere or _exporter is not None, None
 
 
-os.register_at_fork(after_in_child=_in_child)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_in_child)

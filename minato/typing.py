@@ -163,6 +163,7 @@ class CacheStats(TypedDict):
     lacking: int | None
     would_save: float | None
     off: str | None
+    removed: str | None
     counted: str | None
 
 

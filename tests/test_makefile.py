@@ -99,7 +99,7 @@ def test_libraries_of_optional_tests_are_installed() -> None:
     assert ".venv-libraries/bin/python -m pytest -q -rs tests/integrations" in text
     installed = {name.split("[")[0].lower() for name in re.findall(r"[\w\[\]-]+", text)}
     packages = {
-        "composer": "mosaicml", "ignite": "pytorch-ignite", "streaming": "mosaicml-streaming",
+        "composer": "mosaicml", "prometheus_client": "prometheus-client", "ignite": "pytorch-ignite", "streaming": "mosaicml-streaming",
     }  # fmt: skip
     missing = {packages.get(name, name.lower()) for name in skips.LIBRARIES.split("|")}
     assert missing - installed == set()

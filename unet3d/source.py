@@ -72,7 +72,8 @@ def cache_of(size: int) -> Any:
 @functools.cache
 def memoized(size: int) -> Callable[[SourceCase, int], Pair]:
     """The function from (case, number) to a slab of the pair, which is kept in a cache."""
-    @cache_of(size).memoize(key=lambda case, number: (case.key(), number),
+    # With a version, because _held cannot be compared: it never outlives a load().
+    @cache_of(size).memoize(key=lambda case, number: (case.key(), number), version=1,
                             files=lambda case, number: (case.image, case.label))
     def slab(case: SourceCase, number: int) -> Pair:
         if _held.pair is None:
