@@ -18,8 +18,7 @@ import hashlib
 import inspect
 import logging
 import os
-import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -107,7 +106,6 @@ class Reader:
             )
         self.dataset = dataset
         self.cache = cache
-        self._asked = form
         self._made_of = made_of
         try:
             self.count = len(dataset)

@@ -33,7 +33,7 @@ from ..workers.answers import (
     parted,
 )  # fmt: skip
 from ..workers.on_error import FailedSample
-from .batch_errors import Amended, LoaderFailure, Part, lost, no_room, note, refused, unread
+from .batch_errors import Amended, Part, lost, no_room, note, refused, unread
 from .collating import CollatesHere
 from .planner import Batch, Planner
 from .supervisor import Supervisor

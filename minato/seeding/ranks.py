@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import BatchSampler
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..dataset_calls import attribute
