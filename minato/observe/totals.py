@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any, Protocol
 
 #: further names of loaders are counted together, as OTHER
@@ -32,7 +32,7 @@ class Source(Protocol):
 
 
 _lock = threading.RLock()  # a garbage collection may end a source at any time
-_ended: dict[str, Counter[str]] = {}
+_ended: defaultdict[str, Counter[str]] = defaultdict(Counter)
 _living: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -48,7 +48,7 @@ def begins(source: Source) -> None:
         source.counted = False
         if source.name not in _ended and len(_ended) >= NAMES_MOST:
             source.name = OTHER
-        _ended.setdefault(source.name, Counter())
+        _ended[source.name].update()  # so that the name is known
         _living.add(source)
     if os.environ.get("MINATO_METRICS"):
         from .. import metrics
@@ -86,13 +86,15 @@ def _of(source: Source) -> dict[str, float]:
 def add(name: str, number: str, value: float) -> None:
     """Adds to one total."""
     with _lock:
-        _ended.setdefault(name, Counter())[number] += value  # type: ignore[assignment]
+        _ended[name][number] += value  # type: ignore[assignment]
 
 
 def _in_child() -> None:
-    """A fork has done nothing yet."""
+    """A fork has done nothing yet, and its copies of its parent's iterators count nothing."""
     global _lock
     _lock = threading.RLock()
+    for source in list(_living):
+        source.counted = True
     _ended.clear()
     _living.clear()
 

@@ -9,6 +9,8 @@ import sys
 import time
 import types
 import urllib.request
+import weakref
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,8 @@ class Failing(Counted):
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(totals, "_ended", {})
+    monkeypatch.setattr(totals, "_ended", defaultdict(Counter))
+    monkeypatch.setattr(totals, "_living", weakref.WeakSet())
 
 
 def numbers(loader: str = "Counted") -> dict[str, Any]:
