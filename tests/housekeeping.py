@@ -6,6 +6,11 @@ test fails. If Python cannot run (a hang in C), the process ends GRACE_S later a
 says where it hangs; pytest-xdist then reports that test as failed, and another process continues
 with the others. A run in which no test ends for QUIET_S ends, too.
 
+*One failure, one test.* Between set-up, test and tear-down, pytest makes and sends reports. An
+exception there ends the process, and with pytest-xdist the whole run. So a handler of SIGCHLD, such
+as torch's, acts only within them, and text that cannot be sent is replaced. What else fails there is
+written to stderr, and pytest-xdist continues as after a hang in C.
+
 *Nothing left.* After each test there are no more descendant processes than before it, no more
 memfds open or mapped, and nothing new in /dev/shm or in the folder for temporary files, which
 belongs to this run; and orphans of its children do not become this process's children. If something is left, the plugin collects garbage and waits for it. The check
@@ -30,6 +35,7 @@ import faulthandler
 import fcntl
 import gc
 import importlib
+import json
 import os
 import re
 import shutil
@@ -109,8 +115,12 @@ def write_stacks() -> None:
                 time.sleep(0.2)
 
 
+_on_child: Any = signal.SIG_DFL  # what a test has SIGCHLD do, which may raise
+
+
 @contextlib.contextmanager
 def _deadline(item: pytest.Item) -> Iterator[None]:
+    global _on_child
     marker = item.get_closest_marker("limit")
     seconds = marker.args[0] if marker else LIMIT_S
 
@@ -119,6 +129,7 @@ def _deadline(item: pytest.Item) -> Iterator[None]:
         raise DeadlineExceeded(f"no end after {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, expire)
+    signal.signal(signal.SIGCHLD, _on_child)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     if not ADDRESS_SANITIZER:
         faulthandler.dump_traceback_later(seconds + GRACE_S, exit=True, file=_stderr)
@@ -127,6 +138,7 @@ def _deadline(item: pytest.Item) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        _on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL) or signal.SIG_DFL
         faulthandler.cancel_dump_traceback_later()
 
 
@@ -146,6 +158,20 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 def pytest_runtest_teardown(item: pytest.Item) -> Any:
     with _deadline(item):
         return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Any:
+    """pytest-xdist sends nothing but UTF-8, and plain types."""
+    report = yield
+    return json.loads(json.dumps(report, ensure_ascii=False, default=str).encode(errors="replace"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_internalerror(excrepr: Any) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.write(_stderr, f"{excrepr}\n".encode(errors="replace"))
+        os._exit(1)
 
 
 def _watch_run(config: pytest.Config) -> None:

@@ -78,17 +78,19 @@ LEAVES = """
 import ctypes, mmap, os, subprocess, tempfile, threading
 import housekeeping
 
-housekeeping.PATIENCE_S = 1.0
+housekeeping.PATIENCE_S = 0.1
 kept = []
 
 def test_process():
     kept.append(subprocess.Popen(["sleep", "1000"]))
 
 def test_process_that_ends_soon():
+    housekeeping.PATIENCE_S = 10.0
     kept.append(subprocess.Popen(["sleep", "0.1"]))
     threading.Timer(0.2, kept[-1].wait).start()
 
 def test_open_memfd():
+    housekeeping.PATIENCE_S = 0.1
     kept.append(os.memfd_create("left"))
 
 def test_mapped_memfd():
@@ -232,6 +234,50 @@ def test_xdist_runs_all_files_after_crash(tmp_path: Path, plugin: str) -> None:
     (tmp_path / "test_b.py").write_text(CRASHES)
     text = run(tmp_path, "", "-p", "xdist", "-n", "1", "--dist", "loadfile", ".")
     assert "1 failed, 7 passed" in text and "crashed while running 'test_b.py::test_it'" in text
+
+
+BETWEEN = """
+import os, signal
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report):
+    if "PYTEST_XDIST_WORKER" in os.environ and report.when == "call":
+        os.kill(os.getpid(), signal.SIGCHLD)
+        if "bad_report" in report.nodeid:
+            raise ValueError("no report is sent")
+"""
+ODD = """
+import signal
+import pytest
+
+def raises(*_):
+    raise RuntimeError("a worker died")
+
+def test_handler():
+    signal.signal(signal.SIGCHLD, raises)
+
+def test_handler_is_set_again():
+    assert signal.getsignal(signal.SIGCHLD) is raises
+
+def test_text():
+    pytest.fail("no \\udcff UTF-8")
+
+def test_bad_report():
+    pass
+
+def test_last():
+    pass
+"""
+
+
+def test_errors_between_tests_cost_one_test(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    (tmp_path / "conftest.py").write_text(BETWEEN)
+    text = run(tmp_path, ODD, "-p", "xdist", "-n", "1", "--dist", "loadfile")
+    assert "2 failed, 3 passed" in text and "Failed: no ? UTF-8" in text, text
+    assert "ValueError: no report is sent" in text, text
+    assert "crashed while running 'test_it.py::test_bad_report'" in text, text
 
 
 WAITS = """
