@@ -219,11 +219,69 @@ SLOW: dict[str, str] = {
     "tests/analyze/test_programs.py::test_short_epochs_match_programs_own_rate[torch":
         "the same with minato's loader.",
     "tests/analyze/test_memory.py::test_large_dataset_keeper_dies_before_program[program0-":
-        "the same with --pause, and where the copy is ended.",
+        "where the copy is ended.",
     "tests/test_benchmarks.py::test_cache_table_shows_met_and_missed_limits":
         "test_cache_table_begins_no_part_late; test_cache_hits.",
     "tests/test_benchmarks.py::test_sizes_are_weighed_where_files_are_listed":
         "tests/iterators/test_file_sizes.py.",
+    "tests/test_packaging.py::test_wheel_holds_nothing_else": "make wheels; make installed.",
+    "tests/test_packaging.py::test_wheel_holds_every_module":
+        "test_a_wheel_of_python_alone_is_torchs_loader.",
+    "tests/test_packaging.py::test_wheel_holds_device_code_if_nvcc_exists": "make wheels.",
+    "tests/test_packaging.py::test_build_needs_numpy_and_setuptools_only": "make wheels.",
+    "tests/test_packaging.py::test_isolated_build_finds_target_torch": "make build, which is not isolated.",
+    "tests/test_packaging.py::test_torch_extension_can_be_left_out": "make wheels.",
+    "tests/test_packaging.py::test_installed_without_torch": "tests/test_system.py.",
+    "tests/test_types.py::test_a_stub_that_disagrees_is_noticed": "test_stub_agrees_with_the_extension.",
+    "tests/test_resume_elastic.py::test_torchrun_resumes_three_ranks_on_two":
+        "test_elastic_resume_loses_and_doubles_nothing; test_elastic_ranks_are_read_for_each_epoch.",
+    "tests/test_examples.py::test_resume_example_continues_after_ctrl_c": "tests/test_resume.py.",
+    "tests/test_examples.py::test_an_operator_in_c": "tests/ops/test_user_operator.py.",
+    "tests/ops/test_sanitizers.py::test_another_processor": "tests of the same functions; make aarch64.",
+    "tests/ops/test_sanitizers.py::test_threads_tsan": "tests of the same functions; make sanitize.",
+    "tests/contract/test_last_words.py::test_left_epoch_closes_iterators_in_workers[minato-False-False-spawn":
+        "the same under fork, and with both options.",
+    "tests/contract/test_last_words.py::test_left_epoch_closes_iterators_in_workers[minato-False-True-spawn":
+        "the same under fork, and with both options.",
+    "tests/contract/test_last_words.py::test_left_epoch_closes_iterators_in_workers[minato-True-False-spawn":
+        "the same under fork, and with both options.",
+    "tests/contract/test_exit.py::test_spawned_workers_under_main_guard[minato-static": "the same balanced.",
+    "tests/attack/test_kills.py::test_all_processes_killed_at_once_lose_no_sample[forkserver]":
+        "the same under fork.",
+    "tests/attack/test_kills.py::test_a_killed_zygote_takes_no_sample_along[worker and zygote-spawn]":
+        "the same under fork.",
+    "tests/attack/test_kills.py::test_replacement_worker_has_its_own_streams[spawn]":
+        "the same under fork.",
+    "tests/attack/test_odd_runs.py::test_a_clock_that_jumps_by_hours[static-0]": "the same balanced.",
+    "tests/seeding/test_init_states.py::test_workers_of_two_seeds_in_one_state[constant-numpy.random-options3]":
+        "the same under fork.",
+    "tests/seeding/test_init_states.py::test_written_seed_is_noticed_in_first_epoch[written-numpy.random-options3]":
+        "the same under fork.",
+    "tests/seeding/test_seeding.py::test_equal_keys_draw_equally_in_every_process[spawn]":
+        "the same under fork.",
+    "tests/seeding/test_seeding.py::test_workers_inherit_probes[spawn]": "the same under fork.",
+    "tests/observe/test_top.py::test_live_in_a_terminal[ctrl-c]": "the same with q.",
+    "tests/analyze/test_environments.py::test_threads_that_share_a_lock_are_named":
+        "tests/analyze/test_limits.py.",
+    "tests/analyze/test_environments.py::test_ceiling_of_a_queued_step_is_found":
+        "tests/analyze/test_limits.py.",
+    "tests/analyze/test_memory.py::test_large_dataset_keeper_dies_before_program[program2-":
+        "where the copy is ended.",
+    "tests/analyze/test_own_files.py::test_a_killed_study_leaves_no_temporary_folder[False]":
+        "the same with namespaces.",
+    "tests/analyze/test_own_files.py::test_a_program_that_writes_files_keeps_them[a list-True]":
+        "a cache.",
+    "tests/analyze/test_own_files.py::test_a_program_that_writes_files_keeps_them[a database-True]":
+        "a cache.",
+    "tests/analyze/test_own_files.py::test_a_program_that_writes_files_keeps_them[a memory map-True]":
+        "a cache; the same without namespaces.",
+    "tests/analyze/test_programs.py::test_a_dataset_with_a_manager_is_told_so[options1]": "other options.",
+    "tests/analyze/test_programs.py::test_a_program_too_short_for_a_pause_is_named":
+        "test_program_that_fails_after_batches_is_reported.",
+    "tests/analyze/test_watch.py::test_a_batch_has_as_many_samples_as_asked_for[data, batch_size=4":
+        "batches of one and of two samples.",
+    "tests/analyze/test_watch.py::test_a_batch_has_as_many_samples_as_asked_for[data, batch_sampler=BatchSampler":
+        "batches of one and of two samples.",
 }  # fmt: skip
 
 

@@ -10,7 +10,6 @@ import os
 import pickle
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -27,7 +26,6 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialS
 import minato
 from minato import DataLoader
 
-ROOT = Path(__file__).resolve().parents[1]
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -333,17 +331,3 @@ def test_misspelt_option_suggests_the_similar_one(kind: Any, name: str, meant: s
 def test_unknown_option_unlike_any_has_no_suggestion() -> None:
     with pytest.raises(TypeError, match="'zzzzzz'$"):
         DataLoader(Numbers(), **{"zzzzzz": 1})  # type: ignore[arg-type]
-
-
-def test_missing_main_guard_is_explained(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import minato\n"
-        "list(minato.DataLoader(range(8), 4, num_workers=1, multiprocessing_context='spawn'))\n"
-    )
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": path}, timeout=100)  # fmt: skip
-    told = [line for line in done.stderr.splitlines() if "could not load the dataset" in line]
-    assert told and all(line.startswith("RuntimeError: DataLoader worker") for line in told)
-    assert "bootstrapping phase" in told[0] and "if __name__ == '__main__':" in told[0]

@@ -270,7 +270,8 @@ def test_unimportable_program_is_an_error(text, told, method, tmp_path):
     script.write_text(text)
     done = run_file(script, method)
     assert done.returncode == 1
-    assert "could not load the dataset" in done.stderr and told in done.stderr
+    [line] = {row for row in done.stderr.splitlines() if "could not load the dataset" in row}
+    assert line.startswith("RuntimeError: DataLoader worker") and told in done.stderr
 
 
 # ---- large plain data ----------------------------------------------------------------------
