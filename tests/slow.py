@@ -208,7 +208,7 @@ SLOW: dict[str, str] = {
     "tests/ops/test_sanitizers.py::test_fuzz_asan": "tests of the same functions; make sanitize.",
     "tests/seeding/test_same_data.py::test_lazy_generator_is_seeded_with_other_options[options1":
         "other options.",
-    "tests/test_resume.py::test_wrapped_datasets_in_persistent_workers_hear_of_epochs[spawn-static":
+    "tests/test_resume.py::test_wrapped_datasets_in_persistent_workers_hear_of_epochs[spawn-static]":
         "the same balanced, and under fork.",
     "tests/workers/test_signals.py::test_signals_to_job_are_left_to_trainer[forkserver]":
         "the same under spawn.",

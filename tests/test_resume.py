@@ -130,19 +130,14 @@ def take(it: Any, count: int) -> list[list[list[float]]]:
 
 REST = """
 import json, sys, test_resume as t
-t.seed(987654)  # another process knows nothing of the first one's generators
-kind, kw, state, epochs = json.load(sys.stdin)
-loader = t.make(kind, **kw)
-loader.load_state_dict(state)
-print(json.dumps([t.rows(loader) for _ in range(epochs)]))
+found = []
+for kind, kw, state, epochs in json.load(sys.stdin):
+    t.seed(987654)  # another process knows nothing of the first one's generators
+    loader = t.make(kind, **kw)
+    loader.load_state_dict(state)
+    found.append([t.rows(loader) for _ in range(epochs)])
+print(json.dumps(found))
 """
-
-
-def rest(kind: str, kw: dict, state: dict, epochs: int = 1) -> list[list]:
-    """The epochs that a new process makes of a state."""
-    run = programs().run(REST, given=json.dumps([kind, kw, state, epochs]), timeout=120)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
 
 
 def saved(state: dict, tmp_path: Path) -> dict:
@@ -161,83 +156,71 @@ KINDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rest_of_an_epoch_in_a_new_process(kind: str, tmp_path: Path) -> None:
-    seed(5)
-    loader = make(kind)
-    it = iter(loader)
-    take(it, 2)
-    state = saved(loader.state_dict(), tmp_path)
-    expected = rows(it)
-    assert len(expected) >= 3 and rest(kind, {"num_workers": 3}, state) == [expected]
+#: how the loader is made, the workers that resume, and the samplers
+MODES: dict[str, tuple[dict[str, Any], list[int], list[str]]] = {
+    "balanced": ({}, [1, 2, 3], KINDS),
+    "persistent": ({"persistent_workers": True}, [1, 2], ["shuffle", "generator", "two generators"]),
+    "begun early": (
+        {"persistent_workers": True, "prefetch_next_epoch": True}, [1, 2], ["shuffle", "generator"],
+    ),
+    "static": ({"scheduling": "static"}, [2], ["shuffle", "generator"]),
+}  # fmt: skip
+#: epochs before, and batches of the next; None: it has not begun
+PLACES = [(0, None), (0, 0), (0, 3), (1, None), (1, 0), (1, 4), (1, N // SIZE)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("workers", [1, 3])
-def test_resume_with_any_number_of_workers(kind: str, workers: int) -> None:
-    seed(5)
-    loader = make(kind)
-    it = iter(loader)
-    take(it, 3)
-    state = loader.state_dict()
-    expected = rows(it)
-    seed(99)
-    other = make(kind, num_workers=workers)
-    other.load_state_dict(state)
-    assert rows(other) == expected
-
-
-@pytest.mark.parametrize("kind", ["shuffle", "generator", "two generators"])
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("done", [0, 4, 10])
-def test_any_place_of_a_later_epoch(kind: str, persistent: bool, done: int) -> None:
+def interrupted(
+    kind: str, kw: dict[str, Any], epochs: int, done: int | None, later: int = 0
+) -> tuple[dict, list[Any]]:
+    """The state at a place, and what came after it: the rest of the epoch, and later ones."""
     seed(6)
-    loader = make(kind, persistent_workers=persistent)
-    rows(loader)
-    it = iter(loader)
-    take(it, done)
-    state = loader.state_dict()
-    expected = rows(it)
-    assert len(expected) == N // SIZE - done
-    seed(11)
-    other = make(kind, persistent_workers=persistent, num_workers=1)
-    other.load_state_dict(state)
-    assert rows(other) == expected
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_following_epochs_with_own_generators(persistent: bool) -> None:
-    kw = {"persistent_workers": persistent}
-    seed(6)
-    loader = make("two generators", **kw)
-    it = iter(loader)
-    take(it, 3)
-    state = loader.state_dict()
-    expected = [rows(it), rows(loader), rows(loader)]
-    assert rest("two generators", kw, state, 3) == expected
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("when", ["before iter", "after iter", "after the end"])
-def test_between_batches_and_epochs(persistent: bool, when: str) -> None:
-    seed(6)
-    loader = make("generator", persistent_workers=persistent)
-    if when == "before iter":
-        state = loader.state_dict()
-        expected = rows(loader)
-    elif when == "after iter":
-        it = iter(loader)
-        state = loader.state_dict()
-        expected = rows(it)
-    else:
+    loader = make(kind, **kw)
+    for _ in range(epochs):
         rows(loader)
-        state = loader.state_dict()
-        expected = rows(loader)
-    seed(12)
-    other = make("generator", persistent_workers=persistent, num_workers=1)
-    other.generator.manual_seed(1234)
-    other.load_state_dict(state)
-    assert rows(other) == expected
+    it = iter(loader) if done is not None else None
+    take(it, done or 0)
+    state = loader.state_dict()
+    expected = [rows(loader if it is None else it)]
+    return state, expected + [rows(loader) for _ in range(later)]
+
+
+@pytest.mark.parametrize("mode, kind", [(mode, kind) for mode in MODES for kind in MODES[mode][2]])
+def test_rest_comes_at_any_place_with_any_workers(mode: str, kind: str) -> None:
+    """An epoch that has not begun, and a later one, is the same if the generators are the loader's."""
+    kw, workers, _ = MODES[mode]
+    own = "generator" in kind
+    places = PLACES if own else [(0, 0), (0, 3), (1, 4)]
+    for place, (epochs, done) in enumerate(places):
+        later = int(own and (mode == "begun early" or done == 3))
+        state, expected = interrupted(kind, kw, epochs, done, later)
+        assert len(expected[0]) == len(make(kind)) - (done or 0)
+        seed(11)
+        other = make(kind, **{**kw, "num_workers": workers[place % len(workers)]})
+        if other.generator is not None:
+            other.generator.manual_seed(1234)
+        other.load_state_dict(state)
+        assert [rows(other) for _ in expected] == expected, (epochs, done)
+
+
+def test_rest_comes_in_a_new_process(tmp_path: Path) -> None:
+    """One process resumes all of them."""
+    cases: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
+        *((kind, {}, 0, {"num_workers": 3}) for kind in KINDS),
+        *(("two generators", kw, 2, kw) for kw in ({}, {"persistent_workers": True})),
+        *(("stream", kw, 0, kw) for workers in (1, 3) for in_order in (True, False)
+          for kw in [{"num_workers": workers, "in_order": in_order}]),
+    ]  # fmt: skip
+    given, expected = [], []
+    for kind, kw, later, resumed in cases:
+        state, came = interrupted(kind, kw, 0, 2, later)
+        given.append([kind, resumed, saved(state, tmp_path), later + 1])
+        expected.append(came)
+    run = programs().run(REST, given=json.dumps(given), timeout=120)
+    assert run.returncode == 0, run.stderr
+    for (kind, kw, *_), came, again in zip(cases, expected, json.loads(run.stdout), strict=True):
+        if not kw.get("in_order", True):
+            came, again = [_part(came[0])], [_part(again[0])]
+        assert again == came and len(came[0]) >= 3, (kind, kw)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -474,22 +457,6 @@ def test_replacements_after_resume_equal_whole_batch(
 # ---- static and iterable: fast forward -------------------------------------------------
 
 
-@pytest.mark.parametrize("done", [0, 1, 5, 10])
-@pytest.mark.parametrize("kind", ["shuffle", "generator"])
-def test_static_resume_repeats_delivered_batches(kind: str, done: int) -> None:
-    kw = {"scheduling": "static"}
-    seed(6)
-    loader = make(kind, **kw)
-    it = iter(loader)
-    take(it, done)
-    state = loader.state_dict()
-    expected = rows(it)
-    seed(9)
-    other = make(kind, **kw)
-    other.load_state_dict(state)
-    assert rows(other) == expected
-
-
 def test_static_in_a_living_persistent_loader() -> None:
     seed(6)
     loader = make("generator", scheduling="static", persistent_workers=True)
@@ -504,20 +471,6 @@ def test_static_in_a_living_persistent_loader() -> None:
 
 def _part(batches: list) -> list[tuple]:
     return sorted(tuple(row) for batch in batches for row in batch)
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_iterable_in_a_new_process(in_order: bool, workers: int, tmp_path: Path) -> None:
-    kw = {"num_workers": workers, "in_order": in_order}
-    seed(6)
-    loader = make("stream", **kw)
-    it = iter(loader)
-    take(it, 4)
-    state = saved(loader.state_dict(), tmp_path)
-    expected = rows(it)
-    again = rest("stream", kw, state)[0]
-    assert (again == expected) if in_order else (_part(again) == _part(expected))
 
 
 def test_iterable_whose_workers_end_one_after_another() -> None:
@@ -1173,15 +1126,12 @@ class HandsOn(torch.utils.data.Dataset):
         return len(self.inner)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_wrapped_datasets_in_persistent_workers_hear_of_epochs(
-    method: str, scheduling: str, depth: int
+    method: str, scheduling: str
 ) -> None:
-    data: Any = Big()
-    for _ in range(depth):
-        data = HandsOn(data)
+    data: Any = HandsOn(HandsOn(Big()))
     loader = minato.DataLoader(
         data, num_workers=1, persistent_workers=True, scheduling=scheduling,
         multiprocessing_context=method,
@@ -1261,29 +1211,6 @@ def test_set_epoch_is_part_of_state() -> None:
 
 
 # ---- the next epoch, started early -----------------------------------------------------
-
-
-@pytest.mark.parametrize("done", [2, 9, 10, None])
-def test_with_an_epoch_begun_early(done: int | None) -> None:
-    """The state does not include it, wherever it is taken."""
-    kw = {"persistent_workers": True, "prefetch_next_epoch": True}
-    seed(6)
-    loader = make("generator", **kw)
-    rows(loader)
-    it = iter(loader)
-    expected = []
-    if done is None:
-        rows(it)
-        state = loader.state_dict()
-    else:
-        take(it, done)
-        state = loader.state_dict()
-        expected = [rows(it)]
-    expected += [rows(loader), rows(loader)]
-    seed(7)
-    other = make("generator", num_workers=1, **kw)
-    other.load_state_dict(state)
-    assert [rows(other) for _ in expected] == expected
 
 
 def test_discarded_early_epoch_leaves_no_trace() -> None:
