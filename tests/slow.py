@@ -34,7 +34,11 @@ SLOW: dict[str, str] = {
     "tests/test_docs.py::test_pictures_are_drawn": "the pictures are files that change rarely.",
     "tests/test_packaging.py::test_code_for_devices_is_optional": "the build with that code.",
     "tests/unet3d/test_unet3d_train.py::test_compare_runs_each_loader_and_draws":
-        "test_compare_with_two_processes_a_run.",
+        "tests/unet3d/test_unet3d_compare.py, with runs made up.",
+    "tests/unet3d/test_unet3d_train.py::test_compare_with_two_processes_a_run":
+        "test_distributed_ranks_share_the_epoch; test_compare_scales_over_processes.",
+    "tests/unet3d/test_unet3d_accuracy.py::test_runs_are_saved_and_continued":
+        "tests of its table; test_a_failing_run_is_reported.",
     "tests/unet3d/test_unet3d_gpu.py::test_cut_run_continues_despite_failing_loader":
         "the tests of its tables.",
     "tests/unet3d/test_unet3d_loaders.py::test_unbuilt_sources_are_reported":
@@ -83,7 +87,7 @@ SLOW: dict[str, str] = {
         "test_xdist_runs_other_tests_after_hang.",
     "tests/test_examples.py::test_two_processes": "tests/integrations/test_ranks.py.",
     "tests/unet3d/test_unet3d_workloads.py::test_compare_runs_":
-        "test_compare_with_two_processes_a_run; the tests of each workload's samples.",
+        "tests/unet3d/test_unet3d_compare.py; the tests of each workload's samples.",
     "tests/unet3d/test_unet3d_compare.py::test_compare_reports_time_to_target": "tests of its table.",
     "tests/unet3d/test_unet3d_compare.py::test_slow_shares_make_a_table": "tests of its table.",
     "tests/unet3d/test_unet3d_resume.py::test_two_ranks_resume_and_evaluate_as_one":
