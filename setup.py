@@ -4,8 +4,8 @@ MINATO_WERROR=1 turns warnings into errors (development). MINATO_FAULTS=1 compil
 fault points of the kill tests. MINATO_SANITIZE=address,undefined (or thread) builds with
 sanitizers. MINATO_OPTIMIZE replaces -O3. MINATO_TORCH=0 leaves out the optional torch extension,
 and MINATO_CUDA=0 the kernels for CUDA devices. Builds in the source tree (pip
-install -e, build_ext --inplace) also include minato._policy and other functions that only tests
-and the simulator call; MINATO_TEST_BINDINGS=1 builds these anywhere, and 0 nowhere.
+install -e, build_ext --inplace) also include functions that only tests call;
+MINATO_TEST_BINDINGS=1 includes them anywhere, and 0 nowhere.
 """
 
 import copy
@@ -97,18 +97,6 @@ extensions.append(
         depends=headers,
     )
 )
-
-if tests_too:
-    extensions.append(
-        Extension(
-            "minato._policy",
-            sources("csrc/base/*.c", "csrc/schedule/*.c", "csrc/py/policy/*.c"),
-            include_dirs=["csrc"],
-            extra_compile_args=flags,
-            extra_link_args=links,
-            depends=headers,
-        )
-    )
 
 
 def installed_torch():

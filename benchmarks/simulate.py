@@ -5,7 +5,7 @@
     python benchmarks/simulate.py --scale         # 1 to 512 workers
     python benchmarks/simulate.py --plot FILE     # the table as a picture (needs matplotlib)
 
-Decisions come from the policy code that the engine runs (``minato._policy``).
+Decisions come from the policy code that the engine runs (``policies.py``).
 The rest is simulated: workers that take exactly a sample's cost plus a fixed
 overhead per task, and a consumer that takes a fixed time per batch, all ranks in lock-step.
 The work bound is ``max(work / workers, batches * consumer time)`` of the busiest rank: no
@@ -28,6 +28,7 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 
+import policies
 from simulation import (
     Case,
     Epoch,
@@ -40,8 +41,6 @@ from simulation import (
     Torch,
     run,
 )
-
-from minato import _policy
 
 MS = 1_000_000
 S = 1000 * MS
@@ -94,7 +93,7 @@ def simulate(case: Case, seed: int, overhead: int = 0, memory: float = 8.0,
     for name in ("in order", "ooo", "ready"):
         if f"{name} 2" not in columns:
             continue
-        models = [_policy.PolicyCost(case.samples) for _ in range(case.ranks)]
+        models = [policies.Cost(case.samples) for _ in range(case.ranks)]
         for number, ranks in enumerate((first, second), 1):
             loaders: list[Loader] = [
                 MinatoReady(case, e, overhead, m, memory) if name == "ready"

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from minato import _policy
+import policies
 
 #: The steps of one sample in nanoseconds; only the published rules look inside.
 Steps = tuple[int, ...]
@@ -260,7 +260,7 @@ class Minato(Loader):
     #: hides the engine's latency, and fixes the order early
     AHEAD = 0.5
 
-    def __init__(self, case: Case, epoch: Epoch, overhead: int, cost: _policy.PolicyCost,
+    def __init__(self, case: Case, epoch: Epoch, overhead: int, cost: policies.Cost,
                  in_order: bool, memory: float) -> None:
         super().__init__(case, epoch, overhead)
         self.cost = cost
@@ -278,14 +278,14 @@ class Minato(Loader):
         self.memory_limit = max(1, int(memory * self.window))
         self.memory_used = 0
         capacity = min(self.CAPACITY, case.samples)
-        self.dispatch = _policy.PolicyDispatch(capacity, *self._rates())
+        self.dispatch = policies.Dispatch(capacity, *self._rates())
         self.board: deque[Work] = deque()
         self.inserted = 0
         self._insert()
 
     def _rates(self) -> tuple[int, int, int, int, int, int]:
         case = self.case
-        period = _policy.policy_period(self.consumer, int(self.cost.mean), case.batch,
+        period = policies.period(self.consumer, int(self.cost.mean), case.batch,
                                      case.workers)
         typical = self.cost.quantile(500)
         starved_below = max(1, self.window // 2)
@@ -302,10 +302,10 @@ class Minato(Loader):
             batch = self._batch(self.inserted)
             costs = [self._predict(p) for p in batch]
             mean = sum(costs) // len(costs)
-            limit = _policy.policy_chunk(mean, self.overhead, len(costs), 0)
+            limit = policies.chunk(mean, self.overhead, len(costs), 0)
             at = 0
             while at < len(costs):
-                n = _policy.policy_chunk_next(costs[at:], self.overhead, limit)
+                n = policies.chunk_next(costs[at:], self.overhead, limit)
                 cost = sum(costs[at:at + n])
                 self.dispatch.insert(batch[at], self.inserted, cost, n)
                 at += n
@@ -313,7 +313,7 @@ class Minato(Loader):
         self.dispatch.close()
 
     def _memory_may(self, is_head: bool) -> bool:
-        return _policy.policy_memory(self.memory_limit, self.memory_used, 1, 1, is_head)
+        return policies.memory(self.memory_limit, self.memory_used, 1, 1, is_head)
 
     def _may(self, batch: int) -> bool:
         return self.open[batch] or self._memory_may(batch == self.head)
@@ -402,10 +402,10 @@ class MinatoReady(Minato):
 
     DISPLACEMENT = 16
 
-    def __init__(self, case: Case, epoch: Epoch, overhead: int, cost: _policy.PolicyCost,
+    def __init__(self, case: Case, epoch: Epoch, overhead: int, cost: policies.Cost,
                  memory: float) -> None:
         super().__init__(case, epoch, overhead, cost, False, memory)
-        self.form = _policy.PolicyReady(case.batch, self.DISPLACEMENT)
+        self.form = policies.Ready(case.batch, self.DISPLACEMENT)
         self.form.end(case.samples)
         self.waiting = list(self.left)  # samples of each of the sampler's batches
         self.ready = 0

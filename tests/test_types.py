@@ -68,12 +68,11 @@ def stubtest(where: Path, **stubs: str) -> subprocess.CompletedProcess[str]:
 
 STUB = (ROOT / "minato" / "_core.pyi").read_text()
 CACHE_STUB = (ROOT / "minato" / "_cache.pyi").read_text()
-POLICY_STUB = (ROOT / "csrc" / "py" / "policy" / "_policy.pyi").read_text()
 
 
 @mypy
 def test_stub_agrees_with_the_extension(tmp_path: Path) -> None:
-    done = stubtest(tmp_path, _core=STUB, _policy=POLICY_STUB, _cache=CACHE_STUB)
+    done = stubtest(tmp_path, _core=STUB, _cache=CACHE_STUB)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -104,7 +103,7 @@ def test_keywords_are_those_of_the_sources() -> None:
     tables = re.findall(r"static char \*names\[\] = \{([^}]*)NULL\}", text)
     assert len(tables) > 8
     known = set()
-    for node in [*ast.walk(ast.parse(STUB)), *ast.walk(ast.parse(POLICY_STUB))]:
+    for node in ast.walk(ast.parse(STUB)):
         if isinstance(node, ast.FunctionDef):
             names = [a.arg for a in [*node.args.args, *node.args.kwonlyargs]]
             known.add(tuple(n for n in names if n not in ("self", "cls")))

@@ -286,7 +286,6 @@ def test_virtual_window_drains_at_an_epochs_end() -> None:
 
 def test_virtual_time_agrees_with_the_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     """As benchmarks/simulate.py has them, which runs the engine's own."""
-    pytest.importorskip("minato._policy")
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
     from simulate import MS, simulate, two
     from simulation import Case

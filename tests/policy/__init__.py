@@ -1,11 +1,15 @@
-"""Properties of the scheduling policies, through their Python binding."""
+"""Properties of the scheduling policies, through benchmarks/policies.py."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import hypothesis
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 
 def given(*strategies: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:

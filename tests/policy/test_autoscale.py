@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+import policies
 from hypothesis import strategies as st
-
-from minato import _policy
 
 from . import given
 
@@ -18,7 +16,7 @@ permille = st.integers(0, 1000)
 
 def steps(count: int, start: int = 4, **given_input: int) -> list[tuple[int, int]]:
     """(target, reason) of each update on constant input, targets carried out."""
-    policy = _policy.PolicyAutoscale()
+    policy = policies.Autoscale()
     values = dict(min_workers=1, max_workers=16, occupancy=500, cpu=500, cores=16000,
                   wait=0, backlog=100, rate=1000) | given_input
     out, workers = [], start
@@ -55,7 +53,7 @@ def test_rests_between_the_thresholds(occupancy, cpu, wait):
 
 
 def test_grows_with_idle_cores_when_it_pays():
-    policy, workers, seen = _policy.PolicyAutoscale(), 4, []
+    policy, workers, seen = policies.Autoscale(), 4, []
     for _ in range(60):
         workers, reason, _ = policy.update(
             workers=workers, min_workers=1, max_workers=12, occupancy=0,
@@ -66,7 +64,7 @@ def test_grows_with_idle_cores_when_it_pays():
 
 def test_waiting_tasks_take_more_workers_than_cores():
     """Two cores, tasks that wait 90 % of their time."""
-    policy, workers, seen = _policy.PolicyAutoscale(), 2, set()
+    policy, workers, seen = policies.Autoscale(), 2, set()
     for _ in range(200):
         cpu = min(1000, workers * 100 // 2)
         workers, reason, _ = policy.update(
@@ -89,7 +87,7 @@ def test_unprofitable_growth_is_undone_and_not_repeated():
 
 def test_new_workers_may_begin_slowly():
     """A worker's first samples take long: growth is not judged by them."""
-    policy, workers, since = _policy.PolicyAutoscale(), 4, 0
+    policy, workers, since = policies.Autoscale(), 4, 0
     for _ in range(60):
         before = workers
         slow = before > 4 and since < 4  # two updates longer than it settles
@@ -102,7 +100,7 @@ def test_new_workers_may_begin_slowly():
 
 
 def test_the_ceiling_is_forgotten_when_the_workload_changes():
-    policy, workers = _policy.PolicyAutoscale(), 4
+    policy, workers = policies.Autoscale(), 4
     base = dict(min_workers=1, max_workers=16, occupancy=0, cpu=100, cores=16000, wait=0,
                 backlog=100)
     for _ in range(40):
@@ -115,7 +113,7 @@ def test_the_ceiling_is_forgotten_when_the_workload_changes():
 
 def test_shrinks_slowly_to_the_least_that_suffices():
     """The consumer needs three workers: four fill the queue, two run it dry."""
-    policy, workers, counts = _policy.PolicyAutoscale(), 8, []
+    policy, workers, counts = policies.Autoscale(), 8, []
     for _ in range(300):
         occupancy = 1000 if workers > 3 else 600 if workers == 3 else 0
         workers, _, _ = policy.update(
@@ -129,7 +127,7 @@ def test_shrinks_slowly_to_the_least_that_suffices():
 
 def test_a_shrink_too_far_is_taken_back_once():
     """Four are too many and three too few: the number must not oscillate."""
-    policy, workers, counts = _policy.PolicyAutoscale(), 4, []
+    policy, workers, counts = policies.Autoscale(), 4, []
     for _ in range(400):
         workers, _, _ = policy.update(
             workers=workers, min_workers=1, max_workers=16,
@@ -144,8 +142,6 @@ def test_limits():
     assert steps(1, start=40)[0] == (16, OUT_OF_RANGE)
     assert steps(1, start=0)[0] == (1, OUT_OF_RANGE)
     assert steps(50, occupancy=1000, cpu=0)[-1] == (1, AT_MIN)
-    with pytest.raises(ValueError):
-        steps(1, min_workers=5, max_workers=4)
 
 
 @given(st.integers(0, 250), st.integers(500, 1000), st.integers(1, 15), st.integers(1, 10**9))
@@ -157,7 +153,7 @@ def test_growth_at_most_doubles(occupancy, wait, start, rate):
 @given(permille, permille, permille, st.integers(0, 100), st.data())
 def test_a_change_is_followed_by_rest(occupancy, cpu, wait, backlog, data):
     """Whatever the inputs do: two updates without a change after each, always in range."""
-    policy, workers, since = _policy.PolicyAutoscale(), 4, 9
+    policy, workers, since = policies.Autoscale(), 4, 9
     for _ in range(40):
         before = workers
         workers, _, _ = policy.update(
@@ -171,7 +167,7 @@ def test_a_change_is_followed_by_rest(occupancy, cpu, wait, backlog, data):
 
 def test_waiting_tasks_are_answered_within_a_dozen_updates():
     """From two to thirty-two workers while each one more adds its share."""
-    policy, workers = _policy.PolicyAutoscale(), 2
+    policy, workers = policies.Autoscale(), 2
     for _ in range(16):
         workers, _, _ = policy.update(
             workers=workers, min_workers=1, max_workers=32, occupancy=0, cpu=50, cores=2000,
@@ -182,7 +178,7 @@ def test_waiting_tasks_are_answered_within_a_dozen_updates():
 @given(st.integers(0, 900), st.integers(2, 200))
 def test_idle_workers_shrink_by_half_steps(busy, start):
     """In few steps if workers are idle, and never below the number of busy ones."""
-    policy, workers, changes = _policy.PolicyAutoscale(), start, 0
+    policy, workers, changes = policies.Autoscale(), start, 0
     work = start * busy  # of workers that had something to do
     for _ in range(200):
         share = min(1000, work // workers)
@@ -197,7 +193,7 @@ def test_idle_workers_shrink_by_half_steps(busy, start):
 
 
 def test_the_busiest_of_the_full_updates_counts():
-    policy, seen = _policy.PolicyAutoscale(), []
+    policy, seen = policies.Autoscale(), []
     for busy in (100, 100, 800, 100, 100, 100):
         target, _, _ = policy.update(
             workers=10, min_workers=1, max_workers=16, occupancy=1000, cpu=10, cores=8000,
@@ -208,7 +204,7 @@ def test_the_busiest_of_the_full_updates_counts():
 
 def test_update_that_fills_queue_is_ignored():
     """All were busy until it was full; the consumer may still turn out to be slow."""
-    policy, seen = _policy.PolicyAutoscale(), []
+    policy, seen = policies.Autoscale(), []
     for busy in (1000, *[100] * 5):
         target, _, _ = policy.update(
             workers=10, min_workers=1, max_workers=16, occupancy=1000, cpu=10, cores=8000,
@@ -220,7 +216,7 @@ def test_update_that_fills_queue_is_ignored():
 @given(st.integers(0, 20))
 def test_growth_stops_at_memory_limit(fitting):
     """Judged by a rate that rises with the workers; each uses its share of the rest."""
-    policy, workers, reasons = _policy.PolicyAutoscale(), 4, set()
+    policy, workers, reasons = policies.Autoscale(), 4, set()
     for _ in range(60):
         workers, reason, _ = policy.update(
             workers=workers, min_workers=1, max_workers=16, occupancy=0, cpu=10, cores=64000,
@@ -233,7 +229,7 @@ def test_growth_stops_at_memory_limit(fitting):
 
 def test_consumer_pause_does_not_undo_growth():
     """The rate falls with the pause, the speed of busy workers does not."""
-    policy, workers, seen = _policy.PolicyAutoscale(), 4, []
+    policy, workers, seen = policies.Autoscale(), 4, []
     for n in range(20):
         workers, reason, _ = policy.update(
             workers=workers, min_workers=1, max_workers=8, occupancy=0, cpu=10, cores=8000,
@@ -245,7 +241,7 @@ def test_consumer_pause_does_not_undo_growth():
 @given(st.integers(1500, 30000), st.integers(0, 40), st.randoms())
 def test_a_steady_consumer_ends_in_rest(need, noise, rng):
     """It needs a number of thousandths of a worker; with more workers the queue is full."""
-    policy, workers, counts = _policy.PolicyAutoscale(), 2, []
+    policy, workers, counts = policies.Autoscale(), 2, []
     for _ in range(600):
         full = workers * 1000 > need * 1.02
         workers, _, _ = policy.update(
@@ -269,7 +265,7 @@ def test_busy_workers_stay():
                           permille, st.integers(0, 5), st.sampled_from([10, 1000, 10**6]),
                           permille, st.integers(0, 5), st.integers(1, 9)), max_size=12))
 def test_reasons_have_texts_that_match_decisions(updates):
-    policy, workers, before, texts = _policy.PolicyAutoscale(), 4, 0, {}
+    policy, workers, before, texts = policies.Autoscale(), 4, 0, {}
     stretches = [u[:-1] for u in updates for _ in range(u[-1])]
     for occupancy, cpu, wait, backlog, speed, busy, fitting in stretches:
         target, reason, text = policy.update(

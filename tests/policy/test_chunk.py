@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import policies
 from hypothesis import strategies as st
-
-from minato import _policy
 
 from . import given
 
@@ -22,12 +21,12 @@ def target(overhead: int) -> int:
 @given(st.integers(-5, 10**12), st.integers(-5, 2**62), st.integers(-3, 4096),
        st.integers(-3, 600))
 def test_bounds(cost, overhead, batch, idle):
-    assert 1 <= _policy.policy_chunk(cost, overhead, batch, idle) <= max(1, batch)
+    assert 1 <= policies.chunk(cost, overhead, batch, idle) <= max(1, batch)
 
 
 @given(costs, overheads, st.integers(1, 4096))
 def test_steady_chunks_are_just_large_enough(cost, overhead, batch):
-    size = _policy.policy_chunk(cost, overhead, batch, 0)
+    size = policies.chunk(cost, overhead, batch, 0)
     want = -(-target(overhead) // cost)
     assert size <= want
     pieces = -(-batch // size)
@@ -40,13 +39,13 @@ def test_steady_chunks_are_just_large_enough(cost, overhead, batch):
 @given(st.integers(TARGET, 10**9), st.integers(0, TARGET // 16), st.integers(1, 4096),
        st.integers(0, 64))
 def test_costly_samples_go_alone(cost, overhead, batch, idle):
-    assert _policy.policy_chunk(cost, overhead, batch, idle) == 1
+    assert policies.chunk(cost, overhead, batch, idle) == 1
 
 
 @given(costs, overheads, st.integers(2, 512), st.integers(2, 64))
 def test_head_batch_is_spread_if_useful(cost, overhead, batch, idle):
-    size = _policy.policy_chunk(cost, overhead, batch, idle)
-    assert size <= _policy.policy_chunk(cost, overhead, batch, 0)
+    size = policies.chunk(cost, overhead, batch, idle)
+    assert size <= policies.chunk(cost, overhead, batch, 0)
     least = target(overhead) // 16 * 2
     if cost * (batch // idle) >= 2 * least:
         assert -(-batch // size) >= min(batch, idle) * 0.5
@@ -58,7 +57,7 @@ def test_head_batch_is_spread_if_useful(cost, overhead, batch, idle):
 def cut(values: list[int], overhead: int, limit: int) -> list[list[int]]:
     out = []
     while values:
-        n = _policy.policy_chunk_next(values, overhead, limit)
+        n = policies.chunk_next(values, overhead, limit)
         assert 1 <= n <= len(values)
         out.append(values[:n])
         values = values[n:]
@@ -82,4 +81,4 @@ def test_cutting_by_cost(values, overhead, limit):
 
 
 def test_cutting_nothing():
-    assert _policy.policy_chunk_next([], 0, 5) == 0
+    assert policies.chunk_next([], 0, 5) == 0

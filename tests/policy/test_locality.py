@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import random
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
+import policies
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-ROOT = Path(__file__).parents[2]
+
 MS, US = 1_000_000, 1_000
 UNKNOWN, NO, YES = range(3)
 FOLLOWED, OPENS = 1, 2
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("no C compiler is installed")
-    out = tmp_path_factory.mktemp("locality") / "locality.so"
-    sources = [ROOT / "tests/policy/locality_driver.c", ROOT / "csrc/schedule/policy_locality.c"]
-    subprocess.run(
-        [compiler, "-std=c11", "-O1", "-shared", "-fPIC", f"-I{ROOT / 'csrc'}",
-         *map(str, sources), "-lm", "-o", str(out)],
-        check=True,
-    )  # fmt: skip
-    loaded = ctypes.CDLL(str(out))
+def library() -> ctypes.CDLL:
+    loaded = policies.library()
     loaded.locality_new.restype = ctypes.c_void_p
     for name in ("opening", "away", "beside", "at_home"):
         getattr(loaded, f"mn_locality_{name}").restype = ctypes.c_int64
@@ -103,7 +91,7 @@ def make(library: ctypes.CDLL) -> Iterator[Callable[[], Locality]]:
 
     yield new
     for one in made:
-        library.locality_free(one.own)
+        library.policy_free(one.own)
 
 
 COSTS = {

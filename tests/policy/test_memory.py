@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
+import policies
 from hypothesis import strategies as st
-
-from minato import _policy
 
 from . import given
 
@@ -24,7 +23,7 @@ def deliver_all(sizes: list[list[int]], limit: int, seed: int, honest: bool = Tr
             for number in rng.sample(range(head, len(sizes)), len(sizes) - head):
                 if waiting[number] and rng.random() < 0.7:
                     size = waiting[number][-1]
-                    if not _policy.policy_memory(limit, used, reserve, size, number == head):
+                    if not policies.memory(limit, used, reserve, size, number == head):
                         assert number != head
                         continue
                     if used + size > limit:
@@ -65,16 +64,16 @@ amounts = st.one_of(st.integers(0, 1000), st.integers(0, 2**63 - 1))
 @given(st.integers(1, 2**63 - 1), amounts, amounts, amounts, st.booleans())
 def test_allowed_memory_fits_the_limit(limit, used, reserve, size, head):
     """For any numbers: what is allowed fits, and the head's needs are never refused."""
-    may = _policy.policy_memory(limit, used, reserve, size, head)
+    may = policies.memory(limit, used, reserve, size, head)
     assert may == (head or used + size + reserve <= limit)
 
 
 def test_one_batch_over_the_limit_passes_alone():
-    assert _policy.policy_memory(10, 0, 25, 25, True)
-    assert not _policy.policy_memory(10, 25, 25, 0, False)
+    assert policies.memory(10, 0, 25, 25, True)
+    assert not policies.memory(10, 25, 25, 0, False)
 
 
 def test_reserve_for_the_head_is_kept():
-    assert _policy.policy_memory(100, 0, 40, 60, False)
-    assert not _policy.policy_memory(100, 0, 40, 61, False)
-    assert _policy.policy_memory(100, 60, 40, 40, True)
+    assert policies.memory(100, 0, 40, 60, False)
+    assert not policies.memory(100, 0, 40, 61, False)
+    assert policies.memory(100, 60, 40, 40, True)

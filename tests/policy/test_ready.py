@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import random
 
+import policies
 import pytest
 from hypothesis import strategies as st
-
-from minato import _policy
 
 from . import given
 
 
 def play(total: int, batch: int, bound: int, workers: int, seed: int, slow_share: float,
-         slow_time: int = 40) -> tuple[list[list[int]], set[int], _policy.PolicyReady]:
+         slow_time: int = 40) -> tuple[list[list[int]], set[int], policies.Ready]:
     """Workers finish samples in a random order; batches are formed whenever possible."""
     rng = random.Random(seed)
-    form = _policy.PolicyReady(batch, bound)
+    form = policies.Ready(batch, bound)
     form.end(total)
     running: list[tuple[int, int]] = []
     slow: set[int] = set()
@@ -64,7 +63,7 @@ def test_bound_zero_is_the_samplers_batches(total, batch, workers, seed):
        st.integers(1, 5), st.randoms(use_true_random=False))
 def test_any_order_of_completion(kinds, batch, bound, rng):
     """Not only orders that workers produce: any order within reach."""
-    form = _policy.PolicyReady(batch, bound)
+    form = policies.Ready(batch, bound)
     form.end(len(kinds))
     left = set(range(len(kinds)))
     got: list[int] = []
@@ -95,7 +94,7 @@ def test_slow_samples_per_batch_are_bounded_by_share(batch, every, gap, rng):
     """For any times of completion: while fast samples are ready and no slow one is due, slow ones
     are at most their share of all batches so far, plus two batches carried over."""
     bound, total = 40, 30 * batch
-    form = _policy.PolicyReady(batch, bound)
+    form = policies.Ready(batch, bound)
     form.end(total)
     slow = {p for p in range(total) if p % every == 0}
     late: list[int] = []
@@ -124,7 +123,7 @@ def test_slow_samples_per_batch_are_bounded_by_share(batch, every, gap, rng):
 
 
 def test_slow_samples_that_end_together_are_spread():
-    form = _policy.PolicyReady(4, 50)
+    form = policies.Ready(4, 50)
     form.end(400)
     for p in range(100):
         form.mark(p, p % 10 < 2 and p < 50)
@@ -135,7 +134,7 @@ def test_slow_samples_that_end_together_are_spread():
 
 def test_share_not_used_for_long_is_forgotten():
     """All slow samples of a long stretch end at once: still no batch of slow ones."""
-    form = _policy.PolicyReady(4, 60)
+    form = policies.Ready(4, 60)
     form.end(480)
     slow = set(range(0, 120, 5))
     for p in range(240):
@@ -149,7 +148,7 @@ def test_share_not_used_for_long_is_forgotten():
 
 
 def test_due_samples_are_waited_for():
-    form = _policy.PolicyReady(2, 1)
+    form = policies.Ready(2, 1)
     form.end(8)
     for p in (1, 2):
         form.mark(p, False)
@@ -167,7 +166,7 @@ def test_due_samples_are_waited_for():
 
 def test_whole_batches_come_first_and_oldest_first():
     """Batches delayed by a slow sample wait for it, as long as others are whole."""
-    form = _policy.PolicyReady(4, 8)
+    form = policies.Ready(4, 8)
     form.end(32)
     for p in (*range(1, 4), *range(4, 12), *range(13, 16), *range(16, 24)):
         form.mark(p, False)
@@ -179,7 +178,7 @@ def test_whole_batches_come_first_and_oldest_first():
 
 
 def test_batches_are_mixed_only_if_allowed():
-    form = _policy.PolicyReady(4, 8)
+    form = policies.Ready(4, 8)
     form.end(32)
     for p in (1, 2, 3, 5, 6, 7):
         form.mark(p, False)
@@ -196,7 +195,7 @@ def test_batches_are_mixed_only_if_allowed():
 
 
 def test_partial_batches_are_used_up_first():
-    form = _policy.PolicyReady(4, 8)
+    form = policies.Ready(4, 8)
     form.end(40)
     for p in (5, 6, 7, 9):
         form.mark(p, False)
@@ -208,7 +207,7 @@ def test_partial_batches_are_used_up_first():
 
 
 def test_only_the_last_batch_may_be_partial():
-    form = _policy.PolicyReady(4, 8)
+    form = policies.Ready(4, 8)
     form.end(10)
     for p in (8, 9, 0, 1, 2, 3):
         form.mark(p, False)
@@ -222,7 +221,7 @@ def test_only_the_last_batch_may_be_partial():
 def test_uniform_costs_give_the_samplers_batches(total, batch, bound, seed):
     """In any order of completion of its samples and their neighbours."""
     rng = random.Random(seed)
-    form = _policy.PolicyReady(batch, bound)
+    form = policies.Ready(batch, bound)
     form.end(total)
     left, out = list(range(total)), []
     while (got := form.form(False)) != []:
@@ -241,7 +240,7 @@ def test_uniform_costs_give_the_samplers_batches(total, batch, bound, seed):
 def test_waiting_for_slow_samples_is_bounded(total, batch, bound, seed):
     """A caller that never mixes also gets every sample, once all have ended."""
     rng = random.Random(seed)
-    form = _policy.PolicyReady(batch, bound)
+    form = policies.Ready(batch, bound)
     form.end(total)
     left, out = list(range(total)), []
     while (got := form.form(rng.random() < 0.3)) != []:
@@ -260,7 +259,7 @@ def test_waiting_for_slow_samples_is_bounded(total, batch, bound, seed):
 
 def test_whole_batches_do_not_starve_slow_samples():
     """A slow sample in each fourth batch, and one that takes very long."""
-    form = _policy.PolicyReady(4, 60)
+    form = policies.Ready(4, 60)
     form.end(400)
     for p in range(200):
         if p % 16 != 3:
@@ -271,7 +270,7 @@ def test_whole_batches_do_not_starve_slow_samples():
 
 
 def test_violations_of_the_bound_are_refused():
-    form = _policy.PolicyReady(2, 1)
+    form = policies.Ready(2, 1)
     with pytest.raises(ValueError):
         form.mark(4, False)  # past the horizon
     form.mark(0, False)
@@ -287,4 +286,4 @@ def test_violations_of_the_bound_are_refused():
         form.end(1)
     for bad in ((0, 1), (1, -1), (2**40, 2**40)):
         with pytest.raises((ValueError, MemoryError)):
-            _policy.PolicyReady(*bad)
+            policies.Ready(*bad)

@@ -9,19 +9,14 @@ import ctypes
 import dataclasses
 import random
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import simulate_groups as groups
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT / "benchmarks") not in sys.path:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import simulate_groups as groups  # noqa: E402
 
 MS = groups.MS
 

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import statistics
-import sys
-from pathlib import Path
 
+import policies
 import pytest
+import simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from minato import _policy
-
-BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
-sys.path.insert(0, BENCHMARKS)
-import simulate  # noqa: E402
-from simulation import Case, Epoch, Loader, Minato, MinatoReady, run  # noqa: E402
-
-sys.path.remove(BENCHMARKS)
+from simulation import Case, Epoch, Loader, Minato, MinatoReady, run
 
 MS = simulate.MS
 OVERHEAD = 20_000
 
 
 def loader(case: Case, epoch: Epoch, kind: str, memory: float,
-           cost: _policy.PolicyCost) -> Minato:
+           cost: policies.Cost) -> Minato:
     if kind == "ready":
         return MinatoReady(case, epoch, OVERHEAD, cost, memory)
     return Minato(case, epoch, OVERHEAD, cost, kind == "in order", memory)
@@ -74,7 +66,7 @@ def test_every_sample_once_and_no_deadlock(costs, batch, workers, kind, memory, 
     costs = costs[: len(costs) // batch * batch] or costs[:1] * batch
     case = Case("t", batch, workers, len(costs) // batch, lambda rng: (1,))
     epoch = Epoch(list(range(len(costs))), [(c,) for c in costs])
-    model = _policy.PolicyCost(len(costs))
+    model = policies.Cost(len(costs))
     for _ in range(2):  # costs unknown, then known
         watch = Watch(loader(case, epoch, kind, memory, model))
         result = run([watch], consumer)
@@ -95,7 +87,7 @@ def test_slow_sample_idles_no_worker(costs, workers, kind):
     order too, wherever the slow samples are."""
     case = Case("t", 1, workers, len(costs), lambda rng: (1,))
     epoch = Epoch(list(range(len(costs))), [(c,) for c in costs])
-    result = run([loader(case, epoch, kind, 1000.0, _policy.PolicyCost(len(costs)))], 0)
+    result = run([loader(case, epoch, kind, 1000.0, policies.Cost(len(costs)))], 0)
     work = sum(costs) + OVERHEAD * len(costs)
     longest = max(costs) + OVERHEAD
     assert result.wall <= work / workers + longest * (1 - 1 / workers) + 1
@@ -136,7 +128,7 @@ def test_lock_step_ranks_stay_near_the_bound():
 def test_ready_batches_work_with_quarter_window_memory():
     """All of it may be of batches that wait for others: then the next one passes the limit."""
     case = next(c for c in simulate.background() if c.name == "1% of 500 ms in 5 ms")
-    costs = _policy.PolicyCost(case.samples)
+    costs = policies.Cost(case.samples)
     for epochs in simulate.make_epochs(case, 2, 2):
         outcome = run([MinatoReady(case, epochs[0], 0, costs, 0.25)], 0)
         assert outcome.peak_batches <= case.workers // 2 + 1
@@ -146,7 +138,7 @@ def test_known_slow_last_sample_does_not_delay_epoch():
     costs = [5 * MS] * 799 + [500 * MS]
     case = Case("t", 8, 8, 100, lambda rng: (1,))
     epoch = Epoch(list(range(800)), [(c,) for c in costs])
-    model = _policy.PolicyCost(800)
+    model = policies.Cost(800)
     unknown = run([loader(case, epoch, "in order", 8.0, model)], 0)
     known = run([loader(case, epoch, "in order", 8.0, model)], 0)
     assert unknown.ratio > 1.5
