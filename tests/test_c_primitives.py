@@ -10,8 +10,6 @@ Environment:
     MINATO_STRESS_SECONDS: length of each stress body (0.3 when unset).
     MINATO_TEST_SEED: seed of the random parts; printed by the programs.
     MINATO_TEST_AARCH64: set it for the programs in the emulator (some minutes).
-    MINATO_TEST_MUTANTS: set it to break the sources in known ways, one at a time, and
-        see that the tests notice (some minutes).
 """
 
 from __future__ import annotations
@@ -120,32 +118,30 @@ def check_call(command: list[str]) -> None:
 class Builder:
     """Builds the layers once and programs on demand, in one folder.
 
-    ``csrc`` and ``tests`` are the folders of the sources, so that a changed copy can be
-    built as well: ``made`` has the objects of all sources but those that ``changed`` includes.
+    ``fault`` is a macro that turns on a planted fault (tests/test_mutants.py); ``made`` then has
+    the objects of all sources that do not mention it.
     """
 
     def __init__(
-        self, folder: Path, build: str, csrc: Path = ROOT / "csrc",
-        tests: Path = ROOT / "tests" / "c", warnings: bool = True,
-        made: Builder | None = None, changed: str = "",
-    ) -> None:  # fmt: skip
+        self, folder: Path, build: str, made: Builder | None = None, fault: str = ""
+    ) -> None:
         name, self.sanitizers = BUILDS[build]
         compiler = COMPILERS[name]
         if compiler is None:
             pytest.skip(f"{name} is not installed")
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.tests = folder, tests
-        self.command = [compiler, *COMMON, *compile_flags(self.sanitizers), f"-I{csrc}",
-                        f"-I{ROOT / 'minato' / 'include'}"]  # fmt: skip
-        self.warnings = WARNINGS if warnings else ["-w"]
+        self.folder, self.tests = folder, ROOT / "tests" / "c"
+        self.command = [compiler, *COMMON, *compile_flags(self.sanitizers),
+                        f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'minato' / 'include'}"]  # fmt: skip
+        self.warnings = ["-w", f"-D{fault}"] if fault else WARNINGS
         emulated = name == "aarch64"  # without libraries of that machine's
         self.links = ["-static"] if emulated else []
         if emulated:
             self.command += ["-include", str(ROOT / "tests" / "c" / "mn_emulator.h")]
         self.prefix = [str(EMULATOR)] if emulated else self.find_prefix()
-        sources = [path for f in FOLDERS for path in sorted((csrc / f).glob("*.c"))]
-        if made is not None and not changed.endswith(".h"):
-            sources = [source for source in sources if source.name == changed]
+        sources = [path for f in FOLDERS for path in sorted((ROOT / "csrc" / f).glob("*.c"))]
+        if fault:
+            sources = [source for source in sources if fault in source.read_text()]
         with ThreadPoolExecutor(max_workers=2) as pool:
             self.objects = list(pool.map(self.build_object, sources))
         if made is not None:
@@ -484,364 +480,3 @@ def test_affinity_limits_cpus(
     command = [taskset, "-c", str(cpu), str(builder.build("mn_limits"))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split()[0] == "1"
-
-
-# ---- do the tests notice? ----
-
-
-class Mutant(NamedTuple):
-    """One change that must make a program fail."""
-
-    path: str
-    old: str
-    new: str
-    program: str
-    build: str = "gcc"
-    kinds: tuple[str, ...] = ()
-    seconds: float = 0.3  # of stress: more where two processors have to meet within nanoseconds
-
-
-EVENT_H, EVENT_C = "csrc/sync/mn_event.h", "csrc/sync/mn_event.c"
-EXTENT_C = "csrc/memory/mn_free_extents.c"
-MEMORY, WORKERS, ENGINE = "csrc/memory/", "csrc/workers/", "csrc/engine/"
-SCHEDULE = "csrc/schedule/"
-
-MUTANTS = {
-    "prepare_wait may pass the look": Mutant(
-        EVENT_H, "(void)mn_a32_xchg_seqcst(&event->word, MN_EVENT_ASLEEP)",
-        "mn_a32_store_release(&event->word, MN_EVENT_ASLEEP)", "mn_event", kinds=("thread",),
-        seconds=8),
-    "notify may pass the publish": Mutant(
-        "tests/c/mn_event.c", "mn_a32_store_seqcst(&mine->said",
-        "mn_a32_store_release(&mine->said", "mn_event", kinds=("thread",), seconds=8),
-    "notify_released is a load": Mutant(
-        EVENT_H, "mn_a32_add_acqrel(&event->word, 0)",
-        "mn_a32_load_acquire(&event->word)", "mn_event", kinds=("thread",), seconds=8),
-    "notify without wake": Mutant(
-        EVENT_C, "    (void)mn_futex_wake(&event->word, 1);\n    return true;",
-        "    return true;", "mn_event", kinds=("thread",)),
-    "sleep returns without acquire": Mutant(
-        EVENT_C, "mn_a32_load_acquire(&event->word); /* [B8] */",
-        "mn_a32_load_relaxed(&event->word);", "mn_event", "tsan", ("thread",)),
-    "timeout swallows a notification": Mutant(
-        EVENT_C, "was == MN_EVENT_AWAKE ? 0 : reason", "(void)was, reason", "mn_event"),
-    "sleep believes every wake-up": Mutant(
-        EVENT_C, "if (rc != 0 && rc != -EAGAIN) {", "if (1) {", "mn_event"),
-    "timeout starts again at each wake-up": Mutant(
-        EVENT_C, "timeout_ns - (int64_t)passed", "timeout_ns", "mn_event"),
-    "notify_always looks first": Mutant(
-        EVENT_C, "    (void)mn_a32_xchg_acqrel(&event->word, MN_EVENT_AWAKE); /* [B7] */\n"
-        "    (void)mn_futex_wake(&event->word, 1);", "    (void)mn_event_notify(event);", "mn_event"),
-    "extent: largest length goes stale": Mutant(
-        EXTENT_C, "    (void)mn_extent_pull(root);\n}", "}", "mn_free_extents"),
-    "extent: no joining below": Mutant(
-        EXTENT_C, "before != NULL && before->off + before->len == off", "0", "mn_free_extents"),
-    "extent: double free": Mutant(
-        EXTENT_C, "(after != NULL && after->off < off + len)", "0", "mn_free_extents"),
-    "extent: not the lowest": Mutant(
-        EXTENT_C, "if (mn_extent_max(node->left) >= len) {",
-        "if (node->len < len && mn_extent_max(node->left) >= len) {", "mn_free_extents"),
-    "extent: no promise": Mutant(
-        EXTENT_C, "    e->promised++;\n    e->allocs++;", "    e->allocs++;", "mn_free_extents"),
-    "extent: promises stay": Mutant(
-        EXTENT_C, "e->promised < most ? e->promised : most", "e->promised", "mn_free_extents"),
-    "touch writes back what it read": Mutant(
-        "csrc/os/mn_memfd.c", "(void)mn_a32_add_relaxed((mn_a32 *)at, 0);",
-        "mn_a32_store_relaxed((mn_a32 *)at, mn_a32_load_relaxed((mn_a32 *)at));", "mn_memfd"),
-    "mapped punch widens": Mutant(
-        "csrc/os/mn_memfd.c", "((uintptr_t)addr + mask) & ~mask;\n    uintptr_t end",
-        "(uintptr_t)addr & ~mask;\n    uintptr_t end", "mn_memfd"),
-    "create leaks on failure": Mutant(
-        "csrc/os/mn_memfd.c", "            (void)close(fd);\n", "", "mn_memfd"),
-    "proc: a child takes itself for its parent": Mutant(
-        "csrc/os/mn_proc.c", "pthread_atfork(NULL, NULL, mn_proc_note_self)", "0", "mn_proc"),
-    "zombie counts as alive": Mutant(
-        "csrc/os/mn_proc.c", "int rc = mn_proc_wait_pidfd(fd, 0) == -ETIMEDOUT;", "int rc = 1;",
-        "mn_proc"),
-    "kill reaches a zombie": Mutant(
-        "csrc/os/mn_proc.c", "bool lives = mn_proc_wait_pidfd(fd, 0) == -ETIMEDOUT;",
-        "bool lives = true;", "mn_proc"),
-    "forks: a child keeps what others fork with": Mutant(
-        "csrc/os/mn_forks.c", "if (f->mapping != NULL && f != own)", "if (0)", "mn_forks"),
-    "forks: a thread ends another's": Mutant(
-        "csrc/os/mn_forks.c", " && pthread_equal(f->thread, pthread_self())", "", "mn_forks"),
-    "forks: those that share a file begin with the last": Mutant(
-        "csrc/os/mn_forks.c", "    f->thread = pthread_self();\n",
-        "    f->first = forks->count;\n    f->thread = pthread_self();\n", "mn_forks"),
-    "forks: what comes while one is made is after it": Mutant(
-        "csrc/os/mn_forks.c", "f->last = ++forks->count;", "f->last = forks->count;", "mn_forks"),
-    "forks: another's descriptor is taken for its own": Mutant(
-        "csrc/os/mn_forks.c", "else if (!ours(&f))", "else if (0)", "mn_forks"),
-    "forks: a child closes another's descriptor": Mutant(
-        "csrc/os/mn_forks.c", "if (ours(f))", "if (1)", "mn_forks"),
-    "thread takes signals": Mutant(
-        "csrc/os/mn_thread.c", "pthread_sigmask(SIG_SETMASK, &all, &before)",
-        "pthread_sigmask(SIG_BLOCK, NULL, &before)", "mn_thread"),
-    "runqueue: claim without compare-and-swap": Mutant(
-        WORKERS + "mn_runqueue.c", "if (mn_a64_cas_acqrel(&mn_task_at(shm, (uint32_t)entry)->word, "
-        "&word, mine)) { /* [T2] */",
-        "mn_a64_store_release(&mn_task_at(shm, (uint32_t)entry)->word, mine); if (1) {",
-        "mn_runqueue", kinds=("thread",), seconds=8),
-    "runqueue: claim forgets the generation": Mutant(
-        WORKERS + "mn_runqueue.c", "\n           && mn_word_gen(*word) == (uint32_t)(entry >> 32)", "",
-        "mn_runqueue", kinds=("plain",)),
-    "runqueue: late hints stay late": Mutant(
-        WORKERS + "mn_runqueue.c", "        from = tail - q->mask - 1;",
-        "        hint = from = tail - q->mask - 1;", "mn_runqueue", kinds=("plain",)),
-    "runqueue: full is not noticed": Mutant(
-        WORKERS + "mn_runqueue.c", "if (tail - head->head > q->mask) {", "if (0) {", "mn_runqueue"),
-    "engine: own queue too short": Mutant(
-        ENGINE + "mn_engine_sizes.c", "cfg->window == 0    ? tasks_for(cfg)",
-        "cfg->window == 0    ? 1", "mn_engine", kinds=("plain",)),
-    "engine: close keeps the pages": Mutant(
-        MEMORY + "mn_arena.c", "a->guard);\n    mn_arena_discard(a, off, len);", "a->guard);",
-        "mn_engine", kinds=("plain",)),
-    "engine: what is needed again goes back": Mutant(
-        MEMORY + "policy_trim.h", "#define MN_TRIM_COLD 4u", "#define MN_TRIM_COLD 2u",
-        "mn_engine", kinds=("plain",)),
-    "engine: nothing is spared": Mutant(
-        MEMORY + "policy_trim.c", "return keep;", "return 0;", "mn_engine", kinds=("plain",)),
-    "engine: what is warm does not count": Mutant(
-        MEMORY + "policy_trim.c", "if (v->used > v->limit || v->warm > v->limit - v->used) {",
-        "if (v->used > v->limit) {", "mn_engine", kinds=("plain",)),
-    "extent: what is used again stays warm": Mutant(
-        EXTENT_C, "    mn_extent_unwarm(e, *off, len);\n", "", "mn_free_extents"),
-    "extent: no promise for what is lent": Mutant(
-        EXTENT_C, "while (e->spares < wanted + e->lends) {", "while (e->spares < wanted) {",
-        "mn_free_extents"),
-    "extent: the rest above what is lent is lost": Mutant(
-        EXTENT_C, "        if (above != 0) {\n            e->root = mn_extent_insert(",
-        "        if (0) {\n            e->root = mn_extent_insert(", "mn_free_extents"),
-    "engine: the head waits for the limit": Mutant(
-        ENGINE + "mn_blocks.c", "if (e->plan == NULL && mn_arena_exceeds",
-        "if (mn_arena_exceeds", "mn_engine", kinds=("plain",)),
-    "engine: large batches are refused": Mutant(
-        SCHEDULE + "mn_plan_chunks.c",
-        "    most = most < MN_PLAN_BATCH_TASKS ? most : MN_PLAN_BATCH_TASKS;\n", "",
-        "mn_engine", kinds=("plain",)),
-    "plan: what idles does not wait": Mutant(
-        SCHEDULE + "mn_plan_starved.c", ">= mn_plan_patience_ns(p->pace.batch_bytes);", ">= 0;",
-        "mn_plan"),
-    "plan: the gone keep their shares": Mutant(
-        SCHEDULE + "mn_plan_shares.c", "            mn_share_disown(p, w);\n", "", "mn_plan"),
-    "plan: nothing moves from behind a slow one": Mutant(
-        SCHEDULE + "mn_plan_shares.c", "r->idle ? mn_plan_find_stuck(p, r, w) : p->cfg.max_workers",
-        "p->cfg.max_workers", "mn_plan"),
-    "plan: the first batch waits for two samples": Mutant(
-        SCHEDULE + "mn_plan_cut.c", "#define PROBE_FIRST 1u", "#define PROBE_FIRST 0u", "mn_plan"),
-    "plan: bytes come too late": Mutant(
-        SCHEDULE + "mn_plan_learn.c", "known.revision != p->pace.revision", "false", "mn_plan"),
-    "plan: a task starts twice": Mutant(
-        SCHEDULE + "mn_plan_next.c", "        mn_dispatch_take(&p->dispatch, s->node);\n", "",
-        "mn_plan"),
-    "plan: memory allows everything": Mutant(
-        SCHEDULE + "mn_plan_next.c", "|| !mn_memory_may(&m, (int64_t)bytes, head);",
-        "|| (!mn_memory_may(&m, (int64_t)bytes, head) && false);", "mn_plan"),
-    "plan: finished batches fill the memory": Mutant(
-        SCHEDULE + "mn_plan_next.c", ": lying(p, f) < most;", ": true;", "mn_plan"),
-    "plan: what was early and is done fills the memory": Mutant(
-        SCHEDULE + "mn_plan_next.c", "slow ? resting(p, f, end) < (most + 1) / 2", "slow ? true",
-        "mn_plan"),
-    "plan: what is cleared keeps its place": Mutant(
-        SCHEDULE + "mn_plan_life.c", "for (uint64_t n = p->order.head; n < p->order.next; n++) { /* no",
-        "for (uint64_t n = p->order.head + 1; n < p->order.next; n++) { /* no", "mn_engine",
-        kinds=("plain",)),
-    "plan: the refused stay in the way": Mutant(
-        SCHEDULE + "mn_plan_life.c", "    mn_dispatch_drop(&p->dispatch, is_of, &sequence);\n", "",
-        "mn_plan"),
-    "engine: a kept range goes back with its block": Mutant(
-        MEMORY + "mn_ranges_to_free.c", "            r->at[i] = r->at[--r->n];",
-        "            r->at[i] = x;", "mn_engine"),
-    "engine: abandoned while somebody works": Mutant(
-        ENGINE + "mn_batch.c", "if (st == MN_TASK_QUEUED || st == MN_TASK_RUNNING) {",
-        "if (st == MN_TASK_QUEUED) {", "mn_engine"),
-    "engine: abandoned damage is free": Mutant(
-        ENGINE + "mn_batch.c", "return w == e->shm.ctl->nworkers;", "return true;",
-        "mn_checked_results", kinds=("plain",)),
-    "engine: the abandoned are tried again": Mutant(
-        WORKERS + "mn_tasks.c", "    t->results[task].retries_left = 0;\n", "", "mn_engine",
-        kinds=("plain",)),
-    "engine: leases overlap": Mutant(
-        WORKERS + "mn_arena_leases.c", "    x->off = off;\n",
-        "    x->off = off; mn_arena_free(l->arena, off, len);\n", "mn_engine", kinds=("thread",)),
-    "page locks: what is read goes back": Mutant(
-        MEMORY + "mn_pagelocks.c", "        if (unlock_chunk(l, c)) {",
-        "        (void)unlock_chunk(l, c);\n        {", "mn_pagelocks"),
-    "page locks: a lock may come between": Mutant(
-        MEMORY + "mn_pagelocks.c", "    if (l->locked_bytes == 0) {\n",
-        "    if (l->locked_bytes == 0) {\n        mn_mutex_unlock(&l->mutex);\n", "mn_pagelocks"),
-    "page locks: half a lock stays": Mutant(
-        MEMORY + "mn_pagelocks.c", "            drop_span(l, (struct span){s.first, c});\n", "",
-        "mn_pagelocks"),
-    "worker: done without order": Mutant(
-        WORKERS + "mn_worker.c",
-        "bool was_mine = mn_a64_cas_seqcst(&t->word, &word, done); /* [T3] */",
-        "bool was_mine = true; mn_a64_store_relaxed(&t->word, done);", "mn_engine", "tsan",
-        ("thread",)),
-    "worker: the trainer is not told": Mutant(
-        WORKERS + "mn_worker.c", "        mn_event_notify(&c->trainer);\n", "", "mn_engine",
-        kinds=("thread",)),
-    "worker: a task is as old as the one before": Mutant(
-        WORKERS + "mn_worker.c", "mn_a64_store_relaxed(&w->me->since_ns, 0);", "", "mn_engine",
-        kinds=("plain",)),
-    "sweep: tasks stay with the dead": Mutant(
-        WORKERS + "mn_tasks.c", "if (st == MN_TASK_RUNNING && mn_word_worker(word) == worker) {",
-        "if (0) {", "mn_worker"),
-    "sweep: everybody's tasks": Mutant(
-        WORKERS + "mn_tasks.c", "if (st == MN_TASK_RUNNING && mn_word_worker(word) == worker) {",
-        "if (st == MN_TASK_RUNNING) {", "mn_worker"),
-    "sweep: envelopes are inherited": Mutant(
-        WORKERS + "mn_tasks.c", "    d->flags = 0;\n", "", "mn_worker"),
-    "sweep: the lease stays": Mutant(
-        ENGINE + "mn_engine_step.c", "    mn_arena_leases_forget(&e->leases, w);\n", "",
-        "mn_worker"),
-    "sweep: done envelopes go with the lease": Mutant(
-        ENGINE + "mn_engine_step.c", "            mn_batch_accept_some(e, b);\n", "",
-        "mn_worker"),
-    "results: envelopes may lie anywhere": Mutant(
-        ENGINE + "mn_checked_results.c",
-        "    if (rc == -EINVAL) {\n        return MN_DAMAGE_ENVELOPE;\n    }\n",
-        "", "mn_checked_results", kinds=("plain",)),
-    "results: parts may end anywhere": Mutant(
-        ENGINE + "mn_checked_results.c", " && out->bytes <= len - out->at", "",
-        "mn_checked_results", kinds=("plain",)),
-    "results: reports may say anything": Mutant(
-        ENGINE + "mn_checked_results.c", "sound = sound && known && there;",
-        "sound = sound && there;", "mn_checked_results", kinds=("plain",)),
-    "results: done while somebody runs it": Mutant(
-        ENGINE + "mn_checked_results.c",
-        "\n        || mn_worker_says(mn_worker_at(&e->shm, r->worker), task)", "",
-        "mn_checked_results", kinds=("plain",)),
-    "watch: one that has worked may start once more": Mutant(
-        WORKERS + "mn_process_watch.c", "(state == MN_WORKER_STARTING && !worked)",
-        "(state == MN_WORKER_STARTING && (worked || !worked))", "mn_checked_results",
-        kinds=("fork",)),
-    "autoscale: the last worker may be asked to leave": Mutant(
-        ENGINE + "mn_autoscale.c", " && left > e->cfg.min_workers",
-        " && left < UINT32_MAX", "mn_engine", kinds=("plain",)),
-    "crew: a worker that has worked and left ends no row": Mutant(
-        WORKERS + "mn_crew.c", "    else if (tasks != m->tasks) {", "    else if (0) {", "mn_crew",
-        kinds=("plain",)),
-    "watch: one that has just started is a liar": Mutant(
-        WORKERS + "mn_process_watch.c", "    if (!may_be(w, state, worked)) {",
-        "    if (!may_be(w, state, mn_a32_load_acquire(&m->worked) != 0)) {",
-        "mn_checked_results", kinds=("fork",)),
-    "reserve: a worker that goes on has stopped": Mutant(
-        ENGINE + "mn_engine_step.c",
-        "                e->idle_ns = 0;\n                return false;", "                return false;",
-        "mn_engine", kinds=("plain",)),
-    "reserve: none is kept for the head": Mutant(
-        ENGINE + "mn_engine_step.c", "reserve = head || e->plan == NULL ? 0 :",
-        "reserve = head || e->plan != NULL ? 0 :", "mn_engine", kinds=("plain",)),
-    "reserve: kept for a head that has it": Mutant(
-        ENGINE + "mn_engine_step.c", "->nfields != 0) {", "->nfields != 0 && 0) {", "mn_engine",
-        kinds=("plain",)),
-    "reserve: a first batch is taken for one result": Mutant(
-        ENGINE + "mn_engine_step.c", "known : tasks * want;", "known : want;", "mn_engine",
-        kinds=("plain",)),
-    "watch: who says that he is not there is not looked for": Mutant(
-        WORKERS + "mn_process_watch.c", "(there || due) && !note_who(w, worker) && there",
-        "there && !note_who(w, worker)", "mn_checked_results", kinds=("fork",)),
-    "quarantine: taken back at once": Mutant(
-        ENGINE + "mn_quarantine.c", "if (!is_let_go(e, task)) {",
-        "if (!is_let_go(e, task) && false) {", "mn_checked_results", kinds=("plain",)),
-    "quarantine: whoever is ended is not waited for": Mutant(
-        ENGINE + "mn_quarantine.c", "gone && !mn_crew_is_damaged(&e->crew, w)", "gone",
-        "mn_checked_results", kinds=("plain",)),
-    "quarantine: tried for ever": Mutant(
-        WORKERS + "mn_tasks.c", "    r->retries_left--;\n", "", "mn_checked_results",
-        kinds=("plain",)),
-    "quarantine: collated without its parts": Mutant(
-        WORKERS + "mn_tasks.c", "    if (waits) {", "    if (0 && waits) {", "mn_checked_results",
-        kinds=("plain",)),
-    "claims: what no queue has is believed": Mutant(
-        ENGINE + "mn_claims.c", "!mn_tasks_is_queued(&e->tasks, task, word) || ", "",
-        "mn_checked_results", kinds=("plain",)),
-    "claims: a collate task waits for ever": Mutant(
-        ENGINE + "mn_claims.c",
-        " || mn_tasks_parts_done(&e->tasks, block_of(e, task))", "",
-        "mn_checked_results", kinds=("plain",)),
-    "tasks: what was read is offered again": Mutant(
-        WORKERS + "mn_tasks.c", "        pass_what_has_ended(t, q);\n", "",
-        "mn_checked_results", kinds=("plain",)),
-    "claims: entries are believed": Mutant(
-        ENGINE + "mn_claims.c", "        mn_crew_damaged(&e->crew, entry.at, MN_DAMAGE_WORD);\n",
-        "", "mn_checked_results", kinds=("plain",)),
-    "sweep: a word that names the dead is believed": Mutant(
-        ENGINE + "mn_engine_step.c", "    doubt_words_of(e, w, &death);\n",
-        "    (void)doubt_words_of;\n", "mn_checked_results", kinds=("plain",)),
-    "sweep: whoever is about to claim is ended": Mutant(
-        ENGINE + "mn_quarantine.c", "            if (damaged) {\n",
-        "            if (damaged || !damaged) {\n", "mn_checked_results", kinds=("plain",)),
-    "crew: places of nobody are believed": Mutant(
-        ENGINE + "mn_engine_step.c", "    mn_crew_clear_empty(&e->crew);\n", "",
-        "mn_checked_results", kinds=("plain",)),
-    "runqueue: a claim is not said before": Mutant(
-        WORKERS + "mn_runqueue.c",
-        "mn_a64_store_relaxed(running, (uint64_t)(uint32_t)entry + 1);", "", "mn_runqueue",
-        kinds=("fork",)),
-    "runqueue: what somebody runs is offered again": Mutant(
-        WORKERS + "mn_runqueue.c", "\n           && !mn_entry_names_task(shm, (uint32_t)first)", "",
-        "mn_runqueue", kinds=("plain",)),
-    "sweep: a claimed event stays silent": Mutant(
-        WORKERS + "mn_crew.c", "mn_event_notify_always(&c->shm.ctl->trainer)",
-        "mn_event_notify(&c->shm.ctl->trainer)", "mn_crew", kinds=("fork",)),
-    "sweep: a worker's claimed event stays silent": Mutant(
-        WORKERS + "mn_crew.c", "mn_event_notify_always(&k->event)",
-        "mn_event_notify(&k->event)", "mn_crew", kinds=("fork",)),
-    "sweep: a wait for a lease goes on": Mutant(
-        WORKERS + "mn_crew.c", "mn_event_notify_always(&k->lease_event)",
-        "mn_event_notify(&k->lease_event)", "mn_crew", kinds=("fork",)),
-    "futex is private": Mutant(
-        "csrc/os/mn_futex.c", "SYS_futex, word, op,", "SYS_futex, word, op | 128,", "mn_futex",
-        kinds=("fork",)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_are_of_the_sources_as_they_are(name: str) -> None:
-    mutant = MUTANTS[name]
-    text = (ROOT / mutant.path).read_text()
-    assert text.count(mutant.old) == 1, f"{mutant.path} has changed: update the mutant"
-
-
-def run_mutant(builder: Builder, mutant: Mutant) -> subprocess.CompletedProcess:
-    return builder.run(
-        mutant.program, *mutant.kinds, MINATO_STRESS_SECONDS=str(mutant.seconds),
-        MINATO_TEST_DEADLINE=str(60 + 5 * mutant.seconds),
-    )  # fmt: skip
-
-
-#: one mutant for each way in which mutants are run
-WAYS = {(m.program, m.build, m.kinds, m.seconds): name for name, m in MUTANTS.items()}
-
-if os.environ.get("MINATO_TEST_MUTANTS"):
-
-    @pytest.mark.limit(600)
-    @pytest.mark.parametrize("name", WAYS.values())
-    def test_the_source_that_is_not_broken_passes(
-        name: str, builders: dict[str, Builder], tmp_path_factory: pytest.TempPathFactory,
-    ) -> None:  # fmt: skip
-        """Otherwise every mutant would seem to be noticed, for example by a short deadline."""
-        mutant = MUTANTS[name]
-        must_pass(run_mutant(builder_for(mutant.build, builders, tmp_path_factory), mutant))
-
-    @pytest.mark.limit(600)
-    @pytest.mark.parametrize("name", MUTANTS)
-    def test_a_broken_source_is_noticed(
-        name: str, tmp_path: Path, builders: dict[str, Builder],
-        tmp_path_factory: pytest.TempPathFactory,
-    ) -> None:  # fmt: skip
-        mutant = MUTANTS[name]
-        for folder in ("csrc", "tests/c"):
-            shutil.copytree(ROOT / folder, tmp_path / folder)
-        path = tmp_path / mutant.path
-        text = path.read_text()
-        assert text.count(mutant.old) == 1
-        path.write_text(text.replace(mutant.old, mutant.new))
-        builder = Builder(
-            tmp_path / "out", mutant.build, tmp_path / "csrc", tmp_path / "tests" / "c", False,
-            builder_for(mutant.build, builders, tmp_path_factory), path.name,
-        )  # fmt: skip
-        done = run_mutant(builder, mutant)
-        assert done.returncode != 0, done.stdout

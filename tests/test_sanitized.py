@@ -12,8 +12,6 @@ their waits (the GIL is a lock to it) and allocations.
 
 Environment:
     MINATO_TEST_SANITIZED: set it for the long runs, too (some minutes).
-    MINATO_TEST_MUTANTS: set it to break csrc/py in known ways, one at a time, and see that the
-        sanitizers notice (half a minute each).
 """
 
 from __future__ import annotations
@@ -176,8 +174,7 @@ def test_sanitized_test_files_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINATO_TEST_FAULTS", "1")
     faults = importlib.import_module("attack.test_faults")
     assert Path(faults.__file__) == ROOT / SHORT[0]
-    runs = [*LONG, *SHARED, *(mutant.run[0] for mutant in MUTANTS.values())]
-    assert [file for file in runs if not (ROOT / file).exists()] == []
+    assert [file for file in [*LONG, *SHARED] if not (ROOT / file).exists()] == []
 
 
 def must_pass(status: int, output: str, reports: list[str]) -> None:
@@ -201,107 +198,6 @@ if os.environ.get("MINATO_TEST_SANITIZED"):
     @pytest.mark.parametrize("file", SHARED)
     def test_shared_files_under_thread_sanitizer_pass(trees, file: str) -> None:
         must_pass(*trees(THREAD).run(file))
-
-
-# ---- do the sanitizers, or the tests, notice? ----
-
-
-class Mutant(NamedTuple):
-    """A change of csrc, and tests that come by it."""
-
-    file: str
-    old: str
-    new: str
-    run: tuple[str, ...]
-    kind: Kind = NO_TORCH
-
-
-TRANSPORT = ("tests/contract/test_transport.py",)
-MUTANTS = {
-    "envelope: room for one part": Mutant(
-        "mn_envelope.c", "PyMem_Calloc((size_t)n + 1, sizeof(*parts))",
-        "PyMem_Calloc(1, sizeof(*parts))", TRANSPORT),
-    "envelope: room for one buffer": Mutant(
-        "mn_envelope.c", "PyMem_Calloc((size_t)n + 1, sizeof(*bufs))",
-        "PyMem_Calloc(1, sizeof(*bufs))", TRANSPORT),
-    "tensor: strides without room": Mutant(
-        "mn_tensor.c", "sizeof(*o) + 2 * (size_t)ndim", "sizeof(*o) + (size_t)ndim", TRANSPORT),
-    "tensor: freed before its hold": Mutant(
-        "mn_tensor.c", "    mn_hold_release(o->hold);\n    free(o);",
-        "    free(o);\n    mn_hold_release(o->hold);", TRANSPORT),
-    "hold: a copy shorter than its data": Mutant(
-        "mn_delivered_memory.c", "((size_t)bytes + 64) & ~(size_t)63",
-        "((size_t)bytes / 2 + 64) & ~(size_t)63", TRANSPORT),
-    "hold: freed twice": Mutant(
-        "mn_delivered_memory.c", "        free(h);\n        return;\n    }\n    mn_mutex_lock",
-        "        free(h);\n    }\n    mn_mutex_lock", TRANSPORT),
-    "layout: room for one dimension": Mutant(
-        "mn_layout.c", "PyMem_Calloc((size_t)nd + 1,", "PyMem_Calloc(1,",
-        ("tests/contract/test_collate.py",)),
-    "layout: shapes freed in their middle": Mutant(
-        "mn_layout.c", "PyMem_Free(l->nodes[i].shape);", "PyMem_Free(l->nodes[i].shape + 1);",
-        TRANSPORT),
-    "delivery: a batch that nobody owns": Mutant(
-        "mn_delivery.c", "Py_NewRef(PyList_GET_ITEM(entry, 1))", "PyList_GET_ITEM(entry, 1)",
-        ("tests/iterators/test_prefetching.py",), ADDRESS),
-    "seeder: room for one target": Mutant(
-        "mn_seed.c", "PyMem_Calloc((size_t)(keep + n) + 1, sizeof *targets)",
-        "PyMem_Calloc(1, sizeof *targets)", ("tests/seeding/test_seeding.py",)),
-    "worker: a sum that overflows": Mutant(
-        "mn_worker_task.c", "reports[row].wall_ns = mn_worker_lap(&o->clock);",
-        "reports[row].wall_ns = mn_worker_lap(&o->clock) + (((int)row + INT32_MAX) & 1);",
-        TRANSPORT),
-    "formed: runs that nobody owns": Mutant(
-        "types/mn_engine_type_plan.c", 'Py_BuildValue("(NII)", block,',
-        'Py_BuildValue("(NII)", (Py_DECREF(block), block),',
-        ("tests/iterators/test_balance.py", "-k", "Ready")),
-    "worker: what it runs in a plain word": Mutant(
-        "workers/mn_runqueue.c",
-        "mn_a64_store_relaxed(running, (uint64_t)(uint32_t)entry + 1);",
-        "*(uint64_t *)(uintptr_t)running = (uint64_t)(uint32_t)entry + 1;",
-        ("tests/workers/test_shared_by_threads.py",), THREAD),
-}  # fmt: skip
-
-
-def source_of(root: Path, mutant: Mutant) -> Path:
-    [path] = (root / "csrc").rglob(mutant.file)
-    return path
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_are_of_the_sources_as_they_are(name: str) -> None:
-    mutant = MUTANTS[name]
-    text = source_of(ROOT, mutant).read_text()
-    assert text.count(mutant.old) == 1, f"{mutant.file} has changed: update the mutant"
-
-
-if os.environ.get("MINATO_TEST_MUTANTS"):
-
-    @pytest.mark.limit(900)
-    @pytest.mark.parametrize(
-        "run, kind", {(m.run, repr(m.kind)): (m.run, m.kind) for m in MUTANTS.values()}.values(),
-        ids=lambda value: value.runtime if isinstance(value, Kind) else str(value))
-    def test_the_extension_that_is_not_broken_passes(
-        trees, run: tuple[str, ...], kind: Kind
-    ) -> None:
-        must_pass(*trees(kind).run(*run))
-
-    @pytest.mark.limit(900)
-    @pytest.mark.parametrize("name", MUTANTS)
-    def test_a_broken_extension_is_noticed(trees, name: str) -> None:
-        mutant = MUTANTS[name]
-        tree = trees(mutant.kind)
-        path = source_of(tree.root, mutant)
-        text = path.read_text()
-        path.write_text(text.replace(mutant.old, mutant.new))
-        try:
-            tree.build()
-            status, output, reports = tree.run("-x", *mutant.run)
-        finally:
-            path.write_text(text)
-            os.utime(path)
-        failed = status == 1 and "DeadlineExceeded" not in output  # not for want of time
-        assert reports or failed, output
 
 
 def test_normal_build_has_no_sanitizer() -> None:

@@ -1,4 +1,4 @@
-/* Labelled points at which tests can make a process die.
+/* Labelled points at which tests can make a process die, and faults that tests must notice.
  * SPDX-License-Identifier: Apache-2.0
  *
  * MN_FAULT("name")  Nothing unless built with -DMN_FAULTS; then it calls mn_fault_hook if
@@ -7,6 +7,10 @@
  *
  * The hook is process-wide and is set before any thread that may meet it starts; it is a plain
  * pointer for that reason. Only py/module/mn_fault_env.c and tests set it.
+ *
+ * MN_BUG_NAME       Where a protocol or a promise rests on one statement, this macro turns it into
+ *                   a wrong one. No normal build defines any. `make mutants` builds with each
+ *                   (-DMN_BUG_NAME) and expects the runs in tests/test_mutants.py to fail.
  */
 #ifndef MN_FAULT_H
 #define MN_FAULT_H

@@ -135,6 +135,9 @@ bool
 mn_cache_found_still(const struct mn_cache_found *found)
 {
     mn_a64 *generation = &found->map->segments[found->segment].generation;
+#ifdef MN_BUG_CACHE_READ
+    return mn_a64_load_relaxed(generation) != UINT64_MAX;
+#endif
     return mn_a64_add_acqrel(generation, 0) == found->generation /* [K6] */
            && mn_cache_data_is_there(found->map);
 }

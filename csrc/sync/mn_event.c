@@ -50,7 +50,11 @@ mn_event_commit_wait(struct mn_event *event, int64_t timeout_ns)
     int64_t left_ns = timeout_ns;
     MN_FAULT("event.prepared");
     for (;;) {
+#ifdef MN_BUG_EVENT_ORDER
+        uint32_t word = mn_a32_load_relaxed(&event->word);
+#else
         uint32_t word = mn_a32_load_acquire(&event->word); /* [B8] */
+#endif
         if (word == MN_EVENT_AWAKE) {
             return 0;
         }

@@ -26,8 +26,12 @@ claimable(const struct mn_shm *shm, uint64_t entry, uint64_t *word)
 {
     struct mn_task *t = mn_task_at(shm, (uint32_t)entry);
     *word = mn_a64_load_relaxed(&t->word); /* the CAS that follows orders */
+#ifdef MN_BUG_GENERATION
+    return mn_word_status(*word) == MN_TASK_QUEUED;
+#else
     return mn_word_status(*word) == MN_TASK_QUEUED
            && mn_word_gen(*word) == (uint32_t)(entry >> 32);
+#endif
 }
 
 /* Moves the head to the first entry that may still be claimed, or to the tail. */
@@ -110,7 +114,14 @@ claim_from(const struct mn_shm *shm, struct mn_queue *q, uint32_t worker, uint32
                                      MN_TASK_RUNNING);
         mn_a64_store_relaxed(running, (uint64_t)(uint32_t)entry + 1); /* [A1], by the CAS */
         MN_FAULT("runqueue.claim.before");
-        if (mn_a64_cas_acqrel(&mn_task_at(shm, (uint32_t)entry)->word, &word, mine)) { /* [T2] */
+        mn_a64 *its_word = &mn_task_at(shm, (uint32_t)entry)->word;
+#ifdef MN_BUG_CLAIM
+        mn_a64_store_release(its_word, mine);
+        bool claimed = true;
+#else
+        bool claimed = mn_a64_cas_acqrel(its_word, &word, mine); /* [T2] */
+#endif
+        if (claimed) {
             MN_FAULT("runqueue.claim.after");
             *task = (uint32_t)entry;
             if (at == from) {

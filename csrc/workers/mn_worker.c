@@ -209,7 +209,12 @@ mn_worker_done(struct mn_worker_side *w, uint32_t task)
     uint64_t done = mn_task_word(mn_word_gen(word), w->number, mn_word_attempt(word),
                                  MN_TASK_DONE);
     MN_FAULT("worker.done.before");
+#ifdef MN_BUG_DONE_ORDER
+    bool was_mine = true;
+    mn_a64_store_relaxed(&t->word, done);
+#else
     bool was_mine = mn_a64_cas_seqcst(&t->word, &word, done); /* [T3] */
+#endif
     mn_assert(was_mine);
     (void)was_mine;
     MN_FAULT("worker.done.after");

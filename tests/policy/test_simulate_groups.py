@@ -9,7 +9,6 @@ import ctypes
 import dataclasses
 import random
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -30,6 +30,9 @@ mn_seed_key_make(uint64_t base_seed, uint64_t epoch, uint64_t position,
 {
     const uint64_t a = 0x243f6a8885a308d3u, b = 0xb7e151628aed2a6bu;
     struct mn_seed_key key;
+#ifdef MN_BUG_SEED
+    epoch = 0;
+#endif
     key.lo = mix64(base_seed + a);
     key.hi = mix64(base_seed ^ b);
     key.lo = mix64((key.lo ^ epoch) + a);

@@ -18,8 +18,13 @@ static void
 over_delete(struct mn_dl_managed *m)
 {
     struct over *o = (struct over *)m;
+#ifdef MN_BUG_TENSOR
+    free(o);
+    mn_hold_release(o->hold);
+#else
     mn_hold_release(o->hold);
     free(o);
+#endif
 }
 
 static PyObject *
