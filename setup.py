@@ -55,7 +55,6 @@ headers = sources("csrc/**/*.h", "minato/include/**/*.h")
 core = sources(
     *(f"csrc/{floor}/*.c" for floor in "base os sync memory schedule workers engine".split()),
     *(f"csrc/py/{part}/*.c" for part in "module types transport seeding".split()),
-    "csrc/py/ops/mn_ops_raise.c",  # both modules describe an operator's failure
 )
 ops = sources(
     "csrc/base/*.c", "csrc/os/*.c", "csrc/ops/*.c", "csrc/cuda/*.c", "csrc/py/ops/*.c"

@@ -80,7 +80,7 @@ def bind_torch(
     /,
 ) -> bool: ...
 
-# ---- tuples whose items have names: csrc/py/module/mn_named_tuples.c -------------------
+# ---- tuples whose items have names: csrc/py/module/mn_state.c -------------------
 
 @final
 class Task(

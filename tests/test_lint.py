@@ -19,7 +19,7 @@ import slow
 
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
 SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cc", ".cu", ".cuh"}
-FILE_LINES = 600
+FILE_LINES = 800
 FUNCTION_LINES = 80
 COLUMNS = 100
 
@@ -462,7 +462,7 @@ TOP = "/* Purpose.\n * SPDX-License-Identifier: Apache-2.0\n */\n"
 @pytest.mark.parametrize(
     ("rule", "name", "text"),
     [
-        (check_layers, "base/a.h", '#include "os/mn_futex.h"'),
+        (check_layers, "base/a.h", '#include "os/mn_thread.h"'),
         (check_layers, "sync/a.c", '#include "engine/not_written_yet.h"'),
         (check_layers, "ops/a.c", '  #  include "workers/mn_runqueue.h"'),
         (check_layers, "engine/a.c", '#include "ops/a.h"'),
@@ -488,7 +488,7 @@ TOP = "/* Purpose.\n * SPDX-License-Identifier: Apache-2.0\n */\n"
         (check_words, "engine/a.c", "/* TO" + "DO: later */"),
         (check_labels, "sync/a.h", "int x; /* [A1] */"),
         (check_labels, "sync/a.h", "/* [A1] -> [A2] */\nint x; /* [A1] */"),
-        (check_file_sizes, "os/a.c", "\n" * 601),
+        (check_file_sizes, "os/a.c", "\n" * 801),
         (check_columns, "os/a.h", "/* " + "a" * 95 + " */"),
         (check_function_sizes, "os/a.c", "static int\nf(int x)\n{\n" + "x++;\n" * 80 + "}\n"),
         (check_function_sizes, "torch/a.cpp",
@@ -514,7 +514,7 @@ def test_rule_complains(rule: Rule, name: str, text: str) -> None:
         (check_labels, "sync/a.h", "/* [A1] x -> y,\n * with [A2] */\nf(); /* [A1] */\n"
                                    "g(); /* [A2] */"),
         (check_labels, "sync/a.h", "/* [A1] -> [A2], [A2] (caller) */\nf(); /* [A1] */"),
-        (check_file_sizes, "os/a.c", "\n" * 600),
+        (check_file_sizes, "os/a.c", "\n" * 800),
         (check_columns, "os/a.h", "/* " + "a" * 94 + " */\n"),
         (check_function_sizes, "os/a.c", "static int\nf(int x)\n{\n" + "x++;\n" * 76 + "}\n"),
         (check_function_sizes, "os/a.c", "static int table[] = {\n" + "1,\n" * 99 + "};\n"),

@@ -141,9 +141,9 @@ def plain(name: str, kind: str, place: str) -> Access:
 
 
 EVENT, MESSAGES = "sync/mn_event.h", "workers/mn_worker.c"
-QUEUE, LEASE = "workers/mn_runqueue.c", "workers/mn_worker_lease.c"
+QUEUE, LEASE = "workers/mn_runqueue.c", "workers/mn_worker.c"
 LEASES = "workers/mn_arena_leases.c"
-CREW, TASKS, ENGINE = "workers/mn_crew.c", "workers/mn_tasks.h", "engine/mn_engine_wait.c"
+CREW, TASKS, ENGINE = "workers/mn_crew.c", "workers/mn_tasks_and_retries.h", "engine/mn_engine_wait.c"
 SLEEPS, LOOKS = at("event", "B1", EVENT), at("event", "B4", EVENT)
 DONE = at("word", "T3", MESSAGES)
 LOOK = at("word", "T4", TASKS)
@@ -209,7 +209,7 @@ PROGRAMS = {
     ),
     "a thread becomes ready while a task is queued": Program(
         ((at("tail", "P1", QUEUE), at("state", "R2", CREW), LOOKS),
-         (at("state", "R1", "workers/mn_thread_entry.c"), SLEEPS, at("tail", "P2", QUEUE))),
+         (at("state", "R1", "workers/mn_worker.c"), SLEEPS, at("tail", "P2", QUEUE))),
         ({"R2": 0, "P2": 0}, {"B4": 0, "P2": 0}), ("R1",),
     ),
     "a worker empties a queue while the engine goes to sleep": told(

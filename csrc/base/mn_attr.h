@@ -7,6 +7,16 @@
 #ifndef MN_ATTR_H
 #define MN_ATTR_H
 
+#include <stdint.h>
+
+/* ---- the smaller of two numbers ---- */
+
+static inline int64_t
+mn_min_i64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
 /* 64 is the line size of every x86-64 and of most AArch64 cores. It is a constant and not queried,
  * because it decides the layout of memory that processes share. */
 #define MN_CACHELINE 64

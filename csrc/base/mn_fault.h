@@ -6,7 +6,7 @@
  *                   The label is "module.step", naming what has just been done.
  *
  * The hook is process-wide and is set before any thread that may meet it starts; it is a plain
- * pointer for that reason. Only py/module/mn_fault_env.c and tests set it.
+ * pointer for that reason. Only py/module/mn_module.c and tests set it.
  *
  * MN_BUG_NAME       Where a protocol or a promise rests on one statement, this macro turns it into
  *                   a wrong one. No normal build defines any. `make mutants` builds with each

@@ -9,7 +9,7 @@
 
 #include "base/mn_error.h"
 #include "base/mn_fault.h"
-#include "os/mn_futex.h"
+#include "os/mn_thread.h"
 
 /* of a word: tag of the key, slot + 1, incarnation */
 #define TAG_SHIFT 32

@@ -14,7 +14,7 @@
 #include "cache/mn_cache_locks.h"
 #include "os/mn_clock.h"
 #include "os/mn_memfd.h"
-#include "os/mn_memory_limits.h"
+#include "os/mn_limits.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 #define LOG_WAIT_NS (INT64_C(2) * 1000000000)

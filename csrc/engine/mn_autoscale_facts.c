@@ -6,9 +6,8 @@
 #include "engine/mn_autoscale.h"
 #include "engine/mn_engine_state.h"
 #include "os/mn_clock.h"
-#include "os/mn_cpu_limits.h"
-#include "os/mn_cputime.h"
-#include "os/mn_memory_limits.h"
+#include "os/mn_limits.h"
+#include "os/mn_proc.h"
 
 /* Free memory is measured this often (some milliseconds each time), and after every change of the
  * number of workers. */

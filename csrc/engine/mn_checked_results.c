@@ -9,7 +9,7 @@
 #include "engine/mn_engine_state.h"
 #include "engine/mn_quarantine.h"
 #include "os/mn_clock.h"
-#include "workers/mn_envelope_seal.h"
+#include "workers/mn_records.h"
 
 /* ---- envelopes --------------------------------------------------------------------- */
 

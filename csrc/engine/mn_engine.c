@@ -15,8 +15,8 @@
 #include "engine/mn_shared_costs.h"
 #include "engine/mn_engine_step.h"
 #include "os/mn_clock.h"
-#include "os/mn_cpu_limits.h"
-#include "os/mn_futex.h"
+#include "os/mn_limits.h"
+#include "os/mn_thread.h"
 #include "os/mn_memfd.h"
 
 #define WATCH_NS (INT64_C(100) * 1000 * 1000) /* time until a lost zygote is noticed */

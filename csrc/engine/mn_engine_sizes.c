@@ -4,7 +4,7 @@
 #include "engine/mn_engine_sizes.h"
 
 #include "memory/mn_arena.h"
-#include "os/mn_memory_limits.h"
+#include "os/mn_limits.h"
 
 /* Descriptors: enough for 64 batches of 256 single-sample tasks, so that a slow sample does not
  * hold up the others of a large prefetch window. Beyond that, as many as the batches that the

@@ -47,8 +47,7 @@
 #include "workers/mn_arena_leases.h"
 #include "workers/mn_crew.h"
 #include "workers/mn_records.h"
-#include "workers/mn_tasks.h"
-#include "workers/mn_process_watch.h"
+#include "workers/mn_tasks_and_retries.h"
 
 struct mn_autoscale;
 

@@ -11,7 +11,7 @@
 
 #include "schedule/mn_plan.h"
 #include "workers/mn_crew.h"
-#include "workers/mn_tasks.h"
+#include "workers/mn_tasks_and_retries.h"
 
 /* A worker that has tasks on its own queue but runs none. */
 struct mn_worker_rest {

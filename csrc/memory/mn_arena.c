@@ -5,12 +5,168 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
+#include "os/mn_memfd.h"
+
+/* ---- lists of ranges that must be freed later ---- */
+
+int
+mn_ranges_add(struct mn_ranges *r, uint64_t off, uint64_t bytes)
+{
+    if (bytes == 0) {
+        return 0;
+    }
+    if (r->n == r->capacity) {
+        uint32_t capacity = r->capacity != 0 ? 2 * r->capacity : 4;
+        struct mn_range *more = realloc(r->at, capacity * sizeof(*more));
+        if (more == NULL) {
+            return -ENOMEM;
+        }
+        r->at = more;
+        r->capacity = capacity;
+    }
+    r->at[r->n++] = (struct mn_range){off, bytes};
+    return 0;
+}
+
+int
+mn_ranges_cut(struct mn_ranges *r, uint64_t off, uint64_t bytes)
+{
+    for (uint32_t i = 0; i < r->n; i++) {
+        struct mn_range x = r->at[i];
+        if (off < x.off || off - x.off > x.bytes || bytes > x.bytes - (off - x.off)) {
+            continue;
+        }
+        uint64_t before = off - x.off, after = x.bytes - before - bytes;
+        if (after != 0 && before != 0 && mn_ranges_add(r, off + bytes, after) < 0) {
+            return -ENOMEM;
+        }
+        r->at[i] = before != 0 ? (struct mn_range){x.off, before}
+                               : (struct mn_range){off + bytes, after};
+        if (r->at[i].bytes == 0) {
+            r->at[i] = r->at[--r->n];
+        }
+        return 0;
+    }
+    return -EINVAL;
+}
+
+void
+mn_ranges_fini(struct mn_ranges *r)
+{
+    free(r->at);
+    *r = (struct mn_ranges){0};
+}
+
+/* ---- which free memory goes back to the system, and when ---- */
+
+/* Returns whether a turn is over; then a pass may begin. allocs: allocations so far. */
+static bool
+mn_trim_turn(struct mn_trim *r, uint64_t now_ns, uint64_t allocs)
+{
+    if (r->turned_ns == 0) {
+        r->turned_ns = now_ns;
+        r->allocs = allocs;
+    }
+    uint64_t lasts = allocs != r->allocs ? MN_TRIM_TURN_NS : MN_TRIM_PAUSE_NS;
+    if (now_ns - r->turned_ns < lasts) {
+        return false;
+    }
+    r->turned_ns = now_ns;
+    r->allocs = allocs;
+    r->turns++;
+    return true;
+}
+
+/* Begins a pass if there may be something for it to find. */
+static void
+mn_trim_begin(struct mn_trim *r, const struct mn_trim_view *v)
+{
+    uint64_t busy = v->used > v->kept ? v->used - v->kept : 0;
+    r->age = MN_TRIM_COLD;
+    r->spare = busy / 4 > MN_TRIM_SPARE ? busy / 4 : MN_TRIM_SPARE;
+    if (r->turns >= MN_TRIM_COLD * MN_TRIM_LONG) {
+        r->turns = 0;
+        r->age = MN_TRIM_COLD * MN_TRIM_LONG;
+        r->spare = 0;
+    }
+    if (v->used > v->limit || v->warm > v->limit - v->used) {
+        uint64_t below = v->used < v->limit ? v->limit - v->used : 0;
+        r->age = MN_TRIM_COLD / 2;
+        r->spare = r->spare < below ? r->spare : below;
+    }
+    if (v->warm <= r->spare) {
+        r->age = 0;
+    }
+}
+
+/* The pass has found len bytes that are old enough. Returns how many of them, from the start,
+ * stay. */
+static uint64_t
+mn_trim_keep(struct mn_trim *r, uint64_t len)
+{
+    uint64_t keep = len < r->spare ? len : r->spare;
+    r->spare -= keep;
+    return keep;
+}
+
+/* ---- memory from a sparse file without a name ---- */
+
+static int
+file_map(struct mn_provider *self, uint64_t bytes, void **base)
+{
+    struct mn_memory_file *file = (struct mn_memory_file *)self;
+    int fd = mn_memfd_create("minato", bytes);
+    if (fd < 0) {
+        return fd;
+    }
+    int rc = mn_memfd_map(fd, bytes, base);
+    if (rc < 0) {
+        close(fd);
+        return rc;
+    }
+    file->fd = fd;
+    return 0;
+}
+
+static void
+file_unmap(struct mn_provider *self, void *base, uint64_t bytes)
+{
+    (void)self;
+    mn_memfd_unmap(base, bytes);
+}
+
+/* Works through the mapping, so the descriptor may be closed already. */
+static void
+file_discard(struct mn_provider *self, void *at, uint64_t bytes)
+{
+    (void)self;
+    (void)mn_memfd_punch_mapped(at, bytes);
+}
+
+void
+mn_memory_file_init(struct mn_memory_file *file)
+{
+    *file = (struct mn_memory_file){{file_map, file_unmap, file_discard}, -1};
+}
+
+void
+mn_memory_file_close(struct mn_memory_file *file)
+{
+    if (file->fd >= 0) {
+        close(file->fd);
+    }
+    file->fd = -1;
+}
 
 /* Bytes per step: about a millisecond, after which the caller can do other things again. */
 #define TRIM_STEP (UINT64_C(4) << 20)
+
+/* ---- the arena ---- */
 
 int
 mn_arena_map(struct mn_arena *a, struct mn_provider *provider, uint64_t bytes)

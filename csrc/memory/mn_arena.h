@@ -29,9 +29,92 @@
 #include <stdint.h>
 
 #include "memory/mn_free_extents.h"
-#include "memory/mn_ranges_to_free.h"
-#include "memory/policy_trim.h"
 #include "os/mn_thread.h"
+
+/* ---- a list of ranges of the arena that must be freed later ----
+ *
+ * A batch has a list of what it frees at its end. A worker has a list of what it was granted and
+ * has not sent. Lists are private memory, unordered, and short, so a linear search is fast enough.
+ * A list knows no allocator: a range that is taken out belongs to the caller.
+ */
+
+struct mn_range {
+    uint64_t off, bytes;
+};
+
+/* Zeroed memory is an empty list. */
+struct mn_ranges {
+    struct mn_range *at; /* [n], with space for more */
+    uint32_t n, capacity;
+};
+
+/* Adds a range; does nothing for 0 bytes. Returns 0 or -ENOMEM. */
+int
+mn_ranges_add(struct mn_ranges *r, uint64_t off, uint64_t bytes);
+
+/* Takes out a range that lies wholly in one of the list's ranges; the parts before and behind it
+ * stay. Returns 0. With nothing changed: -EINVAL if no range contains it, or -ENOMEM. */
+int
+mn_ranges_cut(struct mn_ranges *r, uint64_t off, uint64_t bytes);
+
+/* Frees the list, but not the ranges in it. It is empty then. */
+void
+mn_ranges_fini(struct mn_ranges *r);
+
+/* ---- Which free memory of the arena goes back to the system, and when ----
+ *
+ * Purpose
+ *   Pages that were in use are several times as fast to write as fresh ones. So memory that
+ *   the load will need again stays, and the rest is returned. Recent use shows what it needs. The
+ *   allocator hands out the lowest address first, so under a steady load the same ranges are used
+ *   again and again. The excess of an earlier load is not touched.
+ *
+ * Terms
+ *   turn   the unit of age: MN_TRIM_TURN_NS in which memory was allocated, or
+ *          MN_TRIM_PAUSE_NS in which none was. A loader whose consumer pauses, or that is
+ *          between two epochs, ages ten times as slowly as one at work.
+ *   warm   free, and may have pages
+ *   pass   one walk over the free ranges, from the lowest address up; one per turn at most
+ *
+ * Rule
+ *   Warm memory that was freed MN_TRIM_COLD turns ago is returned, except for a spare at the lowest
+ *   addresses. The spare is a quarter of what batches in the making or ready use, at least
+ *   MN_TRIM_SPARE. That amount comes and goes as slow samples do.
+ *   Every MN_TRIM_COLD * MN_TRIM_LONG turns, memory of that age is returned without a spare.
+ *   Warm memory counts against the memory limit. Over the limit the spare is at most what is
+ *   left below it, and half of the age is enough.
+ *
+ * So memory that a load at work does not need is returned after about a second, the spare in ten to
+ * twenty. When nothing is loaded, it takes eight to ten seconds, and the spare a hundred to two
+ * hundred.
+ *
+ * A pure state machine: no clock, no lock, no system call.
+ */
+
+#define MN_TRIM_TURN_NS UINT64_C(250000000)
+#define MN_TRIM_PAUSE_NS UINT64_C(2500000000)
+/* Turns; longer than memory lies idle at an ordinary pace of the consumer. A training step of up to
+ * some seconds is a pause of one or two turns. */
+#define MN_TRIM_COLD 4u
+#define MN_TRIM_LONG 10u
+/* A batch or two of large samples. */
+#define MN_TRIM_SPARE (UINT64_C(16) << 20)
+
+/* Bytes. */
+struct mn_trim_view {
+    uint64_t used;  /* allocated */
+    uint64_t kept;  /* of these, retained by the program */
+    uint64_t warm;
+    uint64_t limit;
+};
+
+struct mn_trim {
+    uint64_t turned_ns; /* start of the current turn, 0 before the first */
+    uint64_t allocs;    /* number of allocations at that time */
+    uint32_t turns;     /* since the last pass without a spare */
+    uint32_t age;       /* minimum age for the current pass, in turns; 0: there is no pass */
+    uint64_t spare;     /* bytes that it leaves in place */
+};
 
 /* The allocation units of the two allocators. */
 #define MN_ARENA_PAGE UINT64_C(4096)
@@ -147,7 +230,7 @@ mn_arena_room_came(struct mn_arena *a);
 bool
 mn_arena_no_lent(struct mn_arena *a);
 
-/* Runs the next step of what policy_trim.h decides. Only one thread may do so. Guard held, and
+/* Runs the next step of returning free memory. Only one thread may do so. Guard held, and
  * released meanwhile. Returns whether it should be called again at once. */
 bool
 mn_arena_trim(struct mn_arena *a, uint64_t now_ns);

@@ -8,6 +8,257 @@
 #include <string.h>
 #include <unistd.h>
 
+/* ---- Operators of users, through the public interface ---- */
+
+#define MESSAGE 400 /* bytes for an operator's own message, within mn_text's usual 512 */
+
+static void
+describe(struct mn_op_volume *volume, const struct mn_view *view)
+{
+    memset(volume, 0, sizeof(*volume));
+    volume->dtype = view->dtype;
+    if (view->dtype != MN_DTYPE_NONE) {
+        memcpy(volume->shape, view->shape, sizeof(volume->shape));
+        mn_strides_of(volume->strides, view->shape, mn_dtype_size(view->dtype));
+    }
+}
+
+/* Returns the work's memory, which may be written; NULL if there is no volume. */
+static void *
+data_of(const struct mn_view *view)
+{
+    return view->dtype == MN_DTYPE_NONE ? NULL : (void *)(uintptr_t)view->base;
+}
+
+static int
+fail_user(struct mn_work *work, const struct mn_operator *user, int rc, const char *words)
+{
+    return mn_fail(work->reader.text, rc < 0 ? -rc : EINVAL, "operator %s: %s", user->name,
+                   words[0] != '\0' ? words : "failed without a message");
+}
+
+/* Makes the volume that the operator's plan asked for. */
+static int
+make_output(struct mn_work *work, const struct mn_operator *user,
+            struct mn_op_volume *volume, struct mn_view *view)
+{
+    int64_t bytes = (int64_t)mn_dtype_size(volume->dtype);
+    void *memory = NULL;
+    if (volume->dtype == MN_DTYPE_NONE) {
+        view->source = view->dtype = MN_DTYPE_NONE;
+        return 0;
+    }
+    for (int axis = 0; axis < MN_VOLUME_DIMS; axis++) {
+        if (bytes <= 0 || volume->shape[axis] <= 0
+            || __builtin_mul_overflow(bytes, volume->shape[axis], &bytes)) {
+            return fail_user(work, user, -EINVAL, "planned an impossible dtype or shape");
+        }
+    }
+    int rc = mn_work_alloc(work, (size_t)bytes, &memory);
+    if (rc == 0) {
+        mn_view_of_block(view, volume->dtype, memory, volume->shape);
+        view->writable = true;
+        memcpy(volume->strides, view->strides, sizeof(volume->strides));
+        volume->data = memory;
+    }
+    return rc;
+}
+
+static int
+run_planned(struct mn_work *work, const struct mn_operator *user, struct mn_op_call *in)
+{
+    struct mn_op_call out = *in;
+    struct mn_view image, label;
+    char words[MESSAGE] = "";
+    in->image.data = in->label.data = out.image.data = out.label.data = NULL;
+    int rc = user->plan(user->state, in, &out, words, sizeof(words));
+    if (rc < 0) {
+        return fail_user(work, user, rc, words);
+    }
+    rc = make_output(work, user, &out.image, &image);
+    if (rc == 0) {
+        rc = make_output(work, user, &out.label, &label);
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    in->image.data = data_of(&work->image);
+    in->label.data = data_of(&work->label);
+    rc = user->run(user->state, in, &out, words, sizeof(words));
+    if (rc < 0) {
+        return fail_user(work, user, rc, words);
+    }
+    work->image = image;
+    work->label = label;
+    return 0;
+}
+
+static int
+mn_op_user(struct mn_work *work, const struct mn_op *op, uint32_t number)
+{
+    const struct mn_operator *user = op->user;
+    char words[MESSAGE] = "";
+    int rc = mn_work_settle_own(work, &work->image);
+    if (rc == 0) {
+        rc = mn_work_settle_own(work, &work->label);
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    struct mn_op_call call = {.size = sizeof(call), .number = number,
+                              .key_hi = work->key_hi, .key_lo = work->key_lo};
+    describe(&call.image, &work->image);
+    describe(&call.label, &work->label);
+    if (user->plan != NULL) {
+        return run_planned(work, user, &call);
+    }
+    call.image.data = data_of(&work->image);
+    call.label.data = data_of(&work->label);
+    rc = user->run(user->state, &call, &call, words, sizeof(words));
+    return rc < 0 ? fail_user(work, user, rc, words) : 0;
+}
+
+/* ---- The dtypes and shapes that come out of a pipeline, before any sample is made ---- */
+
+static void
+set_patch(struct mn_volume_plan *plan, const struct mn_op *op)
+{
+    for (int axis = 1; axis < MN_VOLUME_DIMS; axis++) {
+        plan->shape[axis] = op->size[axis];
+    }
+}
+
+static int
+reshape(struct mn_volume_plan *plan, const struct mn_op *op, struct mn_text *text)
+{
+    if (plan->dtype == MN_DTYPE_NONE) {
+        return 0;
+    }
+    return op->kind == MN_OP_PAD ? mn_op_pad_shape(op, plan->shape, text)
+                                 : mn_op_resample_shape(op, plan->shape, text);
+}
+
+static void
+pad_unknown(struct mn_volume_plan *plan, const struct mn_volume_plan *before,
+            const struct mn_op *op)
+{
+    for (int axis = 1; axis < MN_VOLUME_DIMS; axis++) {
+        bool known = before->shape[axis] >= 0
+                     || (op->kind == MN_OP_RESAMPLE && op->size[axis] > 0);
+        if (!known) {
+            plan->shape[axis] = -1;
+        }
+    }
+}
+
+static int
+infer_reshape(struct mn_volume_plan *plan, const struct mn_op *op, struct mn_text *text)
+{
+    struct mn_volume_plan before = *plan;
+    int rc = reshape(plan, op, text);
+    pad_unknown(plan, &before, op);
+    return rc;
+}
+
+static bool
+is_known(const struct mn_volume_plan *plan)
+{
+    bool known = true;
+    for (int axis = 0; plan->dtype != MN_DTYPE_NONE && axis < MN_VOLUME_DIMS; axis++) {
+        known = known && plan->shape[axis] >= 0;
+    }
+    return known;
+}
+
+static void
+to_volume(struct mn_op_volume *volume, const struct mn_volume_plan *plan)
+{
+    volume->dtype = plan->dtype;
+    memcpy(volume->shape, plan->shape, sizeof(volume->shape));
+}
+
+static int
+infer_user(struct mn_volume_plan *image, struct mn_volume_plan *label, const struct mn_op *op,
+           uint32_t number, struct mn_text *text)
+{
+    struct mn_op_call in = {.size = sizeof(in), .number = number}, out;
+    char words[400] = "";
+    if (op->user->plan == NULL) {
+        return 0;
+    }
+    if (!is_known(image) || !is_known(label)) {
+        memset(image->shape, -1, sizeof(image->shape)); /* -1 in every byte is -1 */
+        memset(label->shape, -1, sizeof(label->shape));
+        return 0;
+    }
+    to_volume(&in.image, image);
+    to_volume(&in.label, label);
+    out = in;
+    int rc = op->user->plan(op->user->state, &in, &out, words, sizeof(words));
+    if (rc < 0) {
+        return mn_fail(text, -rc, "operator %s: %s", op->user->name, words);
+    }
+    image->dtype = out.image.dtype;
+    label->dtype = out.label.dtype;
+    memcpy(image->shape, out.image.shape, sizeof(image->shape));
+    memcpy(label->shape, out.label.shape, sizeof(label->shape));
+    return 0;
+}
+
+static void
+infer_dtype(struct mn_volume_plan *plan, int dtype)
+{
+    if (plan->dtype != MN_DTYPE_NONE && dtype != MN_DTYPE_NONE) {
+        plan->dtype = dtype;
+    }
+}
+
+static int
+infer_op(const struct mn_op *op, uint32_t number, struct mn_volume_plan *image,
+         struct mn_volume_plan *label, struct mn_text *text)
+{
+    int rc;
+    switch (op->kind) {
+    case MN_OP_RAND_BALANCED_CROP:
+    case MN_OP_RAND_CROP:
+        set_patch(image, op);
+        set_patch(label, op);
+        return 0;
+    case MN_OP_READ_NPY:
+    case MN_OP_CAST:
+        infer_dtype(image, op->dtypes[0]);
+        infer_dtype(label, op->dtypes[1]);
+        return 0;
+    case MN_OP_RAND_SCALE_INTENSITY:
+    case MN_OP_RAND_GAUSSIAN_NOISE:
+    case MN_OP_NORMALIZE:
+        infer_dtype(image, MN_DTYPE_F32);
+        return 0;
+    case MN_OP_PAD:
+    case MN_OP_RESAMPLE:
+        if (op->kind == MN_OP_RESAMPLE) {
+            infer_dtype(image, MN_DTYPE_F32);
+        }
+        rc = infer_reshape(image, op, text);
+        return rc == 0 ? infer_reshape(label, op, text) : rc;
+    case MN_OP_USER:
+        return infer_user(image, label, op, number, text);
+    default:
+        return 0;
+    }
+}
+
+int
+mn_pipeline_infer(const struct mn_pipeline *pipeline, int tail, struct mn_volume_plan *image,
+                  struct mn_volume_plan *label, struct mn_text *text)
+{
+    int rc = 0;
+    for (int i = 0; rc == 0 && i < pipeline->n_ops - tail; i++) {
+        rc = infer_op(&pipeline->ops[i], (uint32_t)i, image, label, text);
+    }
+    return rc;
+}
+
 static uint64_t
 physical_bytes(void)
 {

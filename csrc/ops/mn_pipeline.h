@@ -149,7 +149,4 @@ mn_op_pad_shape(const struct mn_op *op, int64_t *shape, struct mn_text *text);
 int
 mn_op_resample_shape(const struct mn_op *op, int64_t *shape, struct mn_text *text);
 
-int
-mn_op_user(struct mn_work *work, const struct mn_op *op, uint32_t number);
-
 #endif

@@ -16,9 +16,17 @@
 #define MN_VIEW_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "ops/mn_kernels.h"
 #include "ops/mn_npy.h"
+
+/* ---- One row of voxels from any supported dtype to another ----
+ *
+ * To float32: C's conversion (nearest, ties to even). To uint8: truncation toward zero, as
+ * NumPy does for what fits. Values outside 0..255 become 0 or 255 and NaN becomes 0, where NumPy's
+ * result depends on the machine.
+ */
 
 /* Voxel-wise arithmetic pending in a view; beyond this number the view is stored first. */
 #define MN_POINTS_MAX 8

@@ -1,7 +1,7 @@
 /* The operations on one voxel: the same for processors and for CUDA devices.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Included by mn_convert.c and mn_kernels.c, which loop over these, and by cuda/mn_finish.cu, where
+ * Included by mn_view.c and mn_kernels.c, which loop over these, and by cuda/mn_finish.cu, where
  * each thread has a voxel. So the bytes are the same on all of them, provided that each operation
  * is one IEEE operation. mn_kernels.h says how that is ensured on processors. For devices, setup.py
  * passes -fmad=false to nvcc. The exception is the bit pattern of NaN that an operation gives:

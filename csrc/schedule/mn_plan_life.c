@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "base/mn_error.h"
-#include "base/mn_min.h"
+#include "base/mn_attr.h"
 #include "schedule/mn_forming.h"
 #include "schedule/mn_plan_state.h"
 

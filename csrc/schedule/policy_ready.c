@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/mn_error.h"
-#include "base/mn_min.h"
+#include "base/mn_attr.h"
 
 enum { PENDING = 0, FAST = 1, SLOW = 2, CHOSEN = 3, DELIVERED = 4 };
 

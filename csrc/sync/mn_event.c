@@ -6,7 +6,7 @@
 #include "base/mn_fault.h"
 #include "base/mn_error.h"
 #include "os/mn_clock.h"
-#include "os/mn_futex.h"
+#include "os/mn_thread.h"
 
 /* Where the kernel refuses to wait (a sandbox), sleeps last this long. */
 #define MN_EVENT_REFUSED_NS 1000000

@@ -27,9 +27,56 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "os/mn_thread.h"
 #include "workers/mn_records.h"
-#include "workers/mn_tasks.h"
-#include "workers/policy_respawn.h"
+#include "workers/mn_tasks_and_retries.h"
+
+/* ---- Whether a dead worker is replaced, and after which pause ----
+ *
+ * Purpose
+ *   What ends one worker may end the next as well: a sample, worker_init_fn, a lack of memory.
+ *   The caller must not wait for workers that will never exist, and the machine must not be
+ *   busy with starting them.
+ *
+ * Rule, for each place of the crew
+ *   A death after a finished task begins anew. A series of deaths without one is a crash loop.
+ *   The pause before the next worker is none, then MN_RESPAWN_PAUSE_FIRST_MS, and doubles up
+ *   to MN_RESPAWN_PAUSE_MOST_MS. The series has no end here: if the workers die while they run
+ *   a task, it ends with that task's attempts (mn_tasks_and_retries.h).
+ *   Workers that die while they start have no task. After MN_RESPAWN_DEATHS of them in a row,
+ *   over a time, the place is not filled again. The time is MN_RESPAWN_NS, or
+ *   MN_RESPAWN_KILLED_NS if the last one was killed. A worker that the system would not make
+ *   was tried for seconds already, and counts as if that time was over. So does one whose records
+ *   made no sense.
+ *
+ * A pure state machine: no clock, no lock, no system call.
+ */
+
+/* From a tenth of a second, which a user does not notice, to one second, which costs the machine
+ * next to nothing. */
+#define MN_RESPAWN_PAUSE_FIRST_MS 100u
+#define MN_RESPAWN_PAUSE_MOST_MS 1000u
+/* A cause that ends this many in a row, for this long, does not go away. A process that kills at
+ * random, or a machine that is short of memory, hits one or two. */
+#define MN_RESPAWN_DEATHS 3u
+#define MN_RESPAWN_NS UINT64_C(3000000000)
+/* A killer, usually another program, may hit several in a row. */
+#define MN_RESPAWN_KILLED_NS UINT64_C(30000000000)
+
+/* The history of one place. Zeroed memory is a place without deaths. */
+struct mn_respawn {
+    uint32_t crash_loop; /* deaths in a row without a finished task */
+    uint32_t unready;    /* how many of them, the last ones, while the worker started */
+    uint64_t unready_ns; /* when the first of those was seen */
+};
+
+struct mn_respawn_death {
+    bool finished;    /* the worker has finished a task */
+    bool began;       /* it had started: it was READY */
+    bool killed;      /* by SIGKILL or SIGTERM */
+    bool not_started; /* the system has not made it, or its records made no sense */
+    uint64_t now_ns;
+};
 
 struct mn_executor {
     /* Check the table: a worker is WANTED, SWEPT or asked to exit. Called without locks. */
@@ -60,7 +107,7 @@ struct mn_crew {
         bool asked;      /* to exit, by the trainer: its entry may say anything */
         bool retired;    /* by the user */
         uint64_t tasks;  /* finished in this place before the present worker came */
-        /* Facts about its process: see mn_process_watch.h. Only the watching thread writes them,
+        /* Facts about its process: see mn_watch. Only the watching thread writes them,
          * pid under the lock. */
         uint32_t pid;    /* 0: not seen yet, or swept */
         bool dead;       /* it was dead at the last look */
@@ -101,7 +148,7 @@ mn_crew_has_worked(struct mn_crew *c, uint32_t worker)
 }
 
 /* Counts a death, and returns its description. The dead worker's tasks and memory are not free yet.
- * policy_respawn.h decides whether and when it is replaced. */
+ * struct mn_respawn decides whether and when it is replaced. */
 struct mn_death
 mn_crew_record_death(struct mn_crew *c, uint32_t worker, uint64_t now_ns);
 
@@ -139,13 +186,8 @@ mn_crew_swept(struct mn_crew *c, uint32_t worker);
 void
 mn_crew_clear_empty(struct mn_crew *c);
 
-/* Does the same for an entry that names a process which is gone, and whose state says that it
- * lives. Returns false and does nothing if the place should have a worker. */
-bool
-mn_crew_names_the_gone(struct mn_crew *c, uint32_t worker, uint32_t state);
-
 /* Ends a worker for its damaged records, because nothing that it writes can be trusted. A process
- * is killed (mn_process_watch.h), a thread asked to exit. Does nothing if the place has no
+ * is killed (mn_watch_look), a thread asked to exit. Does nothing if the place has no
  * worker. */
 void
 mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what);
@@ -198,5 +240,39 @@ struct mn_zygote {
 
 void
 mn_zygote_init(struct mn_zygote *z, const struct mn_shm *shm, int pidfd, int cmd);
+
+/* ---- the trainer's own observation of workers' processes ----
+ *
+ * The zygote reports deaths, and workers write in their entries who they are. Neither is enough. A
+ * zygote that is stopped or hangs reports nothing. A worker's stray writes may make its entry say
+ * anything, even that it is dead. So the crew records which process has which entry (struct
+ * mn_member). It checks now and then whether the process lives, takes back a worker's tasks only
+ * when it does not, and kills it by that record.
+ *
+ * Each look uses a descriptor of the process (os/mn_proc.h), opened for it and closed again, so
+ * that descriptors do not grow with workers. All of this runs without the lock that guards the
+ * crew (guard), which is taken for fields that other threads read. Only one thread may call this:
+ * the one that sweeps. It passes the time. Native workers have no process of their own, and are
+ * not watched.
+ */
+
+struct mn_watch {
+    struct mn_crew *crew;
+    struct mn_mutex *guard;
+    uint64_t looked_ns;   /* time of the last look at all workers */
+    /* Numbers of looks in a row without a new process of the executor: */
+    uint32_t unanswered;          /* at which it owed an answer */
+    uint32_t looks_without_start; /* at which a worker was to be started */
+    uint32_t starts_seen;         /* processes that it had started at that time */
+    uint32_t hung; /* zygotes in a row that were ended because they hung */
+};
+
+void
+mn_watch_init(struct mn_watch *w, struct mn_crew *crew, struct mn_mutex *guard);
+
+/* Checks which processes live, and whether their executor answers. Call it before each round of
+ * sweeps, without guard. */
+void
+mn_watch_look(struct mn_watch *w, uint64_t now_ns);
 
 #endif

@@ -1,16 +1,21 @@
 /* mn_worker.c - see mn_worker.h.
  * SPDX-License-Identifier: Apache-2.0
  */
+#define _GNU_SOURCE
+
 #include "workers/mn_worker.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/mn_assert.h"
-#include "base/mn_fault.h"
 #include "base/mn_error.h"
-#include "workers/mn_runqueue.h"
+#include "base/mn_fault.h"
 #include "os/mn_clock.h"
+#include "os/mn_thread.h"
+#include "workers/mn_runqueue.h"
 
 int
 mn_worker_attach(struct mn_worker_side *w, const struct mn_shm *shm, uint32_t number)
@@ -228,4 +233,196 @@ mn_worker_done(struct mn_worker_side *w, uint32_t task)
         return collate;
     }
     return MN_NO_TASK;
+}
+
+/* ---- memory for a result outside of rows ---- */
+
+/* How often it checks meanwhile whether the trainer still lives. */
+#define POLL_NS (INT64_C(200) * 1000 * 1000)
+
+/* Returns whether the trainer is gone, which would end this worker. Threads of it are gone, too. */
+static bool
+orphaned(const struct mn_worker_side *w)
+{
+    return w->trainer != NULL && mn_lifeline_is_cut(w->trainer);
+}
+
+/* Returns the trainer's answer, or WANT if there will be none. */
+static uint32_t
+await_lease(struct mn_worker_side *w)
+{
+    struct mn_worker *me = w->me;
+    int slept = 0;
+    for (;;) {
+        mn_event_prepare_wait(&me->lease_event);
+        uint32_t st = mn_a32_load_seqcst(&me->lease_state); /* [L4] */
+        if (st != MN_LEASE_WANT || mn_worker_stopped(w)
+            || mn_a32_load_seqcst(&w->shm.ctl->dismissed) != 0
+            || (slept == -ETIMEDOUT && orphaned(w))) {
+            mn_event_cancel_wait(&me->lease_event);
+            return st;
+        }
+        slept = mn_event_commit_wait(&me->lease_event, POLL_NS);
+    }
+}
+
+int
+mn_worker_lease(struct mn_worker_side *w, uint64_t bytes, uint64_t *off)
+{
+    bytes = (bytes + MN_PAGE - 1) & ~(uint64_t)(MN_PAGE - 1);
+    if (bytes > w->lease_end - w->used_end) {
+        struct mn_worker *me = w->me;
+        me->want_bytes = bytes;
+        me->used_end = w->used_end;
+        mn_a32_store_seqcst(&me->lease_state, MN_LEASE_WANT); /* [L1] */
+        MN_FAULT("worker.lease.want");
+        mn_event_notify(&w->shm.ctl->engine);
+        uint32_t st = await_lease(w);
+        if (st == MN_LEASE_WANT) {
+            return MN_CLOSED;
+        }
+        MN_FAULT("worker.lease.granted");
+        w->lease_off = w->used_end = me->lease_off;
+        w->lease_end = me->lease_off + me->lease_len;
+        mn_a32_store_relaxed(&me->lease_state, MN_LEASE_IDLE); /* ours again */
+        if (st == MN_LEASE_REFUSED) {
+            return -ENOMEM;
+        }
+    }
+    *off = w->used_end;
+    w->used_end += bytes;
+    return 0;
+}
+
+/* ---- times of a task ---- */
+
+/* Tasks cheaper than this are not worth a read of the thread's CPU clock (a system call). */
+#define CPU_CLOCK_WORTH_NS UINT64_C(20000)
+
+/* Reads the clock once more for each wait: a small part of what the wake-up costs. */
+void
+mn_worker_waited(struct mn_worker_clock *clock)
+{
+    clock->cpu_begin_ns = mn_thread_cpu_ns();
+}
+
+void
+mn_worker_begin(struct mn_worker_side *w, struct mn_worker_clock *clock)
+{
+    clock->begin_ns = clock->lap_ns = mn_now_ns();
+    mn_a64_store_relaxed(&w->me->since_ns, clock->begin_ns);
+    mn_a64_store_relaxed(&w->me->row, w->held.row0);
+}
+
+uint64_t
+mn_worker_lap(struct mn_worker_clock *clock)
+{
+    uint64_t before = clock->lap_ns;
+    clock->lap_ns = mn_now_ns();
+    return clock->lap_ns - before;
+}
+
+void
+mn_worker_account(struct mn_worker_side *w, struct mn_worker_clock *clock, uint32_t task)
+{
+    struct mn_worker *me = w->me;
+    struct mn_task *t = mn_task_at(&w->shm, task);
+    t->wall_ns = mn_now_ns() - clock->begin_ns;
+    t->cpu_ns = 0;
+    if (clock->cpu_begin_ns != 0) {
+        uint64_t cpu = mn_thread_cpu_ns();
+        t->cpu_ns = cpu - clock->cpu_begin_ns;
+        clock->cpu_begin_ns = t->wall_ns > CPU_CLOCK_WORTH_NS ? cpu : 0;
+    }
+    else if (t->wall_ns > CPU_CLOCK_WORTH_NS) {
+        clock->cpu_begin_ns = mn_thread_cpu_ns(); /* counts from the next task on */
+    }
+    /* Relaxed: written here alone. */
+    mn_a64_store_relaxed(&me->busy_ns, mn_a64_load_relaxed(&me->busy_ns) + t->wall_ns);
+    mn_a64_store_relaxed(&me->cpu_ns, mn_a64_load_relaxed(&me->cpu_ns) + t->cpu_ns);
+    uint64_t rows = w->held.kind != MN_KIND_COLLATE ? w->held.nrows : 0; /* counted by its parts */
+    mn_a64_store_relaxed(&me->rows_done, mn_a64_load_relaxed(&me->rows_done) + rows);
+}
+
+/* ---- the entry of a worker that is a thread ---- */
+
+bool
+mn_entry_over(const struct mn_worker_side *w)
+{
+    const struct mn_ctl *c = w->shm.ctl;
+    return mn_a32_load_seqcst(&c->stop) != 0 || mn_a32_load_seqcst(&c->dismissed) != 0;
+}
+
+static void
+come(struct mn_worker_side *w)
+{
+    w->lease_off = w->lease_end = w->used_end = 0; /* those of its last life were taken back */
+    mn_a32_store_relaxed(&w->me->tid, mn_thread_number());
+    mn_worker_set_owner(w->me, mn_worker_starts(w->me) + 1, (uint32_t)getpid());
+    mn_a32_store_relaxed(&w->me->exit_status, 0);
+    w->me->began = 1;
+    mn_a32_store_seqcst(&w->me->state, MN_WORKER_READY); /* [R1] */
+}
+
+/* Returns whether there is nothing to do here before another thread moves the entry. */
+static bool
+must_wait(const struct mn_worker_side *w)
+{
+    uint32_t state = mn_a32_load_seqcst(&w->me->state);
+    return !mn_entry_over(w) && (state == MN_WORKER_EMPTY || state == MN_WORKER_EXITED);
+}
+
+bool
+mn_entry_await(struct mn_worker_side *w)
+{
+    struct mn_worker *me = w->me;
+    while (!mn_entry_over(w)) {
+        uint32_t state = mn_a32_load_acquire(&me->state);
+        if (state == MN_WORKER_READY || state == MN_WORKER_WANTED) {
+            return true;
+        }
+        if (state == MN_WORKER_SWEPT) {
+            mn_a32_store_seqcst(&me->state, MN_WORKER_EMPTY);
+            continue;
+        }
+        /* EMPTY or EXITED: no thread's entry is ever STARTING. */
+        mn_event_prepare_wait(&me->event);
+        if (must_wait(w)) {
+            (void)mn_event_commit_wait(&me->event, MN_WORKER_IDLE_NS);
+        }
+        else {
+            mn_event_cancel_wait(&me->event);
+        }
+    }
+    return false;
+}
+
+bool
+mn_entry_begin(struct mn_worker_side *w)
+{
+    if (!mn_entry_await(w)) {
+        return false;
+    }
+    if (mn_a32_load_acquire(&w->me->state) == MN_WORKER_WANTED) {
+        come(w);
+    }
+    return true;
+}
+
+void
+mn_entry_die(struct mn_worker_side *w, int32_t status)
+{
+    mn_a32_store_relaxed(&w->me->exit_status, (uint32_t)status);
+    mn_a32_store_seqcst(&w->me->state, MN_WORKER_EXITED); /* [S1] */
+    mn_event_notify(&w->shm.ctl->engine);
+}
+
+void
+mn_entry_leave(struct mn_worker_side *w)
+{
+    bool ended = mn_a32_load_seqcst(&w->me->exit_request) == MN_EXIT_ENDED;
+    if (ended) {
+        mn_a32_store_seqcst(&w->me->exit_request, 0); /* so that it counts as a death */
+    }
+    mn_entry_die(w, ended ? -SIGTERM : 0);
 }

@@ -8,6 +8,8 @@
 #ifndef MN_WORKER_H
 #define MN_WORKER_H
 
+#include <stdbool.h>
+
 #include "os/mn_lifeline.h"
 #include "workers/mn_records.h"
 
@@ -59,5 +61,66 @@ mn_worker_lease(struct mn_worker_side *w, uint64_t bytes, uint64_t *off);
  * the block, returns its collate task, which is then RUNNING in this worker; else MN_NO_TASK. */
 uint32_t
 mn_worker_done(struct mn_worker_side *w, uint32_t task);
+
+/* ---- what a task has cost its worker, by both clocks ----
+ *
+ * Owned by the worker's thread, like its entry's counters.
+ */
+
+struct mn_worker_clock {
+    uint64_t begin_ns;     /* start of the current task */
+    uint64_t lap_ns;       /* when its last timed row was done, or it began */
+    uint64_t cpu_begin_ns; /* CPU time of this thread at begin_ns; 0: not read, because the tasks
+                            * are very cheap */
+};
+
+/* The thread has waited, or has just begun: that time does not count for the next task. */
+void
+mn_worker_waited(struct mn_worker_clock *clock);
+
+/* Starts the clock of the claimed task. */
+void
+mn_worker_begin(struct mn_worker_side *w, struct mn_worker_clock *clock);
+
+/* Returns the time since the task began, or since the last call: what a row has taken. */
+uint64_t
+mn_worker_lap(struct mn_worker_clock *clock);
+
+/* Stops the clock, and adds the times to the task and the entry's counters. Call it before
+ * mn_worker_done(). */
+void
+mn_worker_account(struct mn_worker_side *w, struct mn_worker_clock *clock, uint32_t task);
+
+/* ---- the entry of a worker that is a thread of the trainer ----
+ *
+ * The thread manages the entry itself, because there is no zygote. WANTED -> READY: the thread
+ * begins. READY -> EXITED: it was asked to exit. SWEPT -> EMPTY: the engine has looked. Then it
+ * waits until it is wanted again. A thread cannot be killed, so the engine waits for its task and
+ * never gives it to another worker. Only a thread that ends by its own error sets EXITED while it
+ * runs a task.
+ *
+ * Only that thread calls these functions. It holds no lock and, where it waits, no GIL.
+ */
+
+/* Returns whether the loader closes, or the interpreter exits: the thread begins nothing more, and
+ * does not publish its current task. */
+bool
+mn_entry_over(const struct mn_worker_side *w);
+
+/* Waits until this worker is wanted; it is not READY yet. Returns false if it is over. */
+bool
+mn_entry_await(struct mn_worker_side *w);
+
+/* Waits likewise, and makes it READY. Returns false if it is over. */
+bool
+mn_entry_begin(struct mn_worker_side *w);
+
+/* The worker was asked to exit: ends in order, or as terminate() ends a process. */
+void
+mn_entry_leave(struct mn_worker_side *w);
+
+/* This thread will not come back; its current task is lost with it. */
+void
+mn_entry_die(struct mn_worker_side *w, int32_t status);
 
 #endif

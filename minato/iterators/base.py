@@ -290,7 +290,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     @eager
     def _next(self) -> Any:
         """torch's __next__ without the range that it records for profilers. Without a profiler,
-        that range takes a large share of a small batch's time. mn_delivery.c chooses between the
+        that range takes a large share of a small batch's time. mn_engine_type_take.c chooses between the
         two."""
         if self._owner != os.getpid():  # here the lock may be held by a thread that does not exist
             raise RuntimeError("this iterator belongs to another process; make a new one here")

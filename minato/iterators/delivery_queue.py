@@ -9,7 +9,7 @@ program whose steps take milliseconds returns with cold caches, so the first bat
 times as much as the following ones. (If steps are long, batches are received one at a time. The
 cost does not matter then, and each call shows how full the queue is.)
 
-``mn_delivery.c`` is told how many of those batches need nothing else, and delivers them without
+``mn_engine_type_take.c`` is told how many of those batches need nothing else, and delivers them without
 running this code.
 
 Sampler and engine stay in the program's thread. Prefetched batches still count as planned, so the

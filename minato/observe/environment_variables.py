@@ -35,7 +35,7 @@ BUILD: dict[str, str] = {
 #: read by tests and benchmarks
 TESTS: dict[str, str] = {
     "MINATO_FAULT": '"LABEL N FILE HOW": die or stop at that fault point, in a build that has them '
-    "(csrc/py/module/mn_fault_env.c).",
+    "(csrc/py/module/mn_module.c).",
     "MINATO_FAULT_SPARES": "The process that passes its point unharmed.",
     "MINATO_FUZZ_SECONDS": "New random examples at each run, for this many seconds a test.",
     "MINATO_KITS19": "Folder with real KiTS19 labels.",

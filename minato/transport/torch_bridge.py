@@ -1,5 +1,5 @@
 """Gives the core what it needs from torch (csrc/py/module/mn_state.h), and tensors over the core's
-memory where torch has no C interface for that (csrc/py/transport/mn_tensor.c)."""
+memory where torch has no C interface for that (csrc/py/transport/mn_rows_to_tensors.c)."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@
 #include "mn_test.h"
 #include "workers/mn_crew.h"
 #include "workers/mn_arena_leases.h"
-#include "workers/mn_process_watch.h"
 
 #define TASKS 8u
 #define WORKERS 3u

@@ -11,9 +11,9 @@
 #include "schedule/mn_forming.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_shared_costs.h"
-#include "os/mn_cputime.h"
+#include "os/mn_proc.h"
 #include "os/mn_thread.h"
-#include "workers/mn_worker_clock.h"
+#include "workers/mn_worker.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define WAIT_NS INT64_C(10000000000)

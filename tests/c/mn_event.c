@@ -10,7 +10,7 @@
 
 #include "base/mn_fault.h"
 #include "mn_test.h"
-#include "os/mn_futex.h"
+#include "os/mn_thread.h"
 #include "sync/mn_event.h"
 
 /* ---- a scripted kernel ---- */

@@ -5,7 +5,7 @@
 #include <pthread.h>
 
 #include "mn_test.h"
-#include "os/mn_futex.h"
+#include "os/mn_thread.h"
 
 #define LONG_NS INT64_C(60000000000)
 

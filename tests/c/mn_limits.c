@@ -8,8 +8,7 @@
 #include <unistd.h>
 
 #include "mn_test.h"
-#include "os/mn_cpu_limits.h"
-#include "os/mn_memory_limits.h"
+#include "os/mn_limits.h"
 
 int
 main(int argc, char **argv)

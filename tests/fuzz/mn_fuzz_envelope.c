@@ -4,7 +4,7 @@
 #include "mn_fuzz.h"
 
 #include "engine/mn_checked_results.h"
-#include "workers/mn_envelope_seal.h"
+#include "workers/mn_records.h"
 
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)

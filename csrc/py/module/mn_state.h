@@ -28,7 +28,7 @@ struct mn_state {
     PyTypeObject *arena_view_type;
     PyTypeObject *costs_type;
     PyTypeObject *pagelock_type;
-    /* tuples whose items have names: mn_named_tuples.h */
+    /* tuples whose items have names */
     PyTypeObject *task_type;
     PyTypeObject *envelope_type;
     PyTypeObject *loss_type;
@@ -63,9 +63,18 @@ mn_state_of(PyObject *module);
 struct mn_state *
 mn_state_of_type(PyTypeObject *type);
 
-/* In builds with MN_FAULTS, reads from the environment at which point to die (mn_fault_env.c). */
-void
-mn_faults_arm(void);
+/* ---- tuples whose items have names ---- */
+
+/* Makes one of the types of mn_state, from values as for Py_BuildValue, in parentheses. Returns
+ * NULL with an exception. */
+PyObject *
+mn_named_tuple(PyTypeObject *type, const char *format, ...);
+
+/* Makes a task that Python must handle. Takes over both objects. Either may be NULL with an
+ * exception; then so is the result. */
+PyObject *
+mn_task_tuple(const struct mn_state *st, const struct mn_task *t, const struct mn_block *b,
+              PyObject *indices, PyObject *extras);
 
 int
 mn_named_tuples_add_types(PyObject *module, struct mn_state *st);
@@ -181,16 +190,6 @@ PyObject *
 mn_arena_view_new(struct mn_state *st, struct mn_hold *hold, uint64_t bytes);
 
 /* ---- tensors ------------------------------------------------------------------------ */
-
-/* Makes a new tensor over the hold's memory, and takes the hold over (also on failure). */
-PyObject *
-mn_tensor_over(struct mn_state *st, struct mn_hold *hold, struct mn_dl_dtype dtype, int ndim,
-               const int64_t *shape, uint64_t bytes);
-
-/* Makes a new tensor in ordinary memory with a copy of data. */
-PyObject *
-mn_tensor_copy(struct mn_state *st, const void *data, struct mn_dl_dtype dtype, int ndim,
-               const int64_t *shape, uint64_t bytes);
 
 /* ---- layouts ------------------------------------------------------------------------ */
 

@@ -47,14 +47,6 @@ mn_ops_volume(PyObject *array, int writable, Py_buffer *buffer, struct mn_op_vol
 int
 mn_ops_memory(PyObject *array, uint64_t bytes, Py_buffer *buffer);
 
-/* Functions of the module (mn_ops_jpeg.c). */
-PyObject *
-mn_ops_jpeg_library(PyObject *module, PyObject *args);
-PyObject *
-mn_ops_jpeg_size(PyObject *module, PyObject *args);
-PyObject *
-mn_ops_jpeg_crop(PyObject *module, PyObject *args);
-
 /* Returns "|u1" and so on. */
 const char *
 mn_ops_dtype_string(int dtype);

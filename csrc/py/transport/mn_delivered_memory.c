@@ -23,7 +23,7 @@
 
 #include "engine/mn_engine_snapshot.h"
 #include "os/mn_forks.h"
-#include "os/mn_memory_limits.h"
+#include "os/mn_limits.h"
 #include "os/mn_proc.h"
 #include "os/mn_thread.h"
 #include "py/module/mn_state.h"

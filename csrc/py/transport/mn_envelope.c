@@ -8,7 +8,7 @@
 
 #include "base/mn_error.h"
 #include "os/mn_memfd.h"
-#include "workers/mn_envelope_seal.h"
+#include "workers/mn_records.h"
 
 static uint64_t
 up_to(uint64_t n, uint64_t a)

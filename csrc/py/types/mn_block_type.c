@@ -1,15 +1,64 @@
-/* mn_block_type.c - Block: Python's name for a batch in flight, for the engine that made it.
+/* mn_engine_object.c - Block, Epoch, and helpers of an Engine's methods. See mn_engine_object.h.
  * SPDX-License-Identifier: Apache-2.0
+ */
+#include "py/types/mn_engine_object.h"
+
+#include <stddef.h>
+#include <structmember.h>
+
+#include "engine/mn_engine_snapshot.h"
+#include "os/mn_clock.h"
+#include "os/mn_proc.h"
+
+/* The longest sleep of next() before it checks for signals. A backstop: a signal to the main thread
+ * ends the sleep by itself. */
+#define SIGNAL_LOOK_NS (INT64_C(500) * 1000 * 1000)
+
+struct mn_engine *
+mn_engine_get(PyObject *self)
+{
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
+    if (o->engine == NULL || o->pid != mn_proc_self()) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        o->engine == NULL ? "the engine is closed"
+                                          : "the engine belongs to another process");
+        return NULL;
+    }
+    return o->engine;
+}
+
+int
+mn_engine_goes_on(PyObject *self)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    if (e != NULL && mn_engine_is_stopped(e)) {
+        PyErr_SetString(PyExc_RuntimeError, "the loader was shut down; make a new iterator");
+        return -1;
+    }
+    return e != NULL ? 0 : -1;
+}
+
+uint64_t
+mn_engine_until(double seconds)
+{
+    bool endless = !(seconds >= 0 && seconds <= 1e9);
+    return endless ? UINT64_MAX : mn_now_ns() + (uint64_t)(seconds * 1e9);
+}
+
+int64_t
+mn_engine_slice(uint64_t until)
+{
+    uint64_t now = until == UINT64_MAX ? 0 : mn_now_ns();
+    uint64_t left = until > now ? until - now : 0;
+    return left < (uint64_t)SIGNAL_LOOK_NS ? (int64_t)left : SIGNAL_LOOK_NS;
+}
+
+/* ---- Block: Python's name for a batch in flight, for the engine that made it ----
  *
  * Python never sees where a block lies. The owner of a Block may ask its engine about it until the
  * batch has ended. After that, and at any other engine, it is a ValueError. So no argument from
  * Python can make the engine read memory that is not a block.
  */
-#include "engine/mn_engine_snapshot.h"
-#include "py/types/mn_engine_object.h"
-
-#include <stddef.h>
-#include <structmember.h>
 
 PyObject *
 mn_block_new(PyObject *engine, uint64_t sequence, uint64_t off, PyObject *layout)
@@ -122,4 +171,104 @@ mn_block_add_type(PyObject *module, struct mn_state *st)
 {
     st->block_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
     return st->block_type == NULL ? -1 : PyModule_AddType(module, st->block_type);
+}
+
+/* ---- Epoch: values that are the same for every batch of an epoch ----
+ *
+ * The planner makes one Epoch for each epoch, and passes it to the engine with each batch.
+ * number: of the epoch; base_seed: of its samples; dumps: pickles indices that are no integers.
+ * user_epoch: 1 + the argument of set_epoch(), or 0; seeded, splits: see struct mn_epoch.
+ */
+
+static PyObject *
+epoch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"number", "base_seed", "dumps", "user_epoch", "seeded", "splits",
+                            "by_index", NULL};
+    unsigned long long number, base_seed, user_epoch = 0;
+    PyObject *dumps;
+    int seeded = 0, splits = 0, by_index = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKO|$Kppp", names, &number, &base_seed, &dumps,
+                                     &user_epoch, &seeded, &splits, &by_index)) {
+        return NULL;
+    }
+    struct mn_epoch *e = (struct mn_epoch *)type->tp_alloc(type, 0);
+    if (e != NULL) {
+        e->number = number;
+        e->base_seed = base_seed;
+        e->user_epoch = user_epoch;
+        e->seeded = seeded == 0 ? 0 : by_index ? MN_SEEDED_BY_INDEX : MN_SEEDED_BY_PLACE;
+        e->splits = splits != 0;
+        e->dumps = Py_NewRef(dumps);
+    }
+    return (PyObject *)e;
+}
+
+struct mn_epoch *
+mn_epoch_of(PyObject *engine, PyObject *epoch)
+{
+    struct mn_state *st = mn_state_of_type(Py_TYPE(engine));
+    if (st == NULL || !Py_IS_TYPE(epoch, st->epoch_type)) {
+        PyErr_Format(PyExc_TypeError, "expected an Epoch, got %s", Py_TYPE(epoch)->tp_name);
+        return NULL;
+    }
+    return (struct mn_epoch *)epoch;
+}
+
+static int
+traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((struct mn_epoch *)self)->dumps);
+    return 0;
+}
+
+static void
+epoch_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(((struct mn_epoch *)self)->dumps);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMemberDef epoch_members[] = {
+    {"number", T_ULONGLONG, offsetof(struct mn_epoch, number), READONLY,
+     PyDoc_STR("the epoch's number for seeds")},
+    {"base_seed", T_ULONGLONG, offsetof(struct mn_epoch, base_seed), READONLY,
+     PyDoc_STR("of the epoch")},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyDoc_STRVAR(doc,
+"Epoch(number, base_seed, dumps, *, user_epoch=0, seeded=False, splits=False,\n"
+"by_index=False)\n\n"
+"Values that are the same for all batches of an epoch. dumps(indices) is sent if they are not\n"
+"a list of machine integers. It returns bytes, or (n, bytes), which begin with n machine\n"
+"integers by which costs are known. user_epoch: 1 + the argument of set_epoch. seeded: before\n"
+"each sample, by_index: by its index. splits: a batch that one worker could fetch and collate\n"
+"may, where that pays, be fetched by several and collated by one.");
+
+static PyType_Slot epoch_slots[] = {
+    {Py_tp_new, epoch_new},
+    {Py_tp_traverse, traverse}, /* no clear: it is immutable, so it cannot close a cycle */
+    {Py_tp_dealloc, epoch_dealloc},
+    {Py_tp_members, epoch_members},
+    {Py_tp_doc, (char *)doc},
+    {0, NULL},
+};
+
+static PyType_Spec epoch_spec = {
+    .name = "minato._core.Epoch",
+    .basicsize = sizeof(struct mn_epoch),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = epoch_slots,
+};
+
+int
+mn_epoch_add_type(PyObject *module, struct mn_state *st)
+{
+    st->epoch_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &epoch_spec, NULL);
+    return st->epoch_type == NULL ? -1 : PyModule_AddType(module, st->epoch_type);
 }

@@ -12,7 +12,7 @@ struct mn_engine_object {
     PyObject_HEAD
     struct mn_engine *engine; /* NULL: closed */
     PyObject *costs;          /* CostModel or None: outlives the engine */
-    struct mn_posted *posted; /* layouts that workers read, kept alive: mn_engine_type_submit.c */
+    struct mn_posted *posted; /* layouts that workers read, kept alive: mn_engine_type_plan.c */
     pid_t pid;                /* process that owns it; in a forked child it does nothing */
     unsigned int inside;      /* threads in its functions without the GIL; close() waits for them */
 };
@@ -99,12 +99,12 @@ mn_engine_forget_posted(PyObject *self);
     extern const char mn_engine_##name##_doc[];                                         \
     PyObject *mn_engine_py_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 
-/* mn_engine_type_submit.c: static scheduling, and the layouts that rows may follow */
+/* mn_engine_type_plan.c: static scheduling, the layouts that rows may follow, ... */
 MN_ENGINE_METHOD(post);
 MN_ENGINE_FAST_METHOD(submit);
 MN_ENGINE_METHOD(resume);
 
-/* mn_engine_type_plan.c: balanced scheduling */
+/* ... and balanced scheduling */
 MN_ENGINE_FAST_METHOD(plan);
 MN_ENGINE_METHOD(set_form);
 MN_ENGINE_METHOD(plan_end);

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "engine/mn_engine_snapshot.h"
-#include "py/module/mn_named_tuples.h"
 #include "py/types/mn_engine_object.h"
 #include "py/transport/mn_envelope.h"
 

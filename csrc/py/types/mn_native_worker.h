@@ -6,7 +6,7 @@
  * mn_native_pipeline (minato/ops.h), straight into the row's fields. The pipeline defines the
  * layout of the rows: field i of a block is its field i.
  *
- * A native worker manages its own entry (workers/mn_thread_entry.h).
+ * A native worker manages its own entry (workers/mn_worker.h).
  */
 #ifndef MN_NATIVE_WORKER_H
 #define MN_NATIVE_WORKER_H
@@ -14,7 +14,7 @@
 #include <minato/ops.h>
 
 #include "py/seeding/mn_seed_mix.h"
-#include "workers/mn_worker_clock.h"
+#include "workers/mn_worker.h"
 
 #define MN_NATIVE_TEXT 512 /* bytes of an error text; equal to MN_OPS_TEXT, for the same texts */
 

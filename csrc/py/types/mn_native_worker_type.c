@@ -7,10 +7,10 @@
 #include "py/transport/mn_envelope.h"
 #include "py/types/mn_index.h"
 #include "py/types/mn_native_worker.h"
+#include "py/module/mn_state.h"
 #include "py/ops/mn_ops_raise.h"
 #include "py/seeding/mn_seed.h"
-#include "py/module/mn_named_tuples.h"
-#include "workers/mn_thread_entry.h"
+#include "workers/mn_worker.h"
 
 MN_STATIC_ASSERT(MN_NATIVE_TEXT == MN_OPS_TEXT, "the same error has the same words");
 

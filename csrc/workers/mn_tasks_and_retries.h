@@ -1,4 +1,4 @@
-/* mn_tasks.h - the trainer's side of the task descriptors.
+/* mn_tasks_and_retries.h - the trainer's side of the task descriptors.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Owns which descriptors are free; where each task was published, with which generation, and how
@@ -82,7 +82,7 @@ struct mn_result {
     mn_a32 published; /* enum mn_published, by the trainer; seq_cst like the words, [T3] */
     uint64_t env_off, env_len;
     uint64_t wall_ns, cpu_ns, done_ns;
-    uint64_t issue; /* see mn_envelope_seal.h: the issue that an envelope must answer */
+    uint64_t issue; /* see mn_records.h: the issue that an envelope must answer */
     struct mn_envelope envelope;
 };
 

@@ -1,4 +1,4 @@
-/* mn_layout.c - builds a layout from its description, and encodes samples into rows.
+/* mn_samples_to_rows.c - builds a layout from its description, and encodes samples into rows.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/transport/mn_layout.h"

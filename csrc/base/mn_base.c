@@ -1,10 +1,15 @@
-/* The handling of failed assertions. See mn_assert.h.
+/* The handling of failed assertions, and the hook of fault points. See mn_assert.h, mn_fault.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "base/mn_assert.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+#include "base/mn_fault.h"
+
+void (*mn_fault_hook)(const char *name) = NULL;
 
 static void
 mn_assert_print(const char *file, int line, const char *text)

@@ -1,7 +1,7 @@
-/* mn_tasks.c - see mn_tasks.h.
+/* mn_tasks_and_retries.c - see mn_tasks_and_retries.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "workers/mn_tasks.h"
+#include "workers/mn_tasks_and_retries.h"
 
 #include <errno.h>
 #include <stdlib.h>
