@@ -94,7 +94,7 @@ void
 mn_autoscale_close(struct mn_autoscale *s);
 
 /* Reads from the system what the next tick may need. Called by the engine thread without the mutex,
- * because the thread that takes a batch must not wait for these reads. mn_autoscale_facts.c. */
+ * because the thread that takes a batch must not wait for these reads. mn_autoscale.c. */
 void
 mn_autoscale_read_facts(struct mn_engine *e, uint64_t now_ns);
 

@@ -4,7 +4,7 @@
  * A batch ends exactly once: it is retired after the caller has read it, or abandoned when it will
  * not be delivered. Both free its records, tasks and ranges, except the ranges that the caller
  * retains. If a worker still runs a task of an abandoned batch, the engine drops the batch when
- * that task ends (mn_engine_step.h).
+ * that task ends (mn_engine_step.c).
  */
 #ifndef MN_BLOCKS_H
 #define MN_BLOCKS_H

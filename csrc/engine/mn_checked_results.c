@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "engine/mn_engine_state.h"
-#include "engine/mn_quarantine.h"
+#include "engine/mn_engine_parts.h"
 #include "os/mn_clock.h"
 #include "workers/mn_records.h"
 

@@ -5,7 +5,7 @@
  * every value that a worker wrote to private memory and checks it. Only then does it free, index
  * or parse by that value. This is the one place that does so. A record that fails the checks is
  * *damage*.  The worker that wrote it is killed and counts as dead. Its task is then retried by
- * another worker or lost, as after a death (mn_quarantine.h). A native worker cannot be killed; it
+ * another worker or lost, as after a death (mn_quarantine.c). A native worker cannot be killed; it
  * is asked to exit.
  *
  * The ownership of envelope memory is private, too: an envelope must lie in memory that its worker
@@ -13,7 +13,7 @@
  *
  * The limit of this: the trainer trusts what it has itself written into the mapping, although a
  * worker could overwrite it. Examples are a block's counts, its list of tasks, why a task was
- * started. A word that makes sense but is not true is the business of mn_claims.h.
+ * started. A word that makes sense but is not true is the business of mn_claims.c.
  *
  * All functions need the engine's mutex, except those that read accepted results: these belong to
  * the caller that was given the batch.

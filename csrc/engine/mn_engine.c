@@ -13,7 +13,7 @@
 #include "engine/mn_engine_sizes.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_shared_costs.h"
-#include "engine/mn_engine_step.h"
+#include "engine/mn_engine_parts.h"
 #include "os/mn_clock.h"
 #include "os/mn_limits.h"
 #include "os/mn_thread.h"

@@ -35,9 +35,36 @@
 #include <stdint.h>
 
 #include "engine/mn_blocks.h"
-#include "engine/mn_engine_config.h"
-#include "schedule/mn_plan.h"
 #include "engine/mn_checked_results.h"
+#include "schedule/mn_plan.h"
+
+/* ---- the configuration of an engine ---- */
+
+struct mn_shared_costs;
+struct mn_autoscale_saved;
+
+struct mn_engine_config {
+    uint32_t workers;       /* at the start */
+    uint32_t min_workers;   /* below max_workers: the scheduler moves between the two; 0: fixed */
+    uint32_t max_workers;   /* entries of the worker table */
+    /* A sample that runs for longer is a straggler; 0: learned, < 0: never. */
+    int64_t straggler_ns;
+    uint32_t max_retries;
+    bool respawn;           /* replace dead workers */
+    uint64_t arena_bytes;   /* 0: see mn_engine_sizes.h; halved until it maps */
+    uint64_t memory_limit;  /* 0: half of the available memory */
+    uint32_t window;        /* balanced: steady prefetch window, in batches; 0: static */
+    uint32_t blocks;        /* expected number of batches in flight */
+    bool in_order;
+    struct mn_shared_costs *costs; /* balanced: must outlive the engine */
+    uint32_t ready_batch;   /* 0: deliver batches as planned. Else form batches of this many */
+    uint32_t ready_bound;   /* ready samples; none moves by more than this many batches */
+    bool ready_mixes;       /* mix samples of several planned batches where that helps */
+    /* Workers may keep files open between samples: make neighbours in one worker where measurements
+     * show that to be cheaper. */
+    bool group_neighbours;
+    const struct mn_autoscale_saved *saved_scheduler; /* the last iterator's scheduler, or NULL */
+};
 
 /* Opens an engine whose worker entries start WANTED. Returns 0 or -errno. */
 int

@@ -8,11 +8,8 @@
 #include "base/mn_assert.h"
 #include "base/mn_fault.h"
 #include "engine/mn_engine_state.h"
-#include "engine/mn_learn_costs.h"
-#include "engine/mn_next_delivery.h"
-#include "engine/mn_ready_rows.h"
+#include "engine/mn_engine_parts.h"
 #include "engine/mn_shared_costs.h"
-#include "engine/mn_start_due.h"
 
 static void
 start_due_and_unlock(struct mn_engine *e)

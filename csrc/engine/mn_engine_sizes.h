@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#include "engine/mn_engine_config.h"
+#include "engine/mn_engine.h"
 #include "workers/mn_records.h"
 
 /* Returns the size of the arena: by default four times the memory limit, at least 4 GiB and at most

@@ -7,7 +7,7 @@
 
 #include "engine/mn_engine_state.h"
 #include "schedule/mn_forming.h"
-#include "engine/mn_next_delivery.h"
+#include "engine/mn_engine_parts.h"
 #include "schedule/mn_planned.h"
 
 const struct mn_shm *

@@ -9,14 +9,13 @@
  *     mn_engine_wait  the caller's wait
  *     mn_engine       opening, the thread, closing
  *     mn_engine_plan  what the caller tells the plan
- *     mn_engine_workers    requests of the program to single workers
+ *     mn_ask_workers  requests of the program to single workers: to exit, a signal
  *     mn_engine_snapshot   answers to questions about the engine
  *     mn_engine_step    deaths, leases, abandoned batches
  *     mn_claims       contradictions between task words and workers' entries
  *     mn_autoscale    the number of workers
  *     mn_start_due    starts what the plan says: blocks, run queues
- *     mn_next_delivery   which batch is delivered next
- *     mn_ready_rows   batches formed of ready rows
+ *     mn_next_delivery   which batch is delivered next; batches formed of ready rows
  *     mn_learn_costs  what batches have cost
  *     mn_worker_views what each worker does
  *     mn_blocks       batches made and freed
@@ -36,7 +35,7 @@
 #include <stdint.h>
 
 #include "engine/mn_blocks.h"
-#include "engine/mn_engine_config.h"
+#include "engine/mn_engine.h"
 #include "os/mn_lifeline.h"
 #include "schedule/mn_plan.h"
 #include "engine/mn_waits.h"
@@ -86,7 +85,7 @@ struct mn_done {
     uint32_t n, at;
 };
 
-/* Contradictions between tasks and workers: mn_claims.h. */
+/* Contradictions between tasks and workers: mn_claims.c. */
 struct mn_claims {
     uint64_t looked_ns;
     struct mn_doubt {

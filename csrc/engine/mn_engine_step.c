@@ -1,15 +1,13 @@
-/* mn_engine_step.c - see mn_engine_step.h.
+/* mn_engine_step.c - one step of the engine thread: deaths, leases, abandoned batches, starts.
  * SPDX-License-Identifier: Apache-2.0
+ *
+ * Composes the crew, tasks and leases (workers/), which do not know batches. Mutex held.
  */
-#include "engine/mn_engine_step.h"
+#include "engine/mn_engine_parts.h"
 
 #include "base/mn_assert.h"
 #include "base/mn_fault.h"
 #include "engine/mn_checked_results.h"
-#include "engine/mn_claims.h"
-#include "engine/mn_next_delivery.h"
-#include "engine/mn_quarantine.h"
-#include "engine/mn_start_due.h"
 #include "os/mn_clock.h"
 
 bool

@@ -9,10 +9,7 @@
 #include "base/mn_fault.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_engine_state.h"
-#include "engine/mn_next_delivery.h"
-#include "engine/mn_ready_rows.h"
-#include "engine/mn_start_due.h"
-#include "engine/mn_engine_step.h"
+#include "engine/mn_engine_parts.h"
 #include "os/mn_clock.h"
 
 static bool

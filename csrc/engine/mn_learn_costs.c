@@ -1,7 +1,9 @@
-/* mn_learn_costs.c - see mn_learn_costs.h.
+/* mn_learn_costs.c - teaches the cost model from the records of finished batches.
  * SPDX-License-Identifier: Apache-2.0
+ *
+ * Needs the engine's mutex; takes the lock of the costs.
  */
-#include "engine/mn_learn_costs.h"
+#include "engine/mn_engine_parts.h"
 
 #include "engine/mn_blocks.h"
 #include "engine/mn_checked_results.h"

@@ -1,14 +1,196 @@
-/* mn_next_delivery.c - see mn_next_delivery.h.
+/* mn_next_delivery.c - which batch is delivered next, and how many could be.
  * SPDX-License-Identifier: Apache-2.0
+ *
+ * In order: the head of the plan. Out of order: the batch that was done first. In ready mode
+ * (mn_forming.h): the formed batch. A batch is done when its tasks have ended and their results
+ * were accepted, or when it is refused. Balanced scheduling only; all functions need the engine's
+ * mutex.
  */
-#include "engine/mn_next_delivery.h"
+#include "engine/mn_engine_parts.h"
 
 #include <stdlib.h>
 
+#include "base/mn_assert.h"
 #include "engine/mn_checked_results.h"
+#include "os/mn_clock.h"
 #include "schedule/mn_forming.h"
 #include "schedule/mn_planned.h"
-#include "engine/mn_ready_rows.h"
+
+/* ---- ready mode: which rows of each unit are ready; the batches formed of them ---- */
+
+static void
+mark_tasks(struct mn_engine *e, struct mn_unit *u, const struct mn_batch *b)
+{
+    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+    const uint32_t *tasks = mn_block_tasks(block);
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        const struct mn_result *result = &e->tasks.results[tasks[i]];
+        bool lost = mn_word_status(mn_tasks_word(&e->tasks, tasks[i])) == MN_TASK_LOST;
+        if (result->accepted || lost) {
+            mn_forming_mark(e->plan, u, result->row0, result->nrows, &b->reports->wall_ns,
+                            MN_REPORT_STEP);
+        }
+    }
+}
+
+/* All tasks of the unit have ended: the plan continues without it. */
+static void
+leave_plan(struct mn_engine *e, struct mn_unit *u, struct mn_batch *b)
+{
+    u->ended = true;
+    if (b != NULL) {
+        b->detached = true;
+        mn_learn_costs(e, b);
+    }
+    mn_plan_taken(e->plan, u->sequence);
+}
+
+static void
+look_at(struct mn_engine *e, struct mn_unit *u)
+{
+    struct mn_plan *p = e->plan;
+    if (!u->ended) {
+        const struct mn_planned *q = mn_plan_at(p, u->sequence);
+        mn_assert(q != NULL);
+        u->block_off = q->block_off;
+        u->refusal = q->refusal;
+    }
+    if (u->refusal.why != MN_REFUSED_NOT) {
+        mn_forming_mark(p, u, 0, u->nrows, NULL, 0);
+        if (!u->ended) {
+            leave_plan(e, u, NULL);
+        }
+        return;
+    }
+    if (u->block_off == 0) {
+        return;
+    }
+    struct mn_batch *b = mn_batch_find(e, u->block_off);
+    if (mn_plan_forming(p)->mixes) {
+        mn_batch_accept_some(e, b);
+        mark_tasks(e, u, b);
+    }
+    /* After the marks: so that a unit whose marks are complete is seen to have ended. */
+    if (!u->ended
+        && (mn_engine_poll(e, u->block_off) == MN_BLOCK_BUSY
+            || mn_batch_accept(e, b) == MN_BLOCK_BUSY)) {
+        return;
+    }
+    if (mn_plan_forming(p)->mixes) {
+        mark_tasks(e, u, b);
+    }
+    else {
+        mn_forming_mark(p, u, 0, u->nrows, NULL, 0);
+    }
+    if (!u->ended) {
+        leave_plan(e, u, b);
+    }
+}
+
+/* A mixed batch is in memory twice until the last sample of each of its units was delivered. */
+static bool
+memory_allows(const struct mn_engine *e)
+{
+    uint64_t bytes = mn_plan_batch_bytes(e->plan);
+    return !mn_arena_exceeds(&e->arena, bytes != 0 ? bytes : e->flight.mean_envelope_bytes);
+}
+
+int64_t
+mn_ready_rows_nap(const struct mn_engine *e)
+{
+    const struct mn_plan *p = e->plan;
+    const struct mn_forming *f = mn_plan_forming(p);
+    uint64_t since = f != NULL && memory_allows(e) ? f->could_ns : 0;
+    if (since == 0) {
+        return INT64_MAX;
+    }
+    int64_t left = mn_forming_patience_ns(p) - (int64_t)(mn_now_ns() - since);
+    return left > 0 ? left : 1;
+}
+
+/* Forms a batch without mixing, unless there is one already. Looks no further than that needs: each
+ * unit that leaves the plan lets the next one pass the memory limit. */
+static bool
+form_whole(struct mn_engine *e)
+{
+    struct mn_plan *p = e->plan;
+    bool formed = mn_plan_forming(p)->nruns != 0 || mn_forming_form(p, false);
+    struct mn_unit *u = formed ? NULL : mn_forming_unmarked(p, NULL);
+    for (; u != NULL && !formed; u = mn_forming_unmarked(p, u)) {
+        look_at(e, u);
+        formed = mn_forming_form(p, false);
+    }
+    return formed;
+}
+
+/* Returns whether mn_ready_rows_form() should be called: there is a batch, or one could be mixed
+ * that it does not know of yet. */
+static bool
+mn_ready_rows_any(struct mn_engine *e)
+{
+    const struct mn_forming *f = mn_plan_forming(e->plan);
+    return form_whole(e) || (f->could_ns == 0 && mn_forming_could_mix(f));
+}
+
+/* Forms the next batch if that is possible, else notes whether one could be mixed. Returns whether
+ * there is a batch. */
+static bool
+mn_ready_rows_form(struct mn_engine *e)
+{
+    struct mn_plan *p = e->plan;
+    struct mn_forming *f = mn_plan_forming(p);
+    if (form_whole(e)) {
+        return true;
+    }
+    if (!mn_forming_could_mix(f)) {
+        return false;
+    }
+    uint64_t now = mn_now_ns();
+    f->could_ns = f->could_ns == 0 ? now : f->could_ns;
+    return (int64_t)(now - f->could_ns) >= mn_forming_patience_ns(p) && memory_allows(e)
+           && mn_forming_form(p, true);
+}
+
+/* Returns how many batches could be formed of the ready rows, including those not looked at yet. */
+static int64_t
+mn_ready_rows_batches(struct mn_engine *e)
+{
+    struct mn_plan *p = e->plan;
+    int64_t ready = mn_forming_ready(mn_plan_forming(p));
+    struct mn_plan_order order = mn_plan_order(p);
+    int64_t enough = mn_plan_window(p).starved_below;
+    for (uint64_t n = order.head; n < order.begun && ready < enough; n++) {
+        uint64_t off = mn_plan_block(p, n);
+        ready += off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
+    }
+    return ready;
+}
+
+void
+mn_ready_rows_taken(struct mn_engine *e)
+{
+    for (uint32_t i = 0; i < mn_plan_forming(e->plan)->nruns; i++) {
+        const struct mn_unit *u = mn_forming_take_run(e->plan, i);
+        if (u->left == 0 && u->block_off != 0) {
+            struct mn_batch *b = mn_batch_find(e, u->block_off);
+            mn_batch_learn_envelopes(e, b);
+            mn_batch_drop(e, b);
+        }
+    }
+    mn_forming_taken(e->plan);
+}
+
+void
+mn_ready_rows_drop(struct mn_engine *e)
+{
+    const struct mn_forming *f = mn_plan_forming(e->plan);
+    for (uint32_t i = f->oldest; i < f->nunits; i++) {
+        const struct mn_unit *u = &f->units[i];
+        if (u->ended && u->left != 0 && u->block_off != 0) {
+            mn_batch_drop(e, mn_batch_find(e, u->block_off));
+        }
+    }
+}
 
 /* Returns whether the batch can be delivered, as data or as an error. */
 static bool

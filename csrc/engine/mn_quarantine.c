@@ -1,7 +1,20 @@
-/* mn_quarantine.c - see mn_quarantine.h.
+/* mn_quarantine.c - holds damaged tasks back until no worker can write their rows any more.
  * SPDX-License-Identifier: Apache-2.0
+ *
+ * A damaged word does not say which worker runs the task, and the worker that damaged it may
+ * continue. But each worker writes in its own entry what it runs, and does so before its claim
+ * ([A1] in mn_records.h). So the engine ends every worker that an entry or the record names. It
+ * takes the task back only when no entry names the task and all ended workers are gone. Until then,
+ * one of them may still write the rows. An entry with an impossible task number may stand for any
+ * task.
+ *
+ * Meanwhile mn_tasks_word() reports the task as RUNNING, whatever its record says: its batch is
+ * busy, next() sleeps, and an abandoned batch stays. A process is killed, so this lasts until its
+ * death is noticed. A thread is asked to exit, and is gone after its current sample.
+ *
+ * All functions need the mutex.
  */
-#include "engine/mn_quarantine.h"
+#include "engine/mn_engine_parts.h"
 
 static void
 end_worker(struct mn_engine *e, uint32_t task, uint32_t worker)

@@ -10,6 +10,7 @@
 #ifndef MN_SHARED_COSTS_H
 #define MN_SHARED_COSTS_H
 
+#include <errno.h>
 #include "os/mn_thread.h"
 #include "schedule/mn_costs.h"
 
@@ -17,13 +18,6 @@ struct mn_shared_costs {
     struct mn_mutex mutex;
     struct mn_costs costs;
 };
-
-/* n: length of the dataset; 0: unknown. Returns 0 or -ENOMEM. */
-int
-mn_shared_costs_init(struct mn_shared_costs *s, int64_t n);
-
-void
-mn_shared_costs_fini(struct mn_shared_costs *s);
 
 /* NULL: no model. Does nothing then. */
 static inline void
@@ -40,6 +34,25 @@ mn_shared_costs_unlock(struct mn_shared_costs *s)
     if (s != NULL) {
         mn_mutex_unlock(&s->mutex);
     }
+}
+
+/* n: length of the dataset; 0: unknown. Returns 0 or -ENOMEM. */
+static inline int
+mn_shared_costs_init(struct mn_shared_costs *s, int64_t n)
+{
+    int rc = mn_costs_init(&s->costs, n);
+    if (rc == 0 && mn_mutex_init(&s->mutex) < 0) {
+        mn_costs_fini(&s->costs);
+        rc = -ENOMEM;
+    }
+    return rc;
+}
+
+static inline void
+mn_shared_costs_fini(struct mn_shared_costs *s)
+{
+    mn_mutex_fini(&s->mutex);
+    mn_costs_fini(&s->costs);
 }
 
 #endif

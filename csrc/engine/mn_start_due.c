@@ -1,12 +1,18 @@
-/* mn_start_due.c - see mn_start_due.h.
+/* mn_start_due.c - starts what the plan says should start now: makes blocks, queues tasks.
  * SPDX-License-Identifier: Apache-2.0
+ *
+ * The run queues are kept short, because a queued task can no longer be reordered. A worker that
+ * takes a queue below its low water mark notifies the engine, which dispatches again
+ * (mn_ctl.low_water). The user's thread dispatches too, whenever it plans, waits or takes a batch.
+ *
+ * A batch is refused if it can never be made. It is also refused if the caller waits for it while
+ * no memory that it needs can come back. It is delivered in its place as an error, and the other
+ * batches go on. Balanced scheduling only; all functions need the engine's mutex.
  */
-#include "engine/mn_start_due.h"
+#include "engine/mn_engine_parts.h"
 
 #include "base/mn_error.h"
 #include "engine/mn_checked_results.h"
-#include "engine/mn_learn_costs.h"
-#include "engine/mn_next_delivery.h"
 #include "schedule/mn_planned.h"
 #include "engine/mn_shared_costs.h"
 #include "os/mn_clock.h"

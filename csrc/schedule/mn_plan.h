@@ -16,12 +16,11 @@
  * Few tasks are queued at a time, because a queued task can no longer be reordered. The number is
  * about one millisecond of work or a quarter of a task for each worker.
  *
- * The plan's files build on each other: mn_planned (a planned batch), mn_plan_chunks (rows of a
- * task), mn_plan_locality (which worker makes them), mn_plan_cut (cuts batches into tasks, also
- * again), mn_plan_learn (replans after learning), mn_plan_starved (idle workers), mn_plan_next
- * (what starts for any worker), mn_plan_first_batch (which workers help with it), mn_plan_take_over
- * (what an idle worker takes over), mn_plan_shares (what starts for one worker), mn_forming
- * (batches of ready rows), mn_plan_life (from add to taken).
+ * The plan's files build on each other: mn_planned (a planned batch), mn_plan_locality (which
+ * worker makes its rows), mn_plan_cut (cuts batches into tasks, and again after learning),
+ * mn_plan_next (what starts for any worker, also past the window), mn_plan_shares (what starts for
+ * one worker, and what an idle one takes over), mn_forming (batches of ready rows), mn_plan_life
+ * (from add to taken).
  */
 #ifndef MN_PLAN_H
 #define MN_PLAN_H
@@ -261,7 +260,7 @@ mn_plan_refuse(struct mn_plan *p, struct mn_planned *q, const struct mn_refusal 
 void
 mn_plan_set_done(struct mn_plan *p, struct mn_planned *q);
 
-/* ---- what is learned: mn_plan_learn.c; with the lock of the costs ------------------------ */
+/* ---- what is learned: mn_plan_cut.c; with the lock of the costs ------------------------ */
 
 /* Returns whether these samples turn out slow while the next epoch already has them planned by a
  * guess. Call it before they are learned. wall_ns[i * step]: of row i. */
@@ -273,7 +272,7 @@ mn_plan_is_news(struct mn_plan *p, uint64_t epoch, const int64_t *index, const u
 void
 mn_plan_learned(struct mn_plan *p, bool news);
 
-/* ---- idle workers: mn_plan_starved.c ------------------------------------------------------ */
+/* ---- idle workers: mn_plan_next.c ------------------------------------------------------ */
 
 /* Returns when the engine must look again if nothing happens: at most nap_ns from now. */
 int64_t

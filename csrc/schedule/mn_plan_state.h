@@ -145,10 +145,6 @@ mn_plan_tasks_most(const struct mn_plan *p, const struct mn_plan_batch *b, uint6
 void
 mn_plan_cut_evenly(struct mn_planned *q, uint64_t most);
 
-/* Cuts again every stale batch that has not started. */
-void
-mn_plan_recut(struct mn_plan *p);
-
 /* Returns whether memory allows a task of the batch to start. held: set if the limit refuses it. */
 bool
 mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
@@ -283,24 +279,5 @@ mn_plan_share_task_ns(const struct mn_plan *p)
 {
     return p->shares.tasks != 0 ? p->shares.cost_ns / (int64_t)p->shares.tasks : p->known.median_ns;
 }
-
-/* ---- mn_plan_take_over.c: what an idle worker takes over --------------------------------- */
-
-/* Gives the helper, which is idle, half of another worker's share, where that pays. Returns whether
- * it did. */
-bool
-mn_plan_find_help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper);
-
-/* Returns the worker whose current task goes on and on while tasks wait on its queue; the number of
- * workers if there is none. */
-uint32_t
-mn_plan_find_stuck(const struct mn_plan *p, const struct mn_plan_round *r, uint32_t helper);
-
-/* ---- mn_plan_first_batch.c --------------------------------------------------------------- */
-
-/* Finds out whether the first batch is a group (policy_locality.h), and has all workers help with
- * it if it is not. Returns true while that is unknown. */
-bool
-mn_plan_find_first(struct mn_plan *p, const struct mn_locality_pairs *pairs);
 
 #endif

@@ -42,7 +42,13 @@ struct mn_memory {
 
 /* Returns whether a task that will occupy bytes may start. is_head: it belongs to the head
  * batch. */
-bool
-mn_memory_may(const struct mn_memory *m, int64_t bytes, bool is_head);
+static inline bool
+mn_memory_may(const struct mn_memory *m, int64_t bytes, bool is_head)
+{
+    /* used + bytes + reserve <= limit, without overflow */
+    bool fits = m->used <= m->limit && bytes <= m->limit - m->used
+                && m->reserve <= m->limit - m->used - bytes;
+    return is_head || fits;
+}
 
 #endif

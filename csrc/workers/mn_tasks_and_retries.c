@@ -88,7 +88,7 @@ mn_tasks_take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t ro
  * yet if the task is new. `published` comes first, because a worker may finish the task at once.
  * The task may wait a second time, because it and one of its parts were damaged. Then the worker
  * that ends that part may have looked just before this, and does not claim the task. It is
- * published when it has waited for nothing for seconds (engine/mn_claims.h). */
+ * published when it has waited for nothing for seconds (engine/mn_engine_parts.h). */
 static void
 await_parts(struct mn_tasks *t, uint32_t task)
 {

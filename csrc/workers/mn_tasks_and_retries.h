@@ -10,7 +10,7 @@
  * task that its worker will not finish is published again on the express queue with a new
  * generation, up to its number of retries. Then it is LOST, which ends its batch with an error. A
  * damaged word does not say which worker runs the task. The task is *quarantined* until no worker
- * does, and reads as RUNNING meanwhile (engine/mn_quarantine.h). No task is left in between.
+ * does, and reads as RUNNING meanwhile (engine/mn_engine_parts.h). No task is left in between.
  *
  * Lock. None of its own: all functions need the owner's lock, except to read an accepted result,
  * which belongs to the owner of the batch. No system call.

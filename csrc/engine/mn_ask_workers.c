@@ -1,4 +1,4 @@
-/* mn_engine_workers.c - requests of the program to single workers. See mn_engine.h.
+/* mn_ask_workers.c - requests of the program to single workers. See mn_engine.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <errno.h>
