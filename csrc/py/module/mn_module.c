@@ -343,6 +343,9 @@ add_worker_states(PyObject *module)
     return added;
 }
 
+#define SPEC(name) extern PyType_Spec mn_##name##_spec;
+MN_STATE_TYPES(SPEC)
+
 static int
 core_exec(PyObject *module)
 {
@@ -350,32 +353,23 @@ core_exec(PyObject *module)
     import_array1(-1);
     mn_faults_arm();
     (void)mn_proc_self(); /* before a fork can happen next to a thread of ours */
-    st->str_requires_grad = PyUnicode_InternFromString("requires_grad");
-    st->str_is_neg = PyUnicode_InternFromString("is_neg");
-    st->str_is_conj = PyUnicode_InternFromString("is_conj");
-    st->str_next = PyUnicode_InternFromString("__next__");
-    st->str__next = PyUnicode_InternFromString("_next");
-    st->str_head = PyUnicode_InternFromString("head");
-    st->str_popleft = PyUnicode_InternFromString("popleft");
-    if (st->str_requires_grad == NULL || st->str_is_neg == NULL || st->str_is_conj == NULL
-        || st->str_next == NULL || st->str__next == NULL || st->str_head == NULL
-        || st->str_popleft == NULL) {
-        return -1;
+#define NAME(name, text)                                      \
+    if ((st->name = PyUnicode_InternFromString(text)) == NULL) { \
+        return -1;                                            \
     }
+    MN_STATE_NAMES(NAME)
+#define TYPE(name)                                                                           \
+    st->name##_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &mn_##name##_spec, NULL); \
+    if (st->name##_type == NULL || PyModule_AddType(module, st->name##_type) < 0) {          \
+        return -1;                                                                           \
+    }
+    MN_STATE_TYPES(TYPE)
 #ifdef __clang__
     const char *compiler = "clang " __clang_version__;
 #else
     const char *compiler = "gcc " __VERSION__;
 #endif
     if (mn_pending_open(st) < 0 || mn_named_tuples_add_types(module, st) < 0
-        || mn_engine_add_type(module, st) < 0
-        || mn_block_add_type(module, st) < 0 || mn_epoch_add_type(module, st) < 0
-        || mn_segment_add_type(module, st) < 0 || mn_worker_add_type(module, st) < 0
-        || mn_layout_add_type(module, st) < 0 || mn_arena_view_add_type(module, st) < 0
-        || mn_pagelock_add_type(module, st) < 0
-        || mn_costs_add_type(module, st) < 0 || mn_native_add_type(module) < 0
-        || mn_delivery_add_type(module) < 0
-        || mn_seed_add_types(module) < 0
         || add_worker_states(module) < 0
         || PyModule_AddStringConstant(module, "compiler", compiler) < 0) {
         return -1;
@@ -387,27 +381,12 @@ static int
 core_traverse(PyObject *module, visitproc visit, void *arg)
 {
     struct mn_state *st = mn_state_of(module);
-    Py_VISIT(st->engine_type);
-    Py_VISIT(st->block_type);
-    Py_VISIT(st->epoch_type);
-    Py_VISIT(st->segment_type);
-    Py_VISIT(st->worker_type);
-    Py_VISIT(st->layout_type);
-    Py_VISIT(st->arena_view_type);
-    Py_VISIT(st->pagelock_type);
-    Py_VISIT(st->task_type);
-    Py_VISIT(st->envelope_type);
-    Py_VISIT(st->loss_type);
-    Py_VISIT(st->span_type);
-    Py_VISIT(st->decision_type);
-    Py_VISIT(st->costs_type);
-    Py_VISIT(st->tensor_type);
-    Py_VISIT(st->from_view);
-    Py_VISIT(st->weak_ref);
-    Py_VISIT(st->expired);
-    Py_VISIT(st->free_weak);
-    Py_VISIT(st->torch_iterator);
-    Py_VISIT(st->torch_next);
+#define VISIT_TYPE(name) Py_VISIT(st->name##_type);
+#define VISIT_NAME(name, text) Py_VISIT(st->name);
+#define VISIT(name) Py_VISIT(st->name);
+    MN_STATE_TYPES(VISIT_TYPE)
+    MN_STATE_NAMES(VISIT_NAME)
+    MN_STATE_OBJECTS(VISIT)
     return 0;
 }
 
@@ -415,34 +394,12 @@ static int
 core_clear(PyObject *module)
 {
     struct mn_state *st = mn_state_of(module);
-    Py_CLEAR(st->engine_type);
-    Py_CLEAR(st->block_type);
-    Py_CLEAR(st->epoch_type);
-    Py_CLEAR(st->segment_type);
-    Py_CLEAR(st->worker_type);
-    Py_CLEAR(st->layout_type);
-    Py_CLEAR(st->arena_view_type);
-    Py_CLEAR(st->pagelock_type);
-    Py_CLEAR(st->task_type);
-    Py_CLEAR(st->envelope_type);
-    Py_CLEAR(st->loss_type);
-    Py_CLEAR(st->span_type);
-    Py_CLEAR(st->decision_type);
-    Py_CLEAR(st->costs_type);
-    Py_CLEAR(st->tensor_type);
-    Py_CLEAR(st->from_view);
-    Py_CLEAR(st->weak_ref);
-    Py_CLEAR(st->expired);
-    Py_CLEAR(st->free_weak);
-    Py_CLEAR(st->str_requires_grad);
-    Py_CLEAR(st->str_is_neg);
-    Py_CLEAR(st->str_is_conj);
-    Py_CLEAR(st->torch_iterator);
-    Py_CLEAR(st->torch_next);
-    Py_CLEAR(st->str_next);
-    Py_CLEAR(st->str__next);
-    Py_CLEAR(st->str_head);
-    Py_CLEAR(st->str_popleft);
+#define CLEAR_TYPE(name) Py_CLEAR(st->name##_type);
+#define CLEAR_NAME(name, text) Py_CLEAR(st->name);
+#define CLEAR(name) Py_CLEAR(st->name);
+    MN_STATE_TYPES(CLEAR_TYPE)
+    MN_STATE_NAMES(CLEAR_NAME)
+    MN_STATE_OBJECTS(CLEAR)
     return 0;
 }
 

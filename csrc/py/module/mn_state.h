@@ -18,40 +18,42 @@
 
 struct mn_pending;
 
+/* The types of minato._core, of mn_<name>_spec each. */
+#define MN_STATE_TYPES(X)                                                                \
+    X(engine) X(block) X(epoch) X(segment) X(worker) X(layout) X(arena_view) X(pagelock) \
+    X(costs) X(native) X(delivery) X(seeder)
+
+/* Names that are looked up often. */
+#define MN_STATE_NAMES(X)                                                                \
+    X(str_requires_grad, "requires_grad") X(str_is_neg, "is_neg")                        \
+    X(str_is_conj, "is_conj") X(str_next, "__next__") X(str__next, "_next")              \
+    X(str_head, "head") X(str_popleft, "popleft")
+
+/* Other objects of the state: types of tuples whose items have names; torch, bound by bind_torch(),
+ * because the core itself is built without its headers. */
+#define MN_STATE_OBJECTS(X)                                                              \
+    X(task_type) X(envelope_type) X(loss_type) X(span_type) X(decision_type)             \
+    X(tensor_type)    /* torch.Tensor */                                                 \
+    X(from_view)      /* (view, code, bits, shape) -> tensor, fallback */                \
+    X(weak_ref)       /* tensor -> int, a weak reference to its storage */               \
+    X(expired)        /* int -> bool */                                                  \
+    X(free_weak)      /* int -> None */                                                  \
+    X(torch_iterator) /* torch's class for iterators with workers, ... */                \
+    X(torch_next)     /* ... and its __next__ */
+
 struct mn_state {
-    PyTypeObject *engine_type;
-    PyTypeObject *block_type;
-    PyTypeObject *epoch_type;
-    PyTypeObject *segment_type;
-    PyTypeObject *worker_type;
-    PyTypeObject *layout_type;
-    PyTypeObject *arena_view_type;
-    PyTypeObject *costs_type;
-    PyTypeObject *pagelock_type;
-    /* tuples whose items have names */
-    PyTypeObject *task_type;
-    PyTypeObject *envelope_type;
-    PyTypeObject *loss_type;
-    PyTypeObject *span_type;
-    PyTypeObject *decision_type;
-    /* torch, bound by bind_torch(): the core itself is built without its headers */
-    PyTypeObject *tensor_type;          /* torch.Tensor */
-    const struct mn_dl_api *dlpack;     /* torch's C exchange interface, or NULL */
+#define MN_TYPE(name) PyTypeObject *name##_type;
+#define MN_NAME(name, text) PyObject *name;
+    MN_STATE_TYPES(MN_TYPE)
+    MN_STATE_NAMES(MN_NAME)
+#undef MN_TYPE
+#undef MN_NAME
+    PyTypeObject *task_type, *envelope_type, *loss_type, *span_type, *decision_type;
+    PyTypeObject *tensor_type;
+    PyObject *from_view, *weak_ref, *expired, *free_weak, *torch_iterator, *torch_next;
+    const struct mn_dl_api *dlpack;      /* torch's C exchange interface, or NULL */
     const struct mn_plain_tensor *plain; /* of minato._torch; NULL: use dlpack */
-    PyObject *from_view;                /* (view, code, bits, shape) -> tensor, fallback */
-    PyObject *weak_ref;                 /* tensor -> int, a weak reference to its storage */
-    PyObject *expired;                  /* int -> bool */
-    PyObject *free_weak;                /* int -> None */
-    PyObject *torch_iterator;           /* torch's class for iterators with workers, ... */
-    PyObject *torch_next;               /* ... and its __next__ */
-    PyObject *str_requires_grad;
-    PyObject *str_is_neg;
-    PyObject *str_is_conj;
-    PyObject *str_next;  /* __next__ */
-    PyObject *str__next; /* _next */
-    PyObject *str_head;
-    PyObject *str_popleft;
-    struct mn_pending *pending;         /* ranges whose storage may still be visible */
+    struct mn_pending *pending;          /* ranges whose storage may still be visible */
 };
 
 extern struct PyModuleDef mn_core_module;
@@ -78,30 +80,6 @@ mn_task_tuple(const struct mn_state *st, const struct mn_task *t, const struct m
 
 int
 mn_named_tuples_add_types(PyObject *module, struct mn_state *st);
-int
-mn_engine_add_type(PyObject *module, struct mn_state *st);
-int
-mn_block_add_type(PyObject *module, struct mn_state *st);
-int
-mn_epoch_add_type(PyObject *module, struct mn_state *st);
-int
-mn_costs_add_type(PyObject *module, struct mn_state *st);
-int
-mn_segment_add_type(PyObject *module, struct mn_state *st);
-int
-mn_worker_add_type(PyObject *module, struct mn_state *st);
-int
-mn_layout_add_type(PyObject *module, struct mn_state *st);
-int
-mn_arena_view_add_type(PyObject *module, struct mn_state *st);
-
-int
-mn_pagelock_add_type(PyObject *module, struct mn_state *st);
-
-int
-mn_native_add_type(PyObject *module);
-int
-mn_delivery_add_type(PyObject *module);
 
 /* Describes what a dataset's native pipeline makes: mn_native_worker_type.c. */
 extern const char mn_native_info_doc[];

@@ -685,21 +685,9 @@ static PyType_Slot seeder_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec seeder_spec = {
+PyType_Spec mn_seeder_spec = {
     .name = "minato._core.Seeder",
     .basicsize = sizeof(struct mn_seeder),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = seeder_slots,
 };
-
-int
-mn_seed_add_types(PyObject *module)
-{
-    PyObject *type = PyType_FromModuleAndSpec(module, &seeder_spec, NULL);
-    if (type == NULL) {
-        return -1;
-    }
-    int rc = PyModule_AddObjectRef(module, "Seeder", type);
-    Py_DECREF(type);
-    return rc;
-}

@@ -62,10 +62,6 @@ struct mn_seed_watch {
     uint32_t renewals;
 };
 
-/* Adds the type Seeder to the module. Returns 0, or -1 with an exception. */
-int
-mn_seed_add_types(PyObject *module);
-
 /* Seeds every target. seeder must be a Seeder (unchecked: this is the worker's inner loop). Needs
  * the GIL. Returns 0, or -1 with an exception. */
 int

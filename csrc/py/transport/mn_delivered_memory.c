@@ -354,7 +354,7 @@ static PyType_Slot view_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec view_spec = {
+PyType_Spec mn_arena_view_spec = {
     .name = "minato._core.ArenaView",
     .basicsize = sizeof(struct mn_arena_view),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION
@@ -373,11 +373,4 @@ mn_arena_view_new(struct mn_state *st, struct mn_hold *hold, uint64_t bytes)
     v->hold = hold;
     v->bytes = (Py_ssize_t)bytes;
     return (PyObject *)v;
-}
-
-int
-mn_arena_view_add_type(PyObject *module, struct mn_state *st)
-{
-    st->arena_view_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &view_spec, NULL);
-    return st->arena_view_type == NULL ? -1 : PyModule_AddType(module, st->arena_view_type);
 }

@@ -571,16 +571,9 @@ static PyType_Slot layout_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec layout_spec = {
+PyType_Spec mn_layout_spec = {
     .name = "minato._core.Layout",
     .basicsize = sizeof(struct mn_layout),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = layout_slots,
 };
-
-int
-mn_layout_add_type(PyObject *module, struct mn_state *st)
-{
-    st->layout_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &layout_spec, NULL);
-    return st->layout_type == NULL ? -1 : PyModule_AddType(module, st->layout_type);
-}

@@ -353,16 +353,9 @@ static PyType_Slot costs_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec costs_spec = {
+PyType_Spec mn_costs_spec = {
     .name = "minato._core.CostModel",
     .basicsize = sizeof(struct costs_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = costs_slots,
 };
-
-int
-mn_costs_add_type(PyObject *module, struct mn_state *st)
-{
-    st->costs_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &costs_spec, NULL);
-    return st->costs_type == NULL ? -1 : PyModule_AddType(module, st->costs_type);
-}

@@ -159,19 +159,12 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec spec = {
+PyType_Spec mn_block_spec = {
     .name = "minato._core.Block",
     .basicsize = sizeof(struct mn_block_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = slots,
 };
-
-int
-mn_block_add_type(PyObject *module, struct mn_state *st)
-{
-    st->block_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    return st->block_type == NULL ? -1 : PyModule_AddType(module, st->block_type);
-}
 
 /* ---- Epoch: values that are the same for every batch of an epoch ----
  *
@@ -259,16 +252,9 @@ static PyType_Slot epoch_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec epoch_spec = {
+PyType_Spec mn_epoch_spec = {
     .name = "minato._core.Epoch",
     .basicsize = sizeof(struct mn_epoch),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = epoch_slots,
 };
-
-int
-mn_epoch_add_type(PyObject *module, struct mn_state *st)
-{
-    st->epoch_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &epoch_spec, NULL);
-    return st->epoch_type == NULL ? -1 : PyModule_AddType(module, st->epoch_type);
-}

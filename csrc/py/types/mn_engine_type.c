@@ -456,16 +456,9 @@ static PyType_Slot engine_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec engine_spec = {
+PyType_Spec mn_engine_spec = {
     .name = "minato._core.Engine",
     .basicsize = sizeof(struct mn_engine_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = engine_slots,
 };
-
-int
-mn_engine_add_type(PyObject *module, struct mn_state *st)
-{
-    st->engine_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &engine_spec, NULL);
-    return st->engine_type == NULL ? -1 : PyModule_AddType(module, st->engine_type);
-}

@@ -284,22 +284,10 @@ static PyType_Slot native_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec native_spec = {
+PyType_Spec mn_native_spec = {
     .name = "minato._core.NativeWorker",
     .basicsize = sizeof(struct mn_native_object),
     /* No GC: a segment, a capsule and an array of integers cannot refer back to it. */
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = native_slots,
 };
-
-int
-mn_native_add_type(PyObject *module)
-{
-    PyObject *type = PyType_FromModuleAndSpec(module, &native_spec, NULL);
-    if (type == NULL) {
-        return -1;
-    }
-    int rc = PyModule_AddObjectRef(module, "NativeWorker", type);
-    Py_DECREF(type);
-    return rc;
-}

@@ -69,20 +69,13 @@ static PyType_Slot lock_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec lock_spec = {
+PyType_Spec mn_pagelock_spec = {
     .name = "minato._core.PageLock",
     .basicsize = sizeof(struct mn_pagelock),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION
              | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = lock_slots,
 };
-
-int
-mn_pagelock_add_type(PyObject *module, struct mn_state *st)
-{
-    st->pagelock_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &lock_spec, NULL);
-    return st->pagelock_type == NULL ? -1 : PyModule_AddType(module, st->pagelock_type);
-}
 
 /* ---- methods of Engine ------------------------------------------------------------------- */
 

@@ -374,16 +374,9 @@ static PyType_Slot segment_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec segment_spec = {
+PyType_Spec mn_segment_spec = {
     .name = "minato._core.Segment",
     .basicsize = sizeof(struct mn_segment),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = segment_slots,
 };
-
-int
-mn_segment_add_type(PyObject *module, struct mn_state *st)
-{
-    st->segment_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &segment_spec, NULL);
-    return st->segment_type == NULL ? -1 : PyModule_AddType(module, st->segment_type);
-}

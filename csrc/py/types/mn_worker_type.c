@@ -747,16 +747,9 @@ static PyType_Slot worker_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec worker_spec = {
+PyType_Spec mn_worker_spec = {
     .name = "minato._core.Worker",
     .basicsize = sizeof(struct mn_worker_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = worker_slots,
 };
-
-int
-mn_worker_add_type(PyObject *module, struct mn_state *st)
-{
-    st->worker_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &worker_spec, NULL);
-    return st->worker_type == NULL ? -1 : PyModule_AddType(module, st->worker_type);
-}
