@@ -32,36 +32,6 @@
 
 #include "py/seeding/mn_seed_mix.h"
 
-/* ---- Seeder._words(), and how methods of Seeder read their numbers ----
- *
- * All need the GIL.
- */
-
-/* ---- Detects, after each sample, that a Seeder's dataset has made new generators ----
- *
- * A look runs no code of the program's. The owner sets find and the counters.
- */
-
-/* The kinds of change of attributes. Each has its own pause: a cache that grows with every sample
- * must not hide that an attribute has got a generator. */
-enum { MN_SEED_TYPES, MN_SEED_LENGTHS, MN_SEED_COUNTS, MN_SEED_CHANGES };
-
-struct mn_seed_change {
-    uint64_t print; /* at the last look */
-    uint32_t pause; /* samples until the next look */
-    uint32_t wait;  /* the pause after the next walk in vain; 0: one */
-};
-
-/* The objects that are checked after each sample. */
-struct mn_seed_watch {
-    PyObject *dicts;   /* tuple of dicts; NULL: nothing is watched */
-    PyObject *counted; /* likewise, but only their number of entries is checked */
-    PyObject *find;    /* (after set_epoch) -> None or (entries, dicts, counted, types) */
-    PyObject *types;   /* tuple of generator types; another object of these is a change, too */
-    struct mn_seed_change changes[MN_SEED_CHANGES];
-    uint32_t renewals;
-};
-
 /* Seeds every target. seeder must be a Seeder (unchecked: this is the worker's inner loop). Needs
  * the GIL. Returns 0, or -1 with an exception. */
 int
