@@ -1,14 +1,18 @@
 """Keys: values as bytes that are equal exactly where the values are.
 
 1, 1.0, True and NumPy's scalars differ, because a function may return something else for each, and so
-do lists and tuples. Arrays and tensors count by dtype, shape and content. A relative path counts with
-the folder that it starts from, because jobs in other folders mean other files by it.
+do lists and tuples, and dicts of another order. Arrays and tensors count by dtype, shape and content. A
+relative path counts with the folder that it starts from, because jobs in other folders mean other
+files by it.
 """
 
 from __future__ import annotations
 
+import datetime
+import enum
 import os
 import struct
+from collections import OrderedDict
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -17,6 +21,9 @@ import torch
 
 #: bytes of an array in a key
 ARRAY_MOST = 1 << 20
+#: types whose repr() says all, and modules of time zones of which it does
+TOLD = (datetime.date, datetime.time, datetime.datetime, datetime.timedelta, torch.dtype, torch.device)
+ZONES = (type(None).__module__, "datetime", "zoneinfo")
 
 
 def _counted(tag: bytes, data: bytes) -> bytes:
@@ -63,12 +70,12 @@ def _container(value: Any, where: str) -> bytes | None:
     if kind is tuple or kind is list:
         tag = b"(" if kind is tuple else b"["
         return _all(tag, [canonical(v, f"{where}[{i}]") for i, v in enumerate(value)])
-    if kind is dict:
+    if kind is dict or kind is OrderedDict:
         pairs = [
             canonical(k, f"a key of {where}") + canonical(v, f"{where}[{k!r}]")
             for k, v in value.items()
         ]
-        return _all(b"{", sorted(pairs))
+        return _all(b"{" if kind is dict else b"O", pairs)
     if kind is set or kind is frozenset:
         tag = b"S" if kind is set else b"Z"
         return _all(tag, sorted(canonical(v, f"an item of {where}") for v in value))
@@ -76,6 +83,13 @@ def _container(value: Any, where: str) -> bytes | None:
         return _all(b":", [canonical(v, where) for v in (value.start, value.stop, value.step)])
     if kind is range:
         return _all(b"r", [canonical(v, where) for v in (value.start, value.stop, value.step)])
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(value, enum.Enum):
+        return _all(b"m", [canonical(v, where) for v in (name, value.name, value.value)])
+    if isinstance(value, tuple) and hasattr(kind, "_fields") and not hasattr(value, "__dict__"):
+        return _all(b"n", [canonical(v, where) for v in (name, kind._fields, tuple(value))])
+    if kind in TOLD and type(getattr(value, "tzinfo", None)).__module__ in ZONES:
+        return _counted(b"d", repr(value).encode())
     return None
 
 
@@ -114,5 +128,6 @@ def canonical(value: Any, where: str = "the key") -> bytes:
         return _tensor(value, where)
     raise TypeError(
         f"{where} is of the type {kind.__module__}.{kind.__qualname__}, which a cache key cannot "
-        "hold. Give memoize() a key= that returns numbers, strings, paths, arrays, and tuples of them"
+        "hold. Give memoize() a key= that returns numbers, strings, paths, arrays, dates, members of enums, "
+        "and tuples of them"
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import enum
+from collections import OrderedDict, namedtuple
+from datetime import date, datetime, timezone, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,11 +16,39 @@ from hypothesis import strategies as st
 
 from minato.cache.keys import ARRAY_MOST, canonical
 
+
+
+class Color(enum.Enum):
+    RED, BLUE = "r", "b"
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+class Mode(enum.Flag):
+    A, B = 1, 2
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+Other = namedtuple("Other", "a b")  # noqa: PYI024
+
+
+class Zone(tzinfo):
+    """Its repr() says where it lies in memory."""
+
+
 EQUAL = [
     (np.int64(1), np.int64(1)), (np.longdouble(1), np.longdouble("1.0")), (10**5000, 10**5000), (..., ...),
-    ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({1, 2, 3}, {3, 2, 1}),
+    ({"a": 1, "b": 2}, {"a": 1, "b": 2}), ({1, 2, 3}, {3, 2, 1}),
     (np.arange(4), np.arange(8)[::2] // 2), (torch.arange(4), torch.arange(4)),
-    (torch.eye(3).t(), torch.eye(3)), (Path("a") / "b", Path("a/b")),
+    (torch.eye(3).t(), torch.eye(3)), (Path("a") / "b", Path("a/b")), (Color.RED, Color("r")),
+    (Mode.A | Mode.B, Mode(3)), (Pair(1, 2), Pair(*[1, 2])), (date(2020, 1, 2), date(2020, 1, 2)),
+    (OrderedDict(a=1), OrderedDict(a=1)), (frozenset([1, 2]), frozenset([2, 1])),
 ]  # fmt: skip
 
 DIFFERENT = [
@@ -30,7 +61,12 @@ DIFFERENT = [
     (0.5, np.float32(0.5)), (np.uint8(200), np.int64(200)), (np.longdouble(1), np.longdouble(2)), (..., None),
     (np.zeros(1, "i4,i4"), np.zeros(1, "f4,f4")), (np.zeros(1, [("a", "i4")]), np.zeros(1, [("b", "i4")])),
     (10**5000, 10**5000 + 1), ("a", np.str_("a")), (np.datetime64("2020-01-01"), np.datetime64("2020-01-02")),
-    (slice(1), slice(0, 1)), (range(3), (0, 1, 2)), ("\ud800", "\ud801"),
+    (slice(1), slice(0, 1)), (range(3), (0, 1, 2)), ("\ud800", "\ud801"), ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    (Color.RED, Color.BLUE), (Color.RED, "r"), (Number.ONE, 1), (Number.ONE, Mode.A), (Mode.A, Mode.B),
+    (Pair(1, 2), (1, 2)), (Pair(1, 2), Other(1, 2)), (Pair(1, Color.RED), Pair(1, Color.BLUE)),
+    (date(2020, 1, 1), datetime(2020, 1, 1)), (datetime(2020, 1, 1), datetime(2020, 1, 1, fold=1)),
+    (datetime(2020, 1, 1), datetime(2020, 1, 1, tzinfo=timezone.utc)), (torch.int32, torch.int64),
+    (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)), (OrderedDict(a=1), {"a": 1}),
 ]  # fmt: skip
 
 
@@ -56,7 +92,7 @@ def tagged(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value).__name__, [tagged(v) for v in value]
     if isinstance(value, dict):
-        return "dict", {k: tagged(v) for k, v in value.items()}
+        return "dict", [(k, tagged(v)) for k, v in value.items()]
     return type(value).__name__, repr(value)
 
 
@@ -69,8 +105,8 @@ def test_keys_are_equal_where_values_are(one: Any, other: Any) -> None:
     (object(), "builtins.object"), ([1, {"a": {2: object()}}], r"the key\[1\]\['a'\]\[2\]"),
     (np.array([None]), "array of objects"), (np.zeros(ARRAY_MOST + 1, "u1"), "1048577 bytes"),
     (torch.zeros(ARRAY_MOST + 1, dtype=torch.uint8), "1048577 bytes"), (lambda: 1, "function"),
-    (torch.empty(2, device="meta"), "meta"),
-], ids=["object", "nested", "objects", "large", "large tensor", "function", "device"])  # fmt: skip
+    (torch.empty(2, device="meta"), "meta"), (datetime(2020, 1, 1, tzinfo=Zone()), "datetime.datetime"),
+], ids=["object", "nested", "objects", "large", "large tensor", "function", "device", "time zone"])  # fmt: skip
 def test_a_value_without_key_is_refused(value: Any, told: str) -> None:
     with pytest.raises(TypeError, match=told):
         canonical(value)
