@@ -347,25 +347,28 @@ class Runner:
         except Exception as error:
             return FAILED, self._failure(error), *self.row
 
-    def tell_epoch(self, dataset: Any, epoch: int) -> Any:
-        """Calls set_epoch of the job's dataset, if it has that. Returns the source of the epoch's
-        samples: dataset, or, if set_epoch failed, a stand-in that raises its error for each."""
-        self.epoch_failure = None
+    def begin_epoch(self, dataset: Any, thread: bool, epoch: int) -> Any:
+        """Calls set_epoch of the job's dataset, if it has that; not for -1, and not in a thread. Returns the
+        source of the epoch's samples: dataset, what now reads it through the cache, or, if set_epoch failed,
+        a stand-in that raises its error for each."""
         try:
-            # The loader looks it up alike: a dataset may forward it by __getattr__.
-            tell = attribute(self.job.dataset, "set_epoch")
-            if callable(tell):
-                tell(epoch)
-                if self.job.through is not None:
-                    self.source.dataset = self.fetcher.dataset = self.job.source(changed=True)
-                    dataset = by_sample(self.source.dataset, self.job.auto_collation)
+            if epoch >= 0 and not thread:
+                self.epoch_failure = None
+                # The loader looks it up alike: a dataset may forward it by __getattr__.
+                tell = attribute(self.job.dataset, "set_epoch")
+                if callable(tell):
+                    tell(epoch)
+            if self.job.through is not None:
+                self.source.dataset = self.fetcher.dataset = self.job.source(changed=True)
+                dataset = by_sample(self.source.dataset, self.job.auto_collation)
         except Exception as error:
             self.epoch_failure = Failure.of(error, self.where)
-            self.epoch_failure.note = (
-                f"minato: set_epoch({epoch}) of the dataset raised this in a worker, where the "
-                "dataset is a copy, so the worker makes no sample of that epoch. Let set_epoch "
-                "work in worker processes, or use num_workers=0"
-            )
+            if epoch >= 0:
+                self.epoch_failure.note = (
+                    f"minato: set_epoch({epoch}) of the dataset raised this in a worker, where the "
+                    "dataset is a copy, so the worker makes no sample of that epoch. Let set_epoch "
+                    "work in worker processes, or use num_workers=0"
+                )
         failure = self.init_failure or self.epoch_failure
         return dataset if failure is None else _Refusing(failure)
 
@@ -481,7 +484,7 @@ def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _c
         runner.seeder,
         open_layout,
         _load_index,
-        None if thread else partial(runner.tell_epoch, dataset),
+        None if thread and job.through is None else partial(runner.begin_epoch, dataset, thread),
         job.user_epoch,
         runner.tolerant is not None,
         thread,

@@ -29,6 +29,7 @@ struct mn_worker_object {
     PyObject *load_index; /* bytes -> object */
     PyObject *set_epoch;  /* int -> dataset of that epoch: sets the dataset's epoch; or None */
     uint64_t user_epoch;  /* 1 + the last epoch that was set */
+    uint64_t epoch;       /* of the last task; UINT64_MAX: there was none */
     PyObject *layouts;    /* dict: offset -> Layout */
     PyObject *indices;    /* unpickled indices of the block with this serial */
     uint32_t indices_of;
@@ -289,22 +290,27 @@ mn_worker_indices(struct mn_worker_object *o, struct mn_block *b)
     return b->index_kind == MN_INDEX_INT64 ? mn_index_list(b) : load_indices(o, b);
 }
 
-/* Calls set_epoch of a dataset before the first sample of a new epoch. Its generators are in the
- * state of some earlier sample, so they are seeded first, alike in each worker. The result of the
- * call makes the samples: the dataset, or an object that raises in its place. Returns 0 or -1. */
+/* Calls set_epoch of a dataset before the first sample of a new epoch, or has the source of the
+ * samples look for changes of the dataset (-1). Its generators are in the state of some earlier
+ * sample, so they are seeded before set_epoch, alike in each worker. The result of the call makes
+ * the samples: the dataset, or an object that raises in its place. Returns 0 or -1. */
 static int
-tell_epoch(struct mn_worker_object *o, const struct mn_block *b)
+begin_epoch(struct mn_worker_object *o, const struct mn_block *b)
 {
-    if (b->user_epoch == o->user_epoch || b->user_epoch == 0 || o->set_epoch == Py_None) {
+    bool told = b->user_epoch != o->user_epoch && b->user_epoch != 0;
+    bool next = b->epoch != o->epoch && o->epoch != UINT64_MAX;
+    o->epoch = b->epoch;
+    if (o->set_epoch == Py_None || (!told && !next)) {
         return 0;
     }
-    o->user_epoch = b->user_epoch;
-    if (b->seeded && o->seeder != Py_None
+    o->user_epoch = told ? b->user_epoch : o->user_epoch;
+    if (told && b->seeded && o->seeder != Py_None
         && mn_seeder_seed(o->seeder, b->base_seed, b->epoch, b->user_epoch,
                           MN_SEED_SET_EPOCH) < 0) {
         return -1;
     }
-    PyObject *r = PyObject_CallFunction(o->set_epoch, "K", (unsigned long long)b->user_epoch - 1);
+    long long epoch = told ? (long long)b->user_epoch - 1 : -1;
+    PyObject *r = PyObject_CallFunction(o->set_epoch, "L", epoch);
     if (r == NULL) {
         return -1;
     }
@@ -322,7 +328,7 @@ mn_worker_run_task(struct mn_state *st, struct mn_worker_object *o)
     struct mn_block *b = mn_block_at(&o->side.shm, t->block_off);
     o->holding = true;
     mn_worker_begin(&o->side, &o->clock);
-    if (tell_epoch(o, b) < 0) {
+    if (begin_epoch(o, b) < 0) {
         return NULL;
     }
     if (t->kind != MN_KIND_ROWS && t->kind != MN_KIND_SAMPLES && t->kind != MN_KIND_PART) {
@@ -369,6 +375,7 @@ worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     o->load_index = Py_NewRef(load_index);
     o->set_epoch = Py_NewRef(set_epoch);
     o->user_epoch = user_epoch;
+    o->epoch = UINT64_MAX;
     o->goes_on = goes_on != 0;
     o->thread = thread != 0;
     o->collate = MN_NO_TASK;
