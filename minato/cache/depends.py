@@ -22,6 +22,7 @@ import contextlib
 import copyreg
 import dis
 import functools
+import gc
 import hashlib
 import importlib
 import importlib.metadata
@@ -35,6 +36,7 @@ import random
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -56,7 +58,7 @@ if CORE:
 #: names by which code reaches what its other names do not show
 COMPUTED = frozenset({
     "getattr", "setattr", "vars", "eval", "exec", "compile", "globals", "locals", "__import__", "import_module",
-    "attrgetter", "methodcaller", "_getframe", "currentframe", "modules",
+    "attrgetter", "methodcaller", "_getframe", "currentframe", "modules", "__subclasses__",
 })  # fmt: skip
 #: attributes of a class that say nothing of its values
 WITHOUT_EFFECT = frozenset({
@@ -337,7 +339,9 @@ class Depends:
             return self._own[at]
         plain = _cache.plain(value)
         if plain is not None:
-            if type(value) in (list, dict, set):
+            try:
+                hash(value)
+            except TypeError:  # it is, or holds, a list, dict or set
                 self.mutable = True
                 self._changeable[at] = value, plain
             return plain
@@ -526,7 +530,12 @@ class Depends:
         return self._tokens([value.fget, value.fset], where)
 
     def _lru_cache(self, value: Any, where: str) -> list[bytes]:
-        return self._tokens([value.__wrapped__, dict(value.cache_parameters())], where)
+        """What it keeps counts as this process first finds it: it may come of a file that is not read again."""
+        if value not in _kept:
+            _kept[value] = b""  # it may keep what leads back to it
+            with contextlib.suppress(Unknown):
+                _kept[value] = _digest(sorted(self._tokens(_kept_by(value), f"what {where} keeps")))
+        return [*self._tokens([value.__wrapped__, dict(value.cache_parameters())], where), _kept[value]]
 
     def _code_object(self, code: types.CodeType, where: str) -> list[bytes]:
         self.reach_all(f"{where} is a code object")
@@ -649,17 +658,23 @@ class Depends:
     def reach_all(self, why: str) -> None:
         self.whole = self.whole or why
 
+    def reach_code(self, values: Iterable[Any]) -> None:
+        """Of values that a key names: the source of the program counts if they have code of its own."""
+        for value in values:
+            if not is_data(value):
+                self.reach_all(f"it uses a {type(value).__qualname__}, which its key names")
+
     def _unknown(self, value: Any, where: str, error: BaseException | None) -> list[bytes]:
         """An object that does not show its state: as pickled, with the source of the program."""
         cls = type(value)
         try:
-            pickled = pickle.dumps(value, 4)
+            found = [pickle.dumps(value, 4)]
         except Exception as failed:
-            if self._answered:
-                return self._opaque(value, where)
-            raise self._refused(value, where, str(error or failed)) from None
+            if not self._answered:
+                raise self._refused(value, where, str(error or failed)) from None
+            found = self._opaque(value, where)
         self.reach_all(f"{where} is of the type {cls.__module__}.{cls.__qualname__}")
-        return [pickled]
+        return found
 
     @staticmethod
     def _refused(value: Any, where: str, why: str) -> Unknown:
@@ -677,6 +692,20 @@ class Depends:
             for name, value in sorted(vars(main).items()):
                 if isinstance(value, (types.FunctionType, type)) and value.__module__ == "__main__":
                     yield self._token(value, name)
+
+
+#: the digest of what each function with an lru_cache kept when it was met first
+_kept: weakref.WeakKeyDictionary[Any, bytes] = weakref.WeakKeyDictionary()
+
+
+def _kept_by(function: Any) -> list[Any]:
+    """The arguments and results in an lru_cache, which only the garbage collector shows."""
+    count, found = function.cache_info().currsize, gc.get_referents(function)
+    if function.cache_parameters()["maxsize"] is None:
+        dicts = [one for one in found if type(one) is dict and one is not vars(function)]
+        return [pair for one in dicts if len(one) == count for pair in one.items()]
+    nodes = (type(function).__name__, "_lru_list_elem")
+    return [one for one in found if not (isinstance(one, type) and one.__name__ in nodes)][: 2 * count]
 
 
 def _content(data: np.ndarray[Any, Any]) -> bytes:
@@ -866,9 +895,7 @@ def of_call(
         args = [own[name] for name in sorted(used)] + args  # type: ignore[operator]
     else:
         depends.add(function.__qualname__, function)
-    for value in args:
-        if not is_data(value):
-            depends.reach_all(f"it is called with a {type(value).__qualname__}")
+    depends.reach_code(args)
     return depends
 
 
@@ -883,6 +910,7 @@ def of_methods(dataset: Any, methods: tuple[str, ...], version: Any, without_sta
         depends.add(f"the class {cls.__qualname__}", cls)
         used = set(own)
     if without_state:
+        depends.reach_code(own[name] for name in sorted(used))
         used = set()
     for name in sorted(used):
         depends.add(f"self.{name}", own[name])

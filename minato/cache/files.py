@@ -161,9 +161,11 @@ _HERE = os.path.join(os.path.dirname(__file__), "")
 
 def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
     """Python's audit hook; it runs for many events of a process, so it returns early."""
-    if not _all or event not in ("open", "os.listdir", "os.scandir"):
+    if not _all or event not in ("open", "os.listdir", "os.scandir", "sqlite3.connect", "pickle.find_class"):
         return
     path = arguments[0] if arguments else None
+    if event == "pickle.find_class":  # the value depends on that class's code
+        path = getattr(sys.modules.get(path), "__file__", None) or 0
     if isinstance(path, int) or getattr(_by_thread, "notes", False):
         return
     frame: Any = sys._getframe(1)
@@ -179,7 +181,7 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
                 name = importlib.util.source_from_cache(name)
         for opened in [own] if own is not None else list(_all):  # a thread of the maker's
             opened.note(name, flags)
-            opened.lasts = opened.lasts or name.endswith(".py") or _is_remembered(frame)
+            opened.lasts = opened.lasts or (event == "open" and name.endswith(".py")) or _is_remembered(frame)
     finally:
         _by_thread.notes = False
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import operator
 import os
+import pickle
+import sqlite3
 import sys
 import textwrap
 import threading
@@ -124,6 +127,13 @@ FORMS = {
                       "x * 10\ndef load", "x * 100\ndef load"),
     "getattr": ("def load(i): return getattr(helpers, 'ab'[0])(i)", "x * 10", "x * 100"),
     "globals": ("def f(x): return x + 1\ndef load(i): return globals()['f'](i)", "x + 1", "x + 2"),
+    "subclasses": ("class B: pass\nclass C(B):\n    def f(self, i): return i + 1\n"
+                   "def load(i): return B.__subclasses__()[0]().f(i)", "i + 1", "i + 2"),
+    "what an lru_cache keeps": ("@functools.lru_cache\ndef f(a=0): return SIZES.pop()\nSIZES = [3]\nf()\n"
+                                "def load(i): return i * f()", "= [3]", "= [4]"),
+    "what an lru_cache without bound keeps": (
+        "@functools.lru_cache(None)\ndef f(): return SIZES.pop()\nSIZES = [3]\nf()\ndef load(i): return i * f()",
+        "= [3]", "= [4]"),
     "eval": ("def f(x): return x + 1\ndef load(i): return eval('f(i)')", "x + 1", "x + 2"),
     "class of an argument": ("def load(r, i): return r.read(i)", "= 10", "= 100"),
     "dict with attributes": (
@@ -217,7 +227,8 @@ def test_object_without_state_is_refused_or_answered_for(program: Callable[..., 
     module = program("import threading\nown = threading.local()\ndef load(i): return own.k")
     with pytest.raises(Unknown, match=r"own, of the type _thread\._local"):
         of_call((module.load, None, None, None), (1,), False)
-    assert of_call((module.load, None, None, 1), (1,), False).digest()
+    answered = of_call((module.load, None, None, 1), (1,), False)
+    assert answered.digest() and answered.whole == "own is of the type _thread._local"
     kept = new_cache().memoize()(module.load)
     with pytest.raises(TypeError, match=r"it uses own, .*memoize\(\) a version="):
         kept(1)
@@ -225,7 +236,7 @@ def test_object_without_state_is_refused_or_answered_for(program: Callable[..., 
 
 def test_changes_while_a_program_runs_count(program: Callable[..., ModuleType]) -> None:
     module = program("\n" + textwrap.dedent("""
-        SIZE, TABLE = 1, [1]
+        SIZE, TABLE, PAIR = 1, [1], ([1], 1)
         class C:
             k = 1
             def f(self): return 1
@@ -237,7 +248,7 @@ def test_changes_while_a_program_runs_count(program: Callable[..., ModuleType]) 
                 n = to
             return get, put
         get, put = outer()
-        def load(i): return SIZE, TABLE[0], C.k, C().f(), get()
+        def load(i): return SIZE, TABLE[0], C.k, C().f(), get() + PAIR[0][0] - 1
     """))
     load = new_cache().memoize()(module.load)
     assert load(0) == load(0) == (1, 1, 1, 1, 1)
@@ -251,6 +262,8 @@ def test_changes_while_a_program_runs_count(program: Callable[..., ModuleType]) 
     assert load(0) == (2, 2, 2, 2, 1)
     module.put(2)
     assert load(0) == (2, 2, 2, 2, 2)
+    module.PAIR[0][0] = 2  # a list within a tuple
+    assert load(0) == (2, 2, 2, 2, 3)
     module.load.__code__ = (lambda i: i).__code__
     assert load(0) == 0
 
@@ -664,6 +677,84 @@ def test_epoch_of_persistent_workers_counts(method: str) -> None:
     for epoch in range(3):
         loader.set_epoch(epoch)
         assert [float(batch) for batch in loader] == [1 + 100 * epoch, 2 + 100 * epoch]
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_change_between_epochs_of_persistent_workers_counts(kind: str) -> None:
+    """Worker threads share the dataset, and processes the memory of this tensor."""
+    dataset = Base(torch.tensor([1, 2]).share_memory_())
+    loader = minato.DataLoader(
+        dataset, num_workers=1, cache=new_cache(), cache_format="decoded", persistent_workers=True,
+        worker_type=kind, seed_per_sample=False,
+    )  # fmt: skip
+    for _ in range(3):
+        assert [float(batch) for batch in loader] == [float(item) for item in dataset.items]
+        dataset.items += 10
+
+
+class Keyed(Base):
+    """Says what its samples are made from, but not what code its transform has."""
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__([1])
+        self.transforms = [transform]
+
+    def cache_key(self, i: int) -> int:
+        return i
+
+    def decode(self, raw: Any, i: int) -> Any:
+        return self.transforms[0](raw)
+
+
+def test_code_of_a_transform_counts_beside_cache_key(program: Callable[..., ModuleType]) -> None:
+    def made_of(*edit: str) -> bytes:
+        module = program("class Ten:\n    def __call__(self, x): return x + 1\ndef load(i): return i", *edit)
+        return of_methods(Keyed(module.Ten()), ("read", "decode", "cache_key"), None, True).digest
+
+    assert made_of() == made_of() != made_of("x + 1", "x + 2")
+
+
+def test_class_of_an_unpickled_object_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    cache, file, pickled = new_cache(), tmp_path / "scale_of_test.py", b""
+    text = "class Scale:\n    def of(self, i): return i * {}"
+    for factor in (10, 100):
+        rewritten(file, text.format(factor))
+        sys.modules.pop("scale_of_test", None)
+        importlib.invalidate_caches()
+        pickled = pickled or pickle.dumps(importlib.import_module("scale_of_test").Scale())
+        importlib.import_module("scale_of_test")
+
+        @cache.memoize(key=lambda i: i)
+        def load(i: int) -> Any:
+            return pickle.loads(pickled).of(i)
+
+        assert load(1) == load(1) == factor
+    sys.modules.pop("scale_of_test", None)
+
+
+def test_database_that_sqlite_opens_counts(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    loader = minato.DataLoader(Table(file), cache=new_cache(), cache_format="decoded")
+    for value in (1, 2):
+        file.unlink(missing_ok=True)
+        with contextlib.closing(sqlite3.connect(file)) as table:
+            table.execute("create table t (v)")
+            table.execute(f"insert into t values ({value})")
+            table.commit()
+        time.sleep(0.05)  # a file that was written just now is not trusted
+        assert [float(batch) for batch in loader] == [value, value]
+
+
+class Table(Base):
+    def __init__(self, path: Path) -> None:
+        super().__init__([0])
+        self.path = path
+
+    def read(self, i: int) -> Any:
+        with contextlib.closing(sqlite3.connect(self.path)) as table:
+            return table.execute("select v from t").fetchone()[0]
 
 
 @pytest.fixture
