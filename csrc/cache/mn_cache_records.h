@@ -34,7 +34,7 @@
 #include "base/mn_atomic.h"
 #include "base/mn_attr.h"
 
-#define MN_CACHE_LAYOUT 3u
+#define MN_CACHE_LAYOUT 4u
 #define MN_CACHE_MAGIC UINT64_C(0x6568636163206e6d) /* "mn cache" */
 #define MN_CACHE_SLOTS 1024u
 #define MN_CACHE_CLAIMS 4096u

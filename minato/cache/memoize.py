@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _random
 import contextlib
 import ctypes
 import functools
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,16 +84,19 @@ def seeded(
     if is_worker_thread():
         yield
         return
-    rand: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
-    pythons, numpys = random.getstate(), _Numpys(rand)
-    torchs = torch.default_generator.get_state()
-    seed = int.from_bytes(digest[:8], "little")
+    pythons: Any = random._inst  # type: ignore[attr-defined]
+    numpys: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
+    bits = numpys._bit_generator
+    words = numpy_words()
+    put_back = [
+        _copy_of(pythons, _random.Random), partial(setattr, pythons, "gauss_next", pythons.gauss_next),
+        _copy_of(numpys, type(numpys)),
+        partial(ctypes.memmove, bits.ctypes.state_address, words, len(words)) if words
+        else partial(setattr, bits, "state", bits.state),
+        partial(torch.default_generator.set_state, torch.default_generator.get_state()),
+    ]  # fmt: skip
     try:
-        random.seed(seed)
-        with contextlib.suppress(TypeError):  # a bit generator of the program's, without seeds
-            rand.seed([seed & 0xFFFFFFFF, seed >> 32])
-            numpys.seeded()
-        torch.default_generator.manual_seed(seed >> 1)
+        _seeder(bits).seed(int.from_bytes(digest[:8], "little"), 0, 0)
         number = next(_makings)
         before = depends.generator_states(generators)
         yield
@@ -101,39 +106,25 @@ def seeded(
                 if state != before[name]:
                     tell(name)
     finally:
-        random.setstate(pythons)
-        numpys.put_back()
-        torch.default_generator.set_state(torchs)
+        if numpys._bit_generator is not bits:  # the maker has replaced them
+            del put_back[2]
+        with bits.lock:
+            for each in put_back:
+                each()
 
 
-class _Numpys:
-    """The state of NumPy's global generator. NumPy takes 70 us to say and to set it. So its words are
-    copied in memory, unless it has a second Gaussian in store, which lies elsewhere."""
+@functools.lru_cache(maxsize=1)
+def _seeder(_bits: Any) -> Seeder:
+    """Of the global generators; NumPy's may get other bits."""
+    return Seeder()
 
-    #: the generator's object in memory when it was last seeded, so without a second Gaussian
-    _plain: bytes | None = None
 
-    def __init__(self, rand: Any) -> None:
-        self._rand, self._bits = rand, rand._bit_generator
-        self._memory = self._now()
-        self._words = numpy_words() if self._memory == _Numpys._plain else b""
-        self._state = None if self._words else rand.get_state(legacy=False)
-
-    def _now(self) -> bytes:
-        return Seeder._peek(self._rand)[object.__basicsize__ :]
-
-    def seeded(self) -> None:
-        """The generator was seeded just now."""
-        _Numpys._plain = self._now()
-
-    def put_back(self) -> None:
-        if not self._words:
-            self._rand.set_state(self._state)
-            return
-        if self._now() != self._memory:
-            self._rand.seed(0)  # forgets a second Gaussian
-        with self._bits.lock:
-            ctypes.memmove(self._bits.ctypes.state_address, self._words, len(self._words))
+def _copy_of(generator: Any, base: type) -> Callable[[], object]:
+    """Copies the memory of a generator's object. Returns what puts it back. To ask random and NumPy for their
+    states takes 10 and 70 us."""
+    begin = object.__basicsize__
+    memory = Seeder._peek(generator)[begin : base.__basicsize__]
+    return partial(ctypes.memmove, id(generator) + begin, memory, len(memory))
 
 
 @contextlib.contextmanager

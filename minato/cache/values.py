@@ -110,6 +110,8 @@ def _check_dtype(dtype: np.dtype[Any], value: Any, where: str) -> Any:
     if dtype.hasobject:
         raise refusal(value, where, "it is an array of Python objects")
     descr = _descr(dtype)
+    if dtype.isbuiltin == 1 and dtype.metadata is None and dtype.kind in PLAIN:
+        return descr
     again = None
     try:
         again = _dtype(json.loads(json.dumps(descr)))
@@ -442,7 +444,7 @@ def copy(encoded: Encoded) -> Any:
     """A copy of the value, as a hit would return it. Arrays that nothing but the value holds are not
     copied but taken; so the caller must have the value in a container that nothing else has, such as a
     list of one item, and must not use it any more."""
-    node = json.loads(encoded.description)
+    node = parsed(encoded.description)
     targets: list[Any] = []
     objects: list[Any] = []
     _allocate(node, targets, objects, encoded.parts)
