@@ -95,15 +95,6 @@ def read(entry: _cache.Entry, description: bytes, part: Any, name: str) -> tuple
     if 0 not in count and itemsize:
         if not entry.box(address, itemsize, tuple(shape), tuple(start), tuple(count)):
             return False, None
-    whole_already = all(
-        one == slice(0, n, 1) for one, n in zip(rest, count) if isinstance(one, slice)
-    ) and all(isinstance(one, slice) for one in rest)  # fmt: skip
-    if whole_already:
+    if all(one == slice(0, n, 1) for one, n in zip(rest, count)):
         return True, whole
-    if letter == "a":
-        return True, np.array(whole[rest], order="C")
-    return True, _taken(whole, rest)
-
-
-def _taken(tensor: torch.Tensor, rest: tuple[Any, ...]) -> torch.Tensor:
-    return tensor[rest].clone(memory_format=torch.contiguous_format)
+    return True, of(whole, rest)
