@@ -76,9 +76,10 @@ if _TYPE_CHECKING:
     from . import integrations as integrations
     from . import metrics as metrics
     from . import ops as ops
+    from . import remote as remote
 
 #: modules that are imported when they are first asked for
-_LATE = ("integrations", "metrics", "ops")
+_LATE = ("integrations", "metrics", "ops", "remote")
 
 
 def __getattr__(name: str) -> _Any:

@@ -28,6 +28,7 @@ from .errors import add_note
 from .hint_draws import differing, drawn_by
 from .iterators.cost_hints import hint_method, takes
 from .loader import DataLoader
+from .remote import Ray, each_node
 from .seeding.draws import sample_seed
 from .seeding.find_generators import find_all, make_seeder
 from .workers.fetching import fetched
@@ -63,6 +64,7 @@ class DeterminismReport:
             ``decode`` with ``cache=``). Later epochs get the same numbers.
         hints: libraries ("random", "numpy", "torch") from which ``cost_hint`` draws something else
             than the sample draws first.
+        nodes: with ``remote=``: nodes that make other samples than the trainer's.
     """
 
     samples: int
@@ -73,9 +75,10 @@ class DeterminismReport:
     found: tuple[str, ...]
     hints: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return not self.fields and not self.hints and not self.kept
+        return not (self.fields or self.hints or self.kept or self.nodes)
 
     def __str__(self) -> str:
         if self:
@@ -85,6 +88,12 @@ class DeterminismReport:
             return (
                 f"{rest}Random numbers are drawn from {', '.join(self.kept)}: with the cache, each epoch "
                 "gets the numbers of the first one. Draw them outside of that part."
+            )
+        if self.nodes:
+            rest = "" if self.fields else f"{self.samples} samples are the same in either order. "
+            return (
+                f"{rest or f'{dataclasses.replace(self, nodes=())} '}Other samples than the trainer's "
+                f"are made on {', '.join(self.nodes)}: another processor, library or data set there."
             )
         if self.hints:
             same = "" if self.fields else f"{self.samples} samples are the same in either order. "
@@ -128,6 +137,7 @@ def check_determinism(
     *,
     worker_init_fn: Callable[[int], None] | None = None,
     multiprocessing_context: Any = None,
+    remote: Ray | None = None,
 ) -> DeterminismReport:
     """Makes samples in two orders in fresh workers and reports which fields differ.
 
@@ -139,6 +149,7 @@ def check_determinism(
         samples: how many indices to try, spread evenly over the dataset; at least 2.
         worker_init_fn: as for the loader.
         multiprocessing_context: as for the loader.
+        remote: as for the loader: compares the samples of each node of the cluster, too.
 
     Raises:
         TypeError: for an iterable dataset, whose samples depend on each other.
@@ -158,14 +169,17 @@ def check_determinism(
     chunk = CHUNK if fetches_batches(dataset) else 1
     units = [indices[k : k + chunk] for k in range(0, count, chunk)]
 
-    def run(order: range) -> tuple[list[_Sample], list[str], list[str], list[str], list[str]]:
+    def run(
+        order: range, on: Ray | None = None
+    ) -> tuple[list[_Sample], list[str], list[str], list[str], list[str]]:
         loader: DataLoader[Any] = DataLoader(
             _Probe(dataset, units, order),
             batch_size=None,
             num_workers=1,
             collate_fn=_same,
             worker_init_fn=None if worker_init_fn is None else _Init(worker_init_fn),
-            multiprocessing_context=multiprocessing_context,
+            multiprocessing_context=None if on is not None else multiprocessing_context,
+            remote=on,
             seed_per_sample=False,  # the probe does it
         )
         made: tuple[list[_Sample], list[str], list[str], list[str], list[str]]
@@ -176,7 +190,9 @@ def check_determinism(
     again = run(range(len(units)))[0]
     backwards, moved_too, _, _, _ = run(range(len(units) - 1, -1, -1))
     report = _compare(indices, forwards, again, backwards, [*moved, *moved_too], found)
-    return dataclasses.replace(report, hints=tuple(hints), kept=tuple(kept))
+    nodes = each_node(remote) if remote is not None else {}
+    other = [name for name, node in nodes.items() if run(range(len(units)), node)[0] != forwards]
+    return dataclasses.replace(report, hints=tuple(hints), kept=tuple(kept), nodes=tuple(other))
 
 
 _Sample = dict[str, bytes]

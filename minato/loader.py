@@ -29,6 +29,7 @@ from .observe.stats import collect
 from .option_values import option
 from .options import SCHEDULING_VARIABLE, Options, asks_for_torchs_workers, described, hinting
 from .progress import title_of
+from .remote import Ray, cuts, threads
 from .seeding.order_generators import Sources, set_sampler_epoch
 from .state import OfAnotherRank, of_all_ranks, opened, state_of
 from .stateful import is_stateful
@@ -157,6 +158,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             dataclasses. Other objects stay as they are unless they have a ``to(device)`` method.
             Pipelines of ``minato.ops`` run their last operators on a CUDA device where they can.
             ``pin_memory`` is not needed in addition. ``"cpu"`` and ``None``: nothing is copied.
+        remote: ``minato.remote.Ray(actors=16, cpus=1)``: actors on a Ray cluster make the samples, with
+            the same batches as local workers. Threads of this process wait for them;
+            ``num_workers=0`` chooses how many. See docs/remote.md.
         max_retries: how often a sample is given to another worker after its worker died, before
             ``minato.WorkerLost`` is raised. Always 0 for ``scheduling="static"`` and iterable
             datasets, whose workers cannot be replaced, and for threads, which cannot be killed;
@@ -203,6 +207,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     cache_format: CacheForm | None = None
     cache_reorder: bool = False
     device: str | int | torch.device | None = None
+    remote: Ray | None = None
     pending_state: dict[str, Any] | None = None
 
     @hinting
@@ -244,8 +249,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         cache_format: CacheForm | None = None,
         cache_reorder: bool = False,
         device: str | int | torch.device | None = None,
+        remote: Ray | None = None,
         pending_state: dict[str, Any] | None = None,
     ) -> None:
+        if remote is not None:
+            size = batch_size if batch_sampler is None else getattr(batch_sampler, "batch_size", None)
+            splits = cuts(dataset, collate_fn, batch_size is not None)
+            num_workers = num_workers or threads(remote, size or 1, splits)
+            worker_type = worker_type or "thread"
         options = Options(
             scheduling=scheduling,
             seed_per_sample=seed_per_sample,
@@ -264,6 +275,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             cache_format=cache_format,
             cache_reorder=cache_reorder,
             device=device,
+            remote=remote,
             pending_state=pending_state,
         )
         options.check(num_workers, persistent_workers)
@@ -289,6 +301,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
         options.check_effect(self)
         elastic_of(self)  # raises ValueError if samples would be dealt to ranks twice
+
+    def check_worker_number_rationality(self) -> None:
+        """torch's warning of more workers than cores, which is not for threads that wait for actors."""
+        if option(self, "remote") is None:
+            super().check_worker_number_rationality()
 
     @eager
     def __repr__(self) -> str:

@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
 from torch.utils.data.dataloader import _DatasetKind, _InfiniteConstantSampler
 
+from . import remote
 from ._dynamo import eager
 from ._memory_limit import fair_memory
 from ._not_linux import CORE, NEEDS_LINUX
@@ -33,6 +34,7 @@ if CORE:
 
 if TYPE_CHECKING:
     from .cache.cache import Cache
+    from .remote import Ray
 
 _STANDARD_CONTEXTS = tuple(
     getattr(mp_context, f"{name}Context")
@@ -162,6 +164,7 @@ class Options:
     cache_format: str | None
     cache_reorder: bool
     device: str | int | torch.device | None
+    remote: Ray | None
     pending_state: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -379,6 +382,8 @@ class Options:
         self._check_ignored(loader)
         self._check_tolerance(loader)
         self._check_batching(loader)
+        if self.remote is not None:
+            remote.check(loader, self)
         self._check_worker_type(loader)
         self._check_cached(loader)
         self._check_reorder(loader)
@@ -416,6 +421,7 @@ class Options:
             "on_error": self.on_error != "raise",
             "batching": self.batching == "ready",
             "cache": self.cache is not None,
+            "remote": self.remote is not None,
         }
         return [name for name in asked if asked[name]]
 

@@ -50,7 +50,8 @@ class BalancedIterator(MinatoIterator):
     def _compose(self, loader: Any, supervisor: Supervisor) -> None:
         self._offer = offer = offer_of(loader, self._dataset)
         batched = loader._auto_collation
-        self._splits = offer is None and batched and not fetches_batches(loader.dataset)
+        alone = offer is not None or self._options.remote is not None
+        self._splits = batched and not alone and not fetches_batches(loader.dataset)
         shape = self._shape_of(loader) if offer is None else offer.shape
         queue: deque[list[Any]] = deque()
         supervisor.before_stop.append(queue.clear)
@@ -101,6 +102,8 @@ class BalancedIterator(MinatoIterator):
     def _shape_of(self, loader: Any) -> SampleTransport:
         """Returns what is known of the loader's samples, if they may travel as rows."""
         shape = WHOLE
+        if self._options.remote is not None:
+            return shape
         if loader._auto_collation and is_default_collate(loader.collate_fn):
             if not fetches_batches(loader.dataset):
                 shape = self._position.memo.shape
@@ -117,6 +120,11 @@ class BalancedIterator(MinatoIterator):
         self._delivery_queue.pinner = self._pinner
 
     def _make_pool(self, loader: Any) -> Executor:
+        if (remote := self._options.remote) is not None:
+            from ..workers.actors import RemotePool  # not at import: few programs have a cluster
+
+            retries = self._options.max_retries
+            return RemotePool(remote=remote, max_retries=retries, job=self._job(), **self._pool_options())
         if self._options.worker_type == "thread":
             self._warn_of_generators()
             return PythonPool(job=self._job(), **self._pool_options())

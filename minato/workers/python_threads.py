@@ -45,14 +45,16 @@ def why_not(loader: Any) -> str | None:
         )
     if loader.multiprocessing_context is not None:
         return "multiprocessing_context asks for processes. Leave one of the two out"
-    if (retries := option(loader, "max_retries")) > 1:
+    remote = option(loader, "remote") is not None
+    if (retries := option(loader, "max_retries")) > 1 and not remote:
         return (
             f"max_retries={retries} has no effect: a thread cannot be killed, and its samples are "
             "not tried again. Leave it out"
         )
     if (seconds := option(loader, "sample_timeout")) is not None:
         return f"sample_timeout={seconds} has no effect: a thread cannot be killed. Leave it out"
-    if option(loader, "seed_per_sample") and not find_of(loader.dataset, loader.collate_fn).hooks:
+    seeds = option(loader, "seed_per_sample") and not remote
+    if seeds and not find_of(loader.dataset, loader.collate_fn).hooks:
         return (
             "seed_per_sample=True needs a dataset with seed_sample(seed): threads share the "
             "generators of random, NumPy and torch, which cannot be seeded for each"
@@ -87,6 +89,8 @@ def warn_of_generators(dataset: Any, collate_fn: Any) -> bool:
 class _Runner(Runner):
     """The runner of a worker thread."""
 
+    has_copy = False
+
     def _begin(self, number: int) -> None:
         job, roots = self.job, (self.job.dataset, self.job.collate_fn)
         before = None
@@ -116,10 +120,15 @@ class Modes:
 
 
 def _work(
-    job: Job, number: int, blocked: set[int | signal.Signals], one_thread: Callable[[], None]
+    job: Job,
+    number: int,
+    blocked: set[int | signal.Signals],
+    one_thread: Callable[[], None],
+    make: Callable[[Job, int], Runner],
 ) -> None:
     """The life of a worker's thread. blocked: signals blocked in the thread that made the loader.
-    one_thread: limits the threads that libraries start for the calling thread."""
+    one_thread: limits the threads that libraries start for the calling thread. make: makes the
+    runner."""
     # Programs that a dataset starts inherit the mask, so it must not be that of the start.
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     segment = job.memory.segment
@@ -133,7 +142,7 @@ def _work(
             seed=job.base_seed + number,
             dataset=job.dataset,
         )
-        runner = _Runner(job, number)
+        runner = make(job, number)
         worker = worker_of(job, number, runner, thread=True)
         worker.ready()
         serve(worker, runner)
@@ -153,7 +162,13 @@ class PythonPool(ThreadPool):
     patience = grace.LEAVE  # a sample may take forever
 
     def __init__(
-        self, *, workers: int, memory_limit: int, options: dict[str, Any], job: dict[str, Any]
+        self,
+        *,
+        workers: int,
+        memory_limit: int,
+        options: dict[str, Any],
+        job: dict[str, Any],
+        runner: Callable[[Job, int], Runner] = _Runner,
     ) -> None:
         engine = _core.Engine(workers, 0, False, memory_limit, **options)
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -169,7 +184,7 @@ class PythonPool(ThreadPool):
         one_thread, modes = library_threads.limit_of_threads(), Modes()
 
         def work_of(number: int) -> Callable[[], None]:
-            work = functools.partial(_work, shared, number, blocked, one_thread)
+            work = functools.partial(_work, shared, number, blocked, one_thread, runner)
             return functools.partial(modes.run, work)
 
         super().__init__(engine, workers, [work_of(n) for n in range(engine.segment.workers)])

@@ -84,6 +84,8 @@ class _Source:
 class Runner:
     """Does the tasks that the core's loop passes to Python."""
 
+    has_copy = True  # of the dataset, which is told the epoch, too
+
     def __init__(self, job: Job, number: int, not_loaded: Exception | None = None) -> None:
         """not_loaded: the reason why there is no dataset; then every task fails."""
         self.job = job
@@ -347,12 +349,12 @@ class Runner:
         except Exception as error:
             return FAILED, self._failure(error), *self.row
 
-    def begin_epoch(self, dataset: Any, thread: bool, epoch: int) -> Any:
-        """Calls set_epoch of the job's dataset, if it has that; not for -1, and not in a thread. Returns the
+    def begin_epoch(self, dataset: Any, epoch: int) -> Any:
+        """Calls set_epoch of the runner's copy of the dataset, if it has that; not for -1. Returns the
         source of the epoch's samples: dataset, what now reads it through the cache, or, if set_epoch failed,
         a stand-in that raises its error for each."""
         try:
-            if epoch >= 0 and not thread:
+            if epoch >= 0 and self.has_copy:
                 self.epoch_failure = None
                 # The loader looks it up alike: a dataset may forward it by __getattr__.
                 tell = attribute(self.job.dataset, "set_epoch")
@@ -475,7 +477,7 @@ def _may_be_sent(what: int, obj: Any) -> bool:
 
 def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _core.Worker:
     """The core's loop of a worker, connected with its runner. thread: the worker is a thread of the
-    trainer, whose dataset has already got the epoch."""
+    trainer."""
     dataset = by_sample(runner.source.dataset, job.auto_collation)
     worker = _core.Worker(
         job.memory.segment,
@@ -484,7 +486,7 @@ def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _c
         runner.seeder,
         open_layout,
         _load_index,
-        None if thread and job.through is None else partial(runner.begin_epoch, dataset, thread),
+        partial(runner.begin_epoch, dataset) if runner.has_copy or job.through is not None else None,
         job.user_epoch,
         runner.tolerant is not None,
         thread,

@@ -1,0 +1,495 @@
+"""``remote=``: the samples of a batch are made by actors on Ray.
+
+A worker thread takes the task of a batch as any worker does. In place of making the samples it
+cuts the batch into chunks, sends each to the least loaded actor, and waits. An actor runs the code
+of a worker process (``runner.py``) and seeds each sample by its place. So order, seeds, states and
+``on_error`` are those of local workers.
+
+Samples travel as messages (``transport/messages.py``), with the bytes of a chunk's arrays and
+tensors in one array. Ray sends that without pickling it.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import platform
+import random
+import re
+import threading
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import getitem
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import _utils
+
+from .. import __version__ as _minato
+from .._core import Task
+from ..dataset_calls import by_sample
+from ..errors import WorkerLost, add_note, text_of
+from ..remote import Ray, connected, cuts
+from . import library_threads, worker_info
+from .answers import ERROR, FAILED, OK, PART, SAMPLE, Answer, Entry
+from .fetching import OF_SAMPLE, Unseeded, made, position_of, seed_place
+from .job import Job
+from .on_error import RAISE, FatalIndex
+from .process import seed_of_all, seed_torch
+from .python_threads import PythonPool
+from .runner import Runner, _Refusing
+
+#: seconds without any actor, after which one is started on the trainer's node that needs no CPU
+ALONE = 60.0
+#: how often an actor may die as it starts, one after the other
+STARTS = 3
+#: seconds between looks at whether the loader ends
+LOOK = 0.2
+#: domain of the seeds of a dataset's set_epoch (enum mn_seed_domain)
+OF_SET_EPOCH = 3
+#: a buffer begins at a multiple of it
+ALIGNED = 64
+
+#: a message: the pickle, the sizes of its buffers, their bytes
+Packed = tuple[bytes, list[int], np.ndarray]
+
+
+def _starts_of(sizes: Sequence[int]) -> list[int]:
+    return list(accumulate((-(-n // ALIGNED) * ALIGNED for n in sizes), initial=0))
+
+
+def packed(data: bytes | None, buffers: Sequence[Any]) -> Packed:
+    """A message with its buffers in one array."""
+    sizes = [memoryview(b).nbytes for b in buffers]
+    starts = _starts_of(sizes)
+    whole = np.empty(starts[-1], np.uint8)
+    for start, size, buffer in zip(starts, sizes, buffers):
+        whole[start : start + size] = np.frombuffer(buffer, np.uint8, size) if size else ()
+    return data or b"", sizes, whole
+
+
+class _Writable:
+    """An array of Ray's memory as one that may be written, as torch wants it. Nothing writes to it:
+    samples are copied as they are collated."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def unpacked(message: Packed) -> tuple[bytes, list[Any]]:
+    """The message and its buffers, without a copy."""
+    data, sizes, whole = message
+    array = np.asarray(_Writable(whole)) if whole.size else whole
+    return data, [memoryview(array[s : s + n]) for s, n in zip(_starts_of(sizes), sizes)]
+
+
+# ---- on the node of an actor ---------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    """What must be the same everywhere."""
+    return {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "torch": torch.__version__,
+        "NumPy": np.__version__,
+        "minato": _minato,
+    }
+
+
+def features() -> set[str]:
+    """Vector instructions of the processor."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            line = re.search(r"^(?:flags|Features)\s*:(.*)$", file.read(), re.MULTILINE)
+    except OSError:
+        return set()
+    found = line[1].split() if line is not None else ()
+    return {f for f in found if re.match("avx|fma|sse|amx|f16c|asimd|sve|bf16|i8mm", f)}
+
+
+class Actor:
+    """A worker on Ray. Its methods run one at a time."""
+
+    def __init__(self, number: int, starts: int, payload: bytes, fields: dict[str, Any]) -> None:
+        import ray
+
+        self._node: str = ray.get_runtime_context().get_node_id()
+        self.where = f"Ray actor {number} on node {ray.util.get_node_ip_address()} ({self._node[:8]})"
+        self._error = ""
+        self._user_epoch: int = fields["user_epoch"]
+        library_threads.limit(True)
+        base_seed = seed_of_all(fields["base_seed"], starts)
+        random.seed(base_seed + number)
+        seed_torch(base_seed + number)
+        np.random.seed(_utils.worker._generate_state(base_seed, number))
+        try:
+            dataset, collate_fn, worker_init_fn = pickle.loads(payload)
+        except Exception as error:
+            self._error = (
+                f"{self.where} cannot load the dataset: {type(error).__name__}: {error}. Each node "
+                "needs the modules of the program: ray.init(runtime_env={'working_dir': '.'}) sends "
+                "them, and so does runtime_env in options= of minato.remote.Ray"
+            )
+            return
+        nowhere: Any = None  # there is no memory that is shared with the trainer
+        job = Job(memory=nowhere, one_thread=True, blocked=frozenset(), dataset=dataset,
+                  collate_fn=collate_fn, worker_init_fn=worker_init_fn, **fields)  # fmt: skip
+        worker_info.begin()
+        worker_info.be_worker(id=number, num_workers=job.num_workers, seed=base_seed + number, dataset=dataset)
+        self._runner = runner = Runner(job, number)
+        runner.where += f" ({self.where})"
+        runner.mark = runner.at = lambda row: None
+        refused = runner.init_failure
+        self._dataset: Any = by_sample(dataset, job.auto_collation) if refused is None else _Refusing(refused)
+
+    def hello(self) -> dict[str, Any]:
+        """Tells what the trainer has to know before the first sample."""
+        return {"node": self._node, "where": self.where, "versions": versions(), "features": features(),
+                "error": self._error}  # fmt: skip
+
+    def make(self, task: Task, user_epoch: int, rows: range | None) -> tuple[Packed, float]:
+        """Makes some rows of a batch (see ``Runner.part``), or all of it. Returns the message of the
+        answer, and the seconds that it took."""
+        began = time.perf_counter()
+        self._tell(task, user_epoch)
+        runner = self._runner
+        answer: Any = runner.batch(task) if rows is None else self._part(task, rows)
+        message = packed(*runner.encoded(answer, task))
+        return message, time.perf_counter() - began
+
+    def _tell(self, task: Task, user_epoch: int) -> None:
+        """Calls the dataset's set_epoch where the program has called the loader's."""
+        if user_epoch == self._user_epoch:
+            return
+        self._user_epoch, runner = user_epoch, self._runner
+        if task.seeded and runner.seeder is not None:
+            runner.seeder.seed(task.base_seed, task.epoch, user_epoch, OF_SET_EPOCH)
+        self._dataset = runner.begin_epoch(by_sample(runner.source.dataset, runner.job.auto_collation), user_epoch - 1)
+        if runner.seeder is not None:
+            runner.seeder.renew()
+
+    def _part(self, task: Task, rows: range) -> list[Entry]:
+        runner = self._runner
+        runner.indices = lambda: (task.indices, task.spares)
+        seeder = runner.seeder if task.seeded and runner.seeder is not None else Unseeded
+        make: Any = getitem
+        if runner.tolerant is not None:
+            one = runner.tolerant.one
+            make = lambda dataset, index: one(functools.partial(getitem, dataset), index)  # noqa: E731
+        extras: list[Entry] = []
+        for row in rows:
+            index = task.indices[row]
+            place = task.base_seed, task.epoch, seed_place(position_of(task), row, index), OF_SAMPLE
+            try:
+                extras.append((row, SAMPLE, made(seeder, place, make, self._dataset, index)))
+            except Exception as error:
+                extras.append((row, ERROR, error))
+        return runner.part(_changed(task, kind=PART, extras=extras))
+
+
+def _changed(task: Task, **fields: Any) -> Task:
+    return Task([fields.get(name, value) for name, value in zip(Task.__match_args__, task)])
+
+
+# ---- in the trainer ------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Member:
+    """An actor, as the trainer knows it."""
+
+    number: int
+    actor: Any
+    hello: Any  # until it has come, the reference to it
+    starts: int  # of this number so far
+    failed: int = 0  # of these, in a row, that died as they started
+    load: int = 0  # chunks that it has
+    local: bool = False  # on the trainer's node
+    where: str = ""
+
+
+class _Call(NamedTuple):
+    task: Task
+    rows: range | None
+    tries: int  # actors that have died on it
+
+
+class Closed(Exception):
+    """The loader ends."""
+
+
+class Fleet:
+    """The actors of an iterator. Its worker threads share it."""
+
+    def __init__(self, remote: Ray, job: dict[str, Any], max_retries: int) -> None:
+        self._ray = ray = connected()
+        parts = {name: job[name] for name in ("dataset", "collate_fn", "worker_init_fn")}
+        try:
+            payload = ray.cloudpickle.dumps(tuple(parts.values()))
+        except Exception as error:
+            add_note(error, "minato: remote= sends dataset, collate_fn and worker_init_fn to the actors, "
+                     "and one of them cannot be pickled. Open files and connections in the first "
+                     "sample")  # fmt: skip
+            raise
+        self.max_retries = max_retries
+        self.on_error: str = job["on_error"]
+        self.chunk = remote.chunk
+        self._remote = remote
+        self._payload = ray.put(payload)
+        self._fields = {**{k: v for k, v in job.items() if k not in parts}, "num_workers": remote.actors}
+        self._here: str = ray.get_runtime_context().get_node_id()
+        self._class = ray.remote(Actor)
+        self._lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError,
+                      ray.exceptions.NodeDiedError)  # fmt: skip
+        self._lock = threading.RLock()
+        self._closed = False
+        self._warned = False
+        self._looked = 0.0  # when hellos were last looked for
+        self._alone = time.monotonic()  # since when no actor was ready
+        self.made_s = 0.0  # seconds of the actors
+        self.received_s = 0.0  # of the trainer's processor, for receiving
+        self._members = [self._started(number) for number in range(remote.actors)]
+
+    def _started(self, number: int, starts: int = 1, failed: int = 0, helps: bool = False) -> _Member:
+        affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        near = affinity(self._here, soft=True, _spill_on_unavailable=True)
+        given = dict(self._remote.options)
+        if helps:
+            given = {name: given[name] for name in ("runtime_env",) if name in given}
+        asked = {"num_cpus": 0 if helps else self._remote.cpus, "scheduling_strategy": near, **given}
+        actor = self._class.options(**asked).remote(number, starts, self._payload, self._fields)
+        return _Member(number, actor, actor.hello.remote(), starts, failed)
+
+    def close(self) -> None:
+        """Ends the actors; threads that wait for them raise Closed."""
+        with self._lock:
+            self._closed = True
+            members, self._members = self._members, []
+        if self._ray.is_initialized():
+            for member in members:
+                self._ray.kill(member.actor)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed
+        if not self._ray.is_initialized():  # any call would start a cluster
+            raise RuntimeError("Ray was shut down while the loader used it. Make a new iterator")
+
+    def _look(self) -> None:
+        """Takes the hellos that have come."""
+        self._looked = time.monotonic()
+        waits = {m.hello: m for m in self._members if m.hello is not None}
+        if waits:
+            for ref in self._ray.wait([*waits], num_returns=len(waits), timeout=0)[0]:
+                self._greet(waits[ref])
+
+    def _greet(self, member: _Member) -> None:
+        """Takes the hello of an actor."""
+        try:
+            told = self._ray.get(member.hello)
+        except self._lost as error:
+            if member.failed + 1 >= STARTS:
+                raise WorkerLost(f"Ray actors die as they start: {error}") from error
+            self._replace(member, member.failed + 1)
+            return
+        if told["error"]:
+            raise ValueError(told["error"])
+        mine = versions()
+        other = {name: one for name, one in told["versions"].items() if one != mine[name]}
+        if other:
+            here = ", ".join(f"{name} {mine[name]}" for name in other)
+            there = ", ".join(f"{name} {one}" for name, one in other.items())
+            raise ValueError(
+                f"{told['where']} has {there}, but the trainer has {here}: samples may differ. Install "
+                "the same versions on all nodes"
+            )
+        differ = features() ^ told["features"]
+        if differ and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the processor of {told['where']} differs from the trainer's "
+                f"({', '.join(sorted(differ))}): samples may differ in their last bits", stacklevel=2
+            )
+        member.hello, member.failed = None, 0
+        member.local, member.where = told["node"] == self._here, told["where"]
+        self._alone = 0.0
+
+    def _replace(self, member: _Member, failed: int = 0) -> None:
+        """Starts another actor in the place of one that has died."""
+        with self._lock:
+            if member in self._members and not self._closed:
+                self._ray.kill(member.actor)  # it may only be out of reach
+                fresh = self._started(member.number, member.starts + 1, failed)
+                self._members[self._members.index(member)] = fresh
+
+    def _take(self) -> _Member:
+        """The least loaded actor, one of the trainer's node first. Waits until there is one."""
+        while True:
+            self._check()
+            with self._lock:
+                if time.monotonic() > self._looked + LOOK / 10:
+                    self._look()
+                ready = [m for m in self._members if m.hello is None]
+                if ready:
+                    best = min(ready, key=lambda m: (m.load, not m.local))
+                    best.load += 1
+                    return best
+                self._alone = self._alone or time.monotonic()
+                if time.monotonic() - self._alone > ALONE:
+                    self._help_itself()
+            time.sleep(LOOK / 10)
+
+    def _help_itself(self) -> None:
+        """Starts an actor on the trainer's node that needs no room."""
+        self._alone = time.monotonic()
+        if len(self._members) > self._remote.actors:
+            raise RuntimeError(
+                f"remote=: Ray has placed no actor for {2 * ALONE:.0f} s, and none on the trainer's node "
+                "that needs no CPU. ray status shows why"
+            )
+        warnings.warn(
+            f"remote=: Ray has placed no actor for {ALONE:.0f} s (ray status shows why). A process of "
+            "the trainer's node makes samples until it does",
+            stacklevel=2,
+        )
+        self._members.append(self._started(len(self._members), helps=True))
+
+    def make(self, calls: list[_Call], user_epoch: int, at: list[str]) -> list[Packed]:
+        """The messages of all calls, in their order. at: shows where they are."""
+        results, waiting = dict[int, Packed](), list(calls)
+        pending: dict[Any, tuple[_Call, _Member]] = {}
+        try:
+            while waiting or pending:
+                while waiting:
+                    member = self._take()
+                    ref = member.actor.make.remote(waiting[-1].task, user_epoch, waiting[-1].rows)
+                    pending[ref] = waiting.pop(), member
+                at[:] = sorted({member.where for _, member in pending.values()})
+                self._check()
+                for ref in self._ray.wait([*pending], timeout=LOOK)[0]:
+                    call, member = pending.pop(ref)
+                    self._put_back(member)
+                    try:
+                        message, seconds = self._ray.get(ref)
+                    except self._lost as error:
+                        self._check()
+                        self._replace(member)
+                        waiting += self._again(call, member, error)
+                    else:
+                        self.made_s += seconds
+                        results[0 if call.rows is None else call.rows.start] = message
+        finally:
+            for _, member in pending.values():
+                self._put_back(member)
+        return [results[row] for row in sorted(results)]
+
+    def _put_back(self, member: _Member) -> None:
+        with self._lock:
+            member.load -= 1
+
+    def _again(self, call: _Call, member: _Member, error: Exception) -> Iterable[_Call]:
+        """What to send in place of a call whose actor died. The samples of a chunk go one by one
+        then, so that one that kills actors is known."""
+        task, rows, tries = call
+        if tries < self.max_retries:
+            alone = [None] if rows is None else [range(row, row + 1) for row in rows]
+            return [_Call(task, part, tries + 1) for part in alone]
+        index = task.indices if rows is None else [task.indices[row] for row in rows]
+        if rows is not None and len(rows) == 1:
+            index = index[0]
+        lost = WorkerLost(f"{member.where} died while it made sample index {text_of(index)}: {error}", 0, index)
+        if rows is None or len(rows) > 1 or self.on_error == RAISE:
+            raise lost
+        indices = [*task.indices]
+        indices[rows.start] = FatalIndex(lost)  # an actor makes what comes in its place
+        return [_Call(_changed(task, indices=indices), rows, tries)]
+
+
+class _Encoded(NamedTuple):
+    """An answer whose message an actor has made."""
+
+    status: int
+    data: bytes
+    buffers: list[Any]
+
+
+class _Runner(Runner):
+    """The runner of a worker thread whose samples are made by actors."""
+
+    def __init__(self, fleet: Fleet, at: list[str], job: Job, number: int) -> None:
+        self._fleet, self._at_nodes, self._user_epoch = fleet, at, job.user_epoch
+        self._whole = not cuts(job.dataset, job.collate_fn, job.auto_collation)
+        super().__init__(job, number)
+
+    def _begin(self, number: int) -> None:
+        """Nothing: actors call worker_init_fn and seed."""
+
+    def begin_epoch(self, dataset: Any, epoch: int) -> Any:
+        """Notes what actors have to tell the dataset. The trainer's was told."""
+        self._user_epoch = epoch + 1
+        return dataset
+
+    def batch(self, task: Task) -> Answer:
+        """Has the batch made by actors."""
+        began, fleet = time.thread_time(), self._fleet
+        try:
+            if self._whole or type(task.indices) not in (list, tuple):
+                (message,) = fleet.make([_Call(task, None, 0)], self._user_epoch, self._at_nodes)
+                return _Encoded(OK, *unpacked(message))
+            end, step = len(task.indices) - task.spares, fleet.chunk
+            calls = [_Call(task, range(k, min(k + step, end)), 0) for k in range(0, end, step)]
+            parts = fleet.make(calls, self._user_epoch, self._at_nodes)
+            self._whole = True  # where collate() asks for the batch again
+            try:
+                return self.collate(task, [unpacked(part) for part in parts])
+            finally:
+                self._whole = False
+        except Closed:
+            return FAILED, self._failure(RuntimeError("the loader has ended"))
+        except Exception as error:
+            return FAILED, self._failure(error)
+        finally:
+            self._at_nodes.clear()
+            fleet.received_s += time.thread_time() - began
+
+    def encoded(self, answer: Any, task: Task) -> tuple[bytes | None, list[Any]]:
+        """The message of an answer, with its buffers."""
+        if type(answer) is _Encoded:
+            return answer.data, answer.buffers
+        return super().encoded(answer, task)
+
+
+class RemotePool(PythonPool):
+    """The engine, the threads that wait for actors, and the actors."""
+
+    kind = "remote"
+
+    def __init__(self, *, remote: Ray, job: dict[str, Any], max_retries: int, workers: int, **options: Any) -> None:
+        self.fleet = Fleet(remote, {k: v for k, v in job.items() if k != "through"}, max_retries)
+        self._at = defaultdict[int, list[str]](list)  # where the calls of each thread are
+        super().__init__(workers=workers, job=job, runner=self._runner, **options)
+
+    def _runner(self, job: Job, number: int) -> Runner:
+        return _Runner(self.fleet, self._at[number], job, number)
+
+    def stack_of(self, number: int) -> str:
+        """The actors that a thread waits for."""
+        return "\n".join(self._at[number])
+
+    def stop(self) -> None:
+        """Ends the actors, then the threads."""
+        if self.mine():
+            self.fleet.close()
+        super().stop()
+
+    def dismiss(self, deadline: float) -> None:
+        """At exit: ends the actors, then the threads."""
+        if self.mine():
+            self.fleet.close()
+        super().dismiss(deadline)
