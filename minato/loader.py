@@ -29,7 +29,7 @@ from .observe.stats import collect
 from .option_values import option
 from .options import SCHEDULING_VARIABLE, Options, asks_for_torchs_workers, described, hinting
 from .progress import title_of
-from .remote import Ray, cuts, threads
+from .remote import Ray, check_type, cuts, threads
 from .seeding.order_generators import Sources, set_sampler_epoch
 from .state import OfAnotherRank, of_all_ranks, opened, state_of
 from .stateful import is_stateful
@@ -253,6 +253,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         pending_state: dict[str, Any] | None = None,
     ) -> None:
         if remote is not None:
+            check_type(remote)
             size = batch_size if batch_sampler is None else getattr(batch_sampler, "batch_size", None)
             splits = cuts(dataset, collate_fn, batch_size is not None)
             num_workers = num_workers or threads(remote, size or 1, splits)

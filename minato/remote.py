@@ -75,6 +75,12 @@ def threads(remote: Ray, batch_size: int, cuts: bool) -> int:
     return max(2, -(-2 * remote.actors // calls))
 
 
+def check_type(remote: Any) -> None:
+    """Raises ValueError if it is not a Ray of this module."""
+    if not isinstance(remote, Ray):
+        raise ValueError(f"remote must be None or a minato.remote.Ray, got {remote!r}")
+
+
 def connected() -> Any:
     """The module ``ray``, if this process is part of a cluster.
 
@@ -114,6 +120,7 @@ def each_node(remote: Ray) -> dict[str, Ray]:
 
 def check(loader: Any, options: Any) -> None:
     """Raises an error if a loader cannot be served by actors. options: its ``Options``."""
+    check_type(options.remote)
     reason = None
     if options.worker_type != "thread":
         reason = f"worker_type={options.worker_type!r}: its workers are threads that wait for actors"

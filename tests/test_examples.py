@@ -31,10 +31,11 @@ WORDS = {
     "cache": r"first job, epoch 1: 40 samples[^\n]+\n(.*\n)*40 files decoded, 120 found\n"
              r"40 files decoded by the loader, 40 found",
     "webdataset_shards": "40 samples, each once: True",
+    "remote": "64 samples from 2 actors; as from local workers: True",
 }
 #: module that an example needs, where the tests may be without it
 NEEDS = {"video": "av", "lightning_fit": "lightning", "accelerate_fit": "accelerate",
-         "webdataset_shards": "webdataset"}  # fmt: skip
+         "webdataset_shards": "webdataset", "remote": "ray"}  # fmt: skip
 #: these have separate tests
 OTHERS = {"ddp.py", "resume.py", "c_operator"}
 

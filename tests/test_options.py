@@ -16,7 +16,7 @@ DEFAULTS = Options(
     scheduling="balanced", seed_per_sample=None, seed_rank=None, memory_limit=None, max_retries=1,
     batching="sampler", worker_type=None, autoscale=None, straggler_threshold="auto",
     prefetch_next_epoch=False, cache=None, cache_format=None, cache_reorder=False, device=None, on_error="raise",
-    max_errors=0.01, sample_timeout=None, pending_state=None,
+    max_errors=0.01, sample_timeout=None, remote=None, pending_state=None,
 )  # fmt: skip
 
 

@@ -34,7 +34,8 @@ locality                    together: whether neighbours are kept in one worker,
 slow                        the costliest known indices: [(index, seconds)]
 displacement                with ``batching="ready"``: max, mean distance of a sample from its
                             position in the sampler's order, in batches
-worker_type                 "process", "thread" or "native" (both threads of this process)
+worker_type                 "process", "thread" or "native" (both threads of this process), or
+                            "remote" (threads that wait for actors on Ray)
 worker_start                "forked": from a process that has imported torch. "each by itself: ..."
                             with the reason: slower. None: not known yet, or threads
 workers                     one dict each: state, pid, running (number of the batch, position in
@@ -270,6 +271,7 @@ def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -
         sets_epoch=bool(progress.user_epoch or progress.sampler_epoch),
         missed=served.position.memo.missed(),
         forks=getattr(pool, "forks", True),
+        remote=getattr(pool, "seconds", None),
     )
 
 

@@ -40,6 +40,8 @@ BUSY = 0.6
 CHEAP = 20e-6
 #: share of the waits in which memory_limit held tasks back; batches that are made already hide it
 HELD = 0.25
+#: times that making a sample has to take longer than receiving it from an actor
+PAYS = 10
 #: times the mean from which on a sample counts as slow
 SLOW = 3
 #: looks at workers before what they wait in counts as known
@@ -99,6 +101,8 @@ class Facts:
     sets_epoch: bool = False
     #: values that workers made because a cache did not have them
     missed: Missed | None = None
+    #: with remote=: seconds of the actors, and those of the trainer's core that receiving took
+    remote: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -441,7 +445,7 @@ def _copies(case: Case) -> Iterator[Cause]:
 def _steady(case: Case) -> Iterator[Cause]:
     """All other waits have one cause: the first of these that applies."""
     left = case.left
-    for look in (_held, _scheduler, _cheap, _idle, _crowded, _opens, _turns, _locked, _computing,
+    for look in (_held, _remote, _scheduler, _cheap, _idle, _crowded, _opens, _turns, _locked, _computing,
                  _waiting):  # fmt: skip
         found = look(case)
         if found is not None:
@@ -472,6 +476,19 @@ def _held(case: Case) -> Found | None:
         return ("memory limit", "while workers idle because memory_limit holds them back",
                 "Raise memory_limit, or keep fewer batches.")  # fmt: skip
     return None
+
+
+def _remote(case: Case) -> Found | None:
+    if case.facts.remote is None:
+        return None
+    made, received = case.facts.remote
+    if made < PAYS * received:
+        return ("cheap samples",
+                f"because actors take {seconds(made)} to make samples, and the trainer {seconds(received)} of a "
+                "core to receive them (Ray's daemons take more)",
+                f"remote= pays where making takes {PAYS} times as long: local workers may be faster.")  # fmt: skip
+    return ("too few workers", "because the actors on Ray cannot keep up",
+            "More of them would help: actors= of minato.remote.Ray.")  # fmt: skip
 
 
 def _scheduler(case: Case) -> Found | None:

@@ -5,13 +5,11 @@ cuts the batch into chunks, sends each to the least loaded actor, and waits. An 
 of a worker process (``runner.py``) and seeds each sample by its place. So order, seeds, states and
 ``on_error`` are those of local workers.
 
-Samples travel as messages (``transport/messages.py``), with the bytes of a chunk's arrays and
-tensors in one array. Ray sends that without pickling it.
+Samples travel as messages (``transport/messages.py``).
 """
 
 from __future__ import annotations
 
-import functools
 import pickle
 import platform
 import random
@@ -20,10 +18,8 @@ import threading
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import getitem
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,17 +28,15 @@ from torch.utils.data import _utils
 
 from .. import __version__ as _minato
 from .._core import Task
-from ..dataset_calls import by_sample
 from ..errors import WorkerLost, add_note, text_of
 from ..remote import Ray, connected, cuts
 from . import library_threads, worker_info
 from .answers import ERROR, FAILED, OK, PART, SAMPLE, Answer, Entry
-from .fetching import OF_SAMPLE, Unseeded, made, position_of, seed_place
 from .job import Job
-from .on_error import RAISE, FatalIndex
+from .on_error import RAISE, Fatal, FatalIndex
 from .process import seed_of_all, seed_torch
 from .python_threads import PythonPool
-from .runner import Runner, _Refusing
+from .runner import Runner
 
 #: seconds without any actor, after which one is started on the trainer's node that needs no CPU
 ALONE = 60.0
@@ -52,25 +46,9 @@ STARTS = 3
 LOOK = 0.2
 #: domain of the seeds of a dataset's set_epoch (enum mn_seed_domain)
 OF_SET_EPOCH = 3
-#: a buffer begins at a multiple of it
-ALIGNED = 64
 
-#: a message: the pickle, the sizes of its buffers, their bytes
-Packed = tuple[bytes, list[int], np.ndarray]
-
-
-def _starts_of(sizes: Sequence[int]) -> list[int]:
-    return list(accumulate((-(-n // ALIGNED) * ALIGNED for n in sizes), initial=0))
-
-
-def packed(data: bytes | None, buffers: Sequence[Any]) -> Packed:
-    """A message with its buffers in one array."""
-    sizes = [memoryview(b).nbytes for b in buffers]
-    starts = _starts_of(sizes)
-    whole = np.empty(starts[-1], np.uint8)
-    for start, size, buffer in zip(starts, sizes, buffers):
-        whole[start : start + size] = np.frombuffer(buffer, np.uint8, size) if size else ()
-    return data or b"", sizes, whole
+#: a message: the pickle and its buffers, which Ray sends without pickling them
+Message = tuple[bytes, list[np.ndarray]]
 
 
 class _Writable:
@@ -80,13 +58,6 @@ class _Writable:
     def __init__(self, array: np.ndarray) -> None:
         self._array = array
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
-
-
-def unpacked(message: Packed) -> tuple[bytes, list[Any]]:
-    """The message and its buffers, without a copy."""
-    data, sizes, whole = message
-    array = np.asarray(_Writable(whole)) if whole.size else whole
-    return data, [memoryview(array[s : s + n]) for s, n in zip(_starts_of(sizes), sizes)]
 
 
 # ---- on the node of an actor ---------------------------------------------------------------
@@ -145,23 +116,21 @@ class Actor:
         self._runner = runner = Runner(job, number)
         runner.where += f" ({self.where})"
         runner.mark = runner.at = lambda row: None
-        refused = runner.init_failure
-        self._dataset: Any = by_sample(dataset, job.auto_collation) if refused is None else _Refusing(refused)
 
     def hello(self) -> dict[str, Any]:
         """Tells what the trainer has to know before the first sample."""
         return {"node": self._node, "where": self.where, "versions": versions(), "features": features(),
                 "error": self._error}  # fmt: skip
 
-    def make(self, task: Task, user_epoch: int, rows: range | None) -> tuple[Packed, float]:
+    def make(self, task: Task, user_epoch: int, rows: range | None) -> tuple[Message, float]:
         """Makes some rows of a batch (see ``Runner.part``), or all of it. Returns the message of the
         answer, and the seconds that it took."""
         began = time.perf_counter()
         self._tell(task, user_epoch)
         runner = self._runner
         answer: Any = runner.batch(task) if rows is None else self._part(task, rows)
-        message = packed(*runner.encoded(answer, task))
-        return message, time.perf_counter() - began
+        data, buffers = runner.encoded(answer, task)
+        return (data or b"", [np.asarray(b) for b in buffers]), time.perf_counter() - began
 
     def _tell(self, task: Task, user_epoch: int) -> None:
         """Calls the dataset's set_epoch where the program has called the loader's."""
@@ -170,27 +139,23 @@ class Actor:
         self._user_epoch, runner = user_epoch, self._runner
         if task.seeded and runner.seeder is not None:
             runner.seeder.seed(task.base_seed, task.epoch, user_epoch, OF_SET_EPOCH)
-        self._dataset = runner.begin_epoch(by_sample(runner.source.dataset, runner.job.auto_collation), user_epoch - 1)
+        runner.begin_epoch(None, user_epoch - 1)
         if runner.seeder is not None:
             runner.seeder.renew()
 
     def _part(self, task: Task, rows: range) -> list[Entry]:
-        runner = self._runner
+        runner, entries = self._runner, list[Entry]()
+        failure = runner.init_failure or runner.epoch_failure
+        get = runner._getter(task)
         runner.indices = lambda: (task.indices, task.spares)
-        seeder = runner.seeder if task.seeded and runner.seeder is not None else Unseeded
-        make: Any = getitem
-        if runner.tolerant is not None:
-            one = runner.tolerant.one
-            make = lambda dataset, index: one(functools.partial(getitem, dataset), index)  # noqa: E731
-        extras: list[Entry] = []
         for row in rows:
-            index = task.indices[row]
-            place = task.base_seed, task.epoch, seed_place(position_of(task), row, index), OF_SAMPLE
             try:
-                extras.append((row, SAMPLE, made(seeder, place, make, self._dataset, index)))
+                if failure is not None:
+                    raise Fatal(failure)
+                entries.append((row, SAMPLE, get(row, task.indices[row])))
             except Exception as error:
-                extras.append((row, ERROR, error))
-        return runner.part(_changed(task, kind=PART, extras=extras))
+                entries.append((row, ERROR, error))
+        return runner.part(_changed(task, kind=PART, extras=entries))
 
 
 def _changed(task: Task, **fields: Any) -> Task:
@@ -360,9 +325,9 @@ class Fleet:
         )
         self._members.append(self._started(len(self._members), helps=True))
 
-    def make(self, calls: list[_Call], user_epoch: int, at: list[str]) -> list[Packed]:
+    def make(self, calls: list[_Call], user_epoch: int, at: list[str]) -> list[Message]:
         """The messages of all calls, in their order. at: shows where they are."""
-        results, waiting = dict[int, Packed](), list(calls)
+        results, waiting = dict[int, Message](), list(calls)
         pending: dict[Any, tuple[_Call, _Member]] = {}
         try:
             while waiting or pending:
@@ -382,12 +347,18 @@ class Fleet:
                         self._replace(member)
                         waiting += self._again(call, member, error)
                     else:
-                        self.made_s += seconds
+                        with self._lock:
+                            self.made_s += seconds
                         results[0 if call.rows is None else call.rows.start] = message
         finally:
             for _, member in pending.values():
                 self._put_back(member)
         return [results[row] for row in sorted(results)]
+
+    def received(self, seconds: float) -> None:
+        """Counts what a thread took to receive a batch, without waiting."""
+        with self._lock:
+            self.received_s += seconds
 
     def _put_back(self, member: _Member) -> None:
         with self._lock:
@@ -432,7 +403,8 @@ class _Runner(Runner):
 
     def begin_epoch(self, dataset: Any, epoch: int) -> Any:
         """Notes what actors have to tell the dataset. The trainer's was told."""
-        self._user_epoch = epoch + 1
+        if epoch >= 0:
+            self._user_epoch = epoch + 1
         return dataset
 
     def batch(self, task: Task) -> Answer:
@@ -441,13 +413,13 @@ class _Runner(Runner):
         try:
             if self._whole or type(task.indices) not in (list, tuple):
                 (message,) = fleet.make([_Call(task, None, 0)], self._user_epoch, self._at_nodes)
-                return _Encoded(OK, *unpacked(message))
+                return _Encoded(OK, *message)
             end, step = len(task.indices) - task.spares, fleet.chunk
             calls = [_Call(task, range(k, min(k + step, end)), 0) for k in range(0, end, step)]
             parts = fleet.make(calls, self._user_epoch, self._at_nodes)
             self._whole = True  # where collate() asks for the batch again
             try:
-                return self.collate(task, [unpacked(part) for part in parts])
+                return self.collate(task, [(data, [np.asarray(_Writable(b)) for b in buffers]) for data, buffers in parts])
             finally:
                 self._whole = False
         except Closed:
@@ -456,7 +428,7 @@ class _Runner(Runner):
             return FAILED, self._failure(error)
         finally:
             self._at_nodes.clear()
-            fleet.received_s += time.thread_time() - began
+            fleet.received(time.thread_time() - began)
 
     def encoded(self, answer: Any, task: Task) -> tuple[bytes | None, list[Any]]:
         """The message of an answer, with its buffers."""
@@ -477,6 +449,11 @@ class RemotePool(PythonPool):
 
     def _runner(self, job: Job, number: int) -> Runner:
         return _Runner(self.fleet, self._at[number], job, number)
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """What making samples took the actors, and receiving them a core of the trainer."""
+        return self.fleet.made_s, self.fleet.received_s
 
     def stack_of(self, number: int) -> str:
         """The actors that a thread waits for."""

@@ -226,10 +226,9 @@ class Runner:
     def _getter(self, task: Task) -> Callable[[int, Any], Any]:
         """Returns a function that makes the sample of a row from an index."""
         seeder = self.seeder if task.seeded and self.seeder is not None else Unseeded
-        assert self.tolerant is not None
-        one = partial(
-            self.tolerant.one, partial(getitem, by_sample(self.source.dataset, self.job.auto_collation))
-        )
+        one = partial(getitem, by_sample(self.source.dataset, self.job.auto_collation))
+        if self.tolerant is not None:
+            one = partial(self.tolerant.one, one)
 
         def get(row: int, index: Any) -> Any:
             at = seed_place(position_of(task), row, index)

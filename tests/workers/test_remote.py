@@ -1,0 +1,422 @@
+"""``remote=``: actors on Ray make the batches of local workers, also when they are killed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray_cluster
+import torch
+
+import minato
+from minato.workers import actors
+
+ray = pytest.importorskip("ray", exc_type=ImportError)
+pytestmark = pytest.mark.limit(300)
+
+LENGTH = 48
+
+
+class Drawing(torch.utils.data.Dataset):
+    """Samples that draw from each library, and from a generator of the dataset's own."""
+
+    def __init__(self, fails: tuple[int, ...] = (), sleeps: float = 0.0) -> None:
+        self.fails, self.sleeps = fails, sleeps
+        self.generator = np.random.default_rng()
+        self.table = np.zeros(4)
+        self.epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        time.sleep(self.sleeps)
+        self.table[:] = index  # an actor's copy may be written to
+        if index in self.fails:
+            raise KeyError(f"sample {index} is broken")
+        return {
+            "image": torch.rand(3, 5) + index,
+            "array": np.random.rand(4).astype(np.float32) + self.table,
+            "numbers": (random.random(), index, self.epoch),
+            "text": str(self.generator.random()),
+        }
+
+
+class Together(Drawing):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        shift = random.random()
+        return [(shift, self[i]["image"]) for i in indices]
+
+
+class Deadly(Drawing):
+    """A sample kills its process; the trainer's process is safe."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 17 and os.environ.get("MINATO_TRAINER") is None:
+            os._exit(3)
+        return super().__getitem__(index)
+
+
+def noisy(samples: list[Any]) -> Any:
+    return torch.stack([s["image"] for s in samples]) + torch.rand(1), [s["text"] for s in samples]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="mr-", dir="/tmp"))  # sockets' names have to be short
+    ray_cluster.started(folder)
+    yield folder
+    ray_cluster.stopped(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _joined(cluster: Path) -> Iterator[None]:
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    ray.init(address=(cluster / "address").read_text(), log_to_driver=False, logging_level="error")
+    yield
+    ray.shutdown()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def actors_of(number: int = 2, **options: Any) -> minato.remote.Ray:
+    return minato.remote.Ray(actors=number, **options)
+
+
+def loader(dataset: Any = None, **options: Any) -> Any:
+    torch.manual_seed(5)
+    given = {"batch_size": 8, "shuffle": True, **options}
+    return minato.DataLoader(Drawing() if dataset is None else dataset, **given)
+
+
+def plain(value: Any) -> Any:
+    """A value that == compares bit by bit."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return value
+
+
+def alike(remote: minato.remote.Ray, dataset: Any = None, **options: Any) -> bool:
+    """Whether actors make what local processes make."""
+    got = plain(list(loader(dataset, remote=remote, **options)))
+    return bool(got) and got == plain(list(loader(dataset, num_workers=2, **options)))
+
+
+@pytest.mark.parametrize(
+    "dataset, options",
+    [
+        (Drawing(), {}),
+        (Drawing(), {"batch_size": 7, "drop_last": True}),
+        (Drawing(), {"collate_fn": noisy}),
+        (Drawing(), {"batch_size": None}),
+        (Drawing(), {"in_order": True, "prefetch_factor": 4, "seed_per_sample": True}),
+        (Together(), {}),
+        (Drawing(fails=(3, 11, 12)), {"on_error": "skip", "max_errors": 9}),
+        (Drawing(fails=(3, 11, 12)), {"on_error": "replace", "max_errors": 9}),
+        (Drawing(fails=(3, 11, 12)), {"on_error": "replace", "batch_size": 2, "max_errors": 9}),
+        (Together(fails=(3,)), {"on_error": "replace"}),
+    ],
+)
+def test_batches_equal_those_of_local_workers(dataset: Any, options: dict[str, Any]) -> None:
+    assert alike(actors_of(chunk=3), dataset, **options)
+
+
+def test_persistent_actors_are_told_each_epoch() -> None:
+    def epochs(**options: Any) -> list[Any]:
+        data = loader(persistent_workers=True, **options)
+        found = []
+        for epoch in (3, 4, 7):
+            data.set_epoch(epoch)
+            found.append(plain(list(data)))
+        data._iterator = None
+        return found
+
+    assert epochs(remote=actors_of()) == epochs(num_workers=2)
+
+
+@pytest.mark.parametrize("saves, resumes", [("remote", "local"), ("local", "remote")])
+def test_state_resumes_on_the_other_kind_of_workers(saves: str, resumes: str) -> None:
+    kinds: dict[str, Any] = {"remote": {"remote": actors_of()}, "local": {"num_workers": 2}}
+    whole = plain(list(loader(**kinds["local"])))
+    first = loader(**kinds[saves])
+    iterator = iter(first)
+    begun = [plain(next(iterator)) for _ in range(2)]
+    state = first.state_dict()
+    del iterator
+    second = loader(**kinds[resumes])
+    torch.manual_seed(99)
+    second.load_state_dict(state)
+    assert begun + plain(list(second)) == whole
+
+
+def test_error_of_a_sample_names_sample_and_node() -> None:
+    with pytest.raises(KeyError, match="sample 11 is broken") as caught:
+        list(loader(Drawing(fails=(11,)), shuffle=False, remote=actors_of()))
+    assert "Ray actor" in str(caught.value) and "on node" in str(caught.value)
+    assert "sample index 11, position 3 of batch 1" in "".join(caught.value.__notes__)
+
+
+def _pids() -> list[int]:
+    """Process ids of the actors that live."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes().startswith(b"ray::Actor"):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def _await_pids(number: int, seconds: float = 60) -> list[int]:
+    end = time.monotonic() + seconds
+    while len(found := _pids()) != number:
+        assert time.monotonic() < end, (found, number)
+        time.sleep(0.05)
+    return found
+
+
+def test_batches_are_equal_when_20_actors_are_killed() -> None:
+    kills = itertools.count()
+    ended = threading.Event()
+
+    def kill() -> None:
+        chosen = random.Random(1)
+        while not ended.is_set() and next(kills) < 20:
+            known: list[int] = []
+            while not (known := _pids()) and not ended.is_set():
+                time.sleep(0.01)
+            if known:
+                os.kill(chosen.choice(known), signal.SIGKILL)
+            ended.wait(0.5)
+
+    data = loader(Drawing(sleeps=0.01), remote=actors_of(), max_retries=100, persistent_workers=True)
+    local = loader(Drawing(), num_workers=1, persistent_workers=True)
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        while killer.is_alive():
+            assert plain(list(data)) == plain(list(local))
+    finally:
+        ended.set()
+        killer.join()
+    assert next(kills) >= 20
+
+
+def test_sample_that_kills_its_actor_is_named() -> None:
+    with pytest.raises(minato.WorkerLost, match="Ray actor .* died while it made sample index 17") as caught:
+        list(loader(Deadly(), remote=actors_of()))
+    assert caught.value.index == 17
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_on_error_leaves_out_a_sample_that_kills_actors(
+    on_error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = plain(list(loader(Deadly(), on_error=on_error, remote=actors_of())))
+    assert got == plain(list(loader(Drawing(fails=(17,)), on_error=on_error, num_workers=1)))
+
+
+def test_node_that_dies_loses_no_sample(cluster: Path) -> None:
+    (cluster / "add").touch()
+    ray_cluster.await_file(cluster / "add", gone=True)
+    spread = actors_of(3, options={"scheduling_strategy": "SPREAD"})
+    data = loader(Drawing(sleeps=0.05), remote=spread, max_retries=9, batch_size=4)
+    expected = plain(list(loader(num_workers=1, batch_size=4)))
+    iterator = iter(data)
+    got = [next(iterator)]
+    _await_pids(3)
+    (cluster / "kill").touch()
+    got += iterator
+    ray_cluster.await_file(cluster / "kill", gone=True)
+    assert plain(got) == expected
+
+
+def test_no_room_has_samples_made_on_the_trainers_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "ALONE", 0.5)
+    expected = plain(list(loader(num_workers=1)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        got = plain(list(loader(remote=actors_of(cpus=50))))
+    assert got == expected
+    assert sum("Ray has placed no actor" in str(w.message) for w in told) == 1
+
+
+def test_other_version_on_a_node_raises_value_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "versions", lambda: {**actors_versions, "torch": "1.0"})
+    with pytest.raises(ValueError, match=r"on node .* has torch .* but the trainer has torch 1\.0"):
+        list(loader(remote=actors_of()))
+
+
+actors_versions = actors.versions()
+
+
+def test_other_processor_on_a_node_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "features", lambda: {"avx1024"})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        list(loader(remote=actors_of()))
+    assert sum("the processor of Ray actor" in str(w.message) for w in told) == 1
+
+
+def test_missing_module_on_a_node_names_node_and_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text("class Data(list):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import only_here  # type: ignore[import-not-found]
+
+    with pytest.raises(ValueError, match="on node .* cannot load the dataset.*only_here.*working_dir"):
+        list(minato.DataLoader(only_here.Data([1, 2]), remote=actors_of()))
+
+
+def test_dataset_that_cannot_be_pickled_raises_with_advice() -> None:
+    dataset = Drawing()
+    dataset.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(TypeError) as caught:
+        list(loader(dataset, remote=actors_of()))
+    assert "remote= sends dataset" in "".join(caught.value.__notes__)
+
+
+def test_timeout_names_the_node_that_is_late() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)timed out after 4 seconds.*Ray actor \d on node"):
+        list(loader(Drawing(sleeps=30), remote=actors_of(), timeout=4))
+    _await_pids(0)
+
+
+def init(number: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None and info.id == number and info.num_workers == 2
+    info.dataset.epoch = 1000
+
+
+def test_worker_init_fn_runs_in_each_actor() -> None:
+    for batch in loader(worker_init_fn=init, remote=actors_of()):
+        assert set(batch["numbers"][2].tolist()) == {1000}
+
+
+def test_abandoned_iterator_ends_its_actors() -> None:
+    iterator = iter(loader(remote=actors_of()))
+    next(iterator)
+    del iterator
+    _await_pids(0)
+
+
+PROGRAM = """
+import sys, time, torch, minato, ray
+sys.path.insert(0, {tests!r})
+from workers.test_remote import Drawing
+ray.init(address={address!r}, log_to_driver=False, logging_level="error")
+data = minato.DataLoader(Drawing(sleeps=0.02), batch_size=4, remote=minato.remote.Ray(actors=2))
+iterator = iter(data)
+next(iterator)
+print("begun", flush=True)
+if sys.argv[1] == "waits":
+    while True:
+        list(data)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, None])
+def test_program_ends_at_once_and_its_actors_too(number: int | None, cluster: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    tests = str(Path(__file__).parents[1])
+    program.write_text(PROGRAM.format(address=(cluster / "address").read_text(), tests=tests))
+    command = [sys.executable, str(program), "ends" if number is None else "waits"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        began = time.monotonic()
+        if number is not None:
+            process.send_signal(number)
+        rest = process.stdout.read()
+    assert time.monotonic() - began < 20
+    assert (process.returncode == 0) == (number is None), rest
+    assert "Fatal Python error" not in rest
+    _await_pids(0)
+
+
+def test_check_determinism_compares_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = minato.check_determinism(Drawing(), samples=4, remote=actors_of())
+    assert report and report.nodes == ()
+
+    class Local(Drawing):
+        here = os.getpid()
+
+        def __getitem__(self, index: int) -> Any:
+            under_ray = any("ray/" in str(p) for p in Path("/proc/self/fd").iterdir())
+            return "default_worker" in " ".join(sys.argv) or under_ray or ray.is_initialized()
+
+    report = minato.check_determinism(Local(), samples=4, remote=actors_of())
+    assert not report and len(report.nodes) == 2 and "Other samples" in str(report)
+
+
+def test_ray_data_shard_feeds_a_loader() -> None:
+    data = pytest.importorskip("ray.data", exc_type=ImportError)
+
+    class Rows(torch.utils.data.IterableDataset):
+        def __init__(self, shard: Any) -> None:
+            self.shard = shard
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(self.shard.iter_rows())
+
+    (shard,) = data.range(20, override_num_blocks=2).streaming_split(1, equal=True)
+    batches = list(minato.DataLoader(Rows(shard), batch_size=6))
+    found = torch.cat([batch["id"] for batch in batches]).tolist()
+    assert sorted(found) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"worker_type": "process"}, "worker_type='process'"),
+        ({"scheduling": "static"}, "scheduling='static'"),
+        ({"cache": "1MiB"}, "cache="),
+        ({"autoscale": (1, 4), "num_workers": 2}, "autoscale="),
+        ({"sample_timeout": 3.0}, "sample_timeout"),
+        ({"batching": "ready", "in_order": False}, "batching='ready'"),
+        ({"multiprocessing_context": "fork"}, "multiprocessing_context"),
+    ],
+)
+def test_combinations_without_effect_raise_value_error(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        loader(remote=actors_of(), **options)
+
+
+def test_datasets_that_actors_cannot_serve_raise_value_error() -> None:
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    class Stateful(Drawing):
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            pass
+
+    with pytest.raises(ValueError, match="iterable"):
+        loader(Stream(), shuffle=None, remote=actors_of())
+    with pytest.raises(ValueError, match="state_dict"):
+        loader(Stateful(), remote=actors_of())
