@@ -2,13 +2,14 @@
 
     python benchmarks/remote.py [--nodes 0 1 2 4] [--quick] [--json FILE]
 
-Each row of the first table is a cluster of this machine with a head of one actor and some more nodes
-of one actor each; "bound" is actors / seconds of a sample. Samples sleep, so that the cores of this machine
-stand for many, and one in 16 sleeps ten times as long in "uneven". "local" has as many worker processes as
-there are actors. "ray data" and "torch" make the same samples.
+Each row of the first table is a cluster on this machine: a head and some more nodes, with one actor
+each. "bound" is actors / seconds of a sample. Samples sleep, so that this machine's cores stand for
+many; in "uneven" one in 16 sleeps ten times as long. "computing" ones keep a core busy. "local" has as
+many worker processes as there are actors. "ray data" and "torch" make the same samples.
 
-The second table has CPU time of the trainer and of Ray's daemons (raylet, GCS) for each sample that comes from
-an actor, less that of an idle cluster. A sample pays if making it takes ten times as long as both together.
+The second table has the CPU time of the trainer and of Ray's daemons (raylet, GCS) for each sample that
+comes from another node, less that of an idle cluster. remote= pays if making a sample takes ten times
+as long as both together.
 """
 
 from __future__ import annotations
@@ -34,15 +35,21 @@ NODE = {"num_cpus": 1, "object_store_memory": 300 << 20}
 
 
 class Sleeping(Dataset):
-    def __init__(self, count: int, size: int = 64, seconds: float = SECONDS, uneven: bool = False) -> None:
-        self.count, self.size, self.seconds, self.uneven = count, size, seconds, uneven
+    def __init__(
+        self, count: int, size: int = 64, seconds: float = SECONDS, how: str = "sleeping"
+    ) -> None:
+        self.count, self.size, self.seconds, self.how = count, size, seconds, how
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> np.ndarray:
-        long = self.uneven and index % 16 == 5
-        time.sleep(self.seconds * (10 if long else 1))
+        if self.how == "computing":
+            end = time.thread_time() + self.seconds
+            while time.thread_time() < end:
+                pass
+        else:
+            time.sleep(self.seconds * (10 if self.how == "uneven" and index % 16 == 5 else 1))
         return np.full(self.size, index % 256, np.uint8)
 
 
@@ -92,12 +99,11 @@ def ray_data(data: Sleeping) -> float:
 def rates(nodes: int, count: int, others: bool) -> dict[str, Any]:
     actors, row = nodes + 1, {"nodes": nodes, "bound": (nodes + 1) / SECONDS}
     options: dict[str, Any] = {"batch_size": 16, "persistent_workers": True, "shuffle": True}
-    even, uneven = Sleeping(count), Sleeping(count, uneven=True)
-    remote = minato.remote.Ray(actors=actors)
-    row["remote"] = rate(minato.DataLoader(even, remote=remote, **options), count)
-    row["local"] = rate(minato.DataLoader(even, num_workers=actors, **options), count)
-    row["uneven remote"] = rate(minato.DataLoader(uneven, remote=remote, **options), count)
-    row["uneven local"] = rate(minato.DataLoader(uneven, num_workers=actors, **options), count)
+    even, remote = Sleeping(count), minato.remote.Ray(actors=actors)
+    for how in ("sleeping", "uneven", "computing"):
+        data = Sleeping(count, how=how)
+        row[how] = rate(minato.DataLoader(data, remote=remote, **options), count)
+        row[f"{how} local"] = rate(minato.DataLoader(data, num_workers=actors, **options), count)
     if others:
         row["torch"] = rate(torch.utils.data.DataLoader(even, num_workers=actors, **options), count)
         with contextlib.suppress(ImportError):
@@ -122,7 +128,8 @@ def costs(size: int, count: int, chunk: int) -> dict[str, Any]:
     (there, *_) = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != here]
     affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(there, soft=False)
     remote = minato.remote.Ray(actors=1, chunk=chunk, options={"scheduling_strategy": affinity})
-    loader = minato.DataLoader(Sleeping(count, size, 0.0), batch_size=chunk, remote=remote, persistent_workers=True)
+    data = Sleeping(count, size, 0.0)
+    loader = minato.DataLoader(data, batch_size=chunk, remote=remote, persistent_workers=True)
     list(loader)
     idle_began, idle = time.perf_counter(), daemons()
     time.sleep(2)
@@ -131,7 +138,8 @@ def costs(size: int, count: int, chunk: int) -> dict[str, Any]:
     list(loader)
     seconds = time.perf_counter() - began
     trainer, others = time.process_time() - trainer, daemons() - others - idle * seconds
-    return {"bytes": size, "chunk": chunk, "trainer ms": 1e3 * trainer / count, "daemons ms": 1e3 * others / count}
+    each = {"trainer ms": 1e3 * trainer / count, "daemons ms": 1e3 * others / count}
+    return {"bytes": size, "chunk": chunk, **each}
 
 
 def table(rows: list[dict[str, Any]]) -> None:
@@ -142,7 +150,8 @@ def table(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--nodes", type=int, nargs="*", default=None)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", default=None)
@@ -154,15 +163,15 @@ def main() -> None:
         with cluster(n):
             result["rates"].append(rates(n, count, others=n == max(nodes)))
             if n == max(nodes) and n > 0:
-                sizes = [(150_000, 8), (150_000, 64)] + ([] if asked.quick else [(10_000_000, 4)])
-                result["costs"] = [costs(size, 64 if asked.quick else 20 * chunk, chunk) for size, chunk in sizes]
+                sizes = [(150_000, 8), (150_000, 64), (10_000_000, 4)]
+                times = 4 if asked.quick else 40
+                result["costs"] = [costs(size, times * chunk, chunk) for size, chunk in sizes]
     print("samples a second")
     table(result["rates"])
     if result["costs"]:
         print("\nCPU of a sample")
         table(result["costs"])
-    if asked.json:
-        common.save(asked.json, result)
+    common.save(asked.json, result)
 
 
 if __name__ == "__main__":

@@ -201,11 +201,6 @@ def thread_impossible_message(reason: str) -> str:
     return f"worker_type='thread' cannot serve this loader: {reason}."
 
 
-def remote_impossible_message(reason: str) -> str:
-    """Why remote= is refused."""
-    return f"remote= cannot be combined with {reason}. Leave one of the two out."
-
-
 def stop_iteration_error(call: str) -> RuntimeError:
     """The error that replaces a StopIteration of the dataset, which a for loop would take for the
     end of the epoch."""

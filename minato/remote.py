@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch.utils.data.dataloader import _DatasetKind
+
 from .dataset_calls import fetches_batches
-from .errors import remote_impossible_message
 from .stateful import is_stateful
 from .transport.layouts import is_default_collate
 
@@ -20,9 +21,14 @@ __all__ = ["Ray"]
 #: the oldest Ray that works
 OLDEST = (2, 52)
 #: options of Ray's actors that minato sets itself, with what to use in their place
-_OURS = {"num_cpus": "cpus=", "max_concurrency": "actors=", "max_restarts": "max_retries= of the loader",
-         "max_task_retries": "max_retries= of the loader", "name": "no name: there are several actors",
-         "lifetime": "no lifetime: actors end with the iterator"}  # fmt: skip
+_OURS = {
+    "num_cpus": "cpus=",
+    "max_concurrency": "actors=",
+    "max_restarts": "max_retries= of the loader",
+    "max_task_retries": "max_retries= of the loader",
+    "name": "no name: there are several actors",
+    "lifetime": "no lifetime: actors end with the iterator",
+}
 
 
 @dataclass(frozen=True)
@@ -50,15 +56,14 @@ class Ray:
         for name in ("actors", "chunk"):
             number = getattr(self, name)
             if type(number) is not int or number < 1:
-                raise ValueError(f"{name} of minato.remote.Ray must be an int from 1 on, got {number!r}")
+                raise ValueError(f"{name} of remote.Ray must be an int from 1 on, got {number!r}")
         if type(self.cpus) not in (int, float) or not 0 <= self.cpus < float("inf"):
-            raise ValueError(f"cpus of minato.remote.Ray must be a number from 0 on, got {self.cpus!r}")
+            raise ValueError(f"cpus of remote.Ray must be a number from 0 on, got {self.cpus!r}")
         if not isinstance(self.options, Mapping):
-            raise ValueError(f"options of minato.remote.Ray must be a dict, got {self.options!r}")
+            raise ValueError(f"options of remote.Ray must be a dict, got {self.options!r}")
         for name in _OURS.keys() & self.options.keys():
             raise ValueError(
-                f"options of minato.remote.Ray must not contain {name!r}, which minato sets. "
-                f"Use {_OURS[name]}"
+                f"options of remote.Ray must not contain {name!r}, which minato sets. Use {_OURS[name]}"
             )
 
 
@@ -96,7 +101,8 @@ def connected() -> Any:
         ) from error
     found = tuple(int(n) for n in re.findall(r"\d+", ray.__version__)[:2])
     if found < OLDEST:
-        raise ImportError(f"remote= needs Ray {OLDEST[0]}.{OLDEST[1]} or later, found {ray.__version__}")
+        oldest = ".".join(map(str, OLDEST))
+        raise ImportError(f"remote= needs Ray {oldest} or later, found {ray.__version__}")
     if not ray.is_initialized():
         raise ValueError(
             "remote= needs a cluster, but Ray is not initialised in this process. Call ray.init() "
@@ -121,18 +127,18 @@ def each_node(remote: Ray) -> dict[str, Ray]:
 def check(loader: Any, options: Any) -> None:
     """Raises an error if a loader cannot be served by actors. options: its ``Options``."""
     check_type(options.remote)
-    reason = None
-    if options.worker_type != "thread":
-        reason = f"worker_type={options.worker_type!r}: its workers are threads that wait for actors"
-    elif options.cache is not None:
-        reason = "cache=, which belongs to one machine. Put @cache.memoize(...) on a function of the dataset"
-    elif options.autoscale is not None:
-        reason = "autoscale=: the number of actors is fixed"
-    elif options.batching == "ready":
-        reason = "batching='ready': actors return samples of one batch together"
-    elif is_stateful(loader.dataset):
-        reason = ("a dataset with state_dict() and load_state_dict(): each actor has its own copy, and "
-                  "none of them has a position")  # fmt: skip
-    if reason is not None:
-        raise ValueError(remote_impossible_message(reason))
+    refused = {
+        "an iterable dataset: its position would be lost with an actor":
+            loader._dataset_kind == _DatasetKind.Iterable,
+        "a dataset with state_dict(): each actor has its own copy, without a position":
+            is_stateful(loader.dataset),
+        "scheduling='static', which needs processes of this machine": options.static,
+        f"worker_type={options.worker_type!r}: its workers are threads": options.worker_type != "thread",
+        "cache=, which belongs to one machine": options.cache is not None,
+        "autoscale=: the number of actors is fixed": options.autoscale is not None,
+        "batching='ready': actors return whole batches": options.batching == "ready",
+        "sample_timeout=: an actor is not killed for one sample": options.sample_timeout is not None,
+    }  # fmt: skip
+    for reason in (reason for reason, applies in refused.items() if applies):
+        raise ValueError(f"remote= cannot be combined with {reason}. Leave one of the two out.")
     connected()

@@ -19,7 +19,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,15 +112,16 @@ class Actor:
         job = Job(memory=nowhere, one_thread=True, blocked=frozenset(), dataset=dataset,
                   collate_fn=collate_fn, worker_init_fn=worker_init_fn, **fields)  # fmt: skip
         worker_info.begin()
-        worker_info.be_worker(id=number, num_workers=job.num_workers, seed=base_seed + number, dataset=dataset)
+        count, seed = job.num_workers, base_seed + number
+        worker_info.be_worker(id=number, num_workers=count, seed=seed, dataset=dataset)
         self._runner = runner = Runner(job, number)
         runner.where += f" ({self.where})"
         runner.mark = runner.at = lambda row: None
 
     def hello(self) -> dict[str, Any]:
         """Tells what the trainer has to know before the first sample."""
-        return {"node": self._node, "where": self.where, "versions": versions(), "features": features(),
-                "error": self._error}  # fmt: skip
+        about = {"versions": versions(), "features": features()}
+        return {"node": self._node, "where": self.where, "error": self._error, **about}
 
     def make(self, task: Task, user_epoch: int, rows: range | None) -> tuple[Message, float]:
         """Makes some rows of a batch (see ``Runner.part``), or all of it. Returns the message of the
@@ -174,7 +175,7 @@ class _Member:
     hello: Any  # until it has come, the reference to it
     starts: int  # of this number so far
     failed: int = 0  # of these, in a row, that died as they started
-    load: int = 0  # chunks that it has
+    calls: list[Any] = field(default_factory=list)  # not done, in the order in which they run
     local: bool = False  # on the trainer's node
     where: str = ""
 
@@ -207,11 +208,12 @@ class Fleet:
         self.chunk = remote.chunk
         self._remote = remote
         self._payload = ray.put(payload)
-        self._fields = {**{k: v for k, v in job.items() if k not in parts}, "num_workers": remote.actors}
+        self._fields = {name: job[name] for name in job.keys() - parts.keys() - {"through"}}
+        self._fields["num_workers"] = remote.actors
         self._here: str = ray.get_runtime_context().get_node_id()
         self._class = ray.remote(Actor)
-        self._lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError,
-                      ray.exceptions.NodeDiedError)  # fmt: skip
+        errors = ray.exceptions
+        self._lost = errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError
         self._lock = threading.RLock()
         self._closed = False
         self._warned = False
@@ -221,7 +223,9 @@ class Fleet:
         self.received_s = 0.0  # of the trainer's processor, for receiving
         self._members = [self._started(number) for number in range(remote.actors)]
 
-    def _started(self, number: int, starts: int = 1, failed: int = 0, helps: bool = False) -> _Member:
+    def _started(
+        self, number: int, starts: int = 1, failed: int = 0, helps: bool = False
+    ) -> _Member:
         affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         near = affinity(self._here, soft=True, _spill_on_unavailable=True)
         given = dict(self._remote.options)
@@ -271,8 +275,8 @@ class Fleet:
             here = ", ".join(f"{name} {mine[name]}" for name in other)
             there = ", ".join(f"{name} {one}" for name, one in other.items())
             raise ValueError(
-                f"{told['where']} has {there}, but the trainer has {here}: samples may differ. Install "
-                "the same versions on all nodes"
+                f"{told['where']} has {there}, but the trainer has {here}: samples may differ. "
+                "Install the same versions on all nodes"
             )
         differ = features() ^ told["features"]
         if differ and not self._warned:
@@ -293,8 +297,9 @@ class Fleet:
                 fresh = self._started(member.number, member.starts + 1, failed)
                 self._members[self._members.index(member)] = fresh
 
-    def _take(self) -> _Member:
-        """The least loaded actor, one of the trainer's node first. Waits until there is one."""
+    def _send(self, call: _Call, user_epoch: int) -> tuple[Any, _Member]:
+        """Sends a call to the actor with the fewest, one of the trainer's node first. Waits until
+        there is one. Returns the reference to the result, and the actor."""
         while True:
             self._check()
             with self._lock:
@@ -302,9 +307,9 @@ class Fleet:
                     self._look()
                 ready = [m for m in self._members if m.hello is None]
                 if ready:
-                    best = min(ready, key=lambda m: (m.load, not m.local))
-                    best.load += 1
-                    return best
+                    best = min(ready, key=lambda m: (len(m.calls), not m.local))
+                    best.calls.append(best.actor.make.remote(call.task, user_epoch, call.rows))
+                    return best.calls[-1], best
                 self._alone = self._alone or time.monotonic()
                 if time.monotonic() - self._alone > ALONE:
                     self._help_itself()
@@ -315,12 +320,12 @@ class Fleet:
         self._alone = time.monotonic()
         if len(self._members) > self._remote.actors:
             raise RuntimeError(
-                f"remote=: Ray has placed no actor for {2 * ALONE:.0f} s, and none on the trainer's node "
-                "that needs no CPU. ray status shows why"
+                f"remote=: Ray has placed no actor for {2 * ALONE:.0f} s, not even one on the "
+                "trainer's node that needs no CPU. ray status shows why"
             )
         warnings.warn(
-            f"remote=: Ray has placed no actor for {ALONE:.0f} s (ray status shows why). A process of "
-            "the trainer's node makes samples until it does",
+            f"remote=: Ray has placed no actor for {ALONE:.0f} s (ray status shows why). A process "
+            "of the trainer's node makes samples until it does",
             stacklevel=2,
         )
         self._members.append(self._started(len(self._members), helps=True))
@@ -332,27 +337,30 @@ class Fleet:
         try:
             while waiting or pending:
                 while waiting:
-                    member = self._take()
-                    ref = member.actor.make.remote(waiting[-1].task, user_epoch, waiting[-1].rows)
-                    pending[ref] = waiting.pop(), member
+                    ref, member = self._send(waiting[0], user_epoch)
+                    pending[ref] = waiting.pop(0), member
                 at[:] = sorted({member.where for _, member in pending.values()})
                 self._check()
                 for ref in self._ray.wait([*pending], timeout=LOOK)[0]:
-                    call, member = pending.pop(ref)
-                    self._put_back(member)
+                    call, member = pending[ref]
                     try:
                         message, seconds = self._ray.get(ref)
                     except self._lost as error:
                         self._check()
                         self._replace(member)
-                        waiting += self._again(call, member, error)
+                        guilty = self._was_running(ref, member)
+                        waiting += self._again(call, member, error) if guilty else [call]
+                        del pending[ref]  # but not from the actor's calls
                     else:
+                        del pending[ref]
                         with self._lock:
+                            member.calls.remove(ref)
                             self.made_s += seconds
                         results[0 if call.rows is None else call.rows.start] = message
         finally:
-            for _, member in pending.values():
-                self._put_back(member)
+            with self._lock:
+                for ref, (_, member) in pending.items():
+                    member.calls.remove(ref)
         return [results[row] for row in sorted(results)]
 
     def received(self, seconds: float) -> None:
@@ -360,9 +368,15 @@ class Fleet:
         with self._lock:
             self.received_s += seconds
 
-    def _put_back(self, member: _Member) -> None:
+    def _was_running(self, ref: Any, member: _Member) -> bool:
+        """Whether a call was the first of those that its dead actor had. Others had not begun."""
         with self._lock:
-            member.load -= 1
+            earlier = member.calls[: member.calls.index(ref)]
+        try:
+            self._ray.get(earlier)  # they are known, too
+        except self._lost:
+            return False
+        return True
 
     def _again(self, call: _Call, member: _Member, error: Exception) -> Iterable[_Call]:
         """What to send in place of a call whose actor died. The samples of a chunk go one by one
@@ -374,7 +388,8 @@ class Fleet:
         index = task.indices if rows is None else [task.indices[row] for row in rows]
         if rows is not None and len(rows) == 1:
             index = index[0]
-        lost = WorkerLost(f"{member.where} died while it made sample index {text_of(index)}: {error}", 0, index)
+        made = f"{member.where} died while it made sample index {text_of(index)}"
+        lost = WorkerLost(f"{made}: {error}", 0, index)
         if rows is None or len(rows) > 1 or self.on_error == RAISE:
             raise lost
         indices = [*task.indices]
@@ -417,9 +432,10 @@ class _Runner(Runner):
             end, step = len(task.indices) - task.spares, fleet.chunk
             calls = [_Call(task, range(k, min(k + step, end)), 0) for k in range(0, end, step)]
             parts = fleet.make(calls, self._user_epoch, self._at_nodes)
+            parts = [(data, [np.asarray(_Writable(b)) for b in buffers]) for data, buffers in parts]
             self._whole = True  # where collate() asks for the batch again
             try:
-                return self.collate(task, [(data, [np.asarray(_Writable(b)) for b in buffers]) for data, buffers in parts])
+                return self.collate(task, parts)
             finally:
                 self._whole = False
         except Closed:
@@ -442,10 +458,10 @@ class RemotePool(PythonPool):
 
     kind = "remote"
 
-    def __init__(self, *, remote: Ray, job: dict[str, Any], max_retries: int, workers: int, **options: Any) -> None:
-        self.fleet = Fleet(remote, {k: v for k, v in job.items() if k != "through"}, max_retries)
+    def __init__(self, *, remote: Ray, job: dict[str, Any], max_retries: int, **options: Any) -> None:
+        self.fleet = Fleet(remote, job, max_retries)
         self._at = defaultdict[int, list[str]](list)  # where the calls of each thread are
-        super().__init__(workers=workers, job=job, runner=self._runner, **options)
+        super().__init__(job=job, runner=self._runner, **options)
 
     def _runner(self, job: Job, number: int) -> Runner:
         return _Runner(self.fleet, self._at[number], job, number)
