@@ -29,6 +29,7 @@ from torch.utils.data import _utils
 from .. import __version__ as _minato
 from .._core import Task
 from ..errors import WorkerLost, add_note, text_of
+from ..iterators.batch_errors import LoaderFailure
 from ..remote import Ray, connected, cuts
 from . import library_threads, worker_info
 from .answers import ERROR, FAILED, OK, PART, SAMPLE, Answer, Entry
@@ -40,7 +41,9 @@ from .runner import Runner
 
 #: seconds without any actor, after which one is started on the trainer's node that needs no CPU
 ALONE = 60.0
-#: how often an actor may die as it starts, one after the other
+#: seconds that this one may take
+HELP = 60.0
+#: how often an actor may die as it starts, one after the other, while there is no other
 STARTS = 3
 #: seconds between looks at whether the loader ends
 LOOK = 0.2
@@ -263,7 +266,8 @@ class Fleet:
         try:
             told = self._ray.get(member.hello)
         except self._lost as error:
-            if member.failed + 1 >= STARTS:
+            serves = any(one.hello is None for one in self._members)
+            if member.failed + 1 >= STARTS and not serves:
                 raise WorkerLost(f"Ray actors die as they start: {error}") from error
             self._replace(member, member.failed + 1)
             return
@@ -311,7 +315,8 @@ class Fleet:
                     best.calls.append(best.actor.make.remote(call.task, user_epoch, call.rows))
                     return best.calls[-1], best
                 self._alone = self._alone or time.monotonic()
-                if time.monotonic() - self._alone > ALONE:
+                helped = len(self._members) > self._remote.actors
+                if time.monotonic() - self._alone > (HELP if helped else ALONE):
                     self._help_itself()
             time.sleep(LOOK / 10)
 
@@ -320,7 +325,7 @@ class Fleet:
         self._alone = time.monotonic()
         if len(self._members) > self._remote.actors:
             raise RuntimeError(
-                f"remote=: Ray has placed no actor for {2 * ALONE:.0f} s, not even one on the "
+                f"remote=: Ray has placed no actor for {ALONE + HELP:.0f} s, not even one on the "
                 "trainer's node that needs no CPU. ray status shows why"
             )
         warnings.warn(
@@ -438,10 +443,8 @@ class _Runner(Runner):
                 return self.collate(task, parts)
             finally:
                 self._whole = False
-        except Closed:
-            return FAILED, self._failure(RuntimeError("the loader has ended"))
         except Exception as error:
-            return FAILED, self._failure(error)
+            return FAILED, LoaderFailure(error)
         finally:
             self._at_nodes.clear()
             fleet.received(time.thread_time() - began)
