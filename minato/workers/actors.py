@@ -179,6 +179,7 @@ class _Member:
     starts: int  # of this number so far
     failed: int = 0  # of these, in a row, that died as they started
     calls: list[Any] = field(default_factory=list)  # not done, in the order in which they run
+    alone: bool = False  # it may have no other call
     local: bool = False  # on the trainer's node
     where: str = ""
 
@@ -301,23 +302,29 @@ class Fleet:
                 fresh = self._started(member.number, member.starts + 1, failed)
                 self._members[self._members.index(member)] = fresh
 
-    def _send(self, call: _Call, user_epoch: int) -> tuple[Any, _Member]:
-        """Sends a call to the actor with the fewest, one of the trainer's node first. Waits until
-        there is one. Returns the reference to the result, and the actor."""
+    def _send(self, call: _Call, user_epoch: int, waits: bool) -> tuple[Any, _Member] | None:
+        """Sends a call to the actor with the fewest, one of the trainer's node first. A call on which
+        an actor has died gets one for itself: if that dies, too, the call is known to kill. Returns
+        the reference to the result, and the actor. waits: until there is one; else None."""
         while True:
             self._check()
             with self._lock:
                 if time.monotonic() > self._looked + LOOK / 10:
                     self._look()
                 ready = [m for m in self._members if m.hello is None]
-                if ready:
-                    best = min(ready, key=lambda m: (len(m.calls), not m.local))
+                free = [m for m in ready if not m.alone and not (call.tries and m.calls)]
+                if free:
+                    best = min(free, key=lambda m: (len(m.calls), not m.local))
+                    best.alone = call.tries > 0
                     best.calls.append(best.actor.make.remote(call.task, user_epoch, call.rows))
                     return best.calls[-1], best
-                self._alone = self._alone or time.monotonic()
-                helped = len(self._members) > self._remote.actors
-                if time.monotonic() - self._alone > (HELP if helped else ALONE):
-                    self._help_itself()
+                if not ready:
+                    self._alone = self._alone or time.monotonic()
+                    helped = len(self._members) > self._remote.actors
+                    if time.monotonic() - self._alone > (HELP if helped else ALONE):
+                        self._help_itself()
+            if not waits:
+                return None
             time.sleep(LOOK / 10)
 
     def _help_itself(self) -> None:
@@ -342,8 +349,10 @@ class Fleet:
         try:
             while waiting or pending:
                 while waiting:
-                    ref, member = self._send(waiting[0], user_epoch)
-                    pending[ref] = waiting.pop(0), member
+                    sent = self._send(waiting[0], user_epoch, waits=not pending)
+                    if sent is None:
+                        break
+                    pending[sent[0]] = waiting.pop(0), sent[1]
                 at[:] = sorted({member.where for _, member in pending.values()})
                 self._check()
                 for ref in self._ray.wait([*pending], timeout=LOOK)[0]:
@@ -359,13 +368,13 @@ class Fleet:
                     else:
                         del pending[ref]
                         with self._lock:
-                            member.calls.remove(ref)
+                            self._done(ref, member)
                             self.made_s += seconds
                         results[0 if call.rows is None else call.rows.start] = message
         finally:
             with self._lock:
                 for ref, (_, member) in pending.items():
-                    member.calls.remove(ref)
+                    self._done(ref, member)
         return [results[row] for row in sorted(results)]
 
     def received(self, seconds: float) -> None:
@@ -373,8 +382,12 @@ class Fleet:
         with self._lock:
             self.received_s += seconds
 
+    def _done(self, ref: Any, member: _Member) -> None:
+        member.calls.remove(ref)
+        member.alone = False
+
     def _was_running(self, ref: Any, member: _Member) -> bool:
-        """Whether a call was the first of those that its dead actor had. Others had not begun."""
+        """Whether a call was the first of those that its dead actor had; others had not begun."""
         with self._lock:
             earlier = member.calls[: member.calls.index(ref)]
         try:

@@ -333,7 +333,7 @@ def test_program_ends_at_once_and_its_actors_too(number: int | None, cluster: Pa
     command = [sys.executable, str(program), "ends" if number is None else "waits"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
+        assert any(line == "begun\n" for line in process.stdout)  # Ray may tell of dead nodes before
         began = time.monotonic()
         if number is not None:
             process.send_signal(number)
