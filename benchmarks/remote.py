@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -54,8 +56,9 @@ class Sleeping(Dataset):
 
 
 @contextlib.contextmanager
-def cluster(nodes: int) -> Iterator[None]:
-    """A head with an actor, and as many other nodes."""
+def cluster(nodes: int, folder: str) -> Iterator[None]:
+    """A head with an actor, and as many other nodes. folder: for Ray's files."""
+    os.environ["TMPDIR"], tempfile.tempdir = folder, folder
     made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     try:
         for _ in range(nodes):
@@ -160,7 +163,7 @@ def main() -> None:
     count = 64 if asked.quick else 640
     result: dict[str, Any] = {"rates": [], "costs": []}
     for n in nodes:
-        with cluster(n):
+        with tempfile.TemporaryDirectory(prefix="mr-", dir="/tmp") as folder, cluster(n, folder):
             result["rates"].append(rates(n, count, others=n == max(nodes)))
             if n == max(nodes) and n > 0:
                 sizes = [(150_000, 8), (150_000, 64), (10_000_000, 4)]

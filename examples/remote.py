@@ -5,6 +5,7 @@
 """
 
 import os
+import tempfile
 import time
 
 import ray
@@ -31,6 +32,8 @@ def epoch(**options):
 
 if __name__ == "__main__":
     node = {"num_cpus": 1, "object_store_memory": 80 << 20}
+    files = tempfile.TemporaryDirectory(dir="/tmp")
+    os.environ["TMPDIR"] = tempfile.tempdir = files.name  # for Ray's own files
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     cluster.add_node(**node)
     # A program for a real cluster begins here, with ray.init() alone. working_dir sends its modules.
@@ -43,3 +46,4 @@ if __name__ == "__main__":
     finally:
         ray.shutdown()
         cluster.shutdown()
+        files.cleanup()
