@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
-.PHONY: help setup build test slow fits train gpu lint bench clean
+.PHONY: help setup build test slow fits train gpu lint measures bench clean
 .PHONY: stress soak sanitize nightly mutants fuzz libraries reference aarch64
 .PHONY: wheels installed try-wheel torches docs pinned reproduced
 .PHONY: stress-loader stress-programs stress-resume stress-cache sanitize-programs sanitize-extension
@@ -25,7 +25,8 @@ help:
 	@echo "make torches   test wheels with each installed Python and several versions of torch"
 	@echo "make wheels    build an sdist and wheels for this Python;  make docs: the web site in site/"
 	@echo "make pinned    update requirements/;  make reproduced: build wheels twice and compare"
-	@echo "make lint      check structure and style;  make clean: remove build outputs"
+	@echo "make lint      check structure and style;  make measures: count lines, files and circles"
+	@echo "make clean     remove build outputs"
 
 # Only files with the hashes in requirements/ are installed, except torch. The first import of
 # a module writes its bytecode: compiling all modules takes as long as installing them.
@@ -177,6 +178,10 @@ torches:
 
 lint: build
 	$(BIN)/python -m pytest -q tests/test_lint.py
+
+# The size of the source tree and its circles. FROM is another checkout to measure.
+measures:
+	@"$(PYTHON)" tests/measures.py $(FROM)
 
 bench: build
 	$(BIN)/python benchmarks/loader.py --peers
