@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         if spec is None or spec.origin is None:
             raise
         if argv[:1] == ["info"]:
-            info = _alone(Path(spec.origin).parent / "observe" / "info.py")
+            info = _alone(Path(spec.origin).parent / "commands" / "info.py")
             return info.run(argv[1:])
         print(f"minato: {error}", file=sys.stderr)
         return 1

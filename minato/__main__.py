@@ -12,12 +12,12 @@ from ._version import __version__
 
 #: name -> (module with ``run(argv) -> exit status``, description)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "info": ("minato.observe.info", "print versions, the build, and facts about this machine"),
-    "doctor": ("minato.observe.doctor", "check this machine for problems, and name the fixes"),
+    "info": ("minato.commands.info", "print versions, the build, and facts about this machine"),
+    "doctor": ("minato.commands.doctor", "check this machine for problems, and name the fixes"),
     "analyze": ("minato.analyze.command", "find what limits a training program and what helps"),
-    "cache": ("minato.cache.command", "list, check and remove caches in this machine's memory"),
-    "ranks": ("minato.observe.ranks", "find the rank that holds up a step, from traces"),
-    "top": ("minato.observe.top", "show the loaders of a running process, live"),
+    "cache": ("minato.commands.cache_files", "list, check and remove caches in this machine's memory"),
+    "ranks": ("minato.commands.slow_ranks", "find the rank that holds up a step, from traces"),
+    "top": ("minato.commands.top", "show the loaders of a running process, live"),
     "recode": ("minato.analyze.recode", "copy a folder of images, smaller and faster to read"),
 }
 #: commands that need the engine

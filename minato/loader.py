@@ -21,14 +21,14 @@ from .cache.cache import Cache
 from .dataset_calls import attribute
 from .device.provider import target
 from .elastic import UnequalPositions, elastic_of
+from .epoch_progress import title_of
 from .frameworks import epoch_starts_again_warning, is_strict, other_rank_warning
 from .iterators.across_iterators import memo_of, set_pending
 from .iterators.inline import InlineIterator
-from .observe import report
-from .observe.stats import collect
+from .iterators.stats import collect
+from .observe import loader_report as report
 from .option_values import option
 from .options import SCHEDULING_VARIABLE, Options, asks_for_torchs_workers, described, hinting
-from .progress import title_of
 from .remote import Ray, check_type, cuts, threads
 from .seeding.order_generators import Sources, set_sampler_epoch
 from .state import OfAnotherRank, of_all_ranks, opened, state_of
@@ -467,7 +467,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @eager
     def stats(self) -> Stats:
-        """Returns what the loader has done and waits for; see ``minato.observe.stats`` for the
+        """Returns what the loader has done and waits for; see ``minato.iterators.stats`` for the
         fields."""
         return cast(Stats, collect(self))
 

@@ -76,8 +76,8 @@ import numpy as np
 from torch.utils.data.dataloader import _DatasetKind
 
 from .elastic import begun_anew, check_order, elastic_of, misfit, of_order, one_of, position
+from .epoch_progress import Progress, length_of
 from .option_values import option
-from .progress import Progress, length_of
 from .seeding.base_seed import SYSTEMS_SEEDS, seed_of
 from .seeding.order_generators import Sources, batch_size_of, portable
 from .seeding.ranks import Ranks, ranks_of

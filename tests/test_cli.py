@@ -13,7 +13,7 @@ import torch
 
 import minato
 from minato.__main__ import COMMANDS, main
-from minato.observe import info as _info
+from minato.commands import info as _info
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -177,8 +177,8 @@ def test_every_page_is_in_the_contents() -> None:
 
 
 def test_every_variable_and_option_has_its_place() -> None:
+    from minato.commands.environment_variables import PROGRAM
     from minato.integrations import own_options
-    from minato.observe.environment_variables import PROGRAM
 
     text = "".join((DOCS / page).read_text() for page in PAGES)
     wanted = [*PROGRAM, *own_options()]

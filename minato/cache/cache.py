@@ -344,7 +344,7 @@ class Cache:
         return self._client.store
 
     def _warn_of_size(self, has: int, where: str) -> None:
-        from ..observe.info import sized
+        from ..commands.info import sized
 
         found = os.statvfs(where)
         most = found.f_blocks * found.f_frsize

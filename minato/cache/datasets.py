@@ -207,7 +207,7 @@ def decide(sizes: dict[str, int | None], stats: dict[str, int]) -> str:
 
 
 def _tell(name: str, sizes: dict[str, int | None], stats: dict[str, int]) -> None:
-    from .command import _bytes
+    from ..commands.cache_files import _bytes
 
     form = decide(sizes, stats)
     decoded, encoded = sizes["decoded"], sizes["encoded"]
@@ -513,7 +513,7 @@ class CacheOfLoader:
         return sum(reader.sizes(False) is not None for reader in self._readers)
 
     def stats(self) -> dict[str, Any]:
-        """For ``DataLoader.stats()``; see ``minato.observe.stats``."""
+        """For ``DataLoader.stats()``; see ``minato.iterators.stats``."""
         store = self.cache._attached()
         if store is None:
             return {**NOTHING, "off": self.cache._off}

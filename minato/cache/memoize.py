@@ -31,7 +31,7 @@ from .keys import canonical
 if CORE:
     from .._core import Seeder
     from ..stateful import numpy_words
-    from ..workers.worker_info import is_worker_thread
+    from ..worker_info import is_worker_thread
 if TYPE_CHECKING:
     from .._cache import Store
     from .cache import Cache

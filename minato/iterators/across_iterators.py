@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._not_linux import CORE, NoCosts
 from ..cache.cache import any_open
-from ..progress import Progress, length_of
+from ..epoch_progress import Progress, length_of
 from ..seeding.order_generators import Sources
 from ..state import COSTS_MOST, State, pack_costs, pack_ratios
 from ..transport.rows_or_whole import SampleTransport
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..cache.datasets import CacheOfLoader, Through
     from ..cache.misses import Missed, Misses
     from ..device.copies import Copies
-    from ..observe.watch import Load
+    from ..observe.measurements import Load
     from ..options import Options
     from .sampler_states import Said
 

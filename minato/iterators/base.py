@@ -37,9 +37,9 @@ from ..device.copy_thread import DeviceStage
 from ..device.operators import split
 from ..device.pinned import Pinner
 from ..device.provider import provider_for
+from ..epoch_progress import Progress
 from ..errors import Failure
 from ..options import Options, parse_bytes
-from ..progress import Progress
 from ..seeding.base_seed import BASE_SEED
 from ..seeding.ranks import ranks_of
 from ..transport.layouts import is_default_collate

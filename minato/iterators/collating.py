@@ -12,7 +12,7 @@ from ..errors import Failure
 from ..transport.layouts import Layout, NoLayout, alike, is_default_collate
 from ..transport.rows_or_whole import SampleTransport
 from ..transport.uncollatable import by_index, why
-from ..workers.worker_info import as_in_worker
+from ..worker_info import as_in_worker
 from .batch_errors import note
 from .position import Position
 

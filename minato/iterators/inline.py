@@ -18,11 +18,11 @@ from ..dataset_calls import ByItem, forwards_getitems, warn_of_forwarded_getitem
 from ..device.copies import Copier
 from ..device.operators import split
 from ..device.provider import provider_for
+from ..epoch_progress import Progress
 from ..errors import Failure
 from ..observe import totals
-from ..observe.watch import Load
+from ..observe.measurements import Load
 from ..options import Options
-from ..progress import Progress
 from ..seeding.base_seed import BASE_SEED
 from ..seeding.order_generators import all_global, global_generators, put_global
 from ..stateful import (
@@ -40,11 +40,11 @@ from .across_iterators import memo_of
 from .position import Position
 
 if CORE:
-    from ..seeding.in_trainer import SeededFetcher, TolerantFetcher
     from ..workers.fetching import BY_INDEX, AllLeftOut
     from ..workers.on_error import Ahead, Spares, Tolerant
     from .batch_errors import Amended
     from .max_errors import ErrorsAllowed
+    from .seeded_inline import SeededFetcher, TolerantFetcher
 
 
 def _begins_with_next(loader: Any) -> bool:

@@ -14,7 +14,7 @@ from ..seeding.order_generators import Sources, batch_size_of, sampler_of
 from .batch_errors import Amended
 
 if TYPE_CHECKING:
-    from ..progress import Progress
+    from ..epoch_progress import Progress
 
 #: how many failed samples stats() lists
 NAMED = 100

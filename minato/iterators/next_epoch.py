@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..dataset_calls import attribute
-from ..progress import Progress
+from ..epoch_progress import Progress
 from ..seeding.order_generators import (
     PLAIN,
     TORCH_SAMPLERS,

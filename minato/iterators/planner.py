@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from .._core import Engine, Epoch, Loss
 from ..dataset_calls import fetches_batches
+from ..epoch_progress import Progress
 from ..errors import LATE
-from ..progress import Progress
 from ..sampler_indices import as_given, numbered, numbered_alone
 from ..transport.rows_or_whole import EngineTransport
 from ..workers.fetching import BY_INDEX

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..elastic import ElasticSampler, elastic_of
+from ..epoch_progress import Progress, length_of
 from ..option_values import option
-from ..progress import Progress, length_of
 from ..seeding import base_seed
 from ..seeding.order_generators import (
     Sources,

@@ -18,9 +18,9 @@ from typing import Any
 
 from .._core import Block, Loss
 from ..errors import Failure
-from ..transport import read_results
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
+from ..workers import read_results
 from ..workers.answers import ERROR, LEFT_OUT, OBJECTS, REFUSED, REPLACED, parted
 from ..workers.on_error import Spares
 from .balanced import BalancedIterator

@@ -13,10 +13,9 @@ from typing import Any, Protocol
 from .._core import Block, CostModel, Engine
 from .._deadline import Deadline
 from ..errors import Failure
-from ..observe.trace import Trace
-from ..transport import read_results
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import SampleTransport
+from ..workers import read_results
 from ..workers.answers import (
     AMISS,
     BATCH,
@@ -37,6 +36,7 @@ from .batch_errors import Amended, Part, lost, no_room, note, refused, unread
 from .collating import CollatesHere
 from .planner import Batch, Planner
 from .supervisor import Supervisor
+from .trace import Trace
 
 #: result of poll() for a block with a task that no worker could finish
 LOST = 2

@@ -28,7 +28,7 @@ from torch.utils.data import (
 )
 
 from ..cache.order import Following, Order
-from ..progress import Progress
+from ..epoch_progress import Progress
 
 if TYPE_CHECKING:
     from .across_iterators import Memo

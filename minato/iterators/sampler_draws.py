@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..progress import Progress
+from ..epoch_progress import Progress
 from ..seeding.order_generators import fingerprint
 from ..time_share import TimeShare
 

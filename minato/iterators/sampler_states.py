@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, Protocol
 from torch.utils.data import BatchSampler
 from torch.utils.data.dataloader import _DatasetKind
 
+from ..epoch_progress import Progress
 from ..option_values import option
-from ..progress import Progress
 from ..seeding.order_generators import batch_size_of, sampler_of
 from ..stateful import is_stateful, load_state
 from ..time_share import TimeShare

@@ -19,9 +19,9 @@ from ..dataset_calls import warn_of_forwarded_getitems
 from ..device.pinned import Pinning
 from ..errors import Failure, WorkerLost, describe_death
 from ..sampler_indices import as_given
-from ..transport import read_results
 from ..transport.layouts import Layout, is_default_collate
 from ..transport.rows_or_whole import EngineTransport
+from ..workers import read_results
 from ..workers import shares
 from ..workers.answers import EXHAUSTED, FAILED, OK
 from ..workers.on_error import RAISE, REPLACE, Ahead, Spares

@@ -19,14 +19,11 @@ from .._core import Block, Engine
 from .._deadline import Deadline
 from .._system_refusals import NOT_STARTED
 from .._warn import warn
+from ..epoch_progress import Progress, title_of
 from ..errors import DAMAGED, LATE, WorkerLost, describe_death, never_began_message, starter_died_message
 from ..observe import totals
-from ..observe.stats import Served, engine_stats
-from ..observe.trace import Trace, tracer
-from ..observe.trace import writer as trace_writer
-from ..observe.watch import Watch
+from ..observe.measurements import Watch
 from ..options import Options
-from ..progress import Progress, title_of
 from ..seeding.base_seed import SYSTEMS_SEEDS, seed_of
 from ..workers import signals
 from ..workers.executor import Executor
@@ -35,6 +32,9 @@ from .batch_errors import placed
 from .foreign_threads import FirstSamples
 from .late_samples import LateSamples
 from .position import Position
+from .stats import Served, engine_stats
+from .trace import Trace, tracer
+from .trace import writer as trace_writer
 from .window import per_worker
 
 #: the state of a worker's entry in which the worker may run a task

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from .info import sized
+from ..commands.info import sized
 
 if TYPE_CHECKING:
     from ..cache.misses import Missed

@@ -1,6 +1,6 @@
 """A worker's answers to tasks, and the messages that carry them.
 
-``transport/read_results.py`` reads the messages in the trainer.
+``workers/read_results.py`` reads the messages in the trainer.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
-from .. import _core
+from .. import _core, worker_info
 from .._notes import Notes
 from ..option_values import option
 from ..seeding.find_generators import find_of, find_shared, make_seeder_of_thread, own_seeds
-from . import grace, library_threads, worker_info
+from . import grace, library_threads
 from .job import Job, Memory
 from .runner import Runner, serve, worker_of
 from .thread_pool import ThreadPool

@@ -57,8 +57,8 @@ import minato.workers.native
 import minato.workers.python_threads
 from attack.support import descendants, kill, wait_for, workers_of
 from minato import _core, _ops, ops
+from minato.commands import top
 from minato.iterators.across_iterators import memo_of
-from minato.observe import top
 
 #: folders of the Python code whose calls of the system fail
 CALLERS = tuple(

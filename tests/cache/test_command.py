@@ -13,8 +13,8 @@ import pytest
 from minato import _cache
 from minato.__main__ import main
 from minato.cache.cache import Cache
-from minato.cache.command import left_bytes
 from minato.cache.datasets import _data_set_of
+from minato.commands.cache_files import left_bytes
 
 from .support import FOLDER, files, new_cache
 
@@ -209,7 +209,7 @@ def test_commands_name_a_folder_that_they_cannot_read(
     def refuse(path: str) -> list[str]:
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr("minato.cache.command.os.listdir", refuse)
+    monkeypatch.setattr("minato.commands.cache_files.os.listdir", refuse)
     assert main(["cache", "ls", str(tmp_path)]) == 1
     assert f"{tmp_path} cannot be read: Permission denied" in capsys.readouterr().out
 

@@ -17,9 +17,9 @@ import torch
 
 import minato
 from minato.cache.files import look, settled
-from minato.observe.cache_words import cache_words
-from minato.observe.report import page
-from minato.observe.top import cached
+from minato.commands.top import cached
+from minato.iterators.cache_advice import cache_words
+from minato.observe.loader_report import page
 
 from .support import Calls, new_cache
 
@@ -252,7 +252,7 @@ def test_verdict_proposes_a_cache_where_it_would_help(
 
     assert "would keep the deterministic part" in advised(Parts(calls))
     assert advised(Whole()) == ""
-    monkeypatch.setattr("minato.observe.cache_words.CORE", False)  # as on another system
+    monkeypatch.setattr("minato.iterators.cache_advice.CORE", False)  # as on another system
     assert advised(Parts(calls)) == ""
 
 

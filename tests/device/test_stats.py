@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from minato.device.copies import Copies
-from minato.observe import stats
+from minato.iterators import stats
 from minato.observe.verdict import Facts, verdict
 
 

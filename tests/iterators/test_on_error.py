@@ -293,7 +293,7 @@ def test_stats_list_failed_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the trace, and from outside."""
-    from minato.observe import top
+    from minato.commands import top
 
     file = tmp_path / "trace.json"
     monkeypatch.setenv("MINATO_TRACE", str(file))

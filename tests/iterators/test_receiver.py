@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from minato._core import Envelope
+from minato.epoch_progress import Progress
 from minato.errors import Failure
 from minato.iterators.collating import CollatesHere
 from minato.iterators.foreign_threads import FirstSamples
 from minato.iterators.planner import Planner
 from minato.iterators.ready import ReadyReceiver, UnitPlanner
 from minato.iterators.receiver import Completions, Receiver
-from minato.progress import Progress
 from minato.transport import messages
 from minato.transport.rows_or_whole import SampleTransport
 from minato.workers.answers import BATCH, ERROR, FAILED, OK, REFUSED, SAMPLE, SAMPLES

@@ -17,9 +17,9 @@ import torch
 
 from minato import loader
 from minato.__main__ import main
-from minato.observe import doctor, doctor_facts
-from minato.observe.doctor import NOTE, WRONG, GiB, MiB
-from minato.observe.doctor_facts import Facts
+from minato.commands import doctor, doctor_facts
+from minato.commands.doctor import NOTE, WRONG, GiB, MiB
+from minato.commands.doctor_facts import Facts
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from minato.observe import environment_variables
+from minato.commands import environment_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("minato", "csrc", "tests", "benchmarks", "unet3d")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from minato.observe import ranks
+from minato.commands import slow_ranks as ranks
 
 ROOT = Path(__file__).parents[2]
 

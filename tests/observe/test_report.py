@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import minato
-from minato.observe import report, verdict
-from minato.progress import title_of
+from minato.epoch_progress import title_of
+from minato.observe import verdict
+from minato.observe import loader_report as report
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

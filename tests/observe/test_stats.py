@@ -19,7 +19,7 @@ import minato.typing
 from minato import _core
 from minato.cache.datasets import NOTHING
 from minato.device.copies import Copies
-from minato.observe import stats as _stats
+from minato.iterators import stats as _stats
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

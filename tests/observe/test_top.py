@@ -22,7 +22,7 @@ import pytest
 from attack.support import wait_for
 
 from minato._core import peek, worker_states
-from minato.observe import top as _top
+from minato.commands import top as _top
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from contract.support import programs
 
-#: numbers of minato/observe/trace.py
+#: numbers of minato/iterators/trace.py
 WAITS, CHOICES, FIRST_WORKER = 1, 2, 10
 
 PROGRAM = """
@@ -398,7 +398,7 @@ print(it._supervisor.trace)
 
 
 FAILS = """
-from minato.observe.trace import Trace
+from minato.iterators.trace import Trace
 
 class Odd:
     def __init__(self, index):

@@ -10,8 +10,9 @@ import torch
 
 from minato._core import Envelope
 from minato.errors import Failure
-from minato.transport import messages, read_results
+from minato.transport import messages
 from minato.transport.layouts import Layout, proven
+from minato.workers import read_results
 from minato.workers.answers import EXHAUSTED, FAILED, OK, PLACED, STATED
 
 WORDS = [("a", torch.tensor(1)), ("b", torch.tensor(2))]

@@ -24,7 +24,7 @@ def test_extension_names_its_torch_version() -> None:
 OTHER = """
 import torch, json
 torch.__version__ = "1.99.0"
-from minato.observe import info as _info
+from minato.commands import info as _info
 try:
     import minato._torch
 except ImportError as error:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..seeding.find_generators import Growing
+from ..seeding.generator_states import put_back
 from ..workers.fetching import OF_COLLATE, Unseeded, fetched, made, tolerated
 from ..workers.on_error import Tolerant
-from .find_generators import Growing
-from .generator_states import put_back
 
 
 class SeededHere:

@@ -9,7 +9,7 @@ import html
 import textwrap
 from typing import Any, NamedTuple
 
-from .info import sized
+from ..commands.info import sized
 from .verdict import APART, seconds
 
 #: columns of the page, and of the bars on it

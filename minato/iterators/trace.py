@@ -31,8 +31,8 @@ from ..workers.answers import BATCH, COLLATE
 
 if TYPE_CHECKING:
     from .._core import Block, Engine
-    from ..iterators.across_iterators import Memo
-    from ..iterators.batch_errors import Amended
+    from .across_iterators import Memo
+    from .batch_errors import Amended
 
 #: reasons for starting a task, enum mn_dispatch_why; 0: static scheduling
 WHY = ("static", "window", "early", "ahead", "finale", "order")

@@ -85,19 +85,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._not_linux import CORE
-from ..iterators.across_iterators import memo_of
-from .cache_words import cache_words
-from .verdict import FEW, Alone, Facts, alone, causes, told, trouble, verdict
-from .watch import Watch, cores
+from ..observe.measurements import Watch, cores
+from ..observe.verdict import FEW, Alone, Facts, alone, causes, told, trouble, verdict
+from .across_iterators import memo_of
+from .cache_advice import cache_words
 
 if CORE:
     from .. import _core
 
 if TYPE_CHECKING:
     from .._core import _Costs, _Scheduler, _Timing, _Waits, _WorkerEntry
-    from ..iterators.across_iterators import Memo
-    from ..iterators.position import Position
     from ..workers.executor import Executor
+    from .across_iterators import Memo
+    from .position import Position
 
 #: texts for enum mn_start, csrc/workers/mn_records.h
 _STARTS = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from .._not_linux import CORE
-from ..iterators.across_iterators import memo_of
+from ..observe.verdict import SMALL_CACHE, larger
 from ..option_values import option
-from .verdict import SMALL_CACHE, larger
+from .across_iterators import memo_of
 
 #: causes that a cache does away with, from the second epoch on
 HELPED = ("too few workers", "computing workers", "slow storage", "no workers")

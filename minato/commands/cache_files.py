@@ -10,7 +10,7 @@ import sys
 from typing import Any, NamedTuple
 
 from .. import _cache
-from .cache import folder
+from ..cache.cache import folder
 
 #: the first bytes of each file of a cache
 MAGIC = _cache.MAGIC.to_bytes(8, sys.byteorder)

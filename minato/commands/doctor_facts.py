@@ -171,7 +171,7 @@ def _free_shm() -> int:
 
 
 def _left_caches() -> int:
-    from ..cache.command import left_bytes  # not at import: other systems lack what it needs
+    from .cache_files import left_bytes  # not at import: other systems lack what it needs
 
     return left_bytes()
 

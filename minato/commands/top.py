@@ -22,8 +22,8 @@ import tty
 from collections.abc import Iterator
 from typing import Any
 
+from ..iterators.stats import worker_state
 from .info import has_colours, sized
-from .stats import worker_state
 
 COLLATES = "collate"  # stands for an index: the worker collates samples that others have fetched
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+)\s+/memfd:minato ")
@@ -305,7 +305,7 @@ def _slow(seen: dict[str, Any]) -> list[str]:
 
 def cached(pid: int) -> list[str]:
     """A line for each cache that the process has open, of those of this user."""
-    from ..cache.command import File, _guest
+    from .cache_files import File, _guest
 
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:

@@ -11,7 +11,9 @@ from typing import Any
 
 from .._core import Envelope
 from ..errors import Failure, add_note
-from ..workers.answers import (
+from ..transport import messages
+from ..transport.layouts import Layout
+from .answers import (
     AMISS,
     ERROR,
     EXHAUSTED,
@@ -25,9 +27,7 @@ from ..workers.answers import (
     SAMPLE,
     STATED,
 )  # fmt: skip
-from ..workers.on_error import FailedSample
-from . import messages
-from .layouts import Layout
+from .on_error import FailedSample
 
 _UNREADABLE = (
     "minato: DataLoader worker {} has pickled this result, but it cannot be unpickled here. Make "
