@@ -35,7 +35,6 @@ import faulthandler
 import fcntl
 import gc
 import importlib
-import json
 import os
 import re
 import shutil
@@ -160,11 +159,20 @@ def pytest_runtest_teardown(item: pytest.Item) -> Any:
         return (yield)
 
 
+def _plain(value: Any) -> Any:
+    """What pytest-xdist can send: UTF-8, and plain types."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_plain(key): _plain(held) for key, held in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value))
+    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Any:
-    """pytest-xdist sends nothing but UTF-8, and plain types."""
-    report = yield
-    return json.loads(json.dumps(report, ensure_ascii=False, default=str).encode(errors="replace"))
+    return _plain((yield))
 
 
 @pytest.hookimpl(tryfirst=True)
