@@ -6,7 +6,6 @@ import math
 import re
 import shlex
 import statistics
-from typing import Any
 
 from .codec_rates import CHEAP, CLOSE, LOSS, QUALITY, codec_rows
 from .facts import (
@@ -33,6 +32,7 @@ from .limits import (
     thread_wait,
 )
 from .recode import SUFFIXES
+from .records import Change, Move, Place, RateRequest, Report
 
 #: the least bound of a prediction's error
 BOUND = 0.15
@@ -55,13 +55,13 @@ TWINS = {
 }  # fmt: skip
 
 
-def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
+def candidates(f: Facts) -> tuple[list[Change], list[str]]:
     """Changes with a predicted rate of the program, and what would not help and why."""
-    helps: list[dict[str, Any]] = []
+    helps: list[Change] = []
     useless: list[str] = []
     rate = f.own_rate()
-    if f.watched["wait"] is not None and f.watched["wait"] < NO_WAIT and not step_lacks_cores(f):
-        return [], [f"any change of the loader: the program waits for data {f.watched['wait']:.1%} of its time"]
+    if f.watched.wait is not None and f.watched.wait < NO_WAIT and not step_lacks_cores(f):
+        return [], [f"any change of the loader: the program waits for data {f.watched.wait:.1%} of its time"]
     if not rate or not f.costs:
         return helps, useless
     now = f.program_rate(rate, f.workers)
@@ -72,20 +72,20 @@ def candidates(f: Facts) -> tuple[list[dict[str, Any]], list[str]]:
         elif found is not None:
             helps.append(found)
     _together(f, helps, now)
-    helps += _twins(f, now)
+    helps += _twins(f)
     helps += _orders(f, rate)
     helps += _kept_workers(f, now)
     for one in helps:
-        one["paste"] = _paste_for(f, one["paste"])
-    good = [one for one in helps if one["gain"] is None or one["gain"] >= WORTH]
-    useless += [f"{one['what']}: predicted {one['gain']:.2f} times" for one in helps if one not in good]
-    return sorted(good, key=lambda one: -(one["gain"] or 0.0)), useless
+        one.paste = _paste_for(f, one.paste)
+    good = [one for one in helps if one.gain is None or one.gain >= WORTH]
+    useless += [f"{one.what}: predicted {one.gain:.2f} times" for one in helps if one not in good]
+    return sorted(good, key=lambda one: -(one.gain or 0.0)), useless
 
 
 def _paste_for(f: Facts, paste: str) -> str:
     """The line to paste where a library makes the loader, or calls the function that does."""
     maker, kind = f.loader.get("maker"), f.loader["class"]
-    place: Any = f.all.get("place")
+    place = f.report.place
     if maker == "transformers":
         if own := re.match(r"(?:from minato import DataLoader  # and )?((?:worker_type|cache)=\S+)", paste):
             return (
@@ -100,8 +100,10 @@ def _paste_for(f: Facts, paste: str) -> str:
         install = "minato.integrations.accelerate.install()  # before accelerator.prepare(), and"
         return re.sub(r"^(from minato import DataLoader)(  # and)?", rf"{install} \1;", paste).rstrip(";")
     elif maker in ("lightning", "pytorch_lightning"):
-        of_loader = re.match("num_workers|persistent_workers|worker_type|cache|from minato", paste) and place
-        return f"{paste}{';' if '#' in paste else '  #'} of the loader in {place[2]}()" if of_loader else paste
+        of_loader = re.match("num_workers|persistent_workers|worker_type|cache|from minato", paste)
+        if not of_loader or not place:
+            return paste
+        return f"{paste}{';' if '#' in paste else '  #'} of the loader in {place[2]}()"
     elif maker or not kind.startswith(("torch.", "torchdata.", "minato.", "DataLoader")):
         before = f"{maker or kind} makes the loader"
     else:
@@ -111,32 +113,29 @@ def _paste_for(f: Facts, paste: str) -> str:
 
 
 def _make_change(
-    what: str, paste: str, predicted: float | None, now: float, effort: str, data: str,
-    check: dict[str, Any] | None, note: str = "",
-) -> dict[str, Any]:
-    return {
-        "what": what, "paste": paste, "predicted": predicted, "effort": effort, "data": data,
-        "gain": predicted / now if predicted is not None else None, "check": check, "note": note,
-        "checked": None, "settled": None,
-    }  # fmt: skip
+    what: str, paste: str, predicted: float, now: float, effort: str, data: str, check: RateRequest | None,
+    note: str = "", place: Place | None = None,
+) -> Change:  # fmt: skip
+    return Change(what, paste, predicted, predicted / now, effort, data, check, note, place)
 
 
-def _sampler(f: Facts, rate: float, now: float) -> dict[str, Any] | None:
+def _sampler(f: Facts, rate: float, now: float) -> Change | None:
     """Indices that are drawn all at once."""
     if slow_sampler(f) is None:
         return None
-    told = f.all["sampler"]
+    told = f.report.sampler
+    assert told is not None
     paste = "in __iter__: draw all indices of an epoch by one call on whole arrays, and yield them"
-    if told["draws"]:
+    if told.draws:
         paste = "torch.utils.data.WeightedRandomSampler(weights, num_samples)  # draws all indices of an epoch at once"
-    return {**_make_change(
-        f"indices drawn once an epoch, in place of {told['name']}", paste,
+    return _make_change(
+        f"indices drawn once an epoch, in place of {told.name}", paste,
         f.without_sampler().program_rate(rate, f.workers), now, "another sampler",
-        "drawn as before, by other random numbers", {"loader": "own", "workers": f.workers, "drawn": True},
-    ), "place": told["place"]}  # fmt: skip
+        "drawn as before, by other random numbers", RateRequest("own", f.workers, drawn=True), place=told.place,
+    )  # fmt: skip
 
 
-def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
+def _more_workers(f: Facts, rate: float, now: float) -> Change | str | None:
     fit = fit_scaling(f.scaling(f.own))
     # a step that waits for most of the time leaves its cores to workers
     busy = f.step_cores * min(1.0, (f.rate(f.own, f.cores) or rate) / (f.asked_alone or math.inf))
@@ -171,18 +170,18 @@ def _more_workers(f: Facts, rate: float, now: float) -> dict[str, Any] | str | N
         data = "unchanged only if the dataset splits its samples between its workers"
     return _make_change(
         f"num_workers={target}", f"num_workers={target}", predicted, now, "one argument",
-        data, {"loader": "own", "workers": target}, note,
+        data, RateRequest("own", target), note,
     )  # fmt: skip
 
 
-def _no_workers(f: Facts, _rate: float, now: float) -> dict[str, Any] | None:
+def _no_workers(f: Facts, _rate: float, now: float) -> Change | None:
     """No workers, where handing samples over takes longer than making them."""
     if hand_over(f) is None or starting(f) is not None or f.loader.get("worker_init_fn"):
         return None
     predicted = rate_with_step(1 / (f.mean + f.collate), f.asked_alone, 0)
     return _make_change(
         "num_workers=0", "num_workers=0", predicted, now, "one argument", "unchanged",
-        {"loader": "own", "workers": 0},
+        RateRequest("own", 0),
     )  # fmt: skip
 
 
@@ -191,7 +190,7 @@ def _name_counts(f: Facts) -> str:
     return f" from rates of {', '.join(map(str, sorted(f.scaling(f.own))))} workers"
 
 
-def _minato(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
+def _minato(f: Facts, rate: float, now: float) -> Change | str | None:
     if f.own == "minato":
         return None
     if f.workers == 0:
@@ -210,7 +209,7 @@ def _minato(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
     predicted = _minato_rate(f, rate, gain, f.workers)
     return _make_change(
         "minato.DataLoader in place of torch's", "from minato import DataLoader", predicted, now,
-        "one import", "unchanged", {"loader": "minato", "workers": f.workers},
+        "one import", "unchanged", RateRequest("minato", f.workers),
     )  # fmt: skip
 
 
@@ -221,7 +220,7 @@ def _minato_rate(f: Facts, rate: float, gain: float, workers: int) -> float:
     return f.program_rate(measured or rate * gain, workers, "minato")
 
 
-def _worker_type(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
+def _worker_type(f: Facts, rate: float, now: float) -> Change | str | None:
     """Processes in place of a program's threads, or threads in place of its processes: where one of
     the two waits for what the other does not."""
     made = f.at_once()
@@ -240,45 +239,45 @@ def _worker_type(f: Facts, rate: float, now: float) -> dict[str, Any] | str | No
     return _make_change(
         f"{other} in place of {now_}", f'{own}worker_type="{kind}"',
         f.program_rate(rate * gain, f.workers, ends), now, "one argument" if not own else "one import, "
-        "one argument", "unchanged", {"loader": "minato", "workers": f.workers, "worker_type": kind},
+        "one argument", "unchanged", RateRequest("minato", f.workers, worker_type=kind),
     )  # fmt: skip
 
 
-def _open(f: Facts, rate: float, now: float) -> dict[str, Any] | None:
+def _open(f: Facts, rate: float, now: float) -> Change | None:
     """Files that stay open in each worker."""
     stage = opening(f)
     if stage is None:
         return None
-    name = stage["label"].removesuffix("()")
-    predicted = f.cheaper_rate(f.mean / max(f.mean - stage["whole"], 0.02 * f.mean))
+    name = stage.label.removesuffix("()")
+    predicted = f.cheaper_rate(f.mean / max(f.mean - stage.whole, 0.02 * f.mean))
     paste = f"open_once = functools.lru_cache(None)({name})  # call it in place of {name}, and close nothing"
-    check = {"loader": "own", "workers": f.workers, "open": True}
-    return {**_make_change(
+    check = RateRequest("own", f.workers, open=True)
+    return _make_change(
         f"{name} kept open in each worker", paste, predicted, now, "two lines", "unchanged",
-        None if name in UNCHECKED or f.threads else check,
-    ), "place": stage["place"]}  # fmt: skip
+        None if name in UNCHECKED or f.threads else check, place=stage.place,
+    )  # fmt: skip
 
 
-def _cache(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
-    cache = f.all["work"].get("cache")
+def _cache(f: Facts, rate: float, now: float) -> Change | str | None:
+    cache = f.work.cache
     count = f.loader.get("samples")
     if not count or f.loader.get("cache"):
         return None
     if not cache:
-        return f"a cache: {f.all['work'].get('no_cache') or 'its gain was not measured'}"
-    need, free = cache["bytes"] * count, f.all["machine"]["memory_available"]
-    what = "whole samples" if cache["whole"] else f"the value after {cache['after']}"
-    left = f.mean * (1 - cache["share"]) + cache["bytes"] / COPIES + 20e-6
+        return f"a cache: {f.work.no_cache or 'its gain was not measured'}"
+    need, free = cache.bytes * count, f.report.machine.memory_available
+    what = "whole samples" if cache.whole else f"the value after {cache.after}"
+    left = f.mean * (1 - cache.share) + cache.bytes / COPIES + 20e-6
     predicted = f.cheaper_rate(f.mean / left)
     if need > CACHED * free:
         return f"a cache of {what}: it needs {format_bytes(need)}, and {format_bytes(free)} are available"
     if predicted < WORTH * now:
         return f"a cache of {what}: predicted {predicted / now:.2f} times"
     check = None
-    if cache["whole"] or not f.threads:  # stages are replayed in one thread
-        calls = -1 if cache["whole"] else cache["calls"]
-        check = {"loader": "own", "workers": f.workers, "cached": calls}
-    effort = f"{format_bytes(need)} of memory; {cache['share']:.0%} of a sample's time is saved"
+    if cache.whole or not f.threads:  # stages are replayed in one thread
+        calls = -1 if cache.whole else cache.calls
+        check = RateRequest("own", f.workers, cached=calls)
+    effort = f"{format_bytes(need)} of memory; {cache.share:.0%} of a sample's time is saved"
     if f.own != "minato":
         effort = f"minato's loader, and a dataset in parts; {effort}"
     return _make_change(
@@ -293,180 +292,181 @@ def _cache_line(need: int) -> str:
     return f'cache="{size}GiB"  # of minato.DataLoader, with read, decode and augment in the dataset: docs/cache.md'
 
 
-def _codec(f: Facts, rate: float, now: float) -> dict[str, Any] | str | None:
-    rows, told = codec_rows(f), f.all.get("codecs")
-    if not told:
+def _codec(f: Facts, rate: float, now: float) -> Change | str | None:
+    rows, told = codec_rows(f), f.codecs
+    if not f.report.codecs:
         return None
-    if not told["images"]:
+    if not told.images:
         where = "; images come out of containers, which minato recode does not read" if (
-            told["containers"]
+            told.containers
         ) else ""  # fmt: skip
         return f"another codec: samples read no photo from a file of its own{where}"
     if not rows:
         return None  # a note says so
     good = [
         row for row in rows[1:]
-        if row["format"] and row["rate"] and (row["quality"] or QUALITY) >= QUALITY
-        and (row["worst"] is None or row["worst"] >= LOSS)
+        if row.format and row.rate and (row.quality or QUALITY) >= QUALITY
+        and (row.worst is None or row.worst >= LOSS)
     ]  # fmt: skip
     if not good:
         return f"another codec: each loses more than {LOSS:.0f} dB on some image, or cannot be read"
-    best = max(row["rate"] for row in good)
-    close = [row for row in good if row["rate"] * CLOSE >= best]
-    least = min(row["cpu"] or row["decode"] for row in close)  # else cores that are busy would undo the gain
-    cheap = [row for row in close if (row["cpu"] or row["decode"]) <= CHEAP * least]
+    best = max(row.rate for row in good)
+    close = [row for row in good if row.rate * CLOSE >= best]
+    least = min(row.cpu or row.decode for row in close)  # else cores that are busy would undo the gain
+    cheap = [row for row in close if (row.cpu or row.decode) <= CHEAP * least]
     # a program may look for files by their suffix
-    same = [row for row in cheap if set(told.get("suffixes", [])) <= set(SUFFIXES[row["format"]])]
-    row = max(same or cheap, key=lambda row: row["psnr"] or math.inf)
-    predicted = f.cheaper_rate(row["rate"] / rate)
-    small = f", shorter side {told['size']}" if told["size"] else ""
-    what = f"images as {row['name']}{small}"
+    same = [row for row in cheap if set(told.suffixes) <= set(SUFFIXES[row.format])]
+    row = max(same or cheap, key=lambda row: row.psnr or math.inf)
+    predicted = f.cheaper_rate(row.rate / rate)
+    small = f", shorter side {told.size}" if told.size else ""
+    what = f"images as {row.name}{small}"
     if predicted < WORTH * now:
         return f"{what}: predicted {predicted / now:.2f} times"
-    name = f"{row['format']}{row['quality'] or ''}" + (f"-{told['size']}" if told["size"] else "")
-    given = [told["folder"], f"{told['folder']}-{name}", "--format", row["format"]]
-    given += ["--quality", str(row["quality"])] if row["quality"] else []
-    given += ["--size", str(told["size"])] if told["size"] else []
-    given += ["--lossy"] if told.get("lossless") and (row["format"] != "png" or told["size"]) else []
-    check = {"loader": "own", "workers": f.workers,
-             "codec": {"format": row["format"], "quality": row["quality"], "size": told["size"]}}  # fmt: skip
-    loss = "shrunk, nothing else" if row["psnr"] is None else (
-        f"changed, {row['psnr']:.1f} dB, worst image {row['worst']:.1f} dB"
+    name = f"{row.format}{row.quality or ''}" + (f"-{told.size}" if told.size else "")
+    given = [told.folder, f"{told.folder}-{name}", "--format", row.format]
+    given += ["--quality", str(row.quality)] if row.quality else []
+    given += ["--size", str(told.size)] if told.size else []
+    given += ["--lossy"] if told.lossless and (row.format != "png" or told.size) else []
+    codec = {"format": row.format, "quality": row.quality, "size": told.size}
+    loss = "shrunk, nothing else" if row.psnr is None else (
+        f"changed, {row.psnr:.1f} dB, worst image {row.worst:.1f} dB"
     )  # fmt: skip
     return _make_change(
         what, f"minato recode {shlex.join(given)}", predicted, now,
-        f"a copy of the folder, {told['rows'][0]['bytes'] / row['bytes']:.1f} times smaller"
-        + ("" if same else f", whose files end in {SUFFIXES[row['format']][0]}"), loss,
-        None if f.loader.get("iterable") else check,
+        f"a copy of the folder, {told.rows[0].bytes / row.bytes:.1f} times smaller"
+        + ("" if same else f", whose files end in {SUFFIXES[row.format][0]}"), loss,
+        None if f.loader.get("iterable") else RateRequest("own", f.workers, codec=codec),
     )  # fmt: skip
 
 
-def _together(f: Facts, helps: list[dict[str, Any]], now: float) -> None:
+def _together(f: Facts, helps: list[Change], now: float) -> None:
     """Workers and scheduling at once, predicted as one change."""
-    target = next((h["check"]["workers"] for h in helps if h["what"].startswith("num_workers")), None)
+    target = next((h.check.workers for h in helps if h.check and h.what.startswith("num_workers")), None)
     fit = fit_scaling(f.scaling(f.own))
     if target is None or fit is None or f.own == "minato" or target < 2:
         return
     measured = measured_gain(f, target)
     gain = virtual_gain(f, target) if measured is None else measured
     predicted = _minato_rate(f, scaled_rate(fit, target), gain, target)
-    if gain >= WORTH and predicted >= WORTH * max(h["predicted"] or 0.0 for h in helps):
+    if gain >= WORTH and predicted >= WORTH * max(h.predicted or 0.0 for h in helps):
         helps.append(_make_change(
             f"minato.DataLoader with num_workers={target}",
             f"from minato import DataLoader  # and num_workers={target}", predicted, now,
-            "one import, one argument", "unchanged", {"loader": "minato", "workers": target},
+            "one import, one argument", "unchanged", RateRequest("minato", target),
         ))  # fmt: skip
 
 
-def _orders(f: Facts, rate: float) -> list[dict[str, Any]]:
+def _orders(f: Facts, rate: float) -> list[Change]:
     """Transforms in another order; those whose results have other shapes are left out."""
     found = []
     now = f.program_rate(rate, f.workers)
-    for move in (f.all.get("orders") or {}).get("moves", []):
-        if not (move["exact"] or move["equal"] or move["alike"]) or not move["before"]:
+    for move in f.orders.moves:
+        if not (move.exact or move.equal or move.alike) or not move.before or not move.after:
             continue
         # in the clocks of the study; other parts of a sample stay what they are
-        left = max(f.mean - (move["before"] - move["after"]), 0.05 * f.mean)
+        left = max(f.mean - (move.before - move.after), 0.05 * f.mean)
         predicted = f.cheaper_rate(f.mean / left)
         found.append(_make_change(
-            describe_move(move), f"order: {', '.join(move['names'])}", predicted, now,
+            describe_move(move), f"order: {', '.join(move.names)}", predicted, now,
             "the order of the transforms", describe_data(move),
-            {"loader": "own", "workers": f.workers, "order": [move["chain"], move["order"]]},
+            RateRequest("own", f.workers, order=(move.chain, move.order)),
         ))  # fmt: skip
     return found
 
 
-def describe_move(move: dict[str, Any]) -> str:
-    return f"{move['name']} {'before' if move['earlier'] else 'after'} {', '.join(move['over'])}"
+def describe_move(move: Move) -> str:
+    return f"{move.name} {'before' if move.earlier else 'after'} {', '.join(move.over)}"
 
 
-def describe_data(move: dict[str, Any]) -> str:
+def describe_data(move: Move) -> str:
     """What a move of a transform does to the data."""
-    tried = f"{move['tried']} tries on {move['samples']} samples and edge cases"
-    if move["exact"]:
-        order = "; both draw random numbers, which come in another order" if move["draws"] else ""
+    tried = f"{move.tried} tries on {move.samples} samples and edge cases"
+    if move.exact:
+        order = "; both draw random numbers, which come in another order" if move.draws else ""
         return f"exact: known to commute, and equal in {tried}{order}"
-    if move["equal"]:
+    if move.equal:
         return f"equal in {tried}, which proves nothing for others"
     return f"changed: verified to run, with the same types and shapes, in {tried}"
 
 
-def _twins(f: Facts, now: float) -> list[dict[str, Any]]:
+def _twins(f: Facts) -> list[Change]:
     found = {}
     for stage in f.stages:
-        name = stage["label"].partition("(")[2].rstrip(")")
-        if stage["kind"] == "transform" and name in TWINS and f.share(stage) > 0.05:
+        name = stage.label.partition("(")[2].rstrip(")")
+        if stage.kind == "transform" and name in TWINS and f.share(stage) > 0.05:
             found[name] = f.share(stage)
     if not found:
         return []
     names = ", ".join(f"{name} -> minato.ops.{TWINS[name]}" for name in found)
-    return [_make_change(
-        f"native operators ({names})", "", None, now,
-        f"rewrite {sum(found.values()):.0%} of a sample's time", "other random numbers", None,
-        "not predicted: their speed depends on sizes",
+    return [Change(
+        f"native operators ({names})", "", None, None, f"rewrite {sum(found.values()):.0%} of a sample's time",
+        "other random numbers", None, "not predicted: their speed depends on sizes",
     )]  # fmt: skip
 
 
-def _kept_workers(f: Facts, now: float) -> list[dict[str, Any]]:
+def _kept_workers(f: Facts, now: float) -> list[Change]:
     """Workers that stay, where they start anew in each epoch of the program."""
     known = bool(f.unforked) or (f.own, f.workers) in f.again
-    rate = now if known else f.watched["delivered"]
-    if not f.starts_again or not f.start or f.watched["starts"] < 2 or not rate:
+    rate = now if known else f.watched.delivered
+    if not f.starts_again or not f.start or f.watched.starts < 2 or not rate:
         return []
     epoch = f.epoch_samples() / rate
     gain = epoch / max(epoch - f.start_alone(), 0.1 * epoch)  # workers that stay make a first batch, too
     if gain < WORTH:
         return []
-    once = "one loader for all epochs, " if f.watched.get("objects", 1) > 1 else ""
+    once = "one loader for all epochs, " if f.watched.objects > 1 else ""
     return [_make_change(
         f"{once}persistent_workers=True", "persistent_workers=True", now * gain, now,
         "one argument" + (", and where the loader is made" if once else ""), "unchanged",
-        {"loader": "own", "workers": f.workers, "persistent": True} if known and not f.unforked else None,
+        RateRequest("own", f.workers, persistent=True) if known and not f.unforked else None,
         f"workers start anew in each epoch: {f.start:.2g} s",
     )]  # fmt: skip
 
 
-def add_base_rate(found: dict[str, Any]) -> None:
+def add_base_rate(found: Report) -> None:
     """Enters what all factors are relative to, and gives predicted rates with these: the rate of the
     program as it is, from its checks if it has some, or else as its loader was measured."""
     f = Facts(found)
     rate = f.own_rate()
-    base = found.get("base") or (f.program_rate(rate, f.workers) if rate else None)
-    found["relative_to"] = base
-    for change in found["helps"] if base else ():
-        if change["predicted"] is not None:
-            change["predicted"] = base * change["gain"]
-        if change["checked"] is not None:
-            change["checked"] = base * change["checked_gain"]
+    base = found.base or (f.program_rate(rate, f.workers) if rate else None)
+    found.relative_to = base
+    if base is None:
+        return
+    for change in found.helps:
+        if change.gain is not None:
+            change.predicted = base * change.gain
+        if change.checked is not None:
+            change.checked = base * change.checked_gain
 
 
-def drop_small_gains(found: dict[str, Any]) -> None:
+def drop_small_gains(found: Report) -> None:
     """Moves the changes that gain too little, by their check or else as predicted, to what would not
     help. The report keeps their numbers."""
-    little = [c for c in found["helps"] if (c.get("checked_gain") or c["gain"] or WORTH) < WORTH]
-    found["helps"] = [change for change in found["helps"] if change not in little]
-    found["dropped"] = found["dropped"] + little
-    found["useless"] = [_explain_drop(change) for change in little] + found["useless"]
+    little = [c for c in found.helps if (c.checked_gain or c.gain or WORTH) < WORTH]
+    found.helps = [change for change in found.helps if change not in little]
+    found.dropped = found.dropped + little
+    found.useless = [_explain_drop(change) for change in little] + found.useless
 
 
-def _explain_drop(change: dict[str, Any]) -> str:
-    if change["checked"] is None:
-        return f"{change['what']}: predicted {change['gain']:.2f} times"
+def _explain_drop(change: Change) -> str:
+    if change.checked is None:
+        return f"{change.what}: predicted {change.gain:.2f} times"
     return (
-        f"{change['what']}: {change['checked_gain']:.2f} times when checked on {change['samples']} samples "
-        f"(predicted {change['gain']:.2f} times)"
+        f"{change.what}: {change.checked_gain:.2f} times when checked on {change.samples} samples "
+        f"(predicted {change.gain:.2f} times)"
     )
 
 
-def enter_check(change: dict[str, Any], now: float, pairs: list[tuple[float, float]]) -> None:
+def enter_check(change: Change, now: float, pairs: list[tuple[float, float]]) -> None:
     """Enters what a check has found. now: the program's rate as predicted without the change. pairs:
     its rates as it is and with the change, of each repeat. Both make the same samples one after the
     other, so their ratio does not change with the samples, nor with what other programs do meanwhile."""
-    if not pairs:
+    if not pairs or change.predicted is None:
         return
     gains = [with_it / as_it_is for as_it_is, with_it in pairs]
     gain, base = statistics.median(gains), statistics.median(as_it_is for as_it_is, _ in pairs)
-    predicted = change["predicted"] / now
-    change.update(base=base, checked=base * gain, checked_gain=gain, predicted=base * predicted, gain=predicted)
-    change["bound"] = max(BOUND, (max(gains) - min(gains)) / 2 / predicted)
-    change["settled"] = abs(predicted - gain) <= change["bound"] * predicted
+    predicted = change.predicted / now
+    change.base, change.checked, change.checked_gain = base, base * gain, gain
+    change.predicted, change.gain = base * predicted, predicted
+    change.bound = max(BOUND, (max(gains) - min(gains)) / 2 / predicted)
+    change.settled = abs(predicted - gain) <= change.bound * predicted

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from .changes import candidates, enter_check
 from .facts import Facts, is_uneven
+from .records import Change, Rate, RateRequest, Report
 
 if TYPE_CHECKING:
     from .measure import Study
@@ -33,7 +34,7 @@ class Plan:
     """What is run."""
 
     #: changes, and seconds of one run of one of them
-    changes: list[dict[str, Any]]
+    changes: list[Change]
     seconds: float
     #: samples of a batch (None: as many as the program's), and batches of an epoch
     batch: int | None
@@ -50,7 +51,7 @@ class Runs:
     """What was found."""
 
     #: of the program's own loader: what was measured, with the rate of the program ("program")
-    own: list[dict[str, Any]] = field(default_factory=list)
+    own: list[Rate] = field(default_factory=list)
     #: of each change: the program's rates without and with it, of each repeat
     pairs: list[list[tuple[float, float]]] = field(default_factory=list)
     #: of each change: samples that were made with it
@@ -59,11 +60,11 @@ class Runs:
     first: float | None = None
 
 
-def check_changes(study: Study, found: dict[str, Any], seconds: float) -> None:
+def check_changes(study: Study, found: Report, seconds: float) -> None:
     """Predicts changes, and checks those that are predicted to help. Before that, a loader of samples
     that cost nothing is run. What it and the program's own loader do with a step is a part of the
     predictions. What a change does is not."""
-    found["helps"], found["useless"] = candidates(Facts(found))
+    found.helps, found.useless = candidates(Facts(found))
     study.progress.show("checks", 0.75)
     plan = _plan_runs(study, found, seconds)
     if plan is None:
@@ -73,19 +74,20 @@ def check_changes(study: Study, found: dict[str, Any], seconds: float) -> None:
         _enter_runs(found, plan, runs)
 
 
-def _plan_runs(study: Study, found: dict[str, Any], seconds: float) -> Plan | None:
+def _plan_runs(study: Study, found: Report, seconds: float) -> Plan | None:
     """None where nothing is to be checked, or nothing can be: a note says why."""
     f = Facts(found)
-    wanted = [change for change in found["helps"] if change["check"]]
+    wanted = [change for change in found.helps if change.check]
     if not wanted or not f.own_rate():
         return None
     uneven = is_uneven(f.costs) and not f.loader["iterable"] and f.epoch() > 0
     for option in ("order", "codec"):  # of those that were asked for, the best is checked first
-        best = next((change for change in wanted if option in change["check"]), None)
+        best = next((change for change in wanted if getattr(change.check, option)), None)
         wanted.sort(key=lambda change: change is not best)
-    learns = uneven and any(change["check"]["loader"] == "minato" for change in wanted)
+    with_minato = [change for change in wanted if change.check and change.check.loader == "minato"]
+    learns = uneven and bool(with_minato)
     if learns:  # what a scheduler gains takes whole epochs to see
-        wanted.sort(key=lambda change: change["check"]["loader"] != "minato")
+        wanted.sort(key=lambda change: change not in with_minato)
     rate = f.program_rate(f.own_rate() or 0.0, f.workers)
     least = CHECK_S
     if uneven:
@@ -109,100 +111,100 @@ def _plan_runs(study: Study, found: dict[str, Any], seconds: float) -> Plan | No
     return plan
 
 
-def _run_plan(study: Study, found: dict[str, Any], plan: Plan) -> Runs:
+def _run_plan(study: Study, found: Report, plan: Plan) -> Runs:
     """Repeats of all changes, by turns, and what they have found."""
     f, changes = Facts(found), plan.changes
-    costs = dict(zip(found["work"]["indices"], f.costs))
-    own = {"loader": "own", "workers": f.workers}
+    costs, own = dict(zip(f.work.indices, f.costs)), RateRequest("own", f.workers)
 
-    def with_step(f: Facts) -> dict[str, Any]:
-        step = f.step_alone * (plan.batch or f.batch()) / f.batch()
-        return {"step": step, "step_cores": f.step_cores, "batch": plan.batch, "length": plan.length}
-
-    def run(what: dict[str, Any], repeat: int, learnt: bool = True) -> dict[str, Any] | None:
+    def run(what: RateRequest | None, repeat: int | None, learnt: bool = True) -> Rate | None:
+        assert what is not None
+        g = f.without_sampler() if what.drawn else f
+        what = replace(
+            what, seconds=plan.seconds * MEASURED, step=g.step_alone * (plan.batch or f.batch()) / f.batch(),
+            step_cores=g.step_cores, batch=plan.batch, length=plan.length,
+        )  # fmt: skip
+        if repeat is None:
+            return study.ask_rate(replace(what, same=True))
         # other samples in each repeat, the same for all in one
-        where: dict[str, Any] = {"skip": 40 + 37 * repeat}
         if plan.uneven:
-            where = {"part": repeat / REPEATS, "most": plan.most, "costs": costs, "learnt": learnt}
-        given = with_step(f.without_sampler() if what.get("drawn") else f)
-        result = study.ask("rate", plan.seconds * MEASURED, **where, **given, **what)
-        return result if result and result.get("rate") else None
+            what = replace(what, part=repeat / REPEATS, most=plan.most, costs=costs, learnt=learnt)
+        return study.ask_rate(replace(what, skip=0 if plan.uneven else 40 + 37 * repeat))
 
     if not f.loader["iterable"]:
-        found["free"] = study.ask("rate", plan.seconds * MEASURED, same=True, **with_step(f), **own)
+        found.free = run(own, None)
     runs = Runs(pairs=[[] for _ in changes], samples=[0] * len(changes))
     for repeat in range(REPEATS):
         study.progress.show("checks", 0.78 + 0.07 * repeat)
         base = None
         if (result := run(own, repeat)) is not None:
             base = _program_rate_of(f, result)
-            runs.own.append({**result, "program": base})
-            found["checks"].append({**runs.own[-1], "change": None})
+            runs.own.append(replace(result, program=base))
+            found.checks.append(runs.own[-1])
         for number, change in enumerate(changes):
-            if (result := run(change["check"], repeat)) is None:
+            if (result := run(change.check, repeat)) is None:
                 continue
             rate = _program_rate_of(f, result)
-            found["checks"].append({**result, "program": rate, "change": change["what"]})
-            runs.samples[number] += result["samples"]
+            found.checks.append(replace(result, program=rate, change=change.what))
+            runs.samples[number] += result.samples
             if base is not None:
                 runs.pairs[number].append((base, rate))
         if plan.learns and runs.first is None and base:
-            if (result := run(changes[0]["check"], repeat, learnt=False)) is not None:
+            if (result := run(changes[0].check, repeat, learnt=False)) is not None:
                 runs.first = _program_rate_of(f, result) / base
     return runs
 
 
-def _enter_runs(found: dict[str, Any], plan: Plan, runs: Runs) -> None:
+def _enter_runs(found: Report, plan: Plan, runs: Runs) -> None:
     """Enters what was found, and the predictions that follow from what the program's own loader did
     with the step."""
     f = Facts(found)
-    found["base"] = statistics.median(result["program"] for result in runs.own)
-    ends = [result["end"] for result in runs.own if result["end"] is not None]
-    found["paced"] = {
-        "rate": statistics.median(_loader_rate_of(f, result) for result in runs.own),
-        "end": statistics.median(ends) if ends else None,
-    }
+    found.base = statistics.median(result.program or 0.0 for result in runs.own)
+    ends = [result.end for result in runs.own if result.end is not None]
+    found.paced = Rate(
+        rate=statistics.median(_loader_rate_of(f, result) for result in runs.own),
+        end=statistics.median(ends) if ends else None,
+    )
     changes = plan.changes
     helps, useless = candidates(Facts(found))
-    again = [change for one in changes for change in helps if change["check"] == one["check"]]
+    again = [change for one in changes for change in helps if change.check == one.check]
     if len(again) == len(changes):
-        found["helps"], found["useless"], changes = helps, useless, again
+        found.helps, found.useless, changes = helps, useless, again
     else:  # one of them is predicted to gain too little now: it was checked for what was predicted then
-        found["paced"] = None
+        found.paced = None
     f = Facts(found)
     now = f.program_rate(f.own_rate() or 0.0, f.workers)
     for change, pairs, samples in zip(changes, runs.pairs, runs.samples):
         enter_check(change, now, pairs)
-        change["samples"] = samples
+        change.samples = samples
     if runs.first is not None:
-        changes[0]["first_epoch"] = runs.first
-        changes[0]["note"] = (
+        changes[0].first_epoch = runs.first
+        changes[0].note = (
             f"from the second epoch on; {runs.first:.2f} times in the first one, in which it learns what "
             "samples cost"
         )
-    found["helps"].sort(key=lambda change: -(change.get("checked_gain") or change["gain"] or 0.0))
+    found.helps.sort(key=lambda change: -(change.checked_gain or change.gain or 0.0))
 
 
-def _program_rate_of(f: Facts, result: dict[str, Any]) -> float:
+def _program_rate_of(f: Facts, result: Rate) -> float:
     """The program's rate by one run, with the ends of its epochs."""
     count = f.epoch() * f.batch()
-    if result.get("epoch"):  # the run had whole epochs, which may be shorter than the program's
-        samples = result["epoch"] * result["samples"] / result["batches"]
+    if result.epoch:  # the run had whole epochs, which may be shorter than the program's
+        samples = result.epoch * result.samples / result.batches
         start = f.end_seconds("hand-over", f.workers) * count
-        one = max(samples / result["rate"] - start, 0.1 * samples / result["rate"])
-        return float(count / (start + one * count / samples))
-    seen = result["end"] is not None and count
-    kind = f.own if result["loader"] == "own" else result["loader"]
-    lost = (result["end"] + f.unforked) / count if seen else f.end_seconds(kind, result["workers"])
-    return float(1 / (1 / result["rate"] + lost))
+        one = max(samples / result.rate - start, 0.1 * samples / result.rate)
+        return count / (start + one * count / samples)
+    lost = f.end_seconds(f.own if result.loader == "own" else result.loader, result.workers)
+    if result.end is not None and count:
+        lost = (result.end + f.unforked) / count
+    return 1 / (1 / result.rate + lost)
 
 
-def _loader_rate_of(f: Facts, result: dict[str, Any]) -> float:
+def _loader_rate_of(f: Facts, result: Rate) -> float:
     """The rate of the program's own loader by one run, without the ends of epochs."""
-    if not result.get("epoch"):
-        return float(result["rate"])
-    each = 1 / result["program"]
-    return float(1 / max(each - f.end_seconds(f.own, f.workers), 0.2 * each))
+    if not result.epoch:
+        return result.rate
+    each = 1 / result.program
+    return 1 / max(each - f.end_seconds(f.own, f.workers), 0.2 * each)
 
 
 def fitting_batch(f: Facts, seconds: float) -> int | None:

@@ -13,7 +13,8 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 
 from .photos import NotAPhoto, Photo, read_photo
 from .recode import MISSING, Settings, decode, encode, shrink
+from .records import CodecRow, Codecs
 from .samples import Send, clock, is_iterable, sample_maker, sample_makers
 from .stages import Clocks, seed_generators
 
@@ -216,20 +218,19 @@ class _Row:
         self.files: dict[str, str] = {}
         self.error = ""
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> CodecRow:
         finite = [each for each in self.psnr if math.isfinite(each[0])]
         worst = min(finite, default=None)
-        return {
-            "name": self.name, "bytes": _mean(self.bytes), "decode": _mean(self.decode),
-            "format": self.settings.format if self.settings else None,
-            "quality": self.settings.quality if self.settings else None,
-            "psnr": _mean([each[0] for each in finite]), "worst": worst[0] if worst else None,
-            "worst_file": worst[1] if worst else "", "samples": len(self.costs), "error": self.error,
-            "wall": _mean([wall for wall, _ in self.costs]), "cpu": _mean([cpu for _, cpu in self.costs]),
-        }  # fmt: skip
+        wall, cpu = map(_mean, zip(*self.costs)) if self.costs else (None, None)
+        return CodecRow(
+            self.name, _mean(self.bytes) or 0.0, _mean(self.decode) or 0.0,
+            self.settings.format if self.settings else "", self.settings.quality if self.settings else None,
+            _mean([each[0] for each in finite]), worst and worst[0], worst[1] if worst else "", len(self.costs),
+            self.error, wall, cpu or 0.0,
+        )  # fmt: skip
 
 
-def _mean(values: list[Any]) -> float | None:
+def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
@@ -243,35 +244,30 @@ def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     openers, end = Openers(), clock() + request["seconds"]
     openers.watch_sizes()
     sampled, sizes = _sample_files(openers, sample_makers(loader), clock() + 0.2 * request["seconds"])
-    result: dict[str, Any] = {
-        "kind": "codecs", "rows": [], "images": 0, "files": len({p for _, ps in sampled for p in ps}),
-        "containers": openers.containers, "size": None, "short": None, "skipped": 0, "folder": "", "suffixes": [],
-        "lossless": False,
-        "per_sample": _mean([len(paths) for _, paths in sampled]),
-    }  # fmt: skip
-    send(result)
+    result = Codecs(files=len({p for _, ps in sampled for p in ps}), containers=openers.containers)
+    send(asdict(result))
     openers.seen.clear()
     rows = [_Row(AS_IT_IS, None), *(_Row(name, settings) for name, settings in TRIED)]
     images = _load_photos(sampled, result)
     if not images:
         return
-    result["size"] = needed_size(sizes, {path: min(photo.image.size) for path, (photo, _) in images.items()})
-    result["suffixes"] = sorted({os.path.splitext(path)[1].lower() for path in images})
-    result["lossless"] = any(photo.lossless for photo, _ in images.values())
-    result["folder"] = os.path.commonpath([os.path.dirname(path) for path in images])
+    result.size = needed_size(sizes, {path: min(photo.image.size) for path, (photo, _) in images.items()})
+    result.suffixes = sorted({os.path.splitext(path)[1].lower() for path in images})
+    result.lossless = any(photo.lossless for photo, _ in images.values())
+    result.folder = os.path.commonpath([os.path.dirname(path) for path in images])
     within = clock() + 0.6 * (end - clock())
     for number, (path, (photo, size)) in enumerate(images.items()):
         if clock() > within and number >= 4:
             break
-        _add_image(rows, path, photo, size, result["size"])
-        result["images"] = number + 1
-        result["rows"] = [row.summary() for row in rows]
-        send(result)
+        _add_image(rows, path, photo, size, result.size)
+        result.images = number + 1
+        result.rows = [row.summary() for row in rows]
+        send(asdict(result))
     if not is_iterable(loader):
         whole = [index for index, paths in sampled if all(p in rows[1].files for p in paths if p in images)]
         _time_samples(openers, rows, loader, whole, end)
-    result["rows"] = [row.summary() for row in rows]
-    send(result)
+    result.rows = [row.summary() for row in rows]
+    send(asdict(result))
 
 
 def _sample_files(
@@ -296,7 +292,7 @@ def _sample_files(
 
 
 def _load_photos(
-    sampled: list[tuple[Any, list[str]]], result: dict[str, Any]
+    sampled: list[tuple[Any, list[str]]], result: Codecs
 ) -> dict[str, tuple[Photo, int]]:
     """The photos among the files, each with the file's bytes; the number of other images is entered."""
     images: dict[str, tuple[Photo, int]] = {}
@@ -304,9 +300,9 @@ def _load_photos(
         found = load_photo(path)
         if found is not None:
             images[path] = found
-    result["skipped"] = result["files"] - len(images)
-    result["short"] = _mean([min(photo.image.size) for photo, _ in images.values()])
-    result["per_sample"] = len(images) and sum(p in images for _, ps in sampled for p in ps) / len(sampled)
+    result.skipped = result.files - len(images)
+    result.short = _mean([min(photo.image.size) for photo, _ in images.values()])
+    result.per_sample = len(images) and sum(p in images for _, ps in sampled for p in ps) / len(sampled)
     return images
 
 

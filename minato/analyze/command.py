@@ -34,6 +34,7 @@ from .measure import (
     write_report,
 )
 from .progress import Progress
+from .records import Report, Told, parse
 from .usage import Usage
 from .watch import VARIABLE, Watch
 
@@ -171,13 +172,14 @@ def _stand_in_command(options: argparse.Namespace) -> list[str]:
 def study_this_process(watch: Watch, budget: str, out: str | None) -> str:
     """For notebooks: the answer, from the keepers that this process has forked itself."""
     kept = dict(watch.keepers)
-    told = {key: record.summary(2000) for key, record in watch.loaders.items() if key in kept}
+    told = {key: parse(Told, record.summary(2000)) for key, record in watch.loaders.items() if key in kept}
     if not told:
         raise RuntimeError("no copy of this process could be made before the loop began")
     key = max(told, key=lambda key: waited_seconds(told[key]))
     study = Study(Connection(kept[key]), None, Progress("minato analyze"))
     try:
-        found = make_report(study, told[key], machine_facts(None), _parse_duration(budget), writes=False)
+        found = begin_report(told[key], machine_facts(None))
+        found = make_report(study, found, _parse_duration(budget), writes=False)
     except ConnectionError:
         raise RuntimeError(
             "the copy of this process that holds the dataset has ended. Restart the notebook, and import "
@@ -225,7 +227,7 @@ class Analysis:
         self.listener = Listener(options.pause)
         self.progress = Progress("minato analyze")
         self.program: subprocess.Popen[bytes] | None = None
-        self.found: dict[str, Any] | None = None
+        self.found: Report | None = None
         self.interrupted = False
         self.status = 0
         #: share of the cores that others used while the program was watched
@@ -292,7 +294,7 @@ class Analysis:
             self.interrupted = True
             if self.found is None:
                 raise
-            self.found["notes"].append("the study was interrupted")
+            self.found.notes.append("the study was interrupted")
             report_ = finish_report(self.found, self.study, self.options.anyway)
         self._print_answer(report_, which, paused)
         if paused:
@@ -322,7 +324,7 @@ class Analysis:
             if batches and not listener.watched and clock() - looked > LOOK_S:
                 looked = clock()
                 usage = usage or Usage()
-                self.others = usage.summary()["others"]
+                self.others = usage.summary().others
             self.progress.show(f"watching, {batches} batches" if batches else "waiting for the first batch")
             if options.pause and any((p.get("ranks") or "1") != "1" for p in listener.processes.values()):
                 self._say("--pause: the program has several ranks, and the others would wait for one")
@@ -365,49 +367,45 @@ class Analysis:
                 self.listener.pump(0.05)
         self.status = self.program.wait()
 
-    def _study(self, told: dict[str, Any], keeper: Connection | None) -> dict[str, Any]:
+    def _study(self, told: Told, keeper: Connection | None) -> Report:
         machine = machine_facts(self.options.cores)
-        argv = ["minato", "analyze", *self.options.argv]
-        machine.update(command=self.command, argv=argv, others=self.others)
+        machine.command, machine.others = self.command, self.others
+        machine.argv = ["minato", "analyze", *self.options.argv]
+        self.found = begin_report(told, machine)
         if keeper is None or self.interrupted:
-            self.found = begin_report(told, machine)
             why = (
                 "the study was interrupted" if self.interrupted else self.memory.said
                 or f"its dataset was not studied: {' '.join(self.listener.trouble[:1])}".rstrip(": ")
             )  # fmt: skip
-            self.found["notes"].append(why)
+            self.found.notes.append(why)
             return finish_report(self.found, None, self.options.anyway)
         study = self.study = Study(keeper, self.options.cores, self.progress)
 
-        def keep(found: dict[str, Any]) -> None:
-            self.found = found
-
         try:
             return make_report(
-                study, told, machine, self.options.budget, self.options.allow_writes,
-                self.options.anyway, keep, [name for name in EXTRA if vars(self.options)[name]],
+                study, self.found, self.options.budget, self.options.allow_writes, self.options.anyway,
+                [name for name in EXTRA if vars(self.options)[name]],
             )  # fmt: skip
         except ConnectionError as error:
-            assert self.found is not None
             study.note(f"{error}; its dataset was not studied")
             return finish_report(self.found, study, self.options.anyway)
 
-    def _print_answer(self, found: dict[str, Any], which: tuple[int, str], paused: bool) -> None:
+    def _print_answer(self, found: Report, which: tuple[int, str], paused: bool) -> None:
         name_loaders(found, [t for (pid, _), t in self.listener.loaders.items() if pid == which[0]], which[1])
         ranks = {p.get("ranks") for p in self.listener.processes.values()} - {None, "1"}
         if ranks:
-            found["notes"].append(f"{ranks.pop()} ranks share these cores; local rank 0 was studied")
+            found.notes.append(f"{ranks.pop()} ranks share these cores; local rank 0 was studied")
         if self.options.pause and not paused:
-            found["notes"].append(
+            found.notes.append(
                 "the program ended before --pause could stop it: the watch takes 30 steps and three seconds"
             )
         if self.status and not self.options.stop:
-            found["notes"].append(
+            found.notes.append(
                 f"the program ended with status {self.status}" if self.status > 0
                 else f"the program was ended by {_name_signal(-self.status)}"
             )
         if self.throttled is not None and (now := _core.machine()["throttled"]) is not None:
-            found["machine"]["throttled"] = now - self.throttled
+            found.machine.throttled = now - self.throttled
         self.progress.clear()
         print(report.answer(found, write_report(found, self.options.out)), flush=True)
 
@@ -432,8 +430,8 @@ class Analysis:
             )  # fmt: skip
             seen.append(f"process {pid} ({argv}) {torch}")
         loaders = [
-            f"the loader of {told['loader'].get('dataset')} ({format_place(told['place'])}, "
-            f"num_workers={told['loader']['num_workers']})" for told in listener.loaders.values()
+            f"the loader of {told.loader.get('dataset')} ({format_place(told.place)}, "
+            f"num_workers={told.loader['num_workers']})" for told in listener.loaders.values()
         ]
         made = (
             f"{loaders[0]} delivered no batch" if loaders

@@ -9,9 +9,11 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+from .records import Contention, StageTimes, Threads, Together, parse
 from .samples import Send, clock, indices, is_iterable, sample_maker
 from .stages import FULL, LOCK
 from .usage import Usage
@@ -28,42 +30,36 @@ def contend(request: dict[str, Any], loader: Any, send: Send) -> None:
     usage = Usage()
     one = _run_processes(loader, 1, 0.25 * seconds)
     several = _run_processes(loader, count, 0.35 * seconds)
-    result = {"kind": "contend", "processes": count, "one": one, "several": several, "threads": None,
-              "locks": _lock_paths(loader, _is_shared_lock), "usage": usage.summary()}  # fmt: skip
-    send(result)
+    locks = _lock_paths(loader, _is_shared_lock)
+    result = Contention(count, one, several, locks=locks, usage=usage.summary())
+    send(asdict(result))
     if not is_iterable(loader):
-        alone, threads = _compare_threads(loader, count, 0.3 * seconds)
-        if alone and threads:
-            locks = _lock_paths(loader, lambda part: isinstance(part, THREAD_LOCKS))
-            send({**result, "threads": {"alone": alone, "several": threads, "locks": locks}})
+        result.threads = _compare_threads(loader, count, 0.3 * seconds)
+        send(asdict(result))
 
 
-def _run_processes(loader: Any, count: int, seconds: float) -> dict[str, Any]:
-    def time_samples(number: int) -> dict[str, Any]:
+def _run_processes(loader: Any, count: int, seconds: float) -> Together:
+    def time_samples(number: int) -> Together:
         timed = SampleTimer(loader, lambda _message: None, FULL)
         for _path, lock in _find_locks(loader, _is_shared_lock):
             lock.acquire = timed.clocks.wrap(lock.acquire, "wait for a lock", LOCK)
         timed.run(seconds, plainly=False, skip=number * 37)
-        return {"samples": timed.pairs, "seconds": timed.clocked, "cpu": timed.clocked_cpu,
-                "stages": timed.stages()}  # fmt: skip
+        return Together(timed.pairs, timed.clocked, timed.clocked_cpu, timed.stages())
 
     found = _in_forks([partial(time_samples, number) for number in range(count)])
     if len(found) < count:
         raise RuntimeError(f"of {count} processes that made samples at once, {count - len(found)} died")
-    samples = sum(one["samples"] for one in found)
-    stages: dict[str, dict[str, Any]] = {}
+    samples, stages = sum(one.samples for one in found), dict[str, StageTimes]()
     for one in found:
-        for stage in one["stages"]:
-            into = stages.setdefault(stage["label"], {**stage, "seconds": 0.0, "cpu": 0.0})
-            for name in ("seconds", "cpu"):
-                into[name] += stage[name] * one["samples"] / max(1, samples)
-    means = {name: sum(one[name] for one in found) / max(1, samples) for name in ("seconds", "cpu")}
-    return {"samples": samples, **means, "stages": list(stages.values())}
+        for stage in one.stages:
+            into = stages.setdefault(stage.label, replace(stage, seconds=0.0, cpu=0.0))
+            into.seconds += stage.seconds * one.samples / max(1, samples)
+            into.cpu += stage.cpu * one.samples / max(1, samples)
+    seconds, cpu = (sum(each) / max(1, samples) for each in zip(*((one.seconds, one.cpu) for one in found)))
+    return Together(samples, seconds, cpu, list(stages.values()))
 
 
-def _compare_threads(
-    loader: Any, count: int, seconds: float
-) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+def _compare_threads(loader: Any, count: int, seconds: float) -> Threads | None:
     """Samples by one thread and by several, by turns: what other programs do changes meanwhile."""
     order, make = indices(loader), sample_maker(loader.dataset)
     end, whole = clock() + seconds, []
@@ -73,24 +69,21 @@ def _compare_threads(
         pair = [_run_threads(order, make, n, seconds / 8) for n in (1, count)]
         whole += [[run for run in pair if run is not None]] if None not in pair else []
     if not whole:
-        return None, None
+        return None
     found = []
     for runs in zip(*whole):
-        samples = sum(run["samples"] for run in runs)
-        total = sum(run["samples"] * run["seconds"] for run in runs)
-        found.append({"samples": samples, "seconds": total / samples})
-    return found[0], found[1]
+        samples = sum(run.samples for run in runs)
+        found.append(Together(samples, sum(run.samples * run.seconds for run in runs) / samples))
+    return Threads(found[0], found[1], _lock_paths(loader, lambda part: isinstance(part, THREAD_LOCKS)))
 
 
-def _run_threads(
-    order: list[Any], make: Callable[[Any], Any], count: int, seconds: float
-) -> dict[str, Any] | None:
+def _run_threads(order: list[Any], make: Callable[[Any], Any], count: int, seconds: float) -> Together | None:
     """Samples by threads, and seconds of each of them. A thread that waits for another wakes up now
     and then to look, so the time in which it had no core is not apart, and there are no clocks
     inside. A process of its own, which a dataset that is not made for threads may end. The sampler
     has run before: it would be a part of the time, and threads would share it."""
 
-    def make_all() -> dict[str, Any]:
+    def make_all() -> Together:
         began = clock()
 
         def make_some(skip: int) -> int:
@@ -103,7 +96,7 @@ def _run_threads(
 
         with ThreadPoolExecutor(count) as pool:
             samples = sum(pool.map(make_some, [37 * n for n in range(count)]))
-        return {"samples": samples, "seconds": count * (clock() - began) / samples}
+        return Together(samples, count * (clock() - began) / samples)
 
     results = _in_forks([make_all])
     return results[0] if results else None
@@ -128,7 +121,7 @@ def _is_shared_lock(part: Any) -> bool:
     return isinstance(part, synchronize.SemLock)
 
 
-def _in_forks(functions: list[Callable[[], dict[str, Any]]]) -> list[dict[str, Any]]:
+def _in_forks(functions: list[Callable[[], Together]]) -> list[Together]:
     """What functions return, each in a process of its own, at the same time. One that fails has
     no result."""
     children = []
@@ -138,7 +131,7 @@ def _in_forks(functions: list[Callable[[], dict[str, Any]]]) -> list[dict[str, A
         if pid == 0:
             status = 1
             try:
-                told = function()
+                told = asdict(function())
                 with os.fdopen(write, "w") as out:
                     json.dump(told, out)
                 status = 0
@@ -152,5 +145,5 @@ def _in_forks(functions: list[Callable[[], dict[str, Any]]]) -> list[dict[str, A
             text = source.read()
         os.waitpid(pid, 0)
         if text:
-            found.append(json.loads(text))
+            found.append(parse(Together, json.loads(text)))
     return found

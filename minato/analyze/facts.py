@@ -10,8 +10,9 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
+from .records import Codecs, Orders, Report, StageTimes, Storage, Told, Watched, Work
 from .watch import Step
 
 #: the first steps of a run, which rates leave out where enough others were seen
@@ -34,24 +35,21 @@ SLOW_SHARE = 0.25
 SLOW_TIMES = 4.0
 
 
-def watch_facts(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
+def watch_facts(told: Told, others: float = 0.0) -> Watched:
     """Rates and shares of the loader that was watched; rates are None where too little was seen.
     others: share of the cores that other programs used then. If the share is large, a time in which
     the program could have run and had no core is no waiting for data ("queued")."""
     used, start = _choose_steps(told)
-    rows = [row for row, _size in told["sizes"]]
-    batch = told["loader"].get("batch_size") or (int(statistics.median(rows)) if rows else 1)
-    if not told["loader"].get("batched", True):
+    rows = [row for row, _size in told.sizes]
+    batch = told.loader.get("batch_size") or (int(statistics.median(rows)) if rows else 1)
+    if not told.loader.get("batched", True):
         batch = 1  # what the dataset gives is one sample, whatever it holds
-    found: dict[str, Any] = {
-        "batches": told["batches"], "steps": len(used), "batch": batch, "asked": None,
-        "delivered": None, "range": None, "wait": None, "step": None, "inside": None,
-        "step_alone": None, "step_cores": 0.0, "queued": 0.0, "by": "step while loading", "shapes": told["shapes"],
-        "bytes": statistics.median(size for _, size in told["sizes"]) if rows else 0,
-        "start": statistics.fmean(told["starts"][1:] or told["starts"]) if told["starts"] else None,
-        "starts": told.get("started", len(told["starts"])), "whole": max(0, len(told.get("whole") or []) - 1),
-        "objects": told.get("objects", 1),
-    }  # fmt: skip
+    found = Watched(
+        told.batches, len(used), batch, shapes=told.shapes, objects=told.objects,
+        bytes=statistics.median(size for _, size in told.sizes) if rows else 0,
+        start=statistics.fmean(told.starts[1:] or told.starts) if told.starts else None,
+        starts=len(told.starts) if told.started is None else told.started, whole=max(0, len(told.whole) - 1),
+    )  # fmt: skip
     if not used:
         return found
     queued = statistics.fmean(s.queued for s in used) if others > OTHERS else 0.0
@@ -64,31 +62,30 @@ def watch_facts(told: dict[str, Any], others: float = 0.0) -> dict[str, Any]:
     times = [s.inside + (step if s.step > max(PAUSE_S, PAUSE * usual) else s.step) + start for s in used]
     # what the step would take if no worker, and no other program, used its cores
     alone = max(step - statistics.fmean(s.step_queued for s in steps), 0.1 * step)
-    found["step_cores"] = cpu / alone if alone > 0 else 0.0
-    device = [(idle / 1e3, work / 1e3) for idle, work in told.get("device") or []][FIRST:]
+    found.step_cores = cpu / alone if alone > 0 else 0.0
+    device = [(idle / 1e3, work / 1e3) for idle, work in told.device or []][FIRST:]
     whole = statistics.fmean(times)
     if len(device) >= ENOUGH / 2:
         inside = statistics.fmean(idle for idle, _ in device)
         step = alone = statistics.median(work for _, work in device)
-        found["by"] = BY_EVENTS
+        found.by = BY_EVENTS
         whole, queued = inside + step, 0.0
     whole = max(whole, 1e-9)
-    found.update(
-        inside=inside, step=step, step_alone=alone, wait=min(1.0, inside / max(whole - queued, 1e-9)),
-        queued=queued / whole, delivered=batch / whole,
-        asked=batch / max(step, 1e-9), range=_delivered_range(times, whole, batch),
-    )  # fmt: skip
+    found.inside, found.step, found.step_alone, found.queued = inside, step, alone, queued / whole
+    found.wait = min(1.0, inside / max(whole - queued, 1e-9))
+    found.asked, found.delivered = batch / max(step, 1e-9), batch / whole
+    found.range = _delivered_range(times, whole, batch)
     return found
 
 
-def _choose_steps(told: dict[str, Any]) -> tuple[list[Step], float]:
+def _choose_steps(told: Told) -> tuple[list[Step], float]:
     """The steps that rates are taken from, and what waits at the starts of epochs add to each.
 
     Whole epochs after the first, where there are some: such waits are in them. Else the steps that
     were seen without the first batch of the run, and without the first ten if at least twice as many
     are left; the start of an epoch is shared out to its batches where each epoch has one."""
-    steps, whole = [Step(*row) for row in told["steps"]], told.get("whole") or []
-    shift = told["noted"] - len(steps)  # earlier ones were not told
+    steps, whole = [Step(*row) for row in told.steps], told.whole
+    shift = told.noted - len(steps)  # earlier ones were not told
     epochs: dict[int, list[Step]] = {}
     begins: dict[int, int] = {}
     for number, step in enumerate(steps):
@@ -103,7 +100,7 @@ def _choose_steps(told: dict[str, Any]) -> tuple[list[Step], float]:
     used = [step for number, step in enumerate(steps) if number not in firsts]
     if not shift and len(used) >= 3 * FIRST:
         used = used[FIRST:]
-    loader, starts = told["loader"], told["starts"]
+    loader, starts = told.loader, told.starts
     length = loader.get("length") or (len(epochs[whole[0]]) if whole and whole[0] in epochs else 0)
     again = starts[1:] if loader.get("persistent_workers") or not loader.get("num_workers") else starts
     if not used or not again or not length:
@@ -127,36 +124,27 @@ def _delivered_range(times: list[float], whole: float, batch: int) -> list[float
 class Facts:
     """What was watched and measured, with the numbers that follow from it."""
 
-    def __init__(self, facts: dict[str, Any]) -> None:
-        self.all = facts
-        self.watched: dict[str, Any] = facts["watched"]
-        self.loader: dict[str, Any] = facts["loader"]
-        self.cores: int = facts["machine"]["cores"]
+    def __init__(self, report: Report) -> None:
+        self.report, self.watched, self.loader = report, report.watched, report.loader
+        self.cores, self.own = report.machine.cores, report.own
         self.workers: int = self.loader["num_workers"] or 0
-        self.own = "minato" if facts["own"] == "minato" else "torch"
-        work = facts.get("work") or {}
-        self.costs: list[float] = [wall for wall, _ in work.get("costs", [])]
+        self.work, self.storage = report.work or Work(), report.storage or Storage()
+        self.codecs, self.orders = report.codecs or Codecs(), report.orders or Orders()
+        self.costs = [wall for wall, _ in self.work.costs]
         self.mean = statistics.fmean(self.costs) if self.costs else 0.0
-        cpu = sum(cpu for _, cpu in work.get("costs", []))
+        cpu = sum(cpu for _, cpu in self.work.costs)
         self.cpu_share = min(1.0, cpu / sum(self.costs)) if self.mean else 1.0
-        self.stages: list[dict[str, Any]] = work.get("stages", [])
-        self.rates: dict[tuple[str, int], float] = {
-            (r["loader"], r["workers"]): r["rate"] for r in facts.get("rates", []) if r.get("rate")
-        }
-        self.ends: dict[tuple[str, int], float] = {
-            (r["loader"], r["workers"]): r["end"] for r in facts.get("rates", []) if r.get("end") is not None
-        }
-        paced = facts.get("paced") or {}
-        if paced.get("end") is not None:  # as it was last measured, with the program's step
-            self.ends[self.own, self.workers] = paced["end"]
+        self.stages = self.work.stages
+        self.rates = {(r.loader, r.workers): r.rate for r in report.rates if r.rate}
+        self.ends = {(r.loader, r.workers): r.end for r in report.rates if r.end is not None}
+        if report.paced and report.paced.end is not None:  # as it was last measured, with the program's step
+            self.ends[self.own, self.workers] = report.paced.end
         #: seconds from the last batch of an epoch until the first one of the next is there
-        self.again: dict[tuple[str, int], float] = {
-            (r["loader"], r["workers"]): r["again"] for r in facts.get("rates", []) if r.get("again")
-        }
+        self.again = {(r.loader, r.workers): r.again for r in report.rates if r.again}
         #: seconds of each sample that the sampler takes, in the program's own process
-        self.sampler = float((facts.get("sampler") or {}).get("seconds") or 0.0)
+        self.sampler = report.sampler.seconds if report.sampler else 0.0
         self.starts_again = bool(self.workers and not self.loader.get("persistent_workers"))
-        start, measured = self.watched["start"], self.again.get((self.own, self.workers))
+        start, measured = self.watched.start, self.again.get((self.own, self.workers))
         #: seconds until the first batch of an epoch: the study forks workers, and where the program
         #: starts them otherwise, this is what was watched
         self.start = start if measured is None else measured
@@ -171,23 +159,23 @@ class Facts:
         return self._step() + self.sampler * self.batch()
 
     def _step(self) -> float:
-        return float(self.watched.get("step_alone") or self.watched["step"] or 0.0)
+        return float(self.watched.step_alone or self.watched.step or 0.0)
 
     @property
     def asked_alone(self) -> float | None:
         """Samples a second that the step and the sampler could use if they had their cores for
         themselves. Models use this; the answer tells ``watched["asked"]``, which was seen."""
-        asked: float | None = self.watched["asked"]
+        asked: float | None = self.watched.asked
         return 1 / (max(1 - self.queued_step(), 0.1) / asked + self.sampler) if asked else asked
 
     def queued_step(self) -> float:
         """Share of the step's time in which its thread could have run, and had no core."""
-        step = self.watched["step"]
-        return 1 - self._step() / step if step and self.watched["by"] != BY_EVENTS else 0.0
+        step = self.watched.step
+        return 1 - self._step() / step if step and self.watched.by != BY_EVENTS else 0.0
 
     def without_sampler(self) -> Facts:
         """As if the sampler took no time."""
-        return Facts({**self.all, "sampler": None, "paced": None})
+        return Facts(replace(self.report, sampler=None, paced=None))
 
     def sample_cpu(self, kind: str, workers: int, cheaper: float = 1.0) -> float:
         """CPU seconds of a sample and of handing it over, by the nearest number of workers that was
@@ -205,8 +193,8 @@ class Facts:
     def _cpu_by_workers(self, kind: str) -> dict[int, float]:
         """CPU seconds of a sample that was measured, by number of workers."""
         return {
-            r["workers"]: r["usage"]["cpu_per_sample"] for r in self.all.get("rates", [])
-            if r["loader"] == kind and r["workers"] and (r.get("usage") or {}).get("cpu_per_sample")
+            r.workers: r.usage.cpu_per_sample for r in self.report.rates
+            if r.loader == kind and r.workers and r.usage and r.usage.cpu_per_sample
         }  # fmt: skip
 
     def step_cpu(self) -> float:
@@ -224,7 +212,7 @@ class Facts:
 
     @property
     def step_cores(self) -> float:
-        cores = min(float(self.cores), float(self.watched["step_cores"]))
+        cores = min(float(self.cores), self.watched.step_cores)
         drawn = self.sampler * self.batch()
         return (cores * self._step() + drawn) / (self._step() + drawn) if drawn else cores
 
@@ -246,7 +234,7 @@ class Facts:
     def speed_with_step(self) -> float:
         """How many times as fast the program's own loader is with the step as without one: a step
         takes cores from it, and what other programs use of them changes."""
-        paced, own, asked = (self.all.get("paced") or {}).get("rate"), self.own_rate(), self.asked_alone
+        paced, own, asked = self.report.paced and self.report.paced.rate, self.own_rate(), self.asked_alone
         if not paced or not own or not asked or paced > 0.95 * asked:
             return 1.0  # it waits for the step, and its own speed was not seen
         rate = paced if self.workers else 1 / (1 / paced - 1 / asked)
@@ -268,7 +256,7 @@ class Facts:
         """The program's rate with samples that are cheaper by this factor. It is at most that of samples
         that cost nothing: as measured with the step, or else as if the program took batches and made
         steps in turns."""
-        free = (self.all.get("free") or {}).get("rate")
+        free = self.report.free and self.report.free.rate
         lost = self.end_seconds("hand-over", self.workers)
         most = 1 / (1 / free + lost) if free else rate_with_step(self.hands_over, self.asked_alone, 0, lost)
         return min(self.program_rate((self.own_rate() or 0.0) * cheaper, self.workers, cheaper=cheaper), most)
@@ -277,7 +265,7 @@ class Facts:
         return {n: rate for (k, n), rate in self.rates.items() if k == kind and n > 0}
 
     def batch(self) -> int:
-        return int(self.watched["batch"] or 1)
+        return self.watched.batch
 
     def epoch(self) -> int:
         """Batches of an epoch; 0 where that is not known."""
@@ -286,20 +274,19 @@ class Facts:
 
     def watched_others(self) -> float:
         """Share of the cores that other programs used while the program was watched."""
-        return float(self.all["machine"].get("others") or 0.0)
+        return self.report.machine.others
 
     def others(self) -> float:
         """Share of the cores that other programs used while the study measured."""
-        seen = [m["usage"]["others"] for m in self.all.get("rates", []) if m.get("usage")]
-        for name in ("work", "contend"):
-            usage = (self.all.get(name) or {}).get("usage")
-            seen += [usage["others"]] if usage else []
+        contend = self.report.contend
+        usage = [*(rate.usage for rate in self.report.rates), self.work.usage, contend and contend.usage]
+        seen = [used.others for used in usage if used]
         return statistics.median(seen) if seen else 0.0
 
     @property
     def collate(self) -> float:
         """Seconds of collate_fn for each sample; 0 where that was not measured."""
-        return float(self.all["work"].get("collate") or 0.0)
+        return self.work.collate or 0.0
 
     @property
     def balanced(self) -> bool:
@@ -308,7 +295,7 @@ class Facts:
 
     def epoch_samples(self) -> float:
         """Samples of an epoch, by what was watched where its length is not known."""
-        return (self.epoch() or self.watched["batches"] / max(1, self.watched["starts"])) * self.batch()
+        return (self.epoch() or self.watched.batches / max(1, self.watched.starts)) * self.batch()
 
     def start_alone(self) -> float:
         """Seconds until the first batch of an epoch, beyond those that making it takes."""
@@ -321,18 +308,14 @@ class Facts:
     def at_once(self) -> dict[str, float] | None:
         """How many times the samples of one are made by several processes, and by as many threads,
         at once. Either is compared with one that was measured in the same way."""
-        both = self.all.get("contend") or {}
-        told = both.get("threads")
-        if not told or not both["one"]["samples"] or not both["several"]["samples"]:
+        both = self.report.contend
+        if not both or not both.threads or not both.one.samples or not both.several.samples:
             return None
-        count = both["processes"]
-        return {
-            "processes": count * both["one"]["seconds"] / both["several"]["seconds"],
-            "threads": count * told["alone"]["seconds"] / told["several"]["seconds"],
-        }
+        pairs = {"processes": (both.one, both.several), "threads": (both.threads.alone, both.threads.several)}
+        return {name: both.processes * one.seconds / several.seconds for name, (one, several) in pairs.items()}
 
-    def share(self, stage: dict[str, Any]) -> float:
-        return float(stage["seconds"]) / self.mean if self.mean else 0.0
+    def share(self, stage: StageTimes) -> float:
+        return stage.seconds / self.mean if self.mean else 0.0
 
     def other(self) -> float:
         """Share of a sample that no stage has taken."""
@@ -340,7 +323,7 @@ class Facts:
 
     def top(self) -> tuple[str, float]:
         """The stage that takes most of a sample, and its share."""
-        stages = [(stage["label"], self.share(stage)) for stage in self.stages]
+        stages = [(stage.label, self.share(stage)) for stage in self.stages]
         rest = "__iter__ itself" if self.loader.get("iterable") else "__getitem__ itself"
         return max([*stages, (rest, self.other())], key=lambda one: one[1])
 
@@ -362,24 +345,24 @@ def is_uneven(costs: Sequence[float]) -> bool:
     return slow_share(costs)[2] >= SLOW_TIMES and sum(top) >= SLOW_SHARE * sum(costs)
 
 
-def reading_stages(stages: list[dict[str, Any]]) -> set[str]:
+def reading_stages(stages: list[StageTimes]) -> set[str]:
     """Labels of the stages that read. A stage reads by what it is, because it lies in one that
     does, or because it waits and has reads in it."""
-    found = {stage["label"] for stage in stages if stage["reads"]}
+    found = {stage.label for stage in stages if stage.reads}
     for stage in stages:
-        inner = [one for one in stages if stage["label"] in one["inside"] and one["reads"]]
-        if stage["kind"] == "call" and inner and stage["cpu"] < 0.5 * stage["seconds"]:
-            found.add(stage["label"])
+        inner = [one for one in stages if stage.label in one.inside and one.reads]
+        if stage.kind == "call" and inner and stage.cpu < 0.5 * stage.seconds:
+            found.add(stage.label)
     for _ in range(3):
         for stage in stages:
-            inside = set(stage["inside"])
-            if inside and inside <= found and stage["cpu"] < 0.5 * max(stage["seconds"], 1e-9):
-                found.add(stage["label"])
+            inside = set(stage.inside)
+            if inside and inside <= found and stage.cpu < 0.5 * max(stage.seconds, 1e-9):
+                found.add(stage.label)
     return found
 
 
-def wait_seconds(stages: list[dict[str, Any]], labels: set[str]) -> float:
-    return float(sum(max(0.0, s["seconds"] - s["cpu"]) for s in stages if s["label"] in labels))
+def wait_seconds(stages: list[StageTimes], labels: set[str]) -> float:
+    return sum(max(0.0, s.seconds - s.cpu) for s in stages if s.label in labels)
 
 
 def scheduling_gain(f: Facts) -> float:

@@ -101,7 +101,7 @@ def end_program(program: int) -> None:
 def _measure(
     to: socket.socket, request: dict[str, Any], study: Any, loader: Any, program: int
 ) -> None:
-    keeper, way = os.getpid(), request["files"]
+    keeper, way = os.getpid(), request["way"]
     folder = tempfile.mkdtemp(prefix="minato-") if way != own_files.OVERLAY else ""
     mine, theirs = socket.socketpair()
     pid = os.fork()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from typing import Any
+from dataclasses import replace
 
 from .facts import (
     OTHERS,
@@ -18,6 +18,7 @@ from .facts import (
     wait_seconds,
 )
 from .formats import format_place, format_rate, format_seconds
+from .records import Limit, StageTimes
 
 #: share of its time that a program waits. Below the first the step is the limit; below the second a
 #: loader that costs nothing would gain too little to matter
@@ -26,6 +27,8 @@ NO_WAIT, LITTLE_WAIT = 0.02, 0.10
 SHARED = 1.35
 #: seconds that are no wait yet, but what clocks and caches do
 BARELY = 50e-6
+#: share of a sample from which opening files is the limit: it can be saved whole
+OPENED = 0.4
 #: share of its time that a sample computes, from which threads that hold the interpreter's lock wait
 #: for each other because of that lock
 COMPUTES = 0.5
@@ -42,21 +45,20 @@ KINDS = {
 }  # fmt: skip
 
 
-def limit(f: Facts) -> dict[str, Any]:
-    """``kind`` of the limit, and the sentence that is the first line of the answer."""
-    found = _limit(f)
-    kind, why = found if found is not None else ("unknown", _explain_unknown(f))
-    return {"kind": kind, "line": f"Limit: {KINDS[kind]}. {why}"}
+def limit(f: Facts) -> Limit:
+    """The kind of the limit, and the sentence that is the first line of the answer."""
+    kind, why = _limit(f) or ("unknown", _explain_unknown(f))
+    return Limit(kind, f"Limit: {KINDS[kind]}. {why}")
 
 
 def _explain_unknown(f: Facts) -> str:
-    wait, work = f.watched["wait"], f.all.get("work") or {}
+    wait = f.watched.wait
     if wait is None:
         return "Too little was measured to say."
     waits = f"The program waits for data {wait:.0%} of its time"
-    if why := f.all.get("unstudied"):
+    if why := f.report.unstudied:
         return f"{waits}, and its samples were not studied, because {why}."
-    if work.get("failed") and not f.costs:
+    if f.work.failed and not f.costs:
         why = "no sample could be made in the study"
         if files_went(f):
             why = "its files were gone when it had ended. Run it again with --pause, which studies it before that"
@@ -67,12 +69,12 @@ def _explain_unknown(f: Facts) -> str:
 def files_went(f: Facts) -> bool:
     """Whether samples failed because the program had removed their files at its end. A socket to a
     server that has gone is another matter: its error has no path."""
-    failed = (f.all.get("work") or {}).get("failed") or [""]
-    return bool(re.search("FileNotFoundError.*: '", failed[0])) and "--pause" not in f.all["machine"].get("argv", [])
+    failed = (f.work.failed or [""])[0]
+    return bool(re.search("FileNotFoundError.*: '", failed)) and "--pause" not in f.report.machine.argv
 
 
 def _limit(f: Facts) -> tuple[str, str] | None:
-    wait = f.watched["wait"]
+    wait = f.watched.wait
     if step_lacks_cores(f):
         return "cores", _crowded_step(f)
     if wait is not None and wait < NO_WAIT:
@@ -93,11 +95,11 @@ def _limit(f: Facts) -> tuple[str, str] | None:
 def step_lacks_cores(f: Facts) -> bool:
     """Whether the program waits little for data only because its workers slow its step down: they keep
     all cores busy together. Cheaper samples would help then."""
-    wait = f.watched["wait"]
+    wait = f.watched.wait
     if wait is None or wait >= LITTLE_WAIT or not f.workers or not f.costs or f.watched_others() > OTHERS:
         return False
     together = f.sample_cpu(f.own, f.workers) + f.step_cpu()
-    busy = f.watched["delivered"] * together / f.cores
+    busy = f.watched.delivered * together / f.cores
     share = f.sample_cpu(f.own, f.workers) / max(together, 1e-9)
     return f.queued_step() > CROWDED and busy > BUSY and share > CROWDED
 
@@ -119,7 +121,7 @@ def count_workers(f: Facts) -> str:
 def starting(f: Facts) -> tuple[str, str] | None:
     """Workers that start anew in each epoch, where epochs are short or starts are slow."""
     rate = f.own_rate()
-    if not f.starts_again or not f.start or f.watched["starts"] < 2 or not rate:
+    if not f.starts_again or not f.start or f.watched.starts < 2 or not rate:
         return None
     seconds = f.start_alone() / max(1, f.epoch_samples())
     share = min(1.0, max(seconds, f.end_seconds(f.own, f.workers)) * f.program_rate(rate, f.workers))
@@ -134,13 +136,13 @@ def starting(f: Facts) -> tuple[str, str] | None:
 def slow_sampler(f: Facts) -> tuple[str, str] | None:
     """A sampler that takes most of the time in which the program waits. It runs in the program's own
     process, in turns with the step, however many workers there are."""
-    told, inside, rate = f.all.get("sampler"), f.watched["inside"], f.own_rate()
+    told, inside, rate = f.report.sampler, f.watched.inside, f.own_rate()
     if not told or not inside or not rate or f.sampler < 0.5 * inside / f.batch():
         return None
     if f.without_sampler().program_rate(rate, f.workers) < WORTH * f.program_rate(rate, f.workers):
         return None
     return "sampler", (
-        f"{told['name']} ({format_place(told['place'])}) takes {format_seconds(f.sampler)} to draw the index of "
+        f"{told.name} ({format_place(told.place)}) takes {format_seconds(f.sampler)} to draw the index of "
         f"a sample, in the program's own process; making the sample takes {format_seconds(f.mean)}."
     )
 
@@ -157,41 +159,41 @@ def _stragglers(f: Facts) -> tuple[str, str] | None:
 
 def shared_wait(f: Facts) -> tuple[str, str] | None:
     """A stage for which processes wait for each other."""
-    both = f.all.get("contend") or {}
-    one, several = both.get("one"), both.get("several")
-    if not one or not several or not one["samples"] or not several["samples"]:
+    both = f.report.contend
+    if not both or not both.one.samples or not both.several.samples:
         return None
-    least = SHARED + 2 * _error_by_chance(f, one["samples"], several["samples"])
-    if several["seconds"] < least * one["seconds"] or both["processes"] > max(2, f.cores):
+    one, several = both.one, both.several
+    least = SHARED + 2 * _error_by_chance(f, one.samples, several.samples)
+    if several.seconds < least * one.seconds or both.processes > max(2, f.cores):
         return None
-    alone = {stage["label"]: stage for stage in one["stages"]}
+    alone = {stage.label: stage for stage in one.stages}
     grown = []
-    for stage in several["stages"]:
-        before = alone.get(stage["label"], {"seconds": 0.0, "cpu": 0.0})
-        more = (stage["seconds"] - stage["cpu"]) - (before["seconds"] - before["cpu"])
+    for stage in several.stages:
+        before = alone.get(stage.label, StageTimes())
+        more = (stage.seconds - stage.cpu) - (before.seconds - before.cpu)
         grown.append((more, stage))
     rest = [
-        total["seconds"] - total["cpu"] - sum(s["seconds"] - s["cpu"] for s in total["stages"])
+        total.seconds - total.cpu - sum(s.seconds - s.cpu for s in total.stages)
         for total in (one, several)
     ]
-    grown.append((rest[1] - rest[0], {"label": "__getitem__ itself", "kind": "other", "inside": []}))
+    grown.append((rest[1] - rest[0], StageTimes("__getitem__ itself", "other")))
     more, stage = max(grown, key=lambda pair: pair[0])
-    if more < max(0.5 * (several["seconds"] - one["seconds"]), 0.2 * one["seconds"], BARELY):
+    if more < max(0.5 * (several.seconds - one.seconds), 0.2 * one.seconds, BARELY):
         return None
-    where = stage["label"]
-    if stage["kind"] == "lock" and stage["inside"] and stage["inside"] != [""]:
-        where = f"{stage['inside'][0]}"
-    count = both["processes"]
-    rate = count / several["seconds"]
-    once = f"{count} processes at once make {format_rate(rate)} samples/s, one makes {format_rate(1 / one['seconds'])}"
-    names = reading_stages(several["stages"])
-    if stage["label"] in names or set(stage["inside"]) & names:
+    where = stage.label
+    if stage.kind == "lock" and stage.inside and stage.inside != [""]:
+        where = stage.inside[0]
+    count = both.processes
+    rate = count / several.seconds
+    once = f"{count} processes at once make {format_rate(rate)} samples/s, one makes {format_rate(1 / one.seconds)}"
+    names = reading_stages(several.stages)
+    if stage.label in names or set(stage.inside) & names:
         return "storage", f"Reads wait for each other in {where}: {once}, and more would not read faster."
     if (made := f.at_once()) is not None:
         once += f"; {count} threads make {made['threads']:.2g} times as many as one"
-    if stage["kind"] == "lock" or both.get("locks"):
-        lock = f" ({', '.join(both['locks'])})" if both.get("locks") else ""
-        where = "__getitem__" if where in ("", "__getitem__ itself", stage["label"]) else where
+    if stage.kind == "lock" or both.locks:
+        lock = f" ({', '.join(both.locks)})" if both.locks else ""
+        where = "__getitem__" if where in ("", "__getitem__ itself", stage.label) else where
         return "lock", f"Workers wait for each other in {where}{lock}: {once}."
     return "shared", f"Workers wait for each other in {where}: {once}."
 
@@ -206,39 +208,43 @@ def _error_by_chance(f: Facts, *samples: int) -> float:
 
 def thread_wait(f: Facts) -> tuple[str, str] | None:
     """What the threads of a program with ``worker_type="thread"`` wait for."""
-    if not f.threads or (made := f.at_once()) is None:
+    both = f.report.contend
+    if not f.threads or (made := f.at_once()) is None or both is None or both.threads is None:
         return None
-    told, count = f.all["contend"]["threads"], f.all["contend"]["processes"]
+    told, count = both.threads, both.processes
     if made["threads"] > count / SHARED:
         return None
     rates = (
         f"{count} at once make {made['threads']:.2g} times as many samples as one, {count} processes "
         f"{made['processes']:.2g} times"
     )
-    if f.cpu_share > COMPUTES and f.all["work"].get("gil") in ("holds it", "mixed"):
+    if f.cpu_share > COMPUTES and f.work.gil in ("holds it", "mixed"):
         return "interpreter", f"A sample holds it, so threads take turns: {rates}."
-    if told["locks"]:
-        return "lock", f"Threads wait for each other ({', '.join(told['locks'])}): {rates}."
+    if told.locks:
+        return "lock", f"Threads wait for each other ({', '.join(told.locks)}): {rates}."
     return "shared", f"Threads wait for each other: {rates}."
 
 
-def opening(f: Facts) -> dict[str, Any] | None:
+def opening(f: Facts) -> StageTimes | None:
     """The stage that takes most of the time of those that open what an earlier sample has opened, with the
-    time of closing it."""
-    opens = {s["label"]: s for s in f.stages if s["kind"] == "open" and s["again"] > 0.5}
+    time of closing it, and what else a sample takes less where files stay open."""
+    opens = {s.label: s for s in f.stages if s.kind == "open" and s.again > 0.5}
     stages = [
-        {**stage, "whole": stage["whole"] + opens.get(f"{label}.close", {"whole": 0.0})["whole"]}
+        replace(stage, whole=stage.whole + opens.get(f"{label}.close", StageTimes()).whole)
         for label, stage in opens.items() if not label.endswith(".close")
     ]  # fmt: skip
-    return max(stages, key=lambda s: float(s["whole"]), default=None)
+    found = max(stages, key=lambda s: s.whole, default=None)
+    if found and f.work.kept_open is not None:
+        found.whole = max(found.whole, f.mean - f.work.kept_open)
+    return found
 
 
 def _opens(f: Facts) -> tuple[str, str] | None:
     stage = opening(f)
-    if stage is None or stage["whole"] < 0.5 * f.mean:
+    if stage is None or stage.whole < OPENED * f.mean:
         return None
     return "open", (
-        f"{stage['label']} ({format_place(stage['place'])}) takes {min(1.0, stage['whole'] / f.mean):.0%} of a sample, "
+        f"{stage.label} ({format_place(stage.place)}) takes {min(1.0, stage.whole / f.mean):.0%} of a sample, "
         "and opens what earlier samples have opened and closed."
     )
 
@@ -248,11 +254,11 @@ def _storage(f: Facts) -> tuple[str, str] | None:
     waits = wait_seconds(f.stages, labels)
     if waits < 0.5 * f.mean:
         return None
-    names = sorted((s for s in f.stages if s["label"] in labels), key=lambda s: -s["seconds"])
+    names = sorted((s for s in f.stages if s.label in labels), key=lambda s: -s.seconds)
     rate = f.own_rate()
     got = f" The loader gets {format_rate(rate)} samples/s." if rate else ""
     return "storage", (
-        f"A sample waits {waits / f.mean:.0%} of its time for reads ({names[0]['label']}).{got}"
+        f"A sample waits {waits / f.mean:.0%} of its time for reads ({names[0].label}).{got}"
     )
 
 

@@ -12,14 +12,15 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from .records import Told, parse
 from .watch import PAUSES, Step, send
 
 
-def waited_seconds(told: dict[str, Any]) -> float:
+def waited_seconds(told: Told) -> float:
     """Seconds that the program has waited for a loader."""
-    if not told["steps"]:  # the first batch's step has not ended
-        return float(sum(told["starts"]))
-    return sum(Step(*row).inside for row in told["steps"])
+    if not told.steps:  # the first batch's step has not ended
+        return sum(told.starts)
+    return sum(Step(*row).inside for row in told.steps)
 
 
 class Connection:
@@ -56,7 +57,7 @@ class Listener:
         #: of each process that Python has started in: what it is
         self.processes: dict[int, dict[str, Any]] = {}
         #: (pid, key of the loader) -> the last report on it
-        self.loaders: dict[tuple[int, str], dict[str, Any]] = {}
+        self.loaders: dict[tuple[int, str], Told] = {}
         self.keepers: dict[tuple[int, str], Connection] = {}
         self.watched = False
         self.trouble: list[str] = []
@@ -93,19 +94,19 @@ class Listener:
         elif kind == "torch":
             self.processes.setdefault(pid, message)["torch"] = True
         elif kind in ("loader", "watch"):
-            self.loaders[pid, message["key"]] = message
+            self.loaders[pid, message["key"]] = parse(Told, message)
         elif kind == "watched":
             self.watched = True
         elif kind == "trouble":
             self.trouble.append(message["text"])
 
     def batches(self) -> int:
-        return max((told["batches"] for told in self.loaders.values()), default=0)
+        return max((told.batches for told in self.loaders.values()), default=0)
 
     def slowest_loader(self) -> tuple[int, str] | None:
         """The loader that its program has waited for most."""
 
-        known = [which for which, told in self.loaders.items() if told["batches"]]
+        known = [which for which, told in self.loaders.items() if told.batches]
         return max(known, key=lambda which: waited_seconds(self.loaders[which]), default=None)
 
     def end_keepers(self) -> None:

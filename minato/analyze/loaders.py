@@ -12,6 +12,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ..loader import DataLoader
 from ..options import Options
 from ..patch import _torch as patched
 from . import codecs, orders
+from .records import Rate, RateRequest, Sampler, parse
 from .samples import Send, as_worker, clock, is_iterable, sample_makers, sampler_batches
 from .stages import FULL, Clocks, Stopwatch, copy_value, seed_generators, size_of
 from .usage import Usage
@@ -33,16 +35,17 @@ UNTIL_CUT = 0.6
 _LOAD = bytes(1 << 16)
 
 
-def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
+def rate(given: dict[str, Any], loader: Any, send: Send) -> None:
     """Samples a second that a loader delivers, to a step that takes ``step`` seconds a batch and
     computes on ``step_cores`` of the cores. Epochs end as those of the program do, after ``length``
     batches. One is ended early where it is longer than the measurement."""
+    request = parse(RateRequest, given)
     made = rebuild(loader, request)
-    if request.get("most"):
-        return send(_whole_epochs(made, request))
-    workers, step, seconds = request["workers"], request.get("step", 0.0), request["seconds"]
+    if request.most:
+        return send(asdict(_whole_epochs(made, request)))
+    workers, step, seconds = request.workers, request.step, request.seconds
     batches = _order_of(made)
-    length = request.get("length", 0) if batches is not None else 0
+    length = request.length if batches is not None else 0
     ahead = workers * (made.prefetch_factor or 2)
     pace = _Pace(workers, length, ahead)
     began = clock()
@@ -51,15 +54,13 @@ def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
     usage: Usage | None = None
     warm, since, told = 0, 0.0, began
 
-    def result() -> dict[str, Any]:
+    def tell() -> None:
         usual, ends = pace.batch(), pace.ends
-        return {
-            "kind": "rate", "loader": request["loader"], "workers": workers, "first": first,
-            "batches": pace.batches, "samples": pace.samples, "seconds": pace.seconds, "waited": pace.inside,
-            "rate": pace.samples / pace.batches / usual if usual > 0 else None,
-            "end": pace.end(), "again": pace.again / ends if ends else None,
-            "usage": usage.summary(pace.samples) if usage is not None else None,
-        }  # fmt: skip
+        send(asdict(Rate(
+            request.loader, workers, pace.samples / pace.batches / usual if usual > 0 else 0.0, first, pace.end(),
+            pace.again / ends if ends else None, pace.batches, pace.samples, pace.seconds, pace.inside,
+            usage=usage.summary(pace.samples) if usage is not None else None,
+        )))  # fmt: skip
 
     while True:
         asked = clock()
@@ -75,7 +76,7 @@ def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
         inside, over = now - asked, batches is not None and batches.over
         first = now - began if first is None else first
         if step:
-            consume(step, request.get("step_cores", 0.0))
+            consume(step, request.step_cores)
             now = clock()
         if usage is None:
             pace.number += 1
@@ -94,11 +95,11 @@ def rate(request: dict[str, Any], loader: Any, send: Send) -> None:
             )
         if now - told > 1.0:
             told = now
-            send(result())
-    send(result())
+            tell()
+    tell()
 
 
-def _whole_epochs(made: Any, request: dict[str, Any]) -> dict[str, Any]:
+def _whole_epochs(made: Any, request: RateRequest) -> Rate:
     """Samples a second from the start of an epoch to the end of one. So samples that were made ahead
     count where they were made."""
     batches = _order_of(made)
@@ -106,23 +107,22 @@ def _whole_epochs(made: Any, request: dict[str, Any]) -> dict[str, Any]:
     length, samples, count, seconds = batches.length, 0, 0, 0.0
     first: float | None = None
     if made.persistent_workers:  # they have started
-        batches.length = min(length, request["workers"])
+        batches.length = min(length, request.workers)
         for _ in made:
             pass
         batches.length = length
     usage = Usage()
-    while seconds < 0.5 * request["seconds"]:
+    while seconds < 0.5 * request.seconds:
         began = clock()
         for _ in made:
             first = clock() - began if first is None else first
             samples, count = samples + batches.sizes.popleft(), count + 1
-            consume(request.get("step", 0.0), request.get("step_cores", 0.0))
+            consume(request.step, request.step_cores)
         seconds += clock() - began
-    return {
-        "kind": "rate", "loader": request["loader"], "workers": request["workers"], "first": first,
-        "batches": count, "samples": samples, "seconds": seconds, "rate": samples / seconds,
-        "epoch": length, "end": None, "again": None, "usage": usage.summary(samples),
-    }  # fmt: skip
+    return Rate(
+        request.loader, request.workers, samples / seconds, first, batches=count, samples=samples, seconds=seconds,
+        epoch=length, usage=usage.summary(samples),
+    )  # fmt: skip
 
 
 class _Pace:
@@ -204,63 +204,62 @@ def sampler(request: dict[str, Any], loader: Any, send: Send) -> None:
     source = ""
     with contextlib.suppress(Exception):
         source = inspect.getsource(type(named))
-    send({
-        "kind": "sampler", "name": type(named).__qualname__, "seconds": seconds / samples,
-        "place": [code.co_filename, code.co_firstlineno] if code else None,
-        "draws": bool(re.search(r"\b(choices?|multinomial)\(", source)),
-    })  # fmt: skip
+    send(vars(Sampler(
+        type(named).__qualname__, seconds / samples, (code.co_filename, code.co_firstlineno) if code else None,
+        bool(re.search(r"\b(choices?|multinomial)\(", source)),
+    )))  # fmt: skip
 
 
-def rebuild(loader: Any, request: dict[str, Any]) -> Any:
+def rebuild(loader: Any, request: RateRequest) -> Any:
     """The program's loader with another class or number of workers, over samples that are the
     same for each."""
-    workers, length = request["workers"], request.get("length", 0)
+    workers, length = request.workers, request.length
     given: dict[str, Any] = {
         "num_workers": workers, "collate_fn": loader.collate_fn,
         "worker_init_fn": loader.worker_init_fn, "in_order": getattr(loader, "in_order", True),
     }  # fmt: skip
     if workers:
         given["multiprocessing_context"] = "fork"
-        given["persistent_workers"] = request.get("persistent", bool(loader.persistent_workers))
+        given["persistent_workers"] = bool(request.persistent or loader.persistent_workers)
         if loader.prefetch_factor is not None:
             given["prefetch_factor"] = loader.prefetch_factor
     batched = loader.batch_sampler is not None
     batches: list[list[Any]] = []
     if is_iterable(loader):
-        given["batch_size"] = request.get("batch") or loader.batch_size if batched else None
+        given["batch_size"] = request.batch or loader.batch_size if batched else None
     else:
         batches = sampler_batches(loader)
-        if batched and request.get("batch"):
-            batches = resize_batches(batches, request["batch"])
-        if request.get("most"):
-            batches = choose_batches(batches, request["costs"], request["most"], request["part"])
+        if batched and request.batch:
+            batches = resize_batches(batches, request.batch)
+        if request.most:
+            batches = choose_batches(batches, request.costs, request.most, request.part)
             length = len(batches)
-        skip = request.get("skip", 0) % len(batches)
+        skip = request.skip % len(batches)
         batches = batches[skip:] + batches[:skip]
     dataset = loader.dataset
-    if request.get("same"):
+    if request.same:
         with as_worker(loader):
             dataset = SameSample(next(sample_makers(loader))[1]())
         given["in_order"] = True
-    if request.get("cached"):
+    if request.cached:
         with as_worker(loader):
-            dataset = ReplayDataset(dataset, request["cached"], batches)
+            dataset = ReplayDataset(dataset, request.cached, batches)
         batches = dataset.batches
-        length = min(length, len(batches)) if request.get("most") else length
-    if request.get("codec"):
+        length = min(length, len(batches)) if request.most else length
+    if request.codec:
         with as_worker(loader):
-            batches = codecs.replace_files(dataset, batches, request["codec"])
+            batches = codecs.replace_files(dataset, batches, request.codec)
     if batches:
         order = _Batches(batches, length, batched)
         given.update({"batch_sampler": order} if batched else {"batch_size": None, "sampler": order})
-    if request.get("open"):
+    if request.open:
         clocks = Clocks()
         clocks.set(dataset, FULL)
         clocks.kept = {}
-    if request.get("order"):
-        orders.reorder(dataset, *request["order"])
+    if request.order:
+        orders.reorder(dataset, *request.order)
     own = isinstance(loader, DataLoader) or patched.active
-    kind = request["loader"]
+    kind = request.loader
     if kind == "own":
         kind = "minato" if own else "torch"
     while patched.active:
@@ -275,17 +274,17 @@ def rebuild(loader: Any, request: dict[str, Any]) -> Any:
         given.update(options)
     else:
         given.pop("in_order")
-    if request.get("worker_type"):
-        given["worker_type"] = request["worker_type"]
-    if request.get("same") and given.get("worker_type") == "native":
+    if request.worker_type:
+        given["worker_type"] = request.worker_type
+    if request.same and given.get("worker_type") == "native":
         given["worker_type"] = None  # its dataset has no native pipeline
     if given.get("worker_type") in ("native", "thread"):
         given.pop("multiprocessing_context", None)
     made = DataLoader(dataset, **given)
-    if request.get("most"):
+    if request.most:
         if window.may_look_ahead(loader):  # then the study's own sampler may be read ahead, too
             window.may_look_ahead = lambda loader: True  # this process has no other loader
-        _load_costs(made, request["costs"] if request["learnt"] else {})
+        _load_costs(made, request.costs if request.learnt else {})
     return made
 
 

@@ -6,9 +6,10 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import _core
 from .._version import __version__
@@ -21,6 +22,21 @@ from .keeper import MANAGED
 from .limits import limit
 from .listener import Connection
 from .progress import Progress
+from .records import (
+    Codecs,
+    Contention,
+    Limit,
+    Machine,
+    Orders,
+    Rate,
+    RateRequest,
+    Report,
+    Sampler,
+    Storage,
+    Told,
+    Work,
+    parse,
+)
 from .watch import send
 from .work import FEW, TIMING
 
@@ -40,8 +56,8 @@ MEASURED = {
 #: share of the budget that each of --codecs and --orders takes from the others
 OPTION = 0.2
 EXTRA = ("codecs", "orders")
-GENERATOR = "minato analyze"
 clock = time.monotonic
+T = TypeVar("T")
 
 
 #: what a study could write to -> the note that says so
@@ -69,21 +85,22 @@ class Study:
         self.way = own_files.NEITHER  # where what it writes goes
         self.share = 1.0  # of the budget, which --codecs and --orders leave to the rest
 
-    def ask(self, do: str, seconds: float, **more: Any) -> dict[str, Any] | None:
+    def ask_rate(self, request: RateRequest) -> Rate | None:
+        """What a loader delivers."""
+        whose = "the program" if request.loader == "own" else request.loader
+        what = f"{whose}'s loader with {request.workers} worker{'s' * (request.workers != 1)}"
+        found = self.ask(Rate, "rate", what=what, **vars(request))
+        return found if found and found.rate else None
+
+    def ask(self, answer: type[T], do: str, seconds: float, what: str = "", **more: Any) -> T | None:
         """What a measurement has found; None where it has not come to its end."""
         self.at, self.error, result = None, "", None
-        what = MEASURED.get(do, do)
-        if do == "rate":
-            workers, whose = more["workers"], more["loader"]
-            whose = "the program" if whose == "own" else whose
-            what = f"{whose}'s loader with {workers} worker{'s' * (workers != 1)}"
-        request = {"do": do, "seconds": seconds, "cores": self.cores, "files": self.way, **more}
-        send(self.keeper.socket, request)
+        what = what or MEASURED.get(do, do)
+        # reads alone write nothing, and are of the files themselves, not of an overlay
+        way = own_files.NEITHER if do == "storage" else self.way
+        self._send(do, seconds=seconds, cores=self.cores, way=way, **more)
         while True:
-            messages = self.keeper.lines()
-            if messages is None:
-                raise ConnectionError("the process that kept the dataset has ended")
-            for message in messages:
+            for message in self._receive():
                 kind = message["kind"]
                 if kind == "at":
                     self.at = message["index"]
@@ -97,14 +114,24 @@ class Study:
                         self.note(f"{what}: not measured, {message['why']}{where}")
                     if message.get("wrote"):
                         raise Stopped(message["wrote"])
-                    return None if self.cut or self.error else result
+                    return None if self.cut or self.error or result is None else parse(answer, result)
                 else:
                     result = message
 
+    def _send(self, do: str, **given: Any) -> None:
+        send(self.keeper.socket, {"do": do, **given})
+
+    def _receive(self) -> Iterator[dict[str, Any]]:
+        messages = self.keeper.lines()
+        if messages is None:
+            raise ConnectionError("the process that kept the dataset has ended")
+        return messages
+
     def check(self, writes: bool) -> list[str]:
-        send(self.keeper.socket, {"do": "check", "writes": writes})
-        while (messages := self.keeper.lines()) is not None:
-            for message in messages:
+        """What the keeper refuses to share with the study."""
+        self._send("check", writes=writes)
+        while True:
+            for message in self._receive():
                 if message["kind"] == "unable":
                     raise ConnectionError(
                         "minato is not installed in the program's Python, and this installation "
@@ -115,7 +142,6 @@ class Study:
                 if self.way != own_files.OVERLAY and writes:
                     self.way = own_files.NEITHER
                 return found
-        raise ConnectionError("the process that kept the dataset has ended")
 
     def budget_for(self, seconds: float, share: float) -> str:
         """What to give for a measurement of that many seconds, which has a share of the budget."""
@@ -134,20 +160,16 @@ class Study:
 
 
 def make_report(
-    study: Study, told: dict[str, Any], machine: dict[str, Any], budget: float, writes: bool,
-    anyway: bool = False, keep: Callable[[dict[str, Any]], None] = lambda _report: None,
-    extra: Sequence[str] = (),
-) -> dict[str, Any]:  # fmt: skip
-    """The whole report. keep: is given the report while it grows, for an interrupt. extra: which of
-    EXTRA are measured, too."""
-    found = begin_report(told, machine)
-    keep(found)
+    study: Study, found: Report, budget: float, writes: bool, anyway: bool = False, extra: Sequence[str] = ()
+) -> Report:
+    """The whole report, of one that was begun. extra: which of EXTRA are measured, too."""
+    begun = replace(found)
     try:
         return _study(study, found, budget, writes, anyway, extra)
     except Stopped as stopped:
-        found.update(begin_report(told, machine), notes=found["notes"])
-        found["unstudied"] = f"one was about to write {stopped}"
-        found["notes"].append(
+        found = replace(begun, rates=[], checks=[], notes=found.notes)
+        found.unstudied = f"one was about to write {stopped}"
+        found.notes.append(
             "this system allows the study no mount namespace, in which samples could write to an overlay: with "
             "--allow-writes they write the program's files"
         )
@@ -155,8 +177,8 @@ def make_report(
 
 
 def _study(
-    study: Study, found: dict[str, Any], budget: float, writes: bool, anyway: bool, extra: Sequence[str]
-) -> dict[str, Any]:
+    study: Study, found: Report, budget: float, writes: bool, anyway: bool, extra: Sequence[str]
+) -> Report:
     """Enters all measurements."""
     end = clock() + budget
     each = OPTION * budget
@@ -164,8 +186,8 @@ def _study(
     study.share = 1 - OPTION * len(extra)
     refused = study.check(writes)
     if refused:
-        found["unstudied"] = f"{refused[0]}, which the study would share with the program"
-        found["notes"].append(
+        found.unstudied = f"{refused[0]}, which the study would share with the program"
+        found.notes.append(
             "each access to an object of a Manager is a message to its process, for which all workers wait: if "
             "workers need not see what others write, a dict or list of the dataset's own costs less"
             if MANAGED in refused[0] else
@@ -174,20 +196,20 @@ def _study(
         )
         return finish_report(found, study, anyway)
     if study.way == own_files.NEITHER and not writes:
-        found["unstudied"] = (
+        found.unstudied = (
             "they may write files, and this system allows the study neither a mount namespace nor a filter of "
             "system calls"
         )
-        found["notes"].append("with --allow-writes samples are studied, and write the program's files")
+        found.notes.append("with --allow-writes samples are studied, and write the program's files")
         return finish_report(found, study, anyway)
-    found["files"] = study.way
+    found.files = study.way
     study.progress.show("samples", 0.1)
-    found["work"] = study.ask("work", budget * WORK)
-    if not found["work"] and study.error:  # what makes samples could not be set up
-        found["work"] = {"costs": [], "stages": [], "failures": 0, "failed": [study.error]}
-    work = found["work"]
-    if not work or not work["costs"]:
-        if not study.error and not study.cut and not (work and work["failures"]):
+    found.work = study.ask(Work, "work", budget * WORK)
+    if not found.work and study.error:  # what makes samples could not be set up
+        found.work = Work(failed=[study.error])
+    work = found.work
+    if not work or not work.costs:
+        if not study.error and not study.cut and not (work and work.failures):
             within = format_seconds(budget * WORK)
             study.note(f"no sample was timed within {within}: where samples take long, give a longer --budget")
         return finish_report(found, study, anyway)
@@ -195,37 +217,31 @@ def _study(
     if len(f.costs) < FEW:
         need = study.budget_for(2 * FEW * f.mean, WORK * TIMING)
         study.note(f"only {len(f.costs)} samples were timed: needs about {need}")
-    if work.get("files"):
+    if work.files:
         study.progress.show("storage", 0.3)
-        found["storage"] = study.ask("storage", budget * STORAGE, files=work["files"])
+        found.storage = study.ask(Storage, "storage", budget * STORAGE, files=work.files)
     study.progress.show("several processes at once", 0.4)
     if not f.loader["iterable"]:
-        found["sampler"] = study.ask("sampler", min(SAMPLER_S, budget * SAMPLER))
+        found.sampler = study.ask(Sampler, "sampler", min(SAMPLER_S, budget * SAMPLER))
     count = max(2, min(f.workers or f.cores, f.cores))
-    found["contend"] = study.ask("contend", max(2.0, budget * LOADERS * 0.15), processes=count)
+    found.contend = study.ask(Contention, "contend", max(2.0, budget * LOADERS * 0.15), processes=count)
     _measure_rates(study, found, f, budget * LOADERS * 0.85)
     for name in extra:
         study.progress.show(name, 0.7)
-        found[name] = study.ask(name, each)
+        setattr(found, name, study.ask({"codecs": Codecs, "orders": Orders}[name], name, each))
     check_changes(study, found, max(budget * CHECKS, end - clock()))
     return finish_report(found, study, anyway)
 
 
-def begin_report(told: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
+def begin_report(told: Told, machine: Machine) -> Report:
     """The report before the study."""
-    others = machine.get("others", 0.0)
-    return {
-        "schema": report.SCHEMA, "generator": GENERATOR, "version": __version__,
-        "machine": machine, "place": told["place"], "loader": told["loader"],
-        "own": "minato" if told["loader"]["minato"] else "torch",
-        "validates": told.get("validates", False), "share": None, "watched": watch_facts(told, others),
-        "steps": told["steps"], "work": None, "storage": None, "sampler": None, "contend": None, "rates": [],
-        "codecs": None, "orders": None, "paced": None, "free": None, "checks": [], "base": None, "helps": [],
-        "dropped": [], "useless": [], "notes": [], "files": None, "unstudied": None,
-    }  # fmt: skip
+    return Report(
+        machine, told.loader, watch_facts(told, machine.others), "minato" if told.loader["minato"] else "torch",
+        report.SCHEMA, version=__version__, place=told.place, validates=told.validates, steps=told.steps,
+    )  # fmt: skip
 
 
-def _measure_rates(study: Study, found: dict[str, Any], f: Facts, seconds: float) -> None:
+def _measure_rates(study: Study, found: Report, f: Facts, seconds: float) -> None:
     counts = sorted({1, f.workers, f.cores})
     is_iterable = f.loader["iterable"]
     kinds = ["torch", "minato"]
@@ -241,71 +257,68 @@ def _measure_rates(study: Study, found: dict[str, Any], f: Facts, seconds: float
         return
     if size is not None:
         study.note(f"loaders were measured with batches of {size}, so that some fit the budget")
-    found["studied_batch"] = size
+    found.studied_batch = size
     length = epoch_batches(f, size)
     for number, (kind, workers) in enumerate(wanted):
         study.progress.show(f"{kind}'s loader, {workers} workers", 0.45 + 0.3 * number / len(wanted))
         same = kind == "hand-over"
-        result = study.ask(
-            "rate", slot * 0.8, loader="own" if same or kind == f.own else kind, workers=workers,
-            batch=size, same=same, length=length,
-        )  # fmt: skip
-        if result and result.get("rate"):
-            found["rates"].append({**result, "loader": kind})
+        result = study.ask_rate(RateRequest(
+            "own" if same or kind == f.own else kind, workers, slot * 0.8, batch=size, same=same, length=length
+        ))  # fmt: skip
+        if result:
+            found.rates.append(replace(result, loader=kind))
 
 
-def finish_report(found: dict[str, Any], study: Study | None, anyway: bool) -> dict[str, Any]:
+def finish_report(found: Report, study: Study | None, anyway: bool) -> Report:
     """Enters the limit, the notes, and what factors are relative to."""
     add_base_rate(found)
     drop_small_gains(found)
     f = Facts(found)
-    found["limit"] = limit(f)
-    if found["limit"]["kind"] not in ("step", "nothing") and (why := _find_doubt(f, anyway)):
-        seen = found["limit"]
-        found["limit"] = {"kind": "unknown", "seen": seen["kind"], "line": (
-            f"No conclusion: {why}. It looked like this: {seen['line']}"
-        )}  # fmt: skip
-        for change in found["helps"]:
-            change["settled"] = False
-    why, line = found["unstudied"], found["limit"]["line"]
-    notes = [f"its samples were not studied, because {why}"] if why and why not in line else []
-    notes += [*found["notes"], *(study.notes if study else []), *report.list_notes(f)]
-    found["notes"] = notes + ([WAYS[found["files"]]] if found["files"] else [])
+    found.limit = limit(f)
+    if found.limit.kind not in ("step", "nothing") and (why := _find_doubt(f, anyway)):
+        seen = found.limit
+        found.limit = Limit("unknown", f"No conclusion: {why}. It looked like this: {seen.line}", seen.kind)
+        for change in found.helps:
+            change.settled = False
+    unstudied = found.unstudied
+    notes = [f"its samples were not studied, because {unstudied}"] if unstudied and unstudied not in found.limit.line else []
+    notes += [*found.notes, *(study.notes if study else []), *report.list_notes(f)]
+    found.notes = notes + ([WAYS[found.files]] if found.files else [])
     return found
 
 
-def name_loaders(found: dict[str, Any], loaders: list[dict[str, Any]], which: str) -> None:
+def name_loaders(found: Report, loaders: list[Told], which: str) -> None:
     """Enters what of the watched time went into the loop over this loader, and a note of the others."""
-    loaders = [told for told in loaders if told["batches"]]
-    others = [told for told in loaders if told["key"] != which]
+    loaders = [told for told in loaders if told.batches]
+    others = [told for told in loaders if told.key != which]
     if not others:
         return
-    whole = max(max(told["left"] for told in loaders) - min(told["begun"] for told in loaders), 1e-9)
-    found["share"] = min(1.0, next(told["spent"] for told in loaders if told["key"] == which) / whole)
+    whole = max(max(told.left for told in loaders) - min(told.begun for told in loaders), 1e-9)
+    found.share = min(1.0, next(told.spent for told in loaders if told.key == which) / whole)
     names = ", ".join(
-        f"{report.kind_of_loader(told)} at {format_place(told['place'])} ({told['spent'] / whole:.0%} of the time)"
+        f"{report.kind_of_loader(told)} at {format_place(told.place)} ({told.spent / whole:.0%} of the time)"
         for told in others
     )
-    found["notes"].append(f"the program waited less for other loaders: {names}")
+    found.notes.append(f"the program waited less for other loaders: {names}")
 
 
 def _find_doubt(f: Facts, anyway: bool) -> str:
     """Why the numbers of a study allow no conclusion; nothing where they do. anyway: what other programs
     do is no reason."""
-    work = f.all["work"] or {}
-    if len(work.get("new", ())) > NEW * len(work.get("files", ())):
+    work = f.work
+    if len(work.new) > NEW * len(work.files):
         return (
-            f"samples read files that the program wrote while it was watched, such as {work['new'][0]}, and in the "
+            f"samples read files that the program wrote while it was watched, such as {work.new[0]}, and in the "
             "study these were there. Run it again: then it finds them, too"
         )
     regardless = " (--anyway concludes all the same)"
     if f.others() > OTHERS and not anyway:
         return f"other programs used {f.others():.0%} of the cores{regardless}"
-    base, delivered = f.all["relative_to"], (f.watched.get("range") or [f.watched["delivered"]])[-1]
+    base, delivered = f.report.relative_to, (f.watched.range or [f.watched.delivered])[-1]
     if not base or not delivered or base <= FASTER * delivered:
         return ""
     faster = (
-        f"the program's loader and step were {base / f.watched['delivered']:.1f} times as fast in the study as in "
+        f"the program's loader and step were {base / f.watched.delivered:.1f} times as fast in the study as in "
         "the program"
     )
     if f.watched_others() > OTHERS:
@@ -317,29 +330,26 @@ def _find_doubt(f: Facts, anyway: bool) -> str:
     )
 
 
-def machine_facts(cores: int | None) -> dict[str, Any]:
+def machine_facts(cores: int | None) -> Machine:
     """Facts of the machine that the numbers depend on."""
     core = _core.machine()
-    found = {
-        "cores": cores or core["cpus"], "usable": core["cpus"],
-        "memory_available": core["memory_available"], "model": "", "siblings": "", "throttled": None,
-    }  # fmt: skip
+    found = Machine(cores or core["cpus"], core["cpus"], core["memory_available"])
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
-                found["model"] = line.partition(":")[2].strip()
+                found.model = line.partition(":")[2].strip()
                 break
     with contextlib.suppress(OSError):
-        found["siblings"] = Path(
+        found.siblings = Path(
             "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list"
         ).read_text().strip()  # fmt: skip
     return found
 
 
-def write_report(found: dict[str, Any], folder: str) -> str:
+def write_report(found: Report, folder: str) -> str:
     """Writes report.json and index.html; returns where the page is."""
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "report.json").write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
+    (out / "report.json").write_text(json.dumps(asdict(found), indent=1, default=str), encoding="utf-8")
     (out / "index.html").write_text(page.page(found), encoding="utf-8")
     return f"report: {out / 'index.html'}"

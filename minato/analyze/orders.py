@@ -14,11 +14,13 @@ import random
 import statistics
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from .records import Move, Orders
 from .samples import Send, clock, is_iterable, sample_makers
 from .stages import (
     Clocks,
@@ -326,7 +328,7 @@ def order_after(count: int, start: int, to: int) -> list[int]:
     return order
 
 
-def examine_move(elements: list[Any], inputs: list[Given], start: int, to: int) -> dict[str, Any]:
+def examine_move(elements: list[Any], inputs: list[Given], start: int, to: int) -> Move:
     """What a move does to the data: every swap on its way, on all inputs and on edge cases."""
     step = -1 if to < start else 1
     mover = elements[start]
@@ -349,8 +351,12 @@ def examine_move(elements: list[Any], inputs: list[Given], start: int, to: int) 
         equal, same = equal and swap.equal, same and swap.alike
         error, tried = error or swap.error, tried + swap.tried
         both_draw = both_draw or bool(cases) and draws_numbers(other, cases[0]) and draws_numbers(mover, cases[0])
-    return {"exact": known and equal, "equal": equal, "alike": same, "tried": tried, "error": error,
-            "draws": both_draw, "samples": len(inputs)}  # fmt: skip
+    names, order = [name_of(element) for element in elements], order_after(len(elements), start, to)
+    return Move(
+        known and equal, equal, same, tried, error, both_draw, len(inputs), order=order, name=names[start],
+        names=[names[n] for n in order], earlier=to < start,
+        over=[names[n] for n in range(min(start, to), max(start, to) + 1) if n != start],
+    )  # fmt: skip
 
 
 # ---- the measurement -----------------------------------------------------------------------
@@ -358,39 +364,30 @@ def examine_move(elements: list[Any], inputs: list[Given], start: int, to: int) 
 
 def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     """Moves that save time: what a sample takes in both orders, and what the data become."""
-    result: dict[str, Any] = {"kind": "orders", "chains": 0, "moves": [], "failed": []}
-    send(result)
+    result = Orders()
     if is_iterable(loader):
-        result["failed"].append("an iterable dataset makes each sample once, so orders cannot be compared")
-        send(result)
-        return
+        result.failed.append("an iterable dataset makes each sample once, so orders cannot be compared")
+        return send(asdict(result))
+    send(asdict(result))
     end = clock() + request["seconds"]
     inputs = _collect_inputs(loader, sample_makers(loader), clock() + 0.15 * request["seconds"])
     for number, part in enumerate(list(find_chains(loader.dataset))):
         elements = elements_of(part)
         if len(elements) < 2 or not inputs.get(number):
             continue
-        result["chains"] += 1
+        result.chains += 1
         try:
             found = find_moves(elements, inputs[number][:4])
         except Exception as error:
-            result["failed"].append(f"{type(error).__name__}: {error}".partition("\n")[0])
+            result.failed.append(f"{type(error).__name__}: {error}".partition("\n")[0])
             continue
         for start, to in found[:MOVES]:
-            told = examine_move(elements, inputs[number], start, to)
-            names = [name_of(element) for element in elements]
-            order = order_after(len(elements), start, to)
-            told.update(
-                chain=number, order=order, name=names[start], names=[names[n] for n in order],
-                over=[names[n] for n in range(min(start, to), max(start, to) + 1) if n != start],
-                earlier=to < start, before=None, after=None,
-            )  # fmt: skip
-            result["moves"].append(told)
-    send(result)
-    for told in result["moves"]:
-        slot = clock() + (end - clock()) / max(1, sum(each["before"] is None for each in result["moves"]))
-        _time_move(loader, told, slot)
-        send(result)
+            result.moves.append(replace(examine_move(elements, inputs[number], start, to), chain=number))
+    send(asdict(result))
+    for move in result.moves:
+        slot = clock() + (end - clock()) / max(1, sum(each.before is None for each in result.moves))
+        _time_move(loader, move, slot)
+        send(asdict(result))
 
 
 def _collect_inputs(loader: Any, source: Any, end: float) -> dict[int, list[Given]]:
@@ -407,11 +404,11 @@ def _collect_inputs(loader: Any, source: Any, end: float) -> dict[int, list[Give
     return {number: given[:INPUTS] for number, given in taking.given.items()}
 
 
-def _time_move(loader: Any, told: dict[str, Any], end: float) -> None:
+def _time_move(loader: Any, move: Move, end: float) -> None:
     """Seconds of samples in both orders, by turns."""
-    now, part = Clocks().now, list(find_chains(loader.dataset))[told["chain"]]
+    now, part = Clocks().now, list(find_chains(loader.dataset))[move.chain]
     as_it_is = elements_of(part)
-    orders = as_it_is, [as_it_is[n] for n in told["order"]]
+    orders = as_it_is, [as_it_is[n] for n in move.order]
     took: tuple[list[float], list[float]] = [], []
     try:
         for number, (_index, make) in enumerate(sample_makers(loader)):
@@ -425,12 +422,12 @@ def _time_move(loader: Any, told: dict[str, Any], end: float) -> None:
                 if number:
                     took[which].append(now()[0] - began)
     except Exception as error:
-        told["error"] = told["error"] or f"{type(error).__name__}: {error}".partition("\n")[0]
-        told["alike"] = told["exact"] = told["equal"] = False
+        move.error = move.error or f"{type(error).__name__}: {error}".partition("\n")[0]
+        move.alike = move.exact = move.equal = False
     finally:
         set_elements(part, as_it_is)
     if took[0] and took[1]:
-        told["before"], told["after"] = map(statistics.fmean, took)
+        move.before, move.after = map(statistics.fmean, took)
 
 
 def reorder(dataset: Any, chain: int, order: list[int]) -> None:

@@ -14,6 +14,7 @@ from .changes import describe_data, describe_move
 from .codec_rates import STORAGES, codec_rows, storage_rate, winners
 from .facts import Facts, slow_share
 from .formats import format_bytes, format_place, format_rate, format_seconds
+from .records import CodecRow, Report
 from .report import answer, explain_doubt, format_gain, format_loss, kind_of_loader, quantile
 
 #: width of the pictures in their own units, which are a phone's pixels; a wide page scales them
@@ -55,20 +56,20 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: .5r
 """
 
 
-def page(found: dict[str, Any]) -> str:
+def page(found: Report) -> str:
     """The whole page of a report."""
     f = Facts(found)
-    title, _, rest = found["limit"]["line"].partition(". ")
+    title, _, rest = found.limit.line.partition(". ")
     parts = [
         f"<h1>{text(title)}{'.' if rest else ''} {text(rest)}</h1>", _tiles(f), _loader(f),
-        _changes(found), _waterfall(f), _histogram(f), _rates(f), _storage(found), _codecs(f), _orders(f), _stages(f),
+        _changes(found), _waterfall(f), _histogram(f), _rates(f), _storage(f), _codecs(f), _orders(f), _stages(f),
         _machine(found), "<h2>The answer as text</h2>", f"<pre>{text(answer(found))}</pre>",
     ]  # fmt: skip
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="generator" content="{text(found["generator"])}">'
-        f"<title>minato analyze: {text(found['limit']['kind'])}</title><style>{STYLE}</style></head>"
+        f'<meta name="generator" content="{text(found.generator)}">'
+        f"<title>minato analyze: {text(found.limit.kind)}</title><style>{STYLE}</style></head>"
         f"<body>{''.join(parts)}</body></html>\n"
     )
 
@@ -80,11 +81,11 @@ def text(value: Any) -> str:
 def _tiles(f: Facts) -> str:
     w = f.watched
     shown: list[tuple[str, str]] = []
-    if w["asked"] is not None:
+    if w.asked is not None:
         shown = [
-            ("delivered, samples/s", format_rate(w['delivered'])),
-            ("asked for, samples/s", format_rate(w['asked'])), ("waits for data", f"{w['wait']:.0%}"),
-            (f"a batch of {w['batch']}, {w['by']}", format_seconds(w["step"])),
+            ("delivered, samples/s", format_rate(w.delivered)),
+            ("asked for, samples/s", format_rate(w.asked)), ("waits for data", f"{w.wait:.0%}"),
+            (f"a batch of {w.batch}, {w.by}", format_seconds(w.step)),
         ]  # fmt: skip
     if f.costs:
         shown.append(("a sample", format_seconds(f.mean)))
@@ -93,7 +94,7 @@ def _tiles(f: Facts) -> str:
 
 
 def _loader(f: Facts) -> str:
-    place = f.all.get("place")
+    place = f.report.place
     made = f"<code>{text(format_place(place))}</code>" if place else "a place that is not known"
     given = ", ".join(
         f"{name}={f.loader[name]!r}"
@@ -101,7 +102,7 @@ def _loader(f: Facts) -> str:
         if f.loader.get(name) is not None
     )
     return (
-        f'<p class="soft">{kind_of_loader(f.all).capitalize()}: {text(f.loader["class"])} of {text(f.loader.get("dataset"))} '
+        f'<p class="soft">{kind_of_loader(f.report).capitalize()}: {text(f.loader["class"])} of {text(f.loader.get("dataset"))} '
         f"({text(f.loader.get('samples', 'an unknown number of'))} samples), made at {made} with {text(given)}</p>"
     )
 
@@ -122,37 +123,37 @@ def _table(
     return f'<div class="scroll"><table class="{kind}">{top}{body}</table></div>'
 
 
-def _changes(found: dict[str, Any]) -> str:
+def _changes(found: Report) -> str:
     rows = []
-    for change in found["helps"]:
+    for change in found.helps:
         predicted = checked = "-"
-        if change["predicted"] is not None:
-            doubt = explain_doubt(found, change).lstrip(", ") if change["checked"] is None else ""
-            predicted = f"{format_rate(change['predicted'])} ({format_gain(found, change['gain'])})"
+        if change.predicted is not None:
+            doubt = explain_doubt(found, change).lstrip(", ") if change.checked is None else ""
+            predicted = f"{format_rate(change.predicted)} ({format_gain(found, change.gain or 0.0)})"
             predicted += f"<span class='soft'>{doubt}</span>" * bool(doubt)
-        if change["checked"] is not None:
-            state = explain_doubt(found, change) or f", within {change['bound']:.0%} of the prediction"
+        if change.checked is not None:
+            state = explain_doubt(found, change) or f", within {change.bound:.0%} of the prediction"
             checked = (
-                f"{format_rate(change['checked'])} ({format_gain(found, change['checked_gain'])})<span class='soft'>"
-                f"on {change['samples']} samples{state}</span>"
+                f"{format_rate(change.checked)} ({format_gain(found, change.checked_gain)})<span class='soft'>"
+                f"on {change.samples} samples{state}</span>"
             )
-        paste = f"<br><code>{text(change['paste'])}</code>" if change["paste"] else ""
-        note = f"; {change['note']}" if change["note"] else ""
+        paste = f"<br><code>{text(change.paste)}</code>" if change.paste else ""
+        note = f"; {change.note}" if change.note else ""
         rows.append([
-            f"{text(change['what'])}{paste}", predicted, checked,
-            text(f"{change['effort']}; data {change['data']}{note}"),
+            f"{text(change.what)}{paste}", predicted, checked,
+            text(f"{change.effort}; data {change.data}{note}"),
         ])  # fmt: skip
-    doubt = " (not settled)" if "seen" in found["limit"] else ""
+    doubt = " (not settled)" if found.limit.seen else ""
     out = f"<h2>What would help{doubt}</h2>"
     out += (
         _table(["change", "predicted, samples/s", "checked", "effort"], rows, (1, 2), "cards")
         if rows else "<p>Nothing of what was looked at.</p>"
     )  # fmt: skip
-    if found["useless"]:
-        items = "".join(f"<li>{text(line)}</li>" for line in found["useless"])
+    if found.useless:
+        items = "".join(f"<li>{text(line)}</li>" for line in found.useless)
         out += f"<h2>What would not help{doubt}</h2><ul>{items}</ul>"
-    if found["notes"]:
-        items = "".join(f"<li>{text(line)}</li>" for line in found["notes"])
+    if found.notes:
+        items = "".join(f"<li>{text(line)}</li>" for line in found.notes)
         out += f"<h2>Notes on these numbers</h2><ul>{items}</ul>"
     return out
 
@@ -168,8 +169,8 @@ def _waterfall(f: Facts) -> str:
     """The stages of a sample in the order in which they begin, one below the other."""
     if not f.costs:
         return ""
-    shown = sorted([s for s in f.stages if f.share(s) > 0.005][:12], key=lambda s: int(s.get("order", 0)))
-    stages = [(s["label"], s["seconds"], s["cpu"]) for s in shown]
+    shown = sorted([s for s in f.stages if f.share(s) > 0.005][:12], key=lambda s: s.order)
+    stages = [(s.label, s.seconds, s.cpu) for s in shown]
     other = max(0.0, f.mean - sum(wall for _, wall, _ in stages))
     stages.append(("other", other, other * f.cpu_share))
     at, shapes, left, right = 0.0, "", 108, WIDTH - 52
@@ -287,7 +288,7 @@ def _rates(f: Facts) -> str:
     for n in sorted({n for each in points.values() for n, _ in each}):
         shapes += f"<text class='s' x='{x(n):.1f}' y='{tall + 38}' text-anchor='middle'>{n}</text>"
     shapes += f"<text class='s' x='{right + 8}' y='{tall + 38}'>workers</text>"
-    asked = f.watched["asked"]
+    asked = f.watched.asked
     if asked is not None and asked <= top:
         shapes += (
             f"<line x1='{left}' y1='{y(asked):.1f}' x2='{right}' y2='{y(asked):.1f}' "
@@ -302,22 +303,22 @@ def _rates(f: Facts) -> str:
     return _figure("Loaders", tall + 46, shapes, caption)
 
 
-def _storage(found: dict[str, Any]) -> str:
-    storage = found.get("storage")
-    if not storage or not storage["rates"]:
+def _storage(f: Facts) -> str:
+    storage = f.storage
+    if not storage.rates:
         return ""
     rows = [
-        [str(one["in_flight"]), format_rate(one['files_per_s']), f"{format_bytes(one['bytes_per_s'])}/s"]
-        for one in storage["rates"]
+        [str(one.in_flight), format_rate(one.files_per_s), f"{format_bytes(one.bytes_per_s)}/s"]
+        for one in storage.rates
     ]
     state = (
         "Pages were dropped before, so the reads came from the disk."
-        if storage["cold"] else "The files were in memory: these are not the disk's numbers."
+        if storage.cold else "The files were in memory: these are not the disk's numbers."
     )  # fmt: skip
     return (
         f"<h2>Storage alone</h2>{_table(['reads in flight', 'files/s', 'speed'], rows, (0, 1, 2), 'plain')}"
-        f"<p class='soft'>{storage['files']} files that samples opened, {format_bytes(storage['bytes'])}, median "
-        f"{format_bytes(storage['median'])}. {state}</p>"
+        f"<p class='soft'>{storage.files} files that samples opened, {format_bytes(storage.bytes)}, median "
+        f"{format_bytes(storage.median)}. {state}</p>"
     )
 
 
@@ -326,33 +327,33 @@ def _codecs(f: Facts) -> str:
     rows = codec_rows(f)
     if not rows:
         return ""
-    told, count = f.all["codecs"], f.loader.get("samples")
+    told, count = f.codecs, f.loader.get("samples")
     best = {(storage, codec) for storage, codec, _rate in winners(f)}
 
-    def epoch(row: dict[str, Any]) -> str:
-        return format_seconds(count / row["rate"]) if count and row["rate"] else "-"
+    def epoch(row: CodecRow) -> str:
+        return format_seconds(count / row.rate) if count and row.rate else "-"
 
-    def on(row: dict[str, Any], name: str, speed: float) -> str:
+    def on(row: CodecRow, name: str, speed: float) -> str:
         rate = storage_rate(f, row, speed)
         if rate is None:
             return "-"
-        return f"<b>{format_rate(rate)}</b>" if (name, row["name"]) in best else format_rate(rate)
+        return f"<b>{format_rate(rate)}</b>" if (name, row.name) in best else format_rate(rate)
 
     shown = [
-        [text(row["name"]), format_bytes(row["bytes"]), f"{rows[0]['bytes'] / row['bytes']:.2f}",
-         format_seconds(row["decode"]), "-" if row is rows[0] else text(format_loss(row)), epoch(row)]
+        [text(row.name), format_bytes(row.bytes), f"{rows[0].bytes / row.bytes:.2f}",
+         format_seconds(row.decode), "-" if row is rows[0] else text(format_loss(row)), epoch(row)]
         for row in rows
     ]  # fmt: skip
     elsewhere = [
-        [text(row["name"]), *(on(row, name, speed) for name, speed in STORAGES)] for row in rows
+        [text(row.name), *(on(row, name, speed) for name, speed in STORAGES)] for row in rows
     ]
-    small = f" All but the first row are shrunk to a shorter side of {told['size']} pixels, which is all " \
-        "that samples use." if told["size"] else ""
+    small = f" All but the first row are shrunk to a shorter side of {told.size} pixels, which is all " \
+        "that samples use." if told.size else ""
     head = ["codec", "an image", "times smaller", "decode", "loss", "epoch here"]
     storages = ["codec", *(name for name, _ in STORAGES)]
     return (
         f"<h2>Codecs</h2>{_table(head, shown, (1, 2, 3, 4, 5), 'cards')}<p class='soft'>"
-        f"{told['images']} images that samples read, encoded anew; decoding is CPU time of one core. An "
+        f"{told.images} images that samples read, encoded anew; decoding is CPU time of one core. An "
         f"epoch here: loading alone, on this storage.{small}</p>"
         f"<h2>Codecs on other storages</h2>{_table(storages, elsewhere, (1, 2, 3, 4), 'wide')}"
         "<p class='soft'>Samples a second, were there nothing but the CPU time of samples, on these cores, "
@@ -363,11 +364,11 @@ def _codecs(f: Facts) -> str:
 
 def _orders(f: Facts) -> str:
     """Moves of transforms: what they save, and what becomes of the data."""
-    moves = (f.all.get("orders") or {}).get("moves", [])
+    moves = f.orders.moves
     rows = [
-        [f"{text(describe_move(m))}<br><code>{text(', '.join(m['names']))}</code>",
-         format_seconds(m["before"]) if m["before"] else "-", format_seconds(m["after"]) if m["after"] else "-",
-         text(describe_data(m) if m["alike"] else m["error"] or "other shapes")]
+        [f"{text(describe_move(m))}<br><code>{text(', '.join(m.names))}</code>",
+         format_seconds(m.before) if m.before else "-", format_seconds(m.after) if m.after else "-",
+         text(describe_data(m) if m.alike else m.error or "other shapes")]
         for m in moves
     ]  # fmt: skip
     if not rows:
@@ -379,25 +380,25 @@ def _stages(f: Facts) -> str:
     if not f.stages:
         return ""
     rows = [
-        [text(s["label"]), text(s["kind"]), f"{f.share(s):.1%}", format_seconds(s["seconds"]),
-         format_seconds(s["cpu"]), f"{s['calls']:.3g}",
-         text(", ".join(name for name in s["inside"] if name) or "the sample")]
+        [text(s.label), text(s.kind), f"{f.share(s):.1%}", format_seconds(s.seconds),
+         format_seconds(s.cpu), f"{s.calls:.3g}",
+         text(", ".join(name for name in s.inside if name) or "the sample")]
         for s in f.stages
     ]  # fmt: skip
     head = ["stage", "kind", "share", "seconds a sample", "of these computing", "calls a sample", "called in"]
     return f"<h2>Stages</h2>{_table(head, rows, (2, 3, 4, 5), 'cards')}"
 
 
-def _machine(found: dict[str, Any]) -> str:
-    machine = found["machine"]
-    rows = [["cores", f"{machine['cores']} of {machine['usable']} usable"],
-            ["processor", text(machine["model"] or "not known")],
-            ["CPUs of the first core", text(machine["siblings"] or "not known")],
-            ["memory available", format_bytes(machine["memory_available"])]]  # fmt: skip
-    if machine["throttled"]:
-        rows.append(["stopped by a CPU quota meanwhile", format_seconds(machine["throttled"])])
-    for name, key in (("program", "command"), ("command that measured all numbers", "argv")):
-        if key in machine:
-            rows.append([name, f"<code>{text(shlex.join(machine[key]))}</code>"])
-    rows.append(["minato", text(found["version"])])
+def _machine(found: Report) -> str:
+    machine = found.machine
+    rows = [["cores", f"{machine.cores} of {machine.usable} usable"],
+            ["processor", text(machine.model or "not known")],
+            ["CPUs of the first core", text(machine.siblings or "not known")],
+            ["memory available", format_bytes(machine.memory_available)]]  # fmt: skip
+    if machine.throttled:
+        rows.append(["stopped by a CPU quota meanwhile", format_seconds(machine.throttled)])
+    for name, line in (("program", machine.command), ("command that measured all numbers", machine.argv)):
+        if line:
+            rows.append([name, f"<code>{text(shlex.join(line))}</code>"])
+    rows.append(["minato", text(found.version)])
     return f"<h2>The machine</h2>{_table(['', ''], rows)}"

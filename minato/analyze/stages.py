@@ -44,7 +44,7 @@ _KNOWN = (
     ("PIL.ImageFile", "ImageFile.load", DECODE, "PIL decode"),
     ("cv2", "imread", DECODE, "cv2 imread"),
     ("cv2", "imdecode", DECODE, "cv2 imdecode"),
-    ("numpy", "load", READ, "numpy load"),
+    ("numpy", "load", OPEN, "numpy load"),  # with mmap_mode
     ("numpy", "fromfile", READ, "numpy fromfile"),
     ("torch", "load", READ, "torch load"),
     ("torchvision.io", "read_image", DECODE, "torchvision read_image"),
@@ -161,8 +161,10 @@ class Clocks:
 
         @functools.wraps(function, updated=())
         def run_timed(*given: Any, **named: Any) -> Any:
-            maps = name == "numpy load" and (named.get("mmap_mode") or any(given[1:2]))
-            kind, label = (OPEN, "numpy.load") if maps else (of, name)
+            kind, label = of, name
+            if name == "numpy load":
+                maps = named.get("mmap_mode") or any(given[1:2])
+                kind, label = (OPEN, "numpy.load") if maps else (READ, name)
             if self.kept is not None and kind == OPEN:
                 return self._open_once(self.kept, function, given, named)
             if not self.on or threading.get_ident() != self.thread:
@@ -188,7 +190,7 @@ class Clocks:
                 kind = CALL  # a part of what opens
             stage = self.stages[label] = Stage(label, kind, place=_find_caller())
         if kind == OPEN:
-            stage.opened.add(_name_arguments(function, given, named))
+            stage.opened.add(_name_arguments(function, given, named) or str(stage.calls))
         below = [0.0, 0.0]
         stage.inside.add(self._stack[-1][0] if self._stack else "")
         self._stack.append((label, below))
@@ -412,11 +414,12 @@ class Clocks:
 
 
 def _name_arguments(function: Any, given: Any, named: Any) -> str:
-    """What a function of kind OPEN was given, but for the object or class that it sets up."""
+    """What a function of kind OPEN was given, but for the object or class that it sets up; "" for nothing."""
     if inspect.unwrap(function) is _MMAP:
         with contextlib.suppress(OSError):
             return os.readlink(f"/proc/self/fd/{given[0]}")
-    return repr((given[function.__name__ in ("__init__", "__new__") :], sorted(named.items())))
+    given = given[function.__name__ in ("__init__", "__new__") :]
+    return repr((given, sorted(named.items()))) if given or named else ""
 
 
 def _find_caller() -> tuple[str, int] | None:

@@ -7,8 +7,10 @@ import itertools
 import os
 import statistics
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
+from .records import Reads, Storage
 from .samples import Send, clock
 
 CHUNK = 1 << 18
@@ -18,13 +20,9 @@ def storage(request: dict[str, Any], loader: Any, send: Send) -> None:
     """Reads alone, of the files that samples opened: 1 to 32 at a time."""
     paths = [path for path in request["files"] if os.access(path, os.R_OK)]
     sizes = [os.path.getsize(path) for path in paths]
-    result: dict[str, Any] = {
-        "kind": "storage", "files": len(paths), "bytes": sum(sizes), "rates": [],
-        "median": statistics.median(sizes) if sizes else 0,
-    }  # fmt: skip
     counts = [1, 4, 16, 32]
     cold = _drop_pages(paths[: max(8, len(paths) // 8)])
-    result["cold"] = cold
+    result = Storage(len(paths), sum(sizes), statistics.median(sizes) if sizes else 0.0, cold)
     for number, flight in enumerate(counts):
         end = clock() + request["seconds"] / len(counts)
         mine = paths[number :: len(counts)] or paths
@@ -42,11 +40,8 @@ def storage(request: dict[str, Any], loader: Any, send: Send) -> None:
             source = mine if cold else itertools.islice(itertools.cycle(mine), 20_000)
             done = [size for size in pool.map(read, source) if size is not None]
         took = max(clock() - began, 1e-6)
-        result["rates"].append({
-            "in_flight": flight, "files_per_s": len(done) / took, "bytes_per_s": sum(done) / took,
-            "files": len(done),
-        })  # fmt: skip
-        send(result)
+        result.rates.append(Reads(flight, len(done) / took, sum(done) / took, len(done)))
+        send(asdict(result))
 
 
 def _read(path: str) -> int:

@@ -6,6 +6,8 @@ import contextlib
 import os
 import time
 
+from .records import Used
+
 clock = time.monotonic
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -17,17 +19,13 @@ class Usage:
     def __init__(self) -> None:
         self.began, self.busy, self.own = clock(), _busy_seconds(), _own_seconds()
 
-    def summary(self, samples: int = 0) -> dict[str, float]:
-        """``cores``: how many cores this process and its own used; ``others``: the share of all usable
-        cores that others used, from 0 to 1; ``cpu_per_sample``: own CPU seconds of each of the samples."""
+    def summary(self, samples: int = 0) -> Used:
+        """Of this process and its own; per each of so many samples."""
         took = max(clock() - self.began, 1e-6)
         cores = len(os.sched_getaffinity(0))
         own = max(0.0, _own_seconds() - self.own)
         others = max(0.0, _busy_seconds() - self.busy - own)
-        return {
-            "cores": own / took, "others": others / took / cores,
-            "cpu_per_sample": own / samples if samples else 0.0,
-        }  # fmt: skip
+        return Used(own / took, others / took / cores, own / samples if samples else 0.0)
 
 
 def _busy_seconds() -> float:

@@ -10,11 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
+from .records import Cacheable, StageTimes, Work
 from .samples import Send, clock, is_iterable, sample_makers
 from .stages import (
     FULL,
+    OPEN,
     OPENS,
     Call,
     Clocks,
@@ -42,20 +45,24 @@ def work(request: dict[str, Any], loader: Any, send: Send) -> None:
     timed = SampleTimer(loader, send, FULL)
     usage = Usage()
     timed.run(request["seconds"] * TIMING)
-    result = {**timed.result(), "usage": usage.summary()}
-    send(result)
+    result = timed.result()
+    result.usage = usage.summary()
+    send(asdict(result))
     timed.clocks.remove()
     end = clock() + request["seconds"] * 0.2
-    result["files"] = list(dict.fromkeys(_regular_files(files)))[:5000]
-    result["new"] = _new_files(result["files"], _start_time(os.getppid()), started)
-    result["bytes"] = _bytes_of_samples(loader)
-    result["cache"], result["no_cache"] = _cacheable_part(loader, end)
-    send(result)
+    result.files = list(dict.fromkeys(_regular_files(files)))[:5000]
+    result.new = _new_files(result.files, _start_time(os.getppid()), started)
+    result.bytes = _bytes_of_samples(loader)
+    if any(stage.kind == OPEN and stage.again > 0.5 for stage in result.stages):
+        with contextlib.suppress(Exception):  # of objects that cannot stay open
+            result.kept_open = _kept_open_seconds(loader, end)
+    result.cache, result.no_cache = _cacheable_part(loader, end)
+    send(asdict(result))
     with contextlib.suppress(Exception):
-        result["collate"] = _collate_seconds(loader, end)
+        result.collate = _collate_seconds(loader, end)
     with contextlib.suppress(Exception):
-        result["gil"] = _gil_use(loader, min(1.0, request["seconds"] * 0.05))
-    send(result)
+        result.gil = _gil_use(loader, min(1.0, request["seconds"] * 0.05))
+    send(asdict(result))
 
 
 class SampleTimer:
@@ -134,7 +141,7 @@ class SampleTimer:
         if len(self.failed) < 3:
             self.failed.append(f"sample {index}: {type(error).__name__}: {error}")
 
-    def stages(self) -> list[dict[str, Any]]:
+    def stages(self) -> list[StageTimes]:
         """Seconds of a sample, scaled to what it takes without clocks."""
         count = max(1, self.timed[1])
         scale = self.plain / self.clocked if self.clocked and self.plain else 1.0
@@ -144,28 +151,25 @@ class SampleTimer:
             took = sum(stage.wall for stage in self.clocks.stages.values()) * scale
             scale *= min(1.0, self.plain / max(took, 1e-9))
         found = [
-            {
-                "label": stage.label, "kind": stage.kind, "reads": stage.reads(),
-                "seconds": stage.wall / count * scale, "cpu": stage.cpu / count * scale,
-                "calls": stage.calls / count, "inside": sorted(stage.inside), "place": stage.place,
-                "whole": stage.whole / count * scale, "again": 1 - len(stage.opened) / max(1, stage.calls),
-                "order": order,
-            }
+            StageTimes(
+                stage.label, stage.kind, stage.reads(), stage.wall / count * scale, stage.cpu / count * scale,
+                stage.calls / count, sorted(stage.inside), stage.place, stage.whole / count * scale,
+                1 - len(stage.opened) / max(1, stage.calls), order,
+            )
             for order, stage in enumerate(self.clocks.stages.values())
         ]  # fmt: skip
-        return sorted(found, key=lambda stage: -stage["seconds"])
+        return sorted(found, key=lambda stage: -stage.seconds)
 
     def tell(self) -> None:
         if getattr(self, "told", 0.0) + 1.0 < clock():
             self.told = clock()
-            self.send(self.result())
+            self.send(asdict(self.result()))
 
-    def result(self) -> dict[str, Any]:
-        return {
-            "kind": "work", "costs": [(round(w, 7), round(c, 7)) for w, c in self.costs],
-            "indices": [str(i) for i in self.indices], "first": self.first, "merged": self.merged,
-            "stages": self.stages(), "failed": self.failed, "failures": self.failures,
-        }  # fmt: skip
+    def result(self) -> Work:
+        return Work(
+            costs=[(round(w, 7), round(c, 7)) for w, c in self.costs], indices=list(map(str, self.indices)),
+            first=self.first, merged=self.merged, stages=self.stages(), failed=self.failed, failures=self.failures,
+        )  # fmt: skip
 
 
 def _regular_files(paths: list[str]) -> Iterator[str]:
@@ -201,6 +205,23 @@ def _bytes_of_samples(loader: Any) -> float:
     return statistics.fmean(sizes) if sizes else 0.0
 
 
+def _kept_open_seconds(loader: Any, end: float) -> float | None:
+    """What opens also reads what later calls find again, so its own time is less than it costs."""
+    clocks, took = Clocks(), list[float]()
+    clocks.set(loader.dataset, FULL)
+    clocks.kept = {}
+    try:
+        for number, (_index, make) in enumerate(itertools.islice(sample_makers(loader), 4 * FEW)):
+            began = clocks.now()[0]
+            make()
+            took += [clocks.now()[0] - began] if number >= 4 else []
+            if clock() > end:
+                break
+    finally:
+        clocks.remove()
+    return statistics.fmean(took) if took else None
+
+
 def _collate_seconds(loader: Any, end: float) -> float | None:
     """Seconds of collate_fn for each sample."""
     if loader.batch_sampler is None:
@@ -218,7 +239,7 @@ def _collate_seconds(loader: Any, end: float) -> float | None:
     return (clock() - began) / len(made)
 
 
-def _cacheable_part(loader: Any, end: float) -> tuple[dict[str, Any] | None, str]:
+def _cacheable_part(loader: Any, end: float) -> tuple[Cacheable | None, str]:
     """What of a sample is the same for two seeds, all of it or its first stages; or None, and why there
     is nothing that a cache could keep."""
     if is_iterable(loader):
@@ -229,7 +250,7 @@ def _cacheable_part(loader: Any, end: float) -> tuple[dict[str, Any] | None, str
         return None, f"a sample failed ({type(error).__name__})"
 
 
-def _compare_seeds(loader: Any, end: float) -> tuple[dict[str, Any] | None, str]:
+def _compare_seeds(loader: Any, end: float) -> tuple[Cacheable | None, str]:
     clocks = Clocks()
     clocks.set(loader.dataset, FULL)
     clocks.probe = True
@@ -259,13 +280,13 @@ def _compare_seeds(loader: Any, end: float) -> tuple[dict[str, Any] | None, str]
     if not sizes:
         return None, "there was no time to look for one"
     if whole:
-        return {"whole": True, "bytes": statistics.fmean(sizes), "share": 1.0, "calls": 0, "after": ""}, ""
+        return Cacheable(True, statistics.fmean(sizes), 1.0), ""
     if not same:
         return None, "the first stage of a sample is random, or its results cannot be compared"
     share = _saved_share(loader, clocks, [calls[:same] for calls in saves])
     needed = statistics.fmean(calls[same - 1].size for calls in saves)
     after = saves[0][same - 1].label
-    return {"whole": False, "bytes": needed, "share": share, "calls": same, "after": after}, ""
+    return Cacheable(False, needed, share, same, after), ""
 
 
 def _saved_share(loader: Any, clocks: Clocks, held: list[list[Call]]) -> float:

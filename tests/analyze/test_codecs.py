@@ -20,6 +20,7 @@ from minato.analyze.changes import candidates
 from minato.analyze.codec_rates import codec_rate, winners
 from minato.analyze.facts import Facts
 from minato.analyze.page import page
+from minato.analyze.records import CodecRow, RateRequest, parse
 
 from .photos import folder_of, photo
 from .support import in_a_fork
@@ -148,7 +149,7 @@ def test_a_check_reads_encoded_images(kind: str, photos: Path) -> None:
 
     def sizes(workers: int, **more: Any) -> list[int]:
         loader: Any = DataLoader(Sizes(photos, None), 2, num_workers=workers)
-        made = iter(loaders.rebuild(loader, {"workers": workers, "loader": kind, **more}))
+        made = iter(loaders.rebuild(loader, RateRequest(kind, workers, **more)))
         return [int(size) for _ in range(3) for size in next(made)]
 
     plain = sizes(0)
@@ -182,14 +183,14 @@ def of_photos(size: int | None = None, **more: Any) -> dict[str, Any]:
 def test_chosen_codec_loses_little() -> None:
     """JPEG 50 is faster and never recommended; JPEG 75 is hardly faster than 85."""
     helps, _ = candidates(Facts(facts(codecs=of_photos(size=256))))
-    [found] = [change for change in helps if change["what"].startswith("images as")]
-    assert found["what"] == "images as jpeg 85, shorter side 256"
-    assert found["paste"] == (
+    [found] = [change for change in helps if change.what.startswith("images as")]
+    assert found.what == "images as jpeg 85, shorter side 256"
+    assert found.paste == (
         "minato recode '/data/my photos' '/data/my photos-jpeg85-256' --format jpeg --quality 85 --size 256"
     )
-    assert found["predicted"] == pytest.approx(200 / 0.6) and "worst image 36.0 dB" in found["data"]
+    assert found.predicted == pytest.approx(200 / 0.6) and "worst image 36.0 dB" in found.data
     helps, _ = candidates(Facts(facts(codecs=of_photos(lossless=True))))
-    assert [h["paste"].endswith(" --lossy") for h in helps if h["what"].startswith("images as")] == [True]
+    assert [h.paste.endswith(" --lossy") for h in helps if h.what.startswith("images as")] == [True]
     bad = of_photos()
     for each in bad["rows"][1:]:
         each["worst"] = 29.0
@@ -204,10 +205,10 @@ def test_of_equal_codecs_one_with_little_cpu_is_chosen() -> None:
     rows["jpeg 75"].update(wall=0.005, cpu=0.003)
     rows["webp 75"].update(wall=0.005, cpu=0.0045)
     helps, _ = candidates(Facts(facts(codecs=photos)))
-    assert [one["what"] for one in helps if "images" in one["what"]] == ["images as jpeg 75"]
+    assert [one.what for one in helps if "images" in one.what] == ["images as jpeg 75"]
     rows["webp 75"].update(cpu=0.0035)
     helps, _ = candidates(Facts(facts(codecs=photos)))
-    assert [one["what"] for one in helps if "images" in one["what"]] == ["images as webp 75"]
+    assert [one.what for one in helps if "images" in one.what] == ["images as webp 75"]
 
 
 def test_the_fastest_codec_depends_on_storage() -> None:
@@ -222,8 +223,8 @@ def test_waits_for_a_shared_storage_set_the_rate() -> None:
     was.update(wall=0.011, cpu=0.001)
     new.update(wall=0.0035, cpu=0.001)
     found = facts(codecs={**of_photos(), "rows": [was, new]}, rates={("torch", 2): 100.0})
-    assert codec_rate(Facts(found), new) == pytest.approx(400)
-    assert codec_rate(Facts(found), new, 5e6) == pytest.approx(200)
+    assert codec_rate(Facts(found), parse(CodecRow, new)) == pytest.approx(400)
+    assert codec_rate(Facts(found), parse(CodecRow, new), 5e6) == pytest.approx(200)
 
 
 def test_answers_and_pages_have_a_table() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, Sampler
 
-from minato.analyze import contention, facts
+from minato.analyze import contention, facts, records
 
 from .support import SLEEPS, analyzed, benchmark, program, study
 
@@ -197,7 +197,7 @@ def test_threads_that_share_a_lock_are_named(tmp_path: Path) -> None:
     assert ("minato", 2) in rates  # its own loader runs in the study, with threads
     [change] = [one for one in found["helps"] if "worker_type" in one["paste"]]
     assert change["paste"] == 'worker_type="process"' and change["gain"] > 1.2
-    made = facts.Facts(found).at_once()
+    made = facts.Facts(records.parse(records.Report, found)).at_once()
     assert made is not None and made["processes"] > 1.4 * made["threads"]
 
 
@@ -223,8 +223,8 @@ class InOneThread(Sampler[int]):
 
 def test_threads_of_a_study_share_no_sampler() -> None:
     loader: DataLoader[int] = DataLoader(list(range(8)), 2, sampler=InOneThread())  # type: ignore[arg-type]
-    alone, several = contention._compare_threads(loader, 2, 0.01)
-    assert alone is not None and several is not None and several["samples"] >= 2
+    found = contention._compare_threads(loader, 2, 0.01)
+    assert found is not None and found.several.samples >= 2
 
 
 # ---- a step that the program does not wait for -------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,24 @@ from minato.analyze.facts import (
 )
 from minato.analyze.limits import limit
 from minato.analyze.measure import finish_report, name_loaders
+from minato.analyze.records import (
+    Change,
+    Rate,
+    RateRequest,
+    Report,
+    StageTimes,
+    Told,
+    Used,
+    parse,
+)
 
 
 def stage(label: str, seconds: float, cpu: float | None = None, kind: str = "call",
-          inside: tuple[str, ...] = ("",), reads: bool = False) -> dict[str, Any]:  # fmt: skip
-    return {"label": label, "kind": kind, "reads": reads, "seconds": seconds, "calls": 1,
-            "cpu": seconds if cpu is None else cpu, "inside": list(inside)}  # fmt: skip
+          inside: tuple[str, ...] = ("",), reads: bool = False) -> StageTimes:  # fmt: skip
+    return StageTimes(label, kind, reads, seconds, seconds if cpu is None else cpu, inside=list(inside))
 
 
-def facts(**given: Any) -> dict[str, Any]:
+def facts(**given: Any) -> Any:
     """A program of two workers on two cores that waits for half of its time."""
     watch = {"asked": 400.0, "delivered": 200.0, "wait": 0.5, "step": 0.02, "inside": 0.02,
              "batch": 8, "batches": 40, "steps": 30, "step_cores": 0.0, "by": "step", "start": 0.1,
@@ -49,19 +59,25 @@ def facts(**given: Any) -> dict[str, Any]:
     work = {"costs": costs, "stages": given.pop("stages", []), "cache": None, "collate": 0.0}
     work.update(given.pop("work", {}))
     usage = {"others": 0.0}
-    return {
-        "watched": watch, "loader": loader, "own": "torch", "work": work, "place": None,
-        "machine": {"cores": 2, "memory_available": 10**9}, "contend": None, "notes": [],
-        "files": None, "unstudied": None,
+    return parse(Report, {
+        "watched": watch, "loader": loader, "work": work, "machine": {"cores": 2, "memory_available": 10**9},
         "rates": [{"loader": k, "workers": n, "rate": r, "usage": usage, "samples": 10**6}
                   for (k, n), r in rates.items()],
         **given,
-    }  # fmt: skip
+    })  # fmt: skip
+
+
+def watched(told: dict[str, Any], others: float = 0.0) -> Any:
+    return watch_facts(parse(Told, told), others)
+
+
+def predicts(rate: float) -> Change:
+    return Change("", "", rate, None, "", "", None)
 
 
 def kind_of(**given: Any) -> tuple[str, str]:
     found = limit(Facts(facts(**given)))
-    return found["kind"], found["line"]
+    return found.kind, found.line
 
 
 def contending(label: str, more: float, **kinds: Any) -> dict[str, Any]:
@@ -96,13 +112,13 @@ def test_uneven_samples_count_with_their_mean_cost() -> None:
     """A loader may have been measured with the cheap ones."""
     costs = [(0.002, 0.002)] * 60 + [(0.2, 0.2)] * 4
     found = facts(costs=costs, rates={("torch", 2): 90.0, ("hand-over", 2): 140.0})
-    for one in found["rates"]:
-        one["usage"] = {"others": 0.0, "cpu_per_sample": {"torch": 0.0022, "hand-over": 0.0002}[one["loader"]]}
+    for one in found.rates:
+        one.usage = Used(cpu_per_sample={"torch": 0.0022, "hand-over": 0.0002}[one.loader])
     mean = (60 * 0.002 + 4 * 0.2) / 64
     assert Facts(found).sample_cpu("torch", 2) == pytest.approx(2 / 140)  # not dearer than a rate allows
-    found["rates"][1]["rate"] = 120.0
+    found.rates[1].rate = 120.0
     assert Facts(found).sample_cpu("torch", 2) == pytest.approx(mean + 0.0002)
-    found["work"]["costs"] = [(0.002, 0.002)] * 64
+    found.work.costs = [(0.002, 0.002)] * 64
     assert Facts(found).sample_cpu("torch", 2) == pytest.approx(0.0022)
 
 
@@ -111,7 +127,7 @@ def test_cores_bound_the_gain_of_a_cache() -> None:
     f = Facts(facts(**crowded(work={"cache": cache})))
     assert f.program_rate(160.0, 2) == pytest.approx(80)
     [change] = candidates(f)[0]
-    assert change["what"] == "a cache of whole samples" and change["predicted"] == pytest.approx(160, rel=0.01)
+    assert change.what == "a cache of whole samples" and change.predicted == pytest.approx(160, rel=0.01)
 
 
 def test_stage_that_grows_with_processes_is_shared() -> None:
@@ -124,7 +140,7 @@ def test_stage_that_grows_with_processes_is_shared() -> None:
     assert kind_of(contend=contending("render()", 0.008), costs=sleeps)[0] == "shared"
     assert kind_of(contend=contending("render()", 0.001), costs=sleeps)[0] == "work"
     computes = contending("render()", 0.008)
-    computes["several"]["stages"][0]["cpu"] = computes["several"]["cpu"] = 0.008  # slower, and no wait
+    computes["several"]["stages"][0].cpu = computes["several"]["cpu"] = 0.008  # slower, and no wait
     assert kind_of(contend=computes, costs=sleeps)[0] == "work"
 
 
@@ -139,28 +155,28 @@ def by_threads(seconds: float, locks: list[str], processes: float = 0.01) -> dic
 def of_threads(contend: dict[str, Any], gil: str, **given: Any) -> Facts:
     rates = {("minato", 1): 100.0, ("minato", 2): 100.0}
     found = facts(contend=contend, rates=rates, own="minato", work={"gil": gil}, **given)
-    found["loader"]["worker_type"] = "thread"
+    found.loader["worker_type"] = "thread"
     return Facts(found)
 
 
 def test_threads_wait_for_the_interpreter_or_a_lock() -> None:
     turns = by_threads(0.02, ["dataset.tables"])
     found = limit(of_threads(turns, "holds it"))
-    assert found["kind"] == "interpreter" and "2 processes 2 times" in found["line"]
-    assert limit(of_threads(turns, "lets go"))["kind"] == "lock"
+    assert found.kind == "interpreter" and "2 processes 2 times" in found.line
+    assert limit(of_threads(turns, "lets go")).kind == "lock"
     waits = limit(of_threads(turns, "holds it", costs=[(0.01, 0.001)] * 40))
-    assert waits["kind"] == "lock" and "(dataset.tables)" in waits["line"]
-    assert limit(of_threads(by_threads(0.02, []), "lets go"))["kind"] == "shared"
-    assert limit(of_threads(by_threads(0.011, []), "holds it"))["kind"] != "interpreter"
+    assert waits.kind == "lock" and "(dataset.tables)" in waits.line
+    assert limit(of_threads(by_threads(0.02, []), "lets go")).kind == "shared"
+    assert limit(of_threads(by_threads(0.011, []), "holds it")).kind != "interpreter"
 
 
 def test_processes_are_advised_where_only_threads_wait() -> None:
     helps, _ = candidates(of_threads(by_threads(0.02, []), "holds it"))
-    [change] = [one for one in helps if "threads" in one["what"]]
-    assert change["paste"] == 'worker_type="process"' and change["predicted"] == pytest.approx(200)
-    assert change["check"] == {"loader": "minato", "workers": 2, "worker_type": "process"}
+    [change] = [one for one in helps if "threads" in one.what]
+    assert change.paste == 'worker_type="process"' and change.predicted == pytest.approx(200)
+    assert change.check == RateRequest("minato", 2, worker_type="process")
     both = by_threads(0.02, [], processes=0.02)  # processes wait as long
-    both["several"]["stages"][0]["kind"] = "lock"
+    both["several"]["stages"][0].kind = "lock"
     _, useless = candidates(of_threads(both, "lets go"))
     assert "processes in place of threads: measured 1.00 times as many samples at once" in useless
 
@@ -169,9 +185,9 @@ def test_threads_are_advised_where_only_processes_wait() -> None:
     both = contending("wait for a file's lock", 0.008, kind="lock", inside=("read()",))
     both["threads"] = by_threads(0.01, [])["threads"]
     helps, _ = candidates(Facts(facts(contend=both, costs=[(0.01, 0.0)] * 64)))
-    [change] = [one for one in helps if "processes" in one["what"]]
-    assert change["paste"] == 'from minato import DataLoader  # and worker_type="thread"'
-    assert change["predicted"] == pytest.approx(360)
+    [change] = [one for one in helps if "processes" in one.what]
+    assert change.paste == 'from minato import DataLoader  # and worker_type="thread"'
+    assert change.predicted == pytest.approx(360)
 
 
 @pytest.mark.parametrize("maker, kind, workers, minato, threads", [
@@ -197,7 +213,7 @@ def test_advice_can_be_followed_where_a_library_loads(
     maker: str | None, kind: str, workers: str, minato: str, threads: str
 ) -> None:
     found = facts(place=["train.py", 3, "train_dataloader"])
-    found["loader"].update({"class": kind, "maker": maker})
+    found.loader.update({"class": kind, "maker": maker})
     f = Facts(found)
     assert _paste_for(f, "num_workers=2") == workers
     assert _paste_for(f, "from minato import DataLoader") == minato
@@ -248,8 +264,8 @@ def test_no_workers_are_advised_where_handing_over_costs_most() -> None:
     rates = {("torch", 1): 3000.0, ("torch", 2): 3000.0, ("minato", 2): 3000.0, ("hand-over", 2): 3000.0}
     given = {"costs": [(1e-5, 1e-5)] * 64, "rates": rates, "watched": {"asked": 1e5, "step": 8e-5}}
     assert kind_of(**given)[0] == "hand-over"
-    [change] = [c for c in candidates(Facts(facts(**given)))[0] if c["what"] == "num_workers=0"]
-    assert change["predicted"] == pytest.approx(50_000) and change["check"] == {"loader": "own", "workers": 0}
+    [change] = [c for c in candidates(Facts(facts(**given)))[0] if c.what == "num_workers=0"]
+    assert change.predicted == pytest.approx(50_000) and change.check == RateRequest("own", 0)
 
 
 def test_samples_that_cost_nothing_are_handed_over() -> None:
@@ -314,16 +330,16 @@ def test_watched_first_steps_and_queueing_are_apart() -> None:
     steps = [[1.0, 1.0, 0.0, 0.0]] * 11 + [[0.02, 0.08, 0.0, 0.01]] * 20
     told = {"steps": steps, "noted": 31, "batches": 31, "sizes": [(4, 64)], "starts": [2.0],
             "loader": {}, "shapes": "", "device": None}  # fmt: skip
-    found = watch_facts(told)
-    assert found["wait"] == pytest.approx(0.2) and found["asked"] == pytest.approx(50)
-    assert found["step_alone"] == found["step"]
+    found = watched(told)
+    assert found.wait == pytest.approx(0.2) and found.asked == pytest.approx(50)
+    assert found.step_alone == found.step
     told["steps"] = [[0.02, 0.08, 0.06, 0.0, 0, 0.05]] * 30
-    found = watch_facts(told)
-    assert found["step_alone"] == pytest.approx(0.03) and found["step_cores"] == pytest.approx(2)
+    found = watched(told)
+    assert found.step_alone == pytest.approx(0.03) and found.step_cores == pytest.approx(2)
     told["steps"] = steps
-    found = watch_facts(told, others=0.5)
-    assert found["inside"] == pytest.approx(0.01) and found["queued"] == pytest.approx(0.1)
-    assert found["wait"] == pytest.approx(0.01 / 0.09) and found["delivered"] == pytest.approx(40)
+    found = watched(told, others=0.5)
+    assert found.inside == pytest.approx(0.01) and found.queued == pytest.approx(0.1)
+    assert found.wait == pytest.approx(0.01 / 0.09) and found.delivered == pytest.approx(40)
 
 
 def epochs_of(count: int, start: float, usual: float, **more: Any) -> dict[str, Any]:
@@ -337,25 +353,25 @@ def epochs_of(count: int, start: float, usual: float, **more: Any) -> dict[str, 
 
 
 def test_watched_waits_at_epoch_starts_count() -> None:
-    found = watch_facts(epochs_of(3, start=1.0, usual=0.03))
+    found = watched(epochs_of(3, start=1.0, usual=0.03))
     epoch = 1.0 + 19 * 0.03 + 20 * 0.01
-    assert found["delivered"] == pytest.approx(160 / epoch)
-    assert found["wait"] == pytest.approx(1 - 0.2 / epoch)
-    assert found["delivered"] == pytest.approx(found["asked"] * (1 - found["wait"]))
-    assert found["inside"] == pytest.approx(epoch / 20 - 0.01) and found["steps"] == 40
+    assert found.delivered == pytest.approx(160 / epoch)
+    assert found.wait == pytest.approx(1 - 0.2 / epoch)
+    assert found.delivered == pytest.approx(found.asked * (1 - found.wait))
+    assert found.inside == pytest.approx(epoch / 20 - 0.01) and found.steps == 40
 
 
 def test_watched_single_epoch_omits_start() -> None:
-    kept = watch_facts(epochs_of(1, start=1.0, usual=0.03))
-    assert kept["delivered"] == pytest.approx(8 / 0.04)
-    anew = watch_facts(epochs_of(1, start=1.0, usual=0.03, loader={"persistent_workers": False}))
-    assert anew["delivered"] == pytest.approx(8 / (0.04 + (5.0 - 0.03) / 20))
+    kept = watched(epochs_of(1, start=1.0, usual=0.03))
+    assert kept.delivered == pytest.approx(8 / 0.04)
+    anew = watched(epochs_of(1, start=1.0, usual=0.03, loader={"persistent_workers": False}))
+    assert anew.delivered == pytest.approx(8 / (0.04 + (5.0 - 0.03) / 20))
 
 
 def test_watched_validation_inside_a_step_is_apart() -> None:
     told = epochs_of(3, start=0.03, usual=0.03)
     told["steps"][30][1] = 30.0
-    assert watch_facts(told)["delivered"] == pytest.approx(8 / 0.04)
+    assert watched(told).delivered == pytest.approx(8 / 0.04)
 
 
 def test_asked_delivered_and_waits_add_up_for_uneven_steps() -> None:
@@ -363,65 +379,64 @@ def test_asked_delivered_and_waits_add_up_for_uneven_steps() -> None:
     told = epochs_of(3, start=0.03, usual=0.03)
     for step in told["steps"][::4]:
         step[1] = 0.1
-    found = watch_facts(told)
-    assert found["delivered"] == pytest.approx(found["asked"] * (1 - found["wait"]))
-    assert found["delivered"] == pytest.approx(8 / (0.03 + 0.0325))
+    found = watched(told)
+    assert found.delivered == pytest.approx(found.asked * (1 - found.wait))
+    assert found.delivered == pytest.approx(8 / (0.03 + 0.0325))
     told["steps"] = [[*step, 0.0] for step in told["steps"]]
     for step in told["steps"]:
         step[3] = 0.02
-    found = watch_facts(told, others=0.9)
-    queued, wait = found["queued"], found["wait"]
-    assert found["delivered"] == pytest.approx(found["asked"] * (1 - queued) * (1 - wait))
-    line = report.answer({**facts(watched=found), "limit": {"line": ""}, "helps": [], "useless": []})
+    found = watched(told, others=0.9)
+    queued, wait = found.queued, found.wait
+    assert found.delivered == pytest.approx(found.asked * (1 - queued) * (1 - wait))
+    line = report.answer(facts(watched=vars(found)))
     assert f"had no core for {queued:.0%} of its time" in line and f"of the rest the program waits for data {wait:.0%} of it" in line
 
 
 def test_uneven_steps_are_told_with_a_range() -> None:
-    even = watch_facts(epochs_of(3, start=0.03, usual=0.03))
-    assert even["range"] == pytest.approx([200, 200])
+    even = watched(epochs_of(3, start=0.03, usual=0.03))
+    assert even.range == pytest.approx([200, 200])
     told = epochs_of(2, start=0.3, usual=0.03)
     for number in (25, 26, 33):
         told["steps"][number][0] = 0.4
-    found = watch_facts(told)
-    assert found["range"][0] < found["delivered"] < found["range"][1]
-    assert " (uncertain, by 20 steps: " in report.answer({**facts(watched=found), "limit": {"line": ""},
-                                                           "helps": [], "useless": []})  # fmt: skip
+    found = watched(told)
+    assert found.range[0] < found.delivered < found.range[1]
+    assert " (uncertain, by 20 steps: " in report.answer(facts(watched=vars(found)))
 
 
 # ---- changes -------------------------------------------------------------------------------
 
 
 def test_a_change_is_settled_within_the_bound() -> None:
-    change: dict[str, Any] = {"predicted": 110.0}
+    change = predicts(110.0)
     enter_check(change, 50.0, [(50.0, 100.0), (52.0, 104.0), (51.0, 98.0)])
-    assert change["settled"] and change["bound"] == 0.15 and change["checked_gain"] == 2
-    assert change["gain"] == 2.2 and change["base"] == 51 and change["checked"] == 102
-    enter_check({**change, "predicted": 110.0}, 50.0, [])
-    change["predicted"] = 110.0
+    assert change.settled and change.bound == 0.15 and change.checked_gain == 2
+    assert change.gain == 2.2 and change.base == 51 and change.checked == 102
+    enter_check(change, 50.0, [])
+    change.predicted = 110.0
     enter_check(change, 50.0, [(50.0, 80.0)])
-    assert not change["settled"]
+    assert not change.settled
     for predicted, settled in ((100.0, True), (117.0, True), (118.0, False), (86.0, False)):
-        change["predicted"] = predicted  # a check of 100 is within 15 % of 117, and not of 118 or 86
+        change.predicted = predicted  # a check of 100 is within 15 % of 117, and not of 118 or 86
         enter_check(change, 50.0, [(50.0, 100.0)])
-        assert change["settled"] == settled, predicted
-    change["predicted"] = 110.0
+        assert change.settled == settled, predicted
+    change.predicted = 110.0
     enter_check(change, 50.0, [(50.0, 60.0), (50.0, 80.0), (50.0, 140.0)])  # as uncertain as that
-    assert change["settled"]
+    assert change.settled
 
 
 def test_checks_are_judged_by_pairs() -> None:
     """Other programs slow both runs of a repeat, and the samples of a repeat are those of both."""
-    change: dict[str, Any] = {"predicted": 200.0}
+    change = predicts(200.0)
     enter_check(change, 100.0, [(100.0, 190.0), (20.0, 39.0), (60.0, 120.0)])
-    assert change["settled"] and change["bound"] == 0.15 and change["predicted"] == 120
+    assert change.settled and change.bound == 0.15 and change.predicted == 120
 
 
-def ending(found: dict[str, Any], **ends: float) -> Facts:
+def ending(found: Any, **ends: float) -> Facts:
     """The facts with what ends of epochs cost each loader of two workers."""
-    for rate in found["rates"]:
-        if rate["workers"] == 2:
-            rate["end"] = ends[rate["loader"].replace("-", "_")]
-            rate["again"] = rate["end"]
+    for rate in found.rates:
+        if rate.workers == 2:
+            rate.end = ends[rate.loader.replace("-", "_")]
+            rate.again = rate.end
     return Facts(found)
 
 
@@ -430,13 +445,13 @@ def test_ends_of_epochs_count_in_predictions() -> None:
     f = ending(facts(rates={("torch", 1): 100.0, ("torch", 2): 200.0, ("minato", 2): 200.0}),
                torch=1.0, minato=0.0)  # fmt: skip
     assert f.program_rate(200.0, 2) == pytest.approx(1000 / 6) and f.program_rate(200.0, 2, "minato") == 200
-    [change] = [c for c in candidates(f)[0] if c["what"].startswith("minato.DataLoader")]
-    assert change["gain"] == pytest.approx(1.2)
+    [change] = [c for c in candidates(f)[0] if c.what.startswith("minato.DataLoader")]
+    assert change.gain == pytest.approx(1.2)
     found = facts(rates={("torch", 1): 100.0, ("torch", 2): 200.0, ("hand-over", 2): 1e6})
     f = ending(found, torch=1.0, hand_over=0.4)
     # the step takes 400: ten times as cheap a sample waits 0.4 s and a tenth of the rest
     assert f.cheaper_rate(10.0) == pytest.approx(1000 / (1000 / 400 + 0.46), rel=1e-3)
-    free = Facts({**found, "free": {"rate": 300.0}})  # what was measured with the step counts
+    free = Facts(replace(found, free=Rate(rate=300.0)))  # what was measured with the step counts
     assert free.cheaper_rate(10.0) == pytest.approx(1000 / (1000 / 300 + 0.4))
 
 
@@ -446,9 +461,9 @@ def test_workers_that_wait_are_as_many_as_needed(asked: float, target: int) -> N
     found = facts(workers=1, costs=[(0.04, 0.0004)] * 64, watched={"asked": asked, "step": 8 / asked},
                   rates={("torch", 1): 25.0, ("torch", 2): 50.0, ("torch", 4): 100.0})  # fmt: skip
     [change] = candidates(Facts(found))[0]
-    assert change["what"] == f"num_workers={target}"
-    assert change["predicted"] == pytest.approx(min(asked, 25 * target))
-    assert change["note"].startswith("extrapolated") == (target > 4)
+    assert change.what == f"num_workers={target}"
+    assert change.predicted == pytest.approx(min(asked, 25 * target))
+    assert change.note.startswith("extrapolated") == (target > 4)
 
 
 def test_more_workers_for_uneven_samples_are_simulated() -> None:
@@ -457,18 +472,18 @@ def test_more_workers_for_uneven_samples_are_simulated() -> None:
     found = facts(workers=4, costs=costs, watched={"asked": 9000.0, "step": 8 / 9000},
                   rates={("torch", 1): 180.0, ("torch", 2): 300.0, ("torch", 4): 320.0})  # fmt: skip
     f = Facts(found)
-    [change] = [c for c in candidates(f)[0] if c["what"] == "num_workers=8"]
+    [change] = [c for c in candidates(f)[0] if c.what == "num_workers=8"]
     gain = virtual_rate(f, 8, False) / virtual_rate(f, 4, False)
-    assert gain > 1.4 and change["predicted"] == pytest.approx(320 * gain)
+    assert gain > 1.4 and change.predicted == pytest.approx(320 * gain)
 
 
 def test_workers_that_stay_are_predicted_and_checked() -> None:
     found = facts(watched={"starts": 4})
-    found["loader"]["persistent_workers"] = False
+    found.loader["persistent_workers"] = False
     f = ending(found, torch=2.08, minato=0.0)
-    [change] = [c for c in candidates(f)[0] if c["what"] == "persistent_workers=True"]
-    assert change["check"] == {"loader": "own", "workers": 2, "persistent": True}
-    assert change["predicted"] == pytest.approx(1000 / (5 + 0.08))
+    [change] = [c for c in candidates(f)[0] if c.what == "persistent_workers=True"]
+    assert change.check == RateRequest("own", 2, persistent=True)
+    assert change.predicted == pytest.approx(1000 / (5 + 0.08))
 
 
 def test_predictions_are_of_the_loader_with_its_step() -> None:
@@ -477,22 +492,21 @@ def test_predictions_are_of_the_loader_with_its_step() -> None:
     f = Facts(found)
     assert f.speed_with_step() == pytest.approx(0.5)
     [change] = candidates(f)[0]
-    assert change["what"] == "num_workers=2" and change["predicted"] == pytest.approx(95)
-    found["paced"] = {"rate": 399.0}  # it waits for the step: nothing is known of the loader
+    assert change.what == "num_workers=2" and change.predicted == pytest.approx(95)
+    found.paced = Rate(rate=399.0)  # it waits for the step: nothing is known of the loader
     assert Facts(found).speed_with_step() == 1
 
 
 def test_change_with_small_checked_gain_is_useless() -> None:
-    found = facts(workers=0, rates={("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0},
-                  dropped=[])  # fmt: skip
-    found["helps"], found["useless"] = candidates(Facts(found))
-    [change] = found["helps"]
+    found = facts(workers=0, rates={("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0})
+    found.helps, found.useless = candidates(Facts(found))
+    [change] = found.helps
     enter_check(change, 80.0, [(80.0, 84.0)])
-    change["samples"], found["base"] = 100, 80.0
+    change.samples, found.base = 100, 80.0
     add_base_rate(found)
     drop_small_gains(found)
-    assert found["helps"] == [] and found["dropped"] == [change]
-    assert found["useless"][0].startswith("num_workers=2: 1.05 times when checked on 100 samples (predicted ")
+    assert found.helps == [] and found.dropped == [change]
+    assert found.useless[0].startswith("num_workers=2: 1.05 times when checked on 100 samples (predicted ")
 
 
 def test_changes_are_ranked_and_useless_ones_explained() -> None:
@@ -500,8 +514,8 @@ def test_changes_are_ranked_and_useless_ones_explained() -> None:
     cache = {"whole": False, "bytes": 1000.0, "share": 0.9, "calls": 1, "after": "decode()"}
     f = Facts(facts(workers=0, rates=rates, work={"cache": cache}))
     helps, useless = candidates(f)
-    assert [change["what"].partition(" ")[0] for change in helps] == ["a", "num_workers=2"]
-    assert helps[1]["paste"] == "num_workers=2" and helps[1]["predicted"] == pytest.approx(190)
+    assert [change.what.partition(" ")[0] for change in helps] == ["a", "num_workers=2"]
+    assert helps[1].paste == "num_workers=2" and helps[1].predicted == pytest.approx(190)
     f = Facts(facts(work={"cache": {**cache, "bytes": 1e9}}))
     helps, useless = candidates(f)
     assert helps == [] and len(useless) == 3
@@ -517,10 +531,10 @@ def test_cores_of_the_step_are_among_the_reasons() -> None:
 
 def test_answers_have_few_lines_and_the_limit_first() -> None:
     found = facts(rates={("torch", 0): 100.0, ("torch", 2): 190.0, ("torch", 1): 95.0}, workers=0)
-    found["limit"] = limit(Facts(found))
-    found["helps"], found["useless"] = candidates(Facts(found))
-    found["notes"] = [f"note {n}" for n in range(40)]
-    found["place"] = ["train.py", 12]
+    found.limit = limit(Facts(found))
+    found.helps, found.useless = candidates(Facts(found))
+    found.notes = [f"note {n}" for n in range(40)]
+    found.place = ["train.py", 12]
     lines = report.answer(found, "report: here").splitlines()
     assert lines[0].startswith("Limit: too few workers.") and len(lines) == 25
     shown = sum(line.startswith("note: ") for line in lines)
@@ -532,26 +546,25 @@ def test_answers_have_few_lines_and_the_limit_first() -> None:
 def test_measured_rates_win_on_a_quiet_machine(others: float, helps: bool) -> None:
     """Even samples gain nothing in a simulation."""
     given = facts(rates={("torch", 1): 100.0, ("torch", 2): 110.0, ("minato", 2): 140.0})
-    for rate in given["rates"]:
-        rate["usage"] = {"others": others}
+    for rate in given.rates:
+        rate.usage = Used(others=others)
     found, useless = candidates(Facts(given))
-    named = [change for change in found if change["what"].startswith("minato.DataLoader")]
+    named = [change for change in found if change.what.startswith("minato.DataLoader")]
     assert bool(named) == helps
     assert any("in a simulation" in text for text in useless) != helps
     if helps:
-        assert named[0]["predicted"] == pytest.approx(140)
+        assert named[0].predicted == pytest.approx(140)
 
 
 def test_factors_have_one_base_that_is_told() -> None:
     found = facts(workers=0, rates={("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0})
-    found["limit"] = {"line": ""}
-    found["helps"], found["useless"] = candidates(Facts(found))
-    change = found["helps"][0]
+    found.helps, found.useless = candidates(Facts(found))
+    change = found.helps[0]
     enter_check(change, 80.0, [(50.0, 150.0)])
-    change["samples"], found["base"] = 10, 50.0
+    change.samples, found.base = 10, 50.0
     add_base_rate(found)
-    assert found["relative_to"] == 50 and change["checked_gain"] == 3
-    assert change["gain"] == change["predicted"] / 50
+    assert found.relative_to == 50 and change.checked_gain == 3
+    assert change.gain == change.predicted / 50
     line = (
         '  "times" below compare with 50 samples/s, which the study measured for the program\'s own loader and '
         "step (the program itself got 200)"
@@ -562,14 +575,13 @@ def test_factors_have_one_base_that_is_told() -> None:
 def test_factors_with_several_loaders_name_the_program_too() -> None:
     """Its loop takes half of the time: three times as fast there is 1.5 times as fast for the program."""
     found = facts(workers=0, rates={("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0}, validates=True)
-    found["limit"] = {"line": ""}
-    found["helps"], found["useless"] = candidates(Facts(found))
-    enter_check(found["helps"][0], 80.0, [(50.0, 150.0)])
-    found["helps"][0]["samples"] = 10
+    found.helps, found.useless = candidates(Facts(found))
+    enter_check(found.helps[0], 80.0, [(50.0, 150.0)])
+    found.helps[0].samples = 10
     add_base_rate(found)
-    told = {"batches": 9, "begun": 10.0, "left": 20.0, "spent": 5.0, "place": ["train.py", 3], "key": "one"}
-    name_loaders(found, [told, {**told, "key": "two", "begun": 12.0, "spent": 2.0, "place": ["train.py", 9]}], "one")
-    assert found["notes"] == ["the program waited less for other loaders: loader at train.py:9 (20% of the time)"]
+    told = Told({}, [], [], 9, begun=10.0, left=20.0, spent=5.0, place=["train.py", 3], key="one")
+    name_loaders(found, [told, replace(told, key="two", begun=12.0, spent=2.0, place=["train.py", 9])], "one")
+    assert found.notes == ["the program waited less for other loaders: loader at train.py:9 (20% of the time)"]
     answer = report.answer(found)
     assert "they are of the loop over this validation loader, which took 50% of the program's time" in answer
     assert "checked 240 (3.00 times, the program 1.50)" in answer and "  validation loader: DataLoader at" in answer
@@ -581,8 +593,8 @@ def test_kept_workers_ask_for_one_loader() -> None:
     for objects, what in ((1, "persistent_workers=True"),
                           (4, "one loader for all epochs, persistent_workers=True")):  # fmt: skip
         found = facts(watched={**slow, "objects": objects})
-        found["loader"]["persistent_workers"] = False
-        named = [one["what"] for one in candidates(Facts(found))[0]]
+        found.loader["persistent_workers"] = False
+        named = [one.what for one in candidates(Facts(found))[0]]
         assert what in named
 
 
@@ -591,26 +603,26 @@ def test_slow_starts_of_workers_are_the_limit(method: str, kind: str) -> None:
     """1,000 samples at 200/s take 5 s, and spawned workers take 10 more. The study forks its own."""
     stages = [stage("transform 0 (Slow)", 0.009)]
     found = facts(watched={"start": 10.0, "starts": 4}, stages=stages)
-    found["loader"].update(persistent_workers=False, start_method=method)
-    for one in found["rates"] if method == "fork" else ():
-        one["again"] = 0.1
+    found.loader.update(persistent_workers=False, start_method=method)
+    for one in found.rates if method == "fork" else ():
+        one.again = 0.1
     f = Facts(found)
-    assert limit(f)["kind"] == kind
+    assert limit(f).kind == kind
     if method == "spawn":
         assert f.program_rate(200.0, 2) == pytest.approx(1000 / 15)
-        [change] = [c for c in candidates(f)[0] if c["what"] == "persistent_workers=True"]
-        assert change["predicted"] == pytest.approx(1000 / 5.08) and change["check"] is None
+        [change] = [c for c in candidates(f)[0] if c.what == "persistent_workers=True"]
+        assert change.predicted == pytest.approx(1000 / 5.08) and change.check is None
 
 
 def test_starts_limit_epochs_that_are_short() -> None:
     """Epochs of 8 batches have no middle, so what their end costs was not measured apart."""
     found = facts(watched={"start": 0.6, "starts": 9}, rates={("torch", 1): 90.0, ("torch", 2): 90.0},
                   costs=[(1e-5, 1e-5)] * 64)  # fmt: skip
-    found["loader"].update(persistent_workers=False, start_method="fork", length=8)
-    found["rates"][1]["again"] = 0.6
-    assert limit(Facts(found))["kind"] == "start"
-    found["loader"]["length"] = 800
-    assert limit(Facts(found))["kind"] != "start"
+    found.loader.update(persistent_workers=False, start_method="fork", length=8)
+    found.rates[1].again = 0.6
+    assert limit(Facts(found)).kind == "start"
+    found.loader["length"] = 800
+    assert limit(Facts(found)).kind != "start"
 
 
 @pytest.mark.parametrize("free, kind", [(60.0, "collate"), (10.0, "hand-over")])
@@ -621,7 +633,7 @@ def test_slow_collate_fn_is_the_limit(free: float, kind: str) -> None:
     assert found == kind and ("3.0 times as long as making" in line) == (kind == "collate")
 
 
-def sampled(seconds: float, **given: Any) -> dict[str, Any]:
+def sampled(seconds: float, **given: Any) -> Any:
     drawn = {"name": "Weighted", "place": ["draw.py", 9], "seconds": seconds, "draws": True}
     return facts(sampler=drawn, **given)
 
@@ -637,12 +649,12 @@ def test_slow_sampler_is_the_limit_and_workers_are_not_advised(workers: int) -> 
         assert f.program_rate(1800.0, 2) == pytest.approx(8 / 0.18)
         assert f.asked_alone == pytest.approx(8 / f.step_alone)
     told = limit(f)
-    assert told["kind"] == "sampler" and "Weighted (draw.py:9) takes 20 ms" in told["line"]
+    assert told.kind == "sampler" and "Weighted (draw.py:9) takes 20 ms" in told.line
     helps, useless = candidates(f)
-    assert helps[0]["place"] == ["draw.py", 9] and "WeightedRandomSampler" in helps[0]["paste"]
-    assert helps[0]["predicted"] == pytest.approx(400 if workers else 1 / (1 / 400 + 1 / 1000))
-    assert helps[0]["check"] == {"loader": "own", "workers": workers, "drawn": True}
-    assert not any(one["what"].startswith("num_workers") for one in helps)
+    assert helps[0].place == ["draw.py", 9] and "WeightedRandomSampler" in helps[0].paste
+    assert helps[0].predicted == pytest.approx(400 if workers else 1 / (1 / 400 + 1 / 1000))
+    assert helps[0].check == RateRequest("own", workers, drawn=True)
+    assert not any(one.what.startswith("num_workers") for one in helps)
     if not workers:
         assert "more workers: the sampler runs in the program's own process" in useless[0]
 
@@ -650,25 +662,35 @@ def test_slow_sampler_is_the_limit_and_workers_are_not_advised(workers: int) -> 
 def test_sampler_that_workers_outlast_is_not_the_limit() -> None:
     """Two workers make 8 samples in 40 ms, in which they are drawn, too."""
     found = sampled(0.002, watched={"inside": 0.02, "step": 0.02}, costs=[(0.01, 0.001)] * 64)
-    assert limit(Facts(found))["kind"] != "sampler"
+    assert limit(Facts(found)).kind != "sampler"
 
 
 @pytest.mark.parametrize("again, kind", [(0.99, "open"), (0.0, "storage")])
 def test_file_opened_again_for_each_sample_is_the_limit(again: float, kind: str) -> None:
     """It waits for reads, which keeping it open saves. Files of which each sample has its own stay."""
-    opens = {**stage("zipfile.ZipFile", 0.001, kind="open"), "whole": 0.005, "again": again, "place": ["a.py", 3]}
-    closes = {**opens, "label": "zipfile.ZipFile.close", "whole": 0.003}
+    opens = replace(stage("zipfile.ZipFile", 0.001, kind="open"), whole=0.005, again=again, place=["a.py", 3])
+    closes = replace(opens, label="zipfile.ZipFile.close", whole=0.003)
     inner = stage("file read", 0.007, 0.0, kind="read", reads=True, inside=("zipfile.ZipFile",))
     f = Facts(facts(stages=[opens, closes, inner], costs=[(0.01, 0.003)] * 64))
     found, helps = limit(f), candidates(f)[0]
-    assert found["kind"] == kind
-    named = [change for change in helps if "kept open" in change["what"]]
+    assert found.kind == kind
+    named = [change for change in helps if "kept open" in change.what]
     assert bool(named) == (kind == "open")
     if named:
-        assert "zipfile.ZipFile (a.py:3) takes 80% of a sample" in found["line"]
-        assert named[0]["place"] == ["a.py", 3] and named[0]["paste"].startswith("open_once = functools.lru_cache")
-        assert named[0]["check"] == {"loader": "own", "workers": 2, "open": True}
-        assert named[0]["predicted"] == pytest.approx(f.cheaper_rate(5))
+        assert "zipfile.ZipFile (a.py:3) takes 80% of a sample" in found.line
+        assert named[0].place == ["a.py", 3] and named[0].paste.startswith("open_once = functools.lru_cache")
+        assert named[0].check == RateRequest("own", 2, open=True)
+        assert named[0].predicted == pytest.approx(f.cheaper_rate(5))
+
+
+@pytest.mark.parametrize("kept_open, kind", [(None, "work"), (0.004, "open")])
+def test_what_an_open_file_remembers_counts_as_opening(kept_open: float | None, kind: str) -> None:
+    """The first read of a file takes longer, and each is a first one: only keeping it open shows that."""
+    opens = replace(stage("h5py.File", 0.003, kind="open"), whole=0.003, again=0.99, place=["a.py", 3])
+    f = Facts(facts(stages=[opens, stage("read()", 0.0065)], work={"kept_open": kept_open}))
+    assert limit(f).kind == kind
+    [change] = [one for one in candidates(f)[0] if "kept open" in one.what]
+    assert change.predicted == pytest.approx(f.cheaper_rate(2.5 if kept_open else 1 / 0.7))
 
 
 @pytest.mark.parametrize("anyway", [False, True])
@@ -677,23 +699,22 @@ def test_study_that_is_much_faster_than_the_program_concludes_nothing(
     others: float, reason: str, anyway: bool
 ) -> None:
     """--anyway is for what other programs do."""
-    found = facts(watched={"delivered": 40.0, "range": [36.0, 44.0]}, dropped=[])
-    found["helps"], found["useless"] = [], []
-    found["machine"]["others"] = others
-    told = finish_report(found, None, anyway)["limit"]
+    found = facts(watched={"delivered": 40.0, "range": [36.0, 44.0]})
+    found.machine.others = others
+    told = finish_report(found, None, anyway).limit
     if anyway and others:
-        assert told["kind"] == "cores"
+        assert told.kind == "cores"
         return
     start = "No conclusion: the program's loader and step were 5.0 times as fast in the study as in the program, "
-    assert told["line"].startswith(start) and reason in told["line"] and told["kind"] == "unknown"
-    assert ("--anyway" in told["line"]) == (others > 0)
+    assert told.line.startswith(start) and reason in told.line and told.kind == "unknown"
+    assert ("--anyway" in told.line) == (others > 0)
 
 
 def test_more_workers_of_an_iterable_dataset_may_repeat_samples() -> None:
     found = facts(workers=1, rates={("torch", 1): 100.0, ("torch", 2): 190.0})
-    found["loader"].update(iterable=True, samples=None)
-    [change] = [one for one in candidates(Facts(found))[0] if one["what"] == "num_workers=2"]
-    assert change["data"].startswith("unchanged only if the dataset splits")
+    found.loader.update(iterable=True, samples=None)
+    [change] = [one for one in candidates(Facts(found))[0] if one.what == "num_workers=2"]
+    assert change.data.startswith("unchanged only if the dataset splits")
 
 
 def test_unknown_limit_names_known_facts() -> None:

@@ -20,6 +20,7 @@ from minato.analyze.changes import candidates
 from minato.analyze.facts import Facts
 from minato.analyze.orders import Given, apply_all, commute, examine_move, find_moves
 from minato.analyze.page import page
+from minato.analyze.records import RateRequest
 from minato.analyze.stages import hash_value
 
 from .support import Compose, in_a_fork
@@ -152,7 +153,7 @@ def test_an_unsafe_swap_is_never_exact(makers: list[Any], data: Any) -> None:
     elements = [make() for make in makers]
     at = data.draw(st.integers(0, len(elements) - 2))
     found = examine_move(elements, inputs(2), at + 1, at)
-    if not found["exact"]:
+    if not found.exact:
         return
     other = [*elements[:at], elements[at + 1], elements[at], *elements[at + 2 :]]
     for _ in range(3):
@@ -178,14 +179,14 @@ def test_an_unsafe_swap_is_never_exact(makers: list[Any], data: Any) -> None:
 ])  # fmt: skip
 def test_swap_exact_requires_known_and_equal(one: Any, other: Any, exact: bool, equal: bool) -> None:
     found = examine_move([one, other], inputs(), 1, 0)
-    assert (found["exact"], found["equal"]) == (exact, equal)
-    assert found["tried"] > 9 and (not exact or commute(one, other))
+    assert (found.exact, found.equal) == (exact, equal)
+    assert found.tried > 9 and (not exact or commute(one, other))
 
 
 def test_transforms_replay_their_own_generators() -> None:
     """Else the second order would go on where the first has ended."""
     found = examine_move([Grain(), RandomHorizontalFlip()], inputs(), 1, 0)
-    assert not found["equal"] and found["alike"]
+    assert not found.equal and found.alike
     grain = Grain()
     one, other = (apply_all([grain], inputs()[0], {id(grain): 0}) for _ in range(2))
     assert hash_value(list(one)) == hash_value(list(other))
@@ -196,7 +197,7 @@ def test_transforms_that_shrink_move_to_the_front() -> None:
     elements = [RandomHorizontalFlip(), Roll(), Grain(), Half(), Normalize()]
     assert find_moves(elements, inputs()) == [(3, 0)]
     found = examine_move(elements, inputs(), 3, 0)
-    assert found["alike"] and not found["exact"] and not found["equal"]
+    assert found.alike and not found.exact and not found.equal
 
 
 class Double:
@@ -247,7 +248,7 @@ def test_moves_are_found_timed_and_checked() -> None:
     def run() -> Any:
         told: list[dict[str, Any]] = []
         study.run({"do": "orders", "seconds": 0.5}, loader, told.append)
-        given = {"workers": 0, "loader": "torch", "order": [0, [2, 0, 1]]}
+        given = RateRequest("torch", 0, order=(0, [2, 0, 1]))
         made = next(iter(loaders.rebuild(loader, given)))
         names = [type(one).__name__ for one in loader.dataset.transform.transforms]
         return told[-1], list(made.shape), names
@@ -270,9 +271,9 @@ def test_answer_names_effect_of_an_order() -> None:
     assert "Crop before Blur: predicted 400 samples/s (2.00 times)" in said
     assert "data exact: known to commute, and equal in 63 tries" in said
     assert "numbers, which come in another order" in said and "order: Crop, Blur" in said
-    [change] = [c for c in candidates(Facts(found))[0] if c["what"] == "Scale before Blur"]
-    assert change["data"].startswith("changed: verified to run")
-    assert any("Bad before Blur was left out: it gives other shapes" in note for note in found["notes"])
+    [change] = [c for c in candidates(Facts(found))[0] if c.what == "Scale before Blur"]
+    assert change.data.startswith("changed: verified to run")
+    assert any("Bad before Blur was left out: it gives other shapes" in note for note in found.notes)
     assert "<h2>Orders of transforms</h2>" in page(found)
 
 
@@ -300,9 +301,9 @@ def test_torchvisions_own_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
              transforms.Normalize([0.5] * 3, [0.2] * 3), transforms.RandomCrop(24)]  # fmt: skip
     assert (3, 1) in find_moves(chain, given)
     found = examine_move(chain, given, 3, 1)
-    assert found["exact"] and not found["draws"]
+    assert found.exact and not found.draws
     pecan = [transforms.RandomHorizontalFlip(), transforms.RandomRotation(20),
              transforms.ColorJitter(0.4, 0.4), transforms.Resize((16, 16)), transforms.ToTensor()]  # fmt: skip
     assert (3, 0) in find_moves(pecan, given)
     found = examine_move(pecan, given, 3, 0)
-    assert found["alike"] and not found["equal"] and not found["exact"]
+    assert found.alike and not found.equal and not found.exact

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,25 +17,24 @@ from minato.analyze.facts import Facts
 from minato.analyze.formats import format_place
 from minato.analyze.limits import limit
 from minato.analyze.page import STYLE, WIDTH, _shorten_label, page
+from minato.analyze.records import Reads, Storage, Used
 
 from .test_limits import facts, stage
 
 
-def whole(**given: Any) -> dict[str, Any]:
+def whole(**given: Any) -> Any:
     """A report as a run writes it."""
     cache = {"whole": True, "bytes": 1000.0, "share": 1.0, "calls": 0, "after": ""}
     stages = [stage("1 <Blur> & \"more\"", 0.008, kind="transform"), stage("load()", 0.002, 0.0)]
-    found = facts(stages=stages, work={"cache": cache, "gil": "mixed"}, **given)
-    found["watched"].update(shapes="", bytes=64)
-    found.update(
-        schema=report.SCHEMA, generator=measure.GENERATOR, version="1", place=["a <b>.py", 3],
-        storage={"rates": [{"in_flight": 4, "files_per_s": 9.0, "bytes_per_s": 1e6, "files": 9}],
-                 "cold": True, "files": 9, "bytes": 900, "median": 100},
-        machine={**found["machine"], **measure.machine_facts(None), "command": ["python", "a <b>.py"]},
+    found = facts(
+        stages=stages, work={"cache": cache, "gil": "mixed"}, schema=report.SCHEMA, version="1", place=["a <b>.py", 3],
+        storage=Storage(9, 900, 100, True, [Reads(4, 9.0, 1e6, 9)]), **given,
     )  # fmt: skip
-    found["limit"] = limit(Facts(found))
-    found["helps"], found["useless"] = candidates(Facts(found))
-    found["notes"] = report.list_notes(Facts(found))
+    found.machine = measure.machine_facts(None)
+    found.machine.command = ["python", "a <b>.py"]
+    found.limit = limit(Facts(found))
+    found.helps, found.useless = candidates(Facts(found))
+    found.notes = report.list_notes(Facts(found))
     return found
 
 
@@ -80,8 +80,8 @@ def test_letters_of_pictures_have_12_pixels_on_a_phone() -> None:
 
 def test_bars_of_a_sample_are_in_the_order_of_time() -> None:
     found = whole()
-    for stage_, order in zip(found["work"]["stages"], (1, 0)):
-        stage_["order"] = order
+    for stage_, order in zip(found.work.stages, (1, 0)):
+        stage_.order = order
     picture = page(found).partition("s time goes</h2>")[2].partition("</svg>")[0]
     labels = re.findall(r"text-anchor='end'>([^<]+)<", picture)
     assert [label.partition(" ")[0] for label in labels] == ["load()", "1", "other"]
@@ -91,39 +91,37 @@ def test_bars_of_a_sample_are_in_the_order_of_time() -> None:
 
 def test_advice_without_a_conclusion_is_not_settled() -> None:
     found = whole(rates={("torch", 1): 100.0, ("torch", 2): 200.0, ("minato", 2): 300.0})
-    found.update(relative_to=None, dropped=[])
-    enter_check(found["helps"][0], 80.0, [(50.0, 150.0)])
-    found["helps"][0]["samples"] = 10
+    enter_check(found.helps[0], 80.0, [(50.0, 150.0)])
+    found.helps[0].samples = 10
     settled = page(found), report.answer(found)
     assert not any("not settled: there is no conclusion" in told for told in settled)
-    for rate in found["rates"]:
-        rate["usage"] = {"others": 0.9}
+    for rate in found.rates:
+        rate.usage = Used(others=0.9)
     found = measure.finish_report(found, None, anyway=False)
     for told in (page(found), report.answer(found)):
-        assert told.count("not settled: there is no conclusion") >= len(found["helps"]) > 0
+        assert told.count("not settled: there is no conclusion") >= len(found.helps) > 0
     assert "What would help (not settled)" in page(found)
     assert "What would help, predicted and checked, not settled:" in report.answer(found)
 
 
 def test_page_without_measurements_says_not_known() -> None:
     found = whole(costs=[], rates={})
-    found["work"], found["storage"] = None, None
-    found["watched"].update(asked=None, delivered=None, wait=None)
-    found["limit"] = limit(Facts(found))
+    found.work = found.storage = found.watched.asked = found.watched.wait = None
+    found.limit = limit(Facts(found))
     assert "not known" in page(found)
 
 
 def test_two_reports_are_compared(tmp_path: Path) -> None:
     one, two = whole(), whole(watched={"delivered": 400.0, "asked": 400.0, "wait": 0.0})
-    two["schema"] = "1.7"
+    two.schema = "1.7"
     for name, found in (("one", one), ("two", two)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(found))
+        (tmp_path / f"{name}.json").write_text(json.dumps(asdict(found)))
     text = report.compare(str(tmp_path / "one.json"), str(tmp_path / "two.json"))
     assert text.splitlines()[1].startswith("after:  Limit: the step.")
     [row] = [line for line in text.splitlines() if "delivered" in line]
     assert row.split() == ["delivered", "200", "->", "400", "samples/s", "2.00", "times"]
-    two["schema"] = "2.0"
-    (tmp_path / "two.json").write_text(json.dumps(two))
+    two.schema = "2.0"
+    (tmp_path / "two.json").write_text(json.dumps(asdict(two)))
     with pytest.raises(ValueError, match=r"schema 2\.0, this one reads"):
         report.compare(str(tmp_path / "one.json"), str(tmp_path / "two.json"))
 
@@ -131,10 +129,10 @@ def test_two_reports_are_compared(tmp_path: Path) -> None:
 def test_moved_and_removed_transforms_are_compared(tmp_path: Path) -> None:
     one, two = whole(), whole()
     kind = {"kind": "transform"}
-    one["work"]["stages"] = [stage("transform 1 (Blur)", 0.006, **kind), stage("transform 2 (Crop)", 0.002, **kind)]
-    two["work"]["stages"] = [stage("transform 3 (Blur)", 0.003, **kind), stage("transform 1 (Pad)", 0.004, **kind)]
+    one.work.stages = [stage("transform 1 (Blur)", 0.006, **kind), stage("transform 2 (Crop)", 0.002, **kind)]
+    two.work.stages = [stage("transform 3 (Blur)", 0.003, **kind), stage("transform 1 (Pad)", 0.004, **kind)]
     for name, found in (("one", one), ("two", two)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(found))
+        (tmp_path / f"{name}.json").write_text(json.dumps(asdict(found)))
     text = report.compare(str(tmp_path / "one.json"), str(tmp_path / "two.json"))
     rows = {line.partition(")")[0].strip(): line.split() for line in text.splitlines() if "transform" in line}
     assert rows["transform (Blur"][-6:] == ["6", "->", "3", "ms", "0.50", "times"]

@@ -9,6 +9,7 @@ import sqlite3
 import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from minato.analyze import stages
+from minato.analyze.records import RateRequest
 from minato.analyze.stages import Clocks
 
 from .support import Compose, in_a_fork
@@ -101,9 +103,9 @@ def test_cache_ends_before_a_random_stage(tmp_path: Path) -> None:
 
     loader = DataLoader(data(tmp_path), 4)  # type: ignore[arg-type]
     found, why = work._cacheable_part(loader, work.clock() + 10)
-    assert found is not None and not found["whole"] and not why
-    assert found["after"] == "transform 2 (<lambda>)" and found["bytes"] == 400
-    assert found["share"] > 0.8
+    assert found is not None and not found.whole and not why
+    assert found.after == "transform 2 (<lambda>)" and found.bytes == 400
+    assert found.share > 0.8
 
 
 def test_equal_results_have_equal_digests() -> None:
@@ -171,13 +173,10 @@ def test_check_of_uneven_samples_has_whole_epochs() -> None:
     def measured() -> Any:
         told: list[Any] = []
         costs = {str(n): 0.5 if n == 8 else 0.001 for n in range(64)}
-        request = {
-            "loader": "minato", "workers": 1, "seconds": 0.1, "most": 5, "part": 0.0, "costs": costs,
-            "learnt": True,
-        }  # fmt: skip
+        request = RateRequest("minato", 1, 0.1, most=5, costs=costs)
         loader = DataLoader(list(range(64)), 4)
         made = loaders.rebuild(loader, request)
-        loaders.rate(request, loader, told.append)
+        loaders.rate(vars(request), loader, told.append)
         return told[-1], memo_of(made).costs.predict(8), window.may_look_ahead(made)
 
     found, learnt, ahead = in_a_fork(measured)
@@ -320,7 +319,7 @@ def test_sampler_is_timed_and_named_with_its_place(seconds: float) -> None:
     [found] = told
     assert found["name"] == "Drawn" and found["draws"] and 0.002 < found["seconds"] < 1
     code = Drawn.__iter__.__code__
-    assert found["place"] == [code.co_filename, code.co_firstlineno]
+    assert found["place"] == (code.co_filename, code.co_firstlineno)
     told.clear()
     loaders.sampler({"seconds": seconds}, DataLoader(list(range(12)), 4), told.append)
     assert told[0]["name"] == "SequentialSampler" and not told[0]["draws"]
@@ -403,8 +402,8 @@ def test_stage_after_an_opened_file_can_be_cached(tmp_path: Path) -> None:
     from minato.analyze import work
 
     loader: Any = DataLoader(Cropped(str(Rows(tmp_path).names[0])), 2)  # type: ignore[arg-type]
-    found, why = in_a_fork(lambda: work._cacheable_part(loader, work.clock() + 10))
-    assert not why and found["after"] == "decode()" and found["share"] > 0.5
+    found: Any = in_a_fork(lambda: asdict(work._cacheable_part(loader, work.clock() + 10)[0]))  # type: ignore[arg-type]
+    assert found["after"] == "decode()" and found["share"] > 0.5
 
 
 def test_clocks_of_openers_stay_where_others_cost_too_much(tmp_path: Path) -> None:
@@ -416,8 +415,41 @@ def test_clocks_of_openers_stay_where_others_cost_too_much(tmp_path: Path) -> No
     clocks.set(rows, stages.OPENS)
     clocks.sample(lambda: rows[0])
     opens = {stage.label for stage in clocks.stages.values() if stage.kind == stages.OPEN}
-    assert opens == {"zipfile.ZipFile", "zipfile.ZipFile.close", "sqlite3.connect", "numpy.memmap"}
+    assert opens == {"zipfile.ZipFile", "zipfile.ZipFile.close", "sqlite3.connect", "numpy.load"}
     clocks.remove()
+
+
+class Buffers:
+    """An object that opens nothing, and can be closed."""
+
+    def __getitem__(self, _index: int) -> str:
+        return type(Nothing()).__name__
+
+
+class Nothing:
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_object_made_without_arguments_opens_nothing_again() -> None:
+    from minato.analyze.work import SampleTimer
+
+    timed = SampleTimer(DataLoader(Buffers()), print, stages.FULL)  # type: ignore[arg-type]
+    timed.clocks.set(timed.loader.dataset, stages.FULL)
+    for _ in range(3):
+        timed.clocks.sample(lambda: timed.loader.dataset[0])
+    [again] = [stage.again for stage in timed.stages() if stage.label == "Nothing()"]
+    assert again == 0
+
+
+def test_sample_whose_files_stay_open_is_timed(tmp_path: Path) -> None:
+    from minato.analyze import work
+
+    loader: Any = DataLoader(Cropped(str(Rows(tmp_path).names[0])), 2)  # type: ignore[arg-type]
+    assert work._kept_open_seconds(loader, work.clock() + 0.1) > 0.009  # type: ignore[operator]
 
 
 def test_files_kept_open_are_opened_once(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from minato.analyze import checks, keeper, listener, measure, watch
 from minato.analyze.facts import Facts
+from minato.analyze.records import Rate, RateRequest, Told, parse
 
 from .support import environment, in_a_fork
 from .test_limits import facts
@@ -169,12 +170,13 @@ def test_a_batch_has_as_many_samples_as_asked_for(tmp_path: Path, made: str, bat
         from torch.utils.data import BatchSampler, DataLoader
         import minato.analyze.watch as watch
         from minato.analyze.facts import watch_facts
+        from minato.analyze.records import Told, parse
         watch.Watch._fork_keeper = lambda *_: None
         images = lambda batch: tuple(batch)
         data = [torch.zeros(3, 8, 9)] * 20
         list(DataLoader({made}))
         record, = watch.current.loaders.values()
-        print(watch_facts(record.summary())["batch"])
+        print(watch_facts(parse(Told, record.summary())).batch)
         """)  # fmt: skip
     assert printed == f"{batch}\n"
 
@@ -240,10 +242,10 @@ def test_a_device_is_watched_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
         device_is_free = max(now, device_is_free) + 0.02
     from minato.analyze.facts import watch_facts
 
-    found = watch_facts(record.summary(2000))
-    assert found["by"] == "events on the device"
-    assert found["step"] == pytest.approx(0.02)
-    assert found["wait"] == pytest.approx(1 / 3, abs=0.02)
+    found = watch_facts(parse(Told, record.summary(2000)))
+    assert found.by == "events on the device"
+    assert found.step == pytest.approx(0.02)
+    assert found.wait == pytest.approx(1 / 3, abs=0.02)
 
 
 def test_watch_notes_epochs_to_their_end(tmp_path: Path) -> None:
@@ -490,11 +492,11 @@ def test_measurement_that_ends_early_has_no_result(ends: list[dict[str, Any]]) -
         result = {"kind": "rate", "rate": 25_611.0}
         for message in [result, *ends]:
             watch.send(other, message)
-        assert study.ask("rate", 1.0, loader="own", workers=2) is None
+        assert study.ask_rate(RateRequest("own", 2)) is None
         assert len(study.notes) == 1 and "the program's loader with 2 workers" in study.notes[0]
         for message in [result, {"kind": "end", "why": None}]:
             watch.send(other, message)
-        assert study.ask("rate", 1.0, loader="own", workers=2) == result
+        assert study.ask_rate(RateRequest("own", 2)) == Rate(rate=25_611.0)
 
 
 def test_small_budget_names_batch_that_fits() -> None:

@@ -1,0 +1,433 @@
+"""What the processes of an analysis tell each other, and ``report.json``: each of these is a record.
+
+Records travel as JSON. Times are seconds, rates are samples a second. A field is None, or empty, where
+nothing was measured.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+#: file and line of the program, and the function in it
+Place = typing.Sequence[Any]
+
+
+def parse(kind: type[T], told: typing.Mapping[str, Any]) -> T:
+    """A record from what JSON has made of it. Keys that it has no field for are left out."""
+    hints = typing.get_type_hints(kind)
+    return kind(**{name: _parse_value(hints[name], value) for name, value in told.items() if name in hints})
+
+
+def _parse_value(hint: Any, value: Any) -> Any:
+    parts = typing.get_args(hint)
+    if value is None or is_dataclass(value):
+        return value
+    if is_dataclass(hint):
+        return parse(typing.cast("type[Any]", hint), value)
+    if typing.get_origin(hint) is types.UnionType:
+        return _parse_value(parts[0], value)
+    if typing.get_origin(hint) is list:
+        return [_parse_value(parts[0], each) for each in value]
+    return value
+
+
+@dataclass
+class Used:
+    """Of the cores, while something was measured: how many the study used, and the share others used."""
+
+    cores: float = 0.0
+    others: float = 0.0
+    cpu_per_sample: float = 0.0
+
+
+@dataclass
+class StageTimes:
+    """A stage of a sample, in the mean of samples. ``seconds`` and ``cpu`` are its own, ``whole`` is with
+    the stages in it."""
+
+    label: str = ""
+    kind: str = ""
+    reads: bool = False
+    seconds: float = 0.0
+    cpu: float = 0.0
+    calls: float = 1.0
+    inside: list[str] = field(default_factory=list)
+    place: Place | None = None
+    whole: float = 0.0
+    #: share of the calls that open what an earlier one has opened
+    again: float = 0.0
+    order: int = 0
+
+
+@dataclass
+class Cacheable:
+    """What of a sample is always the same: all of it, or the value after the first ``calls`` stages."""
+
+    whole: bool
+    bytes: float
+    #: of the time of a sample, which is saved
+    share: float
+    calls: int = 0
+    after: str = ""
+
+
+@dataclass
+class Work:
+    """The time of samples: (wall, CPU) of each."""
+
+    kind: str = "work"
+    costs: list[tuple[float, float]] = field(default_factory=list)
+    indices: list[str] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    #: clocks cost too much, so some stages are one
+    merged: bool = False
+    stages: list[StageTimes] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    failures: int = 0
+    usage: Used | None = None
+    #: files that samples read, and those of them that the program wrote while it was watched
+    files: list[str] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+    bytes: float = 0.0
+    #: seconds of a sample where files stay open that each sample opens again
+    kept_open: float | None = None
+    cache: Cacheable | None = None
+    no_cache: str = ""
+    #: seconds of collate_fn for each sample
+    collate: float | None = None
+    gil: str | None = None
+
+
+@dataclass
+class Together:
+    """Samples that one process or thread makes, or several at once."""
+
+    samples: int = 0
+    seconds: float = 0.0
+    cpu: float = 0.0
+    stages: list[StageTimes] = field(default_factory=list)
+
+
+@dataclass
+class Threads:
+    alone: Together
+    several: Together
+    locks: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Contention:
+    """The same samples by one process, by several at once, and by as many threads."""
+
+    processes: int
+    one: Together
+    several: Together
+    threads: Threads | None = None
+    #: paths of locks that processes share
+    locks: list[str] = field(default_factory=list)
+    usage: Used | None = None
+    kind: str = "contend"
+
+
+@dataclass
+class Reads:
+    in_flight: int
+    files_per_s: float
+    bytes_per_s: float
+    files: int = 0
+
+
+@dataclass
+class Storage:
+    """Reads alone. cold: from the disk, not from memory."""
+
+    files: int = 0
+    bytes: int = 0
+    median: float = 0.0
+    cold: bool = False
+    rates: list[Reads] = field(default_factory=list)
+    kind: str = "storage"
+
+
+@dataclass
+class Sampler:
+    """The program's own sampler. draws: it calls a function that draws by weights."""
+
+    name: str
+    seconds: float
+    place: Place | None = None
+    draws: bool = False
+    kind: str = "sampler"
+
+
+@dataclass
+class RateRequest:
+    """Which loader is run, over which samples, with which change and step."""
+
+    #: "torch", "minato", or "own": that of the program
+    loader: str
+    workers: int
+    seconds: float = 0.0
+    step: float = 0.0
+    step_cores: float = 0.0
+    #: samples of a batch (None: as many as the program's), and batches of an epoch (0: it has no end)
+    batch: int | None = None
+    length: int = 0
+    #: batches that are passed over first
+    skip: int = 0
+    #: whole epochs of at most so many batches, of samples with these costs, after this share of the others
+    most: int = 0
+    costs: dict[str, float] = field(default_factory=dict)
+    part: float = 0.0
+    #: whether minato's loader knows the costs
+    learnt: bool = True
+    #: one sample is handed out again and again
+    same: bool = False
+    #: calls of stages whose results are kept; -1: whole samples
+    cached: int = 0
+    codec: dict[str, Any] | None = None
+    #: what was opened stays open
+    open: bool = False
+    #: the chain of transforms, and the order of its elements
+    order: tuple[int, list[int]] | None = None
+    #: the sampler takes no time
+    drawn: bool = False
+    persistent: bool | None = None
+    worker_type: str | None = None
+
+
+@dataclass
+class Rate:
+    """What a loader delivered."""
+
+    loader: str = ""
+    workers: int = 0
+    rate: float = 0.0
+    #: seconds until the first batch, that an epoch's end costs, and until the next one's first batch
+    first: float | None = None
+    end: float | None = None
+    again: float | None = None
+    batches: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    #: batches of an epoch, where whole epochs were run
+    epoch: int = 0
+    usage: Used | None = None
+    #: of a check: the rate of the program, and the change
+    program: float = 0.0
+    change: str | None = None
+    kind: str = "rate"
+
+
+@dataclass
+class CodecRow:
+    """Images in one codec, in the mean; psnr and worst in decibels, None without a loss."""
+
+    name: str
+    bytes: float
+    decode: float
+    format: str = ""
+    quality: int | None = None
+    psnr: float | None = None
+    worst: float | None = None
+    worst_file: str = ""
+    samples: int = 0
+    error: str = ""
+    #: of a sample; None where none was timed
+    wall: float | None = None
+    cpu: float = 0.0
+    #: of the program's loader on this storage; 0 where it cannot be known
+    rate: float = 0.0
+
+
+@dataclass
+class Codecs:
+    """The images that samples read, as they are and in other codecs."""
+
+    rows: list[CodecRow] = field(default_factory=list)
+    images: int = 0
+    files: int = 0
+    containers: int = 0
+    #: pixels of the shorter side that the pipeline needs, where that is less than there are
+    size: int | None = None
+    short: float | None = None
+    skipped: int = 0
+    folder: str = ""
+    suffixes: list[str] = field(default_factory=list)
+    lossless: bool = False
+    per_sample: float = 1.0
+    kind: str = "codecs"
+
+
+@dataclass
+class Move:
+    """Another place for one transform of a chain, and what becomes of the data."""
+
+    exact: bool = False
+    equal: bool = False
+    alike: bool = False
+    tried: int = 0
+    error: str = ""
+    draws: bool = False
+    samples: int = 0
+    chain: int = 0
+    order: list[int] = field(default_factory=list)
+    name: str = ""
+    names: list[str] = field(default_factory=list)
+    over: list[str] = field(default_factory=list)
+    earlier: bool = False
+    #: seconds of a sample in both orders
+    before: float | None = None
+    after: float | None = None
+
+
+@dataclass
+class Orders:
+    chains: int = 0
+    moves: list[Move] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    kind: str = "orders"
+
+
+@dataclass
+class Told:
+    """A loader of the program, as it is told by ``watch.LoaderRecord``."""
+
+    loader: dict[str, Any]
+    steps: list[Any]
+    starts: list[float]
+    batches: int = 0
+    noted: int = 0
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    shapes: str = ""
+    device: list[tuple[float, float]] | None = None
+    key: str = ""
+    place: Place | None = None
+    started: int | None = None
+    whole: list[int] = field(default_factory=list)
+    objects: int = 1
+    spent: float = 0.0
+    begun: float = 0.0
+    left: float = 0.0
+    validates: bool = False
+
+
+@dataclass
+class Watched:
+    """The loader that was watched. asked and wait are None where too little was seen."""
+
+    batches: int = 0
+    steps: int = 0
+    batch: int = 1
+    asked: float | None = None
+    delivered: float = 0.0
+    #: between which the delivered rate lies
+    range: list[float] | None = None
+    wait: float | None = None
+    #: seconds of a step, and of one that no worker and no other program slows down
+    step: float = 0.0
+    step_alone: float = 0.0
+    step_cores: float = 0.0
+    inside: float = 0.0
+    #: share of the time in which the program could have run inside its loader, and had no core
+    queued: float = 0.0
+    by: str = "step while loading"
+    shapes: str = ""
+    bytes: float = 0
+    start: float | None = None
+    starts: int = 0
+    whole: int = 0
+    objects: int = 1
+
+
+@dataclass
+class Machine:
+    cores: int = 1
+    usable: int = 1
+    memory_available: int = 0
+    model: str = ""
+    siblings: str = ""
+    #: seconds in which a quota stopped the study
+    throttled: float | None = None
+    command: list[str] = field(default_factory=list)
+    argv: list[str] = field(default_factory=list)
+    #: share of the cores that other programs used while the program was watched
+    others: float = 0.0
+
+
+@dataclass
+class Limit:
+    kind: str
+    line: str
+    #: what it looked like, where there is no conclusion
+    seen: str | None = None
+
+
+@dataclass
+class Change:
+    """What would make the program faster, with the rates that are predicted and checked."""
+
+    what: str
+    paste: str
+    predicted: float | None
+    gain: float | None
+    effort: str
+    data: str
+    check: RateRequest | None
+    note: str = ""
+    place: Place | None = None
+    #: the rate without the change in the check, and with it; and their ratio
+    base: float | None = None
+    checked: float | None = None
+    checked_gain: float = 0.0
+    #: of the prediction's error, as a share
+    bound: float = 0.0
+    settled: bool | None = None
+    samples: int = 0
+    #: times as fast in the epoch in which it learns costs
+    first_epoch: float | None = None
+
+
+@dataclass
+class Report:
+    """All of ``report.json``."""
+
+    machine: Machine
+    loader: dict[str, Any]
+    watched: Watched
+    own: str = "torch"
+    schema: str = ""
+    generator: str = "minato analyze"
+    version: str = ""
+    place: Place | None = None
+    validates: bool = False
+    #: of the program's time, which the loop over this loader took; None where it has no other
+    share: float | None = None
+    steps: list[Any] = field(default_factory=list)
+    work: Work | None = None
+    storage: Storage | None = None
+    sampler: Sampler | None = None
+    contend: Contention | None = None
+    rates: list[Rate] = field(default_factory=list)
+    studied_batch: int | None = None
+    codecs: Codecs | None = None
+    orders: Orders | None = None
+    #: the program's own loader with its step, and one of samples that cost nothing
+    paced: Rate | None = None
+    free: Rate | None = None
+    checks: list[Rate] = field(default_factory=list)
+    base: float | None = None
+    relative_to: float | None = None
+    limit: Limit = field(default_factory=lambda: Limit("unknown", ""))
+    helps: list[Change] = field(default_factory=list)
+    dropped: list[Change] = field(default_factory=list)
+    useless: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    #: where what the study wrote went: see own_files
+    files: str | None = None
+    unstudied: str | None = None
