@@ -6,21 +6,18 @@ Four kinds of process take part:
   and delivers, and at the first iteration forks a copy of the process;
 - the keeper, which is that copy (``keeper``): it holds the dataset, and does nothing until the program has
   ended;
-- a fork of the keeper for each measurement (``study``, ``samples`` and the files below);
-- the command: ``listener`` gets what the others tell, ``measure`` asks for one measurement after another,
-  ``checks`` for those of changes, and the rest makes an answer of numbers.
+- a fork of the keeper for each measurement (``study``), which writes to files of its own (``own_files``);
+- the command: ``listener`` gets what the others tell, ``measure`` asks for one measurement after another
+  and checks changes, and the rest makes an answer of numbers.
 
-Measurements:
+What they tell each other, and ``report.json``, are the classes of ``records``. Measurements:
 
 - ``work``: the time of a sample; ``stages`` sets the clocks that say where it goes
-- ``contention``: samples by several processes and threads at once
-- ``storage``: reads alone
+- ``study``: reads alone, and samples by several processes and threads at once
 - ``loaders``: the rate of a loader, also with a change
 - ``codecs``, ``orders``: other encodings of images, other orders of transforms
-- ``usage``: who uses the cores meanwhile
 
-``facts`` reads what was found. ``limits`` derives the one limit from it, ``changes`` and ``codec_rates`` what
-would help. ``report`` and ``page`` write the answer, with ``formats``. ``command`` is what a user types, with
-a bar (``progress``); ``stand_in`` is the program for a factory or a folder; ``recode`` is the command of
-that name.
+``facts`` reads what was found. ``limits`` derives the one limit from it, ``changes`` what would help.
+``report`` and ``page`` write the answer, with ``text``. ``command`` is what a user types; ``stand_in`` is
+the program for a factory or a folder; ``recode`` is the command of that name.
 """

@@ -7,7 +7,7 @@ import re
 import shlex
 import statistics
 
-from .codec_rates import CHEAP, CLOSE, LOSS, QUALITY, codec_rows
+from .codecs import CHEAP, CLOSE, LOSS, QUALITY, codec_rows
 from .facts import (
     WORTH,
     Facts,
@@ -20,7 +20,6 @@ from .facts import (
     virtual_gain,
     virtual_rate,
 )
-from .formats import format_bytes
 from .limits import (
     NO_WAIT,
     hand_over,
@@ -33,6 +32,7 @@ from .limits import (
 )
 from .recode import SUFFIXES
 from .records import Change, Move, Place, RateRequest, Report
+from .text import format_bytes
 
 #: the least bound of a prediction's error
 BOUND = 0.15

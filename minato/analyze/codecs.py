@@ -14,17 +14,27 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from .photos import NotAPhoto, Photo, read_photo
-from .recode import MISSING, Settings, decode, encode, shrink
+from .facts import Facts
+from .limits import BARELY
+from .recode import (
+    MISSING,
+    NotAPhoto,
+    Photo,
+    Settings,
+    decode,
+    encode,
+    read_photo,
+    shrink,
+)
 from .records import CodecRow, Codecs
-from .samples import Send, clock, is_iterable, sample_maker, sample_makers
 from .stages import Clocks, seed_generators
+from .work import Send, clock, is_iterable, sample_maker, sample_makers
 
 #: what is tried, in this order; raw has no header to speak of, and is only compared
 TRIED = (
@@ -89,20 +99,11 @@ class Openers:
         """From now on, notes what images are resized to, and those that come out of containers."""
         from PIL import Image
 
-        opens, resize, thumbnail = self._wrap_decoder(Image.open), Image.Image.resize, Image.Image.thumbnail
-        for name in ("convert", "copy", "crop", "transpose"):
-            setattr(Image.Image, name, self._wrap_part(getattr(Image.Image, name)))
+        thumbnail, original = Image.Image.thumbnail, torch.nn.functional.interpolate
 
-        def open_noted(file: Any, *given: Any, **named: Any) -> Any:
-            self.containers += not isinstance(file, (str, bytes, os.PathLike))
-            return opens(file, *given, **named)
-
-        def resize_noted(
-            this: Any, size: Any, resample: Any = None, box: Any = None, *more: Any, **named: Any
-        ) -> Any:
+        def note_resize(made: Any, this: Any, size: Any, _how: Any = None, box: Any = None, *_: Any, **_named: Any) -> None:
             whole = box or (0, 0, *this.size)
             self._note_resize(this, (whole[2] - whole[0], whole[3] - whole[1]), size)
-            return resize(this, size, resample, box, *more, **named)
 
         def shrink_noted(this: Any, size: Any, *given: Any, **named: Any) -> Any:
             before, self._resizing = this.size, True  # it decodes fewer pixels first, and resizes inside
@@ -112,47 +113,32 @@ class Openers:
                 self._resizing = False
             self._note_resize(this, before, this.size)
 
-        Image.open, Image.Image.resize = open_noted, resize_noted  # type: ignore[assignment]
+        def of(size_of: Callable[[Any], Any]) -> Any:
+            return lambda made, image, *_, **_named: self._note_resize(image, size_of(image), size_of(made))
+
+        for name in ("convert", "copy", "crop", "transpose"):
+            _note_results(Image.Image, name, self._note_part)
+        _note_results(Image, "open", self._note_decoded)
+        _note_results(Image.Image, "resize", note_resize)
         setattr(Image.Image, "thumbnail", shrink_noted)
-        if "cv2" in sys.modules:
-            cv2: Any = sys.modules["cv2"]
-            cv2.resize = self._wrap_resize(cv2.resize, lambda made: made.shape[1::-1])
+        if (cv2 := sys.modules.get("cv2")) is not None:
+            _note_results(cv2, "resize", of(lambda made: made.shape[1::-1]))
             for name in ("imread", "imdecode"):
-                setattr(cv2, name, self._wrap_decoder(getattr(cv2, name)))
-            cv2.cvtColor = self._wrap_part(cv2.cvtColor)
-        original = torch.nn.functional.interpolate
-        patched = self._wrap_resize(original, lambda made: made.shape[:-3:-1])
+                _note_results(cv2, name, lambda made, *_, **_named: self.decoded.append(made))
+            _note_results(cv2, "cvtColor", self._note_part)
         for name, module in list(sys.modules.items()):
             if name == "torch.nn.functional" or name.startswith("torchvision.transforms"):
                 if getattr(module, "interpolate", None) is original:
-                    setattr(module, "interpolate", patched)
+                    _note_results(module, "interpolate", of(lambda made: made.shape[:-3:-1]))
 
-    def _wrap_resize(self, function: Any, size_of: Callable[[Any], Any]) -> Any:
-        def resize_noted(image: Any, *given: Any, **named: Any) -> Any:
-            made = function(image, *given, **named)
-            self._note_resize(image, size_of(image), size_of(made))
-            return made
+    def _note_decoded(self, image: Any, file: Any, *_: Any, **_named: Any) -> None:
+        self.containers += not isinstance(file, (str, bytes, os.PathLike))
+        self.decoded.append(image)
 
-        return resize_noted
-
-    def _wrap_decoder(self, function: Any) -> Any:
-        def decode_noted(*given: Any, **named: Any) -> Any:
-            image = function(*given, **named)
-            self.decoded.append(image)
-            return image
-
-        return decode_noted
-
-    def _wrap_part(self, function: Any) -> Any:
-        """A function whose result is as decoded as what it gets."""
-
-        def part_noted(image: Any, *given: Any, **named: Any) -> Any:
-            made = function(image, *given, **named)
-            if self._is_decoded(image):
-                self.decoded.append(made)
-            return made
-
-        return part_noted
+    def _note_part(self, made: Any, image: Any, *_: Any, **_named: Any) -> None:
+        """Of a function whose result is as decoded as what it gets."""
+        if self._is_decoded(image):
+            self.decoded.append(made)
 
     def _is_decoded(self, image: Any) -> bool:
         """Tensors are not followed: a transform of them may have come before."""
@@ -162,6 +148,18 @@ class Openers:
         if not self._resizing:
             share = max(a / max(1, b) for a, b in zip(after, before))
             self.kept.append(share if self._is_decoded(image) else 1.0)
+
+
+def _note_results(owner: Any, name: str, note: Callable[..., None]) -> None:
+    """From now on, tells of each result of a function, and of what it was given."""
+    function = getattr(owner, name)
+
+    def noted(*given: Any, **named: Any) -> Any:
+        made = function(*given, **named)
+        note(made, *given, **named)
+        return made
+
+    setattr(owner, name, noted)
 
 
 class EncodedFiles:
@@ -375,3 +373,82 @@ def replace_files(dataset: Any, batches: list[list[Any]], given: dict[str, Any])
         if clock() > end or len(held.held) >= 4 * IMAGES_MOST:
             break
     return whole
+
+
+#: decibels of the worst image, and quality, below which a codec is not recommended. Networks
+#: trained on JPEG 75 and less were found to be less accurate
+LOSS, QUALITY = 30.0, 75
+#: decibels by which a codec may lose more and still count as equal
+EQUAL = 0.5
+#: a codec that loses less is preferred to one that is faster by less than this
+CLOSE = 1.05
+#: of these, one whose samples take more CPU time than this multiple of the least is left out
+CHEAP = 1.3
+#: storages that codecs are compared on: bytes a second
+STORAGES = (
+    ("network, 5 MB/s", 5e6), ("disk, 23 MB/s", 23e6), ("SSD, 280 MB/s", 280e6), ("memory", math.inf),
+)  # fmt: skip
+
+
+def codec_rows(f: Facts) -> list[CodecRow]:
+    """The codecs that were measured, each with its rate on this storage."""
+    told = f.codecs
+    if told.images < 4:
+        return []
+    return [replace(row, rate=codec_rate(f, row, storage_speed(f))) for row in told.rows]
+
+
+def codec_rate(f: Facts, row: CodecRow, storage: float = math.inf) -> float:
+    """The loader's rate with a codec: its own, as the time of samples changes. Where processes wait
+    for one storage, the rate changes as the waits do. storage: bytes a second at most."""
+    told, own = f.codecs, f.own_rate()
+    if not own or row.error:
+        return 0.0
+    was = told.rows[0]
+    if row.wall is None or was.wall is None:  # samples of an iterable dataset are made once
+        wall = max(f.mean - was.decode + row.decode, row.decode)
+        made = own * f.mean / wall
+    else:
+        one, waits, before = work_rate(f, was), row.wall - row.cpu, was.wall - was.cpu
+        made = own * work_rate(f, row) / one
+        if f.workers > 1 and before > 0.3 * was.wall and own < 0.7 * one:
+            made = min(work_rate(f, row), own * before / max(waits, BARELY))
+    return float(min(made, storage / max(1.0, row.bytes * told.per_sample)))
+
+
+def work_rate(f: Facts, row: CodecRow) -> float:
+    """Samples a second that workers make with a codec, where they wait for nothing but cores."""
+    return float(min(max(1, f.workers) / max(row.wall or 0.0, 1e-9), f.cores / max(row.cpu, 1e-9)))
+
+
+def storage_speed(f: Facts) -> float:
+    """Bytes a second of this storage; infinite where only reads from memory were measured."""
+    rates = [one.bytes_per_s for one in f.storage.rates if f.storage.cold]
+    return max(rates, default=math.inf)
+
+
+def storage_rate(f: Facts, row: CodecRow, speed: float) -> float | None:
+    """Samples a second with a codec and a storage of ``speed`` bytes a second. Only the CPU time
+    of samples counts, and the reading of each file once."""
+    told, cpu = f.codecs, row.cpu
+    if row.error:
+        return None
+    if row.wall is None:
+        cpu = max(f.mean * f.cpu_share - told.rows[0].decode + row.decode, row.decode)
+    read = speed / max(1.0, row.bytes * told.per_sample)
+    return float(min(min(max(1, f.workers), f.cores) / cpu, read))
+
+
+def winners(f: Facts) -> list[tuple[str, str, float]]:
+    """Of each storage, the codec that is fastest there of those that lose as little as JPEG 85, and
+    its rate."""
+    rows = codec_rows(f)
+    least = min((row.psnr or 0.0 for row in rows if row.name == "jpeg 85"), default=0.0)
+    rows = [row for row in rows if row.psnr is None or row.psnr >= least - EQUAL]
+    found = []
+    for name, speed in STORAGES:
+        rates = [(rate, row.name) for row in rows if (rate := storage_rate(f, row, speed)) is not None]
+        if rates:
+            rate, codec = max(rates)
+            found.append((name, codec, rate))
+    return found

@@ -16,11 +16,9 @@ import sys
 import time
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from .. import _core
 from . import report
-from .formats import format_bytes, format_place
 from .keeper import tree
 from .listener import Connection, Listener, waited_seconds
 from .measure import (
@@ -33,10 +31,10 @@ from .measure import (
     name_loaders,
     write_report,
 )
-from .progress import Progress
 from .records import Report, Told, parse
-from .usage import Usage
+from .text import Progress, format_bytes, format_place
 from .watch import VARIABLE, Watch
+from .work import Usage
 
 HERE = Path(__file__).resolve().parent
 ARGUMENTS, NOT_WATCHED = 2, 3
@@ -464,12 +462,6 @@ def _reap() -> None:
         while clock() < end:
             pid, _ = os.waitpid(-1, os.WNOHANG)
             if not pid:
-                if not _child_pids():
+                if len(tree(os.getpid())) == 1:
                     return
                 time.sleep(0.01)
-
-
-def _child_pids() -> list[int]:
-    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return list(map(int, file.read().split()))
-    return []

@@ -448,14 +448,10 @@ def fit_scaling(points: dict[int, float]) -> tuple[float, float] | None:
     counts = sorted(n for n in points if n > 0)
     if len(counts) < 2:
         return None
-    low = counts[0]
-    lost = 0.0
-    most = counts[-1]  # the nearest to what is asked of the fit
-    one = points[low] / low
-    for _ in range(20):  # the lowest count may be more than one
-        lost = max(0.0, (most * one / points[most] - 1) / (most - 1))
-        one = points[low] * (1 + lost * (low - 1)) / low
-    return one, lost
+    low, high = counts[0], counts[-1]  # the latter is the nearest to what is asked of the fit
+    few, many = points[low] / low, points[high] / high  # of one worker of these
+    lost = max(0.0, (few - many) / max(many * (high - 1) - few * (low - 1), 1e-9))
+    return few * (1 + lost * (low - 1)), lost
 
 
 def scaled_rate(fit: tuple[float, float], workers: int) -> float:

@@ -17,8 +17,8 @@ from .facts import (
     slow_share,
     wait_seconds,
 )
-from .formats import format_place, format_rate, format_seconds
 from .records import Limit, StageTimes
+from .text import format_count, format_place, format_rate, format_seconds
 
 #: share of its time that a program waits. Below the first the step is the limit; below the second a
 #: loader that costs nothing would gain too little to matter
@@ -108,14 +108,10 @@ def _crowded_step(f: Facts) -> str:
     cpu = f.sample_cpu(f.own, f.workers)
     label, share = f.top()
     return (
-        f"The step and {count_workers(f)} share them: the step waits for a core {f.queued_step():.0%} of its "
+        f"The step and {format_count(f.workers, 'worker')} share them: the step waits for a core {f.queued_step():.0%} of its "
         f"time, and samples take {cpu / (cpu + f.step_cpu()):.0%} of the CPU time. {share:.0%} of a sample is "
         f"{label}."
     )
-
-
-def count_workers(f: Facts) -> str:
-    return "1 worker" if f.workers == 1 else f"{f.workers} workers"
 
 
 def starting(f: Facts) -> tuple[str, str] | None:
@@ -291,7 +287,7 @@ def _workers(f: Facts, gain: float) -> tuple[str, str] | None:
         return None
     label, share = f.top()
     have = "the program makes samples itself (num_workers=0)" if not f.workers else (
-        f"there {'is 1 worker' if f.workers == 1 else f'are {f.workers} workers'}"
+        f"there {'is' if f.workers == 1 else 'are'} {format_count(f.workers, 'worker')}"
     )  # fmt: skip
     return "workers", (
         f"{have[0].upper()}{have[1:]}, and {f.cores} workers make {more / rate:.2g} times as many samples. "

@@ -24,9 +24,16 @@ from ..options import Options
 from ..patch import _torch as patched
 from . import codecs, orders
 from .records import Rate, RateRequest, Sampler, parse
-from .samples import Send, as_worker, clock, is_iterable, sample_makers, sampler_batches
 from .stages import FULL, Clocks, Stopwatch, copy_value, seed_generators, size_of
-from .usage import Usage
+from .work import (
+    Send,
+    Usage,
+    as_worker,
+    clock,
+    is_iterable,
+    sample_makers,
+    sampler_batches,
+)
 
 #: bytes of results that a replay may hold
 REPLAYED = 1 << 28

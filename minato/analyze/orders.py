@@ -13,7 +13,6 @@ import copy
 import random
 import statistics
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -21,7 +20,6 @@ import numpy as np
 import torch
 
 from .records import Move, Orders
-from .samples import Send, clock, is_iterable, sample_makers
 from .stages import (
     Clocks,
     copy_value,
@@ -32,6 +30,7 @@ from .stages import (
     seed_generators,
     size_of,
 )
+from .work import Send, clock, is_iterable, sample_makers
 
 #: arguments of a transform, by position and by name
 Given = tuple[tuple[Any, ...], dict[str, Any]]
@@ -134,18 +133,18 @@ def are_alike(one: Any, other: Any) -> bool:
 def edge_cases(given: Given) -> list[Given]:
     """The input with images that are flat, extreme, of chance, odd, and tiny."""
     found: list[Given] = []
-    for make in (_make_flat, _make_full, _make_noise, _make_odd, _make_tiny):
-        changed = [0]
+    for edge in range(5):
+        seen: list[Any] = []
 
-        def part(value: Any, make: Any = make, changed: list[int] = changed) -> Any:
-            new = make(value) if _is_image(value) else None
-            changed[0] += new is not None
-            return value if new is None else new
+        def part(value: Any, edge: int = edge, seen: list[Any] = seen) -> Any:
+            if not _is_image(value):
+                return value
+            seen.append(value)
+            return _replace_values(value, edge) if edge < 3 else _crop(value, edge == 4)
 
         with contextlib.suppress(Exception):
             new = tuple(map(part, given[0])), {key: part(value) for key, value in given[1].items()}
-            if changed[0]:
-                found.append(new)
+            found += [new] if seen else []
     return found
 
 
@@ -155,58 +154,32 @@ def _is_image(value: Any) -> bool:
     return isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim >= 2
 
 
-def _replace_values(value: Any, make: Callable[[Any], Any]) -> Any:
-    """An image of the same kind with other values, made from an array of its values."""
+def _replace_values(value: Any, edge: int) -> Any:
+    """An image of the same kind whose values are the least, the largest, or drawn."""
     if hasattr(value, "getbands"):
         from PIL import Image
 
-        return Image.fromarray(make(np.asarray(value)), value.mode)
+        return Image.fromarray(_replace_values(np.asarray(value), edge), value.mode)
     if isinstance(value, torch.Tensor):
-        made = torch.from_numpy(np.ascontiguousarray(make(value.numpy())))
+        made = torch.from_numpy(np.ascontiguousarray(_replace_values(value.numpy(), edge)))
         return made.as_subclass(type(value)) if type(value) is not torch.Tensor else made
-    return make(value)
+    largest, rng = np.iinfo(value.dtype).max if value.dtype.kind in "iu" else 1, np.random.default_rng(1)
+    if edge < 2:
+        return np.full_like(value, edge * largest)
+    if value.dtype.kind in "iu":
+        return rng.integers(0, min(largest, 255), value.shape, endpoint=True).astype(value.dtype)
+    return rng.normal(0, 1, value.shape).astype(value.dtype)
 
 
-def _largest_value(values: Any) -> Any:
-    return np.iinfo(values.dtype).max if values.dtype.kind in "iu" else 1
-
-
-def _make_flat(value: Any) -> Any:
-    return _replace_values(value, np.zeros_like)
-
-
-def _make_full(value: Any) -> Any:
-    return _replace_values(value, lambda values: np.full_like(values, _largest_value(values)))
-
-
-def _make_noise(value: Any) -> Any:
-    def make(values: Any) -> Any:
-        rng = np.random.default_rng(1)
-        if values.dtype.kind in "iu":
-            return rng.integers(0, min(_largest_value(values), 255), values.shape, endpoint=True).astype(values.dtype)
-        return rng.normal(0, 1, values.shape).astype(values.dtype)
-
-    return _replace_values(value, make)
-
-
-def _crop(value: Any, height: int, width: int) -> Any:
+def _crop(value: Any, tiny: bool) -> Any:
+    """To 2 x 3, or by one of the width, where that is even, and by two of the height, which stays as it is."""
+    high, wide = value.shape[-2:] if isinstance(value, torch.Tensor) else (
+        (value.height, value.width) if hasattr(value, "getbands") else value.shape[:2]
+    )  # fmt: skip
+    high, wide = (min(2, high), min(3, wide)) if tiny else (max(1, high - 2), max(1, wide - 1))
     if hasattr(value, "getbands"):
-        return value.crop((0, 0, min(width, value.width), min(height, value.height)))
-    if isinstance(value, torch.Tensor):
-        return value[..., :height, :width].clone()
-    return value[:height, :width].copy()
-
-
-def _make_odd(value: Any) -> Any:
-    """One less of the width, where that is even; two of the height, which stays as it is."""
-    if hasattr(value, "getbands"):
-        return _crop(value, value.height - 2, value.width - 1)
-    high, wide = value.shape[-2:] if isinstance(value, torch.Tensor) else value.shape[:2]
-    return _crop(value, max(1, high - 2), max(1, wide - 1))
-
-
-def _make_tiny(value: Any) -> Any:
-    return _crop(value, 2, 3)
+        return value.crop((0, 0, wide, high))
+    return value[..., :high, :wide].clone() if isinstance(value, torch.Tensor) else value[:high, :wide].copy()
 
 
 class Swap:

@@ -11,11 +11,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .changes import describe_data, describe_move
-from .codec_rates import STORAGES, codec_rows, storage_rate, winners
+from .codecs import STORAGES, codec_rows, storage_rate, winners
 from .facts import Facts, slow_share
-from .formats import format_bytes, format_place, format_rate, format_seconds
 from .records import CodecRow, Report
-from .report import answer, explain_doubt, format_gain, format_loss, kind_of_loader, quantile
+from .report import (
+    answer,
+    explain_doubt,
+    format_gain,
+    format_loss,
+    kind_of_loader,
+    quantile,
+)
+from .text import format_bytes, format_place, format_rate, format_seconds
 
 #: width of the pictures in their own units, which are a phone's pixels; a wide page scales them
 WIDTH = 335
@@ -165,6 +172,18 @@ def _figure(title: str, height: float, shapes: str, caption: str) -> str:
     )
 
 
+def _line(x: float, y: float, to_x: float, to_y: float, style: str = "stroke='var(--line)'") -> str:
+    return f"<line x1='{x:.1f}' y1='{y:.1f}' x2='{to_x:.1f}' y2='{to_y:.1f}' {style}/>"
+
+
+def _label(x: float, y: float, words: str, anchor: str = "start", style: str = "class='s'") -> str:
+    return f"<text {style} x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}'>{words}</text>"
+
+
+def _bar(x: float, y: float, width: float, height: float, color: str) -> str:
+    return f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' fill='var(--{color})' rx='2'/>"
+
+
 def _waterfall(f: Facts) -> str:
     """The stages of a sample in the order in which they begin, one below the other."""
     if not f.costs:
@@ -174,23 +193,16 @@ def _waterfall(f: Facts) -> str:
     other = max(0.0, f.mean - sum(wall for _, wall, _ in stages))
     stages.append(("other", other, other * f.cpu_share))
     at, shapes, left, right = 0.0, "", 108, WIDTH - 52
-    bottom = 8 + 26 * len(stages)
+    bottom, wide = 8 + 26 * len(stages), right - left
     for share in (0.0, 0.5, 1.0):
-        x = left + (right - left) * share
-        shapes += (
-            f"<line x1='{x:.1f}' y1='4' x2='{x:.1f}' y2='{bottom}' stroke='var(--line)'/>"
-            f"<text class='s' x='{x:.1f}' y='{bottom + 14}' text-anchor='middle'>{format_seconds(share * f.mean)}</text>"
-        )
+        x = left + wide * share
+        shapes += _line(x, 4, x, bottom) + _label(x, bottom + 14, format_seconds(share * f.mean), "middle")
     for row, (label, wall, cpu) in enumerate(stages):
-        y, x = 8 + row * 26, left + (right - left) * min(1.0, at / f.mean)
-        width = max(1.0, (right - left) * wall / f.mean)
-        on = width * min(1.0, cpu / wall) if wall else 0.0
-        shapes += (
-            f"<text x='{left - 6}' y='{y + 13}' text-anchor='end'>{text(_shorten_label(label))}</text>"
-            f"<rect x='{x:.1f}' y='{y}' width='{width:.1f}' height='18' fill='var(--two)' rx='2'/>"
-            f"<rect x='{x:.1f}' y='{y}' width='{on:.1f}' height='18' fill='var(--one)' rx='2'/>"
-            f"<text class='s' x='{min(x + width + 4, right + 3):.1f}' y='{y + 13}'>{format_seconds(wall)}</text>"
-        )
+        y, x = 8 + row * 26, left + wide * min(1.0, at / f.mean)
+        width = max(1.0, wide * wall / f.mean)
+        shapes += _label(left - 6, y + 13, text(_shorten_label(label)), "end", "")
+        shapes += _bar(x, y, width, 18, "two") + _bar(x, y, width * min(1.0, cpu / wall) if wall else 0.0, 18, "one")
+        shapes += _label(min(x + width + 4, right + 3), y + 13, format_seconds(wall))
         at += wall
     caption = (
         f"The time of a sample in one process, {format_seconds(f.mean)}, by stages in the order in which they begin. "
@@ -214,26 +226,19 @@ def _histogram(f: Facts) -> str:
     counts = [0] * bins
     for cost in f.costs:
         counts[min(bins - 1, int((math.log(max(cost, 1e-7)) - low) / width))] += 1
-    tall, left, shapes = 140, 34, "<text class='s' x='0' y='12'>samples</text>"
+    tall, left, shapes = 140, 34, _label(0, 12, "samples")
     step = (WIDTH - left) / bins
+
+    def height(held: int) -> float:
+        return tall * math.log1p(held) / math.log1p(max(counts))
+
     for held in sorted({1, max(counts)}):
-        y = tall + 22 - tall * math.log1p(held) / math.log1p(max(counts))
-        shapes += (
-            f"<line x1='{left}' y1='{y:.1f}' x2='{WIDTH}' y2='{y:.1f}' stroke='var(--line)'/>"
-            f"<text class='s' x='{left - 5}' y='{y + 4:.1f}' text-anchor='end'>{held}</text>"
-        )
+        y = tall + 22 - height(held)
+        shapes += _line(left, y, WIDTH, y) + _label(left - 5, y + 4, str(held), "end")
     for n, held in enumerate(counts):
-        height = tall * math.log1p(held) / math.log1p(max(counts))
-        shapes += (
-            f"<rect x='{left + n * step + 1:.1f}' y='{tall - height + 22:.1f}' width='{step - 2:.1f}' "
-            f"height='{height:.1f}' fill='var(--one)'/>"
-        )
-    for n in range(0, bins + 1, bins // 2):
-        anchor = "start" if n == 0 else "end" if n == bins else "middle"
-        shapes += (
-            f"<text class='s' x='{left + n * step:.1f}' y='{tall + 38}' text-anchor='{anchor}'>"
-            f"{format_seconds(math.exp(low + n * width))}</text>"
-        )
+        shapes += _bar(left + n * step + 1, tall + 22 - height(held), step - 2, height(held), "one")
+    for n, anchor in ((0, "start"), (bins // 2, "middle"), (bins, "end")):
+        shapes += _label(left + n * step, tall + 38, format_seconds(math.exp(low + n * width)), anchor)
     count, share, times = slow_share(f.costs)
     slow = (
         f"{count:.1%} take four times the median or more, which is {share:.0%} of all time"
@@ -251,10 +256,10 @@ def _rates(f: Facts) -> str:
     """Samples a second over workers, with what the step asks for."""
     kinds = sorted({kind for kind, _ in f.rates} - {"hand-over"})
     points = {kind: sorted((n, r) for (k, n), r in f.rates.items() if k == kind) for kind in kinds}
-    if not any(points.values()):
+    every = [point for each in points.values() for point in each]
+    if not every:
         return ""
-    most = max(n for each in points.values() for n, _ in each)
-    top = max(r for each in points.values() for _, r in each) * 1.15
+    most, top = max(n for n, _ in every), max(r for _, r in every) * 1.15
     tall, left, right = 180, 44, WIDTH - 64
 
     def x(workers: int) -> float:
@@ -263,17 +268,10 @@ def _rates(f: Facts) -> str:
     def y(rate: float) -> float:
         return 22 + tall * (1 - min(rate / top, 1.0))
 
-    shapes = (
-        f"<line x1='{left}' y1='{22 + tall}' x2='{right}' y2='{22 + tall}' stroke='var(--line)'/>"
-        "<text class='s' x='0' y='12'>samples/s</text>"
-    )
-    for share in (0.5, 1.0):
-        rate = top / 1.15 * share
-        shapes += (
-            f"<line x1='{left}' y1='{y(rate):.1f}' x2='{right}' y2='{y(rate):.1f}' stroke='var(--line)' "
-            f"stroke-dasharray='2 4'/><text class='s' x='{left - 6}' y='{y(rate) + 4:.1f}' "
-            f"text-anchor='end'>{rate:.3g}</text>"
-        )
+    shapes = _line(left, 22 + tall, right, 22 + tall) + _label(0, 12, "samples/s")
+    for rate in (0.5 * top / 1.15, top / 1.15):
+        shapes += _line(left, y(rate), right, y(rate), "stroke='var(--line)' stroke-dasharray='2 4'")
+        shapes += _label(left - 6, y(rate) + 4, f"{rate:.3g}", "end")
     labels: list[float] = []
     for kind, color in zip(kinds, ("var(--three)", "var(--two)")):
         path = " ".join(f"{x(n):.1f},{y(r):.1f}" for n, r in points[kind])
@@ -284,17 +282,14 @@ def _rates(f: Facts) -> str:
         if labels and abs(at - labels[-1]) < 15:
             at = labels[-1] + 15
         labels.append(at)
-        shapes += f"<text x='{right + 8}' y='{at:.1f}' style='fill:{color}'>{text(kind)}</text>"
-    for n in sorted({n for each in points.values() for n, _ in each}):
-        shapes += f"<text class='s' x='{x(n):.1f}' y='{tall + 38}' text-anchor='middle'>{n}</text>"
-    shapes += f"<text class='s' x='{right + 8}' y='{tall + 38}'>workers</text>"
+        shapes += _label(right + 8, at, text(kind), style=f"style='fill:{color}'")
+    for n in sorted({n for n, _ in every}):
+        shapes += _label(x(n), tall + 38, str(n), "middle")
+    shapes += _label(right + 8, tall + 38, "workers")
     asked = f.watched.asked
     if asked is not None and asked <= top:
-        shapes += (
-            f"<line x1='{left}' y1='{y(asked):.1f}' x2='{right}' y2='{y(asked):.1f}' "
-            f"stroke='var(--bad)'/><text x='{right + 8}' y='{y(asked) - 4:.1f}' "
-            "style='fill:var(--bad)'>the step</text>"
-        )
+        shapes += _line(left, y(asked), right, y(asked), "stroke='var(--bad)'")
+        shapes += _label(right + 8, y(asked) - 4, "the step", style="style='fill:var(--bad)'")
     beyond = f" The step asks for {format_rate(asked)}, above the picture." if asked and asked > top else ""
     hands = f" A loader of samples that cost nothing hands over {format_rate(f.hands_over)}." if (
         math.isfinite(f.hands_over)

@@ -8,11 +8,11 @@ import re
 import statistics
 
 from .changes import describe_move
-from .codec_rates import codec_rows, winners
+from .codecs import codec_rows, winners
 from .facts import OTHERS, Facts, fit_scaling, slow_share
-from .formats import format_bytes, format_place, format_rate, format_seconds
 from .limits import files_went
 from .records import Change, CodecRow, Report, Told, Watched, parse
+from .text import format_bytes, format_count, format_place, format_rate, format_seconds
 
 #: a rate whose range is wider than this is told with the range
 UNCERTAIN = 1.3
@@ -60,7 +60,7 @@ def answer(report: Report, where: str = "") -> str:
     room = LINES - len(lines) - len(end)
     left = notes[max(0, room):]
     if left and where:
-        end = [f"{where} ({len(left)} more note{'s' * (len(left) > 1)} there)"]
+        end = [f"{where} ({format_count(len(left), 'more note')} there)"]
     lines += notes[: max(0, room)] + end
     return "\n".join(line if len(line) < 4 * COLUMNS else line[: 4 * COLUMNS] for line in lines)
 
@@ -304,7 +304,7 @@ def compare(before: str, after: str) -> str:
         row("a sample", f.mean * 1e3, g.mean * 1e3, "ms")
     for kind, workers in sorted(f.rates.keys() & g.rates.keys()):
         name = "samples that cost nothing" if kind == "hand-over" else f"{kind}'s loader"
-        row(f"{name}, {workers} worker{'s' * (workers != 1)}", f.rates[kind, workers], g.rates[kind, workers], "samples/s")
+        row(f"{name}, {format_count(workers, 'worker')}", f.rates[kind, workers], g.rates[kind, workers], "samples/s")
     earlier, later = _seconds_by_name(f), _seconds_by_name(g)
     for name in sorted({**later, **earlier}, key=lambda name: -earlier.get(name, 0.0)):
         a, b = earlier.get(name, 0.0), later.get(name, 0.0)

@@ -146,7 +146,6 @@ class LoaderRecord:
         self.queued = _QueueClock()
         self.inside: tuple[float, float] | None = None  # of the batch whose step is under way
         self.left, self.left_cpu, self.left_queued, self.left_waited = 0.0, 0.0, 0.0, 0.0
-        self.kept = False
         self.ended = False
         self.spent = 0.0  # seconds inside next() and of steps
         self.evaluated = 0  # batches that the program asked for in order to validate
@@ -235,12 +234,11 @@ class LoaderRecord:
         """The message: plain numbers, of the latest steps."""
         steps = [[round(number, 7) for number in step] for step in self.steps[-most:]]
         return {
-            "key": self.key, "place": self.place, "loader": self.facts, "kept": self.kept,
+            "key": self.key, "place": self.place, "loader": self.facts,
             "batches": self.batches, "noted": len(self.steps), "steps": steps, "starts": self.starts, "started": self.started,
             "whole": self.whole[-2000:], "objects": self.objects, "spent": self.spent, "begun": self.begun,
             "left": self.left, "validates": self.evaluated > 0.9 * self.batches,
             "device": self._device(), "sizes": self.sizes[-50:], "shapes": self.shapes,
-            "threads": _torch_threads(), "ended": self.ended,
         }  # fmt: skip
 
     def _device(self) -> list[tuple[float, float]] | None:
@@ -354,14 +352,6 @@ def _record_event() -> Any:
         return event
     except Exception:
         return None
-
-
-def _torch_threads() -> int:
-    torch = sys.modules.get("torch")
-    try:
-        return int(torch.get_num_threads()) if torch is not None else 1
-    except Exception:
-        return 1
 
 
 # ---- the hooks -----------------------------------------------------------------------------
@@ -634,7 +624,7 @@ class Watch:
         theirs.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
-        record.kept = os.read(ready, 1) == b"+"  # its files have positions of their own
+        os.read(ready, 1)  # its files have positions of their own
         os.close(ready)
         if self.link.name:
             ours.close()
@@ -867,10 +857,8 @@ def _takes_no_part() -> bool:
 def _start() -> Watch:
     watch = Watch()
     watch.link.tell(
-        "process", argv=getattr(sys, "orig_argv", sys.argv)[:20], python=sys.version.split()[0],
-        rank=os.environ.get("LOCAL_RANK"), ranks=os.environ.get("LOCAL_WORLD_SIZE"),
-        executable=sys.executable,
-    )  # fmt: skip
+        "process", argv=getattr(sys, "orig_argv", sys.argv)[:20], ranks=os.environ.get("LOCAL_WORLD_SIZE")
+    )
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=watch.reset)
     if LOADERS in sys.modules:

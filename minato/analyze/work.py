@@ -1,8 +1,9 @@
-"""The work of a sample: its time, its stages, and what of it could be cached."""
+"""Samples: which of them a measurement makes, what they cost, and what of them could be cached."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import statistics
@@ -11,10 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from .records import Cacheable, StageTimes, Work
-from .samples import Send, clock, is_iterable, sample_makers
+from torch.utils.data import IterableDataset
+from torch.utils.data._utils import worker
+
+from ..dataset_calls import fetches_batches
+from .records import Cacheable, StageTimes, Used, Work
 from .stages import (
     FULL,
     OPEN,
@@ -26,7 +31,141 @@ from .stages import (
     seed_generators,
     size_of,
 )
-from .usage import Usage
+
+#: what a measurement calls with each message
+Send = Callable[[dict[str, Any]], None]
+clock = time.monotonic
+#: batches that are planned at most
+PLANNED = 4096
+
+
+@contextlib.contextmanager
+def as_worker(loader: Any) -> Iterator[None]:
+    """Inside the block this process is the only worker of a loader that has workers: samples may need
+    what its worker_init_fn sets up. Forks inherit that."""
+    if not loader.num_workers:
+        yield
+        return
+    vars(worker)["_worker_info"] = worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=loader.dataset)
+    try:
+        if loader.worker_init_fn is not None:
+            loader.worker_init_fn(0)
+        yield
+    finally:
+        vars(worker)["_worker_info"] = None
+
+
+def is_iterable(loader: Any) -> bool:
+    return isinstance(loader.dataset, IterableDataset)
+
+
+@functools.lru_cache(1)
+def sampler_batches(loader: Any) -> list[list[Any]]:
+    """Batches of indices of one epoch, as its sampler gives them; of one index each where the loader
+    makes no batches. The program's own generators are not those of this process. A sampler may be
+    slow, so it runs once in a process."""
+    batched = loader.batch_sampler is not None
+    end, found = clock() + 1.0, []
+    for given in loader.batch_sampler if batched else loader.sampler:
+        found.append(list(given) if batched else [given])
+        if len(found) >= PLANNED or clock() > end:
+            break
+    return found
+
+
+def indices(loader: Any) -> list[Any]:
+    """Single samples, each once, in the order of the sampler."""
+    found: dict[str, Any] = {}
+    for batch in sampler_batches(loader):
+        for index in batch:
+            found.setdefault(str(index), index)
+    return list(found.values())
+
+
+def sample_makers(loader: Any, skip: int = 0) -> Iterator[tuple[Any, Callable[[], Any]]]:
+    """Without end: an index and what makes that sample; the same sample comes again when all
+    have been made. An iterable dataset gives the next sample at each call."""
+    dataset = loader.dataset
+    if is_iterable(loader):
+        source = iter(dataset)
+        for number in itertools.count():
+            def next_sample() -> Any:
+                nonlocal source
+                try:
+                    return next(source)
+                except StopIteration:
+                    source = iter(dataset)
+                    return next(source)
+
+            yield number, next_sample
+    make = sample_maker(dataset)
+    for index in itertools.islice(itertools.cycle(indices(loader)), skip, None):
+        yield index, partial(make, index)
+
+
+def sample_maker(dataset: Any) -> Callable[[Any], Any]:
+    """What makes one sample by its index."""
+    if fetches_batches(dataset):
+        return lambda index: dataset.__getitems__([index])[0]
+    made: Callable[[Any], Any] = dataset.__getitem__
+    return made
+
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Usage:
+    """CPU seconds from now on: of this process and those it belongs with, and of all others on the
+    same cores."""
+
+    def __init__(self) -> None:
+        self.began, self.busy, self.own = clock(), _busy_seconds(), _own_seconds()
+
+    def summary(self, samples: int = 0) -> Used:
+        """Of this process and its own; per each of so many samples."""
+        took = max(clock() - self.began, 1e-6)
+        cores = len(os.sched_getaffinity(0))
+        own = max(0.0, _own_seconds() - self.own)
+        others = max(0.0, _busy_seconds() - self.busy - own)
+        return Used(own / took, others / took / cores, own / samples if samples else 0.0)
+
+
+def _busy_seconds() -> float:
+    """CPU seconds of the cores that this process may use."""
+    usable, total = os.sched_getaffinity(0), 0
+    with open("/proc/stat") as file:
+        for line in file:
+            name, *numbers = line.split()
+            if name[:3] == "cpu" and name[3:].isdecimal() and int(name[3:]) in usable:
+                user, nice, system, _idle, _wait, irq, soft = map(int, numbers[:7])
+                total += user + nice + system + irq + soft
+    return total / _TICK
+
+
+def _own_seconds() -> float:
+    """CPU seconds of this process's group and of all processes below it, and of those of them that
+    have ended. torchrun starts each rank in a group of its own."""
+    group, me = os.getpgid(0), os.getpid()
+    parents: dict[int, int] = {}
+    used: dict[int, int] = {}
+    own = {me}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                with open(f"/proc/{name}/stat") as file:
+                    parts = file.read().rpartition(")")[2].split()
+                pid = int(name)
+                parents[pid], used[pid] = int(parts[1]), sum(map(int, parts[11:15]))
+                if int(parts[2]) == group:
+                    own.add(pid)
+    for pid in list(parents):  # up to the first that is known
+        above = [pid]
+        while above[-1] not in own and above[-1] in parents:
+            above.append(parents[above[-1]])
+        if above[-1] in own:
+            own.update(above)
+    return sum(used.get(pid, 0) for pid in own) / _TICK
+
 
 #: samples without which a measurement says nothing
 FEW = 16
@@ -55,7 +194,7 @@ def work(request: dict[str, Any], loader: Any, send: Send) -> None:
     result.bytes = _bytes_of_samples(loader)
     if any(stage.kind == OPEN and stage.again > 0.5 for stage in result.stages):
         with contextlib.suppress(Exception):  # of objects that cannot stay open
-            result.kept_open = _kept_open_seconds(loader, end)
+            result.kept_open = _kept_open_seconds(loader, clock() + 0.05 * request["seconds"])
     result.cache, result.no_cache = _cacheable_part(loader, end)
     send(asdict(result))
     with contextlib.suppress(Exception):

@@ -17,7 +17,7 @@ from PIL import Image, ImageFilter
 
 from minato.analyze import loaders, report, study
 from minato.analyze.changes import candidates
-from minato.analyze.codec_rates import codec_rate, winners
+from minato.analyze.codecs import codec_rate, winners
 from minato.analyze.facts import Facts
 from minato.analyze.page import page
 from minato.analyze.records import CodecRow, RateRequest, parse

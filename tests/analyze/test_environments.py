@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, Sampler
 
-from minato.analyze import contention, facts, records
+from minato.analyze import facts, records
+from minato.analyze import study as measurements
 
 from .support import SLEEPS, analyzed, benchmark, program, study
 
@@ -223,7 +224,7 @@ class InOneThread(Sampler[int]):
 
 def test_threads_of_a_study_share_no_sampler() -> None:
     loader: DataLoader[int] = DataLoader(list(range(8)), 2, sampler=InOneThread())  # type: ignore[arg-type]
-    found = contention._compare_threads(loader, 2, 0.01)
+    found = measurements._compare_threads(loader, 2, 0.01)
     assert found is not None and found.several.samples >= 2
 
 

@@ -14,10 +14,10 @@ import pytest
 from minato.analyze import measure, report
 from minato.analyze.changes import candidates, enter_check
 from minato.analyze.facts import Facts
-from minato.analyze.formats import format_place
 from minato.analyze.limits import limit
 from minato.analyze.page import STYLE, WIDTH, _shorten_label, page
 from minato.analyze.records import Reads, Storage, Used
+from minato.analyze.text import format_place
 
 from .test_limits import facts, stage
 

@@ -15,7 +15,7 @@ pytest.importorskip("PIL")
 
 from PIL import Image, ImageDraw, TiffImagePlugin
 
-from minato.analyze.photos import REASONS, NotAPhoto, is_lossy, read_photo
+from minato.analyze.recode import REASONS, NotAPhoto, is_lossy, read_photo
 
 from .photos import photo
 

@@ -21,8 +21,7 @@ from PIL import Image
 
 from minato.__main__ import main
 from minato.analyze import recode
-from minato.analyze.photos import ORIENTATION
-from minato.analyze.recode import Settings
+from minato.analyze.recode import ORIENTATION, Settings
 
 from .photos import folder_of, photo
 

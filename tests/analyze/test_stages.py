@@ -201,13 +201,13 @@ def test_batches_of_a_study_come_in_epochs() -> None:
 
 def test_storage_counts_each_byte_of_parallel_reads(tmp_path: Path) -> None:
     """Also where some of the files have gone."""
-    from minato.analyze import storage
+    from minato.analyze import study
 
     paths = [str(tmp_path / str(number)) for number in range(200)]
     for path in paths:
         Path(path).write_bytes(bytes(1 << 16))
     told: list[Any] = []
-    storage.storage({"files": [str(tmp_path / "gone"), *paths], "seconds": 2.0}, None, told.append)
+    study.storage({"files": [str(tmp_path / "gone"), *paths], "seconds": 2.0}, None, told.append)
     assert told[-1]["files"] == 200 and [each["in_flight"] for each in told[-1]["rates"]] == [1, 4, 16, 32]
     for each in told[-1]["rates"]:
         assert each["files"] and each["bytes_per_s"] == pytest.approx(each["files_per_s"] * (1 << 16))

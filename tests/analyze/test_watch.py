@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from minato.analyze import checks, keeper, listener, measure, watch
+from minato.analyze import keeper, listener, measure, watch
 from minato.analyze.facts import Facts
 from minato.analyze.records import Rate, RateRequest, Told, parse
 
@@ -501,7 +501,7 @@ def test_measurement_that_ends_early_has_no_result(ends: list[dict[str, Any]]) -
 
 def test_small_budget_names_batch_that_fits() -> None:
     def fits(mean: float) -> int | None:
-        return checks.fitting_batch(Facts(facts(costs=[(mean, mean)])), 10.0)  # of batches of 8
+        return measure.fitting_batch(Facts(facts(costs=[(mean, mean)])), 10.0)  # of batches of 8
 
     assert fits(0.01) is None and fits(0.5) == 3 and fits(3.0) == 0
 

@@ -1,8 +1,9 @@
-"""Numbers as people read them."""
+"""Numbers, and how far a command is, as people read them."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,10 @@ def format_seconds(value: float) -> str:
     return f"{value * 1e6:.3g} us"
 
 
+def format_count(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def format_place(place: Sequence[Any] | None) -> str:
     """File and line, from the current folder where the file lies in it."""
     if not place:
@@ -39,3 +44,22 @@ def format_bytes(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
+
+
+class Progress:
+    """Writes to stderr; nothing where stderr is no terminal."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+        self.shows = sys.stderr.isatty()
+
+    def show(self, text: str, share: float | None = None) -> None:
+        if self.shows:
+            bar = "" if share is None else f" [{'#' * round(20 * share):20}]"
+            sys.stderr.write(f"\r\x1b[K{self.command}: {text}{bar}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self.shows:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
