@@ -7,8 +7,8 @@ Four kinds of process take part:
 - the keeper, which is that copy (``keeper``): it holds the dataset, and does nothing until the program has
   ended;
 - a fork of the keeper for each measurement (``study``), which writes to files of its own (``own_files``);
-- the command: ``listener`` gets what the others tell, ``measure`` asks for one measurement after another
-  and checks changes, and the rest makes an answer of numbers.
+- the command (``command``), which gets what the others tell; ``measure`` asks for one measurement after
+  another and checks changes, and the rest makes an answer of numbers.
 
 What they tell each other, and ``report.json``, are the classes of ``records``. Measurements:
 
@@ -18,6 +18,6 @@ What they tell each other, and ``report.json``, are the classes of ``records``. 
 - ``codecs``, ``orders``: other encodings of images, other orders of transforms
 
 ``facts`` reads what was found. ``limits`` derives the one limit from it, ``changes`` what would help.
-``report`` and ``page`` write the answer, with ``text``. ``command`` is what a user types; ``stand_in`` is
-the program for a factory or a folder; ``recode`` is the command of that name.
+``report`` and ``page`` write the answer, with ``text``. ``stand_in`` is the program for a factory or a folder,
+and ``recode`` the command of that name.
 """

@@ -73,7 +73,7 @@ def candidates(f: Facts) -> tuple[list[Change], list[str]]:
             helps.append(found)
     _together(f, helps, now)
     helps += _twins(f)
-    helps += _orders(f, rate)
+    helps += _orders(f, now)
     helps += _kept_workers(f, now)
     for one in helps:
         one.paste = _paste_for(f, one.paste)
@@ -356,10 +356,9 @@ def _together(f: Facts, helps: list[Change], now: float) -> None:
         ))  # fmt: skip
 
 
-def _orders(f: Facts, rate: float) -> list[Change]:
+def _orders(f: Facts, now: float) -> list[Change]:
     """Transforms in another order; those whose results have other shapes are left out."""
     found = []
-    now = f.program_rate(rate, f.workers)
     for move in f.orders.moves:
         if not (move.exact or move.equal or move.alike) or not move.before or not move.after:
             continue

@@ -162,19 +162,13 @@ def _note_results(owner: Any, name: str, note: Callable[..., None]) -> None:
     setattr(owner, name, noted)
 
 
-class EncodedFiles:
-    """Files in memory that stand for others. They go with the processes that hold them."""
-
-    def __init__(self) -> None:
-        self.held: list[int] = []
-
-    def name_of(self, content: bytes) -> str:
-        number = os.memfd_create("minato-analyze")
-        self.held.append(number)
-        view = memoryview(content)
-        while view:
-            view = view[os.write(number, view) :]
-        return f"/proc/self/fd/{number}"
+def file_in_memory(content: bytes) -> str:
+    """The name of a file that stands for another. It goes with the processes that hold it."""
+    number = os.memfd_create("minato-analyze")
+    view = memoryview(content)
+    while view:
+        view = view[os.write(number, view) :]
+    return f"/proc/self/fd/{number}"
 
 
 def encode_image(image: Any, settings: Settings | None) -> bytes:
@@ -324,7 +318,7 @@ def _add_image(rows: list[_Row], path: str, photo: Photo, size: int, shorter: in
         row.bytes.append(len(content))
         row.decode.append(min(once, decode(content)[1]))
         row.psnr.append((psnr(image, again), path))
-        row.files[path] = EncodedFiles().name_of(content)
+        row.files[path] = file_in_memory(content)
 
 
 def _time_samples(openers: Openers, rows: list[_Row], loader: Any, indices: list[Any], end: float) -> None:
@@ -359,7 +353,7 @@ def replace_files(dataset: Any, batches: list[list[Any]], given: dict[str, Any])
     this process and the workers that it forks. Returns these batches."""
     settings, openers = Settings(given["format"], given["quality"], given["size"]), Openers()
     make = sample_maker(dataset)
-    held, end, whole = EncodedFiles(), clock() + ENCODE_S, []
+    end, whole = clock() + ENCODE_S, []
     for batch in batches:
         for index in batch:
             openers.seen.clear()
@@ -368,9 +362,9 @@ def replace_files(dataset: Any, batches: list[list[Any]], given: dict[str, Any])
                 found = load_photo(path)
                 if found is not None:
                     content = encode(shrink(found[0].image, settings.size), settings)
-                    openers.to[path] = held.name_of(content)
+                    openers.to[path] = file_in_memory(content)
         whole.append(batch)
-        if clock() > end or len(held.held) >= 4 * IMAGES_MOST:
+        if clock() > end or len(openers.to) >= 4 * IMAGES_MOST:
             break
     return whole
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import socket
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,6 @@ from .changes import add_base_rate, candidates, drop_small_gains, enter_check
 from .facts import OTHERS, Facts, is_uneven, watch_facts
 from .keeper import MANAGED
 from .limits import limit
-from .listener import Connection
 from .records import (
     Change,
     Codecs,
@@ -67,6 +67,27 @@ WAYS = {
     "ended at the first attempt",
     own_files.NEITHER: "the study may have written the program's files (--allow-writes)",
 }
+
+
+class Connection:
+    """One process of the program, or a keeper."""
+
+    def __init__(self, to: socket.socket) -> None:
+        self.socket = to
+        self.rest = b""
+
+    def lines(self) -> Iterator[dict[str, Any]] | None:
+        """The messages that have come; None at the end."""
+        try:
+            part = self.socket.recv(1 << 16)
+        except BlockingIOError:
+            return iter(())
+        except OSError:
+            return None
+        if not part:
+            return None
+        *whole, self.rest = (self.rest + part).split(b"\n")
+        return (json.loads(line) for line in whole)
 
 
 class Stopped(Exception):

@@ -58,8 +58,7 @@ class StageTimes:
     inside: list[str] = field(default_factory=list)
     place: Place | None = None
     whole: float = 0.0
-    #: share of the calls that open what an earlier one has opened
-    again: float = 0.0
+    again: float = 0.0  # share of the calls that open what an earlier one has opened
     order: int = 0
 
 
@@ -69,8 +68,7 @@ class Cacheable:
 
     whole: bool
     bytes: float
-    #: of the time of a sample, which is saved
-    share: float
+    share: float  # of the time of a sample, which is saved
     calls: int = 0
     after: str = ""
 
@@ -83,8 +81,7 @@ class Work:
     costs: list[tuple[float, float]] = field(default_factory=list)
     indices: list[str] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
-    #: clocks cost too much, so some stages are one
-    merged: bool = False
+    merged: bool = False  # clocks cost too much, so some stages are one
     stages: list[StageTimes] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     failures: int = 0
@@ -93,12 +90,10 @@ class Work:
     files: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
     bytes: float = 0.0
-    #: seconds of a sample where files stay open that each sample opens again
-    kept_open: float | None = None
+    kept_open: float | None = None  # seconds of a sample where files stay open that each sample opens again
     cache: Cacheable | None = None
     no_cache: str = ""
-    #: seconds of collate_fn for each sample
-    collate: float | None = None
+    collate: float | None = None  # seconds of collate_fn for each sample
     gil: str | None = None
 
 
@@ -127,8 +122,7 @@ class Contention:
     one: Together
     several: Together
     threads: Threads | None = None
-    #: paths of locks that processes share
-    locks: list[str] = field(default_factory=list)
+    locks: list[str] = field(default_factory=list)  # paths of locks that processes share
     usage: Used | None = None
     kind: str = "contend"
 
@@ -168,8 +162,7 @@ class Sampler:
 class RateRequest:
     """Which loader is run, over which samples, with which change and step."""
 
-    #: "torch", "minato", or "own": that of the program
-    loader: str
+    loader: str  # "torch", "minato", or "own": that of the program
     workers: int
     seconds: float = 0.0
     step: float = 0.0
@@ -177,25 +170,18 @@ class RateRequest:
     #: samples of a batch (None: as many as the program's), and batches of an epoch (0: it has no end)
     batch: int | None = None
     length: int = 0
-    #: batches that are passed over first
-    skip: int = 0
-    #: whole epochs of at most so many batches, of samples with these costs, after this share of the others
+    skip: int = 0  # batches that are passed over first
+    #: whole epochs of at most this many batches, of samples with these costs, after this share of the others
     most: int = 0
     costs: dict[str, float] = field(default_factory=dict)
     part: float = 0.0
-    #: whether minato's loader knows the costs
-    learnt: bool = True
-    #: one sample is handed out again and again
-    same: bool = False
-    #: calls of stages whose results are kept; -1: whole samples
-    cached: int = 0
+    learnt: bool = True  # whether minato's loader knows the costs
+    same: bool = False  # one sample is handed out again and again
+    cached: int = 0  # calls of stages whose results are kept; -1: whole samples
     codec: dict[str, Any] | None = None
-    #: what was opened stays open
-    open: bool = False
-    #: the chain of transforms, and the order of its elements
-    order: tuple[int, list[int]] | None = None
-    #: the sampler takes no time
-    drawn: bool = False
+    open: bool = False  # what was opened stays open
+    order: tuple[int, list[int]] | None = None  # the chain of transforms, and the order of its elements
+    drawn: bool = False  # the sampler takes no time
     persistent: bool | None = None
     worker_type: str | None = None
 
@@ -215,11 +201,9 @@ class Rate:
     samples: int = 0
     seconds: float = 0.0
     waited: float = 0.0
-    #: batches of an epoch, where whole epochs were run
-    epoch: int = 0
+    epoch: int = 0  # batches of an epoch, where whole epochs were run
     usage: Used | None = None
-    #: of a check: the rate of the program, and the change
-    program: float = 0.0
+    program: float = 0.0  # of a check: the rate of the program
     change: str | None = None
     kind: str = "rate"
 
@@ -238,11 +222,9 @@ class CodecRow:
     worst_file: str = ""
     samples: int = 0
     error: str = ""
-    #: of a sample; None where none was timed
-    wall: float | None = None
+    wall: float | None = None  # of a sample; None where none was timed
     cpu: float = 0.0
-    #: of the program's loader on this storage; 0 where it cannot be known
-    rate: float = 0.0
+    rate: float = 0.0  # of the program's loader on this storage; 0 where it cannot be known
 
 
 @dataclass
@@ -281,8 +263,7 @@ class Move:
     names: list[str] = field(default_factory=list)
     over: list[str] = field(default_factory=list)
     earlier: bool = False
-    #: seconds of a sample in both orders
-    before: float | None = None
+    before: float | None = None  # seconds of a sample
     after: float | None = None
 
 
@@ -326,12 +307,10 @@ class Watched:
     batch: int = 1
     asked: float | None = None
     delivered: float = 0.0
-    #: between which the delivered rate lies
-    range: list[float] | None = None
+    range: list[float] | None = None  # between which the delivered rate lies
     wait: float | None = None
-    #: seconds of a step, and of one that no worker and no other program slows down
-    step: float = 0.0
-    step_alone: float = 0.0
+    step: float = 0.0  # seconds
+    step_alone: float = 0.0  # of a step that no worker and no other program slows down
     step_cores: float = 0.0
     inside: float = 0.0
     #: share of the time in which the program could have run inside its loader, and had no core
@@ -352,20 +331,17 @@ class Machine:
     memory_available: int = 0
     model: str = ""
     siblings: str = ""
-    #: seconds in which a quota stopped the study
-    throttled: float | None = None
+    throttled: float | None = None  # seconds in which a quota stopped the study
     command: list[str] = field(default_factory=list)
     argv: list[str] = field(default_factory=list)
-    #: share of the cores that other programs used while the program was watched
-    others: float = 0.0
+    others: float = 0.0  # share of the cores that other programs used while the program was watched
 
 
 @dataclass
 class Limit:
     kind: str
     line: str
-    #: what it looked like, where there is no conclusion
-    seen: str | None = None
+    seen: str | None = None  # what it looked like, where there is no conclusion
 
 
 @dataclass
@@ -381,16 +357,13 @@ class Change:
     check: RateRequest | None
     note: str = ""
     place: Place | None = None
-    #: the rate without the change in the check, and with it; and their ratio
-    base: float | None = None
+    base: float | None = None  # in the check: the rate without the change; with it below
     checked: float | None = None
     checked_gain: float = 0.0
-    #: of the prediction's error, as a share
-    bound: float = 0.0
+    bound: float = 0.0  # of the prediction's error, as a share
     settled: bool | None = None
     samples: int = 0
-    #: times as fast in the epoch in which it learns costs
-    first_epoch: float | None = None
+    first_epoch: float | None = None  # times as fast in the epoch in which it learns costs
 
 
 @dataclass
@@ -417,9 +390,8 @@ class Report:
     studied_batch: int | None = None
     codecs: Codecs | None = None
     orders: Orders | None = None
-    #: the program's own loader with its step, and one of samples that cost nothing
-    paced: Rate | None = None
-    free: Rate | None = None
+    paced: Rate | None = None  # the program's own loader with its step
+    free: Rate | None = None  # one of samples that cost nothing
     checks: list[Rate] = field(default_factory=list)
     base: float | None = None
     relative_to: float | None = None
@@ -428,6 +400,5 @@ class Report:
     dropped: list[Change] = field(default_factory=list)
     useless: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    #: where what the study wrote went: see own_files
-    files: str | None = None
+    files: str | None = None  # where what the study wrote went: see own_files
     unstudied: str | None = None

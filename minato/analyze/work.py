@@ -122,7 +122,7 @@ class Usage:
         self.began, self.busy, self.own = clock(), _busy_seconds(), _own_seconds()
 
     def summary(self, samples: int = 0) -> Used:
-        """Of this process and its own; per each of so many samples."""
+        """Of this process and its own; and for each sample."""
         took = max(clock() - self.began, 1e-6)
         cores = len(os.sched_getaffinity(0))
         own = max(0.0, _own_seconds() - self.own)

@@ -684,7 +684,7 @@ def test_file_opened_again_for_each_sample_is_the_limit(again: float, kind: str)
 
 
 @pytest.mark.parametrize("kept_open, kind", [(None, "work"), (0.004, "open")])
-def test_what_an_open_file_remembers_counts_as_opening(kept_open: float | None, kind: str) -> None:
+def test_slow_first_reads_count_as_opening(kept_open: float | None, kind: str) -> None:
     """The first read of a file takes longer, and each is a first one: only keeping it open shows that."""
     opens = replace(stage("h5py.File", 0.003, kind="open"), whole=0.003, again=0.99, place=["a.py", 3])
     f = Facts(facts(stages=[opens, stage("read()", 0.0065)], work={"kept_open": kept_open}))

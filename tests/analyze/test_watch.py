@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from minato.analyze import keeper, listener, measure, watch
+from minato.analyze import command, keeper, measure, watch
 from minato.analyze.facts import Facts
 from minato.analyze.records import Rate, RateRequest, Told, parse
 
@@ -295,7 +295,7 @@ def test_program_to_be_paused_needs_one_epoch(monkeypatch: pytest.MonkeyPatch) -
     record.begun, record.batches, record.whole = 0.0, 40, [0]
     record.steps = [watch.Step(0.0, 0.0, 0.0)] * 40
     assert not record.has_seen_enough(4.0)
-    monkeypatch.setenv(watch.VARIABLE, listener.Listener(pauses=True).name)
+    monkeypatch.setenv(watch.VARIABLE, command.Listener(pauses=True).name)
     assert record.has_seen_enough(4.0)
 
 
@@ -488,7 +488,7 @@ def test_numbers_of_closed_files_stay_taken(tmp_path: Path) -> None:
 def test_measurement_that_ends_early_has_no_result(ends: list[dict[str, Any]]) -> None:
     mine, other = socket.socketpair()
     with mine, other:
-        study = measure.Study(listener.Connection(mine), None, None)  # type: ignore[arg-type]
+        study = measure.Study(measure.Connection(mine), None, None)  # type: ignore[arg-type]
         result = {"kind": "rate", "rate": 25_611.0}
         for message in [result, *ends]:
             watch.send(other, message)
