@@ -9,7 +9,6 @@ import inspect
 import math
 import multiprocessing.context as mp_context
 import os
-import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -27,6 +26,7 @@ from ._not_linux import CORE, NEEDS_LINUX
 from .device.provider import target
 from .errors import native_impossible_message, thread_impossible_message
 from .option_values import default, option, option_values, record
+from .text import parse_bytes
 
 if CORE:
     from .workers import python_threads
@@ -45,8 +45,6 @@ _STANDARD_CONTEXTS = tuple(
 #: of the environment: the default of ``scheduling``
 SCHEDULING_VARIABLE = "MINATO_SCHEDULING"
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: options that are numbers
@@ -59,24 +57,6 @@ def _of_environment(scheduling: Any) -> str:
     if os.environ.get(SCHEDULING_VARIABLE) != scheduling:
         return ""
     return f" (from the environment variable {SCHEDULING_VARIABLE})"
-
-
-def parse_bytes(text: int | str, name: str = "memory_limit") -> int:
-    """Converts an int or text such as ``"8GiB"``, ``"500 MB"`` to bytes; raises ValueError."""
-    if isinstance(text, int) and not isinstance(text, bool):
-        size = text
-    else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", str(text).lower())
-        if match is None:
-            raise ValueError(
-                f"{name} must be a number of bytes (an int) or text such as '8GiB', got {text!r}"
-            )
-        number, unit, binary = match.groups()
-        scale = 1024 ** " kmgt".index(unit or " ") if binary else _UNITS[unit]
-        size = int(float(number) * scale)
-    if size <= 0:
-        raise ValueError(f"{name} must be positive, got {text!r}")
-    return size
 
 
 def hinting(init: _Function) -> _Function:

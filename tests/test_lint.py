@@ -14,6 +14,7 @@ import tokenize
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple
 
+import measures
 import pytest
 import slow
 
@@ -637,3 +638,36 @@ def test_name_rule_counts_words() -> None:
 @pytest.mark.parametrize("name", ["a_pause_is_no_end", "what_is_left", "it_gets_what_it_asks"])
 def test_name_rule_refuses_vague_words(name: str) -> None:
     assert list(check_test_names("a.py", f"def test_{name}() -> None:"))
+
+
+# ---- imports of Python ---------------------------------------------------------------------
+
+#: groups of files of one package that still import each other
+KNOWN_CIRCLES = ("analyze.", "cache.")
+
+
+def test_packages_do_not_import_each_other() -> None:
+    assert not measures.knots(measures.package_edges(measures.imports(ROOT)))
+
+
+def test_files_do_not_import_each_other() -> None:
+    knots = measures.knots(measures.file_edges(measures.imports(ROOT)))
+    assert not [k for k in knots if not any(all(m.startswith(p) for m in k) for p in KNOWN_CIRCLES)]
+
+
+def test_files_of_two_packages_have_names_of_their_own() -> None:
+    names = [name.rpartition(".")[2] for name in measures.modules(ROOT) if name.count(".") == 1]
+    packages = {name.partition(".")[0] for name in measures.modules(ROOT) if "." in name}
+    again = {name for name in names if names.count(name) > 1} - packages
+    assert again <= {"operators"}
+
+
+def test_import_circles_are_found(tmp_path: Path) -> None:
+    for name, text in {"__init__": "", "b": "def f():\n    from .a import c", "a/__init__": "",
+                       "a/c": "import minato.b", "a/d": "from . import c"}.items():  # fmt: skip
+        file = tmp_path / "minato" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    found = measures.imports(tmp_path)
+    assert measures.knots(measures.package_edges(found)) == [["a", "b"]]
+    assert measures.knots(measures.file_edges(found)) == [["a.c", "b"]]

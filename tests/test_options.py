@@ -10,7 +10,8 @@ import pytest
 
 import minato
 from minato.integrations import own_options
-from minato.options import Options, parse_bytes
+from minato.options import Options
+from minato.text import parse_bytes
 
 DEFAULTS = Options(
     scheduling="balanced", seed_per_sample=None, seed_rank=None, memory_limit=None, max_retries=1,

@@ -15,7 +15,7 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from .._not_linux import CORE, NEEDS_LINUX
-from ..options import parse_bytes
+from ..text import parse_bytes, sized
 
 if TYPE_CHECKING:
     from .._cache import Store
@@ -344,8 +344,6 @@ class Cache:
         return self._client.store
 
     def _warn_of_size(self, has: int, where: str) -> None:
-        from ..commands.info import sized
-
         found = os.statvfs(where)
         most = found.f_blocks * found.f_frsize
         if self.directory is not None:

@@ -26,6 +26,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from ..dataset_calls import attribute, fetches_batches, offered, parts_of
+from ..text import sized
 from .cache import REMOVED, Cache, DataSet, _data_set
 from .depends import Found, Unknown, attributes_of, generators_of, of_methods, surroundings
 from .memoize import Memoized, _digest, seeded
@@ -207,8 +208,6 @@ def decide(sizes: dict[str, int | None], stats: dict[str, int]) -> str:
 
 
 def _tell(name: str, sizes: dict[str, int | None], stats: dict[str, int]) -> None:
-    from ..commands.cache_files import _bytes
-
     form = decide(sizes, stats)
     decoded, encoded = sizes["decoded"], sizes["encoded"]
     if decoded is None or encoded is None:
@@ -216,8 +215,8 @@ def _tell(name: str, sizes: dict[str, int | None], stats: dict[str, int]) -> Non
     level = logging.INFO if form == "decoded" else logging.WARNING
     log.log(
         level, "minato.Cache keeps the samples of %s %s: all of them take about %s decoded and %s "
-        "encoded, and the cache has %s. Set cache_format= on the loader to choose.", name, form, _bytes(decoded),
-        _bytes(encoded), _bytes(stats["bytes"]),
+        "encoded, and the cache has %s. Set cache_format= on the loader to choose.", name, form, sized(decoded),
+        sized(encoded), sized(stats["bytes"]),
     )  # fmt: skip
 
 

@@ -11,20 +11,10 @@ from typing import Any, NamedTuple
 
 from .. import _cache
 from ..cache.cache import folder
+from ..text import sized
 
 #: the first bytes of each file of a cache
 MAGIC = _cache.MAGIC.to_bytes(8, sys.byteorder)
-
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def _bytes(number: float) -> str:
-    for unit in UNITS[:-1]:
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} {UNITS[-1]}"
-
 
 class File(NamedTuple):
     folder: str
@@ -101,7 +91,7 @@ def _ls(head: str, file: File, stats: dict[str, int]) -> str:
     users = _users(stats)
     if not stats["processes"]:
         users = "no process" if file.on_disk else "no process: kept, or left by killed ones"
-    used, size = _bytes(stats["used_bytes"]), _bytes(stats["bytes"])
+    used, size = sized(stats["used_bytes"]), sized(stats["bytes"])
     return f"{head}  {used} of {size}, {stats['entries']} values, {users}"
 
 
@@ -110,8 +100,8 @@ def _stats(head: str, file: File, stats: dict[str, int]) -> str:
     share = 100 * stats["hits"] / asked if asked else 0.0
     lines = [
         head,
-        f"  values   {stats['entries']} in {_bytes(stats['used_bytes'])} of {_bytes(stats['bytes'])}",
-        f"  found    {stats['hits']} ({share:.0f} %), {_bytes(stats['hit_bytes'])}; making them would "
+        f"  values   {stats['entries']} in {sized(stats['used_bytes'])} of {sized(stats['bytes'])}",
+        f"  found    {stats['hits']} ({share:.0f} %), {sized(stats['hit_bytes'])}; making them would "
         f"have taken {stats['saved_ns'] / 1e9:.1f} s",
         f"  made     {stats['misses']}, in {stats['made_ns'] / 1e9:.1f} s",
         f"  refused  {stats['refused']} (no space left, or values too large to keep)",

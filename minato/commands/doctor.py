@@ -16,10 +16,10 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
+from ..text import sized
 from . import info
 from .doctor_facts import Facts, gather
 from .environment_variables import ALL
-from .info import sized
 
 MiB, GiB = 1 << 20, 1 << 30
 

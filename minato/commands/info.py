@@ -34,13 +34,13 @@ Facts = dict[str, dict[str, Any]]
 
 
 def extension(name: str) -> ModuleType:
-    """The extension module ``minato.<name>``; loaded by path if the package cannot be imported.
+    """``minato.<name>``, of C or ``text``; loaded by path if the package cannot be imported.
 
     Raises ImportError if it was not built or does not load.
     """
     if "minato" in sys.modules:
         return importlib.import_module(f"minato.{name}")
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+    for suffix in (*importlib.machinery.EXTENSION_SUFFIXES, ".py"):
         for path in glob.glob(os.path.join(HERE, name + suffix)):
             spec = importlib.util.spec_from_file_location(f"minato.{name}", path)
             if spec is not None and spec.loader is not None:
@@ -188,15 +188,6 @@ def methods() -> dict[str, Any]:
 # ---- the machine -----------------------------------------------------------------------
 
 
-def sized(count: float) -> str:
-    """A number of bytes, for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 def _cpus() -> str:
     usable = extension("_core").machine()["cpus"]
     affinity = len(os.sched_getaffinity(0))
@@ -209,6 +200,7 @@ def _cpus() -> str:
 def _memory() -> str:
     facts = extension("_core").machine()
     total, free = facts["memory_total"], facts["memory_available"]
+    sized = extension("text").sized
     return f"{sized(free)} available of {sized(total)} (with the limits of control groups)"
 
 
@@ -221,6 +213,7 @@ def _start_methods() -> str:
 def _shm() -> str:
     facts = os.statvfs("/dev/shm")
     free, total = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
+    sized = extension("text").sized
     return f"{sized(free)} free of {sized(total)} (minato's batches do not use it)"
 
 

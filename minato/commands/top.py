@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..iterators.stats import worker_state
-from .info import has_colours, sized
+from ..text import sized
+from .info import has_colours
 
 COLLATES = "collate"  # stands for an index: the worker collates samples that others have fetched
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+)\s+/memfd:minato ")

@@ -14,6 +14,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import DistributedSampler, SequentialSampler
+
 from .._not_linux import CORE, NoCosts
 from ..cache.cache import any_open
 from ..epoch_progress import Progress, length_of
@@ -104,8 +106,6 @@ class Memo:
             from ..cache.datasets import CacheOfLoader
 
             self.cached = CacheOfLoader(options.cache)
-        from .reordering import in_sequence
-
         return self.cached.through(dataset, options.cache_format, evicts=not in_sequence(loader))
 
     def packed_costs(self) -> list[str | None]:
@@ -173,6 +173,15 @@ class Memo:
         if state is not None:
             set_pending(loader, None)
         return state
+
+
+def in_sequence(loader: Any) -> bool:
+    """Whether a loader reads its samples in the same order in each epoch. Such a loader has no use for
+    what it would cache in the place of what another job uses: it comes to it last."""
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if isinstance(sampler, DistributedSampler):
+        return not sampler.shuffle
+    return type(sampler) is SequentialSampler
 
 
 def pending_of(loader: Any) -> dict[str, Any] | None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import traceback
 from typing import Any
@@ -39,9 +38,10 @@ from ..device.pinned import Pinner
 from ..device.provider import provider_for
 from ..epoch_progress import Progress
 from ..errors import Failure
-from ..options import Options, parse_bytes
+from ..options import Options
 from ..seeding.base_seed import BASE_SEED
 from ..seeding.ranks import ranks_of
+from ..text import parse_bytes
 from ..transport.layouts import is_default_collate
 from ..workers.executor import Executor
 from ..workers.process_pool import Pool, WorkerHandle, start_method_context
@@ -49,6 +49,7 @@ from .across_iterators import memo_of
 from .batch_errors import Amended
 from .max_errors import ErrorsAllowed
 from .position import Position
+from .stats import export
 from .supervisor import Supervisor
 from .window import per_worker
 
@@ -126,8 +127,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         self._compose(loader, supervisor)
         with memo.until_begun(loader):
             self._begin(loader, True)
-        if (metrics := sys.modules.get("minato.metrics")) is not None:
-            metrics.watch(self, supervisor)
+        export(self, supervisor)
 
     def _compose(self, loader: Any, supervisor: Supervisor) -> None:
         """Makes the parts of this kind; the workers do not exist yet."""

@@ -38,6 +38,7 @@ from ..stateful import (
 )  # fmt: skip
 from .across_iterators import memo_of
 from .position import Position
+from .stats import export
 
 if CORE:
     from ..workers.fetching import BY_INDEX, AllLeftOut
@@ -161,8 +162,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             progress.generators = found  # not the states at the first next()
         self._found = progress.generators
         position.memo.progress = progress
-        if (metrics := sys.modules.get("minato.metrics")) is not None:
-            metrics.watch(self, self._load)
+        export(self, self._load)
 
     @eager
     def __del__(self) -> None:

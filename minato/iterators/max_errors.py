@@ -11,6 +11,7 @@ from .._warn import warn
 from ..errors import Failure, text_of
 from ..options import Options
 from ..seeding.order_generators import Sources, batch_size_of, sampler_of
+from ..text import counted
 from .batch_errors import Amended
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class _Untold:
         both = (self._left_out, "skipped"), (self._replaced, "replaced")
         done = " and ".join(f"{count} {what}" for count, what in both if count)
         all_of_them = self._left_out + self._replaced
-        samples = "1 sample" if all_of_them == 1 else f"{all_of_them} samples"
+        samples = counted(all_of_them, "sample")
         return (
             f"{samples} of this epoch failed ({done}); first indices: {', '.join(self._first)}. The "
             f"first error: {self._error}. loader.stats()['failed'] has details."

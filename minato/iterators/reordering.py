@@ -23,7 +23,6 @@ from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
     RandomSampler,
-    SequentialSampler,
     SubsetRandomSampler,
 )
 
@@ -37,15 +36,6 @@ log = logging.getLogger("minato")
 
 #: makes what follows the cache during an epoch of these indices; None: nothing is to be followed
 Follow = Callable[[np.ndarray], "Following | None"]
-
-
-def in_sequence(loader: Any) -> bool:
-    """Whether a loader reads its samples in the same order in each epoch. Such a loader has no use for
-    what it would cache in the place of what another job uses: it comes to it last."""
-    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    if isinstance(sampler, DistributedSampler):
-        return not sampler.shuffle
-    return type(sampler) is SequentialSampler
 
 
 def why_kept(loader: Any) -> str | None:

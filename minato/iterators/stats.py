@@ -79,6 +79,8 @@ causes                      of these waits, the costliest first: [{name, seconds
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -86,6 +88,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._not_linux import CORE
 from ..observe.measurements import Watch, cores
+from ..observe.totals import Source
 from ..observe.verdict import FEW, Alone, Facts, alone, causes, told, trouble, verdict
 from .across_iterators import memo_of
 from .cache_advice import cache_words
@@ -189,6 +192,16 @@ class Served:
     iterable: bool = False
     watch: Watch = field(default_factory=Watch)
     displacement: Callable[[], dict[str, float]] | None = None  # where samples may move
+
+
+def export(iterator: Any, source: Source) -> None:
+    """Lets ``minato.metrics`` measure an iterator's waits, if the program or MINATO_METRICS asks."""
+    if os.environ.get("MINATO_METRICS"):
+        from .. import metrics  # not at import: most programs do without
+
+        metrics.start()
+    if "minato.metrics" in sys.modules:
+        sys.modules["minato.metrics"].watch(iterator, source)
 
 
 def engine_stats(pool: Executor, served: Served) -> Callable[[], dict[str, Any]]:

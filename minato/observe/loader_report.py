@@ -9,8 +9,8 @@ import html
 import textwrap
 from typing import Any, NamedTuple
 
-from ..commands.info import sized
-from .verdict import APART, seconds
+from ..text import seconds, sized
+from .verdict import APART
 
 #: columns of the page, and of the bars on it
 WIDTH, BAR = 79, 24

@@ -50,10 +50,6 @@ def begins(source: Source) -> None:
             source.name = OTHER
         _ended[source.name].update()  # so that the name is known
         _living.add(source)
-    if os.environ.get("MINATO_METRICS"):
-        from .. import metrics
-
-        metrics.start()
 
 
 def ends(source: Source) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..commands.info import sized
+from ..text import counted, seconds, sized
 
 if TYPE_CHECKING:
     from ..cache.misses import Missed
@@ -187,13 +187,6 @@ class Case:
         return busy < BUSY * count * (self.elapsed - self.facts.starting)
 
 
-def seconds(value: float) -> str:
-    """Formats a duration."""
-    if value < 0.0995:
-        return f"{value * 1e3:.3g} ms" if value >= 0.001 else f"{value * 1e6:.3g} us"
-    return f"{value:.1f} s" if value < 600 else f"{value / 60:.0f} min"
-
-
 # ---- the verdict -------------------------------------------------------------------------
 
 
@@ -356,7 +349,7 @@ def _starts(case: Case) -> Iterator[Cause]:
         advice = "Longer epochs have fewer such waits."
     else:
         advice = "prefetch_next_epoch=True prepares this batch during the previous epoch."
-    epochs = "1 later epoch" if facts.epochs == 1 else f"{facts.epochs} later epochs"
+    epochs = counted(facts.epochs, "later epoch")
     yield Cause(
         "first batches of later epochs", facts.starts,
         f"{seconds(facts.starts)} for the first batch of {epochs}", advice,

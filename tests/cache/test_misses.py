@@ -11,7 +11,7 @@ import torch
 import minato
 from minato.cache.misses import Missed, caches_of
 from minato.cache.room import SPARE, holds, parts_of, size_for
-from minato.commands.info import sized
+from minato.text import sized
 from minato.iterators import stats as stats_module
 from minato.iterators.across_iterators import memo_of
 from minato.observe.verdict import Alone, Cause, Facts
