@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from .sampler_indices import whole_number
@@ -93,6 +94,15 @@ def behind_subsets(dataset: Any) -> tuple[Any, list[Subset[Any]]]:
         subsets.append(dataset)
         dataset = dataset.dataset
     return dataset, subsets
+
+
+def has_shared_buffers(dataset: Any) -> bool:
+    """Whether the dataset holds tensors in shared memory. It may write samples into them, as many
+    as torch's window has, so a sample past the window would overwrite one that waits."""
+    return any(
+        isinstance(held, torch.Tensor) and held.layout == torch.strided and held.is_shared()
+        for held in own_attributes(behind_subsets(dataset)[0]).values()
+    )
 
 
 def fetches_batches(dataset: Any) -> bool:

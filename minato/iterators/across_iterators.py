@@ -18,6 +18,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 
 from .._not_linux import CORE, NoCosts
 from ..cache.cache import any_open
+from ..dataset_calls import has_shared_buffers
 from ..epoch_progress import Progress, length_of
 from ..seeding.order_generators import Sources
 from ..state import COSTS_MOST, State, pack_costs, pack_ratios
@@ -50,6 +51,8 @@ class Memo:
         self.shape = SampleTransport()
         self.size = min(length_of(loader) or 0, COSTS_MOST)
         self.costs: Any = CostModel(self.size) if CORE else NoCosts()
+        # before workers start, which can move the dataset's tensors to shared memory
+        self.shared_buffers = has_shared_buffers(loader.dataset)
         self._packed: list[str | None] = []  # packed costs and ratios of a large dataset
         self._packed_until = 0.0
         #: asks the latest iterator for its stats(); returns None once the iterator or its workers

@@ -86,7 +86,14 @@ class BalancedIterator(MinatoIterator):
             seeds=options.seeds,
         )
         costs, known = position.memo.costs, hints.given
-        window = Window(loader, options, costs, hinted=known, batch_size=batch_size)
+        window = Window(
+            loader,
+            options,
+            costs,
+            hinted=known,
+            batch_size=batch_size,
+            shared_buffers=position.memo.shared_buffers,
+        )
         making = Making(
             seeds=options.seeds,
             native=self._offer is not None,

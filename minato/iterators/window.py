@@ -62,8 +62,9 @@ class Window:
         *,
         hinted: bool,
         batch_size: int = 1,
+        shared_buffers: bool = False,
     ) -> None:
-        self.far = may_look_ahead(loader)
+        self.far = may_look_ahead(loader) and not shared_buffers
         self.batch_size = batch_size
         self.bulk = 1  # batches drawn at a time beyond the window
         self.quick = False  # a batch is made before a whole look-ahead is planned

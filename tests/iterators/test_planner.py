@@ -86,6 +86,32 @@ def test_only_an_order_that_cannot_change_allows_look_ahead(order: dict[str, Any
     assert may_look_ahead(loader) is safe
 
 
+class Ring(torch.utils.data.Dataset[int]):
+    """Writes samples to slots that the program reads, as many as torch has in flight."""
+
+    def __init__(self, shared: bool) -> None:
+        self.slots = torch.zeros(5, dtype=torch.int64)
+        if shared:
+            self.slots.share_memory_()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_tensor_in_shared_memory_keeps_torchs_window(shared: bool, context: str) -> None:
+    dataset = torch.utils.data.Subset(Ring(shared), range(40))
+    loader = minato.DataLoader(dataset, None, num_workers=2, multiprocessing_context=context)
+    for _ in range(2):  # starting processes may have moved it there
+        batches = iter(loader)
+        assert batches._planner.window.far is not shared
+        assert list(batches) == list(range(40))
+
+
 def test_idle_workers_begin_the_look_ahead() -> None:
     engine, loader = Engine(), Loader(20)
     costs_known(loader, 1000)
