@@ -163,7 +163,7 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
     """Python's audit hook; it runs for many events of a process, so it returns early."""
     if not _all or event not in ("open", "os.listdir", "os.scandir", "sqlite3.connect", "pickle.find_class"):
         return
-    path = arguments[0] if arguments else None
+    path: Any = arguments[0] if arguments else None
     if event == "pickle.find_class":  # the value depends on that class's code
         path = getattr(sys.modules.get(path), "__file__", None) or 0
     if isinstance(path, int) or getattr(_by_thread, "notes", False):

@@ -88,7 +88,7 @@ def seeded(
     numpys: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
     bits = numpys._bit_generator
     words = numpy_words()
-    put_back = [
+    put_back: list[Callable[[], object]] = [
         _copy_of(pythons, _random.Random), partial(setattr, pythons, "gauss_next", pythons.gauss_next),
         _copy_of(numpys, type(numpys)),
         partial(ctypes.memmove, bits.ctypes.state_address, words, len(words)) if words
