@@ -4,9 +4,9 @@
 
 Two workers, batches of one sample. A sample sleeps 10 ms, and two of them sleep STRAGGLER_S. The
 step sleeps longer ("slow") or shorter ("fast") than workers need for a batch. Each cell is the most
-memory in use at the end of a step of the second epoch, in MiB, and the time of that epoch. Pages
-that several processes map count once (PSS). Not counted are torch's batches that no process
-has mapped yet: those that lie in the queue.
+memory in use at the end of a step of the second epoch, in MiB, and the time of that epoch: memory of
+the processes' own (PSS), and the machine's shared memory beyond what there was at the start, so that
+batches in a queue count, which no process maps. Nothing else on the machine may use shared memory.
 """
 
 from __future__ import annotations
@@ -46,15 +46,21 @@ class Volumes(Dataset):
         return torch.full((self.nbytes // 4,), float(index))
 
 
+def numbers(path: str) -> dict[str, int]:
+    """A file of /proc with a number, often of KiB, after each name."""
+    lines = (line.replace(":", " ").split() for line in Path(path).read_text().splitlines())
+    return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdecimal()}
+
+
 def memory() -> float:
-    """MiB of this process and its children."""
-    total = 0
+    """MiB of this process and its children, with all shared memory of the machine."""
+    total = numbers("/proc/meminfo")["Shmem"]
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         try:
-            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+            pss = numbers(f"/proc/{process.pid}/smaps_rollup")
         except OSError:  # it has ended
             continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        total += pss["Pss"] - pss["Pss_Shmem"]
     return total / 1024
 
 
@@ -62,13 +68,14 @@ def most(cls: Any, factor: int, nbytes: int, step: float, count: int) -> list[fl
     """The most MiB in use in the second epoch, and its seconds."""
     loader = cls(Volumes(count, nbytes), batch_size=1, num_workers=2, prefetch_factor=factor,
                  persistent_workers=True)  # fmt: skip
+    before = numbers("/proc/meminfo")["Shmem"] / 1024
     for _epoch in range(2):
         begin, found = time.perf_counter(), 0.0
         for number, batch in enumerate(loader):
             time.sleep(step)
             found = max(found, memory()) if number % 4 == 0 else found
             del batch
-    return [found, time.perf_counter() - begin]
+    return [found - before, time.perf_counter() - begin]
 
 
 def main() -> int:
