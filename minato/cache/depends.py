@@ -64,7 +64,7 @@ COMPUTED = frozenset({
 WITHOUT_EFFECT = frozenset({
     "__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__annotate__",
     "__annotate_func__", "__annotations_cache__", "__firstlineno__", "__static_attributes__", "_abc_impl",
-    "__orig_bases__", "__parameters__", "__type_params__",
+    "__orig_bases__", "__parameters__", "__type_params__", "__slotnames__",
 })  # fmt: skip
 GENERATORS = (
     random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator,

@@ -223,6 +223,15 @@ def test_edit_elsewhere_keeps_the_values(
     assert digest(program(text)) == digest(program(text, old, new))
 
 
+def test_pickling_an_object_keeps_the_values(program: Callable[..., ModuleType]) -> None:
+    """Python notes the names of slots in a class when it first pickles an object of it."""
+    module = program("class C:\n    def f(self, i): return i\none = C()\ndef load(i): return C.f(one, i)")
+    before = digest(module)
+    one = vars(module)["one"]
+    one.__reduce_ex__(2)
+    assert "__slotnames__" in vars(type(one)) and digest(module) == before
+
+
 def test_object_without_state_is_refused_or_answered_for(program: Callable[..., ModuleType]) -> None:
     module = program("import threading\nown = threading.local()\ndef load(i): return own.k")
     with pytest.raises(Unknown, match=r"own, of the type _thread\._local"):
