@@ -300,3 +300,15 @@ class Failure:
             elif isinstance(cause, _GROUP):
                 raise made
         self.wrapper.reraise()
+
+
+class LoaderFailure(Failure):
+    """An error of the loader itself, raised unchanged."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.note = self.stand_in = ""
+
+    def reraise(self) -> NoReturn:
+        """Raises the error."""
+        raise self.error

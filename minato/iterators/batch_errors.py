@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from .._core import Block, Engine, Loss
-from ..errors import LATE, Failure, WorkerLost, add_note, describe_death, late_message, text_of
+from ..errors import (
+    LATE,
+    Failure,
+    LoaderFailure,
+    WorkerLost,
+    add_note,
+    describe_death,
+    late_message,
+    text_of,
+)
 from ..workers.answers import BATCH
 from ..workers.on_error import FailedSample
-
-
-class LoaderFailure(Failure):
-    """An error of the loader itself, raised unchanged."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        self.note = self.stand_in = ""
-
-    def reraise(self) -> NoReturn:
-        """Raises the error."""
-        raise self.error
 
 
 def unread(

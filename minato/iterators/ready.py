@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .._core import Block, Loss
-from ..errors import Failure
+from ..errors import Failure, LoaderFailure
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
 from ..workers import read_results
 from ..workers.answers import ERROR, LEFT_OUT, OBJECTS, REFUSED, REPLACED, parted
 from ..workers.on_error import Spares
 from .balanced import BalancedIterator
-from .batch_errors import Amended, LoaderFailure, Part, lost, no_room, note, refused, unread
+from .batch_errors import Amended, Part, lost, no_room, note, refused, unread
 from .collating import CollatesHere
 from .delivery_queue import AtATime, DeliveryQueue
 from .planner import Batch, Planner

@@ -17,7 +17,7 @@ from .._dynamo import eager
 from .._warn import warn
 from ..dataset_calls import warn_of_forwarded_getitems
 from ..device.pinned import Pinning
-from ..errors import Failure, WorkerLost, describe_death
+from ..errors import Failure, LoaderFailure, WorkerLost, describe_death
 from ..sampler_indices import as_given
 from ..transport.layouts import Layout, is_default_collate
 from ..transport.rows_or_whole import EngineTransport
@@ -27,7 +27,7 @@ from ..workers.answers import EXHAUSTED, FAILED, OK
 from ..workers.on_error import RAISE, REPLACE, Ahead, Spares
 from .balanced import WHOLE
 from .base import MinatoIterator
-from .batch_errors import Amended, LoaderFailure, note, unread
+from .batch_errors import Amended, note, unread
 from .receiver import LOST, placed_batch
 from .supervisor import Supervisor, stay_at_exit
 

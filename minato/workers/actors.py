@@ -10,6 +10,7 @@ Samples travel as messages (``transport/messages.py``).
 
 from __future__ import annotations
 
+import atexit
 import pickle
 import platform
 import random
@@ -27,17 +28,18 @@ import torch
 from torch.utils.data import _utils
 
 from .. import __version__ as _minato
+from .. import worker_info
 from .._core import Task
-from ..errors import WorkerLost, add_note, text_of
-from ..iterators.batch_errors import LoaderFailure
+from ..errors import LoaderFailure, WorkerLost, add_note, text_of
 from ..remote import Ray, connected, cuts
-from . import library_threads, worker_info
+from . import library_threads
 from .answers import ERROR, FAILED, OK, PART, SAMPLE, Answer, Entry
 from .job import Job
 from .on_error import RAISE, Fatal, FatalIndex
 from .process import seed_of_all, seed_torch
 from .python_threads import PythonPool
 from .runner import Runner
+from .thread_pool import stop_all
 
 #: seconds without any actor, after which one is started on the trainer's node that needs no CPU
 ALONE = 60.0
@@ -346,6 +348,7 @@ class Fleet:
         """The messages of all calls, in their order. at: shows where they are."""
         results, waiting = dict[int, Message](), list(calls)
         pending: dict[Any, tuple[_Call, _Member]] = {}
+        at[:] = ["no Ray actor is ready"]
         try:
             while waiting or pending:
                 while waiting:
@@ -476,6 +479,8 @@ class RemotePool(PythonPool):
 
     def __init__(self, *, remote: Ray, job: dict[str, Any], max_retries: int, **options: Any) -> None:
         self.fleet = Fleet(remote, job, max_retries)
+        atexit.unregister(stop_all)  # again: it runs before Ray's, which was registered in the meantime
+        atexit.register(stop_all)
         self._at = defaultdict[int, list[str]](list)  # where the calls of each thread are
         super().__init__(job=job, runner=self._runner, **options)
 

@@ -82,7 +82,7 @@ class ThreadPool:
                 target=_run,
                 args=(work, ended),
                 name=f"minato-{self.kind}-{number}",
-                daemon=True,  # or the interpreter would wait before it calls _stop_all
+                daemon=True,  # or the interpreter would wait before it calls stop_all
             )
             self._threads[thread] = ended
 
@@ -209,7 +209,7 @@ _pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
 
 
 @atexit.register
-def _stop_all() -> None:
+def stop_all() -> None:
     """Ends the threads of all pools before the interpreter frees its memory."""
     deadline = time.monotonic() + grace.EXIT
     for pool in list(_pools):

@@ -261,7 +261,7 @@ def test_live_persistent_loaders():
     # two workers, the zygote that forks them, and its standby, which comes after a second
     wait_for(lambda: resources()["processes"] == before["processes"] + 15 * 4, "the standbys")
     now = resources()
-    assert now["fds"] - before["fds"] <= 15 * 7
+    assert now["fds"] - before["fds"] <= 15 * 7 + 1  # one may belong to the process
     assert now["threads"] - before["threads"] <= 15 * 2
     for loader in loaders:
         assert len(list(loader)) == 4
