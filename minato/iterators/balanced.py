@@ -300,7 +300,8 @@ class BalancedIterator(MinatoIterator):
     def _seeded_by_init(self) -> list[str]:
         """Generators that worker_init_fn seeded from its own number, if warnings are due."""
         asked = self._options.seed_per_sample is not None or self._worker_init_fn is None
-        if asked or not self._living():
+        supervisor = self._supervisor
+        if asked or supervisor is None or supervisor.reproducible or not self._living():
             return []
         made_with = self._pool.base_seed if isinstance(self._pool, Pool) else 0
         return init_states.look(self._engine.workers(), made_with)

@@ -81,7 +81,7 @@ class Supervisor:
         self.timeout: float = loader.timeout
         self._max_retries = options.max_retries
         self._title = title_of(loader)
-        self._reproducible = seed_of(loader) < SYSTEMS_SEEDS
+        self.reproducible = seed_of(loader) < SYSTEMS_SEEDS
         self.name = totals.name_of(loader)
         self.counted = self.watched = False
         self.pool: Executor | None = None
@@ -283,7 +283,7 @@ class Supervisor:
     def _warn_of_growth(self, attribute: str) -> None:
         """Warns that two runs differ, if the program has set a seed. The attribute may be harmless,
         so this does not raise."""
-        if attribute and self._reproducible and not self._memo.warned_of_growth:
+        if attribute and self.reproducible and not self._memo.warned_of_growth:
             self._memo.warned_of_growth = True
             with contextlib.suppress(UserWarning):
                 warnings.warn(

@@ -1,7 +1,8 @@
 """Detects a ``worker_init_fn`` that seeds the global generators from its own number.
 
 With torch's loader, such a function gives the same random numbers in each run, whatever the
-loader's seed is. If minato seeds each sample, it has no effect, and a warning says so.
+loader's seed is. If minato seeds each sample, it has no effect, and a warning says so, unless the program has set a
+seed: then minato's numbers are the same in each run, too.
 A function that uses ``torch.initial_seed()``, as in torch's documentation, leaves each
 worker in another state in each run. One that uses the common seed of all workers of an epoch
 leaves them in one state. So the same state after two seeds of the loader proves that the function

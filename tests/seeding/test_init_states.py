@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,19 @@ import torch
 
 import minato
 from minato.seeding import init_states as _init_states
+from minato.seeding.base_seed import SYSTEMS_SEEDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 @pytest.fixture(autouse=True)
-def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+def forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing was seen yet, and the program has set no seed."""
     monkeypatch.setattr(_init_states, "_told", False)
     monkeypatch.setattr(_init_states, "_seen", {})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SYSTEMS_SEEDS)
+        yield
 
 
 class Data(torch.utils.data.Dataset):
@@ -183,6 +188,15 @@ def test_seeds_that_follow_the_loaders(function: Any) -> None:
     assert epochs(function, 2) == []
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["global", "own generator"])
+@pytest.mark.parametrize("function", [constant, written])
+def test_constant_seed_beside_torchs_does_not_warn(function: Any, own: bool) -> None:
+    generator = torch.Generator().manual_seed(3) if own else None
+    if not own:
+        torch.manual_seed(3)
+    assert epochs(function, 2, generator=generator) == []
+
+
 @pytest.mark.parametrize(
     "options", [{"seed_per_sample": False}, {"seed_per_sample": True}, {"scheduling": "static"}]
 )
@@ -192,9 +206,9 @@ def test_explicit_seed_per_sample_does_not_warn(options: dict) -> None:
 
 def test_the_same_seed_again_proves_nothing() -> None:
     for _ in range(2):
-        torch.manual_seed(7)
+        torch.manual_seed(SYSTEMS_SEEDS + 7)
         assert epochs(as_torch_shows, 1) == []
-        torch.manual_seed(7)
+        torch.manual_seed(SYSTEMS_SEEDS + 7)
         assert epochs(own_of_each, 1) == []
 
 
