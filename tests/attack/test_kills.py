@@ -308,7 +308,8 @@ def test_all_processes_killed_at_once_lose_no_sample(method):
             kill_starters(iterator)
             for pid in workers:
                 kill(pid)
-    assert same(got, expected) and iterator._pool.restarts == 2
+    # once where the second kill came before the first was noticed
+    assert same(got, expected) and iterator._pool.restarts in (1, 2)
 
 
 def test_all_static_processes_killed_raise_an_error():
