@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import pickle
@@ -144,14 +145,16 @@ class StaticIterator(MinatoIterator):
 
     def _warn_of_copies(self) -> None:
         """Warns if each worker seems to have delivered the whole iterable dataset. Does not warn if
-        worker_init_fn may have given each worker a share."""
+        worker_init_fn may have given each worker a share. A queue or a live stream may be right
+        without shares, so this does not raise."""
         memo, counts = self._position.memo, self._progress.by_worker or [0]
         alike = len(counts) > 1 and counts[0] > 0 and len(set(counts)) == 1
         if memo.warned_of_copies or self._worker_init_fn is not None:
             return
         if alike and self._unasked == len(counts):
             memo.warned_of_copies = True
-            warn(shares.text(self._dataset, len(counts), counts[0]))
+            with contextlib.suppress(UserWarning):
+                warn(shares.text(self._dataset, len(counts), counts[0]))
 
     def _resume(self) -> None:
         """Sends torch's resume markers: workers finish the batches left from the last epoch (which

@@ -13,6 +13,7 @@ their entries of the shared memory.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 import warnings
@@ -109,16 +110,17 @@ def _is_written(role: str, state: int) -> bool:
 
 
 def warn_of(generators: list[str]) -> None:
-    """Warns about them, once."""
+    """Warns about them, once. Samples may draw nothing, so this does not raise."""
     global _told
     if _told or not generators:
         return
     _told = True
-    warnings.warn(
-        f"worker_init_fn seeds {' and '.join(generators)} from its own number. With "
-        "torch's loader that gives the same random numbers in each run. minato seeds each sample "
-        "from the loader's seed, so it has no effect here. For reproducible runs, call "
-        "torch.manual_seed() before iterating over the loader, or use workers' own streams with "
-        "seed_per_sample=False or scheduling='static'.",
-        stacklevel=4,
-    )
+    with contextlib.suppress(UserWarning):
+        warnings.warn(
+            f"worker_init_fn seeds {' and '.join(generators)} from its own number. With "
+            "torch's loader that gives the same random numbers in each run. minato seeds each sample "
+            "from the loader's seed, so it has no effect here. For reproducible runs, call "
+            "torch.manual_seed() before iterating over the loader, or use workers' own streams with "
+            "seed_per_sample=False or scheduling='static'.",
+            stacklevel=4,
+        )
