@@ -15,7 +15,7 @@ log = logging.getLogger("minato")
 NOT_STARTED = 1000
 
 _ADVICE = {
-    errno.EMFILE: "Every iterator with workers holds six descriptors, and three more while it "
+    errno.EMFILE: "Every iterator with workers holds six or seven descriptors, and three more while it "
     "starts: raise the limit (`ulimit -n`), or delete iterators that are no longer used.",
     errno.ENFILE: "The whole machine has no descriptor left: raise the limit (sysctl fs.file-max).",
     errno.EAGAIN: "The limit on processes and threads is reached: raise it (`ulimit -u`, "

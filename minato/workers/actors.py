@@ -348,9 +348,10 @@ class Fleet:
         """The messages of all calls, in their order. at: shows where they are."""
         results, waiting = dict[int, Message](), list(calls)
         pending: dict[Any, tuple[_Call, _Member]] = {}
-        at[:] = ["no Ray actor is ready"]
         try:
             while waiting or pending:
+                if not pending:
+                    at[:] = ["no Ray actor is ready"]
                 while waiting:
                     sent = self._send(waiting[0], user_epoch, waits=not pending)
                     if sent is None:
