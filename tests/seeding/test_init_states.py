@@ -178,7 +178,7 @@ def test_written_seed_is_noticed_with_the_second_batch(options: dict[str, Any]) 
 
 
 @pytest.mark.filterwarnings("error:worker_init_fn seeds")
-def test_warning_of_a_written_seed_is_no_error() -> None:
+def test_written_seed_raises_no_warning_as_error() -> None:
     """Samples may draw nothing."""
     loader = minato.DataLoader(range(8), 2, worker_init_fn=written, num_workers=1)
     assert len(list(loader)) == 4 and epochs(written, 1) == []  # it was told

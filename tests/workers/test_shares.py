@@ -59,7 +59,7 @@ def test_iterable_that_never_asks_warns_once(samples: Any, persistent: bool) -> 
 
 
 @pytest.mark.filterwarnings("error:each of")
-def test_warning_of_copies_is_no_error() -> None:
+def test_iterable_that_never_asks_raises_no_error() -> None:
     """A queue or a live stream needs no shares."""
     assert len(list(minato.DataLoader(Stream(all_of_it), 4, num_workers=2))) == 4
 
