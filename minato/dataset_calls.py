@@ -97,12 +97,18 @@ def behind_subsets(dataset: Any) -> tuple[Any, list[Subset[Any]]]:
 
 
 def has_shared_buffers(dataset: Any) -> bool:
-    """Whether the dataset holds tensors in shared memory. It may write samples into them, as many
-    as torch's window has, so a sample past the window would overwrite one that waits."""
-    return any(
-        isinstance(held, torch.Tensor) and held.layout == torch.strided and held.is_shared()
-        for held in own_attributes(behind_subsets(dataset)[0]).values()
-    )
+    """Whether the dataset holds a tensor in shared memory with fewer rows than it has samples. It may
+    write samples into that, as many as torch's window has, so a sample past the window would overwrite
+    one that waits."""
+    inner = behind_subsets(dataset)[0]
+    shared = [
+        held for held in own_attributes(inner).values()
+        if isinstance(held, torch.Tensor) and held.layout == torch.strided and held.is_shared()
+    ]  # fmt: skip
+    try:
+        return any(held.ndim > 0 and 1 < len(held) < len(inner) for held in shared)
+    except Exception:  # of the program's code; an iterable dataset has no window of samples
+        return False
 
 
 def fetches_batches(dataset: Any) -> bool:
