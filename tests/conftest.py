@@ -10,6 +10,8 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -62,3 +64,11 @@ def _collate_as_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     added = default_collate_fn_map.keys() - layouts._TORCHS.keys()
     for key in added:
         monkeypatch.delitem(default_collate_fn_map, key)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_lasts() -> Iterator[None]:
+    """Files of which an earlier test has kept something do not count for cached values of others."""
+    yield
+    if (files := sys.modules.get("minato.cache.files")) is not None:
+        files._lasting.clear()

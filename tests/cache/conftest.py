@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from minato.cache import files
-
 from .support import Memory
 
 
@@ -17,10 +15,3 @@ def memory() -> Iterator[Memory]:
     made = Memory()
     yield made
     shutil.rmtree(made.path)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_lasts() -> Iterator[None]:
-    """Files of which an earlier test has kept something do not count for others."""
-    yield
-    files._lasting.clear()
