@@ -57,6 +57,8 @@ SLOW: dict[str, str] = {
         "the same balanced.",
     "tests/attack/test_kills.py::test_killed_trainer_with_stopped_zygote[spawn-":
         "the same under fork.",
+    "tests/attack/test_fields.py::test_overwritten_field_loses_no_sample[2-worker]":
+        "a worker's record with damaged memory, which once did not end in 240 s; the other records' fields run",
     "tests/attack/test_kills.py::test_all_processes_killed_at_once_lose_no_sample[spawn]":
         "the same under fork.",
     "tests/attack/test_start_methods.py::test_nothing_is_left[forkserver]": "the same under spawn.",
