@@ -116,7 +116,8 @@ def zygote_of(iterator: Any) -> int:
 def standby_of(iterator: Any) -> int:
     """Process id of the parent of that, once there is one; this takes a second."""
     standby: int = iterator._pool.zygote.pid
-    wait_for(lambda: zygote_of(iterator) not in (0, standby), "a standby")
+    # not the number that a killed one has left behind
+    wait_for(lambda: zygote_of(iterator) in [p.pid for p in psutil.Process(standby).children()], "a standby")
     return standby
 
 

@@ -286,10 +286,24 @@ def test_dataset_that_cannot_be_pickled_raises_with_advice() -> None:
     assert "remote= sends dataset" in "".join(caught.value.__notes__)
 
 
+class SlowAtLast(Drawing):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        time.sleep(90 if index == LENGTH - 1 else 0)
+        return super().__getitem__(index)
+
+
 def test_timeout_names_the_node_that_is_late() -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)timed out after 4 seconds.*(Ray actor \d on node|no Ray actor is ready)"):
-        list(loader(Drawing(sleeps=30), remote=actors_of(), timeout=4))
+    batches = iter(loader(SlowAtLast(), remote=actors_of(), timeout=20, shuffle=False))
+    next(batches)  # the actors are there
+    with pytest.raises(RuntimeError, match=r"(?s)timed out after 20 seconds.*Ray actor \d on node"):
+        list(batches)
+    del batches
     _await_pids(0)
+
+
+def test_timeout_before_any_actor_says_so() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)timed out after 1 seconds.*no Ray actor is ready"):
+        list(loader(remote=actors_of(cpus=50), timeout=1))
 
 
 def init(number: int) -> None:
