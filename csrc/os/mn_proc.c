@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "base/mn_atomic.h"
+#include "os/mn_clock.h"
 
 static struct {
     mn_a32 pid; /* 0: no handler keeps it up to date */
@@ -94,13 +95,7 @@ mn_proc_wait_pidfd(int fd, int64_t timeout_ns)
 {
     struct pollfd p = {.fd = fd, .events = POLLIN};
     struct timespec ts;
-    struct timespec *timeout = NULL;
-    if (timeout_ns >= 0) {
-        ts.tv_sec = (time_t)(timeout_ns / 1000000000);
-        ts.tv_nsec = (long)(timeout_ns % 1000000000);
-        timeout = &ts;
-    }
-    int n = ppoll(&p, 1, timeout, NULL);
+    int n = ppoll(&p, 1, mn_timeout_of(&ts, timeout_ns), NULL);
     if (n < 0) {
         return -errno;
     }

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/mn_assert.h"
+#include "os/mn_clock.h"
 
 /* ---- The futex system call, shared flavour ---- */
 
@@ -29,12 +30,7 @@ int
 mn_futex_wait(mn_a32 *word, uint32_t expected, int64_t timeout_ns)
 {
     struct timespec ts;
-    struct timespec *timeout = NULL;
-    if (timeout_ns >= 0) {
-        ts.tv_sec = (time_t)(timeout_ns / 1000000000);
-        ts.tv_nsec = (long)(timeout_ns % 1000000000);
-        timeout = &ts;
-    }
+    struct timespec *timeout = mn_timeout_of(&ts, timeout_ns);
     return mn_futex_call(word, FUTEX_WAIT, expected, timeout) == 0 ? 0 : -errno;
 }
 
