@@ -172,8 +172,7 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
     if event != "open" and frame.f_code.co_filename.startswith("<frozen importlib"):
         return  # looks for a module
     own = getattr(_by_thread, "opened", None)
-    _by_thread.notes = True
-    try:
+    with not_noted():
         flags = (arguments[2] or 0) if event == "open" else os.O_RDONLY
         name = "." if path is None else os.fsdecode(path)
         if name.endswith(".pyc"):
@@ -182,8 +181,6 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
         for opened in [own] if own is not None else list(_all):  # a thread of the maker's
             opened.note(name, flags)
             opened.lasts = opened.lasts or (event == "open" and name.endswith(".py")) or _is_remembered(frame)
-    finally:
-        _by_thread.notes = False
 
 
 def _is_remembered(frame: Any) -> bool:
@@ -205,6 +202,16 @@ def pass_on(paths: Iterable[str], told: bytes) -> None:
     if outer is not None:
         for path in (*paths, *map(os.fsdecode, told.split(b"\0")[::2] if told else ())):
             outer.note(path, os.O_RDONLY)
+
+
+@contextlib.contextmanager
+def not_noted() -> Iterator[None]:
+    """Within, this thread reads for minato, such as the source of the program: no value comes of it."""
+    before, _by_thread.notes = getattr(_by_thread, "notes", False), True
+    try:
+        yield
+    finally:
+        _by_thread.notes = before
 
 
 @contextlib.contextmanager

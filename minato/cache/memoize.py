@@ -167,8 +167,9 @@ class _Code:
     def __init__(self, memoized: Memoized, args: tuple[Any, ...], before: _Code | None) -> None:
         begun = time.perf_counter()
         try:
-            self._depends = depends.of_call(memoized.made_of(), args, memoized._is_method, memoized._own)
-            self.digest = self._depends.digest()
+            with _files.not_noted():
+                self._depends = depends.of_call(memoized.made_of(), args, memoized._is_method, memoized._own)
+                self.digest = self._depends.digest()
             self.generators = self._depends.generators
             self.whole = self._depends.whole
         except depends.Unknown as unknown:
@@ -198,7 +199,8 @@ class _Code:
         begun = time.perf_counter()
         if self._looks and self._looked > LOOK_SHARE * made_ns * 1e-9:
             return {}
-        found = self._depends.changed()
+        with _files.not_noted():
+            found = self._depends.changed()
         self._looks, self._looked = self._looks + 1, time.perf_counter() - begun
         return found
 

@@ -140,3 +140,23 @@ def test_file_just_written_is_not_trusted(
     past = time.time_ns() + 10**10
     monkeypatch.setattr(time, "time_ns", lambda: past)
     assert reader.read(reader.file) == "first" and reader.cache.stats()["stored"] == 1
+
+
+def test_source_that_a_key_needs_is_no_file_of_another_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[dict[str, Any]] = []
+    told = cache_files.Opened.told
+
+    def tell(opened: cache_files.Opened, known: Any) -> bytes | None:
+        noted.append(dict(opened.stamps))
+        return told(opened, known)
+
+    monkeypatch.setattr(cache_files.Opened, "told", tell)
+    cache = new_cache()
+
+    @cache.memoize(key=lambda n: n)
+    def inner(n: int) -> int:
+        return n + len(globals()["__doc__"])  # so it depends on the source of the program
+
+    outer = cache.memoize(key=lambda n: n)(lambda n: inner(n))
+    assert outer(1) == 1 + len(__doc__ or "") and cache.stats()["unfollowed"]
+    assert noted == [{}, {}] and not cache_files._lasting
