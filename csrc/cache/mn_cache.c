@@ -19,7 +19,7 @@
 #include "os/mn_thread.h"
 
 #define SECOND_NS UINT64_C(1000000000)
-#define RELIEVE_NS (SECOND_NS / 50) /* between two looks for pressure */
+#define RELIEVE_NS (SECOND_NS / 100) /* between two looks for pressure */
 #define REFUSED_NS (5 * SECOND_NS) /* after a refusal no client waits for a maker */
 #define PATIENCE 4
 
