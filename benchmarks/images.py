@@ -1,6 +1,7 @@
 """CPU time of making a training sample from a JPEG photo: minato.ops against Pillow and torchvision.
 
     python benchmarks/images.py [--sets D S M L] [--files 44] [--repeats 7] [--json FILE] [--quick]
+    python benchmarks/images.py --epoch     # an epoch of ImageFolder by loaders, 2 workers; needs torchvision
 
 The photographs are those that installed packages carry: matplotlib's grace_hopper.jpg (public
 domain), and if they are installed, scikit-learn's china.jpg and flower.jpg (CC BY 2.0) and seven of
@@ -13,6 +14,10 @@ Torch uses one thread. "pillow" is Pillow with torchvision's first transforms, i
 installed, else the same with Pillow alone. "torchvision 2" is decode_jpeg with the second transforms.
 "huffman" is a bound for all ways that read codes up to the crop's end: libjpeg-turbo skips to its last
 row. The samples of "pillow" and "minato" must be equal.
+
+With --epoch, files of all sets lie in a folder, and a number is images per second and the CPU time of all
+processes for each. Epochs take turns; the first of each is not counted. Every epoch must have each target as
+often, and under torch's loader the samples of "pillow" and "minato.ops" must be equal.
 """
 
 from __future__ import annotations
@@ -22,8 +27,10 @@ import importlib.util
 import io
 import json
 import os
+import resource
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -137,14 +144,89 @@ def differ(files: list[bytes], all_ways: dict[str, Way]) -> int:
     return count
 
 
+def loaders(folder: str) -> dict[str, Any]:
+    """By name: a function that makes a loader of the folder's photos."""
+    from torchvision import datasets, transforms
+    from torchvision.io import decode_image
+    from torchvision.transforms import v2
+
+    import minato
+
+    first = datasets.ImageFolder(folder, transforms.Compose([
+        transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(), transforms.Normalize(MEAN, STD)]))  # fmt: skip
+    second = datasets.ImageFolder(folder, v2.Compose([
+        decode_image, v2.RandomResizedCrop(224), v2.RandomHorizontalFlip(),
+        v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]), loader=str)  # fmt: skip
+    crop = ops.RandomResizedCropJpeg(224, mean=MEAN, std=STD)
+    ours = datasets.ImageFolder(folder, crop, loader=str)
+    native = ops.ImageFolder(folder, crop)
+    options: dict[str, Any] = {"batch_size": 32, "num_workers": 2, "shuffle": True,
+                               "persistent_workers": True}  # fmt: skip
+    kinds = {"torch": torch.utils.data.DataLoader, "minato": minato.DataLoader}
+    made = {f"{name}, {how}": kind(dataset, **options) for name, kind in kinds.items() for how, dataset in
+            (("pillow", first), ("torchvision 2", second), ("minato.ops", ours))}
+    made["minato, native"] = minato.DataLoader(native, **options)
+    return made
+
+
+def cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def of_workers() -> float:
+    import psutil
+
+    return sum(sum(child.cpu_times()[:2]) for child in psutil.Process().children(recursive=True))
+
+
+def epochs(count: int, repeats: int) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        for number, name in enumerate(SETS):
+            os.mkdir(f"{folder}/{number}")
+            for n, file in enumerate(make(name, count)):
+                with open(f"{folder}/{number}/{n}.jpg", "wb") as stream:
+                    stream.write(file)
+        found = loaders(folder)
+        images = count * len(SETS)
+        rates: dict[str, list[float]] = {name: [] for name in found}
+        used: dict[str, list[float]] = {name: [] for name in found}
+        sums: dict[str, list[Any]] = {name: [] for name in found}
+        for turn in range(repeats + 1):
+            for name, loader in found.items():
+                torch.manual_seed(turn)
+                begin, cpu = time.perf_counter(), cpu_seconds() + of_workers()
+                targets, pixels = torch.zeros(len(SETS)), 0.0
+                for x, y in loader:
+                    targets += torch.bincount(y, minlength=len(SETS))
+                    pixels += x[:, :, 0, 0].double().sum().item()
+                if turn:
+                    rates[name].append(images / (time.perf_counter() - begin))
+                    used[name].append((cpu_seconds() + of_workers() - cpu) * 1e3 / images)
+                sums[name].append(pixels)
+                if targets.tolist() != [count] * len(SETS):
+                    raise SystemExit(f"{name} has delivered {targets.tolist()}")
+        print(f"{images} photos, 2 workers, {repeats} epochs\n{'':24}{'images/s':>10}{'range':>16}{'CPU ms':>9}")
+        for name, each in rates.items():
+            print(f"{name:24}{statistics.median(each):10.0f}{min(each):9.0f}..{max(each):<5.0f}"
+                  f"{statistics.median(used[name]):9.2f}")
+        if sums["torch, pillow"] != sums["torch, minato.ops"]:
+            raise SystemExit("pillow and minato.ops differ under torch's loader")
+        return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--files", type=int, default=44)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json")
+    parser.add_argument("--epoch", action="store_true")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
+    if options.epoch:
+        return epochs(*((16, 1) if options.quick else (100, options.repeats)))
     if options.quick:
         options.files, options.repeats, options.sets = 2, 1, options.sets[:1]
     torch.set_num_threads(1)

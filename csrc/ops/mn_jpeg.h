@@ -21,6 +21,7 @@
 #include "ops/mn_kernels.h"
 
 #define MN_JPEG_UNUSUAL 1
+#define MN_JPEG_LONGEST 65535u /* no side is longer */
 
 struct mn_jpeg_info;
 

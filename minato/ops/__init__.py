@@ -32,6 +32,8 @@ pipeline is a function of (key, i, n) alone, with a key of 128 bits. There is no
 result does not depend on threads, processes, order or instruction set. `csrc/ops/mn_pipeline.h`
 lists the draws of each operator; minato/ops.h offers them to user-defined operators in C.
 """
+from typing import TYPE_CHECKING, Any
+
 from .dataset import VolumeDataset
 from .jpeg import RandomResizedCropJpeg, ResizeCenterCropJpeg
 from .operators import (
@@ -52,8 +54,20 @@ from .operators import (
     unet3d_training,
 )
 
+if TYPE_CHECKING:
+    from .images import ImageFolder
+
+
+def __getattr__(name: str) -> Any:
+    if name != "ImageFolder":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .images import ImageFolder  # it needs torchvision
+
+    return ImageFolder
+
+
 __all__ = [
-    "Cast", "Normalize", "Operator", "Pad", "Pipeline", "RandBalancedCrop", "RandCrop",
+    "Cast", "ImageFolder", "Normalize", "Operator", "Pad", "Pipeline", "RandBalancedCrop", "RandCrop",
     "RandFlip", "RandGaussianNoise", "RandScaleIntensity", "RandomResizedCropJpeg", "ReadNpy",
     "Resample", "ResizeCenterCropJpeg", "UserOperator", "VolumeDataset", "label_boxes", "unet3d_training",
 ]

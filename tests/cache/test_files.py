@@ -142,7 +142,7 @@ def test_file_just_written_is_not_trusted(
     assert reader.read(reader.file) == "first" and reader.cache.stats()["stored"] == 1
 
 
-def test_source_that_a_key_needs_is_no_file_of_another_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_read_for_a_key_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[dict[str, Any]] = []
     told = cache_files.Opened.told
 

@@ -10,12 +10,10 @@
 
 /* ---- crops of JPEG photos ---- */
 
-#define LIBRARY "minato.jpeg_library"
-
 static void
 free_library(PyObject *capsule)
 {
-    PyMem_Free(PyCapsule_GetPointer(capsule, LIBRARY));
+    PyMem_Free(PyCapsule_GetPointer(capsule, MN_OPS_JPEG_LIBRARY));
 }
 
 /* Functions of the module (mn_ops.c). */
@@ -36,7 +34,7 @@ mn_ops_jpeg_library(PyObject *Py_UNUSED(module), PyObject *args)
     else {
         int rc = mn_jpeg_open(library, PyBytes_AS_STRING(path), &text);
         capsule = rc != 0 ? mn_ops_raise(rc, &text)
-                          : PyCapsule_New(library, LIBRARY, free_library);
+                          : PyCapsule_New(library, MN_OPS_JPEG_LIBRARY, free_library);
         if (capsule == NULL) {
             PyMem_Free(library);
         }
@@ -68,7 +66,7 @@ mn_ops_jpeg_size(PyObject *Py_UNUSED(module), PyObject *args)
 static int
 makes_sense(const struct mn_jpeg_job *job, Py_ssize_t table, Py_ssize_t out)
 {
-    uint64_t most = 65535, right = (uint64_t)job->window_left + job->window_width,
+    uint64_t most = MN_JPEG_LONGEST, right = (uint64_t)job->window_left + job->window_width,
              bottom = (uint64_t)job->window_top + job->window_height;
     return job->width != 0 && job->height != 0 && job->window_width != 0
            && job->window_height != 0 && (uint64_t)job->left + job->width <= most
@@ -96,7 +94,7 @@ mn_ops_jpeg_crop(PyObject *Py_UNUSED(module), PyObject *args)
     job.down_first = down_first;
     job.table = table.buf;
     job.item = (size_t)table.len / (3 * 256);
-    const struct mn_jpeg_library *library = PyCapsule_GetPointer(capsule, LIBRARY);
+    const struct mn_jpeg_library *library = PyCapsule_GetPointer(capsule, MN_OPS_JPEG_LIBRARY);
     const struct mn_kernels *kernels =
         level < 0 ? mn_kernels_best() : mn_kernels_get(level);
     if (library != NULL && (kernels == NULL || !makes_sense(&job, table.len, out.len))) {
@@ -386,6 +384,7 @@ exec_module(PyObject *module)
     struct mn_ops_state *state = PyModule_GetState(module);
     if (add_type(module, &mn_ops_pipeline_spec, &state->pipeline_type) < 0
         || add_type(module, &mn_ops_cases_spec, &state->cases_type) < 0
+        || add_type(module, &mn_ops_photos_spec, &state->photos_type) < 0
         || add_type(module, &mn_ops_finisher_spec, &state->finisher_type) < 0) {
         return -1;
     }
@@ -402,6 +401,7 @@ traverse_module(PyObject *module, visitproc visit, void *arg)
     struct mn_ops_state *state = PyModule_GetState(module);
     Py_VISIT(state->pipeline_type);
     Py_VISIT(state->cases_type);
+    Py_VISIT(state->photos_type);
     Py_VISIT(state->finisher_type);
     return 0;
 }
@@ -412,6 +412,7 @@ clear_module(PyObject *module)
     struct mn_ops_state *state = PyModule_GetState(module);
     Py_CLEAR(state->pipeline_type);
     Py_CLEAR(state->cases_type);
+    Py_CLEAR(state->photos_type);
     Py_CLEAR(state->finisher_type);
     return 0;
 }

@@ -14,9 +14,12 @@
 #include "ops/mn_pipeline.h"
 #include "py/ops/mn_ops_raise.h"
 
+#define MN_OPS_JPEG_LIBRARY "minato.jpeg_library" /* capsule of struct mn_jpeg_library */
+
 struct mn_ops_state {
     PyTypeObject *pipeline_type;
     PyTypeObject *cases_type;
+    PyTypeObject *photos_type;
     PyTypeObject *finisher_type;
 };
 
@@ -29,6 +32,7 @@ struct mn_ops_pipeline {
 extern struct PyModuleDef mn_ops_module;
 extern PyType_Spec mn_ops_pipeline_spec;
 extern PyType_Spec mn_ops_cases_spec;
+extern PyType_Spec mn_ops_photos_spec;
 extern PyType_Spec mn_ops_finisher_spec;
 
 static inline PyObject *
@@ -46,6 +50,24 @@ mn_ops_volume(PyObject *array, int writable, Py_buffer *buffer, struct mn_op_vol
  * exception. */
 int
 mn_ops_memory(PyObject *array, uint64_t bytes, Py_buffer *buffer);
+
+static inline void
+mn_ops_drop_owner(PyObject *capsule)
+{
+    Py_XDECREF((PyObject *)PyCapsule_GetContext(capsule));
+}
+
+/* Returns the capsule of a pipeline that is part of `owner`, which the capsule keeps alive. NULL
+ * with an exception. */
+static inline PyObject *
+mn_ops_native_capsule(PyObject *owner, struct mn_native_pipeline *native)
+{
+    PyObject *capsule = PyCapsule_New(native, MN_NATIVE_CAPSULE, mn_ops_drop_owner);
+    if (capsule != NULL && PyCapsule_SetContext(capsule, Py_NewRef(owner)) < 0) {
+        Py_CLEAR(capsule);
+    }
+    return capsule;
+}
 
 /* Returns "|u1" and so on. */
 const char *

@@ -243,23 +243,12 @@ warm(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static void
-drop_capsule(PyObject *capsule)
-{
-    Py_XDECREF((PyObject *)PyCapsule_GetContext(capsule));
-}
-
 PyDoc_STRVAR(native_doc, "native() -> capsule of struct mn_native_pipeline (minato/ops.h)");
 
 static PyObject *
 native(PyObject *object, PyObject *Py_UNUSED(args))
 {
-    PyObject *capsule =
-        PyCapsule_New(&self_of(object)->cases->native, MN_NATIVE_CAPSULE, drop_capsule);
-    if (capsule != NULL && PyCapsule_SetContext(capsule, Py_NewRef(object)) < 0) {
-        Py_CLEAR(capsule);
-    }
-    return capsule;
+    return mn_ops_native_capsule(object, &self_of(object)->cases->native);
 }
 
 static PyMethodDef methods[] = {

@@ -104,7 +104,8 @@ do_row(const struct mn_native *n, const struct mn_worker_side *w, struct mn_bloc
     return p->run(p->state, index, hi, lo, out, failure->text, sizeof(failure->text));
 }
 
-/* Returns MN_OK; MN_CLOSED: the loader closes and does not need the rest; or a sample's error. */
+/* Returns MN_OK; MN_CLOSED: the loader closes and does not need the rest; MN_NATIVE_ASK_PYTHON; or
+ * a sample's error. */
 static int
 do_rows(const struct mn_native *n, const struct mn_worker_side *w, const struct mn_task *t,
         struct mn_block *b, struct mn_worker_clock *clock, struct mn_native_failure *failure)
@@ -116,6 +117,9 @@ do_rows(const struct mn_native *n, const struct mn_worker_side *w, const struct 
         }
         mn_a64_store_relaxed(&w->me->row, row); /* statistics only */
         int rc = do_row(n, w, b, row, failure);
+        if (rc == MN_NATIVE_ASK_PYTHON) {
+            return rc;
+        }
         reports[row].wall_ns = mn_worker_lap(clock);
         reports[row].status = rc == 0 ? MN_ROW_WRITTEN : MN_ROW_ENVELOPE;
         if (rc != 0) {
@@ -148,18 +152,18 @@ mn_native_serve(const struct mn_native *n, struct mn_worker_side *w,
         }
         const struct mn_task *t = &w->held;
         struct mn_block *b = mn_block_at(&w->shm, t->block_off);
+        mn_worker_begin(w, clock);
         if (t->kind != MN_KIND_ROWS || b->index_kind != MN_INDEX_INT64
             || b->nfields != (uint32_t)n->pipeline->n_fields || !are_known(n, t, b)) {
             return MN_NATIVE_PYTHON;
         }
-        mn_worker_begin(w, clock);
         rc = do_rows(n, w, t, b, clock, failure);
         if (rc == MN_CLOSED || mn_entry_over(w)) {
             break; /* Do not publish a result that will not be read. At exit it would wake a thread
                     * that dies when it takes the GIL, with torch's C++ frames on its stack. */
         }
         if (rc != MN_OK) {
-            return MN_NATIVE_FAILED;
+            return rc == MN_NATIVE_ASK_PYTHON ? MN_NATIVE_PYTHON : MN_NATIVE_FAILED;
         }
         mn_worker_account(w, clock, *task);
         (void)mn_worker_done(w, *task);

@@ -193,9 +193,6 @@ native_next(PyObject *self, PyObject *Py_UNUSED(ignored))
         Py_RETURN_FALSE;
     }
     o->holding = true;
-    if (event == MN_NATIVE_PYTHON) {
-        mn_worker_begin(&o->side, &o->clock);
-    }
     return hand_over(o, event == MN_NATIVE_FAILED ? &failure : NULL);
 }
 

@@ -144,6 +144,9 @@ struct mn_native_field {
     uint64_t bytes; /* of the whole field, C contiguous */
 };
 
+/* What run returns for a sample that only the dataset's own __getitem__ can make. */
+#define MN_NATIVE_ASK_PYTHON 1
+
 /* How the key of a sample is made; see mn_native_key. */
 enum mn_native_keying {
     MN_KEYED_BY_EPOCH = 0, /* from the dataset's seed, the epoch and the index */
@@ -160,8 +163,8 @@ struct mn_native_pipeline {
     uint64_t seed; /* of the dataset; used by MN_KEYED_BY_EPOCH */
     struct mn_native_field fields[MN_NATIVE_FIELDS];
     /* Writes sample `index` to out[0..n_fields-1]: out[i] has fields[i].bytes bytes, aligned to
-     * at least itemsize. Any number of threads may call it at once. After a failure the content
-     * of out is undefined. */
+     * at least itemsize. Any number of threads may call it at once. After a failure, and with
+     * MN_NATIVE_ASK_PYTHON, the content of out is undefined. */
     int (*run)(void *state, int64_t index, uint64_t key_hi, uint64_t key_lo, void **out,
                char *err, size_t errlen);
     /* MN_KEYED_BY_EPOCH: the address of the dataset's epoch number, aligned, read before each
