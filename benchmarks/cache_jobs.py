@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cache_scratch import scratch, turns
+from cache_scratch import MEMORY, scratch, turns
 from common import kept_by_monai
 
 import minato
@@ -226,7 +226,7 @@ def checks(told: list[list[dict[str, Any]]]) -> list[list[int]]:
 
 def storage(options: argparse.Namespace) -> dict[str, Any]:
     count, size = STORED_QUICK if options.quick else STORED
-    with scratch() as path:
+    with scratch(MEMORY) as path:  # values of a file on a disk that changes meanwhile are not kept
         folder = str(path)
         rng = np.random.default_rng(0)
         for n in range(count):
