@@ -96,18 +96,24 @@ class TooMany(Exception):
     """Values may come of more files than are noted with each."""
 
 
+class Changes(Exception):
+    """The maker of a value changes a file that it may read, by opening it for both."""
+
+
 class Opened:
     """The files and folders that were read while a value was made.
 
     Attributes:
         stamps: by path, from before the file was opened
         written: paths that were written at first, so they are the maker's own
+        updated: paths that were opened for reading and writing
         lasts: something that was read outlives the making: a module, or what an lru_cache keeps
     """
 
     def __init__(self) -> None:
         self.stamps: dict[str, Stamp] = {}
         self.written: set[str] = set()
+        self.updated: set[str] = set()
         self.lasts = False
 
     def note(self, path: str, flags: int) -> None:
@@ -120,6 +126,8 @@ class Opened:
         else:
             self.stamps[path] = None  # look() opens folders, which is not to be noted again
             self.stamps[path] = look(path)
+            if flags & os.O_ACCMODE == os.O_RDWR:
+                self.updated.add(path)
 
     def told(self, known: Iterable[str]) -> bytes | None:
         """What is kept of them, but for known paths; None: one has changed since.
@@ -133,9 +141,10 @@ class Opened:
         if len(_lasting) > LASTING_MOST:
             raise TooMany
         self.stamps = {**_lasting, **self.stamps}
-        if not settled(self.stamps.values()):
-            return None
-        if any(look(path) != stamp for path, stamp in self.stamps.items()):
+        changed = {path for path, stamp in self.stamps.items() if look(path) != stamp}
+        if changed & self.updated:
+            raise Changes(min(changed & self.updated))
+        if changed or not settled(self.stamps.values()):
             return None
         return b"\0".join(
             os.fsencode(path) + b"\0" + canonical(stamp) for path, stamp in self.stamps.items()

@@ -45,7 +45,7 @@ TOO_LARGE = 2
 _local = threading.local()
 
 #: warnings that are logged once, as bits
-READ, LARGE, FULL, DRAWS, MANY, CHANGES = 1, 2, 4, 8, 16, 32
+READ, LARGE, FULL, DRAWS, MANY, CHANGES, UPDATES = 1, 2, 4, 8, 16, 32, 64
 #: which of them were logged for each memoized function, by its number. Shared with forks, so that
 #: not every worker logs them.
 _told = mmap.mmap(-1, 1 << 16)
@@ -414,6 +414,11 @@ class Memoized:
             self._tell(MANY, "minato.Cache does not store further values of %s: it keeps what it has read of more "
                        "than %d files, and minato cannot tell which of them a value is made from. Name "
                        "them with files= (of a dataset: cache_files(i)).", self.name, _files.LASTING_MOST)
+        except _files.Changes as changes:
+            told = None
+            self._tell(UPDATES, "minato.Cache does not store values of %s that come from %s, which it changes while "
+                       "it makes them. Open the file for reading only, or write in another function.",
+                       self.name, str(changes))
         if same and told is not None:
             description = encoded.description + (b"\n" + told if told else b"")
             try:

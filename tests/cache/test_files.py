@@ -160,3 +160,18 @@ def test_source_read_for_a_key_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> 
     outer = cache.memoize(key=lambda n: n)(lambda n: inner(n))
     assert outer(1) == 1 + len(__doc__ or "") and cache.stats()["unfollowed"]
     assert noted == [{}, {}] and not cache_files._lasting
+
+
+def test_file_that_the_maker_updates_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, calls = tmp_path / "counter", Calls(tmp_path / "calls")
+    file.write_text("0")
+
+    @new_cache().memoize(key=lambda n: n)
+    def make(n: int) -> int:
+        calls.note()
+        with open(file, "r+") as stream:
+            stream.write(str(n))
+        return n
+
+    assert [make(7) for _ in range(3)] == [7] * 3 and len(calls.all()) == 3
+    assert caplog.text.count(f"come from {file}, which it changes") == 1
