@@ -56,18 +56,24 @@ from .operators import (
 
 if TYPE_CHECKING:
     from .images import ImageFolder
+    from .from_torchvision import native_images
 
 
 def __getattr__(name: str) -> Any:
-    if name != "ImageFolder":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .images import ImageFolder  # it needs torchvision
+    """What needs torchvision, so it is not in __all__."""
+    if name == "ImageFolder":
+        from .images import ImageFolder
 
-    return ImageFolder
+        return ImageFolder
+    if name == "native_images":
+        from .from_torchvision import native_images
+
+        return native_images
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
-    "Cast", "ImageFolder", "Normalize", "Operator", "Pad", "Pipeline", "RandBalancedCrop", "RandCrop",
+    "Cast", "Normalize", "Operator", "Pad", "Pipeline", "RandBalancedCrop", "RandCrop",
     "RandFlip", "RandGaussianNoise", "RandScaleIntensity", "RandomResizedCropJpeg", "ReadNpy",
     "Resample", "ResizeCenterCropJpeg", "UserOperator", "VolumeDataset", "label_boxes", "unet3d_training",
 ]

@@ -26,6 +26,7 @@ else:
 #: what a transform is called with
 File = str | os.PathLike[str] | bytes | bytearray | memoryview | np.ndarray | torch.Tensor
 
+REFERENCES = ("pillow", "pillow v2")
 DTYPES = ("float32", "float16", "bfloat16", "uint8")
 ORIENTATION = 0x0112  # the EXIF tag
 #: width and height of a photo whose size is not known yet
@@ -112,14 +113,15 @@ def _read(file: Any) -> tuple[Any, str | None]:
 
 
 @functools.cache
-def _table(mean: tuple[float, ...] | None, std: tuple[float, ...] | None,
-           dtype: str) -> torch.Tensor:
+def _table(mean: tuple[float, ...] | None, std: tuple[float, ...] | None, dtype: str,
+           reference: str) -> torch.Tensor:
     """[3, 256]: what each value of each colour becomes, by the operations of torchvision's
-    ToTensor and Normalize."""
+    ToTensor (or ToDtype) and Normalize."""
     values = torch.arange(256, dtype=torch.uint8).repeat(3, 1)
     if dtype == "uint8":
         return values
-    numbers = values.to(torch.float32).div(255)
+    numbers = values.to(torch.float32)
+    numbers = numbers.div_(255) if reference == "pillow" else numbers.mul_(1.0 / 255)
     if mean is not None:
         numbers.sub_(torch.tensor(mean).view(3, 1))
     if std is not None:
@@ -152,8 +154,8 @@ class _Transform:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.dtype == "uint8" and (self.mean is not None or self.std is not None):
             raise ValueError("mean and std need a floating-point dtype, got 'uint8'")
-        if self.reference != "pillow":
-            raise ValueError(f"reference must be 'pillow', got {self.reference!r}")
+        if self.reference not in REFERENCES:
+            raise ValueError(f"reference must be one of {REFERENCES}, got {self.reference!r}")
         _library()
 
     def _numbers(self, name: str, count: int) -> None:
@@ -174,6 +176,9 @@ class _Transform:
     def _crop(self, width: int, height: int) -> _Crop:
         """Draws or computes the crop of a photo."""
         raise NotImplementedError
+
+    def _table(self) -> torch.Tensor:
+        return _table(self.mean, self.std, self.dtype, self.reference)
 
     def _part(self) -> tuple[Any, ...]:
         """What a sample shows of a photo, as _ops.Photos.job() takes it."""
@@ -208,7 +213,7 @@ class _Transform:
             from PIL import Image
 
             most = Image.MAX_IMAGE_PIXELS
-        table = _table(self.mean, self.std, self.dtype).view(torch.uint8).numpy()
+        table = self._table().view(torch.uint8).numpy()
         return _ops.Photos(library.handle, paths, np.array(targets, np.int64), table, kind,
                            MASK if most is None else most, self._part())
 
@@ -224,7 +229,7 @@ class _Transform:
     def _make(
         self, data: Any, path: str | None, crop_of: Callable[[int, int], _Crop]
     ) -> torch.Tensor:
-        table, library, crop = _table(self.mean, self.std, self.dtype), _library(), None
+        table, library, crop = self._table(), _library(), None
         size = None if library is None else _ops.jpeg_size(data)
         if library is not None and size is not None and not self._is_for_pillow(size, data):
             crop = crop_of(*size)
@@ -294,7 +299,8 @@ class RandomResizedCropJpeg(_Transform):
     program that replaces these transforms gets the same samples from the same seed. flip=0 draws no
     number for it, like a program without RandomHorizontalFlip. `mean`, `std`: three numbers each, for
     values from 0 to 1. With uint8, values stay 0 to 255. `orient` turns photos as their EXIF data
-    say, which torchvision does not. `reference`: the library whose pixels these are.
+    say, which torchvision does not. `reference`: the library whose pixels these are. "pillow v2": values from 0 to
+    1 as torchvision's second ToDtype makes them, which multiplies by 1/255 where ToTensor divides by 255.
 
     Only what the part needs is decoded: by the libjpeg-turbo of Pillow's wheel, else by the system's
     (`minato doctor` shows which). Files of other kinds (PNG, CMYK, damaged, turned, ...) go through
