@@ -12,7 +12,7 @@ to 95. A sample is a random crop resized to 224x224, perhaps flipped, normalized
 The ways take turns, and a number is the median over rounds of CPU milliseconds for each sample.
 Torch uses one thread. "pillow" is Pillow with torchvision's first transforms, if torchvision is
 installed, else the same with Pillow alone. "torchvision 2" is decode_jpeg with the second transforms.
-"huffman" is a bound for all ways that read codes up to the crop's end: libjpeg-turbo skips to its last
+"scaled" is minato with decode="scaled". "huffman" is a bound for all ways that read codes up to the crop's end: libjpeg-turbo skips to its last
 row. The samples of "pillow" and "minato" must be equal.
 
 With --epoch, files of all sets lie in a folder, and a number is images per second and the CPU time of all
@@ -85,7 +85,7 @@ def ways() -> dict[str, Way]:
     def huffman(file: bytes) -> None:
         left, top, width, height = ours._region(*_ops.jpeg_size(file))
         corner = (left + width - 1, top + height - 1, 1, 1)
-        _ops.jpeg_crop(library.handle, file, corner, (1, 1), (0, 0, 1, 1), False, False, byte, pixel)
+        _ops.jpeg_crop(library.handle, file, corner, (1, 1), (0, 0, 1, 1), False, False, False, byte, pixel)
 
     def alone(file: bytes) -> Any:
         with Image.open(io.BytesIO(file)) as image:
@@ -93,7 +93,8 @@ def ways() -> dict[str, Way]:
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous().float().div(255).sub_(
             torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1))
 
-    found: dict[str, Way] = {"pillow": alone, "minato": ours}
+    scaled = ops.RandomResizedCropJpeg(224, mean=MEAN, std=STD, decode="scaled")
+    found: dict[str, Way] = {"pillow": alone, "minato": ours, "scaled": scaled}
     if library is not None:
         found["huffman"] = huffman
     if importlib.util.find_spec("torchvision") is not None:

@@ -25,9 +25,12 @@
  * of a row has 4 bytes, the last of which is not used. A result is planar: red, green, blue.
  */
 
-/* One axis: `size` pixels become `to` pixels, of which results from..from+n-1 are wanted. */
+/* One axis: `size` pixels become `to` pixels, of which results from..from+n-1 are wanted. They
+ * begin `part` of a pixel after the first of `most_used` pixels that may be used. In photos that
+ * are not decoded at a smaller scale, all are whole pixels. */
 struct mn_axis {
-    uint32_t size, to, from, n;
+    double size, part;
+    uint32_t most_used, to, from, n;
     /* Computed by mn_resize_plan(). */
     uint32_t begin, end; /* source pixels that are needed */
     uint32_t most;       /* coefficients of each result, an even number; the last may be 0 */
@@ -61,11 +64,12 @@ struct window {
 static struct window
 window_of(const struct mn_axis *axis, uint32_t result)
 {
-    double scale = (double)axis->size / axis->to;
-    struct window w = {.center = (result + 0.5) * scale, .scale = scale < 1.0 ? 1.0 : scale};
+    double scale = axis->size / axis->to;
+    struct window w = {.center = axis->part + (result + 0.5) * scale,
+                       .scale = scale < 1.0 ? 1.0 : scale};
     int64_t low = (int64_t)(w.center - w.scale + 0.5), high = (int64_t)(w.center + w.scale + 0.5);
     low = low < 0 ? 0 : low;
-    high = high > axis->size ? axis->size : high;
+    high = high > axis->most_used ? axis->most_used : high;
     w.first = (uint32_t)low;
     w.used = (uint32_t)(high - low);
     return w;
@@ -235,7 +239,8 @@ struct mn_jpeg_info {
     struct source *source;
     unsigned width, height;
     int components, space, out_space;
-    char rest[588];
+    unsigned scale, of_scale; /* scale_num, scale_denom */
+    char rest[580];
 };
 
 MN_STATIC_ASSERT(sizeof(struct source) == 56, "the size of jpeg_source_mgr");
@@ -266,7 +271,9 @@ struct decoder {
     const struct mn_kernels *kernels;
     const struct mn_jpeg_job *job;
     struct mn_resize resize;
-    unsigned unwanted; /* rows to read before the first that is needed */
+    unsigned scale;     /* 1, 2, 4 or 8 pixels of the photo become one */
+    unsigned left, top; /* where the resized region begins, in decoded pixels */
+    unsigned unwanted;  /* rows to read before the first that is needed */
 };
 
 static void
@@ -344,16 +351,19 @@ decode(struct decoder *d)
         return MN_JPEG_UNUSUAL;
     }
     d->info.out_space = SPACE_RGBX;
+    d->info.scale = 1;
+    d->info.of_scale = d->scale;
     if (!library->start(&d->info)) {
         return MN_JPEG_UNUSUAL;
     }
-    unsigned first = job->left + d->resize.across.begin, end = job->left + d->resize.across.end;
+    unsigned first = d->left + d->resize.across.begin, end = d->left + d->resize.across.end;
+    unsigned whole = (d->info.width + d->scale - 1) / d->scale;
     unsigned left = first > MARGIN ? first - MARGIN : 0;
-    unsigned width = (end + MARGIN < d->info.width ? end + MARGIN : d->info.width) - left;
-    if (width < d->info.width) {
+    unsigned width = (end + MARGIN < whole ? end + MARGIN : whole) - left;
+    if (width < whole) {
         library->crop(&d->info, &left, &width);
     }
-    d->unwanted = job->top + d->resize.down.begin;
+    d->unwanted = d->top + d->resize.down.begin;
     if (d->unwanted > MARGIN) {
         d->unwanted -= library->skip(&d->info, d->unwanted - MARGIN);
     }
@@ -366,6 +376,30 @@ guarded(struct decoder *d)
     return setjmp(d->jump) == 0 ? decode(d) : MN_JPEG_UNUSUAL;
 }
 
+/* Sets an axis for a region of a photo of which `scale` pixels become one. Returns where it
+ * begins. */
+static unsigned
+set_axis(struct mn_axis *axis, uint32_t begin, uint32_t size, unsigned scale)
+{
+    axis->size = (double)size / scale;
+    axis->part = (double)(begin % scale) / scale;
+    axis->most_used = (begin + size + scale - 1) / scale - begin / scale;
+    return begin / scale;
+}
+
+/* Returns the largest scale at which a region still covers what it is resized to, as
+ * Image.draft() does. */
+static unsigned
+scale_of(const struct mn_jpeg_job *job)
+{
+    unsigned scale = 1;
+    while (job->scaled && scale < 8 && job->width >= 2 * scale * job->to_width
+           && job->height >= 2 * scale * job->to_height) {
+        scale *= 2;
+    }
+    return scale;
+}
+
 int
 mn_jpeg_crop(const struct mn_jpeg_library *library, const struct mn_kernels *kernels,
              const uint8_t *bytes, size_t n, const struct mn_jpeg_job *job, void *out)
@@ -376,8 +410,8 @@ mn_jpeg_crop(const struct mn_jpeg_library *library, const struct mn_kernels *ker
         .job = job,
         .source = {bytes, n, nothing, fill, skip, library->resync, nothing},
         .resize = {
-            .across = {job->width, job->to_width, job->window_left, job->window_width},
-            .down = {job->height, job->to_height, job->window_top, job->window_height},
+            .across = {.to = job->to_width, .from = job->window_left, .n = job->window_width},
+            .down = {.to = job->to_height, .from = job->window_top, .n = job->window_height},
             .down_first = job->down_first,
             .flip = job->flip,
             .table = job->table,
@@ -385,6 +419,9 @@ mn_jpeg_crop(const struct mn_jpeg_library *library, const struct mn_kernels *ker
             .out = out,
         },
     };
+    d.scale = scale_of(job);
+    d.left = set_axis(&d.resize.across, job->left, job->width, d.scale);
+    d.top = set_axis(&d.resize.down, job->top, job->height, d.scale);
     int rc = mn_resize_plan(&d.resize);
     if (rc == 0) {
         rc = guarded(&d);

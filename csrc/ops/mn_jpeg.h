@@ -3,7 +3,7 @@
  *
  * Only the rows and columns that a result needs are decoded (except the Huffman codes before them),
  * and resized while they are decoded. The pixels are those of a whole decoding, bit
- * for bit.
+ * for bit, unless it is scaled.
  *
  * Only files of the usual kind are decoded: baseline or progressive, 8 bits, gray or three colours,
  * well formed from the first to the last marker. For all others, and at any error or warning of
@@ -47,6 +47,7 @@ struct mn_jpeg_job {
     uint32_t window_left, window_top, window_width, window_height;
     bool flip;         /* whether left and right are exchanged in the end */
     bool down_first;   /* whether the vertical pass is the first */
+    bool scaled;       /* whether a photo may be decoded at 1/2, 1/4 or 1/8 of its size */
     const void *table; /* [3][256]: what each value of each colour becomes */
     size_t item;       /* bytes of its entries: 1, 2 or 4 */
 };

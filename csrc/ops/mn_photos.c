@@ -88,6 +88,7 @@ mn_photo_set_job(const struct mn_photo_part *part, uint32_t width, uint32_t heig
                  uint64_t key_hi, uint64_t key_lo, struct mn_jpeg_job *job)
 {
     struct draws d = {key_hi, key_lo};
+    job->scaled = part->scaled;
     job->window_width = part->width;
     job->window_height = part->height;
     if (part->random) {

@@ -13,6 +13,7 @@
  * as Resize and CenterCrop. */
 struct mn_photo_part {
     bool random;
+    bool scaled;          /* mn_jpeg.h */
     bool tall_down_first; /* tall parts are resized vertically first, as by Pillow 13 */
     uint32_t size;        /* centre: the shorter edge of the resized photo */
     uint32_t width, height; /* of the sample */

@@ -77,7 +77,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("transform", [
     TRAIN, ops.RandomResizedCropJpeg((40, 56), scale=(0.5, 1.0), ratio=(0.2, 0.3), flip=0.0),
     ops.ResizeCenterCropJpeg(40, (32, 36), mean=MEAN), ops.RandomResizedCropJpeg(32, dtype="uint8"),
-    ops.ResizeCenterCropJpeg(40, 32, dtype="float16"),
+    ops.ResizeCenterCropJpeg(40, 32, dtype="float16"), ops.RandomResizedCropJpeg(24, decode="scaled"),
 ], ids=lambda t: f"{type(t).__name__}, {t.dtype}")  # fmt: skip
 def test_native_samples_equal_those_of_python(root: Path, transform: Any) -> None:
     dataset = ops.ImageFolder(root, transform)

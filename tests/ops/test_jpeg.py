@@ -157,8 +157,43 @@ def test_windows_equal_the_whole_decoding(level, native):
             width, height = (int(rng.integers(1, 1 + n)) for n in (250 - left, 188 - top))
             out = np.empty((3, height, width), np.uint8)
             assert _ops.jpeg_crop(library, file, (left, top, width, height), (width, height),
-                                  (0, 0, width, height), False, False, table, out, level)
+                                  (0, 0, width, height), False, False, False, table, out, level)
             assert (out == whole[top:top + height, left:left + width].transpose(2, 0, 1)).all()
+
+
+LARGE = photo(1003, 750)
+
+
+@pytest.mark.parametrize("region", [(0, 0, 1003, 750), (100, 40, 811, 645), (303, 121, 400, 300)])
+@pytest.mark.parametrize(("size", "scale"), [((90, 66), 4), ((201, 150), 2), ((40, 30), 8)])
+def test_scaled_parts_equal_those_of_pillows_draft(region, size, scale, level):
+    """But for the edges: Pillow also uses what lies outside of the region."""
+    scale = max(s for s in (1, 2, 4, 8) if all(r >= s * to for r, to in zip(region[2:], size)))
+    library, out = jpeg.find_library().handle, np.empty((3, size[1], size[0]), np.uint8)
+    table = np.arange(256, dtype=np.uint8).reshape(1, 256).repeat(3, 0)
+    file = encoded(LARGE, quality=92)
+    assert _ops.jpeg_crop(library, file, region, size, (0, 0, *size), False, False, True, table,
+                          out, level)
+    with Image.open(io.BytesIO(file)) as image:
+        image.draft("RGB", (1003 // scale, 750 // scale))
+        assert image.size == tuple(-(-side // scale) for side in (1003, 750))
+        left, top, width, height = (number / scale for number in region)
+        box = (left, top, min(left + width, image.size[0]), min(top + height, image.size[1]))
+        wanted = np.asarray(image.resize(size, Image.Resampling.BILINEAR, box=box))
+    inside = (slice(2, -2),) * 2
+    assert np.abs(out.transpose(1, 2, 0)[inside].astype(int) - wanted[inside]).max() <= 1
+
+
+def test_scaled_samples_are_close_to_exact_ones(tmp_path):
+    file, errors = encoded(LARGE, quality=92), []
+    exact, scaled = (ops.RandomResizedCropJpeg(96, decode=how) for how in ("exact", "scaled"))
+    for seed in range(20):
+        made = []
+        for transform in (exact, scaled):
+            torch.manual_seed(seed)
+            made.append(transform(file))
+        errors.append(float((made[0] - made[1]).square().mean()))
+    assert 0 < np.mean(errors) < 1e-4  # 40 dB
 
 
 def test_instruction_sets_resize_alike(level, native):
@@ -169,7 +204,7 @@ def test_instruction_sets_resize_alike(level, native):
             out = [np.empty((3, size[1], size[0]), np.uint8) for _ in range(2)]
             for n, to in zip((0, level), out):
                 _ops.jpeg_crop(library, GOOD, (3, 5, 240, 180), size, (0, 0, *size), True,
-                               down_first, table, to, n)
+                               down_first, False, table, to, n)
             assert (out[0] == out[1]).all()
 
 

@@ -83,15 +83,17 @@ mn_ops_jpeg_crop(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *capsule;
     Py_buffer file, table, out;
     struct mn_jpeg_job job;
-    int flip, down_first, level = -1, rc = -EINVAL;
-    if (!PyArg_ParseTuple(args, "Oy*(IIII)(II)(IIII)ppy*w*|i", &capsule, &file, &job.left,
+    int flip, down_first, scaled, level = -1, rc = -EINVAL;
+    if (!PyArg_ParseTuple(args, "Oy*(IIII)(II)(IIII)pppy*w*|i", &capsule, &file, &job.left,
                           &job.top, &job.width, &job.height, &job.to_width, &job.to_height,
                           &job.window_left, &job.window_top, &job.window_width,
-                          &job.window_height, &flip, &down_first, &table, &out, &level)) {
+                          &job.window_height, &flip, &down_first, &scaled, &table, &out,
+                          &level)) {
         return NULL;
     }
     job.flip = flip;
     job.down_first = down_first;
+    job.scaled = scaled;
     job.table = table.buf;
     job.item = (size_t)table.len / (3 * 256);
     const struct mn_jpeg_library *library = PyCapsule_GetPointer(capsule, MN_OPS_JPEG_LIBRARY);
@@ -351,7 +353,8 @@ PyDoc_STRVAR(jpeg_size_doc,
              "jpeg_size(file) -> (width, height), or None: only Pillow decodes these bytes");
 PyDoc_STRVAR(jpeg_crop_doc,
              "jpeg_crop(library, file, (left, top, width, height), (to_width, to_height),\n"
-             "          (left, top, width, height), flip, down_first, table, out, level=-1)\n"
+             "          (left, top, width, height), flip, down_first, scaled, table, out,\n"
+             "          level=-1)\n"
              "-> bool\n\n"
              "Resizes a region of a photo, and writes a window of the result. False: Pillow must\n"
              "decode these bytes. csrc/ops/mn_jpeg.h describes the arguments.");

@@ -45,20 +45,21 @@ take_paths(struct mn_ops_photos *self, PyObject *list)
     return 0;
 }
 
-/* Reads (random, tall_down_first, size, width, height, scale, ratio, log_ratio, flip). Returns 0
- * or -1 with an exception. */
+/* Reads (random, tall_down_first, scaled, size, width, height, scale, ratio, log_ratio, flip).
+ * Returns 0 or -1 with an exception. */
 static int
 take_part(PyObject *tuple, struct mn_photo_part *part)
 {
-    int random, tall;
-    if (!PyArg_ParseTuple(tuple, "ppIII(dd)(dd)(dd)d", &random, &tall, &part->size, &part->width,
-                          &part->height, &part->scale[0], &part->scale[1], &part->ratio[0],
+    int random, tall, scaled;
+    if (!PyArg_ParseTuple(tuple, "pppIII(dd)(dd)(dd)d", &random, &tall, &scaled, &part->size,
+                          &part->width, &part->height, &part->scale[0], &part->scale[1], &part->ratio[0],
                           &part->ratio[1], &part->log_ratio[0], &part->log_ratio[1],
                           &part->flip)) {
         return -1;
     }
     part->random = random;
     part->tall_down_first = tall;
+    part->scaled = scaled;
     bool sound = part->width != 0 && part->height != 0 && part->width <= MN_JPEG_LONGEST
                  && part->height <= MN_JPEG_LONGEST
                  && (random || (part->size >= part->width && part->size >= part->height));
@@ -170,7 +171,7 @@ static PyType_Slot type_slots[] = {
     {Py_tp_dealloc, dealloc},
     {Py_tp_methods, methods},
     {Py_tp_doc, "Photos(library, paths, targets (int64), table, kind, most_pixels, (random, "
-                "tall_down_first, size, width, height, scale, ratio, log_ratio, flip))"},
+                "tall_down_first, scaled, size, width, height, scale, ratio, log_ratio, flip))"},
     {0, NULL},
 };
 
