@@ -57,7 +57,7 @@ LONGEST = (
     "test_resume", "test_processes", "test_kills", "test_start_methods", "test_c_primitives",
     "test_programs", "test_sanitized", "test_unet3d_train", "test_verdict", "test_locality",
     "test_native", "test_trace", "test_balance", "test_top", "test_errors", "test_prefetching",
-    "test_collate", "test_on_error", "test_fields", "test_types", "test_docs", "test_examples",
+    "test_collate", "test_on_error", "test_types", "test_docs", "test_examples",
     "test_sampler_indices", "test_seeding", "test_same_data", "test_directory", "test_packaging",
     "test_worker_numbers", "test_ranks", "test_unet3d_resume", "test_python_threads",
     "test_benchmarks", "test_contexts", "test_differential", "test_leaks", "test_limits",

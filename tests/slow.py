@@ -57,8 +57,6 @@ SLOW: dict[str, str] = {
         "the same balanced.",
     "tests/attack/test_kills.py::test_killed_trainer_with_stopped_zygote[spawn-":
         "the same under fork.",
-    "tests/attack/test_fields.py::test_overwritten_field_loses_no_sample[2-worker]":
-        "a worker's record with damaged memory, which once did not end in 240 s; the other records' fields run",
     "tests/attack/test_kills.py::test_all_processes_killed_at_once_lose_no_sample[spawn]":
         "the same under fork.",
     "tests/attack/test_start_methods.py::test_nothing_is_left[forkserver]": "the same under spawn.",
@@ -94,15 +92,6 @@ SLOW: dict[str, str] = {
     "tests/unet3d/test_unet3d_compare.py::test_slow_shares_make_a_table": "tests of its table.",
     "tests/unet3d/test_unet3d_resume.py::test_two_ranks_resume_and_evaluate_as_one":
         "test_the_losses_are_those_of_an_uninterrupted_run; test_distributed_ranks_share_the_epoch.",
-    "tests/attack/test_fields.py::test_overwritten_field_loses_no_sample[1-": "the same with two workers.",
-    "tests/attack/test_fields.py::test_damaged_word_of_finished_task[{}-1]": "another word.",
-    "tests/attack/test_fields.py::test_damaged_word_of_finished_task[{}-2]": "another word.",
-    "tests/attack/test_fields.py::test_damaged_word_of_finished_task[{'in_order': False}-":
-        "the same in order.",
-    "tests/attack/test_fields.py::test_damaged_word_of_finished_task[{'on_error'":
-        "the same without on_error.",
-    "tests/attack/test_fields.py::test_queued_task_word_missing_from_queue[True]":
-        "the same with a sample that never ends.",
     "tests/attack/test_kills.py::test_a_stopped_zygote_hides_no_death":
         "test_killed_trainer_with_stopped_zygote; deaths at the same time as that of a killed one.",
     "tests/attack/test_kills.py::test_a_killed_zygote_takes_no_sample_along[standby-spawn]":
@@ -193,8 +182,6 @@ SLOW: dict[str, str] = {
     "tests/test_docs.py::test_programs_of_a_page[operators.md]": "other pages; tests/ops.",
     "tests/test_docs.py::test_programs_of_a_page[tuning.md]": "other pages.",
     "tests/test_packaging.py::test_installed_beside_torch": "test_a_wheel_of_python_alone_is_torchs_loader.",
-    "tests/attack/test_fields.py::test_damaged_word_of_finished_task[{'in_order': False, 'batching":
-        "the same in order.",
     "tests/attack/test_memory.py::test_batches_of_very_many_samples[70000]": "20000 samples.",
     "tests/attack/test_namespaces.py::test_a_dead_worker_is_replaced_without_proc[another /proc-fork]":
         "the same with no /proc.",

@@ -235,7 +235,7 @@ PROGRAMS = {
     ),
     "what a worker claims": Program(
         ((at("entry", "A1", QUEUE), at("word", "T2", QUEUE)),
-         (LOOK, at("entry", "A2", "engine/mn_quarantine.c"))),
+         (LOOK, at("entry", "A2", "workers/mn_records.h"))),
         ({"T4": 1, "A2": 0},), ("T2",),
     ),
     "what a worker has made": Program(

@@ -60,16 +60,6 @@ mn_batch_unlink(struct mn_engine *e, struct mn_batch *b)
     f->n--;
 }
 
-/* Returns whether the worker's entry names a task of the batch. An entry with an impossible task
- * number may stand for any task. */
-static bool
-may_be_at(const struct mn_engine *e, uint32_t worker, const struct mn_batch *b)
-{
-    uint64_t running = mn_a64_load_acquire(&mn_worker_at(&e->shm, worker)->running); /* [A2, A4] */
-    return running != 0
-           && (running > e->shm.ctl->ntasks || e->flight.by_task[running - 1] == b);
-}
-
 bool
 mn_batch_idle(struct mn_engine *e, const struct mn_batch *b)
 {
@@ -81,11 +71,7 @@ mn_batch_idle(struct mn_engine *e, const struct mn_batch *b)
             return false;
         }
     }
-    uint32_t w = 0;
-    while (w < e->shm.ctl->nworkers && !may_be_at(e, w, b)) {
-        w++;
-    }
-    return w == e->shm.ctl->nworkers;
+    return true;
 }
 
 enum mn_block_status
@@ -105,8 +91,8 @@ mn_engine_poll(struct mn_engine *e, uint64_t block_off)
         else if (st == MN_TASK_WAITING) {
             waiting = true;
         }
-        else if (st == MN_TASK_QUEUED || st == MN_TASK_PLANNED || st == MN_TASK_RUNNING) {
-            return MN_BLOCK_BUSY; /* a damaged word counts as done, so that it gets checked */
+        else if (st != MN_TASK_DONE) {
+            return MN_BLOCK_BUSY;
         }
     }
     return waiting && out == MN_BLOCK_DONE ? MN_BLOCK_BUSY : out;

@@ -38,8 +38,7 @@ mn_batch_link(struct mn_engine *e, struct mn_batch *b);
 void
 mn_batch_unlink(struct mn_engine *e, struct mn_batch *b);
 
-/* Returns whether no worker runs a task of the batch or can claim one. A damaged task word says
- * nothing about that, but the workers' entries do ([A1] in mn_records.h). */
+/* Returns whether no worker runs a task of the batch or can claim one. */
 bool
 mn_batch_idle(struct mn_engine *e, const struct mn_batch *b);
 

@@ -103,10 +103,6 @@ accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t wor
         return MN_SOUND;
     }
     r->worker = mn_word_worker(word);
-    if (mn_word_gen(word) != e->tasks.gens[task]
-        || mn_worker_says(mn_worker_at(&e->shm, r->worker), task)) {
-        return MN_DAMAGE_WORD;
-    }
     r->issue = mn_issue(task, word);
     r->flags = t->flags;
     r->env_off = t->env_off;
@@ -126,11 +122,21 @@ accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t wor
         damage = read_envelope(e, b, r);
     }
     r->accepted = damage == MN_SOUND;
-    if (r->accepted) { /* last: it publishes the results that are read without the lock */
-        mn_a32_store_seqcst(&r->published, MN_PUBLISHED_ACCEPTED);
+    if (r->accepted) {
         mn_crew_has_worked(&e->crew, r->worker);
     }
     return damage;
+}
+
+/* Ends the worker that wrote a damaged record, unless it is dead: then this is its sweep. */
+static void
+reject(struct mn_engine *e, uint32_t task, uint64_t word, enum mn_damage damage)
+{
+    uint32_t worker = mn_word_worker(word);
+    mn_tasks_reject(&e->tasks, task, word);
+    if (mn_a32_load_acquire(&mn_worker_at(&e->shm, worker)->state) != MN_WORKER_EXITED) {
+        mn_crew_damaged(&e->crew, worker, damage);
+    }
 }
 
 void
@@ -140,12 +146,10 @@ mn_batch_accept_some(struct mn_engine *e, struct mn_batch *b)
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks && !b->accepted; i++) {
         uint64_t word = mn_tasks_word(&e->tasks, tasks[i]);
-        enum mn_task_status st = mn_word_status(word);
-        enum mn_damage damage = st == MN_TASK_DONE   ? accept_task(e, b, tasks[i], word)
-                                : st == MN_TASK_FREE ? MN_DAMAGE_WORD
-                                                     : MN_SOUND;
+        bool done = mn_word_status(word) == MN_TASK_DONE;
+        enum mn_damage damage = done ? accept_task(e, b, tasks[i], word) : MN_SOUND;
         if (damage != MN_SOUND) {
-            mn_quarantine_task(e, tasks[i], word, damage);
+            reject(e, tasks[i], word, damage);
         }
     }
 }

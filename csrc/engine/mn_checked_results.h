@@ -4,16 +4,15 @@
  * Workers run foreign C code, which may write to wrong addresses. So the trainer first copies
  * every value that a worker wrote to private memory and checks it. Only then does it free, index
  * or parse by that value. This is the one place that does so. A record that fails the checks is
- * *damage*.  The worker that wrote it is killed and counts as dead. Its task is then retried by
- * another worker or lost, as after a death (mn_quarantine.c). A native worker cannot be killed; it
- * is asked to exit.
+ * *damage*.  The worker that wrote it is killed. Its task counts as RUNNING until that worker is
+ * dead, and is then retried or lost. A thread cannot be killed; it is asked to exit.
  *
  * The ownership of envelope memory is private, too: an envelope must lie in memory that its worker
  * was granted and still owes (workers/mn_arena_leases.h).
  *
  * The limit of this: the trainer trusts what it has itself written into the mapping, although a
  * worker could overwrite it. Examples are a block's counts, its list of tasks, why a task was
- * started. A word that makes sense but is not true is the business of mn_claims.c.
+ * started. It also believes a record that makes sense and is not true.
  *
  * All functions need the engine's mutex, except those that read accepted results: these belong to
  * the caller that was given the batch.
@@ -36,9 +35,8 @@ bool
 mn_envelope_part_look(const void *at, uint64_t len, const struct mn_envelope *head, uint64_t i,
                       struct mn_envelope_part *out);
 
-/* Reads the DONE tasks of a batch. A task with a damaged record is taken back, usually later. Until
- * then the batch is busy. After that it is busy or has lost the task. Otherwise returns what
- * mn_engine_poll() returns. */
+/* Reads the DONE tasks of a batch. A task with a damaged record is RUNNING again, and the batch is
+ * busy. Otherwise returns what mn_engine_poll() returns. */
 enum mn_block_status
 mn_batch_accept(struct mn_engine *e, struct mn_batch *b);
 

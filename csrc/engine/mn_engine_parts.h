@@ -20,17 +20,6 @@ mn_engine_step(struct mn_engine *e);
 bool
 mn_engine_has_done(struct mn_engine *e, uint64_t wanted);
 
-/* ---- mn_claims.c ---- */
-
-/* Returns whether the task word confirms what a worker's entry says that it runs. A worker that is
- * about to claim a task writes its entry a moment before the claim. Mutex held. */
-bool
-mn_claims_bear_out(const struct mn_engine *e, uint32_t worker, uint64_t running);
-
-/* Checks once a second while the caller waits for a batch. Mutex held. */
-void
-mn_claims_look(struct mn_engine *e, uint64_t now_ns);
-
 /* ---- mn_start_due.c ---- */
 
 /* Starts what is due. Returns how many tasks went to the run queues; moving a share from one
@@ -88,25 +77,5 @@ mn_learn_costs(struct mn_engine *e, struct mn_batch *batch);
  * from. */
 void
 mn_learn_costs_waiting(struct mn_engine *e);
-
-/* ---- mn_quarantine.c ---- */
-
-/* Takes a task back as soon as that is safe, which may be now. word: the result of mn_tasks_word().
- * Does nothing if word said that no worker has the task and a worker has just claimed it. */
-void
-mn_quarantine_task(struct mn_engine *e, uint32_t task, uint64_t word, enum mn_damage damage);
-
-/* Does the same for a task that a dead worker was running and that another worker's entry names.
- * That worker is not ended. It may have been about to claim the task like the dead one, and clears
- * its entry as soon as its claim fails. If its entry goes on naming the task, mn_claims.c ends
- * it. */
-void
-mn_quarantine_of_the_dead(struct mn_engine *e, uint32_t task, uint64_t word,
-                          const struct mn_death *death);
-
-/* Takes back the tasks whose rows no worker can write any more. Call after each sweep, because only
- * a sweep changes that. Returns whether there were any. */
-bool
-mn_quarantine_look(struct mn_engine *e);
 
 #endif

@@ -12,7 +12,6 @@
  *     mn_ask_workers  requests of the program to single workers: to exit, a signal
  *     mn_engine_snapshot   answers to questions about the engine
  *     mn_engine_step    deaths, leases, abandoned batches
- *     mn_claims       contradictions between task words and workers' entries
  *     mn_autoscale    the number of workers
  *     mn_start_due    starts what the plan says: blocks, run queues
  *     mn_next_delivery   which batch is delivered next; batches formed of ready rows
@@ -20,7 +19,6 @@
  *     mn_worker_views what each worker does
  *     mn_blocks       batches made and freed
  *     mn_checked_results   what workers wrote, copied out and checked
- *     mn_quarantine   damaged tasks, until no worker can write their rows
  *     mn_batch        batches in flight
  *
  * Lock. One, mutex, which next() takes. It guards everything below except the marked fields, and
@@ -85,16 +83,6 @@ struct mn_done {
     uint32_t n, at;
 };
 
-/* Contradictions between tasks and workers: mn_claims.c. */
-struct mn_claims {
-    uint64_t looked_ns;
-    struct mn_doubt {
-        uint64_t says;  /* a task's word; or what a worker's entry says that it runs */
-        uint32_t at;    /* which task or worker */
-        uint32_t looks; /* number of looks in a row that found this */
-    } task, entry;
-};
-
 struct mn_engine {
     struct mn_shm shm;       /* the mapping, as the parts see it */
     struct mn_memory_file file; /* where the mapping comes from */
@@ -125,7 +113,6 @@ struct mn_engine {
     uint64_t refs;           /* ranges handed out, pins, and one while the engine is open */
     uint64_t queues_checked_ns; /* when the queues were last checked for damage */
     uint64_t idle_ns;        /* since when a lease waits only for idle workers; 0: it does not */
-    struct mn_claims claims;
     bool closing;
 };
 

@@ -98,17 +98,17 @@ idle_worker_has_work(struct mn_engine *e)
 static bool
 all_wait(struct mn_engine *e)
 {
-    bool claims = false; /* a worker is about to claim, or its entry is damaged */
+    bool claims = false; /* a worker is about to claim or to begin a task */
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         struct mn_worker *k = mn_worker_at(&e->shm, w);
-        uint64_t running = mn_a64_load_relaxed(&k->running); /* a glance: there will be another */
-        if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY && !wants_lease(e, w)
-            && running != 0) {
-            if (mn_claims_bear_out(e, w, running)) {
+        uint32_t task;
+        uint64_t since_ns;
+        if (mn_a32_load_acquire(&k->state) == MN_WORKER_READY && !wants_lease(e, w)) {
+            if (mn_worker_at_work(k, e->shm.ctl->ntasks, &task, &since_ns)) {
                 e->idle_ns = 0;
                 return false;
             }
-            claims = true;
+            claims |= mn_a64_load_relaxed(&k->running) != 0; /* a glance: there will be another */
         }
     }
     if (!trainer_waits(e)) {
@@ -202,20 +202,6 @@ grant_one(struct mn_engine *e)
 
 /* ---- deaths ------------------------------------------------------------------------ */
 
-/* The task's word may name the dead worker and be damaged. A worker whose own entry names the task
- * must be gone before another runs it. */
-static void
-doubt_words_of(struct mn_engine *e, uint32_t w, const struct mn_death *death)
-{
-    for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
-        uint64_t word = mn_tasks_word(&e->tasks, i);
-        if (mn_word_status(word) == MN_TASK_RUNNING && mn_word_worker(word) == w
-            && mn_other_entry_names_task(&e->shm, i, w)) {
-            mn_quarantine_of_the_dead(e, i, word, death);
-        }
-    }
-}
-
 static void
 sweep(struct mn_engine *e, uint32_t w)
 {
@@ -233,7 +219,6 @@ sweep(struct mn_engine *e, uint32_t w)
         }
     }
     mn_arena_leases_forget(&e->leases, w);
-    doubt_words_of(e, w, &death);
     mn_tasks_sweep(&e->tasks, w, e->plan == NULL, &death, late);
     for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
         if (!b->abandoned) {
@@ -286,11 +271,9 @@ mn_engine_step(struct mn_engine *e)
             any = true;
         }
     }
-    any |= mn_quarantine_look(e);
     while (grant_one(e)) {
         any = true;
     }
-    mn_claims_look(e, mn_now_ns());
     any |= drop_abandoned(e);
     if (e->plan != NULL && !e->closing) {
         uint32_t n = mn_start_due(e);

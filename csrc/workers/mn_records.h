@@ -112,8 +112,7 @@ enum mn_task_made {
     MN_MADE_FIRST = 2,    /* or none at all */
 };
 
-/* The worker in the word of a task that only the trainer regards as RUNNING:
- * mn_tasks_and_retries.h. */
+/* The worker of a task whose word was overwritten: mn_tasks_word(). */
 #define MN_TASK_NOBODY 0xffffu
 
 /* generation 63..32 | worker 31..16 | attempt 15..8 | status 7..0 */
@@ -362,12 +361,11 @@ mn_worker_at_work(const struct mn_worker *k, uint32_t ntasks, uint32_t *task, ui
     return *since_ns != 0 && running != 0 && running <= ntasks;
 }
 
-/* Returns whether a worker's entry says that it runs the task, or is about to claim it. Relaxed: by
- * [A2]. */
+/* Returns whether a worker's entry says that it runs the task, or is about to claim it. */
 static inline bool
 mn_worker_says(const struct mn_worker *k, uint32_t task)
 {
-    return mn_a64_load_relaxed(&k->running) == (uint64_t)task + 1;
+    return mn_a64_load_acquire(&k->running) == (uint64_t)task + 1; /* [A2], [A4] */
 }
 
 /* ---- queue -------------------------------------------------------------------------- */

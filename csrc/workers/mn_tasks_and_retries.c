@@ -68,8 +68,6 @@ take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t row0, uint3
     r->queue = MN_NO_QUEUE;
     fill(t, task);
     mn_task_at(&t->shm, task)->why = 0;
-    /* Relaxed: no thread looks at its block yet. */
-    mn_a32_store_relaxed(&r->published, MN_PUBLISHED_NOT);
     return task;
 }
 
@@ -85,15 +83,11 @@ mn_tasks_take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t ro
 }
 
 /* seq_cst, like every word that other threads look at, although no part of its block is on a queue
- * yet if the task is new. `published` comes first, because a worker may finish the task at once.
- * The task may wait a second time, because it and one of its parts were damaged. Then the worker
- * that ends that part may have looked just before this, and does not claim the task. It is
- * published when it has waited for nothing for seconds (engine/mn_engine_parts.h). */
+ * yet if the task is new. */
 static void
 await_parts(struct mn_tasks *t, uint32_t task)
 {
     mn_task_at(&t->shm, task)->queue = t->results[task].queue = MN_NO_QUEUE;
-    mn_a32_store_seqcst(&t->results[task].published, MN_PUBLISHED_WAITS);
     mn_a64_store_seqcst(&mn_task_at(&t->shm, task)->word,
                         mn_task_word(++t->gens[task], 0, 0, MN_TASK_WAITING));
 }
@@ -109,8 +103,7 @@ mn_tasks_take_collate(struct mn_tasks *t, uint64_t block_off, uint32_t nrows)
 void
 mn_tasks_give(struct mn_tasks *t, uint32_t task)
 {
-    t->nquarantined -= mn_tasks_is_quarantined(t, task);
-    mn_a32_store_relaxed(&t->results[task].published, MN_PUBLISHED_NOT); /* relaxed: see below */
+    t->results[task].block_off = 0;
     /* Relaxed: no other thread may touch a task that no worker has. */
     mn_a64_store_relaxed(&mn_task_at(&t->shm, task)->word, 0);
     t->free[t->nfree++] = task;
@@ -120,25 +113,12 @@ int
 mn_tasks_publish(struct mn_tasks *t, uint32_t task, uint32_t queue)
 {
     struct mn_result *r = &t->results[task];
-    uint32_t before = mn_a32_load_relaxed(&r->published);
-    uint64_t at = mn_a64_load_relaxed(&mn_queue_at(&t->shm, queue)->tail); /* ours */
     uint32_t attempt = t->max_retries - r->retries_left;
-    mn_a32_store_seqcst(&r->published, MN_PUBLISHED_NOW); /* before a worker may be done with it */
     int rc = mn_runqueue_publish(&t->shm, &t->heads[queue], queue, task, ++t->gens[task], attempt);
     if (rc == MN_OK) {
         r->queue = queue;
-        r->at = at;
     }
-    mn_a32_store_seqcst(&r->published, rc == MN_OK ? MN_PUBLISHED : before);
     return rc;
-}
-
-bool
-mn_tasks_is_queued(const struct mn_tasks *t, uint32_t task, uint64_t word)
-{
-    const struct mn_result *r = &t->results[task];
-    return mn_word_gen(word) == t->gens[task] && r->queue != MN_NO_QUEUE
-           && r->at >= t->heads[r->queue].head;
 }
 
 /* Gives up a task that no worker will make: its batch is delivered as an error. */
@@ -146,9 +126,21 @@ static void
 give_up(struct mn_tasks *t, uint32_t task, const struct mn_death *death)
 {
     t->lost[task] = *death;
-    mn_a32_store_seqcst(&t->results[task].published, MN_PUBLISHED_LOST); /* before its word */
     mn_a64_store_seqcst(&mn_task_at(&t->shm, task)->word,
                         mn_task_word(t->gens[task], 0, 0, MN_TASK_LOST));
+}
+
+/* Returns whether the parts of a collate task's block are all done. */
+static bool
+parts_done(const struct mn_tasks *t, struct mn_block *block)
+{
+    const uint32_t *tasks = mn_block_tasks(block);
+    uint32_t done = 0;
+    while (done + 1 < block->ntasks
+           && mn_word_status(mn_tasks_word(t, tasks[done])) == MN_TASK_DONE) {
+        done++;
+    }
+    return done + 1 == block->ntasks;
 }
 
 void
@@ -156,8 +148,7 @@ mn_tasks_take_back(struct mn_tasks *t, uint32_t task, const struct mn_death *dea
 {
     struct mn_result *r = &t->results[task];
     bool waits = r->kind == MN_KIND_COLLATE
-                 && !mn_tasks_parts_done(t, mn_block_at(&t->shm, r->block_off));
-    t->nquarantined -= mn_tasks_is_quarantined(t, task);
+                 && !parts_done(t, mn_block_at(&t->shm, r->block_off));
     fill(t, task); /* its worker's envelope is freed with the lease */
     r->flags = 0;
     r->accepted = false; /* its new result is checked again */
@@ -175,51 +166,28 @@ mn_tasks_take_back(struct mn_tasks *t, uint32_t task, const struct mn_death *dea
     }
 }
 
-bool
-mn_tasks_quarantine(struct mn_tasks *t, uint32_t task, uint64_t word)
+void
+mn_tasks_reject(struct mn_tasks *t, uint32_t task, uint64_t word)
 {
-    enum mn_task_status st = mn_word_status(word);
-    if ((st == MN_TASK_QUEUED || st == MN_TASK_WAITING) && !mn_runqueue_cancel(&t->shm, task)) {
-        return false;
-    }
-    mn_a32_store_seqcst(&t->results[task].published, MN_PUBLISHED_QUARANTINED);
-    t->nquarantined++;
-    return true;
+    mn_a64_store_seqcst(&mn_task_at(&t->shm, task)->word,
+                        mn_task_word(mn_word_gen(word), mn_word_worker(word),
+                                     mn_word_attempt(word), MN_TASK_RUNNING));
 }
 
 void
 mn_tasks_abandon(struct mn_tasks *t, uint32_t task)
 {
     t->results[task].retries_left = 0;
-    if (!t->results[task].accepted && !mn_tasks_is_quarantined(t, task)
-        && mn_runqueue_cancel(&t->shm, task)) {
-        mn_a32_store_seqcst(&t->results[task].published, MN_PUBLISHED_NOT);
-    }
+    (void)mn_runqueue_cancel(&t->shm, task);
 }
 
 void
 mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue)
 {
-    if (t->results[task].accepted) {
-        return; /* it was done, and its word was overwritten since */
-    }
     if (mn_tasks_publish(t, task, queue) != MN_OK) {
         /* The queues have space for all tasks there are: a full queue is damaged. */
         struct mn_death no_worker = {0, 0, MN_STATUS_DAMAGED + MN_DAMAGE_WORD, MN_NO_ROW};
         give_up(t, task, &no_worker);
-    }
-}
-
-/* Damage may turn the word of an accepted task, for example, to QUEUED. It is not offered to a
- * worker again, because its rows may be the caller's by now. */
-static void
-pass_what_has_ended(struct mn_tasks *t, uint32_t queue)
-{
-    struct mn_queue_head *head = &t->heads[queue];
-    uint32_t task;
-    while (mn_runqueue_first(&t->shm, head, queue, &task) && task < t->shm.ctl->ntasks
-           && mn_word_status(mn_tasks_word(t, task)) != MN_TASK_QUEUED) {
-        head->head++;
     }
 }
 
@@ -228,7 +196,6 @@ mn_tasks_mend_queues(struct mn_tasks *t)
 {
     bool any = false;
     for (uint32_t q = 0; q < t->shm.ctl->nqueues; q++) {
-        pass_what_has_ended(t, q);
         any |= mn_runqueue_mend(&t->shm, &t->heads[q], q);
     }
     return any;
@@ -239,9 +206,15 @@ mn_tasks_sweep(struct mn_tasks *t, uint32_t worker, bool only_it, const struct m
                uint64_t late)
 {
     for (uint32_t i = 0; i < t->shm.ctl->ntasks; i++) {
+        if (t->results[i].block_off == 0) {
+            continue;
+        }
         uint64_t word = mn_tasks_word(t, i);
         enum mn_task_status st = mn_word_status(word);
-        bool runs_it = st == MN_TASK_RUNNING && mn_word_worker(word) == worker;
+        uint32_t by = mn_word_worker(word);
+        bool runs_it = st == MN_TASK_RUNNING
+                       && (by == worker || (by == MN_TASK_NOBODY
+                                            && !mn_other_entry_names_task(&t->shm, i, worker)));
 #ifdef MN_BUG_SWEEP
         runs_it = false;
 #endif
@@ -263,23 +236,11 @@ mn_tasks_sweep(struct mn_tasks *t, uint32_t worker, bool only_it, const struct m
     }
 }
 
-bool
-mn_tasks_parts_done(const struct mn_tasks *t, struct mn_block *block)
-{
-    const uint32_t *tasks = mn_block_tasks(block);
-    uint32_t done = 0;
-    while (done + 1 < block->ntasks
-           && mn_word_status(mn_tasks_word(t, tasks[done])) == MN_TASK_DONE) {
-        done++;
-    }
-    return done + 1 == block->ntasks;
-}
-
 void
 mn_tasks_publish_collate(struct mn_tasks *t, struct mn_block *block,
                          const struct mn_death *death)
 {
-    if (block->ntasks < 2 || !mn_tasks_parts_done(t, block)) {
+    if (block->ntasks < 2 || !parts_done(t, block)) {
         return;
     }
     uint32_t last = mn_block_tasks(block)[block->ntasks - 1];

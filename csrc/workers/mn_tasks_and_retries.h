@@ -6,11 +6,9 @@
  * was lost. It owns the trainer's side of the queues, too. All of it is private memory, because
  * workers write to the descriptors, too.
  *
- * For a task that workers know of, the task word is the truth (mn_records.h, mn_runqueue.h). A
- * task that its worker will not finish is published again on the express queue with a new
- * generation, up to its number of retries. Then it is LOST, which ends its batch with an error. A
- * damaged word does not say which worker runs the task. The task is *quarantined* until no worker
- * does, and reads as RUNNING meanwhile (engine/mn_engine_parts.h). No task is left in between.
+ * The task word is the truth (mn_records.h, mn_runqueue.h). A task that its worker will not finish
+ * is published again on the express queue with a new generation, up to its number of retries. Then
+ * it is LOST, which ends its batch with an error. No task is left in between.
  *
  * Lock. None of its own: all functions need the owner's lock, except to read an accepted result,
  * which belongs to the owner of the batch. No system call.
@@ -53,33 +51,19 @@ struct mn_death {
 
 #define MN_NO_ROW UINT64_MAX
 
-/* Whether workers know of a task. */
-enum mn_published {
-    MN_PUBLISHED_NOT = 0, /* not yet */
-    MN_PUBLISHED_NOW = 1, /* on its way to a queue: its word may be the old one */
-    MN_PUBLISHED = 2,
-    MN_PUBLISHED_WAITS = 3, /* only by its word, which is WAITING */
-    MN_PUBLISHED_QUARANTINED = 4, /* its word is damaged, and a worker may still run it */
-    MN_PUBLISHED_LOST = 5, /* given up */
-    MN_PUBLISHED_ACCEPTED = 6, /* DONE: its results were read, and are never read again */
-};
-
 #define MN_NO_QUEUE UINT32_MAX
 
 /* The record of a finished task, as it was when it was accepted, together with the trainer's own
  * fields. */
 struct mn_result {
-    uint64_t block_off;   /* written by the trainer, like the next three */
+    uint64_t block_off;   /* by the trainer, like the next three; 0: the descriptor is free */
     uint32_t row0, nrows;
     uint32_t kind;
     uint32_t flags;
     uint32_t worker;
-    bool accepted;
-    bool damaged;          /* quarantined: each worker that names it may lie */
-    uint32_t retries_left; /* written by the trainer, like all up to published */
+    bool accepted;         /* its results were read, and are never read again */
+    uint32_t retries_left; /* written by the trainer, like queue */
     uint32_t queue;        /* of its last entry, or MN_NO_QUEUE */
-    uint64_t at;           /* count of that entry */
-    mn_a32 published; /* enum mn_published, by the trainer; seq_cst like the words, [T3] */
     uint64_t env_off, env_len;
     uint64_t wall_ns, cpu_ns, done_ns;
     uint64_t issue; /* see mn_records.h: the issue that an envelope must answer */
@@ -95,7 +79,6 @@ struct mn_tasks {
     struct mn_result *results; /* [ntasks] */
     struct mn_queue_head *heads; /* [nqueues] */
     uint32_t max_retries;
-    uint32_t nquarantined;
     uint64_t retries;          /* tasks published again after a death, so far */
 };
 
@@ -120,38 +103,25 @@ mn_tasks_take_collate(struct mn_tasks *t, uint64_t block_off, uint32_t nrows);
 void
 mn_tasks_give(struct mn_tasks *t, uint32_t task);
 
-/* Returns a task's word. For a task that no worker may claim, or that was accepted, it is the
- * trainer's own knowledge, whatever a worker may have written there. Otherwise a damaged word reads
- * as MN_TASK_FREE. It is damaged if its status or its worker does not exist. It is also damaged if
- * its status is one that only the trainer gives and has not given. */
+/* Returns the word of a task that is not free. If its status or its worker does not exist, a worker
+ * has overwritten it: it reads as RUNNING by MN_TASK_NOBODY until it is swept. */
 static inline uint64_t
 mn_tasks_word(const struct mn_tasks *t, uint32_t task)
 {
-    const struct mn_result *r = &t->results[task];
-    uint32_t published = mn_a32_load_seqcst(&r->published);
-    if (published == MN_PUBLISHED_NOT || published >= MN_PUBLISHED_QUARANTINED) {
-        enum mn_task_status st = published == MN_PUBLISHED_NOT        ? MN_TASK_PLANNED
-                                 : published == MN_PUBLISHED_LOST     ? MN_TASK_LOST
-                                 : published == MN_PUBLISHED_ACCEPTED ? MN_TASK_DONE
-                                                                      : MN_TASK_RUNNING;
-        return mn_task_word(0, MN_TASK_NOBODY, 0, st);
-    }
     uint64_t word = mn_a64_load_seqcst(&mn_task_at(&t->shm, task)->word); /* [T3], [T4] */
     enum mn_task_status st = mn_word_status(word);
     bool held = st == MN_TASK_RUNNING || st == MN_TASK_DONE;
-    bool lie = st > MN_TASK_WAITING || st == MN_TASK_CANCELLED || st == MN_TASK_LOST
-               || (st == MN_TASK_PLANNED && published != MN_PUBLISHED_NOW)
-               || (st == MN_TASK_WAITING && published != MN_PUBLISHED_WAITS)
-               || (held && mn_word_worker(word) >= t->shm.ctl->nworkers);
-    return lie ? word - (uint64_t)st + MN_TASK_FREE : word;
+    bool exists = st != MN_TASK_FREE && st <= MN_TASK_WAITING
+                  && (!held || mn_word_worker(word) < t->shm.ctl->nworkers);
+    return exists ? word
+                  : mn_task_word(mn_word_gen(word), MN_TASK_NOBODY, 0, MN_TASK_RUNNING);
 }
 
 /* Puts a task on a queue for the first time. Returns MN_OK or MN_FULL. */
 int
 mn_tasks_publish(struct mn_tasks *t, uint32_t task, uint32_t queue);
 
-/* Puts a task that was taken from a queue on another one, for other workers to claim. Does nothing
- * if the task was accepted. */
+/* Puts a task that was taken from a queue on another one, for other workers to claim. */
 void
 mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue);
 
@@ -165,38 +135,23 @@ mn_tasks_mend_queues(struct mn_tasks *t);
 void
 mn_tasks_take_back(struct mn_tasks *t, uint32_t task, const struct mn_death *death);
 
-/* Quarantines a task with a damaged word: it is RUNNING for the trainer, and no worker can claim
- * it, until it is taken back. Returns false and does nothing if a worker has just claimed it. */
-bool
-mn_tasks_quarantine(struct mn_tasks *t, uint32_t task, uint64_t word);
-
-static inline bool
-mn_tasks_is_quarantined(const struct mn_tasks *t, uint32_t task)
-{
-    return mn_a32_load_relaxed(&t->results[task].published) /* written by this thread */
-           == MN_PUBLISHED_QUARANTINED;
-}
+/* Makes a DONE task, whose record is damaged, RUNNING by the same worker again. The sweep of that
+ * worker takes it back. */
+void
+mn_tasks_reject(struct mn_tasks *t, uint32_t task, uint64_t word);
 
 /* Abandons a task. If no worker has claimed it, no worker gets it any more; else its present worker
  * is the last. */
 void
 mn_tasks_abandon(struct mn_tasks *t, uint32_t task);
 
-/* Returns whether a word that says QUEUED is true: a claimable entry stands for it. The head passes
- * no claimable entry, so the answer does not depend on the time of the call. */
-bool
-mn_tasks_is_queued(const struct mn_tasks *t, uint32_t task, uint64_t word);
-
 /* Takes back a dead worker's tasks: those it was running, and those that wait on its own queue. The
  * latter go to others, or are lost if only_it could run them. late: the word of a task that is not
- * retried, because the worker was ended for it; 0: none. */
+ * retried, because the worker was ended for it; 0: none. Also takes back tasks with overwritten
+ * words that no other worker's entry names: a worker that finds its word overwritten dies. */
 void
 mn_tasks_sweep(struct mn_tasks *t, uint32_t worker, bool only_it, const struct mn_death *death,
                uint64_t late);
-
-/* Returns whether the parts of a collate task's block are all done. */
-bool
-mn_tasks_parts_done(const struct mn_tasks *t, struct mn_block *block);
 
 /* Publishes the collate task of a block whose other tasks are all done. A dead worker may have
  * ended the last part without claiming it, and no other worker will claim it. A living worker that

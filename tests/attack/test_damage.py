@@ -161,72 +161,36 @@ def test_worker_that_damages_records_is_killed() -> None:
     wait_for(lambda: not alive(dataset.pid.value), "its end")
 
 
-# ---- a task whose record is damaged while its worker is at it ---------------------------------
+# ---- a task whose word is overwritten while its worker is at it --------------------------------
 
-#: garbage; a worker that does not exist; done
-WORDS = {"garbage": 0xFFFE << 16 | 99, "of nobody": 0xFFFE << 16 | RUNNING, "done": None}
+#: garbage; a worker that does not exist
+WORDS = {"garbage": 0xFFFE << 16 | 99, "of nobody": 0xFFFE << 16 | RUNNING}
 
 
-def garble(what: str) -> None:
-    """Damages the word of the running task; its generation stays."""
-    [task] = tasks_of(mapping(), RUNNING)
-    low = WORDS[what]
-    if low is None:
-        ctypes.c_uint8.from_address(task).value = DONE
-    else:
+class Overwrites(Spoils):
+    """Sample 37 overwrites the word of its task, whose generation stays."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(1, lambda: self.overwrite(WORDS[what]))
+
+    def overwrite(self, low: int) -> None:
+        [task] = tasks_of(mapping(), RUNNING)
         ctypes.c_uint32.from_address(task).value = low
 
 
-class GoesOn(torch.utils.data.Dataset):
-    """If enabled, sample 13 damages the word of its task and continues later."""
-
-    def __init__(self, what: str) -> None:
-        self.what, self.left = what, multiprocessing.Value("i", 0)
-        self.pid, self.goes_on = multiprocessing.Value("i", 0), multiprocessing.Value("i", 0)
-
-    def __len__(self) -> int:
-        return 16
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        with self.left.get_lock():
-            mine = index == 13 and self.left.value > 0
-            self.left.value -= mine
-        if mine:
-            self.pid.value = os.getpid()
-            garble(self.what)
-            wait_for(lambda: self.goes_on.value, "the program", 4 * PATIENCE)
-        return torch.full((40_000,), float(index))  # large enough to be delivered without a copy
-
-
 @pytest.mark.parametrize("what", WORDS)
-def test_damaging_worker_is_gone_before_task_is_retried(what: str) -> None:
-    """The worker that runs the damaged task is gone before another worker makes it."""
-    dataset = GoesOn(what)
-    loader = make(dataset)
-    for _ in range(2):  # the layout is known, and the first batches are not of one sample
-        assert len(list(loader)) == 4
-    dataset.left.value, held = 1, None
-    for held in loader:
-        pass
-    assert dataset.left.value == 0 and held[:, 0].tolist() == [12.0, 13.0, 14.0, 15.0]
-    held.fill_(-1.0)
-    dataset.goes_on.value = 1
-    wait_for(lambda: not alive(dataset.pid.value), "its end")
-    assert bool((held == -1.0).all())
+def test_task_of_overwritten_word_is_made_again(what: str) -> None:
+    """The worker ends by its own assertion, and another makes the task."""
+    loader = make(Overwrites(what))
+    assert torch.cat(list(loader)).tolist() == list(range(64))
     assert loader.stats()["deaths"] == 1
+    assert torch.cat(list(loader)).tolist() == list(range(64))
 
 
 @pytest.mark.parametrize("what", WORDS)
-def test_damaged_static_task_does_not_hang_next(what: str) -> None:
-    """With static scheduling its batch is an error, and next() does not wait for the worker."""
-    dataset = GoesOn(what)
-    loader = make(dataset, scheduling="static")
-    for _ in range(2):
-        assert len(list(loader)) == 4
-    dataset.left.value = 1
-    with pytest.raises(minato.WorkerLost, match="damaged"):
-        list(loader)
-    wait_for(lambda: not alive(dataset.pid.value), "its end")
+def test_overwritten_static_word_is_an_error(what: str) -> None:
+    with pytest.raises(minato.WorkerLost):
+        list(make(Overwrites(what), scheduling="static"))
 
 
 def garble_status() -> None:

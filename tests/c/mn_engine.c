@@ -949,58 +949,6 @@ mixed_batches_keep_what_is_left_of_others(void)
     mn_engine_close(e);
 }
 
-static uint32_t
-overwrite_planned(struct mn_engine *e, uint64_t block_off, uint64_t with)
-{
-    struct mn_block *block = mn_block_at(&e->shm, block_off);
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < block->ntasks; i++) {
-        mn_a64 *word = &mn_task_at(&e->shm, mn_block_tasks(block)[i])->word;
-        if (mn_word_status(mn_a64_load_relaxed(word)) == MN_TASK_PLANNED) {
-            mn_a64_store_relaxed(word, with);
-            n++;
-        }
-    }
-    return n;
-}
-
-/* A worker overwrites the words of tasks that were given to no worker: they are made all the same,
- * once. */
-static void
-words_of_planned_tasks_are_the_trainers(void)
-{
-    const uint64_t words[] = {mn_task_word(1, 0, 0, MN_TASK_LOST), 0,
-                              mn_task_word(1, 0, 0, MN_TASK_DONE),
-                              mn_task_word(1, 0, 0, MN_TASK_RUNNING)};
-    for (uint32_t i = 0; i < 8; i++) {
-        bool ready = i >= 4;
-        struct rig r;
-        struct rig_worker w;
-        struct rig_block b;
-        struct mn_engine *e = ready ? forming_engine(&r, &w, 1, 64, 8)
-                                    : open_engine(1, 64 * MIB, 4, true);
-        if (!ready) {
-            r = (struct rig){.e = e, .scale = 8};
-            attach(e, 0, &w, &r);
-            rig_form(&r, 1);
-        }
-        CHECK_EQ(rig_plan(&r, 64, &b), MN_OK);
-        uint64_t sequence, off = 0;
-        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT); /* starts what is due */
-        CHECK(overwrite_planned(e, mn_plan_block(e->plan, 0), words[i % 4]) != 0);
-        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
-        uint64_t deadline = mn_test_clock_ns() + 60000000000u;
-        while (mn_engine_next(e, 0, &sequence, &off) == -ETIMEDOUT) {
-            run_all(&w);
-            CHECK(mn_test_clock_ns() < deadline);
-        }
-        CHECK_EQ(mn_engine_poll(e, off), MN_BLOCK_DONE);
-        CHECK_EQ(mn_engine_taken(e, sequence, off), 0);
-        CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
-        mn_engine_close(e);
-    }
-}
-
 /* Samples that wait for others keep their descriptors. A sample that finds none is an error in the
  * batch that waits for it, and does not hang. */
 static void
@@ -1113,6 +1061,7 @@ room_is_not_given_past_the_limit_beside_a_worker_that_goes_on(void)
     CHECK(e->idle_ns != 0);
     e->idle_ns -= UINT64_C(3000000000); /* this long ago */
     CHECK_EQ(mn_worker_try(&w[1].side, &task), MN_OK);
+    mn_worker_begin(&w[1].side, &(struct mn_worker_clock){0});
     (void)rig_step(e);
     CHECK_EQ(rig_run(&w[1], task), 0);
     (void)rig_step(e);
@@ -1783,7 +1732,6 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", what_is_delivered_has_left_the_plan),
     MN_TEST("plain", mixed_batches_keep_what_is_left_of_others),
     MN_TEST("plain", descriptors_that_are_all_out),
-    MN_TEST("plain", words_of_planned_tasks_are_the_trainers),
     MN_TEST("plain", room_is_not_given_past_the_limit_beside_idle_workers),
     MN_TEST("plain", room_is_not_given_past_the_limit_beside_a_worker_that_goes_on),
     MN_TEST("plain", room_is_left_for_the_head),
