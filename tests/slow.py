@@ -80,6 +80,8 @@ SLOW: dict[str, str] = {
     "tests/test_benchmarks.py::test_cache_directory": "test_cache_hits; tests/cache/test_directory.py.",
     "tests/test_benchmarks.py::test_cache_of_pictures": "test_cache_hits.",
     "tests/test_benchmarks.py::test_cache_of_slow_storage": "test_cache_hits.",
+    "tests/test_benchmarks.py::test_prefetch_memory":
+        "tests/iterators/test_prefetching.py; tests/test_memory_budget.py.",
     "tests/test_benchmarks.py::test_kills": "tests/attack/test_kills.py.",
     "tests/test_packaging.py::test_wheel_holds_required_files":
         "test_a_wheel_of_python_alone_is_torchs_loader; make installed builds all wheels.",

@@ -12,10 +12,10 @@ import hypothesis
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 
-def given(*strategies: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def given(*strategies: Any, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """hypothesis.given without its time limit: a busy machine fails no test."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        return hypothesis.settings(deadline=None)(hypothesis.given(*strategies)(test))
+        return hypothesis.settings(deadline=None, **settings)(hypothesis.given(*strategies)(test))
 
     return decorate

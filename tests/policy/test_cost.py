@@ -55,7 +55,7 @@ def test_weight_is_the_share_of_all_time(values, factor, data):
     assert model.weight(line) >= model.weight(2 * line + 1)
 
 
-@given(st.lists(times, min_size=1, max_size=60), st.integers(1, 3), st.data())
+@given(st.lists(times, min_size=1, max_size=60), st.integers(1, 3), st.data(), max_examples=25)
 def test_halving_forgets_no_class_and_bounds_the_past(values, rounds, data):
     """However long the stream, each value that still occurs keeps its place."""
     model = policies.Cost()

@@ -317,7 +317,7 @@ def test_order_does_not_depend_on_the_process() -> None:
     outputs = {subprocess.run([sys.executable, "-c", ORDER], check=True, text=True,
                               env={**os.environ, "PYTHONHASHSEED": seed},
                               capture_output=True, timeout=DEADLINE_S).stdout
-               for seed in ("1", "2", "3")}
+               for seed in ("1", "2")}
     assert len(outputs) == 1
     assert outputs.pop().count(",") >= 5
 
