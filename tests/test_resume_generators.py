@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from resuming import check_rest, lists, through_json
 from torch.utils.data import (
     BatchSampler,
     IterableDataset,
@@ -24,14 +25,6 @@ import minato
 from minato.seeding.order_generators import Sources
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-
-def through_json(state: Any) -> Any:
-    return json.loads(json.dumps(state))
-
-
-def lists(loader: Any) -> list[Any]:
-    return [batch.tolist() for batch in loader]
 
 
 # ---- iterable datasets in this process ------------------------------------------------------
@@ -74,19 +67,36 @@ def test_dataset_changes_after_load_take_effect(how: str) -> None:
         assert lists(first) == lists(again)
 
 
-@pytest.mark.parametrize("taken", [0, 1, 3])
-def test_nested_iterable_resumes(taken: int) -> None:
-    def make() -> Any:
-        return minato.DataLoader(Shuffles(inner=Shuffles(random.Random(5))), batch_size=4)
+class DrawsTwice(Shuffles):
+    """With generators for two kinds of draws, one of them in a list. It may get more when asked."""
 
-    first, again = make(), make()
-    lists(first)
-    iterator = iter(first)
-    for _ in range(taken):
-        next(iterator)
-    again.load_state_dict(through_json(first.state_dict()))
-    assert lists(again) == lists(iterator)
-    assert lists(again) == lists(first)
+    def __init__(self, late: bool) -> None:
+        super().__init__()
+        self.late, self.parts = late, [np.random.default_rng(1)]
+
+    def __iter__(self) -> Any:
+        if self.late:
+            self.parts.insert(0, np.random.default_rng(2))
+        return ((i, self.parts[-1].random()) for i in super(DrawsTwice, self).__iter__())
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("epochs, taken", [(0, 0), (0, 3), (1, 1), (2, 4)])
+def test_generators_of_an_iterable_are_restored(epochs: int, taken: int, nested: bool) -> None:
+    def make() -> Any:
+        data = Shuffles(inner=Shuffles(random.Random(5))) if nested else DrawsTwice(late=False)
+        return minato.DataLoader(data, batch_size=4, collate_fn=torch.tensor)
+
+    lists(again := make())  # its generators are elsewhere by now
+    check_rest(make(), again, taken, epochs, later=1)
+
+
+def test_late_stream_generators_are_not_touched() -> None:
+    loader, other = (minato.DataLoader(DrawsTwice(late=True), batch_size=4) for _ in range(2))
+    list(loader)
+    next(iter(loader))
+    other.load_state_dict(loader.state_dict())
+    assert len(list(other)) == 3
 
 
 class Remembers(IterableDataset):
@@ -147,18 +157,26 @@ def test_large_dataset_is_not_searched() -> None:
     assert [role for role in state["generators"] if role.startswith("dataset")] == ["dataset.rng"]
 
 
-def test_interrupted_batch_is_not_delivered_twice() -> None:
+@pytest.mark.parametrize("where", ["dataset", "collate_fn"])
+def test_interrupted_batch_of_a_stream_comes_again(where: str) -> None:
     fired = []
 
-    def collate(batch: list[int]) -> list[int]:
-        if 8 in batch and not fired:
+    def fire(here: str) -> None:
+        if here == where and not fired:
             fired.append(True)
             raise KeyboardInterrupt
+
+    def collate(batch: list[int]) -> list[int]:
+        if 8 in batch:
+            fire("collate_fn")
         return batch
 
     class Counts(IterableDataset):
         def __iter__(self) -> Any:
-            return iter(range(24))
+            for i in range(24):
+                if i == 9:
+                    fire("dataset")
+                yield i
 
     def make() -> Any:
         return minato.DataLoader(Counts(), batch_size=4, collate_fn=collate)
@@ -171,6 +189,8 @@ def test_interrupted_batch_is_not_delivered_twice() -> None:
     stopped, again = through_json(loader.state_dict()), make()
     again.load_state_dict(stopped)
     assert next(iter(again)) == [8, 9, 10, 11]  # the interrupted batch was not skipped
+    if where == "dataset":  # its generator has ended
+        return
     assert next(iterator) == [12, 13, 14, 15]
     again = make()
     again.load_state_dict(through_json(loader.state_dict()))
@@ -264,12 +284,7 @@ def test_generator_in_sampler_state_is_restored(workers: int) -> None:
         minato.DataLoader(range(8), batch_size=4, sampler=KeepsItsDice(), num_workers=workers)
         for _ in range(2)
     )
-    iterator = iter(first)
-    next(iterator)
-    again.load_state_dict(through_json(first.state_dict()))
-    assert lists(again) == lists(iterator)
-    assert lists(again) == lists(first)
-    assert lists(again) == lists(first)
+    check_rest(first, again, 1, later=2)
 
 
 class Threes:
@@ -303,13 +318,12 @@ def test_custom_batch_sampler_is_read_as_in_torch() -> None:
     assert after_a_break(minato.DataLoader) == after_a_break(torch.utils.data.DataLoader)
 
 
-def test_damaged_begun_field_is_refused() -> None:
+def test_state_without_begun_is_read() -> None:
+    """As older states are."""
     loader = minato.DataLoader(range(8), batch_size=4)
     next(iter(loader))
     state = loader.state_dict()
-    with pytest.raises(ValueError, match="damaged: begun is 'yes'"):
-        loader.load_state_dict({**state, "begun": "yes"})
-    del state["begun"]  # as older states have it
+    del state["begun"]
     loader.load_state_dict(state)
     assert lists(loader) == [[4, 5, 6, 7]]
 
@@ -400,17 +414,9 @@ def held_by(kind: str, workers: int) -> Any:
 @pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_a_samplers_generator_is_found(kind: str, epoch: int, workers: int) -> None:
-    first = held_by(kind, workers)
-    for _ in range(epoch):
-        lists(first)
-    iterator = iter(first)
-    next(iterator), next(iterator)
-    state = through_json(first.state_dict())
-    rest, after = lists(iterator), lists(first)
-    again = held_by(kind, workers)
-    again.load_state_dict(state)
-    assert lists(again) == rest
-    assert lists(again) == after
+    first, again = held_by(kind, workers), held_by(kind, workers)
+    torch.manual_seed(77)
+    check_rest(first, again, 2, epoch, later=1)
 
 
 def test_generator_on_batch_sampler_hides_no_other() -> None:
@@ -420,13 +426,7 @@ def test_generator_on_batch_sampler_hides_no_other() -> None:
         batches.generator = torch.Generator()  # never drawn from
         return minato.DataLoader(range(24), batch_sampler=batches, num_workers=2)
 
-    loader = make(1)
-    iterator = iter(loader)
-    next(iterator)
-    state = through_json(loader.state_dict())
-    again = make(2)
-    again.load_state_dict(state)
-    assert lists(again) == lists(iterator)
+    check_rest(make(1), make(2), 1)
 
 
 class DrawsFromTorchs(Draws):
@@ -444,13 +444,7 @@ def test_base_seed_draw_does_not_count_for_sampler() -> None:
         torch.manual_seed(77)
         return minato.DataLoader(range(24), batch_size=4, sampler=DrawsFromTorchs())
 
-    first = make()
-    iterator = iter(first)
-    next(iterator), next(iterator)
-    state = through_json(first.state_dict())
-    again = make()
-    again.load_state_dict(state)
-    assert lists(again) == lists(iterator)
+    check_rest(make(), make(), 2)
 
 
 class MakesItLate(Draws):

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import copy
-import json
 from typing import Any
 
 import pytest
+from resuming import check_rest, lists, through_json
 from torch.utils.data import BatchSampler, IterableDataset, Sampler, SequentialSampler
 
 import minato
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-
-def through_json(state: Any) -> Any:
-    return json.loads(json.dumps(state))
-
-
-def lists(loader: Any) -> list[Any]:
-    return [batch.tolist() for batch in loader]
 
 
 # ---- a stream in this process, while it makes a batch ----------------------------------------
@@ -208,12 +200,10 @@ class NoLength(Grows):
 
 
 def test_a_dataset_need_not_say_its_length() -> None:
-    loader = minato.DataLoader(NoLength(8), batch_size=4, sampler=range(8))
-    iterator = iter(loader)
-    next(iterator)
-    again = minato.DataLoader(NoLength(8), batch_size=4, sampler=range(8))
-    again.load_state_dict(through_json(loader.state_dict()))
-    assert lists(again) == lists(iterator) == [[4, 5, 6, 7]]
+    first, again = (
+        minato.DataLoader(NoLength(8), batch_size=4, sampler=range(8)) for _ in range(2)
+    )
+    assert check_rest(first, again, 1) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 @pytest.mark.parametrize("options", [{}, {"scheduling": "static"}, {"worker_type": "thread"}])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from resuming import seed, through_json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler
@@ -135,12 +135,6 @@ def make(order: str, workers: int, bad: frozenset[int] = frozenset(), **kw: Any)
     return minato.DataLoader(data, **kw)
 
 
-def seed(value: int) -> None:
-    torch.manual_seed(value)
-    random.seed(value)
-    np.random.seed(value)
-
-
 def pull(it: Any, count: int | None = None) -> list[Any]:
     """This many batches, or all; failed ones as the name of their error's type."""
     out: list[Any] = []
@@ -179,7 +173,7 @@ def test_samplers_with_any_generator(workers: int, what: str, rng: str) -> None:
     pull(iter(loader))
     it = iter(loader)
     first = indices(pull(it, 3))
-    state = json.loads(json.dumps(loader.state_dict()))
+    state = through_json(loader.state_dict())
     expected = indices(pull(it))
     seed(6)
     other = make(f"{what} of {rng}", workers)
@@ -359,7 +353,7 @@ def test_sampler_changes_after_load_take_effect(workers, kw, told) -> None:
             for _ in range(3)]  # fmt: skip
     whole = list(orders(made[0], range(4)))
     begun = list(orders(made[1], range(2)))
-    made[2].load_state_dict(json.loads(json.dumps(made[1].state_dict())))
+    made[2].load_state_dict(through_json(made[1].state_dict()))
     if workers > 0:  # without workers, an epoch has started when its sampler is asked
         made[2].sampler.fails = True
         with pytest.raises(OSError, match="not now"):
@@ -386,7 +380,7 @@ def test_a_program_that_exchanges_generators_between_epochs(early: bool, held: s
         exchange(loader, epoch)
         it = iter(loader)
         pull(it, 3)
-        state = json.loads(json.dumps(loader.state_dict()))
+        state = through_json(loader.state_dict())
         expected = indices(pull(it))
         other = make("shuffle of its own", 1, **kw)
         exchange(other, epoch)

@@ -207,16 +207,6 @@ def test_state_out_of_order_of_another_rank_raises() -> None:
     assert lists(loader) == lists(made(1))[2:]
 
 
-@pytest.mark.parametrize("field, value", [
-    ("rank", 2), ("rank", -1), ("rank", "0"), ("world", None), ("block", 0), ("world", 0),
-    ("sampler_epoch", -1),
-])  # fmt: skip
-def test_state_with_damaged_ranks_raises(field: str, value: Any) -> None:
-    state = state_after(made(0), 2)
-    with pytest.raises(ValueError, match="the state is damaged"):
-        made(0).load_state_dict({**state, field: value})
-
-
 def test_state_without_ranks_is_taken_for_own() -> None:
     """As older versions wrote them."""
     state = state_after(made(1), 2)

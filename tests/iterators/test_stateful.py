@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from resuming import seed
 from torch.utils.data import IterableDataset, get_worker_info
 
 import minato
@@ -152,12 +153,6 @@ def followed(loader: Any) -> tuple[list[Any], list[str]]:
         batches.append(batch)
         states.append(json.dumps(loader.state_dict()))
     return values(batches), [*states, json.dumps(loader.state_dict())]
-
-
-def seed(value: int) -> None:
-    torch.manual_seed(value)
-    random.seed(value)
-    np.random.seed(value)
 
 
 def rest(data: Any, state: str, workers: int, **kw: Any) -> list[torch.Tensor]:
@@ -429,15 +424,6 @@ class Mute(ByIterator):
         pass
 
 
-def test_raising_state_dict_fails_only_when_asked() -> None:
-    loader = make(Mute(), 2)
-    it = iter(loader)
-    next(it), next(it)
-    with pytest.raises(RuntimeError, match="(?s)worker process 1.*Mute.*OSError: no connection"):
-        loader.state_dict()
-    assert len(list(it)) == 14
-
-
 class Moody(ByDataset):
     """Its load_state_dict() fails once."""
 
@@ -489,24 +475,28 @@ class Unsendable(ByDataset):
         return {"open": lambda: None}
 
 
-def test_a_state_that_cannot_leave_its_worker() -> None:
-    loader = make(Unsendable(), 2)
-    batches = list(iter(loader))
-    assert len(batches) == 16
-    it = iter(loader)
-    next(it)
-    with pytest.raises(RuntimeError, match="(?s)worker process 0.*Unsendable.*cannot be pickled"):
-        loader.state_dict()
+class Locked(ByDataset):
+    def state_dict(self) -> Any:
+        return {"lock": threading.Lock()}
 
 
-def test_a_state_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stateful, "MOST_BYTES", 20)
-    loader = make(ByDataset(), 1)
-    assert len(list(loader)) == 16
-    it = iter(loader)
-    next(it)
-    with pytest.raises(RuntimeError, match="(?s)worker process 0.*bytes, but at most 20 may"):
+@pytest.mark.parametrize("kind, workers, words", [
+    (Mute, 2, "worker process 1.*Mute.*OSError: no connection"),
+    (Raises, 0, "of the dataset, a Raises, .* OSError: no connection"),
+    (Unsendable, 2, "worker process 0.*Unsendable.*cannot be pickled"),
+    (Locked, 0, "a Locked, or of its iterator cannot be copied: .*lock"),
+    (ByDataset, 1, "worker process 0.*bytes, but at most 20 may"),
+])  # fmt: skip
+def test_state_that_cannot_be_had_fails_only_when_asked(
+    kind: Any, workers: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind is ByDataset:
+        monkeypatch.setattr(stateful, "MOST_BYTES", 20)
+    it = iter(loader := make(kind(), workers))
+    next(it), next(it)
+    with pytest.raises(RuntimeError, match=f"(?s){words}"):
         loader.state_dict()
+    assert len(list(it)) == 14
 
 
 def test_state_dict_none_is_not_asked() -> None:
@@ -523,8 +513,16 @@ class Guesses:
         return lambda *_: None
 
 
-def test_methods_from_getattr_are_not_asked() -> None:
-    assert not stateful.is_stateful(Guesses()) and stateful.is_stateful(ByDataset())
+class Tells(dict[str, Any]):
+    """Its methods are written in C."""
+
+    state_dict, load_state_dict = dict.copy, dict.update
+
+
+def test_methods_of_a_class_make_it_stateful() -> None:
+    """Not what its __getattr__ gives."""
+    assert stateful.is_stateful(ByDataset()) and stateful.is_stateful(Tells())
+    assert not stateful.is_stateful(Guesses())
 
 
 class Asks(ByDataset):
@@ -534,9 +532,7 @@ class Asks(ByDataset):
         raise AssertionError
 
 
-class AsksMap(torch.utils.data.Dataset):
-    state_dict, load_state_dict = Asks.state_dict, Asks.load_state_dict
-
+class NineSamples(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 9
 
@@ -544,64 +540,35 @@ class AsksMap(torch.utils.data.Dataset):
         return index
 
 
-@pytest.mark.parametrize("data, workers", [(Asks(), 2), (Asks(), 0), (AsksMap(), 0)])
-def test_methods_with_more_arguments_are_not_asked(data: Any, workers: int) -> None:
-    loader = make(data, workers)
-    next(iter(loader))
-    assert loader.state_dict()["worker_states"] is None
-
-
-def test_methods_written_in_c() -> None:
-    class Tells(dict[str, Any]):
-        state_dict, load_state_dict = dict.copy, dict.update
-
-    assert stateful.is_stateful(Tells())
+class AsksMap(NineSamples):
+    state_dict, load_state_dict = Asks.state_dict, Asks.load_state_dict
 
 
 class Columns(IterableDataset):
     def __getattr__(self, name: str) -> Any:
-        return {"n": 6}[name]
+        return {"n": 9}[name]
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.n))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_getattr_is_not_asked(workers: int) -> None:
-    loader = make(Columns(), workers)
-    assert [b.tolist() for b in loader] == [[0, 1, 2, 3], [4, 5]]
-    loader.state_dict()
+class Network(torch.nn.Module, NineSamples):
+    """Its weights are not a place."""
 
-
-class Network(torch.nn.Module, torch.utils.data.Dataset):
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(2, 2)
 
-    def __len__(self) -> int:
-        return 9
 
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-def test_weights_are_not_a_place() -> None:
-    loader = make(Network(), 0)
+@pytest.mark.parametrize("kind, workers", [
+    (Asks, 2), (Asks, 0), (AsksMap, 0), (Columns, 0), (Columns, 1), (Network, 0),
+])  # fmt: skip
+def test_dataset_without_a_usable_state_is_not_asked(kind: Any, workers: int) -> None:
+    loader = make(kind(), workers)
+    assert len(list(loader)) == (16 if kind is Asks else 3)
     next(iter(loader))
     json.dumps(state := loader.state_dict())
     assert state["worker_states"] is None
-
-
-class Locked(ByDataset):
-    def state_dict(self) -> Any:
-        return {"lock": threading.Lock()}
-
-
-def test_a_state_that_cannot_be_copied() -> None:
-    loader = make(Locked(), 0)
-    next(iter(loader))
-    with pytest.raises(RuntimeError, match="a Locked, or of its iterator cannot be copied: .*lock"):
-        loader.state_dict()
 
 
 def test_another_number_of_workers() -> None:

@@ -1,0 +1,48 @@
+"""What tests of resuming share: states as a program saves them, and the rest of an epoch."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed(value: int) -> None:
+    """Seeds every generator of the program."""
+    torch.manual_seed(value)
+    random.seed(value)
+    np.random.seed(value)
+
+
+def through_json(state: Any) -> Any:
+    return json.loads(json.dumps(state))
+
+
+def lists(batches: Any) -> list[Any]:
+    return [batch.tolist() for batch in batches]
+
+
+def take(iterator: Any, count: int) -> list[Any]:
+    return [next(iterator).tolist() for _ in range(count)]
+
+
+def check_rest(first: Any, again: Any, taken: int, epochs: int = 0, later: int = 0) -> list[Any]:
+    """A loader gives the rest of an epoch of another one, and the same epochs after it.
+
+    The first loader is interrupted after some epochs and batches. Returns all batches of that
+    epoch: those before the interruption, and the rest.
+    """
+    for _ in range(epochs):
+        lists(first)
+    iterator = iter(first)
+    begun = take(iterator, taken)
+    state = through_json(first.state_dict())
+    rest = lists(iterator)
+    after = [lists(first) for _ in range(later)]
+    again.load_state_dict(state)
+    assert lists(again) == rest
+    assert [lists(again) for _ in range(later)] == after
+    return begun + rest
