@@ -195,6 +195,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         """Returns what workers need besides their memory."""
         assert self._supervisor is not None
         balanced, options, memo = self._balanced, self._options, self._position.memo
+        generator = self._position.sources.generator
         return dict(
             num_workers=self._supervisor.bounds[2] if balanced else self._num_workers,
             base_seed=self._position.workers_seed,
@@ -208,6 +209,8 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             dataset=self._dataset,
             collate_fn=self._collate_fn,
             worker_init_fn=self._worker_init_fn,
+            # loading an accelerator's generator would start the accelerator in workers
+            generator=generator if generator is None or generator.device.type == "cpu" else None,
             splits=self._splits,
             collates_by_default=self._splits and is_default_collate(self._collate_fn),
             probing=self._splits and memo.asks_for_samples(),

@@ -144,6 +144,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 self._dataset_fetcher,
                 position.ranks.for_seeds(),
                 self._tolerant,
+                loader.generator,
             )
             self._dataset_fetcher = self._seeded
         elif self._tolerant is not None:

@@ -24,8 +24,8 @@ class SeededHere:
     """Seeds what a worker would seed for this dataset and collate_fn, and restores it afterwards,
     except for the effects of seed_sample(), which cannot be undone."""
 
-    def __init__(self, dataset: Any, collate_fn: Any) -> None:
-        self._growing = Growing(dataset, collate_fn)
+    def __init__(self, dataset: Any, collate_fn: Any, generator: Any) -> None:
+        self._growing = Growing(dataset, collate_fn, of_loader=generator)
         rand = np.random.mtrand._rand  # type: ignore[attr-defined]
         self._everybodys = (random._inst, rand, torch.default_generator)  # type: ignore[attr-defined]
         self.seeder = self._growing.seeder
@@ -50,11 +50,12 @@ class SeededFetcher:
         fetcher: Any,
         ranks: tuple[int, int, int],
         tolerant: Tolerant | None,
+        generator: Any,  # the loader's own
     ) -> None:
         self._fetcher = fetcher
         self._tolerant = tolerant
         self.spares: list[Any] = []  # for the next batch
-        self._here = SeededHere(fetcher.dataset, fetcher.collate_fn)
+        self._here = SeededHere(fetcher.dataset, fetcher.collate_fn, generator)
         self._here.seeder.share(ranks)
         self.place = (0, 0, 0, 0)  # base seed, epoch, batch's number, position of its first
 

@@ -369,12 +369,13 @@ def make_seeder(
     *others: Any,
     before: OwnSeeds | None = None,
     grows: Callable[[str], None] | None = None,
+    of_loader: Any = None,
 ) -> Seeder:
     """The Seeder of a worker. It sets global generators, and private ones of the dataset and of
     the other objects (collate_fn). Then it calls each offered ``seed_sample(seed)`` *in addition*
-    with 63 bits of its own, so that its effect prevails. before, grows: as for
+    with 63 bits of its own, so that its effect prevails. before, grows, of_loader: as for
     ``Growing``."""
-    return Growing(dataset, *others, before=before, grows=grows).seeder
+    return Growing(dataset, *others, before=before, grows=grows, of_loader=of_loader).seeder
 
 
 def _roots_of(dataset: Any, *others: Any) -> tuple[Any, ...]:
@@ -411,21 +412,26 @@ class Growing:
     before: the own seeds before worker_init_fn, which may give each worker another; None: there is
     no such function. grows: if given, is told the name of an attribute that grows with samples, as
     one that holds earlier samples does. What comes from it depends on the worker. Dicts are left
-    out: most are caches."""
+    out: most are caches. of_loader: the loader's ``generator=``, which has no own seed: each epoch
+    draws from it, so its state depends on when workers start. The loader's seed comes from it."""
 
     def __init__(
         self,
         *roots: Any,
         before: OwnSeeds | None = None,
         grows: Callable[[str], None] | None = None,
+        of_loader: Any = None,
     ) -> None:
-        self._roots, self._grows = roots, grows
+        self._roots, self._grows, self._of_loader = roots, grows, of_loader
         self.found = self._walk()
         self._lengths, self._grown = self._now(), set[tuple[int, str]]()
-        now = {id(g): (g, own_seed(g)) for g in self.found.generators}
+        now = self._seeds_of(self.found.generators)
         kept = now if before is None else {i: now[i] for i in now if now[i] == before.get(i)}
         self._own_seeds: OwnSeeds = kept
         self.seeder = self._seeder()
+
+    def _seeds_of(self, generators: Iterable[Any]) -> OwnSeeds:
+        return {id(g): (g, own_seed(g)) for g in generators if g is not self._of_loader}
 
     def _seeder(self) -> Seeder:
         seeder = Seeder._from_plans([*plan_all((), (), None), *self._plans()])
@@ -452,7 +458,7 @@ class Growing:
             return None
         self.found = now
         if of_epoch:
-            self._own_seeds.update((id(g), (g, own_seed(g))) for g in new)
+            self._own_seeds |= self._seeds_of(new)
         return self._news()
 
     def _now(self) -> dict[tuple[int, str], int]:

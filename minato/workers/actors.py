@@ -34,7 +34,7 @@ from ..errors import LoaderFailure, WorkerLost, add_note, text_of
 from ..remote import Ray, connected, cuts
 from . import library_threads
 from .answers import ERROR, FAILED, OK, PART, SAMPLE, Answer, Entry
-from .job import Job
+from .job import SENT_TOGETHER, Job
 from .on_error import RAISE, Fatal, FatalIndex
 from .process import seed_of_all, seed_torch
 from .python_threads import PythonPool
@@ -105,7 +105,7 @@ class Actor:
         seed_torch(base_seed + number)
         np.random.seed(_utils.worker._generate_state(base_seed, number))
         try:
-            dataset, collate_fn, worker_init_fn = pickle.loads(payload)
+            parts = dict(zip(SENT_TOGETHER, pickle.loads(payload), strict=True))
         except Exception as error:
             self._error = (
                 f"{self.where} cannot load the dataset: {type(error).__name__}: {error}. Each node "
@@ -114,11 +114,10 @@ class Actor:
             )
             return
         nowhere: Any = None  # there is no memory that is shared with the trainer
-        job = Job(memory=nowhere, one_thread=True, blocked=frozenset(), dataset=dataset,
-                  collate_fn=collate_fn, worker_init_fn=worker_init_fn, **fields)  # fmt: skip
+        job = Job(memory=nowhere, one_thread=True, blocked=frozenset(), **parts, **fields)
         worker_info.begin()
         count, seed = job.num_workers, base_seed + number
-        worker_info.be_worker(id=number, num_workers=count, seed=seed, dataset=dataset)
+        worker_info.be_worker(id=number, num_workers=count, seed=seed, dataset=job.dataset)
         self._runner = runner = Runner(job, number)
         runner.where += f" ({self.where})"
         runner.mark = runner.at = lambda row: None
@@ -201,7 +200,7 @@ class Fleet:
 
     def __init__(self, remote: Ray, job: dict[str, Any], max_retries: int) -> None:
         self._ray = ray = connected()
-        parts = {name: job[name] for name in ("dataset", "collate_fn", "worker_init_fn")}
+        parts = {name: job[name] for name in SENT_TOGETHER}
         try:
             payload = ray.cloudpickle.dumps(tuple(parts.values()))
         except Exception as error:

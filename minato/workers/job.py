@@ -53,6 +53,10 @@ def _unpicklable(values: Mapping[str, Any]) -> list[str]:
     return names
 
 
+#: the fields that go into one pickle, because they may share objects
+SENT_TOGETHER = ("dataset", "collate_fn", "worker_init_fn", "generator")
+
+
 @dataclass
 class Job:
     """Everything a worker needs."""
@@ -72,7 +76,8 @@ class Job:
     dataset: Any = None
     collate_fn: Any = None
     worker_init_fn: Callable[[int], object] | None = None
-    pickled: Pickled | None = None  # the three fields above, if processes do not inherit them
+    generator: Any = None  # the loader's own, which the dataset may use as well
+    pickled: Pickled | None = None  # the four fields above, if processes do not inherit them
     main: dict[str, Any] = field(default_factory=dict)  # the main module then; see main_module()
     splits: bool = False  # batches that one worker makes may be split
     collates_by_default: bool = False  # split batches are collated by the trainer's default_collate
@@ -90,13 +95,12 @@ class Job:
     files: Sequence[OpenFile] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "dataset": None, "collate_fn": None, "worker_init_fn": None}
+        return {**vars(self), **dict.fromkeys(SENT_TOGETHER)}
 
     def pickle(self) -> None:
         """Pickles the dataset and functions for processes that inherit nothing. It is one pickle,
         so identities survive."""
-        parts = {"dataset": self.dataset, "collate_fn": self.collate_fn,
-                 "worker_init_fn": self.worker_init_fn}  # fmt: skip
+        parts = {name: getattr(self, name) for name in SENT_TOGETHER}
         self.main = main_module()
         try:
             self.pickled = Pickled(tuple(parts.values()))
@@ -117,7 +121,7 @@ class Job:
         if self.pickled is not None:
             with inheriting():
                 spawn.prepare(self.main)
-                self.dataset, self.collate_fn, self.worker_init_fn = self.pickled.load()
+                vars(self).update(zip(SENT_TOGETHER, self.pickled.load(), strict=True))
 
     def source(self, changed: bool = False) -> Any:
         """Returns what samples come from: the dataset, or what reads it through the cache. changed: the

@@ -143,7 +143,7 @@ class Runner:
             self._init(number)
             self.init_states = init_states.left_by(states)
         grows = job.notes.grows if job.notes is not None and job.num_workers > 1 else None
-        self.seeder = make_seeder(*roots, before=before, grows=grows)
+        self.seeder = make_seeder(*roots, before=before, grows=grows, of_loader=job.generator)
 
     def _init(self, number: int) -> None:
         """Calls worker_init_fn. It must not change default_collate: samples of several workers are

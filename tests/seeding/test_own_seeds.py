@@ -137,3 +137,30 @@ def test_system_seed_of_python_is_recognized():
     assert [own_seed(random.Random()) for _ in range(50)] == [0] * 50
     seeds = (0, 1, -5, 2**32, 2**200 + 1, 0.5, "text", b"bytes")
     assert all(own_seed(random.Random(seed)) for seed in seeds)
+
+
+class Shares(Holding):
+    """Draws from the loader's own generator."""
+
+    def __init__(self, generator):
+        super().__init__(lambda: generator)
+
+
+def sharing(**options):
+    torch.seed()
+    generator = torch.Generator().manual_seed(42)
+    options |= {"generator": generator, "shuffle": True, "seed_per_sample": True}
+    return minato.DataLoader(Shares(generator), 4, **options)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", None])
+def test_generator_shared_with_loader_draws_alike_after_a_resume(method):
+    """The workers start at another state of it then."""
+    options = dict(num_workers=2, persistent_workers=True, multiprocessing_context=method)
+    options = options if method else {}
+    through, before, after = (sharing(**options) for _ in range(3))
+    first, *rest = [torch.cat(list(through)) for _ in range(3)]
+    assert torch.equal(torch.cat(list(before)), first)
+    after.load_state_dict(before.state_dict())
+    assert all(torch.equal(torch.cat(list(after)), epoch) for epoch in rest)
+    assert not torch.equal(first, rest[0])
