@@ -52,7 +52,7 @@ struct mn_engine_config {
     uint32_t max_retries;
     bool respawn;           /* replace dead workers */
     uint64_t arena_bytes;   /* 0: see mn_engine_sizes.h; halved until it maps */
-    uint64_t memory_limit;  /* 0: half of the available memory */
+    uint64_t memory_limit;  /* 0: three quarters of the arena */
     uint32_t window;        /* balanced: steady prefetch window, in batches; 0: static */
     uint32_t blocks;        /* expected number of batches in flight */
     bool in_order;

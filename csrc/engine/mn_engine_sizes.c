@@ -90,18 +90,12 @@ mn_engine_init_queues(const struct mn_shm *shm, const struct mn_engine_config *c
     }
 }
 
-static uint64_t
-memory_limit(const struct mn_engine_config *cfg)
-{
-    return cfg->memory_limit != 0 ? cfg->memory_limit : mn_mem_available() / 2;
-}
-
 uint64_t
 mn_engine_arena_bytes(const struct mn_engine_config *cfg)
 {
     uint64_t bytes = cfg->arena_bytes;
     if (bytes == 0) {
-        uint64_t used = memory_limit(cfg), left = mn_mem_address_space();
+        uint64_t used = cfg->memory_limit, left = mn_mem_address_space();
         bytes = used < ARENA_MOST / ARENA_PER_LIMIT ? used * ARENA_PER_LIMIT : ARENA_MOST;
         bytes = bytes > ARENA_LEAST ? bytes : ARENA_LEAST;
         bytes = bytes < left / ARENA_OF_LEFT ? bytes : left / ARENA_OF_LEFT;
@@ -114,7 +108,7 @@ mn_engine_arena_bytes(const struct mn_engine_config *cfg)
 uint64_t
 mn_engine_memory_limit(const struct mn_engine_config *cfg, uint64_t arena_bytes)
 {
-    uint64_t limit = memory_limit(cfg);
+    uint64_t limit = cfg->memory_limit;
     uint64_t most = arena_bytes - arena_bytes / 4;
-    return limit < most ? limit : most;
+    return limit != 0 && limit < most ? limit : most;
 }

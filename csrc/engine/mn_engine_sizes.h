@@ -1,5 +1,5 @@
-/* mn_engine_sizes.h - the sizes of an engine: descriptors, queue entries, records, arena, and the
- * default memory limit.
+/* mn_engine_sizes.h - the sizes of an engine: descriptors, queue entries, records, arena, and how
+ * much of it may be used.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Functions of the configuration and of the machine.
@@ -18,8 +18,7 @@
 uint64_t
 mn_engine_arena_bytes(const struct mn_engine_config *cfg);
 
-/* Returns how much of the arena may be used: by default half of the available memory. (The loader's
- * default is more exact: ../minato/_memory_limit.py.) */
+/* Returns how much of the arena may be used: the memory limit, but at most three quarters. */
 uint64_t
 mn_engine_memory_limit(const struct mn_engine_config *cfg, uint64_t arena_bytes);
 
