@@ -2,7 +2,8 @@
 
 Plain pickle puts tensors in band and includes their whole storages. torch's reducers for
 queues use a file descriptor for every tensor. Here a tensor travels as exactly its bytes,
-which the core copies once into the arena. Objects with their own reducers
+which the core copies once into the arena. Tensors that share elements still share them when they
+arrive, as with torch: writing to one shows in the other. Objects with their own reducers
 (multiprocessing's, sparse and nested tensors, anything registered with ``ForkingPickler``)
 keep them.
 """
@@ -30,16 +31,52 @@ def _as_bytes(tensor: torch.Tensor) -> pickle.PickleBuffer:
 
 def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:
     """The tensor's elements in memory order, and the strides to restore it: a channels_last batch
-    keeps its order, an expanded tensor stays small. Gaps are dropped."""
-    if tensor.is_contiguous():
+    keeps its order, an expanded tensor and overlapping windows stay small. Gaps are dropped."""
+    if tensor.is_contiguous() or _span(tensor) > tensor.numel():
         return tensor, None
-    whole, strides = tensor, tensor.stride()
-    for d, stride in enumerate(strides):
-        if stride == 0:
-            tensor = tensor.narrow(d, 0, 1)
-    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
-    dense = tensor.permute(order)
-    return (dense, strides) if dense.is_contiguous() else (whole, None)
+    return tensor.as_strided((_span(tensor),), (1,)), tensor.stride()
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements from the first in memory to the last."""
+    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+#: bytes: a multiple of the size of every element
+_ALIGNED = 16
+#: by the address of a storage object: the parts of it that several tensors share, each with the
+#: number of its first byte
+_Parts = dict[int, list[tuple[int, torch.Tensor]]]
+
+
+def _bytes_of(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """The first byte in the storage, the one after the last, and how many are sent."""
+    size, span = tensor.itemsize, _span(tensor)
+    begin = int(tensor.storage_offset()) * size
+    return begin, begin + span * size, min(span, tensor.numel()) * size
+
+
+def _shared_parts(tensors: list[torch.Tensor]) -> _Parts:
+    """The parts of storages in which tensors overlap, where sending the part takes no more than
+    sending each tensor."""
+    by_storage: dict[int, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+    parts: _Parts = {}
+    for storage, several in by_storage.items():
+        places = sorted(map(_bytes_of, several)) if len(several) > 1 else []
+        while places:
+            begin, end, sent = places.pop(0)
+            alone = True
+            while places and places[0][0] < end:
+                _begin, last, more = places.pop(0)
+                end, sent, alone = max(end, last), sent + more, False
+            begin -= begin % _ALIGNED
+            if not alone and end - begin <= sent + _ALIGNED:
+                part = torch.empty(0, dtype=torch.uint8, device="cpu")
+                part.set_(several[0].untyped_storage(), begin, (end - begin,), (1,))
+                parts.setdefault(storage, []).append((begin, part))
+    return parts
 
 
 def _rebuild_tensor(
@@ -55,6 +92,20 @@ def _rebuild_tensor(
         elements = memoryview(buffer).nbytes // dtype.itemsize
         tensor = tensor_over(buffer, dtype, (elements,)).as_strided_(shape, strides)
     return tensor.requires_grad_(requires_grad)
+
+
+def _rebuild_view(
+    part: torch.Tensor,
+    offset: int,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    requires_grad: bool,
+) -> torch.Tensor:
+    """offset: bytes in the part, which several tensors share."""
+    view = torch.empty(0, dtype=dtype, device="cpu")
+    view.set_(part.untyped_storage(), offset // dtype.itemsize, shape, strides)
+    return view.requires_grad_(requires_grad)
 
 
 def _rebuild_lazy(tensor: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:
@@ -84,9 +135,9 @@ def _rebuild_writable(
 
 
 def _rebuild_parameter(*state: Any) -> torch.nn.Parameter:
-    buffer, dtype, shape, strides, requires_grad = state
-    data = _rebuild_tensor(buffer, dtype, shape, strides, False)
-    return torch.nn.Parameter(data, requires_grad)
+    *rest, requires_grad = state
+    rebuild: Any = _rebuild_view if isinstance(rest[0], torch.Tensor) else _rebuild_tensor
+    return torch.nn.Parameter(rebuild(*rest, False), requires_grad)
 
 
 def _rebuild_storage(buffer: Any, nbytes: int) -> torch.UntypedStorage:
@@ -106,6 +157,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 class _Pickler(ForkingPickler):
     samples = False
+    parts: _Parts = {}
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.tensors: list[torch.Tensor] = []
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -119,9 +175,14 @@ class _Pickler(ForkingPickler):
                 plain = data.conj() if data.is_conj() else data
                 plain = torch._neg_view(plain) if plain.is_neg() else plain
                 return _rebuild_lazy, (plain, data.is_conj(), data.is_neg())
+            shape = tuple(obj.shape)
+            if data.numel() > 0:
+                self.tensors.append(data)
+                if self.parts and (found := self._within(data, obj)) is not None:
+                    view = _rebuild_view if kind is torch.Tensor else _rebuild_parameter
+                    return view, (*found, obj.dtype, shape, tuple(obj.stride()), obj.requires_grad)
             rebuild = _rebuild_tensor if kind is torch.Tensor else _rebuild_parameter
             dense, strides = _dense(data)
-            shape = tuple(obj.shape)
             return rebuild, (_as_bytes(dense), obj.dtype, shape, strides, obj.requires_grad)
         if kind is np.ndarray and not obj.dtype.hasobject:
             return self._array(obj)
@@ -129,6 +190,14 @@ class _Pickler(ForkingPickler):
             data = torch.empty(0, dtype=torch.uint8, device="cpu").set_(obj)
             return _rebuild_storage, (_as_bytes(data), obj.nbytes())
         return NotImplemented
+
+    def _within(self, data: torch.Tensor, obj: torch.Tensor) -> tuple[torch.Tensor, int] | None:
+        """The part that the tensor shares with others, and its first byte in there."""
+        first, end, _sent = _bytes_of(data)
+        for begin, part in self.parts.get(data.untyped_storage()._cdata, ()):
+            if part is not obj and begin <= first and end <= begin + len(part):
+                return part, first - begin
+        return None
 
     def _array(self, array: np.ndarray) -> Any:
         """Arrays arrive as from torch's workers: contiguous, writable, in native byte order.
@@ -165,6 +234,15 @@ def dumps(obj: Any, samples: bool = False) -> tuple[bytes, list[memoryview]]:
 
     samples: obj holds samples that default_collate has not processed yet.
     """
+    data, buffers, tensors = _pickled(obj, samples, {})
+    if len(tensors) > 1 and (parts := _shared_parts(tensors)):
+        data, buffers, _ = _pickled(obj, samples, parts)
+    return data, buffers
+
+
+def _pickled(
+    obj: Any, samples: bool, parts: _Parts
+) -> tuple[bytes, list[memoryview], list[torch.Tensor]]:
     buffers: list[pickle.PickleBuffer] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
@@ -177,9 +255,9 @@ def dumps(obj: Any, samples: bool = False) -> tuple[bytes, list[memoryview]]:
 
     out = io.BytesIO()
     pickler = _Pickler(out, 5, True, keep)
-    pickler.samples = samples
+    pickler.samples, pickler.parts = samples, parts
     pickler.dump(obj)
-    return out.getvalue(), [b.raw() for b in buffers]
+    return out.getvalue(), [b.raw() for b in buffers], pickler.tensors
 
 
 def loads(data: bytes, buffers: list[Any]) -> Any:

@@ -477,6 +477,28 @@ def test_collate_that_returns_views(loader: Kind) -> None:
     assert_same(list(made), [_views([0, 1]), _views([2, 3])])
 
 
+def _of_one_buffer(samples: list[int]) -> list[torch.Tensor]:
+    base = torch.arange(1000.0) + samples[0]
+    part, whole = base[100:200], base.view(10, 100)
+    return [part, whole, base[:3], base.view(torch.int32), base.clone()]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_tensors_of_one_buffer_are_written_together(loader: Kind, alone: bool) -> None:
+    samples = [_of_one_buffer([k, k]) for k in range(4)]
+    if alone:
+        made = loader(Listed(samples), batch_size=None, num_workers=2)
+    else:
+        made = loader(Numbers(4), batch_size=2, num_workers=2, collate_fn=_of_one_buffer)
+    for batch in list(made):
+        part, whole, head, bits, other = batch
+        before = other.clone()
+        whole.fill_(7)
+        assert part.tolist() == [7] * 100 and head.tolist() == [7] * 3
+        assert bits.unique().tolist() == [torch.tensor(7.0).view(torch.int32)]
+        assert torch.equal(other, before)
+
+
 def _mixture(samples: list[int]) -> Any:
     return [torch.tensor(samples), np.array(samples), Opaque, "s", {1: b"b"},
             np.float32(1), torch.float16, torch.Size([1, 2]), torch.nn.Parameter(

@@ -276,3 +276,27 @@ def test_samples_keep_their_byte_order() -> None:
         pickled, buffers = messages.dumps([array], samples=True)
         [there] = messages.loads(pickled, buffers)
         assert there.dtype.str == ">f4" and there.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("make", [
+    lambda x: x.unfold(0, 100, 1),
+    lambda x: [x[k : k + 100] for k in range(0, 901, 10)],
+    lambda x: [x[:10], x, x.view(10, 100).T],
+    lambda x: (x.view(10, 100)[:, 20:], x.view(10, 100)),
+    lambda x: [torch.nn.Parameter(x), x[5:].expand(3, 995)],
+], ids=["unfold", "windows", "whole in the middle", "columns", "parameter"])
+def test_tensors_that_overlap_take_their_buffer_once(make):
+    sent = make(torch.arange(1000.0))
+    data, buffers = messages.dumps(sent)
+    assert sum(map(len, buffers)) == 4000
+    got = messages.loads(data, [bytearray(buffer) for buffer in buffers])
+    flat = [sent] if isinstance(sent, torch.Tensor) else sent
+    for one, other in zip(flat, [got] if isinstance(got, torch.Tensor) else got, strict=True):
+        assert torch.equal(one, other) and one.stride() == other.stride()
+        assert type(one) is type(other) and one.requires_grad == other.requires_grad
+
+
+def test_small_parts_of_large_buffer_are_sent_alone():
+    x = torch.zeros(1000, 1000)
+    data, buffers = messages.dumps([x[:, :1], x[:, 1:2]])
+    assert sum(map(len, buffers)) == 8000
