@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .facts import Facts
-from .limits import BARELY
+from .facts import BARELY, Facts
 from .recode import (
     MISSING,
     NotAPhoto,

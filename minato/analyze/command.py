@@ -23,7 +23,6 @@ from typing import Any
 
 from .. import _core
 from . import report
-from .keeper import tree
 from .measure import (
     EXTRA,
     Connection,
@@ -38,7 +37,7 @@ from .measure import (
 from .records import Report, Told, parse
 from .text import Progress, format_bytes, format_place
 from .watch import PAUSES, VARIABLE, Step, Watch, send
-from .work import Usage
+from .work import Usage, tree
 
 HERE = Path(__file__).resolve().parent
 ARGUMENTS, NOT_WATCHED = 2, 3

@@ -27,6 +27,8 @@ PAUSE_S, PAUSE = 1.0, 10.0
 BY_EVENTS = "events on the device"
 #: share of the cores that others may use
 OTHERS = 0.25
+#: seconds that are no wait yet, but what clocks and caches do
+BARELY = 50e-6
 #: batches that minato may be ahead of the trainer, in torch's windows
 AHEAD = 8
 #: samples are uneven where the slowest twentieth takes this share of the time ...

@@ -1,8 +1,9 @@
 """The copy of a program that keeps its dataset, and forks a process for each measurement.
 
-It waits on a socket for lines of JSON, each of which asks for one measurement of ``study``. The
-fork that measures answers over the same socket. The keeper ends it when its time is over, when
-memory runs low, or when the reader at the other end has gone.
+It waits on a socket for lines of JSON, each of which asks for one measurement. The fork that measures
+answers over the same socket: ``at`` names the sample that begins, and the result comes again and again
+while it grows, so a run that is cut off leaves what it has found. The keeper ends it when its time is
+over, when memory runs low, or when the reader at the other end has gone.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
-import itertools
 import json
-import logging
 import os
 import select
 import shutil
@@ -23,19 +22,17 @@ import stat
 import subprocess
 import tempfile
 import time
-import types
-from collections.abc import Iterator
-from multiprocessing import connection, managers
+from multiprocessing import connection, managers, resource_tracker
 from typing import Any
 
 from .. import _core
-from . import own_files
-from .watch import BYE, VARIABLE, send, write_nothing
+from ..workers import library_threads
+from . import codecs, orders, own_files
+from .loaders import rate, sampler
+from .stages import walk_objects
+from .watch import BYE, VARIABLE, send
+from .work import Send, as_worker, contend, storage, tree, work
 
-#: objects that are looked into for what a dataset holds
-OBJECTS = 20_000
-#: elements of one container that are looked into
-ELEMENTS = 64
 #: share of the available memory that a study may take
 MEMORY = 0.25
 #: seconds that a measurement may take past twice the time it was given: workers start, samples end
@@ -48,9 +45,6 @@ _DATABASES = {
     "asyncpg", "boto3", "botocore", "duckdb", "kafka", "lmdb", "MySQLdb", "mysql", "psycopg",
     "psycopg2", "pymongo", "pymysql", "redis", "sqlalchemy", "urllib3",
 }  # fmt: skip
-_ELSEWHERE = (types.FunctionType, types.BuiltinFunctionType, logging.Logger, io.TextIOWrapper)
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), type, types.ModuleType)
-
 PR_SET_PDEATHSIG = 1
 
 
@@ -60,8 +54,6 @@ def serve(
 ) -> None:  # fmt: skip
     """Answers requests, of which ``line`` is the first, until the reader has gone. held: what the
     program had open. program: its process, which ends with a reader that was killed."""
-    from . import study
-
     while BYE not in line:
         if not line:
             end_program(program)
@@ -71,19 +63,8 @@ def serve(
             refused = find_refusals(loader, held, request["writes"])
             send(to, {"kind": "check", "refused": refused, "files": own_files.find_way()})
         else:
-            _measure(to, request, study, loader, program)
+            _measure(to, request, loader, program)
         line = lines.readline()
-
-
-def tree(pid: int) -> list[int]:
-    """A process and those below it. Keepers are none of them."""
-    found = [pid]
-    for each in found:
-        with contextlib.suppress(OSError):
-            for task in os.listdir(f"/proc/{each}/task"):
-                with open(f"/proc/{each}/task/{task}/children") as file:
-                    found += map(int, file.read().split())
-    return found
 
 
 def end_program(program: int) -> None:
@@ -98,9 +79,7 @@ def end_program(program: int) -> None:
                     os.kill(pid, number)
 
 
-def _measure(
-    to: socket.socket, request: dict[str, Any], study: Any, loader: Any, program: int
-) -> None:
+def _measure(to: socket.socket, request: dict[str, Any], loader: Any, program: int) -> None:
     keeper, way = os.getpid(), request["way"]
     folder = tempfile.mkdtemp(prefix="minato-") if way != own_files.OVERLAY else ""
     mine, theirs = socket.socketpair()
@@ -112,7 +91,7 @@ def _measure(
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == keeper:
                 own_files.protect(way, folder, theirs)
-                study.run(request, loader, lambda message: send(to, message))
+                run(request, loader, lambda message: send(to, message))
                 status = 0
         finally:
             os._exit(status)
@@ -136,34 +115,46 @@ def _measure(
     send(to, {"kind": "end", "why": why, "wrote": guard.refused})
 
 
-def _wait(
-    to: socket.socket, pid: int, seconds: float, guard: own_files.WriteGuard | None = None
-) -> str | None:
+def _wait(to: socket.socket, pid: int, seconds: float, guard: own_files.WriteGuard) -> str | None:
     """Until the measuring process ends: None. Otherwise why it is to be ended."""
-    end, left = time.monotonic() + seconds, _available_memory() * (1 - MEMORY)
+    end, left = time.monotonic() + seconds, _core.machine()["memory_available"] * (1 - MEMORY)
     process: Any = os.pidfd_open(pid)
     try:
         while True:
-            waits = guard.waits() if guard is not None else []
+            waits = guard.waits()
             ready, _, _ = select.select([process, to, *waits], [], [], 0.2)
             if process in ready:
                 return None
-            if guard is not None and set(waits) & set(ready) and not guard.allows():
+            if set(waits) & set(ready) and not guard.allows():
                 return f"ended at its first attempt to write ({guard.refused})"
             if to in ready:
                 return "gone"  # nothing is asked for while a measurement runs
             if time.monotonic() > end:
                 return "ended because it took too long"
-            if _available_memory() < left:
+            if _core.machine()["memory_available"] < left:
                 return f"ended because it had taken {MEMORY:.0%} of the available memory"
     finally:
         os.close(process)
 
 
-def _available_memory() -> int:
-    """Bytes, by the machine and by control groups."""
-    found: int = _core.machine()["memory_available"]
-    return found
+def run(request: dict[str, Any], loader: Any, send: Send) -> None:
+    """One request, in a process of its own."""
+    if request.get("cores"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: request["cores"]])
+    library_threads.limit(True)
+    # multiprocessing's resource tracker belongs to the program; its connection is closed here
+    tracker: Any = vars(resource_tracker)["_resource_tracker"]
+    tracker._fd = tracker._pid = None
+    measure = {
+        "work": work, "contend": contend, "storage": storage, "rate": rate, "sampler": sampler,
+        "codecs": codecs.measure, "orders": orders.measure,
+    }[request["do"]]  # fmt: skip
+    makes_samples = request["do"] not in ("rate", "storage", "sampler")
+    try:
+        with as_worker(loader) if makes_samples else contextlib.nullcontext():
+            measure(request, loader, send)
+    except Exception as error:
+        send({"kind": "failed", "error": f"{type(error).__name__}: {error}"})
 
 
 # ---- what may not be studied ---------------------------------------------------------------
@@ -218,54 +209,3 @@ def _name_file(part: Any, held: dict[int, str]) -> str | None:
     except OSError:
         readable = False
     return None if readable else f"a file open for writing ({path or number})"
-
-
-def walk_objects(loader: Any) -> Iterator[tuple[str, Any]]:
-    """What a loader's dataset and collate_fn hold, breadth first, each with its path."""
-    ahead = [("dataset", loader.dataset), ("collate_fn", loader.collate_fn)]
-    seen: set[int] = set()
-    for path, part in ahead:
-        if id(part) in seen or isinstance(part, (*_PLAIN, logging.Logger)) or len(seen) > OBJECTS:
-            continue
-        if getattr(getattr(type(part), "write", None), "__name__", "") == write_nothing.__name__:
-            continue  # in place of standard output: it leads nowhere now
-        seen.add(id(part))
-        yield path, part
-        with contextlib.suppress(Exception):
-            ahead += _list_parts(path, part)
-
-
-def _list_parts(path: str, part: Any) -> list[tuple[str, Any]]:
-    # A copy of a whole container would write to each page of what it holds: references are counted.
-    if isinstance(part, dict):
-        return [(f"{path}[{key!r}]", part[key]) for key in itertools.islice(part, ELEMENTS)]
-    if isinstance(part, (list, tuple, set, frozenset)):
-        return [(f"{path}[{n}]", each) for n, each in enumerate(itertools.islice(part, ELEMENTS))]
-    found = []
-    if isinstance(part, types.MethodType):
-        found += [(f"{path}.__self__", part.__self__), (path, part.__func__)]
-    if isinstance(part, types.FunctionType):
-        cells = zip(part.__code__.co_freevars, part.__closure__ or ())
-        found += [(f"{path}.{name}", cell.cell_contents) for name, cell in cells]
-        found += _list_globals(part)
-    own = getattr(part, "__dict__", None)
-    if isinstance(own, dict):
-        found += [(f"{path}.{name}", value) for name, value in own.items()]
-    for kind in type(part).__mro__[:-1]:
-        for name in getattr(kind, "__slots__", ()) or ():
-            if hasattr(part, name):
-                found.append((f"{path}.{name}", getattr(part, name)))
-        if kind.__module__.partition(".")[0] not in ("torch", "minato", "builtins"):
-            for value in vars(kind).values():
-                if isinstance(value, types.FunctionType):
-                    found += _list_globals(value)
-    if hasattr(part, "func") and hasattr(part, "args"):  # functools.partial
-        found += [(f"{path}.func", part.func), (f"{path}.args", part.args)]
-    return found
-
-
-def _list_globals(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """The variables of a module that a function names, but for functions and classes."""
-    names, of = function.__code__.co_names, function.__globals__
-    found = [(f"{of.get('__name__', '?')}.{name}", of[name]) for name in names if name in of]
-    return [(path, part) for path, part in found if not isinstance(part, _ELSEWHERE)]

@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 
 from .. import _core
 from .._version import __version__
-from . import own_files, page, report
-from .changes import add_base_rate, candidates, drop_small_gains, enter_check
+from . import own_files, report
+from .advice import add_base_rate, candidates, drop_small_gains, enter_check, limit
 from .facts import OTHERS, Facts, is_uneven, watch_facts
 from .keeper import MANAGED
-from .limits import limit
 from .records import (
     Change,
     Codecs,
@@ -369,7 +368,7 @@ def write_report(found: Report, folder: str) -> str:
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.json").write_text(json.dumps(asdict(found), indent=1, default=str), encoding="utf-8")
-    (out / "index.html").write_text(page.page(found), encoding="utf-8")
+    (out / "index.html").write_text(report.page(found), encoding="utf-8")
     return f"report: {out / 'index.html'}"
 
 

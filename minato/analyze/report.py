@@ -1,16 +1,20 @@
-"""The answer for the terminal, ``report.json``, and the comparison of two of these."""
+"""The answer for the terminal and as a page, ``report.json``, and the comparison of two of these."""
 
 from __future__ import annotations
 
+import html
 import json
+import math
 import os
 import re
+import shlex
 import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from .changes import describe_move
-from .codecs import codec_rows, winners
+from .advice import describe_data, describe_move, files_went
+from .codecs import STORAGES, codec_rows, storage_rate, winners
 from .facts import OTHERS, Facts, fit_scaling, slow_share
-from .limits import files_went
 from .records import Change, CodecRow, Report, Told, Watched, parse
 from .text import format_bytes, format_count, format_place, format_rate, format_seconds
 
@@ -334,3 +338,380 @@ def _load(path: str) -> Report:
     if str(schema).partition(".")[0] != SCHEMA.partition(".")[0]:
         raise ValueError(f"{path} was written by another version of minato (schema {schema}, this one reads {SCHEMA})")
     return parse(Report, found)
+
+
+# ---- index.html: a page by itself, of HTML, CSS and SVG alone -------------------------------
+
+#: width of the pictures in their own units, which are a phone's pixels; a wide page scales them
+WIDTH = 335
+
+STYLE = """
+:root { color-scheme: light dark; --back: #fff; --text: #1c2330; --soft: #5b6575; --line: #d8dde5;
+  --card: #f6f7f9; --one: #2f6fde; --two: #d9822b; --three: #2a9d78; --bad: #c0392b; }
+@media (prefers-color-scheme: dark) { :root { --back: #14181f; --text: #e6e9ef; --soft: #98a2b3;
+  --line: #323a47; --card: #1c222c; --one: #6ea2ff; --two: #f0a75c; --three: #57c7a2; --bad: #ff8577; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 60rem; padding: 1.25rem; background: var(--back); color: var(--text);
+  font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.35rem; line-height: 1.3; margin: .5rem 0 1rem; text-wrap: balance; }
+h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
+p, li, h1, figcaption, td code { overflow-wrap: anywhere; } td { overflow-wrap: break-word; }
+td:first-child { min-width: 9rem; } td:last-child { min-width: 8rem; }
+.wide td { min-width: 0; } .wide td:first-child { white-space: nowrap; }
+.soft, figcaption { color: var(--soft); font-size: .875rem; }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem; padding: 0; }
+.facts div { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; }
+.facts b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
+figure { margin: 0; max-width: 32rem; } svg { width: 100%; height: auto; display: block; }
+svg text { fill: var(--text); font: 9.5px system-ui, sans-serif; } svg .s { fill: var(--soft); }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+th, td { text-align: left; padding: .35rem .6rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } td.n { white-space: nowrap; }
+td.n .soft { display: block; white-space: normal; } .n + td:not(.n), .n + th:not(.n) { padding-left: .9rem; }
+.plain { width: auto; min-width: 50%; }
+code, pre { font: .85rem/1.45 ui-monospace, monospace; } code { background: var(--card); padding: .1rem .3rem; }
+pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem;
+  white-space: pre-wrap; overflow-wrap: anywhere; }
+@media (max-width: 40rem) { svg text { font-size: 12.5px; } .plain { width: 100%; } .cards tr, .cards td { display: block; min-width: 0; } .cards th { display: none; }
+  .cards td, .cards .n + td:not(.n) { border: 0; padding: .15rem 0; text-align: left; white-space: normal; }
+  .cards tr { border-bottom: 1px solid var(--line); padding: .4rem 0; }
+  .cards td + td::before { content: attr(data-name) ": "; color: var(--soft); } }
+@media print { body { max-width: none; padding: 0; } h2, tr, figure { break-inside: avoid; break-after: auto; }
+  h2, tr:first-child { break-after: avoid; } }
+"""
+
+
+def page(found: Report) -> str:
+    """The whole page of a report."""
+    f = Facts(found)
+    title, _, rest = found.limit.line.partition(". ")
+    parts = [
+        f"<h1>{text(title)}{'.' if rest else ''} {text(rest)}</h1>", _tiles(f), _loader(f),
+        _changes(found), _waterfall(f), _histogram(f), _rates(f), _storage(f), _codecs(f), _orders(f), _stages(f),
+        _machine(found), "<h2>The answer as text</h2>", f"<pre>{text(answer(found))}</pre>",
+    ]  # fmt: skip
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="generator" content="{text(found.generator)}">'
+        f"<title>minato analyze: {text(found.limit.kind)}</title><style>{STYLE}</style></head>"
+        f"<body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def text(value: Any) -> str:
+    return html.escape(str(value))
+
+
+def _tiles(f: Facts) -> str:
+    w = f.watched
+    shown: list[tuple[str, str]] = []
+    if w.asked is not None:
+        shown = [
+            ("delivered, samples/s", format_rate(w.delivered)),
+            ("asked for, samples/s", format_rate(w.asked)), ("waits for data", f"{w.wait:.0%}"),
+            (f"a batch of {w.batch}, {w.by}", format_seconds(w.step)),
+        ]  # fmt: skip
+    if f.costs:
+        shown.append(("a sample", format_seconds(f.mean)))
+    tiles = "".join(f"<div><b>{text(value)}</b>{text(name)}</div>" for name, value in shown)
+    return f'<div class="facts">{tiles}</div>'
+
+
+def _loader(f: Facts) -> str:
+    place = f.report.place
+    made = f"<code>{text(format_place(place))}</code>" if place else "a place that is not known"
+    given = ", ".join(
+        f"{name}={f.loader[name]!r}"
+        for name in ("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+        if f.loader.get(name) is not None
+    )
+    return (
+        f'<p class="soft">{kind_of_loader(f.report).capitalize()}: {text(f.loader["class"])} of {text(f.loader.get("dataset"))} '
+        f"({text(f.loader.get('samples', 'an unknown number of'))} samples), made at {made} with {text(given)}</p>"
+    )
+
+
+def _table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), kind: str = ""
+) -> str:
+    """numbers: columns of these. kind: "cards" where each row is a block of lines on a phone, "wide"
+    where columns are as narrow as their text, "plain" for a few short columns."""
+    def cells(tag: str, row: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag} data-name='{head[n]}'{' class=n' if n in numbers else ''}>{cell}</{tag}>"
+            for n, cell in enumerate(row)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    top = f"<tr>{cells('th', head)}</tr>" if any(head) else ""
+    return f'<div class="scroll"><table class="{kind}">{top}{body}</table></div>'
+
+
+def _changes(found: Report) -> str:
+    rows = []
+    for change in found.helps:
+        predicted = checked = "-"
+        if change.predicted is not None:
+            doubt = explain_doubt(found, change).lstrip(", ") if change.checked is None else ""
+            predicted = f"{format_rate(change.predicted)} ({format_gain(found, change.gain or 0.0)})"
+            predicted += f"<span class='soft'>{doubt}</span>" * bool(doubt)
+        if change.checked is not None:
+            state = explain_doubt(found, change) or f", within {change.bound:.0%} of the prediction"
+            checked = (
+                f"{format_rate(change.checked)} ({format_gain(found, change.checked_gain)})<span class='soft'>"
+                f"on {change.samples} samples{state}</span>"
+            )
+        paste = f"<br><code>{text(change.paste)}</code>" if change.paste else ""
+        note = f"; {change.note}" if change.note else ""
+        rows.append([
+            f"{text(change.what)}{paste}", predicted, checked,
+            text(f"{change.effort}; data {change.data}{note}"),
+        ])  # fmt: skip
+    doubt = " (not settled)" if found.limit.seen else ""
+    out = f"<h2>What would help{doubt}</h2>"
+    out += (
+        _table(["change", "predicted, samples/s", "checked", "effort"], rows, (1, 2), "cards")
+        if rows else "<p>Nothing of what was looked at.</p>"
+    )  # fmt: skip
+    if found.useless:
+        items = "".join(f"<li>{text(line)}</li>" for line in found.useless)
+        out += f"<h2>What would not help{doubt}</h2><ul>{items}</ul>"
+    if found.notes:
+        items = "".join(f"<li>{text(line)}</li>" for line in found.notes)
+        out += f"<h2>Notes on these numbers</h2><ul>{items}</ul>"
+    return out
+
+
+def _figure(title: str, height: float, shapes: str, caption: str) -> str:
+    return (
+        f"<h2>{text(title)}</h2><figure><svg viewBox='0 0 {WIDTH} {height:g}' role='img' "
+        f"aria-label='{text(title)}'>{shapes}</svg><figcaption>{text(caption)}</figcaption></figure>"
+    )
+
+
+def _line(x: float, y: float, to_x: float, to_y: float, style: str = "stroke='var(--line)'") -> str:
+    return f"<line x1='{x:.1f}' y1='{y:.1f}' x2='{to_x:.1f}' y2='{to_y:.1f}' {style}/>"
+
+
+def _label(x: float, y: float, words: str, anchor: str = "start", style: str = "class='s'") -> str:
+    return f"<text {style} x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}'>{words}</text>"
+
+
+def _bar(x: float, y: float, width: float, height: float, color: str) -> str:
+    return f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' fill='var(--{color})' rx='2'/>"
+
+
+def _waterfall(f: Facts) -> str:
+    """The stages of a sample in the order in which they begin, one below the other."""
+    if not f.costs:
+        return ""
+    shown = sorted([s for s in f.stages if f.share(s) > 0.005][:12], key=lambda s: s.order)
+    stages = [(s.label, s.seconds, s.cpu) for s in shown]
+    other = max(0.0, f.mean - sum(wall for _, wall, _ in stages))
+    stages.append(("other", other, other * f.cpu_share))
+    at, shapes, left, right = 0.0, "", 108, WIDTH - 52
+    bottom, wide = 8 + 26 * len(stages), right - left
+    for share in (0.0, 0.5, 1.0):
+        x = left + wide * share
+        shapes += _line(x, 4, x, bottom) + _label(x, bottom + 14, format_seconds(share * f.mean), "middle")
+    for row, (label, wall, cpu) in enumerate(stages):
+        y, x = 8 + row * 26, left + wide * min(1.0, at / f.mean)
+        width = max(1.0, wide * wall / f.mean)
+        shapes += _label(left - 6, y + 13, text(_shorten_label(label)), "end", "")
+        shapes += _bar(x, y, width, 18, "two") + _bar(x, y, width * min(1.0, cpu / wall) if wall else 0.0, 18, "one")
+        shapes += _label(min(x + width + 4, right + 3), y + 13, format_seconds(wall))
+        at += wall
+    caption = (
+        f"The time of a sample in one process, {format_seconds(f.mean)}, by stages in the order in which they begin. "
+        "Blue: it computes. Orange: it waits. \"other\" is the time between and around these stages."
+    )
+    return _figure("Where a sample's time goes", bottom + 20, shapes, caption)
+
+
+def _shorten_label(label: str) -> str:
+    """A label that fits next to a bar."""
+    short = re.sub(r"^transform (\d+) \((.*)\)$", r"\1 \2", label)
+    return short if len(short) <= 16 else f"{short[:14]}…"
+
+
+def _histogram(f: Facts) -> str:
+    if len(f.costs) < 8:
+        return ""
+    low, high = math.log(max(min(f.costs), 1e-7)), math.log(max(f.costs) * 1.001)
+    bins = 32
+    width = max((high - low) / bins, 1e-9)
+    counts = [0] * bins
+    for cost in f.costs:
+        counts[min(bins - 1, int((math.log(max(cost, 1e-7)) - low) / width))] += 1
+    tall, left, shapes = 140, 34, _label(0, 12, "samples")
+    step = (WIDTH - left) / bins
+
+    def height(held: int) -> float:
+        return tall * math.log1p(held) / math.log1p(max(counts))
+
+    for held in sorted({1, max(counts)}):
+        y = tall + 22 - height(held)
+        shapes += _line(left, y, WIDTH, y) + _label(left - 5, y + 4, str(held), "end")
+    for n, held in enumerate(counts):
+        shapes += _bar(left + n * step + 1, tall + 22 - height(held), step - 2, height(held), "one")
+    for n, anchor in ((0, "start"), (bins // 2, "middle"), (bins, "end")):
+        shapes += _label(left + n * step, tall + 38, format_seconds(math.exp(low + n * width)), anchor)
+    count, share, times = slow_share(f.costs)
+    slow = (
+        f"{count:.1%} take four times the median or more, which is {share:.0%} of all time"
+        if count else "None takes four times the median"
+    )
+    caption = (
+        f"{len(f.costs)} samples: median {format_seconds(statistics.median(f.costs))}, p99 "
+        f"{format_seconds(quantile(f.costs, 0.99))}, slowest {times:.1f} times the median. {slow}. "
+        "Both axes, the time of a sample and the number of samples, are logarithmic."
+    )
+    return _figure("What samples cost", tall + 44, shapes, caption)
+
+
+def _rates(f: Facts) -> str:
+    """Samples a second over workers, with what the step asks for."""
+    kinds = sorted({kind for kind, _ in f.rates} - {"hand-over"})
+    points = {kind: sorted((n, r) for (k, n), r in f.rates.items() if k == kind) for kind in kinds}
+    every = [point for each in points.values() for point in each]
+    if not every:
+        return ""
+    most, top = max(n for n, _ in every), max(r for _, r in every) * 1.15
+    tall, left, right = 180, 44, WIDTH - 64
+
+    def x(workers: int) -> float:
+        return left + (right - left) * workers / max(1, most)
+
+    def y(rate: float) -> float:
+        return 22 + tall * (1 - min(rate / top, 1.0))
+
+    shapes = _line(left, 22 + tall, right, 22 + tall) + _label(0, 12, "samples/s")
+    for rate in (0.5 * top / 1.15, top / 1.15):
+        shapes += _line(left, y(rate), right, y(rate), "stroke='var(--line)' stroke-dasharray='2 4'")
+        shapes += _label(left - 6, y(rate) + 4, f"{rate:.3g}", "end")
+    labels: list[float] = []
+    for kind, color in zip(kinds, ("var(--three)", "var(--two)")):
+        path = " ".join(f"{x(n):.1f},{y(r):.1f}" for n, r in points[kind])
+        shapes += f"<polyline points='{path}' fill='none' stroke='{color}' stroke-width='2'/>"
+        for n, r in points[kind]:
+            shapes += f"<circle cx='{x(n):.1f}' cy='{y(r):.1f}' r='4' fill='{color}'/>"
+        at = y(points[kind][-1][1]) + 4
+        if labels and abs(at - labels[-1]) < 15:
+            at = labels[-1] + 15
+        labels.append(at)
+        shapes += _label(right + 8, at, text(kind), style=f"style='fill:{color}'")
+    for n in sorted({n for n, _ in every}):
+        shapes += _label(x(n), tall + 38, str(n), "middle")
+    shapes += _label(right + 8, tall + 38, "workers")
+    asked = f.watched.asked
+    if asked is not None and asked <= top:
+        shapes += _line(left, y(asked), right, y(asked), "stroke='var(--bad)'")
+        shapes += _label(right + 8, y(asked) - 4, "the step", style="style='fill:var(--bad)'")
+    beyond = f" The step asks for {format_rate(asked)}, above the picture." if asked and asked > top else ""
+    hands = f" A loader of samples that cost nothing hands over {format_rate(f.hands_over)}." if (
+        math.isfinite(f.hands_over)
+    ) else ""  # fmt: skip
+    caption = f"Samples a second by number of workers, without a step.{beyond}{hands}"
+    return _figure("Loaders", tall + 46, shapes, caption)
+
+
+def _storage(f: Facts) -> str:
+    storage = f.storage
+    if not storage.rates:
+        return ""
+    rows = [
+        [str(one.in_flight), format_rate(one.files_per_s), f"{format_bytes(one.bytes_per_s)}/s"]
+        for one in storage.rates
+    ]
+    state = (
+        "Pages were dropped before, so the reads came from the disk."
+        if storage.cold else "The files were in memory: these are not the disk's numbers."
+    )  # fmt: skip
+    return (
+        f"<h2>Storage alone</h2>{_table(['reads in flight', 'files/s', 'speed'], rows, (0, 1, 2), 'plain')}"
+        f"<p class='soft'>{storage.files} files that samples opened, {format_bytes(storage.bytes)}, median "
+        f"{format_bytes(storage.median)}. {state}</p>"
+    )
+
+
+def _codecs(f: Facts) -> str:
+    """What each codec would do, here and on other storages."""
+    rows = codec_rows(f)
+    if not rows:
+        return ""
+    told, count = f.codecs, f.loader.get("samples")
+    best = {(storage, codec) for storage, codec, _rate in winners(f)}
+
+    def epoch(row: CodecRow) -> str:
+        return format_seconds(count / row.rate) if count and row.rate else "-"
+
+    def on(row: CodecRow, name: str, speed: float) -> str:
+        rate = storage_rate(f, row, speed)
+        if rate is None:
+            return "-"
+        return f"<b>{format_rate(rate)}</b>" if (name, row.name) in best else format_rate(rate)
+
+    shown = [
+        [text(row.name), format_bytes(row.bytes), f"{rows[0].bytes / row.bytes:.2f}",
+         format_seconds(row.decode), "-" if row is rows[0] else text(format_loss(row)), epoch(row)]
+        for row in rows
+    ]  # fmt: skip
+    elsewhere = [
+        [text(row.name), *(on(row, name, speed) for name, speed in STORAGES)] for row in rows
+    ]
+    small = f" All but the first row are shrunk to a shorter side of {told.size} pixels, which is all " \
+        "that samples use." if told.size else ""
+    head = ["codec", "an image", "times smaller", "decode", "loss", "epoch here"]
+    storages = ["codec", *(name for name, _ in STORAGES)]
+    return (
+        f"<h2>Codecs</h2>{_table(head, shown, (1, 2, 3, 4, 5), 'cards')}<p class='soft'>"
+        f"{told.images} images that samples read, encoded anew; decoding is CPU time of one core. An "
+        f"epoch here: loading alone, on this storage.{small}</p>"
+        f"<h2>Codecs on other storages</h2>{_table(storages, elsewhere, (1, 2, 3, 4), 'wide')}"
+        "<p class='soft'>Samples a second, were there nothing but the CPU time of samples, on these cores, "
+        "and such a storage, from which each file is read once. Bold is the fastest of those "
+        "that lose as little as JPEG 85.</p>"
+    )
+
+
+def _orders(f: Facts) -> str:
+    """Moves of transforms: what they save, and what becomes of the data."""
+    moves = f.orders.moves
+    rows = [
+        [f"{text(describe_move(m))}<br><code>{text(', '.join(m.names))}</code>",
+         format_seconds(m.before) if m.before else "-", format_seconds(m.after) if m.after else "-",
+         text(describe_data(m) if m.alike else m.error or "other shapes")]
+        for m in moves
+    ]  # fmt: skip
+    if not rows:
+        return ""
+    return f"<h2>Orders of transforms</h2>{_table(['move', 'a sample now', 'then', 'data'], rows, (1, 2), 'cards')}"
+
+
+def _stages(f: Facts) -> str:
+    if not f.stages:
+        return ""
+    rows = [
+        [text(s.label), text(s.kind), f"{f.share(s):.1%}", format_seconds(s.seconds),
+         format_seconds(s.cpu), f"{s.calls:.3g}",
+         text(", ".join(name for name in s.inside if name) or "the sample")]
+        for s in f.stages
+    ]  # fmt: skip
+    head = ["stage", "kind", "share", "seconds a sample", "of these computing", "calls a sample", "called in"]
+    return f"<h2>Stages</h2>{_table(head, rows, (2, 3, 4, 5), 'cards')}"
+
+
+def _machine(found: Report) -> str:
+    machine = found.machine
+    rows = [["cores", f"{machine.cores} of {machine.usable} usable"],
+            ["processor", text(machine.model or "not known")],
+            ["CPUs of the first core", text(machine.siblings or "not known")],
+            ["memory available", format_bytes(machine.memory_available)]]  # fmt: skip
+    if machine.throttled:
+        rows.append(["stopped by a CPU quota meanwhile", format_seconds(machine.throttled)])
+    for name, line in (("program", machine.command), ("command that measured all numbers", machine.argv)):
+        if line:
+            rows.append([name, f"<code>{text(shlex.join(line))}</code>"])
+    rows.append(["minato", text(found.version)])
+    return f"<h2>The machine</h2>{_table(['', ''], rows)}"

@@ -13,6 +13,8 @@ import functools
 import hashlib
 import inspect
 import io
+import itertools
+import logging
 import mmap
 import os
 import random
@@ -23,12 +25,13 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from os import pread  # these names stay when those of the modules get clocks
 from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
 import torch
+
+from .watch import QueueClock, write_nothing
 
 READ, DECODE, TRANSFORM, LOCK, CALL, OPEN = "read", "decode", "transform", "lock", "call", "open"
 #: a function with such a name reads, whatever it reads from
@@ -77,6 +80,12 @@ _KNOWN = (
 
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+#: objects that are looked into for what a dataset holds
+OBJECTS = 20_000
+#: elements of one container that are looked into
+ELEMENTS = 64
+_ELSEWHERE = (types.FunctionType, types.BuiltinFunctionType, logging.Logger, io.TextIOWrapper)
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), type, types.ModuleType)
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _CONNECT, _MMAP = sqlite3.connect, mmap.mmap
 
@@ -86,19 +95,14 @@ class Stopwatch:
     time in which it could have run and other programs had the cores."""
 
     def __init__(self) -> None:
-        self.file = -1
-        with contextlib.suppress(OSError):  # a kernel that does not count it
-            path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
-            self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.queued = QueueClock()
 
     def now(self) -> tuple[float, float]:
-        if self.file < 0:
-            return perf_counter(), thread_time()
-        queued, again = -1, int(pread(self.file, 64, 0).split()[1])
+        queued, again = -1.0, self.queued.now()
         while queued != again:  # else the thread had no core between the two clocks
             queued, wall, cpu = again, perf_counter(), thread_time()
-            again = int(pread(self.file, 64, 0).split()[1])
-        return wall - queued / 1e9, cpu
+            again = self.queued.now()
+        return wall - queued, cpu
 
 
 @dataclass
@@ -501,6 +505,56 @@ def find_chains(dataset: Any) -> Iterator[Any]:
 def is_chain(part: Any) -> bool:
     return isinstance(getattr(part, "transforms", None), (list, tuple))
 
+
+def walk_objects(loader: Any) -> Iterator[tuple[str, Any]]:
+    """What a loader's dataset and collate_fn hold, breadth first, each with its path."""
+    ahead = [("dataset", loader.dataset), ("collate_fn", loader.collate_fn)]
+    seen: set[int] = set()
+    for path, part in ahead:
+        if id(part) in seen or isinstance(part, (*_PLAIN, logging.Logger)) or len(seen) > OBJECTS:
+            continue
+        if getattr(getattr(type(part), "write", None), "__name__", "") == write_nothing.__name__:
+            continue  # in place of standard output: it leads nowhere now
+        seen.add(id(part))
+        yield path, part
+        with contextlib.suppress(Exception):
+            ahead += _list_parts(path, part)
+
+
+def _list_parts(path: str, part: Any) -> list[tuple[str, Any]]:
+    # A copy of a whole container would write to each page of what it holds: references are counted.
+    if isinstance(part, dict):
+        return [(f"{path}[{key!r}]", part[key]) for key in itertools.islice(part, ELEMENTS)]
+    if isinstance(part, (list, tuple, set, frozenset)):
+        return [(f"{path}[{n}]", each) for n, each in enumerate(itertools.islice(part, ELEMENTS))]
+    found = []
+    if isinstance(part, types.MethodType):
+        found += [(f"{path}.__self__", part.__self__), (path, part.__func__)]
+    if isinstance(part, types.FunctionType):
+        cells = zip(part.__code__.co_freevars, part.__closure__ or ())
+        found += [(f"{path}.{name}", cell.cell_contents) for name, cell in cells]
+        found += _list_globals(part)
+    own = getattr(part, "__dict__", None)
+    if isinstance(own, dict):
+        found += [(f"{path}.{name}", value) for name, value in own.items()]
+    for kind in type(part).__mro__[:-1]:
+        for name in getattr(kind, "__slots__", ()) or ():
+            if hasattr(part, name):
+                found.append((f"{path}.{name}", getattr(part, name)))
+        if kind.__module__.partition(".")[0] not in ("torch", "minato", "builtins"):
+            for value in vars(kind).values():
+                if isinstance(value, types.FunctionType):
+                    found += _list_globals(value)
+    if hasattr(part, "func") and hasattr(part, "args"):  # functools.partial
+        found += [(f"{path}.func", part.func), (f"{path}.args", part.args)]
+    return found
+
+
+def _list_globals(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """The variables of a module that a function names, but for functions and classes."""
+    names, of = function.__code__.co_names, function.__globals__
+    found = [(f"{of.get('__name__', '?')}.{name}", of[name]) for name in names if name in of]
+    return [(path, part) for path, part in found if not isinstance(part, _ELSEWHERE)]
 
 # ---- results -------------------------------------------------------------------------------
 

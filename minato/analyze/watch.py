@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import importlib
 import importlib.abc
 import importlib.util
 import json
@@ -29,6 +30,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from os import pread  # os.pread may get a clock
 from typing import Any, NamedTuple
 
 #: set by ``minato analyze``: the abstract name of the socket that it listens at
@@ -143,7 +145,7 @@ class LoaderRecord:
         self.sizes: list[tuple[int, int]] = []  # samples and bytes of some batches
         self.shapes = ""
         self.begun: float | None = None
-        self.queued = _QueueClock()
+        self.queued = QueueClock()
         self.inside: tuple[float, float] | None = None  # of the batch whose step is under way
         self.left, self.left_cpu, self.left_queued, self.left_waited = 0.0, 0.0, 0.0, 0.0
         self.ended = False
@@ -255,7 +257,7 @@ class LoaderRecord:
         return found
 
 
-class _QueueClock:
+class QueueClock:
     """Seconds in which the calling thread could have run, and had no core: 0 where the kernel does
     not count them."""
 
@@ -272,7 +274,7 @@ class _QueueClock:
         if self.file < 0:
             return 0.0
         try:
-            return int(os.pread(self.file, 64, 0).split()[1]) / 1e9
+            return int(pread(self.file, 64, 0).split()[1]) / 1e9
         except (OSError, ValueError, IndexError):  # the program has closed what it did not open
             self.file = -1
             return 0.0
@@ -717,7 +719,7 @@ def _run_keeper(
         watch.end()
         try:
             _find_package()
-            from minato.analyze import keeper
+            keeper = importlib.import_module("minato.analyze.keeper")
         except Exception as error:
             send(to, {"kind": "unable", "error": f"{type(error).__name__}: {error}"})
         else:
@@ -890,11 +892,11 @@ def report(budget: str = "2m", out: str | None = None) -> str:
     Raises:
         RuntimeError: no loader has been iterated since this module was imported.
     """
-    from minato.analyze import command
-
     if current is None or not current.loaders:
         raise RuntimeError(
             "no loader has been iterated since minato.analyze.watch was imported. Import it "
             "first, run the training loop for some steps, and call report() then."
         )
-    return command.study_this_process(current, budget, out)
+    command = importlib.import_module("minato.analyze.command")
+    answer: str = command.study_this_process(current, budget, out)
+    return answer

@@ -5,23 +5,38 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 import os
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from functools import partial
+from multiprocessing import synchronize
 from typing import Any
 
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker
 
 from ..dataset_calls import fetches_batches
-from .records import Cacheable, StageTimes, Used, Work
+from .records import (
+    Cacheable,
+    Contention,
+    Reads,
+    StageTimes,
+    Storage,
+    Threads,
+    Together,
+    Used,
+    Work,
+    parse,
+)
 from .stages import (
     FULL,
+    LOCK,
     OPEN,
     OPENS,
     Call,
@@ -30,6 +45,7 @@ from .stages import (
     record_opened_paths,
     seed_generators,
     size_of,
+    walk_objects,
 )
 
 #: what a measurement calls with each message
@@ -143,28 +159,26 @@ def _busy_seconds() -> float:
 
 
 def _own_seconds() -> float:
-    """CPU seconds of this process's group and of all processes below it, and of those of them that
-    have ended. torchrun starts each rank in a group of its own."""
-    group, me = os.getpgid(0), os.getpid()
-    parents: dict[int, int] = {}
-    used: dict[int, int] = {}
-    own = {me}
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                with open(f"/proc/{name}/stat") as file:
-                    parts = file.read().rpartition(")")[2].split()
-                pid = int(name)
-                parents[pid], used[pid] = int(parts[1]), sum(map(int, parts[11:15]))
-                if int(parts[2]) == group:
-                    own.add(pid)
-    for pid in list(parents):  # up to the first that is known
-        above = [pid]
-        while above[-1] not in own and above[-1] in parents:
-            above.append(parents[above[-1]])
-        if above[-1] in own:
-            own.update(above)
-    return sum(used.get(pid, 0) for pid in own) / _TICK
+    """CPU seconds of this process and of all below it, and of those of them that have ended."""
+    return sum(sum(map(int, stat_fields(pid)[11:15])) for pid in tree(os.getpid())) / _TICK
+
+
+def stat_fields(pid: int) -> list[str]:
+    """/proc/PID/stat from the third field on; zeros of a process that has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()
+    return ["0"] * 20
+
+
+def tree(pid: int) -> list[int]:
+    """A process and those below it. Keepers are none of them."""
+    found = [pid]
+    for each in found:
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{each}/task"):
+                with open(f"/proc/{each}/task/{task}/children") as file:
+                    found += map(int, file.read().split())
+    return found
 
 
 #: samples without which a measurement says nothing
@@ -331,9 +345,7 @@ def _new_files(paths: list[str], since: float, until: float) -> list[str]:
 
 def _start_time(pid: int) -> float:
     """When a process was forked, by the clock of files."""
-    with open(f"/proc/{pid}/stat") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[19])
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + int(stat_fields(pid)[19]) / _TICK
 
 
 def _bytes_of_samples(loader: Any) -> float:
@@ -470,3 +482,178 @@ def _gil_use(loader: Any, seconds: float) -> str | None:
     heart.join()
     share = during / idle if idle else 1.0
     return "holds it" if share < 0.25 else "lets go" if share > 0.7 else "mixed"
+
+
+# ---- reads alone, and samples by several processes and threads at once -----------------------
+
+CHUNK = 1 << 18
+
+
+def storage(request: dict[str, Any], loader: Any, send: Send) -> None:
+    """Reads alone, of the files that samples opened: 1 to 32 at a time."""
+    paths = [path for path in request["files"] if os.access(path, os.R_OK)]
+    sizes = [os.path.getsize(path) for path in paths]
+    counts = [1, 4, 16, 32]
+    cold = _drop_pages(paths[: max(8, len(paths) // 8)])
+    result = Storage(len(paths), sum(sizes), statistics.median(sizes) if sizes else 0.0, cold)
+    for number, flight in enumerate(counts):
+        end = clock() + request["seconds"] / len(counts)
+        mine = paths[number :: len(counts)] or paths
+        if cold:
+            _drop_pages(mine)
+
+        def read(path: str, end: float = end) -> int | None:
+            with contextlib.suppress(OSError):  # a file may go, or fail, at any time
+                if clock() < end:
+                    return _read(path)
+            return None
+
+        began = clock()
+        with ThreadPoolExecutor(flight) as pool:
+            source = mine if cold else itertools.islice(itertools.cycle(mine), 20_000)
+            done = [size for size in pool.map(read, source) if size is not None]
+        took = max(clock() - began, 1e-6)
+        result.rates.append(Reads(flight, len(done) / took, sum(done) / took, len(done)))
+        send(asdict(result))
+
+
+def _read(path: str) -> int:
+    """Bytes of a file: all of it, or some of one that is too large."""
+    with open(path, "rb", buffering=0) as file:
+        size = 0
+        while size < 64 * CHUNK and (part := file.read(CHUNK)):
+            size += len(part)
+        return size
+
+
+def _drop_pages(paths: list[str]) -> bool:
+    """Drops the files' pages; whether the system has done so for most."""
+    gone = 0
+    for path in paths:
+        with contextlib.suppress(OSError):
+            number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+                try:
+                    os.preadv(number, [bytearray(1)], 0, os.RWF_NOWAIT)
+                except BlockingIOError:
+                    gone += 1
+            finally:
+                os.close(number)
+    return gone > len(paths) / 2
+
+
+#: Locks of one process: each worker process has its own.
+THREAD_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore)
+
+
+def contend(request: dict[str, Any], loader: Any, send: Send) -> None:
+    """The same samples by one process, by several at once, and by as many threads: what workers
+    wait for each other for takes longer then."""
+    seconds, count = request["seconds"], request["processes"]
+    usage = Usage()
+    one = _run_processes(loader, 1, 0.25 * seconds)
+    several = _run_processes(loader, count, 0.35 * seconds)
+    locks = [path for path, _lock in _find_locks(loader, synchronize.SemLock)]
+    result = Contention(count, one, several, locks=locks[:3], usage=usage.summary())
+    send(asdict(result))
+    if not is_iterable(loader):
+        result.threads = _compare_threads(loader, count, 0.3 * seconds)
+        send(asdict(result))
+
+
+def _run_processes(loader: Any, count: int, seconds: float) -> Together:
+    def time_samples(number: int) -> Together:
+        timed = SampleTimer(loader, lambda _message: None, FULL)
+        for _path, lock in _find_locks(loader, synchronize.SemLock):
+            lock.acquire = timed.clocks.wrap(lock.acquire, "wait for a lock", LOCK)
+        timed.run(seconds, plainly=False, skip=number * 37)
+        return Together(timed.pairs, timed.clocked, timed.clocked_cpu, timed.stages())
+
+    found = _in_forks([partial(time_samples, number) for number in range(count)])
+    if len(found) < count:
+        raise RuntimeError(f"of {count} processes that made samples at once, {count - len(found)} died")
+    samples, stages = sum(one.samples for one in found), dict[str, StageTimes]()
+    for one in found:
+        for stage in one.stages:
+            into = stages.setdefault(stage.label, replace(stage, seconds=0.0, cpu=0.0))
+            into.seconds += stage.seconds * one.samples / max(1, samples)
+            into.cpu += stage.cpu * one.samples / max(1, samples)
+    seconds, cpu = (sum(each) / max(1, samples) for each in zip(*((one.seconds, one.cpu) for one in found)))
+    return Together(samples, seconds, cpu, list(stages.values()))
+
+
+def _compare_threads(loader: Any, count: int, seconds: float) -> Threads | None:
+    """Samples by one thread and by several, by turns: what other programs do changes meanwhile."""
+    order, make = indices(loader), sample_maker(loader.dataset)
+    end, whole = clock() + seconds, []
+    for number in range(4):
+        if number and clock() > end:  # samples take so long that one pair has to do
+            break
+        pair = [_run_threads(order, make, n, seconds / 8) for n in (1, count)]
+        whole += [[run for run in pair if run is not None]] if None not in pair else []
+    if not whole:
+        return None
+    found = []
+    for runs in zip(*whole):
+        samples = sum(run.samples for run in runs)
+        found.append(Together(samples, sum(run.samples * run.seconds for run in runs) / samples))
+    return Threads(found[0], found[1], [path for path, _lock in _find_locks(loader, THREAD_LOCKS)][:3])
+
+
+def _run_threads(order: list[Any], make: Callable[[Any], Any], count: int, seconds: float) -> Together | None:
+    """Samples by threads, and seconds of each of them. A thread that waits for another wakes up now
+    and then to look, so the time in which it had no core is not apart, and there are no clocks
+    inside. A process of its own, which a dataset that is not made for threads may end. The sampler
+    has run before: it would be a part of the time, and threads would share it."""
+
+    def make_all() -> Together:
+        began = clock()
+
+        def make_some(skip: int) -> int:
+            for made, index in enumerate(itertools.islice(itertools.cycle(order), skip, None), 1):
+                with contextlib.suppress(Exception):  # the work phase has told of it
+                    make(index)
+                if clock() - began > seconds:
+                    return made
+            return 0  # there are no samples
+
+        with ThreadPoolExecutor(count) as pool:
+            samples = sum(pool.map(make_some, [37 * n for n in range(count)]))
+        return Together(samples, count * (clock() - began) / samples)
+
+    results = _in_forks([make_all])
+    return results[0] if results else None
+
+
+def _find_locks(loader: Any, kinds: Any) -> list[tuple[str, Any]]:
+    """Locks of these classes that a dataset holds, with their paths."""
+    return [(path, part) for path, part in walk_objects(loader) if isinstance(part, kinds)]
+
+
+def _in_forks(functions: list[Callable[[], Together]]) -> list[Together]:
+    """What functions return, each in a process of its own, at the same time. One that fails has
+    no result."""
+    children = []
+    for function in functions:
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                told = asdict(function())
+                with os.fdopen(write, "w") as out:
+                    json.dump(told, out)
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(write)
+        children.append((pid, read))
+    found = []
+    for pid, read in children:
+        with os.fdopen(read) as source:
+            text = source.read()
+        os.waitpid(pid, 0)
+        if text:
+            found.append(parse(Together, json.loads(text)))
+    return found

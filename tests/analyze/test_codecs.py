@@ -15,12 +15,12 @@ pytest.importorskip("PIL")
 
 from PIL import Image, ImageFilter
 
-from minato.analyze import loaders, report, study
-from minato.analyze.changes import candidates
+from minato.analyze import keeper, loaders, report
+from minato.analyze.advice import candidates
 from minato.analyze.codecs import codec_rate, winners
 from minato.analyze.facts import Facts
-from minato.analyze.page import page
 from minato.analyze.records import CodecRow, RateRequest, parse
+from minato.analyze.report import page
 
 from .photos import folder_of, photo
 from .support import in_a_fork
@@ -75,7 +75,7 @@ def measured(folder: Path, read: Any, seconds: float = 1.0) -> Any:
     loader: Any = DataLoader(Photos(folder, read), 2)
 
     def run() -> dict[str, Any]:
-        study.run({"do": "codecs", "seconds": seconds}, loader, told.append)
+        keeper.run({"do": "codecs", "seconds": seconds}, loader, told.append)
         return told[-1]
 
     return in_a_fork(run)

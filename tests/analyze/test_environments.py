@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, Sampler
 
-from minato.analyze import facts, records
-from minato.analyze import study as measurements
+from minato.analyze import facts, records, work
 
 from .support import SLEEPS, analyzed, benchmark, program, study
 
@@ -224,7 +223,7 @@ class InOneThread(Sampler[int]):
 
 def test_threads_of_a_study_share_no_sampler() -> None:
     loader: DataLoader[int] = DataLoader(list(range(8)), 2, sampler=InOneThread())  # type: ignore[arg-type]
-    found = measurements._compare_threads(loader, 2, 0.01)
+    found = work._compare_threads(loader, 2, 0.01)
     assert found is not None and found.several.samples >= 2
 
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from minato.analyze import report
-from minato.analyze.changes import (
+from minato.analyze.advice import (
     _paste_for,
     add_base_rate,
     candidates,
     drop_small_gains,
     enter_check,
+    limit,
 )
 from minato.analyze.facts import (
     Facts,
@@ -27,7 +28,6 @@ from minato.analyze.facts import (
     virtual_rate,
     watch_facts,
 )
-from minato.analyze.limits import limit
 from minato.analyze.measure import finish_report, name_loaders
 from minato.analyze.records import (
     Change,

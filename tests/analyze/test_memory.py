@@ -36,9 +36,9 @@ def test_copy_ends_when_a_quarter_is_left(monkeypatch: pytest.MonkeyPatch) -> No
 def test_control_groups_count_as_memory(group: Path) -> None:
     """A container's limit, not the machine's memory, is what a study may take a quarter of."""
     set_limit(group, LIMIT)
-    text = "from minato.analyze import keeper; print(keeper._available_memory())"
+    text = "from minato import _core; print(_core.machine()['memory_available'])"
     done = inside(group, [sys.executable, "-c", text])
-    assert int(done.stdout) <= LIMIT < keeper._available_memory()
+    assert int(done.stdout) <= LIMIT < _core.machine()['memory_available']
 
 
 def inside(group: Path, whole: list[str], folder: Path = ROOT) -> Any:

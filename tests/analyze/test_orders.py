@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from minato.analyze import loaders, orders, report, study
-from minato.analyze.changes import candidates
+from minato.analyze import keeper, loaders, orders, report
+from minato.analyze.advice import candidates
 from minato.analyze.facts import Facts
 from minato.analyze.orders import Given, apply_all, commute, examine_move, find_moves
-from minato.analyze.page import page
 from minato.analyze.records import RateRequest
+from minato.analyze.report import page
 from minato.analyze.stages import hash_value
 
 from .support import Compose, in_a_fork
@@ -247,7 +247,7 @@ def test_moves_are_found_timed_and_checked() -> None:
 
     def run() -> Any:
         told: list[dict[str, Any]] = []
-        study.run({"do": "orders", "seconds": 0.5}, loader, told.append)
+        keeper.run({"do": "orders", "seconds": 0.5}, loader, told.append)
         given = RateRequest("torch", 0, order=(0, [2, 0, 1]))
         made = next(iter(loaders.rebuild(loader, given)))
         names = [type(one).__name__ for one in loader.dataset.transform.transforms]

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from minato.analyze import measure, report
-from minato.analyze.changes import candidates, enter_check
+from minato.analyze.advice import candidates, enter_check, limit
 from minato.analyze.facts import Facts
-from minato.analyze.limits import limit
-from minato.analyze.page import STYLE, WIDTH, _shorten_label, page
 from minato.analyze.records import Reads, Storage, Used
+from minato.analyze.report import STYLE, WIDTH, _shorten_label, page
 from minato.analyze.text import format_place
 
 from .test_limits import facts, stage

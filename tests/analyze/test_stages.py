@@ -201,13 +201,13 @@ def test_batches_of_a_study_come_in_epochs() -> None:
 
 def test_storage_counts_each_byte_of_parallel_reads(tmp_path: Path) -> None:
     """Also where some of the files have gone."""
-    from minato.analyze import study
+    from minato.analyze import work
 
     paths = [str(tmp_path / str(number)) for number in range(200)]
     for path in paths:
         Path(path).write_bytes(bytes(1 << 16))
     told: list[Any] = []
-    study.storage({"files": [str(tmp_path / "gone"), *paths], "seconds": 2.0}, None, told.append)
+    work.storage({"files": [str(tmp_path / "gone"), *paths], "seconds": 2.0}, None, told.append)
     assert told[-1]["files"] == 200 and [each["in_flight"] for each in told[-1]["rates"]] == [1, 4, 16, 32]
     for each in told[-1]["rates"]:
         assert each["files"] and each["bytes_per_s"] == pytest.approx(each["files_per_s"] * (1 << 16))
@@ -215,7 +215,7 @@ def test_storage_counts_each_byte_of_parallel_reads(tmp_path: Path) -> None:
 
 def test_worker_init_fn_runs_before_samples() -> None:
     """A dataset whose samples are made in workers alone, and fail in the program's process."""
-    from minato.analyze import study
+    from minato.analyze import keeper
 
     class Vocabulary:
         words: dict[int, str] = {}
@@ -234,7 +234,7 @@ def test_worker_init_fn_runs_before_samples() -> None:
     def measured(workers: int) -> dict[str, Any]:
         loader = DataLoader(Vocabulary(), 4, num_workers=workers, worker_init_fn=load)  # type: ignore[arg-type]
         told: list[dict[str, Any]] = []
-        study.run({"do": "work", "seconds": 0.5}, loader, told.append)
+        keeper.run({"do": "work", "seconds": 0.5}, loader, told.append)
         assert torch.utils.data.get_worker_info() is None
         return [message for message in told if message["kind"] == "work"][-1]
 

@@ -21,7 +21,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from minato.analyze import command, keeper, measure, watch
+from minato import _core
+from minato.analyze import command, keeper, measure, own_files, watch
 from minato.analyze.facts import Facts
 from minato.analyze.records import Rate, RateRequest, Told, parse
 
@@ -415,14 +416,16 @@ def test_a_measurement_ends_by_time_memory_or_reader(
     sleeping: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, other = socket.socketpair()
-    with mine, other:
-        assert keeper._wait(mine, sleeping, 0.0) == "ended because it took too long"
+    writes, listener = socket.socketpair()
+    with mine, other, writes, listener:
+        guard = own_files.WriteGuard(writes, "")
+        assert keeper._wait(mine, sleeping, 0.0, guard) == "ended because it took too long"
         free = iter([1000, 800, 700])
-        monkeypatch.setattr(keeper, "_available_memory", lambda: next(free))
-        assert "25% of the available memory" in str(keeper._wait(mine, sleeping, 100.0))
+        monkeypatch.setattr(_core, "machine", lambda: {"memory_available": next(free)})
+        assert "25% of the available memory" in str(keeper._wait(mine, sleeping, 100.0, guard))
         other.close()
-        monkeypatch.setattr(keeper, "_available_memory", lambda: 1000)
-        assert keeper._wait(mine, sleeping, 100.0) == "gone"
+        monkeypatch.setattr(_core, "machine", lambda: {"memory_available": 1000})
+        assert keeper._wait(mine, sleeping, 100.0, guard) == "gone"
 
 
 class Stream(io.TextIOBase):
