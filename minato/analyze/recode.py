@@ -21,10 +21,11 @@ import signal
 import sys
 import time
 import warnings
+from collections import Counter, deque
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from stat import S_ISREG
@@ -79,11 +80,7 @@ RELATED = 0.35
 
 
 class NotAPhoto(Exception):
-    """The file is to be copied; ``reason`` says why."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """The file is to be copied; its argument says why, by a key of COPIED."""
 
 
 @dataclass(frozen=True)
@@ -341,7 +338,9 @@ def recode_file(source: str, target: str, path: str, settings: Settings, timed: 
     anew; "" if it is to be copied, because that name is not free."""
     origin, to, times = Path(source, path), Path(target, path), None
     try:
-        _check_inside(target, to)
+        root = os.path.realpath(target)
+        if os.path.commonpath([root, os.path.realpath(to.parent)]) != root:  # perhaps into the source
+            raise ValueError(f"{to.parent} is a link that leads out of the destination")
         if origin.is_dir() or (origin.is_symlink() and not origin.exists()):
             return Result(path, _copy_entry(origin, to))
         stat = origin.stat()
@@ -363,7 +362,7 @@ def recode_file(source: str, target: str, path: str, settings: Settings, timed: 
             part.write_bytes(content)
             to = Path(target, name)
         except NotAPhoto as error:
-            what = error.reason
+            what = str(error)
             shutil.copyfile(origin, part)
         shutil.copystat(origin, part)
         after = part.stat().st_size
@@ -373,13 +372,6 @@ def recode_file(source: str, target: str, path: str, settings: Settings, timed: 
     except Exception as error:
         text = str(error).replace(str(origin), path)
         return Result(path, "failed", why=f"{type(error).__name__}: {text}")
-
-
-def _check_inside(target: str, to: Path) -> None:
-    """Raises ValueError if a link leads out of the destination, perhaps into the source."""
-    root = os.path.realpath(target)
-    if os.path.commonpath([root, os.path.realpath(to.parent)]) != root:
-        raise ValueError(f"{to.parent} is a link that leads out of the destination")
 
 
 def _copy_entry(origin: Path, to: Path) -> str:
@@ -394,22 +386,12 @@ def _copy_entry(origin: Path, to: Path) -> str:
     return "link"
 
 
-_given: tuple[str, str, Settings]
-
-
-def _begin(source: str, target: str, settings: Settings, parent: int) -> None:
+def _begin(parent: int) -> None:
     """A process of the pool: Ctrl-C is the command's affair, and it ends with the command."""
-    global _given
-    _given = source, target, settings
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-
-
-def _recode_task(path: str, timed: bool, name: str) -> Result:
-    source, target, settings = _given
-    return recode_file(source, target, path, settings, timed, name)
 
 
 # ---- a folder ------------------------------------------------------------------------------
@@ -466,20 +448,18 @@ class Totals:
     """Sums over files."""
 
     def __init__(self) -> None:
-        self.count: dict[str, int] = {}
+        self.count: Counter[str] = Counter()
         #: of each outcome, the first file by name
         self.first: dict[str, str] = {}
-        self.before = self.after = self.renamed = 0
+        self.before = self.after = 0
         self.times: list[tuple[float, float]] = []
         self.failed: list[str] = []
 
     def add(self, done: Result) -> None:
-        self.count[done.what] = self.count.get(done.what, 0) + 1
         self._note(done.what, printable(done.path))
         self.before += done.before
         self.after += done.after
         if done.renamed:
-            self.renamed += 1
             self._note("renamed", f"{printable(done.path)} is {printable(done.renamed)}")
         if done.times is not None:
             self.times.append(done.times)
@@ -487,35 +467,32 @@ class Totals:
             self.failed.append(printable(f"{done.path}: {done.why}"))
 
     def _note(self, what: str, example: str) -> None:
+        self.count[what] += 1
         self.first[what] = min(example, self.first.get(what, example))
 
     @property
     def done(self) -> int:
-        return sum(self.count.values())
+        return self.count.total() - self.count["renamed"]
 
     def lines(self, total: int) -> list[str]:
         """What was done, and a line for each cause of a copy."""
-        copied = {what: text for what, text in COPIED.items() if what in self.count}
-        words = {"made": "encoded anew", "copied": "copied as they are", "there": "there from an earlier run",
-                 "failed": "failed"}  # fmt: skip
-        count = {**self.count, "copied": sum(self.count[what] for what in copied)}
-        parts = [f"{count[what]} {text}" for what, text in words.items() if count.get(what)]
+        copied = {what: text for what, text in COPIED.items() if self.count[what]}
+        counts = [
+            (self.count["made"], "encoded anew"), (sum(self.count[what] for what in copied), "copied as they are"),
+            (self.count["there"], "there from an earlier run"), (self.count["failed"], "failed"),
+        ]  # fmt: skip
+        parts = [f"{count} {text}" for count, text in counts if count]
         lines = [f"{self.done} of {total} files: {'; '.join(parts) or 'nothing to do'}"]
         for what, text in copied.items():
             lines.append(f"  copied: {self.count[what]} {text} ({self.first[what]})")
-        if self.renamed:
-            lines.append(
-                f"  renamed: {self.renamed} ({self.first['renamed']}); lists that name these files must change"
-            )
+        if count := self.count["renamed"]:
+            lines.append(f"  renamed: {count} ({self.first['renamed']}); lists that name these files must change")
         if self.after:
             times = self.before / self.after
             lines.append(f"{format_bytes(self.before)} -> {format_bytes(self.after)}, {times:.2f} times smaller")
         if self.times:
-            old, new = (sum(each) / len(self.times) for each in zip(*self.times))
-            lines.append(
-                f"decoding an image: {format_seconds(old)} -> {format_seconds(new)} on a core "
-                f"(mean of {len(self.times)} images)"
-            )
+            old, new = (format_seconds(sum(each) / len(self.times)) for each in zip(*self.times))
+            lines.append(f"decoding an image: {old} -> {new} on a core (mean of {len(self.times)} images)")
         return lines
 
 
@@ -527,32 +504,28 @@ def recode_files(source: str, target: str, paths: list[str], settings: Settings,
         KeyboardInterrupt: after the files that were begun are whole.
         BrokenProcessPool: when a process was killed.
     """
-    pool = ProcessPoolExecutor(
-        workers, get_context("fork"), _begin, (source, target, settings, os.getpid())
-    )
-    ahead: set[Future[Result]] = set()
+    names = choose_names(target, paths, settings)
+    pool = ProcessPoolExecutor(workers, get_context("fork"), _begin, (os.getpid(),))
+    ahead: deque[Future[Result]] = deque()
 
-    def take(done: set[Future[Result]]) -> None:
-        for future in done:
-            ahead.discard(future)
-            totals.add(future.result())
+    def take() -> None:
+        totals.add(ahead[0].result())
+        ahead.popleft()
         progress.show(f"{totals.done} of {len(paths)} files", totals.done / max(1, len(paths)))
 
-    names = choose_names(target, paths, settings)
     try:
         for number, path in enumerate(paths):
-            ahead.add(pool.submit(_recode_task, path, number % DECODED == 0, names[path]))
+            timed = number % DECODED == 0
+            ahead.append(pool.submit(recode_file, source, target, path, settings, timed, names[path]))
             if len(ahead) >= AHEAD * workers:
-                take(wait(ahead, return_when=FIRST_COMPLETED).done)
+                take()
         while ahead:
-            take(wait(ahead, return_when=FIRST_COMPLETED).done)
+            take()
     finally:
+        pool.shutdown(cancel_futures=True)
         for future in ahead:
-            future.cancel()
-        pool.shutdown()
-        if ahead:
-            with contextlib.suppress(BrokenProcessPool):
-                take({future for future in ahead if future.done() and not future.cancelled()})
+            if not future.cancelled() and future.exception() is None:
+                totals.add(future.result())
 
 
 # ---- the command ---------------------------------------------------------------------------
@@ -581,15 +554,15 @@ def _check_settings(options: argparse.Namespace) -> Settings:
     """Raises ValueError for invalid values."""
     if options.format == "png" and options.quality is not None:
         raise ValueError("--quality is for jpeg and webp; png loses nothing")
-    quality = 85 if options.quality is None else options.quality
-    if not 1 <= quality <= 100:
-        raise ValueError(f"--quality {quality} is not between 1 and 100")
+    if options.quality is None and options.format != "png":
+        options.quality = 85
+    if options.quality is not None and not 1 <= options.quality <= 100:
+        raise ValueError(f"--quality {options.quality} is not between 1 and 100")
     if options.size is not None and options.size < 1:
         raise ValueError(f"--size must be a positive number of pixels, got {options.size}")
     if options.workers is not None and options.workers < 1:
         raise ValueError(f"--workers must be a positive number of processes, got {options.workers}")
-    settings = Settings(options.format, quality, options.size, options.lossy)
-    return replace(settings, quality=None) if options.format == "png" else settings
+    return Settings(options.format, options.quality, options.size, options.lossy)
 
 
 def _open_settings(source: str, target: str, settings: Settings) -> IO[str]:

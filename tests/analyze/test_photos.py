@@ -208,7 +208,7 @@ def judge(content: bytes) -> str:
     try:
         found = read_photo(io.BytesIO(content))
     except NotAPhoto as error:
-        return error.reason
+        return str(error)
     return "lossless" if found.lossless else "lossy"
 
 
