@@ -133,18 +133,12 @@ def are_alike(one: Any, other: Any) -> bool:
 def edge_cases(given: Given) -> list[Given]:
     """The input with images that are flat, extreme, of chance, odd, and tiny."""
     found: list[Given] = []
-    for edge in range(5):
-        seen: list[Any] = []
-
-        def part(value: Any, edge: int = edge, seen: list[Any] = seen) -> Any:
-            if not _is_image(value):
-                return value
-            seen.append(value)
-            return _replace_values(value, edge) if edge < 3 else _crop(value, edge == 4)
-
-        with contextlib.suppress(Exception):
-            new = tuple(map(part, given[0])), {key: part(value) for key, value in given[1].items()}
-            found += [new] if seen else []
+    if any(map(_is_image, [*given[0], *given[1].values()])):
+        for edge in range(5):
+            with contextlib.suppress(Exception):
+                place, named = given
+                new = tuple(_edge_case(part, edge) for part in place)
+                found.append((new, {key: _edge_case(part, edge) for key, part in named.items()}))
     return found
 
 
@@ -154,15 +148,22 @@ def _is_image(value: Any) -> bool:
     return isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim >= 2
 
 
-def _replace_values(value: Any, edge: int) -> Any:
-    """An image of the same kind whose values are the least, the largest, or drawn."""
+def _edge_case(value: Any, edge: int) -> Any:
+    """An image of the same kind: of the least values, of the largest, of drawn ones; cut by one of the
+    width, where that is even, and by two of the height, which stays as it is; cut to 2 x 3."""
+    if not _is_image(value):
+        return value
     if hasattr(value, "getbands"):
         from PIL import Image
 
-        return Image.fromarray(_replace_values(np.asarray(value), edge), value.mode)
+        return Image.fromarray(_edge_case(np.asarray(value), edge), value.mode)
     if isinstance(value, torch.Tensor):
-        made = torch.from_numpy(np.ascontiguousarray(_replace_values(value.numpy(), edge)))
-        return made.as_subclass(type(value)) if type(value) is not torch.Tensor else made
+        made = torch.from_numpy(_edge_case(value.movedim((-2, -1), (0, 1)).numpy(), edge))
+        return made.movedim((0, 1), (-2, -1)).contiguous().as_subclass(type(value))
+    if edge > 2:
+        high, wide = value.shape[:2]
+        high, wide = (min(2, high), min(3, wide)) if edge == 4 else (max(1, high - 2), max(1, wide - 1))
+        return value[:high, :wide].copy()
     largest, rng = np.iinfo(value.dtype).max if value.dtype.kind in "iu" else 1, np.random.default_rng(1)
     if edge < 2:
         return np.full_like(value, edge * largest)
@@ -171,48 +172,21 @@ def _replace_values(value: Any, edge: int) -> Any:
     return rng.normal(0, 1, value.shape).astype(value.dtype)
 
 
-def _crop(value: Any, tiny: bool) -> Any:
-    """To 2 x 3, or by one of the width, where that is even, and by two of the height, which stays as it is."""
-    high, wide = value.shape[-2:] if isinstance(value, torch.Tensor) else (
-        (value.height, value.width) if hasattr(value, "getbands") else value.shape[:2]
-    )  # fmt: skip
-    high, wide = (min(2, high), min(3, wide)) if tiny else (max(1, high - 2), max(1, wide - 1))
-    if hasattr(value, "getbands"):
-        return value.crop((0, 0, wide, high))
-    return value[..., :high, :wide].clone() if isinstance(value, torch.Tensor) else value[:high, :wide].copy()
-
-
-class Swap:
-    """What the exchange of two neighbours does: whether all results were equal, or alike."""
-
-    def __init__(self, one: Any, other: Any) -> None:
-        self.one, self.other = one, other
-        self.equal = self.alike = True
-        self.tried = 0
-        self.error = ""
-
-    def run(self, given: Given, number: int) -> None:
-        """Both orders of one input. An input that neither order can take says nothing."""
-        seeds = {id(self.one): 2 * number + 1, id(self.other): 2 * number + 2}
-        results: list[Given | None] = []
-        error = ""
-        for pair in ([self.one, self.other], [self.other, self.one]):
-            try:
-                results.append(apply_all(pair, given, seeds))
-            except Exception as failed:
-                results.append(None)
-                error = f"{type(failed).__name__}: {failed}".partition("\n")[0]
-        before, after = results
-        if before is None and after is None:
-            return
-        self.tried += 1
-        if before is None or after is None:
-            self.equal = self.alike = False
-            self.error = self.error or error
-            return
-        self.alike = self.alike and are_alike(before, after)
-        one, other = hash_value(list(before)), hash_value(list(after))
-        self.equal = self.equal and self.alike and one is not None and one == other
+def try_swap(one: Any, other: Any, given: Given, number: int) -> tuple[bool, bool, str] | None:
+    """Both orders of two neighbours: whether their results are equal, and alike, and the error of one
+    order that fails. None for an input that neither order can take."""
+    seeds = {id(one): 2 * number + 1, id(other): 2 * number + 2}
+    results: list[Given] = []
+    error = ""
+    for pair in ([one, other], [other, one]):
+        try:
+            results.append(apply_all(pair, given, seeds))
+        except Exception as failed:
+            error = f"{type(failed).__name__}: {failed}".partition("\n")[0]
+    if len(results) < 2:
+        return (False, False, error) if results else None
+    alike, digests = are_alike(*results), {hash_value(list(each)) for each in results}
+    return alike and len(digests) == 1 and None not in digests, alike, ""
 
 
 # ---- one chain -----------------------------------------------------------------------------
@@ -265,7 +239,7 @@ def find_moves(elements: list[Any], inputs: list[Given]) -> list[tuple[int, int]
             before = apply_all(elements[:number], given, {id(each): seed for each in elements})
             after = apply(element, before, seed)
             ratio.append(size_of([after[0], after[1]]) / max(1, size_of([before[0], before[1]])))
-            turns = turns or not _same_types(before, after)
+            turns = turns or _image_types(before) != _image_types(after)
         ratios.append(statistics.fmean(ratio))
         fixed.append(turns)
     found = []
@@ -286,12 +260,9 @@ def find_moves(elements: list[Any], inputs: list[Given]) -> list[tuple[int, int]
     return list({tuple(order_after(len(elements), *move)): move for move in reversed(found)}.values())[::-1]
 
 
-def _same_types(one: Given, other: Given) -> bool:
-    def types(given: Given) -> list[Any]:
-        parts = [*given[0], *given[1].values()]
-        return [(type(part), getattr(part, "ndim", None)) for part in parts if _is_image(part)]
-
-    return types(one) == types(other)
+def _image_types(given: Given) -> list[Any]:
+    parts = [*given[0], *given[1].values()]
+    return [(type(part), getattr(part, "ndim", None)) for part in parts if _is_image(part)]
 
 
 def order_after(count: int, start: int, to: int) -> list[int]:
@@ -305,11 +276,11 @@ def examine_move(elements: list[Any], inputs: list[Given], start: int, to: int) 
     """What a move does to the data: every swap on its way, on all inputs and on edge cases."""
     step = -1 if to < start else 1
     mover = elements[start]
-    equal = same = known = True
-    both_draw, tried, error = False, 0, ""
+    known, both_draw = True, False
+    tries: list[tuple[bool, bool, str]] = []
     for at in range(start + step, to + step, step):
         other = elements[at]
-        swap = Swap(other, mover) if step < 0 else Swap(mover, other)
+        pair = (other, mover) if step < 0 else (mover, other)
         # what lies before the pair: for a move to the end, the mover has left it already
         prefix = elements[:at] if step < 0 else [e for e in elements[:at] if e is not mover]
         cases: list[Given] = []
@@ -317,16 +288,16 @@ def examine_move(elements: list[Any], inputs: list[Given], start: int, to: int) 
             with contextlib.suppress(Exception):
                 cases.append(apply_all(prefix, given, {id(each): number for each in prefix}))
         cases += edge_cases(cases[0]) if cases else []
-        for number, case in enumerate(cases):
-            for draw in range(DRAWS):
-                swap.run(case, DRAWS * number + draw)
-        known = known and commute(other, mover) and swap.tried > 0
-        equal, same = equal and swap.equal, same and swap.alike
-        error, tried = error or swap.error, tried + swap.tried
+        draws = enumerate(case for case in cases for _ in range(DRAWS))
+        new = [found for n, case in draws if (found := try_swap(*pair, case, n)) is not None]
+        tries += new
+        known = known and commute(other, mover) and bool(new)
         both_draw = both_draw or bool(cases) and draws_numbers(other, cases[0]) and draws_numbers(mover, cases[0])
     names, order = [name_of(element) for element in elements], order_after(len(elements), start, to)
+    equal, alike = all(equal for equal, _, _ in tries), all(alike for _, alike, _ in tries)
+    error = next((error for _, _, error in tries if error), "")
     return Move(
-        known and equal, equal, same, tried, error, both_draw, len(inputs), order=order, name=names[start],
+        known and equal, equal, alike, len(tries), error, both_draw, len(inputs), order=order, name=names[start],
         names=[names[n] for n in order], earlier=to < start,
         over=[names[n] for n in range(min(start, to), max(start, to) + 1) if n != start],
     )  # fmt: skip

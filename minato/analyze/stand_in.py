@@ -11,10 +11,12 @@ import inspect
 import os
 import sys
 import time
+import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -44,7 +46,6 @@ class Folder(Dataset[torch.Tensor]):
 
 def decode_image(path: Path) -> torch.Tensor:
     """Decoded, and resized to 224 x 224, as most pipelines begin."""
-    import numpy as np
     from PIL import Image
 
     with Image.open(path) as file:
@@ -54,27 +55,18 @@ def decode_image(path: Path) -> torch.Tensor:
 
 def decode_volume(path: Path) -> torch.Tensor:
     """All of it, read; its first 4,096 values."""
-    import numpy as np
-
     if path.name.endswith(".npy"):
         values: Any = np.load(path)
     else:
         import nibabel
 
         values = np.asarray(vars(nibabel.load(path))["_dataobj"], np.float32)
-    out = np.zeros(4096, np.float32)
-    flat = np.ascontiguousarray(values).reshape(-1)[:4096]
-    out[: len(flat)] = flat
-    return torch.from_numpy(out)
+    return first_values(values, 4096)
 
 
 def decode_audio(path: Path) -> torch.Tensor:
     """All of it, decoded; its first second at most."""
-    import numpy as np
-
     if path.suffix.lower() == ".wav":
-        import wave
-
         with wave.open(str(path)) as file:
             wide, content = file.getsampwidth(), file.readframes(file.getnframes())
         if wide == 3:  # the highest three of four bytes
@@ -87,10 +79,13 @@ def decode_audio(path: Path) -> torch.Tensor:
         import soundfile
 
         values = soundfile.read(path, dtype="float32")[0]
-    out = np.zeros(16_000, np.float32)
-    flat = np.asarray(values, np.float32).reshape(-1)[:16_000]
-    out[: len(flat)] = flat
-    return torch.from_numpy(out)
+    return first_values(values, 16_000)
+
+
+def first_values(values: Any, count: int) -> torch.Tensor:
+    """With zeros where there are fewer."""
+    flat = np.ascontiguousarray(values, np.float32).reshape(-1)[:count]
+    return torch.from_numpy(np.pad(flat, (0, count - len(flat))))
 
 
 #: (suffixes, the package that decodes them)
@@ -103,12 +98,14 @@ def suffix_of(path: Path) -> str:
 
 def folder_loader(folder: str) -> DataLoader[Any]:
     """A loader of what the folder holds most of."""
-    kinds: dict[str, list[Path]] = {"image": [], "volume": [], "audio": []}
-    for path in sorted(Path(folder).rglob("*")):
-        for kind, suffixes in zip(kinds, (IMAGES, VOLUMES, AUDIO)):
-            if suffix_of(path) in suffixes:
-                kinds[kind].append(path)
-    kind, files = max(kinds.items(), key=lambda item: len(item[1]))
+    paths = sorted(Path(folder).rglob("*"))
+    kinds = [
+        (kind, [path for path in paths if suffix_of(path) in suffixes], decode)
+        for kind, suffixes, decode in (
+            ("image", IMAGES, decode_image), ("volume", VOLUMES, decode_volume), ("audio", AUDIO, decode_audio)
+        )
+    ]  # fmt: skip
+    kind, files, decode = max(kinds, key=lambda one: len(one[1]))
     if not files:
         raise SystemExit(f"minato analyze: {folder} holds no images, volumes or audio files")
     found = {suffix_of(path) for path in files}
@@ -120,7 +117,6 @@ def folder_loader(folder: str) -> DataLoader[Any]:
                 f"installed: pip install {name}"
             )
     print(f"minato analyze: {len(files)} {kind} files in {folder}", file=sys.stderr)
-    decode = {"image": decode_image, "volume": decode_volume, "audio": decode_audio}[kind]
     data, workers = Folder(files, decode), len(os.sched_getaffinity(0))
     batch = min(BATCH, len(files))
     return DataLoader(data, batch, shuffle=True, num_workers=workers, persistent_workers=True)
