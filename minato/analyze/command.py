@@ -17,7 +17,6 @@ import socket
 import subprocess
 import sys
 import time
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +119,11 @@ def run(argv: list[str]) -> int:
         print(f"minato analyze: {wrong}", file=sys.stderr)
         return ARGUMENTS
     options.argv = argv
-    return Analysis(options, program or _stand_in_command(options)).run()
+    if options.target:
+        program = [sys.executable, "-m", "minato.analyze.stand_in", options.target]
+        program += ["--step", options.step] if options.step else []
+        program += ["--step-ms", str(options.step_ms)] if options.step_ms is not None else []
+    return Analysis(options, program).run()
 
 
 def _find_missing_dashes(argv: list[str], target: str | None, rest: list[str]) -> str | None:
@@ -160,14 +163,6 @@ def _find_mistake(options: argparse.Namespace, program: list[str], dashes: bool)
     if out.exists() and not (out / "report.json").exists() and (not out.is_dir() or any(out.iterdir())):
         return f"{out} holds other files: give --out another folder"
     return None
-
-
-def _stand_in_command(options: argparse.Namespace) -> list[str]:
-    """The program for a factory or a folder."""
-    command = [sys.executable, "-m", "minato.analyze.stand_in", options.target]
-    command += ["--step", options.step] if options.step else []
-    command += ["--step-ms", str(options.step_ms)] if options.step_ms is not None else []
-    return command
 
 
 def study_this_process(watch: Watch, budget: str, out: str | None) -> str:
@@ -302,12 +297,6 @@ class Memory:
         return True
 
 
-class Watched(Enum):
-    """How the watch has ended."""
-
-    ENDED, PAUSED, REFUSED = "the program has ended", "it is paused", "it must not be paused"
-
-
 class Analysis:
     """The program, its watch, and the study after it."""
 
@@ -317,7 +306,7 @@ class Analysis:
         self.progress = Progress("minato analyze")
         self.program: subprocess.Popen[bytes] | None = None
         self.found: Report | None = None
-        self.interrupted = False
+        self.interrupted = self.paused = False
         self.status = 0
         #: share of the cores that others used while the program was watched
         self.others = 0.0
@@ -362,31 +351,27 @@ class Analysis:
 
     def _watch_and_study(self) -> int:
         try:
-            watched = self._watch()
+            if not self._watch():
+                return ARGUMENTS
         except KeyboardInterrupt:
-            self.interrupted, watched = True, Watched.ENDED
+            self.interrupted = True
             self._end(first=3.0)
-        if watched is Watched.REFUSED:
-            return ARGUMENTS
-        paused = watched is Watched.PAUSED
         for _ in range(20):  # what is still on its way
             self.listener.pump(0.01)
         which = self.listener.slowest_loader()
         if which is None:
             self._end()
             return self._say_not_watched()
-        told = self.listener.loaders[which]
-        keeper = self.listener.keepers.get(which)
         try:
-            report_ = self._study(told, keeper)
+            found = self._study(self.listener.loaders[which], self.listener.keepers.get(which))
         except KeyboardInterrupt:
             self.interrupted = True
             if self.found is None:
                 raise
             self.found.notes.append("the study was interrupted")
-            report_ = finish_report(self.found, self.study, self.options.anyway)
-        self._print_answer(report_, which, paused)
-        if paused:
+            found = finish_report(self.found, self.study, self.options.anyway)
+        self._print_answer(found, which)
+        if self.paused:
             # The program would copy each page that it shares with keepers, and wait for a listener.
             self.listener.close()
             self._signal(signal.SIGCONT)
@@ -399,8 +384,8 @@ class Analysis:
             return 0
         return self.status if self.status >= 0 else 128 - self.status
 
-    def _watch(self) -> Watched:
-        """Until the program has ended, or is paused."""
+    def _watch(self) -> bool:
+        """Until the program has ended, or is paused; False where it must not be paused."""
         assert self.program is not None
         options, listener = self.options, self.listener
         begun_, warned, looked = clock(), False, 0.0
@@ -418,7 +403,7 @@ class Analysis:
             if options.pause and any((p.get("ranks") or "1") != "1" for p in listener.processes.values()):
                 self._say("--pause: the program has several ranks, and the others would wait for one")
                 self._end()
-                return Watched.REFUSED
+                return False
             if not batches and not warned and clock() - begun_ > options.start_timeout:
                 warned = True
                 self._say(f"no batch in {options.start_timeout:.0f} s: {self._find_cause().rstrip()}")
@@ -427,13 +412,14 @@ class Analysis:
                     break
             if listener.watched and options.pause:
                 self._signal(signal.SIGSTOP)
-                return Watched.PAUSED
+                self.paused = True
+                return True
             if listener.watched and options.stop:
                 self._end()
                 self._say("the program was ended after the watch, as asked")
                 break
         self.status = self.program.wait()
-        return Watched.ENDED
+        return True
 
     def _signal(self, number: int) -> None:
         assert self.program is not None
@@ -479,20 +465,17 @@ class Analysis:
             study.note(f"{error}; its dataset was not studied")
             return finish_report(self.found, study, self.options.anyway)
 
-    def _print_answer(self, found: Report, which: tuple[int, str], paused: bool) -> None:
+    def _print_answer(self, found: Report, which: tuple[int, str]) -> None:
         name_loaders(found, [t for (pid, _), t in self.listener.loaders.items() if pid == which[0]], which[1])
         ranks = {p.get("ranks") for p in self.listener.processes.values()} - {None, "1"}
         if ranks:
             found.notes.append(f"{ranks.pop()} ranks share these cores; local rank 0 was studied")
-        if self.options.pause and not paused:
+        if self.options.pause and not self.paused:
             found.notes.append(
                 "the program ended before --pause could stop it: the watch takes 30 steps and three seconds"
             )
         if self.status and not self.options.stop:
-            found.notes.append(
-                f"the program ended with status {self.status}" if self.status > 0
-                else f"the program was ended by {_name_signal(-self.status)}"
-            )
+            found.notes.append(f"the program {_name_end(self.status)}")
         if self.throttled is not None and (now := _core.machine()["throttled"]) is not None:
             found.machine.throttled = now - self.throttled
         self.progress.clear()
@@ -530,20 +513,19 @@ class Analysis:
         return f"{made}. Seen: {'; '.join(seen[:8])}. {' '.join(listener.trouble[:1])}"
 
     def _say_not_watched(self) -> int:
-        status = self.status
-        if self.options.target and status > 0:  # it has said why
+        if self.options.target and self.status > 0:  # it has said why
             self._say(f"{self.options.target} could not be studied: see above")
             return NOT_WATCHED
-        ended = f" It ended with status {status}." if status > 0 else ""
-        if status < 0:
-            ended = f" It was ended by {_name_signal(-status)}."
+        ended = f" It {_name_end(self.status)}." if self.status else ""
         start = "no batch was seen" if self.listener.processes else "the program could not be watched"
         self._say(f"{start}: {self._find_cause().rstrip()}{ended}")
         return NOT_WATCHED
 
 
-def _name_signal(number: int) -> str:
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+def _name_end(status: int) -> str:
+    if status > 0:
+        return f"ended with status {status}"
+    return f"was ended by {signal.Signals(-status).name if -status in set(signal.Signals) else f'signal {-status}'}"
 
 
 def _reap() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import socket
 import statistics
 import time
@@ -118,50 +119,45 @@ class Study:
         what = what or MEASURED.get(do, do)
         # reads alone write nothing, and are of the files themselves, not of an overlay
         way = own_files.NEITHER if do == "storage" else self.way
-        self._send(do, seconds=seconds, cores=self.cores, way=way, **more)
-        while True:
-            for message in self._receive():
-                kind = message["kind"]
-                if kind == "at":
-                    self.at = message["index"]
-                elif kind == "failed":
-                    self.error = message["error"]
-                    self._note_failure(what, message["error"])
-                elif kind == "end":
-                    self.cut = message["why"] is not None
-                    if self.cut:
-                        where = f" (at sample {self.at})" if self.at is not None else ""
-                        self.note(f"{what}: not measured, {message['why']}{where}")
-                    if message.get("wrote"):
-                        raise Stopped(message["wrote"])
-                    return None if self.cut or self.error or result is None else parse(answer, result)
-                else:
-                    result = message
+        for message in self._messages(do=do, seconds=seconds, cores=self.cores, way=way, **more):
+            kind = message["kind"]
+            if kind == "at":
+                self.at = message["index"]
+            elif kind == "failed":
+                self.error = message["error"]
+                self._note_failure(what, message["error"])
+            elif kind == "end":
+                break
+            else:
+                result = message
+        self.cut = message["why"] is not None
+        if self.cut:
+            where = f" (at sample {self.at})" if self.at is not None else ""
+            self.note(f"{what}: not measured, {message['why']}{where}")
+        if message.get("wrote"):
+            raise Stopped(message["wrote"])
+        return None if self.cut or self.error or result is None else parse(answer, result)
 
-    def _send(self, do: str, **given: Any) -> None:
-        send(self.keeper.socket, {"do": do, **given})
-
-    def _receive(self) -> Iterator[dict[str, Any]]:
-        messages = self.keeper.lines()
-        if messages is None:
-            raise ConnectionError("the process that kept the dataset has ended")
-        return messages
+    def _messages(self, **request: Any) -> Iterator[dict[str, Any]]:
+        """Sends a request; what the keeper says after that."""
+        send(self.keeper.socket, request)
+        while (messages := self.keeper.lines()) is not None:
+            yield from messages
+        raise ConnectionError("the process that kept the dataset has ended")
 
     def check(self, writes: bool) -> list[str]:
         """What the keeper refuses to share with the study."""
-        self._send("check", writes=writes)
-        while True:
-            for message in self._receive():
-                if message["kind"] == "unable":
-                    raise ConnectionError(
-                        "minato is not installed in the program's Python, and this installation "
-                        f"cannot be used there ({message['error']}): install minato there"
-                    )
-                found: list[str] = message["refused"]
-                self.way = message["files"]
-                if self.way != own_files.OVERLAY and writes:
-                    self.way = own_files.NEITHER
-                return found
+        message = next(self._messages(do="check", writes=writes))
+        if message["kind"] == "unable":
+            raise ConnectionError(
+                "minato is not installed in the program's Python, and this installation "
+                f"cannot be used there ({message['error']}): install minato there"
+            )
+        self.way = message["files"]
+        if self.way != own_files.OVERLAY and writes:
+            self.way = own_files.NEITHER
+        found: list[str] = message["refused"]
+        return found
 
     def budget_for(self, seconds: float, share: float) -> str:
         """What to give for a measurement of that many seconds, which has a share of the budget."""
@@ -338,8 +334,8 @@ def _find_doubt(f: Facts, anyway: bool) -> str:
         f"the program's loader and step were {base / f.watched.delivered:.1f} times as fast in the study as in "
         "the program"
     )
-    if f.watched_others() > OTHERS:
-        slowed = f"{faster}, where other programs used {f.watched_others():.0%} of the cores{regardless}"
+    if f.report.machine.others > OTHERS:
+        slowed = f"{faster}, where other programs used {f.report.machine.others:.0%} of the cores{regardless}"
         return "" if anyway else slowed
     return (
         f"{faster}, so the study has not seen what slows it, such as files that were not in memory then, or a cache "
@@ -352,14 +348,10 @@ def machine_facts(cores: int | None) -> Machine:
     core = _core.machine()
     found = Machine(cores or core["cpus"], core["cpus"], core["memory_available"])
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                found.model = line.partition(":")[2].strip()
-                break
-    with contextlib.suppress(OSError):
-        found.siblings = Path(
-            "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list"
-        ).read_text().strip()  # fmt: skip
+        models = re.findall(r"^model name\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.M)
+        found.model = models[0].strip() if models else ""
+        topology = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+        found.siblings = topology.read_text().strip()
     return found
 
 
