@@ -24,7 +24,6 @@ from .facts import (
     slow_share,
     virtual_gain,
     virtual_rate,
-    wait_seconds,
 )
 from .recode import SUFFIXES
 from .records import Change, Limit, Move, Place, RateRequest, Report, StageTimes
@@ -77,7 +76,7 @@ TWINS = {
 
 def limit(f: Facts) -> Limit:
     """The kind of the limit, and the sentence that is the first line of the answer."""
-    kind, why = _limit(f) or ("unknown", _explain_unknown(f))
+    kind, why = _find_limit(f) or ("unknown", _explain_unknown(f))
     return Limit(kind, f"Limit: {KINDS[kind]}. {why}")
 
 
@@ -103,10 +102,16 @@ def files_went(f: Facts) -> bool:
     return bool(re.search("FileNotFoundError.*: '", failed)) and "--pause" not in f.report.machine.argv
 
 
-def _limit(f: Facts) -> tuple[str, str] | None:
+def _find_limit(f: Facts) -> tuple[str, str] | None:
     wait = f.watched.wait
+    label, share = f.top()
     if step_lacks_cores(f):
-        return "cores", _crowded_step(f)
+        cpu = f.sample_cpu(f.own, f.workers)
+        return "cores", (
+            f"The step and {format_count(f.workers, 'worker')} share them: the step waits for a core "
+            f"{f.queued_step():.0%} of its time, and samples take {cpu / (cpu + f.step_cpu()):.0%} of the CPU time. "
+            f"{share:.0%} of a sample is {label}."
+        )
     if wait is not None and wait < NO_WAIT:
         return "step", f"The program waits for data {wait:.1%} of its time, so no loader would make it faster."
     if wait is not None and wait < LITTLE_WAIT:
@@ -126,22 +131,12 @@ def step_lacks_cores(f: Facts) -> bool:
     """Whether the program waits little for data only because its workers slow its step down: they keep
     all cores busy together. Cheaper samples would help then."""
     wait = f.watched.wait
-    if wait is None or wait >= LITTLE_WAIT or not f.workers or not f.costs or f.watched_others() > OTHERS:
+    if wait is None or wait >= LITTLE_WAIT or not f.workers or not f.costs or f.report.machine.others > OTHERS:
         return False
     together = f.sample_cpu(f.own, f.workers) + f.step_cpu()
     busy = f.watched.delivered * together / f.cores
     share = f.sample_cpu(f.own, f.workers) / max(together, 1e-9)
     return f.queued_step() > CROWDED and busy > BUSY and share > CROWDED
-
-
-def _crowded_step(f: Facts) -> str:
-    cpu = f.sample_cpu(f.own, f.workers)
-    label, share = f.top()
-    return (
-        f"The step and {format_count(f.workers, 'worker')} share them: the step waits for a core {f.queued_step():.0%} of its "
-        f"time, and samples take {cpu / (cpu + f.step_cpu()):.0%} of the CPU time. {share:.0%} of a sample is "
-        f"{label}."
-    )
 
 
 def starting(f: Facts) -> tuple[str, str] | None:
@@ -189,7 +184,9 @@ def shared_wait(f: Facts) -> tuple[str, str] | None:
     if not both or not both.one.samples or not both.several.samples:
         return None
     one, several = both.one, both.several
-    least = SHARED + 2 * _error_by_chance(f, one.samples, several.samples)
+    least = SHARED
+    if len(f.costs) > 1:  # twice the standard error of the ratio: samples that cost more come by chance
+        least += 2 * statistics.stdev(f.costs) / f.mean * math.sqrt(1 / one.samples + 1 / several.samples)
     if several.seconds < least * one.seconds or both.processes > max(2, f.cores):
         return None
     alone = {stage.label: stage for stage in one.stages}
@@ -222,14 +219,6 @@ def shared_wait(f: Facts) -> tuple[str, str] | None:
         where = "__getitem__" if where in ("", "__getitem__ itself", stage.label) else where
         return "lock", f"Workers wait for each other in {where}{lock}: {once}."
     return "shared", f"Workers wait for each other in {where}: {once}."
-
-
-def _error_by_chance(f: Facts, *samples: int) -> float:
-    """The standard error of the ratio of times, each measured on a number of samples, as a share of
-    it: samples that cost more come by chance."""
-    if len(f.costs) < 2:
-        return 0.0
-    return statistics.stdev(f.costs) / f.mean * math.sqrt(sum(1 / n for n in samples))
 
 
 def thread_wait(f: Facts) -> tuple[str, str] | None:
@@ -277,14 +266,14 @@ def _opens(f: Facts) -> tuple[str, str] | None:
 
 def _storage(f: Facts) -> tuple[str, str] | None:
     labels = reading_stages(f.stages)
-    waits = wait_seconds(f.stages, labels)
+    reads = sorted((s for s in f.stages if s.label in labels), key=lambda s: -s.seconds)
+    waits = sum(max(0.0, s.seconds - s.cpu) for s in reads)
     if waits < 0.5 * f.mean:
         return None
-    names = sorted((s for s in f.stages if s.label in labels), key=lambda s: -s.seconds)
     rate = f.own_rate()
     got = f" The loader gets {format_rate(rate)} samples/s." if rate else ""
     return "storage", (
-        f"A sample waits {waits / f.mean:.0%} of its time for reads ({names[0].label}).{got}"
+        f"A sample waits {waits / f.mean:.0%} of its time for reads ({reads[0].label}).{got}"
     )
 
 
@@ -316,23 +305,22 @@ def _workers(f: Facts, gain: float) -> tuple[str, str] | None:
     if not rate or not more or f.workers >= f.cores or more < gain * rate:
         return None
     label, share = f.top()
-    have = "the program makes samples itself (num_workers=0)" if not f.workers else (
-        f"there {'is' if f.workers == 1 else 'are'} {format_count(f.workers, 'worker')}"
-    )  # fmt: skip
+    have = f"There {'is' if f.workers == 1 else 'are'} {format_count(f.workers, 'worker')}"
+    if not f.workers:
+        have = "The program makes samples itself (num_workers=0)"
     return "workers", (
-        f"{have[0].upper()}{have[1:]}, and {f.cores} workers make {more / rate:.2g} times as many samples. "
+        f"{have}, and {f.cores} workers make {more / rate:.2g} times as many samples. "
         f"{share:.0%} of a sample is {label}."
     )
 
 
 def _one_stage(f: Facts) -> tuple[str, str] | None:
     label, share = f.top()
-    if share < 0.6 or label in ("__getitem__ itself", "__iter__ itself"):
-        return None
-    return _most_in(f, label, share)
+    return None if share < 0.6 or label in ("__getitem__ itself", "__iter__ itself") else _most_in(f)
 
 
-def _most_in(f: Facts, label: str, share: float) -> tuple[str, str]:
+def _most_in(f: Facts) -> tuple[str, str]:
+    label, share = f.top()
     makers = f"{f.workers} worker{'s make' if f.workers > 1 else ' makes'} them"
     if not f.workers:
         makers = "the program makes its samples itself (num_workers=0)"
@@ -341,10 +329,10 @@ def _most_in(f: Facts, label: str, share: float) -> tuple[str, str]:
 
 def _cores(f: Facts) -> tuple[str, str]:
     label, share = f.top()
-    if f.cpu_share > 0.6 and f.workers >= f.cores:
-        every = {1: "it", 2: "both of them"}.get(f.cores, f"all {f.cores} of them")
-        return "cores", f"Workers keep {every} busy; {share:.0%} of a sample is {label}."
-    return _most_in(f, label, share)
+    if f.cpu_share <= 0.6 or f.workers < f.cores:
+        return _most_in(f)
+    every = {1: "it", 2: "both of them"}.get(f.cores, f"all {f.cores} of them")
+    return "cores", f"Workers keep {every} busy; {share:.0%} of a sample is {label}."
 
 
 # ---- changes -------------------------------------------------------------------------------
@@ -416,10 +404,9 @@ def _make_change(
 
 def _sampler(f: Facts, rate: float, now: float) -> Change | None:
     """Indices that are drawn all at once."""
-    if slow_sampler(f) is None:
-        return None
     told = f.report.sampler
-    assert told is not None
+    if told is None or slow_sampler(f) is None:
+        return None
     paste = "in __iter__: draw all indices of an epoch by one call on whole arrays, and yield them"
     if told.draws:
         paste = "torch.utils.data.WeightedRandomSampler(weights, num_samples)  # draws all indices of an epoch at once"
@@ -431,7 +418,7 @@ def _sampler(f: Facts, rate: float, now: float) -> Change | None:
 
 
 def _more_workers(f: Facts, rate: float, now: float) -> Change | str | None:
-    fit = fit_scaling(f.scaling(f.own))
+    fit = fit_scaling(f.scaling())
     # a step that waits for most of the time leaves its cores to workers
     busy = f.step_cores * min(1.0, (f.rate(f.own, f.cores) or rate) / (f.asked_alone or math.inf))
     free = max(1, f.cores - round(busy))
@@ -444,7 +431,7 @@ def _more_workers(f: Facts, rate: float, now: float) -> Change | str | None:
         most = min(4 * f.cores, math.ceil(f.cores / max(f.cpu_share, 0.01)))
         enough = (n for n in range(f.workers + 1, most) if scaled_rate(fit, n) >= (f.asked_alone or math.inf))
         target = max(f.workers + 1, next(enough, most))
-        note = f"extrapolated{_name_counts(f)}" if target > max(f.scaling(f.own)) else ""
+        note = f"extrapolated{_name_counts(f)}" if target > max(f.scaling()) else ""
     elif f.workers >= free:
         taken = f", of which the step uses {round(busy)}" if round(busy) else ""
         return (
@@ -482,13 +469,11 @@ def _no_workers(f: Facts, _rate: float, now: float) -> Change | None:
 
 def _name_counts(f: Facts) -> str:
     """The numbers of workers that a rate was fitted to."""
-    return f" from rates of {', '.join(map(str, sorted(f.scaling(f.own))))} workers"
+    return f" from rates of {', '.join(map(str, sorted(f.scaling())))} workers"
 
 
 def _minato(f: Facts, rate: float, now: float) -> Change | str | None:
-    if f.own == "minato":
-        return None
-    if f.workers == 0:
+    if f.own == "minato" or f.workers == 0:
         return None
     measured = measured_gain(f, f.workers)
     if f.workers < 2 and (measured is None or measured < WORTH):
@@ -575,16 +560,12 @@ def _cache(f: Facts, rate: float, now: float) -> Change | str | None:
     effort = f"{format_bytes(need)} of memory; {cache.share:.0%} of a sample's time is saved"
     if f.own != "minato":
         effort = f"minato's loader, and a dataset in parts; {effort}"
+    size = max(1, math.ceil(1.1 * need / (1 << 30)))
+    paste = f'cache="{size}GiB"  # of minato.DataLoader, with read, decode and augment in the dataset: docs/cache.md'
     return _make_change(
-        f"a cache of {what}", _cache_line(need), predicted, now, effort, "unchanged", check,
+        f"a cache of {what}", paste, predicted, now, effort, "unchanged", check,
         "from the second epoch on",
     )  # fmt: skip
-
-
-def _cache_line(need: int) -> str:
-    """What a program says to have one."""
-    size = max(1, math.ceil(1.1 * need / (1 << 30)))
-    return f'cache="{size}GiB"  # of minato.DataLoader, with read, decode and augment in the dataset: docs/cache.md'
 
 
 def _codec(f: Facts, rate: float, now: float) -> Change | str | None:
@@ -592,9 +573,7 @@ def _codec(f: Facts, rate: float, now: float) -> Change | str | None:
     if not f.report.codecs:
         return None
     if not told.images:
-        where = "; images come out of containers, which minato recode does not read" if (
-            told.containers
-        ) else ""  # fmt: skip
+        where = "; images come out of containers, which minato recode does not read" * bool(told.containers)
         return f"another codec: samples read no photo from a file of its own{where}"
     if not rows:
         return None  # a note says so
@@ -623,9 +602,7 @@ def _codec(f: Facts, rate: float, now: float) -> Change | str | None:
     given += ["--size", str(told.size)] if told.size else []
     given += ["--lossy"] if told.lossless and (row.format != "png" or told.size) else []
     codec = {"format": row.format, "quality": row.quality, "size": told.size}
-    loss = "shrunk, nothing else" if row.psnr is None else (
-        f"changed, {row.psnr:.1f} dB, worst image {row.worst:.1f} dB"
-    )  # fmt: skip
+    loss = "shrunk, nothing else" if row.psnr is None else f"changed, {row.psnr:.1f} dB, worst image {row.worst:.1f} dB"
     return _make_change(
         what, f"minato recode {shlex.join(given)}", predicted, now,
         f"a copy of the folder, {told.rows[0].bytes / row.bytes:.1f} times smaller"
@@ -637,7 +614,7 @@ def _codec(f: Facts, rate: float, now: float) -> Change | str | None:
 def _together(f: Facts, helps: list[Change], now: float) -> None:
     """Workers and scheduling at once, predicted as one change."""
     target = next((h.check.workers for h in helps if h.check and h.what.startswith("num_workers")), None)
-    fit = fit_scaling(f.scaling(f.own))
+    fit = fit_scaling(f.scaling())
     if target is None or fit is None or f.own == "minato" or target < 2:
         return
     measured = measured_gain(f, target)
@@ -739,16 +716,11 @@ def drop_small_gains(found: Report) -> None:
     little = [c for c in found.helps if (c.checked_gain or c.gain or WORTH) < WORTH]
     found.helps = [change for change in found.helps if change not in little]
     found.dropped = found.dropped + little
-    found.useless = [_explain_drop(change) for change in little] + found.useless
-
-
-def _explain_drop(change: Change) -> str:
-    if change.checked is None:
-        return f"{change.what}: predicted {change.gain:.2f} times"
-    return (
-        f"{change.what}: {change.checked_gain:.2f} times when checked on {change.samples} samples "
-        f"(predicted {change.gain:.2f} times)"
-    )
+    found.useless = [
+        f"{change.what}: predicted {change.gain:.2f} times" if change.checked is None
+        else f"{change.what}: {change.checked_gain:.2f} times when checked on {change.samples} samples "
+        f"(predicted {change.gain:.2f} times)" for change in little
+    ] + found.useless  # fmt: skip
 
 
 def enter_check(change: Change, now: float, pairs: list[tuple[float, float]]) -> None:

@@ -15,6 +15,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,9 +67,6 @@ class Openers:
         #: images of the sample that are as they were decoded, or a part of that
         self.decoded: list[Any] = []
         self._resizing = False
-        self._set()
-
-    def _set(self) -> None:
         opens = io.open
 
         def open_noted(file: Any, mode: str = "r", *given: Any, **named: Any) -> Any:
@@ -79,13 +77,10 @@ class Openers:
         for module, name in _OPENERS:
             function = getattr(sys.modules.get(module), name, None)
             if function is not None:
-                setattr(sys.modules[module], name, self._wrap_opener(function))
+                setattr(sys.modules[module], name, partial(self._open, function))
 
-    def _wrap_opener(self, function: Any) -> Any:
-        def open_noted(file: Any, *given: Any, **named: Any) -> Any:
-            return function(self._name(file), *given, **named)
-
-        return open_noted
+    def _open(self, function: Any, file: Any, *given: Any, **named: Any) -> Any:
+        return function(self._name(file), *given, **named)
 
     def _name(self, file: Any) -> Any:
         if not isinstance(file, (str, bytes, os.PathLike)):
@@ -170,15 +165,6 @@ def file_in_memory(content: bytes) -> str:
     return f"/proc/self/fd/{number}"
 
 
-def encode_image(image: Any, settings: Settings | None) -> bytes:
-    """An image that has been shrunk, in one of the codecs."""
-    if settings is not None:
-        return encode(image, settings)
-    to = io.BytesIO()
-    image.convert("RGB").save(to, "PPM")
-    return to.getvalue()
-
-
 def psnr(one: Any, other: Any) -> float:
     """Decibels between two images of a size; infinite for equal ones."""
     a, b = (np.asarray(image.convert("RGB"), np.float32) for image in (one, other))
@@ -242,7 +228,11 @@ def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     images = _load_photos(sampled, result)
     if not images:
         return
-    result.size = needed_size(sizes, {path: min(photo.image.size) for path, (photo, _) in images.items()})
+    # pixels of the shorter side that the first resize of a sample leaves, if clearly less than there are
+    shorter = {path: min(photo.image.size) for path, (photo, _) in images.items()}
+    most = max(min(1.0, max(sizes[path])) * side for path, side in shorter.items())
+    if 0 < most < SHRINK * statistics.median(shorter.values()):
+        result.size = math.ceil(most - 1e-6)
     result.suffixes = sorted({os.path.splitext(path)[1].lower() for path in images})
     result.lossless = any(photo.lossless for photo, _ in images.values())
     result.folder = os.path.commonpath([os.path.dirname(path) for path in images])
@@ -286,24 +276,12 @@ def _load_photos(
     sampled: list[tuple[Any, list[str]]], result: Codecs
 ) -> dict[str, tuple[Photo, int]]:
     """The photos among the files, each with the file's bytes; the number of other images is entered."""
-    images: dict[str, tuple[Photo, int]] = {}
-    for path in dict.fromkeys(path for _, paths in sampled for path in paths):
-        found = load_photo(path)
-        if found is not None:
-            images[path] = found
+    paths = dict.fromkeys(path for _, paths in sampled for path in paths)
+    images = {path: found for path in paths if (found := load_photo(path)) is not None}
     result.skipped = result.files - len(images)
     result.short = _mean([min(photo.image.size) for photo, _ in images.values()])
     result.per_sample = len(images) and sum(p in images for _, ps in sampled for p in ps) / len(sampled)
     return images
-
-
-def needed_size(kept: dict[str, list[float]], shorter: dict[str, int]) -> int | None:
-    """Pixels of the shorter side that the pipeline needs, where that is clearly less than there is.
-    kept: of each file, the share that the first resize of a sample left."""
-    most = max((min(1.0, max(kept[path])) * side for path, side in shorter.items()), default=0.0)
-    if not most or most >= SHRINK * statistics.median(shorter.values()):
-        return None
-    return math.ceil(most - 1e-6)
 
 
 def _add_image(rows: list[_Row], path: str, photo: Photo, size: int, shorter: int | None) -> None:
@@ -312,7 +290,7 @@ def _add_image(rows: list[_Row], path: str, photo: Photo, size: int, shorter: in
     rows[0].bytes.append(size)
     rows[0].decode.append(photo.seconds)
     for row in rows[1:]:
-        content = encode_image(image, row.settings)
+        content = encode(image, row.settings) if row.settings else encode(image.convert("RGB"), Settings("ppm"))
         again, once = decode(content)
         row.bytes.append(len(content))
         row.decode.append(min(once, decode(content)[1]))
@@ -357,11 +335,9 @@ def replace_files(dataset: Any, batches: list[list[Any]], given: dict[str, Any])
         for index in batch:
             openers.seen.clear()
             make(index)
-            for path in [p for p in openers.seen if p not in openers.to]:
-                found = load_photo(path)
-                if found is not None:
-                    content = encode(shrink(found[0].image, settings.size), settings)
-                    openers.to[path] = file_in_memory(content)
+            for path in dict.fromkeys(openers.seen):
+                if path not in openers.to and (found := load_photo(path)) is not None:
+                    openers.to[path] = file_in_memory(encode(shrink(found[0].image, settings.size), settings))
         whole.append(batch)
         if clock() > end or len(openers.to) >= 4 * IMAGES_MOST:
             break
@@ -388,7 +364,8 @@ def codec_rows(f: Facts) -> list[CodecRow]:
     told = f.codecs
     if told.images < 4:
         return []
-    return [replace(row, rate=codec_rate(f, row, storage_speed(f))) for row in told.rows]
+    cold = [one.bytes_per_s for one in f.storage.rates if f.storage.cold]  # else its speed is not known
+    return [replace(row, rate=codec_rate(f, row, max(cold, default=math.inf))) for row in told.rows]
 
 
 def codec_rate(f: Facts, row: CodecRow, storage: float = math.inf) -> float:
@@ -412,12 +389,6 @@ def codec_rate(f: Facts, row: CodecRow, storage: float = math.inf) -> float:
 def work_rate(f: Facts, row: CodecRow) -> float:
     """Samples a second that workers make with a codec, where they wait for nothing but cores."""
     return float(min(max(1, f.workers) / max(row.wall or 0.0, 1e-9), f.cores / max(row.cpu, 1e-9)))
-
-
-def storage_speed(f: Facts) -> float:
-    """Bytes a second of this storage; infinite where only reads from memory were measured."""
-    rates = [one.bytes_per_s for one in f.storage.rates if f.storage.cold]
-    return max(rates, default=math.inf)
 
 
 def storage_rate(f: Facts, row: CodecRow, speed: float) -> float | None:

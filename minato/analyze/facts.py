@@ -184,7 +184,11 @@ class Facts:
         measured. cheaper: how many times the sample itself is."""
         work, uneven = self.mean * self.cpu_share, is_uneven(self.costs)
         # of uneven samples, those that a loader was measured with may have been the cheap ones
-        seen = self._cpu_by_workers("hand-over" if uneven else kind)
+        kind = "hand-over" if uneven else kind
+        seen = {
+            r.workers: r.usage.cpu_per_sample for r in self.report.rates
+            if r.loader == kind and r.workers and r.usage and r.usage.cpu_per_sample
+        }  # fmt: skip
         whole = seen[min(seen, key=lambda n: abs(n - workers))] if seen else 0.0
         whole += work if uneven or not seen else 0.0
         if uneven:  # nor were those that were timed dearer than these rates allow
@@ -192,20 +196,9 @@ class Facts:
             work = min(work, whole)
         return max(whole - work * (1 - 1 / cheaper), 0.0)
 
-    def _cpu_by_workers(self, kind: str) -> dict[int, float]:
-        """CPU seconds of a sample that was measured, by number of workers."""
-        return {
-            r.workers: r.usage.cpu_per_sample for r in self.report.rates
-            if r.loader == kind and r.workers and r.usage and r.usage.cpu_per_sample
-        }  # fmt: skip
-
     def step_cpu(self) -> float:
         """CPU seconds of a step, for each sample of its batch."""
         return self.step_cores * self.step_alone / self.batch()
-
-    def cores_rate(self, kind: str, workers: int, cheaper: float = 1.0) -> float:
-        """Samples a second at which the workers and the step keep all cores busy."""
-        return self.cores / max(self.sample_cpu(kind, workers, cheaper) + self.step_cpu(), 1e-9)
 
     @property
     def hands_over(self) -> float:
@@ -250,8 +243,9 @@ class Facts:
             free = min(lost, self.end_seconds("hand-over", workers))
             lost = free + (lost - free) / cheaper  # a first batch is there earlier
         rate *= self.speed_with_step()
-        if workers:
-            rate = min(rate, self.cores_rate(kind or self.own, workers, cheaper))
+        if workers:  # at most the rate at which they and the step keep all cores busy
+            cpu = self.sample_cpu(kind or self.own, workers, cheaper) + self.step_cpu()
+            rate = min(rate, self.cores / max(cpu, 1e-9))
         return rate_with_step(rate, self.asked_alone, workers, lost)
 
     def cheaper_rate(self, cheaper: float) -> float:
@@ -263,8 +257,9 @@ class Facts:
         most = 1 / (1 / free + lost) if free else rate_with_step(self.hands_over, self.asked_alone, 0, lost)
         return min(self.program_rate((self.own_rate() or 0.0) * cheaper, self.workers, cheaper=cheaper), most)
 
-    def scaling(self, kind: str) -> dict[int, float]:
-        return {n: rate for (k, n), rate in self.rates.items() if k == kind and n > 0}
+    def scaling(self) -> dict[int, float]:
+        """Rates of the program's loader by number of workers."""
+        return {n: rate for (kind, n), rate in self.rates.items() if kind == self.own and n > 0}
 
     def batch(self) -> int:
         return self.watched.batch
@@ -273,10 +268,6 @@ class Facts:
         """Batches of an epoch; 0 where that is not known."""
         length = self.loader.get("length")
         return int(length or math.ceil((self.loader.get("samples") or 0) / self.batch()))
-
-    def watched_others(self) -> float:
-        """Share of the cores that other programs used while the program was watched."""
-        return self.report.machine.others
 
     def others(self) -> float:
         """Share of the cores that other programs used while the study measured."""
@@ -363,10 +354,6 @@ def reading_stages(stages: list[StageTimes]) -> set[str]:
     return found
 
 
-def wait_seconds(stages: list[StageTimes], labels: set[str]) -> float:
-    return sum(max(0.0, s.seconds - s.cpu) for s in stages if s.label in labels)
-
-
 def scheduling_gain(f: Facts) -> float:
     """What minato's scheduling gains over the program's: measured, or in virtual time where it was
     not measured, or while other programs used the cores. 1 where the program has it already."""
@@ -447,10 +434,9 @@ def simulate_rate(
 def fit_scaling(points: dict[int, float]) -> tuple[float, float] | None:
     """(rate of one worker, what each further one loses) from rates by number of workers:
     rate(n) = n * one / (1 + lost * (n - 1)). None from fewer than two numbers."""
-    counts = sorted(n for n in points if n > 0)
-    if len(counts) < 2:
+    if len(points) < 2:
         return None
-    low, high = counts[0], counts[-1]  # the latter is the nearest to what is asked of the fit
+    low, high = min(points), max(points)  # the latter is the nearest to what is asked of the fit
     few, many = points[low] / low, points[high] / high  # of one worker of these
     lost = max(0.0, (few - many) / max(many * (high - 1) - few * (low - 1), 1e-9))
     return few * (1 + lost * (low - 1)), lost

@@ -236,8 +236,9 @@ def rebuild(loader: Any, request: RateRequest) -> Any:
         given["batch_size"] = request.batch or loader.batch_size if batched else None
     else:
         batches = sampler_batches(loader)
-        if batched and request.batch:
-            batches = resize_batches(batches, request.batch)
+        if batched and request.batch:  # the same samples in the same order
+            flat = [index for batch in batches for index in batch]
+            batches = [flat[n : n + request.batch] for n in range(0, len(flat), request.batch)]
         if request.most:
             batches = choose_batches(batches, request.costs, request.most, request.part)
             length = len(batches)
@@ -291,15 +292,11 @@ def rebuild(loader: Any, request: RateRequest) -> Any:
     if request.most:
         if window.may_look_ahead(loader):  # then the study's own sampler may be read ahead, too
             window.may_look_ahead = lambda loader: True  # this process has no other loader
-        _load_costs(made, request.costs if request.learnt else {})
+        # what it would have learnt in an earlier epoch
+        known = {int(index): seconds for index, seconds in request.costs.items() if index.isdecimal() and request.learnt}
+        wall = [int(seconds * 1e9) for seconds in known.values()]
+        memo_of(made).load_costs(array("q", known).tobytes(), array("q", wall).tobytes())
     return made
-
-
-def _load_costs(made: Any, costs: dict[str, float]) -> None:
-    """Gives minato's loader the seconds of samples, which it would have learnt in an earlier epoch."""
-    known = {int(index): seconds for index, seconds in costs.items() if index.isdecimal()}
-    wall = [int(seconds * 1e9) for seconds in known.values()]
-    memo_of(made).load_costs(array("q", known).tobytes(), array("q", wall).tobytes())
 
 
 def _order_of(made: Any) -> _Batches | None:
@@ -329,12 +326,6 @@ class _Batches:
             if self.cut or number == self.length:
                 break
         self.over = True
-
-
-def resize_batches(batches: list[list[Any]], size: int) -> list[list[Any]]:
-    """Batches of another size, of the same samples in the same order."""
-    flat = list(itertools.chain.from_iterable(batches))
-    return [flat[n : n + size] for n in range(0, len(flat), size)]
 
 
 def choose_batches(

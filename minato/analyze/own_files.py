@@ -214,17 +214,12 @@ class WriteGuard:
             if not ready.poll(0)[0][1] & select.POLLIN:  # the filter's last process has ended
                 self.close()
             elif (call := _core.next_write(self.listener)) is not None:  # else it has been killed
-                self._decide(*call)
+                number, pid, places = call
+                paths = (self._find_path(pid, *place) for place in places)
+                self.refused = next((path for path in paths if path and not self._may_write(path)), None)
+                if self.refused is None:
+                    _core.allow_write(self.listener, number)
         return self.refused is None
-
-    def _decide(self, number: int, pid: int, places: Any) -> None:
-        for folder, address, length in places:
-            path = self._find_path(pid, folder, address, length)
-            if path is not None and not self._may_write(path):
-                self.refused = path
-                return
-        assert self.listener is not None
-        _core.allow_write(self.listener, number)
 
     def close(self) -> None:
         if self.source is not None:
@@ -255,7 +250,10 @@ class WriteGuard:
     def _may_write(self, path: str) -> bool:
         target = os.path.realpath(path)
         inside = all(each.startswith((self.folder + "/", "/proc/")) for each in (path, target))
-        if inside or path in self.made or self._is_cache(path, target):
+        # the folder of this user's caches in memory, or a file there; by number, one that has lost its name
+        where, name = os.path.split(target)
+        cached = target == self.caches or where == self.caches and name.startswith("cache-")
+        if inside or path in self.made or cached and (path == target or path.startswith("/proc/")):
             return True
         with contextlib.suppress(OSError):
             return stat.S_ISCHR(os.stat(target).st_mode)
@@ -263,13 +261,6 @@ class WriteGuard:
             self.made.add(path)  # it is not there yet: shared memory and semaphores of the study
             return True
         return False
-
-    def _is_cache(self, path: str, target: str) -> bool:
-        """Whether it is the folder of this user's caches in memory, or the file of one there. By number, a
-        file is opened that has lost its name."""
-        where, name = os.path.split(target)
-        held = target == self.caches or where == self.caches and name.startswith("cache-")
-        return held and (path == target or path.startswith("/proc/"))
 
 
 def _read_text(memory: int, address: int, length: int) -> bytes:

@@ -241,7 +241,7 @@ def list_notes(f: Facts) -> list[str]:
         notes.append(f"{work.failures} sample(s) failed{all_}; {work.failed[0]}")
         if f.costs and files_went(f):
             notes.append("the files may have gone when the program ended: --pause studies it before that")
-    if f.own_rate() and fit_scaling(f.scaling(f.own)) is None:
+    if f.own_rate() and fit_scaling(f.scaling()) is None:
         notes.append("another number of workers was not predicted, because only one number was measured")
     if f.codecs.images and not codec_rows(f):
         notes.append(f"other codecs were not compared: only {f.codecs.images} images were encoded in time")

@@ -149,7 +149,6 @@ class Clocks:
         self.replay: list[tuple[str, Any]] | None = None
         self.thread = threading.get_ident()
         self.now = Stopwatch().now
-        self.began = 0.0
         self._stack: list[tuple[str, list[float]]] = []
         self._by_object: dict[int, str] = {}
         self._undo: list[Callable[[], None]] = []
@@ -214,7 +213,9 @@ class Clocks:
             stage.cpu += cpu - below[1]
             stage.calls += 1
         if self.probe and outermost:
-            self._probe(label, result)
+            self.on = False
+            self.calls.append(Call(label, hash_value(result), size_of(result), copy_value(result)))
+            self.on = True
         return result
 
     def _open_once(self, kept: dict[Any, Any], function: Any, given: Any, named: Any) -> Any:
@@ -235,21 +236,15 @@ class Clocks:
             return kept[key]
         vars(given[0]).update(kept[key])
 
-    def _probe(self, label: str, result: Any) -> None:
-        self.on = False
-        kept = copy_value(result)
-        self.calls.append(Call(label, hash_value(result), size_of(result), kept))
-        self.on = True
-
     def sample(self, make: Callable[[], Any]) -> tuple[Any, float, float]:
         """A sample with the clocks on: it, and its wall and CPU seconds."""
         self._stack.clear()
         self.on = True
-        self.began, cpu = self.now()
+        began = self.now()
         try:
             made = make()
             ended = self.now()
-            return made, ended[0] - self.began, ended[1] - cpu
+            return made, ended[0] - began[0], ended[1] - began[1]
         finally:
             self.on = False
 
@@ -300,32 +295,21 @@ class Clocks:
 
     def _set_files(self) -> None:
         """What Python reads by ``open()``."""
-        clocks, opens = self, io.open
-
-        class Reader(io.BufferedReader):
-            def read(self, *given: Any) -> Any:
-                return clocks.read_timed(super().read, given)
-
-            def read1(self, *given: Any) -> Any:
-                return clocks.read_timed(super().read1, given)
-
-            def readinto(self, *given: Any) -> Any:
-                return clocks.read_timed(super().readinto, given)
+        opens, reader = io.open, io.BufferedReader
+        timed_reads = {
+            name: self.wrap(vars(reader)[name], "file read", READ) for name in ("read", "read1", "readinto")
+        }
+        timed_reader: Any = type("Reader", (reader,), timed_reads)
 
         def open_noted(file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
             opened = opens(file, mode, buffering, *given, **named)
-            if mode != "rb" or not clocks.on or type(opened) is not io.BufferedReader:
+            if mode != "rb" or not self.on or type(opened) is not reader:
                 return opened
-            return Reader(opened.detach())
+            return timed_reader(opened.detach())
 
         timed = self.wrap(open_noted, "file read", READ)
         self._set_attribute(builtins, "open", timed)
         self._set_attribute(io, "open", timed)
-
-    def read_timed(self, function: Any, given: Any) -> Any:
-        if not self.on or threading.get_ident() != self.thread:
-            return function(*given)
-        return self.run("file read", READ, function, given, {})
 
     def _set_element(self, label: str, element: Any, holder: Any) -> None:
         """One transform of a chain, by its class's ``__call__``, or in place where it has none."""
@@ -462,16 +446,10 @@ def find_datasets(dataset: Any) -> Iterator[Any]:
 
 def list_chain(part: Any) -> Iterator[tuple[int, Any, Any]]:
     """The elements of a chain of transforms: position, element, and where it lies."""
-    chain = getattr(part, "transforms", None)
-    if isinstance(part, torch.nn.Sequential):
-        for n, element in enumerate(part):
-            yield n, element, None
-    elif isinstance(chain, (list, torch.nn.ModuleList)):
+    chain = part if isinstance(part, torch.nn.Sequential) else getattr(part, "transforms", None)
+    if isinstance(chain, (list, tuple, torch.nn.ModuleList, torch.nn.Sequential)):
         for n, element in enumerate(chain):
-            yield n, element, (chain, n)
-    elif isinstance(chain, tuple):
-        for n, element in enumerate(chain):
-            yield n, element, None
+            yield n, element, (chain, n) if isinstance(chain, (list, torch.nn.ModuleList)) else None
 
 
 def find_elements(dataset: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -499,11 +477,10 @@ def find_chains(dataset: Any) -> Iterator[Any]:
             yield part
         ahead += [(each, depth + 1) for each in inside if any(True for _ in list_chain(each))]
         own = getattr(part, "__dict__", {})
-        ahead += [(v, depth + 1) for v in own.values() if callable(v) or is_chain(v)]
-
-
-def is_chain(part: Any) -> bool:
-    return isinstance(getattr(part, "transforms", None), (list, tuple))
+        ahead += [
+            (v, depth + 1) for v in own.values()
+            if callable(v) or isinstance(getattr(v, "transforms", None), (list, tuple))
+        ]  # fmt: skip
 
 
 def walk_objects(loader: Any) -> Iterator[tuple[str, Any]]:

@@ -174,7 +174,10 @@ class LoaderRecord:
         try:
             batch = original(iterator)
         except StopIteration:
-            self._end_epoch(clock() - entered)
+            if self.steps and (last := self.steps[-1]).epoch == self.epoch:
+                self.steps[-1] = last._replace(inside=last.inside + clock() - entered)
+                self.later += len(self.steps) - self.before if self.whole else 0
+                self.whole.append(self.epoch)
             raise
         exited = _record_event()
         self._note(batch, (clock() - entered, self.queued.now() - before), first)
@@ -205,13 +208,6 @@ class LoaderRecord:
                 size, rows = measure_batch(batch, shapes)
                 self.sizes.append((rows or 1, size))
                 self.shapes = self.shapes or ", ".join(shapes[:8])
-
-    def _end_epoch(self, seconds: float) -> None:
-        """The loop has ended, after so long inside the last ``next()``."""
-        if self.steps and (last := self.steps[-1]).epoch == self.epoch:
-            self.steps[-1] = last._replace(inside=last.inside + seconds)
-            self.later += len(self.steps) - self.before if self.whole else 0
-            self.whole.append(self.epoch)
 
     def has_seen_enough(self, now: float) -> bool:
         if self.begun is None:
@@ -359,36 +355,42 @@ def _record_event() -> Any:
 # ---- the hooks -----------------------------------------------------------------------------
 
 
+class _Inside(threading.local):
+    """What a thread is in: calls of a loader that are watched, and train() of a module."""
+
+    loader = mode = False
+
+
 class Watch:
     """The state of this process. A process that is forked begins with an empty one."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.link = Link(os.environ.get(VARIABLE))
         self.active = os.environ.get("LOCAL_RANK", "0") == "0"
         #: loader -> file and line of the program that made it, and the library that did so for it
         self.places: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self.loaders: dict[str, LoaderRecord] = {}
-        self.iterators: dict[int, LoaderRecord] = {}
-        self.begun: set[int] = set()  # iterators that have delivered
         self.undo: list[tuple[type, str, Any, Any]] = []
-        self.inside = threading.local()
         self.told = 0.0
-        self.keepers: list[Any] = []  # in a notebook: (key, socket)
         #: modules whose mode the program has set -> whether they train, and whether one has done so
         self.modes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self.trained = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Connections and records, which a forked child has of its own. Hooks stay."""
+        self.lock = threading.RLock()
+        self.link = Link(os.environ.get(VARIABLE))
+        self.loaders: dict[str, LoaderRecord] = {}
+        self.iterators: dict[int, LoaderRecord] = {}
+        self.begun: set[int] = set()  # iterators that have delivered
+        self.inside = _Inside()
+        self.keepers: list[Any] = []  # in a notebook: (key, socket)
 
     def reset(self) -> None:
-        """In a child: its loaders are its own. Hooks stay, connections and records do not."""
-        self.lock = threading.RLock()
+        """In a child: its loaders are its own."""
         self.link.close()
-        self.link = Link(os.environ.get(VARIABLE))
-        self.loaders, self.iterators, self.begun = {}, {}, set()
-        self.inside = threading.local()
         for _key, kept in self.keepers:
             kept.close()
-        self.keepers = []
+        self.begin()
 
     def hook(self, module: Any) -> None:
         """torch's loader module has been imported."""
@@ -404,7 +406,7 @@ class Watch:
     def _train(self, original: Any) -> Any:
         @functools.wraps(original)
         def train(module: Any, mode: bool = True) -> Any:
-            outermost = not getattr(self.inside, "mode", False)
+            outermost = not self.inside.mode
             self.inside.mode = True  # the modules inside it are set in turn
             try:
                 return original(module, mode)
@@ -466,7 +468,8 @@ class Watch:
 
     def _find_earlier(self, dataset: Any) -> Any:
         """The place of the program's own loader, where a library makes another one of the same dataset."""
-        if not _is_made_by_library():
+        caller = sys._getframe(2).f_code.co_filename  # of the constructor that is running
+        if not any(part in caller for part in _INSTALLED):
             return None
         earlier = (place for loader, place in self.places.items() if getattr(loader, "dataset", None) is dataset)
         return next(earlier, None)
@@ -474,7 +477,8 @@ class Watch:
     def _iter(self, original: Any) -> Any:
         @functools.wraps(original)
         def __iter__(loader: Any) -> Any:
-            if not self.active or self._is_nested() or _is_worker():
+            in_worker = sys.modules["torch.utils.data"].get_worker_info() is not None
+            if not self.active or self.inside.loader or in_worker:
                 return original(loader)
             record = None
             try:
@@ -483,12 +487,12 @@ class Watch:
                 self.link.tell("trouble", text=repr(error))
             if record is None or record.ended:
                 return original(loader)
-            self.inside.depth = 1
+            self.inside.loader = True
             began, record.opening_event = clock(), _record_event()
             try:
                 iterator = original(loader)
             finally:
-                self.inside.depth = 0
+                self.inside.loader = False
             record.opening = clock() - began
             return self._watched(iterator, record)
 
@@ -543,12 +547,12 @@ class Watch:
         """``next()`` of an iterator, noted where it is a watched one."""
         number = id(iterator)
         record = self.iterators.get(number)
-        if record is None or self._is_nested():
+        if record is None or self.inside.loader:
             return original(iterator)
         first = number not in self.begun
         self.begun.add(number)
         record.evaluated += self._validates()
-        self.inside.depth = 1
+        self.inside.loader = True
         try:
             batch = record.next(original, iterator, first)
         except BaseException:
@@ -557,7 +561,7 @@ class Watch:
             self._end_or_tell(record)
             raise
         finally:
-            self.inside.depth = 0
+            self.inside.loader = False
         if self._end_or_tell(record):
             record.leave()
         return batch
@@ -572,10 +576,6 @@ class Watch:
         else:
             return False
         return True
-
-    def _is_nested(self) -> bool:
-        """Whether this thread is in a call that is watched already."""
-        return hasattr(self.inside, "depth") and self.inside.depth > 0
 
     def tell(self, most: int = 200) -> None:
         self.told = clock()
@@ -675,17 +675,6 @@ def _find_place() -> tuple[tuple[str, int, str] | None, str | None]:
     return None, maker
 
 
-def _is_made_by_library() -> bool:
-    """Whether a library is the caller of the constructor that is running."""
-    file = sys._getframe(3).f_code.co_filename
-    return any(part in file for part in _INSTALLED)
-
-
-def _is_worker() -> bool:
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and data.get_worker_info() is not None
-
-
 # ---- the keeper ----------------------------------------------------------------------------
 
 
@@ -703,7 +692,8 @@ def _run_keeper(
     signal.set_wakeup_fd(-1)
     held = list_open_files()
     gc.freeze()  # collections would write to pages that are shared with the program
-    _die_before_program()
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # where memory runs out, the system kills this process and not the program
     _open_again()
     os.write(told, b"+")
     os.close(told)
@@ -739,12 +729,6 @@ def _find_package() -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules["minato"] = module
         spec.loader.exec_module(module)
-
-
-def _die_before_program() -> None:
-    """Where memory runs out, the system kills this process and not the program."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
 
 
 def list_open_files() -> dict[int, str]:
@@ -807,7 +791,7 @@ def _silence() -> None:
         for old in (getattr(sys, name), getattr(sys, f"__{name}__")):
             with contextlib.suppress(TypeError):  # of Python's own classes, whose files lead nowhere
                 kind: Any = type(old)  # loggers and progress bars hold the object
-                kind.write, kind.flush = write_nothing, _flush_nothing
+                kind.write, kind.flush = write_nothing, lambda _stream: None
         new = open(os.devnull, "r" if name == "stdin" else "w")  # noqa: SIM115
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
@@ -818,10 +802,6 @@ def _silence() -> None:
 
 def write_nothing(_stream: Any, text: Any) -> int:
     return len(text)
-
-
-def _flush_nothing(_stream: Any) -> None:
-    pass
 
 
 # ---- the start -----------------------------------------------------------------------------

@@ -191,6 +191,8 @@ CLOCKS_ADD = 0.10
 PROBED = 6
 #: samples that are timed at most
 TIMED = 4000
+#: what is below is no file of a dataset
+NO_FILES = ("/proc/", "/sys/", "/dev/", sys.prefix)
 
 
 def work(request: dict[str, Any], loader: Any, send: Send) -> None:
@@ -203,9 +205,19 @@ def work(request: dict[str, Any], loader: Any, send: Send) -> None:
     send(asdict(result))
     timed.clocks.remove()
     end = clock() + request["seconds"] * 0.2
-    result.files = list(dict.fromkeys(_regular_files(files)))[:5000]
-    result.new = _new_files(result.files, _start_time(os.getppid()), started)
-    result.bytes = _bytes_of_samples(loader)
+    paths = (path for path in map(os.path.abspath, files) if not path.startswith(NO_FILES) and os.path.isfile(path))
+    result.files = list(dict.fromkeys(paths))[:5000]
+    # the program has written these from its loop, when the keeper was forked, to the study
+    ticks = int(stat_fields(os.getppid())[19])
+    since = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / _TICK
+    for path in result.files:
+        with contextlib.suppress(OSError):
+            result.new += [path] * (since <= os.stat(path).st_mtime < started)
+    sizes = []
+    for _index, make in itertools.islice(sample_makers(loader), 3):
+        with contextlib.suppress(Exception):
+            sizes.append(size_of(make()))
+    result.bytes = statistics.fmean(sizes) if sizes else 0.0
     if any(stage.kind == OPEN and stage.again > 0.5 for stage in result.stages):
         with contextlib.suppress(Exception):  # of objects that cannot stay open
             result.kept_open = _kept_open_seconds(loader, clock() + 0.05 * request["seconds"])
@@ -228,7 +240,7 @@ class SampleTimer:
         self.indices: list[Any] = []
         self.pairs = 0
         self.timed = [0, 0]  # samples without and with clocks
-        self.plain = self.clocked = self.clocked_cpu = 0.0
+        self.plain = self.clocked = self.clocked_cpu = self.told = 0.0
         self.first: list[float] = []
         self.failed: list[str] = []
         self.failures = 0
@@ -258,11 +270,17 @@ class SampleTimer:
                     self._one(index, make, clocked)
                 self.pairs += 1
             except Exception as error:
-                self._note_failure(index, error)
+                self.failures += 1
+                if len(self.failed) < 3:
+                    self.failed.append(f"sample {index}: {type(error).__name__}: {error}")
                 if self.failures >= 64 and not self.costs:
                     return
             if self.pairs == 2 * FEW and plainly:
-                self._limit_clocks()
+                with_clocks, without = self.clocked / max(1, self.timed[1]), self.plain / max(1, self.timed[0])
+                if self.level > OPENS and with_clocks > (1 + CLOCKS_ADD) * without:
+                    self.level, self.merged = self.level - 1, True
+                    self.clocks.set(self.loader.dataset, self.level)
+                    self.pairs, self.plain, self.clocked, self.timed = 0, 0.0, 0.0, [0, 0]
             if plainly:
                 self.tell()
 
@@ -281,18 +299,6 @@ class SampleTimer:
             self.indices.append(index)
             self.plain += cost[0]
             self.timed[0] += 1
-
-    def _limit_clocks(self) -> None:
-        plain, clocked = (took / max(1, n) for took, n in zip((self.plain, self.clocked), self.timed))
-        if self.level > OPENS and clocked > (1 + CLOCKS_ADD) * plain:
-            self.level, self.merged = self.level - 1, True
-            self.clocks.set(self.loader.dataset, self.level)
-            self.pairs, self.plain, self.clocked, self.timed = 0, 0.0, 0.0, [0, 0]
-
-    def _note_failure(self, index: Any, error: Exception) -> None:
-        self.failures += 1
-        if len(self.failed) < 3:
-            self.failed.append(f"sample {index}: {type(error).__name__}: {error}")
 
     def stages(self) -> list[StageTimes]:
         """Seconds of a sample, scaled to what it takes without clocks."""
@@ -314,7 +320,7 @@ class SampleTimer:
         return sorted(found, key=lambda stage: -stage.seconds)
 
     def tell(self) -> None:
-        if getattr(self, "told", 0.0) + 1.0 < clock():
+        if self.told + 1.0 < clock():
             self.told = clock()
             self.send(asdict(self.result()))
 
@@ -323,37 +329,6 @@ class SampleTimer:
             costs=[(round(w, 7), round(c, 7)) for w, c in self.costs], indices=list(map(str, self.indices)),
             first=self.first, merged=self.merged, stages=self.stages(), failed=self.failed, failures=self.failures,
         )  # fmt: skip
-
-
-def _regular_files(paths: list[str]) -> Iterator[str]:
-    for path in paths:
-        full = os.path.abspath(path)
-        if not full.startswith(("/proc/", "/sys/", "/dev/", sys.prefix)) and os.path.isfile(full):
-            yield full
-
-
-def _new_files(paths: list[str], since: float, until: float) -> list[str]:
-    """Those that the program has written in this time, which is from its loop to the study. The study
-    itself may have written others."""
-    found = []
-    for path in paths:
-        with contextlib.suppress(OSError):
-            if since <= os.stat(path).st_mtime < until:
-                found.append(path)
-    return found
-
-
-def _start_time(pid: int) -> float:
-    """When a process was forked, by the clock of files."""
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + int(stat_fields(pid)[19]) / _TICK
-
-
-def _bytes_of_samples(loader: Any) -> float:
-    sizes = []
-    for _index, make in itertools.islice(sample_makers(loader), 3):
-        with contextlib.suppress(Exception):
-            sizes.append(size_of(make()))
-    return statistics.fmean(sizes) if sizes else 0.0
 
 
 def _kept_open_seconds(loader: Any, end: float) -> float | None:
@@ -503,9 +478,14 @@ def storage(request: dict[str, Any], loader: Any, send: Send) -> None:
             _drop_pages(mine)
 
         def read(path: str, end: float = end) -> int | None:
-            with contextlib.suppress(OSError):  # a file may go, or fail, at any time
-                if clock() < end:
-                    return _read(path)
+            """Bytes of a file: all of it, or some of one that is too large."""
+            if clock() >= end:
+                return None
+            size = 0
+            with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:  # it may go at any time
+                while size < 64 * CHUNK and (part := file.read(CHUNK)):
+                    size += len(part)
+                return size
             return None
 
         began = clock()
@@ -515,15 +495,6 @@ def storage(request: dict[str, Any], loader: Any, send: Send) -> None:
         took = max(clock() - began, 1e-6)
         result.rates.append(Reads(flight, len(done) / took, sum(done) / took, len(done)))
         send(asdict(result))
-
-
-def _read(path: str) -> int:
-    """Bytes of a file: all of it, or some of one that is too large."""
-    with open(path, "rb", buffering=0) as file:
-        size = 0
-        while size < 64 * CHUNK and (part := file.read(CHUNK)):
-            size += len(part)
-        return size
 
 
 def _drop_pages(paths: list[str]) -> bool:
