@@ -137,7 +137,6 @@ class LoaderRecord:
         self.later = 0  # steps of whole epochs after the first of these
         self.opening = 0.0  # seconds inside the latest iter()
         self.batches = 0
-        self.samples = 0
         self.objects = 1  # loaders made at this place
         self.latest = weakref.ref(loader)
         self.events: list[tuple[Any, Any]] = []
@@ -147,7 +146,7 @@ class LoaderRecord:
         self.begun: float | None = None
         self.queued = QueueClock()
         self.inside: tuple[float, float] | None = None  # of the batch whose step is under way
-        self.left, self.left_cpu, self.left_queued, self.left_waited = 0.0, 0.0, 0.0, 0.0
+        self.left = 0.0, 0.0, 0.0, 0.0  # _now() at the end of the latest next()
         self.ended = False
         self.spent = 0.0  # seconds inside next() and of steps
         self.evaluated = 0  # batches that the program asked for in order to validate
@@ -157,7 +156,8 @@ class LoaderRecord:
 
     def next(self, original: Callable[[Any], Any], iterator: Any, first: bool) -> Any:
         """One ``next()`` of the program's."""
-        entered, before = clock(), self.queued.now()
+        now = self._now()
+        entered, queued = now[0], now[2]
         entry = _record_event() if not first or self.opening_event is None else self.opening_event
         if first:
             self.epoch += 1
@@ -165,11 +165,10 @@ class LoaderRecord:
             entered -= self.opening
             self.opening_event = None
         elif self.inside is not None:
-            step, cpu = entered - self.left, time.process_time() - self.left_cpu
-            step -= min(step, LoaderRecord.waited - self.left_waited)
+            step, cpu, without, others = (a - b for a, b in zip(now, self.left))
+            step -= min(step, others)
             self.spent += self.inside[0] + step
-            queued = before - self.left_queued
-            self.steps.append(Step(self.inside[0], step, cpu, self.inside[1], self.epoch, queued))
+            self.steps.append(Step(self.inside[0], step, cpu, self.inside[1], self.epoch, without))
         self.inside = None
         try:
             batch = original(iterator)
@@ -180,27 +179,14 @@ class LoaderRecord:
                 self.whole.append(self.epoch)
             raise
         exited = _record_event()
-        self._note(batch, (clock() - entered, self.queued.now() - before), first)
-        if entry is not None and exited is not None:
-            self.events.append((entry, exited))
-        self.leave()
-        return batch
-
-    def leave(self) -> None:
-        """The step begins now."""
-        self.left, self.left_cpu, self.left_queued = clock(), time.process_time(), self.queued.now()
-        self.left_waited = LoaderRecord.waited
-
-    def _note(self, batch: Any, inside: tuple[float, float], first: bool) -> None:
-        now = clock()
+        self.inside = inside, _ = clock() - entered, self.queued.now() - queued
         if self.begun is None:
-            self.begun = now
+            self.begun = clock()
         if first and (self.facts["num_workers"] or not self.batches):
-            self.starts.append(inside[0])
+            self.starts.append(inside)
             self.started += 1
             del self.starts[:-50]
-        self.inside = inside
-        LoaderRecord.waited += inside[0]
+        LoaderRecord.waited += inside
         self.batches += 1
         if self.batches <= 3 or self.batches % 16 == 0:
             with contextlib.suppress(Exception):
@@ -208,6 +194,17 @@ class LoaderRecord:
                 size, rows = measure_batch(batch, shapes)
                 self.sizes.append((rows or 1, size))
                 self.shapes = self.shapes or ", ".join(shapes[:8])
+        if entry is not None and exited is not None:
+            self.events.append((entry, exited))
+        self.leave()
+        return batch
+
+    def _now(self) -> tuple[float, float, float, float]:
+        return clock(), time.process_time(), self.queued.now(), LoaderRecord.waited
+
+    def leave(self) -> None:
+        """The step begins now."""
+        self.left = self._now()
 
     def has_seen_enough(self, now: float) -> bool:
         if self.begun is None:
@@ -235,7 +232,7 @@ class LoaderRecord:
             "key": self.key, "place": self.place, "loader": self.facts,
             "batches": self.batches, "noted": len(self.steps), "steps": steps, "starts": self.starts, "started": self.started,
             "whole": self.whole[-2000:], "objects": self.objects, "spent": self.spent, "begun": self.begun,
-            "left": self.left, "validates": self.evaluated > 0.9 * self.batches,
+            "left": self.left[0], "validates": self.evaluated > 0.9 * self.batches,
             "device": self._device(), "sizes": self.sizes[-50:], "shapes": self.shapes,
         }  # fmt: skip
 
@@ -416,8 +413,7 @@ class Watch:
                     with contextlib.suppress(TypeError):  # a module that cannot be a key
                         self.modes[module], self.trained = mode, self.trained or mode
 
-        train._minato_watch = self  # type: ignore[attr-defined]
-        return _exclude_from_compile(train)
+        return train
 
     def _validates(self) -> bool:
         """Whether the program computes no gradients, or all modules that it has set to train do not now."""
@@ -448,6 +444,8 @@ class Watch:
                 self._replace(kind, name, hooked(vars(kind)[name]))
 
     def _replace(self, owner: type, name: str, new: Any) -> None:
+        """Sets a hook; torch.compile leaves a loader alone, and this with it."""
+        new._torchdynamo_disable, new._minato_watch = True, self
         old = vars(owner).get(name)
         setattr(owner, name, new)
         self.undo.append((owner, name, new, old))
@@ -464,7 +462,7 @@ class Watch:
                         self.places[loader] = (earlier[0], earlier[1] or maker) if earlier else (place, maker)
             original(loader, *given, **named)
 
-        return _exclude_from_compile(__init__)
+        return __init__
 
     def _find_earlier(self, dataset: Any) -> Any:
         """The place of the program's own loader, where a library makes another one of the same dataset."""
@@ -496,7 +494,7 @@ class Watch:
             record.opening = clock() - began
             return self._watched(iterator, record)
 
-        return _exclude_from_compile(__iter__)
+        return __iter__
 
     def _record(self, loader: Any) -> LoaderRecord | None:
         with self.lock:
@@ -540,8 +538,7 @@ class Watch:
         def __next__(iterator: Any) -> Any:
             return self.advance(original, iterator)
 
-        __next__._minato_watch = self  # type: ignore[attr-defined]
-        return _exclude_from_compile(__next__)
+        return __next__
 
     def advance(self, original: Any, iterator: Any) -> Any:
         """``next()`` of an iterator, noted where it is a watched one."""
@@ -608,7 +605,6 @@ class Watch:
             return
         program = os.getpid()
         ours, theirs = socket.socketpair()
-        ready, told = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python 3.12 warns of forks where threads run
             pid = os.fork()
@@ -616,18 +612,15 @@ class Watch:
             status = 1
             try:
                 if os.fork() == 0:
-                    os.close(ready)
                     ours.close()
-                    _run_keeper(self, (program, record.key), loader, theirs, told)
+                    _run_keeper(self, (program, record.key), loader, theirs)
                 status = 0
             finally:
                 os._exit(status)
-        os.close(told)
         theirs.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
-        os.read(ready, 1)  # its files have positions of their own
-        os.close(ready)
+        ours.recv(1)  # its files have positions of their own
         if self.link.name:
             ours.close()
         else:
@@ -652,12 +645,6 @@ class _Proxy:
         return getattr(self._minato[1], name)
 
 
-def _exclude_from_compile(function: Any) -> Any:
-    """torch.compile leaves a loader alone, and this with it."""
-    function._torchdynamo_disable = True
-    return function
-
-
 def _find_place() -> tuple[tuple[str, int, str] | None, str | None]:
     """File, line and function of the program that makes a loader, and the library that does so for it,
     or that has called this function of the program's."""
@@ -678,9 +665,7 @@ def _find_place() -> tuple[tuple[str, int, str] | None, str | None]:
 # ---- the keeper ----------------------------------------------------------------------------
 
 
-def _run_keeper(
-    watch: Watch, of: tuple[int, str], loader: Any, pair: socket.socket, told: int
-) -> None:
+def _run_keeper(watch: Watch, of: tuple[int, str], loader: Any, pair: socket.socket) -> None:
     """In the copy of the process: takes no part in what the program does. Never returns."""
     watch.active = False
     sys.dont_write_bytecode = True  # files stay as they are
@@ -695,8 +680,7 @@ def _run_keeper(
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # where memory runs out, the system kills this process and not the program
     _open_again()
-    os.write(told, b"+")
-    os.close(told)
+    pair.send(b"+")
     watch.link.close()
     to = watch.link.connect() or pair
     to.settimeout(None)
@@ -734,17 +718,10 @@ def _find_package() -> None:
 def list_open_files() -> dict[int, str]:
     """What the process has open: path and kind, before any is closed."""
     found = {}
-    for number in _open_numbers():
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError):
-            found[number] = os.readlink(f"/proc/self/fd/{number}")
-    return found
-
-
-def _open_numbers() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
-    except OSError:
-        return []
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return {number: path for number, path in found.items() if number > 2}
 
 
 def _read_only_file(number: int) -> bool:
@@ -758,7 +735,7 @@ def _read_only_file(number: int) -> bool:
 def _open_again() -> None:
     """Each regular file that is open for reading gets a position of this process's own; the
     program waits for that."""
-    for number in _open_numbers():
+    for number in list_open_files():
         with contextlib.suppress(OSError):
             if _read_only_file(number):
                 at = os.lseek(number, 0, os.SEEK_CUR)
@@ -775,10 +752,9 @@ def _close_others(mine: int) -> None:
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for number in (0, 1, 2):
         os.dup2(null, number)
-    for number in _open_numbers():
+    for number, path in list_open_files().items():
         with contextlib.suppress(OSError):
-            kind = os.fstat(number).st_mode
-            shared = os.readlink(f"/proc/self/fd/{number}").startswith(("/memfd:", "/dev/shm/"))
+            kind, shared = os.fstat(number).st_mode, path.startswith(("/memfd:", "/dev/shm/"))
             if number == mine or shared or stat.S_ISCHR(kind) or _read_only_file(number):
                 continue
             os.dup2(null, number, False)
