@@ -236,11 +236,12 @@ class SampleTimer:
     def __init__(self, loader: Any, send: Send, level: int) -> None:
         self.loader, self.send, self.level = loader, send, level
         self.clocks = Clocks()
-        self.costs: list[tuple[float, float]] = []  # without clocks: wall and CPU seconds
+        #: wall and CPU seconds of samples without clocks, and with them
+        self.costs: list[tuple[float, float]] = []
+        self.clocked: list[tuple[float, float]] = []
+        self.since = 0  # costs before the clocks of this level were set
         self.indices: list[Any] = []
-        self.pairs = 0
-        self.timed = [0, 0]  # samples without and with clocks
-        self.plain = self.clocked = self.clocked_cpu = self.told = 0.0
+        self.told = 0.0
         self.first: list[float] = []
         self.failed: list[str] = []
         self.failures = 0
@@ -256,10 +257,10 @@ class SampleTimer:
             self.send({"kind": "at", "index": str(index)})
             try:
                 if number < 2:  # what a first sample sets up is apart
-                    began = time.perf_counter()
+                    start = time.perf_counter()
                     seed_generators(number)
                     make()
-                    self.first.append(time.perf_counter() - began)
+                    self.first.append(time.perf_counter() - start)
                     if number == 1:
                         self.clocks.set(self.loader.dataset, self.level)
                     continue
@@ -267,48 +268,39 @@ class SampleTimer:
                     if once and plainly and clocked != (number % 4 < 2):
                         continue  # each sample of an iterable dataset is made once
                     seed_generators(number)
-                    self._one(index, make, clocked)
-                self.pairs += 1
+                    if clocked:
+                        self.clocked.append(self.clocks.sample(make)[1:])
+                        continue
+                    began = self.clocks.now()
+                    make()
+                    ended = self.clocks.now()
+                    self.costs.append((ended[0] - began[0], ended[1] - began[1]))
+                    self.indices.append(index)
             except Exception as error:
                 self.failures += 1
                 if len(self.failed) < 3:
                     self.failed.append(f"sample {index}: {type(error).__name__}: {error}")
                 if self.failures >= 64 and not self.costs:
                     return
-            if self.pairs == 2 * FEW and plainly:
-                with_clocks, without = self.clocked / max(1, self.timed[1]), self.plain / max(1, self.timed[0])
-                if self.level > OPENS and with_clocks > (1 + CLOCKS_ADD) * without:
+            if len(self.clocked) == 2 * FEW and plainly and self.level > OPENS:
+                with_clocks, without = _mean_seconds(self.clocked), _mean_seconds(self.costs[self.since :])
+                if with_clocks > (1 + CLOCKS_ADD) * without:
                     self.level, self.merged = self.level - 1, True
                     self.clocks.set(self.loader.dataset, self.level)
-                    self.pairs, self.plain, self.clocked, self.timed = 0, 0.0, 0.0, [0, 0]
+                    self.clocked, self.since = [], len(self.costs)
             if plainly:
                 self.tell()
 
-    def _one(self, index: Any, make: Callable[[], Any], clocked: bool) -> None:
-        if clocked:
-            _, wall, cpu = self.clocks.sample(make)
-            self.clocked += wall
-            self.clocked_cpu += cpu
-            self.timed[1] += 1
-        else:
-            began = self.clocks.now()
-            make()
-            ended = self.clocks.now()
-            cost = ended[0] - began[0], ended[1] - began[1]
-            self.costs.append(cost)
-            self.indices.append(index)
-            self.plain += cost[0]
-            self.timed[0] += 1
-
     def stages(self) -> list[StageTimes]:
         """Seconds of a sample, scaled to what it takes without clocks."""
-        count = max(1, self.timed[1])
-        scale = self.plain / self.clocked if self.clocked and self.plain else 1.0
+        count = max(1, len(self.clocked))
+        plain, clocked = (sum(wall for wall, _ in each) for each in (self.costs[self.since :], self.clocked))
+        scale = plain / clocked if clocked and plain else 1.0
         if is_iterable(self.loader):
             scale = 1.0  # samples without clocks were others
-        elif self.failures and self.plain:  # the stages that ran before a failure count, and its sample does not
+        elif self.failures and plain:  # the stages that ran before a failure count, and its sample does not
             took = sum(stage.wall for stage in self.clocks.stages.values()) * scale
-            scale *= min(1.0, self.plain / max(took, 1e-9))
+            scale *= min(1.0, plain / max(took, 1e-9))
         found = [
             StageTimes(
                 stage.label, stage.kind, stage.reads(), stage.wall / count * scale, stage.cpu / count * scale,
@@ -346,6 +338,10 @@ def _kept_open_seconds(loader: Any, end: float) -> float | None:
     finally:
         clocks.remove()
     return statistics.fmean(took) if took else None
+
+
+def _mean_seconds(costs: list[tuple[float, float]]) -> float:
+    return sum(wall for wall, _ in costs) / max(1, len(costs))
 
 
 def _collate_seconds(loader: Any, end: float) -> float | None:
@@ -539,7 +535,8 @@ def _run_processes(loader: Any, count: int, seconds: float) -> Together:
         for _path, lock in _find_locks(loader, synchronize.SemLock):
             lock.acquire = timed.clocks.wrap(lock.acquire, "wait for a lock", LOCK)
         timed.run(seconds, plainly=False, skip=number * 37)
-        return Together(timed.pairs, timed.clocked, timed.clocked_cpu, timed.stages())
+        wall, cpu = map(sum, zip(*timed.clocked)) if timed.clocked else (0.0, 0.0)
+        return Together(len(timed.clocked), wall, cpu, timed.stages())
 
     found = _in_forks([partial(time_samples, number) for number in range(count)])
     if len(found) < count:
