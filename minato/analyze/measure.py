@@ -10,7 +10,7 @@ import socket
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -379,90 +379,55 @@ UNEVEN = 18.0
 LEAST_S = 0.3
 
 
-@dataclass
-class Plan:
-    """What is run."""
-
-    #: changes, and seconds of one run of one of them
-    changes: list[Change]
-    seconds: float
-    #: samples of a batch (None: as many as the program's), and batches of an epoch
-    batch: int | None
-    length: int
-    #: a few samples take much of the time: each run has whole epochs, of at most that number of batches
-    uneven: bool
-    most: int = 0
-    #: minato's loader is also run in an epoch in which it learns what samples cost
-    learns: bool = False
-
-
 def check_changes(study: Study, found: Report, seconds: float) -> None:
-    """Predicts changes, and checks those that are predicted to help. Before that, a loader of samples
-    that cost nothing is run. What it and the program's own loader do with a step is a part of the
-    predictions. What a change does is not."""
+    """Predicts changes, and checks those that are predicted to help, in repeats of all of them, by turns.
+    Before that, a loader of samples that cost nothing is run. What it and the program's own loader do
+    with a step is a part of the predictions. What a change does is not."""
     found.helps, found.useless = candidates(Facts(found))
     study.progress.show("checks", 0.75)
-    plan = _plan_runs(study, found, seconds)
-    if plan is None:
+    f, changes = Facts(found), [change for change in found.helps if change.check]
+    if not changes or not f.own_rate():
         return
-    _run_plan(study, found, plan)
-
-
-def _plan_runs(study: Study, found: Report, seconds: float) -> Plan | None:
-    """None where nothing is to be checked, or nothing can be: a note says why."""
-    f = Facts(found)
-    wanted = [change for change in found.helps if change.check]
-    if not wanted or not f.own_rate():
-        return None
-    uneven = is_uneven(f.costs) and not f.loader["iterable"] and f.epoch() > 0
+    #: a few samples take much of the time: each run has whole epochs, of at most ``most`` batches
+    uneven, most = is_uneven(f.costs) and not f.loader["iterable"] and f.epoch() > 0, 0
     for option in ("order", "codec"):  # of those that were asked for, the best is checked first
-        best = next((change for change in wanted if getattr(change.check, option)), None)
-        wanted.sort(key=lambda change: change is not best)
-    with_minato = [change for change in wanted if change.check and change.check.loader == "minato"]
-    learns = uneven and bool(with_minato)
+        best = next((change for change in changes if getattr(change.check, option)), None)
+        changes.sort(key=lambda change: change is not best)
+    with_minato = [change for change in changes if change.check and change.check.loader == "minato"]
+    learns = uneven and bool(with_minato)  # minato's loader is also run in an epoch in which it learns costs
     if learns:  # what a scheduler gains takes whole epochs to see
-        wanted.sort(key=lambda change: change not in with_minato)
-    rate = f.program_rate(f.own_rate() or 0.0, f.workers)
+        changes.sort(key=lambda change: change not in with_minato)
+    now = f.program_rate(f.own_rate() or 0.0, f.workers)
     least = CHECK_S
     if uneven:
-        least = max(CHECK_S, min(f.epoch() * f.batch() / rate, UNEVEN * max(f.costs)) / RUN_SHARE)
-    count = min(CHECKED, len(wanted), max(1, int(seconds / REPEATS / least) - 1))
-    slot = seconds / (REPEATS * (count + 1) + 1 + learns)
+        least = max(CHECK_S, min(f.epoch() * f.batch() / now, UNEVEN * max(f.costs)) / RUN_SHARE)
+    changes = changes[: min(CHECKED, max(1, int(seconds / REPEATS / least) - 1))]
+    slot = seconds / (REPEATS * (len(changes) + 1) + 1 + learns)
     size = fitting_batch(f, slot)
     if size == 0 or slot < LEAST_S:
-        study.note("predictions were not checked: that needs a longer --budget")
-        return None
-    plan = Plan(wanted[:count], slot, size, epoch_batches(f, size), uneven, learns=learns)
-    if not uneven:
-        return plan
-    rows = size or f.batch()
-    plan.most = max(1, min(plan.length, len(f.costs) // rows, int(slot * RUN_SHARE * rate / rows)))
-    slowest = UNEVEN / 4 * max(f.costs)
-    if plan.most < plan.length and slowest > plan.most * rows / rate:
-        need = study.budget_for(2 * (REPEATS + 1) * slowest / RUN_SHARE, CHECKS)
-        study.note(f"predictions were not checked, because the slowest samples take too long: needs about {need}")
-        return None
-    return plan
-
-
-def _run_plan(study: Study, found: Report, plan: Plan) -> None:
-    """Repeats of all changes, by turns, and enters what they have found."""
-    f, changes = Facts(found), plan.changes
+        return study.note("predictions were not checked: that needs a longer --budget")
+    rows, length = size or f.batch(), epoch_batches(f, size)
+    if uneven:
+        most = max(1, min(length, len(f.costs) // rows, int(slot * RUN_SHARE * now / rows)))
+        slowest = UNEVEN / 4 * max(f.costs)
+        if most < length and slowest > most * rows / now:
+            need = study.budget_for(2 * (REPEATS + 1) * slowest / RUN_SHARE, CHECKS)
+            return study.note(f"predictions were not checked, because the slowest samples take too long: needs about {need}")
     costs, own = dict(zip(f.work.indices, f.costs)), RateRequest("own", f.workers)
 
     def run(what: RateRequest | None, repeat: int | None, learnt: bool = True) -> Rate | None:
         assert what is not None
         g = f.without_sampler() if what.drawn else f
         what = replace(
-            what, seconds=plan.seconds * RUN_SHARE, step=g.step_alone * (plan.batch or f.batch()) / f.batch(),
-            step_cores=g.step_cores, batch=plan.batch, length=plan.length,
+            what, seconds=slot * RUN_SHARE, step=g.step_alone * rows / f.batch(), step_cores=g.step_cores,
+            batch=size, length=length,
         )  # fmt: skip
         if repeat is None:
             return study.ask_rate(replace(what, same=True))
         # other samples in each repeat, the same for all in one
-        if plan.uneven:
-            what = replace(what, part=repeat / REPEATS, most=plan.most, costs=costs, learnt=learnt)
-        return study.ask_rate(replace(what, skip=0 if plan.uneven else 40 + 37 * repeat))
+        if uneven:
+            what = replace(what, part=repeat / REPEATS, most=most, costs=costs, learnt=learnt)
+        return study.ask_rate(replace(what, skip=0 if uneven else 40 + 37 * repeat))
 
     if not f.loader["iterable"]:
         found.free = run(own, None)
@@ -485,7 +450,7 @@ def _run_plan(study: Study, found: Report, plan: Plan) -> None:
             samples[number] += result.samples
             if base is not None:
                 pairs[number].append((base, rate))
-        if plan.learns and first is None and base:
+        if learns and first is None and base:
             if (result := run(changes[0].check, repeat, learnt=False)) is not None:
                 first = _program_rate_of(f, result) / base
     if not runs:
