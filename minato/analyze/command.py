@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import _core
 from . import report
@@ -46,8 +46,9 @@ SIGNALS_S = 10.0
 MEMORY_LEFT = 0.25
 #: seconds between two looks at who uses the cores
 LOOK_S = 0.5
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG = 1
 clock = time.monotonic
+Key = TypeVar("Key")
 
 
 def _parse_duration(text: str) -> float:
@@ -171,7 +172,7 @@ def study_this_process(watch: Watch, budget: str, out: str | None) -> str:
     told = {key: parse(Told, record.summary(2000)) for key, record in watch.loaders.items() if key in kept}
     if not told:
         raise RuntimeError("no copy of this process could be made before the loop began")
-    key = max(told, key=lambda key: waited_seconds(told[key]))
+    key = find_slowest(told)
     study = Study(Connection(kept[key]), None, Progress("minato analyze"))
     try:
         found = begin_report(told[key], machine_facts(None))
@@ -187,11 +188,14 @@ def study_this_process(watch: Watch, budget: str, out: str | None) -> str:
     return report.answer(found, write_report(found, out) if out is not None else "")
 
 
-def waited_seconds(told: Told) -> float:
-    """Seconds that the program has waited for a loader."""
-    if not told.steps:  # the first batch's step has not ended
-        return sum(told.starts)
-    return sum(Step(*row).inside for row in told.steps)
+def find_slowest(loaders: dict[Key, Told]) -> Key:
+    """The loader that its program has waited for most."""
+
+    def waited(key: Key) -> float:
+        told = loaders[key]  # the first batch's step may not have ended
+        return sum(Step(*row).inside for row in told.steps) if told.steps else sum(told.starts)
+
+    return max(loaders, key=waited)
 
 
 class Listener:
@@ -253,12 +257,6 @@ class Listener:
     def batches(self) -> int:
         return max((told.batches for told in self.loaders.values()), default=0)
 
-    def slowest_loader(self) -> tuple[int, str] | None:
-        """The loader that its program has waited for most."""
-
-        known = [which for which, told in self.loaders.items() if told.batches]
-        return max(known, key=lambda which: waited_seconds(self.loaders[which]), default=None)
-
     def end_keepers(self) -> None:
         """They are told that this is the regular end."""
         for connection in self.keepers.values():
@@ -315,13 +313,12 @@ class Analysis:
         self.throttled = _core.machine()["throttled"]
 
     def run(self) -> int:
-        libc = ctypes.CDLL(None)
-        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # so that keepers are ours to wait for
+        _core.adopt_orphans()  # so that keepers are ours to wait for
         if self.options.stop:
             self._say("the program will be ended after the watch; its handlers may write files")
         try:
             try:
-                self.program = self._start(libc)
+                self.program = self._start()
             except OSError as error:
                 self._say(f"{self.command[0]} cannot be started: {error.strerror}")
                 return ARGUMENTS
@@ -333,10 +330,10 @@ class Analysis:
             self.listener.close()
             _reap()
 
-    def _start(self, libc: ctypes.CDLL) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         path = [str(HERE / "inject"), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, VARIABLE: self.listener.name, "PYTHONPATH": os.pathsep.join(path)}
-        mine = os.getpid()
+        mine, libc = os.getpid(), ctypes.CDLL(None)
 
         def before() -> None:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -358,10 +355,11 @@ class Analysis:
             self._end(first=3.0)
         for _ in range(20):  # what is still on its way
             self.listener.pump(0.01)
-        which = self.listener.slowest_loader()
-        if which is None:
+        loaders = {which: told for which, told in self.listener.loaders.items() if told.batches}
+        if not loaders:
             self._end()
             return self._say_not_watched()
+        which = find_slowest(loaders)
         try:
             found = self._study(self.listener.loaders[which], self.listener.keepers.get(which))
         except KeyboardInterrupt:

@@ -9,7 +9,6 @@ over, when memory runs low, or when the reader at the other end has gone.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import json
 import os
@@ -40,12 +39,15 @@ GRACE_S = 5.0
 
 #: how an object of multiprocessing.Manager() is called
 MANAGED = "an object of a multiprocessing.Manager"
+_SHARED: tuple[tuple[Any, str], ...] = (
+    (socket.socket, "a socket"), (connection.Connection, "a pipe"), (subprocess.Popen, "a running program"),
+    ((sqlite3.Connection, sqlite3.Cursor), "a database"),
+)  # fmt: skip
 #: packages whose objects are connections to a database or a server
 _DATABASES = {
     "asyncpg", "boto3", "botocore", "duckdb", "kafka", "lmdb", "MySQLdb", "mysql", "psycopg",
     "psycopg2", "pymongo", "pymysql", "redis", "sqlalchemy", "urllib3",
 }  # fmt: skip
-PR_SET_PDEATHSIG = 1
 
 
 def serve(
@@ -88,7 +90,7 @@ def _measure(to: socket.socket, request: dict[str, Any], loader: Any, program: i
         status = 1
         try:
             os.setpgid(0, 0)
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            _core.die_with_parent(True)
             if os.getppid() == keeper:
                 own_files.protect(way, folder, theirs)
                 run(request, loader, lambda message: send(to, message))
@@ -175,12 +177,9 @@ def find_refusals(loader: Any, held: dict[int, str], writes: bool) -> list[str]:
 def _name_shared(part: Any, held: dict[int, str]) -> str | None:
     if isinstance(part, (managers.BaseProxy, managers.BaseManager)):
         return f"{MANAGED} ({type(part).__name__})"
-    if isinstance(part, socket.socket):
-        return "a socket"
-    if isinstance(part, (connection.Connection, subprocess.Popen)):
-        return "a pipe" if isinstance(part, connection.Connection) else "a running program"
-    if isinstance(part, (sqlite3.Connection, sqlite3.Cursor)):
-        return "a database"
+    for kinds, what in _SHARED:
+        if isinstance(part, kinds):
+            return what
     if type(part).__module__.partition(".")[0] in _DATABASES:
         return f"a connection or database ({type(part).__module__}.{type(part).__qualname__})"
     device = getattr(part, "device", None)

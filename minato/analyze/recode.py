@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import fcntl
 import io
 import json
@@ -33,6 +32,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from .. import _core
 from .text import Progress, format_bytes, format_seconds
 
 #: why a file is copied as it is
@@ -234,7 +234,6 @@ DECODED = 8
 NAMED = 20
 #: files that wait for each process
 AHEAD = 8
-PR_SET_PDEATHSIG = 1
 
 MISSING = "minato recode needs Pillow: pip install 'minato-loader[analyze]'"
 
@@ -389,7 +388,7 @@ def _copy_entry(origin: Path, to: Path) -> str:
 def _begin(parent: int) -> None:
     """A process of the pool: Ctrl-C is the command's affair, and it ends with the command."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _core.die_with_parent(True)
     if os.getppid() != parent:
         os._exit(1)
 
