@@ -495,38 +495,6 @@ class Totals:
         return lines
 
 
-def recode_files(source: str, target: str, paths: list[str], settings: Settings, workers: int,
-         progress: Progress, totals: Totals) -> None:  # fmt: skip
-    """Makes all files with several processes.
-
-    Raises:
-        KeyboardInterrupt: after the files that were begun are whole.
-        BrokenProcessPool: when a process was killed.
-    """
-    names = choose_names(target, paths, settings)
-    pool = ProcessPoolExecutor(workers, get_context("fork"), _begin, (os.getpid(),))
-    ahead: deque[Future[Result]] = deque()
-
-    def take() -> None:
-        totals.add(ahead[0].result())
-        ahead.popleft()
-        progress.show(f"{totals.done} of {len(paths)} files", totals.done / max(1, len(paths)))
-
-    try:
-        for number, path in enumerate(paths):
-            timed = number % DECODED == 0
-            ahead.append(pool.submit(recode_file, source, target, path, settings, timed, names[path]))
-            if len(ahead) >= AHEAD * workers:
-                take()
-        while ahead:
-            take()
-    finally:
-        pool.shutdown(cancel_futures=True)
-        for future in ahead:
-            if not future.cancelled() and future.exception() is None:
-                totals.add(future.result())
-
-
 # ---- the command ---------------------------------------------------------------------------
 
 
@@ -628,14 +596,31 @@ def run(argv: list[str]) -> int:
 
 
 def _recode_folder(options: argparse.Namespace, settings: Settings, paths: list[str]) -> int:
+    """Makes all files with several processes. Those that were begun are made to their end."""
+    source, target = options.source, options.target
     totals, progress = Totals(), Progress("minato recode")
     workers = min(options.workers or len(os.sched_getaffinity(0)), max(1, len(paths)))
     status, end = 0, ""
-    parts = Path(options.target, PARTS)
+    parts = Path(target, PARTS)
     shutil.rmtree(parts, ignore_errors=True)  # of a run that was killed
     parts.mkdir()
+    pool = ProcessPoolExecutor(workers, get_context("fork"), _begin, (os.getpid(),))
+    ahead: deque[Future[Result]] = deque()
+
+    def take() -> None:
+        totals.add(ahead[0].result())
+        ahead.popleft()
+        progress.show(f"{totals.done} of {len(paths)} files", totals.done / max(1, len(paths)))
+
     try:
-        recode_files(options.source, options.target, paths, settings, workers, progress, totals)
+        names = choose_names(target, paths, settings)
+        for number, path in enumerate(paths):
+            timed = number % DECODED == 0
+            ahead.append(pool.submit(recode_file, source, target, path, settings, timed, names[path]))
+            if len(ahead) >= AHEAD * workers:
+                take()
+        while ahead:
+            take()
     except KeyboardInterrupt:
         status, end = 128 + signal.SIGINT, "interrupted; the same command goes on from here"
     except BrokenProcessPool:
@@ -644,6 +629,10 @@ def _recode_folder(options: argparse.Namespace, settings: Settings, paths: list[
             "goes on from here"
         )  # fmt: skip
     finally:
+        pool.shutdown(cancel_futures=True)
+        for future in ahead:
+            if not future.cancelled() and future.exception() is None:
+                totals.add(future.result())
         shutil.rmtree(parts, ignore_errors=True)
     progress.clear()
     for text in totals.failed[:NAMED]:
