@@ -8,6 +8,7 @@ import shlex
 import statistics
 from dataclasses import replace
 
+from ..text import counted
 from .codecs import CHEAP, CLOSE, LOSS, QUALITY, codec_rows
 from .facts import (
     BARELY,
@@ -27,7 +28,7 @@ from .facts import (
 )
 from .recode import SUFFIXES
 from .records import Change, Limit, Move, Place, RateRequest, Report, StageTimes
-from .text import format_bytes, format_count, format_place, format_rate, format_seconds
+from .text import format_bytes, format_place, format_rate, format_seconds
 
 #: share of its time that a program waits. Below the first the step is the limit; below the second a
 #: loader that costs nothing would gain too little to matter
@@ -108,7 +109,7 @@ def _find_limit(f: Facts) -> tuple[str, str] | None:
     if step_lacks_cores(f):
         cpu = f.sample_cpu(f.own, f.workers)
         return "cores", (
-            f"The step and {format_count(f.workers, 'worker')} share them: the step waits for a core "
+            f"The step and {counted(f.workers, 'worker')} share them: the step waits for a core "
             f"{f.queued_step():.0%} of its time, and samples take {cpu / (cpu + f.step_cpu()):.0%} of the CPU time. "
             f"{share:.0%} of a sample is {label}."
         )
@@ -121,10 +122,52 @@ def _find_limit(f: Facts) -> tuple[str, str] | None:
         )
     if not f.costs:
         return None
-    return (
-        starting(f) or slow_sampler(f) or _stragglers(f) or shared_wait(f) or thread_wait(f) or _opens(f) or _storage(f) or _collate(f)
-        or hand_over(f) or _workers(f, 1.5) or _one_stage(f) or _workers(f, 1.2) or _cores(f)
-    )  # fmt: skip
+    if found := starting(f) or slow_sampler(f):
+        return found
+    count, slow, times = slow_share(f.costs)
+    if is_uneven(f.costs) and f.workers > 1 and scheduling_gain(f) >= WORTH:
+        return "stragglers", (
+            f"{count:.1%} of the samples take {slow:.0%} of the time, up to {times:.0f} times the median, and whole "
+            "batches wait for them while workers idle."
+        )
+    if found := shared_wait(f) or thread_wait(f):
+        return found
+    opens, rate = opening(f), f.own_rate()
+    if opens is not None and opens.whole >= OPENED * f.mean:
+        return "open", (
+            f"{opens.label} ({format_place(opens.place)}) takes {min(1.0, opens.whole / f.mean):.0%} of a sample, "
+            "and opens what earlier samples have opened and closed."
+        )
+    labels = reading_stages(f.stages)
+    reads = sorted((s for s in f.stages if s.label in labels), key=lambda s: -s.seconds)
+    waits = sum(max(0.0, s.seconds - s.cpu) for s in reads)
+    if waits >= 0.5 * f.mean:
+        got = f" The loader gets {format_rate(rate)} samples/s." if rate else ""
+        return "storage", f"A sample waits {waits / f.mean:.0%} of its time for reads ({reads[0].label}).{got}"
+    # joining samples takes longer than making them, and is most of handing them over
+    collate = f.collate
+    if collate > f.mean and not (f.workers and 1 / f.hands_over > 2 * collate / min(f.workers, f.cores)):
+        return "collate", (
+            f"{f.loader.get('collate_fn') or 'collate_fn'} takes {format_seconds(collate)} for each sample of a batch, "
+            f"{collate / f.mean:.1f} times as long as making the sample."
+        )
+    if found := hand_over(f):
+        return found
+    gain = (f.rate(f.own, f.cores) or 0.0) / rate if rate and f.workers < f.cores else 0.0
+    one_stage = share >= 0.6 and label not in ("__getitem__ itself", "__iter__ itself")
+    if gain >= (1.5 if one_stage else 1.2):
+        have = f"There {'is' if f.workers == 1 else 'are'} {counted(f.workers, 'worker')}"
+        return "workers", (
+            f"{have if f.workers else 'The program makes samples itself (num_workers=0)'}, and {f.cores} workers make "
+            f"{gain:.2g} times as many samples. {share:.0%} of a sample is {label}."
+        )
+    if f.cpu_share > 0.6 and f.workers >= f.cores and not one_stage:
+        every = {1: "it", 2: "both of them"}.get(f.cores, f"all {f.cores} of them")
+        return "cores", f"Workers keep {every} busy; {share:.0%} of a sample is {label}."
+    makers = f"{f.workers} worker{'s make' if f.workers > 1 else ' makes'} them"
+    if not f.workers:
+        makers = "the program makes its samples itself (num_workers=0)"
+    return "work", f"{share:.0%} of it is {label}; {makers}, on {f.cores} cores."
 
 
 def step_lacks_cores(f: Facts) -> bool:
@@ -165,16 +208,6 @@ def slow_sampler(f: Facts) -> tuple[str, str] | None:
     return "sampler", (
         f"{told.name} ({format_place(told.place)}) takes {format_seconds(f.sampler)} to draw the index of "
         f"a sample, in the program's own process; making the sample takes {format_seconds(f.mean)}."
-    )
-
-
-def _stragglers(f: Facts) -> tuple[str, str] | None:
-    count, share, times = slow_share(f.costs)
-    if not is_uneven(f.costs) or f.workers < 2 or scheduling_gain(f) < WORTH:
-        return None
-    return "stragglers", (
-        f"{count:.1%} of the samples take {share:.0%} of the time, up to {times:.0f} times the "
-        "median, and whole batches wait for them while workers idle."
     )
 
 
@@ -254,41 +287,6 @@ def opening(f: Facts) -> StageTimes | None:
     return found
 
 
-def _opens(f: Facts) -> tuple[str, str] | None:
-    stage = opening(f)
-    if stage is None or stage.whole < OPENED * f.mean:
-        return None
-    return "open", (
-        f"{stage.label} ({format_place(stage.place)}) takes {min(1.0, stage.whole / f.mean):.0%} of a sample, "
-        "and opens what earlier samples have opened and closed."
-    )
-
-
-def _storage(f: Facts) -> tuple[str, str] | None:
-    labels = reading_stages(f.stages)
-    reads = sorted((s for s in f.stages if s.label in labels), key=lambda s: -s.seconds)
-    waits = sum(max(0.0, s.seconds - s.cpu) for s in reads)
-    if waits < 0.5 * f.mean:
-        return None
-    rate = f.own_rate()
-    got = f" The loader gets {format_rate(rate)} samples/s." if rate else ""
-    return "storage", (
-        f"A sample waits {waits / f.mean:.0%} of its time for reads ({reads[0].label}).{got}"
-    )
-
-
-def _collate(f: Facts) -> tuple[str, str] | None:
-    """A collate_fn that takes longer than the samples that it joins, and is most of handing over."""
-    seconds = f.collate
-    if seconds <= f.mean or f.workers and 1 / f.hands_over > 2 * seconds / min(f.workers, f.cores):
-        return None
-    name = f.loader.get("collate_fn") or "collate_fn"
-    return "collate", (
-        f"{name} takes {format_seconds(seconds)} for each sample of a batch, {seconds / f.mean:.1f} times "
-        "as long as making the sample."
-    )
-
-
 def hand_over(f: Facts) -> tuple[str, str] | None:
     """Samples that workers make in less time than it takes to hand them over."""
     at_once = min(f.workers, f.cores / max(f.cpu_share, 1e-9))
@@ -298,41 +296,6 @@ def hand_over(f: Facts) -> tuple[str, str] | None:
         f"Workers make a sample in {format_seconds(f.mean / at_once)}, and the loader hands one over in "
         f"{format_seconds(1 / f.hands_over)}. Larger batches, or num_workers=0, may be faster."
     )
-
-
-def _workers(f: Facts, gain: float) -> tuple[str, str] | None:
-    rate, more = f.own_rate(), f.rate(f.own, f.cores)
-    if not rate or not more or f.workers >= f.cores or more < gain * rate:
-        return None
-    label, share = f.top()
-    have = f"There {'is' if f.workers == 1 else 'are'} {format_count(f.workers, 'worker')}"
-    if not f.workers:
-        have = "The program makes samples itself (num_workers=0)"
-    return "workers", (
-        f"{have}, and {f.cores} workers make {more / rate:.2g} times as many samples. "
-        f"{share:.0%} of a sample is {label}."
-    )
-
-
-def _one_stage(f: Facts) -> tuple[str, str] | None:
-    label, share = f.top()
-    return None if share < 0.6 or label in ("__getitem__ itself", "__iter__ itself") else _most_in(f)
-
-
-def _most_in(f: Facts) -> tuple[str, str]:
-    label, share = f.top()
-    makers = f"{f.workers} worker{'s make' if f.workers > 1 else ' makes'} them"
-    if not f.workers:
-        makers = "the program makes its samples itself (num_workers=0)"
-    return "work", f"{share:.0%} of it is {label}; {makers}, on {f.cores} cores."
-
-
-def _cores(f: Facts) -> tuple[str, str]:
-    label, share = f.top()
-    if f.cpu_share <= 0.6 or f.workers < f.cores:
-        return _most_in(f)
-    every = {1: "it", 2: "both of them"}.get(f.cores, f"all {f.cores} of them")
-    return "cores", f"Workers keep {every} busy; {share:.0%} of a sample is {label}."
 
 
 # ---- changes -------------------------------------------------------------------------------

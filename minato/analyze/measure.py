@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from .. import _core
 from .._version import __version__
+from ..text import counted
 from . import own_files, report
 from .advice import add_base_rate, candidates, drop_small_gains, enter_check, limit
 from .facts import OTHERS, Facts, is_uneven, watch_facts
@@ -36,7 +37,7 @@ from .records import (
     Work,
     parse,
 )
-from .text import Progress, format_count, format_place, format_seconds
+from .text import Progress, format_place, format_seconds
 from .watch import send
 from .work import FEW, TIMING
 
@@ -109,7 +110,7 @@ class Study:
     def ask_rate(self, request: RateRequest) -> Rate | None:
         """What a loader delivers."""
         whose = "the program" if request.loader == "own" else request.loader
-        what = f"{whose}'s loader with {format_count(request.workers, 'worker')}"
+        what = f"{whose}'s loader with {counted(request.workers, 'worker')}"
         found = self.ask(Rate, "rate", what=what, **vars(request))
         return found if found and found.rate else None
 

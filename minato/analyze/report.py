@@ -12,11 +12,12 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..text import counted
 from .advice import describe_data, describe_move, files_went
 from .codecs import STORAGES, codec_rows, storage_rate, winners
 from .facts import OTHERS, Facts, fit_scaling, slow_share
 from .records import Change, CodecRow, Report, Told, Watched, parse
-from .text import format_bytes, format_count, format_place, format_rate, format_seconds
+from .text import format_bytes, format_place, format_rate, format_seconds
 
 #: a rate whose range is wider than this is told with the range
 UNCERTAIN = 1.3
@@ -64,7 +65,7 @@ def answer(report: Report, where: str = "") -> str:
     room = LINES - len(lines) - len(end)
     left = notes[max(0, room):]
     if left and where:
-        end = [f"{where} ({format_count(len(left), 'more note')} there)"]
+        end = [f"{where} ({counted(len(left), 'more note')} there)"]
     lines += notes[: max(0, room)] + end
     return "\n".join(line if len(line) < 4 * COLUMNS else line[: 4 * COLUMNS] for line in lines)
 
@@ -308,7 +309,7 @@ def compare(before: str, after: str) -> str:
         row("a sample", f.mean * 1e3, g.mean * 1e3, "ms")
     for kind, workers in sorted(f.rates.keys() & g.rates.keys()):
         name = "samples that cost nothing" if kind == "hand-over" else f"{kind}'s loader"
-        row(f"{name}, {format_count(workers, 'worker')}", f.rates[kind, workers], g.rates[kind, workers], "samples/s")
+        row(f"{name}, {counted(workers, 'worker')}", f.rates[kind, workers], g.rates[kind, workers], "samples/s")
     earlier, later = _seconds_by_name(f), _seconds_by_name(g)
     for name in sorted({**later, **earlier}, key=lambda name: -earlier.get(name, 0.0)):
         a, b = earlier.get(name, 0.0), later.get(name, 0.0)

@@ -24,10 +24,6 @@ def format_seconds(value: float) -> str:
     return f"{value * 1e6:.3g} us"
 
 
-def format_count(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
-
-
 def format_place(place: Sequence[Any] | None) -> str:
     """File and line, from the current folder where the file lies in it."""
     if not place:
