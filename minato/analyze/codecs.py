@@ -221,13 +221,17 @@ def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     openers, end = Openers(), clock() + request["seconds"]
     openers.watch_sizes()
     sampled, sizes = _sample_files(openers, sample_makers(loader), clock() + 0.2 * request["seconds"])
-    result = Codecs(files=len({p for _, ps in sampled for p in ps}), containers=openers.containers)
+    paths = dict.fromkeys(path for _, paths in sampled for path in paths)
+    result = Codecs(files=len(paths), containers=openers.containers)
     send(asdict(result))
     openers.seen.clear()
     rows = [_Row(AS_IT_IS, None), *(_Row(name, settings) for name, settings in TRIED)]
-    images = _load_photos(sampled, result)
+    images = {path: found for path in paths if (found := load_photo(path)) is not None}
     if not images:
         return
+    result.skipped = result.files - len(images)
+    result.short = statistics.fmean(min(photo.image.size) for photo, _ in images.values())
+    result.per_sample = sum(p in images for _, ps in sampled for p in ps) / len(sampled)
     # pixels of the shorter side that the first resize of a sample leaves, if clearly less than there are
     shorter = {path: min(photo.image.size) for path, (photo, _) in images.items()}
     most = max(min(1.0, max(sizes[path])) * side for path, side in shorter.items())
@@ -240,7 +244,16 @@ def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
     for number, (path, (photo, size)) in enumerate(images.items()):
         if clock() > within and number >= 4:
             break
-        _add_image(rows, path, photo, size, result.size)
+        image = shrink(photo.image, result.size)
+        rows[0].bytes.append(size)
+        rows[0].decode.append(photo.seconds)
+        for row in rows[1:]:
+            content = encode(image, row.settings) if row.settings else encode(image.convert("RGB"), Settings("ppm"))
+            again, once = decode(content)
+            row.bytes.append(len(content))
+            row.decode.append(min(once, decode(content)[1]))
+            row.psnr.append((psnr(image, again), path))
+            row.files[path] = file_in_memory(content)
         result.images = number + 1
         result.rows = [row.summary() for row in rows]
         send(asdict(result))
@@ -270,32 +283,6 @@ def _sample_files(
             for path in paths:
                 sizes.setdefault(path, []).extend(openers.kept[:1] or [1.0])
     return list(found.items()), sizes
-
-
-def _load_photos(
-    sampled: list[tuple[Any, list[str]]], result: Codecs
-) -> dict[str, tuple[Photo, int]]:
-    """The photos among the files, each with the file's bytes; the number of other images is entered."""
-    paths = dict.fromkeys(path for _, paths in sampled for path in paths)
-    images = {path: found for path in paths if (found := load_photo(path)) is not None}
-    result.skipped = result.files - len(images)
-    result.short = _mean([min(photo.image.size) for photo, _ in images.values()])
-    result.per_sample = len(images) and sum(p in images for _, ps in sampled for p in ps) / len(sampled)
-    return images
-
-
-def _add_image(rows: list[_Row], path: str, photo: Photo, size: int, shorter: int | None) -> None:
-    """Enters one image into all rows."""
-    image = shrink(photo.image, shorter)
-    rows[0].bytes.append(size)
-    rows[0].decode.append(photo.seconds)
-    for row in rows[1:]:
-        content = encode(image, row.settings) if row.settings else encode(image.convert("RGB"), Settings("ppm"))
-        again, once = decode(content)
-        row.bytes.append(len(content))
-        row.decode.append(min(once, decode(content)[1]))
-        row.psnr.append((psnr(image, again), path))
-        row.files[path] = file_in_memory(content)
 
 
 def _time_samples(openers: Openers, rows: list[_Row], loader: Any, indices: list[Any], end: float) -> None:

@@ -192,10 +192,6 @@ def try_swap(one: Any, other: Any, given: Given, number: int) -> tuple[bool, boo
 # ---- one chain -----------------------------------------------------------------------------
 
 
-def elements_of(part: Any) -> list[Any]:
-    return [element for _, element, _ in list_chain(part)]
-
-
 def set_elements(part: Any, new: list[Any]) -> None:
     """Puts the transforms of a chain into another order."""
     if isinstance(part, torch.nn.Sequential):
@@ -215,9 +211,8 @@ class _Inputs(Clocks):
 
     def take(self, dataset: Any) -> None:
         for number, part in enumerate(find_chains(dataset)):
-            for _, element, holder in list(list_chain(part))[:1]:
-                with contextlib.suppress(Exception):
-                    self._set_element(str(number), element, holder)
+            with contextlib.suppress(Exception):
+                self._set_element(str(number), part, 0)
 
     def run(self, label: str, kind: str, function: Any, given: Any, named: Any) -> Any:
         mine = given[1:] if label in self._by_object.values() else given
@@ -314,9 +309,18 @@ def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
         return send(asdict(result))
     send(asdict(result))
     end = clock() + request["seconds"]
-    inputs = _collect_inputs(loader, sample_makers(loader), clock() + 0.15 * request["seconds"])
+    taking, seen, until = _Inputs(), set[Any](), clock() + 0.15 * request["seconds"]
+    taking.take(loader.dataset)
+    for index, make in sample_makers(loader):
+        if (clock() > until and len(seen) >= 4) or len(seen) >= INPUTS or index in seen:
+            break
+        seen.add(index)
+        with contextlib.suppress(Exception):
+            taking.sample(make)
+    taking.remove()
+    inputs = {number: given[:INPUTS] for number, given in taking.given.items()}
     for number, part in enumerate(list(find_chains(loader.dataset))):
-        elements = elements_of(part)
+        elements = list_chain(part)
         if len(elements) < 2 or not inputs.get(number):
             continue
         result.chains += 1
@@ -334,24 +338,10 @@ def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
         send(asdict(result))
 
 
-def _collect_inputs(loader: Any, source: Any, end: float) -> dict[int, list[Given]]:
-    taking = _Inputs()
-    seen: set[Any] = set()
-    taking.take(loader.dataset)
-    for index, make in source:
-        if (clock() > end and len(seen) >= 4) or len(seen) >= INPUTS or index in seen:
-            break
-        seen.add(index)
-        with contextlib.suppress(Exception):
-            taking.sample(make)
-    taking.remove()
-    return {number: given[:INPUTS] for number, given in taking.given.items()}
-
-
 def _time_move(loader: Any, move: Move, end: float) -> None:
     """Seconds of samples in both orders, by turns."""
     now, part = Clocks().now, list(find_chains(loader.dataset))[move.chain]
-    as_it_is = elements_of(part)
+    as_it_is = list_chain(part)
     orders = as_it_is, [as_it_is[n] for n in move.order]
     took: tuple[list[float], list[float]] = [], []
     try:
@@ -377,5 +367,5 @@ def _time_move(loader: Any, move: Move, end: float) -> None:
 def reorder(dataset: Any, chain: int, order: list[int]) -> None:
     """Puts a dataset's chain into another order, for this process and what it forks."""
     part = list(find_chains(dataset))[chain]
-    elements = elements_of(part)
+    elements = list_chain(part)
     set_elements(part, [elements[n] for n in order])

@@ -259,9 +259,11 @@ class Clocks:
                     self._set_known(sys.modules[module], name, kind, label)
         if level == FULL:
             self._set_files()  # decoders read in many small parts
-        for label, element, holder in find_elements(dataset) if level > OPENS else ():
-            with contextlib.suppress(Exception):
-                self._set_element(label, element, holder)
+        for chain in find_chains(dataset) if level > OPENS else ():
+            for n, element in enumerate(list_chain(chain)):
+                if callable(element) and not list_chain(element):
+                    with contextlib.suppress(Exception):
+                        self._set_element(f"transform {n + 1} ({name_of(element)})", chain, n)
         if level == FULL:
             for part in find_datasets(dataset):
                 with contextlib.suppress(Exception):
@@ -275,8 +277,9 @@ class Clocks:
         self.stages = {}
 
     def _set_attribute(self, owner: Any, name: str, new: Any) -> None:
-        own = name in vars(owner)
-        old = vars(owner).get(name)
+        if (id(owner), name) in self._patched:
+            return
+        own, old = name in vars(owner), vars(owner).get(name)
         setattr(owner, name, new)
         self._patched.add((id(owner), name))
         self._undo.append(lambda: setattr(owner, name, old) if own else delattr(owner, name))
@@ -285,7 +288,7 @@ class Clocks:
         owner, _, attribute = name.rpartition(".")
         for part in filter(None, owner.split(".")):
             module = getattr(module, part)
-        if attribute in vars(module) and (id(module), attribute) not in self._patched:
+        if attribute in vars(module):
             function = vars(module)[attribute]
             function = getattr(function, "__func__", function)  # __new__ is a static method
             self._known[id(function)] = label, kind
@@ -311,12 +314,12 @@ class Clocks:
         self._set_attribute(builtins, "open", timed)
         self._set_attribute(io, "open", timed)
 
-    def _set_element(self, label: str, element: Any, holder: Any) -> None:
+    def _set_element(self, label: str, chain: Any, at: int) -> None:
         """One transform of a chain, by its class's ``__call__``, or in place where it has none."""
-        if isinstance(element, (types.FunctionType, types.BuiltinFunctionType, functools.partial)):
-            container, at = holder
-            timed = self.wrap(element, label, TRANSFORM)
-            container[at] = timed
+        element = list_chain(chain)[at]
+        if isinstance(element, (*_FUNCTIONS, functools.partial)):
+            container = chain.transforms
+            container[at] = self.wrap(element, label, TRANSFORM)
             self._undo.append(lambda: container.__setitem__(at, element))
             return
         self._by_object[id(element)] = label
@@ -324,8 +327,6 @@ class Clocks:
 
     def _set_class(self, kind: type, of: str) -> None:
         """``__call__`` of the objects that have a label."""
-        if (id(kind), "__call__") in self._patched:
-            return
         original: Any = kind.__call__
 
         @functools.wraps(original, updated=())
@@ -361,7 +362,7 @@ class Clocks:
     def _set_module(self, module: Any, names: tuple[str, ...]) -> None:
         for name in names:
             value = vars(module).get(name)
-            if isinstance(value, _FUNCTIONS) and (id(module), name) not in self._patched:
+            if isinstance(value, _FUNCTIONS):
                 label = f"{module.__name__.rpartition('.')[2]}.{name}()"
                 self._set_attribute(module, name, self.wrap(value, label, CALL))
             elif isinstance(value, type):
@@ -373,7 +374,7 @@ class Clocks:
             return
         for name in ("__init__", "__new__"):
             function = getattr(of, name)
-            if isinstance(function, types.FunctionType) and (id(of), name) not in self._patched:
+            if isinstance(function, types.FunctionType):
                 kind = OPEN if hasattr(of, "close") else CALL
                 with contextlib.suppress(TypeError):  # its attributes cannot be set
                     self._set_attribute(of, name, self.wrap(function, f"{of.__qualname__}()", kind))
@@ -386,7 +387,7 @@ class Clocks:
             if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
                 self._set_attribute(dataset, name, self.wrap(value, f"{name}()", CALL))
             elif callable(value) and id(value) not in self._by_object:
-                if not any(True for _ in list_chain(value)) and not isinstance(value, type):
+                if not list_chain(value) and not isinstance(value, type):
                     self._by_object[id(value)] = f"{name} ({type(value).__name__})"
                     self._set_class(type(value), CALL)
             return
@@ -396,9 +397,7 @@ class Clocks:
         for kind in of.__mro__:
             value = vars(kind).get(name)
             if isinstance(value, types.FunctionType) and not inspect.isgeneratorfunction(value):
-                if (id(kind), name) not in self._patched:
-                    self._set_attribute(kind, name, self.wrap(value, f"{name}()", CALL))
-                return
+                return self._set_attribute(kind, name, self.wrap(value, f"{name}()", CALL))
 
 
 def _name_arguments(function: Any, given: Any, named: Any) -> str:
@@ -444,20 +443,10 @@ def find_datasets(dataset: Any) -> Iterator[Any]:
         ahead += list(more)[:8] if isinstance(more, (list, tuple)) else []
 
 
-def list_chain(part: Any) -> Iterator[tuple[int, Any, Any]]:
-    """The elements of a chain of transforms: position, element, and where it lies."""
+def list_chain(part: Any) -> list[Any]:
+    """The transforms of a chain; none where the part is no chain."""
     chain = part if isinstance(part, torch.nn.Sequential) else getattr(part, "transforms", None)
-    if isinstance(chain, (list, tuple, torch.nn.ModuleList, torch.nn.Sequential)):
-        for n, element in enumerate(chain):
-            yield n, element, (chain, n) if isinstance(chain, (list, torch.nn.ModuleList)) else None
-
-
-def find_elements(dataset: Any) -> Iterator[tuple[str, Any, Any]]:
-    """The transforms of all chains that a dataset holds, each with a label."""
-    for part in find_chains(dataset):
-        for n, element, holder in list_chain(part):
-            if callable(element) and not any(True for _ in list_chain(element)):
-                yield f"transform {n + 1} ({name_of(element)})", element, holder
+    return list(chain) if isinstance(chain, (list, tuple, torch.nn.ModuleList, torch.nn.Sequential)) else []
 
 
 def name_of(element: Any) -> str:
@@ -472,15 +461,11 @@ def find_chains(dataset: Any) -> Iterator[Any]:
         if id(part) in seen or depth > 3 or len(seen) > 500:
             continue
         seen.add(id(part))
-        inside = [element for _, element, _ in list_chain(part) if callable(element)]
+        inside = [element for element in list_chain(part) if callable(element)]
         if inside:
             yield part
-        ahead += [(each, depth + 1) for each in inside if any(True for _ in list_chain(each))]
-        own = getattr(part, "__dict__", {})
-        ahead += [
-            (v, depth + 1) for v in own.values()
-            if callable(v) or isinstance(getattr(v, "transforms", None), (list, tuple))
-        ]  # fmt: skip
+        ahead += [(each, depth + 1) for each in inside if list_chain(each)]
+        ahead += [(v, depth + 1) for v in getattr(part, "__dict__", {}).values() if callable(v) or list_chain(v)]
 
 
 def walk_objects(loader: Any) -> Iterator[tuple[str, Any]]:
