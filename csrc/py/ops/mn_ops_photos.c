@@ -52,9 +52,9 @@ take_part(PyObject *tuple, struct mn_photo_part *part)
 {
     int random, tall, scaled;
     if (!PyArg_ParseTuple(tuple, "pppIII(dd)(dd)(dd)d", &random, &tall, &scaled, &part->size,
-                          &part->width, &part->height, &part->scale[0], &part->scale[1], &part->ratio[0],
-                          &part->ratio[1], &part->log_ratio[0], &part->log_ratio[1],
-                          &part->flip)) {
+                          &part->width, &part->height, &part->scale[0], &part->scale[1],
+                          &part->ratio[0], &part->ratio[1], &part->log_ratio[0],
+                          &part->log_ratio[1], &part->flip)) {
         return -1;
     }
     part->random = random;
