@@ -249,11 +249,12 @@ MN_STATIC_ASSERT(offsetof(struct mn_jpeg_info, source) == 40, "the place of src"
 MN_STATIC_ASSERT(offsetof(struct mn_jpeg_info, out_space) == 64, "the place of out_color_space");
 MN_STATIC_ASSERT(sizeof(struct mn_jpeg_info) == 656, "the size in the largest version, 80");
 
-/* Versions of the interface, and the size of struct jpeg_decompress_struct in each. */
+/* Versions of the interface: sizes of the decoder's and the encoder's struct, and the place of
+ * optimize_coding in the latter. */
 static const struct {
     int version;
-    size_t size;
-} interfaces[] = {{62, 632}, {80, 656}, {70, 640}};
+    size_t size, output_size, optimize;
+} interfaces[] = {{62, 632, 520, 264}, {80, 656, 584, 296}, {70, 640, 568, 296}};
 
 #define SPACE_RGBX 7 /* JCS_EXT_RGBX: 4 bytes for each pixel */
 
@@ -431,6 +432,129 @@ mn_jpeg_crop(const struct mn_jpeg_library *library, const struct mn_kernels *ker
     return rc;
 }
 
+/* -- Without a loss to a baseline file ---------------------------------------------------- */
+
+/* struct jpeg_destination_mgr */
+struct destination {
+    uint8_t *next;
+    size_t left;
+    void (*init)(struct mn_jpeg_output *output);
+    int (*empty)(struct mn_jpeg_output *output);
+    void (*term)(struct mn_jpeg_output *output);
+};
+
+/* struct jpeg_compress_struct */
+struct mn_jpeg_output {
+    struct errors *errors;
+    void *others[2];
+    void *caller; /* client_data */
+    void *flags;
+    struct destination *destination;
+    char rest[536];
+};
+
+MN_STATIC_ASSERT(offsetof(struct mn_jpeg_output, destination) == 40, "the place of dest");
+MN_STATIC_ASSERT(sizeof(struct mn_jpeg_output) == 584, "the size in the largest version, 80");
+
+/* One file on its way. The library knows the addresses of `decoder.info` and `output`. */
+struct transcoder {
+    struct decoder decoder;
+    struct mn_jpeg_output output;
+    struct destination destination;
+    struct errors errors;
+    uint8_t *bytes;
+    size_t size;
+};
+
+static void
+leave_output(struct mn_jpeg_info *output)
+{
+    longjmp(((struct transcoder *)((struct mn_jpeg_output *)(void *)output)->caller)->decoder.jump,
+            1);
+}
+
+static void
+ignore(struct mn_jpeg_output *output MN_UNUSED)
+{
+}
+
+static int
+grow(struct mn_jpeg_output *output)
+{
+    struct transcoder *t = output->caller;
+    uint8_t *more = realloc(t->bytes, 2 * t->size);
+    if (more == NULL) {
+        leave_output((void *)output);
+    }
+    t->destination.next = more + t->size;
+    t->destination.left = t->size;
+    t->bytes = more;
+    t->size *= 2;
+    return 1;
+}
+
+/* Call it within setjmp. */
+static int
+transcode(struct transcoder *t)
+{
+    const struct mn_jpeg_library *library = t->decoder.library;
+    create(&t->decoder);
+    t->decoder.info.source = &t->decoder.source;
+    t->output.errors = &t->errors;
+    t->output.caller = t;
+    library->std_error(&t->errors);
+    t->errors.exit = leave_output;
+    library->create_output(&t->output, library->version, library->output_size);
+    t->output.destination = &t->destination;
+    if (library->read_header(&t->decoder.info, 1) != 1) {
+        return MN_JPEG_UNUSUAL;
+    }
+    void *codes = library->read_codes(&t->decoder.info);
+    if (codes == NULL) {
+        return MN_JPEG_UNUSUAL;
+    }
+    library->copy_parameters(&t->decoder.info, &t->output);
+    const int yes = 1;
+    memcpy((char *)&t->output + library->optimize, &yes, sizeof(yes));
+    library->write_codes(&t->output, codes);
+    library->finish_output(&t->output);
+    return 0;
+}
+
+static int
+guarded_transcode(struct transcoder *t)
+{
+    return setjmp(t->decoder.jump) == 0 ? transcode(t) : MN_JPEG_UNUSUAL;
+}
+
+int
+mn_jpeg_baseline(const struct mn_jpeg_library *library, const uint8_t *bytes, size_t n,
+                 uint8_t **out, size_t *out_bytes)
+{
+    struct transcoder t = {
+        .decoder = {.library = library,
+                    .source = {bytes, n, nothing, fill, skip, library->resync, nothing}},
+        .destination = {.init = ignore, .empty = grow, .term = ignore},
+        .size = n + 4096,
+    };
+    t.bytes = malloc(t.size);
+    if (t.bytes == NULL) {
+        return -ENOMEM;
+    }
+    t.destination.next = t.bytes;
+    t.destination.left = t.size;
+    int rc = guarded_transcode(&t);
+    library->destroy_output(&t.output);
+    library->destroy(&t.decoder.info);
+    if (rc != 0) {
+        free(t.bytes);
+        return rc;
+    }
+    *out = t.bytes;
+    *out_bytes = t.size - t.destination.left;
+    return 0;
+}
+
 /* -- The markers ----------------------------------------------------------------------- */
 
 static uint32_t
@@ -554,12 +678,20 @@ mn_jpeg_open(struct mn_jpeg_library *library, const char *path, struct mn_text *
         || !find(handle, "jpeg_skip_scanlines", &library->skip)
         || !find(handle, "jpeg_read_scanlines", &library->read)
         || !find(handle, "jpeg_resync_to_restart", &library->resync)
-        || !find(handle, "jpeg_destroy_decompress", &library->destroy)) {
+        || !find(handle, "jpeg_destroy_decompress", &library->destroy)
+        || !find(handle, "jpeg_CreateCompress", &library->create_output)
+        || !find(handle, "jpeg_read_coefficients", &library->read_codes)
+        || !find(handle, "jpeg_copy_critical_parameters", &library->copy_parameters)
+        || !find(handle, "jpeg_write_coefficients", &library->write_codes)
+        || !find(handle, "jpeg_finish_compress", &library->finish_output)
+        || !find(handle, "jpeg_destroy_compress", &library->destroy_output)) {
         return mn_fail(text, EINVAL, "%s is no libjpeg-turbo of version 1.5 or later", path);
     }
     for (size_t i = 0; i < sizeof(interfaces) / sizeof(interfaces[0]); i++) {
         library->version = interfaces[i].version;
         library->size = interfaces[i].size;
+        library->output_size = interfaces[i].output_size;
+        library->optimize = interfaces[i].optimize;
         if (can_create(library)) {
             return 0;
         }

@@ -24,8 +24,9 @@
 #define MN_JPEG_LONGEST 65535u /* no side is longer */
 
 struct mn_jpeg_info;
+struct mn_jpeg_output;
 
-/* The functions of a library, and the version and size of struct jpeg_decompress_struct in it. */
+/* The functions of a library, and the version and layout of its structs. */
 struct mn_jpeg_library {
     void *(*std_error)(void *errors);
     void (*create)(struct mn_jpeg_info *info, int version, size_t size);
@@ -36,8 +37,15 @@ struct mn_jpeg_library {
     unsigned (*read)(struct mn_jpeg_info *info, uint8_t **rows, unsigned n);
     int (*resync)(struct mn_jpeg_info *info, int desired);
     void (*destroy)(struct mn_jpeg_info *info);
+    void (*create_output)(struct mn_jpeg_output *output, int version, size_t size);
+    void *(*read_codes)(struct mn_jpeg_info *info);
+    void (*copy_parameters)(struct mn_jpeg_info *info, struct mn_jpeg_output *output);
+    void (*write_codes)(struct mn_jpeg_output *output, void *codes);
+    void (*finish_output)(struct mn_jpeg_output *output);
+    void (*destroy_output)(struct mn_jpeg_output *output);
     int version;
-    size_t size;
+    size_t size, output_size; /* of the decoder's and the encoder's struct */
+    size_t optimize;          /* place of the encoder's optimize_coding */
 };
 
 /* A region of the photo is resized; a window of the result is wanted. */
@@ -66,5 +74,11 @@ mn_jpeg_measure(const uint8_t *bytes, size_t n, uint32_t *width, uint32_t *heigh
 int
 mn_jpeg_crop(const struct mn_jpeg_library *library, const struct mn_kernels *kernels,
              const uint8_t *bytes, size_t n, const struct mn_jpeg_job *job, void *out);
+
+/* Writes a photo's codes as one baseline scan with tables of its own, without its APP and COM
+ * markers: *out is to be freed. The pixels are the same, bit for bit. Returns as mn_jpeg_crop(). */
+int
+mn_jpeg_baseline(const struct mn_jpeg_library *library, const uint8_t *bytes, size_t n,
+                 uint8_t **out, size_t *out_bytes);
 
 #endif

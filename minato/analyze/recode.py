@@ -214,6 +214,8 @@ def _read_metadata(image: Any) -> dict[str, bytes]:
 IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm"}
 #: format -> suffixes that say so; the first is given to files whose suffix says another format
 SUFFIXES = {"jpeg": (".jpg", ".jpeg"), "webp": (".webp",), "png": (".png",)}
+#: of Settings.format: progressive JPEG files become baseline ones, with the same pixels
+BASELINE = "baseline"
 #: in the destination: the settings, so that no second run mixes others into it
 SETTINGS = ".minato-recode.json"
 #: in the destination while a run lasts: the files that are being written
@@ -221,6 +223,7 @@ PARTS = ".minato-recode-parts"
 #: why a file is copied
 COPIED = {
     **REASONS,
+    "sequential": "that are no whole progressive JPEG files",
     "unfit": "that the format cannot hold, such as gray in WebP",
     "larger": "that would not become smaller",
     "name": "whose new name is too long, or is that of another file",
@@ -250,7 +253,7 @@ class Settings:
 
     @property
     def loses(self) -> bool:
-        return self.format != "png" or self.size is not None
+        return self.format not in ("png", BASELINE) or self.size is not None
 
 
 @dataclass
@@ -312,6 +315,8 @@ def recode_image(source: Path, settings: Settings) -> tuple[bytes, Photo]:
     """
     from PIL import Image
 
+    if settings.format == BASELINE:
+        return _rewrite(source.read_bytes())
     with open(source, "rb") as file:
         photo = read_photo(file, settings.lossy or not settings.loses)
     made = shrink(photo.image, settings.size)
@@ -327,6 +332,21 @@ def recode_image(source: Path, settings: Settings) -> tuple[bytes, Photo]:
     if same and len(content) >= source.stat().st_size:
         raise NotAPhoto("larger")
     return content, photo
+
+
+def _rewrite(content: bytes) -> tuple[bytes, Photo]:
+    """A progressive JPEG file as a baseline one, whose pixels were compared."""
+    from ..ops.jpeg import baseline
+
+    made = baseline(content)
+    if made is None:
+        raise NotAPhoto("sequential")
+    (before, took), (after, _) = decode(content), decode(made)
+    if before.mode != after.mode or before.info.keys() - after.info.keys() - {"progressive", "progression"} or (
+        not np.array_equal(np.asarray(before), np.asarray(after))
+    ):
+        raise NotAPhoto("unfit")
+    return made, Photo(before, False, took, {})
 
 
 # ---- one file ------------------------------------------------------------------------------
@@ -432,7 +452,7 @@ def choose_names(folder: str, paths: list[str], settings: Settings) -> dict[str,
 def target_name(path: str, settings: Settings) -> str:
     """The name in the destination; the suffix changes only where it says another format."""
     stem, suffix = os.path.splitext(path)
-    if suffix.lower() not in IMAGES or suffix.lower() in SUFFIXES[settings.format]:
+    if settings.format == BASELINE or suffix.lower() not in IMAGES or suffix.lower() in SUFFIXES[settings.format]:
         return path
     return stem + SUFFIXES[settings.format][0]
 
@@ -513,12 +533,17 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--quality", type=int, metavar="Q", help="of jpeg and webp, 1 to 100 (85)")
     add("--size", type=int, metavar="PIXELS", help="shrink the shorter side to this; never enlarges")
     add("--lossy", action="store_true", help="photographs in lossless formats may lose information, too")
+    add("--baseline", action="store_true",
+        help="nothing but this: rewrite progressive JPEG files as baseline ones with the same pixels, which are "
+        "faster to decode")  # fmt: skip
     add("--workers", type=int, metavar="N", help="processes (one for each usable core)")
     return parser
 
 
 def _check_settings(options: argparse.Namespace) -> Settings:
     """Raises ValueError for invalid values."""
+    if options.baseline and (options.format, options.quality, options.size, options.lossy) != ("jpeg", None, None, False):
+        raise ValueError("--baseline changes no pixels: leave out --format, --quality, --size and --lossy")
     if options.format == "png" and options.quality is not None:
         raise ValueError("--quality is for jpeg and webp; png loses nothing")
     if options.quality is None and options.format != "png":
@@ -529,6 +554,8 @@ def _check_settings(options: argparse.Namespace) -> Settings:
         raise ValueError(f"--size must be a positive number of pixels, got {options.size}")
     if options.workers is not None and options.workers < 1:
         raise ValueError(f"--workers must be a positive number of processes, got {options.workers}")
+    if options.baseline:
+        return Settings(BASELINE, None)
     return Settings(options.format, options.quality, options.size, options.lossy)
 
 

@@ -401,3 +401,45 @@ class ResizeCenterCropJpeg(_Transform):
         crop_height, crop_width = self.crop  # type: ignore[misc]
         left, top = round((size[0] - crop_width) / 2.0), round((size[1] - crop_height) / 2.0)
         return _Crop((0, 0, width, height), size, (left, top, crop_width, crop_height), False)
+
+
+# ---- without a loss to baseline files ---------------------------------------------------------
+
+
+def _segments(data: bytes) -> tuple[list[bytes], int]:
+    """The markers of a JPEG file before its first scan, whole, and where that begins. Raises ValueError."""
+    found, at = [], 2
+    while data[at : at + 1] == b"\xff" and data[at + 1] != 0xDA:
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if end <= at + 3 or end >= len(data) - 2:
+            break
+        found.append(data[at:end])
+        at = end
+    if data[:2] != b"\xff\xd8" or data[at : at + 2] != b"\xff\xda":
+        raise ValueError("this is no JPEG file")
+    return found, at
+
+
+def _is_kept(segment: bytes) -> bool:
+    """Whether a marker is not about codes: APP, or a comment."""
+    return segment[1] & 0xF0 == 0xE0 or segment[1] == 0xFE
+
+
+def baseline(data: bytes) -> bytes | None:
+    """The same photo as a baseline JPEG file with the same pixels and markers, which is faster to decode; None if it
+    is no progressive JPEG file, or one that is damaged. Raises RuntimeError if there is no libjpeg-turbo."""
+    library = find_library()
+    if library is None:
+        raise RuntimeError("there is no libjpeg-turbo: install Pillow's wheel (pip install pillow)")
+    try:
+        before, _ = _segments(data)
+    except ValueError:
+        return None
+    if not any(segment[1] == 0xC2 for segment in before):
+        return None
+    made = _ops.jpeg_baseline(library.handle, data)
+    if made is None:
+        return None
+    after, scan = _segments(made)
+    kept = [one for one in before if _is_kept(one)] + [one for one in after if not _is_kept(one)]
+    return b"\xff\xd8" + b"".join(kept) + made[scan:]

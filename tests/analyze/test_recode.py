@@ -127,6 +127,7 @@ def test_two_runs_at_once_are_refused(
 @pytest.mark.parametrize("options, words", [
     (["--quality", "0"], "not between 1 and 100"), (["--size", "0"], "a positive number of pixels, got 0"),
     (["--format", "png", "--quality", "85"], "png loses nothing"), (["--format", "gif"], "invalid"),
+    (["--baseline", "--size", "40"], "changes no pixels"),
 ])  # fmt: skip
 def test_wrong_arguments_write_nothing(
     options: list[str], words: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -117,6 +117,35 @@ mn_ops_jpeg_crop(PyObject *Py_UNUSED(module), PyObject *args)
     return rc < 0 ? NULL : PyBool_FromLong(rc == 0);
 }
 
+static PyObject *
+mn_ops_jpeg_baseline(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *capsule;
+    Py_buffer file;
+    uint8_t *made = NULL;
+    size_t n = 0;
+    int rc = -EINVAL;
+    if (!PyArg_ParseTuple(args, "Oy*", &capsule, &file)) {
+        return NULL;
+    }
+    const struct mn_jpeg_library *library = PyCapsule_GetPointer(capsule, MN_OPS_JPEG_LIBRARY);
+    if (library != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = mn_jpeg_baseline(library, file.buf, (size_t)file.len, &made, &n);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&file);
+    if (rc == -ENOMEM) {
+        return PyErr_NoMemory();
+    }
+    if (rc != 0) {
+        return rc < 0 ? NULL : Py_NewRef(Py_None);
+    }
+    PyObject *bytes = PyBytes_FromStringAndSize((const char *)made, (Py_ssize_t)n);
+    free(made);
+    return bytes;
+}
+
 static const struct {
     char format;
     int size;
@@ -359,6 +388,11 @@ PyDoc_STRVAR(jpeg_crop_doc,
              "Resizes a region of a photo, and writes a window of the result. False: Pillow must\n"
              "decode these bytes. csrc/ops/mn_jpeg.h describes the arguments.");
 
+PyDoc_STRVAR(jpeg_baseline_doc,
+             "jpeg_baseline(library, file) -> bytes | None\n\n"
+             "The same photo as a baseline file, without its APP and COM markers. None: it cannot\n"
+             "be read without a warning.");
+
 static PyMethodDef functions[] = {
     {"philox", philox, METH_VARARGS, philox_doc},
     {"uniform", uniform, METH_VARARGS, uniform_doc},
@@ -368,6 +402,7 @@ static PyMethodDef functions[] = {
     {"sample_key", sample_key, METH_VARARGS, sample_key_doc},
     {"jpeg_library", mn_ops_jpeg_library, METH_VARARGS, jpeg_library_doc},
     {"jpeg_size", mn_ops_jpeg_size, METH_VARARGS, jpeg_size_doc},
+    {"jpeg_baseline", mn_ops_jpeg_baseline, METH_VARARGS, jpeg_baseline_doc},
     {"jpeg_crop", mn_ops_jpeg_crop, METH_VARARGS, jpeg_crop_doc},
     {NULL, NULL, 0, NULL},
 };
