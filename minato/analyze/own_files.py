@@ -109,7 +109,12 @@ def cover_files() -> None:
     carrier = os.open(_CARRIER, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     held = [path for path, (kind, _writable) in mounts.items() if kind not in _NO_FILES]
     for path in held:
-        _make_read_only(path)
+        try:
+            attributes = struct.pack("4Q", MOUNT_ATTR_RDONLY, 0, 0, 0)
+            _call("syscall", SYS_MOUNT_SETATTR, AT_FDCWD, os.fsencode(path), 0, attributes, len(attributes))
+        except OSError:
+            if os.path.ismount(path):  # else another mount hides it
+                raise
     for path in held:
         if mounts[path][1] and path != "/dev" and os.path.isdir(path):
             _cover(path, set(mounts), carrier, options)
@@ -147,16 +152,6 @@ def _list_mounts() -> dict[str, tuple[str, bool]]:
             flags = first.split()[5].split(b",") + last.split()[2].split(b",")
             found[os.fsdecode(path)] = (last.split()[0].decode(), b"ro" not in flags)
     return found
-
-
-def _make_read_only(path: str) -> None:
-    try:
-        attributes = struct.pack("4Q", MOUNT_ATTR_RDONLY, 0, 0, 0)
-        _call("syscall", SYS_MOUNT_SETATTR, AT_FDCWD, os.fsencode(path), 0, attributes, len(attributes))
-    except OSError:
-        if os.path.ismount(path):
-            raise
-        # else another mount hides it
 
 
 def _cover(path: str, points: set[str], carrier: int, options: str) -> None:

@@ -251,10 +251,6 @@ class Settings:
     size: int | None = None
     lossy: bool = False
 
-    @property
-    def loses(self) -> bool:
-        return self.format not in ("png", BASELINE) or self.size is not None
-
 
 @dataclass
 class Result:
@@ -318,7 +314,8 @@ def recode_image(source: Path, settings: Settings) -> tuple[bytes, Photo]:
     if settings.format == BASELINE:
         return _rewrite(source.read_bytes())
     with open(source, "rb") as file:
-        photo = read_photo(file, settings.lossy or not settings.loses)
+        loses = settings.format != "png" or settings.size is not None
+        photo = read_photo(file, settings.lossy or not loses)
     made = shrink(photo.image, settings.size)
     try:
         content = encode(made, settings, photo.metadata)
@@ -360,8 +357,15 @@ def recode_file(source: str, target: str, path: str, settings: Settings, timed: 
         root = os.path.realpath(target)
         if os.path.commonpath([root, os.path.realpath(to.parent)]) != root:  # perhaps into the source
             raise ValueError(f"{to.parent} is a link that leads out of the destination")
-        if origin.is_dir() or (origin.is_symlink() and not origin.exists()):
-            return Result(path, _copy_entry(origin, to))
+        if origin.is_symlink() and (origin.is_dir() or not origin.exists()):  # it leads nowhere or back
+            if not (to.is_symlink() and os.readlink(to) == os.readlink(origin)):
+                to.parent.mkdir(parents=True, exist_ok=True)
+                to.symlink_to(os.readlink(origin))
+            return Result(path, "link")
+        if origin.is_dir():  # an empty one
+            os.listdir(origin)  # raises where the folder may not be read
+            to.mkdir(parents=True, exist_ok=True)
+            return Result(path, "folder")
         stat = origin.stat()
         if not S_ISREG(stat.st_mode):
             raise ValueError("it is neither a file nor a folder")
@@ -391,18 +395,6 @@ def recode_file(source: str, target: str, path: str, settings: Settings, timed: 
     except Exception as error:
         text = str(error).replace(str(origin), path)
         return Result(path, "failed", why=f"{type(error).__name__}: {text}")
-
-
-def _copy_entry(origin: Path, to: Path) -> str:
-    """Copies an empty folder, or a link that leads nowhere or back."""
-    if not origin.is_symlink():
-        os.listdir(origin)  # raises where the folder may not be read
-        to.mkdir(parents=True, exist_ok=True)
-        return "folder"
-    if not (to.is_symlink() and os.readlink(to) == os.readlink(origin)):
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.symlink_to(os.readlink(origin))
-    return "link"
 
 
 def _begin(parent: int) -> None:
