@@ -199,10 +199,8 @@ def _name_file(part: Any, held: dict[int, str]) -> str | None:
     if number in (1, 2):
         return None  # what the keeper prints goes nowhere
     path = held.get(number, "")
-    if path.startswith("socket:"):
-        return "a socket"
-    if path.startswith("pipe:"):
-        return "a pipe"
+    if path.startswith(("socket:", "pipe:")):
+        return f"a {path.partition(':')[0]}"
     try:
         readable = stat.S_ISREG(os.fstat(number).st_mode) and not part.writable()
     except OSError:

@@ -214,16 +214,13 @@ class LoaderRecord:
             return seconds > MOST_S
         if self.whole and PAUSES in os.environ.get(VARIABLE, ""):
             return True  # a program that is to be paused may have only one epoch
-        return self.later >= LATER or not self._next_epoch_is_near(seconds)
-
-    def _next_epoch_is_near(self, seconds: float) -> bool:
-        """Whether a second or further epoch ends soon enough to be watched: waits at the start of an epoch
-        are a part of it, and the first epoch has what happens only once."""
         length = self.facts.get("length")
-        if not length or seconds > EPOCHS_S or len(self.steps) > EPOCHS_STEPS:
-            return False
+        if self.later >= LATER or not length or seconds > EPOCHS_S or len(self.steps) > EPOCHS_STEPS:
+            return True
+        # Waits at the start of an epoch are a part of it, and the first epoch has what happens only once: a
+        # second or further one is watched that ends soon enough.
         epochs = max(2, len(self.whole) + 1)
-        return bool(epochs * length <= min(EPOCHS_STEPS, self.batches * EPOCHS_S / seconds))
+        return bool(epochs * length > min(EPOCHS_STEPS, self.batches * EPOCHS_S / seconds))
 
     def summary(self, most: int = 200) -> dict[str, Any]:
         """The message: plain numbers, of the latest steps."""
@@ -415,13 +412,6 @@ class Watch:
 
         return train
 
-    def _validates(self) -> bool:
-        """Whether the program computes no gradients, or all modules that it has set to train do not now."""
-        torch = sys.modules.get("torch")
-        if torch is not None and not torch.is_grad_enabled():
-            return True
-        return self.trained and not any(self.modes.values())
-
     def _patch(self, top: type) -> None:
         below = [top]
         for kind in below:
@@ -548,7 +538,9 @@ class Watch:
             return original(iterator)
         first = number not in self.begun
         self.begun.add(number)
-        record.evaluated += self._validates()
+        # without gradients, or where all modules that it has set to train do not now
+        torch = sys.modules["torch"]
+        record.evaluated += not torch.is_grad_enabled() or self.trained and not any(self.modes.values())
         self.inside.loader = True
         try:
             batch = record.next(original, iterator, first)
