@@ -221,7 +221,10 @@ def work(request: dict[str, Any], loader: Any, send: Send) -> None:
     if any(stage.kind == OPEN and stage.again > 0.5 for stage in result.stages):
         with contextlib.suppress(Exception):  # of objects that cannot stay open
             result.kept_open = _kept_open_seconds(loader, clock() + 0.05 * request["seconds"])
-    result.cache, result.no_cache = _cacheable_part(loader, end)
+    try:
+        result.cache, result.no_cache = _cacheable_part(loader, end)
+    except Exception as error:
+        result.no_cache = f"a sample failed ({type(error).__name__})"
     send(asdict(result))
     with contextlib.suppress(Exception):
         result.collate = _collate_seconds(loader, end)
@@ -366,13 +369,6 @@ def _cacheable_part(loader: Any, end: float) -> tuple[Cacheable | None, str]:
     is nothing that a cache could keep."""
     if is_iterable(loader):
         return None, "samples of an iterable dataset have no index by which to find them"
-    try:
-        return _compare_seeds(loader, end)
-    except Exception as error:
-        return None, f"a sample failed ({type(error).__name__})"
-
-
-def _compare_seeds(loader: Any, end: float) -> tuple[Cacheable | None, str]:
     clocks = Clocks()
     clocks.set(loader.dataset, FULL)
     clocks.probe = True
@@ -405,26 +401,19 @@ def _compare_seeds(loader: Any, end: float) -> tuple[Cacheable | None, str]:
         return Cacheable(True, statistics.fmean(sizes), 1.0), ""
     if not same:
         return None, "the first stage of a sample is random, or its results cannot be compared"
-    share = _saved_share(loader, clocks, [calls[:same] for calls in saves])
-    needed = statistics.fmean(calls[same - 1].size for calls in saves)
-    after = saves[0][same - 1].label
-    return Cacheable(False, needed, share, same, after), ""
-
-
-def _saved_share(loader: Any, clocks: Clocks, held: list[list[Call]]) -> float:
-    """Share of a sample's time that is saved where the results of its first calls are there."""
     clocks.probe = False
-    whole = left = 0.0
-    for (_index, make), calls in zip(sample_makers(loader), held):
+    full = left = 0.0  # seconds of samples, all of them and where the results of the first calls are there
+    for (_index, make), calls in zip(sample_makers(loader), saves):
         seed_generators(1)
         began, _ = clocks.now()
         make()
-        whole += clocks.now()[0] - began
+        full += clocks.now()[0] - began
         seed_generators(1)
-        clocks.replay = [(call.label, call.result) for call in calls]
+        clocks.replay = [(call.label, call.result) for call in calls[:same]]
         left += clocks.sample(make)[1]
         clocks.replay = None
-    return max(0.0, 1 - left / whole)
+    needed = statistics.fmean(calls[same - 1].size for calls in saves)
+    return Cacheable(False, needed, max(0.0, 1 - left / full), same, saves[0][same - 1].label), ""
 
 
 def _gil_use(loader: Any, seconds: float) -> str | None:
@@ -464,7 +453,7 @@ def storage(request: dict[str, Any], loader: Any, send: Send) -> None:
     """Reads alone, of the files that samples opened: 1 to 32 at a time."""
     paths = [path for path in request["files"] if os.access(path, os.R_OK)]
     sizes = [os.path.getsize(path) for path in paths]
-    counts = [1, 4, 16, 32]
+    counts = 1, 4, 16, 32
     cold = _drop_pages(paths[: max(8, len(paths) // 8)])
     result = Storage(len(paths), sum(sizes), statistics.median(sizes) if sizes else 0.0, cold)
     for number, flight in enumerate(counts):
@@ -521,8 +510,8 @@ def contend(request: dict[str, Any], loader: Any, send: Send) -> None:
     usage = Usage()
     one = _run_processes(loader, 1, 0.25 * seconds)
     several = _run_processes(loader, count, 0.35 * seconds)
-    locks = [path for path, _lock in _find_locks(loader, synchronize.SemLock)]
-    result = Contention(count, one, several, locks=locks[:3], usage=usage.summary())
+    locks = list(_find_locks(loader, synchronize.SemLock))[:3]
+    result = Contention(count, one, several, locks=locks, usage=usage.summary())
     send(asdict(result))
     if not is_iterable(loader):
         result.threads = _compare_threads(loader, count, 0.3 * seconds)
@@ -532,7 +521,7 @@ def contend(request: dict[str, Any], loader: Any, send: Send) -> None:
 def _run_processes(loader: Any, count: int, seconds: float) -> Together:
     def time_samples(number: int) -> Together:
         timed = SampleTimer(loader, lambda _message: None, FULL)
-        for _path, lock in _find_locks(loader, synchronize.SemLock):
+        for lock in _find_locks(loader, synchronize.SemLock).values():
             lock.acquire = timed.clocks.wrap(lock.acquire, "wait for a lock", LOCK)
         timed.run(seconds, plainly=False, skip=number * 37)
         wall, cpu = map(sum, zip(*timed.clocked)) if timed.clocked else (0.0, 0.0)
@@ -552,51 +541,44 @@ def _run_processes(loader: Any, count: int, seconds: float) -> Together:
 
 
 def _compare_threads(loader: Any, count: int, seconds: float) -> Threads | None:
-    """Samples by one thread and by several, by turns: what other programs do changes meanwhile."""
+    """Samples by one thread and by several, by turns: what other programs do changes meanwhile.
+
+    A thread that waits for another wakes up now and then to look, so the time in which it had no core
+    is not apart, and there are no clocks inside. Each is in a process of its own, which a dataset that
+    is not made for threads may end. The sampler has run before: it would be a part of the time, and
+    threads would share it."""
     order, make = indices(loader), sample_maker(loader.dataset)
-    end, whole = clock() + seconds, []
-    for number in range(4):
-        if number and clock() > end:  # samples take so long that one pair has to do
-            break
-        pair = [_run_threads(order, make, n, seconds / 8) for n in (1, count)]
-        whole += [[run for run in pair if run is not None]] if None not in pair else []
-    if not whole:
-        return None
-    found = []
-    for runs in zip(*whole):
-        samples = sum(run.samples for run in runs)
-        found.append(Together(samples, sum(run.samples * run.seconds for run in runs) / samples))
-    return Threads(found[0], found[1], [path for path, _lock in _find_locks(loader, THREAD_LOCKS)][:3])
 
-
-def _run_threads(order: list[Any], make: Callable[[Any], Any], count: int, seconds: float) -> Together | None:
-    """Samples by threads, and seconds of each of them. A thread that waits for another wakes up now
-    and then to look, so the time in which it had no core is not apart, and there are no clocks
-    inside. A process of its own, which a dataset that is not made for threads may end. The sampler
-    has run before: it would be a part of the time, and threads would share it."""
-
-    def make_all() -> Together:
+    def make_all(threads: int) -> Together:
         began = clock()
 
         def make_some(skip: int) -> int:
             for made, index in enumerate(itertools.islice(itertools.cycle(order), skip, None), 1):
                 with contextlib.suppress(Exception):  # the work phase has told of it
                     make(index)
-                if clock() - began > seconds:
+                if clock() - began > seconds / 8:
                     return made
             return 0  # there are no samples
 
-        with ThreadPoolExecutor(count) as pool:
-            samples = sum(pool.map(make_some, [37 * n for n in range(count)]))
-        return Together(samples, count * (clock() - began) / samples)
+        with ThreadPoolExecutor(threads) as pool:
+            samples = sum(pool.map(make_some, [37 * n for n in range(threads)]))
+        return Together(samples, threads * (clock() - began) / samples)
 
-    results = _in_forks([make_all])
-    return results[0] if results else None
+    end, pairs = clock() + seconds, list[list[Together]]()
+    while len(pairs) < 4 and (not pairs or clock() <= end):  # one, where samples take so long
+        pairs.append([run for n in (1, count) for run in _in_forks([partial(make_all, n)])])
+    found = []
+    for runs in zip(*(pair for pair in pairs if len(pair) == 2)):
+        samples = sum(run.samples for run in runs)
+        found.append(Together(samples, sum(run.samples * run.seconds for run in runs) / samples))
+    if not found:
+        return None
+    return Threads(found[0], found[1], list(_find_locks(loader, THREAD_LOCKS))[:3])
 
 
-def _find_locks(loader: Any, kinds: Any) -> list[tuple[str, Any]]:
-    """Locks of these classes that a dataset holds, with their paths."""
-    return [(path, part) for path, part in walk_objects(loader) if isinstance(part, kinds)]
+def _find_locks(loader: Any, kinds: Any) -> dict[str, Any]:
+    """Locks of these classes that a dataset holds, by their paths."""
+    return {path: part for path, part in walk_objects(loader) if isinstance(part, kinds)}
 
 
 def _in_forks(functions: list[Callable[[], Together]]) -> list[Together]:
