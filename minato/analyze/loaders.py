@@ -293,7 +293,8 @@ def rebuild(loader: Any, request: RateRequest) -> Any:
         if window.may_look_ahead(loader):  # then the study's own sampler may be read ahead, too
             window.may_look_ahead = lambda loader: True  # this process has no other loader
         # what it would have learnt in an earlier epoch
-        known = {int(index): seconds for index, seconds in request.costs.items() if index.isdecimal() and request.learnt}
+        costs = request.costs if request.learnt else {}
+        known = {int(index): seconds for index, seconds in costs.items() if index.isdecimal()}
         wall = [int(seconds * 1e9) for seconds in known.values()]
         memo_of(made).load_costs(array("q", known).tobytes(), array("q", wall).tobytes())
     return made
