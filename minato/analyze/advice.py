@@ -20,7 +20,6 @@ from .facts import (
     measured_gain,
     rate_with_step,
     reading_stages,
-    scaled_rate,
     scheduling_gain,
     slow_share,
     virtual_gain,
@@ -105,12 +104,12 @@ def files_went(f: Facts) -> bool:
 
 def _find_limit(f: Facts) -> tuple[str, str] | None:
     wait = f.watched.wait
-    label, share = f.top()
+    label, share = f.top
     if step_lacks_cores(f):
         cpu = f.sample_cpu(f.own, f.workers)
         return "cores", (
             f"The step and {counted(f.workers, 'worker')} share them: the step waits for a core "
-            f"{f.queued_step():.0%} of its time, and samples take {cpu / (cpu + f.step_cpu()):.0%} of the CPU time. "
+            f"{f.queued_step:.0%} of its time, and samples take {cpu / (cpu + f.step_cpu):.0%} of the CPU time. "
             f"{share:.0%} of a sample is {label}."
         )
     if wait is not None and wait < NO_WAIT:
@@ -132,7 +131,7 @@ def _find_limit(f: Facts) -> tuple[str, str] | None:
         )
     if found := shared_wait(f) or thread_wait(f):
         return found
-    opens, rate = opening(f), f.own_rate()
+    opens, rate = opening(f), f.own_rate
     if opens is not None and opens.whole >= OPENED * f.mean:
         return "open", (
             f"{opens.label} ({format_place(opens.place)}) takes {min(1.0, opens.whole / f.mean):.0%} of a sample, "
@@ -176,18 +175,18 @@ def step_lacks_cores(f: Facts) -> bool:
     wait = f.watched.wait
     if wait is None or wait >= LITTLE_WAIT or not f.workers or not f.costs or f.report.machine.others > OTHERS:
         return False
-    together = f.sample_cpu(f.own, f.workers) + f.step_cpu()
+    together = f.sample_cpu(f.own, f.workers) + f.step_cpu
     busy = f.watched.delivered * together / f.cores
     share = f.sample_cpu(f.own, f.workers) / max(together, 1e-9)
-    return f.queued_step() > CROWDED and busy > BUSY and share > CROWDED
+    return f.queued_step > CROWDED and busy > BUSY and share > CROWDED
 
 
 def starting(f: Facts) -> tuple[str, str] | None:
     """Workers that start anew in each epoch, where epochs are short or starts are slow."""
-    rate = f.own_rate()
+    rate = f.own_rate
     if not f.starts_again or not f.start or f.watched.starts < 2 or not rate:
         return None
-    seconds = f.start_alone() / max(1, f.epoch_samples())
+    seconds = f.start_alone / max(1, f.epoch_samples)
     share = min(1.0, max(seconds, f.end_seconds(f.own, f.workers)) * f.program_rate(rate, f.workers))
     if share < 0.5:
         return None
@@ -200,8 +199,8 @@ def starting(f: Facts) -> tuple[str, str] | None:
 def slow_sampler(f: Facts) -> tuple[str, str] | None:
     """A sampler that takes most of the time in which the program waits. It runs in the program's own
     process, in turns with the step, however many workers there are."""
-    told, inside, rate = f.report.sampler, f.watched.inside, f.own_rate()
-    if not told or not inside or not rate or f.sampler < 0.5 * inside / f.batch():
+    told, inside, rate = f.report.sampler, f.watched.inside, f.own_rate
+    if not told or not inside or not rate or f.sampler < 0.5 * inside / f.batch:
         return None
     if f.without_sampler().program_rate(rate, f.workers) < WORTH * f.program_rate(rate, f.workers):
         return None
@@ -305,7 +304,7 @@ def candidates(f: Facts) -> tuple[list[Change], list[str]]:
     """Changes with a predicted rate of the program, and what would not help and why."""
     helps: list[Change] = []
     useless: list[str] = []
-    rate = f.own_rate()
+    rate = f.own_rate
     if f.watched.wait is not None and f.watched.wait < NO_WAIT and not step_lacks_cores(f):
         return [], [f"any change of the loader: the program waits for data {f.watched.wait:.1%} of its time"]
     if not rate or not f.costs:
@@ -335,7 +334,7 @@ def _paste_for(f: Facts, paste: str) -> str:
     if maker == "transformers":
         if own := re.match(r"(?:from minato import DataLoader  # and )?((?:worker_type|cache)=\S+)", paste):
             return (
-                f"return minato.DataLoader(self.train_dataset, {f.batch()}, shuffle=True, num_workers={f.workers}, "
+                f"return minato.DataLoader(self.train_dataset, {f.batch}, shuffle=True, num_workers={f.workers}, "
                 f"collate_fn=self.data_collator, {own[1]})  # in get_train_dataloader() of a subclass of Trainer"
             )
         paste = re.sub(r"\b((?:num_workers|persistent_workers)=\w+)", r"TrainingArguments(dataloader_\1)", paste)
@@ -392,7 +391,7 @@ def _more_workers(f: Facts, rate: float, now: float) -> Change | str | None:
         return None  # a note says so
     if f.cpu_share <= 0.5:  # workers that wait need no core each
         most = min(4 * f.cores, math.ceil(f.cores / max(f.cpu_share, 0.01)))
-        enough = (n for n in range(f.workers + 1, most) if scaled_rate(fit, n) >= (f.asked_alone or math.inf))
+        enough = (n for n in range(f.workers + 1, most) if fit(n) >= (f.asked_alone or math.inf))
         target = max(f.workers + 1, next(enough, most))
         note = f"extrapolated{_name_counts(f)}" if target > max(f.scaling()) else ""
     elif f.workers >= free:
@@ -402,7 +401,7 @@ def _more_workers(f: Facts, rate: float, now: float) -> Change | str | None:
             f"{f.cpu_share:.0%} of their time"
         )
     # the fit is of workers alone: from none to one is no step on its curve
-    faster = scaled_rate(fit, target)
+    faster = fit(target)
     if is_uneven(f.costs) and f.workers:  # of which a short measurement has more or fewer slow samples
         faster = rate * virtual_rate(f, target, f.balanced) / virtual_rate(f, f.workers, f.balanced)
     predicted = f.program_rate(faster, target)
@@ -582,7 +581,7 @@ def _together(f: Facts, helps: list[Change], now: float) -> None:
         return
     measured = measured_gain(f, target)
     gain = virtual_gain(f, target) if measured is None else measured
-    predicted = _minato_rate(f, scaled_rate(fit, target), gain, target)
+    predicted = _minato_rate(f, fit(target), gain, target)
     if gain >= WORTH and predicted >= WORTH * max(h.predicted or 0.0 for h in helps):
         helps.append(_make_change(
             f"minato.DataLoader with num_workers={target}",
@@ -644,8 +643,8 @@ def _kept_workers(f: Facts, now: float) -> list[Change]:
     rate = now if known else f.watched.delivered
     if not f.starts_again or not f.start or f.watched.starts < 2 or not rate:
         return []
-    epoch = f.epoch_samples() / rate
-    gain = epoch / max(epoch - f.start_alone(), 0.1 * epoch)  # workers that stay make a first batch, too
+    epoch = f.epoch_samples / rate
+    gain = epoch / max(epoch - f.start_alone, 0.1 * epoch)  # workers that stay make a first batch, too
     if gain < WORTH:
         return []
     once = "one loader for all epochs, " if f.watched.objects > 1 else ""
@@ -661,7 +660,7 @@ def add_base_rate(found: Report) -> None:
     """Enters what all factors are relative to, and gives predicted rates with these: the rate of the
     program as it is, from its checks if it has some, or else as its loader was measured."""
     f = Facts(found)
-    rate = f.own_rate()
+    rate = f.own_rate
     base = found.base or (f.program_rate(rate, f.workers) if rate else None)
     found.relative_to = base
     if base is None:

@@ -358,7 +358,7 @@ def codec_rows(f: Facts) -> list[CodecRow]:
 def codec_rate(f: Facts, row: CodecRow, storage: float = math.inf) -> float:
     """The loader's rate with a codec: its own, as the time of samples changes. Where processes wait
     for one storage, the rate changes as the waits do. storage: bytes a second at most."""
-    told, own = f.codecs, f.own_rate()
+    told, own = f.codecs, f.own_rate
     if not own or row.error:
         return 0.0
     was = told.rows[0]

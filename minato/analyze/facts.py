@@ -9,7 +9,7 @@ import heapq
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from .records import Codecs, Orders, Report, StageTimes, Storage, Told, Watched, Work
@@ -129,7 +129,10 @@ class Facts:
     def __init__(self, report: Report) -> None:
         self.report, self.watched, self.loader = report, report.watched, report.loader
         self.cores, self.own = report.machine.cores, report.own
-        self.workers: int = self.loader["num_workers"] or 0
+        self.batch, self.workers = self.watched.batch, int(self.loader["num_workers"] or 0)
+        self.threads = bool(self.loader.get("worker_type") == "thread" and self.workers)
+        #: whether the program's loader has minato's scheduling
+        self.balanced = self.own == "minato" and self.loader.get("scheduling") != "static"
         self.work, self.storage = report.work or Work(), report.storage or Storage()
         self.codecs, self.orders = report.codecs or Codecs(), report.orders or Orders()
         self.costs = [wall for wall, _ in self.work.costs]
@@ -137,7 +140,24 @@ class Facts:
         cpu = sum(cpu for _, cpu in self.work.costs)
         self.cpu_share = min(1.0, cpu / sum(self.costs)) if self.mean else 1.0
         self.stages = self.work.stages
+        #: share of a sample that no stage has taken
+        self.other = max(0.0, 1 - sum(map(self.share, self.stages)))
+        rest = "__iter__ itself" if self.loader.get("iterable") else "__getitem__ itself", self.other
+        #: the stage that takes most of a sample, and its share
+        self.top = max([*((s.label, self.share(s)) for s in self.stages), rest], key=lambda one: one[1])
+        usage = [*(rate.usage for rate in report.rates), self.work.usage, report.contend and report.contend.usage]
+        #: share of the cores that other programs used while the study measured
+        self.others = statistics.median([used.others for used in usage if used] or [0.0])
+        #: batches of an epoch; 0 where that is not known
+        self.epoch = int(self.loader.get("length") or math.ceil((self.loader.get("samples") or 0) / self.batch))
+        #: samples of an epoch, by what was watched where its length is not known
+        self.epoch_samples = (self.epoch or self.watched.batches / max(1, self.watched.starts)) * self.batch
+        #: seconds of collate_fn for each sample; 0 where that was not measured
+        self.collate = self.work.collate or 0.0
         self.rates = {(r.loader, r.workers): r.rate for r in report.rates if r.rate}
+        self.own_rate = self.rate(self.own, self.workers)
+        #: samples a second that the program's loader can hand over, if they cost nothing
+        self.hands_over = self.rates.get(("hand-over", self.workers)) or math.inf
         self.ends = {(r.loader, r.workers): r.end for r in report.rates if r.end is not None}
         if report.paced and report.paced.end is not None:  # as it was last measured, with the program's step
             self.ends[self.own, self.workers] = report.paced.end
@@ -145,6 +165,20 @@ class Facts:
         self.again = {(r.loader, r.workers): r.again for r in report.rates if r.again}
         #: seconds of each sample that the sampler takes, in the program's own process
         self.sampler = report.sampler.seconds if report.sampler else 0.0
+        drawn = self.sampler * self.batch
+        #: seconds of a step that has the cores it can use, and of the sampler, which runs in turns with it
+        self.step = float(self.watched.step_alone or self.watched.step or 0.0)
+        self.step_alone, self.step_cores = self.step + drawn, min(float(self.cores), self.watched.step_cores)
+        if drawn:
+            self.step_cores = (self.step_cores * self.step + drawn) / self.step_alone
+        #: CPU seconds of a step, for each sample of its batch
+        self.step_cpu = self.step_cores * self.step_alone / self.batch
+        asked, whole = self.watched.asked, self.watched.step if self.watched.by != BY_EVENTS else 0.0
+        #: share of the step's time in which its thread could have run, and had no core
+        self.queued_step = 1 - self.step / whole if whole else 0.0
+        #: samples a second that the step and the sampler could use if they had their cores for themselves.
+        #: Models use this; the answer tells ``watched.asked``, which was seen
+        self.asked_alone = 1 / (max(1 - self.queued_step, 0.1) / asked + self.sampler) if asked else asked
         self.starts_again = bool(self.workers and not self.loader.get("persistent_workers"))
         start, measured = self.watched.start, self.again.get((self.own, self.workers))
         #: seconds until the first batch of an epoch: the study forks workers, and where the program
@@ -154,26 +188,8 @@ class Facts:
         self.unforked = 0.0
         if self.starts_again and start and self.loader.get("start_method") in ("spawn", "forkserver"):
             self.start, self.unforked = start, max(0.0, start - (measured or 0.0))
-
-    @property
-    def step_alone(self) -> float:
-        """Seconds of a step that has the cores it can use, and of the sampler, which runs in turns with it."""
-        return self._step() + self.sampler * self.batch()
-
-    def _step(self) -> float:
-        return float(self.watched.step_alone or self.watched.step or 0.0)
-
-    @property
-    def asked_alone(self) -> float | None:
-        """Samples a second that the step and the sampler could use if they had their cores for
-        themselves. Models use this; the answer tells ``watched["asked"]``, which was seen."""
-        asked: float | None = self.watched.asked
-        return 1 / (max(1 - self.queued_step(), 0.1) / asked + self.sampler) if asked else asked
-
-    def queued_step(self) -> float:
-        """Share of the step's time in which its thread could have run, and had no core."""
-        step = self.watched.step
-        return 1 - self._step() / step if step and self.watched.by != BY_EVENTS else 0.0
+        #: seconds until the first batch of an epoch, beyond those that making it takes
+        self.start_alone = max(0.0, (self.start or 0.0) - self.batch * self.mean)
 
     def without_sampler(self) -> Facts:
         """As if the sampler took no time."""
@@ -196,40 +212,22 @@ class Facts:
             work = min(work, whole)
         return max(whole - work * (1 - 1 / cheaper), 0.0)
 
-    def step_cpu(self) -> float:
-        """CPU seconds of a step, for each sample of its batch."""
-        return self.step_cores * self.step_alone / self.batch()
-
-    @property
-    def hands_over(self) -> float:
-        """Samples a second that the program's loader can hand over, if they cost nothing."""
-        return self.rate("hand-over", self.workers) or math.inf
-
-    @property
-    def step_cores(self) -> float:
-        cores = min(float(self.cores), self.watched.step_cores)
-        drawn = self.sampler * self.batch()
-        return (cores * self._step() + drawn) / (self._step() + drawn) if drawn else cores
-
     def rate(self, kind: str, workers: int) -> float | None:
         return self.rates.get((kind, workers))
-
-    def own_rate(self) -> float | None:
-        return self.rate(self.own, self.workers)
 
     def end_seconds(self, kind: str, workers: int) -> float:
         """Seconds of each sample that the ends of epochs cost, by the nearest number of workers that
         was measured."""
         known = {n: seconds for (k, n), seconds in self.ends.items() if k == kind}
-        if not self.epoch():
+        if not self.epoch:
             return 0.0
         seconds = known[min(known, key=lambda n: abs(n - workers))] if known else 0.0
-        return (seconds + self.unforked) / (self.epoch() * self.batch())
+        return (seconds + self.unforked) / (self.epoch * self.batch)
 
     def speed_with_step(self) -> float:
         """How many times as fast the program's own loader is with the step as without one: a step
         takes cores from it, and what other programs use of them changes."""
-        paced, own, asked = self.report.paced and self.report.paced.rate, self.own_rate(), self.asked_alone
+        paced, own, asked = self.report.paced and self.report.paced.rate, self.own_rate, self.asked_alone
         if not paced or not own or not asked or paced > 0.95 * asked:
             return 1.0  # it waits for the step, and its own speed was not seen
         rate = paced if self.workers else 1 / (1 / paced - 1 / asked)
@@ -244,7 +242,7 @@ class Facts:
             lost = free + (lost - free) / cheaper  # a first batch is there earlier
         rate *= self.speed_with_step()
         if workers:  # at most the rate at which they and the step keep all cores busy
-            cpu = self.sample_cpu(kind or self.own, workers, cheaper) + self.step_cpu()
+            cpu = self.sample_cpu(kind or self.own, workers, cheaper) + self.step_cpu
             rate = min(rate, self.cores / max(cpu, 1e-9))
         return rate_with_step(rate, self.asked_alone, workers, lost)
 
@@ -255,48 +253,11 @@ class Facts:
         free = self.report.free and self.report.free.rate
         lost = self.end_seconds("hand-over", self.workers)
         most = 1 / (1 / free + lost) if free else rate_with_step(self.hands_over, self.asked_alone, 0, lost)
-        return min(self.program_rate((self.own_rate() or 0.0) * cheaper, self.workers, cheaper=cheaper), most)
+        return min(self.program_rate((self.own_rate or 0.0) * cheaper, self.workers, cheaper=cheaper), most)
 
     def scaling(self) -> dict[int, float]:
         """Rates of the program's loader by number of workers."""
         return {n: rate for (kind, n), rate in self.rates.items() if kind == self.own and n > 0}
-
-    def batch(self) -> int:
-        return self.watched.batch
-
-    def epoch(self) -> int:
-        """Batches of an epoch; 0 where that is not known."""
-        length = self.loader.get("length")
-        return int(length or math.ceil((self.loader.get("samples") or 0) / self.batch()))
-
-    def others(self) -> float:
-        """Share of the cores that other programs used while the study measured."""
-        contend = self.report.contend
-        usage = [*(rate.usage for rate in self.report.rates), self.work.usage, contend and contend.usage]
-        seen = [used.others for used in usage if used]
-        return statistics.median(seen) if seen else 0.0
-
-    @property
-    def collate(self) -> float:
-        """Seconds of collate_fn for each sample; 0 where that was not measured."""
-        return self.work.collate or 0.0
-
-    @property
-    def balanced(self) -> bool:
-        """Whether the program's loader has minato's scheduling."""
-        return self.own == "minato" and self.loader.get("scheduling") != "static"
-
-    def epoch_samples(self) -> float:
-        """Samples of an epoch, by what was watched where its length is not known."""
-        return (self.epoch() or self.watched.batches / max(1, self.watched.starts)) * self.batch()
-
-    def start_alone(self) -> float:
-        """Seconds until the first batch of an epoch, beyond those that making it takes."""
-        return max(0.0, (self.start or 0.0) - self.batch() * self.mean)
-
-    @property
-    def threads(self) -> bool:
-        return bool(self.loader.get("worker_type") == "thread" and self.workers)
 
     def at_once(self) -> dict[str, float] | None:
         """How many times the samples of one are made by several processes, and by as many threads,
@@ -309,16 +270,6 @@ class Facts:
 
     def share(self, stage: StageTimes) -> float:
         return stage.seconds / self.mean if self.mean else 0.0
-
-    def other(self) -> float:
-        """Share of a sample that no stage has taken."""
-        return max(0.0, 1 - sum(map(self.share, self.stages)))
-
-    def top(self) -> tuple[str, float]:
-        """The stage that takes most of a sample, and its share."""
-        stages = [(stage.label, self.share(stage)) for stage in self.stages]
-        rest = "__iter__ itself" if self.loader.get("iterable") else "__getitem__ itself"
-        return max([*stages, (rest, self.other())], key=lambda one: one[1])
 
 
 def slow_share(costs: Sequence[float]) -> tuple[float, float, float]:
@@ -368,7 +319,7 @@ def measured_gain(f: Facts, workers: int) -> float | None:
     measured, while other programs used the cores, or where costs are uneven: that loader has not
     learnt them then."""
     one, other = f.rate(f.own, workers), f.rate("minato", workers)
-    if not one or not other or f.others() >= OTHERS or is_uneven(f.costs):
+    if not one or not other or f.others >= OTHERS or is_uneven(f.costs):
         return None
     return (1 / one + f.end_seconds(f.own, workers)) / (1 / other + f.end_seconds("minato", workers))
 
@@ -384,8 +335,8 @@ def virtual_rate(f: Facts, workers: int, balanced: bool) -> float:
     busy = max(1.0, workers * f.cpu_share / f.cores)  # more processes than cores take turns
     costs = [cost * busy for cost in f.costs]
     early = f.own == "minato" and f.loader.get("prefetch_next_epoch")
-    epoch = 0 if early else f.epoch()
-    return simulate_rate(costs, f.batch(), workers, prefetch, balanced=balanced, epoch=epoch)
+    epoch = 0 if early else f.epoch
+    return simulate_rate(costs, f.batch, workers, prefetch, balanced=balanced, epoch=epoch)
 
 
 def simulate_rate(
@@ -431,20 +382,16 @@ def simulate_rate(
     return (batches - skipped) * batch / max(ready - got[skipped - 1], 1e-12)
 
 
-def fit_scaling(points: dict[int, float]) -> tuple[float, float] | None:
-    """(rate of one worker, what each further one loses) from rates by number of workers:
-    rate(n) = n * one / (1 + lost * (n - 1)). None from fewer than two numbers."""
+def fit_scaling(points: dict[int, float]) -> Callable[[int], float] | None:
+    """The rate of n workers, from rates by number of workers: n * one / (1 + lost * (n - 1)), of the rate
+    of one worker and of what each further one loses. None from fewer than two numbers."""
     if len(points) < 2:
         return None
     low, high = min(points), max(points)  # the latter is the nearest to what is asked of the fit
     few, many = points[low] / low, points[high] / high  # of one worker of these
     lost = max(0.0, (few - many) / max(many * (high - 1) - few * (low - 1), 1e-9))
-    return few * (1 + lost * (low - 1)), lost
-
-
-def scaled_rate(fit: tuple[float, float], workers: int) -> float:
-    one, lost = fit
-    return workers * one / (1 + lost * (workers - 1))
+    one = few * (1 + lost * (low - 1))
+    return lambda n: n * one / (1 + lost * (n - 1))
 
 
 def rate_with_step(rate: float, asked: float | None, workers: int, lost: float = 0.0) -> float:

@@ -258,8 +258,7 @@ def begin_report(told: Told, machine: Machine) -> Report:
 def _measure_rates(study: Study, found: Report, f: Facts, seconds: float) -> None:
     counts = sorted({1, f.workers, f.cores})
     is_iterable = f.loader["iterable"]
-    kinds = ["torch", "minato"]
-    wanted = [(kind, n) for n in counts for kind in kinds if n or kind == f.own]
+    wanted = [(kind, n) for n in counts for kind in ("torch", "minato") if n or kind == f.own]
     if f.cpu_share <= 0.5:  # more workers than cores may help, of which the fit must know
         wanted += [(f.own, 2 * f.cores)] * (2 * f.cores not in counts)
     wanted += [] if is_iterable else [("hand-over", f.workers)]
@@ -295,9 +294,11 @@ def finish_report(found: Report, study: Study | None, anyway: bool) -> Report:
         for change in found.helps:
             change.settled = False
     unstudied = found.unstudied
-    notes = [f"its samples were not studied, because {unstudied}"] if unstudied and unstudied not in found.limit.line else []
-    notes += [*found.notes, *(study.notes if study else []), *report.list_notes(f)]
-    found.notes = notes + ([WAYS[found.files]] if found.files else [])
+    told = not unstudied or unstudied in found.limit.line
+    found.notes = [
+        *([] if told else [f"its samples were not studied, because {unstudied}"]), *found.notes,
+        *(study.notes if study else []), *report.list_notes(f), *([WAYS[found.files]] if found.files else []),
+    ]  # fmt: skip
     return found
 
 
@@ -326,8 +327,8 @@ def _find_doubt(f: Facts, anyway: bool) -> str:
             "study these were there. Run it again: then it finds them, too"
         )
     regardless = " (--anyway concludes all the same)"
-    if f.others() > OTHERS and not anyway:
-        return f"other programs used {f.others():.0%} of the cores{regardless}"
+    if f.others > OTHERS and not anyway:
+        return f"other programs used {f.others:.0%} of the cores{regardless}"
     base, delivered = f.report.relative_to, (f.watched.range or [f.watched.delivered])[-1]
     if not base or not delivered or base <= FASTER * delivered:
         return ""
@@ -387,10 +388,10 @@ def check_changes(study: Study, found: Report, seconds: float) -> None:
     found.helps, found.useless = candidates(Facts(found))
     study.progress.show("checks", 0.75)
     f, changes = Facts(found), [change for change in found.helps if change.check]
-    if not changes or not f.own_rate():
+    if not changes or not f.own_rate:
         return
     #: a few samples take much of the time: each run has whole epochs, of at most ``most`` batches
-    uneven, most = is_uneven(f.costs) and not f.loader["iterable"] and f.epoch() > 0, 0
+    uneven, most = is_uneven(f.costs) and not f.loader["iterable"] and f.epoch > 0, 0
     for option in ("order", "codec"):  # of those that were asked for, the best is checked first
         best = next((change for change in changes if getattr(change.check, option)), None)
         changes.sort(key=lambda change: change is not best)
@@ -398,29 +399,30 @@ def check_changes(study: Study, found: Report, seconds: float) -> None:
     learns = uneven and bool(with_minato)  # minato's loader is also run in an epoch in which it learns costs
     if learns:  # what a scheduler gains takes whole epochs to see
         changes.sort(key=lambda change: change not in with_minato)
-    now = f.program_rate(f.own_rate() or 0.0, f.workers)
+    now = f.program_rate(f.own_rate or 0.0, f.workers)
     least = CHECK_S
     if uneven:
-        least = max(CHECK_S, min(f.epoch() * f.batch() / now, UNEVEN * max(f.costs)) / RUN_SHARE)
+        least = max(CHECK_S, min(f.epoch * f.batch / now, UNEVEN * max(f.costs)) / RUN_SHARE)
     changes = changes[: min(CHECKED, max(1, int(seconds / REPEATS / least) - 1))]
     slot = seconds / (REPEATS * (len(changes) + 1) + 1 + learns)
     size = fitting_batch(f, slot)
     if size == 0 or slot < LEAST_S:
         return study.note("predictions were not checked: that needs a longer --budget")
-    rows, length = size or f.batch(), epoch_batches(f, size)
+    rows, length = size or f.batch, epoch_batches(f, size)
     if uneven:
         most = max(1, min(length, len(f.costs) // rows, int(slot * RUN_SHARE * now / rows)))
         slowest = UNEVEN / 4 * max(f.costs)
         if most < length and slowest > most * rows / now:
             need = study.budget_for(2 * (REPEATS + 1) * slowest / RUN_SHARE, CHECKS)
-            return study.note(f"predictions were not checked, because the slowest samples take too long: needs about {need}")
+            why = "because the slowest samples take too long"
+            return study.note(f"predictions were not checked, {why}: needs about {need}")
     costs, own = dict(zip(f.work.indices, f.costs)), RateRequest("own", f.workers)
 
     def run(what: RateRequest | None, repeat: int | None, learnt: bool = True) -> Rate | None:
         assert what is not None
         g = f.without_sampler() if what.drawn else f
         what = replace(
-            what, seconds=slot * RUN_SHARE, step=g.step_alone * rows / f.batch(), step_cores=g.step_cores,
+            what, seconds=slot * RUN_SHARE, step=g.step_alone * rows / f.batch, step_cores=g.step_cores,
             batch=size, length=length,
         )  # fmt: skip
         if repeat is None:
@@ -470,7 +472,7 @@ def check_changes(study: Study, found: Report, seconds: float) -> None:
     else:  # one of them is predicted to gain too little now: it was checked for what was predicted then
         found.paced = None
     f = Facts(found)
-    now = f.program_rate(f.own_rate() or 0.0, f.workers)
+    now = f.program_rate(f.own_rate or 0.0, f.workers)
     for change, its_pairs, count in zip(changes, pairs, samples):
         enter_check(change, now, its_pairs)
         change.samples = count
@@ -485,7 +487,7 @@ def check_changes(study: Study, found: Report, seconds: float) -> None:
 
 def _program_rate_of(f: Facts, result: Rate) -> float:
     """The program's rate by one run, with the ends of its epochs."""
-    count = f.epoch() * f.batch()
+    count = f.epoch * f.batch
     if result.epoch:  # the run had whole epochs, which may be shorter than the program's
         samples = result.epoch * result.samples / result.batches
         start = f.end_seconds("hand-over", f.workers) * count
@@ -509,9 +511,9 @@ def fitting_batch(f: Facts, seconds: float) -> int | None:
     """Samples of a batch, for a loader that has that many seconds. None: as many as the program's; 0: not
     even batches of one fit."""
     fits = int(seconds / max(f.mean, 1e-9) / 6)
-    return None if fits >= f.batch() else fits
+    return None if fits >= f.batch else fits
 
 
 def epoch_batches(f: Facts, size: int | None) -> int:
     """Batches of an epoch of the program, where they have another size; 0 where that is not known."""
-    return f.epoch() if size is None else math.ceil(f.epoch() * f.batch() / size)
+    return f.epoch if size is None else math.ceil(f.epoch * f.batch / size)

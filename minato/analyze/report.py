@@ -16,7 +16,7 @@ from ..text import counted
 from .advice import describe_data, describe_move, files_went
 from .codecs import STORAGES, codec_rows, storage_rate, winners
 from .facts import OTHERS, Facts, fit_scaling, slow_share
-from .records import Change, CodecRow, Report, Told, Watched, parse
+from .records import Change, CodecRow, Report, Told, parse
 from .text import format_bytes, format_place, format_rate, format_seconds
 
 #: a rate whose range is wider than this is told with the range
@@ -89,17 +89,38 @@ def _worth_a_line(report: Report, changes: list[Change]) -> list[Change]:
 
 
 def _list_facts(f: Facts) -> list[str]:
-    w, loader = f.watched, f.loader
+    w, loader, report = f.watched, f.loader, f.report
     lines = []
     if w.asked is not None:
+        gets, (low, high) = format_rate(w.delivered), w.range or (1.0, 1.0)
+        if high > UNCERTAIN * low:
+            gets += f" (uncertain, by {w.steps} steps: {format_rate(low)} to {format_rate(high)})"
+        waits = f"the program waits for data {w.wait:.0%} of its time"
+        if w.queued > ENDS:
+            waits = (
+                f"inside its loader the program had no core for {w.queued:.0%} of its time, because other programs "
+                f"used the cores; of the rest {waits.removesuffix('its time')}it"
+            )
         lines.append(
             f"  the step asks for {format_rate(w.asked)} samples/s ({w.by}: {format_seconds(w.step)} "
-            f"for a batch of {w.batch}) and gets {_format_delivered(w)}: {_format_wait(w)}"
+            f"for a batch of {w.batch}) and gets {gets}: {waits}"
         )
-    lines += _name_base(f)
+    base = report.relative_to
+    if base and report.helps:
+        line = (
+            f'  "times" below compare with {format_rate(base)} samples/s, which the study measured for the '
+            "program's own loader and step"
+        )
+        if w.delivered and not 0.8 < base / w.delivered < 1.25:
+            line += f" (the program itself got {format_rate(w.delivered)})"
+        if report.share is not None:
+            took = f"{report.share:.0%} of the program's time"
+            line += f"; they are of the loop over this {kind_of_loader(report)}, which took {took}"
+        lines.append(line)
     lines.append(
-        f"  {kind_of_loader(f.report)}: {loader['class']} at {format_place(f.report.place)}, num_workers={loader['num_workers']}, "
-        f"batch_size={loader['batch_size']}, {loader.get('samples', 'an unknown number of')} samples"
+        f"  {kind_of_loader(report)}: {loader['class']} at {format_place(report.place)}, "
+        f"num_workers={loader['num_workers']}, batch_size={loader['batch_size']}, "
+        f"{loader.get('samples', 'an unknown number of')} samples"
     )
     if f.costs:
         stages = [(s.label, f.share(s)) for s in f.stages if f.share(s) >= LEAST_SHARE][:5]
@@ -109,7 +130,7 @@ def _list_facts(f: Facts) -> list[str]:
         lines.append(
             f"  a sample takes {format_seconds(f.mean)} (median {format_seconds(statistics.median(f.costs))}, p99 "
             f"{format_seconds(quantile(f.costs, 0.99))}, computing for {f.cpu_share:.0%} of it{uneven}): "
-            f"{parts + ', ' if parts else ''}other {f.other():.0%}"
+            f"{parts + ', ' if parts else ''}other {f.other:.0%}"
         )
     told = f.report.sampler
     if told and f.sampler * w.delivered > ENDS:
@@ -135,45 +156,6 @@ def explain_doubt(report: Report, change: Change) -> str:
     if change.settled is not False:
         return ""
     return f", not settled: the check is over {change.bound:.0%} away from the prediction"
-
-
-def _format_wait(w: Watched) -> str:
-    """What the program does in the time between the rate that it asks for and the one that it gets."""
-    waits = f"the program waits for data {w.wait:.0%} of its time"
-    if (queued := w.queued) <= ENDS:
-        return waits
-    return (
-        f"inside its loader the program had no core for {queued:.0%} of its time, because other programs used the "
-        f"cores; of the rest {waits.removesuffix('its time')}it"
-    )
-
-
-def _format_delivered(w: Watched) -> str:
-    """The rate, with its range where that is wide."""
-    told = format_rate(w.delivered)
-    low, high = w.range or (1.0, 1.0)
-    if high <= UNCERTAIN * low:
-        return told
-    return f"{told} (uncertain, by {w.steps} steps: {format_rate(low)} to {format_rate(high)})"
-
-
-def _name_base(f: Facts) -> list[str]:
-    """What factors are relative to, and whether the study's program is as fast as the watched one."""
-    base, delivered = f.report.relative_to, f.watched.delivered
-    if not base or not f.report.helps:
-        return []
-    differs = (
-        f" (the program itself got {format_rate(delivered)})"
-        if delivered and not 0.8 < base / delivered < 1.25 else ""
-    )  # fmt: skip
-    share = f.report.share
-    loop = "" if share is None else (
-        f"; they are of the loop over this {kind_of_loader(f.report)}, which took {share:.0%} of the program's time"
-    )  # fmt: skip
-    return [
-        f'  "times" below compare with {format_rate(base)} samples/s, which the study measured for the '
-        f"program's own loader and step{differs}{loop}"
-    ]
 
 
 def kind_of_loader(told: Told | Report) -> str:
@@ -242,20 +224,20 @@ def list_notes(f: Facts) -> list[str]:
         notes.append(f"{work.failures} sample(s) failed{all_}; {work.failed[0]}")
         if f.costs and files_went(f):
             notes.append("the files may have gone when the program ended: --pause studies it before that")
-    if f.own_rate() and fit_scaling(f.scaling()) is None:
+    if f.own_rate and fit_scaling(f.scaling()) is None:
         notes.append("another number of workers was not predicted, because only one number was measured")
     if f.codecs.images and not codec_rows(f):
         notes.append(f"other codecs were not compared: only {f.codecs.images} images were encoded in time")
     if work.merged:
         notes.append("measuring inside samples slowed them by over 10 %, so some stages are shown as one")
-    rate, lost = f.own_rate(), f.end_seconds(f.own, f.workers)
+    rate, lost = f.own_rate, f.end_seconds(f.own, f.workers)
     if rate and (share := lost * f.program_rate(rate, f.workers)) > ENDS:
         notes.append(
-            f"the end of each epoch costs {format_seconds(lost * f.epoch() * f.batch())}, {share:.0%} of the "
+            f"the end of each epoch costs {format_seconds(lost * f.epoch * f.batch)}, {share:.0%} of the "
             'time; the rates of loaders alone leave that out'
         )
-    if f.others() > OTHERS:
-        notes.append(f"other programs used {f.others():.0%} of the cores while this was measured")
+    if f.others > OTHERS:
+        notes.append(f"other programs used {f.others:.0%} of the cores while this was measured")
     if storage.rates:
         best = max(storage.rates, key=lambda one: one.files_per_s)
         state = "from the disk" if storage.cold else "from memory; less if the data do not fit there"

@@ -23,7 +23,6 @@ from minato.analyze.facts import (
     Facts,
     fit_scaling,
     reading_stages,
-    scaled_rate,
     simulate_rate,
     virtual_rate,
     watch_facts,
@@ -322,8 +321,8 @@ def test_virtual_time_agrees_with_the_policies(monkeypatch: pytest.MonkeyPatch) 
 def test_scaling_is_fitted_from_two_numbers_at_least() -> None:
     assert fit_scaling({2: 200.0}) is None
     fit = fit_scaling({1: 100.0, 4: 300.0})
-    assert fit is not None and scaled_rate(fit, 1) == pytest.approx(100) and scaled_rate(fit, 4) == pytest.approx(300)
-    assert scaled_rate(fit, 8) < 600
+    assert fit is not None and fit(1) == pytest.approx(100) and fit(4) == pytest.approx(300)
+    assert fit(8) < 600
 
 
 def test_watched_first_steps_and_queueing_are_apart() -> None:
