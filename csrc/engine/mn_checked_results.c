@@ -103,7 +103,6 @@ accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t wor
         return MN_SOUND;
     }
     r->worker = mn_word_worker(word);
-    r->issue = mn_issue(task, word);
     r->flags = t->flags;
     r->env_off = t->env_off;
     r->env_len = t->env_len;

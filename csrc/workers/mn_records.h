@@ -58,7 +58,6 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 #include "base/mn_atomic.h"
 #include "base/mn_attr.h"
@@ -228,9 +227,8 @@ struct mn_envelope {
     uint64_t nparts;
     uint64_t pickle_at;
     uint64_t pickle_bytes;
-    uint64_t seal; /* over everything but the bytes of the parts: mn_seal() */
 };
-MN_STATIC_ASSERT(sizeof(struct mn_envelope) == 32, "envelope layout");
+MN_STATIC_ASSERT(sizeof(struct mn_envelope) == 24, "envelope layout");
 
 struct mn_envelope_part {
     uint64_t at;
@@ -532,54 +530,6 @@ static inline struct mn_report *
 mn_block_reports(struct mn_block *b)
 {
     return (struct mn_report *)(void *)((char *)b + b->reports_at);
-}
-
-/* ---- the seal of an envelope ----
- *
- * It shows that an envelope is whole and answers the right task. The worker that writes an envelope
- * seals it last, and the reader checks the seal over its own copies. The seal covers the issue of
- * the task that the envelope answers, the places of its parts, and the pickle. A pickle with a
- * changed byte may do anything when it is loaded, and parts in other places are bytes of other
- * samples. The seal does not cover the bytes of the parts: they are data, like rows, and trigger no
- * action.
- *
- * A seal protects against accidents, not against forgery.
- */
-
-/* Returns which issue of which task an envelope answers; word is the task's. */
-static inline uint64_t
-mn_issue(uint32_t task, uint64_t word)
-{
-    return (uint64_t)mn_word_gen(word) << 32 | task;
-}
-
-/* One round of a multiplicative hash: each bit of the word affects half of all bits. */
-static inline uint64_t
-mn_seal_fold(uint64_t seal, uint64_t word)
-{
-    seal = (seal ^ word) * UINT64_C(0x9e3779b97f4a7c15);
-    return seal ^ seal >> 32;
-}
-
-/* Returns the value for env->seal. parts: [env->nparts]; pickle: [env->pickle_bytes]. */
-static inline uint64_t
-mn_seal(uint64_t issue, const struct mn_envelope *env, const struct mn_envelope_part *parts,
-        const void *pickle)
-{
-    const char *bytes = pickle;
-    uint64_t seal = mn_seal_fold(issue + 1, env->nparts);
-    seal = mn_seal_fold(mn_seal_fold(seal, env->pickle_at), env->pickle_bytes);
-    for (uint64_t i = 0; i < env->nparts; i++) {
-        seal = mn_seal_fold(mn_seal_fold(seal, parts[i].at), parts[i].bytes);
-    }
-    uint64_t at = 0, word;
-    for (; env->pickle_bytes - at >= sizeof(word); at += sizeof(word)) {
-        memcpy(&word, bytes + at, sizeof(word));
-        seal = mn_seal_fold(seal, word);
-    }
-    word = 0;
-    memcpy(&word, bytes + at, env->pickle_bytes - at);
-    return mn_seal_fold(seal, word);
 }
 
 #endif

@@ -66,7 +66,6 @@ struct mn_result {
     uint32_t queue;        /* of its last entry, or MN_NO_QUEUE */
     uint64_t env_off, env_len;
     uint64_t wall_ns, cpu_ns, done_ns;
-    uint64_t issue; /* see mn_records.h: the issue that an envelope must answer */
     struct mn_envelope envelope;
 };
 

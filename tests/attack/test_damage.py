@@ -23,8 +23,7 @@ from .support import PATIENCE, alive, wait_for
 
 # offsets of csrc/workers/mn_records.h
 WORKERS_OFF, TASKS_OFF, NTASKS = 24, 32, 84
-TASK_BYTES, ENV_OFF, ENV_LEN, FLAGS, RUNNING, DONE, ENVELOPE = 128, 32, 40, 56, 2, 3, 1
-ENVELOPE_HEAD = 32
+TASK_BYTES, FLAGS, RUNNING, ENVELOPE = 128, 56, 2, 1
 WORKER_BYTES, STATE, PID, READY = 192, 4, 8, 3
 
 
@@ -235,77 +234,6 @@ def test_worker_with_false_process_state_is_killed(state: int) -> None:
     assert not alive(dataset.pid.value)
     assert (health["deaths"], health["pid"]) == (1, dataset.pid.value)
     assert health["status"] == 2007 and not health["zygote_lost"]
-
-
-def envelopes() -> tuple[list[int], list[int]]:
-    """Addresses of the records of this worker's finished tasks, and their envelopes."""
-    base = mapping()
-    done = tasks_of(base, DONE)
-    assert len(done) == 2, done
-    return done, [base + word(task + ENV_OFF) for task in done]
-
-
-def swap_envelopes() -> None:
-    """Exchanges the results of two finished tasks."""
-    (a, b), _ = envelopes()
-    for field in (ENV_OFF, ENV_LEN):
-        first, second = word(a + field), word(b + field)
-        ctypes.c_uint64.from_address(a + field).value = second
-        ctypes.c_uint64.from_address(b + field).value = first
-
-
-def move_a_part() -> None:
-    """Makes the tensors of finished results other bytes of the same envelope."""
-    for at in envelopes()[1]:
-        ctypes.c_uint64.from_address(at + ENVELOPE_HEAD).value += 16
-
-
-def change_a_pickle() -> None:
-    """Changes one letter of finished results."""
-    for at in envelopes()[1]:
-        pickle_at, size = word(at + 8), word(at + 16)
-        text = (ctypes.c_char * size).from_address(at + pickle_at)
-        place = text.raw.index(b"sample ")
-        ctypes.c_char.from_address(at + pickle_at + place).value = b"e"
-
-
-class Told(Spoils):
-    """Tensors and texts that hold the index; before sample 8, damages finished results."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 8 and self.left.value > 0:
-            self.spoil()
-            with self.left.get_lock():
-                self.left.value -= 1
-        return index, torch.full((16,), index), f"sample {index}"
-
-
-@pytest.mark.parametrize("scheduling", ["balanced", "static"])
-@pytest.mark.parametrize("spoil", [swap_envelopes, move_a_part, change_a_pickle])
-def test_damaged_result_is_not_delivered(
-    spoil: Callable[[], None], scheduling: str
-) -> None:
-    dataset = Told(1, spoil)
-    iterator = iter(minato.DataLoader(
-        dataset, 4, num_workers=1, prefetch_factor=4, collate_fn=list, timeout=PATIENCE,
-        scheduling=scheduling,
-    ))  # fmt: skip
-    wait_for(lambda: dataset.left.value == 0, "damage")
-    got, errors = [], 0
-    for _ in range(16):
-        try:
-            batch = next(iterator)
-        except RuntimeError as error:
-            assert "that a DataLoader worker sent is damaged" in str(error)
-            errors += 1
-            continue
-        for index, tensor, text in batch:
-            assert tensor.tolist() == [index] * 16 and text == f"sample {index}"
-            got.append(index)
-    # with balanced scheduling records may have been read before that, to learn from them
-    read_before = scheduling == "balanced" and spoil is swap_envelopes
-    assert errors == 2 or read_before
-    assert got == list(range(4 * errors, 64))
 
 
 GARBAGE = {

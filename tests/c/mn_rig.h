@@ -127,7 +127,7 @@ rig_envelope(struct rig_worker *w, struct mn_task *t, const struct mn_block *b)
     }
     if (rc == 0) {
         struct mn_envelope *env = mn_at(&w->side.shm, off);
-        *env = (struct mn_envelope){0, sizeof(*env), len - sizeof(*env), 0};
+        *env = (struct mn_envelope){0, sizeof(*env), len - sizeof(*env)};
         rig_fill(env + 1, len - sizeof(*env), rig_env_key(b->position + t->row0));
         t->env_off = off;
         t->env_len = len;

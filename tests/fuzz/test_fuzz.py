@@ -56,9 +56,9 @@ def npy() -> list[bytes]:
 
 def envelope() -> list[bytes]:
     found = []
-    for size, parts in ((44, []), (160, [(96, 10), (106, 40)]), (8192, [(96, 10), (4096, 4096)])):
-        at = 32 + 16 * len(parts)
-        head = struct.pack("<QQQQ", len(parts), at, 12, 7)
+    for size, parts in ((36, []), (160, [(96, 10), (106, 40)]), (8192, [(96, 10), (4096, 4096)])):
+        at = 24 + 16 * len(parts)
+        head = struct.pack("<QQQ", len(parts), at, 12)
         head += b"".join(struct.pack("<QQ", *part) for part in parts) + b"\x80\x05" * 6
         found.append(head + bytes(size - len(head)))
     return found

@@ -58,8 +58,6 @@ write_all(struct mn_worker_side *side, uint32_t task, const char *pickle,
     rc = mn_worker_lease(side, total, &off);
     if (rc == 0) {
         char *base = mn_at(&side->shm, off);
-        uint64_t word = mn_a64_load_relaxed(&t->word); /* ours while RUNNING */
-        env.seal = mn_seal(mn_issue(task, word), &env, parts, pickle);
         if (total >= 16 * MN_PAGE) {
             (void)mn_memfd_populate(base, total); /* one call instead of a fault per page */
         }
@@ -107,8 +105,7 @@ mn_envelope_send(struct mn_worker_side *side, uint32_t task, const char *pickle,
 }
 
 struct mn_envelope_part *
-mn_envelope_open(const void *at, uint64_t len, const struct mn_envelope *env, uint64_t issue,
-                 const char *pickle)
+mn_envelope_open(const void *at, uint64_t len, const struct mn_envelope *env)
 {
     struct mn_envelope_part *parts = PyMem_Calloc((size_t)env->nparts + 1, sizeof(*parts));
     if (parts == NULL) {
@@ -119,7 +116,7 @@ mn_envelope_open(const void *at, uint64_t len, const struct mn_envelope *env, ui
     for (uint64_t i = 0; sound && i < env->nparts; i++) {
         sound = mn_envelope_part_look(at, len, env, i, &parts[i]);
     }
-    if (!sound || mn_seal(issue, env, parts, pickle) != env->seal) {
+    if (!sound) {
         PyErr_SetString(PyExc_RuntimeError,
                         "the result that a DataLoader worker sent is damaged. Code in the worker "
                         "writes to memory where it must not, most likely a C extension that the "

@@ -3,7 +3,7 @@
  *
  * The records are in workers/mn_records.h. Big parts (MN_FIELD_BIG and more) begin on pages of
  * their own, so each can be handed to the caller and freed by itself. The small ones are copied
- * out. The envelope begins at the start of a page, and a seal shows whether it was damaged.
+ * out. The envelope begins at the start of a page.
  */
 #ifndef MN_ENVELOPE_H
 #define MN_ENVELOPE_H
@@ -31,11 +31,10 @@ int
 mn_envelope_send(struct mn_worker_side *side, uint32_t task, const char *pickle,
                  Py_ssize_t pickle_bytes, PyObject *list);
 
-/* Copies the parts' records of an envelope whose pickle has been copied: [env->nparts], to be freed
- * with PyMem_Free. env: from mn_envelope_look(), for the len bytes there. issue: of the task that
- * it must answer. Returns NULL with an exception if the seal does not match. */
+/* Copies the parts' records of an envelope: [env->nparts], to be freed with PyMem_Free. env: from
+ * mn_envelope_look(), for the len bytes there. Returns NULL with an exception if a part does not
+ * lie within them any more. */
 struct mn_envelope_part *
-mn_envelope_open(const void *at, uint64_t len, const struct mn_envelope *env, uint64_t issue,
-                 const char *pickle);
+mn_envelope_open(const void *at, uint64_t len, const struct mn_envelope *env);
 
 #endif

@@ -29,8 +29,7 @@ open_envelope(struct mn_state *st, struct mn_engine *e, uint64_t block,
     PyObject *pickle =
         PyBytes_FromStringAndSize(at + env->pickle_at, (Py_ssize_t)env->pickle_bytes);
     struct mn_envelope_part *parts =
-        pickle != NULL ? mn_envelope_open(at, t->env_len, env, t->issue, PyBytes_AS_STRING(pickle))
-                       : NULL;
+        pickle != NULL ? mn_envelope_open(at, t->env_len, env) : NULL;
     PyObject *list = parts != NULL ? PyList_New(0) : NULL;
     for (uint64_t i = 0; list != NULL && i < env->nparts; i++) {
         mn_list_add(&list, part(st, e, block, t->env_off, &parts[i]));

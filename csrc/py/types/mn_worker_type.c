@@ -559,7 +559,6 @@ part_of(struct mn_worker_object *o, uint32_t task)
     const struct mn_ctl *c = o->side.shm.ctl;
     const struct mn_task *t = mn_task_at(&o->side.shm, task);
     uint64_t off = t->env_off, len = t->env_len;
-    uint64_t issue = mn_issue(task, mn_a64_load_relaxed(&t->word)); /* DONE, seen with [C1] */
     const char *at = mn_at(&o->side.shm, off);
     struct mn_envelope env;
     /* written by another worker: treat a damaged one as missing */
@@ -572,8 +571,7 @@ part_of(struct mn_worker_object *o, uint32_t task)
     if (pickle == NULL) {
         return NULL;
     }
-    struct mn_envelope_part *parts =
-        mn_envelope_open(at, len, &env, issue, PyBytes_AS_STRING(pickle));
+    struct mn_envelope_part *parts = mn_envelope_open(at, len, &env);
     if (parts == NULL) {
         Py_DECREF(pickle);
         if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) {
