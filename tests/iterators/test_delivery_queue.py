@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from minato.device.pinned import Pinning
-from minato.errors import Failure
 from minato.iterators.delivery_queue import SHORT_STEP_NS, DeliveryQueue
 
 from .parts import Engine
@@ -37,34 +34,12 @@ class Numbers:
         return what
 
 
-class Pins:
-    """Replaces the thread: submitted data is pinned at once."""
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-
-    def most(self) -> int:
-        return 2
-
-    def submit(self, data: Any, note: Any) -> Any:
-        self.sent.append(data)
-        pinning = Pinning(threading.current_thread(), note)
-        pinning.data = f"pinned {data}"
-        pinning.done.set()
-        return pinning
-
-
 def delivery_queue_of(receiver: Any, most: int = 4, living: bool = True) -> DeliveryQueue:
     supervisor: Any = SimpleNamespace(trace=None, timeout=0, living=lambda: living)
     at_a_time: Any = SimpleNamespace(most=lambda: most)
     delivery_queue = DeliveryQueue(supervisor, receiver, deque(), at_a_time)
     delivery_queue.engine = Engine()  # type: ignore[assignment]
     return delivery_queue
-
-
-def test_batches_come_in_order() -> None:
-    delivery_queue = delivery_queue_of(Numbers(done=3))
-    assert [delivery_queue.next() for _ in range(5)] == [(f"batch {n}", n) for n in range(5)]
 
 
 @pytest.mark.parametrize("at", ["wait_begins", "wait_ends"])
@@ -107,23 +82,6 @@ def test_batch_lost_to_interrupt_is_not_held() -> None:
     assert engine.waits_ended == [False] and engine.waits_held == [False]
 
 
-def test_complete_batches_are_received_together() -> None:
-    delivery_queue = delivery_queue_of(receiver := Numbers(done=3))
-    delivery_queue.next()
-    assert receiver.at == 3 and len(delivery_queue.entries) == 2
-    receiver.done = 100
-    delivery_queue.next()
-    assert receiver.at == 3  # first these
-    engine: Any = delivery_queue.engine
-    assert engine.waits_ended == [True] and engine.delivered_ahead == 1
-
-
-def test_receives_at_most_the_requested_number() -> None:
-    delivery_queue = delivery_queue_of(receiver := Numbers(done=100), most=4)
-    delivery_queue.next()
-    assert receiver.at == 4
-
-
 @pytest.mark.parametrize("step", [0, SHORT_STEP_NS])
 def test_long_or_unknown_steps_receive_single_batches(step: int) -> None:
     delivery_queue = delivery_queue_of(receiver := Numbers(done=100))
@@ -137,37 +95,8 @@ def test_stopped_supervisor_receives_single_batches() -> None:
     assert delivery_queue.next() == ("batch 0", 0) and receiver.at == 1
 
 
-def test_error_of_early_receive_is_raised_in_turn() -> None:
-    delivery_queue = delivery_queue_of(receiver := Numbers(done=100, wrong=2))
-    assert [delivery_queue.next(), delivery_queue.next()] == [("batch 0", 0), ("batch 1", 1)]
-    assert receiver.at == 3  # nothing after it
-    with pytest.raises(ValueError, match="wrong"):
-        delivery_queue.next()
-    assert delivery_queue.next() == ("batch 3", 3)
-
-
 def test_need_nothing_counts_plain_batches() -> None:
     delivery_queue = delivery_queue_of(Numbers(done=100, wrong=3))
     delivery_queue.next()
     assert len(delivery_queue.entries) == 3
     assert delivery_queue.need_nothing(10) == 2 and delivery_queue.need_nothing(1) == 1
-
-
-def test_following_batch_is_pinned_ahead() -> None:
-    delivery_queue = delivery_queue_of(receiver := Numbers(done=100))
-    pinner: Any = Pins()
-    delivery_queue.pinner = pinner
-    assert delivery_queue.next() == ("batch 0", "pinned 0")
-    assert pinner.sent == [0, 1] and receiver.at == 2
-    assert delivery_queue.next() == ("batch 1", "pinned 1")
-    assert pinner.sent == [0, 1, 2]
-
-
-def test_failures_are_not_pinned() -> None:
-    failure = Failure.of(ValueError("wrong"), "here")
-    receiver = Numbers(done=100)
-    receiver.receive = lambda wait=True: ("batch", failure)  # type: ignore[method-assign]
-    delivery_queue = delivery_queue_of(receiver)
-    pinner: Any = Pins()
-    delivery_queue.pinner = pinner
-    assert delivery_queue.next() == ("batch", failure) and not pinner.sent

@@ -18,7 +18,7 @@ from minato.iterators.across_iterators import memo_of
 from minato.iterators.window import Window, may_look_ahead
 from minato.options import Options
 
-from .parts import Engine, Loader, costs_known, planner_of
+from .parts import Engine, Loader, costs_known, planner_of, position_of
 
 #: the folder of minato's Python code
 OURS = os.path.join(*minato.__path__, "")
@@ -157,66 +157,11 @@ def test_refused_batch_is_planned_again() -> None:
     assert indices(engine) == [[0, 1], [2, 3], [4, 5]] and planner.draw.number == 3
 
 
-def test_positions_follow_the_samplers_order() -> None:
-    engine = Engine()
-    planner_of(Loader(7, batch_size=3), engine)
-    assert [(p.sequence, p.number, p.position, len(p.indices)) for p in engine.plans] == [
-        (0, 0, 0, 3), (1, 1, 3, 3), (2, 2, 6, 1),
-    ]  # fmt: skip
-    assert {(p.epoch.number, p.epoch.base_seed) for p in engine.plans} == {(0, 7)}
-
-
-def test_delivered_batches_are_passed_over() -> None:
-    loader, engine = Loader(20), Engine()
-    planner = planner_of(loader, engine)
-    engine.plans.clear()
-    planner.position.progress.head = 2
-    planner.planned.clear()
-    planner.begin(iter(loader._index_sampler), goes_on=False)
-    assert indices(engine)[0] == [4, 5] and engine.plans[0].number == 2
-
-
-def test_sampler_shorter_than_delivered_count_raises() -> None:
-    loader = Loader(4)
-    planner = planner_of(loader, Engine())
-    planner.position.progress.head = 5
-    with pytest.raises(ValueError, match="the sampler gave only 2"):
-        planner.begin(iter(loader._index_sampler), goes_on=False)
-
-
-def test_next_epoch_is_planned_early() -> None:
-    engine = Engine()
-    planner = planner_of(Loader(4), engine, goes_on=True)
-    assert len(engine.plans) == 2 and planner.next_epoch.early is None  # the program's generators
-    planner.go_on()
-    early = planner.next_epoch.early
-    assert early is not None
-    assert [batch.progress is early.progress for batch in planner.planned.values()] == [
-        False, False, True, True,
-    ]  # fmt: skip
-    assert list(planner.planned)[2] == 2
-    assert [plan.epoch.number for plan in engine.plans] == [0, 0, 1, 1]
-    assert not planner.adopt()  # none of this one was delivered
-
-
-def test_an_epoch_begun_early_becomes_the_present_one() -> None:
-    engine = Engine()
-    planner = planner_of(Loader(4), engine, goes_on=True)
-    planner.go_on()
-    for sequence in (0, 1):
-        planner.planned.pop(sequence)
-        planner.position.progress.delivered(sequence)
-    assert planner.adopt()
-    assert planner.position.progress.epoch == 1 and planner.position.progress.count == 0
-    assert planner.next_epoch.early is not None and planner.next_epoch.early.progress.epoch == 2
-
-
-def test_early_epoch_before_set_epoch_is_stale() -> None:
-    planner = planner_of(Loader(4), Engine(), goes_on=True)
-    planner.go_on()
-    planner.position.progress.head = 2
-    planner.position.memo.user_epoch = 5
-    assert not planner.adopt() and planner.next_epoch.early is None
+@pytest.mark.parametrize("seed, sent", [(5, 5), (-1, 2**64 - 1)])
+def test_the_engine_takes_seeds_without_a_sign(seed: int, sent: int) -> None:
+    position = position_of(Loader(20))
+    position.base_seed = seed
+    assert position.seed == sent
 
 
 def test_sampler_end_that_draws_is_not_reached_early() -> None:

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from minato._core import Envelope
-from minato.epoch_progress import Progress
-from minato.errors import Failure
 from minato.iterators.collating import CollatesHere
 from minato.iterators.foreign_threads import FirstSamples
 from minato.iterators.planner import Planner
@@ -18,7 +16,7 @@ from minato.iterators.ready import ReadyReceiver, UnitPlanner
 from minato.iterators.receiver import Completions, Receiver
 from minato.transport import messages
 from minato.transport.rows_or_whole import SampleTransport
-from minato.workers.answers import BATCH, ERROR, FAILED, OK, REFUSED, SAMPLE, SAMPLES
+from minato.workers.answers import SAMPLE, SAMPLES
 
 from .parts import Block, Engine, Loader, planner_of
 
@@ -53,24 +51,6 @@ def done(engine: Engine, sequence: int, answer: Any, kind: int) -> None:
     engine.ready.append(block)
 
 
-def test_whole_batch_of_worker_is_received() -> None:
-    receiver = receiver_of(engine := Engine(), Loader(20), whole=True)
-    done(engine, 0, (OK, torch.arange(3)), BATCH)
-    got = receiver.receive()
-    assert got is not None and got[0].number == 0 and got[1].tolist() == [0, 1, 2]
-    assert engine.retired == [Block(0)] and 0 not in receiver.planner.planned
-
-
-def test_samples_are_collated_in_trainer() -> None:
-    def joined(samples: list[Any]) -> Any:
-        return ["here", *samples]
-
-    receiver = receiver_of(engine := Engine(), Loader(20, collate_fn=joined), whole=True)
-    done(engine, 0, [(0, SAMPLE, "a"), (1, SAMPLE, "b")], SAMPLES)
-    got = receiver.receive()
-    assert got is not None and got[1] == ["here", "a", "b"]
-
-
 def test_collate_fn_in_trainer_sees_worker_info() -> None:
     seen: list[Any] = []
 
@@ -85,54 +65,6 @@ def test_collate_fn_in_trainer_sees_worker_info() -> None:
     assert (seen[0].id, seen[0].num_workers, seen[0].seed) == (0, 2, 7)
     assert seen[0].dataset is loader.dataset
     assert torch.utils.data.get_worker_info() is None
-
-
-def test_first_error_by_row_fails_the_batch() -> None:
-    receiver = receiver_of(engine := Engine(), Loader(20))
-    wrong = Failure.of(KeyError("wrong"), "in DataLoader worker process 1")
-    done(engine, 0, [(0, SAMPLE, 1), (1, ERROR, wrong)], SAMPLES)
-    got = receiver.receive()
-    assert got is not None and isinstance(got[1], Failure)
-    assert got[1].note == "minato: sample index 1, position 1 of batch 0"
-
-
-@pytest.mark.parametrize("elsewhere", [True, False])
-def test_unpicklable_samples_are_collated_by_worker(elsewhere: bool) -> None:
-    receiver = receiver_of(engine := Engine(), Loader(20))
-    planner = receiver.planner
-    planner._making = planner._making._replace(native=not elsewhere)
-    failure = Failure.of(TypeError("no pickle"), "in DataLoader worker process 1")
-    done(engine, 0, [(0, REFUSED, failure)], SAMPLES)
-    got = receiver.receive(wait=False)
-    if not elsewhere:
-        assert got is not None and got[0].number == 0 and isinstance(got[1], Failure)
-        assert engine.retired == [Block(0)]
-        return
-    assert got is None and not engine.retired and planner.position.progress.count == 0
-    done(engine, 4, (OK, "whole"), BATCH)
-    got = receiver.receive()
-    assert got is not None and (got[0].number, got[1]) == (0, "whole")
-    assert engine.retired == [Block(4)] and planner.drawn_ahead() == 3
-
-
-def test_an_error_of_a_whole_batch_names_it() -> None:
-    receiver = receiver_of(engine := Engine(), Loader(20), whole=True)
-    wrong = Failure.of(KeyError("wrong"), "in DataLoader worker process 1")
-    done(engine, 0, (FAILED, wrong), BATCH)
-    got = receiver.receive()
-    assert got is not None and got[1].note == "minato: batch 0, sample indices [0, 1]"
-
-
-def test_failing_collate_fn_fails_the_batch() -> None:
-    def fails(samples: list[Any]) -> Any:
-        raise ValueError("uneven")
-
-    receiver = receiver_of(engine := Engine(), Loader(20, collate_fn=fails), whole=True)
-    done(engine, 0, [(0, SAMPLE, 1), (1, SAMPLE, 2)], SAMPLES)
-    got = receiver.receive()
-    assert got is not None
-    with pytest.raises(ValueError, match="uneven"):
-        got[1].reraise()
 
 
 def cannot_be_read(error: BaseException) -> tuple[Receiver, Engine]:
@@ -188,26 +120,6 @@ def test_batch_left_by_interrupt_is_received_again() -> None:
     assert receiver.planner.position.progress.count == 0 and 0 in receiver.planner.planned
 
 
-def test_batch_of_next_epoch_is_kept_back() -> None:
-    receiver = receiver_of(engine := Engine(), Loader(20), whole=True)
-    planner: Any = receiver.planner
-    planner.planned[1].progress = Progress(epoch=1)
-    planner.next_epoch.early = SimpleNamespace(progress=planner.planned[1].progress, ends=1)
-    done(engine, 1, (OK, "next"), BATCH)
-    done(engine, 0, (OK, "this"), BATCH)
-    got = receiver.receive()
-    assert got is not None and got[1] == "this" and len(receiver.kept_back) == 1
-    planner.next_epoch.early = None
-    got = receiver.receive()
-    assert got is not None and got[1] == "next"
-
-
-def test_receive_without_wait_returns_at_once() -> None:
-    receiver = receiver_of(Engine(), Loader(20))
-    assert receiver.receive(wait=False) is None
-    assert not receiver.at_end() and receiver.more()
-
-
 @pytest.mark.parametrize("ready", [False, True])
 def test_the_end_is_not_before_the_samplers(ready: bool) -> None:
     """If nothing is planned although there is more, the epoch must not simply end."""
@@ -219,10 +131,3 @@ def test_the_end_is_not_before_the_samplers(ready: bool) -> None:
     assert receiver.planner.draw.exhausted and not receiver.at_end()
     empty = receiver_of(Engine(), Loader(0), ready=ready)
     assert empty.at_end()
-
-
-def test_a_timeout_is_raised_as_torch_does() -> None:
-    receiver = receiver_of(Engine(), Loader(20))
-    receiver.completions.supervisor.timeout = 3
-    with pytest.raises(RuntimeError, match="DataLoader timed out after 3 seconds"):
-        receiver.receive()

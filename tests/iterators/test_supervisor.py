@@ -157,9 +157,3 @@ def test_zygote_that_started_no_worker_raises() -> None:
     with pytest.raises(RuntimeError, match="died unexpectedly before .* See its output above"):
         supervisor.check(never)
     assert pool.stopped
-
-
-def test_a_wait_ends_by_its_timeout() -> None:
-    supervisor = supervisor_of(Pool(), timeout=0.01)
-    with pytest.raises(RuntimeError, match="DataLoader timed out after 0.01 seconds"):
-        supervisor.wait_for(1, never)
