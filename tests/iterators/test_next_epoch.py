@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 import minato
 from minato.iterators.next_epoch import NextEpoch, Recorded
@@ -59,6 +66,41 @@ class First(Listed):
         return (i for i in super().__iter__() if i >= self.first or not self.first)
 
 
+class Told(Sampler[int]):
+    """Stores the epoch that it is given, in one of several ways."""
+
+    def __init__(self, way: str) -> None:
+        self.way, self.rng, self.text, self.order = way, random.Random(0), "0", list(range(SIZE))
+
+    def set_epoch(self, epoch: int) -> None:
+        if self.way == "a generator":
+            self.rng = random.Random(1000 + epoch)
+        elif self.way == "a text":
+            self.text = str(epoch)
+        elif self.way == "an order":
+            self.order = random.Random(epoch).sample(range(SIZE), SIZE)
+        else:
+            self.rng.seed(1000 + epoch)
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __iter__(self) -> Iterator[int]:
+        rng = random.Random(self.text) if self.way == "a text" else self.rng
+        return iter(self.order if self.way == "an order" else rng.sample(self.order, SIZE))
+
+
+class Around(Listed):
+    """Passes the epoch on to the sampler that it wraps."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.held.set_epoch(epoch)
+
+
+def tell(sampler: Any) -> None:
+    sampler.set_epoch(1)
+
+
 def in_place(held: Any) -> None:
     held[:] = [SIZE - 1] * SIZE
 
@@ -90,18 +132,29 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "own number replaced": (lambda: First([*range(SIZE)]), assign("first", 35)),
     "a list of indices": (lambda: [0] * SIZE, in_place),
     "an array of indices": (lambda: np.zeros(SIZE, int), in_place),
+    "generator replaced": (
+        lambda: RandomSampler(range(SIZE), generator=seeded()),
+        lambda s: setattr(s, "generator", torch.Generator().manual_seed(9))),
+    "epoch of torch's": (lambda: DistributedSampler(range(SIZE), 1, 0), tell),
+    "epoch as a seed": (lambda: Told("a seed"), tell),
+    "epoch as a generator": (lambda: Told("a generator"), tell),
+    "epoch as a text": (lambda: Told("a text"), tell),
+    "epoch as an order": (lambda: Told("an order"), tell),
+    "epoch of one within": (lambda: Around(Told("a seed")), tell),
 }  # fmt: skip
 
 
 def epochs(module: Any, sampler: Any, change: Callable[[Any], Any], **options: Any) -> list[Any]:
-    """Three epochs, before the second of which there is a change."""
+    """Four epochs, with a change before the second, and once more before the last."""
     torch.manual_seed(5)
     loader = module.DataLoader(
         Numbers(), BATCH, sampler=sampler, num_workers=1, persistent_workers=True, **options
     )
     result = [torch.cat(list(loader)).tolist()]
     change(sampler)
-    return [*result, *(torch.cat(list(loader)).tolist() for _ in range(2))]
+    result += [torch.cat(list(loader)).tolist() for _ in range(2)]
+    change(sampler)
+    return [*result, torch.cat(list(loader)).tolist()]
 
 
 @pytest.mark.parametrize("what", CHANGES)
@@ -118,7 +171,7 @@ def test_shrunk_dataset_is_drawn_again() -> None:
 
     theirs = epochs(torch.utils.data, RandomSampler(Numbers(), generator=seeded()), shrink)
     ours = epochs(minato, RandomSampler(Numbers(), generator=seeded()), shrink, prefetch_next_epoch=True)
-    assert ours == theirs and list(map(len, ours)) == [SIZE, 8, 8]
+    assert ours == theirs and list(map(len, ours)) == [SIZE, 8, 8, 8]
 
 
 @pytest.mark.parametrize("held", [[*range(SIZE)], np.arange(SIZE)], ids=["list", "array"])

@@ -107,22 +107,6 @@ def test_ready_batches_deliver_each_sample_once(workers, slow, count, size, most
     assert sum(map(len, batches)) == count and ready == strict
 
 
-@hypothesis.settings(deadline=None, max_examples=5)
-@hypothesis.given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 8), st.booleans())
-def test_resumed_epoch_has_the_same_data(before, after, taken, split):
-    """Left in the middle with one number of workers, resumed with another."""
-    collate = drawing if split else None
-    whole = digest(make(before, collate))
-    loader = make(before, collate)
-    it = iter(loader)
-    first = [hashlib.sha256(next(it).numpy().tobytes()).hexdigest() for _ in range(min(taken, 7))]
-    state = loader.state_dict()
-    del it
-    other = make(after, collate, seed=99)
-    other.load_state_dict(state)
-    assert first + digest(other) == whole
-
-
 # ---- without workers, and the program's generators -----------------------------------------
 
 
