@@ -14,7 +14,7 @@ import re
 #: random numbers are not listed here. Iterable datasets are loaded statically by both kinds.
 SAME_WHEN_STATIC = re.compile(
     r"tests/contract/test_(attributes|collate|compile|constructor|contexts|downstream|fetch|info|last_words"
-    r"|leaks|memory|pickling|pinning|pinning_ahead|transport|uncollatable)"
+    r"|leaks|memory|pickling|pinning|pinning_ahead|threads|transport|uncollatable)"
     r"\.py::\w+\[(.*-)?minato-static\b"
 )
 SLOW: dict[str, str] = {
@@ -205,8 +205,6 @@ SLOW: dict[str, str] = {
         "other options.",
     "tests/test_resume.py::test_wrapped_datasets_in_persistent_workers_hear_of_epochs[spawn-static]":
         "the same balanced, and under fork.",
-    "tests/workers/test_signals.py::test_signals_to_job_are_left_to_trainer[forkserver]":
-        "the same under spawn.",
     "tests/workers/test_worker_numbers.py::test_pause_of_trainer_keeps_workers":
         "tests/policy/test_autoscale.py.",
     "tests/analyze/test_programs.py::test_a_program_without_a_batch_is_reported":
@@ -277,6 +275,20 @@ SLOW: dict[str, str] = {
         "batches of one and of two samples.",
     "tests/analyze/test_watch.py::test_a_batch_has_as_many_samples_as_asked_for[data, batch_sampler=BatchSampler":
         "batches of one and of two samples.",
+    "tests/contract/test_last_words.py::test_workers_finish_their_exit_handlers[minato-forkserver]":
+        "the same under spawn.",
+    "tests/contract/test_last_words.py::test_workers_run_exit_functions_as_multiprocessing_does[minato-forkserver]":
+        "the same under spawn.",
+    "tests/workers/test_signals.py::test_signals_to_job_are_left_to_trainer[spawn]":
+        "the same under fork.",
+    "tests/workers/test_signals.py::test_signals_to_job_are_left_to_trainer[forkserver]":
+        "the same under fork.",
+    "tests/seeding/test_own_seeds.py::test_own_seeds_survive_other_start_methods[forkserver]":
+        "the same under spawn.",
+    "tests/iterators/test_planner.py::test_tensor_in_shared_memory_keeps_torchs_window[spawn-False]":
+        "the same under fork.",
+    "tests/iterators/test_cost_hints.py::test_hint_and_sample_draw_equal_numbers[spawn]":
+        "the same under fork.",
 }  # fmt: skip
 
 

@@ -170,8 +170,7 @@ def test_ways_to_write_a_limit(own: Kind, limit: Any) -> None:
     assert flat(made) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("limit", ["4MiB", "16MiB"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("limit, persistent", [("4MiB", False), ("4MiB", True), ("16MiB", True)])
 def test_keeping_more_than_the_limit(own: Kind, limit: str, persistent: bool) -> None:
     # Each batch has 1.5 MB; all of them are kept, over two epochs.
     made = own(Images(32, 256), batch_size=2, num_workers=2, memory_limit=limit,

@@ -238,7 +238,7 @@ def test_consumer_pause_does_not_undo_growth():
     assert workers == 8 and UNDO not in seen
 
 
-@given(st.integers(1500, 30000), st.integers(0, 40), st.randoms())
+@given(st.integers(1500, 30000), st.integers(0, 40), st.randoms(), max_examples=40)
 def test_a_steady_consumer_ends_in_rest(need, noise, rng):
     """It needs a number of thousandths of a worker; with more workers the queue is full."""
     policy, workers, counts = policies.Autoscale(), 2, []

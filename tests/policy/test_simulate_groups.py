@@ -79,7 +79,7 @@ def cases(draw: st.DrawFn) -> tuple[Any, Any]:
     return case, groups.Work(cost, group, opening)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(cases(), st.booleans(), st.booleans(), st.randoms(use_true_random=False))
 def test_each_sample_is_made_once_without_deadlock(library, drawn, group_neighbours, declared, rng):
     """For any costs and groups, over epochs; and within the available memory."""
