@@ -289,6 +289,22 @@ SLOW: dict[str, str] = {
         "the same under fork.",
     "tests/iterators/test_cost_hints.py::test_hint_and_sample_draw_equal_numbers[spawn]":
         "the same under fork.",
+    "tests/unet3d/test_unet3d_resume.py::test_the_losses_are_those_of_an_uninterrupted_run[minato-loader-2 1-11-state]":
+        "the same with draws of samples; stops in the second epoch with others.",
+    "tests/unet3d/test_unet3d_resume.py::test_the_losses_are_those_of_an_uninterrupted_run[minato-static-loader-2 2-11-state]":
+        "the same resumed by the rest.",
+    "tests/unet3d/test_unet3d_resume.py::test_the_losses_are_those_of_an_uninterrupted_run[minato-native-loader-1 2-11-state]":
+        "the same with draws of samples.",
+    "tests/unet3d/test_unet3d_resume.py::test_the_losses_are_those_of_an_uninterrupted_run[minato-native-loader-0 0-11-skip]":
+        "pytorch-native skips, minato without workers too.",
+    "tests/unet3d/test_unet3d_resume.py::test_the_losses_are_those_of_an_uninterrupted_run[pytorch-native-loader-0 0-11-skip]":
+        "the same with a worker.",
+    "tests/unet3d/test_unet3d_train.py::test_resume_gives_the_same_hash_and_losses[pytorch-0-11]":
+        "the same stopped in the first epoch; tests/unet3d/test_unet3d_resume.py.",
+    "tests/unet3d/test_unet3d_train.py::test_resume_gives_the_same_hash_and_losses[pytorch-ooo-":
+        "test_batches_in_any_order_are_resumed_exactly_once[pytorch-ooo-loader].",
+    "tests/ops/test_dataset.py::test_set_epoch_reaches_workers_that_stay[spawn]":
+        "the same under fork.",
 }  # fmt: skip
 
 
