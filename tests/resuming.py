@@ -17,6 +17,25 @@ def seed(value: int) -> None:
     np.random.seed(value)
 
 
+class Noisy(torch.utils.data.Dataset[torch.Tensor]):
+    """Index, epoch, and draws from every global generator and its own. Some samples are unreadable."""
+
+    def __init__(self, n: int, bad: frozenset[int] = frozenset()) -> None:
+        self.n, self.bad, self.epoch, self.rng = n, bad, -1, np.random.default_rng(7)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index in self.bad:
+            raise LookupError(f"sample {index}")
+        draws = [random.random(), np.random.rand(), float(torch.rand(())), self.rng.random()]
+        return torch.tensor([index, self.epoch, *draws], dtype=torch.float64)
+
+
 def through_json(state: Any) -> Any:
     return json.loads(json.dumps(state))
 

@@ -21,7 +21,7 @@ import psutil
 import pytest
 import torch
 from contract.support import programs
-from resuming import lists, seed, take, through_json
+from resuming import Noisy, lists, seed, take, through_json
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, Sampler
 
 import minato
@@ -33,25 +33,6 @@ from minato.state import pack, pack_costs, pack_ratios, unpack_costs, unpack_rat
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 N, SIZE = 40, 4
-
-
-class Noisy(torch.utils.data.Dataset):
-    """Its index, draws from every global generator and from its own, and its epoch."""
-
-    def __init__(self, n: int = N) -> None:
-        self.n = n
-        self.epoch = -1
-        self.rng = np.random.default_rng(7)
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        draws = [random.random(), np.random.rand(), float(torch.rand(())), self.rng.random()]
-        return torch.tensor([index, self.epoch, *draws], dtype=torch.float64)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
 
 
 class Stream(IterableDataset):
@@ -91,7 +72,7 @@ def make(kind: str, **kw: Any) -> minato.DataLoader:
     kw = {"batch_size": SIZE, "num_workers": 2, **kw}
     if kind == "stream":
         return minato.DataLoader(Stream(), **kw)
-    data = Noisy()
+    data = Noisy(N)
     if kind == "shuffle":
         return minato.DataLoader(data, shuffle=True, **kw)
     if kind == "generator":
@@ -332,7 +313,7 @@ def test_failed_epoch_start_keeps_pending_state(
     fails: type[BaseException], scheduling: str, living: bool
 ) -> None:
     kw: dict[str, Any] = dict(persistent_workers=True, scheduling=scheduling)
-    loaders = [minato.DataLoader(Noisy(), SIZE, sampler=Moody(), num_workers=2, **kw) for _ in "ab"]
+    loaders = [minato.DataLoader(Noisy(N), SIZE, sampler=Moody(), num_workers=2, **kw) for _ in "ab"]
     it = iter(loaders[0])
     take(it, 2)
     state = loaders[0].state_dict()
@@ -360,7 +341,7 @@ def test_equal_loaders_have_separate_states() -> None:
         def __eq__(self, other: object) -> bool:
             return isinstance(other, Alike)
 
-    one, two = (Alike(Noisy(), SIZE, num_workers=1) for _ in range(2))
+    one, two = (Alike(Noisy(N), SIZE, num_workers=1) for _ in range(2))
     it = iter(one)
     take(it, 3)
     two.load_state_dict(one.state_dict())
@@ -498,12 +479,12 @@ def test_error_counts_as_delivered() -> None:
     for workers in (0, 2):
         for scheduling in ("balanced", "static"):
             kw = dict(batch_size=SIZE, num_workers=workers, scheduling=scheduling)
-            loader = minato.DataLoader(Failing(), **kw)
+            loader = minato.DataLoader(Failing(N), **kw)
             it = iter(loader)
             next(it)
             with pytest.raises(LookupError):
                 next(it)
-            other = minato.DataLoader(Failing(), **kw)
+            other = minato.DataLoader(Failing(N), **kw)
             other.load_state_dict(loader.state_dict())
             assert next(iter(other)).tolist() == [8, 9, 10, 11]
 
@@ -527,13 +508,13 @@ class Interrupted(Noisy):
 def test_batch_lost_to_interrupt_is_not_delivered(goes_on: int, options: dict) -> None:
     """Also if the program continues with the batch after it."""
     options = {"batch_size": SIZE, **options}
-    loader = minato.DataLoader(Interrupted(), **options)
+    loader = minato.DataLoader(Interrupted(N), **options)
     it, found = iter(loader), []
     with pytest.raises(KeyboardInterrupt):
         for batch in it:
             found.append(batch.tolist())
     found += [next(it).tolist() for _ in range(goes_on)]
-    other = minato.DataLoader(Interrupted(), **options)
+    other = minato.DataLoader(Interrupted(N), **options)
     other.dataset.fired = True
     other.load_state_dict(through_json(loader.state_dict()))
     rest = [batch.tolist() for batch in other]
@@ -815,9 +796,9 @@ def test_a_sampler_that_ends_too_early(workers: int, scheduling: str) -> None:
     it = iter(loader)
     take(it, 8)
     state = loader.state_dict()
-    fewer = range(0, len(Noisy()), 2)
+    fewer = range(0, len(Noisy(N)), 2)
     other = minato.DataLoader(
-        Noisy(), SIZE, sampler=fewer, num_workers=workers, scheduling=scheduling
+        Noisy(N), SIZE, sampler=fewer, num_workers=workers, scheduling=scheduling
     )
     other.load_state_dict(state)
     with pytest.raises(ValueError, match="sampler gave only 5"):
@@ -1006,7 +987,7 @@ def test_samplers_hear_of_the_epoch() -> None:
         def set_epoch(self, epoch: int) -> None:
             self.epoch = epoch
 
-    own = minato.DataLoader(Noisy(), batch_sampler=Batches(False), num_workers=1)
+    own = minato.DataLoader(Noisy(N), batch_sampler=Batches(False), num_workers=1)
     own.set_epoch(5)
     assert own.batch_sampler.epoch == 5
 
@@ -1026,7 +1007,7 @@ class Dies(Noisy):
     """The worker that loads sample 9 first dies."""
 
     def __init__(self, once: Any) -> None:
-        super().__init__()
+        super().__init__(N)
         self.once = once
 
     def __getitem__(self, index: int) -> torch.Tensor:

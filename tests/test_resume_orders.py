@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from resuming import seed, through_json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from resuming import Noisy, seed, through_json
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler
 
 import minato
@@ -81,25 +81,6 @@ class Within:
             yield from base
 
 
-class Noisy(torch.utils.data.Dataset):
-    """Index, epoch, and draws from every generator; some samples cannot be read."""
-
-    def __init__(self, bad: frozenset[int] = frozenset()) -> None:
-        self.epoch, self.bad, self.rng = -1, bad, np.random.default_rng(7)
-
-    def __len__(self) -> int:
-        return N
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index in self.bad:
-            raise LookupError(f"sample {index}")
-        draws = [random.random(), np.random.rand(), float(torch.rand(())), self.rng.random()]
-        return torch.tensor([index, self.epoch, *draws], dtype=torch.float64)
-
-
 def with_draws(samples: list[torch.Tensor]) -> torch.Tensor:
     """A collate_fn that is random, too."""
     batch = torch.stack(samples)
@@ -110,7 +91,7 @@ def with_draws(samples: list[torch.Tensor]) -> torch.Tensor:
 
 def make(order: str, workers: int, bad: frozenset[int] = frozenset(), **kw: Any) -> Any:
     """A loader by the name of its order; none of its generators has been used."""
-    data = Noisy(bad)
+    data = Noisy(N, bad)
     kw = {"num_workers": workers, "batch_size": SIZE, **kw}
     what, _, rng = order.partition(" of ")
     if what == "shuffle":
@@ -196,7 +177,7 @@ def test_older_states_with_generator_of_loader_load() -> None:
 
 def test_generator_roles_are_shortest_paths() -> None:
     """Those that states have always had stay, and data is not gone into."""
-    data = Noisy()
+    data = Noisy(N)
     rng = np.random.default_rng(4)
     sampler = Shuffles(rng, batches=False, at_once=False)
     batches = torch.utils.data.BatchSampler(sampler, SIZE, False)
@@ -216,7 +197,7 @@ def test_long_list_is_not_searched() -> None:
 
     sampler = Shuffles(random.Random(4), batches=False, at_once=False)
     sampler.items = Counted([0] * 10_000)
-    loader = minato.DataLoader(Noisy(), sampler=sampler)
+    loader = minato.DataLoader(Noisy(N), sampler=sampler)
     assert [*Sources(loader).own] == ["sampler.dice"]
 
 
