@@ -21,7 +21,7 @@ from ..workers.native import NativePool, Offer, offer_of
 from ..workers.on_error import RAISE, REPLACE
 from ..workers.process_pool import Pool
 from ..workers.python_threads import PythonPool, warn_of_generators
-from .base import MinatoIterator
+from .base import MinatoIterator, Queue
 from .batch_errors import Amended
 from .collating import CollatesHere
 from .cost_hints import CostHints
@@ -189,6 +189,15 @@ class BalancedIterator(MinatoIterator):
     @property
     def _tasks_outstanding(self) -> int:  # type: ignore[override]
         return self._planner.drawn_ahead()
+
+    @property
+    def _index_queues(self) -> list[Queue]:  # type: ignore[override]
+        """All workers have one queue; each shows its share of the batches that wait for a worker."""
+        return [Queue(partial(self._waiting, worker)) for worker in range(self._num_workers)]
+
+    def _waiting(self, worker: int) -> int:
+        waiting = self._tasks_outstanding - self._finished() - self._num_workers
+        return max(0, waiting + self._num_workers - 1 - worker) // self._num_workers
 
     def _first_indices(self) -> Any:
         return self._receiver.first_indices

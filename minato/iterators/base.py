@@ -20,6 +20,7 @@ import contextlib
 import os
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import dataloader
@@ -67,18 +68,14 @@ def _forget_locals(error: BaseException) -> None:
                 frame.clear()
 
 
-class _Finished:
-    """Replaces torch's result queue: libraries read from it how far ahead the workers are."""
+class Queue:
+    """Replaces a queue of torch's: libraries read from them how far ahead the workers are."""
 
-    def __init__(self, iterator: MinatoIterator) -> None:
-        self._iterator = iterator
-
-    def qsize(self) -> int:
-        """Batches that are done and not delivered."""
-        return self._iterator._finished()
+    def __init__(self, qsize: Callable[[], int]) -> None:
+        self.qsize = qsize
 
     def empty(self) -> bool:
-        """Returns whether no batch is done and not delivered."""
+        """Returns whether qsize() is 0."""
         return self.qsize() == 0
 
 
@@ -233,14 +230,15 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         return list(pool.handles) if pool is not None else []
 
     @property
-    def _data_queue(self) -> _Finished:  # type: ignore[override]
-        return _Finished(self)
+    def _data_queue(self) -> Queue:  # type: ignore[override]
+        return Queue(self._finished)
 
     @property
-    def _worker_result_queue(self) -> _Finished:  # type: ignore[override]
-        return _Finished(self)
+    def _worker_result_queue(self) -> Queue:  # type: ignore[override]
+        return Queue(self._finished)
 
     def _finished(self) -> int:
+        """Batches that are done and not delivered."""
         raise NotImplementedError
 
     @property

@@ -27,7 +27,7 @@ from ..workers import shares
 from ..workers.answers import EXHAUSTED, FAILED, OK
 from ..workers.on_error import RAISE, REPLACE, Ahead, Spares
 from .balanced import WHOLE
-from .base import MinatoIterator
+from .base import MinatoIterator, Queue
 from .batch_errors import Amended, note, unread
 from .receiver import LOST, placed_batch
 from .supervisor import Supervisor, stay_at_exit
@@ -335,6 +335,12 @@ class StaticIterator(MinatoIterator):
         done = (s.answer is not None or poll(s.block) == 1 for s in self._blocks.values())
         return here + sum(done)
 
+    def _waiting(self, worker: int) -> int:
+        """Batches of a worker's that it has not begun."""
+        poll = self._engine.poll if self._living() else lambda block: 1
+        sent = [s for s in self._blocks.values() if s.worker == worker and s.answer is None]
+        return max(0, sum(poll(s.block) != 1 for s in sent) - 1)
+
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
         """torch calls this when a worker has nothing more to send."""
         self._workers_status[worker_id] = False
@@ -375,11 +381,12 @@ class _Wanted:
         return self._pickled[size]
 
 
-class _IndexQueue:
+class _IndexQueue(Queue):
     """Takes the place of a worker's index queue in torch's dispatch."""
 
     def __init__(self, iterator: StaticIterator, worker: int) -> None:
-        self._iterator = weakref.ref(iterator)
+        self._iterator = me = weakref.ref(iterator)
+        super().__init__(lambda: it._waiting(worker) if (it := me()) is not None else 0)
         self._worker = worker
 
     def put(self, item: Any) -> None:

@@ -568,6 +568,33 @@ def test_how_far_workers_are_ahead(loader: Kind, dataset: Any) -> None:
         assert wait_for(lambda: iterator._data_queue.qsize() == 0)
 
 
+class Held(torch.utils.data.Dataset[int]):
+    """Samples that wait until the test lets them go."""
+
+    def __init__(self, go: Any) -> None:
+        self.go = go
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        self.go.wait()
+        return index
+
+
+def test_index_queues_show_what_waits_for_workers(loader: Kind) -> None:
+    go = multiprocessing.Event()
+    iterator = iter(loader(Held(go), num_workers=2, prefetch_factor=3, batch_size=1))
+    queues = iterator._index_queues
+    try:
+        assert wait_for(lambda: [queue.qsize() for queue in queues] == [2, 2])
+        assert not queues[0].empty()
+    finally:
+        go.set()
+    assert len(list(iterator)) == 8
+    assert wait_for(lambda: all(queue.empty() for queue in queues))
+
+
 # ------------------------------------------------------ DeepSpeed, torchrec
 
 
