@@ -58,7 +58,6 @@ _DAMAGES = {
     4: "its result lies outside the worker's own memory",
     5: "its result extends past its own end",
     6: "its memory request, or the memory it says it has used, is invalid",
-    7: "it is marked as ended or never started, but it is running",
 }
 
 

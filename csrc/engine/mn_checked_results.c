@@ -121,9 +121,6 @@ accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t wor
         damage = read_envelope(e, b, r);
     }
     r->accepted = damage == MN_SOUND;
-    if (r->accepted) {
-        mn_crew_has_worked(&e->crew, r->worker);
-    }
     return damage;
 }
 

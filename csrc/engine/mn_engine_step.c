@@ -263,7 +263,6 @@ bool
 mn_engine_step(struct mn_engine *e)
 {
     bool any = false;
-    mn_crew_clear_empty(&e->crew);
     mend_queues(e);
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         if (mn_crew_exited(&e->crew, w)) {

@@ -210,21 +210,13 @@ mn_crew_retire(struct mn_crew *c, uint32_t worker)
     mn_worker_at(&c->shm, worker)->retired = 1;
 }
 
-/* Resets the parts of a worker's entry that others rely on while it lives. */
-static void
-clear(struct mn_worker *k)
-{
-    mn_a64_store_relaxed(&k->since_ns, 0);
-    mn_a64_store_relaxed(&k->running, 0);
-    mn_a32_store_relaxed(&k->lease_state, MN_LEASE_IDLE);
-}
-
 void
 mn_crew_swept(struct mn_crew *c, uint32_t worker)
 {
     struct mn_worker *k = mn_worker_at(&c->shm, worker);
-    clear(k);
-    mn_a32_store_relaxed(&c->members[worker].worked, 0); /* now that its results were read */
+    mn_a64_store_relaxed(&k->since_ns, 0);
+    mn_a64_store_relaxed(&k->running, 0);
+    mn_a32_store_relaxed(&k->lease_state, MN_LEASE_IDLE);
     mn_a32_store_seqcst(&k->state, MN_WORKER_SWEPT);
     /* There may be tasks again, and there is news. */
     c->wakes.executor = c->wakes.all_sleepers = true;
@@ -235,50 +227,6 @@ is_empty(const struct mn_crew *c, uint32_t worker)
 {
     const struct mn_member *m = &c->members[worker];
     return !m->wanted && m->pid == 0;
-}
-
-/* Returns whether the entry itself says, too, that no process can be there. If it is WANTED or
- * STARTING, the zygote may make one, even if a stray write caused that. Such a worker is then like
- * any other. */
-static bool
-names_no_process(struct mn_worker *k, uint32_t state)
-{
-    return state == MN_WORKER_EMPTY
-           || (mn_worker_pid(k) == 0 && state != MN_WORKER_WANTED
-               && state != MN_WORKER_STARTING && state != MN_WORKER_SWEPT);
-}
-
-static void
-put_right(struct mn_worker *k, uint32_t state)
-{
-    clear(k);
-    if (state != MN_WORKER_EMPTY) { /* unless the zygote has written something meanwhile */
-        (void)mn_a32_cas_seqcst(&k->state, &state, MN_WORKER_EMPTY);
-    }
-}
-
-void
-mn_crew_clear_empty(struct mn_crew *c)
-{
-    for (uint32_t w = 0; w < c->shm.ctl->nworkers; w++) {
-        struct mn_worker *k = mn_worker_at(&c->shm, w);
-        uint32_t state = mn_a32_load_acquire(&k->state);
-        if (is_empty(c, w) && names_no_process(k, state)) {
-            put_right(k, state);
-        }
-    }
-}
-
-/* Does the same for an entry that names a process which is gone, and whose state says that it
- * lives. Returns false and does nothing if the place should have a worker. */
-static bool
-mn_crew_names_the_gone(struct mn_crew *c, uint32_t worker, uint32_t state)
-{
-    bool empty = is_empty(c, worker);
-    if (empty) {
-        put_right(mn_worker_at(&c->shm, worker), state);
-    }
-    return empty;
 }
 
 void
@@ -457,16 +405,6 @@ unlock(struct mn_watch *w)
     mn_crew_wake(w->crew, &due);
 }
 
-/* Returns whether an entry may have this state while its process lives. An entry in STARTING gets
- * no wake-ups. */
-static bool
-may_be(const struct mn_watch *w, uint32_t state, bool worked)
-{
-    bool stopped = mn_a32_load_acquire(&w->crew->shm.ctl->stop) != 0;
-    return (state == MN_WORKER_STARTING && !worked) || state == MN_WORKER_READY
-           || (state == MN_WORKER_LEAVING && stopped);
-}
-
 /* Records the process of a new worker. Returns false if it is gone by now, and the zygote has to
  * say so. */
 static bool
@@ -485,17 +423,6 @@ note_who(struct mn_watch *w, uint32_t worker)
     return rc != 0;
 }
 
-/* Returns whether the place should have no worker: then its entry was overwritten, and is
- * repaired. */
-static bool
-is_lie(struct mn_watch *w, uint32_t worker, uint32_t state)
-{
-    mn_mutex_lock(w->guard);
-    bool lie = mn_crew_names_the_gone(w->crew, worker, state);
-    unlock(w);
-    return lie;
-}
-
 /* Returns whether the process has died. If no descriptor is left to find out, trusts the zygote. */
 static bool
 has_died(const struct mn_member *m, uint32_t state)
@@ -510,18 +437,12 @@ look_at(struct mn_watch *w, uint32_t worker, bool due)
 {
     struct mn_worker *k = mn_worker_at(&w->crew->shm, worker);
     struct mn_member *m = &w->crew->members[worker];
-    /* First, so that its statement is no older: the worker may start and work during this look. */
-    bool worked = mn_a32_load_acquire(&m->worked) != 0; /* with mn_crew_has_worked */
     uint32_t state = mn_a32_load_seqcst(&k->state); /* [S2] */
     MN_FAULT("watch.looks");
     if (m->pid == 0) {
-        bool there = may_be(w, state, worked) || state == MN_WORKER_EXITED;
-        /* Also now and then for any state: the entry may be overwritten before its process was
-         * seen. */
-        bool gone = (there || due) && !note_who(w, worker) && there;
-        if (gone && state != MN_WORKER_EXITED && is_lie(w, worker, state)) {
-            return false;
-        }
+        bool there = state == MN_WORKER_STARTING || state == MN_WORKER_READY
+                     || state == MN_WORKER_LEAVING || state == MN_WORKER_EXITED;
+        bool gone = there && !note_who(w, worker);
         return state == MN_WORKER_SWEPT
                || (due && gone && state != MN_WORKER_EXITED);
     }
@@ -530,11 +451,6 @@ look_at(struct mn_watch *w, uint32_t worker, bool due)
     }
     if (m->dead) {
         return due && state != MN_WORKER_EXITED;
-    }
-    if (!may_be(w, state, worked)) {
-        mn_mutex_lock(w->guard);
-        mn_crew_damaged(w->crew, worker, MN_DAMAGE_STATE);
-        unlock(w);
     }
     if (mn_a32_load_acquire(&m->end) != 0
         && mn_proc_kill((pid_t)m->pid, SIGKILL) == 0) {

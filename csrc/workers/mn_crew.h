@@ -111,7 +111,6 @@ struct mn_crew {
          * pid under the lock. */
         uint32_t pid;    /* 0: not seen yet, or swept */
         bool dead;       /* it was dead at the last look */
-        mn_a32 worked;   /* one of its results was accepted: it is not starting any more */
         mn_a32 end;      /* it is to be killed; set by any thread */
         uint64_t late;   /* word of the task for which it is; 0: for none */
     } *members;          /* [nworkers] */
@@ -139,13 +138,6 @@ mn_crew_exited(const struct mn_crew *c, uint32_t worker);
  * say anything. If none was recorded, returns what the entry says; 0 if the entry has no worker. */
 uint32_t
 mn_crew_pid(const struct mn_crew *c, uint32_t worker);
-
-/* Records that a result of this worker was accepted. Needs no lock. */
-static inline void
-mn_crew_has_worked(struct mn_crew *c, uint32_t worker)
-{
-    mn_a32_store_release(&c->members[worker].worked, 1); /* it was READY before */
-}
 
 /* Counts a death, and returns its description. The dead worker's tasks and memory are not free yet.
  * struct mn_respawn decides whether and when it is replaced. */
@@ -180,11 +172,6 @@ mn_crew_retire(struct mn_crew *c, uint32_t worker);
 /* Its tasks and memory were taken back: it may be reaped, and replaced where that helps. */
 void
 mn_crew_swept(struct mn_crew *c, uint32_t worker);
-
-/* Repairs damaged entries of places without workers. An entry that appears to have a worker with a
- * task, or one that waits for memory, holds others up. */
-void
-mn_crew_clear_empty(struct mn_crew *c);
 
 /* Ends a worker for its damaged records, because nothing that it writes can be trusted. A process
  * is killed (mn_watch_look), a thread asked to exit. Does nothing if the place has no
@@ -243,11 +230,10 @@ mn_zygote_init(struct mn_zygote *z, const struct mn_shm *shm, int pidfd, int cmd
 
 /* ---- the trainer's own observation of workers' processes ----
  *
- * The zygote reports deaths, and workers write in their entries who they are. Neither is enough. A
- * zygote that is stopped or hangs reports nothing. A worker's stray writes may make its entry say
- * anything, even that it is dead. So the crew records which process has which entry (struct
- * mn_member). It checks now and then whether the process lives, takes back a worker's tasks only
- * when it does not, and kills it by that record.
+ * The zygote reports deaths. That is not enough: a zygote that is stopped or hangs reports nothing.
+ * So the crew records which process has which entry (struct mn_member). It checks now and then
+ * whether the process lives. It takes back a worker's tasks only when it does not, and kills it by
+ * that record.
  *
  * Each look uses a descriptor of the process (os/mn_proc.h), opened for it and closed again, so
  * that descriptors do not grow with workers. All of this runs without the lock that guards the

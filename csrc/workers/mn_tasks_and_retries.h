@@ -31,7 +31,6 @@ enum mn_damage {
     MN_DAMAGE_ENVELOPE = 4, /* the place of its result */
     MN_DAMAGE_PARTS = 5,    /* the parts of its result */
     MN_DAMAGE_LEASE = 6,    /* the memory that it has used and asks for */
-    MN_DAMAGE_STATE = 7,    /* the state of its process */
 };
 
 /* Exit status of a worker that could not be started: this plus the errno. */

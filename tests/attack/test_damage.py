@@ -56,12 +56,6 @@ def entry() -> int:
     return base + word(base + WORKERS_OFF) + me * WORKER_BYTES
 
 
-def forge(state: int) -> None:
-    """Sets the process state in this worker's entry; the process continues."""
-    ctypes.c_uint32.from_address(entry() + STATE).value = state
-    time.sleep(4 * PATIENCE)
-
-
 def spoil_and_be_another() -> None:
     """Makes the worker's entry name a process that never existed."""
     ctypes.c_uint32.from_address(entry() + PID).value = 0xFFFFFFFF
@@ -222,18 +216,6 @@ def test_damage_of_dead_worker_spares_its_replacement() -> None:
     wait_for(replaced, "another in its place")
     assert got + torch.cat(list(iterator)).tolist() == list(range(64))
     assert made._iterator._engine.health()["deaths"] == 1
-
-
-@pytest.mark.parametrize("state", [0, 1, 4, 5, 77])
-def test_worker_with_false_process_state_is_killed(state: int) -> None:
-    """Its memory and task are not given to others while it may write there."""
-    dataset = Spoils(1, lambda: forge(state))
-    iterator = iter(make(dataset))
-    assert torch.cat(list(iterator)).tolist() == list(range(64))
-    health = iterator._engine.health()
-    assert not alive(dataset.pid.value)
-    assert (health["deaths"], health["pid"]) == (1, dataset.pid.value)
-    assert health["status"] == 2007 and not health["zygote_lost"]
 
 
 GARBAGE = {

@@ -435,39 +435,6 @@ damage_by_the_dead_is_nobody_elses(void)
     }
 }
 
-/* The entry of a place that never had a worker may say anything: no batch waits for it. */
-static void
-places_of_nobody(void)
-{
-    static const enum mn_worker_state says[] = {MN_WORKER_EMPTY, MN_WORKER_READY, MN_WORKER_EXITED,
-                                                MN_WORKER_LEAVING, (enum mn_worker_state)77};
-    for (uint32_t i = 0; i < sizeof(says) / sizeof(says[0]); i++) {
-        struct bench s;
-        struct mn_engine *e = set_up(&s, false, 1);
-        struct mn_worker *k = mn_worker_at(&e->shm, 2);
-        uint64_t sequence, off;
-        plan_both(&s);
-        uint32_t task = claim(&s.w[0]), other = claim(&s.w[1]);
-        CHECK_EQ(rig_run(&s.w[1], other), 0);
-        mn_a64_store_relaxed(&k->running, UINT64_MAX);
-        mn_a32_store_relaxed(&k->lease_state, MN_LEASE_WANT);
-        mn_a32_store_release(&k->state, says[i]);
-        set_word(&s, task, 0xfffe, 99);
-        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
-        mn_worker_views_look(&e->views, mn_now_ns());
-        CHECK(e->views.view[0].usable && e->views.view[1].usable);
-        CHECK(!e->views.view[2].usable);
-        die(&s, 0);
-        CHECK_EQ(mn_a32_load_relaxed(&k->state), MN_WORKER_EMPTY);
-        CHECK_EQ(e->crew.ndeaths, 1);
-        CHECK_EQ(claim(&s.w[1]), task);
-        CHECK_EQ(rig_run(&s.w[1], task), 0);
-        take(&s, &s.b);
-        take(&s, &s.other);
-        tear_down(&s);
-    }
-}
-
 /* ---- the worker's entry ---- */
 
 static void
@@ -612,10 +579,9 @@ await_end(pid_t pid)
     CHECK_EQ(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
 }
 
-/* The entry says that the worker is dead or not there. It is killed, and swept once it is dead. The
- * entry may say so even before the trainer has recorded the process. */
+/* The entry says that the worker is dead while its process lives. It is swept once it is dead. */
 static void
-lies_about_its_process(uint32_t state, bool seen)
+an_entry_that_lies_about_its_death(void)
 {
     struct bench s;
     struct mn_engine *e = set_up(&s, false, 1);
@@ -624,151 +590,21 @@ lies_about_its_process(uint32_t state, bool seen)
     mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
     plan_both(&s);
     uint32_t task = claim(&s.w[0]);
-    if (seen) {
-        mn_watch_look(&e->watch, SECOND_NS);
-        mn_worker_set_owner(k, 1, (uint32_t)getpid()); /* it would name another process now */
-    }
-    mn_a32_store_seqcst(&k->state, state);
-    if (!seen) {
-        mn_watch_look(&e->watch, SECOND_NS);
-    }
+    mn_watch_look(&e->watch, SECOND_NS);
+    mn_worker_set_owner(k, 1, (uint32_t)getpid()); /* it would name another process now */
+    mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED);
+    mn_watch_look(&e->watch, 2 * SECOND_NS);
     (void)rig_step(e);
-    CHECK_EQ(mn_a32_load_relaxed(&k->state), state);
+    CHECK_EQ(mn_a32_load_relaxed(&k->state), MN_WORKER_EXITED);
     CHECK_EQ(mn_word_status(mn_a64_load_relaxed(&mn_task_at(&e->shm, task)->word)),
              MN_TASK_RUNNING);
-    mn_watch_look(&e->watch, SECOND_NS);
-    CHECK_EQ(e->crew.death.status, MN_STATUS_DAMAGED + MN_DAMAGE_STATE);
-    (void)kill(worker, SIGTERM); /* to end it if it was not killed */
+    CHECK_EQ(kill(worker, SIGKILL), 0);
     await_end(worker);
-    mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED); /* as the zygote does */
-    mn_watch_look(&e->watch, SECOND_NS);
+    mn_watch_look(&e->watch, 3 * SECOND_NS);
     (void)rig_step(e);
     CHECK_EQ(mn_a32_load_relaxed(&k->state), MN_WORKER_SWEPT);
     CHECK_EQ(end_of(worker), SIGKILL);
     CHECK_EQ(e->crew.ndeaths, 1);
-    close_with(e, zygote);
-}
-
-static void
-processes_that_are_lied_about(void)
-{
-    static const uint32_t states[] = {MN_WORKER_EXITED, MN_WORKER_SWEPT, MN_WORKER_WANTED,
-                                      MN_WORKER_EMPTY, 77};
-    for (size_t i = 0; i < sizeof(states) / sizeof(*states); i++) {
-        lies_about_its_process(states[i], true);
-        lies_about_its_process(states[i], false);
-    }
-}
-
-/* A starting worker gets no wake-up, and an entry with finished work cannot be starting. */
-static void
-a_worker_that_starts_once_more(void)
-{
-    struct bench s;
-    struct mn_engine *e = set_up(&s, false, 1);
-    struct mn_worker *k = s.w[0].side.me;
-    pid_t zygote = put_process(&s, 1), worker = put_process(&s, 0);
-    mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
-    mn_a32_store_seqcst(&k->state, MN_WORKER_STARTING);
-    mn_watch_look(&e->watch, SECOND_NS);
-    CHECK_EQ(e->crew.ndeaths, 0);
-    mn_a32_store_seqcst(&k->state, MN_WORKER_READY);
-    plan_both(&s);
-    CHECK_EQ(rig_run(&s.w[0], claim(&s.w[0])), 0);
-    take(&s, &s.b);
-    mn_a32_store_seqcst(&k->state, MN_WORKER_STARTING);
-    mn_watch_look(&e->watch, 2 * SECOND_NS);
-    CHECK_EQ(e->crew.death.status, MN_STATUS_DAMAGED + MN_DAMAGE_STATE);
-    (void)kill(worker, SIGTERM); /* to end it if it was not killed */
-    CHECK_EQ(end_of(worker), SIGKILL);
-    close_with(e, zygote);
-}
-
-static struct bench *starting;
-
-/* It has started meanwhile, and its results were read. */
-static void
-start_and_work(const char *label)
-{
-    if (strcmp(label, "watch.looks") == 0
-        && mn_a32_load_relaxed(&starting->w[0].side.me->state) == MN_WORKER_STARTING) {
-        mn_a32_store_seqcst(&starting->w[0].side.me->state, MN_WORKER_READY);
-        CHECK_EQ(rig_run(&starting->w[0], claim(&starting->w[0])), 0);
-        take(starting, &starting->b);
-    }
-}
-
-/* The watching thread is held up after it has seen that the worker is starting. */
-static void
-a_worker_that_starts_while_it_is_looked_at(void)
-{
-    struct bench s;
-    struct mn_engine *e = set_up(&s, false, 1);
-    pid_t zygote = put_process(&s, 1), worker = put_process(&s, 0);
-    mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
-    mn_a32_store_seqcst(&s.w[0].side.me->state, MN_WORKER_STARTING);
-    mn_watch_look(&e->watch, SECOND_NS);
-    plan_both(&s);
-    starting = &s;
-    mn_fault_hook = start_and_work;
-    mn_watch_look(&e->watch, 2 * SECOND_NS);
-    mn_fault_hook = NULL;
-    CHECK_EQ(mn_a32_load_relaxed(&s.w[0].side.me->state), MN_WORKER_READY);
-    mn_watch_look(&e->watch, 3 * SECOND_NS);
-    CHECK_EQ(e->crew.ndeaths, 0);
-    CHECK_EQ(kill(worker, SIGTERM), 0);
-    CHECK_EQ(end_of(worker), SIGTERM);
-    close_with(e, zygote);
-}
-
-/* Results of a dead worker that are read only during its sweep say nothing about its successor. */
-static void
-a_worker_that_starts_after_another(void)
-{
-    struct bench s;
-    struct mn_engine *e = set_up(&s, false, 1);
-    struct mn_worker *k = s.w[0].side.me;
-    pid_t zygote = put_process(&s, 1);
-    mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
-    plan_both(&s);
-    CHECK_EQ(rig_run(&s.w[0], claim(&s.w[0])), 0);
-    die(&s, 0);
-    pid_t worker = put_process(&s, 0);
-    mn_a32_store_seqcst(&k->state, MN_WORKER_STARTING);
-    uint32_t deaths = e->crew.ndeaths;
-    mn_watch_look(&e->watch, SECOND_NS);
-    mn_watch_look(&e->watch, 2 * SECOND_NS);
-    CHECK_EQ(e->crew.ndeaths, deaths);
-    CHECK_EQ(kill(worker, SIGTERM), 0);
-    CHECK_EQ(end_of(worker), SIGTERM);
-    close_with(e, zygote);
-}
-
-/* An entry whose worker is gone for good is overwritten so that it appears to have one. */
-static void
-a_place_of_one_who_is_gone(void)
-{
-    struct bench s;
-    struct mn_engine *e = set_up(&s, false, 1);
-    struct mn_worker *k = mn_worker_at(&e->shm, 2);
-    pid_t zygote = put_process(&s, 1), gone = put_process(&s, 0);
-    mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
-    uint64_t now = SECOND_NS;
-    uint32_t pid = mn_worker_pid(s.w[0].side.me);
-    mn_worker_set_owner(s.w[0].side.me, 1, 0);
-    CHECK_EQ(kill(gone, SIGKILL), 0);
-    CHECK_EQ(end_of(gone), SIGKILL);
-    mn_worker_set_owner(k, 1, pid);
-    mn_a64_store_relaxed(&k->running, UINT64_MAX);
-    mn_a32_store_seqcst(&k->state, MN_WORKER_READY);
-    for (int i = 0; i < 20; i++, now += SECOND_NS) {
-        mn_watch_look(&e->watch, now);
-        (void)rig_step(e);
-        CHECK_EQ(mn_a32_load_relaxed(&k->state), MN_WORKER_EMPTY);
-        CHECK_EQ(mn_a64_load_relaxed(&k->running), 0);
-    }
-    CHECK_EQ(mn_proc_wait_pidfd(e->zygote.pidfd, 0), -ETIMEDOUT); /* it owed nothing */
-    CHECK_EQ(e->crew.ndeaths, 0);
     close_with(e, zygote);
 }
 
@@ -822,11 +658,7 @@ zygotes_that_do_not_answer(void)
 }
 
 static const struct mn_test tests[] = {
-    MN_TEST("fork", processes_that_are_lied_about),
-    MN_TEST("fork", a_worker_that_starts_once_more),
-    MN_TEST("fork", a_worker_that_starts_while_it_is_looked_at),
-    MN_TEST("fork", a_worker_that_starts_after_another),
-    MN_TEST("fork", a_place_of_one_who_is_gone),
+    MN_TEST("fork", an_entry_that_lies_about_its_death),
     MN_TEST("fork", zygotes_that_do_not_answer),
     MN_TEST("plain", damaged_records_are_done_again),
     MN_TEST("plain", damaged_records_are_told),
@@ -835,7 +667,6 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", overwritten_words_are_swept),
     MN_TEST("plain", overwritten_free_descriptors_stay_free),
     MN_TEST("plain", damage_by_the_dead_is_nobody_elses),
-    MN_TEST("plain", places_of_nobody),
     MN_TEST("plain", leases_that_make_no_sense),
     MN_TEST("plain", no_room_of_a_damaged_worker),
     MN_TEST("plain", entries_that_make_no_sense),
