@@ -256,21 +256,6 @@ mn_ops_memory(PyObject *array, uint64_t bytes, Py_buffer *buffer)
 
 /* -- Functions ------------------------------------------------------------------------- */
 
-PyDoc_STRVAR(philox_doc, "philox(key_hi, key_lo, number, stream, block) -> (a, b, c, d)");
-
-static PyObject *
-philox(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    unsigned long long hi, lo;
-    unsigned int number, stream, block;
-    uint32_t w[4];
-    if (!PyArg_ParseTuple(args, "KKIII", &hi, &lo, &number, &stream, &block)) {
-        return NULL;
-    }
-    mn_philox(hi, lo, number, stream, block, w);
-    return Py_BuildValue("(IIII)", w[0], w[1], w[2], w[3]);
-}
-
 PyDoc_STRVAR(uniform_doc, "uniform(key_hi, key_lo, number, draw) -> float in [0, 1)");
 
 static PyObject *
@@ -394,7 +379,6 @@ PyDoc_STRVAR(jpeg_baseline_doc,
              "be read without a warning.");
 
 static PyMethodDef functions[] = {
-    {"philox", philox, METH_VARARGS, philox_doc},
     {"uniform", uniform, METH_VARARGS, uniform_doc},
     {"below", below, METH_VARARGS, below_doc},
     {"normals", normals, METH_VARARGS, normals_doc},
