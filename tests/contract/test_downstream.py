@@ -582,7 +582,7 @@ class Held(torch.utils.data.Dataset[int]):
         return index
 
 
-def test_index_queues_show_what_waits_for_workers(loader: Kind) -> None:
+def test_index_queues_hold_waiting_batches(loader: Kind) -> None:
     go = multiprocessing.Event()
     iterator = iter(loader(Held(go), num_workers=2, prefetch_factor=3, batch_size=1))
     queues = iterator._index_queues
