@@ -251,6 +251,7 @@ class Memoized:
         self._number = int.from_bytes(_digest(self.name.encode())[:8], "little")
         self._slot = next(_numbers) % len(_told)
         _told[self._slot] = 0
+        self.tells = True  # warnings are logged
         self.evicts = True  # a value may take the place of others, where jobs share the cache
 
     # ---- keys ----------------------------------------------------------------------------
@@ -465,7 +466,7 @@ class Memoized:
 
     def _tell(self, what: int, text: str, *values: Any) -> None:
         """A warning in the log, once of each kind for this process and its forks."""
-        if not _told[self._slot] & what:
+        if self.tells and not _told[self._slot] & what:
             _told[self._slot] |= what
             log.warning(text, *values)
 

@@ -536,9 +536,12 @@ class Drawing(Base):
         return float(np.random.rand() if self.where == "numpy.random" else self.rng.random())
 
 
+@pytest.mark.parametrize("form", ["decoded", None])
 @pytest.mark.parametrize("where", ["torch", "numpy.random", "self.rng"])
-def test_draws_of_the_cached_part_are_told_once(where: str, caplog: pytest.LogCaptureFixture) -> None:
-    loader = minato.DataLoader(Drawing(where), cache=new_cache(), cache_format="decoded")
+def test_draws_of_the_cached_part_are_told_once(
+    where: str, form: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = minato.DataLoader(Drawing(where), cache=new_cache(), cache_format=form)
     for _ in range(2):
         list(loader)
     [line] = [one for one in caplog.messages if "draws random numbers" in one]
