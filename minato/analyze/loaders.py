@@ -31,6 +31,7 @@ from .work import (
     as_worker,
     clock,
     is_iterable,
+    native_photos,
     sample_makers,
     sampler_batches,
 )
@@ -257,6 +258,8 @@ def rebuild(loader: Any, request: RateRequest) -> Any:
     if request.codec:
         with as_worker(loader):
             batches = codecs.replace_files(dataset, batches, request.codec)
+    if request.photos:
+        dataset = native_photos(loader)
     if batches:
         order = _Batches(batches, length, batched)
         given.update({"batch_sampler": order} if batched else {"batch_size": None, "sampler": order})
@@ -286,7 +289,7 @@ def rebuild(loader: Any, request: RateRequest) -> Any:
         given["worker_type"] = request.worker_type
     if request.same and given.get("worker_type") == "native":
         given["worker_type"] = None  # its dataset has no native pipeline
-    if given.get("worker_type") in ("native", "thread"):
+    if given.get("worker_type") in ("native", "thread") or request.photos:
         given.pop("multiprocessing_context", None)
     made = DataLoader(dataset, **given)
     if request.most:

@@ -93,6 +93,7 @@ class Work:
     kept_open: float | None = None  # seconds of a sample where files stay open that each sample opens again
     cache: Cacheable | None = None
     no_cache: str = ""
+    photos: float | None = None  # seconds of a sample whose photos minato.ops decodes
     collate: float | None = None  # seconds of collate_fn for each sample
     gil: str | None = None
 
@@ -180,6 +181,7 @@ class RateRequest:
     cached: int = 0  # calls of stages whose results are kept; -1: whole samples
     codec: dict[str, Any] | None = None
     open: bool = False  # what was opened stays open
+    photos: bool = False  # minato.ops decodes the photos
     order: tuple[int, list[int]] | None = None  # the chain of transforms, and the order of its elements
     drawn: bool = False  # the sampler takes no time
     persistent: bool | None = None

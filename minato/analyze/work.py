@@ -221,6 +221,8 @@ def work(request: dict[str, Any], loader: Any, send: Send) -> None:
     if any(stage.kind == OPEN and stage.again > 0.5 for stage in result.stages):
         with contextlib.suppress(Exception):  # of objects that cannot stay open
             result.kept_open = _kept_open_seconds(loader, clock() + 0.05 * request["seconds"])
+    with contextlib.suppress(Exception):
+        result.photos = _photos_seconds(loader, clock() + 0.05 * request["seconds"])
     try:
         result.cache, result.no_cache = _cacheable_part(loader, end)
     except Exception as error:
@@ -362,6 +364,30 @@ def _collate_seconds(loader: Any, end: float) -> float | None:
     began = clock()
     loader.collate_fn(list(made))
     return (clock() - began) / len(made)
+
+
+def native_photos(loader: Any) -> Any:
+    """The loader's dataset with its photos decoded by minato.ops; None if that is not known to be the same."""
+    try:
+        from ..ops import native_images
+
+        return native_images(loader.dataset)
+    except (ImportError, ValueError):
+        return None
+
+
+def _photos_seconds(loader: Any, end: float) -> float | None:
+    dataset, taken = native_photos(loader), []
+    if dataset is None:
+        return None
+    for number, index in enumerate(indices(loader)):
+        seed_generators(number)
+        began = clock()
+        dataset[index]
+        taken.append(clock() - began)
+        if clock() > end and number > 2:
+            break
+    return statistics.fmean(taken[1:])  # the first sets up
 
 
 def _cacheable_part(loader: Any, end: float) -> tuple[Cacheable | None, str]:

@@ -15,7 +15,8 @@ pytest.importorskip("PIL")
 
 from PIL import Image, ImageFilter
 
-from minato.analyze import keeper, loaders, report
+from minato import ops
+from minato.analyze import keeper, loaders, report, work
 from minato.analyze.advice import candidates
 from minato.analyze.codecs import codec_rate, winners
 from minato.analyze.facts import Facts
@@ -262,3 +263,19 @@ def test_a_program_gets_the_line_to_paste(photos: Path, tmp_path: Path) -> None:
     assert f"minato recode {photos} {photos}-" in done.stdout, done.stdout
     [change] = [each for each in found["helps"] if each["what"].startswith("images as")]
     assert change["gain"] > 1.2
+
+
+def test_usual_transforms_are_timed_with_minatos(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("torchvision.datasets", exc_type=ImportError)
+    from torchvision import transforms
+
+    folder = folder_of(tmp_path / "photos", 12)
+    usual = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
+    dataset = datasets.ImageFolder(folder, usual)
+    seconds = work._photos_seconds(DataLoader(dataset), work.clock() + 1.0)
+    assert seconds is not None and seconds > 0
+    request = RateRequest("own", 1, photos=True)
+    made = loaders.rebuild(DataLoader(dataset, num_workers=1), request)
+    assert type(made.dataset) is ops.ImageFolder
+    dataset.transform = transforms.Compose([transforms.ToTensor()])
+    assert work.native_photos(DataLoader(dataset)) is None

@@ -723,3 +723,11 @@ def test_unknown_limit_names_known_facts() -> None:
     assert "Run it again with --pause" in kind_of(costs=[], rates={}, work=work)[1]
     paused = {"cores": 2, "memory_available": 10**9, "argv": ["--pause"]}
     assert "no sample could be made" in kind_of(costs=[], rates={}, work=work, machine=paused)[1]
+
+
+def test_photos_that_minato_decodes_are_a_change() -> None:
+    f = Facts(facts(work={"photos": 0.004}))
+    [change] = [one for one in candidates(f)[0] if "native_images" in one.paste]
+    assert change.predicted == pytest.approx(f.cheaper_rate(2.5)) and change.data == "unchanged"
+    assert change.check is not None and change.check.photos
+    assert not [one for one in candidates(Facts(facts()))[0] if "native_images" in one.paste]
