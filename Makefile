@@ -66,7 +66,7 @@ $(MOST_USED_VENV)/.ready: $(VENV)/.ready
 # after test in files with one program per test. They start hundreds of programs, which share
 # compiled bytecode. tests/test_sanitized.py is run differently: AddressSanitizer does not support
 # forks next to other threads, and on a busy machine one of them is likely to hang.
-JOBS ?= 3
+JOBS ?= 2
 BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BY_TEST := -n $(JOBS) --dist worksteal
 test:
