@@ -55,8 +55,8 @@ from .operators import (
 )
 
 if TYPE_CHECKING:
-    from .images import ImageFolder
     from .from_torchvision import native_images
+    from .images import ImageFolder
 
 
 def __getattr__(name: str) -> Any:

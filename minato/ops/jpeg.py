@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from .._not_linux import CORE
-from .operators import MASK
 from .._warn import warn
+from .operators import MASK
 
 if CORE:
     from .. import _ops
@@ -240,7 +240,8 @@ class _Transform:
             out = torch.empty(3 * height * width * table.itemsize, dtype=torch.uint8)
             if max(crop.size) <= LONGEST and _ops.jpeg_crop(
                 library.handle, data, crop.region, crop.size, crop.window, crop.flip,
-                _tall_down_first() and _is_tall(crop), self.decode == "scaled", table.view(torch.uint8).numpy(), out.numpy(),
+                _tall_down_first() and _is_tall(crop), self.decode == "scaled",
+                table.view(torch.uint8).numpy(), out.numpy(),
             ):  # fmt: skip
                 return out.view(table.dtype).view(3, height, width)
         pixels = torch.from_numpy(self._by_pillow(data, path, crop or crop_of)).permute(2, 0, 1).long()
@@ -409,7 +410,7 @@ class ResizeCenterCropJpeg(_Transform):
 def _segments(data: bytes) -> tuple[list[bytes], int]:
     """The markers of a JPEG file before its first scan, whole, and where that begins. Raises ValueError."""
     found, at = [], 2
-    while data[at : at + 1] == b"\xff" and data[at + 1] != 0xDA:
+    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda":
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
         if end <= at + 3 or end >= len(data) - 2:
             break

@@ -295,6 +295,33 @@ def test_files_of_every_kind_lose_nothing_unasked(options: list[str], tmp_path: 
             assert np.abs(a - b).mean() < (8 if "png" not in options else 1e-9)
 
 
+def test_baseline_rewrites_progressive_photos_without_a_loss(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, exif, wanted = photo(3), Image.Exif(), {}
+    exif[ORIENTATION] = 6
+    options = {"quality": 88, "exif": exif, "icc_profile": b"profile" * 40, "comment": b"mine"}
+    for name, (mode, subsampling) in {
+        "rgb": ("RGB", 2), "whole": ("RGB", 0), "gray": ("L", 0), "four": ("CMYK", 0),
+    }.items():  # fmt: skip
+        path = source / "class0" / f"{name}.jpg"
+        image.convert(mode).save(path, progressive=True, subsampling=subsampling, **options)
+        wanted[f"class0/{name}.jpg"] = path.read_bytes()
+    for name, length in (("cut", -900), ("begun", 3)):
+        (source / "class0" / f"{name}.jpg").write_bytes(wanted["class0/rgb.jpg"][:length])
+    before = tree(source)
+    assert run(source, tmp_path / "dst", "--baseline") == 0
+    after = tree(tmp_path / "dst")
+    assert tree(source) == before and after.keys() == before.keys()
+    assert {name for name, content in after.items() if content != before[name]} == set(wanted)
+    for name in wanted:
+        one, other = (Image.open(io.BytesIO(content)) for content in (wanted[name], after[name]))
+        assert np.array_equal(np.asarray(one), np.asarray(other))
+        infos = [{k: v for k, v in each.info.items() if "progress" not in k} for each in (one, other)]
+        assert infos[0] == infos[1] and "progressive" not in other.info
+    assert "4 encoded anew" in capsys.readouterr().out
+
+
 def test_an_image_never_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = folder_of(tmp_path / "src", 1, quality=30)
     assert run(source, tmp_path / "dst", "--quality", "95", "--size", "1000") == 0
