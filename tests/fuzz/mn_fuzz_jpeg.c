@@ -47,6 +47,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
             .window_height = SIDE,
             .flip = drawn & 1,
             .down_first = drawn & 2,
+            .scaled = drawn & 4,
             .table = table,
             .item = 1,
         };
@@ -54,6 +55,11 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         job.height = 1 + (uint32_t)(drawn / 3 % (height - job.top));
         rc = mn_jpeg_crop(&library, mn_kernels_best(), file, n, &job, out);
         MUST(rc == 0 || rc == MN_JPEG_UNUSUAL || rc == -ENOMEM);
+        uint8_t *baseline = NULL;
+        size_t bytes = 0;
+        rc = mn_jpeg_baseline(&library, file, n, &baseline, &bytes);
+        MUST(rc == 0 || rc == MN_JPEG_UNUSUAL || rc == -ENOMEM);
+        free(baseline);
     }
     free(file);
     free(out);
