@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import importlib.util
 import os
@@ -175,7 +176,7 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
     path: Any = arguments[0] if arguments else None
     if event == "pickle.find_class":  # the value depends on that class's code
         path = getattr(sys.modules.get(path), "__file__", None) or 0
-    if isinstance(path, int) or getattr(_by_thread, "notes", False):
+    if isinstance(path, int) or getattr(_by_thread, "notes", False) or getattr(_by_thread, "collects", False):
         return
     frame: Any = sys._getframe(1)
     if event != "open" and frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -190,6 +191,11 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
         for opened in [own] if own is not None else list(_all):  # a thread of the maker's
             opened.note(name, flags)
             opened.lasts = opened.lasts or (event == "open" and name.endswith(".py")) or _is_remembered(frame)
+
+
+def _on_collection(phase: str, _info: dict[str, int]) -> None:
+    """Of Python's garbage collection: objects that end in it belong to no maker, as it may begin anywhere."""
+    _by_thread.collects = phase == "start"
 
 
 def _is_remembered(frame: Any) -> bool:
@@ -230,6 +236,7 @@ def noted() -> Iterator[Opened]:
     if not _hooked:
         _hooked = True
         sys.addaudithook(_on_event)
+        gc.callbacks.append(_on_collection)
     outer, opened = getattr(_by_thread, "opened", None), Opened()
     _by_thread.opened = opened
     _all.append(opened)

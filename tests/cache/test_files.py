@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from pathlib import Path
@@ -140,6 +141,27 @@ def test_file_just_written_is_not_trusted(
     past = time.time_ns() + 10**10
     monkeypatch.setattr(time, "time_ns", lambda: past)
     assert reader.read(reader.file) == "first" and reader.cache.stats()["stored"] == 1
+
+
+def test_file_read_by_an_object_that_ends_is_not_noted(tmp_path: Path) -> None:
+    reader, other = Reader(tmp_path), tmp_path / "other"
+    other.touch()
+
+    class Ends:
+        def __del__(self) -> None:
+            other.read_text()
+            other.unlink()
+
+    def collect() -> None:
+        one: Any = Ends()
+        one.itself = one
+        del one
+        gc.collect()
+
+    reader.during = collect
+    assert [reader.read(reader.file) for _ in range(2)] == ["first"] * 2
+    assert reader.count() == 1
+    assert not other.exists()
 
 
 def test_source_read_for_a_key_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
