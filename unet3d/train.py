@@ -261,36 +261,36 @@ class Trainer:
         nbytes, finished = 0, True
         bar = tqdm(total=total, initial=steps_before, desc=f"epoch {epoch}", unit="batch",
                    disable=None if self.ranks.rank == 0 else True)
-        usage.start()
-        clock = EpochClock()
-        iterator = iter(loader)
-        while (batch := clock.fetch(iterator)) is not None:
-            image, label, index = batch
-            arrived = time.perf_counter()
-            numbers = index.tolist()
-            nbytes += image.nbytes + label.nbytes
-            there = copies.move(image, label)
-            loss = 0.0
-            if self.step_s is None:
-                loss = self._step(*there, len(progress.losses), total)
-            progress.hash.add(image, label, numbers)
-            python.step()
-            if self.step_s is not None:
-                time.sleep(max(0.0, arrived + self.step_s - time.perf_counter()))
-            progress.delivered += numbers
-            progress.losses.append(loss)
-            log.line("step", epoch=epoch, step=len(progress.losses), loss=loss,
-                     wait_s=clock.waits[-1], samples=numbers)
-            clock.step_done()
-            bar.update()
-            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-            self.batches_run += 1
-            if self._checkpoint_due(total):
-                finished = False
-                break
-        bar.close()
-        used = usage.stop()
-        del iterator
+        with usage:
+            clock = EpochClock()
+            iterator = iter(loader)
+            while (batch := clock.fetch(iterator)) is not None:
+                image, label, index = batch
+                arrived = time.perf_counter()
+                numbers = index.tolist()
+                nbytes += image.nbytes + label.nbytes
+                there = copies.move(image, label)
+                loss = 0.0
+                if self.step_s is None:
+                    loss = self._step(*there, len(progress.losses), total)
+                progress.hash.add(image, label, numbers)
+                python.step()
+                if self.step_s is not None:
+                    time.sleep(max(0.0, arrived + self.step_s - time.perf_counter()))
+                progress.delivered += numbers
+                progress.losses.append(loss)
+                log.line("step", epoch=epoch, step=len(progress.losses), loss=loss,
+                         wait_s=clock.waits[-1], samples=numbers)
+                clock.step_done()
+                bar.update()
+                bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+                self.batches_run += 1
+                if self._checkpoint_due(total):
+                    finished = False
+                    break
+            bar.close()
+            used = usage.stop()
+            del iterator
         log.usage(epoch, usage_of_all(self.ranks.gather(usage.samples)))
         if finished:
             used |= {"gil_denied": python.denied, **copies.summary(loader)}

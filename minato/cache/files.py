@@ -118,7 +118,7 @@ class Opened:
         self.lasts = False
 
     def note(self, path: str, flags: int) -> None:
-        if path in self.stamps or path in self.written or path.startswith(SYSTEM):
+        if path in self.stamps or path in self.written or f"{path}/".startswith(SYSTEM):
             return
         if path.startswith(installed()) or "/site-packages/" in path:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,21 @@ def test_file_read_by_an_object_that_ends_is_not_noted(tmp_path: Path) -> None:
     assert [reader.read(reader.file) for _ in range(2)] == ["first"] * 2
     assert reader.count() == 1
     assert not other.exists()
+
+
+def test_list_of_processes_is_not_noted(tmp_path: Path) -> None:
+    """Monitors ask for it in threads of their own, which count for a value that is made meanwhile."""
+    reader = Reader(tmp_path)
+
+    def watch() -> None:
+        for path in ("/proc", b"/proc", Path("/proc")):
+            thread = threading.Thread(target=os.listdir, args=(path,))
+            thread.start()
+            thread.join()
+
+    reader.during = watch
+    assert [reader.read(reader.file) for _ in range(2)] == ["first"] * 2
+    assert reader.count() == 1
 
 
 def test_source_read_for_a_key_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,6 +246,12 @@ def test_usage_counts_this_process():
     assert summary["cpu_seconds"] >= 0.09 and 0 < summary["cpu"] <= 1.5
 
 
+def test_usage_thread_ends_with_an_error():
+    with pytest.raises(KeyError), usage.UsageSampler(interval_s=60) as sampler:
+        raise KeyError
+    assert not sampler._thread.is_alive()
+
+
 def test_short_last_usage_interval_is_merged():
     sampler = usage.UsageSampler(interval_s=1.0)
 

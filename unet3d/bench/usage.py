@@ -169,7 +169,8 @@ def busy_remark(share: float | None) -> str:
 
 
 class UsageSampler:
-    """Samples usage in a thread between `start` and `stop`.
+    """Samples usage in a thread between `start` and `stop`. As a context it starts, and ends the
+    thread if an error comes before `stop`.
 
     Afterwards `samples` holds one dict per interval: t (seconds since `start`), cpu (the
     tree's share of all available cores, 0 to 1), busy (the share that any program had, or None),
@@ -179,6 +180,14 @@ class UsageSampler:
     def __init__(self, interval_s: float = 0.5) -> None:
         self.interval_s = interval_s
         self.samples: list[dict] = []
+
+    def __enter__(self) -> UsageSampler:
+        self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._done.set()
+        self._thread.join()
 
     def start(self) -> None:
         """Starts; the counters are at zero."""

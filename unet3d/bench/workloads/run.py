@@ -121,21 +121,21 @@ class Run:
             still_cached = pagecache.evict_or_warn(dataset.file(index) for index in planned)[0]
         counted, delivered, losses = DeliveryHash(self.args.hash_content), [], []
         usage, nbytes = UsageSampler(), 0
-        usage.start()
-        clock = EpochClock()
-        iterator = iter(self.loader)
-        while (batch := clock.fetch(iterator)) is not None:
-            losses.append(step(batch))
-            numbers = batch["index"].tolist()
-            nbytes += batch_bytes(batch)
-            for row, number in enumerate(numbers):
-                counted.add_sample(number, *self.job.parts(batch, row))
-            delivered += numbers
-            log.line("step", epoch=epoch, step=len(losses), loss=losses[-1],
-                     wait_s=clock.waits[-1], samples=numbers)
-            clock.step_done()
-        del iterator
-        used = usage.stop()
+        with usage:
+            clock = EpochClock()
+            iterator = iter(self.loader)
+            while (batch := clock.fetch(iterator)) is not None:
+                losses.append(step(batch))
+                numbers = batch["index"].tolist()
+                nbytes += batch_bytes(batch)
+                for row, number in enumerate(numbers):
+                    counted.add_sample(number, *self.job.parts(batch, row))
+                delivered += numbers
+                log.line("step", epoch=epoch, step=len(losses), loss=losses[-1],
+                         wait_s=clock.waits[-1], samples=numbers)
+                clock.step_done()
+            del iterator
+            used = usage.stop()
         log.usage(epoch, usage_of_all([usage.samples]))
         sampling.check_delivery(planned, delivered, self.batch_size, False, epoch)
         waits, hashes = wait_summary([clock.waits]), counted.state()
