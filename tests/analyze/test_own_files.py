@@ -7,6 +7,7 @@ import faulthandler
 import hashlib
 import mmap
 import multiprocessing
+import multiprocessing.util
 import os
 import shutil
 import socket
@@ -163,6 +164,7 @@ def test_writes_of_a_study_change_no_file(kind: str, way: str, tmp_path: Path) -
 
 def write_for_oneself() -> None:
     """What a study writes itself, and what samples may: temporary files, shared memory, devices."""
+    multiprocessing.util._run_after_forkers()  # an earlier test may have sent tensors: its thread is gone
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "file").write_bytes(b"data")
     context = multiprocessing.get_context("fork")
