@@ -3,10 +3,9 @@
  *
  * Purpose
  *   Values by digest, shared by all processes of a user that open the same file, in memory or on a
- *   disk. The parts are mn_cache_file (the file), mn_cache_data (its bytes), mn_cache_log (room),
- *   mn_cache_index (finding) and mn_cache_cursor (what is new). Two more are mn_cache_claims
- *   (single flight) and mn_cache_locks (which clients live). Their headers explain why each part is
- *   correct.
+ *   disk. The parts are mn_cache_file (the file), mn_cache_data (its bytes), mn_cache_log (room,
+ *   and what is new) and mn_cache_index (finding). One more is mn_cache_locks (which clients live).
+ *   Their headers explain why each part is correct.
  *
  * Actors: any thread of the process. Finding and copying take no lock. Attaching, storing and
  *   closing take the client's mutex. Storing holds it while it copies. So a client writes one entry
@@ -20,6 +19,18 @@
  *   anew. The old mapping stays until the client is closed, because other threads may read it.
  *
  * All functions return 0, MN_FULL, MN_EMPTY, a refusal (mn_cache_file.h) or a negative errno.
+ *
+ * Single flight: one thread makes a value, and others that want it wait for it
+ *   A miss claims its key before the value is made. A claim only saves work. Without one, or with
+ *   two, values are still right: every waiter gives up after a while and makes the value itself.
+ *   A claim is one word in a table that the key's digest points into. It holds a tag of the key,
+ *   and the slot and incarnation of the client. 0 is free. A client takes it by exchange from 0, or
+ *   from the word of an owner that does not live any more. The owner gives it back by exchange from
+ *   exactly its own word. So a client that dies in its maker leaves a word that the next one takes
+ *   over. Two keys at one place: the second is made without a claim.
+ *   Waiting is on the place's futex for at most MN_CACHE_POLL_NS, after which the waiter looks
+ *   whether the owner lives. The owner adds to the futex word after it has freed the place. So a
+ *   waiter that read the futex word before it saw the claim misses no wake-up.
  */
 #ifndef MN_CACHE_H
 #define MN_CACHE_H
@@ -27,14 +38,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "cache/mn_cache_claims.h"
-#include "cache/mn_cache_copy.h"
-#include "cache/mn_cache_cursor.h"
 #include "cache/mn_cache_data.h"
 #include "cache/mn_cache_file.h"
 #include "cache/mn_cache_index.h"
+#include "cache/mn_cache_log.h"
 
 #define MN_CACHE_TOO_LARGE 48 /* an entry that no segment holds; a result besides the refusals */
+#define MN_CACHE_POLL_NS (INT64_C(50) * 1000000)
+
+struct mn_cache_claimed {
+    struct mn_cache_claim *claim;
+    uint64_t word; /* the own one, or, after -EBUSY, the owner's */
+    uint32_t turn; /* of the futex, before the word was read */
+};
 
 struct mn_cache;
 
@@ -100,7 +116,11 @@ mn_cache_store(struct mn_cache *cache, struct mn_cache_digest digest,
  * `out`, if at all, and try again. */
 int
 mn_cache_claim_key(struct mn_cache *cache, struct mn_cache_digest digest,
-               struct mn_cache_claimed *out);
+                   struct mn_cache_claimed *out);
+
+/* After -EBUSY: waits until the claim may be free, at most MN_CACHE_POLL_NS. 0 or -EINTR. */
+int
+mn_cache_wait_for_key(const struct mn_cache_claimed *seen);
 
 /* Gives a claim back by its word. Does nothing if the client has left that file since. */
 void
@@ -115,7 +135,7 @@ mn_cache_learn_cost(struct mn_cache *cache, uint64_t function, uint64_t made_ns)
 int64_t
 mn_cache_patience_ns(struct mn_cache *cache, uint64_t function);
 
-/* At most `most` entries that any client has stored since the cursor moved: mn_cache_cursor.h. */
+/* At most `most` entries that any client has stored since the cursor moved: mn_cache_log.h. */
 int
 mn_cache_inserted(struct mn_cache *cache, struct mn_cache_cursor *cursor,
                   struct mn_cache_stored *out, uint64_t most, uint64_t *n);

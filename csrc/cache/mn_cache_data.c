@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "base/mn_fault.h"
-#include "cache/mn_cache_checksum.h"
+#include "cache/mn_cache_records.h"
 #include "cache/mn_cache_locks.h"
 
 #define RESERVED_AT_ONCE (UINT64_C(1) << 20) /* takes less than a millisecond */

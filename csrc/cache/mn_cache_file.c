@@ -4,11 +4,13 @@
 #define _GNU_SOURCE
 #include "cache/mn_cache_file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -19,14 +21,145 @@
 #include <unistd.h>
 
 #include "base/mn_fault.h"
-#include "cache/mn_cache_checksum.h"
 #include "cache/mn_cache_data.h"
 #include "cache/mn_cache_locks.h"
-#include "cache/mn_cache_removed.h"
-#include "cache/mn_cache_session.h"
-#include "cache/mn_cache_shape.h"
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
+
+#define PARENTS 32
+#define PATH_BYTES 4352
+
+/* 0: unknown, or none. */
+static pid_t
+parent_of(pid_t pid)
+{
+    char path[32], text[512];
+    (void)snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, text, sizeof(text) - 1) : -1;
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    text[n > 0 ? n : 0] = 0;
+    const char *end = strrchr(text, ')'); /* of its name, which may hold anything */
+    int parent = 0;
+    return end != NULL && sscanf(end + 1, " %*c %d", &parent) == 1 ? (pid_t)parent : 0;
+}
+
+/* Opens the file of a process that is shown as `shown`. -1: it has none. */
+static int
+open_of(pid_t pid, const char *shown)
+{
+    char path[32], to[PATH_BYTES];
+    (void)snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    DIR *dir = opendir(path);
+    int fd = -1;
+    for (struct dirent *e; fd < 0 && dir != NULL && (e = readdir(dir)) != NULL;) {
+        ssize_t n = readlinkat(dirfd(dir), e->d_name, to, sizeof(to) - 1);
+        to[n > 0 ? n : 0] = 0;
+        if (strcmp(to, shown) == 0) {
+            fd = openat(dirfd(dir), e->d_name, O_RDWR | O_CLOEXEC);
+        }
+    }
+    if (dir != NULL) {
+        (void)closedir(dir);
+    }
+    return fd;
+}
+
+/* Looks in /proc for a descriptor that the parent of this process, its parent, or a further one has
+ * of a removed file that had this name in the folder. Returns a descriptor of it, by an open file
+ * description of its own, or -1. */
+static int
+open_removed(int folder, const char *name)
+{
+    char path[32], shown[PATH_BYTES];
+    (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", folder);
+    ssize_t n = readlink(path, shown, sizeof(shown) / 2);
+    if (n <= 0) {
+        return -1;
+    }
+    (void)snprintf(shown + n, sizeof(shown) - (size_t)n, "/%s (deleted)", name);
+    int fd = -1;
+    pid_t pid = getppid();
+    for (int i = 0; fd < 0 && pid > 0 && i < PARENTS; i++, pid = parent_of(pid)) {
+        fd = open_of(pid, shown);
+    }
+    return fd;
+}
+
+#define GENERATIONS (UINT64_C(1) << 32) /* more than one boot uses up */
+
+/* Of the running system and of this file in it. */
+static uint64_t
+home_of(const struct stat *file)
+{
+    struct {
+        char boot[64];
+        uint64_t device, inode;
+    } home = {.device = file->st_dev, .inode = file->st_ino};
+    ssize_t n = -1;
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        n = read(fd, home.boot, sizeof(home.boot));
+        (void)close(fd);
+    }
+    return n > 0 ? mn_cache_checksum(1, &home, sizeof(home)) : 0; /* 0: as after every boot */
+}
+
+/* Of a file on a disk, by its first client, under the header lock. 0 or -errno. */
+static int
+begin_session(const struct mn_cache_map *map, const struct stat *file)
+{
+    struct mn_cache_header *header = map->header;
+    uint64_t home = home_of(file), stamp = mn_a64_load_relaxed(&header->stamp);
+    uint64_t time = (uint64_t)file->st_mtim.tv_sec * 1000000000u + (uint64_t)file->st_mtim.tv_nsec;
+    bool foreign = home == 0 || home != mn_a64_load_relaxed(&header->home)
+                   || (stamp != 0 && stamp != time);
+    uint64_t finds = 0;
+    for (uint32_t i = 0; i < MN_CACHE_SLOTS; i++) {
+        finds += mn_a64_load_relaxed(&map->slots[i].hits)
+                 + mn_a64_load_relaxed(&map->slots[i].misses);
+    }
+    mn_a64_store_relaxed(&header->session_finds, finds);
+    (void)mn_a64_add_relaxed(&header->session, 1);
+    mn_a64_store_relaxed(&header->stamp, 0);
+    mn_a64_store_relaxed(&header->refused_ns, 0); /* on the clock of another boot, perhaps */
+    if (foreign) {
+        uint64_t last = mn_a64_load_relaxed(&header->generation);
+        for (uint64_t i = 0; i < map->shape.nsegments; i++) {
+            uint64_t one = mn_a64_load_relaxed(&map->segments[i].generation);
+            last = one > last ? one : last;
+        }
+        mn_a64_store_relaxed(&header->generation, last + GENERATIONS);
+        mn_a64_store_relaxed(&header->current, 0);
+        mn_a64_store_relaxed(&header->home, home);
+    }
+    if (foreign || stamp == 0) {
+        (void)mn_a64_add_relaxed(&header->era, 1);
+        if (msync(map->base, MN_CACHE_PAGE, MS_SYNC) < 0) {
+            return -errno;
+        }
+    }
+    return 0;
+}
+
+/* The last client of a file on a disk calls this, under the header lock. A whole second is a time
+ * that every file system can hold.
+ * All writes through the mapping come before: one after futimens would set another time. So does
+ * the pwrite of the stamp, and therefore it comes before futimens, too. */
+static void
+end_session(int fd)
+{
+    struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {0}};
+    (void)clock_gettime(CLOCK_REALTIME, &times[1]);
+    times[1].tv_nsec = 0;
+    uint64_t stamp = (uint64_t)times[1].tv_sec * 1000000000u;
+    off_t at = (off_t)offsetof(struct mn_cache_header, stamp);
+    if (pwrite(fd, &stamp, sizeof(stamp), at) == (ssize_t)sizeof(stamp)) {
+        (void)futimens(fd, times);
+    }
+}
 
 #define TMPFS 0x01021994
 #define TRIES 100
@@ -369,7 +502,7 @@ attach_to(int folder, const struct mn_cache_place *place, struct mn_cache_file *
     if (rc == 0) {
         file->map.fd = file->fd;
         if (place->on_disk && !mn_cache_is_locked(file->fd, MN_CACHE_SLOT_BYTE, MN_CACHE_SLOTS)) {
-            rc = mn_cache_session_begin(&file->map, &stat_);
+            rc = begin_session(&file->map, &stat_);
         }
         rc = rc != 0 ? rc : take_slot(place, file);
         if (rc != 0) {
@@ -399,7 +532,7 @@ attach(int folder, const struct mn_cache_place *place, struct mn_cache_file *fil
     const int flags = O_RDWR | O_NOFOLLOW | O_CLOEXEC;
     file->fd = openat(folder, place->name, flags);
     if (file->fd < 0 && errno == ENOENT && place->job != 0) {
-        file->fd = mn_cache_open_removed(folder, place->name);
+        file->fd = open_removed(folder, place->name);
         if (file->fd >= 0 && attach_to(folder, place, file, true) == 0) {
             return 0;
         }
@@ -468,7 +601,7 @@ leave(const struct mn_cache_place *place, int folder, int fd)
     bool removed = alone && place->job != 0 && may_remove(folder, place->name, fd)
                    && unlinkat(folder, place->name, 0) == 0;
     if (alone && place->on_disk) {
-        mn_cache_session_end(fd);
+        end_session(fd);
     }
     if (folder >= 0) {
         (void)close(folder);

@@ -22,9 +22,21 @@
  *
  * Removed in use: by a user, or at a logout by systemd (RemoveIPC). Its clients go on. A process
  *   that begins under one of them, such as a worker, finds the file among the descriptors of its
- *   parents (mn_cache_removed.h), and attaches to it if a client lives: a nameless file with a
+ *   parents, and attaches to it if a client lives: a nameless file with a
  *   client was not left by its last one. Else it would make all values again, into a file that goes
  *   when the worker ends.
+ *
+ * Sessions, on a disk: one lasts from the first client to the last one. The first one decides, under
+ *   the header lock, whether the file is as the last one left it.
+ *   The last one stores a time in the header, and gives it to the file (`stamp`). Every write by
+ *   another program sets another one. The first client takes the stamp away. If the stamp is
+ *   missing, every client was killed. If it is wrong, something else has written. If `home` is
+ *   wrong, the system was started anew, perhaps after a power loss, or the file is a copy. In each
+ *   case a new era begins, in which each entry is verified before its first use.
+ *   After a power loss any page may be of any age, since nothing is synced. So if stamp or home are
+ *   wrong, no segment is written on with the generation that it has. The current one is given up,
+ *   and generations go on far above those that may be on the disk. The header's page is synced,
+ *   so that no era and no generation is used twice: once for each boot, not for each value.
  *
  * What is removed or written anew begins with the magic, the first bytes that a maker writes. No
  *   other file is touched, whatever its name.
@@ -38,9 +50,9 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 #include "cache/mn_cache_records.h"
-#include "cache/mn_cache_shape.h"
 
 #define MN_CACHE_HEADER_WAIT_S 5 /* an opener waits this long for the header lock */
 
@@ -66,7 +78,7 @@ struct mn_cache_place {
     const char *name;
     uint64_t bytes; /* of data, for a file that does not exist yet */
     uint64_t job;   /* 0: a guest, which looks, and neither makes nor removes the file */
-    uint64_t tree, rank; /* see mn_cache_log_is_shared(). tree 0: as job */
+    uint64_t tree, rank; /* see mn_cache_log_jobs(). tree 0: as job */
     bool keep;
     bool on_disk; /* the data is not mapped, and the file is kept */
     char label[MN_CACHE_LABEL_BYTES]; /* whose values these are; "": this client does not say */

@@ -18,7 +18,7 @@
  *              `ready`. From `home` on: its first client, under the header lock (mn_cache_file.h).
  *              `generation` and `current`: the holder of the log lock, and the first client.
  *   slot       the client that holds the lock of its byte (mn_cache_locks.h).
- *   claim      the thread that exchanged its word from 0; see mn_cache_claims.h.
+ *   claim      the thread that exchanged its word from 0; see mn_cache.h.
  *   segment    generation and pages: the holder of the log lock. fill: clients with a reservation.
  *   record     any client, at any time, without a lock: it is a hint.
  *   entry      the client that reserved its place, until the seal is stored; constant after that.
@@ -102,7 +102,7 @@ struct mn_cache_slot {
     mn_a64 pid;         /* shown to people only; no code depends on it */
     mn_a64 promised;    /* bytes of memory that the client may take for other things */
     mn_a64 damaged;     /* entries with a wrong checksum that its clients have met */
-    mn_a64 tree, rank;  /* see mn_cache_log_is_shared() */
+    mn_a64 tree, rank;  /* see mn_cache_log_jobs() */
     MN_ALIGNED(MN_CACHELINE) mn_a64 hits; /* this and the rest: sums over all clients */
     mn_a64 hit_bytes;
     mn_a64 saved_ns; /* what the hits cost when they were made */
@@ -192,5 +192,28 @@ mn_cache_payload_off(uint64_t bytes)
 {
     return sizeof(struct mn_cache_entry) + mn_cache_padded(mn_cache_nblocks(bytes) * 8);
 }
+
+/* Where everything lies in a file for that many bytes of data. False if it is too little. */
+bool
+mn_cache_shape_of(uint64_t bytes, uint64_t salt, struct mn_cache_shape *shape);
+
+/* Whether a shape is what mn_cache_shape_of() could have made, and of a file that long. */
+bool
+mn_cache_shape_makes_sense(const struct mn_cache_shape *shape, uint64_t length);
+
+/* Returns the checksum of any bytes. It has 64 bits and finds torn and foreign records, flipped
+ * bits and half-written data. It does not resist an attacker. Four lanes of multiply and rotate, as in
+ * xxHash, run as fast as memory is read. The salt of the file is part of it: old bytes of another
+ * file do not pass. A block of an entry's payload adds its offset to the salt. */
+uint64_t
+mn_cache_checksum(uint64_t salt, const void *data, uint64_t bytes);
+
+/* Returns the checksum of an entry's head. It is never 0, because fresh pages hold 0. */
+uint64_t
+mn_cache_seal(uint64_t salt, const struct mn_cache_head *head);
+
+/* The same for an entry whose data is not written yet: covers all but the checksum of checksums. */
+uint64_t
+mn_cache_seal_begun(uint64_t salt, const struct mn_cache_head *head);
 
 #endif /* MN_CACHE_RECORDS_H */

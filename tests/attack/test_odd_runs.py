@@ -127,7 +127,7 @@ def test_settable_clocks_are_not_read() -> None:
     assert len(files) > 100
     files.remove(ROOT / "minato/cache/files.py")
     files.remove(ROOT / "minato/analyze/work.py")
-    files.remove(ROOT / "csrc/cache/mn_cache_session.c")
+    files.remove(ROOT / "csrc/cache/mn_cache_file.c")
     found = [(str(path), name) for path in files for name in settable if name in path.read_text()]
     assert found == []
 

@@ -17,7 +17,7 @@
 #include "base/mn_atomic.h"
 #include "base/mn_error.h"
 #include "base/mn_fault.h"
-#include "cache/mn_cache_checksum.h"
+#include "cache/mn_cache_records.h"
 #include "cache/mn_cache_locks.h"
 #include "os/mn_memfd.h"
 #include "mn_test.h"
@@ -629,7 +629,7 @@ wait_for_key(void *arg)
     struct mn_cache_claimed claimed;
     int rc;
     while ((rc = mn_cache_claim_key(s->cache, digest_of(9), &claimed)) == -EBUSY) {
-        (void)mn_cache_claims_wait(&claimed);
+        (void)mn_cache_wait_for_key(&claimed);
     }
     CHECK_EQ(rc, 0);
     (void)mn_a32_add_relaxed(&s->hits, 1);

@@ -185,13 +185,13 @@ fill_part(const struct source *source, PyObject *part, PyObject *target, PyObjec
     return PyErr_Occurred() != NULL ? -1 : copy_part(source, target, &bytes, made);
 }
 
-const char mn_cache_fill_doc[] =
+static const char fill_doc[] =
     "fill(parts, targets) -> list of bytes\n\n"
     "What Entry.copy() does, but from a tuple of contiguous buffers to a list of targets. A part\n"
     "whose target is None is left out, and one that is bytes may be returned itself.";
 
-PyObject *
-mn_cache_fill(PyObject *module, PyObject *args)
+static PyObject *
+fill(PyObject *module, PyObject *args)
 {
     PyObject *parts, *targets, *made = PyList_New(0);
     (void)module;
@@ -317,9 +317,16 @@ static PyType_Spec entry_spec = {
     .slots = entry_slots,
 };
 
+static PyMethodDef functions[] = {
+    {"fill", fill, METH_VARARGS, fill_doc},
+    {NULL, NULL, 0, NULL},
+};
+
 int
 mn_cache_add_entry(PyObject *module, struct mn_cache_state *st)
 {
     st->entry_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &entry_spec, NULL);
-    return st->entry_type == NULL ? -1 : PyModule_AddType(module, st->entry_type);
+    return st->entry_type == NULL || PyModule_AddType(module, st->entry_type) < 0
+               ? -1
+               : PyModule_AddFunctions(module, functions);
 }

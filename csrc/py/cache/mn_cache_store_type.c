@@ -15,6 +15,77 @@
 #include "base/mn_error.h"
 #include "os/mn_clock.h"
 
+/* Why the folder cannot hold a cache. Two texts are formatted into text. */
+static const char *
+reason(int refusal, char *text, size_t size)
+{
+    switch (refusal) {
+    case MN_CACHE_NOT_IN_MEMORY:
+        return "it is not on a file system in memory (tmpfs)";
+    case MN_CACHE_FOREIGN:
+        return "it, or the file in it, belongs to another user, is a symbolic link, or lets other "
+               "users write; remove it, or make it yours alone (chmod 700)";
+    case MN_CACHE_TOO_SMALL:
+        return "its file system is too small. Docker gives a container 64 MB unless it is started "
+               "with --shm-size (or --ipc=host)";
+    case MN_CACHE_NO_LOCKS:
+        return "its file system does not lock files or share memory as a local one does";
+    case MN_CACHE_DAMAGED:
+        return "the file in it is damaged";
+    case MN_CACHE_BUSY:
+        (void)snprintf(text, size,
+                       "another process has held the file's lock for %d seconds; it may be stopped",
+                       MN_CACHE_HEADER_WAIT_S);
+        return text;
+    case MN_CACHE_NO_SLOT:
+        (void)snprintf(text, size, "%u processes use the file already", MN_CACHE_SLOTS);
+        return text;
+    case MN_CACHE_OTHER_LAYOUT:
+        return "the file in it was made by another version of minato, in another format";
+    case MN_CACHE_REMOTE:
+        return "it is on a network's file system, or on one that a program provides (FUSE), where "
+               "processes may see different bytes; take a folder on a local disk";
+    case MN_CACHE_NO_RESERVING:
+        return "its file system cannot reserve room for a file (fallocate)";
+    case MN_CACHE_OTHER_FILE:
+        return "a file of the cache's name is in it that no cache has made; move it elsewhere";
+    case MN_CACHE_IN_USE:
+        return "processes use the file";
+    default:
+        (void)snprintf(text, size, "unknown reason (%d)", refusal);
+        return text;
+    }
+}
+
+/* 0 for 0, else -1 with OSError, MemoryError or Refused. */
+static int
+raise_for(struct mn_cache_state *st, int rc, const char *folder)
+{
+    if (rc == 0) {
+        return 0;
+    }
+    if (rc == -ENOMEM) {
+        PyErr_NoMemory();
+    }
+    else if (rc < 0) {
+        errno = -rc;
+        PyErr_SetFromErrnoWithFilename(PyExc_OSError, folder);
+    }
+    else {
+        char text[128];
+        const char *why = reason(rc, text, sizeof(text));
+        if (rc == MN_CACHE_DAMAGED || rc == MN_CACHE_OTHER_LAYOUT) {
+            PyErr_Format(st->refused,
+                         "%s cannot hold a cache: %s; `minato cache drop %s` removes it", folder,
+                         why, folder);
+        }
+        else {
+            PyErr_Format(st->refused, "%s cannot hold a cache: %s", folder, why);
+        }
+    }
+    return -1;
+}
+
 #define PARTS_MAX 65536
 #define INSERTED_FIRST 256 /* of them, in one call, at first */
 
@@ -40,7 +111,7 @@ static int
 raised(PyObject *self, int rc)
 {
     struct mn_cache_state *st = PyType_GetModuleState(Py_TYPE(self));
-    return mn_cache_raise(st, rc, ((struct store *)self)->folder);
+    return raise_for(st, rc, ((struct store *)self)->folder);
 }
 
 static int
@@ -82,7 +153,7 @@ store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self->folder != NULL) {
         memcpy(self->folder, folder, n);
     }
-    if (mn_cache_raise(PyType_GetModuleState(type), rc, folder) < 0) {
+    if (raise_for(PyType_GetModuleState(type), rc, folder) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -277,7 +348,7 @@ claim(PyObject *self, PyObject *args)
             return PyLong_FromLong(0);
         }
         Py_BEGIN_ALLOW_THREADS
-        (void)mn_cache_claims_wait(&claimed);
+        (void)mn_cache_wait_for_key(&claimed);
         rc = mn_cache_find(cache, digest, false, &found);
         Py_END_ALLOW_THREADS
         if (PyErr_CheckSignals() < 0) {
@@ -402,12 +473,12 @@ verify(PyObject *self, PyObject *Py_UNUSED(ignored))
     return Py_BuildValue("(KK)", (unsigned long long)checked, (unsigned long long)damaged);
 }
 
-const char mn_cache_parts_doc[] =
+static const char parts_doc[] =
     "parts(bytes) -> (number, bytes of each)\n\n"
     "The parts of a cache of that size, in each of which values lie whole.";
 
-PyObject *
-mn_cache_parts(PyObject *module, PyObject *arg)
+static PyObject *
+parts(PyObject *module, PyObject *arg)
 {
     struct mn_cache_shape shape;
     unsigned long long bytes = PyLong_AsUnsignedLongLong(arg);
@@ -423,12 +494,12 @@ mn_cache_parts(PyObject *module, PyObject *arg)
                          (unsigned long long)shape.segment_bytes);
 }
 
-const char mn_cache_sweep_doc[] =
+static const char sweep_doc[] =
     "sweep(folder, name)\n\n"
     "Removes a file in memory that no process uses and that was not to be kept.";
 
-PyObject *
-mn_cache_sweep(PyObject *module, PyObject *args)
+static PyObject *
+sweep(PyObject *module, PyObject *args)
 {
     const char *folder, *name;
     (void)module;
@@ -442,13 +513,13 @@ mn_cache_sweep(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-const char mn_cache_drop_doc[] =
+static const char drop_doc[] =
     "drop(folder, name, on_disk, used)\n\n"
     "Removes the file of a cache; used: also if processes have it open. Raises OSError, or\n"
     "Refused, as for a file that does not begin as a cache does.";
 
-PyObject *
-mn_cache_drop(PyObject *module, PyObject *args)
+static PyObject *
+drop(PyObject *module, PyObject *args)
 {
     const char *folder, *name;
     int on_disk, used, rc;
@@ -459,7 +530,7 @@ mn_cache_drop(PyObject *module, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     rc = mn_cache_file_remove(&place, used != 0);
     Py_END_ALLOW_THREADS
-    if (mn_cache_raise(PyModule_GetState(module), rc, folder) < 0) {
+    if (raise_for(PyModule_GetState(module), rc, folder) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -520,9 +591,18 @@ static PyType_Spec store_spec = {
     .slots = store_slots,
 };
 
+static PyMethodDef functions[] = {
+    {"parts", parts, METH_O, parts_doc},
+    {"drop", drop, METH_VARARGS, drop_doc},
+    {"sweep", sweep, METH_VARARGS, sweep_doc},
+    {NULL, NULL, 0, NULL},
+};
+
 int
 mn_cache_add_store(PyObject *module, struct mn_cache_state *st)
 {
     st->store_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &store_spec, NULL);
-    return st->store_type == NULL ? -1 : PyModule_AddType(module, st->store_type);
+    return st->store_type == NULL || PyModule_AddType(module, st->store_type) < 0
+               ? -1
+               : PyModule_AddFunctions(module, functions);
 }
