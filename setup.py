@@ -57,7 +57,7 @@ core = sources(
     *(f"csrc/py/{part}/*.c" for part in "module types transport seeding".split()),
 )
 ops = sources(
-    "csrc/base/*.c", "csrc/os/*.c", "csrc/ops/*.c", "csrc/cuda/*.c", "csrc/py/ops/*.c"
+    "csrc/base/*.c", "csrc/os/*.c", "csrc/ops/*.c", "csrc/py/ops/*.c"
 )
 
 IN_TREE = {"--inplace", "-i", "develop", "editable_wheel"}

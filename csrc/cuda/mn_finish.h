@@ -1,8 +1,8 @@
 /* Input of the kernel that finishes one volume of each sample of a batch on a device.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Processors fill it in (cuda/mn_driver.c), and devices read it (cuda/mn_finish.cu). So its only
- * pointers are to memory of the device, and its layout is the same for both.
+ * Processors fill it in (py/ops/mn_ops_finisher.c), and devices read it (cuda/mn_finish.cu). So its
+ * only pointers are to memory of the device, and its layout is the same for both.
  *
  * The unfinished voxels lie in `source`, sample after sample. Or they are a window of a whole case
  * that stays on the device. Then each sample has a window (ops/mn_recipe.h), and `cases` say where

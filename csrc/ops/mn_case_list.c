@@ -1,7 +1,7 @@
 /* The samples of a dataset.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "ops/mn_case_list.h"
+#include "ops/mn_pipeline.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -401,6 +401,15 @@ scale_of(const struct mn_jpeg_job *job)
     return scale;
 }
 
+/* Returns whether Pillow 13 resizes the region vertically first. */
+static bool
+is_tall(const struct mn_jpeg_job *job)
+{
+    int64_t narrower = 2 * ((int64_t)job->width - job->to_width);
+    int64_t lower = (int64_t)job->height - job->to_height;
+    return (narrower > 0 ? narrower : 0) < lower;
+}
+
 int
 mn_jpeg_crop(const struct mn_jpeg_library *library, const struct mn_kernels *kernels,
              const uint8_t *bytes, size_t n, const struct mn_jpeg_job *job, void *out)
@@ -413,7 +422,7 @@ mn_jpeg_crop(const struct mn_jpeg_library *library, const struct mn_kernels *ker
         .resize = {
             .across = {.to = job->to_width, .from = job->window_left, .n = job->window_width},
             .down = {.to = job->to_height, .from = job->window_top, .n = job->window_height},
-            .down_first = job->down_first,
+            .down_first = job->tall_down_first && is_tall(job),
             .flip = job->flip,
             .table = job->table,
             .item = job->item,

@@ -2,9 +2,111 @@
  * MN_K(name) to give each copy its own names. For that reason it has no include guard.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Written for the compiler's vectoriser: straight-line loops without branches. Only the normals
- * need more help; their lanes are in mn_normals_body.h.
+ * Written for the compiler's vectoriser: straight-line loops without branches. Two kinds need more
+ * help. The lanes of normals are in mn_normals_body.h. Photos are resized MN_PIXELS pixels of 4
+ * bytes at a time: MN_LANES 1 is plain C, otherwise MN_WIDEN(p) loads bytes as 32-bit numbers,
+ * MN_PIXEL(v, i) is pixel i of them, and mn_store_pixel() writes one, because the vectorisers
+ * convert bytes one by one. All of these operations are on integers, so the results are the same.
  */
+
+#include "ops/mn_normals_body.h"
+
+#if MN_LANES == 1
+
+static void
+MN_K(resize_row)(uint8_t *out, const uint8_t *row, const uint32_t *first,
+                 const int32_t *weights, int64_t pairs, int64_t n)
+{
+    for (int64_t x = 0; x < n; x++) {
+        int32_t sum[4] = {MN_WEIGHT_HALF, MN_WEIGHT_HALF, MN_WEIGHT_HALF, MN_WEIGHT_HALF};
+        for (int64_t i = 0; i < 8 * pairs; i++) {
+            sum[i % 4] += row[(int64_t)4 * first[x] + i] * *weights++;
+        }
+        for (int c = 0; c < 4; c++) {
+            int32_t value = sum[c] >> MN_WEIGHT_BITS;
+            out[4 * x + c] = (uint8_t)(value > 255 ? 255 : value);
+        }
+    }
+}
+
+static void
+MN_K(mix_rows)(uint8_t *out, const uint8_t *const *rows, const int32_t *weights, int64_t count,
+               int64_t n)
+{
+    for (int64_t x = 0; x < n; x++) {
+        int32_t sum = MN_WEIGHT_HALF;
+        for (int64_t i = 0; i < count; i++) {
+            sum += rows[i][x] * weights[i];
+        }
+        sum >>= MN_WEIGHT_BITS;
+        out[x] = (uint8_t)(sum > 255 ? 255 : sum);
+    }
+}
+
+#else
+
+typedef int32_t MN_K(sums) __attribute__((vector_size(16 * MN_PIXELS), may_alias, aligned(4)));
+
+static inline __attribute__((always_inline)) void
+MN_K(resize_steps)(uint8_t *out, const uint8_t *row, const uint32_t *first,
+                   const int32_t *weights, const int64_t steps, int64_t n)
+{
+    for (int64_t x = 0; x < n; x++) {
+        const uint8_t *bytes = row + (size_t)4 * first[x];
+        MN_K(sums) sums = {0};
+        for (int64_t i = 0; i < steps; i++) {
+            sums += (MN_K(sums))MN_WIDEN(bytes) * *(const MN_K(sums) *)weights;
+            bytes += 4 * MN_PIXELS;
+            weights += 4 * MN_PIXELS;
+        }
+        mn_pixel sum = MN_PIXEL(sums, 0) + MN_WEIGHT_HALF;
+#if MN_PIXELS == 2
+        sum += MN_PIXEL(sums, 1);
+#endif
+        mn_store_pixel(out + 4 * x, sum >> MN_WEIGHT_BITS);
+    }
+}
+
+static void
+MN_K(resize_row)(uint8_t *out, const uint8_t *row, const uint32_t *first,
+                 const int32_t *weights, int64_t pairs, int64_t n)
+{
+    switch (pairs) { /* a loop of fixed length has no branch */
+    case 1:
+        MN_K(resize_steps)(out, row, first, weights, 2 / MN_PIXELS, n);
+        break;
+    case 2:
+        MN_K(resize_steps)(out, row, first, weights, 4 / MN_PIXELS, n);
+        break;
+    case 3:
+        MN_K(resize_steps)(out, row, first, weights, 6 / MN_PIXELS, n);
+        break;
+    case 4:
+        MN_K(resize_steps)(out, row, first, weights, 8 / MN_PIXELS, n);
+        break;
+    default:
+        MN_K(resize_steps)(out, row, first, weights, pairs * 2 / MN_PIXELS, n);
+    }
+}
+
+static void
+MN_K(mix_rows)(uint8_t *out, const uint8_t *const *rows, const int32_t *weights, int64_t count,
+               int64_t n)
+{
+    for (int64_t x = 0; x < n; x += 4 * MN_PIXELS) {
+        MN_K(sums) sums = (MN_K(sums)){0} + MN_WEIGHT_HALF;
+        for (int64_t i = 0; i < count; i++) {
+            sums += (MN_K(sums))MN_WIDEN(rows[i] + x) * weights[i];
+        }
+        sums >>= MN_WEIGHT_BITS;
+        mn_store_pixel(out + x, MN_PIXEL(sums, 0));
+#if MN_PIXELS == 2
+        mn_store_pixel(out + x + 4, MN_PIXEL(sums, 1));
+#endif
+    }
+}
+
+#endif
 
 static int64_t
 MN_K(find_nonzero)(const uint8_t *p, int64_t from, int64_t n)
@@ -157,3 +259,12 @@ static const struct mn_kernels MN_K(kernels) = {
     .resize_row = MN_K(resize_row),
     .mix_rows = MN_K(mix_rows),
 };
+
+#undef MN_K_SUFFIX
+#undef MN_K_NAME
+#undef MN_LANES
+#undef MN_SQRT
+#undef MN_MUL_EVEN
+#undef MN_PIXELS
+#undef MN_WIDEN
+#undef MN_PIXEL

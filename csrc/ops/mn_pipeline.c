@@ -8,6 +8,120 @@
 #include <string.h>
 #include <unistd.h>
 
+_Static_assert(sizeof(struct mn_step) == 8 * MN_STEP_WORDS, "steps are whole words");
+_Static_assert(MN_DTYPE_F64 < 16, "a cast has four bits for a dtype");
+
+/* Returns whether an operator needs nothing but a voxel, its place and random numbers. */
+static bool
+is_step(const struct mn_op *op)
+{
+    switch (op->kind) {
+    case MN_OP_RAND_FLIP:
+    case MN_OP_CAST:
+    case MN_OP_RAND_SCALE_INTENSITY:
+    case MN_OP_RAND_GAUSSIAN_NOISE:
+    case MN_OP_NORMALIZE:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static double
+uniform(const struct mn_key *key, uint32_t draw)
+{
+    return mn_draw_uniform(key->hi, key->lo, key->number, draw);
+}
+
+static void
+draw_flip(struct mn_step *step, const struct mn_op *op, const struct mn_key *key)
+{
+    step->kind = MN_STEP_FLIP;
+    for (uint32_t axis = 1; axis < MN_VOLUME_DIMS; axis++) {
+        if (uniform(key, axis - 1) < op->per_axis[axis]) {
+            step->axes |= (uint8_t)(1u << axis);
+        }
+    }
+}
+
+static void
+draw_scale(struct mn_step *step, const struct mn_op *op, const struct mn_key *key)
+{
+    if (uniform(key, 0) < op->p) {
+        double u = uniform(key, 1);
+        step->kind = MN_STEP_SCALE;
+        step->factor = op->values[2] + (op->values[0] + (op->values[1] - op->values[0]) * u);
+    }
+}
+
+static void
+draw_noise(struct mn_step *step, const struct mn_op *op, const struct mn_key *key)
+{
+    if (uniform(key, 0) < op->p) {
+        step->kind = MN_STEP_NOISE;
+        step->number = (uint16_t)key->number;
+        step->std = (float)(op->values[0] * uniform(key, 1));
+        step->mean = (float)op->values[1];
+    }
+}
+
+/* Returns what such an operator does to the sample of this key. */
+static struct mn_step
+step_of(const struct mn_op *op, const struct mn_key *key)
+{
+    /* An operator that is not applied to this sample still makes a cast, because arithmetic makes
+     * the image float32. */
+    struct mn_step step = {.kind = MN_STEP_CAST, .dtypes = MN_DTYPE_F32};
+    switch (op->kind) {
+    case MN_OP_RAND_FLIP:
+        draw_flip(&step, op, key);
+        break;
+    case MN_OP_CAST:
+        step.dtypes = (uint8_t)(op->dtypes[0] | op->dtypes[1] << 4);
+        break;
+    case MN_OP_RAND_SCALE_INTENSITY:
+        draw_scale(&step, op, key);
+        break;
+    case MN_OP_RAND_GAUSSIAN_NOISE:
+        draw_noise(&step, op, key);
+        break;
+    default:
+        step.kind = MN_STEP_NORMALIZE;
+        step.low = (float)op->values[0];
+        step.high = (float)op->values[1];
+        step.mean = (float)op->values[2];
+        step.std = (float)op->values[3];
+        break;
+    }
+    return step;
+}
+
+int
+mn_pipeline_tail_most(const struct mn_pipeline *pipeline)
+{
+    int from = pipeline->n_ops;
+    while (from > 0 && is_step(&pipeline->ops[from - 1])) {
+        from--;
+    }
+    return pipeline->n_ops - from;
+}
+
+void
+mn_pipeline_recipe(const struct mn_pipeline *pipeline, int tail, uint64_t key_hi,
+                   uint64_t key_lo, void *recipe)
+{
+    unsigned char *at = recipe; /* the field may be unaligned */
+    const uint64_t key[2] = {key_hi, key_lo};
+    memcpy(at, key, sizeof(key));
+    at += sizeof(key);
+    for (int i = pipeline->n_ops - tail; i < pipeline->n_ops; i++) {
+        struct mn_key mine = {key_hi, key_lo, (uint32_t)i};
+        struct mn_step step = step_of(&pipeline->ops[i], &mine);
+        memcpy(at, &step, sizeof(step));
+        at += sizeof(step);
+    }
+}
+
 /* ---- Operators of users, through the public interface ---- */
 
 #define MESSAGE 400 /* bytes for an operator's own message, within mn_text's usual 512 */
@@ -412,7 +526,7 @@ note_point(struct mn_work *work, const struct mn_point *point)
 static int
 run_step(struct mn_work *work, const struct mn_op *op, const struct mn_key *key)
 {
-    const struct mn_step step = mn_op_step(op, key);
+    const struct mn_step step = step_of(op, key);
     struct mn_point point = {.factor = step.factor, .low = step.low, .high = step.high,
                              .mean = step.mean, .std = step.std, .key = *key};
     int rc;
@@ -451,7 +565,7 @@ run_op(struct mn_work *work, const struct mn_op *op, uint32_t number,
 {
     struct mn_key key = mn_work_key(work, number);
     int rc;
-    if (mn_op_is_step(op)) {
+    if (is_step(op)) {
         return run_step(work, op, &key);
     }
     switch (op->kind) {

@@ -21,8 +21,8 @@
 
 #include "base/mn_atomic.h"
 #include "minato/ops.h"
-#include "ops/mn_recipe.h"
 #include "ops/mn_pipeline_sample.h"
+#include "ops/mn_recipe.h"
 
 enum mn_op_kind {
     MN_OP_READ_NPY,
@@ -120,15 +120,44 @@ mn_pipeline_recipe(const struct mn_pipeline *pipeline, int tail, uint64_t key_hi
 int
 mn_work_store(struct mn_work *work, const struct mn_view *view, void *to);
 
+/* -- A list of cases: the samples of a dataset, made by any thread ---------------------- */
+
+struct mn_case {
+    char *image, *label; /* paths; label may be NULL */
+};
+
+/* Owns its paths; borrows the pipeline. Never changes once made. */
+struct mn_cases {
+    struct mn_pipeline *pipeline;
+    int64_t n_cases;
+    struct mn_case *cases;
+    bool has_label, with_index;
+    int tail; /* operators at the end that are left as a recipe */
+    bool windows; /* the volumes are elsewhere: a sample only says which window of which case */
+    struct mn_native_pipeline native; /* its state is this structure */
+};
+
+/* Opens a list. Takes over `list` (malloc'ed, like its strings), even on failure. The fields follow
+ * from the first case's headers and the pipeline; it is an error if a shape would depend on the
+ * case. The samples are the cases, `repeat` times.
+ * If `tail` is above 0, the last `tail` operators are not run. A field of 64-bit words behind the
+ * volumes then has the sample's recipe (mn_recipe.h). With `windows` a sample has its window in
+ * place of the volumes, and always a recipe. The pipeline must then be ReadNpy, a crop and that
+ * tail. */
+int
+mn_cases_open(struct mn_cases **cases, struct mn_pipeline *pipeline, struct mn_case *list,
+              int64_t n_cases, int64_t repeat, bool with_index, int tail, bool windows,
+              struct mn_text *text);
+
+void
+mn_cases_close(struct mn_cases *cases);
+
+/* Finds the boxes of case number `at` now, if the pipeline has a balanced crop that caches them.
+ * Later samples then never wait for a scan. */
+int
+mn_cases_warm(const struct mn_cases *cases, int64_t at, struct mn_text *text);
+
 /* -- Private to the pipeline's files --------------------------------------------------- */
-
-/* Returns whether an operator needs nothing but a voxel, its place and random numbers. */
-bool
-mn_op_is_step(const struct mn_op *op);
-
-/* Returns what such an operator does to the sample of this key. */
-struct mn_step
-mn_op_step(const struct mn_op *op, const struct mn_key *key);
 
 int
 mn_op_balanced_crop(struct mn_work *work, const struct mn_op *op, uint32_t number);
@@ -149,4 +178,4 @@ mn_op_pad_shape(const struct mn_op *op, int64_t *shape, struct mn_text *text);
 int
 mn_op_resample_shape(const struct mn_op *op, int64_t *shape, struct mn_text *text);
 
-#endif
+#endif /* MN_PIPELINE_H */

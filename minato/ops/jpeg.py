@@ -240,7 +240,7 @@ class _Transform:
             out = torch.empty(3 * height * width * table.itemsize, dtype=torch.uint8)
             if max(crop.size) <= LONGEST and _ops.jpeg_crop(
                 library.handle, data, crop.region, crop.size, crop.window, crop.flip,
-                _tall_down_first() and _is_tall(crop), self.decode == "scaled",
+                _tall_down_first(), self.decode == "scaled",
                 table.view(torch.uint8).numpy(), out.numpy(),
             ):  # fmt: skip
                 return out.view(table.dtype).view(3, height, width)
@@ -280,12 +280,6 @@ class _Transform:
         if crop.flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return np.array(image)
-
-
-def _is_tall(crop: _Crop) -> bool:
-    """Whether Pillow 13 resizes a region vertically first."""
-    _left, _top, width, height = crop.region
-    return max(0, 2 * (width - crop.size[0])) < height - crop.size[1]
 
 
 @dataclasses.dataclass(frozen=True)

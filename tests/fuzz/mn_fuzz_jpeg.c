@@ -46,7 +46,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
             .window_width = SIDE,
             .window_height = SIDE,
             .flip = drawn & 1,
-            .down_first = drawn & 2,
+            .tall_down_first = drawn & 2,
             .scaled = drawn & 4,
             .table = table,
             .item = 1,

@@ -90,7 +90,7 @@ ENVIRONMENT = os.environ | ({} if LIBRARY is None else {"MN_FUZZ_JPEG": LIBRARY.
 ENGINE = ("base", "os", "sync", "memory", "schedule", "workers", "engine")
 #: initial inputs, and the sources of csrc that the target needs
 TARGETS: dict[str, tuple[Callable[[], list[bytes]], tuple[str, ...]]] = {
-    "npy": (npy, ("ops/mn_npy_parse.c", "ops/mn_fail.c")),
+    "npy": (npy, ("ops/mn_npy.c", "ops/mn_map.c", "ops/mn_fail.c")),
     "jpeg": (jpeg, ("ops/mn_jpeg.c", "ops/mn_kernels.c", "ops/mn_fail.c")),
     "envelope": (envelope, ("engine/mn_checked_results.c", "base/*.c")),
     "costs": (costs, ("schedule/mn_costs.c", "schedule/policy_*.c")),

@@ -199,13 +199,25 @@ def test_scaled_samples_are_close_to_exact_ones(tmp_path):
 def test_instruction_sets_resize_alike(level, native):
     library = jpeg.find_library().handle
     table = np.arange(256, dtype=np.uint8).reshape(1, 256).repeat(3, 0)
-    for size in [(31, 47), (250, 188), (500, 300), (9, 3), (1, 1)]:
-        for down_first in (False, True):
+    for size in [(31, 47), (250, 188), (500, 300), (9, 3), (1, 1), (239, 100), (400, 9)]:
+        for tall_down_first in (False, True):
             out = [np.empty((3, size[1], size[0]), np.uint8) for _ in range(2)]
             for n, to in zip((0, level), out):
                 _ops.jpeg_crop(library, GOOD, (3, 5, 240, 180), size, (0, 0, *size), True,
-                               down_first, False, table, to, n)
+                               tall_down_first, False, table, to, n)
             assert (out[0] == out[1]).all()
+
+
+@pytest.mark.parametrize("size, tall", [((239, 100), True), ((200, 99), True), ((200, 100), False),
+                                        ((100, 60), False), ((250, 188), False)])  # fmt: skip
+def test_tall_region_is_resized_vertically_first(size, tall, native):
+    library = jpeg.find_library().handle
+    table = np.arange(256, dtype=np.uint8).reshape(1, 256).repeat(3, 0)
+    out = [np.empty((3, size[1], size[0]), np.uint8) for _ in range(2)]
+    for tall_down_first, to in zip((False, True), out):
+        _ops.jpeg_crop(library, GOOD, (3, 5, 240, 180), size, (0, 0, *size), False,
+                       tall_down_first, False, table, to)
+    assert (out[0] != out[1]).any() == tall  # the order of the passes shows in the rounding
 
 
 @pytest.mark.parametrize("name", OTHERS)

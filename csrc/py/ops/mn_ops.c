@@ -83,16 +83,16 @@ mn_ops_jpeg_crop(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *capsule;
     Py_buffer file, table, out;
     struct mn_jpeg_job job;
-    int flip, down_first, scaled, level = -1, rc = -EINVAL;
+    int flip, tall_down_first, scaled, level = -1, rc = -EINVAL;
     if (!PyArg_ParseTuple(args, "Oy*(IIII)(II)(IIII)pppy*w*|i", &capsule, &file, &job.left,
                           &job.top, &job.width, &job.height, &job.to_width, &job.to_height,
                           &job.window_left, &job.window_top, &job.window_width,
-                          &job.window_height, &flip, &down_first, &scaled, &table, &out,
-                          &level)) {
+                          &job.window_height, &flip, &tall_down_first, &scaled, &table,
+                          &out, &level)) {
         return NULL;
     }
     job.flip = flip;
-    job.down_first = down_first;
+    job.tall_down_first = tall_down_first;
     job.scaled = scaled;
     job.table = table.buf;
     job.item = (size_t)table.len / (3 * 256);
@@ -239,21 +239,6 @@ mn_ops_volume(PyObject *array, int writable, Py_buffer *buffer, struct mn_op_vol
     return 0;
 }
 
-int
-mn_ops_memory(PyObject *array, uint64_t bytes, Py_buffer *buffer)
-{
-    if (PyObject_GetBuffer(array, buffer, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0) {
-        return -1;
-    }
-    if ((uint64_t)buffer->len != bytes) {
-        PyErr_Format(PyExc_ValueError, "the output needs %llu bytes, got a buffer of %zd",
-                     (unsigned long long)bytes, buffer->len);
-        PyBuffer_Release(buffer);
-        return -1;
-    }
-    return 0;
-}
-
 /* -- Functions ------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(uniform_doc, "uniform(key_hi, key_lo, number, draw) -> float in [0, 1)");
@@ -367,7 +352,7 @@ PyDoc_STRVAR(jpeg_size_doc,
              "jpeg_size(file) -> (width, height), or None: only Pillow decodes these bytes");
 PyDoc_STRVAR(jpeg_crop_doc,
              "jpeg_crop(library, file, (left, top, width, height), (to_width, to_height),\n"
-             "          (left, top, width, height), flip, down_first, scaled, table, out,\n"
+             "          (left, top, width, height), flip, tall_down_first, scaled, table, out,\n"
              "          level=-1)\n"
              "-> bool\n\n"
              "Resizes a region of a photo, and writes a window of the result. False: Pillow must\n"

@@ -10,7 +10,6 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "ops/mn_case_list.h"
 #include "ops/mn_pipeline.h"
 #include "py/ops/mn_ops_raise.h"
 
@@ -45,11 +44,6 @@ mn_ops_raise(int rc, const struct mn_text *text)
  * requires C contiguity. Returns 0 or -1 with an exception. */
 int
 mn_ops_volume(PyObject *array, int writable, Py_buffer *buffer, struct mn_op_volume *volume);
-
-/* Gets a writable C-contiguous buffer of exactly this many bytes. Returns 0 or -1 with an
- * exception. */
-int
-mn_ops_memory(PyObject *array, uint64_t bytes, Py_buffer *buffer);
 
 static inline void
 mn_ops_drop_owner(PyObject *capsule)

@@ -69,6 +69,23 @@ take_list(PyObject *list)
     return NULL;
 }
 
+/* Gets a writable C-contiguous buffer of exactly this many bytes. Returns 0 or -1 with an
+ * exception. */
+static int
+memory_of(PyObject *array, uint64_t bytes, Py_buffer *buffer)
+{
+    if (PyObject_GetBuffer(array, buffer, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0) {
+        return -1;
+    }
+    if ((uint64_t)buffer->len != bytes) {
+        PyErr_Format(PyExc_ValueError, "the output needs %llu bytes, got a buffer of %zd",
+                     (unsigned long long)bytes, buffer->len);
+        PyBuffer_Release(buffer);
+        return -1;
+    }
+    return 0;
+}
+
 static PyObject *
 new_cases(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
@@ -101,7 +118,7 @@ new_cases(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
         Py_DECREF(object);
         return mn_ops_raise(rc, &text);
     }
-    if (mn_ops_memory(epoch, sizeof(uint64_t), &self->epoch) < 0) {
+    if (memory_of(epoch, sizeof(uint64_t), &self->epoch) < 0) {
         Py_DECREF(object);
         return NULL;
     }
@@ -182,7 +199,7 @@ run_into(const struct mn_native_pipeline *native, long long index, uint64_t hi, 
         return -1;
     }
     while (taken < native->n_fields
-           && mn_ops_memory(PyTuple_GET_ITEM(outs, taken), native->fields[taken].bytes,
+           && memory_of(PyTuple_GET_ITEM(outs, taken), native->fields[taken].bytes,
                             &buffers[taken]) == 0) {
         memory[taken] = buffers[taken].buf;
         taken++;

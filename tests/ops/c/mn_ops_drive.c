@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "ops/mn_case_list.h"
+#include "ops/mn_pipeline.h"
 
 #define CHECK(cond)                                                                     \
     do {                                                                                \
