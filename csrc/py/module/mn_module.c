@@ -1,25 +1,22 @@
-/* mn_module.c - minato._core: module state, bind_torch(), facts of the build.
+/* mn_module.c - minato._core: module state, bind_torch(), peek(), facts of the build.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/module/mn_state.h"
 
-#include "base/mn_atomic.h"
-#include "base/mn_fault.h"
-#include "os/mn_limits.h"
-#include "os/mn_proc.h"
-#include "os/mn_signal_filter.h"
-#include "os/mn_write_filter.h"
-#include "py/module/mn_numpy.h"
-#include "py/seeding/mn_seed.h"
-#include "workers/mn_records.h"
-
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "base/mn_atomic.h"
+#include "base/mn_fault.h"
+#include "os/mn_clock.h"
+#include "os/mn_proc.h"
+#include "py/module/mn_numpy.h"
+#include "py/seeding/mn_seed.h"
+#include "workers/mn_records.h"
 
 /* ---- Dying at a labelled point, in builds with MN_FAULTS; empty in others ----
  *
@@ -77,20 +74,256 @@ mn_faults_arm(void)
 
 #endif
 
-static PyObject *
-adopt_orphans(PyObject *module, PyObject *Py_UNUSED(ignored))
+/* ---- peek(): a loader's records, read from outside its processes ----
+ *
+ * Works on copies of another process's memory that a callable fetches. So every number may be from
+ * another moment than its neighbour, and none may be used as an offset before it was checked.
+ */
+
+#define MOST_WORKERS 65536u
+#define MOST_TASKS (1u << 20)
+#define MOST_BYTES (UINT64_C(1) << 56)
+
+/* Copies [off, off + n) of the loader's mapping. Returns 0 or -1. */
+static int
+bring(PyObject *read, uint64_t off, void *to, uint64_t n)
 {
-    (void)module;
-    return PyBool_FromLong(mn_proc_adopt_orphans() == 0);
+    PyObject *o = PyObject_CallFunction(read, "KK", (unsigned long long)off,
+                                        (unsigned long long)n);
+    char *data;
+    Py_ssize_t got;
+    int rc = o != NULL ? PyBytes_AsStringAndSize(o, &data, &got) : -1;
+    if (rc == 0 && (uint64_t)got != n) {
+        PyErr_SetString(PyExc_ValueError, "the loader's memory ends too early");
+        rc = -1;
+    }
+    if (rc == 0) {
+        memcpy(to, data, n);
+    }
+    Py_XDECREF(o);
+    return rc;
+}
+
+static int
+bring_ctl(PyObject *read, struct mn_ctl *c)
+{
+    if (bring(read, 0, c, sizeof(*c)) < 0) {
+        return -1;
+    }
+    if (c->magic != MN_MAGIC) {
+        PyErr_SetString(PyExc_ValueError, "this is not a loader's memory, or not yet");
+        return -1;
+    }
+    if (c->sizes != mn_sizes_word()) {
+        PyErr_SetString(PyExc_ValueError,
+                        "the loader runs another version of minato than this program");
+        return -1;
+    }
+    uint64_t workers_end = c->workers_off + (uint64_t)c->nworkers * sizeof(struct mn_worker);
+    uint64_t tasks_end = c->tasks_off + (uint64_t)c->ntasks * sizeof(struct mn_task);
+    if (c->total_bytes > MOST_BYTES || c->workers_off > c->total_bytes
+        || c->tasks_off > c->total_bytes /* so the sums above did not wrap */
+        || c->nworkers > MOST_WORKERS || c->ntasks > MOST_TASKS || workers_end > c->tasks_off
+        || tasks_end > c->queues_off || c->queues_off > c->input_off
+        || c->input_off > c->arena_off || c->arena_off > c->total_bytes) {
+        PyErr_SetString(PyExc_ValueError, "the loader's memory is damaged");
+        return -1;
+    }
+    return 0;
+}
+
+/* Copies the block at off. Returns 0; -2 if there is none any more; -1 with an exception. */
+static int
+bring_block(PyObject *read, const struct mn_ctl *c, uint64_t off, struct mn_block *b)
+{
+    if (off < c->input_off || off + sizeof(*b) > c->arena_off) {
+        return -2;
+    }
+    if (bring(read, off, b, sizeof(*b)) < 0) {
+        return -1;
+    }
+    bool whole = b->bytes <= c->arena_off - off && b->index_at <= b->bytes
+                 && b->index_bytes <= b->bytes - b->index_at;
+    return whole ? 0 : -2;
+}
+
+/* Returns (batch, row, first row of the task, rows of it, index | "collate" | None) of a running
+ * task, or None. */
+static PyObject *
+at_work(PyObject *read, const struct mn_ctl *c, const struct mn_worker *k,
+        const struct mn_task *tasks)
+{
+    uint32_t task;
+    uint64_t since, row = mn_a64_load_relaxed(&k->row); /* of a copy */
+    if (!mn_worker_at_work(k, c->ntasks, &task, &since)) {
+        Py_RETURN_NONE;
+    }
+    const struct mn_task *t = &tasks[task];
+    struct mn_block b;
+    int rc = bring_block(read, c, t->block_off, &b);
+    if (rc == -1) {
+        return NULL;
+    }
+    if (rc < 0 || t->kind == MN_KIND_RESUME) {
+        Py_RETURN_NONE;
+    }
+    if (t->kind == MN_KIND_COLLATE) {
+        return Py_BuildValue("(KKIIs)", (unsigned long long)b.number, (unsigned long long)row,
+                             t->row0, t->nrows, "collate");
+    }
+    PyObject *index = Py_NewRef(Py_None);
+    if (b.index_kind != MN_INDEX_PICKLE && (row + 1) * sizeof(int64_t) <= b.index_bytes) {
+        int64_t v;
+        if (bring(read, t->block_off + b.index_at + row * sizeof(v), &v, sizeof(v)) < 0) {
+            Py_DECREF(index);
+            return NULL;
+        }
+        Py_SETREF(index, PyLong_FromLongLong(v));
+    }
+    return Py_BuildValue("(KKIIN)", (unsigned long long)b.number, (unsigned long long)row,
+                         t->row0, t->nrows, index);
 }
 
 static PyObject *
-die_with_parent(PyObject *module, PyObject *on)
+worker_dict(PyObject *read, const struct mn_ctl *c, struct mn_worker *k,
+            const struct mn_task *tasks)
+{
+    PyObject *running = at_work(read, c, k, tasks);
+    if (running == NULL) {
+        return NULL;
+    }
+    /* Relaxed: of a copy. */
+    return Py_BuildValue(
+        "{sI sI sI sN sK sK sK sK sK}", "state", mn_a32_load_relaxed(&k->state), "pid",
+        mn_worker_pid(k), "starts", mn_worker_starts(k), "running", running, "since_ns",
+        (unsigned long long)mn_a64_load_relaxed(&k->since_ns), "tasks",
+        (unsigned long long)mn_a64_load_relaxed(&k->tasks_done), "rows",
+        (unsigned long long)mn_a64_load_relaxed(&k->rows_done), "busy_ns",
+        (unsigned long long)mn_a64_load_relaxed(&k->busy_ns), "cpu_ns",
+        (unsigned long long)mn_a64_load_relaxed(&k->cpu_ns));
+}
+
+static PyObject *
+workers_list(PyObject *read, const struct mn_ctl *c, const struct mn_task *tasks)
+{
+    /* aligned as the records require */
+    struct mn_worker *w = aligned_alloc(MN_CACHELINE, ((size_t)c->nworkers + 1) * sizeof(*w));
+    PyObject *out = w != NULL ? PyList_New(0) : PyErr_NoMemory();
+    if (out != NULL
+        && bring(read, c->workers_off, w, (uint64_t)c->nworkers * sizeof(*w)) < 0) {
+        Py_CLEAR(out);
+    }
+    for (uint32_t i = 0; out != NULL && i < c->nworkers; i++) {
+        mn_list_add(&out, worker_dict(read, c, &w[i], tasks));
+    }
+    free(w);
+    return out;
+}
+
+struct place {
+    uint64_t block_off;
+    bool busy;
+};
+
+static int
+by_block(const void *a, const void *b)
+{
+    uint64_t x = ((const struct place *)a)->block_off, y = ((const struct place *)b)->block_off;
+    return (x > y) - (x < y);
+}
+
+/* Returns {queued, running, done, waiting, batches, ready}: tasks by state; batches in flight; and
+ * those that are complete and not taken. */
+static PyObject *
+queue_dict(const struct mn_ctl *c, const struct mn_task *tasks)
+{
+    struct place *p = PyMem_Calloc((size_t)c->ntasks + 1, sizeof(*p));
+    if (p == NULL) {
+        return PyErr_NoMemory();
+    }
+    unsigned int n[8] = {0}, count = 0, batches = 0, ready = 0;
+    for (uint32_t i = 0; i < c->ntasks; i++) {
+        enum mn_task_status st = mn_word_status(mn_a64_load_relaxed(&tasks[i].word));
+        if (st == MN_TASK_FREE || st > MN_TASK_WAITING) {
+            continue;
+        }
+        n[st]++;
+        p[count++] = (struct place){tasks[i].block_off,
+                                    st == MN_TASK_QUEUED || st == MN_TASK_RUNNING
+                                        || st == MN_TASK_PLANNED || st == MN_TASK_WAITING};
+    }
+    qsort(p, count, sizeof(*p), by_block);
+    for (unsigned int i = 0; i < count;) {
+        bool busy = false;
+        uint64_t block = p[i].block_off;
+        for (; i < count && p[i].block_off == block; i++) {
+            busy |= p[i].busy;
+        }
+        batches++;
+        ready += !busy;
+    }
+    PyMem_Free(p);
+    return Py_BuildValue("{sI sI sI sI sI sI}", "queued", n[MN_TASK_QUEUED], "running",
+                         n[MN_TASK_RUNNING], "done", n[MN_TASK_DONE], "waiting",
+                         n[MN_TASK_PLANNED] + n[MN_TASK_WAITING], "batches", batches, "ready",
+                         ready);
+}
+
+static const char peek_doc[] =
+    "peek(read) -> dict\n\n"
+    "A snapshot of a loader, read from outside. read(offset, bytes) -> bytes copies from its\n"
+    "mapping. Raises ValueError if that was not made by this version, and any exception of read.\n"
+    "now_ns and the other times are of the monotonic clock.";
+
+static PyObject *
+peek(PyObject *module, PyObject *read)
 {
     (void)module;
-    int yes = PyObject_IsTrue(on);
-    return yes < 0 ? NULL : PyBool_FromLong(mn_proc_die_with_parent(yes != 0) == 0);
+    struct mn_ctl c;
+    if (bring_ctl(read, &c) < 0) {
+        return NULL;
+    }
+    PyObject *workers = NULL, *queue = NULL;
+    struct mn_task *tasks = PyMem_Calloc((size_t)c.ntasks + 1, sizeof(*tasks));
+    if (tasks == NULL) {
+        return PyErr_NoMemory();
+    }
+    if (bring(read, c.tasks_off, tasks, (uint64_t)c.ntasks * sizeof(*tasks)) == 0) {
+        workers = workers_list(read, &c, tasks);
+    }
+    if (workers != NULL && (queue = queue_dict(&c, tasks)) == NULL) {
+        Py_CLEAR(workers);
+    }
+    PyMem_Free(tasks);
+    if (workers == NULL) {
+        return NULL;
+    }
+    const char *end = memchr(c.title, 0, sizeof(c.title));
+    Py_ssize_t length = end != NULL ? end - c.title : (Py_ssize_t)sizeof(c.title);
+    PyObject *title = PyUnicode_DecodeUTF8(c.title, length, "replace");
+    if (title == NULL) {
+        Py_DECREF(workers);
+        Py_DECREF(queue);
+        return NULL;
+    }
+    /* Relaxed: of a copy. */
+    return Py_BuildValue(
+        "{sN sI sO sK sK sK sK sK sK sK sK sK sK sN sN}", "title", title,
+        "trainer_pid", c.trainer_pid,
+        "stopped", mn_a32_load_relaxed(&c.stop) != 0 ? Py_True : Py_False, "now_ns",
+        (unsigned long long)mn_now_ns(), "opened_ns",
+        (unsigned long long)mn_a64_load_relaxed(&c.opened_ns), "waiting_since_ns",
+        (unsigned long long)mn_a64_load_relaxed(&c.waiting_since_ns), "wait_ns",
+        (unsigned long long)mn_a64_load_relaxed(&c.wait_ns), "given",
+        (unsigned long long)mn_a64_load_relaxed(&c.given), "used_bytes",
+        (unsigned long long)mn_a64_load_relaxed(&c.used_bytes), "limit_bytes",
+        (unsigned long long)mn_a64_load_relaxed(&c.limit_bytes), "opening_ns",
+        (unsigned long long)mn_a64_load_relaxed(&c.opening_ns), "group_milli",
+        (unsigned long long)mn_a64_load_relaxed(&c.group_milli), "failed",
+        (unsigned long long)mn_a64_load_relaxed(&c.failed), "queue", queue, "workers", workers);
 }
+
+/* ---- the module ---- */
 
 PyDoc_STRVAR(bind_torch_doc,
 "bind_torch(tensor_type, exchange_api, plain_tensor, from_view, weak_ref, expired,\n"
@@ -142,179 +375,10 @@ bind_torch(PyObject *module, PyObject *args)
     return PyBool_FromLong(api != NULL);
 }
 
-static PyObject *
-machine(PyObject *module, PyObject *Py_UNUSED(ignored))
-{
-    (void)module;
-    uint64_t ns = 0;
-    PyObject *throttled = mn_cpu_throttled(&ns) == 0 ? PyFloat_FromDouble((double)ns / 1e9)
-                                                     : Py_NewRef(Py_None);
-    if (throttled == NULL) {
-        return NULL;
-    }
-    return Py_BuildValue("{si sK sK sN}", "cpus", mn_cpu_count(), "memory_total",
-                         (unsigned long long)mn_mem_total(), "memory_available",
-                         (unsigned long long)mn_mem_available(), "throttled", throttled);
-}
-
-PyDoc_STRVAR(disposition_doc,
-"disposition(signal) -> bytes, disposition(signal, new) -> None\n\n"
-"The system's handling of a signal, from sigaction(): the signal module does not know all of\n"
-"it. new: bytes of an earlier call, which are set again.");
-
-/* Equal dispositions must have equal bytes, but the C library leaves some of its struct
- * undefined. */
-static PyObject *
-disposition_bytes(const struct sigaction *of)
-{
-    struct sigaction plain;
-    memset(&plain, 0, sizeof(plain));
-    plain.sa_sigaction = of->sa_sigaction; /* or the other member of the union */
-    plain.sa_flags = of->sa_flags;
-    for (int number = 1; number < NSIG; number++) {
-        if (sigismember(&of->sa_mask, number) == 1) {
-            (void)sigaddset(&plain.sa_mask, number);
-        }
-    }
-    return PyBytes_FromStringAndSize((const char *)&plain, (Py_ssize_t)sizeof(plain));
-}
-
-static PyObject *
-disposition(PyObject *module, PyObject *args)
-{
-    (void)module;
-    struct sigaction now, want;
-    const char *bytes = NULL;
-    Py_ssize_t n = 0;
-    int number;
-    if (!PyArg_ParseTuple(args, "i|y#", &number, &bytes, &n)) {
-        return NULL;
-    }
-    if (bytes != NULL && n != (Py_ssize_t)sizeof(now)) {
-        PyErr_SetString(PyExc_ValueError, "not the bytes of a disposition");
-        return NULL;
-    }
-    if (bytes != NULL) {
-        memcpy(&want, bytes, sizeof(want));
-    }
-    int rc = sigaction(number, bytes != NULL ? &want : NULL, &now);
-    if (mn_raise_errno(rc < 0 ? -errno : 0, "cannot set the handling of a signal") < 0) {
-        return NULL;
-    }
-    if (bytes != NULL) {
-        Py_RETURN_NONE; /* once set, nothing can fail */
-    }
-    return disposition_bytes(&now);
-}
-
-PyDoc_STRVAR(filter_signal_doc,
-"filter_signal(signal, trainer)\n\n"
-"From now on this process obeys the signal only if the process `trainer`, its own parent or\n"
-"itself sends it. Raises OSError for a signal that has no handler.");
-
-static PyObject *
-filter_signal(PyObject *module, PyObject *args)
-{
-    (void)module;
-    int number, trainer;
-    if (!PyArg_ParseTuple(args, "ii", &number, &trainer)) {
-        return NULL;
-    }
-    if (mn_raise_errno(mn_signal_filter(number, (pid_t)trainer), "cannot filter a signal") < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-filter_writes(PyObject *module, PyObject *Py_UNUSED(ignored))
-{
-    (void)module;
-    int fd = mn_write_filter();
-    if (mn_raise_errno(fd < 0 ? fd : 0, "cannot filter system calls") < 0) {
-        return NULL;
-    }
-    return PyLong_FromLong(fd);
-}
-
-static PyObject *
-next_write(PyObject *module, PyObject *listener)
-{
-    (void)module;
-    struct mn_write_call call;
-    int fd = PyObject_AsFileDescriptor(listener);
-    if (fd < 0) {
-        return NULL;
-    }
-    int rc = mn_write_next(fd, &call);
-    if (rc == -ENOENT) {
-        Py_RETURN_NONE;
-    }
-    if (mn_raise_errno(rc, "cannot take a system call that waits") < 0) {
-        return NULL;
-    }
-    PyObject *places = PyTuple_New(call.places);
-    for (int i = 0; places != NULL && i < call.places; i++) {
-        const struct mn_write_place *p = &call.place[i];
-        PyObject *place = Py_BuildValue("iKI", (int)p->folder, (unsigned long long)p->address,
-                                        (unsigned int)p->length);
-        if (place == NULL) {
-            Py_CLEAR(places);
-            break;
-        }
-        PyTuple_SET_ITEM(places, i, place);
-    }
-    if (places == NULL) {
-        return NULL;
-    }
-    return Py_BuildValue("KiN", (unsigned long long)call.id, (int)call.pid, places);
-}
-
-static PyObject *
-allow_write(PyObject *module, PyObject *args)
-{
-    (void)module;
-    int fd;
-    unsigned long long id;
-    if (!PyArg_ParseTuple(args, "iK", &fd, &id)) {
-        return NULL;
-    }
-    int rc = mn_write_allow(fd, id);
-    if (mn_raise_errno(rc == -ENOENT ? 0 : rc, "cannot let a system call go on") < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef core_methods[] = {
     {"bind_torch", bind_torch, METH_VARARGS, bind_torch_doc},
-    {"fork_begins", mn_py_fork_begins, METH_NOARGS,
-     PyDoc_STR("fork_begins(): call it before each fork.")},
-    {"fork_ends", mn_py_fork_ends, METH_NOARGS,
-     PyDoc_STR("fork_ends(): call it after the fork, in the same thread of the parent.")},
-    {"forked", mn_py_forked, METH_NOARGS,
-     PyDoc_STR("forked(): call it in the child, which starts without the parent's forks.")},
-    {"peek", mn_peek, METH_O, mn_peek_doc},
+    {"peek", peek, METH_O, peek_doc},
     {"native_info", mn_native_info, METH_O, mn_native_info_doc},
-    {"disposition", disposition, METH_VARARGS, disposition_doc},
-    {"filter_signal", filter_signal, METH_VARARGS, filter_signal_doc},
-    {"adopt_orphans", adopt_orphans, METH_NOARGS,
-     PyDoc_STR("adopt_orphans() -> bool: makes this process the parent of descendants whose parent "
-               "dies. False: the system refuses.")},
-    {"die_with_parent", die_with_parent, METH_O,
-     PyDoc_STR("die_with_parent(on) -> bool: the system kills this process when the thread that "
-               "forked it ends. False: it refuses.")},
-    {"machine", machine, METH_NOARGS,
-     PyDoc_STR("machine() -> {cpus, memory_total, memory_available, throttled}: what this process "
-               "may use (affinity, cgroups), bytes; seconds for which CPU quotas have stopped its "
-               "control groups, None without a quota")},
-    {"filter_writes", filter_writes, METH_NOARGS,
-     PyDoc_STR("filter_writes() -> descriptor: from now on calls of this process that change files "
-               "wait until the listener allows them")},
-    {"next_write", next_write, METH_O,
-     PyDoc_STR("next_write(listener) -> (id, pid, ((folder, address, length), ...)) or None: the "
-               "next call that waits, and the files that it names")},
-    {"allow_write", allow_write, METH_VARARGS, PyDoc_STR("allow_write(listener, id)")},
     {NULL, NULL, 0, NULL},
 };
 
@@ -369,7 +433,8 @@ core_exec(PyObject *module)
 #else
     const char *compiler = "gcc " __VERSION__;
 #endif
-    if (mn_pending_open(st) < 0 || mn_named_tuples_add_types(module, st) < 0
+    if (mn_pending_open(module, st) < 0 || mn_named_tuples_add_types(module, st) < 0
+        || mn_process_add_functions(module) < 0
         || add_worker_states(module) < 0
         || PyModule_AddStringConstant(module, "compiler", compiler) < 0) {
         return -1;

@@ -12,9 +12,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/mn_engine.h"
 #include "base/mn_dlpack.h"
+#include "engine/mn_checked_results.h"
+#include "engine/mn_engine.h"
 #include "os/mn_lifeline.h"
+#include "workers/mn_worker.h"
 
 struct mn_pending;
 
@@ -90,10 +92,9 @@ mn_native_info(PyObject *module, PyObject *capsule);
 struct mn_shared_costs *
 mn_costs_of(struct mn_state *st, PyObject *costs);
 
-/* Reads a loader's records from outside: mn_peek.c. */
-extern const char mn_peek_doc[];
-PyObject *
-mn_peek(PyObject *module, PyObject *read);
+/* Adds the functions of mn_process.c to the module. 0, or -1 with an exception. */
+int
+mn_process_add_functions(PyObject *module);
 
 /* Turns 0 or -errno into 0 or -1 with an exception that says what was attempted. */
 int
@@ -144,30 +145,45 @@ mn_hold_guard(struct mn_state *st, struct mn_hold *hold, PyObject *tensor);
 void
 mn_pending_reclaim(struct mn_state *st);
 
+/* Adds the functions of holds to the module. 0, or -1 with an exception. */
 int
-mn_pending_open(struct mn_state *st);
+mn_pending_open(PyObject *module, struct mn_state *st);
 
 /* Allows holds to be guarded from now on, by the functions that bind_torch() received. */
 void
 mn_pending_bind(struct mn_state *st);
 
-/* fork_begins(): call it before each fork. */
-PyObject *
-mn_py_fork_begins(PyObject *module, PyObject *ignored);
-
-/* fork_ends(): call it after the fork, in the same thread of the parent. */
-PyObject *
-mn_py_fork_ends(PyObject *module, PyObject *ignored);
-
-/* forked(): call it in the child, before any other use of the module there. */
-PyObject *
-mn_py_forked(PyObject *module, PyObject *ignored);
-
 /* Makes a bytes-like object over a hold, which it takes over. */
 PyObject *
 mn_arena_view_new(struct mn_state *st, struct mn_hold *hold, uint64_t bytes);
 
-/* ---- tensors ------------------------------------------------------------------------ */
+/* ---- envelopes: how a pickled message with out-of-band buffers lies in the arena ----
+ *
+ * The records are in workers/mn_records.h. Big parts (MN_FIELD_BIG and more) begin on pages of
+ * their own, so each can be handed to the caller and freed by itself. The small ones are copied
+ * out. The envelope begins at the start of a page.
+ */
+
+/* The kinds of entries in an envelope of rows that C makes; see minato/workers/answers.py. */
+enum mn_extra {
+    MN_EXTRA_SAMPLE = 0,
+    MN_EXTRA_ERROR = 1,
+    MN_EXTRA_OBJECTS = 2,
+    MN_EXTRA_FATAL = 6, /* like ERROR, for no sample: none of the task was tried */
+};
+
+/* Writes pickle and buffers (a list of objects, C-contiguous) for the current task into the
+ * worker's lease. Releases the GIL meanwhile. Returns 0 (also if the memory limit leaves no room:
+ * the task then says so), 1 if the loader stopped, -1 with an exception. */
+int
+mn_envelope_send(struct mn_worker_side *side, uint32_t task, const char *pickle,
+                 Py_ssize_t pickle_bytes, PyObject *list);
+
+/* Copies the parts' records of an envelope: [env->nparts], to be freed with PyMem_Free. env: from
+ * mn_envelope_look(), for the len bytes there. Returns NULL with an exception if a part does not
+ * lie within them any more. */
+struct mn_envelope_part *
+mn_envelope_open(const void *at, uint64_t len, const struct mn_envelope *env);
 
 /* ---- layouts ------------------------------------------------------------------------ */
 

@@ -9,7 +9,6 @@
 
 #include "py/module/mn_critical_section.h"
 #include "py/seeding/mn_seed_mix.h"
-#include "py/seeding/mn_seed_target.h"
 
 /* ---- finding out, after each sample, that the dataset has made new generators ----
  *

@@ -1,7 +1,7 @@
-/* Targets of a Seeder: reading plans, writing states; see mn_seed_target.h.
+/* Targets of a Seeder: reading plans, writing states; see mn_seed.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "py/seeding/mn_seed_target.h"
+#include "py/seeding/mn_seed.h"
 
 #include <stdbool.h>
 #include <string.h>

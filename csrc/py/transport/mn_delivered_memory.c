@@ -52,19 +52,6 @@ struct mn_pending {
     PyObject *free_weak;
 };
 
-int
-mn_pending_open(struct mn_state *st)
-{
-    struct mn_pending *p = calloc(1, sizeof(*p));
-    if (p == NULL || mn_mutex_init(&p->mutex) < 0) {
-        free(p);
-        PyErr_NoMemory();
-        return -1;
-    }
-    st->pending = p;
-    return 0;
-}
-
 void
 mn_pending_bind(struct mn_state *st)
 {
@@ -265,8 +252,8 @@ mn_pending_reclaim(struct mn_state *st)
     mn_mutex_unlock(&p->mutex);
 }
 
-PyObject *
-mn_py_fork_begins(PyObject *module, PyObject *ignored)
+static PyObject *
+fork_begins(PyObject *module, PyObject *ignored)
 {
     (void)ignored;
     struct mn_pending *p = mn_state_of(module)->pending;
@@ -276,8 +263,8 @@ mn_py_fork_begins(PyObject *module, PyObject *ignored)
     Py_RETURN_NONE;
 }
 
-PyObject *
-mn_py_fork_ends(PyObject *module, PyObject *ignored)
+static PyObject *
+fork_ends(PyObject *module, PyObject *ignored)
 {
     (void)ignored;
     struct mn_pending *p = mn_state_of(module)->pending;
@@ -288,8 +275,8 @@ mn_py_fork_ends(PyObject *module, PyObject *ignored)
     Py_RETURN_NONE;
 }
 
-PyObject *
-mn_py_forked(PyObject *module, PyObject *ignored)
+static PyObject *
+after_fork(PyObject *module, PyObject *ignored)
 {
     (void)ignored;
     struct mn_pending *p = mn_state_of(module)->pending;
@@ -373,4 +360,27 @@ mn_arena_view_new(struct mn_state *st, struct mn_hold *hold, uint64_t bytes)
     v->hold = hold;
     v->bytes = (Py_ssize_t)bytes;
     return (PyObject *)v;
+}
+
+static PyMethodDef functions[] = {
+    {"fork_begins", fork_begins, METH_NOARGS,
+     PyDoc_STR("fork_begins(): call it before each fork.")},
+    {"fork_ends", fork_ends, METH_NOARGS,
+     PyDoc_STR("fork_ends(): call it after the fork, in the same thread of the parent.")},
+    {"forked", after_fork, METH_NOARGS,
+     PyDoc_STR("forked(): call it in the child, which starts without the parent's forks.")},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+mn_pending_open(PyObject *module, struct mn_state *st)
+{
+    struct mn_pending *p = calloc(1, sizeof(*p));
+    if (p == NULL || mn_mutex_init(&p->mutex) < 0) {
+        free(p);
+        PyErr_NoMemory();
+        return -1;
+    }
+    st->pending = p;
+    return PyModule_AddFunctions(module, functions);
 }

@@ -1,7 +1,7 @@
 /* mn_envelope.c - writes a worker's message into its lease.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "py/transport/mn_envelope.h"
+#include "py/module/mn_state.h"
 
 #include <errno.h>
 #include <string.h>

@@ -6,7 +6,6 @@
 
 #include "engine/mn_engine_snapshot.h"
 #include "py/types/mn_engine_object.h"
-#include "py/transport/mn_envelope.h"
 
 /* Returns one part of an envelope: a view of the arena if it is big, else a copy. */
 static PyObject *

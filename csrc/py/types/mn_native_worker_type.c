@@ -4,7 +4,6 @@
  * next() makes samples without the GIL (mn_native_worker.h). It returns for tasks that need Python:
  * an error, indices that are not machine integers, a batch that torch's rules make whole.
  */
-#include "py/transport/mn_envelope.h"
 #include "py/types/mn_index.h"
 #include "py/types/mn_native_worker.h"
 #include "py/module/mn_state.h"

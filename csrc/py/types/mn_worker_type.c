@@ -10,7 +10,6 @@
 #include "py/module/mn_critical_section.h"
 #include "py/module/mn_state.h"
 #include "py/seeding/mn_seed.h"
-#include "py/transport/mn_envelope.h"
 #include "py/types/mn_index.h"
 #include "workers/mn_records.h"
 #include "workers/mn_worker.h"
