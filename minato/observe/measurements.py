@@ -9,14 +9,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from .._not_linux import CORE
 from . import totals
 from .verdict import Alone
 
+if CORE:
+    from .. import _core
 if TYPE_CHECKING:
     from .._core import CostModel, Engine
 
-#: the state of a worker's entry in which the worker may run a task
-_READY = 3
 _NS = 1e-9
 #: time between two looks at where workers wait; most workers in one look
 LOOK_NS, LOOKED_AT = 100_000_000, 8
@@ -78,7 +79,7 @@ class Watch:
             return
         self._next_look = now + LOOK_NS
         busy = [entry["pid"] for entry in engine.workers()
-                if entry["running"] is not None and entry["state"] == _READY]  # fmt: skip
+                if entry["running"] is not None and entry["state"] == _core.WORKER_READY]  # fmt: skip
         for pid in busy[:LOOKED_AT]:
             with suppress(OSError):  # it has ended, or there is no /proc
                 self.looks[_sleeps_in(pid)] += 1

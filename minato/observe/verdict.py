@@ -22,8 +22,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from .._not_linux import CORE
 from ..text import counted, seconds, sized
 
+if CORE:
+    from .. import _core
 if TYPE_CHECKING:
     from ..cache.misses import Missed
 
@@ -51,10 +54,6 @@ GROWTH = 4
 #: share of the work from which on values that a cache did not have are all of it: storing them and
 #: seeding for them is the rest
 ALL_MISSED = 0.75
-
-#: reasons of the worker scheduler, enum mn_scaler_reason
-GROWS, UNDONE, CPU_BUSY, AT_MAX, AT_CEILING, NO_MEMORY = (2, 3), 5, 7, 8, 9, 13
-FULL = (4, 10, 11, 14)
 
 
 @dataclass(frozen=True)
@@ -487,17 +486,20 @@ def _remote(case: Case) -> Found | None:
 def _scheduler(case: Case) -> Found | None:
     """Returns what the worker scheduler has found out."""
     reason, scheduler = case.facts.reason, case.stats["scheduler"]
-    if reason in (UNDONE, AT_CEILING):
+    if reason is None:
+        return None
+    if reason in (_core.SCALER_UNDO_GROWTH, _core.SCALER_STARVED_AT_CEILING):
         return ("shared limit", "because more workers were tried and did not help",
                 "What they share (a disk, a lock, the network) is at its limit.")  # fmt: skip
-    if reason in GROWS:
+    if reason in (_core.SCALER_GROW_IDLE_CORES, _core.SCALER_GROW_WAITING):
         return ("too few workers", "while the worker scheduler is adding workers",
                 f"There are {scheduler['active']} now, and {scheduler['high']} at most.")  # fmt: skip
-    if reason in FULL:
+    if reason in (_core.SCALER_SHRINK_FULL, _core.SCALER_FULL_AT_MIN, _core.SCALER_FULL_AT_FLOOR,
+                  _core.SCALER_FULL_BUSY):  # fmt: skip
         return ("too few workers", "before the worker scheduler had added workers",
                 f"Batches are ready in time now, with {scheduler['active']} workers of "
                 f"{scheduler['high']} at most.")  # fmt: skip
-    if reason == NO_MEMORY:
+    if reason == _core.SCALER_STARVED_NO_MEMORY:
         return ("memory limit", "because memory has no room for more workers",
                 "Raise memory_limit, or let samples take less memory.")  # fmt: skip
     return None
@@ -514,7 +516,7 @@ def _cheap(case: Case) -> Found | None:
 
 def _idle(case: Case) -> Found | None:
     # with these reasons the workers have work, even if some have begun only now
-    if not case.idle() or case.facts.reason in (CPU_BUSY, AT_MAX):
+    if not case.idle() or case.facts.reason in (_core.SCALER_STARVED_CPU_BUSY, _core.SCALER_STARVED_AT_MAX):
         return None
     return ("short prefetch window", "while workers idle because the prefetch window is too small",
             f"prefetch_factor={4 * case.facts.prefetch} or more would help.")  # fmt: skip

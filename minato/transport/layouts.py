@@ -17,7 +17,9 @@ from torch.utils.data._utils import collate as torch_collate
 from .. import _core
 from .torch_bridge import DLPACK_CODES
 
-DICT, LIST, TUPLE, NAMED, TENSOR, ARRAY, INT, BOOL, FLOAT, SCALAR, OBJECT = range(11)
+DICT, LIST, TUPLE, NAMED = _core.NODE_DICT, _core.NODE_LIST, _core.NODE_TUPLE, _core.NODE_NAMED
+TENSOR, ARRAY, SCALAR, OBJECT = _core.NODE_TENSOR, _core.NODE_ARRAY, _core.NODE_SCALAR, _core.NODE_OBJECT
+INT, BOOL, FLOAT = _core.NODE_INT, _core.NODE_BOOL, _core.NODE_FLOAT
 
 #: torch's own function, even if a program has replaced the name
 _DEFAULT_COLLATE = torch_collate.default_collate

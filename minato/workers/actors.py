@@ -29,7 +29,7 @@ from torch.utils.data import _utils
 
 from .. import __version__ as _minato
 from .. import worker_info
-from .._core import Task
+from .._core import SEED_SET_EPOCH, Task
 from ..errors import LoaderFailure, WorkerLost, add_note, text_of
 from ..remote import Ray, connected, cuts
 from . import library_threads
@@ -49,8 +49,6 @@ HELP = 60.0
 STARTS = 3
 #: seconds between looks at whether the loader ends
 LOOK = 0.2
-#: domain of the seeds of a dataset's set_epoch (enum mn_seed_domain)
-OF_SET_EPOCH = 3
 
 #: a message: the pickle and its buffers, which Ray sends without pickling them
 Message = tuple[bytes, list[np.ndarray]]
@@ -143,7 +141,7 @@ class Actor:
             return
         self._user_epoch, runner = user_epoch, self._runner
         if task.seeded and runner.seeder is not None:
-            runner.seeder.seed(task.base_seed, task.epoch, user_epoch, OF_SET_EPOCH)
+            runner.seeder.seed(task.base_seed, task.epoch, user_epoch, SEED_SET_EPOCH)
         runner.begin_epoch(None, user_epoch - 1)
         if runner.seeder is not None:
             runner.seeder.renew()

@@ -9,21 +9,25 @@ from typing import Any
 
 from torch.utils.data import _utils
 
+from .. import _core
 from ..errors import Failure
 from ..transport import messages
 from ..transport.layouts import plain
 from ..transport.uncollatable import why
 from .on_error import FailedSample
 
-#: kinds of tasks; the numbers of csrc/workers/mn_records.h
-ROWS, SAMPLES, BATCH, RESUME, PART, COLLATE = range(6)
-#: Kinds of entries in a row's envelope; the numbers of csrc/py/transport/mn_envelope.h.
+#: kinds of tasks
+ROWS, SAMPLES, BATCH = _core.KIND_ROWS, _core.KIND_SAMPLES, _core.KIND_BATCH
+RESUME, PART, COLLATE = _core.KIND_RESUME, _core.KIND_PART, _core.KIND_COLLATE
+#: Kinds of entries in a row's envelope of samples.
 #: REFUSED: the sample cannot be sent. It comes with a failure that says so. In a PART task it comes
 #:     with None: those samples must be the same after a message as before it.
 #: LEFT_OUT: a failure that ends nothing. The batch shrinks.
 #: REPLACED: (failure, index, sample) of a sample made in another's place.
 #: FATAL: an error that belongs to no single sample.
-SAMPLE, ERROR, OBJECTS, REFUSED, LEFT_OUT, REPLACED, FATAL = range(7)
+SAMPLE, ERROR, OBJECTS = _core.EXTRA_SAMPLE, _core.EXTRA_ERROR, _core.EXTRA_OBJECTS
+REFUSED, FATAL = _core.EXTRA_REFUSED, _core.EXTRA_FATAL
+LEFT_OUT, REPLACED = _core.EXTRA_LEFT_OUT, _core.EXTRA_REPLACED
 #: Answers to a BATCH task.
 #: PLACED: the samples are in rows, and the message adds to that.
 #: AMISS: some samples could not be made. The rest is (OK, ...) or None.

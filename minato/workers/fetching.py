@@ -13,19 +13,18 @@ from functools import partial
 from operator import getitem
 from typing import Any, Protocol
 
+from .. import _core
 from .._core import Task
 from ..dataset_calls import by_sample, fetches_batches
 from ..sampler_indices import as_given, whole_number
 from .answers import ERROR, LEFT_OUT, REPLACED, Entry
 from .on_error import FailedSample, FatalIndex, NotAList, Tolerant, split_spares
 
-#: Domains of the seeds (enum mn_seed_domain): the meaning of a place. A sample's place is its
+#: Domains of the seeds: the meaning of a place. A sample's place is its
 #: position in the sampler's order. In the other domains the place is the batch's number.
-OF_SAMPLE, OF_GETITEMS, OF_COLLATE = range(3)
-#: MN_SEED_BY_INDEX: as a position, of batches whose samples are seeded by their indices
-BY_INDEX = 1 << 63
-#: MN_SEEDED_BY_INDEX, of a task
-SEEDED_BY_INDEX = 2
+OF_SAMPLE, OF_GETITEMS, OF_COLLATE = _core.SEED_SAMPLE, _core.SEED_GETITEMS, _core.SEED_COLLATE
+#: as a position, of batches whose samples are seeded by their indices
+BY_INDEX = _core.SEED_BY_INDEX
 
 
 class Fetches(Protocol):
@@ -43,7 +42,7 @@ def seed_place(position: int, row: int, index: Any) -> int:
 
 def position_of(task: Task) -> int:
     """The position of a task's batch, for seeds."""
-    return BY_INDEX if task.seeded == SEEDED_BY_INDEX else task.position
+    return BY_INDEX if task.seeded == _core.SEEDED_BY_INDEX else task.position
 
 
 def _ignore(_row: int) -> None:

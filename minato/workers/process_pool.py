@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("minato")
 
-#: worker states of csrc/workers/mn_records.h that mean a process may be there
-_ALIVE = (1, 2, 3)
+#: states of workers in which a process may be there
+_ALIVE = (_core.WORKER_WANTED, _core.WORKER_STARTING, _core.WORKER_READY)
 #: what Python gives as the exit code of a process whose fork server ended before it
 FORK_SERVER_DIED = 255
 #: how often an iterator starts another zygote when no standby can

@@ -35,8 +35,10 @@ from .job import Job
 from .process import may_start_processes
 from .process import run as run_worker
 
-WANTED, EXITED, SWEPT, LEAVING = 1, 4, 5, 6  # of csrc/workers/mn_records.h
-UNKNOWN_START, FORKED, THREADS = 0, 1, 2  # enum mn_start there
+WANTED, EXITED, SWEPT, LEAVING = (
+    _core.WORKER_WANTED, _core.WORKER_EXITED, _core.WORKER_SWEPT, _core.WORKER_LEAVING,
+)  # fmt: skip
+UNKNOWN_START, FORKED, THREADS = _core.START_UNKNOWN, _core.START_FORKED, _core.START_THREADS
 
 #: from Python 3.13 on an exit function, and not the end of _bootstrap(), runs what multiprocessing
 #: has registered for the end of a process. This flushes queues, say

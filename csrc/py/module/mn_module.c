@@ -16,6 +16,8 @@
 #include "os/mn_proc.h"
 #include "py/module/mn_numpy.h"
 #include "py/seeding/mn_seed.h"
+#include "py/transport/mn_layout.h"
+#include "schedule/policy_autoscale.h"
 #include "workers/mn_records.h"
 
 /* ---- Dying at a labelled point, in builds with MN_FAULTS; empty in others ----
@@ -382,6 +384,43 @@ static PyMethodDef core_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* Enums that Python code shares with C: MN_<name> is the module's <name>. */
+#define NUMBERS(X)                                                                       \
+    X(KIND_ROWS) X(KIND_SAMPLES) X(KIND_BATCH) X(KIND_RESUME) X(KIND_PART)               \
+    X(KIND_COLLATE)                                                                      \
+    X(EXTRA_SAMPLE) X(EXTRA_ERROR) X(EXTRA_OBJECTS) X(EXTRA_REFUSED) X(EXTRA_LEFT_OUT)   \
+    X(EXTRA_REPLACED) X(EXTRA_FATAL)                                                     \
+    X(NODE_DICT) X(NODE_LIST) X(NODE_TUPLE) X(NODE_NAMED) X(NODE_TENSOR) X(NODE_ARRAY)   \
+    X(NODE_INT) X(NODE_BOOL) X(NODE_FLOAT) X(NODE_SCALAR) X(NODE_OBJECT)                 \
+    X(WORKER_WANTED) X(WORKER_STARTING) X(WORKER_READY) X(WORKER_EXITED) X(WORKER_SWEPT) \
+    X(WORKER_LEAVING)                                                                    \
+    X(START_UNKNOWN) X(START_FORKED) X(START_THREADS)                                    \
+    X(SEED_SAMPLE) X(SEED_GETITEMS) X(SEED_COLLATE) X(SEED_SET_EPOCH) X(SEED_BY_INDEX)   \
+    X(SEEDED_BY_INDEX)                                                                   \
+    X(SCALER_GROW_IDLE_CORES) X(SCALER_GROW_WAITING) X(SCALER_SHRINK_FULL)               \
+    X(SCALER_UNDO_GROWTH) X(SCALER_STARVED_CPU_BUSY) X(SCALER_STARVED_AT_MAX)            \
+    X(SCALER_STARVED_AT_CEILING) X(SCALER_FULL_AT_MIN) X(SCALER_FULL_AT_FLOOR)           \
+    X(SCALER_STARVED_NO_MEMORY) X(SCALER_FULL_BUSY)
+
+static int
+add_numbers(PyObject *module)
+{
+#define NUMBER(name) {#name, MN_##name},
+    static const struct {
+        const char *name;
+        uint64_t value;
+    } numbers[] = {NUMBERS(NUMBER)};
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
+        PyObject *value = PyLong_FromUnsignedLongLong(numbers[i].value);
+        int rc = PyModule_AddObjectRef(module, numbers[i].name, value);
+        Py_XDECREF(value);
+        if (rc < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 /* Names of worker states, which observers show. */
 static int
 add_worker_states(PyObject *module)
@@ -435,7 +474,7 @@ core_exec(PyObject *module)
 #endif
     if (mn_pending_open(module, st) < 0 || mn_named_tuples_add_types(module, st) < 0
         || mn_process_add_functions(module) < 0
-        || add_worker_states(module) < 0
+        || add_numbers(module) < 0 || add_worker_states(module) < 0
         || PyModule_AddStringConstant(module, "compiler", compiler) < 0) {
         return -1;
     }

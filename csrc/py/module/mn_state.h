@@ -164,12 +164,15 @@ mn_arena_view_new(struct mn_state *st, struct mn_hold *hold, uint64_t bytes);
  * out. The envelope begins at the start of a page.
  */
 
-/* The kinds of entries in an envelope of rows that C makes; see minato/workers/answers.py. */
+/* The kinds of entries in an envelope of rows; minato/workers/answers.py describes them. */
 enum mn_extra {
-    MN_EXTRA_SAMPLE = 0,
-    MN_EXTRA_ERROR = 1,
-    MN_EXTRA_OBJECTS = 2,
-    MN_EXTRA_FATAL = 6, /* like ERROR, for no sample: none of the task was tried */
+    MN_EXTRA_SAMPLE,
+    MN_EXTRA_ERROR,
+    MN_EXTRA_OBJECTS,
+    MN_EXTRA_REFUSED,  /* this and the next two are made by Python alone */
+    MN_EXTRA_LEFT_OUT,
+    MN_EXTRA_REPLACED,
+    MN_EXTRA_FATAL, /* like ERROR, for no sample: none of the task was tried */
 };
 
 /* Writes pickle and buffers (a list of objects, C-contiguous) for the current task into the

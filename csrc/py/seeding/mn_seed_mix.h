@@ -37,8 +37,7 @@
 /* Words in the state of a Mersenne Twister (MT19937), the largest state filled. */
 #define MN_SEED_MT_WORDS 624
 
-/* The purpose of a seed, so that no two draws share one. minato/workers/fetching.py has the same
- * numbers for the first three. */
+/* The purpose of a seed, so that no two draws share one. */
 enum mn_seed_domain {
     MN_SEED_SAMPLE = 0,   /* position: that of the sample in the sampler's order, or its index */
     MN_SEED_GETITEMS = 1, /* position: the batch's number */

@@ -15,19 +15,18 @@
 #define MN_LAYOUT_MAX_NODES 256
 #define MN_LAYOUT_MAX_DIMS 32
 
-/* The numbers are those of minato/transport/layouts.py. */
 enum mn_node_kind {
-    MN_NODE_DICT = 0,
-    MN_NODE_LIST = 1,
-    MN_NODE_TUPLE = 2,
-    MN_NODE_NAMED = 3,
-    MN_NODE_TENSOR = 4,
-    MN_NODE_ARRAY = 5,
-    MN_NODE_INT = 6,
-    MN_NODE_BOOL = 7,
-    MN_NODE_FLOAT = 8,
-    MN_NODE_SCALAR = 9,
-    MN_NODE_OBJECT = 10,
+    MN_NODE_DICT,
+    MN_NODE_LIST,
+    MN_NODE_TUPLE,
+    MN_NODE_NAMED,
+    MN_NODE_TENSOR,
+    MN_NODE_ARRAY,
+    MN_NODE_INT,
+    MN_NODE_BOOL,
+    MN_NODE_FLOAT,
+    MN_NODE_SCALAR,
+    MN_NODE_OBJECT,
 };
 
 struct mn_node {
