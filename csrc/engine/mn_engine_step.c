@@ -245,25 +245,10 @@ drop_abandoned(struct mn_engine *e)
     return any;
 }
 
-/* A damaged hint hides the tasks of a queue from all workers; a check of each takes some
- * nanoseconds. */
-#define MEND_NS UINT64_C(1000000000)
-
-static void
-mend_queues(struct mn_engine *e)
-{
-    uint64_t now = mn_now_ns();
-    if (now - e->queues_checked_ns >= MEND_NS) {
-        e->queues_checked_ns = now;
-        e->crew.wakes.all_sleepers |= mn_tasks_mend_queues(&e->tasks);
-    }
-}
-
 bool
 mn_engine_step(struct mn_engine *e)
 {
     bool any = false;
-    mend_queues(e);
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         if (mn_crew_exited(&e->crew, w)) {
             sweep(e, w);

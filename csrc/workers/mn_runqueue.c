@@ -47,30 +47,6 @@ move_head(const struct mn_shm *shm, struct mn_queue_head *head, const struct mn_
     }
 }
 
-bool
-mn_runqueue_first(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue,
-                  uint32_t *task)
-{
-    const struct mn_queue *q = mn_queue_at(shm, queue);
-    move_head(shm, head, q);
-    *task = (uint32_t)mn_a64_load_relaxed(&ring_of(shm, q)[head->head & q->mask]); /* ours */
-    return head->head != mn_a64_load_relaxed(&q->tail); /* ours */
-}
-
-bool
-mn_runqueue_mend(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue)
-{
-    struct mn_queue *q = mn_queue_at(shm, queue);
-    /* Acquire: the claims of all entries that the hint has passed come with it, so the words read
-     * below are at least as new. */
-    uint64_t hint = mn_a64_load_acquire(&q->hint);
-    move_head(shm, head, q);
-    uint64_t first = mn_a64_load_relaxed(&ring_of(shm, q)[head->head & q->mask]); /* ours */
-    return head->head < hint && head->head != mn_a64_load_relaxed(&q->tail)
-           && !mn_entry_names_task(shm, (uint32_t)first)
-           && mn_a64_cas_seqcst(&q->hint, &hint, head->head);
-}
-
 int
 mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue,
                     uint32_t task, uint32_t gen, uint32_t attempt)

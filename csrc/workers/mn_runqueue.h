@@ -12,8 +12,7 @@
  * that no entry names is owned by no worker, whatever a worker may have written over its word.
  *
  * Owners. tail and the ring: trainer. hint: any worker, forward only (CAS from the value it
- * scanned from). The trainer moves it back if a stray write has moved it too far
- * (mn_runqueue_mend). Task words: see mn_records.h.
+ * scanned from). Task words: see mn_records.h.
  *
  * Invariants.
  *   I1  An entry whose task was seen not QUEUED with the entry's generation never becomes claimable
@@ -60,19 +59,6 @@ struct mn_queue_head {
 int
 mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue,
                     uint32_t task, uint32_t gen, uint32_t attempt);
-
-/* Moves the head to the first entry whose task may be claimed according to its word, and returns
- * that task in *task. Returns false if there is none. */
-bool
-mn_runqueue_first(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue,
-                  uint32_t *task);
-
-/* Repairs a damaged hint. By I1 the hint cannot lie beyond a claimable task. If it does, no worker
- * would look there any more, so it goes back to that task. The exception is a task that a worker's
- * entry names. Then its word is damaged, and the worker that runs it may still write its rows.
- * Returns whether it repaired the hint. */
-bool
-mn_runqueue_mend(const struct mn_shm *shm, struct mn_queue_head *head, uint32_t queue);
 
 /* Claims the next task for worker: its own queue, express, normal. Returns MN_OK or MN_EMPTY. */
 int

@@ -191,16 +191,6 @@ mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue)
     }
 }
 
-bool
-mn_tasks_mend_queues(struct mn_tasks *t)
-{
-    bool any = false;
-    for (uint32_t q = 0; q < t->shm.ctl->nqueues; q++) {
-        any |= mn_runqueue_mend(&t->shm, &t->heads[q], q);
-    }
-    return any;
-}
-
 void
 mn_tasks_sweep(struct mn_tasks *t, uint32_t worker, bool only_it, const struct mn_death *death,
                uint64_t late)

@@ -123,11 +123,6 @@ mn_tasks_publish(struct mn_tasks *t, uint32_t task, uint32_t queue);
 void
 mn_tasks_put(struct mn_tasks *t, uint32_t task, uint32_t queue);
 
-/* Repairs queues whose hints a worker has damaged, so that hidden tasks are found again. Returns
- * whether there were any. */
-bool
-mn_tasks_mend_queues(struct mn_tasks *t);
-
 /* Takes back a task that its worker will not finish: another worker retries it, or it is lost with
  * that death. A collate task whose parts are not done waits for them. */
 void

@@ -171,40 +171,6 @@ late_hints_catch_up(void)
     drop_board(&t);
 }
 
-/* A worker's stray write may put any value into a hint, or a word: no task stays hidden. */
-static void
-damaged_hints_are_mended(void)
-{
-    for (uint64_t hint = 0; hint <= 7; hint++) {
-        struct trainer t = make_board(0);
-        struct mn_queue_head *head = &t.heads[MN_QUEUE_NORMAL];
-        mn_a64 *at = &t.b->queues[MN_QUEUE_NORMAL].hint;
-        uint32_t task;
-        for (uint32_t i = 0; i < 5; i++) {
-            CHECK_EQ(publish(&t, MN_QUEUE_NORMAL, i), MN_OK);
-        }
-        CHECK_EQ(mn_runqueue_claim(&t.shm, 0, &task), MN_OK);
-        CHECK_EQ(mn_runqueue_claim(&t.shm, 0, &task), MN_OK);
-        CHECK(!mn_runqueue_mend(&t.shm, head, MN_QUEUE_NORMAL)); /* nothing to mend */
-        mn_a64_store_relaxed(at, hint);
-        CHECK_EQ(mn_runqueue_mend(&t.shm, head, MN_QUEUE_NORMAL), hint > 2);
-        for (uint32_t i = 2; i < 5; i++) {
-            CHECK_EQ(mn_runqueue_claim(&t.shm, 0, &task), MN_OK);
-            CHECK_EQ(task, i);
-        }
-        CHECK_EQ(mn_runqueue_claim(&t.shm, 0, &task), MN_EMPTY);
-        /* a running task that is marked as queued goes to no other worker while it runs */
-        mn_a64_store_relaxed(&t.b->tasks[4].word, mn_task_word(1, 0, 0, MN_TASK_QUEUED));
-        CHECK_EQ(mn_runqueue_claim(&t.shm, 1, &task), MN_EMPTY);
-        CHECK(!mn_runqueue_mend(&t.shm, head, MN_QUEUE_NORMAL));
-        mn_a64_store_relaxed(&t.b->workers[0].running, 0);
-        CHECK(mn_runqueue_mend(&t.shm, head, MN_QUEUE_NORMAL));
-        CHECK_EQ(mn_runqueue_claim(&t.shm, 1, &task), MN_OK);
-        CHECK_EQ(task, 4);
-        drop_board(&t);
-    }
-}
-
 /* ---- threads: everything published is claimed or cancelled, once ---- */
 
 struct claimer {
@@ -386,7 +352,6 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", entries_of_the_past_claim_nothing),
     MN_TEST("plain", full_lanes_refuse),
     MN_TEST("plain", late_hints_catch_up),
-    MN_TEST("plain", damaged_hints_are_mended),
     MN_TEST("thread", everything_is_claimed_once),
     MN_TEST("fork", killed_before_the_claim),
     MN_TEST("fork", killed_after_the_claim),
