@@ -371,16 +371,6 @@ locality_home(const struct mn_locality *l)
 }
 
 int
-locality_spreads(int64_t n, const int64_t *first_ns, const int64_t *second_ns)
-{
-    struct mn_locality_pairs pairs = {0, 0};
-    for (int64_t i = 0; i < n; i++) {
-        mn_locality_pair(&pairs, first_ns[i], second_ns[i]);
-    }
-    return mn_locality_spreads(&pairs);
-}
-
-int
 locality_place(const struct mn_locality *l, int declared, int begins, int batch, int marks,
                uint64_t number, int64_t length, int64_t rows, int64_t most)
 {

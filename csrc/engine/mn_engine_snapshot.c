@@ -8,7 +8,6 @@
 #include "engine/mn_engine_state.h"
 #include "schedule/mn_forming.h"
 #include "engine/mn_engine_parts.h"
-#include "schedule/mn_planned.h"
 
 const struct mn_shm *
 mn_engine_shm(const struct mn_engine *e)

@@ -7,7 +7,6 @@
 
 #include "engine/mn_blocks.h"
 #include "engine/mn_checked_results.h"
-#include "schedule/mn_planned.h"
 #include "engine/mn_shared_costs.h"
 
 /* Teaches what the batch took in addition to its samples: its collate task, or the rest of its only

@@ -14,7 +14,6 @@
 #include "engine/mn_checked_results.h"
 #include "os/mn_clock.h"
 #include "schedule/mn_forming.h"
-#include "schedule/mn_planned.h"
 
 /* ---- ready mode: which rows of each unit are ready; the batches formed of them ---- */
 

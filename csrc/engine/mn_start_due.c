@@ -13,7 +13,6 @@
 
 #include "base/mn_error.h"
 #include "engine/mn_checked_results.h"
-#include "schedule/mn_planned.h"
 #include "engine/mn_shared_costs.h"
 #include "os/mn_clock.h"
 
@@ -186,29 +185,6 @@ start_tasks(struct mn_engine *e)
 
 /* ---- for each worker ------------------------------------------------------------------------ */
 
-/* Returns what the first two samples of the batches that workers began with say about locality. */
-static struct mn_locality_pairs
-first_pairs(struct mn_engine *e)
-{
-    const struct mn_plan *p = e->plan;
-    struct mn_locality_pairs pairs = {0, 0};
-    struct mn_plan_order order = mn_plan_order(p);
-    uint64_t end = order.head + e->active < order.begun ? order.head + e->active : order.begun;
-    for (uint64_t n = order.head; mn_plan_finds(p) && n < end; n++) {
-        uint64_t off = mn_plan_block(p, n);
-        struct mn_batch *b = off != 0 ? mn_batch_find(e, off) : NULL;
-        if (b == NULL || mn_block_at(&e->shm, off)->nrows < 2) {
-            continue;
-        }
-        mn_batch_accept_some(e, b);
-        const struct mn_report *r = b->reports;
-        if (r[0].wall_ns != 0 && r[1].wall_ns != 0) {
-            mn_locality_pair(&pairs, (int64_t)r[0].wall_ns, (int64_t)r[1].wall_ns);
-        }
-    }
-    return pairs;
-}
-
 /* Starts the worker's next task, or moves tasks that wait on another worker's queue to its own.
  * Returns false if there is nothing for it now, or no memory. */
 static bool
@@ -249,7 +225,6 @@ start_shares(struct mn_engine *e)
     mn_worker_views_look(&e->views, f.now_ns);
     f.workers = e->views.view;
     f.ready = mn_next_delivery_ready(e);
-    f.pairs = first_pairs(e);
     struct mn_plan_round r;
     mn_plan_round_begin(p, &f, &r);
     for (int pass = 0; pass < 2; pass++) { /* idle workers come first */

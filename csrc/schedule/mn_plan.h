@@ -11,16 +11,15 @@
  * policy_dispatch.h decides which task starts next. policy_memory.h and mn_plan_next.c decide
  * whether memory allows it.
  * Where neighbours are kept together (policy_locality.h), each worker has a share of its own, and
- * the plan is asked for each worker separately: mn_plan_shares.c.
+ * the plan is asked for each worker separately: mn_plan_locality.c.
  *
  * Few tasks are queued at a time, because a queued task can no longer be reordered. The number is
  * about one millisecond of work or a quarter of a task for each worker.
  *
- * The plan's files build on each other: mn_planned (a planned batch), mn_plan_locality (which
- * worker makes its rows), mn_plan_cut (cuts batches into tasks, and again after learning),
- * mn_plan_next (what starts for any worker, also past the window), mn_plan_shares (what starts for
- * one worker, and what an idle one takes over), mn_forming (batches of ready rows), mn_plan_life
- * (from add to taken).
+ * The plan's files build on each other, from the lowest: mn_forming (batches of ready rows),
+ * mn_plan_next (what starts for any worker, also past the window), mn_plan_locality (which worker
+ * makes what, and what an idle one takes over), mn_plan_cut (how batches are cut into tasks, and
+ * cut again after learning), mn_plan (from add to taken).
  */
 #ifndef MN_PLAN_H
 #define MN_PLAN_H
@@ -35,7 +34,6 @@
 struct mn_forming;
 struct mn_piece;
 struct mn_plan; /* mn_plan_state.h; private to the plan's files */
-struct mn_planned;
 
 /* Why a batch cannot be made. */
 enum mn_refusal_why {
@@ -90,6 +88,38 @@ struct mn_plan_batch {
     const float *hint;     /* [nrows] the dataset's hints of what rows cost, or NULL */
 };
 
+/* Neighbouring samples that belong together (policy_locality.h), up to the last planned one. */
+struct mn_chain {
+    uint64_t number;
+    int64_t length; /* samples so far; 0: a new one begins */
+    int64_t owner;  /* worker that it was given to; -1: none yet */
+};
+
+#define MN_SENT_ANY UINT16_MAX /* for any worker */
+
+struct mn_planned {
+    uint64_t sequence;
+    uint64_t block_off; /* the owner's name for its block; 0: not started */
+    uint64_t rows;      /* planned before it */
+    uint32_t ntasks;
+    bool stale;         /* its cut is based on outdated costs */
+    bool done;          /* its block was seen done or lost; both are final */
+    struct mn_chain chain;   /* as it was before the batch's first row */
+    struct mn_piece *pieces; /* space for [ntasks], while neighbours are kept together */
+    uint32_t npieces;
+    int64_t *cost_ns;        /* [ntasks] expected durations; stored behind the pieces */
+    int64_t *opens_ns;       /* [ntasks] the part for groups that begin there; behind cost_ns */
+    uint16_t *sent;          /* [ntasks] queued now or earlier: 1 + the worker, or MN_SENT_ANY; 0:
+                              * not; stored behind row0 */
+    uint8_t *border;         /* [nrows] a piece begins here; stored behind sent */
+    uint64_t first_chain;    /* of its first row; 0: it was not cut for pieces */
+    uint64_t later_chain;    /* the first of the chains that begin after that row */
+    int32_t maker;           /* 1 + the worker that was given a task of it last; 0: none */
+    struct mn_refusal refusal; /* why it cannot be made */
+    struct mn_plan_batch batch; /* index points behind row0 */
+    uint32_t row0[];            /* [ntasks + 1] */
+};
+
 /* The present activity of a worker. */
 struct mn_worker_view {
     bool usable;        /* it exists and can run tasks */
@@ -111,7 +141,6 @@ struct mn_plan_facts {
     struct mn_worker_view *workers; /* [max_workers]; NULL if no worker has a share */
     /* Returns for how long the batch's longest running task has run; -1: none is running. */
     int64_t (*running_ns)(void *arg, uint64_t block_off);
-    struct mn_locality_pairs pairs; /* of batches that have started, while mn_plan_finds() */
     void *arg;
 };
 
@@ -142,7 +171,7 @@ struct mn_plan_round {
     bool held; /* the memory limit does not allow the task that the worker would start */
 };
 
-/* ---- life: mn_plan_life.c ------------------------------------------------------------- */
+/* ---- life: mn_plan.c, mn_plan_cut.c --------------------------------------------------- */
 
 /* The caller must hold the lock of the costs, here and where noted below. Returns 0 or -ENOMEM. */
 int
@@ -195,7 +224,7 @@ mn_plan_set_rows(struct mn_plan *p, const struct mn_plan_rows *rows);
 void
 mn_plan_settle(struct mn_plan *p);
 
-/* ---- what starts next: mn_plan_next.c, mn_plan_shares.c --------------------------------- */
+/* ---- what starts next: mn_plan_next.c, mn_plan_locality.c --------------------------------- */
 
 /* Returns true once after neighbours have stopped being kept together: then tasks that wait on
  * workers' own queues may go to any worker. */
@@ -241,7 +270,7 @@ mn_plan_started(struct mn_plan *p, const struct mn_plan_start *s);
 int64_t
 mn_plan_started_for(struct mn_plan *p, const struct mn_plan_start *s, uint32_t w);
 
-/* ---- what was done and seen: mn_planned.c, mn_plan_life.c --------------------------------- */
+/* ---- what was done and seen: mn_plan_next.c, mn_plan.c --------------------------------- */
 
 /* Records that a batch's block is about to be made. Its size is an estimate for the next ones. */
 void
@@ -328,10 +357,6 @@ mn_plan_known(const struct mn_plan *p);
 /* Returns whether neighbours are kept together now: then ask for each worker separately. */
 bool
 mn_plan_by_piece(const struct mn_plan *p);
-
-/* Returns whether it is still unknown if other workers should help with a first batch. */
-bool
-mn_plan_finds(const struct mn_plan *p);
 
 /* The size of the window now. Work beyond it may start while fewer than starved_below batches are
  * done. */

@@ -1,12 +1,98 @@
-/* mn_plan_cut.c - cuts planned batches into tasks, and cuts them again. See mn_plan.h.
+/* mn_plan_cut.c - how batches are cut into tasks and pieces, and cut again. See mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mn_assert.h"
+#include "base/mn_attr.h"
 #include "base/mn_error.h"
+#include "schedule/mn_forming.h"
+#include "schedule/mn_plan.h"
 #include "schedule/mn_plan_state.h"
+#include "schedule/policy_chunk.h"
+
+/* ---- how many rows make a task, and how many tasks a batch ---- */
+
+/* The cost of a task in addition to its samples: claim, report, a share of a wake-up. */
+#define TASK_OVERHEAD_NS 5000
+
+static int64_t
+sum(const int64_t *v, uint32_t n)
+{
+    int64_t s = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        s += v[i];
+    }
+    return s;
+}
+
+/* Returns what a task costs in addition to its samples. While neighbours are kept together, tasks
+ * may be as long as an eighth of opening a group: taking over less than that never pays. */
+static int64_t
+overhead_ns(const struct mn_plan *p)
+{
+    int64_t opening = p->together.by_piece ? p->known.opening_ns / (8 * MN_CHUNK_AMORTISE) : 0;
+    return opening > TASK_OVERHEAD_NS ? opening : TASK_OVERHEAD_NS;
+}
+
+/* Returns the largest number of rows that a task may have in a stretch of n rows. */
+static int64_t
+chunk_limit(const struct mn_plan *p, const struct mn_plan_batch *b,
+                    const int64_t *cost, uint32_t n)
+{
+    /* The caller waits for the first batch of an epoch: spread it. */
+    int64_t idle = b->number == 0 ? (int64_t)p->pace.active : 0;
+    return mn_chunk_size(sum(cost, n) / (n != 0 ? n : 1), overhead_ns(p), n, idle);
+}
+
+/* Returns the number of rows of the next task. n: rows left. parts: split a batch that one worker
+ * could make. limit: from chunk_limit(). */
+static uint32_t
+chunk(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost,
+              uint32_t n, bool parts, int64_t limit)
+{
+    if (b->whole && !parts) {
+        return n;
+    }
+    int64_t most = b->whole ? p->cfg.parts : MN_PLAN_BATCH_TASKS;
+    int64_t least = (b->nrows + most - 1) / most;
+    int64_t rows = mn_chunk_next(cost, n, overhead_ns(p), limit);
+    rows = rows < least ? least : rows;
+    return rows < n ? (uint32_t)rows : n;
+}
+
+/* Returns into how many tasks the batch may be cut, with capacity left for one of each of
+ * `others`. */
+static uint64_t
+tasks_most(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others)
+{
+    uint64_t most = b->whole ? p->cfg.parts : MN_PLAN_BATCH_TASKS;
+    uint64_t there = mn_plan_waiting(p) + others;
+    uint64_t left = there < MN_PLAN_TASKS ? MN_PLAN_TASKS - there : 1;
+    return most < left ? most : left;
+}
+
+/* Cuts a batch into at most this many tasks, ignoring costs. */
+static void
+cut_evenly(struct mn_planned *q, uint64_t most)
+{
+    uint32_t nrows = q->batch.nrows;
+    uint32_t each = (uint32_t)((nrows + most - 1) / most);
+    q->ntasks = 0;
+    for (uint32_t from = 0; from < nrows; from += each) {
+        q->row0[++q->ntasks] = nrows - from < each ? nrows : from + each;
+    }
+}
+
+bool
+mn_plan_room(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others)
+{
+    uint32_t most = (b->whole && !b->splits) || b->nrows == 0 ? 1 : b->nrows;
+    most = most < MN_PLAN_BATCH_TASKS ? most : MN_PLAN_BATCH_TASKS;
+    return mn_plan_waiting(p) + most + others <= MN_PLAN_TASKS;
+}
 
 /* In one of this many batches, one worker makes two neighbours, to see whether that is cheaper.
  * Never in the first batch of an epoch, for which the caller waits. */
@@ -38,14 +124,112 @@ cut(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost,
         row0[1] = b->nrows;
         return 1;
     }
-    int64_t limit = mn_plan_chunk_limit(p, b, cost, b->nrows);
+    int64_t limit = chunk_limit(p, b, cost, b->nrows);
     uint32_t n = 0;
     while (row0[n] < b->nrows) {
         uint32_t from = row0[n];
-        uint32_t rows = mn_plan_chunk(p, b, cost + from, b->nrows - from, parts, limit);
+        uint32_t rows = chunk(p, b, cost + from, b->nrows - from, parts, limit);
         row0[++n] = from + rows + probe(p, b, cost, from, rows);
     }
     return n;
+}
+
+/* Marks the rows at which pieces begin: where chains begin, and where the home changes. */
+static void
+mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home, const uint8_t *marks)
+{
+    const struct mn_plan_batch *b = &q->batch;
+    uint64_t ahead = p->order.next - p->order.head + 1;
+    uint64_t window = ahead > p->cfg.window ? ahead : p->cfg.window;
+    bool near = p->together.declared || p->known.near != MN_CONTRAST_NO;
+    /* The caller waits for the first batch. That also holds for later epochs of which nothing is
+     * known. */
+    bool spread = b->number == 0 && p->known.near == MN_CONTRAST_UNKNOWN && !p->together.declared;
+    uint32_t part = (b->nrows + p->pace.active - 1) / p->pace.active;
+    for (uint32_t i = 0; i < b->nrows; i++) {
+        struct mn_locality_place place = {.declared = b->begins != NULL,
+                                          .begins = b->begins != NULL && b->begins[i] != 0,
+                                          .batch = i == 0,
+                                          .marks = marks[i],
+                                          .number = q->rows + i,
+                                          .length = p->shares.chain.length,
+                                          .rows = (int64_t)b->nrows,
+                                          .most = (int64_t)(window * b->nrows / p->pace.active)};
+        bool breaks = spread && i % part == 0;
+        breaks = breaks || !near || mn_costs_breaks(p->cfg.costs, &place);
+        if (breaks) {
+            p->shares.chain = (struct mn_chain){++p->shares.chains, 0, -1};
+        }
+        if (i == 0) {
+            q->first_chain = p->shares.chain.number;
+            q->later_chain = p->shares.chains + 1;
+        }
+        p->shares.chain.length++;
+        bool begins = i == 0 || home[i] != home[i - 1] || (near && breaks);
+        /* A known cost does not include opening the group, unless the sample's group begins
+         * there. */
+        bool opens = breaks && p->known.near == MN_CONTRAST_YES && !(marks[i] & MN_COST_OPENS);
+        q->border[i] =
+            (uint8_t)((breaks ? CHAIN : 0) | (begins ? PIECE : 0) | (opens ? OPENING : 0));
+    }
+}
+
+/* Cuts a batch into tasks that end where one of `what` begins (CHAIN, PIECE). parts: also if one
+ * worker could make the batch. */
+static void
+cut_at(const struct mn_plan *p, struct mn_planned *q, const int64_t *cost, bool parts, int what)
+{
+    const struct mn_plan_batch *b = &q->batch;
+    uint32_t from = 0;
+    q->row0[0] = 0;
+    q->ntasks = 0;
+    while (from < b->nrows) {
+        uint32_t end = from + 1;
+        while (end < b->nrows && (!(q->border[end] & what) || (b->whole && !parts))) {
+            end++;
+        }
+        int64_t limit = chunk_limit(p, b, cost + from, end - from);
+        while (from < end) {
+            from += chunk(p, b, cost + from, end - from, parts, limit);
+            q->row0[++q->ntasks] = from;
+        }
+    }
+    if (b->nrows == 0) {
+        q->row0[++q->ntasks] = 0;
+    }
+    for (uint32_t i = 1; i < b->nrows; i++) { /* a piece ends only where a task ends */
+        q->border[i] &= (uint8_t)(what | ~PIECE);
+    }
+}
+
+/* Cuts a batch that has not started into tasks and pieces. Returns 0 or -ENOMEM. */
+static int
+cut_pieces(struct mn_plan *p, struct mn_planned *q, const int64_t *cost, bool parts,
+           uint64_t others)
+{
+    const struct mn_plan_batch *b = &q->batch;
+    uint16_t *home = calloc((size_t)b->nrows + 1, sizeof(*home) + 1);
+    if (home == NULL) {
+        return -ENOMEM;
+    }
+    uint8_t *marks = (uint8_t *)(home + b->nrows + 1);
+    mn_costs_places(p->cfg.costs, mn_planned_index(b), b->nrows, home, marks);
+    q->chain = p->shares.chain;
+    mark_borders(p, q, home, marks);
+    free(home);
+    /* Homes, and then groups, that change too fast for the number of tasks are ignored. */
+    uint64_t most = tasks_most(p, b, others);
+    cut_at(p, q, cost, parts, CHAIN | PIECE);
+    if (q->ntasks > most) {
+        cut_at(p, q, cost, parts, CHAIN);
+    }
+    if (q->ntasks > most) {
+        cut_at(p, q, cost, parts, 0);
+    }
+    if (q->ntasks > most) {
+        cut_evenly(q, most);
+    }
+    return 0;
 }
 
 /* Predicts the cost of each row of a batch, and returns that of its collate task. */
@@ -72,7 +256,7 @@ insert_tasks(struct mn_plan *p, const struct mn_planned *q, const int64_t *cost,
         }
         uint32_t from = q->row0[t];
         /* in parts, the last part to end collates: it may be any of them */
-        int64_t ns = mn_plan_sum(cost + from, q->row0[t + 1] - from) + collate / q->ntasks;
+        int64_t ns = sum(cost + from, q->row0[t + 1] - from) + collate / q->ntasks;
         struct mn_dispatch_task task = {
             .position = (int64_t)(q->rows + from),
             .batch = (int64_t)q->sequence,
@@ -92,13 +276,13 @@ mn_plan_cut(struct mn_plan *p, struct mn_planned *q, int64_t *cost, uint64_t oth
     int64_t collate = predict(p, b, cost);
     bool parts = b->splits && p->pace.split && mn_plan_room(p, b, others);
     if (p->together.by_piece) {
-        int rc = mn_pieces_cut(p, q, cost, parts, others);
+        int rc = cut_pieces(p, q, cost, parts, others);
         return rc < 0 ? rc : mn_pieces_insert(p, q, cost);
     }
     q->ntasks = cut(p, b, cost, parts, q->row0);
-    uint64_t most = mn_plan_tasks_most(p, b, others);
+    uint64_t most = tasks_most(p, b, others);
     if (q->ntasks > most) { /* finer than when it was planned */
-        mn_plan_cut_evenly(q, most);
+        cut_evenly(q, most);
     }
     insert_tasks(p, q, cost, collate);
     return 0;
@@ -208,58 +392,24 @@ is_stale(const struct mn_dispatch_task *t, void *arg)
     return mn_plan_at(arg, (uint64_t)t->batch)->stale;
 }
 
-/* Returns whether the batch continues the chain of the batch before it. */
-static bool
-goes_on(const struct mn_planned *q)
-{
-    return q->chain.length != 0 && q->first_chain == q->chain.number;
-}
-
-/* Leaves only those batches stale that can be cut again, and adds the ones that continue their
- * chains. Returns the rows of the largest. */
+/* Leaves only those batches stale that can be cut again. Returns the rows of the largest. */
 static uint32_t
 find_stale(struct mn_plan *p)
 {
     uint32_t rows = 0;
-    bool before = false; /* the batch before is cut again */
     for (uint64_t n = p->order.head; n < p->order.next; n++) {
         struct mn_planned *q = mn_plan_at(p, n);
         if (q != NULL) {
-            q->stale = q->stale || (before && p->together.by_piece && goes_on(q));
             q->stale = q->stale && q->block_off == 0 && q->refusal.why == MN_REFUSED_NOT;
             rows = q->stale && q->batch.nrows > rows ? q->batch.nrows : rows;
         }
-        before = q != NULL && q->stale;
     }
     return rows;
 }
 
-/* Cuts stale batches again. Returns false if memory for pieces is short. */
-static bool
-recut(struct mn_plan *p, int64_t *cost)
-{
-    struct mn_chain last = p->shares.chain;
-    bool whole = true, before = false;
-    for (uint64_t n = p->order.head; n < p->order.next; n++) {
-        struct mn_planned *q = mn_plan_at(p, n);
-        if (q == NULL || !q->stale) {
-            before = false;
-            continue;
-        }
-        q->stale = false;
-        mn_pieces_forget(p, q);
-        p->shares.chain = before ? p->shares.chain : q->chain;
-        whole = whole && mn_plan_cut(p, q, cost, p->order.next - n) == 0;
-        last = n + 1 == p->order.next ? p->shares.chain : last;
-        before = true;
-    }
-    p->shares.chain = last;
-    return whole;
-}
-
 /* Cuts again every stale batch that has not started. */
 static void
-mn_plan_recut(struct mn_plan *p)
+recut(struct mn_plan *p)
 {
     uint32_t rows = find_stale(p);
     int64_t *cost = rows != 0 ? malloc(rows * sizeof(*cost)) : NULL;
@@ -267,7 +417,20 @@ mn_plan_recut(struct mn_plan *p)
         return; /* without memory the old cut stays */
     }
     mn_dispatch_drop(&p->dispatch, is_stale, p);
-    if (!recut(p, cost)) { /* no memory for pieces: replan everything without them */
+    struct mn_chain last = p->shares.chain;
+    bool whole = true;
+    for (uint64_t n = p->order.head; n < p->order.next; n++) {
+        struct mn_planned *q = mn_plan_at(p, n);
+        if (q != NULL && q->stale) {
+            q->stale = false;
+            mn_pieces_forget(p, q);
+            p->shares.chain = q->chain;
+            whole = whole && mn_plan_cut(p, q, cost, p->order.next - n) == 0;
+            last = n + 1 == p->order.next ? p->shares.chain : last;
+        }
+    }
+    p->shares.chain = last;
+    if (!whole) { /* no memory for pieces: replan everything without them */
         p->together.wanted = p->together.may = false;
         mn_plan_settle(p);
     }
@@ -291,7 +454,7 @@ recut_planned(struct mn_plan *p, bool all)
             q->stale = q->stale || all || q->batch.splits;
         }
     }
-    mn_plan_recut(p);
+    recut(p);
 }
 
 /* Marks planned batches that contain a sample. Returns whether there are any. */
@@ -347,7 +510,7 @@ mn_plan_learned(struct mn_plan *p, bool news)
         recut_planned(p, all);
     }
     else if (news) {
-        mn_plan_recut(p);
+        recut(p);
     }
     mn_plan_look(p); /* the next dispatch acts on it */
 }

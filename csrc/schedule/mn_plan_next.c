@@ -1,11 +1,171 @@
-/* mn_plan_next.c - the task that starts next, for any worker. See mn_plan.h.
+/* mn_plan_next.c - planned batches, how they are cut, and the task that starts next for any worker.
  * SPDX-License-Identifier: Apache-2.0
+ * See mn_plan.h.
  */
+#include <stdlib.h>
+#include <string.h>
+
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
 #include "schedule/mn_forming.h"
 #include "schedule/mn_plan_state.h"
 #include "schedule/policy_memory.h"
+
+/* ---- planned batches -------------------------------------------------------------------- */
+
+struct mn_planned **
+mn_plan_place(const struct mn_plan *p, uint64_t sequence)
+{
+    return &p->batches[sequence & (p->capacity - 1)];
+}
+
+struct mn_planned *
+mn_plan_at(const struct mn_plan *p, uint64_t sequence)
+{
+    struct mn_planned *q = *mn_plan_place(p, sequence);
+    return q != NULL && q->sequence == sequence ? q : NULL;
+}
+
+uint64_t
+mn_plan_block(const struct mn_plan *p, uint64_t sequence)
+{
+    const struct mn_planned *q = mn_plan_at(p, sequence);
+    return q != NULL ? q->block_off : 0;
+}
+
+bool
+mn_plan_begins(const struct mn_plan *p)
+{
+    const struct mn_planned *q = mn_plan_at(p, p->order.head);
+    return q != NULL && q->batch.number == 0;
+}
+
+uint64_t
+mn_plan_waiting(const struct mn_plan *p)
+{
+    return p->together.by_piece ? p->shares.piece_tasks : p->dispatch.count;
+}
+
+uint64_t
+mn_plan_rows_bytes(const struct mn_plan *p, uint32_t nrows)
+{
+    const struct mn_plan_rows *r = &p->pace.rows_of;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < r->nfields; i++) {
+        uint64_t field = r->row_bytes[i] * nrows;
+        bytes += (field + r->page - 1) / r->page * r->page;
+    }
+    return bytes;
+}
+
+struct mn_plan_order
+mn_plan_order(const struct mn_plan *p)
+{
+    return p->order;
+}
+
+uint64_t
+mn_plan_next_sequence(const struct mn_plan *p)
+{
+    return p->order.next;
+}
+
+struct mn_forming *
+mn_plan_forming(const struct mn_plan *p)
+{
+    return p->forming;
+}
+
+const struct mn_costs_view *
+mn_plan_known(const struct mn_plan *p)
+{
+    return &p->known;
+}
+
+bool
+mn_plan_by_piece(const struct mn_plan *p)
+{
+    return p->together.by_piece;
+}
+
+struct mn_plan_window
+mn_plan_window(const struct mn_plan *p)
+{
+    const struct mn_dispatch_rates *r = &p->dispatch.rates;
+    return (struct mn_plan_window){r->window, r->starved_below,
+                                   mn_a64_load_relaxed(&p->prefetched)};
+}
+
+uint64_t
+mn_plan_batch_bytes(const struct mn_plan *p)
+{
+    return p->pace.batch_bytes;
+}
+
+uint32_t
+mn_plan_batches_most(const struct mn_plan *p)
+{
+    return p->capacity;
+}
+
+int64_t
+mn_plan_consumer_ns(const struct mn_plan *p)
+{
+    return p->pace.consumer_ns;
+}
+
+bool
+mn_plan_held(const struct mn_plan *p)
+{
+    return p->stall.held;
+}
+
+struct mn_plan_counts
+mn_plan_counts(const struct mn_plan *p)
+{
+    struct mn_plan_counts c = {.helped = p->shares.helped};
+    memcpy(c.starts, p->starts, sizeof(c.starts));
+    return c;
+}
+
+/* ---- what was done and seen --------------------------------------------------------------- */
+
+void
+mn_plan_tries(struct mn_plan *p, const struct mn_planned *q)
+{
+    uint64_t bytes = q->batch.whole ? 0 : mn_plan_rows_bytes(p, q->batch.nrows);
+    p->pace.batch_bytes = bytes > p->pace.batch_bytes ? bytes : p->pace.batch_bytes;
+}
+
+void
+mn_plan_begun(struct mn_plan *p, struct mn_planned *q, uint64_t block_off)
+{
+    p->order.begun = q->sequence >= p->order.begun ? q->sequence + 1 : p->order.begun;
+    p->unmade++;
+    q->block_off = block_off;
+}
+
+void
+mn_plan_set_done(struct mn_plan *p, struct mn_planned *q)
+{
+    p->unmade -= q->block_off != 0 && !q->done;
+    q->done = true;
+}
+
+/* Returns the cost to use when judging whether a task is slow. A start past the window holds memory
+ * for one more batch, and saves at most the task's time beyond the typical. So where batches are
+ * large, an excess within noise (mn_plan_patience_ns) does not count. */
+int64_t
+mn_plan_worth(const struct mn_plan *p, int64_t cost_ns, int64_t bytes)
+{
+    int64_t typical = p->dispatch.rates.typical_ns;
+    int64_t excess = typical > 0 ? cost_ns - typical : 0;
+    bool large = (uint64_t)bytes > MN_PLAN_LARGE_BYTES;
+    bool little = large && excess > 0 && excess < mn_plan_patience_ns((uint64_t)bytes);
+    return little ? typical : cost_ns;
+}
+
+/* ---- what starts next ------------------------------------------------------------------- */
 
 /* ---- workers that idle behind a straggler: when work past the window starts, and when more is
  * planned ---- */
@@ -19,8 +179,9 @@
  * milliseconds, and drawing some batches takes one. */
 #define DRY_NS (INT64_C(25) * 1000 * 1000)
 
-int64_t
-mn_plan_straggles_ns(const struct mn_plan *p)
+/* Returns for how long a task must have run to count as a straggler; INT64_MAX: not known yet. */
+static int64_t
+straggler_ns(const struct mn_plan *p)
 {
     int64_t typical = p->dispatch.rates.typical_ns;
     if (typical == 0 || typical > INT64_MAX / HELD_TIMES) {
@@ -34,7 +195,7 @@ static bool
 held_by_slow(const struct mn_plan *p, const struct mn_plan_facts *f)
 {
     uint64_t off = mn_plan_block(p, p->order.head + (p->cfg.in_order ? (uint64_t)f->ready : 0));
-    return off != 0 && f->running_ns(f->arg, off) >= mn_plan_straggles_ns(p);
+    return off != 0 && f->running_ns(f->arg, off) >= straggler_ns(p);
 }
 
 bool
@@ -135,7 +296,7 @@ resting(const struct mn_plan *p, const struct mn_plan_facts *f, uint64_t from)
 static uint64_t
 lying(const struct mn_plan *p, const struct mn_plan_facts *f)
 {
-    int64_t straggles_ns = mn_plan_straggles_ns(p);
+    int64_t straggles_ns = straggler_ns(p);
     /* in ready mode, what has ended is no longer planned */
     uint64_t lie = p->forming != NULL ? (uint64_t)f->ready : mn_a64_load_relaxed(&p->prefetched);
     for (uint64_t n = p->order.head; n < p->order.begun; n++) {
@@ -190,32 +351,6 @@ mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
     *held = (!head && f->free_tasks < q->ntasks + MN_PLAN_BATCH_TASKS) /* some are for the head */
             || !mn_memory_may(&m, (int64_t)bytes, head);
     return !*held;
-}
-
-bool
-mn_plan_may_ahead(struct mn_plan *p, struct mn_plan_round *r)
-{
-    bool may = r->idle && mn_plan_starved(p, &r->facts);
-    r->soon = r->soon || (r->idle && !may);
-    return may;
-}
-
-bool
-mn_plan_piece_may_start(struct mn_plan *p, struct mn_plan_round *r, const struct mn_piece *x)
-{
-    if (x->batch->block_off != 0) {
-        return true;
-    }
-    struct mn_dispatch_task task = {.batch = (int64_t)x->batch->sequence,
-                                    .cost_ns = mn_piece_samples_ns(x)};
-    enum mn_dispatch_why why;
-    if (mn_dispatch_may(&p->dispatch, &r->view, &task, &why) != MN_OK
-        || (why == MN_DISPATCH_AHEAD && !mn_plan_may_ahead(p, r))) {
-        return false;
-    }
-    bool held, allowed = mn_plan_memory_allows(p, &r->facts, x->batch, why, &held);
-    r->held = r->held || held;
-    return allowed;
 }
 
 /* Returns whether memory allows what the dispatcher chose. */

@@ -6,7 +6,7 @@
 
 #include "base/mn_atomic.h"
 #include "base/mn_attr.h"
-#include "schedule/mn_planned.h"
+#include "schedule/mn_plan.h"
 
 /* Most tasks of one batch, so that the head always finds descriptors. */
 #define MN_PLAN_BATCH_TASKS 1024u
@@ -56,8 +56,6 @@ struct mn_plan_together {
     bool by_piece;        /* they are: mn_plan_locality.c */
     bool parted;          /* they no longer are, and the engine has not asked since */
     bool declared;        /* the dataset says where groups begin */
-    uint64_t finding;     /* 1 + sequence of a first batch of which it is still unknown whether
-                           * other workers should help; 0: none */
     uint32_t stance;      /* what the pieces were cut by: a change of it is news */
 };
 
@@ -122,6 +120,21 @@ mn_plan_tagged(const struct mn_plan *p, uint64_t tag, uint32_t *number)
     return mn_plan_at(p, tag >> 24);
 }
 
+/* Returns the ring slot that holds or would hold the batch. */
+struct mn_planned **
+mn_plan_place(const struct mn_plan *p, uint64_t sequence);
+
+/* Returns the memory that the rows of a batch take. */
+uint64_t
+mn_plan_rows_bytes(const struct mn_plan *p, uint32_t nrows);
+
+/* Returns the indices by which the costs of the batch's rows are known, or NULL. */
+static inline const int64_t *
+mn_planned_index(const struct mn_plan_batch *b)
+{
+    return b->integers ? b->index : NULL;
+}
+
 /* Refreshes what is known of costs, and derives whether neighbours should be kept together. */
 void
 mn_plan_look(struct mn_plan *p);
@@ -136,46 +149,10 @@ mn_plan_cut(struct mn_plan *p, struct mn_planned *q, int64_t *cost, uint64_t oth
 bool
 mn_plan_room(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others);
 
-/* Returns into how many tasks the batch may be cut, with capacity left for one of each of
- * `others`. */
-uint64_t
-mn_plan_tasks_most(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others);
-
-/* Cuts a batch into at most this many tasks, ignoring costs. */
-void
-mn_plan_cut_evenly(struct mn_planned *q, uint64_t most);
-
 /* Returns whether memory allows a task of the batch to start. held: set if the limit refuses it. */
 bool
 mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
                       const struct mn_planned *q, enum mn_dispatch_why why, bool *held);
-
-/* Returns for how long a task must have run to count as a straggler; INT64_MAX: not known yet. */
-int64_t
-mn_plan_straggles_ns(const struct mn_plan *p);
-
-/* Returns whether work beyond the window may start in this round: a worker is idle, and has been
- * for long enough. */
-bool
-mn_plan_may_ahead(struct mn_plan *p, struct mn_plan_round *r);
-
-/* Returns whether a piece may start now; notes in the round what holds it back. */
-bool
-mn_plan_piece_may_start(struct mn_plan *p, struct mn_plan_round *r, const struct mn_piece *x);
-
-int64_t
-mn_plan_sum(const int64_t *v, uint32_t n);
-
-/* Returns the number of rows of the next task. n: rows left. parts: split a batch that one worker
- * could make. limit: from mn_plan_chunk_limit(). */
-uint32_t
-mn_plan_chunk(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost,
-              uint32_t n, bool parts, int64_t limit);
-
-/* Returns the largest number of rows that a task may have in a stretch of n rows. */
-int64_t
-mn_plan_chunk_limit(const struct mn_plan *p, const struct mn_plan_batch *b,
-                    const int64_t *cost, uint32_t n);
 
 /* Returns the cost that counts when a task of cost_ns is judged to be slow. */
 int64_t
@@ -190,19 +167,14 @@ struct mn_piece {
     struct mn_planned *batch;
     uint64_t chain;
     uint32_t t0, t1;  /* its tasks that are not queued yet */
-    uint32_t node;    /* in the dispatcher; MN_NO_NODE: in a share, or empty */
+    uint32_t node;    /* in the dispatcher; NO_NODE: in a share, or empty */
     int32_t home;     /* worker that made it last; -1: unknown */
     int64_t cost_ns;
     int64_t opens_ns; /* the part of that for opening groups that begin in it */
 };
 
-#define MN_NO_NODE UINT32_MAX
-
-/* Cuts a batch that has not started into tasks and pieces. cost: predicted, of each row; others:
- * number of batches for which capacity for one task is left. Returns 0 or -ENOMEM. */
-int
-mn_pieces_cut(struct mn_plan *p, struct mn_planned *q, const int64_t *cost, bool parts,
-              uint64_t others);
+/* What begins at a row: struct mn_planned, border. */
+enum { CHAIN = 1, PIECE = 2, OPENING = 4 };
 
 /* Gives what has not started of a batch to the dispatcher, or to the worker that owns it. Returns 0
  * or -ENOMEM. */
@@ -213,71 +185,8 @@ mn_pieces_insert(struct mn_plan *p, struct mn_planned *q, const int64_t *cost);
 void
 mn_pieces_reset(struct mn_plan *p);
 
-/* The cost that decides how early a piece starts: that of its samples. Opening its group is not
- * part of it, because every group has that cost. Early starts of all groups would only open them in
- * more workers. */
-static inline int64_t
-mn_piece_samples_ns(const struct mn_piece *x)
-{
-    return x->cost_ns - x->opens_ns;
-}
-
-/* Returns whether its samples are known to be slow, not only many: they may have to start before
- * what comes first. Slow samples have a piece of their own. */
-bool
-mn_piece_slow(const struct mn_plan *p, const struct mn_piece *x);
-
 /* Removes what is left of a batch from the dispatcher and from all shares. */
 void
 mn_pieces_forget(struct mn_plan *p, struct mn_planned *q);
-
-static inline uint32_t
-mn_piece_tasks(const struct mn_piece *x)
-{
-    return x->t1 - x->t0;
-}
-
-/* Puts a piece into a worker's share, in the order of delivery. */
-void
-mn_share_give(struct mn_plan *p, uint32_t w, struct mn_piece *x);
-
-/* Removes a piece from a worker's share. */
-void
-mn_share_take(struct mn_plan *p, uint32_t w, struct mn_piece *x);
-
-/* Cuts a piece of a worker's share in two before a task. Returns the second, which is in no
- * share. */
-struct mn_piece *
-mn_share_split(struct mn_plan *p, uint32_t w, struct mn_piece *x, uint32_t at);
-
-/* Removes a piece whose predecessor in the share is known; NULL: it is the first. */
-void
-mn_share_take_behind(struct mn_plan *p, uint32_t w, struct mn_piece *behind, struct mn_piece *x);
-
-/* Gives a piece that is in no share to the dispatcher. */
-void
-mn_piece_offer(struct mn_plan *p, struct mn_piece *x);
-
-/* Offers the share of a worker that has died or was asked to exit to any worker again. */
-void
-mn_share_disown(struct mn_plan *p, uint32_t w);
-
-/* Returns whether neighbours are known to belong together: then a slow sample is no reason to
- * separate them. */
-static inline bool
-mn_plan_together(const struct mn_plan *p)
-{
-    return p->together.declared || p->known.near == MN_CONTRAST_YES;
-}
-
-/* How long opening a group may take while that is unknown. */
-#define MN_PLAN_UNKNOWN_NS (INT64_C(200) * 1000 * 1000)
-
-/* Returns what a task of a share takes, by what is known. */
-static inline int64_t
-mn_plan_share_task_ns(const struct mn_plan *p)
-{
-    return p->shares.tasks != 0 ? p->shares.cost_ns / (int64_t)p->shares.tasks : p->known.median_ns;
-}
 
 #endif

@@ -256,26 +256,6 @@ mn_locality_observe_home(struct mn_locality *l, bool home, int64_t cost_ns)
     observe(&l->home, home, cost_ns);
 }
 
-bool
-mn_locality_finds(int64_t rows, int64_t workers)
-{
-    return 2 * (workers - 1) * 10 <= MN_LOCALITY_FIND_TENTHS * rows;
-}
-
-void
-mn_locality_pair(struct mn_locality_pairs *s, int64_t first_ns, int64_t second_ns)
-{
-    bool alike = second_ns >= first_ns - second_ns;
-    s->alike += alike;
-    s->opened += !alike;
-}
-
-bool
-mn_locality_spreads(const struct mn_locality_pairs *s)
-{
-    return s->alike > s->opened;
-}
-
 double
 mn_locality_length(const struct mn_locality *l)
 {

@@ -65,16 +65,8 @@
  *   follow, or most samples that followed there opened nothing. To learn that, some follow there in
  *   any case. It is one in four until EDGES were seen, one in sixteen from then on, and never two
  *   in a row. No chain is longer than `most` samples: with longer ones there would not be one for
- *   each worker within what may be planned.
- *
- * The first batch of all
- *   Nothing is known, and every worker and the caller wait for it. If it is a group, spreading
- *   it over W workers costs W - 1 openings; if not, leaving it to one takes W times as long.
- *   So each worker begins a batch of its own. All help with the first batch once the second samples
- *   of most of those are nearly as dear as the first ones. This means half as dear, so that opening
- *   again costs no more than a sample. By then the B samples of the batch are two fewer for the
- *   price of two. They are ready after 2 + (B - 2) / W samples' time instead of B / W. Where that
- *   is too much (mn_locality_finds) the batch is spread at once.
+ *   each worker within what may be planned. The caller waits for the first batch of all, of which
+ *   nothing is known: all workers share it.
  */
 #ifndef MN_POLICY_LOCALITY_H
 #define MN_POLICY_LOCALITY_H
@@ -98,8 +90,6 @@
 #define MN_LOCALITY_RIGHT 3
 #define MN_LOCALITY_PAIRS 16 /* pairs of neighbours in the order that count; also the most per
                               * batch */
-/* Finding out whether the first batch of all is a group may delay it by at most this, in tenths. */
-#define MN_LOCALITY_FIND_TENTHS 3
 
 enum mn_contrast_answer {
     MN_CONTRAST_UNKNOWN = 0,
@@ -192,24 +182,6 @@ mn_locality_believes(const struct mn_locality *l);
 /* Returns whether groups continue from batch to batch, by what is known. */
 bool
 mn_locality_joins(const struct mn_locality *l);
-
-/* Returns whether a first batch of this many rows is left to one worker until it is known whether
- * it is a group. */
-bool
-mn_locality_finds(int64_t rows, int64_t workers);
-
-/* Counts of batches, by what the first two samples cost the workers that began with them. */
-struct mn_locality_pairs {
-    uint32_t alike, opened; /* batches whose second sample was as dear, or was not */
-};
-
-/* Adds the costs of one such batch. */
-void
-mn_locality_pair(struct mn_locality_pairs *s, int64_t first_ns, int64_t second_ns);
-
-/* Returns whether the counts say that the first batch is no group. */
-bool
-mn_locality_spreads(const struct mn_locality_pairs *s);
 
 /* Returns the mean length of a group in samples; 1 where neighbours are not cheaper. */
 double

@@ -23,7 +23,6 @@ def library() -> ctypes.CDLL:
     loaded.locality_new.restype = ctypes.c_void_p
     for name in ("opening", "away", "beside", "at_home"):
         getattr(loaded, f"mn_locality_{name}").restype = ctypes.c_int64
-    loaded.mn_locality_finds.restype = ctypes.c_bool
     loaded.mn_locality_length.restype = ctypes.c_double
     loaded.mn_locality_observe_near.restype = ctypes.c_uint8
     loaded.mn_locality_joins.restype = ctypes.c_bool
@@ -261,37 +260,6 @@ def test_cost_away_from_home_spares_the_sample(make, cost):
         one.home(False, 11 * MS)
     assert min(cost, MS) <= one.at_home(cost) <= cost
     assert one.at_home(cost) == max(cost - 10 * MS, min(cost, MS))
-
-
-@given(rows=st.integers(1, 10_000), workers=st.integers(1, 500))
-def test_probing_time_is_bounded(library, rows, workers):
-    """Two samples each, and the rest of the batch by all, against all of it by all."""
-    finds = library.mn_locality_finds(ctypes.c_int64(rows), ctypes.c_int64(workers))
-    assert finds == (2 + (rows - 2) / workers <= 1.3 * rows / workers + 1e-9)
-
-
-def spreads(library: ctypes.CDLL, pairs: list[tuple[int, int]]) -> bool:
-    first, second = ((ctypes.c_int64 * len(pairs))(*column) for column in zip(*pairs, strict=True))
-    return bool(library.locality_spreads(ctypes.c_int64(len(pairs)), first, second))
-
-
-COST = st.integers(1, 10**12)
-
-
-@given(pairs=st.lists(st.tuples(COST, COST), min_size=1, max_size=20), scale=st.integers(1, 1000))
-def test_ungrouped_first_batch_is_shared(library, pairs, scale):
-    """If most second samples are equally expensive: for any unit of cost, and more so the more
-    expensive they are. A group that opens faster than a sample is made does not count."""
-    found = spreads(library, pairs)
-    assert spreads(library, [(scale * a, scale * b) for a, b in pairs]) == found
-    assert spreads(library, [(a, max(a, b)) for a, b in pairs])
-    assert not spreads(library, [(2 * b + 1, b) for _a, b in pairs])
-    assert found <= spreads(library, [(a, 2 * b) for a, b in pairs])
-
-
-def test_nothing_is_spread_before_anything_is_known(library):
-    nothing = (ctypes.c_int64 * 1)()
-    assert not library.locality_spreads(ctypes.c_int64(0), nothing, nothing)
 
 
 def test_a_home_is_found(make, library):

@@ -142,7 +142,9 @@ def test_unstarted_pieces_come_before_helping(library) -> None:
 def test_mixed_groups_longer_than_batches(library, declared: bool) -> None:
     """Torch's workers open each of the two that are kept once: all together four times."""
     case = shared(64, 4, [256] * 48, 20 * MS, MS // 100, held=2, mixed=2)
-    for torch, plan in epochs(library, case, True, declared):
+    first, *later = epochs(library, case, True, declared)
+    assert first[1].opened <= first[0].opened
+    for torch, plan in later:
         assert plan.opened < 0.9 * torch.opened
         assert plan.ratio < 0.9 * torch.ratio
 
@@ -192,7 +194,7 @@ def test_groups_of_one_batch_are_rarely_opened_twice(library) -> None:
     draw = uneven(groups.grouped([32] * 64, 100 * MS, MS), 0.1)
     case = groups.Case("uneven", 32, 4, draw)
     first, *later = [plan for _torch, plan in epochs(library, case, True, False)]
-    assert first.opened < 1.03
+    assert first.opened < 1.06  # all workers share the first batch
     assert sum(plan.opened for plan in later) < 1.03 * len(later)
 
 
@@ -217,21 +219,16 @@ def test_ungrouped_first_batch_is_shared(
 @pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_groups_that_end_with_batches_are_opened_once(library, seed: int, far: bool) -> None:
-    """In each epoch, as if batches were never cut, which is optimal for equal costs.
+    """As if batches were never cut, which is optimal for equal costs; but all share the first batch.
     Samples made before costs are known show their groups later. The cost of opening a group is no
     reason to start its first sample early. A new plan leaves each group to its current worker. No
     worker leaves a group before its opening cost is known, or enters one while others end."""
     for sizes, opening, each in (([8] * 128, 50 * MS, 2 * MS), ([32] * 64, 100 * MS, MS)):
         case = shared(32, 4, sizes, opening, each, far=far)
-        for torch, plan in epochs(library, case, True, False, seed):
-            assert plan.opened == torch.opened == 1.0
-            assert plan.ratio < 1.005 * torch.ratio
-
-
-def test_grouped_first_batch_is_opened_once(library) -> None:
-    torch, plan = epochs(library, of_name("row groups of 32"), True, False)[0]
-    assert plan.opened == 1.0
-    assert plan.ratio < 1.01 * torch.ratio
+        for n, (torch, plan) in enumerate(epochs(library, case, True, False, seed)):
+            assert torch.opened == 1.0
+            assert plan.opened <= (1.0 if n else 1.05)
+            assert plan.ratio < (1.005 if n else 1.06) * torch.ratio
 
 
 @pytest.mark.parametrize("declared", [False, True])
@@ -341,7 +338,7 @@ def test_cached_samples_are_made_at_home(
             order = case.order(work, rng) if shuffled else [*range(n)]
             torch, found = groups.torch(case, work, order, held), plan.epoch(order)
             if epoch > 0:
-                more = (0.8 if slow else 0.5) if shuffled else 1.3
+                more = (0.8 if slow else 0.5) if shuffled else 1.35
                 assert found.ratio < more * torch.ratio
 
 

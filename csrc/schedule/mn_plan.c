@@ -1,15 +1,57 @@
-/* mn_plan_life.c - planned batches from add to taken. See mn_plan.h.
+/* mn_plan.c - planned batches from add to taken. See mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "schedule/mn_plan.h"
-
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "base/mn_error.h"
 #include "base/mn_attr.h"
+#include "base/mn_error.h"
 #include "schedule/mn_forming.h"
 #include "schedule/mn_plan_state.h"
+
+/* Returns NULL if memory is short. */
+static struct mn_planned *
+make(const struct mn_plan_batch *b)
+{
+    struct mn_planned *q;
+    size_t starts = ((size_t)b->nrows + 2) * sizeof(uint32_t);
+    starts = (starts + 7) & ~(size_t)7;
+    size_t rows = ((size_t)b->nrows + 1 + 7) & ~(size_t)7;
+    size_t flags = rows * (sizeof(*q->sent) + sizeof(*q->border));
+    size_t index_bytes = (b->index_bytes + 7) & ~(size_t)7; /* of a pickle it is any number */
+    size_t hint_bytes = b->hint != NULL ? rows * sizeof(*b->hint) : 0;
+    size_t bytes = sizeof(struct mn_planned) + starts + index_bytes + hint_bytes + flags;
+    q = calloc(1, bytes + (b->begins != NULL ? b->nrows : 0));
+    if (q == NULL) {
+        return NULL;
+    }
+    q->sent = (uint16_t *)(void *)((char *)q + bytes - flags);
+    q->border = (uint8_t *)(q->sent + rows);
+    q->sequence = b->sequence;
+    q->batch = *b;
+    char *index = (char *)q->row0 + starts;
+    if (b->index_bytes != 0) {
+        memcpy(index, b->index, b->index_bytes);
+    }
+    q->batch.index = index;
+    if (b->hint != NULL) {
+        q->batch.hint = memcpy(index + index_bytes, b->hint, b->nrows * sizeof(*b->hint));
+    }
+    if (b->begins != NULL) {
+        q->batch.begins = memcpy((char *)q + bytes, b->begins, b->nrows);
+    }
+    return q;
+}
+
+static void
+free_planned(struct mn_planned *q)
+{
+    if (q != NULL) {
+        free(q->pieces);
+        free(q);
+    }
+}
 
 /* Starved workers sleep, and waking them costs more than cheap samples do. So the window is at
  * least this much work, unless its batches are large. It is also as much as lasts while the slowest
@@ -78,7 +120,7 @@ void
 mn_plan_clear(struct mn_plan *p)
 {
     for (uint64_t n = p->order.head; n < p->order.next; n++) { /* no other place holds one */
-        mn_planned_free(*mn_plan_place(p, n));
+        free_planned(*mn_plan_place(p, n));
         *mn_plan_place(p, n) = NULL;
     }
     mn_pieces_reset(p);
@@ -168,7 +210,7 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
         return MN_FULL;
     }
     int64_t *cost = malloc(((size_t)b->nrows + 1) * sizeof(*cost));
-    struct mn_planned *q = cost != NULL ? mn_planned_make(b) : NULL;
+    struct mn_planned *q = cost != NULL ? make(b) : NULL;
     if (q == NULL || (p->forming != NULL && mn_forming_room(p->forming) < 0)) {
         free(q);
         free(cost);
@@ -182,7 +224,7 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
     retime(p, b->nrows, b->whole);
     q->rows = p->rows;
     if (mn_plan_cut(p, q, cost, 0) < 0) {
-        mn_planned_free(q);
+        free_planned(q);
         free(cost);
         return -ENOMEM;
     }
@@ -252,7 +294,7 @@ mn_plan_taken(struct mn_plan *p, uint64_t sequence)
         p->unmade -= q->block_off != 0 && !q->done;
         *mn_plan_place(p, sequence) = NULL;
         mn_pieces_forget(p, q);
-        mn_planned_free(q);
+        free_planned(q);
     }
     while (p->order.head < p->order.next && *mn_plan_place(p, p->order.head) == NULL) {
         p->order.head++;
