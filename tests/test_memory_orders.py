@@ -143,7 +143,7 @@ def plain(name: str, kind: str, place: str) -> Access:
 EVENT, MESSAGES = "sync/mn_event.h", "workers/mn_worker.c"
 QUEUE, LEASE = "workers/mn_runqueue.c", "workers/mn_worker.c"
 LEASES = "workers/mn_arena_leases.c"
-CREW, TASKS, ENGINE = "workers/mn_crew.c", "workers/mn_tasks_and_retries.h", "engine/mn_engine_wait.c"
+CREW, TASKS, ENGINE = "workers/mn_crew.c", "workers/mn_tasks_and_retries.h", "engine/mn_engine_next.c"
 SLEEPS, LOOKS = at("event", "B1", EVENT), at("event", "B4", EVENT)
 DONE = at("word", "T3", MESSAGES)
 LOOK = at("word", "T4", TASKS)

@@ -273,7 +273,7 @@ def test_extensions_have_no_mutable_globals(libraries: list[Path]) -> None:
 def test_assertions_are_compiled_in(libraries: list[Path]) -> None:
     """Python's own compiler flags would leave them out. Each holds the name of its file."""
     (core,) = (library for library in libraries if library.name.startswith("_core"))
-    assert b"csrc/engine/mn_engine_plan.c" in core.read_bytes()
+    assert b"csrc/engine/mn_engine_next.c" in core.read_bytes()
 
 
 def test_costs_are_fetched_ahead(libraries: list[Path]) -> None:

@@ -1,23 +1,142 @@
-/* mn_engine.c - opening, the engine thread, closing. See mn_engine.h.
+/* mn_engine.c - sizes, opening, the engine thread, closing; requests to single workers. See
+ * mn_engine.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "engine/mn_engine.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/mn_fault.h"
-#include "engine/mn_engine_state.h"
-#include "engine/mn_engine_sizes.h"
 #include "engine/mn_autoscale.h"
-#include "engine/mn_shared_costs.h"
+#include "engine/mn_engine.h"
 #include "engine/mn_engine_parts.h"
+#include "engine/mn_engine_state.h"
+#include "engine/mn_shared_costs.h"
+#include "memory/mn_arena.h"
 #include "os/mn_clock.h"
 #include "os/mn_limits.h"
-#include "os/mn_thread.h"
 #include "os/mn_memfd.h"
+#include "os/mn_proc.h"
+#include "os/mn_thread.h"
+
+/* ---- sizes: functions of the configuration and of the machine --------------------------- */
+
+/* Descriptors: enough for 64 batches of 256 single-sample tasks, so that a slow sample does not
+ * hold up the others of a large prefetch window. Beyond that, as many as the batches that the
+ * caller expects in flight, and some spare ones for batches that are being made. All of this is
+ * address space; what is never used costs nothing. */
+#define TASKS_LEAST 16384u
+#define TASKS_SPARE 2048u
+#define TASKS_MOST (1u << 20)
+/* The arena is a multiple of the memory limit, because free ranges lie scattered in it, and a batch
+ * larger than the limit passes alone. Together with the input region it takes a quarter of the
+ * remaining address space: the rest is for the program, other loaders and samples. */
+#define ARENA_PER_LIMIT 4u
+#define ARENA_LEAST (UINT64_C(4) << 30)
+#define ARENA_MOST (UINT64_C(1) << 40)
+#define ARENA_OF_LEFT 6u
+/* The input region: a row takes 16 bytes and its index, so a quarter of the arena is plenty.
+ * Offsets of layouts have 32 bits. */
+#define INPUT_LEAST (UINT64_C(64) << 20)
+#define INPUT_MOST (UINT64_C(2) << 30)
+
+static uint32_t
+tasks_for(const struct mn_engine_config *cfg)
+{
+    uint64_t n = (uint64_t)cfg->blocks + TASKS_SPARE;
+    return n < TASKS_LEAST ? TASKS_LEAST : n < TASKS_MOST ? (uint32_t)n : TASKS_MOST;
+}
+
+/* Entries of a queue: several times the tasks that may be on it, so that stale entries rarely get
+ * in the way. With static scheduling, everything in flight may be for one worker. */
+static uint64_t
+queue_entries(const struct mn_engine_config *cfg, uint32_t queue)
+{
+    uint64_t tasks = queue < MN_QUEUE_WORKER ? 2 * (uint64_t)tasks_for(cfg)
+                     : cfg->window == 0    ? tasks_for(cfg)
+                                           : MN_QUEUE_OWN_TASKS;
+    uint64_t n = 2;
+    while (n < 2 * tasks) {
+        n *= 2;
+    }
+    return n;
+}
+
+/* Fills in the counts and offsets of all sections, for an arena of arena_bytes. Returns the size of
+ * the mapping. */
+static uint64_t
+place_sections(struct mn_ctl *c, const struct mn_engine_config *cfg,
+                         uint64_t arena_bytes)
+{
+    uint32_t workers = cfg->max_workers;
+    uint64_t queues = MN_QUEUE_WORKER + workers;
+    uint64_t off = MN_PAGE;
+    c->nworkers = workers;
+    c->ntasks = tasks_for(cfg);
+    c->nqueues = (uint32_t)queues;
+    c->workers_off = off;
+    off = mn_page_round(off + workers * sizeof(struct mn_worker));
+    c->tasks_off = off;
+    off = mn_page_round(off + c->ntasks * sizeof(struct mn_task));
+    c->queues_off = off;
+    off = mn_page_round(off + queues * sizeof(struct mn_queue));
+    off += (MN_QUEUE_WORKER * queue_entries(cfg, 0) + workers * queue_entries(cfg, MN_QUEUE_WORKER))
+           * 8;
+    off = mn_page_round(off);
+    c->input_off = off;
+    uint64_t quarter = mn_page_round(arena_bytes / 4);
+    c->input_bytes = quarter < INPUT_LEAST ? INPUT_LEAST
+                     : quarter < INPUT_MOST ? quarter
+                                            : INPUT_MOST;
+    off += c->input_bytes;
+    c->arena_off = off;
+    c->arena_bytes = arena_bytes;
+    return off + arena_bytes;
+}
+
+/* Initializes the queues' rings, in a mapping whose sections were placed for the same
+ * configuration. */
+static void
+init_queues(const struct mn_shm *shm, const struct mn_engine_config *cfg)
+{
+    uint64_t at = mn_page_round(shm->ctl->queues_off + shm->ctl->nqueues * sizeof(struct mn_queue));
+    for (uint32_t i = 0; i < shm->ctl->nqueues; i++) {
+        struct mn_queue *l = mn_queue_at(shm, i);
+        uint64_t entries = queue_entries(cfg, i);
+        l->ring_off = at;
+        l->mask = entries - 1;
+        at += entries * 8;
+    }
+}
+
+/* Returns the size of the arena: by default four times the memory limit, at least 4 GiB and at most
+ * 1 TiB. Together with the input region it takes at most a quarter of the address space that
+ * RLIMIT_AS leaves. */
+static uint64_t
+arena_bytes_for(const struct mn_engine_config *cfg)
+{
+    uint64_t bytes = cfg->arena_bytes;
+    if (bytes == 0) {
+        uint64_t used = cfg->memory_limit, left = mn_mem_address_space();
+        bytes = used < ARENA_MOST / ARENA_PER_LIMIT ? used * ARENA_PER_LIMIT : ARENA_MOST;
+        bytes = bytes > ARENA_LEAST ? bytes : ARENA_LEAST;
+        bytes = bytes < left / ARENA_OF_LEFT ? bytes : left / ARENA_OF_LEFT;
+    }
+    return mn_page_round(bytes);
+}
+
+/* A limit on address space may make the arena small. Then prefetched batches must leave memory in
+ * it for the head. */
+static uint64_t
+memory_limit_for(const struct mn_engine_config *cfg, uint64_t arena_bytes)
+{
+    uint64_t limit = cfg->memory_limit;
+    uint64_t most = arena_bytes - arena_bytes / 4;
+    return limit != 0 && limit < most ? limit : most;
+}
+
+/* ---- opening, the thread, closing ------------------------------------------------------- */
 
 #define WATCH_NS (INT64_C(100) * 1000 * 1000) /* time until a lost zygote is noticed */
 
@@ -27,11 +146,11 @@ static int
 map_arena(struct mn_engine *e)
 {
     int rc = -ENOMEM;
-    uint64_t bytes = mn_engine_arena_bytes(&e->cfg);
+    uint64_t bytes = arena_bytes_for(&e->cfg);
     for (; bytes >= UINT64_C(1) << 20; bytes = mn_page_round(bytes / 2)) {
         struct mn_ctl plan;
         memset(&plan, 0, sizeof(plan));
-        uint64_t total = mn_engine_place_sections(&plan, &e->cfg, bytes);
+        uint64_t total = place_sections(&plan, &e->cfg, bytes);
         rc = mn_arena_map(&e->arena, &e->locks.provider, total);
         if (rc < 0) {
             continue;
@@ -77,7 +196,7 @@ open_parts(struct mn_engine *e)
 {
     const struct mn_ctl *c = e->shm.ctl;
     struct mn_range records = {c->input_off, c->input_bytes}, rows = {c->arena_off, c->arena_bytes};
-    e->arena.limit = mn_engine_memory_limit(&e->cfg, c->arena_bytes);
+    e->arena.limit = memory_limit_for(&e->cfg, c->arena_bytes);
     mn_zygote_init(&e->zygote, &e->shm, -1, -1);
     int rc = mn_arena_open(&e->arena, &e->mutex, records, rows);
     if (rc == 0) {
@@ -134,7 +253,7 @@ publish_sizes(struct mn_engine *e)
     c->trainer_pid = (uint32_t)getpid();
     bool spare = mn_cpu_count() > (int)e->cfg.workers + 1; /* else spinning holds others up */
     c->spin_ns = spare ? MN_EVENT_SPIN_NS : 0;
-    mn_engine_init_queues(&e->shm, &e->cfg);
+    init_queues(&e->shm, &e->cfg);
     for (uint32_t w = 0; w < e->active; w++) {
         mn_crew_want(&e->crew, w);
     }
@@ -357,4 +476,91 @@ mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t 
     e->arena.limit = limit;
     mn_engine_unlock(e);
     return rc;
+}
+
+/* ---- requests of the program to single workers ------------------------------------------ */
+
+int
+mn_engine_retire_worker(struct mn_engine *e, uint32_t worker)
+{
+    if (worker >= e->shm.ctl->nworkers) {
+        return -EINVAL;
+    }
+    mn_mutex_lock(&e->mutex);
+    mn_crew_retire(&e->crew, worker);
+    mn_mutex_unlock(&e->mutex);
+    return 0;
+}
+
+int
+mn_engine_ask_to_exit(struct mn_engine *e, uint32_t worker, enum mn_exit_request how)
+{
+    int rc = mn_engine_retire_worker(e, worker);
+    if (rc == 0) {
+        mn_mutex_lock(&e->mutex);
+        mn_crew_ask_to_exit(&e->crew, worker, how);
+        mn_mutex_unlock(&e->mutex);
+        mn_event_notify(&mn_worker_at(&e->shm, worker)->event);
+    }
+    return rc;
+}
+
+bool
+mn_engine_end_late(struct mn_engine *e, uint32_t worker, uint64_t number, uint64_t row)
+{
+    if (worker >= e->shm.ctl->nworkers) {
+        return false;
+    }
+    mn_mutex_lock(&e->mutex);
+    const struct mn_worker *k = mn_worker_at(&e->shm, worker);
+    uint32_t task;
+    uint64_t since_ns;
+    bool late = mn_worker_at_work(k, e->shm.ctl->ntasks, &task, &since_ns)
+                && e->flight.by_task[task] != NULL && mn_a64_load_relaxed(&k->row) == row
+                && mn_block_at(&e->shm, e->flight.by_task[task]->block_off)->number == number;
+    uint64_t word = late ? mn_tasks_word(&e->tasks, task) : 0;
+    late = late && mn_word_status(word) == MN_TASK_RUNNING && mn_word_worker(word) == worker;
+    if (late) {
+        mn_crew_late(&e->crew, worker, word);
+    }
+    mn_engine_unlock(e);
+    return late;
+}
+
+int
+mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig)
+{
+    if (worker >= e->shm.ctl->nworkers) {
+        return -EINVAL;
+    }
+    mn_mutex_lock(&e->mutex);
+    uint32_t pid = mn_crew_pid(&e->crew, worker);
+    mn_mutex_unlock(&e->mutex);
+    return mn_proc_kill((pid_t)pid, sig);
+}
+
+int
+mn_engine_kill_zygote(struct mn_engine *e, int sig)
+{
+    return mn_proc_kill((pid_t)mn_a32_load_acquire(&e->shm.ctl->zygote), sig);
+}
+
+void
+mn_engine_zygote_replaced(struct mn_engine *e)
+{
+    mn_mutex_lock(&e->mutex);
+    mn_crew_replace_executor(&e->crew);
+    mn_engine_unlock(e);
+}
+
+int
+mn_engine_move_to(struct mn_engine *e, int32_t workers)
+{
+    if (e->autoscale == NULL) {
+        return -EINVAL;
+    }
+    mn_mutex_lock(&e->mutex);
+    mn_autoscale_move(e, workers);
+    mn_engine_unlock(e);
+    return 0;
 }

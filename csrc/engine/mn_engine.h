@@ -34,8 +34,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/mn_blocks.h"
-#include "engine/mn_checked_results.h"
+#include "engine/mn_batches.h"
 #include "schedule/mn_plan.h"
 
 /* ---- the configuration of an engine ---- */
@@ -51,7 +50,7 @@ struct mn_engine_config {
     int64_t straggler_ns;
     uint32_t max_retries;
     bool respawn;           /* replace dead workers */
-    uint64_t arena_bytes;   /* 0: see mn_engine_sizes.h; halved until it maps */
+    uint64_t arena_bytes;   /* 0: four times the memory limit; halved until it maps */
     uint64_t memory_limit;  /* 0: three quarters of the arena */
     uint32_t window;        /* balanced: steady prefetch window, in batches; 0: static */
     uint32_t blocks;        /* expected number of batches in flight */

@@ -66,8 +66,6 @@ mn_next_delivery_any(struct mn_engine *e);
 bool
 mn_next_delivery_may_take(struct mn_engine *e, uint64_t sequence, uint64_t block_off);
 
-/* ---- mn_learn_costs.c ---- */
-
 /* Teaches the cost model what the rows of a finished batch cost. Does so once per batch. */
 void
 mn_learn_costs(struct mn_engine *e, struct mn_batch *batch);

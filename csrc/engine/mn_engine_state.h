@@ -6,20 +6,15 @@
  * (mn_waits.h). Other folders ask through mn_engine_snapshot.h. The engine's files build on each
  * other, and include downwards only:
  *
- *     mn_engine_wait  the caller's wait
- *     mn_engine       opening, the thread, closing
- *     mn_engine_plan  what the caller tells the plan
- *     mn_ask_workers  requests of the program to single workers: to exit, a signal
+ *     mn_engine_next  the caller's thread: plans, waits for its next batch, takes it
+ *     mn_engine       opening, the thread, closing; requests to single workers
  *     mn_engine_snapshot   answers to questions about the engine
  *     mn_engine_step    deaths, leases, abandoned batches
  *     mn_autoscale    the number of workers
  *     mn_start_due    starts what the plan says: blocks, run queues
- *     mn_next_delivery   which batch is delivered next; batches formed of ready rows
- *     mn_learn_costs  what batches have cost
+ *     mn_next_delivery   which batch is delivered next, and what batches have cost
  *     mn_worker_views what each worker does
- *     mn_blocks       batches made and freed
- *     mn_checked_results   what workers wrote, copied out and checked
- *     mn_batch        batches in flight
+ *     mn_batches      batches in flight: made, their results checked, and freed
  *
  * Lock. One, mutex, which next() takes. It guards everything below except the marked fields, and
  * the parts that have no lock of their own. mn_engine_unlock() unlocks it and then makes the
@@ -32,7 +27,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/mn_blocks.h"
+#include "engine/mn_batches.h"
 #include "engine/mn_engine.h"
 #include "os/mn_lifeline.h"
 #include "schedule/mn_plan.h"

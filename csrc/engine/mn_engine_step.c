@@ -7,7 +7,7 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_fault.h"
-#include "engine/mn_checked_results.h"
+#include "engine/mn_batches.h"
 #include "os/mn_clock.h"
 
 bool

@@ -12,7 +12,7 @@
 #include "engine/mn_engine_parts.h"
 
 #include "base/mn_error.h"
-#include "engine/mn_checked_results.h"
+#include "engine/mn_batches.h"
 #include "engine/mn_shared_costs.h"
 #include "os/mn_clock.h"
 

@@ -3,7 +3,7 @@
  */
 #include "mn_fuzz.h"
 
-#include "engine/mn_checked_results.h"
+#include "engine/mn_batches.h"
 #include "workers/mn_records.h"
 
 int

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #include "base/mn_dlpack.h"
-#include "engine/mn_checked_results.h"
+#include "engine/mn_batches.h"
 #include "engine/mn_engine.h"
 #include "os/mn_lifeline.h"
 #include "workers/mn_worker.h"

@@ -6,7 +6,7 @@
  * Python then sends the result with finish().
  */
 #include "base/mn_error.h"
-#include "engine/mn_checked_results.h"
+#include "engine/mn_batches.h"
 #include "py/module/mn_critical_section.h"
 #include "py/module/mn_state.h"
 #include "py/seeding/mn_seed.h"
