@@ -297,7 +297,7 @@ settle(struct sim *s)
         int64_t used = (int64_t)mn_arena_used(&s->e->arena);
         s->r.most_bytes = used > s->r.most_bytes ? used : s->r.most_bytes;
     }
-    struct mn_plan_order order = mn_plan_order(s->e->plan);
+    struct mn_plan_order order = mn_plan_view(s->e->plan)->order;
     int64_t ahead = (int64_t)(order.begun - order.head);
     s->r.most_ahead = ahead > s->r.most_ahead ? ahead : s->r.most_ahead;
 }
@@ -307,7 +307,7 @@ static bool
 starves(struct sim *s)
 {
     struct mn_plan *p = s->e->plan;
-    uint64_t off = mn_plan_block(p, mn_plan_order(p).head);
+    uint64_t off = mn_plan_block(p, mn_plan_view(p)->order.head);
     bool idle = false;
     if (s->delivered == s->batches || (off != 0 && mn_engine_poll(s->e, off) != MN_BLOCK_BUSY)) {
         return false;
@@ -343,7 +343,7 @@ sim_epoch(struct sim *s, const int64_t *order, const uint8_t *begins, int64_t co
           struct sim_result *out)
 {
     uint64_t begin = sim_now, moved = sim_now;
-    uint64_t helped = mn_plan_counts(s->e->plan).helped;
+    uint64_t helped = mn_plan_view(s->e->plan)->helped;
     s->order = order;
     s->begins = begins;
     s->count = count;
@@ -378,9 +378,9 @@ sim_epoch(struct sim *s, const int64_t *order, const uint8_t *begins, int64_t co
     s->r.limit_bytes = (int64_t)s->e->arena.limit;
     s->r.wall_ns = (int64_t)(sim_now - begin);
     s->r.first_ns -= (int64_t)begin;
-    s->r.helped = (int64_t)(mn_plan_counts(s->e->plan).helped - helped);
-    s->r.near = (int64_t)mn_plan_known(s->e->plan)->near;
-    s->r.home = (int64_t)mn_plan_known(s->e->plan)->home;
+    s->r.helped = (int64_t)(mn_plan_view(s->e->plan)->helped - helped);
+    s->r.near = (int64_t)mn_plan_view(s->e->plan)->known.near;
+    s->r.home = (int64_t)mn_plan_view(s->e->plan)->known.home;
     *out = s->r;
     s->epoch++;
     return s->fault;

@@ -390,7 +390,7 @@ static int64_t
 backlog(struct mn_engine *e, const struct mn_scaler_input *in)
 {
     const struct mn_plan *p = e->plan;
-    int64_t queued = (int64_t)mn_worker_views_queued(&e->shm, mn_plan_by_piece(p));
+    int64_t queued = (int64_t)mn_worker_views_queued(&e->shm, mn_plan_view(p)->by_piece);
     bool idle = (int64_t)in->workers * (1000 - in->busy_permille) >= 1000;
     return idle ? queued : queued + (int64_t)mn_plan_waiting(p);
 }
@@ -443,7 +443,7 @@ straggler_after(struct mn_engine *e)
     if (e->cfg.straggler_ns != 0) {
         return e->cfg.straggler_ns < 0 ? INT64_MAX : e->cfg.straggler_ns;
     }
-    return e->cfg.costs != NULL ? mn_plan_known(e->plan)->timeout_ns : INT64_MAX;
+    return e->cfg.costs != NULL ? mn_plan_view(e->plan)->known.timeout_ns : INT64_MAX;
 }
 
 /* Returns whether a flagged sample was watched for long enough and a core is free for the standby

@@ -185,7 +185,7 @@ open_plan(struct mn_engine *e)
     mn_shared_costs_unlock(c->costs);
     if (rc == 0) {
         mn_plan_set_active(e->plan, e->active);
-        e->done.found = calloc(mn_plan_batches_most(e->plan), sizeof(*e->done.found));
+        e->done.found = calloc(mn_plan_view(e->plan)->capacity, sizeof(*e->done.found));
         rc = e->done.found == NULL ? -ENOMEM : mn_worker_views_open(&e->views, &e->shm, &e->crew);
     }
     return rc;

@@ -26,7 +26,7 @@ start_due_and_unlock(struct mn_engine *e)
 uint64_t
 mn_engine_next_sequence(const struct mn_engine *e)
 {
-    return mn_plan_next_sequence(e->plan);
+    return mn_plan_view(e->plan)->order.next;
 }
 
 int
@@ -64,14 +64,14 @@ void
 mn_engine_plan_clear(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
-    struct mn_plan_order order = mn_plan_order(e->plan);
+    struct mn_plan_order order = mn_plan_view(e->plan)->order;
     for (uint64_t n = order.head; n < order.next; n++) {
         uint64_t off = mn_plan_block(e->plan, n);
         if (off != 0) {
             mn_batch_abandon(e, off);
         }
     }
-    if (mn_plan_forming(e->plan) != NULL) {
+    if (mn_plan_view(e->plan)->forming != NULL) {
         mn_ready_rows_drop(e);
     }
     mn_plan_clear(e->plan);
@@ -108,7 +108,7 @@ mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
         mn_engine_unlock(e);
         return -EINVAL;
     }
-    if (mn_plan_forming(e->plan) != NULL) {
+    if (mn_plan_view(e->plan)->forming != NULL) {
         mn_ready_rows_taken(e);
     }
     else {
@@ -214,9 +214,9 @@ look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *
     mn_a64_store_relaxed(&e->shm.ctl->used_bytes, mn_arena_used(&e->arena)); /* statistics only */
     uint32_t n = got ? 0 : mn_start_due(e);
     bool in_order = e->cfg.in_order;
-    uint64_t head = in_order ? mn_plan_block(e->plan, mn_plan_order(e->plan).head) : 0;
+    uint64_t head = in_order ? mn_plan_block(e->plan, mn_plan_view(e->plan)->order.head) : 0;
     *want = head != 0 ? head : in_order ? MN_WANT_CHANGE : MN_WANT_ANY;
-    e->held += got && mn_plan_held(e->plan);
+    e->held += got && mn_plan_view(e->plan)->held;
     *starving = !got && mn_start_due_starving(e);
     *nap = nap_ns(e, *want);
     e->crew.wakes.workers += n;
@@ -289,7 +289,7 @@ mn_engine_span_begin(struct mn_engine *e)
     e->waits.spanned = true;
     /* Prefetched batches count as not delivered: the first of them is what the caller gets now. */
     e->waits.served = e->plan != NULL && mn_plan_prefetched(e->plan, -1);
-    int64_t consumer_ns = e->plan != NULL ? mn_plan_consumer_ns(e->plan) : 0;
+    int64_t consumer_ns = e->plan != NULL ? mn_plan_view(e->plan)->consumer_ns : 0;
     mn_mutex_unlock(&e->mutex);
     return consumer_ns;
 }

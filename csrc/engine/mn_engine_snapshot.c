@@ -152,21 +152,20 @@ mn_engine_progress(struct mn_engine *e)
 {
     const struct mn_plan *p = e->plan;
     mn_mutex_lock(&e->mutex);
-    struct mn_plan_counts counts = mn_plan_counts(p);
-    struct mn_plan_order order = mn_plan_order(p);
+    struct mn_plan_order order = mn_plan_view(p)->order;
     struct mn_progress out = {.delivered = e->delivered,
-                              .helped = counts.helped,
-                              .consumer_ns = mn_plan_consumer_ns(p),
-                              .together = mn_plan_by_piece(p)};
+                              .helped = mn_plan_view(p)->helped,
+                              .consumer_ns = mn_plan_view(p)->consumer_ns,
+                              .together = mn_plan_view(p)->by_piece};
     for (uint64_t n = order.head; n < order.next; n++) {
         uint64_t off = mn_plan_block(p, n);
         out.planned += off == 0;
         out.ready += off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
     }
-    if (mn_plan_forming(p) != NULL) {
+    if (mn_plan_view(p)->forming != NULL) {
         out.ready = (uint64_t)mn_next_delivery_ready(e);
     }
-    memcpy(out.starts, counts.starts, sizeof(out.starts));
+    memcpy(out.starts, mn_plan_view(p)->starts, sizeof(out.starts));
     mn_mutex_unlock(&e->mutex);
     return out;
 }
@@ -202,8 +201,8 @@ mn_engine_refused(struct mn_engine *e, uint64_t sequence)
 {
     mn_mutex_lock(&e->mutex);
     const struct mn_planned *q = mn_plan_at(e->plan, sequence);
-    struct mn_refusal r = mn_plan_forming(e->plan) != NULL
-                              ? mn_forming_refused(mn_plan_forming(e->plan), sequence)
+    struct mn_refusal r = mn_plan_view(e->plan)->forming != NULL
+                              ? mn_forming_refused(mn_plan_view(e->plan)->forming, sequence)
                           : q != NULL ? q->refusal
                                       : (struct mn_refusal){MN_REFUSED_NOT, 0, 0};
     mn_mutex_unlock(&e->mutex);
@@ -215,13 +214,13 @@ mn_engine_refused(struct mn_engine *e, uint64_t sequence)
 bool
 mn_engine_forms(const struct mn_engine *e)
 {
-    return e->plan != NULL && mn_plan_forming(e->plan) != NULL;
+    return e->plan != NULL && mn_plan_view(e->plan)->forming != NULL;
 }
 
 uint32_t
 mn_engine_formed(const struct mn_engine *e, const struct mn_run **runs)
 {
-    const struct mn_forming *f = mn_plan_forming(e->plan);
+    const struct mn_forming *f = mn_plan_view(e->plan)->forming;
     *runs = f != NULL ? f->runs : NULL;
     return f != NULL ? f->nruns : 0;
 }
@@ -230,7 +229,7 @@ void
 mn_engine_displaced(struct mn_engine *e, int64_t *most, int64_t *sum)
 {
     mn_mutex_lock(&e->mutex);
-    const struct mn_forming *f = mn_plan_forming(e->plan);
+    const struct mn_forming *f = mn_plan_view(e->plan)->forming;
     *most = f != NULL ? f->policy.displaced_max : 0;
     *sum = f != NULL ? f->policy.displaced_sum : 0;
     mn_mutex_unlock(&e->mutex);

@@ -129,7 +129,7 @@ static bool
 is_head(const struct mn_engine *e, uint64_t sequence)
 {
     if (e->plan != NULL) {
-        return sequence <= mn_plan_order(e->plan).head;
+        return sequence <= mn_plan_view(e->plan)->order.head;
     }
     const struct mn_batch *b = e->flight.first; /* static: in the order of delivery */
     while (b != NULL && b->abandoned) {
@@ -145,11 +145,11 @@ is_head(const struct mn_engine *e, uint64_t sequence)
 static uint64_t
 reserve_for_head(struct mn_engine *e, uint32_t w, uint64_t want)
 {
-    uint64_t head = mn_plan_block(e->plan, mn_plan_order(e->plan).head);
+    uint64_t head = mn_plan_block(e->plan, mn_plan_view(e->plan)->order.head);
     if (head != 0 && mn_block_at(&e->shm, head)->nfields != 0) {
         return 0; /* it has its rows */
     }
-    uint64_t rows = mn_plan_batch_bytes(e->plan), mean = e->flight.mean_envelope_bytes;
+    uint64_t rows = mn_plan_view(e->plan)->batch_bytes, mean = e->flight.mean_envelope_bytes;
     const struct mn_batch *b = batch_of(e, w);
     uint64_t tasks = b != NULL ? mn_block_at(&e->shm, b->block_off)->ntasks : 1;
     uint64_t known = rows > mean ? rows : mean;

@@ -148,7 +148,7 @@ look_at(struct mn_engine *e, struct mn_unit *u)
         return;
     }
     struct mn_batch *b = mn_batch_find(e, u->block_off);
-    if (mn_plan_forming(p)->mixes) {
+    if (mn_plan_view(p)->forming->mixes) {
         mn_batch_accept_some(e, b);
         mark_tasks(e, u, b);
     }
@@ -158,7 +158,7 @@ look_at(struct mn_engine *e, struct mn_unit *u)
             || mn_batch_accept(e, b) == MN_BLOCK_BUSY)) {
         return;
     }
-    if (mn_plan_forming(p)->mixes) {
+    if (mn_plan_view(p)->forming->mixes) {
         mark_tasks(e, u, b);
     }
     else {
@@ -173,7 +173,7 @@ look_at(struct mn_engine *e, struct mn_unit *u)
 static bool
 memory_allows(const struct mn_engine *e)
 {
-    uint64_t bytes = mn_plan_batch_bytes(e->plan);
+    uint64_t bytes = mn_plan_view(e->plan)->batch_bytes;
     return !mn_arena_exceeds(&e->arena, bytes != 0 ? bytes : e->flight.mean_envelope_bytes);
 }
 
@@ -181,7 +181,7 @@ int64_t
 mn_ready_rows_nap(const struct mn_engine *e)
 {
     const struct mn_plan *p = e->plan;
-    const struct mn_forming *f = mn_plan_forming(p);
+    const struct mn_forming *f = mn_plan_view(p)->forming;
     uint64_t since = f != NULL && memory_allows(e) ? f->could_ns : 0;
     if (since == 0) {
         return INT64_MAX;
@@ -196,7 +196,7 @@ static bool
 form_whole(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
-    bool formed = mn_plan_forming(p)->nruns != 0 || mn_forming_form(p, false);
+    bool formed = mn_plan_view(p)->forming->nruns != 0 || mn_forming_form(p, false);
     struct mn_unit *u = formed ? NULL : mn_forming_unmarked(p, NULL);
     for (; u != NULL && !formed; u = mn_forming_unmarked(p, u)) {
         look_at(e, u);
@@ -210,7 +210,7 @@ form_whole(struct mn_engine *e)
 static bool
 mn_ready_rows_any(struct mn_engine *e)
 {
-    const struct mn_forming *f = mn_plan_forming(e->plan);
+    const struct mn_forming *f = mn_plan_view(e->plan)->forming;
     return form_whole(e) || (f->could_ns == 0 && mn_forming_could_mix(f));
 }
 
@@ -220,7 +220,7 @@ static bool
 mn_ready_rows_form(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
-    struct mn_forming *f = mn_plan_forming(p);
+    struct mn_forming *f = mn_plan_view(p)->forming;
     if (form_whole(e)) {
         return true;
     }
@@ -238,8 +238,8 @@ static int64_t
 mn_ready_rows_batches(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
-    int64_t ready = mn_forming_ready(mn_plan_forming(p));
-    struct mn_plan_order order = mn_plan_order(p);
+    int64_t ready = mn_forming_ready(mn_plan_view(p)->forming);
+    struct mn_plan_order order = mn_plan_view(p)->order;
     int64_t enough = mn_plan_window(p).starved_below;
     for (uint64_t n = order.head; n < order.begun && ready < enough; n++) {
         uint64_t off = mn_plan_block(p, n);
@@ -251,7 +251,7 @@ mn_ready_rows_batches(struct mn_engine *e)
 void
 mn_ready_rows_taken(struct mn_engine *e)
 {
-    for (uint32_t i = 0; i < mn_plan_forming(e->plan)->nruns; i++) {
+    for (uint32_t i = 0; i < mn_plan_view(e->plan)->forming->nruns; i++) {
         const struct mn_unit *u = mn_forming_take_run(e->plan, i);
         if (u->left == 0 && u->block_off != 0) {
             struct mn_batch *b = mn_batch_find(e, u->block_off);
@@ -265,7 +265,7 @@ mn_ready_rows_taken(struct mn_engine *e)
 void
 mn_ready_rows_drop(struct mn_engine *e)
 {
-    const struct mn_forming *f = mn_plan_forming(e->plan);
+    const struct mn_forming *f = mn_plan_view(e->plan)->forming;
     for (uint32_t i = f->oldest; i < f->nunits; i++) {
         const struct mn_unit *u = &f->units[i];
         if (u->ended && u->left != 0 && u->block_off != 0) {
@@ -292,10 +292,10 @@ mn_next_delivery_ready(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
     int64_t ready = 0;
-    if (mn_plan_forming(p) != NULL) {
+    if (mn_plan_view(p)->forming != NULL) {
         return mn_ready_rows_batches(e);
     }
-    struct mn_plan_order order = mn_plan_order(p);
+    struct mn_plan_order order = mn_plan_view(p)->order;
     int64_t enough = mn_plan_window(p).starved_below;
     for (uint64_t n = order.head; n < order.begun; n++) {
         struct mn_planned *q = mn_plan_at(p, n);
@@ -325,7 +325,7 @@ find_done(struct mn_engine *e)
     struct mn_plan *p = e->plan;
     struct mn_done *d = &e->done;
     d->n = d->at = 0;
-    struct mn_plan_order order = mn_plan_order(p);
+    struct mn_plan_order order = mn_plan_view(p)->order;
     for (uint64_t n = order.head; n < order.begun; n++) {
         struct mn_planned *q = mn_plan_at(p, n);
         if (q != NULL && is_done(e, q)) {
@@ -345,7 +345,7 @@ first_done(struct mn_engine *e)
     struct mn_plan *p = e->plan;
     struct mn_done *d = &e->done;
     if (e->cfg.in_order) {
-        uint64_t head = mn_plan_order(p).head;
+        uint64_t head = mn_plan_view(p)->order.head;
         struct mn_planned *q = mn_plan_at(p, head);
         return q != NULL && is_done(e, q) ? head : UINT64_MAX;
     }
@@ -369,7 +369,7 @@ first_done(struct mn_engine *e)
 bool
 mn_next_delivery_pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off)
 {
-    const struct mn_forming *f = mn_plan_forming(e->plan);
+    const struct mn_forming *f = mn_plan_view(e->plan)->forming;
     if (f != NULL) {
         bool formed = mn_ready_rows_form(e);
         *sequence = formed ? f->runs[0].sequence : 0;
@@ -388,13 +388,14 @@ mn_next_delivery_pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_o
 bool
 mn_next_delivery_any(struct mn_engine *e)
 {
-    return mn_plan_forming(e->plan) != NULL ? mn_ready_rows_any(e) : first_done(e) != UINT64_MAX;
+    bool forms = mn_plan_view(e->plan)->forming != NULL;
+    return forms ? mn_ready_rows_any(e) : first_done(e) != UINT64_MAX;
 }
 
 bool
 mn_next_delivery_may_take(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
-    const struct mn_forming *f = mn_plan_forming(e->plan);
+    const struct mn_forming *f = mn_plan_view(e->plan)->forming;
     if (f != NULL) {
         return f->nruns != 0 && f->runs[0].sequence == sequence;
     }

@@ -38,7 +38,7 @@ make_block(struct mn_engine *e, struct mn_planned *q, uint64_t *block_off)
                                              : e->form.kind,
                           .queue = MN_QUEUE_NORMAL,
                           .seeded = b->seeded,
-                          .apart = mn_plan_forming(e->plan) != NULL,
+                          .apart = mn_plan_view(e->plan)->forming != NULL,
                           .user_epoch = b->user_epoch,
                           .index_kind = b->index_kind,
                           .index = b->index,
@@ -72,7 +72,7 @@ more_comes_back(struct mn_engine *e)
 static int
 begin(struct mn_engine *e, struct mn_planned *q)
 {
-    bool head = q->sequence == mn_plan_order(e->plan).head;
+    bool head = q->sequence == mn_plan_view(e->plan)->order.head;
     uint64_t block_off = q->block_off;
     if (block_off != 0 || make_block(e, q, &block_off) == 0) {
         if (q->block_off == 0) {
@@ -234,7 +234,7 @@ start_shares(struct mn_engine *e)
             }
         }
     }
-    const struct mn_costs_view *known = mn_plan_known(p);
+    const struct mn_costs_view *known = &mn_plan_view(p)->known;
     mn_a64_store_relaxed(&c->opening_ns, (uint64_t)known->opening_ns); /* a statistic */
     mn_a64_store_relaxed(&c->group_milli,
                          known->opening_ns > 0 ? (uint64_t)(1000.0 * known->group) : 0);
@@ -269,7 +269,7 @@ mn_start_due(struct mn_engine *e)
         mn_shared_costs_unlock(e->cfg.costs);
     }
     uint32_t moved = mn_plan_parts(p) ? end_shares(e) : 0;
-    return moved + (mn_plan_by_piece(p) ? start_shares(e) : start_tasks(e));
+    return moved + (mn_plan_view(p)->by_piece ? start_shares(e) : start_tasks(e));
 }
 
 /* ---- nothing to start ------------------------------------------------------------------------ */
@@ -277,7 +277,7 @@ mn_start_due(struct mn_engine *e)
 bool
 mn_start_due_starving(struct mn_engine *e)
 {
-    if (!mn_plan_idles(e->plan, mn_worker_views_queued(&e->shm, mn_plan_by_piece(e->plan)))) {
+    if (!mn_plan_idles(e->plan, mn_worker_views_queued(&e->shm, mn_plan_view(e->plan)->by_piece))) {
         return false;
     }
     struct mn_plan_facts f = facts(e);

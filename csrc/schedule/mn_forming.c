@@ -70,13 +70,13 @@ mn_forming_close(struct mn_forming *f)
 static void
 set_horizon(struct mn_plan *p)
 {
-    const struct mn_forming *f = p->forming;
+    const struct mn_forming *f = p->view.forming;
     int64_t horizon = mn_ready_horizon(&f->policy);
     uint32_t i = f->oldest;
     while (i < f->nunits && f->units[i].first < horizon) {
         i++;
     }
-    p->horizon = i < f->nunits ? f->units[i].sequence : p->order.next;
+    p->horizon = i < f->nunits ? f->units[i].sequence : p->view.order.next;
 }
 
 int
@@ -102,7 +102,7 @@ mn_forming_room(struct mn_forming *f)
 void
 mn_forming_add(struct mn_plan *p, uint64_t sequence, uint32_t nrows)
 {
-    struct mn_forming *f = p->forming;
+    struct mn_forming *f = p->view.forming;
     mn_assert(f->nunits < f->capacity);
     f->units[f->nunits++] = (struct mn_unit){.sequence = sequence,
                                              .first = f->planned,
@@ -118,14 +118,14 @@ void
 mn_forming_end(struct mn_plan *p)
 {
     /* It cannot fail: no more is marked than was planned. */
-    (void)mn_ready_end(&p->forming->policy, p->forming->planned);
+    (void)mn_ready_end(&p->view.forming->policy, p->view.forming->planned);
     set_horizon(p);
 }
 
 uint64_t
 mn_forming_head(const struct mn_plan *p)
 {
-    const struct mn_forming *f = p->forming;
+    const struct mn_forming *f = p->view.forming;
     int64_t place = f->policy.formed * f->policy.batch;
     for (uint32_t i = f->oldest; i < f->nunits; i++) {
         const struct mn_unit *u = &f->units[i];
@@ -133,7 +133,7 @@ mn_forming_head(const struct mn_plan *p)
             return u->sequence;
         }
     }
-    return p->order.next;
+    return p->view.order.next;
 }
 
 struct mn_refusal
@@ -153,11 +153,11 @@ void
 mn_forming_mark(struct mn_plan *p, struct mn_unit *u, uint32_t row0, uint32_t nrows,
                 const uint64_t *wall_ns, size_t step)
 {
-    struct mn_ready *r = &p->forming->policy;
+    struct mn_ready *r = &p->view.forming->policy;
     if (mn_ready_is_marked(r, u->first + row0 + nrows - 1)) {
         return;
     }
-    int64_t slow = p->cfg.costs != NULL ? p->known.timeout_ns : MN_SLOW_NEVER;
+    int64_t slow = p->cfg.costs != NULL ? p->view.known.timeout_ns : MN_SLOW_NEVER;
     for (uint32_t row = row0; row < row0 + nrows; row++) {
         bool late = wall_ns != NULL && wall_ns[row * step] > (uint64_t)slow;
         u->unmarked -= mn_ready_mark(r, u->first + row, late) == 0;
@@ -203,14 +203,14 @@ find_runs(struct mn_forming *f, int64_t n)
 int64_t
 mn_forming_patience_ns(const struct mn_plan *p)
 {
-    return (int64_t)p->pace.batch_bytes / COPY_BYTES_A_NS + MIX_ROW_NS * p->forming->policy.batch
-           + MIX_NS;
+    int64_t copy_ns = (int64_t)p->view.batch_bytes / COPY_BYTES_A_NS;
+    return copy_ns + MIX_ROW_NS * p->view.forming->policy.batch + MIX_NS;
 }
 
 bool
 mn_forming_form(struct mn_plan *p, bool mix)
 {
-    struct mn_forming *f = p->forming;
+    struct mn_forming *f = p->view.forming;
     int64_t n;
     if (mn_ready_form(&f->policy, mix, f->places, &n) != MN_OK) {
         return false;
@@ -224,12 +224,12 @@ mn_forming_form(struct mn_plan *p, bool mix)
 struct mn_unit *
 mn_forming_unmarked(struct mn_plan *p, const struct mn_unit *after)
 {
-    struct mn_forming *f = p->forming;
+    struct mn_forming *f = p->view.forming;
     int64_t horizon = mn_ready_horizon(&f->policy);
     uint32_t i = after != NULL ? (uint32_t)(after - f->units) + 1 : f->oldest;
     for (; i < f->nunits && f->units[i].first < horizon; i++) {
         struct mn_unit *u = &f->units[i];
-        if (u->sequence >= p->order.begun && !u->ended) {
+        if (u->sequence >= p->view.order.begun && !u->ended) {
             return NULL;
         }
         if (u->unmarked != 0) {
@@ -242,7 +242,7 @@ mn_forming_unmarked(struct mn_plan *p, const struct mn_unit *after)
 struct mn_unit *
 mn_forming_take_run(struct mn_plan *p, uint32_t run)
 {
-    struct mn_forming *f = p->forming;
+    struct mn_forming *f = p->view.forming;
     struct mn_unit *u = &f->units[f->oldest];
     while (u->sequence != f->runs[run].sequence) {
         u++;
@@ -255,7 +255,7 @@ mn_forming_take_run(struct mn_plan *p, uint32_t run)
 void
 mn_forming_taken(struct mn_plan *p)
 {
-    struct mn_forming *f = p->forming;
+    struct mn_forming *f = p->view.forming;
     f->nruns = 0;
     while (f->oldest < f->nunits && f->units[f->oldest].left == 0) {
         f->oldest++;

@@ -70,31 +70,31 @@ mn_plan_open(struct mn_plan **out, const struct mn_plan_config *cfg)
     p->pace.active = cfg->workers;
     p->pace.steady = cfg->window;
     p->together.may = cfg->group_neighbours && cfg->costs != NULL;
-    p->forming = cfg->ready_batch != 0 ? mn_forming_open(cfg->ready_batch, cfg->ready_bound,
+    p->view.forming = cfg->ready_batch != 0 ? mn_forming_open(cfg->ready_batch, cfg->ready_bound,
                                                          cfg->ready_mixes)
                                        : NULL;
     p->shares.of = calloc(cfg->max_workers, sizeof(*p->shares.of));
     p->shares.chain.owner = -1;
     p->horizon = INT64_MAX;
-    p->capacity = MN_PLAN_BATCHES;
-    while (p->capacity < cfg->batches && p->capacity < MN_PLAN_BATCHES_MOST) {
-        p->capacity *= 2;
+    p->view.capacity = MN_PLAN_BATCHES;
+    while (p->view.capacity < cfg->batches && p->view.capacity < MN_PLAN_BATCHES_MOST) {
+        p->view.capacity *= 2;
     }
     p->memory = malloc(mn_dispatch_bytes(MN_PLAN_TASKS));
-    p->batches = calloc(p->capacity, sizeof(struct mn_planned *));
+    p->batches = calloc(p->view.capacity, sizeof(struct mn_planned *));
     struct mn_dispatch_rates rates = {.period_ns = 1000000,
                                       .window = cfg->window,
                                       .starved_below = cfg->window,
                                       .workers = cfg->workers};
     if (p->memory == NULL || p->batches == NULL || p->shares.of == NULL
-        || (cfg->ready_batch != 0 && p->forming == NULL)
+        || (cfg->ready_batch != 0 && p->view.forming == NULL)
         || mn_dispatch_init(&p->dispatch, p->memory, MN_PLAN_TASKS, &rates) < 0) {
         mn_plan_close(p);
         return -ENOMEM;
     }
     if (p->cfg.costs != NULL) {
         mn_costs_new_workers(p->cfg.costs);
-        p->known = mn_costs_look(p->cfg.costs);
+        p->view.known = mn_costs_look(p->cfg.costs);
     }
     *out = p;
     return 0;
@@ -109,7 +109,7 @@ mn_plan_close(struct mn_plan *p)
     if (p->batches != NULL && p->shares.of != NULL) {
         mn_plan_clear(p);
     }
-    mn_forming_close(p->forming);
+    mn_forming_close(p->view.forming);
     free(p->batches);
     free(p->shares.of);
     free(p->memory);
@@ -119,17 +119,18 @@ mn_plan_close(struct mn_plan *p)
 void
 mn_plan_clear(struct mn_plan *p)
 {
-    for (uint64_t n = p->order.head; n < p->order.next; n++) { /* no other place holds one */
+    struct mn_plan_order *o = &p->view.order;
+    for (uint64_t n = o->head; n < o->next; n++) { /* no other place holds one */
         free_planned(*mn_plan_place(p, n));
         *mn_plan_place(p, n) = NULL;
     }
     mn_pieces_reset(p);
-    if (p->forming != NULL) {
-        mn_forming_clear(p->forming);
+    if (p->view.forming != NULL) {
+        mn_forming_clear(p->view.forming);
     }
     mn_dispatch_clear(&p->dispatch);
     mn_dispatch_reopen(&p->dispatch);
-    p->order.head = p->order.begun = p->order.next;
+    o->head = o->begun = o->next;
     p->refused = p->unmade = 0;
     p->stall.full = false;
     p->stall.starved_ns = 0;
@@ -156,19 +157,19 @@ retime(struct mn_plan *p, uint32_t nrows, bool whole)
     if (p->cfg.costs == NULL) {
         return;
     }
-    struct mn_costs_view v = p->known;
+    struct mn_costs_view v = p->view.known;
     struct mn_dispatch_rates r = p->dispatch.rates;
     const struct mn_plan_pace *pace = &p->pace;
     r.typical_ns = pace->cut_tasks != 0 ? v.median_ns * pace->cut_rows / pace->cut_tasks
                                         : v.median_ns;
     int64_t rows = nrows != 0 ? nrows : 1;
     int64_t mean = v.mean_ns + (whole ? v.collate_ns / rows : 0);
-    r.period_ns = mn_dispatch_period(pace->consumer_ns, mean, rows, pace->active);
+    r.period_ns = mn_dispatch_period(p->view.consumer_ns, mean, rows, pace->active);
     r.workers = pace->active;
     r.window = (int64_t)p->cfg.window * pace->active / p->cfg.workers;
     /* Before any worker exists, no planned batch has a block, so its size is computed here. */
     uint64_t bytes = whole ? 0 : mn_plan_rows_bytes(p, nrows);
-    bytes = bytes > pace->batch_bytes ? bytes : pace->batch_bytes;
+    bytes = bytes > p->view.batch_bytes ? bytes : p->view.batch_bytes;
     if (r.period_ns > 0 && bytes != 0) {
         int64_t lasts = v.slowest_ns > WINDOW_NS ? v.slowest_ns : WINDOW_NS;
         int64_t cheap = mn_min_i64(lasts / r.period_ns,
@@ -176,13 +177,13 @@ retime(struct mn_plan *p, uint32_t nrows, bool whole)
         r.window = cheap > r.window ? cheap : r.window;
     }
     p->pace.steady = (uint64_t)r.window;
-    if (p->together.by_piece) { /* a chain for each worker */
+    if (p->view.by_piece) { /* a chain for each worker */
         int64_t chains = (int64_t)(v.group / (double)rows + 1.0) * pace->active;
-        chains = mn_min_i64(chains, (int64_t)(p->order.next - p->order.head) + 1);
+        chains = mn_min_i64(chains, (int64_t)(p->view.order.next - p->view.order.head) + 1);
         r.window = chains > r.window ? chains : r.window;
     }
     r.starved_below = r.window > 1 ? r.window / 2 : 1;
-    r.consumer_ns = pace->consumer_ns;
+    r.consumer_ns = p->view.consumer_ns;
     if (r.period_ns > 0) {
         (void)mn_dispatch_retime(&p->dispatch, &r);
     }
@@ -191,7 +192,7 @@ retime(struct mn_plan *p, uint32_t nrows, bool whole)
 int
 mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
 {
-    if (b->sequence != p->order.next) {
+    if (b->sequence != p->view.order.next) {
         return -EINVAL;
     }
     if (p->cfg.costs != NULL) {
@@ -211,12 +212,12 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
     }
     int64_t *cost = malloc(((size_t)b->nrows + 1) * sizeof(*cost));
     struct mn_planned *q = cost != NULL ? make(b) : NULL;
-    if (q == NULL || (p->forming != NULL && mn_forming_room(p->forming) < 0)) {
+    if (q == NULL || (p->view.forming != NULL && mn_forming_room(p->view.forming) < 0)) {
         free(q);
         free(cost);
         return -ENOMEM;
     }
-    if (p->cfg.costs != NULL && p->order.head == p->order.next) {
+    if (p->cfg.costs != NULL && p->view.order.head == p->view.order.next) {
         struct mn_costs_view known = mn_costs_look(p->cfg.costs);
         p->pace.split = known.split; /* nothing else is planned */
         p->pace.revision = known.revision;
@@ -231,10 +232,10 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
     *mn_plan_place(p, b->sequence) = q;
     mn_dispatch_reopen(&p->dispatch); /* it was not the end, or a next epoch begins */
     p->pace.cut_rows = b->nrows;
-    p->pace.cut_tasks = p->together.by_piece && q->npieces != 0 ? q->npieces : q->ntasks;
-    p->order.next++;
+    p->pace.cut_tasks = p->view.by_piece && q->npieces != 0 ? q->npieces : q->ntasks;
+    p->view.order.next++;
     p->rows += b->nrows;
-    if (p->forming != NULL) {
+    if (p->view.forming != NULL) {
         mn_forming_add(p, b->sequence, b->nrows);
     }
     free(cost);
@@ -245,7 +246,7 @@ void
 mn_plan_end(struct mn_plan *p)
 {
     mn_dispatch_close(&p->dispatch);
-    if (p->forming != NULL) {
+    if (p->view.forming != NULL) {
         mn_forming_end(p);
     }
 }
@@ -253,8 +254,8 @@ mn_plan_end(struct mn_plan *p)
 void
 mn_plan_used(struct mn_plan *p, int64_t used_ns)
 {
-    int64_t mean = p->pace.consumer_ns;
-    p->pace.consumer_ns = mean == 0 ? used_ns : (3 * mean + used_ns) / 4;
+    int64_t mean = p->view.consumer_ns;
+    p->view.consumer_ns = mean == 0 ? used_ns : (3 * mean + used_ns) / 4;
 }
 
 static bool
@@ -269,7 +270,7 @@ mn_plan_refuse(struct mn_plan *p, struct mn_planned *q, const struct mn_refusal 
     uint64_t sequence = q->sequence;
     q->refusal = *why;
     p->refused++;
-    p->order.begun = sequence >= p->order.begun ? sequence + 1 : p->order.begun;
+    p->view.order.begun = sequence >= p->view.order.begun ? sequence + 1 : p->view.order.begun;
     mn_dispatch_drop(&p->dispatch, is_of, &sequence);
     mn_pieces_forget(p, q);
 }
@@ -296,8 +297,9 @@ mn_plan_taken(struct mn_plan *p, uint64_t sequence)
         mn_pieces_forget(p, q);
         free_planned(q);
     }
-    while (p->order.head < p->order.next && *mn_plan_place(p, p->order.head) == NULL) {
-        p->order.head++;
+    struct mn_plan_order *o = &p->view.order;
+    while (o->head < o->next && *mn_plan_place(p, o->head) == NULL) {
+        o->head++;
         p->stall.starved_ns = 0;
     }
 }

@@ -335,28 +335,26 @@ mn_plan_starving(struct mn_plan *p, const struct mn_plan_facts *f);
 struct mn_plan_order {
     uint64_t head;    /* of the next batch to deliver */
     uint64_t begun;   /* no batch from this one on has started */
-    uint64_t next;    /* of the next batch to plan */
+    uint64_t next;    /* of the next batch to plan; the planning thread reads it without the lock */
 };
 
-struct mn_plan_order
-mn_plan_order(const struct mn_plan *p);
+/* What others may read of the plan; only its files write it. */
+struct mn_plan_view {
+    struct mn_plan_order order;
+    struct mn_costs_view known;  /* costs, when something was last planned or learned */
+    struct mn_forming *forming;  /* forms batches of ready rows; NULL: delivered as planned */
+    bool by_piece;       /* neighbours are kept together: ask for each worker separately */
+    bool held;           /* the memory limit ended the last dispatch */
+    uint32_t capacity;   /* in batches; never grows */
+    uint64_t batch_bytes; /* of the largest batch so far */
+    int64_t consumer_ns; /* the caller's time for a batch, running mean; 0: unknown. The caller's
+                          * thread writes it, and reads it without the lock */
+    uint64_t starts[6];  /* tasks started, by enum mn_dispatch_why */
+    uint64_t helped;     /* times that a worker took over part of another worker's share */
+};
 
-/* Returns the sequence of the next batch to plan. Only planning changes it, so the thread that
- * plans may read it without the lock that guards the rest of the order. */
-uint64_t
-mn_plan_next_sequence(const struct mn_plan *p);
-
-/* Returns the part that forms batches of ready rows; NULL: batches are delivered as planned. */
-struct mn_forming *
-mn_plan_forming(const struct mn_plan *p);
-
-/* Returns what was known of costs when something was last planned or learned. */
-const struct mn_costs_view *
-mn_plan_known(const struct mn_plan *p);
-
-/* Returns whether neighbours are kept together now: then ask for each worker separately. */
-bool
-mn_plan_by_piece(const struct mn_plan *p);
+const struct mn_plan_view *
+mn_plan_view(const struct mn_plan *p);
 
 /* The size of the window now. Work beyond it may start while fewer than starved_below batches are
  * done. */
@@ -368,32 +366,6 @@ struct mn_plan_window {
 
 struct mn_plan_window
 mn_plan_window(const struct mn_plan *p);
-
-/* Returns the size in bytes of the largest batch so far. */
-uint64_t
-mn_plan_batch_bytes(const struct mn_plan *p);
-
-/* Returns the capacity in batches, which never grows. */
-uint32_t
-mn_plan_batches_most(const struct mn_plan *p);
-
-/* Returns the caller's time for a batch, running mean; 0: unknown. The caller's thread needs no
- * lock for this. */
-int64_t
-mn_plan_consumer_ns(const struct mn_plan *p);
-
-/* Returns whether the memory limit ended the last dispatch. */
-bool
-mn_plan_held(const struct mn_plan *p);
-
-/* Counts for stats. */
-struct mn_plan_counts {
-    uint64_t starts[6]; /* tasks started, by enum mn_dispatch_why */
-    uint64_t helped;    /* times that a worker took over part of another worker's share */
-};
-
-struct mn_plan_counts
-mn_plan_counts(const struct mn_plan *p);
 
 /* Returns a planned batch; NULL if it is not planned or was taken. */
 struct mn_planned *

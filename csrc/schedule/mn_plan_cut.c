@@ -33,7 +33,7 @@ sum(const int64_t *v, uint32_t n)
 static int64_t
 overhead_ns(const struct mn_plan *p)
 {
-    int64_t opening = p->together.by_piece ? p->known.opening_ns / (8 * MN_CHUNK_AMORTISE) : 0;
+    int64_t opening = p->view.by_piece ? p->view.known.opening_ns / (8 * MN_CHUNK_AMORTISE) : 0;
     return opening > TASK_OVERHEAD_NS ? opening : TASK_OVERHEAD_NS;
 }
 
@@ -139,12 +139,13 @@ static void
 mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home, const uint8_t *marks)
 {
     const struct mn_plan_batch *b = &q->batch;
-    uint64_t ahead = p->order.next - p->order.head + 1;
+    uint64_t ahead = p->view.order.next - p->view.order.head + 1;
     uint64_t window = ahead > p->cfg.window ? ahead : p->cfg.window;
-    bool near = p->together.declared || p->known.near != MN_CONTRAST_NO;
+    bool near = p->together.declared || p->view.known.near != MN_CONTRAST_NO;
     /* The caller waits for the first batch. That also holds for later epochs of which nothing is
      * known. */
-    bool spread = b->number == 0 && p->known.near == MN_CONTRAST_UNKNOWN && !p->together.declared;
+    bool unknown = p->view.known.near == MN_CONTRAST_UNKNOWN && !p->together.declared;
+    bool spread = b->number == 0 && unknown;
     uint32_t part = (b->nrows + p->pace.active - 1) / p->pace.active;
     for (uint32_t i = 0; i < b->nrows; i++) {
         struct mn_locality_place place = {.declared = b->begins != NULL,
@@ -168,7 +169,7 @@ mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home, cons
         bool begins = i == 0 || home[i] != home[i - 1] || (near && breaks);
         /* A known cost does not include opening the group, unless the sample's group begins
          * there. */
-        bool opens = breaks && p->known.near == MN_CONTRAST_YES && !(marks[i] & MN_COST_OPENS);
+        bool opens = breaks && p->view.known.near == MN_CONTRAST_YES && !(marks[i] & MN_COST_OPENS);
         q->border[i] =
             (uint8_t)((breaks ? CHAIN : 0) | (begins ? PIECE : 0) | (opens ? OPENING : 0));
     }
@@ -240,7 +241,7 @@ predict(const struct mn_plan *p, const struct mn_plan_batch *b, int64_t *cost)
     if (p->cfg.costs == NULL) {
         return 0;
     }
-    mn_costs_predict(p->cfg.costs, mn_planned_index(b), b->hint, b->nrows, p->together.by_piece,
+    mn_costs_predict(p->cfg.costs, mn_planned_index(b), b->hint, b->nrows, p->view.by_piece,
                      cost);
     return b->whole ? mn_costs_look(p->cfg.costs).collate_ns : 0;
 }
@@ -275,7 +276,7 @@ mn_plan_cut(struct mn_plan *p, struct mn_planned *q, int64_t *cost, uint64_t oth
     const struct mn_plan_batch *b = &q->batch;
     int64_t collate = predict(p, b, cost);
     bool parts = b->splits && p->pace.split && mn_plan_room(p, b, others);
-    if (p->together.by_piece) {
+    if (p->view.by_piece) {
         int rc = cut_pieces(p, q, cost, parts, others);
         return rc < 0 ? rc : mn_pieces_insert(p, q, cost);
     }
@@ -301,7 +302,7 @@ static int
 insert_rest(struct mn_plan *p, struct mn_planned *q, int64_t *cost)
 {
     int64_t collate = predict(p, &q->batch, cost);
-    if (p->together.by_piece) {
+    if (p->view.by_piece) {
         return mn_pieces_insert(p, q, cost);
     }
     insert_tasks(p, q, cost, collate);
@@ -315,13 +316,14 @@ replan(struct mn_plan *p, int64_t *cost)
     mn_dispatch_drop(&p->dispatch, every, NULL);
     mn_pieces_reset(p);
     for (int begun = 1; begun >= 0; begun--) { /* started ones first: they are not cut again */
-        for (uint64_t n = p->order.head; n < p->order.next; n++) {
+        for (uint64_t n = p->view.order.head; n < p->view.order.next; n++) {
             struct mn_planned *q = mn_plan_at(p, n);
             if (q == NULL || q->refusal.why != MN_REFUSED_NOT || (q->block_off != 0) != begun) {
                 continue;
             }
             q->npieces = 0;
-            int rc = begun ? insert_rest(p, q, cost) : mn_plan_cut(p, q, cost, p->order.next - n);
+            int rc = begun ? insert_rest(p, q, cost)
+                           : mn_plan_cut(p, q, cost, p->view.order.next - n);
             if (rc < 0) {
                 return rc;
             }
@@ -333,24 +335,25 @@ replan(struct mn_plan *p, int64_t *cost)
 void
 mn_plan_look(struct mn_plan *p)
 {
-    p->known = mn_costs_look(p->cfg.costs);
-    bool near = p->together.declared || p->known.near != MN_CONTRAST_NO;
-    bool home = p->known.home == MN_CONTRAST_YES;
+    p->view.known = mn_costs_look(p->cfg.costs);
+    bool near = p->together.declared || p->view.known.near != MN_CONTRAST_NO;
+    bool home = p->view.known.home == MN_CONTRAST_YES;
     p->together.wanted = p->together.may && p->cfg.max_workers > 1 && (near || home);
 }
 
 static uint32_t
 stance_of(const struct mn_plan *p)
 {
-    return p->known.near | p->known.home << 2 | (uint32_t)p->known.joins << 4
-           | (uint32_t)p->known.believes << 5;
+    return p->view.known.near | p->view.known.home << 2 | (uint32_t)p->view.known.joins << 4
+           | (uint32_t)p->view.known.believes << 5;
 }
 
 bool
 mn_plan_unsettled(const struct mn_plan *p)
 {
     const struct mn_plan_together *t = &p->together;
-    return t->wanted != t->by_piece || (t->by_piece && stance_of(p) != t->stance);
+    bool by_piece = p->view.by_piece;
+    return t->wanted != by_piece || (by_piece && stance_of(p) != t->stance);
 }
 
 void
@@ -360,7 +363,7 @@ mn_plan_settle(struct mn_plan *p)
         return;
     }
     uint32_t rows = 0;
-    for (uint64_t n = p->order.head; n < p->order.next; n++) {
+    for (uint64_t n = p->view.order.head; n < p->view.order.next; n++) {
         const struct mn_planned *q = mn_plan_at(p, n);
         rows = q != NULL && q->batch.nrows > rows ? q->batch.nrows : rows;
     }
@@ -368,13 +371,13 @@ mn_plan_settle(struct mn_plan *p)
     if (cost == NULL) {
         return; /* it is tried again */
     }
-    p->together.by_piece = p->together.wanted;
+    p->view.by_piece = p->together.wanted;
     p->together.stance = stance_of(p);
     if (replan(p, cost) < 0) { /* pieces need memory; tasks do not */
-        p->together.by_piece = p->together.wanted = p->together.may = false;
+        p->view.by_piece = p->together.wanted = p->together.may = false;
         (void)replan(p, cost);
     }
-    p->together.parted = !p->together.by_piece;
+    p->together.parted = !p->view.by_piece;
     free(cost);
 }
 
@@ -397,7 +400,7 @@ static uint32_t
 find_stale(struct mn_plan *p)
 {
     uint32_t rows = 0;
-    for (uint64_t n = p->order.head; n < p->order.next; n++) {
+    for (uint64_t n = p->view.order.head; n < p->view.order.next; n++) {
         struct mn_planned *q = mn_plan_at(p, n);
         if (q != NULL) {
             q->stale = q->stale && q->block_off == 0 && q->refusal.why == MN_REFUSED_NOT;
@@ -419,14 +422,14 @@ recut(struct mn_plan *p)
     mn_dispatch_drop(&p->dispatch, is_stale, p);
     struct mn_chain last = p->shares.chain;
     bool whole = true;
-    for (uint64_t n = p->order.head; n < p->order.next; n++) {
+    for (uint64_t n = p->view.order.head; n < p->view.order.next; n++) {
         struct mn_planned *q = mn_plan_at(p, n);
         if (q != NULL && q->stale) {
             q->stale = false;
             mn_pieces_forget(p, q);
             p->shares.chain = q->chain;
-            whole = whole && mn_plan_cut(p, q, cost, p->order.next - n) == 0;
-            last = n + 1 == p->order.next ? p->shares.chain : last;
+            whole = whole && mn_plan_cut(p, q, cost, p->view.order.next - n) == 0;
+            last = n + 1 == p->view.order.next ? p->shares.chain : last;
         }
     }
     p->shares.chain = last;
@@ -448,7 +451,7 @@ recut(struct mn_plan *p)
 static void
 recut_planned(struct mn_plan *p, bool all)
 {
-    for (uint64_t n = p->order.head; n < p->order.next; n++) {
+    for (uint64_t n = p->view.order.head; n < p->view.order.next; n++) {
         struct mn_planned *q = mn_plan_at(p, n);
         if (q != NULL) {
             q->stale = q->stale || all || q->batch.splits;
@@ -462,7 +465,7 @@ static bool
 mark_stale(struct mn_plan *p, uint64_t epoch, int64_t index)
 {
     bool any = false;
-    for (uint64_t n = p->order.next; n-- > p->order.head;) {
+    for (uint64_t n = p->view.order.next; n-- > p->view.order.head;) {
         struct mn_planned *q = mn_plan_at(p, n);
         if (q == NULL) {
             continue; /* taken, out of order */
@@ -483,7 +486,8 @@ bool
 mn_plan_is_news(struct mn_plan *p, uint64_t epoch, const int64_t *index, const uint64_t *wall_ns,
                 size_t step, uint32_t rows)
 {
-    const struct mn_planned *last = p->order.next != 0 ? mn_plan_at(p, p->order.next - 1) : NULL;
+    uint64_t next = p->view.order.next;
+    const struct mn_planned *last = next != 0 ? mn_plan_at(p, next - 1) : NULL;
     if (last == NULL || last->batch.epoch == epoch || index == NULL) {
         return false;
     }

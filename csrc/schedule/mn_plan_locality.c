@@ -47,7 +47,7 @@ tasks_of(const struct mn_piece *x)
 static bool
 together(const struct mn_plan *p)
 {
-    return p->together.declared || p->known.near == MN_CONTRAST_YES;
+    return p->together.declared || p->view.known.near == MN_CONTRAST_YES;
 }
 
 /* How long opening a group may take while that is unknown. */
@@ -57,7 +57,8 @@ together(const struct mn_plan *p)
 static int64_t
 share_task_ns(const struct mn_plan *p)
 {
-    return p->shares.tasks != 0 ? p->shares.cost_ns / (int64_t)p->shares.tasks : p->known.median_ns;
+    int64_t tasks = (int64_t)p->shares.tasks;
+    return tasks != 0 ? p->shares.cost_ns / tasks : p->view.known.median_ns;
 }
 
 /* ---- shares ------------------------------------------------------------------------- */
@@ -186,7 +187,7 @@ void
 mn_pieces_forget(struct mn_plan *p, struct mn_planned *q)
 {
     uint32_t left = 0; /* tasks that are not queued: none if the batch was made */
-    for (uint32_t i = 0; i < q->npieces && p->together.by_piece; i++) {
+    for (uint32_t i = 0; i < q->npieces && p->view.by_piece; i++) {
         left += tasks_of(&q->pieces[i]);
     }
     p->shares.piece_tasks -= left;
@@ -241,7 +242,7 @@ home_of(const struct mn_plan *p, const struct mn_planned *q, uint32_t task)
     uint16_t home = 0;
     uint8_t marks;
     const int64_t *index = mn_planned_index(&q->batch);
-    if (p->known.home == MN_CONTRAST_YES && index != NULL && q->batch.nrows != 0) {
+    if (p->view.known.home == MN_CONTRAST_YES && index != NULL && q->batch.nrows != 0) {
         mn_costs_places(p->cfg.costs, index + q->row0[task], 1, &home, &marks);
     }
     return home != 0 && home <= p->cfg.max_workers ? home - 1 : -1;
@@ -252,14 +253,14 @@ home_of(const struct mn_plan *p, const struct mn_planned *q, uint32_t task)
 static void
 cost_of(const struct mn_plan *p, struct mn_planned *q, const int64_t *cost, uint32_t task)
 {
-    bool near = p->known.near == MN_CONTRAST_YES;
+    bool near = p->view.known.near == MN_CONTRAST_YES;
     q->cost_ns[task] = q->opens_ns[task] = 0;
     for (uint32_t i = q->row0[task]; i < q->row0[task + 1]; i++) {
-        int64_t opens = q->border[i] & OPENING ? p->known.opening_ns : 0;
+        int64_t opens = q->border[i] & OPENING ? p->view.known.opening_ns : 0;
         bool alone = i + 1 == q->batch.nrows || (q->border[i + 1] & CHAIN);
         bool first = (near || (p->together.declared && !alone)) && (q->border[i] & CHAIN);
-        if (first && opens == 0 && cost[i] > p->known.median_ns) {
-            q->opens_ns[task] += cost[i] - p->known.median_ns; /* it is part of the known cost */
+        if (first && opens == 0 && cost[i] > p->view.known.median_ns) {
+            q->opens_ns[task] += cost[i] - p->view.known.median_ns; /* part of the known cost */
         }
         q->cost_ns[task] += cost[i] + opens;
         q->opens_ns[task] += opens;
@@ -277,7 +278,7 @@ home_is_full(const struct mn_plan *p, const struct mn_piece *x)
     int64_t all_ns = p->shares.cost_ns + p->dispatch.work_ns + x->cost_ns;
     int64_t part_ns = all_ns / (int64_t)p->pace.active;
     int64_t more_ns = p->shares.of[x->home].cost_ns - part_ns;
-    return more_ns > part_ns / 4 + rows * p->known.away_ns;
+    return more_ns > part_ns / 4 + rows * p->view.known.away_ns;
 }
 
 /* Places a new piece: with the worker that is at it, with the owner of its chain, at its home, or
@@ -311,7 +312,7 @@ place(struct mn_plan *p, struct mn_piece *x)
 int
 mn_pieces_insert(struct mn_plan *p, struct mn_planned *q, const int64_t *cost)
 {
-    bool near = p->together.declared || p->known.near != MN_CONTRAST_NO;
+    bool near = p->together.declared || p->view.known.near != MN_CONTRAST_NO;
     if (q->first_chain == 0) { /* it was cut before neighbours were kept together */
         p->shares.chain = (struct mn_chain){++p->shares.chains, 0, -1};
         q->first_chain = p->shares.chain.number;
@@ -402,10 +403,10 @@ static int64_t
 price(const struct mn_plan *p, const struct mn_piece *x)
 {
     int64_t rows = x->batch->row0[x->t1] - x->batch->row0[x->t0];
-    int64_t away = x->home >= 0 ? rows * p->known.away_ns : 0;
-    int64_t opening = p->known.opening_ns;
+    int64_t away = x->home >= 0 ? rows * p->view.known.away_ns : 0;
+    int64_t opening = p->view.known.opening_ns;
     if (p->together.declared && opening == 0) { /* not measured yet: assume a high cost */
-        opening = 32 * p->known.median_ns;
+        opening = 32 * p->view.known.median_ns;
     }
     return away + opening;
 }
@@ -440,7 +441,7 @@ take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t stay, ui
         share_give(p, helper, x);
         x = next;
     }
-    p->shares.helped++;
+    p->view.helped++;
     if (has_chain && chain != p->shares.chain.number) {
         p->shares.chain.owner = victim;
     }
@@ -453,7 +454,7 @@ take_over(struct mn_plan *p, uint32_t victim, uint32_t helper, uint32_t stay, ui
 static int64_t
 more_in(const struct mn_plan *p, const struct mn_plan_round *r)
 {
-    const struct mn_planned *q = mn_plan_at(p, p->order.head);
+    const struct mn_planned *q = mn_plan_at(p, p->view.order.head);
     bool last = p->dispatch.closed && p->dispatch.count == 0;
     if (last || !p->cfg.in_order || q == NULL || q->maker == 0) {
         return INT64_MAX;
@@ -490,15 +491,15 @@ help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper, uint32_t victi
      * window starts only while the head stands still. */
     uint64_t idle_ns = p->shares.of[helper].idle_ns;
     bool waits = idle_ns == 0
-                 || (int64_t)(r->facts.now_ns - idle_ns) < mn_plan_patience_ns(p->pace.batch_bytes);
-    if (r->soon && waits && (price_ns > 0 || p->known.near == MN_CONTRAST_UNKNOWN)) {
+                 || (int64_t)(r->facts.now_ns - idle_ns) < mn_plan_patience_ns(p->view.batch_bytes);
+    if (r->soon && waits && (price_ns > 0 || p->view.known.near == MN_CONTRAST_UNKNOWN)) {
         return false;
     }
     /* Opening a group again for next to no gain takes the processor from others. */
-    if (p->known.median_ns != 0 && before_ns <= price_ns + price_ns / HELP_MARGIN) {
+    if (p->view.known.median_ns != 0 && before_ns <= price_ns + price_ns / HELP_MARGIN) {
         return false;
     }
-    bool head = p->shares.of[victim].first->batch->sequence == p->order.head;
+    bool head = p->shares.of[victim].first->batch->sequence == p->view.order.head;
     if (!head && price_ns > 0 && more_in(p, r) <= price_ns) {
         return false; /* the helper may get other work before that cost has paid off */
     }
@@ -514,7 +515,7 @@ find_help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper)
     int64_t most = -1, each_ns = share_task_ns(p);
     uint32_t victim = 0, head = UINT32_MAX;
     each_ns = each_ns > 0 ? each_ns : 1; /* no cost is known */
-    if (p->order.next - p->order.head < p->cfg.window && !p->dispatch.closed && !r->held
+    if (p->view.order.next - p->view.order.head < p->cfg.window && !p->dispatch.closed && !r->held
         && !p->stall.full) {
         return false; /* more is about to be planned, and the helper may begin with that */
     }
@@ -526,7 +527,7 @@ find_help(struct mn_plan *p, struct mn_plan_round *r, uint32_t helper)
         if (w == helper || s->first == NULL) {
             continue;
         }
-        if (s->first->batch->sequence == p->order.head) {
+        if (s->first->batch->sequence == p->view.order.head) {
             head = w;
         }
         int64_t much = s->cost_ns > 0 ? s->cost_ns : (int64_t)s->tasks * each_ns;
@@ -549,8 +550,8 @@ find_stuck(const struct mn_plan *p, const struct mn_plan_round *r, uint32_t help
     int64_t stuck = STUCK_TIMES * share_task_ns(p);
     stuck = stuck > STUCK_NS ? stuck : STUCK_NS;
     /* Its worker may be opening a group. While the time for that is unknown, allow more. */
-    stuck += 2 * (p->known.away_ns + p->known.opening_ns);
-    if (p->known.near == MN_CONTRAST_UNKNOWN) {
+    stuck += 2 * (p->view.known.away_ns + p->view.known.opening_ns);
+    if (p->view.known.near == MN_CONTRAST_UNKNOWN) {
         stuck += UNKNOWN_NS;
     }
     uint32_t w = 0;
@@ -598,7 +599,7 @@ static void
 adopt(struct mn_plan *p, uint32_t w, struct mn_piece *x)
 {
     uint64_t chain = x->chain, n = x->batch->sequence;
-    while (together(p) && n > p->order.head && has_chain(mn_plan_at(p, n - 1), chain)) {
+    while (together(p) && n > p->view.order.head && has_chain(mn_plan_at(p, n - 1), chain)) {
         n--;
     }
     mn_dispatch_take(&p->dispatch, x->node);
@@ -606,7 +607,7 @@ adopt(struct mn_plan *p, uint32_t w, struct mn_piece *x)
     share_give(p, w, x);
     p->shares.of[w].chain = chain;
     struct mn_planned *q;
-    for (; n < p->order.next && ((q = mn_plan_at(p, n)) == NULL || has_chain(q, chain)); n++) {
+    for (; n < p->view.order.next && ((q = mn_plan_at(p, n)) == NULL || has_chain(q, chain)); n++) {
         for (uint32_t i = 0; q != NULL && i < q->npieces; i++) {
             struct mn_piece *y = &q->pieces[i];
             if (y->chain == chain && y->node != NO_NODE) {
@@ -638,7 +639,7 @@ unowned(struct mn_plan *p, struct mn_plan_round *r)
     }
     struct mn_dispatch_choice head;
     if (p->cfg.in_order && mn_dispatch_first(&p->dispatch, &head) == MN_OK
-        && head.task.batch == (int64_t)p->order.head) {
+        && head.task.batch == (int64_t)p->view.order.head) {
         c = head; /* the caller waits for it, or will first */
     }
     struct mn_piece *x = piece_of(p, &c);
@@ -677,12 +678,12 @@ static bool
 comes_first(const struct mn_plan *p, const struct mn_piece *x, const struct mn_piece *own,
             bool goes_on)
 {
-    if (x->batch->sequence == p->order.head && own->batch->block_off == 0) {
+    if (x->batch->sequence == p->view.order.head && own->batch->block_off == 0) {
         return true; /* own may find no memory, and the head must not wait for it */
     }
     if (piece_slow(p, x)) {
-        int64_t back = p->known.near == MN_CONTRAST_UNKNOWN ? UNKNOWN_NS
-                                                            : p->known.opening_ns;
+        int64_t back = p->view.known.near == MN_CONTRAST_UNKNOWN ? UNKNOWN_NS
+                                                            : p->view.known.opening_ns;
         return slack_of(p, x) + (goes_on ? back : 0) < slack_of(p, own);
     }
     return !goes_on && x->batch->sequence < own->batch->sequence;
@@ -721,7 +722,7 @@ mn_plan_next_for_worker(struct mn_plan *p, struct mn_plan_round *r, uint32_t w,
     uint64_t *idle_ns = &p->shares.of[w].idle_ns;
     *idle_ns = x != NULL || !r->idle ? 0 : *idle_ns != 0 ? *idle_ns : r->facts.now_ns;
     if (x == NULL) {
-        p->stall.held = p->stall.held || r->held;
+        p->view.held = p->view.held || r->held;
         out->helps = r->idle ? find_stuck(p, r, w) : p->cfg.max_workers;
         return out->helps < p->cfg.max_workers ? MN_PLAN_MOVE : MN_PLAN_NOTHING;
     }
@@ -760,7 +761,7 @@ void
 mn_plan_round_begin(struct mn_plan *p, const struct mn_plan_facts *f, struct mn_plan_round *r)
 {
     int64_t prefetched = (int64_t)mn_a64_load_relaxed(&p->prefetched);
-    p->stall.held = false;
+    p->view.held = false;
     for (uint32_t w = 0; w < p->cfg.max_workers; w++) {
         p->shares.of[w].usable = f->workers[w].usable;
         if (!f->workers[w].usable) {
@@ -770,7 +771,7 @@ mn_plan_round_begin(struct mn_plan *p, const struct mn_plan_facts *f, struct mn_
     *r = (struct mn_plan_round){
         .facts = *f,
         .depth = depth(p),
-        .view = {.head_batch = (int64_t)p->order.head - prefetched,
+        .view = {.head_batch = (int64_t)p->view.order.head - prefetched,
                  .ready_batches = f->ready + prefetched,
                  .last_batch = (int64_t)p->horizon - 1,
                  .held_ns = p->shares.cost_ns},

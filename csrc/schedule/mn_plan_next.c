@@ -16,7 +16,7 @@
 struct mn_planned **
 mn_plan_place(const struct mn_plan *p, uint64_t sequence)
 {
-    return &p->batches[sequence & (p->capacity - 1)];
+    return &p->batches[sequence & (p->view.capacity - 1)];
 }
 
 struct mn_planned *
@@ -36,14 +36,14 @@ mn_plan_block(const struct mn_plan *p, uint64_t sequence)
 bool
 mn_plan_begins(const struct mn_plan *p)
 {
-    const struct mn_planned *q = mn_plan_at(p, p->order.head);
+    const struct mn_planned *q = mn_plan_at(p, p->view.order.head);
     return q != NULL && q->batch.number == 0;
 }
 
 uint64_t
 mn_plan_waiting(const struct mn_plan *p)
 {
-    return p->together.by_piece ? p->shares.piece_tasks : p->dispatch.count;
+    return p->view.by_piece ? p->shares.piece_tasks : p->dispatch.count;
 }
 
 uint64_t
@@ -58,34 +58,10 @@ mn_plan_rows_bytes(const struct mn_plan *p, uint32_t nrows)
     return bytes;
 }
 
-struct mn_plan_order
-mn_plan_order(const struct mn_plan *p)
+const struct mn_plan_view *
+mn_plan_view(const struct mn_plan *p)
 {
-    return p->order;
-}
-
-uint64_t
-mn_plan_next_sequence(const struct mn_plan *p)
-{
-    return p->order.next;
-}
-
-struct mn_forming *
-mn_plan_forming(const struct mn_plan *p)
-{
-    return p->forming;
-}
-
-const struct mn_costs_view *
-mn_plan_known(const struct mn_plan *p)
-{
-    return &p->known;
-}
-
-bool
-mn_plan_by_piece(const struct mn_plan *p)
-{
-    return p->together.by_piece;
+    return &p->view;
 }
 
 struct mn_plan_window
@@ -96,51 +72,20 @@ mn_plan_window(const struct mn_plan *p)
                                    mn_a64_load_relaxed(&p->prefetched)};
 }
 
-uint64_t
-mn_plan_batch_bytes(const struct mn_plan *p)
-{
-    return p->pace.batch_bytes;
-}
-
-uint32_t
-mn_plan_batches_most(const struct mn_plan *p)
-{
-    return p->capacity;
-}
-
-int64_t
-mn_plan_consumer_ns(const struct mn_plan *p)
-{
-    return p->pace.consumer_ns;
-}
-
-bool
-mn_plan_held(const struct mn_plan *p)
-{
-    return p->stall.held;
-}
-
-struct mn_plan_counts
-mn_plan_counts(const struct mn_plan *p)
-{
-    struct mn_plan_counts c = {.helped = p->shares.helped};
-    memcpy(c.starts, p->starts, sizeof(c.starts));
-    return c;
-}
-
 /* ---- what was done and seen --------------------------------------------------------------- */
 
 void
 mn_plan_tries(struct mn_plan *p, const struct mn_planned *q)
 {
     uint64_t bytes = q->batch.whole ? 0 : mn_plan_rows_bytes(p, q->batch.nrows);
-    p->pace.batch_bytes = bytes > p->pace.batch_bytes ? bytes : p->pace.batch_bytes;
+    p->view.batch_bytes = bytes > p->view.batch_bytes ? bytes : p->view.batch_bytes;
 }
 
 void
 mn_plan_begun(struct mn_plan *p, struct mn_planned *q, uint64_t block_off)
 {
-    p->order.begun = q->sequence >= p->order.begun ? q->sequence + 1 : p->order.begun;
+    struct mn_plan_order *o = &p->view.order;
+    o->begun = q->sequence >= o->begun ? q->sequence + 1 : o->begun;
     p->unmade++;
     q->block_off = block_off;
 }
@@ -194,7 +139,8 @@ straggler_ns(const struct mn_plan *p)
 static bool
 held_by_slow(const struct mn_plan *p, const struct mn_plan_facts *f)
 {
-    uint64_t off = mn_plan_block(p, p->order.head + (p->cfg.in_order ? (uint64_t)f->ready : 0));
+    uint64_t done = p->cfg.in_order ? (uint64_t)f->ready : 0;
+    uint64_t off = mn_plan_block(p, p->view.order.head + done);
     return off != 0 && f->running_ns(f->arg, off) >= straggler_ns(p);
 }
 
@@ -206,7 +152,7 @@ mn_plan_starved(struct mn_plan *p, const struct mn_plan_facts *f)
     }
     p->stall.starved_ns = p->stall.starved_ns == 0 ? f->now_ns : p->stall.starved_ns;
     int64_t idle_ns = (int64_t)(f->now_ns - p->stall.starved_ns);
-    bool idle = f->queued == 0 && idle_ns >= mn_plan_patience_ns(p->pace.batch_bytes);
+    bool idle = f->queued == 0 && idle_ns >= mn_plan_patience_ns(p->view.batch_bytes);
     return idle || held_by_slow(p, f);
 }
 
@@ -214,7 +160,7 @@ int64_t
 mn_plan_lasts(const struct mn_plan *p)
 {
     const struct mn_dispatch *d = &p->dispatch;
-    if (d->closed || p->stall.told == p->order.next) {
+    if (d->closed || p->stall.told == p->view.order.next) {
         return INT64_MAX;
     }
     int64_t work_ns = d->work_ns + p->shares.cost_ns, left = work_ns / (int64_t)p->pace.active;
@@ -234,14 +180,14 @@ bool
 mn_plan_starving(struct mn_plan *p, const struct mn_plan_facts *f)
 {
     bool starving = f->ready < p->dispatch.rates.starved_below && mn_plan_starved(p, f);
-    p->stall.told = starving ? p->order.next : p->stall.told;
+    p->stall.told = starving ? p->view.order.next : p->stall.told;
     return starving;
 }
 
 int64_t
 mn_plan_nap(const struct mn_plan *p, uint64_t now_ns, int64_t nap_ns)
 {
-    int64_t patience = mn_plan_patience_ns(p->pace.batch_bytes);
+    int64_t patience = mn_plan_patience_ns(p->view.batch_bytes);
     int64_t idle = p->stall.starved_ns != 0 ? (int64_t)(now_ns - p->stall.starved_ns) : patience;
     return idle < patience && patience - idle < nap_ns ? patience - idle : nap_ns;
 }
@@ -274,16 +220,16 @@ mn_plan_depth(const struct mn_plan *p)
 static int64_t
 first(const struct mn_plan *p)
 {
-    return p->forming != NULL ? (int64_t)mn_forming_head(p)
-                              : (int64_t)(p->order.head - mn_a64_load_relaxed(&p->prefetched));
+    return p->view.forming != NULL ? (int64_t)mn_forming_head(p)
+                              : (int64_t)(p->view.order.head - mn_a64_load_relaxed(&p->prefetched));
 }
 
 /* Returns how many batches from this sequence on have started and are not being made. */
 static uint64_t
 resting(const struct mn_plan *p, const struct mn_plan_facts *f, uint64_t from)
 {
-    uint64_t n = from > p->order.head ? from : p->order.head, rest = 0;
-    for (; n < p->order.begun; n++) {
+    uint64_t n = from > p->view.order.head ? from : p->view.order.head, rest = 0;
+    for (; n < p->view.order.begun; n++) {
         const struct mn_planned *q = mn_plan_at(p, n);
         rest += q != NULL && q->block_off != 0
                 && (q->done || f->running_ns(f->arg, q->block_off) < 0);
@@ -298,8 +244,9 @@ lying(const struct mn_plan *p, const struct mn_plan_facts *f)
 {
     int64_t straggles_ns = straggler_ns(p);
     /* in ready mode, what has ended is no longer planned */
-    uint64_t lie = p->forming != NULL ? (uint64_t)f->ready : mn_a64_load_relaxed(&p->prefetched);
-    for (uint64_t n = p->order.head; n < p->order.begun; n++) {
+    bool forms = p->view.forming != NULL;
+    uint64_t lie = forms ? (uint64_t)f->ready : mn_a64_load_relaxed(&p->prefetched);
+    for (uint64_t n = p->view.order.head; n < p->view.order.begun; n++) {
         const struct mn_planned *q = mn_plan_at(p, n);
         lie += q != NULL && q->block_off != 0
                && (q->done || f->running_ns(f->arg, q->block_off) < straggles_ns);
@@ -321,7 +268,7 @@ may_lie(const struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_
     uint64_t from = (uint64_t)first(p), end = from + p->pace.steady;
     uint64_t spare = r->consumer_ns < r->period_ns ? SPARE_BYTES : MN_PLAN_LARGE_BYTES;
     uint64_t most = p->pace.steady + (bytes != 0 ? spare / bytes : 0);
-    if (q->sequence < end || p->order.begun - from < most) {
+    if (q->sequence < end || p->view.order.begun - from < most) {
         return true;
     }
     bool slow = why == MN_DISPATCH_EARLY || why == MN_DISPATCH_FINALE_LPT;
@@ -336,14 +283,14 @@ mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
     if (q->block_off != 0) {
         return true; /* its memory is allocated already */
     }
-    bool head = q->sequence == p->order.head;
+    bool head = q->sequence == p->view.order.head;
     struct mn_memory m = {.limit = f->memory_limit,
                           .used = f->memory_used,
-                          .reserve = (int64_t)p->pace.batch_bytes};
+                          .reserve = (int64_t)p->view.batch_bytes};
     uint64_t bytes = mn_plan_rows_bytes(p, q->batch.nrows);
     if (p->pace.rows_of.nfields == 0) {
         bytes = f->result_bytes; /* not known before it is made */
-        m.used += p->together.by_piece ? (int64_t)(bytes * p->unmade) : 0; /* not in used yet */
+        m.used += p->view.by_piece ? (int64_t)(bytes * p->unmade) : 0; /* not in used yet */
     }
     if (!head && !may_lie(p, f, q, bytes, why)) {
         return false;
@@ -362,13 +309,13 @@ may_start(struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_disp
     struct mn_planned *q = mn_plan_tagged(p, c->task.tag, &task);
     mn_assert(q != NULL);
     *out = (struct mn_plan_start){.batch = q, .task = task, .why = c->why, .node = c->node};
-    return mn_plan_memory_allows(p, f, q, c->why, &p->stall.held);
+    return mn_plan_memory_allows(p, f, q, c->why, &p->view.held);
 }
 
 void
 mn_plan_dispatch_begins(struct mn_plan *p)
 {
-    p->stall.held = false;
+    p->view.held = false;
 }
 
 bool
@@ -390,7 +337,7 @@ mn_plan_next_task(struct mn_plan *p, const struct mn_plan_facts *f, struct mn_pl
                                     .ready_batches = f->ready + prefetched,
                                     .last_batch = (int64_t)p->horizon - 1};
     struct mn_dispatch_choice c;
-    p->stall.held = false;
+    p->view.held = false;
     if (mn_dispatch_peek(&p->dispatch, &view, &c) != MN_OK
         || (c.why == MN_DISPATCH_AHEAD && !mn_plan_starved(p, f))) {
         return false;
@@ -402,7 +349,7 @@ void
 mn_plan_started(struct mn_plan *p, const struct mn_plan_start *s)
 {
     s->batch->sent[s->task] = MN_SENT_ANY;
-    p->starts[s->why]++;
+    p->view.starts[s->why]++;
     if (s->piece == NULL) {
         mn_dispatch_take(&p->dispatch, s->node);
     }

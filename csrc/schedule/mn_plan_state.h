@@ -31,9 +31,7 @@ mn_plan_patience_ns(uint64_t batch_bytes)
  * follows it. */
 struct mn_plan_pace {
     uint32_t active;     /* workers that should exist, standby workers not counted */
-    int64_t consumer_ns; /* the caller's time for a batch, running mean; 0: unknown */
     struct mn_plan_rows rows_of; /* of a batch that starts now */
-    uint64_t batch_bytes; /* of the largest batch so far */
     uint64_t steady;     /* batches that may lie finished in memory; see mn_plan_next.c */
     uint32_t cut_rows;   /* of the batch planned last */
     uint32_t cut_tasks;  /* its number of tasks; 0: no batch was planned */
@@ -43,7 +41,6 @@ struct mn_plan_pace {
 
 /* Obstacles found when something was to be started or planned. */
 struct mn_plan_stall {
-    bool held;           /* the memory limit ended the last dispatch */
     bool full;           /* the last batch to be planned found no space */
     uint64_t starved_ns; /* since when a worker idles behind the head; 0: none does */
     uint64_t told;       /* order.next when the program was last asked to plan more */
@@ -53,7 +50,6 @@ struct mn_plan_stall {
 struct mn_plan_together {
     bool may;             /* allowed: that is, or could be, cheaper */
     bool wanted;          /* by what is known, they should be */
-    bool by_piece;        /* they are: mn_plan_locality.c */
     bool parted;          /* they no longer are, and the engine has not asked since */
     bool declared;        /* the dataset says where groups begin */
     uint32_t stance;      /* what the pieces were cut by: a change of it is news */
@@ -77,16 +73,14 @@ struct mn_plan_shares {
     uint64_t piece_tasks;  /* of all pieces, including the dispatcher's */
     struct mn_chain chain; /* of the sample planned last */
     uint64_t chains;       /* chains so far: numbers are never reused */
-    uint64_t helped;       /* times that a worker took over part of another worker's share */
 };
 
 struct mn_plan {
+    struct mn_plan_view view;
     struct mn_plan_config cfg;
     struct mn_dispatch dispatch;
     void *memory;                /* the dispatcher's */
-    struct mn_planned **batches; /* ring by sequence, [capacity] */
-    uint32_t capacity;               /* a power of two */
-    struct mn_plan_order order;
+    struct mn_planned **batches; /* ring by sequence, [view.capacity], which is a power of two */
     uint64_t horizon;            /* no batch from this sequence on may start */
     uint64_t rows;               /* planned so far: the order among equals */
     uint64_t refused;            /* planned batches that cannot be made */
@@ -94,13 +88,10 @@ struct mn_plan {
     /* Batches that were taken in order but go to the caller only later: they count as not taken.
      * Written by the caller's thread; the engine thread reads it and may see an old value. */
     mn_a64 prefetched;
-    uint64_t starts[6];          /* by enum mn_dispatch_why, for stats */
-    struct mn_costs_view known;  /* costs, when something was last planned or learned */
     struct mn_plan_pace pace;
     struct mn_plan_stall stall;
     struct mn_plan_together together;
     struct mn_plan_shares shares;
-    struct mn_forming *forming;  /* NULL: batches are delivered as planned */
 };
 
 /* The dispatcher's tag of a task or a piece: its batch, and its number in that batch. A batch has

@@ -801,16 +801,16 @@ form_now(struct mn_engine *e, struct rig_worker *w)
         run_all(w);
         CHECK(mn_test_clock_ns() < deadline);
     }
-    CHECK(e->plan->forming->nruns != 0);
-    CHECK_EQ(e->plan->forming->runs[0].sequence, sequence);
-    CHECK_EQ(e->plan->forming->runs[0].block_off, off);
+    CHECK(e->plan->view.forming->nruns != 0);
+    CHECK_EQ(e->plan->view.forming->runs[0].sequence, sequence);
+    CHECK_EQ(e->plan->view.forming->runs[0].block_off, off);
 }
 
 /* Checks that every row of the formed batch is right and occurs once. */
 static uint32_t
 check_runs(struct rig *r, const struct rig_block *b, uint32_t nblocks, uint8_t *seen)
 {
-    const struct mn_forming *f = r->e->plan->forming;
+    const struct mn_forming *f = r->e->plan->view.forming;
     uint32_t rows = 0;
     for (uint32_t i = 0; i < f->nruns; i++) {
         const struct mn_run *run = &f->runs[i];
@@ -828,7 +828,7 @@ check_runs(struct rig *r, const struct rig_block *b, uint32_t nblocks, uint8_t *
 static void
 take_formed(struct mn_engine *e)
 {
-    const struct mn_run run = e->plan->forming->runs[0];
+    const struct mn_run run = e->plan->view.forming->runs[0];
     mn_engine_taken(e, run.sequence, run.block_off);
 }
 
@@ -849,8 +849,8 @@ formed_batches_wait_for_no_slow_sample(void)
     CHECK_EQ(mn_worker_try(&w[0].side, &slow), MN_OK);
     for (uint32_t k = 1; k <= 2; k++) {
         form_now(e, &w[1]);
-        CHECK_EQ(e->plan->forming->nruns, 1);
-        CHECK_EQ(e->plan->forming->runs[0].sequence, k);
+        CHECK_EQ(e->plan->view.forming->nruns, 1);
+        CHECK_EQ(e->plan->view.forming->runs[0].sequence, k);
         CHECK_EQ(check_runs(&r, b, 6, seen), 4);
         take_formed(e);
         CHECK(mn_plan_at(e->plan, 0) != NULL); /* the slow one is still the head */
@@ -909,7 +909,7 @@ what_is_delivered_has_left_the_plan(void)
     late = &w[0];
     form_now(e, &w[1]);
     CHECK(late == NULL);
-    CHECK_EQ(e->plan->order.head, 1);
+    CHECK_EQ(e->plan->view.order.head, 1);
     CHECK(mn_plan_at(e->plan, 0) == NULL);
     take_formed(e);
     mn_engine_plan_clear(e);
@@ -934,7 +934,7 @@ mixed_batches_keep_what_is_left_of_others(void)
         run_all(&w[2]);
     }
     form_now(e, &w[2]);
-    CHECK_EQ(e->plan->forming->nruns, 2);
+    CHECK_EQ(e->plan->view.forming->nruns, 2);
     CHECK_EQ(check_runs(&r, b, 2, seen), 4);
     take_formed(e);
     CHECK_EQ(e->flight.n, 2);
@@ -963,7 +963,7 @@ descriptors_that_are_all_out(void)
     for (uint32_t i = 0; i < 4097; i++) {
         uint64_t sequence, off;
         CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
-        CHECK_EQ(mn_ready_end(&e->plan->forming->policy, INT64_MAX), 0); /* there is more */
+        CHECK_EQ(mn_ready_end(&e->plan->view.forming->policy, INT64_MAX), 0); /* there is more */
         run_all(&w);
         if (i < 4096) {
             CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
@@ -1548,7 +1548,7 @@ static uint32_t
 formed_read(struct crew *c)
 {
     struct mn_engine *e = c->rig.e;
-    const struct mn_forming *f = e->plan->forming;
+    const struct mn_forming *f = e->plan->view.forming;
     uint64_t row_bytes[RIG_FIELDS];
     uint32_t rows = 0;
     for (uint32_t i = 0; i < f->nruns; i++) {

@@ -112,8 +112,8 @@ add(struct world *w, uint32_t nrows, const uint8_t *begins)
     for (uint32_t i = 0; i < nrows; i++) {
         index[i] = (int64_t)(w->planned_rows + i) % SAMPLES;
     }
-    struct mn_plan_batch b = {.sequence = w->p->order.next,
-                              .number = w->p->order.next,
+    struct mn_plan_batch b = {.sequence = w->p->view.order.next,
+                              .number = w->p->view.order.next,
                               .nrows = nrows,
                               .integers = true,
                               .index = index,
@@ -162,7 +162,7 @@ start_all(struct world *w)
 static void
 deliver(struct world *w)
 {
-    struct mn_planned *q = mn_plan_at(w->p, w->p->order.head);
+    struct mn_planned *q = mn_plan_at(w->p, w->p->view.order.head);
     CHECK(q != NULL);
     if (q->block_off != 0) {
         w->f.memory_used -= (int64_t)mn_plan_rows_bytes(w->p, q->batch.nrows);
@@ -181,11 +181,11 @@ the_window_is_filled_and_no_more(void)
     open_world(&w, false, &(struct mn_plan_config){.window = 2, .in_order = true});
     add_some(&w, 5);
     CHECK(start_all(&w) != 0);
-    CHECK_EQ(w.p->order.begun, 2);
+    CHECK_EQ(w.p->view.order.begun, 2);
     CHECK(mn_plan_at(w.p, 1)->sent[mn_plan_at(w.p, 1)->ntasks - 1]);
     deliver(&w);
     CHECK(start_all(&w) != 0);
-    CHECK_EQ(w.p->order.begun, 3);
+    CHECK_EQ(w.p->view.order.begun, 3);
     close_world(&w);
 }
 
@@ -197,7 +197,7 @@ what_idles_waits_first(void)
     open_world(&w, false, &(struct mn_plan_config){.window = 1, .in_order = true});
     add_some(&w, 3);
     (void)start_all(&w);
-    CHECK_EQ(w.p->order.begun, 1);
+    CHECK_EQ(w.p->view.order.begun, 1);
     w.f.now_ns += (uint64_t)mn_plan_patience_ns(0) - 1;
     CHECK_EQ(start_all(&w), 0);
     CHECK(mn_plan_nap(w.p, w.f.now_ns, INT64_MAX) == 1);
@@ -206,7 +206,7 @@ what_idles_waits_first(void)
     CHECK_EQ(start_all(&w), 0);
     w.f.queued = 0;
     CHECK(start_all(&w) != 0);
-    CHECK(w.p->starts[MN_DISPATCH_AHEAD] != 0);
+    CHECK(w.p->view.starts[MN_DISPATCH_AHEAD] != 0);
     close_world(&w);
 }
 
@@ -223,12 +223,12 @@ behind_a_slow_sample_nothing_waits(void)
     said_ns = 15 * (int64_t)MS;
     add_some(&w, 40);
     (void)start_all(&w);
-    uint64_t before = w.p->order.begun;
+    uint64_t before = w.p->view.order.begun;
     CHECK(before != 40);
     CHECK_EQ(start_all(&w), 0); /* a busy machine takes a core away for as long */
     said_ns = 1000 * (int64_t)MS;
     CHECK(start_all(&w) != 0);
-    CHECK(w.p->order.begun > before);
+    CHECK(w.p->view.order.begun > before);
     close_world(&w);
 }
 
@@ -240,7 +240,7 @@ start_behind_a_straggler(uint64_t batch_bytes, int64_t consumer_ns)
     uint64_t bytes[1] = {batch_bytes / ROWS};
     open_world(&w, true, &(struct mn_plan_config){.window = 2, .in_order = true});
     w.p->pace.rows_of.row_bytes = bytes;
-    w.p->pace.consumer_ns = consumer_ns;
+    w.p->view.consumer_ns = consumer_ns;
     w.f.memory_limit = INT64_MAX;
     for (int64_t i = 0; i < 100; i++) {
         mn_costs_observe(&w.costs, i, (int64_t)MS);
@@ -251,7 +251,7 @@ start_behind_a_straggler(uint64_t batch_bytes, int64_t consumer_ns)
         (void)start_all(&w);
         w.f.now_ns += 100 * MS;
     }
-    uint64_t begun = w.p->order.begun;
+    uint64_t begun = w.p->view.order.begun;
     close_world(&w);
     return begun;
 }
@@ -273,7 +273,7 @@ finished_early_batches_are_half_a_window(void)
     uint64_t bytes[1] = {UINT64_C(40) << 20};
     open_world(&w, true, &(struct mn_plan_config){.window = 2, .in_order = true});
     w.p->pace.rows_of.row_bytes = bytes;
-    w.p->pace.consumer_ns = 20 * (int64_t)MS;
+    w.p->view.consumer_ns = 20 * (int64_t)MS;
     w.f.memory_limit = INT64_MAX;
     w.f.running_ns = head_runs; /* all others have ended */
     for (int64_t i = 0; i < SAMPLES; i++) {
@@ -303,8 +303,8 @@ the_head_alone_passes_the_limit(void)
     add_some(&w, 4);
     for (uint64_t n = 0; n < 4; n++) {
         CHECK(start_all(&w) != 0);
-        CHECK_EQ(w.p->order.begun, n + 1);
-        CHECK(n == 3 || w.p->stall.held);
+        CHECK_EQ(w.p->view.order.begun, n + 1);
+        CHECK(n == 3 || w.p->view.held);
         deliver(&w);
     }
     CHECK_EQ(w.f.memory_used, 0);
@@ -381,7 +381,7 @@ what_is_refused_is_in_nobodys_way(void)
     CHECK(mn_plan_at(w.p, 0)->block_off == 0 && mn_plan_at(w.p, 1)->block_off != 0);
     deliver(&w);
     CHECK_EQ(w.p->refused, 0);
-    CHECK_EQ(w.p->order.head, 1);
+    CHECK_EQ(w.p->view.order.head, 1);
     close_world(&w);
 }
 
@@ -454,7 +454,7 @@ each_worker_has_its_own_group(void)
     open_shares(&w);
     add_groups(&w, WORKERS);
     mn_plan_settle(w.p);
-    CHECK(w.p->together.by_piece);
+    CHECK(w.p->view.by_piece);
     struct mn_plan_round r;
     uint64_t chain[WORKERS];
     mn_plan_round_begin(w.p, &w.f, &r);
@@ -478,7 +478,7 @@ nothing_waits_before_costs_are_known(void)
                    .window = 8, .in_order = true, .group_neighbours = true});
     CHECK_EQ(add(&w, ROWS, NULL), MN_OK);
     mn_plan_settle(w.p);
-    CHECK(w.p->together.by_piece);
+    CHECK(w.p->view.by_piece);
     struct mn_plan_round r;
     uint64_t chain;
     mn_plan_round_begin(w.p, &w.f, &r);
@@ -495,7 +495,7 @@ neighbours_are_tried_together_after_the_first_batch(void)
     open_shares(&w);
     w.costs.locality.near.answer = w.costs.locality.home.answer = MN_CONTRAST_NO;
     add_some(&w, 6);
-    CHECK(!w.p->together.by_piece);
+    CHECK(!w.p->view.by_piece);
     uint32_t tasks[6] = {ROWS, ROWS - 1, ROWS, ROWS, ROWS, ROWS - 1};
     for (uint64_t n = 0; n < 6; n++) {
         CHECK_EQ(mn_plan_at(w.p, n)->ntasks, tasks[n]);
@@ -580,7 +580,7 @@ dispatch(struct world *w)
     struct mn_plan *p = w->p;
     struct mn_plan_start s;
     w->f.ready = 0;
-    for (uint64_t n = p->order.head; n < p->order.begun && mn_plan_at(p, n)->done; n++) {
+    for (uint64_t n = p->view.order.head; n < p->view.order.begun && mn_plan_at(p, n)->done; n++) {
         w->f.ready++;
     }
     mn_plan_settle(p);
@@ -591,7 +591,7 @@ dispatch(struct world *w)
         }
     }
     p->together.parted = false;
-    if (!p->together.by_piece) {
+    if (!p->view.by_piece) {
         for (;;) {
             w->f.queued = w->last[0] - w->first[0];
             if (w->f.queued >= mn_plan_depth(p) || !mn_plan_next_task(p, &w->f, &s)) {
@@ -698,7 +698,7 @@ drive(bool group_neighbours, bool groups, int64_t slow_every, int64_t limit)
     uint64_t batches = 300, idle = 0;
     while (w.delivered < batches) {
         uint8_t begins[ROWS];
-        while (w.p->order.next < batches && w.p->order.next - w.p->order.head < 12) {
+        while (w.p->view.order.next < batches && w.p->view.order.next - w.p->view.order.head < 12) {
             for (uint32_t i = 0; i < ROWS; i++) {
                 begins[i] = mn_test_random(&w.seed) % 12 == 0;
             }
@@ -706,7 +706,7 @@ drive(bool group_neighbours, bool groups, int64_t slow_every, int64_t limit)
                          groups ? begins : NULL),
                      MN_OK);
         }
-        if (w.p->order.next == batches) {
+        if (w.p->view.order.next == batches) {
             mn_plan_end(w.p);
         }
         dispatch(&w);
@@ -715,7 +715,8 @@ drive(bool group_neighbours, bool groups, int64_t slow_every, int64_t limit)
         w.f.now_ns += worked ? 0 : MS;
         CHECK(idle < 1000); /* milliseconds */
         CHECK(w.f.memory_used <= limit + (int64_t)BATCH_BYTES);
-        while (w.p->order.head < w.p->order.next && mn_plan_at(w.p, w.p->order.head)->done) {
+        const struct mn_plan_order *o = &w.p->view.order;
+        while (o->head < o->next && mn_plan_at(w.p, o->head)->done) {
             deliver(&w);
         }
     }

@@ -294,7 +294,7 @@ static MN_UNUSED int
 rig_plan(struct rig *r, uint32_t nrows, struct rig_block *out)
 {
     int64_t *index = rig_index(r, nrows);
-    struct mn_plan_batch b = {.sequence = r->e->plan->order.next,
+    struct mn_plan_batch b = {.sequence = r->e->plan->view.order.next,
                               .number = r->number,
                               .position = r->position,
                               .nrows = nrows,
