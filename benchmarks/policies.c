@@ -12,7 +12,6 @@
 #include "schedule/policy_memory.h"
 #include "schedule/policy_ready.h"
 #include "schedule/policy_slow.h"
-#include "schedule/policy_split_collate.h"
 
 int64_t
 chunk_size(int64_t cost, int64_t overhead, int64_t batch, int64_t idle)

@@ -226,12 +226,6 @@ observe_place(struct mn_costs *c, int64_t index, const float *hint, int64_t cost
 }
 
 void
-mn_costs_drawn(struct mn_costs *c, const int64_t *index, uint32_t n)
-{
-    mn_locality_drawn(&c->locality, index, n, c->model.n);
-}
-
-void
 mn_costs_new_workers(struct mn_costs *c)
 {
     if (++c->term == 0) { /* it has wrapped: no old term may pass for a new one */
@@ -239,12 +233,6 @@ mn_costs_new_workers(struct mn_costs *c)
             c->model.cells[i].home = 0;
         }
     }
-}
-
-bool
-mn_costs_breaks(struct mn_costs *c, const struct mn_locality_place *place)
-{
-    return mn_locality_breaks(&c->locality, place);
 }
 
 void

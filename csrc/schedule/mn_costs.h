@@ -9,11 +9,12 @@
 #define MN_COSTS_H
 
 #include "schedule/policy_bytes.h"
+#include "schedule/policy_chunk.h"
 #include "schedule/policy_cost.h"
 #include "schedule/policy_hint.h"
 #include "schedule/policy_locality.h"
 #include "schedule/policy_slow.h"
-#include "schedule/policy_split_collate.h"
+
 struct mn_costs {
     struct mn_cost model;
     struct mn_hint hint;  /* of the dataset's own hints, if it gives any */
@@ -64,17 +65,9 @@ mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const float *hin
                       const uint64_t *wall_ns, size_t step, uint32_t n,
                       const struct mn_costs_made *made);
 
-/* Learns from the sampler's order: n indices, one after the other. */
-void
-mn_costs_drawn(struct mn_costs *c, const int64_t *index, uint32_t n);
-
 /* Declares that new workers start: what earlier ones kept open is gone. */
 void
 mn_costs_new_workers(struct mn_costs *c);
-
-/* Returns mn_locality_breaks() for a place, by what was learned so far. */
-bool
-mn_costs_breaks(struct mn_costs *c, const struct mn_locality_place *place);
 
 /* Fills in, for each index, 1 + the present worker that made it last (0: none, or not worth
  * knowing), and its marks (enum mn_cost_mark). */

@@ -198,7 +198,8 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
     if (p->cfg.costs != NULL) {
         p->together.declared = b->begins != NULL;
         if (p->together.may && b->integers) {
-            mn_costs_drawn(p->cfg.costs, b->index, b->nrows);
+            struct mn_costs *c = p->cfg.costs;
+            mn_locality_drawn(&c->locality, b->index, b->nrows, c->model.n);
         }
         mn_plan_look(p);
         mn_plan_settle(p);

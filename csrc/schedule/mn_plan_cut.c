@@ -165,7 +165,7 @@ mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home, cons
                                           .rows = (int64_t)b->nrows,
                                           .most = (int64_t)(window * b->nrows / p->pace.active)};
         bool breaks = spread && i % part == 0;
-        breaks = breaks || !near || mn_costs_breaks(p->cfg.costs, &place);
+        breaks = breaks || !near || mn_locality_breaks(&p->cfg.costs->locality, &place);
         if (breaks) {
             p->shares.chain = (struct mn_chain){++p->shares.chains, 0, -1};
         }

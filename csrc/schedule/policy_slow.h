@@ -32,7 +32,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "schedule/policy_histogram.h"
+#include "schedule/policy_cost.h"
 
 #define MN_SLOW_EVIDENCE 32
 #define MN_SLOW_FACTOR 2

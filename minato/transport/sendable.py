@@ -1,7 +1,7 @@
 """Whether another worker than the one that made a sample may collate it.
 
 A batch with a custom collate_fn is split over workers only if that changes nothing
-(csrc/schedule/policy_split_collate.h decides when). A sample must come out of a message bit for bit
+(csrc/schedule/policy_chunk.h decides when). A sample must come out of a message bit for bit
 as it went in, including its memory order, on which sums may depend.
 """
 
