@@ -4,6 +4,7 @@
 #ifndef MN_INDEX_H
 #define MN_INDEX_H
 
+#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "workers/mn_records.h"
