@@ -133,7 +133,7 @@ has_room(const struct mn_cache_log *log, uint64_t bytes)
     if (log->file->map.data == NULL) {
         return true; /* the page cache, which gives way */
     }
-    uint64_t available = mn_mem_available();
+    uint64_t available = mn_mem_available("");
     return available == 0 || available >= bytes + log->reserve + promised(log->file);
 }
 
@@ -363,7 +363,7 @@ mn_cache_log_done(struct mn_cache_log *log)
 static bool
 is_short(const struct mn_cache_log *log)
 {
-    uint64_t available = mn_mem_available();
+    uint64_t available = mn_mem_available("");
     return available != 0 && available < log->reserve;
 }
 

@@ -9,7 +9,6 @@
  */
 #include <string.h>
 
-#include "cuda/mn_finish.h"
 #include "minato/ops.h"
 #include "ops/mn_kernels.h"
 #include "ops/mn_recipe.h"

@@ -96,7 +96,7 @@ mn_autoscale_read_facts(struct mn_engine *e, uint64_t now)
     f->at_ns = now;
     f->queued_ns = 0;
     f->own_ns = mn_process_cpu_ns();
-    f->cores_milli = 1000 * (int32_t)mn_cpu_count();
+    f->cores_milli = 1000 * (int32_t)mn_cpu_count("");
     (void)mn_cputime_machine(&f->machine_busy, &f->machine_total);
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
         f->queued_ns += queued_of(mn_worker_at(&e->shm, w));
@@ -109,7 +109,7 @@ mn_autoscale_read_facts(struct mn_engine *e, uint64_t now)
         pid_t pid = busiest(e);
         f->memory_ns = now;
         f->memory_for = e->active;
-        f->available = mn_mem_available();
+        f->available = mn_mem_available("");
         f->private_bytes = pid != 0 ? mn_mem_private(pid) : 0;
     }
 }

@@ -251,7 +251,7 @@ publish_sizes(struct mn_engine *e)
     struct mn_ctl *c = e->shm.ctl;
     c->sizes = mn_sizes_word();
     c->trainer_pid = (uint32_t)getpid();
-    bool spare = mn_cpu_count() > (int)e->cfg.workers + 1; /* else spinning holds others up */
+    bool spare = mn_cpu_count("") > (int)e->cfg.workers + 1; /* else spinning holds others up */
     c->spin_ns = spare ? MN_EVENT_SPIN_NS : 0;
     init_queues(&e->shm, &e->cfg);
     for (uint32_t w = 0; w < e->active; w++) {

@@ -69,7 +69,7 @@ struct mn_engine_config {
 int
 mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg);
 
-/* Makes the pipe by which worker processes notice the end of this process (os/mn_lifeline.h). Call
+/* Makes the pipe by which worker processes notice the end of this process (os/mn_proc.h). Call
  * once, before the first of them starts. Returns 0 or -errno. */
 int
 mn_engine_open_lifeline(struct mn_engine *e);

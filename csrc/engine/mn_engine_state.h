@@ -29,7 +29,7 @@
 
 #include "engine/mn_batches.h"
 #include "engine/mn_engine.h"
-#include "os/mn_lifeline.h"
+#include "os/mn_proc.h"
 #include "schedule/mn_plan.h"
 #include "engine/mn_waits.h"
 #include "engine/mn_worker_views.h"

@@ -229,17 +229,11 @@ mn_cpu_quota(void *arg, int version, const char *dir)
 }
 
 int
-mn_cpu_count_at(const char *root)
+mn_cpu_count(const char *root)
 {
     int cpus = mn_cpu_affinity();
     mn_cgroup_each(root, "cpu", mn_cpu_quota, &cpus);
     return cpus;
-}
-
-int
-mn_cpu_count(void)
-{
-    return mn_cpu_count_at("");
 }
 
 struct mn_throttled {
@@ -261,18 +255,12 @@ mn_cpu_stopped(void *arg, int version, const char *dir)
 }
 
 int
-mn_cpu_throttled_at(const char *root, uint64_t *ns)
+mn_cpu_throttled(const char *root, uint64_t *ns)
 {
     struct mn_throttled sum = {.rc = -ENOENT};
     mn_cgroup_each(root, "cpu", mn_cpu_stopped, &sum);
     *ns = sum.ns;
     return sum.rc;
-}
-
-int
-mn_cpu_throttled(uint64_t *ns)
-{
-    return mn_cpu_throttled_at("", ns);
 }
 
 /* ---- Memory by /proc/meminfo and control group limits ---- */
@@ -351,13 +339,13 @@ mn_mem_read(const char *root)
 }
 
 uint64_t
-mn_mem_total_at(const char *root)
+mn_mem_total(const char *root)
 {
     return mn_mem_read(root).total;
 }
 
 uint64_t
-mn_mem_available_at(const char *root)
+mn_mem_available(const char *root)
 {
     return mn_mem_read(root).available;
 }
@@ -374,18 +362,6 @@ mn_mem_private(pid_t pid)
         return 0;
     }
     return (clean + dirty) * 1024;
-}
-
-uint64_t
-mn_mem_total(void)
-{
-    return mn_mem_total_at("");
-}
-
-uint64_t
-mn_mem_available(void)
-{
-    return mn_mem_available_at("");
 }
 
 uint64_t

@@ -5,6 +5,8 @@
  * visited, in version 2 and in version 1. In a container the path in /proc/self/cgroup may be the
  * host's and not exist below the mount. The walk upwards then ends at the mount point itself, which
  * is the container's group.
+ *
+ * root: put before every path that is read; "", but for tests.
  */
 #ifndef MN_LIMITS_H
 #define MN_LIMITS_H
@@ -21,19 +23,12 @@
 
 /* Returns at least 1. Reads files: call it at the start and rarely afterwards. */
 int
-mn_cpu_count(void);
-
-/* Does the same with root put before every path that is read, for tests. */
-int
-mn_cpu_count_at(const char *root);
+mn_cpu_count(const char *root);
 
 /* Adds up for how long quotas have stopped the groups from this process's own up to the root, in
  * nanoseconds. Returns 0, or -ENOENT if none of them counts that. */
 int
-mn_cpu_throttled(uint64_t *ns);
-
-int
-mn_cpu_throttled_at(const char *root, uint64_t *ns);
+mn_cpu_throttled(const char *root, uint64_t *ns);
 
 /* ---- How much memory this process may use, in bytes ----
  *
@@ -45,23 +40,16 @@ mn_cpu_throttled_at(const char *root, uint64_t *ns);
 
 /* Returns the most that this process could ever have: RAM or the lowest limit. */
 uint64_t
-mn_mem_total(void);
+mn_mem_total(const char *root);
 
 /* Returns what could be allocated now without swapping or meeting a limit. */
 uint64_t
-mn_mem_available(void);
+mn_mem_available(const char *root);
 
 /* Returns what a process would free if it ended now: pages that no other process has. 0: unknown.
  * Takes milliseconds if the process is large: call it seldom. */
 uint64_t
 mn_mem_private(pid_t pid);
-
-/* Do the same with root put before every path that is read, for tests. */
-uint64_t
-mn_mem_total_at(const char *root);
-
-uint64_t
-mn_mem_available_at(const char *root);
 
 /* Returns the bytes of address space that this process may still map: what RLIMIT_AS leaves.
  * UINT64_MAX without a limit. Where /proc does not say what is mapped already, half of the

@@ -10,7 +10,7 @@
 
 #include <stdbool.h>
 
-#include "os/mn_lifeline.h"
+#include "os/mn_proc.h"
 #include "workers/mn_records.h"
 
 /* A worker without tasks checks this often whether the trainer still lives. It also bounds the

@@ -7,7 +7,7 @@
 
 #include "mn_test.h"
 #include "base/mn_atomic.h"
-#include "os/mn_lifeline.h"
+#include "os/mn_proc.h"
 #include "os/mn_thread.h"
 
 static void

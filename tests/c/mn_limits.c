@@ -15,13 +15,13 @@ main(int argc, char **argv)
 {
     if (argc == 2) {
         uint64_t ns;
-        int rc = mn_cpu_throttled_at(argv[1], &ns);
-        printf("%d %" PRIu64 " %" PRIu64 " %" PRIi64 "\n", mn_cpu_count_at(argv[1]),
-               mn_mem_total_at(argv[1]), mn_mem_available_at(argv[1]), rc == 0 ? (int64_t)ns : -1);
+        int rc = mn_cpu_throttled(argv[1], &ns);
+        printf("%d %" PRIu64 " %" PRIu64 " %" PRIi64 "\n", mn_cpu_count(argv[1]),
+               mn_mem_total(argv[1]), mn_mem_available(argv[1]), rc == 0 ? (int64_t)ns : -1);
     }
     else {
-        printf("%d %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", mn_cpu_count(),
-               mn_mem_total(), mn_mem_available(), mn_mem_private(getpid()),
+        printf("%d %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", mn_cpu_count(""),
+               mn_mem_total(""), mn_mem_available(""), mn_mem_private(getpid()),
                mn_mem_private(0));
     }
     return 0;

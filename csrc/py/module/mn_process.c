@@ -338,14 +338,14 @@ machine(PyObject *module, PyObject *Py_UNUSED(ignored))
 {
     (void)module;
     uint64_t ns = 0;
-    PyObject *throttled = mn_cpu_throttled(&ns) == 0 ? PyFloat_FromDouble((double)ns / 1e9)
+    PyObject *throttled = mn_cpu_throttled("", &ns) == 0 ? PyFloat_FromDouble((double)ns / 1e9)
                                                      : Py_NewRef(Py_None);
     if (throttled == NULL) {
         return NULL;
     }
-    return Py_BuildValue("{si sK sK sN}", "cpus", mn_cpu_count(), "memory_total",
-                         (unsigned long long)mn_mem_total(), "memory_available",
-                         (unsigned long long)mn_mem_available(), "throttled", throttled);
+    return Py_BuildValue("{si sK sK sN}", "cpus", mn_cpu_count(""), "memory_total",
+                         (unsigned long long)mn_mem_total(""), "memory_available",
+                         (unsigned long long)mn_mem_available(""), "throttled", throttled);
 }
 
 PyDoc_STRVAR(disposition_doc,

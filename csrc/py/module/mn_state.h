@@ -15,7 +15,7 @@
 #include "base/mn_dlpack.h"
 #include "engine/mn_batches.h"
 #include "engine/mn_engine.h"
-#include "os/mn_lifeline.h"
+#include "os/mn_proc.h"
 #include "workers/mn_worker.h"
 
 struct mn_pending;

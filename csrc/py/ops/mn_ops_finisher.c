@@ -18,7 +18,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "cuda/mn_finish.h"
+#include "ops/mn_recipe.h"
 #include "minato/ops.h"
 #include "ops/mn_fail.h"
 
