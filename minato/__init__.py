@@ -63,20 +63,16 @@ from .patch import patch_torch
 if _CORE:
     from .determinism import check_determinism
     from .seeding.draws import draws
-    from .transport import fork_hooks as _fork
     from .transport import torch_bridge as _torch_bridge
 
     _torch_bridge.bind()
-    _fork.watch()
+    _torch_bridge.watch_forks()
 else:
     from ._not_linux import check_determinism, draws
 
 
 if _TYPE_CHECKING:
-    from . import integrations as integrations
-    from . import metrics as metrics
-    from . import ops as ops
-    from . import remote as remote
+    from . import integrations as integrations, metrics as metrics, ops as ops, remote as remote
 
 #: modules that are imported when they are first asked for
 _LATE = ("integrations", "metrics", "ops", "remote")

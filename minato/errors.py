@@ -1,20 +1,23 @@
-"""Errors a user sees: a worker's exception, raised in torch's order, and lost workers."""
+"""Errors a user sees: a worker's exception, raised in torch's order, and lost workers; warnings."""
 
 from __future__ import annotations
 
 import bdb
 import builtins
 import contextlib
+import logging
 import os
 import pickle
 import signal
+import sys
+import warnings
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import torch
 from torch._utils import ExceptionWrapper
 
-from ._oom_kills import OomKills
-from ._system_refusals import NOT_STARTED, advice
+from ._system import NOT_STARTED, OomKills, advice
 
 #: from Python 3.11 on
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
@@ -311,3 +314,29 @@ class LoaderFailure(Failure):
     def reraise(self) -> NoReturn:
         """Raises the error."""
         raise self.error
+
+
+# ---- warnings that also reach the log: for events that a program must hear about once ----------
+
+log = logging.getLogger("minato")
+
+#: folders of code that only passes a call of the program on
+_PASSED = tuple(os.path.dirname(file) + os.sep for file in (__file__, torch.__file__ or ""))
+
+
+def warn(text: str) -> None:
+    """Warns at the program's own line, and logs the text as a warning of the logger ``minato``.
+
+    Log first: a program may turn warnings into errors.
+    """
+    if log.hasHandlers():  # else Python would print the text once more, after the warning
+        log.warning("%s", text)
+    warnings.warn(text, stacklevel=_level())
+
+
+def _level() -> int:
+    """The ``stacklevel`` of the program's frame, seen from warn()."""
+    frame, level = sys._getframe(2), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PASSED):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ._dynamo import eager
 from ._not_linux import CORE, NEEDS_LINUX, warn_of_torch
-from ._system_refusals import refused
+from ._system import refused
 from .cache.cache import Cache
 from .dataset_calls import attribute
 from .device.provider import target

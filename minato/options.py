@@ -21,8 +21,8 @@ from torch.utils.data.dataloader import _DatasetKind, _InfiniteConstantSampler
 
 from . import remote
 from ._dynamo import eager
-from ._memory_limit import fair_memory
 from ._not_linux import CORE, NEEDS_LINUX
+from ._system import fair_memory
 from .device.provider import target
 from .errors import native_impossible_message, thread_impossible_message
 from .option_values import default, option, option_values, record

@@ -78,8 +78,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from .elastic import begun_anew, check_order, elastic_of, misfit, of_order, one_of, position
 from .epoch_progress import Progress, length_of
 from .option_values import option
-from .seeding.base_seed import SYSTEMS_SEEDS, seed_of
-from .seeding.order_generators import Sources, batch_size_of, portable
+from .seeding.order_generators import SYSTEMS_SEEDS, Sources, batch_size_of, portable, seed_of
 from .seeding.ranks import Ranks, ranks_of
 from .stateful import MOST_BYTES, Snapshot, check_loads_state, plain
 

@@ -177,7 +177,7 @@ def test_every_page_is_in_the_contents() -> None:
 
 
 def test_every_variable_and_option_has_its_place() -> None:
-    from minato.commands.environment_variables import PROGRAM
+    from minato.commands.doctor_facts import PROGRAM
     from minato.integrations import own_options
 
     text = "".join((DOCS / page).read_text() for page in PAGES)

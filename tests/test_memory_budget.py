@@ -12,7 +12,7 @@ import torch
 from workers.test_native import Recipe
 
 import minato
-from minato import _core, _memory_limit
+from minato import _core, _system
 from minato.transport.layouts import Layout
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -265,7 +265,7 @@ def test_workers_waiting_for_memory_do_not_block_shutdown() -> None:
     ],
 )
 def test_ranks_of_this_machine(environ: dict[str, str], ranks: int) -> None:
-    assert _memory_limit.ranks_here(environ) == ranks
+    assert _system.ranks_here(environ) == ranks
 
 
 def test_ranks_share_available_memory(monkeypatch: pytest.MonkeyPatch) -> None:

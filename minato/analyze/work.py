@@ -21,6 +21,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker
 
+from .. import _system
 from ..dataset_calls import fetches_batches
 from .records import (
     Cacheable,
@@ -165,8 +166,8 @@ def _own_seconds() -> float:
 
 def stat_fields(pid: int) -> list[str]:
     """/proc/PID/stat from the third field on; zeros of a process that has ended."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()
+    with contextlib.suppress(OSError):
+        return _system.stat_fields(pid)
     return ["0"] * 20
 
 

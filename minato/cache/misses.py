@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .._memory_limit import ranks_here
+from .._system import ranks_here
 from ..dataset_calls import own_attributes
 from .cache import Cache, any_open
 from .datasets import leaves

@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass
 
 from ..text import sized
 from . import info
-from .doctor_facts import Facts, gather
-from .environment_variables import ALL
+from .doctor_facts import ALL, Facts, gather
 
 MiB, GiB = 1 << 20, 1 << 30
 

@@ -22,6 +22,7 @@ import tty
 from collections.abc import Iterator
 from typing import Any
 
+from .._system import stat_fields
 from ..iterators.stats import worker_state
 from ..text import sized
 from .info import has_colours
@@ -130,8 +131,7 @@ def snapshots(pid: int) -> list[dict[str, Any]]:
 def _alive(pid: int) -> bool:
     """Whether the process runs. A zombie does not."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+        return stat_fields(pid)[0] not in "ZX"
     except OSError:
         return False
 

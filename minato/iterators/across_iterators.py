@@ -141,7 +141,7 @@ class Memo:
         self.elastic_epoch = epoch
 
     def asks_for_samples(self) -> bool:
-        """Whether workers should describe their first samples, see transport/sendable.py."""
+        """Whether workers should describe their first samples, see transport/messages.py."""
         return self.shape.unsure or self.costs.summary()["send_ns"] is None
 
     def save_scheduler(self, bounds: tuple[int, int, int], engine: Any) -> None:

@@ -16,10 +16,9 @@ from ..option_values import option
 from ..seeding import init_states
 from ..transport.layouts import collates_more, is_default_collate
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
-from ..workers.executor import Executor
 from ..workers.native import NativePool, Offer, offer_of
 from ..workers.on_error import RAISE, REPLACE
-from ..workers.process_pool import Pool
+from ..workers.process_pool import Executor, Pool
 from ..workers.python_threads import PythonPool, warn_of_generators
 from .base import MinatoIterator, Queue
 from .batch_errors import Amended

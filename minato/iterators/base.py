@@ -33,19 +33,17 @@ from torch.utils.data.dataloader import (
 from .. import _core
 from .._dynamo import eager
 from ..cache.cache import promise
-from ..device.copy_thread import DeviceStage
 from ..device.operators import split
-from ..device.pinned import Pinner
+from ..device.pinned import DeviceStage, Pinner
 from ..device.provider import provider_for
 from ..epoch_progress import Progress
 from ..errors import Failure
 from ..options import Options
-from ..seeding.base_seed import BASE_SEED
+from ..seeding.order_generators import BASE_SEED
 from ..seeding.ranks import ranks_of
 from ..text import parse_bytes
 from ..transport.layouts import is_default_collate
-from ..workers.executor import Executor
-from ..workers.process_pool import Pool, WorkerHandle, start_method_context
+from ..workers.process_pool import Executor, Pool, WorkerHandle, start_method_context
 from .across_iterators import memo_of
 from .batch_errors import Amended
 from .max_errors import ErrorsAllowed

@@ -2,7 +2,7 @@
 
 With ``device=``, or ``pin_memory=True`` and an accelerator, each ``next()`` checks, without
 waiting, whether the batch after the delivered one is complete. If so, it sends that batch to the
-thread of ``device/copy_thread.py`` or ``device/pinned.py``.
+thread of ``device/pinned.py``.
 
 Without these, complete small batches are received together with the one that is asked for. A
 program whose steps take milliseconds returns with cold caches, so the first batch costs several

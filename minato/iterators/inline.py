@@ -23,8 +23,7 @@ from ..errors import Failure
 from ..observe import totals
 from ..observe.measurements import Load
 from ..options import Options
-from ..seeding.base_seed import BASE_SEED
-from ..seeding.order_generators import all_global, global_generators, put_global
+from ..seeding.order_generators import BASE_SEED, all_global, global_generators, put_global
 from ..stateful import (
     Kept,
     Snapshot,

@@ -7,8 +7,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .._warn import warn
-from ..errors import Failure, text_of
+from ..errors import Failure, text_of, warn
 from ..options import Options
 from ..seeding.order_generators import Sources, batch_size_of, sampler_of
 from ..text import counted

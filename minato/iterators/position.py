@@ -14,7 +14,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from ..elastic import ElasticSampler, elastic_of
 from ..epoch_progress import Progress, length_of
 from ..option_values import option
-from ..seeding import base_seed
+from ..seeding import order_generators
 from ..seeding.order_generators import (
     Sources,
     all_global,
@@ -112,7 +112,7 @@ class Position:
             self.starts = self.start.get("starts") if self.start else None
             self.epoch = self.progress.epoch + 1
             if self.start is not None and self.start["base_seed"] is None:
-                self.base_seed = base_seed.draw(loader)
+                self.base_seed = order_generators.draw_base_seed(loader)
         start, self.start = self.start, None
         self.sampler.start = start.get("sampler") if start else None
         if self.reordering is not None:

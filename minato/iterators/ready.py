@@ -20,7 +20,7 @@ from .._core import Block, Loss
 from ..errors import Failure, LoaderFailure
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
-from ..workers import read_results
+from ..workers import answers
 from ..workers.answers import ERROR, LEFT_OUT, OBJECTS, REFUSED, REPLACED, parted
 from ..workers.on_error import Spares
 from .balanced import BalancedIterator
@@ -316,7 +316,7 @@ class ReadyReceiver(Receiver):
         for sent in self.engine.envelopes(block, row):
             failed = no_room() if sent.pickle is None else None
             try:
-                found = read_results.rows(sent) if failed is None else []
+                found = answers.rows(sent) if failed is None else []
             except Exception as error:
                 found, failed = [], unread(
                     error, batch.number, batch.indices, sent.row0, sent.nrows
@@ -331,7 +331,7 @@ class ReadyReceiver(Receiver):
                     failed = failed or obj
             for other in range(sent.row0, sent.row0 + sent.nrows):
                 if other not in entries and not (sound and reports[other][0] == WRITTEN):
-                    nonsense = LoaderFailure(read_results.nonsense(sent.worker))
+                    nonsense = LoaderFailure(answers.nonsense(sent.worker))
                     entries[other] = ERROR, failed or nonsense
                 entries.setdefault(other, (OBJECTS, None))
         if row not in entries and reports[row][0] == WRITTEN:

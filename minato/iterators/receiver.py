@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from .._core import Block, CostModel, Engine
-from .._deadline import Deadline
 from ..errors import Failure
+from ..time_share import Deadline
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import SampleTransport
-from ..workers import read_results
+from ..workers import answers
 from ..workers.answers import (
     AMISS,
     BATCH,
@@ -62,7 +62,7 @@ def whole_batch(engine: Engine, costs: CostModel, block: Block) -> tuple[Any, ..
     sent = engine.envelopes(block)[0]
     if sent.pickle is None:
         return FAILED, no_room()
-    answer = read_results.answer(sent)
+    answer = answers.answer(sent)
     if answer[0] == AMISS:
         answer = amended(answer)
     status, data, *more = answer
@@ -93,7 +93,7 @@ def placed_batch(
     sent = engine.envelopes(block)[0]
     if sent.pickle is None:
         return (FAILED, no_room()), None
-    answer, stated = read_results.placed(sent, layout, most)
+    answer, stated = answers.placed(sent, layout, most)
     if answer[0] == AMISS:
         return amended(answer)[:2], stated
     status, data, *more = answer
@@ -106,7 +106,7 @@ def placed_batch(
     elif more and shape.layout is None and not shape.whole:
         shape.whole = not more[0]
         if more[0]:
-            shape.learn(read_results.layout(sent.worker, more[0]))
+            shape.learn(answers.layout(sent.worker, more[0]))
     return (status, data), stated
 
 
@@ -331,7 +331,7 @@ class Receiver:
             if sent.pickle is None:
                 return no_room()
             try:
-                entries = read_results.rows(sent)
+                entries = answers.rows(sent)
             except Exception as error:
                 return unread(error, batch.number, batch.indices, sent.row0, sent.nrows)
             for row, what, obj in entries:
@@ -348,7 +348,7 @@ class Receiver:
                     what, obj = SAMPLE, instead[0]
                 (objects if what == OBJECTS else samples)[row] = obj
         if layout is None and len(samples) + left_out != rows:
-            raise read_results.nonsense(worker)
+            raise answers.nonsense(worker)
         if amiss:
             return self._amended(batch, block, layout, samples, objects, amiss, worker)
         if layout is not None and not samples and len(objects) == rows:

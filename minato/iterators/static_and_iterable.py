@@ -13,17 +13,16 @@ from typing import Any
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
+from .. import worker_info
 from .._core import Block, Epoch
 from .._dynamo import eager
-from .._warn import warn
 from ..dataset_calls import warn_of_forwarded_getitems
 from ..device.pinned import Pinning
-from ..errors import Failure, LoaderFailure, WorkerLost, describe_death
+from ..errors import Failure, LoaderFailure, WorkerLost, describe_death, warn
 from ..sampler_indices import as_given
 from ..transport.layouts import Layout, is_default_collate
 from ..transport.rows_or_whole import EngineTransport
-from ..workers import read_results
-from ..workers import shares
+from ..workers import answers
 from ..workers.answers import EXHAUSTED, FAILED, OK
 from ..workers.on_error import RAISE, REPLACE, Ahead, Spares
 from .balanced import WHOLE
@@ -154,7 +153,7 @@ class StaticIterator(MinatoIterator):
         if alike and self._unasked == len(counts):
             memo.warned_of_copies = True
             with contextlib.suppress(UserWarning):
-                warn(shares.text(self._dataset, len(counts), counts[0]))
+                warn(worker_info.shares_warning(self._dataset, len(counts), counts[0]))
 
     def _resume(self) -> None:
         """Sends torch's resume markers: workers finish the batches left from the last epoch (which
@@ -179,7 +178,7 @@ class StaticIterator(MinatoIterator):
 
     def _note_begin(self, worker: int, block: Block) -> None:
         sent = self._engine.envelopes(block)[0]
-        stated = None if sent.pickle is None else read_results.begun(sent)
+        stated = None if sent.pickle is None else answers.begun(sent)
         if stated is not None:
             self._progress.kept[worker].came(stated)
 

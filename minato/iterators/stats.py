@@ -98,7 +98,7 @@ if CORE:
 
 if TYPE_CHECKING:
     from .._core import _Costs, _Scheduler, _Timing, _Waits, _WorkerEntry
-    from ..workers.executor import Executor
+    from ..workers.process_pool import Executor
     from .across_iterators import Memo
     from .position import Position
 

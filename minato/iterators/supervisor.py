@@ -16,18 +16,18 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _DatasetKind
 
 from .._core import Block, Engine
-from .._deadline import Deadline
-from .._system_refusals import NOT_STARTED
-from .._warn import warn
+from .._system import NOT_STARTED
 from ..epoch_progress import Progress, title_of
-from ..errors import DAMAGED, LATE, WorkerLost, describe_death, never_began_message, starter_died_message
+from ..errors import (
+    DAMAGED, LATE, WorkerLost, describe_death, never_began_message, starter_died_message, warn,
+)  # fmt: skip
 from ..observe import totals
 from ..observe.measurements import Watch
 from ..options import Options
-from ..seeding.base_seed import SYSTEMS_SEEDS, seed_of
+from ..seeding.order_generators import SYSTEMS_SEEDS, seed_of
+from ..time_share import Deadline
 from ..workers import signals
-from ..workers.executor import Executor
-from ..workers.process_pool import Pool
+from ..workers.process_pool import Executor, Pool
 from .batch_errors import placed
 from .foreign_threads import FirstSamples
 from .late_samples import LateSamples

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .._not_linux import CORE
-from .._warn import warn
+from ..errors import warn
 from .operators import MASK
 
 if CORE:

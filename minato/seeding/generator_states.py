@@ -443,7 +443,7 @@ def _plain(state: Any) -> Any:
 def _is_systems(generator: Any) -> bool:
     kind = generator_kind(mro_of(type(generator)))
     if kind == "torch":
-        from .base_seed import SYSTEMS_SEEDS
+        from .order_generators import SYSTEMS_SEEDS
 
         return bool(generator.initial_seed() >= SYSTEMS_SEEDS)
     if kind == "random":

@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from .._system import stat_fields
+
 _OPENMP = r"gomp|iomp|libomp"
 #: pattern of a library's file name: (functions that set its threads, variables that set them)
 _POOLS = {
@@ -113,8 +115,7 @@ _PF_FORKNOEXEC = 0x40
 def _is_fork() -> bool:
     """Whether this process is a copy of another one, and not a program that was started."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        with open("/proc/self/stat") as file:
-            return bool(int(file.read().rpartition(")")[2].split()[6]) & _PF_FORKNOEXEC)
+        return bool(int(stat_fields()[6]) & _PF_FORKNOEXEC)
     return False
 
 

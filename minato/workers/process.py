@@ -14,8 +14,9 @@ import torch
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _DatasetKind
 
+from .. import worker_info
 from ..errors import not_loaded
-from . import library_threads, open_files, shares, signals
+from . import library_threads, open_files, signals
 from .job import Job
 from .runner import Runner, serve, worker_of
 
@@ -57,7 +58,7 @@ def prepare(job: Job, number: int) -> None:
     seed_torch(seed)
     np.random.seed(_utils.worker._generate_state(base_seed, number))
     iterable = job.dataset_kind == _DatasetKind.Iterable
-    kind = shares.watched if iterable else _utils.worker.WorkerInfo
+    kind = worker_info.watched if iterable else _utils.worker.WorkerInfo
     _utils.worker._worker_info = kind(
         id=number, num_workers=job.num_workers, seed=seed, dataset=job.dataset
     )

@@ -14,16 +14,16 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from .. import _core
 from .._notes import Notes
-from .._system_refusals import explained
+from .._system import explained
 from ..seeding import generator_states
 from . import grace, library_threads, open_files, signals, start_payload
 from .job import Job, Memory
@@ -32,7 +32,7 @@ from .standby import main as run_standby
 from .zygote import FORKED, LEAVING, UNKNOWN_START
 
 if TYPE_CHECKING:
-    from .._core import _WorkerEntry
+    from .._core import Engine, _WorkerEntry
 
 log = logging.getLogger("minato")
 
@@ -507,3 +507,52 @@ def start_method_context(loader: Any) -> Any:
     if context is None and torch.multiprocessing.get_start_method() == "loky":
         context = torch.multiprocessing.get_context("fork")
     return torch.multiprocessing if context is None else context
+
+
+class Executor(Protocol):
+    """The interface of workers, processes or threads (``thread_pool.py``), with their engine. It
+    belongs to one iterator, and to the process that made it.
+
+    Tasks reach all kinds of workers in the same way. The engine *submits* a task to a run queue in
+    the shared mapping. The worker *completes* it by writing DONE to the task's word. A worker is
+    *lost* when its entry says so, or when the engine sees that its process has ended. The engine
+    then takes its tasks back (csrc/workers/mn_crew.h). An executor only *starts* and *stops*
+    workers.
+    """
+
+    kind: str  #: for ``stats()``
+    engine: Engine
+    started: bool
+    stopped: bool
+
+    @property
+    def handles(self) -> Sequence[WorkerHandle]:
+        """Handles of the first workers, with the interface of ``Process``."""
+
+    def start(self) -> None:
+        """Starts the workers; to be called once. After an exception ``stop()`` cleans up."""
+
+    def stop(self) -> None:
+        """Ends the workers and frees the memory. Does nothing the second time."""
+
+    def mine(self) -> bool:
+        """Whether this process has to stop it."""
+
+    def starts_workers(self) -> bool:
+        """Whether the process that starts wanted workers is there."""
+
+    def starter(self) -> int | None:
+        """Id of the process that starts workers; None: the loading process itself."""
+
+    def restart(self) -> bool:
+        """Replaces a lost process that starts workers; running workers go on. Returns False if
+        that would not help."""
+
+    def stack_of(self, number: int) -> str:
+        """A worker's Python stack, the latest call first; empty if it is unknown."""
+
+    def growing(self) -> str:
+        """The name of an attribute of the dataset that grows with samples; empty if there is none."""
+
+    def worker_entry(self, number: int) -> _WorkerEntry | None:
+        """The engine's entry of a worker, or after the end its last one; None in a fork."""

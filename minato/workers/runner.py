@@ -26,8 +26,9 @@ from ..seeding.order_generators import put_global
 from ..stateful import Snapshots, make_again
 from ..transport import messages
 from ..transport.layouts import is_default_collate, open_layout, proven
-from ..transport.sendable import sendable, sending_ns
+from ..transport.messages import sendable, sending_ns
 from ..transport.uncollatable import by_index, why
+from ..worker_info import asked
 from .answers import (
     AMISS,
     BATCH,
@@ -63,7 +64,6 @@ from .fetching import (
 )  # fmt: skip
 from .job import Job
 from .on_error import RAISE, REPLACE, Fatal, Tolerant, split_spares
-from .shares import asked
 
 
 class _Placed(NamedTuple):

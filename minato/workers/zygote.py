@@ -28,12 +28,11 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from .. import _core
-from .._system_refusals import NOT_STARTED
+from .._system import NOT_STARTED
 from ..errors import UNKNOWN
 from . import grace, signals
 from .job import Job
-from .process import may_start_processes
-from .process import run as run_worker
+from .process import may_start_processes, run as run_worker
 
 WANTED, EXITED, SWEPT, LEAVING = (
     _core.WORKER_WANTED, _core.WORKER_EXITED, _core.WORKER_SWEPT, _core.WORKER_LEAVING,

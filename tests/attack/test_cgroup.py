@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from control_groups import group, set_limit  # noqa: F401
 
-from minato._oom_kills import MACHINE_SAYS, MAYBE, OomKills
+from minato._system import MACHINE_SAYS, MAYBE, OomKills
 
 from .support import SECONDS
 

@@ -33,10 +33,10 @@ class Mutant(NamedTuple):
 ODD, LIMITS = "test_odd_runs.py::test_", "test_limits.py::test_"
 MUTANTS = {
     "deadlines go by a clock that can be set": Mutant(
-        "_deadline.py", "self._looked = time.monotonic()", "self._looked = time.time()",
+        "time_share.py", "self._looked = time.monotonic()", "self._looked = time.time()",
         ODD + "settable_clocks_are_not_read"),
     "time in which the program stands still counts": Mutant(
-        "_deadline.py", "min(now - self._looked, 2 * self._part)", "(now - self._looked)",
+        "time_share.py", "min(now - self._looked, 2 * self._part)", "(now - self._looked)",
         ODD + "a_program_that_stands_still[static]", "30"),
     "a descriptor of the zygote's is left open": Mutant(
         "workers/process_pool.py", "last_first.callback(os.close, fd)",
@@ -50,10 +50,10 @@ MUTANTS = {
         "iterators/collating.py", 'if "</torch_" not in str(error):', "if error:",
         ODD + "dev_shm_of_64_megabytes"),
     "the error does not say which limit to raise": Mutant(
-        "_system_refusals.py", "        if not helps:", "        if helps:",
+        "_system.py", "        if not helps:", "        if helps:",
         LIMITS + "refused_resource_is_named"),
     "a refused system call is taken for granted": Mutant(
-        "_system_refusals.py", "                return why", "                return None",
+        "_system.py", "                return why", "                return None",
         LIMITS + "torch_serves_if_system_calls_are_refused"),
 }  # fmt: skip
 

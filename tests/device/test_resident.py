@@ -13,13 +13,12 @@ import torch
 from torch.utils.data import Subset
 
 import minato
-from minato import _ops, ops
-from minato.device import operators
-from minato.device.resident import _being_read as cases_being_read
-
 from .emulated import Emulated, build
 from .fake import Fake
 from .test_device_operators import FINISHED, MODES, PATCH, able, files, pipeline, received, wanted
+from minato import _ops, ops
+from minato.device import operators
+from minato.device.operators import _being_read as cases_being_read
 
 __all__ = ["able", "files"]  # fixtures
 ON_DEVICE = ["RandBalancedCrop", *FINISHED]
@@ -170,7 +169,7 @@ def test_device_without_operators_keeps_cases_on_host(fake: Fake, files: Any) ->
 def test_copies_that_never_end_are_given_up(
     able: Fake, files: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minato.device.resident.COPY_SECONDS", 0.02)
+    monkeypatch.setattr("minato.device.operators.COPY_SECONDS", 0.02)
     dataset = resident(files)
     before = len(cases_being_read)
     with able.held():
@@ -191,7 +190,7 @@ def test_an_interrupt_while_cases_are_copied(
     dataset = resident(files)
     loader = minato.DataLoader(dataset, batch_size=3, num_workers=0, device="cuda")
     with able.held(), monkeypatch.context() as patched:
-        patched.setattr("minato.device.resident.time.sleep", interrupt)
+        patched.setattr("minato.device.operators.time.sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
             iter(loader)
         assert cases_being_read
@@ -205,7 +204,7 @@ def test_without_memory_on_the_host(
     def fails(*_args: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr("minato.device.resident._volume", fails)
+    monkeypatch.setattr("minato.device.operators._volume", fails)
     assert "not resident: MemoryError" in fallback(able, resident(files))
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from minato._deadline import Deadline
+from minato.time_share import Deadline
 
 
 @pytest.fixture

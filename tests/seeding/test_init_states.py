@@ -13,7 +13,7 @@ import torch
 
 import minato
 from minato.seeding import init_states as _init_states
-from minato.seeding.base_seed import SYSTEMS_SEEDS
+from minato.seeding.order_generators import SYSTEMS_SEEDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

@@ -12,7 +12,7 @@ from minato._core import Envelope
 from minato.errors import Failure
 from minato.transport import messages
 from minato.transport.layouts import Layout, proven
-from minato.workers import read_results
+from minato.workers import answers
 from minato.workers.answers import EXHAUSTED, FAILED, OK, PLACED, STATED
 
 WORDS = [("a", torch.tensor(1)), ("b", torch.tensor(2))]
@@ -30,7 +30,7 @@ def sent(data: bytes, *buffers: Any) -> Envelope:
 
 def told(answer: Any, layout: Layout | None, most: int = 2) -> Any:
     data, buffers = messages.dumps(answer)
-    return read_results.placed(sent(data, *buffers), layout, most)[0]
+    return answers.placed(sent(data, *buffers), layout, most)[0]
 
 
 @pytest.mark.parametrize("answer", [
@@ -67,23 +67,23 @@ def test_invalid_message_names_its_worker(answer: Any, layout: Layout | None) ->
 def test_dataset_state_is_read() -> None:
     for answer in ((OK, "data"), (EXHAUSTED, None), (PLACED, 2, [])):
         data, _buffers = messages.dumps((STATED, answer, b"words"))
-        assert read_results.placed(sent(data), PLAIN, 2) == (answer, b"words")
-    assert read_results.begun(sent(messages.dumps((STATED, (OK, None), b"words"))[0])) == b"words"
-    assert read_results.begun(sent(messages.dumps((OK, None))[0])) is None
+        assert answers.placed(sent(data), PLAIN, 2) == (answer, b"words")
+    assert answers.begun(sent(messages.dumps((STATED, (OK, None), b"words"))[0])) == b"words"
+    assert answers.begun(sent(messages.dumps((OK, None))[0])) is None
     with pytest.raises(RuntimeError, match="worker 3 has sent is invalid"):
-        read_results.begun(sent(messages.dumps((EXHAUSTED, None))[0]))
+        answers.begun(sent(messages.dumps((EXHAUSTED, None))[0]))
 
 
 def test_placed_result_without_permission_is_invalid() -> None:
     data, buffers = messages.dumps((PLACED, 1, []))
     with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent is invalid"):
-        read_results.answer(sent(data, *buffers))
+        answers.answer(sent(data, *buffers))
 
 
 @pytest.mark.parametrize("garbage", [b"", b"noise", messages.dumps((4, 7))[0]])
 def test_invalid_layout_names_its_worker(garbage: bytes) -> None:
     with pytest.raises(RuntimeError, match="DataLoader worker 3 has sent is invalid"):
-        read_results.layout(3, garbage)
+        answers.layout(3, garbage)
 
 
 def test_samples_prove_their_layout() -> None:

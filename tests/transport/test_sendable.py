@@ -15,7 +15,7 @@ from contract.support import error_text
 import minato
 from minato.iterators.across_iterators import memo_of
 from minato.transport import messages
-from minato.transport.sendable import sendable, sending_ns
+from minato.transport.messages import sendable, sending_ns
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

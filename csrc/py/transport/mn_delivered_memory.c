@@ -12,7 +12,7 @@
  *
  * A fork copies holds. The child's copies never free: they compare process ids. And memory that
  * the child sees must not change under it. A range that was handed out when the trainer forked
- * waits until that child is gone (os/mn_forks.h; minato/transport/fork_hooks.py reports forks). A
+ * waits until that child is gone (os/mn_forks.h; minato/transport/torch_bridge.py reports forks). A
  * hold remembers how many forks were counted at its birth and at its end, and every living fork in
  * between sees it. Its end is not the run of the deleter, but the moment when the rule above is
  * found to hold. Until then a child may inherit an object that shows the range.
