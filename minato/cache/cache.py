@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from .._not_linux import CORE, NEEDS_LINUX
 from ..text import parse_bytes, sized
+from .keys import Opaque
 
 if TYPE_CHECKING:
     from .._cache import Store
@@ -186,7 +187,7 @@ def _sweep(where: str, name: str) -> None:
             _cache.sweep(where, other)
 
 
-class Cache:
+class Cache(Opaque):
     """Values that are made once per machine and shared by workers, ranks and jobs.
 
     >>> cache = minato.Cache("16GiB")

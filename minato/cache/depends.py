@@ -46,9 +46,8 @@ import torch
 
 from .._not_linux import CORE
 from ..dataset_calls import own_attributes
-from .cache import Cache
 from .files import installed, look
-from .keys import canonical
+from .keys import Opaque, canonical
 
 if CORE:
     from .. import _cache
@@ -73,7 +72,7 @@ GENERATORS = (
 #: types that count by their name
 OPAQUE = (
     type(threading.Lock()), type(threading.RLock()), threading.Event, threading.Condition,
-    threading.Semaphore, threading.Barrier, threading.Thread, logging.Logger, Cache, *GENERATORS,
+    threading.Semaphore, threading.Barrier, threading.Thread, logging.Logger, Opaque, *GENERATORS,
 )  # fmt: skip
 #: types of data without code
 DATA = frozenset({type(None), bool, int, float, complex, str, bytes, type(Path()), PurePath})

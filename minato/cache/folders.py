@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..dataset_calls import attribute
-from .datasets import NOTHING_ELSE, MadeOf, Reader, size_of
 from .depends import Depends, Found, Unknown, version
+from .readers import NOTHING_ELSE, MadeOf, Reader, size_of
 
 if TYPE_CHECKING:
     from .cache import Cache

@@ -26,6 +26,10 @@ TOLD = (datetime.date, datetime.time, datetime.datetime, datetime.timedelta, tor
 ZONES = (type(None).__module__, "datetime", "zoneinfo")
 
 
+class Opaque:
+    """Of its objects only the type counts as something that a value depends on."""
+
+
 def _counted(tag: bytes, data: bytes) -> bytes:
     return b"%s%d:%s" % (tag, len(data), data)
 

@@ -34,7 +34,6 @@ if CORE:
     from ..worker_info import is_worker_thread
 if TYPE_CHECKING:
     from .._cache import Store
-    from .cache import Cache
 
 log = logging.getLogger("minato")
 
@@ -209,7 +208,7 @@ class Memoized:
     """Implements one memoized function."""
 
     def __init__(
-        self, cache: Cache, function: Any, key: Callable[..., Any] | None,
+        self, cache: Any, function: Any, key: Callable[..., Any] | None,
         files: Callable[..., Any] | None, check: str, version: Any, code: bytes | None = None,
     ) -> None:  # fmt: skip
         """code: the digest of what the values depend on besides key and files, where that is known."""

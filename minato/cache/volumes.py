@@ -18,8 +18,9 @@ import numpy as np
 
 from ..ops import Cast, Pipeline, RandBalancedCrop, RandCrop, ReadNpy, VolumeDataset
 from ..ops.dataset import _as_tensors
-from .datasets import MadeOf, Reader, estimate, spread
+from .files import Stamp, look
 from .order import NO_KEY
+from .readers import MadeOf, Reader, estimate, spread
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -64,7 +65,7 @@ class Volumes(Reader):
         self._crop = crop
         self._boxed: set[str] = set()
         self._most = 0  # bytes of a slab; 0: not known yet
-        self._shapes: dict[str, tuple[tuple[int, int], tuple[int, ...]]] = {}
+        self._shapes: dict[str, tuple[Stamp, tuple[int, ...]]] = {}
         self._slab = self.memoized(_slab, "pipeline", lambda *key: key, lambda path, *_: path)
         self._boxes = self.memoized(
             _boxes, "pipeline", lambda path, crop, dtype: (path, dtype), lambda path, *_: path
@@ -141,8 +142,7 @@ class Volumes(Reader):
 
     def _shape(self, path: str, dtype: str) -> tuple[int, ...]:
         """Describes a file. Raises the pipeline's errors for one that it would not take."""
-        found = os.stat(path)
-        stamp = found.st_size, found.st_mtime_ns
+        stamp = look(path)
         known = self._shapes.get(path)
         if known is None or known[0] != stamp:
             shape: tuple[int, ...] = ()
