@@ -33,10 +33,13 @@ import operator
 import os
 import pickle
 import random
+import re
 import sys
 import threading
 import types
 import weakref
+import zipfile
+from _abc import _get_dump  # type: ignore[import-not-found]
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -47,7 +50,7 @@ import torch
 from .._not_linux import CORE
 from ..dataset_calls import own_attributes
 from .files import installed, look
-from .keys import Opaque, canonical
+from .keys import Opaque, canonical, tensor_bytes
 
 if CORE:
     from .. import _cache
@@ -57,8 +60,14 @@ if CORE:
 #: names by which code reaches what its other names do not show
 COMPUTED = frozenset({
     "getattr", "setattr", "vars", "eval", "exec", "compile", "globals", "locals", "__import__", "import_module",
-    "attrgetter", "methodcaller", "_getframe", "currentframe", "modules", "__subclasses__",
+    "attrgetter", "methodcaller", "_getframe", "currentframe", "modules", "__subclasses__", "__annotations__",
+    "get_type_hints", "get_annotations", "signature", "getsource", "getsourcelines",
 })  # fmt: skip
+#: those by which it reaches any name of the modules that it names; of its own module (as attributes, they
+#: are others, such as model.eval()); of all modules
+ANY_NAME = frozenset({"getattr", "vars", "attrgetter", "methodcaller", "__dict__"})
+OWN_MODULE = frozenset({"eval", "exec", "globals"})
+ALL_MODULES = frozenset({"__import__", "import_module", "_getframe", "currentframe"})
 #: attributes of a class that say nothing of its values
 WITHOUT_EFFECT = frozenset({
     "__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__annotate__",
@@ -157,13 +166,22 @@ def _named(module: str, qualname: str) -> Any:
         return None
 
 
+def own_modules() -> dict[str, types.ModuleType]:
+    """All loaded modules of the program that have a source file, and the main one."""
+    return {
+        name: module for name, module in list(sys.modules.items())
+        if isinstance(module, types.ModuleType) and (name == "__main__" or _own_file(module))
+    }  # fmt: skip
+
+
+def _own_file(module: types.ModuleType) -> str | None:
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) and file.endswith(".py") and not _is_installed(file) else None
+
+
 def own_files() -> list[str]:
-    """The source files of all loaded modules of the program."""
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    return sorted(
-        file for file in files
-        if isinstance(file, str) and file.endswith(".py") and not _is_installed(file)
-    )  # fmt: skip
+    """Their source files."""
+    return sorted(set(filter(None, map(_own_file, own_modules().values()))))
 
 
 def surroundings() -> bytes:
@@ -291,6 +309,7 @@ class Depends:
         self._open: dict[int, int] = {}
         self._alive: list[Any] = []
         self._used: set[str] = set()
+        self._any_name = False  # of the modules counts, whether it is in _used or not
         self._modules: dict[str, types.ModuleType] = {}
 
     def add(self, name: str, value: Any) -> None:
@@ -308,9 +327,9 @@ class Depends:
         looked: set[tuple[str, str]] = set()
         while True:
             pairs = [
-                (module, name) for module in sorted(self._modules) for name in sorted(
-                    (self._used | {"__getattr__"}) & vars(self._modules[module]).keys()
-                ) if (module, name) not in looked
+                (module, name) for module in sorted(self._modules) for name in sorted(vars(self._modules[module]))
+                if (module, name) not in looked
+                and (name in self._used or name == "__getattr__" or self._any_name and not name.startswith("__"))
             ]  # fmt: skip
             if not pairs:
                 break
@@ -318,13 +337,28 @@ class Depends:
                 looked.add((module, name))
                 names = vars(self._modules[module])
                 where = f"{name} of the module {module}"
-                self.parts[where] = self._name(names, name, names[name], where)
+                if name in self._used or name == "__getattr__":
+                    self.parts[where] = self._name(names, name, names[name], where)
+                else:
+                    self._perhaps(names, name, where)
         if self.whole is not None:
             self.parts["the program's source"] = _digest(self._source())
         self._known.clear()
         self._alive.clear()
         named = [part for name in sorted(self.parts) for part in (name.encode("utf-8", "replace"), self.parts[name])]
         return _digest([surroundings(), *named])
+
+    def _perhaps(self, names: dict[str, Any], name: str, where: str) -> None:
+        """What code may reach by a name that it computes: most of it without effect, so that it may be
+        something that cannot be compared. The source of functions and classes counts anyway."""
+        value = names[name]
+        if not isinstance(value, (types.FunctionType, type, types.ModuleType)):
+            self.mutable = True
+            self._see(names, name, value)
+            inner = Depends(True)
+            with contextlib.suppress(Unknown):
+                inner.add(where, value)
+            self.parts |= inner.parts
 
     def unchanged(self) -> bool:
         """Whether all that it was made of is the same object as then."""
@@ -434,22 +468,31 @@ class Depends:
     ) -> list[bytes]:
         self._see(function, None, function.__code__)
         code = _code(function.__code__)
-        found = [code.digest, *self._bound(function, where, without_class)]
+        found = [code.digest, function.__qualname__.encode(), *self._bound(function, where, without_class)]
         self._used |= code.attributes | code.names
         for level, name, taken in code.imports:
             found.append(self._imported(function, level, name, taken))
         names = function.__globals__
         for name in sorted(code.names):
-            if name in names:
-                found += [name.encode(), self._name(names, name, names[name], name)]
-            else:
+            holder = names
+            if name not in names:
                 self._see(names, (name,), None)
-                if not hasattr(builtins, name):
-                    found += [name.encode(), b"missing"]
-        computed = COMPUTED & (code.names | code.attributes)
-        if computed:
-            self.reach_all(f"{function.__qualname__} uses {min(computed)}")
+                holder = vars(builtins)
+            found += [name.encode(), self._name(holder, name, holder.get(name, b"missing"), name)]
+        self._computed(function, code)
         return found
+
+    def _computed(self, function: types.FunctionType, code: _Code) -> None:
+        """Names that a code computes."""
+        names = code.names | code.attributes
+        if COMPUTED & names:
+            self.reach_all(f"{function.__qualname__} uses {min(COMPUTED & names)}")
+        of_all = names & ALL_MODULES or {"sys", "modules"} <= names
+        of_own = OWN_MODULE & code.names
+        for name, module in own_modules().items() if of_all or of_own else ():
+            if of_all or name == _module_name(function):
+                self._module(module, name)
+        self._any_name |= bool(of_all or of_own or names & ANY_NAME)
 
     def _bound(
         self, function: types.FunctionType, where: str, without_class: bool = False
@@ -517,9 +560,8 @@ class Depends:
         return found if owner is None else [*found, self._token(owner, where)]
 
     def _descriptor(self, value: Any, where: str) -> list[bytes]:
-        owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
-        found = [str(value.__qualname__).encode()]
-        return [*found, self._token(owner, where)] if owner is not None else found
+        owner = getattr(value, "__self__", getattr(value, "__objclass__", None))
+        return [str(value.__qualname__).encode(), self._token(owner, where)]
 
     def _wrapper(self, value: Any, where: str) -> list[bytes]:
         """staticmethod, classmethod, cached_property."""
@@ -552,6 +594,9 @@ class Depends:
         for name in sorted(members.keys() - WITHOUT_EFFECT):
             where = f"{cls.__qualname__}.{name}"
             found += [name.encode(), self._name(cls, name, members[name], where)]
+        if "_abc_impl" in members:
+            registered = [weak() for weak in _get_dump(cls)[0]]
+            found += self._tokens(sorted(registered, key=lambda one: getattr(one, "__qualname__", "")), where)
         return found
 
     def _object(self, value: Any, where: str) -> list[bytes]:
@@ -590,19 +635,14 @@ class Depends:
         found += self._tokens(items or (), f"an item of {where}")
         for key, one in pairs or ():
             found += self._tokens([key, one], f"{where}[{key!r:.40}]")
-        if is_own and any(
-            getattr(cls, name, None) is not getattr(object, name, None)
-            for name in ("__reduce_ex__", "__reduce__", "__getstate__")
-        ):
-            found += self._left_out(value, state, where)
-        return found
+        return [*found, *self._left_out(value, state, where)] if is_own else found
 
     def _left_out(self, value: Any, state: Any, where: str) -> Iterator[bytes]:
         """Attributes that a class of the program does not pickle. Those that cannot be compared are taken
         to be made of the others, as they are in a spawned worker."""
-        known = state.keys() if isinstance(state, dict) else ()
+        known = state if isinstance(state, dict) else {}
         for name, one in sorted(attributes_of(value).items()):
-            if name not in known:
+            if known.get(name, known) is not one:
                 try:
                     token = self._token(one, f"{where}.{name}")
                 except Unknown:
@@ -613,14 +653,13 @@ class Depends:
         self.mutable = True
         if value.layout != torch.strided or value.device.type == "meta" or value.is_quantized:
             return self._unknown(value, where, None)
-        head = f"{value.dtype}{tuple(value.shape)}{value.device}{value.requires_grad}".encode()
-        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        data = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-        return [head, self._token(type(value), where), _content(data)]
+        head = f"{value.dtype}{tuple(value.shape)}{value.stride()}{value.device}{value.requires_grad}".encode()
+        more = [type(value), own_attributes(value), value.grad if value.is_leaf else None]
+        return [head, *self._tokens(more, where), _content(tensor_bytes(value.detach().cpu()))]
 
     def _array(self, value: np.ndarray[Any, Any], where: str) -> list[bytes]:
         self.mutable = True
-        head = f"{np.lib.format.dtype_to_descr(value.dtype)}{value.shape}".encode()
+        head = f"{np.lib.format.dtype_to_descr(value.dtype)}{value.shape}{value.strides}".encode()
         found = [head, self._token(type(value), where)]
         if type(value) is np.memmap and value.filename is not None:
             return [*found, str(value.offset).encode(), *self._path(os.fspath(value.filename))]
@@ -644,8 +683,12 @@ class Depends:
     def _script(self, value: Any, where: str) -> list[bytes]:
         """What torch.jit has compiled."""
         self.mutable = True
-        state = dict(value.state_dict()) if isinstance(value, torch.nn.Module) else {}
-        return [str(value.inlined_graph).encode(), self._token(state, where)]
+        if not isinstance(value, torch.nn.Module):
+            return [str(value.inlined_graph).encode()]
+        archive = zipfile.ZipFile(io.BytesIO(value.save_to_buffer()))
+        names = [name for name in archive.namelist() if not name.endswith((".debug_pkl", "serialization_id"))]
+        # torch numbers modules of one name as they are made.
+        return [re.sub(rb"\.?___torch_mangle_\d+", b"", archive.read(name)) for name in names]
 
     def _opaque(self, value: Any, where: str) -> list[bytes]:
         if isinstance(value, GENERATORS):

@@ -50,15 +50,21 @@ def _array(value: np.ndarray[Any, Any], tag: bytes, where: str) -> bytes:
     return _counted(tag, head) + _counted(b"", value.tobytes())
 
 
+def tensor_bytes(value: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Of a dense tensor on the CPU, in C order."""
+    flat = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if not flat.numel():  # may have any stride
+        return np.empty(0, np.uint8)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy()
+
+
 def _tensor(value: torch.Tensor, where: str) -> bytes:
     if value.device.type != "cpu" or value.layout != torch.strided:
         raise TypeError(
             f"{where} is a tensor on {value.device} ({value.layout}); a cache key holds dense CPU "
             "tensors. Give memoize() a key= of plain values"
         )
-    value = value.detach()
-    flat = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
-    data = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    data = tensor_bytes(value.detach())
     if data.nbytes > ARRAY_MOST:
         return _array(data, b"t", where)
     head = f"{value.dtype}{tuple(value.shape)}".encode()
@@ -121,7 +127,8 @@ def canonical(value: Any, where: str = "the key") -> bytes:
         text = str(value)
         if isinstance(value, Path) and not value.is_absolute():
             text = os.path.join(os.getcwd(), text)
-        return _counted(b"p", text.encode("utf-8", "surrogatepass"))
+        kind = Path if isinstance(value, Path) else kind
+        return _counted(b"p", kind.__qualname__.encode()) + _counted(b"", text.encode("utf-8", "surrogatepass"))
     if kind is np.ndarray:
         return _array(value, b"a", where)
     if isinstance(value, np.generic) and kind.__module__ == "numpy":

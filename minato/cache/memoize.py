@@ -156,15 +156,14 @@ def _needs_key(function: Any, names: list[str]) -> str | None:
 
 #: combinations of types of arguments for which a function's code is remembered
 KINDS_MOST = 64
-#: seconds, and share of the time, that a process may spend on looking at objects again
-LOOK_SECONDS = LOOK_SHARE = 0.05
+#: share of the time of the function that its process may spend to find what the function changes itself
+LOOK_SHARE = 0.05
 
 
 class _Code:
     """What a memoized function's values depend on besides key and files, for arguments of some types."""
 
-    def __init__(self, memoized: Memoized, args: tuple[Any, ...], before: _Code | None) -> None:
-        begun = time.perf_counter()
+    def __init__(self, memoized: Memoized, args: tuple[Any, ...]) -> None:
         try:
             with _files.not_noted():
                 self._depends = depends.of_call(memoized.made_of(), args, memoized._is_method, memoized._own)
@@ -177,16 +176,12 @@ class _Code:
                 "memoize() a version=, and change it whenever that object changes what the function "
                 "returns; or pass the function plain values and name them in key="
             ) from None
-        self._born: float = begun if before is None else before._born
-        self._spent: float = 0.0 if before is None else before._spent
-        self._spent += time.perf_counter() - begun
         self._is_due = False
         self._looks, self._looked = 0, 0.0  # how often it was looked for changes, and how long
 
     def begin_epoch(self) -> None:
         """Objects that can change without being replaced are compared once an epoch."""
-        seconds = LOOK_SECONDS + LOOK_SHARE * (time.perf_counter() - self._born)
-        self._is_due = self._depends.mutable and self._spent < seconds
+        self._is_due = self._depends.mutable
 
     def holds(self) -> bool:
         return not self._is_due and self._depends.unchanged()
@@ -270,7 +265,7 @@ class Memoized:
         if found is None or not found.holds():
             if len(self._codes) >= KINDS_MOST:
                 self._codes.clear()
-            found = self._codes[types] = _Code(self, args, found)
+            found = self._codes[types] = _Code(self, args)
         return found.digest
 
     def unfollowed(self) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import importlib
@@ -139,7 +140,40 @@ FORMS = {
     "dict with attributes": (
         "class Cfg(dict):\n    __getattr__ = dict.__getitem__\ncfg = Cfg(k=3)\ndef load(i): return i * cfg.k",
         "k=3", "k=4"),
+    "class registered with an ABC": (
+        "import abc\nclass N(abc.ABC): pass\nN.register(int)\ndef load(i): return isinstance(i, N)",
+        "register(int)", "register(str)"),
+    "constant of a module of torch.jit": (
+        "class M(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.k = 3\n"
+        "    def forward(self, x): return x * self.k\nf = torch.jit.script(M())\n"
+        "def load(i): return f(torch.tensor(i))", "self.k = 3", "self.k = 4"),
+    "name of a function": ("def f(): pass\ng = f\ndef load(i): return g.__name__", "f(): pass\ng = f", "h(): pass\ng = h"),
+    "annotations": ("def f(x: int): pass\ndef load(i): return f.__annotations__['x'](i)", "x: int", "x: float"),
     "exception": ("def load(i):\n    try: return 1 / i\n    except ZeroDivisionError: return 3", "return 3", "return 4"),
+}  # fmt: skip
+#: programs with a function `load` whose values differ by V, which is no part of the source
+STATES = {
+    "module's name that is computed": "helpers.LIMIT = V\ndef load(i): return getattr(helpers, 'LIM' + 'IT')",
+    "module's dict": "helpers.LIMIT = V\ndef load(i): return helpers.__dict__['LIMIT']",
+    "globals": "def load(i): return globals()['V']",
+    "eval": "def load(i): return eval('V')",
+    "module by sys.modules": "import sys\nhelpers.LIMIT = V\ndef load(i): return sys.modules['helpers'].LIMIT",
+    "module by import_module": (
+        "import importlib\nhelpers.LIMIT = V\ndef load(i): return importlib.import_module('helpers').LIMIT"),
+    "frame": "import sys\ndef load(i): return sys._getframe().f_globals['V']",
+    "name in builtins": "import builtins\nbuiltins.minato_test = V\ndef load(i): return minato_test",
+    "attribute of a tensor": "T = torch.ones(2)\nT.k = V\ndef load(i): return T.k",
+    "strides of a tensor": "T = torch.ones(2, 2).t() if V else torch.ones(2, 2)\ndef load(i): return T.stride()",
+    "strides of an array": "A = np.ones((2, 2), order='CF'[V])\ndef load(i): return A * i",
+    "gradient": "T = torch.ones(1, requires_grad=True)\n(T * V).sum().backward()\ndef load(i): return T.grad.item()",
+    "method of a tensor": "at = torch.tensor([V]).__getitem__\ndef load(i): return at(0)",
+    "part of a complex tensor": "T = torch.tensor([1j * (V + 1)] * 2).conj().imag\ndef load(i): return T[i]",
+    "attribute with another one's state": (
+        "class C:\n    def __init__(self, k): self.k = k\n    def __getstate__(self): return {'k': None}\n"
+        "C1 = C(V)\ndef load(i): return C1.k"),
+    "object that copyreg pickles": (
+        "import copyreg\nclass C: pass\ncopyreg.pickle(C, lambda one: (C, ()))\nC1 = C()\nC1.k = V\n"
+        "def load(i): return C1.k"),
 }  # fmt: skip
 #: the same with a method `load` of a class Scans, whose state the key stands for
 METHODS = {
@@ -201,6 +235,24 @@ def test_edit_below_a_function_changes_its_digest(program: Callable[..., ModuleT
     before = digest(program(FORMS[form][0]))
     assert digest(program(FORMS[form][0])) == before
     assert digest(program(*FORMS[form])) != before
+
+
+@pytest.mark.parametrize("form", STATES)
+def test_state_set_at_run_time_changes_the_digest(program: Callable[..., ModuleType], form: str) -> None:
+    text = "V = 0\n" + STATES[form]
+    try:
+        before = digest(module := program(text))
+        source = Path(str(module.__file__))
+        assert digest(program(text)) == before
+        for name in ("helpers", "prog"):
+            sys.modules.pop(name)
+        changed = ModuleType("prog")
+        changed.__file__ = str(source)
+        sys.modules["prog"] = changed
+        exec(compile((HEAD + text).replace("V = 0\n", "V = 1\n"), str(source), "exec"), vars(changed))
+        assert digest(changed) != before
+    finally:
+        vars(builtins).pop("minato_test", None)
 
 
 @pytest.mark.parametrize("form", METHODS)
@@ -275,6 +327,21 @@ def test_changes_while_a_program_runs_count(program: Callable[..., ModuleType]) 
     assert load(0) == (2, 2, 2, 2, 3)
     module.load.__code__ = (lambda i: i).__code__
     assert load(0) == 0
+
+
+def test_object_that_takes_long_to_compare_is_compared_each_epoch() -> None:
+    class Slow:
+        k = 1
+
+        def __getstate__(self) -> Any:
+            time.sleep(0.06)
+            return {"k": self.k}
+
+    slow = Slow()
+    names: dict[str, Any] = {"cache": new_cache(), "slow": slow, "__name__": "__main__"}
+    exec("@cache.memoize()\ndef make(x): return x * slow.k", names)
+    for slow.k in (1, 2, 3):
+        assert names["make"](1) == slow.k
 
 
 def test_cell_with_edited_helper_gets_new_key() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict, namedtuple
 from datetime import date, datetime, timezone, tzinfo
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +67,8 @@ DIFFERENT = [
     (date(2020, 1, 1), datetime(2020, 1, 1)), (datetime(2020, 1, 1), datetime(2020, 1, 1, fold=1)),
     (datetime(2020, 1, 1), datetime(2020, 1, 1, tzinfo=timezone.utc)), (torch.int32, torch.int64),
     (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)), (OrderedDict(a=1), {"a": 1}),
+    (PurePosixPath("a"), PureWindowsPath("a")),
+    (torch.tensor([1j, 2j]).conj().imag, torch.tensor([1j, 2j]).imag),
 ]  # fmt: skip
 
 
