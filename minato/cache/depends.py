@@ -9,7 +9,8 @@ needlessly is a cost, a wrong value is a defect.
 - Objects count by their class and their state, as pickle would store it.
 - Installed packages count by their version.
 - If code reaches something by a name that is computed (getattr, eval), or an object hides its
-  state, the source of all loaded modules of the program counts, and the object as pickled.
+  state, the source of all loaded modules of the program counts, and the object as pickled, or the
+  objects of the modules in which the name may be.
 - What cannot be pickled either raises TypeError, unless the caller gives a version= and so answers
   for it.
 - Locks and the like, loggers, caches and random generators count by their type.

@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from .keys import canonical
 
@@ -118,6 +119,9 @@ class Opened:
         self.lasts = False
 
     def note(self, path: str, flags: int) -> None:
+        if path.startswith("file:"):  # as sqlite3.connect(uri=True) takes it
+            path = unquote(urlsplit(path).path)
+            self.note(path + "-wal", flags)  # what is not yet in the database's own file
         if path in self.stamps or path in self.written or f"{path}/".startswith(SYSTEM):
             return
         if path.startswith(installed()) or "/site-packages/" in path:

@@ -813,9 +813,11 @@ def test_class_of_an_unpickled_object_counts(tmp_path: Path, monkeypatch: pytest
     sys.modules.pop("scale_of_test", None)
 
 
-def test_database_that_sqlite_opens_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["{}", "file:{}?mode=ro"])
+def test_database_that_sqlite_opens_counts(tmp_path: Path, form: str) -> None:
     file = tmp_path / "data"
-    loader = minato.DataLoader(Table(file), cache=new_cache(), cache_format="decoded")
+    name = form.format(file)
+    loader = minato.DataLoader(Table(name), cache=new_cache(), cache_format="decoded")
     for value in (1, 2):
         file.unlink(missing_ok=True)
         with contextlib.closing(sqlite3.connect(file)) as table:
@@ -826,13 +828,27 @@ def test_database_that_sqlite_opens_counts(tmp_path: Path) -> None:
         assert [float(batch) for batch in loader] == [value, value]
 
 
+def test_write_ahead_log_of_a_database_uri_counts(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    with contextlib.closing(sqlite3.connect(file)) as writer:
+        writer.execute("pragma journal_mode=wal")
+        writer.execute("create table t (v)")
+        writer.execute("insert into t values (0)")
+        loader = minato.DataLoader(Table(f"file:{file}?mode=ro"), cache=new_cache(), cache_format="decoded")
+        for value in (1, 2):
+            writer.execute("update t set v = ?", (value,))
+            writer.commit()
+            time.sleep(0.05)
+            assert [float(batch) for batch in loader] == [value, value]
+
+
 class Table(Base):
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         super().__init__([0])
         self.path = path
 
     def read(self, i: int) -> Any:
-        with contextlib.closing(sqlite3.connect(self.path)) as table:
+        with contextlib.closing(sqlite3.connect(self.path, uri=True)) as table:
             return table.execute("select v from t").fetchone()[0]
 
 
