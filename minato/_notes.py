@@ -72,9 +72,9 @@ class Notes:
         """The program ends the worker, whose sample took too long."""
         self._append({"pid": pid, "text": text[:MOST_OF_ONE]})
 
-    def grows(self, attribute: str) -> None:
-        """An attribute of the dataset, or of an object in it, grows with the samples."""
-        self._append({"grows": attribute})
+    def moves(self, attribute: str) -> None:
+        """An attribute of the dataset, or of an object in it, changes with the samples."""
+        self._append({"moves": attribute})
 
     def _append(self, record: dict[str, Any]) -> None:
         if os.fstat(self.fd).st_size < MOST:
@@ -91,9 +91,9 @@ class Notes:
         """The exception that ended a process, or an empty text."""
         return next((str(record["text"]) for record in self._records() if record.get("pid") == pid), "")
 
-    def growing(self) -> str:
+    def moving(self) -> str:
         """The name of such an attribute; empty if there is none."""
-        return next((str(record["grows"]) for record in self._records() if "grows" in record), "")
+        return next((str(record["moves"]) for record in self._records() if "moves" in record), "")
 
     def _records(self) -> Iterator[dict[str, Any]]:
         """The records of the workers, the latest first."""

@@ -67,7 +67,7 @@ class Memo:
         self.initial: bytes | None = None  # its state before that
         self.warned_uncounted = False  # that its states know no position
         self.warned_of_generators = False  # that threads share them
-        self.warned_of_growth = False  # that its dataset keeps earlier samples
+        self.warned_of_history = False  # that samples may depend on earlier ones
         self.warned_of_copies = False  # that its iterable dataset gives everything in each worker
         self.warned_of_epoch = False  # that persistent workers do not see its dataset's
         self.warned_of_order = False  # that cache_reorder=True keeps it

@@ -33,7 +33,7 @@ class SeededHere:
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Restores the program's generators afterwards."""
-        generators = (*self._everybodys, *self._growing.found.generators)
+        generators = (*self._everybodys, *self._growing.seeded())
         before = [put_back(generator) for generator in generators]
         try:
             yield

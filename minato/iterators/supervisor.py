@@ -278,17 +278,17 @@ class Supervisor:
             if self.engine.deaths() != self.deaths_reported:
                 self._warn_of_deaths(self.engine.health())
         if at_end and self.pool is not None and self.living():
-            self._warn_of_growth(self.pool.growing())
+            self._warn_of_history(self.pool.moving())
 
-    def _warn_of_growth(self, attribute: str) -> None:
+    def _warn_of_history(self, attribute: str) -> None:
         """Warns that two runs differ, if the program has set a seed. The attribute may be harmless,
         so this does not raise."""
-        if attribute and self.reproducible and not self._memo.warned_of_growth:
-            self._memo.warned_of_growth = True
+        if attribute and self.reproducible and not self._memo.warned_of_history:
+            self._memo.warned_of_history = True
             with contextlib.suppress(UserWarning):
                 warnings.warn(
-                    f"the attribute {attribute!r} of the dataset, or of an object in it, grows as "
-                    "workers make samples. If samples use it (a mosaic buffer, the last good image), "
+                    f"the attribute {attribute!r} of the dataset, or of an object in it, changes as "
+                    "workers make samples. If samples use it (a buffer of earlier samples, a counter), "
                     "two runs with one seed differ, because workers do not make the same samples in "
                     "each run. scheduling='static' gives each worker the same samples, as torch does.",
                     stacklevel=4,
@@ -352,14 +352,14 @@ class Supervisor:
                 self._stop_pool(pool)
 
     def _stop_pool(self, pool: Executor) -> None:
-        health, growing = None, ""
+        health, moving = None, ""
         with signals.Held():
             if self.stopped:
                 return  # another thread was here first
             self.stopped = True
             try:
                 if pool.mine() and pool.started:
-                    health, growing = self.engine.health(), pool.growing()
+                    health, moving = self.engine.health(), pool.moving()
                     self._save_last(pool)
             finally:
                 pool.stop()
@@ -369,7 +369,7 @@ class Supervisor:
         if health["live"] and health["deaths"] and unstarted:
             self._warn_of_fewer(describe_death(health["pid"], health["status"]))
         self._warn_of_deaths(health)
-        self._warn_of_growth(growing)
+        self._warn_of_history(moving)
 
     def _save_last(self, pool: Executor) -> None:
         """Saves what the program and later iterators may ask for after the workers' end."""

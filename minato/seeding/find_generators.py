@@ -1,15 +1,15 @@
 """The generators that a worker seeds before each sample: finding them, building a Seeder.
 
-The global generators of ``random``, NumPy and torch are always seeded. A bounded walk of the
-dataset's object graph finds private ones. Generators that the walk cannot reach (in
-a module, or C) keep the state that their worker gives them, unless
-the dataset offers ``seed_sample(seed)``. The same holds for children of ``Generator.spawn``,
-which their parent counts outside of its state.
+The global generators of ``random``, NumPy, torch and OpenCV are always seeded. A bounded walk of
+the dataset's object graph, and of the globals that its code names, finds private ones. Generators
+that the walk cannot reach (in an installed package's module, or C) keep the state that their worker
+gives them, unless the dataset offers ``seed_sample(seed)``.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import random
 import sys
 import threading
@@ -17,6 +17,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from .._core import Seeder
@@ -27,11 +28,13 @@ from .generator_states import (
     generator_kind,
     loaded,
     mro_of,
+    opencv_plans,
     own_seed,
     plan_all,
     plan_bitgen,
     plan_private,
 )
+from .history import History
 
 __all__ = ["Found", "Growing", "find_all", "find_of", "find_shared", "make_seeder",
            "make_seeder_of_thread"]
@@ -43,9 +46,15 @@ NODE_LIMIT = 10_000
 #: are shorter. Lists of samples are longer and hold no generators; they must leave
 #: most of NODE_LIMIT to the other objects.
 CONTAINER_LIMIT = 1_024
+#: Generators in one container that are seeded. More of them cost too much for each sample, and are
+#: mostly one for each sample, which draws the same whichever worker makes it.
+GENERATORS_LIMIT = 128
 #: Elements checked in all, per object that may be searched. For most of them a look at the type
 #: (0.1 us) shows that they are text or numbers.
 LOOKS_PER_NODE = 8
+
+#: Bits of a change of attributes that can be no new generator
+ONLY_VALUES = 8
 
 #: Attributes watched for generators that are made later, in the objects nearest to the root:
 #: each is checked after each sample, in 5 ns.
@@ -57,8 +66,8 @@ COUNTED = 1_024
 #: packages whose classes hold no generators of a program's
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "minato"}) - {"__main__"}
 
-#: types of attributes in which datasets keep earlier samples
-_HISTORIES = (list, set, deque)
+#: folders of packages that are no part of a program
+_INSTALLED = {"site-packages", "dist-packages"}
 
 _OF_A_THREAD = frozenset({threading.local})
 
@@ -85,10 +94,35 @@ def _function_members(f: Any) -> Iterable[Any]:
             yield cell.cell_contents
         except ValueError:  # not bound yet
             continue
+    if _is_of_program(f.__globals__):
+        yield from _named_globals(f)
+
+
+@functools.cache
+def _is_program(name: str, file: str) -> bool:
+    return name.partition(".")[0] not in _LIBRARIES and _INSTALLED.isdisjoint(PurePath(file).parts)
+
+
+def _is_of_program(module: dict[str, Any]) -> bool:
+    return _is_program(str(dict.get(module, "__name__")), str(dict.get(module, "__file__")))
+
+
+def _named_globals(f: types.FunctionType) -> Iterator[Any]:
+    """What the code of a function names in its module, and in modules of the program."""
+    codes = [f.__code__]
+    for code in codes:
+        codes += [c for c in code.co_consts if type(c) is types.CodeType]
+    names = dict.fromkeys(name for code in codes for name in code.co_names)
+    for name in names:
+        value = dict.get(f.__globals__, name)
+        if type(value) is not types.ModuleType:
+            yield value
+        elif _is_of_program(vars(value)):
+            yield from (dict.get(vars(value), n) for n in names)
 
 
 def _holds(f: types.FunctionType) -> bool:
-    return bool(f.__defaults__ or f.__kwdefaults__ or f.__closure__)
+    return bool(f.__defaults__ or f.__kwdefaults__ or f.__closure__ or _is_of_program(f.__globals__))
 
 
 def _partial_members(p: Any) -> Iterable[Any]:
@@ -186,7 +220,8 @@ def _shape_of(cls: type, closed: frozenset[Any]) -> _Shape | None:
 class Found(NamedTuple):
     """The result of a walk: generators and ``seed_sample`` functions in order of discovery, number
     of objects searched, and whether the limit cut the walk short. Also the attributes of the
-    objects nearest to the roots, and those of further ones."""
+    objects nearest to the roots with their classes, those of further ones, containers of too many
+    generators, and SeedSequences, which spawn() counts in."""
 
     generators: list[Any]
     hooks: list[Callable[[int], Any]]
@@ -194,6 +229,9 @@ class Found(NamedTuple):
     truncated: bool
     watched: list[dict[str, Any]]
     counted: list[dict[str, Any]]
+    owners: list[type]
+    crowds: list[Any]
+    sequences: list[Any]
 
 
 def _key(kind: str, obj: Any) -> int:
@@ -247,6 +285,9 @@ class _Walk:
         self.hooks: list[Callable[[int], Any]] = []
         self.watched: list[dict[str, Any]] = []
         self.counted: list[dict[str, Any]] = []
+        self.sequences: list[Any] = []
+        self.owners: list[type] = []
+        self.crowds: list[Any] = []
         self.unwatched = WATCHED
 
     def shape(self, obj: Any) -> _Shape | None:
@@ -280,7 +321,10 @@ class _Walk:
             self.queue.append((obj, shape))
         elif _key(shape.kind, obj) not in self.taken and _is_seedable(shape.kind, obj):
             self.taken.add(_key(shape.kind, obj))
-            self.generators.append(obj)
+            (self.sequences if shape.kind == "sequence" else self.generators).append(obj)
+            if shape.kind in ("numpy", "bitgen"):  # for the children of spawn()
+                bits = bitgen_of(obj) if shape.kind == "numpy" else obj
+                self.guarded(self.reach, getattr(bits, "_seed_seq", None))
 
     def add_hook(self, hook: Any) -> None:
         if callable(hook):
@@ -297,7 +341,8 @@ class _Walk:
             self.guarded(self.enter, obj, shape, id(obj) in skip)
         cut = bool(self.queue) or self.looks <= 0
         nodes = limit - self.nodes
-        return Found(self.generators, self.hooks, nodes, cut, self.watched, self.counted)
+        return Found(self.generators, self.hooks, nodes, cut, self.watched, self.counted,
+                     self.owners, self.crowds, self.sequences)
 
     def enter_root(self, root: Any) -> None:
         self.reach(root)
@@ -310,7 +355,8 @@ class _Walk:
             attributes = shape.attributes.__get__(obj)
             self.unwatched -= 1 + dict.__len__(attributes)
             (self.watched if self.unwatched >= 0 else self.counted).append(attributes)
-        shapes, looks = self.shapes, self.looks
+            self.owners.append(type(obj))
+        shapes, looks, before = self.shapes, self.looks, len(self.generators)
         for member in shape.members(obj):
             looks -= 1
             if shapes.get(type(member), self) is not None:  # None: known to hold nothing
@@ -318,6 +364,9 @@ class _Walk:
             if looks <= 0:
                 break
         self.looks = looks
+        if len(self.generators) - before > GENERATORS_LIMIT:
+            del self.generators[before:]
+            self.crowds.append(obj)
 
     @staticmethod
     def guarded(step: Callable[..., None], *args: Any) -> None:
@@ -340,9 +389,9 @@ def find_all(roots: Iterable[Any], limit: int = NODE_LIMIT) -> Found:
 
     Searches instance attributes, ``__slots__``, lists, tuples, dict values, sets,
     deques (the first 1024 elements of each), partials, bound methods, closures and
-    defaults of functions, and attributes and methods of the objects' classes, breadth first and at
-    most ``limit`` objects. Does not search modules, classes that are only referred to, tensors,
-    arrays or strings. Runs no property, ``__getattr__`` or
+    defaults of functions, globals that functions of the program name, and attributes and methods of
+    the objects' classes, breadth first and at most ``limit`` objects. Does not search classes that
+    are only referred to, tensors, arrays or strings. Runs no property, ``__getattr__`` or
     other code of the user, and never raises. Returns each generator once, and no
     global ones; ``random.SystemRandom`` cannot be seeded and is left out.
 
@@ -361,26 +410,35 @@ OwnSeeds = dict[int, tuple[Any, int]]
 
 def own_seeds(dataset: Any, *others: Any) -> OwnSeeds:
     """The own seeds of the generators of a dataset and the other objects."""
-    return {id(g): (g, own_seed(g)) for g in find_of(dataset, *others).generators}
+    found = find_of(dataset, *others)
+    return {id(g): (g, own_seed(g)) for g in (*found.generators, *found.sequences)}
 
 
 def make_seeder(
     dataset: Any,
     *others: Any,
     before: OwnSeeds | None = None,
-    grows: Callable[[str], None] | None = None,
+    tell: Callable[[str], None] | None = None,
     of_loader: Any = None,
 ) -> Seeder:
     """The Seeder of a worker. It sets global generators, and private ones of the dataset and of
     the other objects (collate_fn). Then it calls each offered ``seed_sample(seed)`` *in addition*
-    with 63 bits of its own, so that its effect prevails. before, grows, of_loader: as for
+    with 63 bits of its own, so that its effect prevails. before, tell, of_loader: as for
     ``Growing``."""
-    return Growing(dataset, *others, before=before, grows=grows, of_loader=of_loader).seeder
+    return Growing(dataset, *others, before=before, tell=tell, of_loader=of_loader).seeder
 
 
 def _roots_of(dataset: Any, *others: Any) -> tuple[Any, ...]:
     inner, subsets = behind_subsets(dataset)
     return (dataset, *([inner] if subsets else []), *others)
+
+
+def _length(dataset: Any) -> float:
+    """Infinite if it cannot be told."""
+    try:
+        return len(behind_subsets(dataset)[0])
+    except Exception:  # of the program's code
+        return math.inf
 
 
 def find_of(dataset: Any, *others: Any) -> Found:
@@ -391,7 +449,8 @@ def find_of(dataset: Any, *others: Any) -> Found:
 def find_shared(dataset: Any, *others: Any) -> list[Any]:
     """The generators that threads with the same dataset share: all that can be reached without a
     ``threading.local``."""
-    return _Walk(closed=_OF_A_THREAD).run(_roots_of(dataset, *others)).generators
+    found = _Walk(closed=_OF_A_THREAD).run(_roots_of(dataset, *others))
+    return [*found.generators, *found.sequences]
 
 
 def make_seeder_of_thread(dataset: Any, *others: Any, before: OwnSeeds | None = None) -> Seeder:
@@ -410,24 +469,26 @@ class Growing:
     worker may seed it otherwise.
 
     before: the own seeds before worker_init_fn, which may give each worker another; None: there is
-    no such function. grows: if given, is told the name of an attribute that grows with samples, as
-    one that holds earlier samples does. What comes from it depends on the worker. Dicts are left
-    out: most are caches. of_loader: the loader's ``generator=``, which has no own seed: each epoch
-    draws from it, so its state depends on when workers start. The loader's seed comes from it."""
+    no such function. tell: if given, is told what lets a sample depend on those that its worker has
+    made before, see ``History``. of_loader: the loader's ``generator=``, which has no own seed: each
+    epoch draws from it, so its state depends on when workers start. The loader's seed comes from
+    it."""
 
     def __init__(
         self,
         *roots: Any,
         before: OwnSeeds | None = None,
-        grows: Callable[[str], None] | None = None,
+        tell: Callable[[str], None] | None = None,
         of_loader: Any = None,
     ) -> None:
-        self._roots, self._grows, self._of_loader = roots, grows, of_loader
+        self._roots, self._of_loader = roots, of_loader
         self.found = self._walk()
-        self._lengths, self._grown = self._now(), set[tuple[int, str]]()
-        now = self._seeds_of(self.found.generators)
+        places = list(zip(self.found.watched, self.found.owners, strict=False))
+        self._history = History(places, self.found.crowds, _length(roots[0]), tell) if tell else None
+        now = self._seeds_of(self.seeded())
         kept = now if before is None else {i: now[i] for i in now if now[i] == before.get(i)}
         self._own_seeds: OwnSeeds = kept
+        self._opencv = opencv_plans(before is None)
         self.seeder = self._seeder()
 
     def _seeds_of(self, generators: Iterable[Any]) -> OwnSeeds:
@@ -446,48 +507,34 @@ class Growing:
         return find_of(*self._roots)
 
     def _types(self) -> set[type]:
-        return {type(g) for g in self.found.generators}
+        return {type(g) for g in self.seeded()}
 
-    def _again(self, of_epoch: bool) -> News | None:
-        """of_epoch: set_epoch() may have made generators, alike in each worker."""
-        if self._grows is not None and not of_epoch:
-            self._look_for_growth(self._grows)
-        now, known = self._walk(), {id(g) for g in self.found.generators}
-        new = [g for g in now.generators if id(g) not in known]
+    def seeded(self) -> list[Any]:
+        """The private generators, in the order of their streams."""
+        return [*self.found.generators, *self.found.sequences]
+
+    def _again(self, changed: int) -> News | None:
+        """changed: 0: set_epoch() may have made generators, alike in each worker."""
+        if self._history is not None:
+            self._history.look() if changed else self._history.epoch()
+        if changed == ONLY_VALUES:
+            return None
+        now, known = self._walk(), {id(g) for g in self.seeded()}
+        new = [g for g in (*now.generators, *now.sequences) if id(g) not in known]
         if not new:
             return None
         self.found = now
-        if of_epoch:
+        if not changed:
             self._own_seeds |= self._seeds_of(new)
         return self._news()
-
-    def _now(self) -> dict[tuple[int, str], int]:
-        """The lengths of attributes that may hold earlier samples."""
-        return {
-            (place, name): len(value)
-            for place, attributes in enumerate(self.found.watched)
-            for name, value in attributes.items()
-            if type(value) in _HISTORIES
-        }
-
-    def _look_for_growth(self, grows: Callable[[str], None]) -> None:
-        """What grows once may have been built at its first use."""
-        before, self._lengths = self._lengths, self._now()
-        for key, length in self._lengths.items():
-            if length > before.get(key, length):
-                if key in self._grown:
-                    self._grows = None
-                    grows(key[1])
-                    return
-                self._grown.add(key)
 
     def _news(self) -> News:
         return self._plans(), self.found.watched, self.found.counted, self._types()
 
     def _plans(self) -> list[Any]:
         found, own = self.found, self._own_seeds
-        seeds = [own[id(g)][1] if id(g) in own else 0 for g in found.generators]
-        return plan_private(found.generators, found.hooks, own_seeds=seeds)
+        seeds = [own[id(g)][1] if id(g) in own else 0 for g in self.seeded()]
+        return [*plan_private(self.seeded(), found.hooks, own_seeds=seeds), *self._opencv]
 
 
 class _GrowingInThread(Growing):
@@ -498,7 +545,7 @@ class _GrowingInThread(Growing):
         self._watch(seeder, 0)
         return seeder
 
-    def _again(self, of_epoch: bool) -> News | None:
+    def _again(self, changed: int) -> News | None:
         known = self._own()
         self.found = self._walk()
         if self._own() <= known:
@@ -507,11 +554,11 @@ class _GrowingInThread(Growing):
 
     def _own(self) -> set[int]:
         shared = {id(g) for g in find_shared(*self._roots)}
-        return {id(g) for g in self.found.generators} - shared
+        return {id(g) for g in self.seeded()} - shared
 
     def _plans(self) -> list[Any]:
         """Finds them as in a process with its own dataset, without the shared generators."""
-        own = self._own()
-        plans, found = super()._plans(), self.found.generators
+        own, found, hooks = self._own(), self.seeded(), self.found.hooks
+        plans = super()._plans()
         chosen = [plan for plan, g in zip(plans, found, strict=False) if id(g) in own]
-        return [*chosen, *plans[len(found) :]]
+        return [*chosen, *plans[len(found) : len(found) + len(hooks)]]

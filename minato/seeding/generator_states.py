@@ -11,7 +11,7 @@ where. It has two parts:
 
 Probes never touch global generators.
 
-Streams: 1 ``random``, 2 NumPy's legacy generator, 3 torch, 16 + k the k-th private
+Streams: 1 ``random``, 2 NumPy's legacy generator, 3 torch, 5 OpenCV, 16 + k the k-th private
 generator in order of discovery, 4 + k * 2**32 the k-th ``seed_sample``. All private generators
 with an own seed have stream 16: two in the same state draw the same, as paired transforms expect.
 """
@@ -32,6 +32,7 @@ STREAM_RANDOM = 1
 STREAM_NUMPY = 2
 STREAM_TORCH = 3
 STREAM_HOOK = 4
+STREAM_OPENCV = 5
 STREAM_PRIVATE = 16
 
 _MT_WORDS = 624
@@ -99,6 +100,7 @@ class _Algorithm(NamedTuple):
 
 _MT = _Algorithm(_MT_WORDS, 0, 0x8000_0000, _mt_state, ((0, _MT_WORDS),))
 _PCG = _Algorithm(8, 4, 1, _pcg_state, ((0, 4), (4, 4)))
+_SEQUENCE = _Algorithm(1, 0, 0, lambda w: {"n_children_spawned": w[0]}, ((0, 1),))
 _ALGORITHMS = {
     "MT19937": _MT,
     "PCG64": _PCG,
@@ -344,6 +346,25 @@ def _random_state_layout(cls: type) -> tuple[int, Fixed]:
     return layout
 
 
+def _new_sequence() -> Any:
+    return sys.modules["numpy.random"].SeedSequence(0)
+
+
+@_probed
+def _sequence_layout() -> tuple[Runs, Fixed]:
+    """Where a SeedSequence counts the children that it has spawned."""
+    sequence = _new_sequence()
+
+    def put(raw: bytes) -> None:
+        sequence.__init__(0, n_children_spawned=struct.unpack("=I", raw)[0])
+
+    layout: tuple[Runs, Fixed] = (((_locate(sequence, put, _int_bytes(11), _int_bytes(517)), 0, 1),), ())
+    raw, _ = _seeded_by(_fill_plan(sequence, None, None, _SEQUENCE, layout))
+    if sequence.n_children_spawned != _SEQUENCE.read(raw)[0]:
+        raise _ProbeFailed("SeedSequence")
+    return layout
+
+
 @_probed
 def _torch_layout() -> bool:
     """Whether torch reads a state blob in the way that this module and the Seeder write it."""
@@ -388,7 +409,8 @@ def generator_kind(mro: tuple[type, ...]) -> str | None:
     for kind, cls in (("random", random.Random), ("torch", loaded("torch", "Generator")),
                       ("numpy", loaded("numpy.random", "Generator")),
                       ("legacy", loaded("numpy.random", "RandomState")),
-                      ("bitgen", loaded("numpy.random", "BitGenerator"))):
+                      ("bitgen", loaded("numpy.random", "BitGenerator")),
+                      ("sequence", loaded("numpy.random", "SeedSequence"))):
         if cls is not None and cls in mro:
             return kind
     return None
@@ -425,6 +447,8 @@ def _state(generator: Any) -> Any:
         return generator.getstate()
     if kind == "legacy":
         return generator.get_state(legacy=False)
+    if kind == "sequence":
+        return generator.state
     return (bitgen_of(generator) if kind == "numpy" else generator).state
 
 
@@ -450,7 +474,8 @@ def _is_systems(generator: Any) -> bool:
         return _is_systems_key(generator.getstate()[1])
     bits = bitgen_of(generator) if kind == "numpy" else generator
     bits = bits._bit_generator if kind == "legacy" else bits
-    entropy = getattr(getattr(bits, "_seed_seq", None), "entropy", None)
+    sequence = bits if kind == "sequence" else getattr(bits, "_seed_seq", None)
+    entropy = getattr(sequence, "entropy", None)
     return isinstance(entropy, int) and entropy >= _SYSTEMS_NUMPY
 
 
@@ -487,6 +512,8 @@ def put_back(generator: Any) -> Callable[[], Any]:
         return functools.partial(generator.setstate, generator.getstate())
     if kind == "legacy":
         return functools.partial(generator.set_state, generator.get_state(legacy=False))
+    if kind == "sequence":
+        return functools.partial(generator.__init__, **generator.state)
     bits = bitgen_of(generator) if kind == "numpy" else generator
     return functools.partial(setattr, bits, "state", bits.state)
 
@@ -504,6 +531,15 @@ def plan_bitgen(bitgen: Any, force: str | None = None) -> Plan:
     if layout is None:
         return ("call", functools.partial(_set_bitgen, bitgen), algorithm.words)
     return _fill_plan(bitgen, bitgen.lock, None, algorithm, layout)
+
+
+def _plan_sequence(sequence: Any) -> Plan:
+    """spawn() goes on from a number that belongs to the sample."""
+    state = sequence.state
+    layout = _sequence_layout() if type(sequence) is type(_new_sequence()) else None
+    if layout is None:
+        return ("hook", lambda seed: sequence.__init__(**{**state, "n_children_spawned": seed >> 32}))
+    return _fill_plan(sequence, None, None, _SEQUENCE, layout)
 
 
 def _is_reseedable(bitgen: Any) -> bool:
@@ -610,10 +646,27 @@ def _plan_private(obj: Any, force: str | None) -> tuple[str, Plan]:
     if kind == "numpy":
         bitgen = bitgen_of(obj)
         return f"{name}({type(bitgen).__name__})", plan_bitgen(bitgen, force)
+    if kind == "sequence":
+        return name, _plan_sequence(obj)
     if kind == "legacy":
         bitgen = obj._bit_generator
         return f"{name}({type(bitgen).__name__})", _plan_random_state(obj, force)
     raise TypeError(f"cannot seed a {name}: not a generator of random, NumPy or torch")
+
+
+def opencv_plans(keeps_own: bool) -> list[tuple[Any, ...]]:
+    """OpenCV has one generator, whose state can be told by its draws only. keeps_own: its state is
+    the same in all workers, and stands for the seed that the program has given it."""
+    set_seed, draw = loaded("cv2", "setRNGSeed"), loaded("cv2", "randu")
+    if set_seed is None or draw is None:
+        return []
+    import numpy as np
+
+    own = 0
+    if keeps_own:
+        drawn = draw(np.empty((1, 4), np.int32), 0, 1 << 30).tobytes()
+        own = int.from_bytes(hashlib.blake2b(drawn, digest_size=8).digest(), "little") or 1
+    return [("cv2", STREAM_OPENCV, ("hook", lambda seed: set_seed(seed >> 32)), own)]
 
 
 def plan_all(private: Iterable[Any], hooks: Iterable[Any],

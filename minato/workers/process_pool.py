@@ -349,9 +349,9 @@ class Pool:
             )
         return ""
 
-    def growing(self) -> str:
-        """The name of an attribute of the dataset that grows with samples; empty if there is none."""
-        return self.notes.growing()
+    def moving(self) -> str:
+        """The name of an attribute of the dataset that changes with samples; empty if there is none."""
+        return self.notes.moving()
 
     def stop(self) -> None:
         """Ends workers and zygote within the times of grace.py, and frees the memory. Each step is
@@ -551,8 +551,8 @@ class Executor(Protocol):
     def stack_of(self, number: int) -> str:
         """A worker's Python stack, the latest call first; empty if it is unknown."""
 
-    def growing(self) -> str:
-        """The name of an attribute of the dataset that grows with samples; empty if there is none."""
+    def moving(self) -> str:
+        """The name of an attribute of the dataset that changes with samples; empty if there is none."""
 
     def worker_entry(self, number: int) -> _WorkerEntry | None:
         """The engine's entry of a worker, or after the end its last one; None in a fork."""

@@ -142,8 +142,8 @@ class Runner:
             before, states = own_seeds(*roots), init_states.now()
             self._init(number)
             self.init_states = init_states.left_by(states)
-        grows = job.notes.grows if job.notes is not None and job.num_workers > 1 else None
-        self.seeder = make_seeder(*roots, before=before, grows=grows, of_loader=job.generator)
+        tell = job.notes.moves if job.notes is not None and job.num_workers > 1 else None
+        self.seeder = make_seeder(*roots, before=before, tell=tell, of_loader=job.generator)
 
     def _init(self, number: int) -> None:
         """Calls worker_init_fn. It must not change default_collate: samples of several workers are

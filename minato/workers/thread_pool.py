@@ -122,7 +122,7 @@ class ThreadPool:
         lines = traceback.format_stack(frame)[::-1]
         return _notes.of_the_program([line.splitlines()[0] for line in lines])
 
-    def growing(self) -> str:
+    def moving(self) -> str:
         """Empty: threads share their dataset, and what it has grown by."""
         return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import warnings
 from collections import deque
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import minato
+from minato.seeding.find_generators import GENERATORS_LIMIT
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -63,16 +65,80 @@ def test_growing_attribute_warns_once_and_is_named(kind, persistent):
     assert "'loaded'" in one and "scheduling='static'" in one
 
 
+class Counting(Mosaic):
+    """The number of its samples decides a sample; that of its calls does not."""
+
+    def __init__(self):
+        self.made = self.calls = self.last = 0
+
+    def __getitem__(self, index):
+        self.calls += 1
+        self.last = index
+        return self.number() + self.last + self.last
+
+    def number(self):
+        self.made += 1
+        return self.made
+
+
+class Shuffling(Mosaic):
+    def __init__(self):
+        self.order = list(range(500, 564))
+
+    def __getitem__(self, index):
+        random.shuffle(self.order)
+        return self.order[0]
+
+
+class Iterating(Mosaic):
+    def __init__(self):
+        self.backgrounds, self.unused = itertools.cycle([1, 2, 3]), iter([1])
+
+    def __getitem__(self, index):
+        return next(self.backgrounds)
+
+
+class Crowd(Mosaic):
+    """More generators than are seeded."""
+
+    def __init__(self, size):
+        self.rngs = [random.Random(n) for n in range(size)]
+
+    def __getitem__(self, index):
+        return self.rngs[index].random()
+
+
+@pytest.mark.parametrize(
+    "data, name, options",
+    [
+        (Counting(), "made", {}),
+        (Shuffling(), "order", {}),
+        (Iterating(), "backgrounds", {}),
+        (Crowd(GENERATORS_LIMIT + 1), "rngs", {"persistent_workers": True}),
+    ],
+)
+def test_attribute_that_samples_change_and_use_warns_once(data, name, options):
+    (one,) = told(data, **options)
+    assert repr(name) in one and "scheduling='static'" in one
+
+
+class OnlyCounting(Counting):
+    def number(self):
+        return 0
+
+
 @pytest.mark.parametrize(
     "data, options",
     [
         (Caching(), {}),
+        (OnlyCounting(), {}),
+        (Crowd(GENERATORS_LIMIT + 1), {}),
         (Mosaic(list), {"workers": 1}),
         (Mosaic(list), {"seed": None}),
         (Mosaic(list), {"scheduling": "static"}),
         (Mosaic(list), {"filters": "error"}),
     ],
-    ids=["cache", "one worker", "no seed", "static", "warnings are errors"],
+    ids=["cache", "unused counter", "generator for each sample", "one worker", "no seed", "static", "warnings are errors"],
 )
 def test_harmless_growth_does_not_warn(data, options):
     assert told(data, **options) == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -70,6 +72,47 @@ def test_seeded_generator_draws_alike_in_each_run_and_epoch(kind, seed):
     (here,) = epochs(Holding(SEEDED[kind]), 0, seed=seed, count=1)
     assert torch.equal(first, second) and torch.equal(first, other) and torch.equal(first, here)
     assert len(first.unique()) == SAMPLES
+
+
+class Spawning(Holding):
+    def __getitem__(self, index):
+        (child,) = self.rngs[0].spawn(1)
+        return np.random.default_rng(child).random()
+
+
+SPAWNING = {"sequence": lambda: np.random.SeedSequence(42), "generator": SEEDED["numpy"]}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", SPAWNING)
+def test_spawned_children_draw_alike_in_each_run(kind, workers):
+    first, second = epochs(Spawning(SPAWNING[kind]), workers)
+    (other,) = epochs(Spawning(SPAWNING[kind]), 1, count=1)
+    assert torch.equal(first, second) and torch.equal(first, other)
+    assert len(first.unique()) == SAMPLES
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_opencv_is_seeded_for_each_sample(seed, monkeypatch):
+    """With a stand-in for OpenCV: one generator, whose state only its draws show."""
+    rng = random.Random(seed)
+    fake = types.ModuleType("cv2")
+    fake.setRNGSeed = lambda seed: rng.seed(seed) if abs(seed) < 1 << 31 else 1 / 0
+    fake.randu = lambda out, low, high: np.array([rng.randrange(low, high) for _ in out.flat], out.dtype)
+    monkeypatch.setitem(sys.modules, "cv2", fake)
+
+    class Drawing(Holding):
+        def __getitem__(self, index):
+            return int(fake.randu(np.empty(1, np.int64), 0, 1 << 40)[0])
+
+    first, second = epochs(Drawing())
+    (other,) = epochs(Drawing(), 1, count=1)
+    assert torch.equal(first, second) and torch.equal(first, other)
+    assert len(first.unique()) == SAMPLES
+    rng.seed(seed + 1)
+    assert not torch.equal(first, epochs(Drawing(), count=1)[0])
+    drawn = [epochs(Drawing(), seed=n, count=1, worker_init_fn=fake.setRNGSeed)[0] for n in (1, 1, 2)]
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
 @pytest.mark.parametrize("kind", ["numpy", "python", "torch"])

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import types
 from collections import OrderedDict, UserDict, deque, namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +18,10 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from minato._core import Seeder
+from minato.seeding import find_generators
 from minato.seeding.find_generators import (
     CONTAINER_LIMIT,
+    GENERATORS_LIMIT,
     NODE_LIMIT,
     find_all,
     make_seeder,
@@ -192,6 +195,44 @@ def test_generators_of_classes_and_defaults_are_found() -> None:
     defaults = (*OfClass.draw.__defaults__, OfClass.draw.__kwdefaults__["more"])
     expected = [OfClass.rng, Derived.own, *defaults, *OfClass.static.__defaults__]
     assert {id(g) for g in found} == {id(g) for g in expected} and len(found) == 5
+
+
+GLOBAL = random.Random(1)
+IN_DICT = {"rng": random.Random(2)}
+
+
+def augment() -> float:
+    return [IN_DICT["rng"].random() for _ in range(1)][0]
+
+
+class NamingGlobals:
+    def sample(self) -> float:
+        return GLOBAL.random() + augment()
+
+
+def test_generators_of_named_globals_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In functions that the named ones call, and in nested code, too."""
+    assert generators_of(NamingGlobals()) == [GLOBAL, IN_DICT["rng"]]
+    assert generators_of(Box(transform=lambda: augment())) == [IN_DICT["rng"]]
+    module = types.ModuleType("of_the_program")
+    module.rng = GLOBAL
+    monkeypatch.setitem(globals(), "module", module)
+    transform = eval("lambda: module.rng.random()", globals())
+    assert generators_of(transform) == [GLOBAL]
+    module.__file__ = "/usr/lib/python3/site-packages/module.py"
+    find_generators._is_program.cache_clear()
+    assert generators_of(transform) == []
+
+
+@pytest.mark.parametrize("kind", [list, dict, tuple])
+def test_crowd_of_generators_is_not_seeded(kind: Any) -> None:
+    def crowd(size: int) -> Any:
+        each = [random.Random(n) for n in range(size)]
+        return dict(enumerate(each)) if kind is dict else kind(each)
+
+    assert len(generators_of(Box(few=crowd(GENERATORS_LIMIT)))) == GENERATORS_LIMIT
+    found = find_all([Box(many=crowd(GENERATORS_LIMIT + 1), rng=random.Random(1))])
+    assert len(found.generators) == 1 and [len(c) for c in found.crowds] == [GENERATORS_LIMIT + 1]
 
 
 def test_cycles_end() -> None:
@@ -404,4 +445,4 @@ def test_collate_fn_joins_the_walk() -> None:
     rngs = [random.Random(1), np.random.default_rng(2)]
     described = make_seeder(Box(a=rngs[0]), functools.partial(max, rngs[1])).describe()
     assert [k for k in described if k.startswith("private")] == [
-        "private[0] Random", "private[1] Generator(PCG64)"]
+        "private[0] Random", "private[1] Generator(PCG64)", "private[2] SeedSequence"]

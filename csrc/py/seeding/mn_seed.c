@@ -17,7 +17,7 @@
 
 /* The kinds of change of attributes. Each has its own pause: a cache that grows with every sample
  * must not hide that an attribute has got a generator. */
-enum { MN_SEED_TYPES, MN_SEED_LENGTHS, MN_SEED_COUNTS, MN_SEED_CHANGES };
+enum { MN_SEED_TYPES, MN_SEED_LENGTHS, MN_SEED_COUNTS, MN_SEED_VALUES, MN_SEED_CHANGES };
 
 struct mn_seed_change {
     uint64_t print; /* at the last look */
@@ -29,7 +29,7 @@ struct mn_seed_change {
 struct mn_seed_watch {
     PyObject *dicts;   /* tuple of dicts; NULL: nothing is watched */
     PyObject *counted; /* likewise, but only their number of entries is checked */
-    PyObject *find;    /* (after set_epoch) -> None or (entries, dicts, counted, types) */
+    PyObject *find;    /* (changes, as bits) -> None or (entries, dicts, counted, types) */
     PyObject *types;   /* tuple of generator types; another object of these is a change, too */
     struct mn_seed_change changes[MN_SEED_CHANGES];
     uint32_t renewals;
@@ -59,7 +59,8 @@ is_deque(PyTypeObject *type)
 
 /* Adds the prints of one of the dicts; see mn_seed_watch_prints(). */
 static void
-add_prints(const struct mn_seed_watch *w, PyObject *dict, uint64_t *types, uint64_t *lengths)
+add_prints(const struct mn_seed_watch *w, PyObject *dict, uint64_t *types, uint64_t *lengths,
+           uint64_t *values)
 {
     PyObject *value;
     Py_ssize_t place = 0;
@@ -67,9 +68,15 @@ add_prints(const struct mn_seed_watch *w, PyObject *dict, uint64_t *types, uint6
     for (Py_ssize_t left = PyDict_GET_SIZE(dict);
          left > 0 && PyDict_Next(dict, &place, NULL, &value); left--) {
         PyTypeObject *type = Py_TYPE(value);
+        if (type == &PyLong_Type) {
+            *values += (uint64_t)(uintptr_t)value; /* += makes another object */
+        }
         if (value == Py_None || type == &PyLong_Type || type == &PyFloat_Type
             || type == &PyUnicode_Type) {
             continue; /* values that cannot contain a generator come and go */
+        }
+        if (type == &PyList_Type && PyList_GET_SIZE(value) > 0) {
+            *values += (uint64_t)(uintptr_t)PyList_GET_ITEM(value, 0);
         }
         uint64_t one = (uint64_t)(uintptr_t)type;
         if (is_one_of(w->types, type)) {
@@ -85,17 +92,18 @@ add_prints(const struct mn_seed_watch *w, PyObject *dict, uint64_t *types, uint6
     }
 }
 
-/* Computes three fingerprints. The first is of the types of attributes that may contain something,
+/* Computes four fingerprints. The first is of the types of attributes that may contain something,
  * with generators' addresses. The second is of the lengths of lists, dicts, sets and deques among
- * them. The third is of the numbers of entries of the counted dicts. */
+ * them. The third is of the numbers of entries of the counted dicts. The fourth is of ints, and of
+ * the first elements of lists. */
 static void
 mn_seed_watch_prints(const struct mn_seed_watch *w, uint64_t prints[MN_SEED_CHANGES])
 {
-    uint64_t types = 0, lengths = 0, counts = 0;
+    uint64_t types = 0, lengths = 0, counts = 0, values = 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w->dicts); i++) {
         PyObject *dict = PyTuple_GET_ITEM(w->dicts, i);
         Py_BEGIN_CRITICAL_SECTION(dict);
-        add_prints(w, dict, &types, &lengths);
+        add_prints(w, dict, &types, &lengths, &values);
         Py_END_CRITICAL_SECTION();
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w->counted); i++) {
@@ -105,6 +113,7 @@ mn_seed_watch_prints(const struct mn_seed_watch *w, uint64_t prints[MN_SEED_CHAN
     prints[MN_SEED_TYPES] = types;
     prints[MN_SEED_LENGTHS] = lengths;
     prints[MN_SEED_COUNTS] = counts;
+    prints[MN_SEED_VALUES] = values;
 }
 
 /* Takes the present state as the one without change. */
@@ -461,11 +470,12 @@ mn_seeder_seed(PyObject *seeder, uint64_t base_seed, uint64_t epoch, uint64_t po
     return rc;
 }
 
-/* Applies the results of a new walk over the dataset. Returns what mn_seeder_renew() returns. */
+/* Applies the results of a new walk over the dataset. changed: one bit for each kind of change; 0
+ * after set_epoch(). Returns what mn_seeder_renew() returns. */
 static int
-walk_again(struct mn_seeder *self, bool of_epoch)
+walk_again(struct mn_seeder *self, unsigned changed)
 {
-    PyObject *found = PyObject_CallOneArg(self->watch.find, of_epoch ? Py_True : Py_False);
+    PyObject *found = PyObject_CallFunction(self->watch.find, "I", changed);
     if (found == NULL) {
         return -1;
     }
@@ -490,7 +500,7 @@ int
 mn_seeder_look(PyObject *seeder)
 {
     struct mn_seeder *self = (struct mn_seeder *)seeder;
-    return self->watch.dicts == NULL ? 0 : walk_again(self, true);
+    return self->watch.dicts == NULL ? 0 : walk_again(self, 0);
 }
 
 int
@@ -503,7 +513,7 @@ mn_seeder_renew(PyObject *seeder)
     if (changed == 0) {
         return 0;
     }
-    int rc = walk_again(self, false);
+    int rc = walk_again(self, changed);
     if (rc == 0) {
         mn_seed_watch_pause(w, changed);
     }
@@ -661,8 +671,9 @@ PyDoc_STRVAR(share_doc,
 PyDoc_STRVAR(watch_doc,
 "watch(dicts, counted, find, globals, types)\n\n"
 "From now on renew() checks whether values of these types in the dicts, or the numbers of\n"
-"entries of the counted dicts, have changed. find(after_set_epoch) -> None, or (entries, dicts,\n"
-"counted, types) for new generators: plans of all targets but the first `globals`.");
+"entries of the counted dicts, have changed, or ints and first elements of lists.\n"
+"find(changes) -> None, or (entries, dicts, counted, types) for new generators: plans of all\n"
+"targets but the first `globals`. changes: 0 after set_epoch(); 8: only ints and elements.");
 PyDoc_STRVAR(renew_doc,
 "renew() -> bool\n\n"
 "After a sample was made: whether it has made a generator, which is seeded from now on.");
