@@ -56,9 +56,7 @@ core = sources(
     *(f"csrc/{floor}/*.c" for floor in "base os sync memory schedule workers engine".split()),
     *(f"csrc/py/{part}/*.c" for part in "module types transport seeding".split()),
 )
-ops = sources(
-    "csrc/base/*.c", "csrc/os/*.c", "csrc/ops/*.c", "csrc/py/ops/*.c"
-)
+ops = sources("csrc/base/*.c", "csrc/os/*.c", "csrc/ops/*.c", "csrc/py/ops/*.c")
 
 IN_TREE = {"--inplace", "-i", "develop", "editable_wheel"}
 tests_too = os.environ.get("MINATO_TEST_BINDINGS", str(int(bool(IN_TREE & set(sys.argv))))) == "1"

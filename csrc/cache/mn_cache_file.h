@@ -26,8 +26,8 @@
  *   client was not left by its last one. Else it would make all values again, into a file that goes
  *   when the worker ends.
  *
- * Sessions, on a disk: one lasts from the first client to the last one. The first one decides, under
- *   the header lock, whether the file is as the last one left it.
+ * Sessions, on a disk: one lasts from the first client to the last one. The first one decides,
+ *   under the header lock, whether the file is as the last one left it.
  *   The last one stores a time in the header, and gives it to the file (`stamp`). Every write by
  *   another program sets another one. The first client takes the stamp away. If the stamp is
  *   missing, every client was killed. If it is wrong, something else has written. If `home` is

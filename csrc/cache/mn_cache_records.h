@@ -202,9 +202,9 @@ bool
 mn_cache_shape_makes_sense(const struct mn_cache_shape *shape, uint64_t length);
 
 /* Returns the checksum of any bytes. It has 64 bits and finds torn and foreign records, flipped
- * bits and half-written data. It does not resist an attacker. Four lanes of multiply and rotate, as in
- * xxHash, run as fast as memory is read. The salt of the file is part of it: old bytes of another
- * file do not pass. A block of an entry's payload adds its offset to the salt. */
+ * bits and half-written data. It does not resist an attacker. Four lanes of multiply and
+ * rotate, as in xxHash, run as fast as memory is read. The salt of the file is part of it: old
+ * bytes of another file do not pass. A block of an entry's payload adds its offset to the salt. */
 uint64_t
 mn_cache_checksum(uint64_t salt, const void *data, uint64_t bytes);
 

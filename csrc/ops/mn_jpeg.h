@@ -54,7 +54,7 @@ struct mn_jpeg_job {
     uint32_t to_width, to_height;
     uint32_t window_left, window_top, window_width, window_height;
     bool flip;   /* whether left and right are exchanged in the end */
-    bool tall_down_first; /* whether the vertical pass of a tall region is the first, as in Pillow 13 */
+    bool tall_down_first; /* whether a tall region is resized vertically first, as by Pillow 13 */
     bool scaled; /* whether a photo may be decoded at 1/2, 1/4 or 1/8 of its size */
     const void *table; /* [3][256]: what each value of each colour becomes */
     size_t item;       /* bytes of its entries: 1, 2 or 4 */

@@ -3,8 +3,8 @@
  *
  * The driver is found at run time. Nothing of CUDA is linked and none of its headers is needed: its
  * library is opened by name, and the few functions that are called are declared here as in its ABI.
- * So this is built everywhere and works where there is a driver. Only the kernel (cuda/mn_finish.cu)
- * needs a compiler for devices; it comes as an image: code for several devices in one file.
+ * So this is built everywhere and works where there is a driver. Only cuda/mn_finish.cu needs a
+ * compiler for devices; it comes as an image: code for several devices in one file.
  *
  * A struct mn_driver never changes once it is open: any thread may use it. Its module stays loaded,
  * and the device's primary context retained, until the process ends. Kernels may still be running,
