@@ -686,7 +686,8 @@ class Depends:
         self.mutable = True
         if not isinstance(value, torch.nn.Module):
             return [str(value.inlined_graph).encode()]
-        archive = zipfile.ZipFile(io.BytesIO(value.save_to_buffer()))
+        module: Any = value
+        archive = zipfile.ZipFile(io.BytesIO(module.save_to_buffer()))
         names = [name for name in archive.namelist() if not name.endswith((".debug_pkl", "serialization_id"))]
         # torch numbers modules of one name as they are made.
         return [re.sub(rb"\.?___torch_mangle_\d+", b"", archive.read(name)) for name in names]

@@ -448,9 +448,9 @@ def find_of(dataset: Any, *others: Any) -> Found:
 
 def find_shared(dataset: Any, *others: Any) -> list[Any]:
     """The generators that threads with the same dataset share: all that can be reached without a
-    ``threading.local``."""
+    ``threading.local``; if there is none, the seed sequences that make some."""
     found = _Walk(closed=_OF_A_THREAD).run(_roots_of(dataset, *others))
-    return [*found.generators, *found.sequences]
+    return list(found.generators or found.sequences)
 
 
 def make_seeder_of_thread(dataset: Any, *others: Any, before: OwnSeeds | None = None) -> Seeder:
