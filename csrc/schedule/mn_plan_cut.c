@@ -134,17 +134,9 @@ cut(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost,
     return n;
 }
 
-static bool
-starts_alone(const struct mn_plan *p, int64_t sample_ns)
-{
-    return mn_slow_starts_alone(sample_ns, p->dispatch.rates.typical_ns);
-}
-
-/* Marks the rows at which pieces begin: where chains begin, where the home changes, and around
- * samples that are known to be slow. Those may have to start alone. */
+/* Marks the rows at which pieces begin: where chains begin, and where the home changes. */
 static void
-mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home, const uint8_t *marks,
-             const int64_t *cost)
+mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home, const uint8_t *marks)
 {
     const struct mn_plan_batch *b = &q->batch;
     uint64_t ahead = p->view.order.next - p->view.order.head + 1;
@@ -174,11 +166,7 @@ mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home, cons
             q->later_chain = p->shares.chains + 1;
         }
         p->shares.chain.length++;
-        /* Where neighbours are cheaper they stay together, even next to a slow sample. */
-        bool slow = p->view.known.near != MN_CONTRAST_YES && !p->together.declared
-                    && (starts_alone(p, cost[i]) || (i != 0 && starts_alone(p, cost[i - 1])));
-        bool moves = i == 0 || home[i] != home[i - 1] || slow;
-        bool begins = moves || (near && breaks);
+        bool begins = i == 0 || home[i] != home[i - 1] || (near && breaks);
         /* A known cost does not include opening the group, unless the sample's group begins
          * there. */
         bool opens = breaks && p->view.known.near == MN_CONTRAST_YES && !(marks[i] & MN_COST_OPENS);
@@ -228,7 +216,7 @@ cut_pieces(struct mn_plan *p, struct mn_planned *q, const int64_t *cost, bool pa
     uint8_t *marks = (uint8_t *)(home + b->nrows + 1);
     mn_costs_places(p->cfg.costs, mn_planned_index(b), b->nrows, home, marks);
     q->chain = p->shares.chain;
-    mark_borders(p, q, home, marks, cost);
+    mark_borders(p, q, home, marks);
     free(home);
     /* Homes, and then groups, that change too fast for the number of tasks are ignored. */
     uint64_t most = tasks_most(p, b, others);

@@ -209,11 +209,16 @@ mn_pieces_forget(struct mn_plan *p, struct mn_planned *q)
 /* ---- pieces ------------------------------------------------------------------------- */
 
 static bool
+is_slow(const struct mn_plan *p, int64_t sample_ns)
+{
+    return mn_slow_starts_alone(sample_ns, p->dispatch.rates.typical_ns);
+}
+
+static bool
 piece_slow(const struct mn_plan *p, const struct mn_piece *x)
 {
     int64_t rows = x->batch->row0[x->t1] - x->batch->row0[x->t0];
-    int64_t each_ns = samples_ns(x) / (rows > 1 ? rows : 1);
-    return mn_slow_starts_alone(each_ns, p->dispatch.rates.typical_ns);
+    return is_slow(p, samples_ns(x) / (rows > 1 ? rows : 1));
 }
 
 /* Allocates a piece for each task at most, and the costs of each task. Returns 0 or -ENOMEM. */
