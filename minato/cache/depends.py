@@ -288,6 +288,7 @@ class Depends:
 
     Attributes:
         whole: why the source of the whole program counts; None: it does not
+        uncompared: what was met that cannot be compared, and was answered for
         mutable: something was met that may change without being replaced
         parts: (what people know it by, its digest)
         generators: of random numbers, that were met
@@ -301,6 +302,7 @@ class Depends:
         self._changeable: dict[int, tuple[Any, bytes]] = {}
         self._named: list[tuple[Any, Any, Any, bytes]] = []
         self.whole: str | None = None
+        self.uncompared: str | None = None
         self.mutable = False
         self.parts: dict[str, bytes] = {}
         self.generators: dict[str, Any] = {}
@@ -427,7 +429,7 @@ class Depends:
         kind = type(value)
         for types_, method in _BY_TYPE:
             if isinstance(value, types_):
-                return [method.__name__.encode(), *method(self, value, where)]
+                return [kind.__name__.encode(), *method(self, value, where)]
         if kind in (list, tuple):
             self.mutable |= kind is list
             if len(value) > 1000 and set(map(type, value)) == {type(Path())}:
@@ -549,9 +551,6 @@ class Depends:
         self._modules[name] = module
         return [name.encode()]
 
-    def _method(self, method: types.MethodType, where: str) -> list[bytes]:
-        return self._tokens([method.__func__, method.__self__], where)
-
     def _builtin(self, value: Any, where: str) -> list[bytes]:
         """A function in C: by name, with the object that it belongs to."""
         owner = getattr(value, "__self__", None)
@@ -563,13 +562,6 @@ class Depends:
     def _descriptor(self, value: Any, where: str) -> list[bytes]:
         owner = getattr(value, "__self__", getattr(value, "__objclass__", None))
         return [str(value.__qualname__).encode(), self._token(owner, where)]
-
-    def _wrapper(self, value: Any, where: str) -> list[bytes]:
-        """staticmethod, classmethod, cached_property."""
-        return self._tokens([getattr(value, "__func__", None) or value.func], where)
-
-    def _property(self, value: property, where: str) -> list[bytes]:
-        return self._tokens([value.fget, value.fset], where)
 
     def _lru_cache(self, value: Any, where: str) -> list[bytes]:
         """What it keeps counts as this process first finds it: it may come of a file that is not read again."""
@@ -686,8 +678,7 @@ class Depends:
         self.mutable = True
         if not isinstance(value, torch.nn.Module):
             return [str(value.inlined_graph).encode()]
-        module: Any = value
-        archive = zipfile.ZipFile(io.BytesIO(module.save_to_buffer()))
+        archive = zipfile.ZipFile(io.BytesIO(value.save_to_buffer()))  # type: ignore[operator]
         names = [name for name in archive.namelist() if not name.endswith((".debug_pkl", "serialization_id"))]
         # torch numbers modules of one name as they are made.
         return [re.sub(rb"\.?___torch_mangle_\d+", b"", archive.read(name)) for name in names]
@@ -714,8 +705,10 @@ class Depends:
         try:
             found = [pickle.dumps(value, 4)]
         except Exception as failed:
+            refused = self._refused(value, where, str(error or failed))
             if not self._answered:
-                raise self._refused(value, where, str(error or failed)) from None
+                raise refused from None
+            self.uncompared = self.uncompared or str(refused)
             found = self._opaque(value, where)
         self.reach_all(f"{where} is of the type {cls.__module__}.{cls.__qualname__}")
         return found
@@ -778,11 +771,12 @@ _BY_TYPE: list[tuple[Any, Callable[..., list[bytes]]]] = [
     (types.FunctionType, Depends._function),
     (types.ModuleType, Depends._module),
     (type, Depends._class),
-    (types.MethodType, Depends._method),
+    (types.MethodType, lambda self, value, where: self._tokens([value.__func__, value.__self__], where)),
     (types.BuiltinFunctionType, Depends._builtin),
     (DESCRIPTORS, Depends._descriptor),
-    ((staticmethod, classmethod, functools.cached_property), Depends._wrapper),
-    (property, Depends._property),
+    ((staticmethod, classmethod), lambda self, value, where: [self._token(value.__func__, where)]),
+    (functools.cached_property, lambda self, value, where: [self._token(value.func, where)]),
+    (property, lambda self, value, where: self._tokens([value.fget, value.fset], where)),
     (functools._lru_cache_wrapper, Depends._lru_cache),
     (types.CodeType, Depends._code_object),
     (OPAQUE, Depends._opaque),

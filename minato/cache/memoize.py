@@ -44,7 +44,7 @@ TOO_LARGE = 2
 _local = threading.local()
 
 #: warnings that are logged once, as bits
-READ, LARGE, FULL, DRAWS, MANY, CHANGES, UPDATES = 1, 2, 4, 8, 16, 32, 64
+READ, LARGE, FULL, DRAWS, MANY, CHANGES, UPDATES, UNSEEN = 1, 2, 4, 8, 16, 32, 64, 128
 #: which of them were logged for each memoized function, by its number. Shared with forks, so that
 #: not every worker logs them.
 _told = mmap.mmap(-1, 1 << 16)
@@ -140,18 +140,12 @@ def making() -> Iterator[bool]:
 
 def _needs_key(function: Any, names: list[str]) -> str | None:
     if names and names[0] in ("self", "cls"):
-        rest = ", ".join(names)
-        return (
-            f"@cache.memoize(key=lambda {rest}: (...)): what of {names[0]!r} and of the other "
-            "arguments the value depends on"
-        )
-    if function.__closure__:
-        free = ", ".join(function.__code__.co_freevars)
-        return (
-            f"@cache.memoize(key=lambda {', '.join(names)}: (...)): what of the arguments and of "
-            f"{free} the value depends on"
-        )
-    return None
+        what = f"{names[0]!r} and of the other arguments"
+    elif function.__closure__:
+        what = f"the arguments and of {', '.join(function.__code__.co_freevars)}"
+    else:
+        return None
+    return f"@cache.memoize(key=lambda {', '.join(names)}: (...)): what of {what} the value depends on"
 
 
 #: combinations of types of arguments for which a function's code is remembered
@@ -168,6 +162,10 @@ class _Code:
             with _files.not_noted():
                 self._depends = depends.of_call(memoized.made_of(), args, memoized._is_method, memoized._own)
                 self.digest = self._depends.digest()
+            if memoized.cache.directory is not None and self._depends.uncompared is not None:
+                memoized._tell(UNSEEN, "minato.Cache cannot compare what %s depends on: it uses %s. Change version= "
+                               "whenever that object changes what the function returns.",
+                               memoized.name, self._depends.uncompared)  # fmt: skip
             self.generators = self._depends.generators
             self.whole = self._depends.whole
         except depends.Unknown as unknown:

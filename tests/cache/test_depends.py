@@ -295,6 +295,15 @@ def test_object_without_state_is_refused_or_answered_for(program: Callable[..., 
         kept(1)
 
 
+def test_object_without_state_is_told_of_in_a_directory(
+    program: Callable[..., ModuleType], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = program("import threading\nown = threading.local()\nown.k = 3\ndef load(i): return own.k")
+    load = minato.Cache("1MiB", directory=tmp_path / "cache").memoize(version=1)(module.load)
+    assert load(1) == load(2) == 3
+    assert [record.getMessage() for record in caplog.records if "it uses own, of the type" in record.getMessage()]
+
+
 def test_changes_while_a_program_runs_count(program: Callable[..., ModuleType]) -> None:
     module = program("\n" + textwrap.dedent("""
         SIZE, TABLE, PAIR = 1, [1], ([1], 1)
