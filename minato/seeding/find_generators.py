@@ -356,7 +356,8 @@ class _Walk:
             self.unwatched -= 1 + dict.__len__(attributes)
             (self.watched if self.unwatched >= 0 else self.counted).append(attributes)
             self.owners.append(type(obj))
-        shapes, looks, before = self.shapes, self.looks, len(self.generators)
+        shapes, looks = self.shapes, self.looks
+        before, sequences = len(self.generators), len(self.sequences)
         for member in shape.members(obj):
             looks -= 1
             if shapes.get(type(member), self) is not None:  # None: known to hold nothing
@@ -367,6 +368,8 @@ class _Walk:
         if len(self.generators) - before > GENERATORS_LIMIT:
             del self.generators[before:]
             self.crowds.append(obj)
+        if len(self.sequences) - sequences > GENERATORS_LIMIT:
+            del self.sequences[sequences:]
 
     @staticmethod
     def guarded(step: Callable[..., None], *args: Any) -> None:

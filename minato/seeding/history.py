@@ -43,13 +43,14 @@ class History:
     def epoch(self, first: bool = False) -> None:
         """Another epoch of this worker begins."""
         for crowd in self._crowds:
-            if not first or len(crowd) < self._length:
+            size = len(crowd) if isinstance(crowd, (list, tuple, dict, set, deque)) else 0
+            if not first or size < self._length:
                 self._told(self._name_of(crowd))
 
     def _name_of(self, crowd: Any) -> str:
         names = (name for attributes, _ in self._places for name, value in attributes.items()
                  if value is crowd)
-        return next(names, f"{type(crowd).__name__} of {len(crowd)} generators")
+        return next(names, f"{type(crowd).__name__} of generators")
 
     def _told(self, name: str) -> None:
         if self._tell is not None:

@@ -232,6 +232,8 @@ def test_crowd_of_generators_is_not_seeded(kind: Any) -> None:
 
     assert len(generators_of(Box(few=crowd(GENERATORS_LIMIT)))) == GENERATORS_LIMIT
     found = find_all([Box(many=crowd(GENERATORS_LIMIT + 1), rng=random.Random(1))])
+    sequences = crowd(GENERATORS_LIMIT + 1), np.random.SeedSequence(1).spawn(GENERATORS_LIMIT + 1)
+    assert len(find_all([sequences]).sequences) == 0
     assert len(found.generators) == 1 and [len(c) for c in found.crowds] == [GENERATORS_LIMIT + 1]
 
 
