@@ -119,9 +119,6 @@ class Opened:
         self.lasts = False
 
     def note(self, path: str, flags: int) -> None:
-        if path.startswith("file:"):  # as sqlite3.connect(uri=True) takes it
-            path = unquote(urlsplit(path).path)
-            self.note(path + "-wal", flags)  # what is not yet in the database's own file
         if path in self.stamps or path in self.written or f"{path}/".startswith(SYSTEM):
             return
         if path.startswith(installed()) or "/site-packages/" in path:
@@ -189,11 +186,15 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
     with not_noted():
         flags = (arguments[2] or 0) if event == "open" else os.O_RDONLY
         name = "." if path is None else os.fsdecode(path)
+        if event == "sqlite3.connect" and name.startswith("file:"):
+            name = unquote(urlsplit(name).path)
         if name.endswith(".pyc"):
             with contextlib.suppress(ValueError):  # it is not where Python puts them
                 name = importlib.util.source_from_cache(name)
         for opened in [own] if own is not None else list(_all):  # a thread of the maker's
             opened.note(name, flags)
+            if event == "sqlite3.connect":
+                opened.note(f"{name}-wal", flags)  # what is not yet in the database's own file
             opened.lasts = opened.lasts or (event == "open" and name.endswith(".py")) or _is_remembered(frame)
 
 

@@ -837,13 +837,14 @@ def test_database_that_sqlite_opens_counts(tmp_path: Path, form: str) -> None:
         assert [float(batch) for batch in loader] == [value, value]
 
 
-def test_write_ahead_log_of_a_database_uri_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["{}", "file:{}?mode=ro"])
+def test_write_ahead_log_of_a_database_counts(tmp_path: Path, form: str) -> None:
     file = tmp_path / "data"
     with contextlib.closing(sqlite3.connect(file)) as writer:
         writer.execute("pragma journal_mode=wal")
         writer.execute("create table t (v)")
         writer.execute("insert into t values (0)")
-        loader = minato.DataLoader(Table(f"file:{file}?mode=ro"), cache=new_cache(), cache_format="decoded")
+        loader = minato.DataLoader(Table(form.format(file)), cache=new_cache(), cache_format="decoded")
         for value in (1, 2):
             writer.execute("update t set v = ?", (value,))
             writer.commit()
