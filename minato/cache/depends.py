@@ -65,10 +65,9 @@ COMPUTED = frozenset({
     "get_type_hints", "get_annotations", "signature", "getsource", "getsourcelines",
 })  # fmt: skip
 #: those by which it reaches any name of the modules that it names; of its own module (as attributes, they
-#: are others, such as model.eval()); of all modules
+#: are others, such as model.eval())
 ANY_NAME = frozenset({"getattr", "vars", "attrgetter", "methodcaller", "__dict__"})
 OWN_MODULE = frozenset({"eval", "exec", "globals"})
-ALL_MODULES = frozenset({"__import__", "import_module", "_getframe", "currentframe"})
 #: attributes of a class that say nothing of its values
 WITHOUT_EFFECT = frozenset({
     "__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__annotate__",
@@ -167,22 +166,13 @@ def _named(module: str, qualname: str) -> Any:
         return None
 
 
-def own_modules() -> dict[str, types.ModuleType]:
-    """All loaded modules of the program that have a source file, and the main one."""
-    return {
-        name: module for name, module in list(sys.modules.items())
-        if isinstance(module, types.ModuleType) and (name == "__main__" or _own_file(module))
-    }  # fmt: skip
-
-
-def _own_file(module: types.ModuleType) -> str | None:
-    file = getattr(module, "__file__", None)
-    return file if isinstance(file, str) and file.endswith(".py") and not _is_installed(file) else None
-
-
 def own_files() -> list[str]:
-    """Their source files."""
-    return sorted(set(filter(None, map(_own_file, own_modules().values()))))
+    """The source files of all loaded modules of the program."""
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return sorted(
+        file for file in files
+        if isinstance(file, str) and file.endswith(".py") and not _is_installed(file)
+    )  # fmt: skip
 
 
 def surroundings() -> bytes:
@@ -359,9 +349,9 @@ class Depends:
             self.mutable = True
             self._see(names, name, value)
             inner = Depends(True)
-            with contextlib.suppress(Unknown):
+            with contextlib.suppress(Exception):  # of any object's code
                 inner.add(where, value)
-            self.parts |= inner.parts
+                self.parts |= inner.parts
 
     def unchanged(self) -> bool:
         """Whether all that it was made of is the same object as then."""
@@ -477,11 +467,12 @@ class Depends:
             found.append(self._imported(function, level, name, taken))
         names = function.__globals__
         for name in sorted(code.names):
-            holder = names
-            if name not in names:
+            if name in names:
+                found += [name.encode(), self._name(names, name, names[name], name)]
+            else:
                 self._see(names, (name,), None)
-                holder = vars(builtins)
-            found += [name.encode(), self._name(holder, name, holder.get(name, b"missing"), name)]
+                if not hasattr(builtins, name):
+                    found += [name.encode(), b"missing"]
         self._computed(function, code)
         return found
 
@@ -490,12 +481,10 @@ class Depends:
         names = code.names | code.attributes
         if COMPUTED & names:
             self.reach_all(f"{function.__qualname__} uses {min(COMPUTED & names)}")
-        of_all = names & ALL_MODULES or {"sys", "modules"} <= names
-        of_own = OWN_MODULE & code.names
-        for name, module in own_modules().items() if of_all or of_own else ():
-            if of_all or name == _module_name(function):
-                self._module(module, name)
-        self._any_name |= bool(of_all or of_own or names & ANY_NAME)
+        own = sys.modules.get(_module_name(function)) if OWN_MODULE & code.names else None
+        if own is not None:
+            self._module(own, own.__name__)
+        self._any_name |= bool(own is not None or names & ANY_NAME)
 
     def _bound(
         self, function: types.FunctionType, where: str, without_class: bool = False
@@ -644,7 +633,7 @@ class Depends:
 
     def _tensor(self, value: torch.Tensor, where: str) -> list[bytes]:
         self.mutable = True
-        if value.layout != torch.strided or value.device.type == "meta" or value.is_quantized:
+        if value.layout != torch.strided or value.device.type == "meta" or value.is_quantized or value.is_nested:
             return self._unknown(value, where, None)
         head = f"{value.dtype}{tuple(value.shape)}{value.stride()}{value.device}{value.requires_grad}".encode()
         more = [type(value), own_attributes(value), value.grad if value.is_leaf else None]
