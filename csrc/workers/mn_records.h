@@ -484,12 +484,6 @@ mn_other_entry_names_task(const struct mn_shm *shm, uint32_t task, uint32_t but)
     return w < shm->ctl->nworkers;
 }
 
-static inline bool
-mn_entry_names_task(const struct mn_shm *shm, uint32_t task)
-{
-    return mn_other_entry_names_task(shm, task, UINT32_MAX);
-}
-
 static inline struct mn_task *
 mn_task_at(const struct mn_shm *shm, uint32_t t)
 {
