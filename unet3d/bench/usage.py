@@ -207,8 +207,7 @@ class UsageSampler:
 
     def stop(self) -> dict:
         """Ends and summarises: cpu_seconds, cpu and busy (mean shares), memory_mb (peak), gpu."""
-        self._done.set()
-        self._thread.join()
+        self.__exit__()
         self._sample(memory=True)
         self._join_short()
         elapsed = self._last - self._began
