@@ -326,7 +326,14 @@ class CacheOfLoader:
         return self._keys
 
     def _tell_of_changes(self, made_of: list[MadeOf]) -> None:
-        """Says once what has changed since the last epoch, as values are then made again."""
+        """Says once what cannot be compared, and what has changed since the last epoch, as values are then made
+        again."""
+        uncompared = [found.uncompared for pair in made_of for found in pair if found.uncompared is not None]
+        if uncompared and self.cache.directory is not None and not self._made_of:
+            log.warning(
+                "minato.Cache cannot compare what the samples depend on: they use %s. Change cache_version whenever "
+                "that object changes them.", uncompared[0],
+            )  # fmt: skip
         for before, now in zip(self._made_of, made_of):
             changed = [name for name, part in now[1].parts.items() if before[1].parts.get(name) != part]
             if changed and not self._has_told:

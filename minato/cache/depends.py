@@ -893,11 +893,13 @@ class Found(NamedTuple):
         digest: of all of it
         counted: which attributes, in words
         parts: (what people know it by, its digest)
+        uncompared: what cannot be compared, and was answered for
     """
 
     digest: bytes
     counted: str
     parts: dict[str, bytes]
+    uncompared: str | None = None
 
 
 def of_call(
@@ -947,4 +949,4 @@ def of_methods(dataset: Any, methods: tuple[str, ...], version: Any, without_sta
         counted = f"every attribute ({any_of})"
     if depends.whole is not None:
         counted += f", and the source of the whole program ({depends.whole})"
-    return Found(digest, counted, depends.parts)
+    return Found(digest, counted, depends.parts, depends.uncompared)

@@ -69,7 +69,7 @@ class Folder(Reader):
                 "dataset an attribute cache_version, and change it whenever that object changes what "
                 "the loader returns"
             ) from None
-        return NOTHING_ELSE, Found(digest, "loader", depends.parts)
+        return NOTHING_ELSE, Found(digest, "loader", depends.parts, depends.uncompared)
 
     def sizes_of(self, index: int) -> tuple[int | None, int | None]:
         path, _target = self.dataset.samples[index]

@@ -295,6 +295,37 @@ def test_object_without_state_is_told_of_in_a_directory(
     assert [record.getMessage() for record in caplog.records if "it uses own, of the type" in record.getMessage()]
 
 
+class HoldsItsThread(torch.utils.data.Dataset[Any]):
+    cache_version = 1
+
+    def __init__(self) -> None:
+        self.own = threading.local()
+
+    def __len__(self) -> int:
+        return 4
+
+    def read(self, index: int) -> Any:
+        return index if self.own else None
+
+    def decode(self, raw: Any, index: int) -> Any:
+        return torch.full((2000,), float(raw))
+
+    def augment(self, value: Any, index: int) -> Any:
+        return value
+
+    def __getitem__(self, index: int) -> Any:
+        return self.augment(self.decode(self.read(index), index), index)
+
+
+def test_dataset_with_an_uncompared_object_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = minato.DataLoader(HoldsItsThread(), 2, cache=minato.Cache("1MiB", directory=tmp_path / "cache"))
+    assert [len(batch) for _ in range(2) for batch in loader] == [2] * 4
+    [told] = [record.getMessage() for record in caplog.records if "cannot compare" in record.getMessage()]
+    assert "self.own, of the type _thread._local" in told and "Change cache_version" in told
+
+
 def test_changes_while_a_program_runs_count(program: Callable[..., ModuleType]) -> None:
     module = program("\n" + textwrap.dedent("""
         SIZE, TABLE, PAIR = 1, [1], ([1], 1)
