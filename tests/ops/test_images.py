@@ -133,6 +133,21 @@ def test_subset_and_changed_samples_are_native(root: Path) -> None:
     assert same(loaded(kept, shuffle=False, worker_type="native"), [x.flip(0) for x in whole])
 
 
+def test_left_epoch_resumes_with_the_same_bits_at_each_batch(root: Path) -> None:
+    def loader() -> Any:
+        torch.manual_seed(3)
+        return minato.DataLoader(ops.ImageFolder(root, TRAIN), 4, shuffle=True, num_workers=2, worker_type="native")
+
+    whole = list(loader())
+    for position in range(len(whole) + 1):
+        left = loader()
+        iterator = iter(left)
+        before = [next(iterator) for _ in range(position)]
+        rest = loader()
+        rest.load_state_dict(left.state_dict())
+        assert same([part for batch in [*before, *rest] for part in batch], [part for batch in whole for part in batch])
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_bad_photo_raises_pillows_error(root: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "a").mkdir()
