@@ -55,7 +55,7 @@ import slow
 #: With several processes, each of which takes files one by one, the longest must not be last.
 LONGEST = (
     "test_resume", "test_processes", "test_kills", "test_start_methods", "test_c_primitives",
-    "test_programs", "test_sanitized", "test_unet3d_train", "test_verdict", "test_locality",
+    "test_programs", "test_sanitized", "test_unet3d_train", "test_locality",
     "test_native", "test_trace", "test_balance", "test_top", "test_errors", "test_prefetching",
     "test_collate", "test_on_error", "test_types", "test_docs", "test_examples",
     "test_sampler_indices", "test_seeding", "test_same_data", "test_directory", "test_packaging",
@@ -67,7 +67,7 @@ GRACE_S = 30.0
 #: how long a run of several processes may go without the result of any test
 QUIET_S = 3 * LIMIT_S + 1200
 #: how long leftovers of a test may take to disappear
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 #: asks a process for its stacks; processes forked by a test inherit that
 STACKS = signal.SIGUSR2
 #: Under it no thread may start or end while a process forks: tests/test_sanitized.py explains it.

@@ -11,19 +11,17 @@ import pickle
 import re
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from contract.support import interrupt_in_minato
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler
 
-import minato
 from minato import DataLoader
 
 
@@ -118,18 +116,7 @@ def train():
 
 def interrupt_when_waiting() -> None:
     """Ctrl-C while next() waits for a sample that is never ready."""
-    me = threading.main_thread().ident
-
-    def is_waiting() -> bool:
-        frame = sys._current_frames()[me]
-        return frame.f_code.co_filename.startswith(os.path.join(*minato.__path__, ""))
-
-    def act() -> None:
-        while not is_waiting():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=act).start()
+    interrupt_in_minato()
 
 
 def interrupt_now() -> None:
@@ -176,7 +163,7 @@ def processes() -> int:
     return len({child.pid for child in psutil.Process().children(recursive=True)} - before)
 
 
-def ended(limit_s: float = 20.0) -> bool:
+def ended(limit_s: float = 90.0) -> bool:
     end = time.monotonic() + limit_s
     while processes() and time.monotonic() < end:
         time.sleep(0.01)

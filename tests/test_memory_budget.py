@@ -56,12 +56,13 @@ class Watch:
     def used(self) -> int:
         memory = self.engine.memory()
         assert memory["limit"] == LIMIT and memory["kept"] <= LIMIT
+        self.peak = max(self.peak, memory["used"])
         return memory["used"]
 
     def run(self) -> None:
         while not self.over.wait(0.001):
             try:
-                self.peak = max(self.peak, self.used())
+                self.used()
             except RuntimeError:  # the engine is closed: nothing comes after
                 return
 

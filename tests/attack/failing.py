@@ -66,8 +66,8 @@ CALLERS = tuple(
 )
 
 #: time limit of a run, and of the clean-up after it
-DEADLINE_S = 40.0
-PATIENCE_S = 10.0
+DEADLINE_S = 100.0
+PATIENCE_S = 60.0
 
 # ---- programs ----------------------------------------------------------------------------
 

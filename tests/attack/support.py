@@ -23,7 +23,7 @@ from contract.support import programs, search_path
 SECONDS = float(os.environ.get("MINATO_STRESS_SECONDS") or 1)
 SEED = int(os.environ.get("MINATO_TEST_SEED", 0))
 #: where a wait that should end at once is given up
-PATIENCE = 30.0
+PATIENCE = 90.0
 
 
 def wait_for(condition: Callable[[], Any], what: str = "", seconds: float = PATIENCE) -> Any:
@@ -228,7 +228,7 @@ def held() -> set[tuple[str, object]]:
 def expect_returned(before: set[tuple[str, object]]) -> None:
     """Fails if this process goes on holding something new. Threads of multiprocessing close their
     pipes a little later. What an earlier test held may be closed meanwhile, and hides no leak."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE
     while new := held() - before:
         assert time.monotonic() < end, f"left: {sorted(map(str, new))}"
         time.sleep(0.005)

@@ -83,9 +83,9 @@ def child(refuse, scheduling):
         print(type(error).__name__, getattr(error, "errno", 0) or 0, error)
     error = loader = None
     gc.collect()
-    wait_for(lambda: not descendants(), "processes to end", 5)
+    wait_for(lambda: not descendants(), "processes to end")
     # threads of torch's queues close their pipes a little later
-    wait_for(lambda: not [t for t in threading.enumerate() if "Queue" in t.name], "queues to end", 5)
+    wait_for(lambda: not [t for t in threading.enumerate() if "Queue" in t.name], "queues to end")
     print("left", len(os.listdir("/proc/self/fd")) - before, flush=True)
 
 case, scheduling = sys.argv[1:]

@@ -387,5 +387,5 @@ def test_batches_held_by_other_processes_are_kept(seed):
         del batch
     event.set()
     for child in children:
-        child.join(30)
+        child.join(90)
     assert [child.exitcode for child in children] == [0] * len(children)

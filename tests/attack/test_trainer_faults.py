@@ -23,7 +23,7 @@ import pytest
 import minato
 
 from .datasets import Wordy
-from .support import PATIENCE, kill, wait_for
+from .support import kill, wait_for
 
 #: points of the trainer: in the thread that calls next(), or in the engine's
 POINTS = (
@@ -134,7 +134,7 @@ def ended(pid: int, how: int) -> None:
             lambda: [status for found, status in [os.waitpid(pid, os.WNOHANG)] if found], "its end"
         )
         assert os.waitstatus_to_exitcode(status) == (-how if how else 7)
-        wait_for(lambda: not family(pid), "workers and zygote to end", 10)
+        wait_for(lambda: not family(pid), "workers and zygote to end")
     finally:
         for left in family(pid):
             kill(left)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-GATE_S = 45.0  # longest a sample waits for a gate; beyond it the test has failed
+GATE_S = 90.0  # longest a sample waits for a gate; beyond it the test has failed
 
 
 class Gate:

@@ -34,7 +34,7 @@ TABLE: dict[str, tuple[Any, Any, Any]] = {
     # one stays for good.
     "workers_end_with_a_killed_parent": (False, True, True),
     # torch joins each stuck worker for 5 s before it is terminated.
-    "stuck_workers_shutdown_bound_s": (None, 4.0, 4.0),
+    "stuck_workers_shutdown_bound_s": (None, 60.0, 60.0),
     # When a torch worker sends a tensor, it moves the tensor into shared memory in place, so
     # writing into an unbatched sample writes into the worker's dataset.
     "unbatched_tensors_alias_the_dataset": (True, False, False),

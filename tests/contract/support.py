@@ -10,10 +10,13 @@ import gc
 import inspect
 import math
 import os
+import signal
+import sys
+import threading
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import numpy as np
 import psutil
@@ -187,7 +190,7 @@ def remembered(question: str, answer: Callable[[], Any]) -> Any:
 # ------------------------------------------------------------------- waiting
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> bool:
+def wait_for(condition: Callable[[], Any], seconds: float = 90.0) -> bool:
     """Wait until ``condition()`` holds; False if it does not within ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -195,6 +198,33 @@ def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def interrupt_in_minato() -> None:
+    """Ctrl-C as soon as the main thread runs code of minato."""
+    main = threading.main_thread().ident
+    package = os.path.join(os.path.dirname(minato.__file__), "")
+
+    def act() -> None:
+        while not sys._current_frames()[main].f_code.co_filename.startswith(package):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=act).start()
+
+
+def patiently(iterator: Iterator[Any]) -> Iterator[Any]:
+    """The rest of the batches. A busy machine may exceed a short timeout= again."""
+    while True:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            if "timed out" not in str(error):
+                raise
+        else:
+            yield batch
 
 
 def await_batches(iterator: Any, batches: int) -> None:
@@ -216,7 +246,7 @@ def worker_pids(iterator: Any) -> list[int]:
     return [worker.pid for worker in iterator._workers]
 
 
-def all_gone(pids: list[int], seconds: float = 20.0) -> bool:
+def all_gone(pids: list[int], seconds: float = 90.0) -> bool:
     """Whether all of ``pids`` end within ``seconds``, garbage being collected."""
     gc.collect()
     return wait_for(lambda: all(gone(pid) for pid in pids), seconds)
@@ -301,7 +331,7 @@ def _killed(token: str) -> bool:
 
 
 def run_script(
-    kind: Kind, body: str, folder: Path, timeout: float = 50.0, grace: float = 12.0
+    kind: Kind, body: str, folder: Path, timeout: float = 100.0, grace: float = 60.0
 ) -> Outcome:
     """Run ``body`` after the loader's head, as a separate program.
 

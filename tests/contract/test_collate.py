@@ -220,7 +220,7 @@ CASES.update({
 
 
 def _outcome(make: Any, samples: list[Any], **kwargs: Any) -> tuple[str, Any]:
-    made = make(Listed(samples), num_workers=1, timeout=20, **kwargs)
+    made = make(Listed(samples), num_workers=1, timeout=90, **kwargs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         iterator = iter(made)

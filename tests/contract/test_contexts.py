@@ -32,7 +32,7 @@ def test_shared_objects_inside_a_dataset(loader: Kind, method: str) -> None:
     # Within a worker the dataset and the function bound to it are one object.
     assert batches == [(True, [0, 1]), (True, [2, 3]), (True, [4, 5])]
     assert dataset.count.value == 6
-    assert sorted(dataset.queue.get(timeout=30) for _ in range(6)) == list(range(6))
+    assert sorted(dataset.queue.get(timeout=90) for _ in range(6)) == list(range(6))
     dataset.queue.close()
     dataset.queue.join_thread()
 
@@ -133,7 +133,7 @@ def _refuse() -> None:
 def test_dataset_that_cannot_be_unpickled(loader: Kind) -> None:
     # torch sees the dead worker when it polls; the timeout makes it look sooner.
     made = loader(Unreadable(2), num_workers=1, multiprocessing_context="forkserver",
-                  timeout=2 if loader.is_torch else 40)
+                  timeout=2 if loader.is_torch else 90)
     iterator = iter(made)
     told = "timed out after 2 seconds|exited unexpectedly" if loader.is_torch else (
         "could not load the dataset: LookupError: cannot be loaded in a worker")

@@ -27,7 +27,7 @@ from .datasets import as_is
 from .support import Kind, assert_same
 
 SECONDS = float(os.environ.get("MINATO_FUZZ_SECONDS", "0"))
-TIMEOUT_S = 30
+TIMEOUT_S = 90
 #: warnings that depend on the machine, that torch raises in a worker where they are lost, or that
 #: Python (from 3.12 on) raises at each fork: the program's, while minato has one fork for all
 UNCOMPARED = ("worker processes in total", "list of numpy.ndarrays is extremely slow",

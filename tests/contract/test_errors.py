@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 import minato
 
 from .datasets import GATE_S, Blocking, Failing, Gate, Numbers, Uneven, as_is
-from .support import Failure, Kind, all_gone, drain, error_text, flat, worker_pids
+from .support import Failure, Kind, all_gone, drain, error_text, flat, patiently, worker_pids
 
 
 class TwoArguments(Exception):
@@ -430,7 +430,7 @@ def test_timeout_names_the_sample_and_shows_its_stack(own: Kind, options: dict[s
     entered, gate = Gate(), Gate()
     dataset = Blocking(6, {3}, entered, gate)
     iterator = iter(own(dataset, batch_size=2, num_workers=1, timeout=2, **options))
-    next(iterator)
+    next(patiently(iterator))
     assert entered.wait(GATE_S)
     with pytest.raises(RuntimeError) as caught:
         next(iterator)
@@ -439,7 +439,7 @@ def test_timeout_names_the_sample_and_shows_its_stack(own: Kind, options: dict[s
     assert named in text and f"in worker 0 (pid {iterator._workers[0].pid})" in text
     assert "in __getitem__" in text and "/minato/workers/" not in text
     gate.set()
-    assert flat(iterator) == [2, 3, 4, 5]  # the worker continues
+    assert flat(patiently(iterator)) == [2, 3, 4, 5]  # the worker continues
     iterator._shutdown_workers()
 
 
@@ -558,7 +558,7 @@ def test_timeout_never_repeats_work(loader: Kind) -> None:
     with pytest.raises(RuntimeError, match="timed out after 2 seconds"):
         next(iterator)
     gate.set()
-    assert flat(iterator) == [0, 1, 2]
+    assert flat(patiently(iterator)) == [0, 1, 2]
 
 
 def test_keyboard_interrupt_while_waiting(loader: Kind) -> None:

@@ -48,7 +48,7 @@ BODIES = {
         "    for batch in made:\n        seen.set()\n"
         "seen = threading.Event()\n"
         "threading.Thread(target=consume, daemon=True).start()\n"
-        "seen.wait(40)"
+        "seen.wait(90)"
     ),
 }
 
@@ -111,7 +111,7 @@ stat = f"/proc/{iterator._engine.segment.zygote}/stat"
 assert wait_for(lambda: open(stat).read().rpartition(")")[2].split()[0] == "S")
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    outcome = run_script(own, body, tmp_path, grace=15.0)
+    outcome = run_script(own, body, tmp_path)
     assert outcome.returncode == -signal.SIGKILL
     assert outcome.left == []
 
@@ -155,7 +155,7 @@ if __name__ == "__main__":
     iterator = iter(made)
     print(next(iterator)["label"].tolist())
 """
-    outcome = run_script(loader, body, tmp_path, grace=25.0)
+    outcome = run_script(loader, body, tmp_path)
     assert (outcome.returncode, outcome.stdout) == (0, "[0, 1]\n")
     assert outcome.stderr == ""
     assert outcome.left == []

@@ -14,7 +14,7 @@ from .support import HOME, Kind, search_path
 
 def _minato(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "minato", *arguments], cwd=HOME, text=True, timeout=50,
+        [sys.executable, "-m", "minato", *arguments], cwd=HOME, text=True, timeout=100,
         capture_output=True, env={**os.environ, "PYTHONPATH": search_path()},
     )
 
@@ -48,5 +48,5 @@ def test_installed_command_names_commands() -> None:
     command = Path(sys.executable).with_name("minato")
     if not command.exists():
         pytest.skip("not installed; the module is tested above")
-    done = subprocess.run([command, "--help"], text=True, timeout=50, capture_output=True)
+    done = subprocess.run([command, "--help"], text=True, timeout=100, capture_output=True)
     assert done.returncode == 0 and "info" in done.stdout

@@ -64,7 +64,7 @@ def test_workers_exit_at_end_of_stream(loader: Kind, persistent: bool) -> None:
         rows += [row.tolist() for row in iterator]
         assert sorted(rows) == [[0, 0]] + [[1, i] for i in range(9)]
         if not persistent:
-            workers[0].join(20)
+            workers[0].join(90)
         assert workers[0].exitcode == (None if persistent else 0)
 
 

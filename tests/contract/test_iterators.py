@@ -47,7 +47,7 @@ def test_workers_are_like_processes(loader: Kind) -> None:
     workers = list(iterator._workers)
     iterator._shutdown_workers()
     for worker in workers:
-        worker.join(10)
+        worker.join(90)
         assert not worker.is_alive()
 
 
@@ -267,7 +267,7 @@ def test_iteration_in_another_thread(loader: Kind) -> None:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.extend(flat(made)))
     thread.start()
-    thread.join(40)
+    thread.join(90)
     assert found == list(range(20))
     assert flat(made) == list(range(20))
 
@@ -283,7 +283,7 @@ def test_loaders_in_several_threads(loader: Kind) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(50)
+        thread.join(90)
     assert found == {n: list(range(10 + n)) * 2 for n in range(3)}
 
 
@@ -293,7 +293,7 @@ def test_iterator_handed_to_another_thread(loader: Kind) -> None:
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.extend(flat(iterator)))
     thread.start()
-    thread.join(40)
+    thread.join(90)
     assert found == list(range(1, 10))
 
 

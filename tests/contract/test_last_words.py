@@ -24,6 +24,14 @@ from .datasets import Numbers
 from .support import Kind, all_gone, wait_for, worker_pids
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may keep a worker from its end for seconds. Helper processes that are not
+    forked have their own limits, so their tests need an idle machine (tests/slow.py)."""
+    for name in ("LEAVE", "STOP", "FINISH"):
+        monkeypatch.setattr(grace, name, 60.0)
+
+
 def at_its_end(function: Any, _number: int) -> None:
     """A worker_init_fn that registers an exit function, for any start method."""
     util.Finalize(None, function, exitpriority=0)
@@ -36,7 +44,7 @@ def write_late(folder: Path) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_finish_their_exit_handlers(
-    loader: Kind, method: str, tmp_path: Path
+    loader: Kind, method: str, tmp_path: Path, unhurried: None
 ) -> None:
     made = loader(Numbers(8), batch_size=2, num_workers=2, multiprocessing_context=method,
                   worker_init_fn=partial(at_its_end, partial(write_late, tmp_path)))  # fmt: skip
@@ -88,7 +96,7 @@ class Closing(IterableDataset[int]):
 @pytest.mark.parametrize("stateful", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_left_epoch_closes_iterators_in_workers(
-    loader: Kind, method: str, stateful: bool, persistent: bool, tmp_path: Path
+    loader: Kind, method: str, stateful: bool, persistent: bool, tmp_path: Path, unhurried: None
 ) -> None:
     iterator = iter(loader(Closing(tmp_path, stateful), batch_size=2, num_workers=2,
                            multiprocessing_context=method, persistent_workers=persistent))
@@ -123,6 +131,7 @@ def test_workers_with_endless_exit_handlers_are_killed(
 ) -> None:
     if method == "fork":  # elsewhere the zygote has its own
         monkeypatch.setattr(grace, "FINISH", 1.0)
+        monkeypatch.setattr(grace, "LEAVE", 60.0)
     iterator = iter(made_to_stay(own, tmp_path, multiprocessing_context=method))
     pids = worker_pids(iterator)
     next(iterator)

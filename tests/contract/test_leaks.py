@@ -92,7 +92,7 @@ def test_resource_counts_stay_flat(loader: Kind, use: Callable[[Kind], Any]) -> 
 
     for _ in range(rounds):
         use(loader)
-    assert wait_for(lambda: not grown(), 10.0), grown()
+    assert wait_for(lambda: not grown()), grown()
 
 
 def test_epochs_of_persistent_workers_stay_flat(loader: Kind) -> None:
@@ -112,7 +112,7 @@ def test_epochs_of_persistent_workers_stay_flat(loader: Kind) -> None:
         return {name: now[name] - before[name] for name in now
                 if name != "mappings" and now[name] > before[name] + 8}
 
-    assert wait_for(lambda: not grown(), 10.0), grown()
+    assert wait_for(lambda: not grown()), grown()
 
 
 def _resident() -> int:
@@ -154,7 +154,7 @@ def test_new_workers_do_not_leak_descriptors(loader: Kind) -> None:
     for _ in range(10):
         list(made)
     gc.collect()
-    assert wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before, 10.0)
+    assert wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 class Large(Numbers):

@@ -163,15 +163,15 @@ def test_multiprocessing_queue(loader: Kind) -> None:
         for batch in loader(Images(12), batch_size=2, num_workers=1):
             queue.put(batch)
             # The reader answers before the batch is dropped here.
-            found.append(answers.get(timeout=40))
-    process.join(40)
+            found.append(answers.get(timeout=90))
+    process.join(90)
     assert process.exitcode == 0
     pixels = 3 * 64 * 64
     assert found == [(sum(_want(n % 6)) * pixels, _want(n % 6)) for n in range(12)]
 
 
 def _read_later(queue: Any, answers: Any, gate: Any, count: int) -> None:
-    gate.wait(40)
+    gate.wait(90)
     found = []
     for _ in range(count):
         batch = queue.get()
@@ -196,8 +196,8 @@ def test_batches_that_wait_in_a_queue(loader: Kind) -> None:
         batch["image"].fill_(-7)
     _churn(loader)
     gate.set()
-    found = answers.get(timeout=40)
-    process.join(40)
+    found = answers.get(timeout=90)
+    process.join(90)
     assert process.exitcode == 0
     assert found == [(_want(n % 12), _want(n % 12)) for n in range(24)]
 
@@ -212,7 +212,7 @@ def test_writes_of_forked_child_are_seen(loader: Kind) -> None:
         target=batch["image"].fill_, args=(5,)
     )
     process.start()
-    process.join(40)
+    process.join(90)
     assert process.exitcode == 0
     assert _values(batch["image"]) == [5, 5]
 
@@ -221,7 +221,7 @@ def test_queue_within_one_process(loader: Kind) -> None:
     queue = torch.multiprocessing.get_context("fork").Queue()
     for number, batch in enumerate(loader(Images(8), batch_size=2, num_workers=1)):
         queue.put(batch["image"])
-        assert _values(queue.get(timeout=40)) == _want(number)
+        assert _values(queue.get(timeout=90)) == _want(number)
         assert _values(batch["image"]) == _want(number)
     queue.close()
     queue.join_thread()
@@ -304,8 +304,8 @@ def test_forked_child_of_the_caller_sees_its_copy(loader: Kind) -> None:
     image = next(iterator)["image"]
     process = context.Process(target=_read, args=(image, answers))
     process.start()
-    assert answers.get(timeout=40) == [0, 1]
-    process.join(40)
+    assert answers.get(timeout=90) == [0, 1]
+    process.join(90)
     # The child's end frees nothing here.
     assert process.exitcode == 0
     rest = [_values(batch["image"]) for batch in iterator]

@@ -87,5 +87,5 @@ def test_storage_guards_are_released(
         return len(taken) == len(freed)
 
     assert len(taken) >= 8
-    assert wait_for(even, 20), (len(taken), len(freed))
+    assert wait_for(even), (len(taken), len(freed))
     assert sorted(taken) == sorted(freed)

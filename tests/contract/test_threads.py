@@ -68,7 +68,7 @@ def answers(kind: Kind, *arguments: str, **variables: str) -> list:
     done = subprocess.run(
         [sys.executable, "-c", kind.script_head + SCRIPT, *arguments],
         env={**env, "PYTHONPATH": search_path(), **variables},
-        capture_output=True, text=True, timeout=50,
+        capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [eval(line) for line in done.stdout.splitlines()]

@@ -110,7 +110,7 @@ def test_local_classes_dropped_by_collation_need_no_pickle(loader: Kind) -> None
 def test_collation_error_precedes_pickle_error(loader: Kind, make, kind, text) -> None:
     samples = [make(i) for i in range(2)]
     with pytest.raises(kind, match=text):
-        next(iter(loader(Listed(samples), batch_size=2, num_workers=1, timeout=20)))
+        next(iter(loader(Listed(samples), batch_size=2, num_workers=1, timeout=90)))
 
 
 def test_array_that_cannot_become_tensor_always_raises(loader: Kind) -> None:

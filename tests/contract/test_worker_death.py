@@ -108,7 +108,7 @@ def test_every_worker_killed_from_outside(loader: Kind) -> None:
     iterator, found = None, []
     try:
         iterator = iter(loader(dataset, num_workers=2, collate_fn=as_is))
-        assert entered.wait(40)
+        assert entered.wait(90)
         pids = worker_pids(iterator)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -237,7 +237,7 @@ def test_external_terminate_is_survived_by_the_caller(loader: Kind) -> None:
             if worker.is_alive():
                 worker.terminate()
         for worker in workers:
-            worker.join(20)
+            worker.join(90)
             assert not worker.is_alive()
     except RuntimeError as error:  # torch's SIGCHLD handler may raise here
         assert re.search(f"{EXITED}|{KILLED}", str(error))
@@ -249,7 +249,7 @@ def test_stuck_workers_do_not_hold_up_the_shutdown(own: Kind) -> None:
     dataset = Blocking(8, set(range(8)), entered, gate)
     iterator = iter(own(dataset, num_workers=2))
     pids = worker_pids(iterator)
-    assert entered.wait(40)
+    assert entered.wait(90)
     begin = time.monotonic()
     iterator._shutdown_workers()
     bound = own.expects("stuck_workers_shutdown_bound_s")

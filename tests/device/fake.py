@@ -24,7 +24,7 @@ from minato.device import provider as providers
 from minato.device.interface import Job
 from minato.device.pagelocked_rows import SMALLEST, Driver
 
-SECONDS = 20.0
+SECONDS = 90.0
 #: content of memory that was freed, or not yet written
 POISON = 0xA5
 

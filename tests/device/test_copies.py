@@ -92,7 +92,7 @@ def dropped_while_used(fake: Fake) -> None:
 def _settle(fake: Fake) -> None:
     """The stream of copies has finished all its work."""
     event = fake.record(fake.stream())
-    assert event.done.wait(20)
+    assert event.done.wait(90)
 
 
 CHECKS: dict[str, tuple[Callable[[Fake], None], str]] = {
@@ -373,7 +373,7 @@ def test_copies_are_counted(fake: Fake) -> None:
         for value in range(4):
             arrived(clocked, copier, {"x": batch(float(value)), "label": torch.arange(4)})
             _settle(clocked)
-            assert clocked.record(clocked.calling).done.wait(20)
+            assert clocked.record(clocked.calling).done.wait(90)
         copier.look()
     finally:
         clocked.close()
@@ -391,7 +391,7 @@ def test_stream_waits_are_counted(fake: Fake) -> None:
     copier = Copier(fake)
     arrived(fake, copier, batch(1.0))
     _settle(fake)
-    assert fake.record(fake.calling).done.wait(20)
+    assert fake.record(fake.calling).done.wait(90)
     copier.look()
     found = copier.counts.summary()
     assert found["stalled"] == found["copy"] == 0.5 and found["overlap"] == 0.0

@@ -21,7 +21,7 @@ from .test_device_operators import FINISHED, MODES, files, pipeline, wanted
 
 __all__ = ["files"]  # a fixture
 DEVICE = "cuda"
-SECONDS = 30.0
+SECONDS = 90.0
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contract.support import Kind, await_batches, error_text, run_script, wait_for
+from contract.support import Kind, await_batches, error_text, patiently, run_script, wait_for
 from torch.utils.data import DistributedSampler
 
 import minato
@@ -305,7 +305,7 @@ def test_timeout_counts_for_copies_too(fake: Fake) -> None:
             next(iterator)
     finally:
         go.set()
-    assert [n for batch in iterator for n in numbers(fake, batch)] == list(range(24))
+    assert [n for batch in patiently(iterator) for n in numbers(fake, batch)] == list(range(24))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -364,7 +364,7 @@ def test_a_fork_in_the_middle_of_a_copy(fake: Fake) -> None:
         os._exit(int(inside.locked()))
     timer.join()
     assert os.waitpid(pid, 0)[1] == 0
-    assert [n for batch in iterator for n in numbers(fake, batch)] == list(range(24))
+    assert [n for batch in patiently(iterator) for n in numbers(fake, batch)] == list(range(24))
 
 
 SCRIPT = """

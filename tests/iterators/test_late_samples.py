@@ -15,6 +15,8 @@ from minato.iterators import late_samples
 from minato.iterators.late_samples import LateSamples
 
 LATE_ONES = {13, 22}
+#: so long no other sample takes, even on a busy machine
+LIMIT_S = 1.0
 
 
 class Hangs(Dataset):  # type: ignore[type-arg]
@@ -40,7 +42,7 @@ def waits_for_ever() -> None:
 
 
 def made(**options: Any) -> Any:
-    options = {"batch_size": 4, "num_workers": 2, "sample_timeout": 0.3, "max_errors": 2, **options}
+    options = {"batch_size": 4, "num_workers": 2, "sample_timeout": LIMIT_S, "max_errors": 2, **options}
     return minato.DataLoader(options.pop("dataset", Hangs()), **options)
 
 
@@ -59,8 +61,8 @@ def received(loader: Any) -> tuple[list[int], list[Any]]:
 
 
 KINDS: list[dict[str, Any]] = [
-    {}, {"collate_fn": list}, {"batch_size": None}, {"max_retries": 0}, {"num_workers": 1},
-    {"in_order": False}, {"multiprocessing_context": "spawn"},
+    {}, {"collate_fn": list}, {"batch_size": None}, {"num_workers": 1, "max_retries": 0},
+    {"multiprocessing_context": "spawn"},
 ]  # fmt: skip
 
 
@@ -73,7 +75,7 @@ def test_late_sample_raises_with_its_index_and_stack(options: dict[str, Any]) ->
         assert error.exit_status == LATE
         text = str(error)
         assert f"Sample index {error.index} of batch " in text
-        assert "took longer than sample_timeout=0.3 seconds" in text and "in waits_for_ever" in text
+        assert "took longer than sample_timeout=1 seconds" in text and "in waits_for_ever" in text
     size = options.get("batch_size", 4) or 1
     gone = {index for late in LATE_ONES for index in range(late // size * size, late // size * size + size)}
     assert sorted(samples) == sorted({*range(40)} - gone)
@@ -82,8 +84,8 @@ def test_late_sample_raises_with_its_index_and_stack(options: dict[str, Any]) ->
 
 @pytest.mark.filterwarnings("ignore:2 samples of this epoch failed")
 @pytest.mark.parametrize("mode, options", [
-    *(("skip", options) for options in [*KINDS[:-1], {"dataset": HangsTogether()}]),
-    *(("replace", options) for options in KINDS[:3]),
+    *(("skip", options) for options in [*KINDS[1:3], {"in_order": False}, {"dataset": HangsTogether()}]),
+    ("replace", {}), ("replace", {"batch_size": None}),
 ], ids=lambda given: given if isinstance(given, str) else "-".join(given) or "default")
 def test_late_sample_follows_on_error(options: dict[str, Any], mode: str) -> None:
     loader = made(**options, on_error=mode)
@@ -121,7 +123,7 @@ def test_other_samples_keep_their_numbers() -> None:
 
     whole = drawn(Quick())
     with pytest.warns(UserWarning, match="2 samples of this epoch failed"):
-        found = drawn(Draws(), sample_timeout=0.3, on_error="skip", max_errors=2)
+        found = drawn(Draws(), sample_timeout=LIMIT_S, on_error="skip", max_errors=2)
     assert found == {index: whole[index] for index in whole if index not in LATE_ONES}
 
 
@@ -135,7 +137,7 @@ def test_persistent_workers_go_on_after_late_samples() -> None:
 
 def test_slow_collate_function_ends_no_worker() -> None:
     def slowly(batch: list[int]) -> list[int]:
-        time.sleep(0.7)
+        time.sleep(1.5 * LIMIT_S)
         return batch
 
     class Few(Hangs):

@@ -353,7 +353,8 @@ def test_slow_program_gets_all_batches(ahead: bool) -> None:
         got, most = [], 0
         for batch in loader:
             got += [int(value) for value in batch[:, 0]]
-            time.sleep(0.004)
+            if len(got) == 50 * BATCH:
+                wait_for(lambda: loader._iterator._finished() >= AT_A_TIME)
             most = max(most, len(loader._iterator._delivery_queue.entries))
         assert got == list(order)
     assert most == AT_A_TIME - 1

@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 import torch
 from attack import support
-from contract.support import programs
+from contract.support import interrupt_in_minato, patiently, programs
 from ops.native import RUN, Field, Native  # tests/ops
 from torch.utils.data import DistributedSampler, SequentialSampler, Subset
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -682,20 +682,19 @@ def test_shutdown_waits_for_running_sample() -> None:
 def test_timeout() -> None:
     gate = Gate(1)
     iterator = iter(native(Recipe(4, gate), num_workers=1, timeout=0.3))
-    assert next(iterator)[0][0, 0] == 0
+    assert next(patiently(iterator))[0][0, 0] == 0
     with pytest.raises(RuntimeError, match="timed out after 0.3 seconds"):
         next(iterator)
     gate.open.set()
-    assert firsts(iterator) == [[1], [2], [3]]
+    assert firsts(patiently(iterator)) == [[1], [2], [3]]
 
 
 def test_interrupt_while_waiting() -> None:
     gate = Gate(0)
     iterator = iter(native(Recipe(4, gate)))
     wait_for(lambda: gate.waiting)
-    timer = threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        interrupt_in_minato()
         next(iterator)
     gate.open.set()
     assert firsts(iterator) == [[0], [1], [2], [3]]
@@ -816,7 +815,7 @@ def test_a_standby_worker_is_a_thread_more() -> None:
     assert firsts(iterator) == [[0]]
 
 
-def test_waiting_samples_add_threads() -> None:
+def test_added_workers_are_threads() -> None:
     threads: Counter[str] = Counter()
 
     def fill(index: int, key: Any, out: list) -> None:
@@ -827,12 +826,11 @@ def test_waiting_samples_add_threads() -> None:
     loader = native(Recipe(10**6, fill), 2, num_workers=1, autoscale=(1, 4), straggler_threshold=None,
                     persistent_workers=True)  # fmt: skip
     iterator = iter(loader)
-    end = time.monotonic() + PATIENCE
     seen = 0
-    while len(threads) < 4 and time.monotonic() < end:
+    while len(threads) < 4:  # or until the test's limit
+        iterator._engine.move_to(4)
         assert next(iterator)[0][:, 0].tolist() == [seen, seen + 1]
         seen += 2
-    assert len(threads) == 4
     iterator._shutdown_workers()
 
 

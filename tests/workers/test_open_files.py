@@ -32,7 +32,7 @@ class Reader:
 
     def __init__(self, go: Callable[[int], Callable[[], bytes]], samples: int = 2) -> None:
         self.go, self.samples = go, samples
-        self.both = CTX.Barrier(2, timeout=30)
+        self.both = CTX.Barrier(2, timeout=60)
 
     def __len__(self) -> int:
         return self.samples
@@ -119,7 +119,7 @@ class Lines:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.both = CTX.Barrier(2, timeout=30)
+        self.both = CTX.Barrier(2, timeout=60)
 
     def __len__(self) -> int:
         return 2
