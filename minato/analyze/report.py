@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..text import counted
@@ -46,33 +46,30 @@ def quantile(values: list[float], share: float) -> float:
 
 def answer(report: Report, where: str = "") -> str:
     """About LINES lines; the first names the limit. Notes that do not fit are only in the page."""
-    f = Facts(report)
-    lines = [report.limit.line, *_list_facts(f)]
-    doubt = ", not settled" if report.limit.seen else ""
-    first = [c for c in report.helps if c.checked is not None]
-    second = [c for c in report.helps if c.checked is None]
-    if first:
-        lines.append(f"What would help, predicted and checked{doubt}:")
-        lines += _list_changes(report, first[:3] + _worth_a_line(report, first[3:]))
-    if second:
-        lines.append(f"What might help, not checked{doubt}:")
-        lines += _list_changes(report, second[:2] + _worth_a_line(report, second[2:]))
-    if report.useless:
-        lines.append(f"What would not help{doubt}:")
-        lines += [f"  {text}" for text in report.useless[:4]]
+    lines = [report.limit.line, *(f"  {line}" for line in _list_facts(Facts(report)))]
+    for title, items, shown in _list_sections(report):
+        lines += [title, *(f"  {item}" for item in shown)]
     notes = [f"note: {text}" for text in report.notes]
     end = [where] if where else []
-    room = LINES - len(lines) - len(end)
-    left = notes[max(0, room):]
-    if left and where:
+    room = max(0, LINES - len(lines) - len(end))
+    if where and (left := notes[room:]):
         end = [f"{where} ({counted(len(left), 'more note')} there)"]
-    lines += notes[: max(0, room)] + end
-    return "\n".join(line if len(line) < 4 * COLUMNS else line[: 4 * COLUMNS] for line in lines)
+    return "\n".join(line[: 4 * COLUMNS] for line in lines + notes[:room] + end)
 
 
-def _outside_loader(changes: list[Change]) -> list[Change]:
-    """The best of the changes that are made outside of the loader, if any."""
-    return [change for change in changes if change.paste.startswith(ELSEWHERE)][:1]
+def _list_sections(report: Report) -> Iterator[tuple[str, list[str], list[str]]]:
+    """What would help, and what not: a title, all of it, and the lines that a short answer has."""
+    doubt = ", not settled" if report.limit.seen else ""
+    checked = [change for change in report.helps if change.checked is not None]
+    others = [change for change in report.helps if change.checked is None]
+    for title, changes, most in (
+        ("What would help, predicted and checked", checked, 3), ("What might help, not checked", others, 2)
+    ):  # fmt: skip
+        if changes:
+            shown = changes[:most] + _worth_a_line(report, changes[most:])
+            yield f"{title}{doubt}:", _list_changes(report, changes), _list_changes(report, shown)
+    if report.useless:
+        yield f"What would not help{doubt}:", report.useless, report.useless[:4]
 
 
 #: kinds of limits -> what the change that removes it begins with
@@ -85,7 +82,8 @@ def _worth_a_line(report: Report, changes: list[Change]) -> list[Change]:
     best one outside of the loader."""
     remedy = REMEDIES.get(report.limit.kind)
     found = [change for change in changes if remedy and change.what.startswith(remedy)][:1]
-    return found + [change for change in _outside_loader(changes) if change not in found]
+    outside = [change for change in changes if change.paste.startswith(ELSEWHERE)][:1]
+    return found + [change for change in outside if change not in found]
 
 
 def _list_facts(f: Facts) -> list[str]:
@@ -102,13 +100,13 @@ def _list_facts(f: Facts) -> list[str]:
                 f"used the cores; of the rest {waits.removesuffix('its time')}it"
             )
         lines.append(
-            f"  the step asks for {format_rate(w.asked)} samples/s ({w.by}: {format_seconds(w.step)} "
+            f"the step asks for {format_rate(w.asked)} samples/s ({w.by}: {format_seconds(w.step)} "
             f"for a batch of {w.batch}) and gets {gets}: {waits}"
         )
     base = report.relative_to
     if base and report.helps:
         line = (
-            f'  "times" below compare with {format_rate(base)} samples/s, which the study measured for the '
+            f'"times" below compare with {format_rate(base)} samples/s, which the study measured for the '
             "program's own loader and step"
         )
         if w.delivered and not 0.8 < base / w.delivered < 1.25:
@@ -118,7 +116,7 @@ def _list_facts(f: Facts) -> list[str]:
             line += f"; they are of the loop over this {kind_of_loader(report)}, which took {took}"
         lines.append(line)
     lines.append(
-        f"  {kind_of_loader(report)}: {loader['class']} at {format_place(report.place)}, "
+        f"{kind_of_loader(report)}: {loader['class']} at {format_place(report.place)}, "
         f"num_workers={loader['num_workers']}, batch_size={loader['batch_size']}, "
         f"{loader.get('samples', 'an unknown number of')} samples"
     )
@@ -128,14 +126,14 @@ def _list_facts(f: Facts) -> list[str]:
         count, share, _times = slow_share(f.costs)
         uneven = f"; {count:.1%} of them are slow, and take {share:.0%} of the time" if count else ""
         lines.append(
-            f"  a sample takes {format_seconds(f.mean)} (median {format_seconds(statistics.median(f.costs))}, p99 "
+            f"a sample takes {format_seconds(f.mean)} (median {format_seconds(statistics.median(f.costs))}, p99 "
             f"{format_seconds(quantile(f.costs, 0.99))}, computing for {f.cpu_share:.0%} of it{uneven}): "
             f"{parts + ', ' if parts else ''}other {f.other:.0%}"
         )
     told = f.report.sampler
     if told and f.sampler * w.delivered > ENDS:
         lines.append(
-            f"  the sampler {told.name} at {format_place(told.place)} takes {format_seconds(f.sampler)} for each "
+            f"the sampler {told.name} at {format_place(told.place)} takes {format_seconds(f.sampler)} for each "
             f"sample in the program's own process, {f.sampler * w.delivered:.0%} of the program's time"
         )
     if f.rates:
@@ -145,7 +143,7 @@ def _list_facts(f: Facts) -> list[str]:
         free = by.pop("hand-over", None)
         alone = [f"{kind} {', '.join(each)}" for kind, each in sorted(by.items())]
         alone += [f"samples that cost nothing {free[0]}"] if free else []
-        lines.append(f"  loaders alone, in samples/s (number of workers): {'; '.join(alone)}")
+        lines.append(f"loaders alone, in samples/s (number of workers): {'; '.join(alone)}")
     return lines + _list_codecs(f)
 
 
@@ -185,12 +183,13 @@ def _list_codecs(f: Facts) -> list[str]:
         f"{r.name} {format_bytes(r.bytes)} {format_seconds(r.decode)} ({format_loss(r)})"
         for r in rows[1:]
     ]
-    lines = [f"  codecs, {told.images} images{small}: {'; '.join(parts)}"]
+    lines = [f"codecs, {told.images} images{small}: {'; '.join(parts)}"]
     fastest = ", ".join(f"{name}: {codec} {format_rate(rate)}/s" for name, codec, rate in winners(f))
-    return lines + ([f"  fastest of those that lose as little as jpeg 85: {fastest}"] if fastest else [])
+    return lines + ([f"fastest of those that lose as little as jpeg 85: {fastest}"] if fastest else [])
 
 
 def _list_changes(report: Report, changes: list[Change]) -> list[str]:
+    """A line for each, and a second one for what to paste."""
     lines = []
     for number, change in enumerate(changes, 1):
         rate = ""
@@ -201,15 +200,13 @@ def _list_changes(report: Report, changes: list[Change]) -> list[str]:
             rate += f" on {change.samples} samples"
         note = f"; {change.note}" if change.note else ""
         rate += explain_doubt(report, change)
-        lines.append(
-            f"  {number}. {change.what}{rate}; {change.effort}; data {change.data}{note}"
-        )
+        lines.append(f"{number}. {change.what}{rate}; {change.effort}; data {change.data}{note}")
         if change.paste:
             place = change.place or report.place
             elsewhere = report.loader.get("maker") == "transformers" and not change.place
-            elsewhere = elsewhere or _outside_loader([change])
+            elsewhere = elsewhere or change.paste.startswith(ELSEWHERE)
             at = f"{format_place(place)}  " if place and not elsewhere else ""
-            lines.append(f"     {at}{change.paste}")
+            lines.append(f"   {at}{change.paste}")
     return lines
 
 
@@ -338,22 +335,19 @@ body { margin: 0 auto; max-width: 60rem; padding: 1.25rem; background: var(--bac
   font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.35rem; line-height: 1.3; margin: .5rem 0 1rem; text-wrap: balance; }
 h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
-p, li, h1, figcaption, td code { overflow-wrap: anywhere; } td { overflow-wrap: break-word; }
+p, h1, figcaption, td code { overflow-wrap: anywhere; } td { overflow-wrap: break-word; }
 td:first-child { min-width: 9rem; } td:last-child { min-width: 8rem; }
 .wide td { min-width: 0; } .wide td:first-child { white-space: nowrap; }
 .soft, figcaption { color: var(--soft); font-size: .875rem; }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem; padding: 0; }
-.facts div { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; }
-.facts b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
 figure { margin: 0; max-width: 32rem; } svg { width: 100%; height: auto; display: block; }
 svg text { fill: var(--text); font: 9.5px system-ui, sans-serif; } svg .s { fill: var(--soft); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { text-align: left; padding: .35rem .6rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } td.n { white-space: nowrap; }
-td.n .soft { display: block; white-space: normal; } .n + td:not(.n), .n + th:not(.n) { padding-left: .9rem; }
+.n + td:not(.n), .n + th:not(.n) { padding-left: .9rem; }
 .plain { width: auto; min-width: 50%; }
 code, pre { font: .85rem/1.45 ui-monospace, monospace; } code { background: var(--card); padding: .1rem .3rem; }
-pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem;
+pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .35rem .75rem;
   white-space: pre-wrap; overflow-wrap: anywhere; }
 @media (max-width: 40rem) { svg text { font-size: 12.5px; } .plain { width: 100%; } .cards tr, .cards td { display: block; min-width: 0; } .cards th { display: none; }
   .cards td, .cards .n + td:not(.n) { border: 0; padding: .15rem 0; text-align: left; white-space: normal; }
@@ -367,12 +361,12 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: .5r
 def page(found: Report) -> str:
     """The whole page of a report."""
     f = Facts(found)
-    title, _, rest = found.limit.line.partition(". ")
-    parts = [
-        f"<h1>{text(title)}{'.' if rest else ''} {text(rest)}</h1>", _tiles(f), _loader(f),
-        _changes(found), _waterfall(f), _histogram(f), _rates(f), _storage(f), _codecs(f), _orders(f), _stages(f),
-        _machine(found), "<h2>The answer as text</h2>", f"<pre>{text(answer(found))}</pre>",
-    ]  # fmt: skip
+    parts = [f"<h1>{text(found.limit.line)}</h1>", *(f"<p>{text(line)}</p>" for line in _list_facts(f))]
+    sections = [(title.rstrip(":"), items) for title, items, _shown in _list_sections(found)]
+    for title, items in [*sections, ("Notes on these numbers", found.notes)]:
+        lines = (f"<p>{text(line)}</p>" if line[0] != " " else f"<pre>{text(line.strip())}</pre>" for line in items)
+        parts += [f"<h2>{text(title)}</h2>", *lines] if items else []
+    parts += [make(f) for make in (_waterfall, _histogram, _rates, _storage, _codecs, _orders, _stages, _machine)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -384,35 +378,6 @@ def page(found: Report) -> str:
 
 def text(value: Any) -> str:
     return html.escape(str(value))
-
-
-def _tiles(f: Facts) -> str:
-    w = f.watched
-    shown: list[tuple[str, str]] = []
-    if w.asked is not None:
-        shown = [
-            ("delivered, samples/s", format_rate(w.delivered)),
-            ("asked for, samples/s", format_rate(w.asked)), ("waits for data", f"{w.wait:.0%}"),
-            (f"a batch of {w.batch}, {w.by}", format_seconds(w.step)),
-        ]  # fmt: skip
-    if f.costs:
-        shown.append(("a sample", format_seconds(f.mean)))
-    tiles = "".join(f"<div><b>{text(value)}</b>{text(name)}</div>" for name, value in shown)
-    return f'<div class="facts">{tiles}</div>'
-
-
-def _loader(f: Facts) -> str:
-    place = f.report.place
-    made = f"<code>{text(format_place(place))}</code>" if place else "a place that is not known"
-    given = ", ".join(
-        f"{name}={f.loader[name]!r}"
-        for name in ("batch_size", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
-        if f.loader.get(name) is not None
-    )
-    return (
-        f'<p class="soft">{kind_of_loader(f.report).capitalize()}: {text(f.loader["class"])} of {text(f.loader.get("dataset"))} '
-        f"({text(f.loader.get('samples', 'an unknown number of'))} samples), made at {made} with {text(given)}</p>"
-    )
 
 
 def _table(
@@ -429,41 +394,6 @@ def _table(
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     top = f"<tr>{cells('th', head)}</tr>" if any(head) else ""
     return f'<div class="scroll"><table class="{kind}">{top}{body}</table></div>'
-
-
-def _changes(found: Report) -> str:
-    rows = []
-    for change in found.helps:
-        predicted = checked = "-"
-        if change.predicted is not None:
-            doubt = explain_doubt(found, change).lstrip(", ") if change.checked is None else ""
-            predicted = f"{format_rate(change.predicted)} ({format_gain(found, change.gain or 0.0)})"
-            predicted += f"<span class='soft'>{doubt}</span>" * bool(doubt)
-        if change.checked is not None:
-            state = explain_doubt(found, change) or f", within {change.bound:.0%} of the prediction"
-            checked = (
-                f"{format_rate(change.checked)} ({format_gain(found, change.checked_gain)})<span class='soft'>"
-                f"on {change.samples} samples{state}</span>"
-            )
-        paste = f"<br><code>{text(change.paste)}</code>" if change.paste else ""
-        note = f"; {change.note}" if change.note else ""
-        rows.append([
-            f"{text(change.what)}{paste}", predicted, checked,
-            text(f"{change.effort}; data {change.data}{note}"),
-        ])  # fmt: skip
-    doubt = " (not settled)" if found.limit.seen else ""
-    out = f"<h2>What would help{doubt}</h2>"
-    out += (
-        _table(["change", "predicted, samples/s", "checked", "effort"], rows, (1, 2), "cards")
-        if rows else "<p>Nothing of what was looked at.</p>"
-    )  # fmt: skip
-    if found.useless:
-        items = "".join(f"<li>{text(line)}</li>" for line in found.useless)
-        out += f"<h2>What would not help{doubt}</h2><ul>{items}</ul>"
-    if found.notes:
-        items = "".join(f"<li>{text(line)}</li>" for line in found.notes)
-        out += f"<h2>Notes on these numbers</h2><ul>{items}</ul>"
-    return out
 
 
 def _figure(title: str, height: float, shapes: str, caption: str) -> str:
@@ -685,8 +615,8 @@ def _stages(f: Facts) -> str:
     return f"<h2>Stages</h2>{_table(head, rows, (2, 3, 4, 5), 'cards')}"
 
 
-def _machine(found: Report) -> str:
-    machine = found.machine
+def _machine(f: Facts) -> str:
+    machine = f.report.machine
     rows = [["cores", f"{machine.cores} of {machine.usable} usable"],
             ["processor", text(machine.model or "not known")],
             ["CPUs of the first core", text(machine.siblings or "not known")],
@@ -696,5 +626,5 @@ def _machine(found: Report) -> str:
     for name, line in (("program", machine.command), ("command that measured all numbers", machine.argv)):
         if line:
             rows.append([name, f"<code>{text(shlex.join(line))}</code>"])
-    rows.append(["minato", text(found.version)])
+    rows.append(["minato", text(f.report.version)])
     return f"<h2>The machine</h2>{_table(['', ''], rows)}"

@@ -99,8 +99,7 @@ def test_advice_without_a_conclusion_is_not_settled() -> None:
     found = measure.finish_report(found, None, anyway=False)
     for told in (page(found), report.answer(found)):
         assert told.count("not settled: there is no conclusion") >= len(found.helps) > 0
-    assert "What would help (not settled)" in page(found)
-    assert "What would help, predicted and checked, not settled:" in report.answer(found)
+        assert "What would help, predicted and checked, not settled" in told
 
 
 def test_page_without_measurements_says_not_known() -> None:
