@@ -20,11 +20,12 @@ import signal
 import sys
 import time
 import warnings
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from stat import S_ISREG
@@ -235,8 +236,6 @@ COPIED = {
 DECODED = 8
 #: failures that are named
 NAMED = 20
-#: files that wait for each process
-AHEAD = 8
 
 MISSING = "minato recode needs Pillow: pip install 'minato-loader[analyze]'"
 
@@ -349,7 +348,7 @@ def _rewrite(content: bytes) -> tuple[bytes, Photo]:
 # ---- one file ------------------------------------------------------------------------------
 
 
-def recode_file(source: str, target: str, path: str, settings: Settings, timed: bool, name: str = "") -> Result:
+def recode_file(source: str, target: str, settings: Settings, path: str, name: str, timed: bool) -> Result:
     """Makes one file of the destination, unless it is there. name: what it is called if it is encoded
     anew; "" if it is to be copied, because that name is not free."""
     origin, to, times = Path(source, path), Path(target, path), None
@@ -623,23 +622,14 @@ def _recode_folder(options: argparse.Namespace, settings: Settings, paths: list[
     parts = Path(target, PARTS)
     shutil.rmtree(parts, ignore_errors=True)  # of a run that was killed
     parts.mkdir()
+    names = choose_names(target, paths, settings)
     pool = ProcessPoolExecutor(workers, get_context("fork"), _begin, (os.getpid(),))
-    ahead: deque[Future[Result]] = deque()
-
-    def take() -> None:
-        totals.add(ahead[0].result())
-        ahead.popleft()
-        progress.show(f"{totals.done} of {len(paths)} files", totals.done / max(1, len(paths)))
-
     try:
-        names = choose_names(target, paths, settings)
-        for number, path in enumerate(paths):
-            timed = number % DECODED == 0
-            ahead.append(pool.submit(recode_file, source, target, path, settings, timed, names[path]))
-            if len(ahead) >= AHEAD * workers:
-                take()
-        while ahead:
-            take()
+        make = partial(recode_file, source, target, settings)
+        timed = (number % DECODED == 0 for number in range(len(paths)))
+        for done in pool.map(make, paths, names.values(), timed, chunksize=1 + len(paths) // 10_000):
+            totals.add(done)
+            progress.show(f"{totals.done} of {len(paths)} files", totals.done / len(paths))
     except KeyboardInterrupt:
         status, end = 128 + signal.SIGINT, "interrupted; the same command goes on from here"
     except BrokenProcessPool:
@@ -649,17 +639,13 @@ def _recode_folder(options: argparse.Namespace, settings: Settings, paths: list[
         )  # fmt: skip
     finally:
         pool.shutdown(cancel_futures=True)
-        for future in ahead:
-            if not future.cancelled() and future.exception() is None:
-                totals.add(future.result())
         shutil.rmtree(parts, ignore_errors=True)
     progress.clear()
-    for text in totals.failed[:NAMED]:
+    failed = totals.failed[:NAMED]
+    if more := len(totals.failed) - len(failed):
+        failed.append(f"and {more} more failed")
+    for text in [*failed, end] if end else failed:
         print(f"minato recode: {text}", file=sys.stderr)
-    if len(totals.failed) > NAMED:
-        print(f"minato recode: and {len(totals.failed) - NAMED} more failed", file=sys.stderr)
     for line in totals.lines(len(paths)):
         print(line)
-    if end:
-        print(f"minato recode: {end}", file=sys.stderr)
     return status or int(bool(totals.failed))
