@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from .facts import BARELY, Facts
 from .recode import (
@@ -93,7 +92,7 @@ class Openers:
         """From now on, notes what images are resized to, and those that come out of containers."""
         from PIL import Image
 
-        thumbnail, original = Image.Image.thumbnail, torch.nn.functional.interpolate
+        thumbnail = Image.Image.thumbnail
 
         def note_resize(made: Any, this: Any, size: Any, _how: Any = None, box: Any = None, *_: Any, **_named: Any) -> None:
             whole = box or (0, 0, *this.size)
@@ -107,23 +106,17 @@ class Openers:
                 self._resizing = False
             self._note_resize(this, before, this.size)
 
-        def of(size_of: Callable[[Any], Any]) -> Any:
-            return lambda made, image, *_, **_named: self._note_resize(image, size_of(image), size_of(made))
-
         for name in ("convert", "copy", "crop", "transpose"):
             _note_results(Image.Image, name, self._note_part)
         _note_results(Image, "open", self._note_decoded)
         _note_results(Image.Image, "resize", note_resize)
         setattr(Image.Image, "thumbnail", shrink_noted)
         if (cv2 := sys.modules.get("cv2")) is not None:
-            _note_results(cv2, "resize", of(lambda made: made.shape[1::-1]))
             for name in ("imread", "imdecode"):
                 _note_results(cv2, name, lambda made, *_, **_named: self.decoded.append(made))
             _note_results(cv2, "cvtColor", self._note_part)
-        for name, module in list(sys.modules.items()):
-            if name == "torch.nn.functional" or name.startswith("torchvision.transforms"):
-                if getattr(module, "interpolate", None) is original:
-                    _note_results(module, "interpolate", of(lambda made: made.shape[:-3:-1]))
+            _note_results(cv2, "resize", lambda made, image, *_, **_named: self._note_resize(
+                image, image.shape[1::-1], made.shape[1::-1]))  # fmt: skip
 
     def _note_decoded(self, image: Any, file: Any, *_: Any, **_named: Any) -> None:
         self.containers += not isinstance(file, (str, bytes, os.PathLike))
@@ -131,17 +124,13 @@ class Openers:
 
     def _note_part(self, made: Any, image: Any, *_: Any, **_named: Any) -> None:
         """Of a function whose result is as decoded as what it gets."""
-        if self._is_decoded(image):
+        if any(each is image for each in self.decoded):
             self.decoded.append(made)
-
-    def _is_decoded(self, image: Any) -> bool:
-        """Tensors are not followed: a transform of them may have come before."""
-        return any(each is image for each in self.decoded)
 
     def _note_resize(self, image: Any, before: Any, after: Any) -> None:
         if not self._resizing:
             share = max(a / max(1, b) for a, b in zip(after, before))
-            self.kept.append(share if self._is_decoded(image) else 1.0)
+            self.kept.append(share if any(each is image for each in self.decoded) else 1.0)
 
 
 def _note_results(owner: Any, name: str, note: Callable[..., None]) -> None:

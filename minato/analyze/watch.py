@@ -85,16 +85,14 @@ class Link:
         return new
 
     def tell(self, kind: str, **facts: Any) -> None:
-        if self.name and self.socket is None:
+        if self.socket is None:
             self.socket = self.connect()
-            if self.socket is None:
-                self.name = None
-        if self.socket is not None:
-            try:
-                send(self.socket, {"kind": kind, "pid": os.getpid(), **facts})
-            except OSError:
-                self.close()
-                self.name = None
+        try:
+            if self.socket is not None:
+                return send(self.socket, {"kind": kind, "pid": os.getpid(), **facts})
+        except OSError:
+            self.close()
+        self.name = None
 
     def close(self) -> None:
         if self.socket is not None:
@@ -196,7 +194,6 @@ class LoaderRecord:
                 self.shapes = self.shapes or ", ".join(shapes[:8])
         if entry is not None and exited is not None:
             self.events.append((entry, exited))
-        self.leave()
         return batch
 
     def _now(self) -> tuple[float, float, float, float]:
@@ -279,28 +276,26 @@ class QueueClock:
 def describe_loader(loader: Any) -> dict[str, Any]:
     """The arguments of a loader, as plain data."""
 
-    def name(part: Any) -> str | None:
-        return None if part is None else getattr(part, "__qualname__", type(part).__name__)
+    def list_kinds(part: Any) -> list[str]:
+        return [f"{kind.__module__}.{kind.__qualname__}" for kind in type(part).__mro__]
 
-    facts: dict[str, Any] = {"class": f"{type(loader).__module__}.{type(loader).__qualname__}"}
-    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(loader).__mro__}
-    facts["iterable"] = "torch.utils.data.dataset.IterableDataset" in {
-        f"{kind.__module__}.{kind.__qualname__}" for kind in type(loader.dataset).__mro__
-    }
+    facts: dict[str, Any] = {"class": list_kinds(loader)[0]}
+    facts["iterable"] = "torch.utils.data.dataset.IterableDataset" in list_kinds(loader.dataset)
     patch = sys.modules.get("minato.patch")  # minato.patch_torch() keeps torch's class
-    facts["minato"] = "minato.loader.DataLoader" in kinds or bool(patch and vars(patch)["_torch"].active)
+    facts["minato"] = "minato.loader.DataLoader" in list_kinds(loader) or bool(patch and vars(patch)["_torch"].active)
     for option in ("num_workers", "batch_size", "pin_memory", "prefetch_factor", "drop_last",
                    "persistent_workers", "in_order", "timeout", "scheduling", "batching",
                    "worker_type", "prefetch_next_epoch", "cache"):  # fmt: skip
         value = getattr(loader, option, None)
         facts[option] = value if isinstance(value, (int, float, str, type(None))) else str(value)
-    if facts["batch_size"] is None and getattr(loader, "batch_sampler", None) is not None:
-        size = getattr(loader.batch_sampler, "batch_size", None)
-        facts["batch_size"] = size if isinstance(size, int) else None
-    facts["batched"] = facts["batch_size"] is not None or getattr(loader, "batch_sampler", None) is not None
-    for part in ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn"):
+    batches = getattr(loader, "batch_sampler", None)
+    facts["batched"] = facts["batch_size"] is not None or batches is not None
+    if facts["batch_size"] is None and isinstance(size := getattr(batches, "batch_size", None), int):
+        facts["batch_size"] = size
+    for name in ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn"):
         with contextlib.suppress(Exception):
-            facts[part] = name(getattr(loader, part, None))
+            part = getattr(loader, name, None)
+            facts[name] = None if part is None else getattr(part, "__qualname__", type(part).__name__)
     with contextlib.suppress(Exception):
         facts["samples"] = len(loader.dataset)
         if not facts["iterable"]:
@@ -509,26 +504,22 @@ class Watch:
     def _watched(self, iterator: Any, record: LoaderRecord) -> Any:
         """The iterator, whose ``__next__`` now tells the record; in a proxy where its class cannot
         be changed, as that of a generator."""
-        kind = type(iterator)
-        owner = next((k for k in kind.__mro__ if "__next__" in vars(k)), None)
         with self.lock:
             self.iterators[id(iterator)] = record
             self.begun.discard(id(iterator))
-            original = None if owner is None else vars(owner)["__next__"]
+            owner = next(kind for kind in type(iterator).__mro__ if "__next__" in vars(kind))
+            original = vars(owner)["__next__"]
             if getattr(original, "_minato_watch", None) is self:
                 return iterator
             if hasattr(original, "__code__"):
-                assert owner is not None
-                self._replace(owner, "__next__", self._next(original))
+
+                @functools.wraps(original)
+                def __next__(iterator: Any) -> Any:
+                    return self.advance(original, iterator)
+
+                self._replace(owner, "__next__", __next__)
                 return iterator
         return _Proxy(self, iterator)
-
-    def _next(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def __next__(iterator: Any) -> Any:
-            return self.advance(original, iterator)
-
-        return __next__
 
     def advance(self, original: Any, iterator: Any) -> Any:
         """``next()`` of an iterator, noted where it is a watched one."""
@@ -551,20 +542,17 @@ class Watch:
             raise
         finally:
             self.inside.loader = False
-        if self._end_or_tell(record):
-            record.leave()
+        self._end_or_tell(record)
+        record.leave()
         return batch
 
-    def _end_or_tell(self, record: LoaderRecord) -> bool:
+    def _end_or_tell(self, record: LoaderRecord) -> None:
         """Ends the watch, or tells what is known, where it is time for that."""
         now = clock()
         if record.has_seen_enough(now):
             self.end()
         elif now - self.told > TELL_S:
             self.tell()
-        else:
-            return False
-        return True
 
     def tell(self, most: int = 200) -> None:
         self.told = clock()

@@ -240,6 +240,7 @@ def test_a_device_is_watched_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
     record = watch.LoaderRecord("key", DataLoader(range(100), 4), None)  # type: ignore[arg-type]
     for number in range(40):
         record.next(load, None, number == 0)
+        record.leave()
         device_is_free = max(now, device_is_free) + 0.02
     from minato.analyze.facts import watch_facts
 
@@ -286,6 +287,7 @@ def test_watch_notes_steps_without_a_core(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(record.queued, "now", lambda: without)
     for number in range(3):
         record.next(load, None, number == 0)
+        record.leave()
         now, without = now + 0.02, without + 0.005
     inside, step, _cpu, queued, _epoch, step_queued = record.steps[-1]
     assert [inside, step, queued, step_queued] == pytest.approx([0.03, 0.02, 0.002, 0.005])
