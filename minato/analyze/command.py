@@ -92,7 +92,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--allow-writes", action="store_true",
         help="study a dataset that holds a file open for writing, and let samples write the program's "
         "files where the study can have no overlay of its own")  # fmt: skip
-    add("--anyway", action="store_true", help="conclude although other programs use the cores")
+    add("--anyway", action="store_true", help="conclude although other programs use the cores, or samples find what the program has written")
     add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="the differences of two reports")
     return parser
 

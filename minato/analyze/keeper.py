@@ -21,7 +21,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from multiprocessing import connection, managers, resource_tracker
+from multiprocessing import connection, managers, resource_tracker, util
 from typing import Any
 
 from .. import _core
@@ -147,6 +147,7 @@ def run(request: dict[str, Any], loader: Any, send: Send) -> None:
     # multiprocessing's resource tracker belongs to the program; its connection is closed here
     tracker: Any = vars(resource_tracker)["_resource_tracker"]
     tracker._fd = tracker._pid = None
+    vars(util)["_run_after_forkers"]()  # the thread that shares descriptors is the program's, too
     measure = {
         "work": work, "contend": contend, "storage": storage, "rate": rate, "sampler": sampler,
         "codecs": codecs.measure, "orders": orders.measure,

@@ -283,22 +283,24 @@ def _measure_rates(study: Study, found: Report, f: Facts, seconds: float) -> Non
 
 
 def finish_report(found: Report, study: Study | None, anyway: bool) -> Report:
-    """Enters the limit, the notes, and what factors are relative to."""
+    """Enters the limit, the notes, and what factors are relative to. anyway: some doubts are only noted."""
     add_base_rate(found)
     drop_small_gains(found)
     f = Facts(found)
-    found.limit = limit(f)
-    if found.limit.kind not in ("step", "nothing") and (why := _find_doubt(f, anyway)):
-        seen = found.limit
-        found.limit = Limit("unknown", f"No conclusion: {why}. It looked like this: {seen.line}", seen.kind)
+    found.limit = seen = limit(f)
+    doubt, may_go_on = _find_doubt(f) if seen.kind not in ("step", "nothing") else ("", False)
+    if doubt and anyway and may_go_on:
+        found.notes.insert(0, doubt)
+    elif doubt:
+        doubt += " (--anyway concludes all the same)" if may_go_on else ""
+        found.limit = Limit("unknown", f"No conclusion: {doubt}. It looked like this: {seen.line}", seen.kind)
         for change in found.helps:
             change.settled = False
-    unstudied = found.unstudied
-    told = not unstudied or unstudied in found.limit.line
-    found.notes = [
-        *([] if told else [f"its samples were not studied, because {unstudied}"]), *found.notes,
-        *(study.notes if study else []), *report.list_notes(f), *([WAYS[found.files]] if found.files else []),
-    ]  # fmt: skip
+    if found.unstudied and found.unstudied not in found.limit.line:
+        found.notes.insert(0, f"its samples were not studied, because {found.unstudied}")
+    found.notes += study.notes if study else []
+    found.notes += report.list_notes(f)
+    found.notes += [WAYS[found.files]] if found.files else []
     return found
 
 
@@ -317,32 +319,26 @@ def name_loaders(found: Report, loaders: list[Told], which: str) -> None:
     found.notes.append(f"the program waited less for other loaders: {names}")
 
 
-def _find_doubt(f: Facts, anyway: bool) -> str:
-    """Why the numbers of a study allow no conclusion; nothing where they do. anyway: what other programs
-    do is no reason."""
-    work = f.work
+def _find_doubt(f: Facts) -> tuple[str, bool]:
+    """Why the numbers of a study allow no conclusion, or "", and whether --anyway concludes all the same."""
+    work, others = f.work, f.report.machine.others
     if len(work.new) > NEW * len(work.files):
         return (
             f"samples read files that the program wrote while it was watched, such as {work.new[0]}, and in the "
-            "study these were there. Run it again: then it finds them, too"
-        )
-    regardless = " (--anyway concludes all the same)"
-    if f.others > OTHERS and not anyway:
-        return f"other programs used {f.others:.0%} of the cores{regardless}"
+            "study these were there, as they are in a second run"
+        ), True
+    if f.others > OTHERS:
+        return f"other programs used {f.others:.0%} of the cores", True
     base, delivered = f.report.relative_to, (f.watched.range or [f.watched.delivered])[-1]
     if not base or not delivered or base <= FASTER * delivered:
-        return ""
-    faster = (
-        f"the program's loader and step were {base / f.watched.delivered:.1f} times as fast in the study as in "
-        "the program"
+        return "", False
+    why = (
+        f"where other programs used {others:.0%} of the cores" if others > OTHERS else
+        "so the study has not seen what slows it, such as files that were not in memory then, or a cache of the "
+        "dataset's own that was not full"
     )
-    if f.report.machine.others > OTHERS:
-        slowed = f"{faster}, where other programs used {f.report.machine.others:.0%} of the cores{regardless}"
-        return "" if anyway else slowed
-    return (
-        f"{faster}, so the study has not seen what slows it, such as files that were not in memory then, or a cache "
-        "of the dataset's own that was not full"
-    )
+    times = f"{base / f.watched.delivered:.1f} times as fast in the study as in the program"
+    return f"the program's loader and step were {times}, {why}", others > OTHERS
 
 
 def machine_facts(cores: int | None) -> Machine:

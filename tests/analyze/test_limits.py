@@ -709,6 +709,15 @@ def test_study_that_is_much_faster_than_the_program_concludes_nothing(
     assert ("--anyway" in told.line) == (others > 0)
 
 
+def test_files_that_the_program_has_written_leave_a_doubt() -> None:
+    """--anyway names the limit of a run that finds them, and notes the doubt."""
+    work = {"files": ["a.npy", "b.npy"], "new": ["a.npy"]}
+    told = finish_report(facts(work=work), None, anyway=False)
+    assert told.limit.line.startswith("No conclusion: samples read files that the program wrote")
+    told = finish_report(facts(work=work), None, anyway=True)
+    assert told.limit.kind == "cores" and "such as a.npy" in told.notes[0]
+
+
 def test_more_workers_of_an_iterable_dataset_may_repeat_samples() -> None:
     found = facts(workers=1, rates={("torch", 1): 100.0, ("torch", 2): 190.0})
     found.loader.update(iterable=True, samples=None)

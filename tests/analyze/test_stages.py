@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
-from minato.analyze import stages
+from minato.analyze import keeper, stages
 from minato.analyze.records import RateRequest
 from minato.analyze.stages import Clocks
 
@@ -462,3 +462,28 @@ def test_files_kept_open_are_opened_once(tmp_path: Path) -> None:
     assert [dataset[0], dataset[0], dataset[0]] == [plain] * 3
     assert Reader.opens == ["reader", "closed", "reader"] and len(clocks.kept) == 4
     clocks.remove()
+
+
+def test_samples_send_tensors_where_the_program_has() -> None:
+    """Its threads that do so are not in the copy."""
+
+    def program() -> Any:
+        queue = torch.multiprocessing.get_context("fork").Queue()
+
+        class Sends(Dataset[Any]):
+            def __len__(self) -> int:
+                return 2
+
+            def __getitem__(self, index: int) -> Any:
+                queue.put(torch.zeros(2))
+                return queue.get(timeout=10)
+
+        def measured() -> list[Any]:
+            told: list[Any] = []
+            keeper.run({"do": "work", "seconds": 0.2}, DataLoader(Sends(), 2), told.append)
+            return [told[-1]["failed"], len(told[-1]["costs"]) > 0]
+
+        Sends()[0]
+        return in_a_fork(measured)
+
+    assert in_a_fork(program) == [[], True]
