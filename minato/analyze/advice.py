@@ -26,7 +26,7 @@ from .facts import (
     virtual_rate,
 )
 from .recode import SUFFIXES
-from .records import Change, Limit, Move, Place, RateRequest, Report, StageTimes
+from .records import Change, Limit, Move, RateRequest, Report, StageTimes
 from .text import format_bytes, format_place, format_rate, format_seconds
 
 #: share of its time that a program waits. Below the first the step is the limit; below the second a
@@ -302,26 +302,20 @@ def hand_over(f: Facts) -> tuple[str, str] | None:
 
 def candidates(f: Facts) -> tuple[list[Change], list[str]]:
     """Changes with a predicted rate of the program, and what would not help and why."""
-    helps: list[Change] = []
-    useless: list[str] = []
     rate = f.own_rate
     if f.watched.wait is not None and f.watched.wait < NO_WAIT and not step_lacks_cores(f):
         return [], [f"any change of the loader: the program waits for data {f.watched.wait:.1%} of its time"]
     if not rate or not f.costs:
-        return helps, useless
+        return [], []
     now = f.program_rate(rate, f.workers)
-    for make in (_sampler, _more_workers, _no_workers, _minato, _worker_type, _open, _photos, _cache, _codec):
-        found = make(f, rate, now)
-        if isinstance(found, str):
-            useless.append(found)
-        elif found is not None:
-            helps.append(found)
-    _together(f, helps, now)
-    helps += _twins(f)
-    helps += _orders(f, now)
-    helps += _kept_workers(f, now)
+    makers = _sampler, _more_workers, _no_workers, _minato, _worker_type, _open, _photos, _cache, _codec
+    found = [make(f, rate, now) for make in makers]
+    helps = [one for one in found if isinstance(one, Change)]
+    useless = [one for one in found if isinstance(one, str)]
+    helps += _together(f, helps) + _twins(f) + _orders(f) + _kept_workers(f, now)
     for one in helps:
         one.paste = _paste_for(f, one.paste)
+        one.gain = None if one.predicted is None else one.predicted / now
     good = [one for one in helps if one.gain is None or one.gain >= WORTH]
     useless += [f"{one.what}: predicted {one.gain:.2f} times" for one in helps if one not in good]
     return sorted(good, key=lambda one: -(one.gain or 0.0)), useless
@@ -357,14 +351,7 @@ def _paste_for(f: Facts, paste: str) -> str:
                   lambda found: f"minato.patch_torch()  # before {before}{'; and' if found[1] else ''}", paste)  # fmt: skip
 
 
-def _make_change(
-    what: str, paste: str, predicted: float, now: float, effort: str, data: str, check: RateRequest | None,
-    note: str = "", place: Place | None = None,
-) -> Change:  # fmt: skip
-    return Change(what, paste, predicted, predicted / now, effort, data, check, note, place)
-
-
-def _sampler(f: Facts, rate: float, now: float) -> Change | None:
+def _sampler(f: Facts, rate: float, _now: float) -> Change | None:
     """Indices that are drawn all at once."""
     told = f.report.sampler
     if told is None or slow_sampler(f) is None:
@@ -372,10 +359,10 @@ def _sampler(f: Facts, rate: float, now: float) -> Change | None:
     paste = "in __iter__: draw all indices of an epoch by one call on whole arrays, and yield them"
     if told.draws:
         paste = "torch.utils.data.WeightedRandomSampler(weights, num_samples)  # draws all indices of an epoch at once"
-    return _make_change(
-        f"indices drawn once an epoch, in place of {told.name}", paste,
-        f.without_sampler().program_rate(rate, f.workers), now, "another sampler",
-        "drawn as before, by other random numbers", RateRequest("own", f.workers, drawn=True), place=told.place,
+    return Change(
+        f"indices drawn once an epoch, in place of {told.name}", f.without_sampler().program_rate(rate, f.workers),
+        "another sampler", RateRequest("own", f.workers, drawn=True), paste,
+        "drawn as before, by other random numbers", place=told.place,
     )  # fmt: skip
 
 
@@ -383,18 +370,18 @@ def _more_workers(f: Facts, rate: float, now: float) -> Change | str | None:
     fit = fit_scaling(f.scaling())
     # a step that waits for most of the time leaves its cores to workers
     busy = f.step_cores * min(1.0, (f.rate(f.own, f.cores) or rate) / (f.asked_alone or math.inf))
-    free = max(1, f.cores - round(busy))
-    target, note = free, ""
+    target, note = max(1, f.cores - round(busy)), ""
     if shared_wait(f) is not None or thread_wait(f) is not None:
         return "more workers: they wait for each other already"
     if fit is None:
         return None  # a note says so
+    counts = f" from rates of {', '.join(map(str, sorted(f.scaling())))} workers"
     if f.cpu_share <= 0.5:  # workers that wait need no core each
         most = min(4 * f.cores, math.ceil(f.cores / max(f.cpu_share, 0.01)))
         enough = (n for n in range(f.workers + 1, most) if fit(n) >= (f.asked_alone or math.inf))
         target = max(f.workers + 1, next(enough, most))
-        note = f"extrapolated{_name_counts(f)}" if target > max(f.scaling()) else ""
-    elif f.workers >= free:
+        note = f"extrapolated{counts}" if target > max(f.scaling()) else ""
+    elif f.workers >= target:
         taken = f", of which the step uses {round(busy)}" if round(busy) else ""
         return (
             f"more workers: there are {f.workers} for {f.cores} cores{taken}, and samples compute for "
@@ -408,50 +395,39 @@ def _more_workers(f: Facts, rate: float, now: float) -> Change | str | None:
     if predicted < WORTH * now and slow_sampler(f) is not None:
         return "more workers: the sampler runs in the program's own process, however many there are"
     if predicted < WORTH * now:
-        return f"{target} workers: predicted {predicted / now:.2f} times{_name_counts(f)}"
+        return f"{target} workers: predicted {predicted / now:.2f} times{counts}"
     data = "unchanged"
     if f.loader.get("iterable"):  # else each worker gives all of them
         data = "unchanged only if the dataset splits its samples between its workers"
-    return _make_change(
-        f"num_workers={target}", f"num_workers={target}", predicted, now, "one argument",
-        data, RateRequest("own", target), note,
-    )  # fmt: skip
+    what = f"num_workers={target}"
+    return Change(what, predicted, "one argument", RateRequest("own", target), what, data, note)
 
 
-def _no_workers(f: Facts, _rate: float, now: float) -> Change | None:
+def _no_workers(f: Facts, _rate: float, _now: float) -> Change | None:
     """No workers, where handing samples over takes longer than making them."""
     if hand_over(f) is None or starting(f) is not None or f.loader.get("worker_init_fn"):
         return None
     predicted = rate_with_step(1 / (f.mean + f.collate), f.asked_alone, 0)
-    return _make_change(
-        "num_workers=0", "num_workers=0", predicted, now, "one argument", "unchanged",
-        RateRequest("own", 0),
-    )  # fmt: skip
+    return Change("num_workers=0", predicted, "one argument", RateRequest("own", 0), "num_workers=0")
 
 
-def _name_counts(f: Facts) -> str:
-    """The numbers of workers that a rate was fitted to."""
-    return f" from rates of {', '.join(map(str, sorted(f.scaling())))} workers"
-
-
-def _minato(f: Facts, rate: float, now: float) -> Change | str | None:
+def _minato(f: Facts, rate: float, _now: float) -> Change | str | None:
     if f.own == "minato" or f.workers == 0:
         return None
     measured = measured_gain(f, f.workers)
     if f.workers < 2 and (measured is None or measured < WORTH):
         return "minato's scheduling: one worker has nothing to share"
     gain = virtual_gain(f, f.workers) if measured is None else measured
+    if gain < WORTH and measured:
+        return f"minato's loader: measured {gain:.2f} times with {f.workers} workers"
     if gain < WORTH:
-        times = slow_share(f.costs)[2]
         return (
-            f"minato's loader: measured {gain:.2f} times with {f.workers} workers" if measured
-            else f"minato's scheduling: {gain:.2f} times in a simulation with the measured costs "
-            f"(the slowest sample takes {times:.1f} times the median)"
-        )  # fmt: skip
-    predicted = _minato_rate(f, rate, gain, f.workers)
-    return _make_change(
-        "minato.DataLoader in place of torch's", "from minato import DataLoader", predicted, now,
-        "one import", "unchanged", RateRequest("minato", f.workers),
+            f"minato's scheduling: {gain:.2f} times in a simulation with the measured costs "
+            f"(the slowest sample takes {slow_share(f.costs)[2]:.1f} times the median)"
+        )
+    return Change(
+        "minato.DataLoader in place of torch's", _minato_rate(f, rate, gain, f.workers), "one import",
+        RateRequest("minato", f.workers), "from minato import DataLoader",
     )  # fmt: skip
 
 
@@ -462,57 +438,53 @@ def _minato_rate(f: Facts, rate: float, gain: float, workers: int) -> float:
     return f.program_rate(measured or rate * gain, workers, "minato")
 
 
-def _worker_type(f: Facts, rate: float, now: float) -> Change | str | None:
+def _worker_type(f: Facts, rate: float, _now: float) -> Change | str | None:
     """Processes in place of a program's threads, or threads in place of its processes: where one of
     the two waits for what the other does not."""
     made = f.at_once()
     if made is None or not f.workers or f.loader.get("worker_type") == "native":
         return None
-    now_, other = ("threads", "processes") if f.threads else ("processes", "threads")
-    gain = made[other] / made[now_]
-    waits = thread_wait(f) if f.threads else shared_wait(f)
-    if waits is None:
+    has, other = ("threads", "processes") if f.threads else ("processes", "threads")
+    gain = made[other] / made[has]
+    if (thread_wait(f) if f.threads else shared_wait(f)) is None:
         return None
     if gain < WORTH:
-        return f"{other} in place of {now_}: measured {gain:.2f} times as many samples at once"
+        return f"{other} in place of {has}: measured {gain:.2f} times as many samples at once"
     kind = "process" if f.threads else "thread"
-    ends = "torch" if f.threads else f.own  # of processes, which start anew
     own = "" if f.own == "minato" else "from minato import DataLoader  # and "
-    return _make_change(
-        f"{other} in place of {now_}", f'{own}worker_type="{kind}"',
-        f.program_rate(rate * gain, f.workers, ends), now, "one argument" if not own else "one import, "
-        "one argument", "unchanged", RateRequest("minato", f.workers, worker_type=kind),
+    predicted = f.program_rate(rate * gain, f.workers, "torch" if f.threads else f.own)  # processes start anew
+    return Change(
+        f"{other} in place of {has}", predicted, "one import, one argument" if own else "one argument",
+        RateRequest("minato", f.workers, worker_type=kind), f'{own}worker_type="{kind}"',
     )  # fmt: skip
 
 
-def _open(f: Facts, rate: float, now: float) -> Change | None:
+def _open(f: Facts, _rate: float, _now: float) -> Change | None:
     """Files that stay open in each worker."""
     stage = opening(f)
     if stage is None:
         return None
     name = stage.label.removesuffix("()")
-    predicted = f.cheaper_rate(f.mean / max(f.mean - stage.whole, 0.02 * f.mean))
-    paste = f"open_once = functools.lru_cache(None)({name})  # call it in place of {name}, and close nothing"
-    check = RateRequest("own", f.workers, open=True)
-    return _make_change(
-        f"{name} kept open in each worker", paste, predicted, now, "two lines", "unchanged",
-        None if name in UNCHECKED or f.threads else check, place=stage.place,
+    check = None if name in UNCHECKED or f.threads else RateRequest("own", f.workers, open=True)
+    return Change(
+        f"{name} kept open in each worker", f.cheaper_rate(f.mean / max(f.mean - stage.whole, 0.02 * f.mean)), "two lines",
+        check, f"open_once = functools.lru_cache(None)({name})  # call it in place of {name}, and close nothing",
+        place=stage.place,
     )  # fmt: skip
 
 
-def _photos(f: Facts, rate: float, now: float) -> Change | None:
+def _photos(f: Facts, _rate: float, _now: float) -> Change | None:
     """JPEG files of which only the crop is decoded."""
     if f.work.photos is None:
         return None
-    return _make_change(
-        "photos decoded by minato.ops, where a crop needs them", "dataset = minato.ops.native_images(dataset)",
-        f.cheaper_rate(f.mean / f.work.photos), now, "one line",
+    return Change(
+        "photos decoded by minato.ops, where a crop needs them", f.cheaper_rate(f.mean / f.work.photos), "one line",
+        RateRequest("own", f.workers, photos=True), "dataset = minato.ops.native_images(dataset)",
         "other random numbers" if f.own == "minato" else "unchanged",
-        RateRequest("own", f.workers, photos=True),
     )  # fmt: skip
 
 
-def _cache(f: Facts, rate: float, now: float) -> Change | str | None:
+def _cache(f: Facts, _rate: float, now: float) -> Change | str | None:
     cache = f.work.cache
     count = f.loader.get("samples")
     if not count or f.loader.get("cache"):
@@ -520,26 +492,22 @@ def _cache(f: Facts, rate: float, now: float) -> Change | str | None:
     if not cache:
         return f"a cache: {f.work.no_cache or 'its gain was not measured'}"
     need, free = cache.bytes * count, f.report.machine.memory_available
-    what = "whole samples" if cache.whole else f"the value after {cache.after}"
+    what = f"a cache of {'whole samples' if cache.whole else f'the value after {cache.after}'}"
     left = f.mean * (1 - cache.share) + cache.bytes / COPIES + 20e-6
     predicted = f.cheaper_rate(f.mean / left)
     if need > CACHED * free:
-        return f"a cache of {what}: it needs {format_bytes(need)}, and {format_bytes(free)} are available"
+        return f"{what}: it needs {format_bytes(need)}, and {format_bytes(free)} are available"
     if predicted < WORTH * now:
-        return f"a cache of {what}: predicted {predicted / now:.2f} times"
+        return f"{what}: predicted {predicted / now:.2f} times"
     check = None
     if cache.whole or not f.threads:  # stages are replayed in one thread
-        calls = -1 if cache.whole else cache.calls
-        check = RateRequest("own", f.workers, cached=calls)
+        check = RateRequest("own", f.workers, cached=-1 if cache.whole else cache.calls)
     effort = f"{format_bytes(need)} of memory; {cache.share:.0%} of a sample's time is saved"
     if f.own != "minato":
         effort = f"minato's loader, and a dataset in parts; {effort}"
     size = max(1, math.ceil(1.1 * need / (1 << 30)))
     paste = f'cache="{size}GiB"  # of minato.DataLoader, with read, decode and augment in the dataset: docs/cache.md'
-    return _make_change(
-        f"a cache of {what}", paste, predicted, now, effort, "unchanged", check,
-        "from the second epoch on",
-    )  # fmt: skip
+    return Change(what, predicted, effort, check, paste, note="from the second epoch on")
 
 
 def _codec(f: Facts, rate: float, now: float) -> Change | str | None:
@@ -566,8 +534,7 @@ def _codec(f: Facts, rate: float, now: float) -> Change | str | None:
     same = [row for row in cheap if set(told.suffixes) <= set(SUFFIXES[row.format])]
     row = max(same or cheap, key=lambda row: row.psnr or math.inf)
     predicted = f.cheaper_rate(row.rate / rate)
-    small = f", shorter side {told.size}" if told.size else ""
-    what = f"images as {row.name}{small}"
+    what = f"images as {row.name}" + (f", shorter side {told.size}" if told.size else "")
     if predicted < WORTH * now:
         return f"{what}: predicted {predicted / now:.2f} times"
     name = f"{row.format}{row.quality or ''}" + (f"-{told.size}" if told.size else "")
@@ -576,47 +543,43 @@ def _codec(f: Facts, rate: float, now: float) -> Change | str | None:
     given += ["--size", str(told.size)] if told.size else []
     given += ["--lossy"] if told.lossless and (row.format != "png" or told.size) else []
     codec = {"format": row.format, "quality": row.quality, "size": told.size}
-    loss = "shrunk, nothing else" if row.psnr is None else f"changed, {row.psnr:.1f} dB, worst image {row.worst:.1f} dB"
-    return _make_change(
-        what, f"minato recode {shlex.join(given)}", predicted, now,
-        f"a copy of the folder, {told.rows[0].bytes / row.bytes:.1f} times smaller"
-        + ("" if same else f", whose files end in {SUFFIXES[row.format][0]}"), loss,
+    effort = f"a copy of the folder, {told.rows[0].bytes / row.bytes:.1f} times smaller"
+    return Change(
+        what, predicted, effort if same else f"{effort}, whose files end in {SUFFIXES[row.format][0]}",
         None if f.loader.get("iterable") else RateRequest("own", f.workers, codec=codec),
+        f"minato recode {shlex.join(given)}", "shrunk, nothing else" if row.psnr is None else
+        f"changed, {row.psnr:.1f} dB, worst image {row.worst:.1f} dB",
     )  # fmt: skip
 
 
-def _together(f: Facts, helps: list[Change], now: float) -> None:
+def _together(f: Facts, helps: list[Change]) -> list[Change]:
     """Workers and scheduling at once, predicted as one change."""
     target = next((h.check.workers for h in helps if h.check and h.what.startswith("num_workers")), None)
     fit = fit_scaling(f.scaling())
     if target is None or fit is None or f.own == "minato" or target < 2:
-        return
+        return []
     measured = measured_gain(f, target)
     gain = virtual_gain(f, target) if measured is None else measured
     predicted = _minato_rate(f, fit(target), gain, target)
-    if gain >= WORTH and predicted >= WORTH * max(h.predicted or 0.0 for h in helps):
-        helps.append(_make_change(
-            f"minato.DataLoader with num_workers={target}",
-            f"from minato import DataLoader  # and num_workers={target}", predicted, now,
-            "one import, one argument", "unchanged", RateRequest("minato", target),
-        ))  # fmt: skip
+    if gain < WORTH or predicted < WORTH * max(h.predicted or 0.0 for h in helps):
+        return []
+    return [Change(
+        f"minato.DataLoader with num_workers={target}", predicted, "one import, one argument",
+        RateRequest("minato", target), f"from minato import DataLoader  # and num_workers={target}",
+    )]  # fmt: skip
 
 
-def _orders(f: Facts, now: float) -> list[Change]:
+def _orders(f: Facts) -> list[Change]:
     """Transforms in another order; those whose results have other shapes are left out."""
-    found = []
-    for move in f.orders.moves:
-        if not (move.exact or move.equal or move.alike) or not move.before or not move.after:
-            continue
-        # in the clocks of the study; other parts of a sample stay what they are
-        left = max(f.mean - (move.before - move.after), 0.05 * f.mean)
-        predicted = f.cheaper_rate(f.mean / left)
-        found.append(_make_change(
-            describe_move(move), f"order: {', '.join(move.names)}", predicted, now,
-            "the order of the transforms", describe_data(move),
-            RateRequest("own", f.workers, order=(move.chain, move.order)),
-        ))  # fmt: skip
-    return found
+    return [
+        Change(
+            # in the clocks of the study; other parts of a sample stay what they are
+            describe_move(move), f.cheaper_rate(f.mean / max(f.mean - (move.before - move.after), 0.05 * f.mean)),
+            "the order of the transforms", RateRequest("own", f.workers, order=(move.chain, move.order)),
+            f"order: {', '.join(move.names)}", describe_data(move),
+        )
+        for move in f.orders.moves if (move.exact or move.equal or move.alike) and move.before and move.after
+    ]  # fmt: skip
 
 
 def describe_move(move: Move) -> str:
@@ -640,13 +603,11 @@ def _twins(f: Facts) -> list[Change]:
         name = stage.label.partition("(")[2].rstrip(")")
         if stage.kind == "transform" and name in TWINS and f.share(stage) > 0.05:
             found[name] = f.share(stage)
-    if not found:
-        return []
     names = ", ".join(f"{name} -> minato.ops.{TWINS[name]}" for name in found)
     return [Change(
-        f"native operators ({names})", "", None, None, f"rewrite {sum(found.values()):.0%} of a sample's time",
-        "other random numbers", None, "not predicted: their speed depends on sizes",
-    )]  # fmt: skip
+        f"native operators ({names})", None, f"rewrite {sum(found.values()):.0%} of a sample's time",
+        data="other random numbers", note="not predicted: their speed depends on sizes",
+    )] if found else []  # fmt: skip
 
 
 def _kept_workers(f: Facts, now: float) -> list[Change]:
@@ -657,15 +618,12 @@ def _kept_workers(f: Facts, now: float) -> list[Change]:
         return []
     epoch = f.epoch_samples / rate
     gain = epoch / max(epoch - f.start_alone, 0.1 * epoch)  # workers that stay make a first batch, too
-    if gain < WORTH:
-        return []
     once = "one loader for all epochs, " if f.watched.objects > 1 else ""
-    return [_make_change(
-        f"{once}persistent_workers=True", "persistent_workers=True", now * gain, now,
-        "one argument" + (", and where the loader is made" if once else ""), "unchanged",
+    return [Change(
+        f"{once}persistent_workers=True", now * gain, "one argument" + (", and where the loader is made" if once else ""),
         RateRequest("own", f.workers, persistent=True) if known and not f.unforked else None,
-        f"workers start anew in each epoch: {f.start:.2g} s",
-    )]  # fmt: skip
+        "persistent_workers=True", note=f"workers start anew in each epoch: {f.start:.2g} s",
+    )] if gain >= WORTH else []  # fmt: skip
 
 
 def add_base_rate(found: Report) -> None:

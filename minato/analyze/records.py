@@ -351,14 +351,14 @@ class Change:
     """What would make the program faster, with the rates that are predicted and checked."""
 
     what: str
-    paste: str
     predicted: float | None
-    gain: float | None
     effort: str
-    data: str
-    check: RateRequest | None
+    check: RateRequest | None = None
+    paste: str = ""
+    data: str = "unchanged"
     note: str = ""
     place: Place | None = None
+    gain: float | None = None
     base: float | None = None  # in the check: the rate without the change; with it below
     checked: float | None = None
     checked_gain: float = 0.0

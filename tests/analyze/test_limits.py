@@ -71,7 +71,7 @@ def watched(told: dict[str, Any], others: float = 0.0) -> Any:
 
 
 def predicts(rate: float) -> Change:
-    return Change("", "", rate, None, "", "", None)
+    return Change("", rate, "")
 
 
 def kind_of(**given: Any) -> tuple[str, str]:
