@@ -24,13 +24,14 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
 import torch
 
+from .records import StageTimes
 from .watch import QueueClock, write_nothing
 
 READ, DECODE, TRANSFORM, LOCK, CALL, OPEN = "read", "decode", "transform", "lock", "call", "open"
@@ -106,28 +107,6 @@ class Stopwatch:
 
 
 @dataclass
-class Stage:
-    """Sums over the samples measured; seconds."""
-
-    label: str
-    kind: str
-    wall: float = 0.0
-    cpu: float = 0.0
-    calls: int = 0
-    #: the stages that it was called in; "" for the sample itself
-    inside: set[str] = field(default_factory=set)
-    #: with the stages inside it
-    whole: float = 0.0
-    #: file and line of the program that called it first
-    place: tuple[str, int] | None = None
-    #: what calls of kind OPEN were given
-    opened: set[str] = field(default_factory=set)
-
-    def reads(self) -> bool:
-        return self.kind == READ or (self.kind == CALL and bool(_READS.search(self.label)))
-
-
-@dataclass
 class Call:
     """One call of an outermost stage, as a probe has seen it."""
 
@@ -141,7 +120,8 @@ class Clocks:
     """The clocks of one process, and what they have measured."""
 
     def __init__(self) -> None:
-        self.stages: dict[str, Stage] = {}
+        self.stages: dict[str, StageTimes] = {}  # sums over samples
+        self.opened: dict[str, set[str]] = {}  # what calls of kind OPEN were given
         self.on = False
         self.probe = False
         self.calls: list[Call] = []
@@ -159,18 +139,18 @@ class Clocks:
 
     # ---- measuring -------------------------------------------------------------------------
 
-    def wrap(self, function: Any, name: str, of: str) -> Any:
-        """The function with a clock."""
+    def wrap(self, function: Any, name: str | None, of: str) -> Any:
+        """The function with a clock. name: of the stage; None: of the object whose method it is."""
 
         @functools.wraps(function, updated=())
         def run_timed(*given: Any, **named: Any) -> Any:
-            kind, label = of, name
+            kind, label = of, name or self._by_object.get(id(given[0]))
             if name == "numpy load":
                 maps = named.get("mmap_mode") or any(given[1:2])
                 kind, label = (OPEN, "numpy.load") if maps else (READ, name)
             if self.kept is not None and kind == OPEN:
                 return self._open_once(self.kept, function, given, named)
-            if not self.on or threading.get_ident() != self.thread:
+            if label is None or not self.on or threading.get_ident() != self.thread:
                 return function(*given, **named)
             return self.run(label, kind, function, given, named)
 
@@ -191,11 +171,15 @@ class Clocks:
         if stage is None:
             if kind == OPEN and any(self.stages[above].kind == OPEN for above, _ in self._stack):
                 kind = CALL  # a part of what opens
-            stage = self.stages[label] = Stage(label, kind, place=_find_caller())
+            reads = kind == READ or kind == CALL and bool(_READS.search(label))
+            stage = self.stages[label] = StageTimes(label, kind, reads, calls=0, place=_find_caller(), order=len(self.stages))
         if kind == OPEN:
-            stage.opened.add(_name_arguments(function, given, named) or str(stage.calls))
+            opened = _name_arguments(function, given, named) or str(stage.calls)
+            self.opened.setdefault(label, set()).add(opened)
+        name, above = self._stack[-1] if self._stack else ("", [0.0, 0.0])
+        if name not in stage.inside:
+            stage.inside.append(name)
         below = [0.0, 0.0]
-        stage.inside.add(self._stack[-1][0] if self._stack else "")
         self._stack.append((label, below))
         began = self.now()
         try:
@@ -204,12 +188,10 @@ class Clocks:
             ended = self.now()
             wall, cpu = ended[0] - began[0], ended[1] - began[1]
             self._stack.pop()
-            if self._stack:
-                above = self._stack[-1][1]
-                above[0] += wall
-                above[1] += cpu
+            above[0] += wall
+            above[1] += cpu
             stage.whole += wall
-            stage.wall += wall - below[0]
+            stage.seconds += wall - below[0]
             stage.cpu += cpu - below[1]
             stage.calls += 1
         if self.probe and outermost:
@@ -274,7 +256,7 @@ class Clocks:
             self._undo.pop()()
         self._by_object.clear()
         self._patched.clear()
-        self.stages = {}
+        self.stages, self.opened = {}, {}
 
     def _set_attribute(self, owner: Any, name: str, new: Any) -> None:
         if (id(owner), name) in self._patched:
@@ -327,16 +309,7 @@ class Clocks:
 
     def _set_class(self, kind: type, of: str) -> None:
         """``__call__`` of the objects that have a label."""
-        original: Any = kind.__call__
-
-        @functools.wraps(original, updated=())
-        def __call__(this: Any, *given: Any, **named: Any) -> Any:
-            label = self._by_object.get(id(this))
-            if label is None or not self.on or threading.get_ident() != self.thread:
-                return original(this, *given, **named)
-            return self.run(label, of, original, (this, *given), named)
-
-        self._set_attribute(kind, "__call__", __call__)
+        self._set_attribute(kind, "__call__", self.wrap(kind.__call__, None, of))  # type: ignore[operator]
 
     def _set_callees(self, dataset: Any) -> None:
         """What ``__getitem__`` calls by a name of its own class, its object or its module."""

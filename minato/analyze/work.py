@@ -305,15 +305,14 @@ class SampleTimer:
         if is_iterable(self.loader):
             scale = 1.0  # samples without clocks were others
         elif self.failures and plain:  # the stages that ran before a failure count, and its sample does not
-            took = sum(stage.wall for stage in self.clocks.stages.values()) * scale
+            took = sum(stage.seconds for stage in self.clocks.stages.values()) * scale
             scale *= min(1.0, plain / max(took, 1e-9))
+        opened, each = self.clocks.opened, scale / count
         found = [
-            StageTimes(
-                stage.label, stage.kind, stage.reads(), stage.wall / count * scale, stage.cpu / count * scale,
-                stage.calls / count, sorted(stage.inside), stage.place, stage.whole / count * scale,
-                1 - len(stage.opened) / max(1, stage.calls), order,
-            )
-            for order, stage in enumerate(self.clocks.stages.values())
+            replace(
+                stage, seconds=stage.seconds * each, cpu=stage.cpu * each, whole=stage.whole * each,
+                calls=stage.calls / count, again=1 - len(opened.get(stage.label, ())) / max(1, stage.calls),
+            ) for stage in self.clocks.stages.values()
         ]  # fmt: skip
         return sorted(found, key=lambda stage: -stage.seconds)
 
