@@ -10,8 +10,6 @@ import os
 import re
 import secrets
 import selectors
-import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -102,11 +100,7 @@ def run(argv: list[str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     parser = _make_parser()
     try:
-        options, rest = parser.parse_known_args(argv[:cut])
-        if (forgotten := _find_missing_dashes(argv, options.target, rest)) is not None:
-            raise ValueError(forgotten)
-        if rest:
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        options = parser.parse_args(argv[:cut])
         program = argv[cut + 1 :]
         if options.compare:
             print(report.compare(*options.compare))
@@ -127,17 +121,6 @@ def run(argv: list[str]) -> int:
     return Analysis(options, program).run()
 
 
-def _find_missing_dashes(argv: list[str], target: str | None, rest: list[str]) -> str | None:
-    """What to write where a command has no -- before it."""
-    if "--" in argv or not target or ":" in target or os.path.isdir(target):
-        return None
-    if not (rest or os.path.isfile(target) or shutil.which(target)):
-        return None
-    at = argv.index(target)
-    start = [*argv[:at], "--", *(["python"] if target.endswith(".py") else []), *argv[at:]]
-    return f"put -- before the command: minato analyze {shlex.join(start)}"
-
-
 def _find_mistake(options: argparse.Namespace, program: list[str], dashes: bool) -> str | None:
     """What is wrong with the arguments, beyond what argparse finds."""
     if dashes and not program:
@@ -154,7 +137,7 @@ def _find_mistake(options: argparse.Namespace, program: list[str], dashes: bool)
         return "give --step or --step-ms, not both"
     target = options.target
     if target and not os.path.isdir(target) and not re.fullmatch(r"[\w.]+:\w+", target):
-        return f"{target} is neither a folder nor MODULE:FACTORY"
+        return f"{target} is neither a folder nor MODULE:FACTORY; put -- before a command"
     if options.step and not re.fullmatch(r"[\w.]+:\w+", options.step):
         return f"--step {options.step} is not MODULE:FUNCTION"
     usable = _core.machine()["cpus"]
@@ -273,28 +256,6 @@ class Listener:
         self.selector.close()
 
 
-class Memory:
-    """Whether memory runs low while a program and its copies share their pages. Each page that the
-    program writes to, if only to count references, is there twice from then on."""
-
-    def __init__(self) -> None:
-        self.first: int | None = None
-        self.said = ""
-
-    def low(self) -> bool:
-        free = _core.machine()["memory_available"]
-        if self.first is None:
-            self.first = free
-        if free > MEMORY_LEFT * self.first:
-            return False
-        self.said = (
-            f"its dataset was not studied: {format_bytes(free)} of memory were left while the program ran, so "
-            "its copy was ended. Use --pause, or give the factory form (minato analyze "
-            "MODULE:FACTORY) a smaller dataset"
-        )
-        return True
-
-
 class Analysis:
     """The program, its watch, and the study after it."""
 
@@ -308,7 +269,8 @@ class Analysis:
         self.status = 0
         #: share of the cores that others used while the program was watched
         self.others = 0.0
-        self.memory = Memory()
+        self.memory = 0  # bytes that were available at the first batch
+        self.unstudied = ""  # why a copy of the program was ended
         self.study: Study | None = None
         self.throttled = _core.machine()["throttled"]
 
@@ -391,8 +353,8 @@ class Analysis:
         while self.program.poll() is None:
             listener.pump(0.05)
             batches = listener.batches()
-            if listener.keepers and self.memory.low():
-                listener.end_keepers()
+            if listener.keepers:
+                self._look_at_memory()
             if batches and not listener.watched and clock() - looked > LOOK_S:
                 looked = clock()
                 usage = usage or Usage()
@@ -404,7 +366,7 @@ class Analysis:
                 return False
             if not batches and not warned and clock() - begun_ > options.start_timeout:
                 warned = True
-                self._say(f"no batch in {options.start_timeout:.0f} s: {self._find_cause().rstrip()}")
+                self._say(f"no batch in {options.start_timeout:.0f} s: {self._find_cause()}")
                 if options.stop:
                     self._end()
                     break
@@ -418,6 +380,19 @@ class Analysis:
                 break
         self.status = self.program.wait()
         return True
+
+    def _look_at_memory(self) -> None:
+        """Ends the copies of the program where memory runs low. Each page that the program writes to, if
+        only to count references, is there twice from then on."""
+        free = _core.machine()["memory_available"]
+        self.memory = self.memory or free
+        if free <= MEMORY_LEFT * self.memory:
+            self.listener.end_keepers()
+            self.unstudied = (
+                f"its dataset was not studied: {format_bytes(free)} of memory were left while the program ran, so "
+                "its copy was ended. Use --pause, or give the factory form (minato analyze "
+                "MODULE:FACTORY) a smaller dataset"
+            )
 
     def _signal(self, number: int) -> None:
         assert self.program is not None
@@ -447,7 +422,7 @@ class Analysis:
         self.found = begin_report(told, machine)
         if keeper is None or self.interrupted:
             why = (
-                "the study was interrupted" if self.interrupted else self.memory.said
+                "the study was interrupted" if self.interrupted else self.unstudied
                 or f"its dataset was not studied: {' '.join(self.listener.trouble[:1])}".rstrip(": ")
             )  # fmt: skip
             self.found.notes.append(why)
@@ -483,7 +458,6 @@ class Analysis:
         """Why no loader was seen: every Python process that was, and what it did."""
         listener = self.listener
         ended = self.program is None or self.program.poll() is not None
-        line = " ".join(self.command)
         if not listener.processes:
             flags = next((w for w in self.command if re.fullmatch(r"-[a-zA-Z]*[IE][a-zA-Z]*", w)), None)
             cause = (
@@ -491,24 +465,20 @@ class Analysis:
                 if flags else "no Python process of it was seen: it may run in a container, by ssh, "
                 "or replace PYTHONPATH"
             )  # fmt: skip
-            return f"{line}: {cause}. Write import minato.analyze.watch as the program's first line."
-        seen = []
-        for pid, process in listener.processes.items():
-            argv = " ".join(process.get("argv", [])[:6])
-            torch = "imported torch" if process["torch"] else (
-                "did not import torch" if ended else "has not imported torch so far"
-            )  # fmt: skip
-            seen.append(f"process {pid} ({argv}) {torch}")
-        loaders = [
-            f"the loader of {told.loader.get('dataset')} ({format_place(told.place)}, "
-            f"num_workers={told.loader['num_workers']})" for told in listener.loaders.values()
-        ]
-        made = (
-            f"{loaders[0]} delivered no batch" if loaders
-            else "the program iterated no torch DataLoader in a process that was watched" if ended
-            else "the program has iterated no torch DataLoader so far"
-        )  # fmt: skip
-        return f"{made}. Seen: {'; '.join(seen[:8])}. {' '.join(listener.trouble[:1])}"
+            return f"{' '.join(self.command)}: {cause}. Write import minato.analyze.watch as the program's first line."
+        seen = [
+            f"process {pid} ({' '.join(process.get('argv', [])[:6])}) " + (
+                "imported torch" if process["torch"] else "did not import torch" if ended
+                else "has not imported torch so far"
+            ) for pid, process in listener.processes.items()
+        ]  # fmt: skip
+        made = "the program iterated no torch DataLoader in a process that was watched"
+        for told in listener.loaders.values():
+            made = (
+                f"the loader of {told.loader.get('dataset')} ({format_place(told.place)}, "
+                f"num_workers={told.loader['num_workers']}) delivered no batch"
+            )
+        return f"{made}. Seen: {'; '.join(seen[:8])}. {' '.join(listener.trouble[:1])}".rstrip()
 
     def _say_not_watched(self) -> int:
         if self.options.target and self.status > 0:  # it has said why
@@ -516,7 +486,7 @@ class Analysis:
             return NOT_WATCHED
         ended = f" It {_name_end(self.status)}." if self.status else ""
         start = "no batch was seen" if self.listener.processes else "the program could not be watched"
-        self._say(f"{start}: {self._find_cause().rstrip()}{ended}")
+        self._say(f"{start}: {self._find_cause()}{ended}")
         return NOT_WATCHED
 
 

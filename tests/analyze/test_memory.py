@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ PROGRAM = ROOT / "benchmarks" / "analyze" / "memory.py"
 
 def test_copy_ends_when_a_quarter_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what was available when the copy was made."""
-    free = iter([1000 << 20, 300 << 20, 249 << 20])
-    monkeypatch.setattr(_core, "machine", lambda: {"memory_available": next(free)})
-    memory = command.Memory()
-    assert [memory.low() for _ in range(3)] == [False, False, True]
-    assert "261 MB of memory were left" in memory.said
+    analysis = command.Analysis(Namespace(pause=False), [])
+    for free in (1000, 300, 249):
+        assert not analysis.unstudied
+        monkeypatch.setattr(_core, "machine", lambda free=free: {"memory_available": free << 20})
+        analysis._look_at_memory()
+    analysis.listener.close()
+    assert "261 MB of memory were left" in analysis.unstudied
 
 
 def test_control_groups_count_as_memory(group: Path) -> None:

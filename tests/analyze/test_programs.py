@@ -547,9 +547,8 @@ def test_files_without_their_decoder_are_named(
     (["--stop", "--pause", "--", "true"], "give one of them"),
     (["--step-ms", "3", "--", "true"], "a program has its own step"),
     (["x:y", "--step-ms", "-1"], "a step takes 0 ms or more"),
-    (["nowhere"], "neither a folder nor MODULE:FACTORY"),
-    (["--budget", "9s", "python", "train.py", "-x"],
-     "put -- before the command: minato analyze --budget 9s -- python train.py -x"),
+    (["nowhere"], "neither a folder nor MODULE:FACTORY; put -- before a command"),
+    (["--budget", "9s", "python", "train.py", "-x"], "minato analyze [options] -- python train.py ARGS"),
     (["--cores", "100000", "--", "true"], "--cores 100000: there are"),
     (["--compare", "no.json", "no.json"], "not a report of minato analyze"),
 ])  # fmt: skip
