@@ -25,7 +25,7 @@ from .facts import (
     virtual_gain,
     virtual_rate,
 )
-from .recode import SUFFIXES
+from .recode import SUFFIXES, Settings
 from .records import Change, Limit, Move, RateRequest, Report, StageTimes
 from .text import format_bytes, format_place, format_rate, format_seconds
 
@@ -542,7 +542,7 @@ def _codec(f: Facts, rate: float, now: float) -> Change | str | None:
     given += ["--quality", str(row.quality)] if row.quality else []
     given += ["--size", str(told.size)] if told.size else []
     given += ["--lossy"] if told.lossless and (row.format != "png" or told.size) else []
-    codec = {"format": row.format, "quality": row.quality, "size": told.size}
+    codec = Settings(row.format, row.quality, told.size)
     effort = f"a copy of the folder, {told.rows[0].bytes / row.bytes:.1f} times smaller"
     return Change(
         what, predicted, effort if same else f"{effort}, whose files end in {SUFFIXES[row.format][0]}",

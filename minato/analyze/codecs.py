@@ -14,7 +14,7 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from .recode import (
     read_photo,
     shrink,
 )
-from .records import CodecRow, Codecs
+from .records import CodecRow, Codecs, Request
 from .stages import Clocks, seed_generators
 from .work import Send, clock, is_iterable, sample_maker, sample_makers
 
@@ -200,19 +200,19 @@ def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
+def measure(request: Request, loader: Any, send: Send) -> None:
     """Bytes, time to decode, and loss of each codec, and what samples take with it."""
     try:
         import PIL.Image
     except ImportError:
         raise RuntimeError(MISSING.replace("minato recode", "--codecs")) from None
     PIL.Image.init()
-    openers, end = Openers(), clock() + request["seconds"]
+    openers, end = Openers(), clock() + request.seconds
     openers.watch_sizes()
-    sampled, sizes = _sample_files(openers, sample_makers(loader), clock() + 0.2 * request["seconds"])
+    sampled, sizes = _sample_files(openers, sample_makers(loader), clock() + 0.2 * request.seconds)
     paths = dict.fromkeys(path for _, paths in sampled for path in paths)
     result = Codecs(files=len(paths), containers=openers.containers)
-    send(asdict(result))
+    send(result)
     openers.seen.clear()
     rows = [_Row(AS_IT_IS, None), *(_Row(name, settings) for name, settings in TRIED)]
     images = {path: found for path in paths if (found := load_photo(path)) is not None}
@@ -245,12 +245,12 @@ def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
             row.files[path] = file_in_memory(content)
         result.images = number + 1
         result.rows = [row.summary() for row in rows]
-        send(asdict(result))
+        send(result)
     if not is_iterable(loader):
         whole = [index for index, paths in sampled if all(p in rows[1].files for p in paths if p in images)]
         _time_samples(openers, rows, loader, whole, end)
     result.rows = [row.summary() for row in rows]
-    send(asdict(result))
+    send(result)
 
 
 def _sample_files(
@@ -301,11 +301,10 @@ def _time_samples(openers: Openers, rows: list[_Row], loader: Any, indices: list
 # ---- a check -------------------------------------------------------------------------------
 
 
-def replace_files(dataset: Any, batches: list[list[Any]], given: dict[str, Any]) -> list[list[Any]]:
+def replace_files(dataset: Any, batches: list[list[Any]], settings: Settings) -> list[list[Any]]:
     """Puts encoded images in the place of the files that the first batches read. This holds for
     this process and the workers that it forks. Returns these batches."""
-    settings, openers = Settings(given["format"], given["quality"], given["size"]), Openers()
-    make = sample_maker(dataset)
+    openers, make = Openers(), sample_maker(dataset)
     end, whole = clock() + ENCODE_S, []
     for batch in batches:
         for index in batch:

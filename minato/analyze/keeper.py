@@ -21,6 +21,7 @@ import stat
 import subprocess
 import tempfile
 import time
+from dataclasses import asdict
 from multiprocessing import connection, managers, resource_tracker, util
 from typing import Any
 
@@ -28,6 +29,7 @@ from .. import _core
 from ..workers import library_threads
 from . import codecs, orders, own_files
 from .loaders import rate, sampler
+from .records import Failed, Request, parse
 from .stages import walk_objects
 from .watch import BYE, VARIABLE, send
 from .work import Send, as_worker, contend, storage, tree, work
@@ -60,9 +62,9 @@ def serve(
         if not line:
             end_program(program)
             return
-        request = json.loads(line)
-        if request["do"] == "check":
-            refused = find_refusals(loader, held, request["writes"])
+        request = parse(Request, json.loads(line))
+        if request.do == "check":
+            refused = find_refusals(loader, held, request.writes)
             send(to, {"kind": "check", "refused": refused, "files": own_files.find_way()})
         else:
             _measure(to, request, loader, program)
@@ -81,8 +83,8 @@ def end_program(program: int) -> None:
                     os.kill(pid, number)
 
 
-def _measure(to: socket.socket, request: dict[str, Any], loader: Any, program: int) -> None:
-    keeper, way = os.getpid(), request["way"]
+def _measure(to: socket.socket, request: Request, loader: Any, program: int) -> None:
+    keeper, way = os.getpid(), request.way
     folder = tempfile.mkdtemp(prefix="minato-") if way != own_files.OVERLAY else ""
     mine, theirs = socket.socketpair()
     pid = os.fork()
@@ -93,7 +95,7 @@ def _measure(to: socket.socket, request: dict[str, Any], loader: Any, program: i
             _core.die_with_parent(True)
             if os.getppid() == keeper:
                 own_files.protect(way, folder, theirs)
-                run(request, loader, lambda message: send(to, message))
+                run(request, loader, lambda found: send(to, asdict(found)))
                 status = 0
         finally:
             os._exit(status)
@@ -101,7 +103,7 @@ def _measure(to: socket.socket, request: dict[str, Any], loader: Any, program: i
         os.setpgid(pid, pid)
     theirs.close()
     guard = own_files.WriteGuard(mine, folder)
-    why = _wait(to, pid, 2 * request["seconds"] + GRACE_S, guard)
+    why = _wait(to, pid, 2 * request.seconds + GRACE_S, guard)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
@@ -139,10 +141,10 @@ def _wait(to: socket.socket, pid: int, seconds: float, guard: own_files.WriteGua
         os.close(process)
 
 
-def run(request: dict[str, Any], loader: Any, send: Send) -> None:
+def run(request: Request, loader: Any, send: Send) -> None:
     """One request, in a process of its own."""
-    if request.get("cores"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: request["cores"]])
+    if request.cores:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: request.cores])
     library_threads.limit(True)
     # multiprocessing's resource tracker belongs to the program; its connection is closed here
     tracker: Any = vars(resource_tracker)["_resource_tracker"]
@@ -151,13 +153,13 @@ def run(request: dict[str, Any], loader: Any, send: Send) -> None:
     measure = {
         "work": work, "contend": contend, "storage": storage, "rate": rate, "sampler": sampler,
         "codecs": codecs.measure, "orders": orders.measure,
-    }[request["do"]]  # fmt: skip
-    makes_samples = request["do"] not in ("rate", "storage", "sampler")
+    }[request.do]  # fmt: skip
+    makes_samples = request.do not in ("rate", "storage", "sampler")
     try:
         with as_worker(loader) if makes_samples else contextlib.nullcontext():
             measure(request, loader, send)
     except Exception as error:
-        send({"kind": "failed", "error": f"{type(error).__name__}: {error}"})
+        send(Failed(f"{type(error).__name__}: {error}"))
 
 
 # ---- what may not be studied ---------------------------------------------------------------

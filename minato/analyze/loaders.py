@@ -12,7 +12,6 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from ..loader import DataLoader
 from ..options import Options
 from ..patch import _torch as patched
 from . import codecs, orders
-from .records import Rate, RateRequest, Sampler, parse
+from .records import Rate, RateRequest, Request, Sampler
 from .stages import FULL, Clocks, Stopwatch, copy_value, seed_generators, size_of
 from .work import (
     Send,
@@ -43,14 +42,15 @@ UNTIL_CUT = 0.6
 _LOAD = bytes(1 << 16)
 
 
-def rate(given: dict[str, Any], loader: Any, send: Send) -> None:
+def rate(given: Request, loader: Any, send: Send) -> None:
     """Samples a second that a loader delivers, to a step that takes ``step`` seconds a batch and
     computes on ``step_cores`` of the cores. Epochs end as those of the program do, after ``length``
     batches. One is ended early where it is longer than the measurement."""
-    request = parse(RateRequest, given)
+    request = given.rate
+    assert request is not None
     made = rebuild(loader, request)
     if request.most:
-        return send(asdict(_whole_epochs(made, request)))
+        return send(_whole_epochs(made, request))
     workers, step, seconds = request.workers, request.step, request.seconds
     batches = _order_of(made)
     length = request.length if batches is not None else 0
@@ -64,11 +64,11 @@ def rate(given: dict[str, Any], loader: Any, send: Send) -> None:
 
     def tell() -> None:
         usual, ends = pace.batch(), pace.ends
-        send(asdict(Rate(
+        send(Rate(
             request.loader, workers, pace.samples / pace.batches / usual if usual > 0 else 0.0, first, pace.end(),
             pace.again / ends if ends else None, pace.batches, pace.samples, pace.seconds, pace.inside,
             usage=usage.summary(pace.samples) if usage is not None else None,
-        )))  # fmt: skip
+        ))  # fmt: skip
 
     while True:
         asked = clock()
@@ -186,13 +186,13 @@ class _Pace:
         return max(0.0, self.seconds - self.batches * self.batch()) / self.ends
 
 
-def sampler(request: dict[str, Any], loader: Any, send: Send) -> None:
+def sampler(request: Request, loader: Any, send: Send) -> None:
     """What the program's own sampler takes for the index of a sample. Where the time ends before an epoch
     does, the rest of the epoch is taken to go on as it did."""
     batched = loader.batch_sampler is not None
     drawn = loader.batch_sampler if batched else loader.sampler
     named = loader.sampler if type(drawn) is torch.utils.data.BatchSampler else drawn
-    now, end = Stopwatch().now, clock() + request["seconds"]
+    now, end = Stopwatch().now, clock() + request.seconds
     counts, times = [0], [now()[0]]
     for given in drawn:
         counts.append(counts[-1] + (len(given) if batched else 1))
@@ -212,10 +212,10 @@ def sampler(request: dict[str, Any], loader: Any, send: Send) -> None:
     source = ""
     with contextlib.suppress(Exception):
         source = inspect.getsource(type(named))
-    send(vars(Sampler(
+    send(Sampler(
         type(named).__qualname__, seconds / samples, (code.co_filename, code.co_firstlineno) if code else None,
         bool(re.search(r"\b(choices?|multinomial)\(", source)),
-    )))  # fmt: skip
+    ))  # fmt: skip
 
 
 def rebuild(loader: Any, request: RateRequest) -> Any:

@@ -31,6 +31,7 @@ from .records import (
     Rate,
     RateRequest,
     Report,
+    Request,
     Sampler,
     Storage,
     Told,
@@ -111,16 +112,16 @@ class Study:
         """What a loader delivers."""
         whose = "the program" if request.loader == "own" else request.loader
         what = f"{whose}'s loader with {counted(request.workers, 'worker')}"
-        found = self.ask(Rate, "rate", what=what, **vars(request))
+        found = self.ask(Rate, Request("rate", request.seconds, rate=request), what)
         return found if found and found.rate else None
 
-    def ask(self, answer: type[T], do: str, seconds: float, what: str = "", **more: Any) -> T | None:
+    def ask(self, answer: type[T], request: Request, what: str = "") -> T | None:
         """What a measurement has found; None where it has not come to its end."""
         self.at, self.error, result = None, "", None
-        what = what or MEASURED.get(do, do)
+        what = what or MEASURED.get(request.do, request.do)
         # reads alone write nothing, and are of the files themselves, not of an overlay
-        way = own_files.NEITHER if do == "storage" else self.way
-        for message in self._messages(do=do, seconds=seconds, cores=self.cores, way=way, **more):
+        request.way = own_files.NEITHER if request.do == "storage" else self.way
+        for message in self._messages(request):
             kind = message["kind"]
             if kind == "at":
                 self.at = message["index"]
@@ -139,16 +140,17 @@ class Study:
             raise Stopped(message["wrote"])
         return None if self.cut or self.error or result is None else parse(answer, result)
 
-    def _messages(self, **request: Any) -> Iterator[dict[str, Any]]:
+    def _messages(self, request: Request) -> Iterator[dict[str, Any]]:
         """Sends a request; what the keeper says after that."""
-        send(self.keeper.socket, request)
+        request.cores = self.cores
+        send(self.keeper.socket, asdict(request))
         while (messages := self.keeper.lines()) is not None:
             yield from messages
         raise ConnectionError("the process that kept the dataset has ended")
 
     def check(self, writes: bool) -> list[str]:
         """What the keeper refuses to share with the study."""
-        message = next(self._messages(do="check", writes=writes))
+        message = next(self._messages(Request("check", writes=writes)))
         if message["kind"] == "unable":
             raise ConnectionError(
                 "minato is not installed in the program's Python, and this installation "
@@ -219,7 +221,7 @@ def _study(study: Study, found: Report, budget: float, writes: bool, extra: Sequ
         return
     found.files = study.way
     study.progress.show("samples", 0.1)
-    found.work = study.ask(Work, "work", budget * WORK)
+    found.work = study.ask(Work, Request("work", budget * WORK))
     if not found.work and study.error:  # what makes samples could not be set up
         found.work = Work(failed=[study.error])
     work = found.work
@@ -234,16 +236,16 @@ def _study(study: Study, found: Report, budget: float, writes: bool, extra: Sequ
         study.note(f"only {len(f.costs)} samples were timed: needs about {need}")
     if work.files:
         study.progress.show("storage", 0.3)
-        found.storage = study.ask(Storage, "storage", budget * STORAGE, files=work.files)
+        found.storage = study.ask(Storage, Request("storage", budget * STORAGE, files=work.files))
     study.progress.show("several processes at once", 0.4)
     if not f.loader["iterable"]:
-        found.sampler = study.ask(Sampler, "sampler", min(SAMPLER_S, budget * SAMPLER))
+        found.sampler = study.ask(Sampler, Request("sampler", min(SAMPLER_S, budget * SAMPLER)))
     count = max(2, min(f.workers or f.cores, f.cores))
-    found.contend = study.ask(Contention, "contend", max(2.0, budget * LOADERS * 0.15), processes=count)
+    found.contend = study.ask(Contention, Request("contend", max(2.0, budget * LOADERS * 0.15), processes=count))
     _measure_rates(study, found, f, budget * LOADERS * 0.85)
     for name in extra:
         study.progress.show(name, 0.7)
-        setattr(found, name, study.ask({"codecs": Codecs, "orders": Orders}[name], name, each))
+        setattr(found, name, study.ask({"codecs": Codecs, "orders": Orders}[name], Request(name, each)))
     check_changes(study, found, max(budget * CHECKS, end - clock()))
 
 

@@ -13,13 +13,13 @@ import copy
 import random
 import statistics
 from collections import OrderedDict
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from .records import Move, Orders
+from .records import Move, Orders, Request
 from .stages import (
     Clocks,
     copy_value,
@@ -301,15 +301,15 @@ def examine_move(elements: list[Any], inputs: list[Given], start: int, to: int) 
 # ---- the measurement -----------------------------------------------------------------------
 
 
-def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
+def measure(request: Request, loader: Any, send: Send) -> None:
     """Moves that save time: what a sample takes in both orders, and what the data become."""
     result = Orders()
     if is_iterable(loader):
         result.failed.append("an iterable dataset makes each sample once, so orders cannot be compared")
-        return send(asdict(result))
-    send(asdict(result))
-    end = clock() + request["seconds"]
-    taking, seen, until = _Inputs(), set[Any](), clock() + 0.15 * request["seconds"]
+        return send(result)
+    send(result)
+    end = clock() + request.seconds
+    taking, seen, until = _Inputs(), set[Any](), clock() + 0.15 * request.seconds
     taking.take(loader.dataset)
     for index, make in sample_makers(loader):
         if (clock() > until and len(seen) >= 4) or len(seen) >= INPUTS or index in seen:
@@ -331,11 +331,11 @@ def measure(request: dict[str, Any], loader: Any, send: Send) -> None:
             continue
         for start, to in found[:MOVES]:
             result.moves.append(replace(examine_move(elements, inputs[number], start, to), chain=number))
-    send(asdict(result))
+    send(result)
     for move in result.moves:
         slot = clock() + (end - clock()) / max(1, sum(each.before is None for each in result.moves))
         _time_move(loader, move, slot)
-        send(asdict(result))
+        send(result)
 
 
 def _time_move(loader: Any, move: Move, end: float) -> None:

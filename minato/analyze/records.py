@@ -11,6 +11,8 @@ import typing
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, TypeVar
 
+from .recode import Settings
+
 T = TypeVar("T")
 #: file and line of the program, and the function in it
 Place = typing.Sequence[Any]
@@ -179,13 +181,41 @@ class RateRequest:
     learnt: bool = True  # whether minato's loader knows the costs
     same: bool = False  # one sample is handed out again and again
     cached: int = 0  # calls of stages whose results are kept; -1: whole samples
-    codec: dict[str, Any] | None = None
+    codec: Settings | None = None
     open: bool = False  # what was opened stays open
     photos: bool = False  # minato.ops decodes the photos
     order: tuple[int, list[int]] | None = None  # the chain of transforms, and the order of its elements
     drawn: bool = False  # the sampler takes no time
     persistent: bool | None = None
     worker_type: str | None = None
+
+
+@dataclass
+class Request:
+    """What a keeper is asked to measure. way: where what that writes goes, see own_files."""
+
+    do: str
+    seconds: float = 0.0
+    cores: int | None = None
+    way: str = ""
+    writes: bool = False  # whether files that are open for writing are accepted
+    files: list[str] = field(default_factory=list)
+    processes: int = 1
+    rate: RateRequest | None = None
+
+
+@dataclass
+class At:
+    """The sample that begins."""
+
+    index: str
+    kind: str = "at"
+
+
+@dataclass
+class Failed:
+    error: str
+    kind: str = "failed"
 
 
 @dataclass

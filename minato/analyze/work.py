@@ -24,9 +24,11 @@ from torch.utils.data._utils import worker
 from .. import _system
 from ..dataset_calls import fetches_batches
 from .records import (
+    At,
     Cacheable,
     Contention,
     Reads,
+    Request,
     StageTimes,
     Storage,
     Threads,
@@ -49,8 +51,8 @@ from .stages import (
     walk_objects,
 )
 
-#: what a measurement calls with each message
-Send = Callable[[dict[str, Any]], None]
+#: what a measurement calls with each record of what it has found
+Send = Callable[[Any], None]
 clock = time.monotonic
 #: batches that are planned at most
 PLANNED = 4096
@@ -196,16 +198,16 @@ TIMED = 4000
 NO_FILES = ("/proc/", "/sys/", "/dev/", sys.prefix)
 
 
-def work(request: dict[str, Any], loader: Any, send: Send) -> None:
+def work(request: Request, loader: Any, send: Send) -> None:
     files, started = record_opened_paths(), time.time()
     timed = SampleTimer(loader, send, FULL)
     usage = Usage()
-    timed.run(request["seconds"] * TIMING)
+    timed.run(request.seconds * TIMING)
     result = timed.result()
     result.usage = usage.summary()
-    send(asdict(result))
+    send(result)
     timed.clocks.remove()
-    end = clock() + request["seconds"] * 0.2
+    end = clock() + request.seconds * 0.2
     paths = (path for path in map(os.path.abspath, files) if not path.startswith(NO_FILES) and os.path.isfile(path))
     result.files = list(dict.fromkeys(paths))[:5000]
     # the program has written these from its loop, when the keeper was forked, to the study
@@ -221,19 +223,19 @@ def work(request: dict[str, Any], loader: Any, send: Send) -> None:
     result.bytes = statistics.fmean(sizes) if sizes else 0.0
     if any(stage.kind == OPEN and stage.again > 0.5 for stage in result.stages):
         with contextlib.suppress(Exception):  # of objects that cannot stay open
-            result.kept_open = _kept_open_seconds(loader, clock() + 0.05 * request["seconds"])
+            result.kept_open = _kept_open_seconds(loader, clock() + 0.05 * request.seconds)
     with contextlib.suppress(Exception):
-        result.photos = _photos_seconds(loader, clock() + 0.05 * request["seconds"])
+        result.photos = _photos_seconds(loader, clock() + 0.05 * request.seconds)
     try:
         result.cache, result.no_cache = _cacheable_part(loader, end)
     except Exception as error:
         result.no_cache = f"a sample failed ({type(error).__name__})"
-    send(asdict(result))
+    send(result)
     with contextlib.suppress(Exception):
         result.collate = _collate_seconds(loader, end)
     with contextlib.suppress(Exception):
-        result.gil = _gil_use(loader, min(1.0, request["seconds"] * 0.05))
-    send(asdict(result))
+        result.gil = _gil_use(loader, min(1.0, request.seconds * 0.05))
+    send(result)
 
 
 class SampleTimer:
@@ -260,7 +262,7 @@ class SampleTimer:
         for number, (index, make) in enumerate(source):
             if number > 2 and (clock() > end or number > TIMED):
                 return
-            self.send({"kind": "at", "index": str(index)})
+            self.send(At(str(index)))
             try:
                 if number < 2:  # what a first sample sets up is apart
                     start = time.perf_counter()
@@ -319,7 +321,7 @@ class SampleTimer:
     def tell(self) -> None:
         if self.told + 1.0 < clock():
             self.told = clock()
-            self.send(asdict(self.result()))
+            self.send(self.result())
 
     def result(self) -> Work:
         return Work(
@@ -475,15 +477,15 @@ def _gil_use(loader: Any, seconds: float) -> str | None:
 CHUNK = 1 << 18
 
 
-def storage(request: dict[str, Any], loader: Any, send: Send) -> None:
+def storage(request: Request, loader: Any, send: Send) -> None:
     """Reads alone, of the files that samples opened: 1 to 32 at a time."""
-    paths = [path for path in request["files"] if os.access(path, os.R_OK)]
+    paths = [path for path in request.files if os.access(path, os.R_OK)]
     sizes = [os.path.getsize(path) for path in paths]
     counts = 1, 4, 16, 32
     cold = _drop_pages(paths[: max(8, len(paths) // 8)])
     result = Storage(len(paths), sum(sizes), statistics.median(sizes) if sizes else 0.0, cold)
     for number, flight in enumerate(counts):
-        end = clock() + request["seconds"] / len(counts)
+        end = clock() + request.seconds / len(counts)
         mine = paths[number :: len(counts)] or paths
         if cold:
             _drop_pages(mine)
@@ -505,7 +507,7 @@ def storage(request: dict[str, Any], loader: Any, send: Send) -> None:
             done = [size for size in pool.map(read, source) if size is not None]
         took = max(clock() - began, 1e-6)
         result.rates.append(Reads(flight, len(done) / took, sum(done) / took, len(done)))
-        send(asdict(result))
+        send(result)
 
 
 def _drop_pages(paths: list[str]) -> bool:
@@ -529,19 +531,19 @@ def _drop_pages(paths: list[str]) -> bool:
 THREAD_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore)
 
 
-def contend(request: dict[str, Any], loader: Any, send: Send) -> None:
+def contend(request: Request, loader: Any, send: Send) -> None:
     """The same samples by one process, by several at once, and by as many threads: what workers
     wait for each other for takes longer then."""
-    seconds, count = request["seconds"], request["processes"]
+    seconds, count = request.seconds, request.processes
     usage = Usage()
     one = _run_processes(loader, 1, 0.25 * seconds)
     several = _run_processes(loader, count, 0.35 * seconds)
     locks = list(_find_locks(loader, synchronize.SemLock))[:3]
     result = Contention(count, one, several, locks=locks, usage=usage.summary())
-    send(asdict(result))
+    send(result)
     if not is_iterable(loader):
         result.threads = _compare_threads(loader, count, 0.3 * seconds)
-        send(asdict(result))
+        send(result)
 
 
 def _run_processes(loader: Any, count: int, seconds: float) -> Together:

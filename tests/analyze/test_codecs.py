@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from minato.analyze import keeper, loaders, report, work
 from minato.analyze.advice import candidates
 from minato.analyze.codecs import codec_rate, winners
 from minato.analyze.facts import Facts
-from minato.analyze.records import CodecRow, RateRequest, parse
+from minato.analyze.recode import Settings
+from minato.analyze.records import CodecRow, RateRequest, Request, parse
 from minato.analyze.report import page
 
 from .photos import folder_of, photo
@@ -76,7 +78,7 @@ def measured(folder: Path, read: Any, seconds: float = 1.0) -> Any:
     loader: Any = DataLoader(Photos(folder, read), 2)
 
     def run() -> dict[str, Any]:
-        keeper.run({"do": "codecs", "seconds": seconds}, loader, told.append)
+        keeper.run(Request("codecs", seconds), loader, lambda found: told.append(asdict(found)))
         return told[-1]
 
     return in_a_fork(run)
@@ -154,7 +156,7 @@ def test_a_check_reads_encoded_images(kind: str, photos: Path) -> None:
         return [int(size) for _ in range(3) for size in next(made)]
 
     plain = sizes(0)
-    given = {"format": "jpeg", "quality": 50, "size": 32}
+    given = Settings("jpeg", 50, 32)
     small = in_a_fork(lambda: sizes(1, codec=given))
     assert len(small) == len(plain) == 6 and all(a < b / 3 for a, b in zip(small, plain))
     assert small == in_a_fork(lambda: sizes(0, codec=given))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from minato.analyze import keeper, loaders, orders, report
 from minato.analyze.advice import candidates
 from minato.analyze.facts import Facts
 from minato.analyze.orders import Given, apply_all, commute, examine_move, find_moves
-from minato.analyze.records import RateRequest
+from minato.analyze.records import RateRequest, Request
 from minato.analyze.report import page
 from minato.analyze.stages import hash_value
 
@@ -247,7 +248,7 @@ def test_moves_are_found_timed_and_checked() -> None:
 
     def run() -> Any:
         told: list[dict[str, Any]] = []
-        keeper.run({"do": "orders", "seconds": 0.5}, loader, told.append)
+        keeper.run(Request("orders", 0.5), loader, lambda found: told.append(asdict(found)))
         given = RateRequest("torch", 0, order=(0, [2, 0, 1]))
         made = next(iter(loaders.rebuild(loader, given)))
         names = [type(one).__name__ for one in loader.dataset.transform.transforms]

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from minato.analyze import keeper, stages
-from minato.analyze.records import RateRequest
+from minato.analyze.records import RateRequest, Request
 from minato.analyze.stages import Clocks
 
 from .support import Compose, in_a_fork
@@ -176,7 +176,7 @@ def test_check_of_uneven_samples_has_whole_epochs() -> None:
         request = RateRequest("minato", 1, 0.1, most=5, costs=costs)
         loader = DataLoader(list(range(64)), 4)
         made = loaders.rebuild(loader, request)
-        loaders.rate(vars(request), loader, told.append)
+        loaders.rate(Request("rate", rate=request), loader, lambda found: told.append(asdict(found)))
         return told[-1], memo_of(made).costs.predict(8), window.may_look_ahead(made)
 
     found, learnt, ahead = in_a_fork(measured)
@@ -207,7 +207,7 @@ def test_storage_counts_each_byte_of_parallel_reads(tmp_path: Path) -> None:
     for path in paths:
         Path(path).write_bytes(bytes(1 << 16))
     told: list[Any] = []
-    work.storage({"files": [str(tmp_path / "gone"), *paths], "seconds": 2.0}, None, told.append)
+    work.storage(Request("storage", 2.0, files=[str(tmp_path / "gone"), *paths]), None, lambda found: told.append(asdict(found)))
     assert told[-1]["files"] == 200 and [each["in_flight"] for each in told[-1]["rates"]] == [1, 4, 16, 32]
     for each in told[-1]["rates"]:
         assert each["files"] and each["bytes_per_s"] == pytest.approx(each["files_per_s"] * (1 << 16))
@@ -234,7 +234,7 @@ def test_worker_init_fn_runs_before_samples() -> None:
     def measured(workers: int) -> dict[str, Any]:
         loader = DataLoader(Vocabulary(), 4, num_workers=workers, worker_init_fn=load)  # type: ignore[arg-type]
         told: list[dict[str, Any]] = []
-        keeper.run({"do": "work", "seconds": 0.5}, loader, told.append)
+        keeper.run(Request("work", 0.5), loader, lambda found: told.append(asdict(found)))
         assert torch.utils.data.get_worker_info() is None
         return [message for message in told if message["kind"] == "work"][-1]
 
@@ -256,7 +256,7 @@ def test_a_rate_counts_the_samples_of_batches(kind: str, made: dict[str, Any], r
 
     def measured(**more: Any) -> dict[str, Any]:
         told: list[dict[str, Any]] = []
-        loaders.rate({"workers": 1, "loader": kind, "seconds": 0.3, "length": 6, **more}, loader, told.append)
+        loaders.rate(Request("rate", rate=RateRequest(kind, 1, 0.3, length=6, **more)), loader, lambda found: told.append(asdict(found)))
         return told[-1]
 
     for more in ({}, {"cached": -1}, {"same": True}):
@@ -292,8 +292,8 @@ def test_programs_with_a_cache_are_measured(more: dict[str, Any]) -> None:
     def measured() -> dict[str, Any]:
         loader = minato.DataLoader(InParts(), 4, num_workers=1, cache="1MiB")  # type: ignore[arg-type]
         told: list[dict[str, Any]] = []
-        request = {"workers": 1, "loader": "own", "seconds": 0.3, "length": 6, **more}
-        loaders.rate(request, loader, told.append)
+        request = RateRequest("own", 1, 0.3, length=6, **more)
+        loaders.rate(Request("rate", rate=request), loader, lambda found: told.append(asdict(found)))
         return told[-1]
 
     assert in_a_fork(measured)["samples"] > 0
@@ -315,13 +315,13 @@ def test_sampler_is_timed_and_named_with_its_place(seconds: float) -> None:
     from minato.analyze import loaders
 
     told: list[dict[str, Any]] = []
-    loaders.sampler({"seconds": seconds}, DataLoader(list(range(12)), 4, sampler=Drawn()), told.append)
+    loaders.sampler(Request("sampler", seconds), DataLoader(list(range(12)), 4, sampler=Drawn()), lambda found: told.append(asdict(found)))
     [found] = told
     assert found["name"] == "Drawn" and found["draws"] and 0.002 < found["seconds"] < 1
     code = Drawn.__iter__.__code__
     assert found["place"] == (code.co_filename, code.co_firstlineno)
     told.clear()
-    loaders.sampler({"seconds": seconds}, DataLoader(list(range(12)), 4), told.append)
+    loaders.sampler(Request("sampler", seconds), DataLoader(list(range(12)), 4), lambda found: told.append(asdict(found)))
     assert told[0]["name"] == "SequentialSampler" and not told[0]["draws"]
 
 
@@ -480,7 +480,7 @@ def test_samples_send_tensors_where_the_program_has() -> None:
 
         def measured() -> list[Any]:
             told: list[Any] = []
-            keeper.run({"do": "work", "seconds": 0.2}, DataLoader(Sends(), 2), told.append)
+            keeper.run(Request("work", 0.2), DataLoader(Sends(), 2), lambda found: told.append(asdict(found)))
             return [told[-1]["failed"], len(told[-1]["costs"]) > 0]
 
         Sends()[0]
