@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -396,80 +397,70 @@ def _table(
     return f'<div class="scroll"><table class="{kind}">{top}{body}</table></div>'
 
 
-def _figure(title: str, height: float, shapes: str, caption: str) -> str:
+#: a bar: its label and its value in words, and its parts: begin, end, color
+Bar = tuple[str, str, list[tuple[float, float, str]]]
+
+
+def _draw_bars(
+    title: str, caption: str, bars: list[Bar], most: float, ticks: dict[float, str], mark: float | None = None
+) -> str:
+    """Bars one below the other. most: what is at the right end. mark: where a line crosses them."""
+    left, right, bottom, shapes = 108, WIDTH - 52, 8 + 26 * len(bars), ""
+
+    def x(value: float) -> float:
+        return left + (right - left) * min(1.0, value / most)
+
+    def line(at: float, color: str) -> str:
+        return f"<line x1='{at:.1f}' y1='4' x2='{at:.1f}' y2='{bottom}' stroke='var(--{color})'/>"
+
+    def label(at: float, y: int, words: str, anchor: str, kind: str = " class='s'") -> str:
+        return f"<text{kind} x='{at:.1f}' y='{y}' text-anchor='{anchor}'>{text(words)}</text>"
+
+    for value, words in ticks.items():
+        shapes += line(x(value), "line") + label(x(value), bottom + 14, words, "middle")
+    for row, (name, words, parts) in enumerate(bars):
+        y, short = 8 + 26 * row, re.sub(r"^transform (\d+) \((.*)\)$", r"\1 \2", name)
+        shapes += label(left - 6, y + 13, short if len(short) <= 16 else f"{short[:14]}…", "end", "")
+        for begin, end, color in parts:
+            width = x(end) - x(begin)
+            shapes += f"<rect x='{x(begin):.1f}' y='{y}' width='{width:.1f}' height='18' fill='var(--{color})' rx='2'/>"
+        shapes += label(min(x(parts[0][1]), right) + 4, y + 13, words, "start")
+    shapes += line(x(mark), "bad") if mark is not None else ""
     return (
-        f"<h2>{text(title)}</h2><figure><svg viewBox='0 0 {WIDTH} {height:g}' role='img' "
+        f"<h2>{text(title)}</h2><figure><svg viewBox='0 0 {WIDTH} {bottom + 20}' role='img' "
         f"aria-label='{text(title)}'>{shapes}</svg><figcaption>{text(caption)}</figcaption></figure>"
     )
 
 
-def _line(x: float, y: float, to_x: float, to_y: float, style: str = "stroke='var(--line)'") -> str:
-    return f"<line x1='{x:.1f}' y1='{y:.1f}' x2='{to_x:.1f}' y2='{to_y:.1f}' {style}/>"
-
-
-def _label(x: float, y: float, words: str, anchor: str = "start", style: str = "class='s'") -> str:
-    return f"<text {style} x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}'>{words}</text>"
-
-
-def _bar(x: float, y: float, width: float, height: float, color: str) -> str:
-    return f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' fill='var(--{color})' rx='2'/>"
-
-
 def _waterfall(f: Facts) -> str:
-    """The stages of a sample in the order in which they begin, one below the other."""
+    """The stages of a sample in the order in which they begin."""
     if not f.costs:
         return ""
     shown = sorted([s for s in f.stages if f.share(s) > 0.005][:12], key=lambda s: s.order)
     stages = [(s.label, s.seconds, s.cpu) for s in shown]
     other = max(0.0, f.mean - sum(wall for _, wall, _ in stages))
-    stages.append(("other", other, other * f.cpu_share))
-    at, shapes, left, right = 0.0, "", 108, WIDTH - 52
-    bottom, wide = 8 + 26 * len(stages), right - left
-    for share in (0.0, 0.5, 1.0):
-        x = left + wide * share
-        shapes += _line(x, 4, x, bottom) + _label(x, bottom + 14, format_seconds(share * f.mean), "middle")
-    for row, (label, wall, cpu) in enumerate(stages):
-        y, x = 8 + row * 26, left + wide * min(1.0, at / f.mean)
-        width = max(1.0, wide * wall / f.mean)
-        shapes += _label(left - 6, y + 13, text(_shorten_label(label)), "end", "")
-        shapes += _bar(x, y, width, 18, "two") + _bar(x, y, width * min(1.0, cpu / wall) if wall else 0.0, 18, "one")
-        shapes += _label(min(x + width + 4, right + 3), y + 13, format_seconds(wall))
+    at, bars = 0.0, list[Bar]()
+    for label, wall, cpu in [*stages, ("other", other, other * f.cpu_share)]:
+        bars.append((label, format_seconds(wall), [(at, at + wall, "two"), (at, at + min(cpu, wall), "one")]))
         at += wall
     caption = (
         f"The time of a sample in one process, {format_seconds(f.mean)}, by stages in the order in which they begin. "
         "Blue: it computes. Orange: it waits. \"other\" is the time between and around these stages."
     )
-    return _figure("Where a sample's time goes", bottom + 20, shapes, caption)
-
-
-def _shorten_label(label: str) -> str:
-    """A label that fits next to a bar."""
-    short = re.sub(r"^transform (\d+) \((.*)\)$", r"\1 \2", label)
-    return short if len(short) <= 16 else f"{short[:14]}…"
+    ticks = {share * f.mean: format_seconds(share * f.mean) for share in (0.0, 0.5, 1.0)}
+    return _draw_bars("Where a sample's time goes", caption, bars, f.mean, ticks)
 
 
 def _histogram(f: Facts) -> str:
     if len(f.costs) < 8:
         return ""
-    low, high = math.log(max(min(f.costs), 1e-7)), math.log(max(f.costs) * 1.001)
-    bins = 32
-    width = max((high - low) / bins, 1e-9)
-    counts = [0] * bins
-    for cost in f.costs:
-        counts[min(bins - 1, int((math.log(max(cost, 1e-7)) - low) / width))] += 1
-    tall, left, shapes = 140, 34, _label(0, 12, "samples")
-    step = (WIDTH - left) / bins
-
-    def height(held: int) -> float:
-        return tall * math.log1p(held) / math.log1p(max(counts))
-
-    for held in sorted({1, max(counts)}):
-        y = tall + 22 - height(held)
-        shapes += _line(left, y, WIDTH, y) + _label(left - 5, y + 4, str(held), "end")
-    for n, held in enumerate(counts):
-        shapes += _bar(left + n * step + 1, tall + 22 - height(held), step - 2, height(held), "one")
-    for n, anchor in ((0, "start"), (bins // 2, "middle"), (bins, "end")):
-        shapes += _label(left + n * step, tall + 38, format_seconds(math.exp(low + n * width)), anchor)
+    low, bins = math.log(max(min(f.costs), 1e-7)), 12
+    width = max((math.log(max(f.costs) * 1.001) - low) / bins, 1e-9)
+    counts = Counter(min(bins - 1, int((math.log(max(cost, 1e-7)) - low) / width)) for cost in f.costs)
+    bars: list[Bar] = [
+        (format_seconds(math.exp(low + n * width)), str(counts[n]), [(0.0, math.log1p(counts[n]), "one")])
+        for n in range(bins)
+    ]
     count, share, times = slow_share(f.costs)
     slow = (
         f"{count:.1%} take four times the median or more, which is {share:.0%} of all time"
@@ -478,55 +469,31 @@ def _histogram(f: Facts) -> str:
     caption = (
         f"{len(f.costs)} samples: median {format_seconds(statistics.median(f.costs))}, p99 "
         f"{format_seconds(quantile(f.costs, 0.99))}, slowest {times:.1f} times the median. {slow}. "
-        "Both axes, the time of a sample and the number of samples, are logarithmic."
+        "The time from which a bar counts, and the number of its samples, are logarithmic."
     )
-    return _figure("What samples cost", tall + 44, shapes, caption)
+    most = max(counts.values())
+    ticks = {math.log1p(held): f"{held} samples" if held > 1 else str(held) for held in sorted({0, 1, most})}
+    return _draw_bars("What samples cost", caption, bars, math.log1p(most), ticks)
 
 
 def _rates(f: Facts) -> str:
-    """Samples a second over workers, with what the step asks for."""
-    kinds = sorted({kind for kind, _ in f.rates} - {"hand-over"})
-    points = {kind: sorted((n, r) for (k, n), r in f.rates.items() if k == kind) for kind in kinds}
-    every = [point for each in points.values() for point in each]
-    if not every:
+    """Samples a second by loader and number of workers, with what the step asks for."""
+    rates = {key: rate for key, rate in sorted(f.rates.items()) if key[0] != "hand-over"}
+    if not rates:
         return ""
-    most, top = max(n for n, _ in every), max(r for _, r in every) * 1.15
-    tall, left, right = 180, 44, WIDTH - 64
-
-    def x(workers: int) -> float:
-        return left + (right - left) * workers / max(1, most)
-
-    def y(rate: float) -> float:
-        return 22 + tall * (1 - min(rate / top, 1.0))
-
-    shapes = _line(left, 22 + tall, right, 22 + tall) + _label(0, 12, "samples/s")
-    for rate in (0.5 * top / 1.15, top / 1.15):
-        shapes += _line(left, y(rate), right, y(rate), "stroke='var(--line)' stroke-dasharray='2 4'")
-        shapes += _label(left - 6, y(rate) + 4, f"{rate:.3g}", "end")
-    labels: list[float] = []
-    for kind, color in zip(kinds, ("var(--three)", "var(--two)")):
-        path = " ".join(f"{x(n):.1f},{y(r):.1f}" for n, r in points[kind])
-        shapes += f"<polyline points='{path}' fill='none' stroke='{color}' stroke-width='2'/>"
-        for n, r in points[kind]:
-            shapes += f"<circle cx='{x(n):.1f}' cy='{y(r):.1f}' r='4' fill='{color}'/>"
-        at = y(points[kind][-1][1]) + 4
-        if labels and abs(at - labels[-1]) < 15:
-            at = labels[-1] + 15
-        labels.append(at)
-        shapes += _label(right + 8, at, text(kind), style=f"style='fill:{color}'")
-    for n in sorted({n for n, _ in every}):
-        shapes += _label(x(n), tall + 38, str(n), "middle")
-    shapes += _label(right + 8, tall + 38, "workers")
-    asked = f.watched.asked
-    if asked is not None and asked <= top:
-        shapes += _line(left, y(asked), right, y(asked), "stroke='var(--bad)'")
-        shapes += _label(right + 8, y(asked) - 4, "the step", style="style='fill:var(--bad)'")
-    beyond = f" The step asks for {format_rate(asked)}, above the picture." if asked and asked > top else ""
+    top, asked = max(rates.values()), f.watched.asked
+    bars: list[Bar] = [
+        (f"{kind} ({n})", format_rate(rate), [(0.0, rate, "three" if kind == "minato" else "two")])
+        for (kind, n), rate in rates.items()
+    ]
+    step = f" Red: the step asks for {format_rate(asked)}." if asked and asked <= top else ""
+    step = step or (f" The step asks for {format_rate(asked)}, above the picture." if asked else "")
     hands = f" A loader of samples that cost nothing hands over {format_rate(f.hands_over)}." if (
         math.isfinite(f.hands_over)
     ) else ""  # fmt: skip
-    caption = f"Samples a second by number of workers, without a step.{beyond}{hands}"
-    return _figure("Loaders", tall + 46, shapes, caption)
+    caption = f"Samples a second by loader (number of workers), without a step.{step}{hands}"
+    ticks = {0.0: "0", top: f"{format_rate(top)}/s"}
+    return _draw_bars("Loaders", caption, bars, top, ticks, asked if asked and asked <= top else None)
 
 
 def _storage(f: Facts) -> str:
