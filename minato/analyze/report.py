@@ -30,7 +30,7 @@ ENDS = 0.05
 LEAST_SHARE = 0.03
 #: of report.json; the first number rises when a field goes, or changes its meaning
 SCHEMA = "1.0"
-LINES, COLUMNS = 25, 110
+LINES, COLUMNS, SHOWN = 25, 110, 4
 #: what samples do with the interpreter's lock
 LOCK = {
     "holds it": "samples hold the GIL", "lets go": "samples release the GIL",
@@ -63,28 +63,13 @@ def _list_sections(report: Report) -> Iterator[tuple[str, list[str], list[str]]]
     doubt = ", not settled" if report.limit.seen else ""
     checked = [change for change in report.helps if change.checked is not None]
     others = [change for change in report.helps if change.checked is None]
-    for title, changes, most in (
-        ("What would help, predicted and checked", checked, 3), ("What might help, not checked", others, 2)
+    for title, changes in (
+        ("What would help, predicted and checked", checked), ("What might help, not checked", others)
     ):  # fmt: skip
         if changes:
-            shown = changes[:most] + _worth_a_line(report, changes[most:])
-            yield f"{title}{doubt}:", _list_changes(report, changes), _list_changes(report, shown)
+            yield f"{title}{doubt}:", _list_changes(report, changes), _list_changes(report, changes[:SHOWN])
     if report.useless:
-        yield f"What would not help{doubt}:", report.useless, report.useless[:4]
-
-
-#: kinds of limits -> what the change that removes it begins with
-REMEDIES = {"workers": "num_workers=", "stragglers": "minato.DataLoader", "start": "persistent_workers",
-            "hand-over": "num_workers=0", "sampler": "indices drawn"}  # fmt: skip
-
-
-def _worth_a_line(report: Report, changes: list[Change]) -> list[Change]:
-    """Of the changes that gain less than those that are listed: the one that removes the limit, and the
-    best one outside of the loader."""
-    remedy = REMEDIES.get(report.limit.kind)
-    found = [change for change in changes if remedy and change.what.startswith(remedy)][:1]
-    outside = [change for change in changes if change.paste.startswith(ELSEWHERE)][:1]
-    return found + [change for change in outside if change not in found]
+        yield f"What would not help{doubt}:", report.useless, report.useless[:SHOWN]
 
 
 def _list_facts(f: Facts) -> list[str]:
