@@ -38,6 +38,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from minato.analyze.facts import simulate_loader
 from minato.iterators.locality_key import Groups
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -126,25 +127,33 @@ class Held:
 # ---- rules in a few lines --------------------------------------------------------------
 
 
-def finish(case: Case, work: Work, order: Sequence[int], wall: int, held: list[Held]) -> Outcome:
+def finish(case: Case, work: Work, order: Sequence[int], wall: float, held: list[Held]) -> Outcome:
     groups = len({work.group[i] for i in order})
     return Outcome(wall / work.bound(order, case.workers), sum(h.opened for h in held) / groups)
 
 
+def loader(case: Case, work: Work, order: Sequence[int], held: list[Held], balanced: bool) -> Outcome:
+    """Delivers in order; an overhead for each task, which is a batch, or a sample where balanced."""
+    def cost(worker: int, position: int) -> int:
+        is_task = balanced or position % case.batch == 0
+        return held[worker].seconds(order[position]) + OVERHEAD * is_task
+
+    window = case.prefetch * case.workers
+    step = 0 if balanced else case.consumer
+    times = simulate_loader(cost, len(order), case.batch, case.workers, window, balanced, step)
+    return finish(case, work, order, times[-1], held)
+
+
 def torch(case: Case, work: Work, order: Sequence[int], held: list[Held]) -> Outcome:
-    """A batch is sent when one is delivered; batches are delivered in order."""
-    batches = [order[at : at + case.batch] for at in range(0, len(order), case.batch)]
-    free, given = [0] * case.workers, [0] * len(batches)
-    for n, batch in enumerate(batches):
-        worker, sent = n % case.workers, n - case.prefetch * case.workers
-        begin = max(free[worker], given[sent] if sent >= 0 else 0)
-        free[worker] = begin + OVERHEAD + sum(map(held[worker].seconds, batch))
-        given[n] = max(free[worker], given[n - 1] + case.consumer if n else 0)
-    return finish(case, work, order, given[-1], held)
+    return loader(case, work, order, held, balanced=False)
+
+
+def sample(case: Case, work: Work, order: Sequence[int], held: list[Held]) -> Outcome:
+    return loader(case, work, order, held, balanced=True)
 
 
 class Runs:
-    """"sample" and "affine" as events: workers at runs [next, end) of the order."""
+    """"affine" as events: workers at runs [next, end) of the order."""
 
     def __init__(self, case: Case, work: Work, order: Sequence[int], held: list[Held]) -> None:
         self.case, self.work, self.order, self.held = case, work, order, held
@@ -156,25 +165,19 @@ class Runs:
         self.busy: dict[int, tuple[int, int]] = {}  # worker: until, position
         self.mean = statistics.fmean(work.cost)
 
-    def position(self, worker: int, single: bool) -> int | None:
+    def position(self, worker: int) -> int | None:
         """The worker's next sample."""
         at, end = self.runs[worker]
         if at == end:
-            at, end = self.next_run(single)
-        if at == end and not single:
+            at, end = self.next_run()
+        if at == end:
             at, end = self.half()
         if at == end:
             return None
         self.runs[worker] = at + 1, end
         return at
 
-    def next_run(self, single: bool) -> tuple[int, int]:
-        if single:
-            at = self.begun  # counts samples here
-            if at == len(self.order) or at // self.case.batch >= self.head + self.window:
-                return 0, 0
-            self.begun += 1
-            return at, at + 1
+    def next_run(self) -> tuple[int, int]:
         if self.begun == len(self.left) or self.begun >= self.head + self.window:
             return 0, 0
         at = self.begun * self.case.batch
@@ -199,12 +202,12 @@ class Runs:
                 return middle, end
         return 0, 0
 
-    def run(self, single: bool) -> Outcome:
+    def run(self) -> Outcome:
         self.now = 0
         while self.head < len(self.left):
             for worker in range(self.case.workers):
                 if worker not in self.busy:
-                    at = self.position(worker, single)
+                    at = self.position(worker)
                     if at is not None:
                         ns = self.held[worker].seconds(self.order[at]) + OVERHEAD
                         self.busy[worker] = self.now + ns, at
@@ -216,12 +219,8 @@ class Runs:
         return finish(self.case, self.work, self.order, self.now, self.held)
 
 
-def sample(case: Case, work: Work, order: Sequence[int], held: list[Held]) -> Outcome:
-    return Runs(case, work, order, held).run(single=True)
-
-
 def affine(case: Case, work: Work, order: Sequence[int], held: list[Held]) -> Outcome:
-    return Runs(case, work, order, held).run(single=False)
+    return Runs(case, work, order, held).run()
 
 
 # ---- the engine's plan -----------------------------------------------------------------

@@ -343,43 +343,50 @@ def simulate_rate(
     costs: Sequence[float], batch: int, workers: int, prefetch: int, step: float = 0.0,
     balanced: bool = False, batches: int = 400, epoch: int = 0,
 ) -> float:
-    """The rate of a loader in virtual time. torch: batch i on worker i mod n. Balanced: each sample
-    on the worker that is free first. Both deliver in order, ``prefetch`` batches a worker ahead;
-    balanced may be further ahead behind a slow sample. epoch: batches after which the loader begins
-    anew, when the last one is used; 0 where it does not, or begins the next epoch early."""  # fmt: skip
+    """The rate of a loader in virtual time, of samples with these costs again and again. Balanced may be
+    further ahead behind a slow sample. epoch: batches of one; 0 where the next one begins early."""  # fmt: skip
     workers = max(1, workers)
-    window = prefetch * workers * (AHEAD if balanced else 1)
     if epoch >= batches:
         epoch = 0
     if epoch:
         batches = epoch * math.ceil(batches / epoch)
-    source = itertools.cycle(costs)
+    got = simulate_loader(
+        lambda _worker, n: costs[n % len(costs)], batches * batch, batch, workers,
+        prefetch * workers * (AHEAD if balanced else 1), balanced, step, epoch,
+    )  # fmt: skip
+    skipped = 0 if epoch else min(workers, batches // 4)
+    seconds = got[-1] + step - (got[skipped - 1] if skipped else 0.0)
+    return (batches - skipped) * batch / max(seconds, 1e-12)
+
+
+def simulate_loader(
+    cost: Callable[[int, int], float], samples: int, batch: int, workers: int, window: int,
+    balanced: bool = False, step: float = 0.0, epoch: int = 0,
+) -> list[float]:
+    """When a loader delivers its batches, in virtual time. torch: batch i on worker i mod n. Balanced: each
+    sample on the worker that is free first. Both deliver in order, and begin a batch when the one ``window``
+    before it is delivered. cost: of a sample, by the worker and its position. epoch: batches after which the
+    loader begins anew, when the last one is used; 0 for never."""
     got: list[float] = []
-    free = [0.0] * workers
-    heap = [(0.0, n) for n in range(workers)]
+    free = [(0.0, n) for n in range(workers)]  # a heap where balanced
     ready = begun = 0.0
-    for number in range(batches):
+    for number in range(math.ceil(samples / batch)):
         inside = number % epoch if epoch else number
         if epoch and not inside:
             begun = ready
         sent = got[number - window] if inside >= window else begun
-        if balanced:
-            done = 0.0
-            for _ in range(batch):
-                at, worker = heapq.heappop(heap)
-                end = max(at, sent) + next(source)
-                heapq.heappush(heap, (end, worker))
-                done = max(done, end)
-        else:
-            worker = inside % workers
-            done = max(free[worker], sent) + sum(itertools.islice(source, batch))
-            free[worker] = done
+        done, which = 0.0, inside % workers
+        for position in range(number * batch, min((number + 1) * batch, samples)):
+            at, worker = free[0 if balanced else which]
+            end = max(at, sent) + cost(worker, position)
+            if balanced:
+                heapq.heapreplace(free, (end, worker))
+            else:
+                free[which] = end, worker
+            done = max(done, end)
         got.append(max(done, ready))
         ready = got[-1] + step
-    if epoch:
-        return batches * batch / max(ready, 1e-12)
-    skipped = min(workers, batches // 4)
-    return (batches - skipped) * batch / max(ready - got[skipped - 1], 1e-12)
+    return got
 
 
 def fit_scaling(points: dict[int, float]) -> Callable[[int], float] | None:
