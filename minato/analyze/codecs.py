@@ -32,8 +32,15 @@ from .recode import (
     shrink,
 )
 from .records import CodecRow, Codecs, Request
-from .stages import Clocks, seed_generators
-from .work import Send, clock, is_iterable, sample_maker, sample_makers
+from .stages import seed_generators
+from .work import (
+    Send,
+    clock,
+    is_iterable,
+    sample_maker,
+    sample_makers,
+    time_in_turns,
+)
 
 #: what is tried, in this order; raw has no header to speak of, and is only compared
 TRIED = (
@@ -248,7 +255,12 @@ def measure(request: Request, loader: Any, send: Send) -> None:
         send(result)
     if not is_iterable(loader):
         whole = [index for index, paths in sampled if all(p in rows[1].files for p in paths if p in images)]
-        _time_samples(openers, rows, loader, whole, end)
+        make = sample_maker(loader.dataset)
+        source = [(index, partial(make, index)) for index in whole] * 3
+        setups = [partial(setattr, openers, "to", row.files) for row in rows]
+        for row, costs, error in zip(rows, *time_in_turns(source, setups, end)):
+            row.costs, row.error = costs, error
+        openers.to = {}
     result.rows = [row.summary() for row in rows]
     send(result)
 
@@ -272,30 +284,6 @@ def _sample_files(
             for path in paths:
                 sizes.setdefault(path, []).extend(openers.kept[:1] or [1.0])
     return list(found.items()), sizes
-
-
-def _time_samples(openers: Openers, rows: list[_Row], loader: Any, indices: list[Any], end: float) -> None:
-    """What samples take with each codec, by turns; each with the same numbers at random."""
-    now, make = Clocks().now, sample_maker(loader.dataset)
-    for repeat in range(3):
-        for number, index in enumerate(indices):
-            if clock() > end and (number >= 4 or repeat):
-                return
-            for row in rows:
-                if row.error:
-                    continue
-                openers.to = row.files
-                seed_generators(number)
-                try:
-                    began = now()
-                    make(index)
-                    ended = now()
-                except Exception as error:
-                    row.error = f"{type(error).__name__}: {error}"
-                    continue
-                if repeat or number:
-                    row.costs.append((ended[0] - began[0], ended[1] - began[1]))
-    openers.to = {}
 
 
 # ---- a check -------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import random
 import statistics
 from collections import OrderedDict
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from .stages import (
     seed_generators,
     size_of,
 )
-from .work import Send, clock, is_iterable, sample_makers
+from .work import Send, clock, is_iterable, sample_makers, time_in_turns
 
 #: arguments of a transform, by position and by name
 Given = tuple[tuple[Any, ...], dict[str, Any]]
@@ -336,28 +337,16 @@ def measure(request: Request, loader: Any, send: Send) -> None:
 
 def _time_move(loader: Any, move: Move, end: float) -> None:
     """Seconds of samples in both orders, by turns."""
-    now, part = Clocks().now, list(find_chains(loader.dataset))[move.chain]
+    part = list(find_chains(loader.dataset))[move.chain]
     as_it_is = list_chain(part)
-    orders = as_it_is, [as_it_is[n] for n in move.order]
-    took: tuple[list[float], list[float]] = [], []
-    try:
-        for number, (_index, make) in enumerate(sample_makers(loader)):
-            if (clock() > end and number >= 5) or number > 400:
-                break
-            for which in (0, 1) if number % 2 else (1, 0):
-                set_elements(part, orders[which])
-                seed_generators(number)
-                began = now()[0]
-                make()
-                if number:
-                    took[which].append(now()[0] - began)
-    except Exception as error:
-        move.error = move.error or f"{type(error).__name__}: {error}".partition("\n")[0]
+    setups = [partial(set_elements, part, order) for order in (as_it_is, [as_it_is[n] for n in move.order])]
+    took, errors = time_in_turns(sample_makers(loader), setups, end)
+    set_elements(part, as_it_is)
+    if any(errors):
+        move.error = move.error or max(errors)
         move.alike = move.exact = move.equal = False
-    finally:
-        set_elements(part, as_it_is)
-    if took[0] and took[1]:
-        move.before, move.after = map(statistics.fmean, took)
+    elif all(took):
+        move.before, move.after = (statistics.fmean(wall for wall, _cpu in each) for each in took)
 
 
 def reorder(dataset: Any, chain: int, order: list[int]) -> None:

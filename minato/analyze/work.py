@@ -11,7 +11,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -44,6 +44,7 @@ from .stages import (
     OPENS,
     Call,
     Clocks,
+    Stopwatch,
     hash_value,
     record_opened_paths,
     seed_generators,
@@ -192,8 +193,8 @@ TIMING = 0.75
 CLOCKS_ADD = 0.10
 #: samples whose results are compared for two seeds
 PROBED = 6
-#: samples that are timed at most
-TIMED = 4000
+#: samples that are timed at most, and where several ways to make them are compared
+TIMED, IN_TURNS = 4000, 400
 #: what is below is no file of a dataset
 NO_FILES = ("/proc/", "/sys/", "/dev/", sys.prefix)
 
@@ -222,10 +223,8 @@ def work(request: Request, loader: Any, send: Send) -> None:
             sizes.append(size_of(make()))
     result.bytes = statistics.fmean(sizes) if sizes else 0.0
     if any(stage.kind == OPEN and stage.again > 0.5 for stage in result.stages):
-        with contextlib.suppress(Exception):  # of objects that cannot stay open
-            result.kept_open = _kept_open_seconds(loader, clock() + 0.05 * request.seconds)
-    with contextlib.suppress(Exception):
-        result.photos = _photos_seconds(loader, clock() + 0.05 * request.seconds)
+        result.kept_open = _kept_open_seconds(loader, clock() + 0.05 * request.seconds)
+    result.photos = _photos_seconds(loader, clock() + 0.05 * request.seconds)
     try:
         result.cache, result.no_cache = _cacheable_part(loader, end)
     except Exception as error:
@@ -330,21 +329,41 @@ class SampleTimer:
         )  # fmt: skip
 
 
+def time_in_turns(
+    source: Iterable[tuple[Any, Callable[[], Any]]], setups: Sequence[Callable[[], None]], end: float
+) -> tuple[list[list[tuple[float, float]]], list[str]]:
+    """Wall and CPU seconds of samples after each of the setups, by turns, with the same numbers at random;
+    and the error that ended each. What a first sample sets up is left out."""
+    now = Stopwatch().now
+    took, errors = [list[tuple[float, float]]() for _ in setups], [""] * len(setups)
+    for number, (_index, make) in enumerate(source):
+        if (clock() > end and number >= 5) or number > IN_TURNS:
+            break
+        for which in range(len(setups))[:: 1 if number % 2 else -1]:
+            if errors[which]:
+                continue
+            setups[which]()
+            seed_generators(number)
+            began = now()
+            try:
+                make()
+            except Exception as error:
+                errors[which] = f"{type(error).__name__}: {error}".partition("\n")[0]
+                continue
+            ended = now()
+            if number:
+                took[which].append((ended[0] - began[0], ended[1] - began[1]))
+    return took, errors
+
+
 def _kept_open_seconds(loader: Any, end: float) -> float | None:
     """What opens also reads what later calls find again, so its own time is less than it costs."""
-    clocks, took = Clocks(), list[float]()
+    clocks = Clocks()
     clocks.set(loader.dataset, FULL)
     clocks.kept = {}
-    try:
-        for number, (_index, make) in enumerate(itertools.islice(sample_makers(loader), 4 * FEW)):
-            began = clocks.now()[0]
-            make()
-            took += [clocks.now()[0] - began] if number >= 4 else []
-            if clock() > end:
-                break
-    finally:
-        clocks.remove()
-    return statistics.fmean(took) if took else None
+    [took], [error] = time_in_turns(itertools.islice(sample_makers(loader), 4 * FEW), [lambda: None], end)
+    clocks.remove()
+    return _mean_seconds(took[3:]) if took[3:] and not error else None  # the first ones open
 
 
 def _mean_seconds(costs: list[tuple[float, float]]) -> float:
@@ -379,17 +398,12 @@ def native_photos(loader: Any) -> Any:
 
 
 def _photos_seconds(loader: Any, end: float) -> float | None:
-    dataset, taken = native_photos(loader), []
+    dataset = native_photos(loader)
     if dataset is None:
         return None
-    for number, index in enumerate(indices(loader)):
-        seed_generators(number)
-        began = clock()
-        dataset[index]
-        taken.append(clock() - began)
-        if clock() > end and number > 2:
-            break
-    return statistics.fmean(taken[1:])  # the first sets up
+    source = ((index, partial(dataset.__getitem__, index)) for index in indices(loader))
+    [took], [error] = time_in_turns(source, [lambda: None], end)
+    return _mean_seconds(took) if took and not error else None
 
 
 def _cacheable_part(loader: Any, end: float) -> tuple[Cacheable | None, str]:
