@@ -42,42 +42,25 @@ _NO_CODE_OF_THE_PROGRAM = {"builtins", "collections", "numpy", "pandas", "pathli
 #: levels of detail, for where clocks cost too much: with callees and reads, without them, what opens alone
 FULL, COARSE, OPENS = 2, 1, 0
 
-#: (module, name in it, kind, label)
+#: kind, module, names in it
 _KNOWN = (
-    ("PIL.Image", "open", DECODE, "PIL open"),
-    ("PIL.ImageFile", "ImageFile.load", DECODE, "PIL decode"),
-    ("cv2", "imread", DECODE, "cv2 imread"),
-    ("cv2", "imdecode", DECODE, "cv2 imdecode"),
-    ("numpy", "load", OPEN, "numpy load"),  # with mmap_mode
-    ("numpy", "fromfile", READ, "numpy fromfile"),
-    ("torch", "load", READ, "torch load"),
-    ("torchvision.io", "read_image", DECODE, "torchvision read_image"),
-    ("torchvision.io", "decode_image", DECODE, "torchvision decode_image"),
-    ("torchvision.io", "decode_jpeg", DECODE, "torchvision decode_jpeg"),
-    ("nibabel", "load", READ, "nibabel load"),
-    ("nibabel.dataobj_images", "DataobjImage.get_fdata", DECODE, "nibabel get_fdata"),
-    ("h5py", "Dataset.__getitem__", READ, "h5py read"),
-    ("gzip", "GzipFile.read", DECODE, "gzip read"),
-    ("gzip", "decompress", DECODE, "gzip decompress"),
-    ("zlib", "decompress", DECODE, "zlib decompress"),
-    ("bz2", "BZ2File.read", DECODE, "bz2 read"),
-    ("lzma", "LZMAFile.read", DECODE, "lzma read"),
-    ("soundfile", "read", DECODE, "soundfile read"),
-    ("torchaudio", "load", DECODE, "torchaudio load"),
-    ("zipfile", "ZipFile.__init__", OPEN, "zipfile.ZipFile"),
-    ("tarfile", "TarFile.__init__", OPEN, "tarfile.TarFile"),
-    ("h5py", "File.__init__", OPEN, "h5py.File"),
-    ("numpy", "memmap.__new__", OPEN, "numpy.memmap"),
-    ("mmap", "mmap", OPEN, "mmap.mmap"),
-    ("sqlite3", "connect", OPEN, "sqlite3.connect"),
-    ("lmdb", "open", OPEN, "lmdb.open"),
-    ("pyarrow.parquet", "ParquetFile.__init__", OPEN, "pyarrow.parquet.ParquetFile"),
-    ("os", "read", READ, "os read"),
-    ("os", "pread", READ, "os pread"),
-    ("multiprocessing.synchronize", "SemLock.__enter__", LOCK, "wait for a lock"),
-    ("fcntl", "flock", LOCK, "wait for a file's lock"),
-    ("fcntl", "lockf", LOCK, "wait for a file's lock"),
-)
+    (DECODE, "PIL.Image", "open"), (DECODE, "PIL.ImageFile", "ImageFile.load"),
+    (DECODE, "cv2", "imread imdecode"), (READ, "numpy", "fromfile"), (READ, "torch", "load"),
+    (DECODE, "torchvision.io", "read_image decode_image decode_jpeg"),
+    (READ, "nibabel", "load"), (DECODE, "nibabel.dataobj_images", "DataobjImage.get_fdata"),
+    (READ, "h5py", "Dataset.__getitem__"), (DECODE, "gzip", "GzipFile.read decompress"), (DECODE, "zlib", "decompress"),
+    (DECODE, "bz2", "BZ2File.read"), (DECODE, "lzma", "LZMAFile.read"), (DECODE, "soundfile", "read"),
+    (DECODE, "torchaudio", "load"), (OPEN, "numpy", "load memmap.__new__"),  # load() with mmap_mode
+    (OPEN, "zipfile", "ZipFile.__init__"), (OPEN, "tarfile", "TarFile.__init__"), (OPEN, "h5py", "File.__init__"),
+    (OPEN, "mmap", "mmap"), (OPEN, "sqlite3", "connect"), (OPEN, "lmdb", "open"),
+    (OPEN, "pyarrow.parquet", "ParquetFile.__init__"), (READ, "os", "read pread"),
+    (LOCK, "multiprocessing.synchronize", "SemLock.__enter__"), (LOCK, "fcntl", "flock lockf"),
+)  # fmt: skip
+#: labels of these that do not say what they are
+_LABELS = {
+    "ImageFile.load": "PIL decode", "Dataset.__getitem__": "h5py read", "SemLock.__enter__": "wait for a lock",
+    "flock": "wait for a file's lock", "lockf": "wait for a file's lock",
+}  # fmt: skip
 
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
@@ -145,9 +128,8 @@ class Clocks:
         @functools.wraps(function, updated=())
         def run_timed(*given: Any, **named: Any) -> Any:
             kind, label = of, name or self._by_object.get(id(given[0]))
-            if name == "numpy load":
-                maps = named.get("mmap_mode") or any(given[1:2])
-                kind, label = (OPEN, "numpy.load") if maps else (READ, name)
+            if name == "numpy.load" and not (named.get("mmap_mode") or any(given[1:2])):
+                kind, label = READ, "numpy load"
             if self.kept is not None and kind == OPEN:
                 return self._open_once(self.kept, function, given, named)
             if label is None or not self.on or threading.get_ident() != self.thread:
@@ -235,10 +217,11 @@ class Clocks:
     def set(self, dataset: Any, level: int) -> None:
         """Sets clocks for a dataset; those that were there are removed."""
         self.remove()
-        for module, name, kind, label in _KNOWN:
+        for kind, module, names in _KNOWN:
             if module in sys.modules and (level > OPENS or kind == OPEN):
-                with contextlib.suppress(Exception):
-                    self._set_known(sys.modules[module], name, kind, label)
+                for name in names.split():
+                    with contextlib.suppress(Exception):
+                        self._set_known(sys.modules[module], name, kind)
         if level == FULL:
             self._set_files()  # decoders read in many small parts
         for chain in find_chains(dataset) if level > OPENS else ():
@@ -266,10 +249,12 @@ class Clocks:
         self._patched.add((id(owner), name))
         self._undo.append(lambda: setattr(owner, name, old) if own else delattr(owner, name))
 
-    def _set_known(self, module: Any, name: str, kind: str, label: str) -> None:
+    def _set_known(self, module: Any, name: str, kind: str) -> None:
         owner, _, attribute = name.rpartition(".")
-        for part in filter(None, owner.split(".")):
-            module = getattr(module, part)
+        label = _LABELS.get(name) or f"{module.__name__.partition('.')[0]} {attribute}"
+        if kind == OPEN:
+            label = f"{module.__name__}.{owner or name}"
+        module = getattr(module, owner) if owner else module
         if attribute in vars(module):
             function = vars(module)[attribute]
             function = getattr(function, "__func__", function)  # __new__ is a static method
