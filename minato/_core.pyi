@@ -9,7 +9,11 @@ from _typeshed import structseq
 from typing_extensions import Buffer, disjoint_base
 
 compiler: Final[str]
+# names of the numbers of enums in csrc, by number
 worker_states: Final[tuple[str, ...]]
+start_reasons: Final[tuple[str, ...]]
+hint_predictors: Final[tuple[str, ...]]
+bytes_predictors: Final[tuple[str, ...]]
 # numbers of enums in csrc: NAME is MN_NAME there
 KIND_ROWS: Final[int]
 KIND_SAMPLES: Final[int]
@@ -44,6 +48,11 @@ WORKER_LEAVING: Final[int]
 START_UNKNOWN: Final[int]
 START_FORKED: Final[int]
 START_THREADS: Final[int]
+REFUSED_TASKS: Final[int]
+REFUSED_RECORDS: Final[int]
+REFUSED_ROWS: Final[int]
+REFUSED_PRIVATE: Final[int]
+ROW_WRITTEN: Final[int]
 SEED_SAMPLE: Final[int]
 SEED_GETITEMS: Final[int]
 SEED_COLLATE: Final[int]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from .. import _core
 from .._core import Block, Engine, Loss
 from ..errors import (
     LATE,
@@ -87,20 +88,17 @@ def _short(indices: Any) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-#: the engine's reasons for refusing a batch: enum mn_refusal_why in csrc/schedule/mn_plan.h
-TASKS, RECORDS, ROWS, PRIVATE = 1, 2, 3, 4
-
-#: what a refused batch needs, and what the user can do, by the reason
+#: what a refused batch needs, and what the user can do, by the engine's reason
 _NEEDS = {
-    TASKS: "{need} task descriptors at once, but there are {all} ({used} are in use: each waiting "
+    _core.REFUSED_TASKS: "{need} task descriptors at once, but there are {all} ({used} are in use: each waiting "
     "sample uses one). Use smaller batches, or a smaller prefetch_factor.",
-    RECORDS: "{need} bytes for its indices and the workers' reports, but there are {all}. Use "
+    _core.REFUSED_RECORDS: "{need} bytes for its indices and the workers' reports, but there are {all}. Use "
     "smaller batches.",
-    ROWS: "{need} bytes for its samples, but the memory shared by loader and workers has {all} "
+    _core.REFUSED_ROWS: "{need} bytes for its samples, but the memory shared by loader and workers has {all} "
     "({used} are in use, {kept} of them by batches that the program retains). Use smaller batches, "
     "retain fewer, or raise memory_limit. A limit on address space (`ulimit -v`) can make that "
     "memory smaller than memory_limit.",
-    PRIVATE: "{need} bytes, which the system did not allocate. Free memory in the program, or raise "
+    _core.REFUSED_PRIVATE: "{need} bytes, which the system did not allocate. Free memory in the program, or raise "
     "its memory limit (`ulimit -v`, or the container's).",
 }
 
@@ -109,7 +107,7 @@ def refused(engine: Engine, block: Block, what: str) -> Failure:
     """The error for a batch or sample that the engine cannot make."""
     why, need, there = engine.refused(block)
     memory = engine.memory()
-    used = memory["in_flight"] if why == TASKS else memory["used"]
+    used = memory["in_flight"] if why == _core.REFUSED_TASKS else memory["used"]
     needs = _NEEDS[why].format(need=need, all=there, used=used, kept=memory["kept"])
     return LoaderFailure(MemoryError(f"{what} cannot be made: it needs {needs}"))
 

@@ -13,7 +13,7 @@ import time
 import warnings
 from contextlib import suppress
 
-from .._core import Engine
+from .._core import WORKER_READY, Engine
 
 #: all workers must have been in their first sample for this many seconds
 SECONDS = 5.0
@@ -21,8 +21,6 @@ SECONDS = 5.0
 LOOK = 1.0
 #: how many threads the warning names
 NAMED = 6
-#: state of a worker's entry in which it may run tasks
-_READY = 3
 #: names of threads that a fork does not need: minato's and torch's
 _HARMLESS = ("minato", "pt_", "cuda")
 
@@ -47,7 +45,7 @@ class FirstSamples:
         if not self.watching or now < self._looked + LOOK:
             return
         self._looked, before, self._used = now, self._used, None
-        entries = [entry for entry in engine.workers() if entry["state"] == _READY]
+        entries = [entry for entry in engine.workers() if entry["state"] == WORKER_READY]
         if any(entry["rows"] for entry in entries):
             self.watching = False
             return

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .._core import Block, Loss
+from .._core import ROW_WRITTEN, Block, Loss
 from ..errors import Failure, LoaderFailure
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
@@ -36,8 +36,6 @@ from .supervisor import Supervisor
 DISPLACEMENT = 16
 #: limit on the tasks of a batch (csrc/schedule/mn_plan_state.h)
 BATCH_TASKS = 1024
-#: the engine's code for a row that was written in place (csrc/workers/mn_records.h)
-WRITTEN = 1
 
 #: neighbouring rows of a planned batch: (block, first row, rows)
 Run = tuple[Block, int, int]
@@ -330,11 +328,11 @@ class ReadyReceiver(Receiver):
                     obj.note_first(note(batch.number, batch.indices, made))
                     failed = failed or obj
             for other in range(sent.row0, sent.row0 + sent.nrows):
-                if other not in entries and not (sound and reports[other][0] == WRITTEN):
+                if other not in entries and not (sound and reports[other][0] == ROW_WRITTEN):
                     nonsense = LoaderFailure(answers.nonsense(sent.worker))
                     entries[other] = ERROR, failed or nonsense
                 entries.setdefault(other, (OBJECTS, None))
-        if row not in entries and reports[row][0] == WRITTEN:
+        if row not in entries and reports[row][0] == ROW_WRITTEN:
             entries[row] = OBJECTS, None
 
 

@@ -95,6 +95,9 @@ from .cache_advice import cache_words
 
 if CORE:
     from .. import _core
+    from .._core import bytes_predictors, hint_predictors
+else:
+    bytes_predictors = hint_predictors = ("history",)
 
 if TYPE_CHECKING:
     from .._core import _Costs, _Scheduler, _Timing, _Waits, _WorkerEntry
@@ -102,18 +105,8 @@ if TYPE_CHECKING:
     from .across_iterators import Memo
     from .position import Position
 
-#: texts for enum mn_start, csrc/workers/mn_records.h
-_STARTS = (
-    None,
-    "forked",
-    "each by itself: a package that Python or torch imports at its start has started threads",
-)
-_REASONS = ("window", "early", "ahead", "finale", "order")
 _NS = 1e-9
-#: names for enum mn_hint_by, csrc/schedule/policy_hint.h
-_PREDICTORS = ("history", "hint", "hint_by_index")
-#: names for enum mn_bytes_by, csrc/schedule/policy_bytes.h
-_UNHINTED = ("history", "bytes", "bytes_and_history")
+_BY_ITSELF = "each by itself: a package that Python or torch imports at its start has started threads"
 
 NOTHING = "Nothing was loaded yet."
 #: the fields that an iterator with workers fills
@@ -216,7 +209,9 @@ def engine_stats(pool: Executor, served: Served) -> Callable[[], dict[str, Any]]
         **served.position.as_stats(),
         "wait": _waits(waits),
         "worker_type": pool.kind,
-        "worker_start": _STARTS[engine.segment.start],
+        "worker_start": {_core.START_FORKED: "forked", _core.START_THREADS: _BY_ITSELF}.get(
+            engine.segment.start
+        ),
         "workers": [_worker(w) for w in engine.workers()],
         "retries": health["retries"],
         "deaths": health["deaths"],
@@ -231,7 +226,7 @@ def engine_stats(pool: Executor, served: Served) -> Callable[[], dict[str, Any]]
             "planned": t["planned"],
         }
         out["scheduler"] = _scheduler(engine.scheduler())
-        out["started"] = dict(zip(_REASONS, t["starts"]))
+        out["started"] = dict(zip(_core.start_reasons[1:], t["starts"]))
         out["locality"] = _locality(costs.summary(), t)
         if served.displacement is not None:
             out["displacement"] = served.displacement()
@@ -311,10 +306,10 @@ def _waits(w: _Waits) -> dict[str, float]:
 def _predictors(s: _Costs) -> dict[str, Any]:
     """Which predictor of costs serves, and how well each does."""
     if s["hinted"]:
-        names, best, alike = _PREDICTORS, s["by"], s["correlations"]
+        names, best, alike = hint_predictors, s["by"], s["correlations"]
         off = s["errors"]
     else:
-        names, best, alike = _UNHINTED, s["bytes_by"], s["bytes_correlations"]
+        names, best, alike = bytes_predictors, s["bytes_by"], s["bytes_correlations"]
         off = None if math.isnan(s["bytes_errors"][0]) else s["bytes_errors"]
     known = {name: None if math.isnan(r) else r for name, r in zip(names, alike)}
     return {

@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _DatasetKind
 
-from .._core import Block, Engine
+from .._core import WORKER_READY, Block, Engine
 from .._system import NOT_STARTED
 from ..epoch_progress import Progress, title_of
 from ..errors import (
@@ -37,8 +37,6 @@ from .trace import Trace, tracer
 from .trace import writer as trace_writer
 from .window import per_worker
 
-#: the state of a worker's entry in which the worker may run a task
-READY = 3
 #: number of workers that the error of a timeout names
 WORKERS_NAMED = 8
 #: A warning comes when one worker and its replacements die this often in a row without a sample.
@@ -178,7 +176,7 @@ class Supervisor:
         memory = engine.memory()
         return {
             "minato.batches.ready": engine.timing()["ready"] if self.served.balanced else 0,
-            "minato.workers": sum(entry["state"] == READY for entry in engine.workers()),
+            "minato.workers": sum(entry["state"] == WORKER_READY for entry in engine.workers()),
             "minato.memory.used": memory["used"],
             "minato.memory.limit": memory["limit"],
         }
@@ -200,7 +198,7 @@ class Supervisor:
             return ""
         now = time.monotonic_ns()
         busy = [(e["since_ns"], number, e) for number, e in enumerate(self.engine.workers())
-                if e["running"] is not None and e["state"] == READY]  # fmt: skip
+                if e["running"] is not None and e["state"] == WORKER_READY]  # fmt: skip
         busy.sort(key=lambda one: one[:2])
         if not busy:
             return "minato: no worker is making a sample."

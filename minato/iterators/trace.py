@@ -26,6 +26,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .._core import start_reasons
 from ..errors import text_of
 from ..workers.answers import BATCH, COLLATE
 
@@ -34,9 +35,7 @@ if TYPE_CHECKING:
     from .across_iterators import Memo
     from .batch_errors import Amended
 
-#: reasons for starting a task, enum mn_dispatch_why; 0: static scheduling
-WHY = ("static", "window", "early", "ahead", "finale", "order")
-#: reasons that are decisions; the others are the steady window
+#: reasons for starting a task that are decisions; the others are the steady window
 DECISIONS = ("early", "ahead", "finale")
 #: tracks of a group: two besides its workers, which come after them
 WAITS, CHOICES, FIRST_WORKER = 1, 2, 10
@@ -167,7 +166,7 @@ class Trace:
         events: list[dict[str, Any]] = []
         for task in tasks:
             begin, wall, tid = task.done_ns - task.wall_ns, task.wall_ns, FIRST_WORKER + task.worker
-            why, cpu = WHY[task.why], task.cpu_ns / 1000
+            why, cpu = start_reasons[task.why], task.cpu_ns / 1000
             args = {**common, "why": why, **({"attempt": task.attempt} if task.attempt else {})}
             if task.kind == COLLATE:
                 name = f"collate {number}"

@@ -17,7 +17,11 @@
 #include "py/module/mn_numpy.h"
 #include "py/seeding/mn_seed.h"
 #include "py/transport/mn_layout.h"
+#include "schedule/mn_plan.h"
 #include "schedule/policy_autoscale.h"
+#include "schedule/policy_bytes.h"
+#include "schedule/policy_dispatch.h"
+#include "schedule/policy_hint.h"
 #include "workers/mn_records.h"
 
 /* ---- Dying at a labelled point, in builds with MN_FAULTS; empty in others ----
@@ -395,6 +399,7 @@ static PyMethodDef core_methods[] = {
     X(WORKER_WANTED) X(WORKER_STARTING) X(WORKER_READY) X(WORKER_EXITED) X(WORKER_SWEPT) \
     X(WORKER_LEAVING)                                                                    \
     X(START_UNKNOWN) X(START_FORKED) X(START_THREADS)                                    \
+    X(REFUSED_TASKS) X(REFUSED_RECORDS) X(REFUSED_ROWS) X(REFUSED_PRIVATE) X(ROW_WRITTEN) \
     X(SEED_SAMPLE) X(SEED_GETITEMS) X(SEED_COLLATE) X(SEED_SET_EPOCH) X(SEED_BY_INDEX)   \
     X(SEEDED_BY_INDEX)                                                                   \
     X(SCALER_GROW_IDLE_CORES) X(SCALER_GROW_WAITING) X(SCALER_SHRINK_FULL)               \
@@ -421,29 +426,47 @@ add_numbers(PyObject *module)
     return 0;
 }
 
-/* Names of worker states, which observers show. */
+/* Names of the numbers of enums, which stats() and observers show. */
+#define NAMES(X)                                                                             \
+    X(worker_states, [MN_WORKER_EMPTY] = "none", [MN_WORKER_WANTED] = "wanted",              \
+      [MN_WORKER_STARTING] = "starting", [MN_WORKER_READY] = "ready",                        \
+      [MN_WORKER_EXITED] = "exited", [MN_WORKER_SWEPT] = "swept",                            \
+      [MN_WORKER_LEAVING] = "leaving")                                                       \
+    X(start_reasons, [0] = "static", [MN_DISPATCH_WINDOW] = "window",                        \
+      [MN_DISPATCH_EARLY] = "early", [MN_DISPATCH_AHEAD] = "ahead",                          \
+      [MN_DISPATCH_FINALE_LPT] = "finale", [MN_DISPATCH_ORDER] = "order")                    \
+    X(hint_predictors, [MN_HINT_HISTORY] = "history", [MN_HINT_SCALE] = "hint",              \
+      [MN_HINT_RATIO] = "hint_by_index")                                                     \
+    X(bytes_predictors, [MN_BYTES_HISTORY] = "history", [MN_BYTES_ALONE] = "bytes",          \
+      [MN_BYTES_BOTH] = "bytes_and_history")
+
 static int
-add_worker_states(PyObject *module)
+add_tuple(PyObject *module, const char *attribute, const char *const *names, size_t count)
 {
-    static const char *const names[] = {
-        [MN_WORKER_EMPTY] = "none",         [MN_WORKER_WANTED] = "wanted",
-        [MN_WORKER_STARTING] = "starting",  [MN_WORKER_READY] = "ready",
-        [MN_WORKER_EXITED] = "exited",      [MN_WORKER_SWEPT] = "swept",
-        [MN_WORKER_LEAVING] = "leaving",
-    };
-    const Py_ssize_t count = sizeof(names) / sizeof(*names);
-    PyObject *found = PyTuple_New(count);
-    for (Py_ssize_t n = 0; found != NULL && n < count; n++) {
+    PyObject *found = PyTuple_New((Py_ssize_t)count);
+    for (size_t n = 0; found != NULL && n < count; n++) {
         PyObject *name = PyUnicode_FromString(names[n]);
         if (name == NULL) {
             Py_CLEAR(found);
             break;
         }
-        PyTuple_SET_ITEM(found, n, name);
+        PyTuple_SET_ITEM(found, (Py_ssize_t)n, name);
     }
-    const int added = found != NULL ? PyModule_AddObjectRef(module, "worker_states", found) : -1;
+    const int added = found != NULL ? PyModule_AddObjectRef(module, attribute, found) : -1;
     Py_XDECREF(found);
     return added;
+}
+
+static int
+add_names(PyObject *module)
+{
+#define TUPLE(attribute, ...)                                                           \
+    static const char *const attribute[] = {__VA_ARGS__};                               \
+    if (add_tuple(module, #attribute, attribute, sizeof(attribute) / sizeof(*attribute)) < 0) { \
+        return -1;                                                                      \
+    }
+    NAMES(TUPLE)
+    return 0;
 }
 
 #define SPEC(name) extern PyType_Spec mn_##name##_spec;
@@ -474,7 +497,7 @@ core_exec(PyObject *module)
 #endif
     if (mn_pending_open(module, st) < 0 || mn_named_tuples_add_types(module, st) < 0
         || mn_process_add_functions(module) < 0
-        || add_numbers(module) < 0 || add_worker_states(module) < 0
+        || add_numbers(module) < 0 || add_names(module) < 0
         || PyModule_AddStringConstant(module, "compiler", compiler) < 0) {
         return -1;
     }
