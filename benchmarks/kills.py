@@ -3,8 +3,8 @@
     python benchmarks/kills.py [--kills 2000] [--peers] [--json FILE] [--quick]
 
 minato: kill -9 of random workers, 30 to 200 ms apart, spread evenly over the workloads and start
-methods of the table. One kill in eight is of the process that forks the workers instead, and one in
-four of these of its standby, too (``of helpers``). Every sample draws noise and is compared, bit for bit, with what an
+methods of the table. One kill in eight is of the process that forks the workers instead (``of
+helpers``). Every sample draws noise and is compared, bit for bit, with what an
 undisturbed loader with one worker makes; in order also the order. A worker is back when another
 process stands in its place and is ready for samples. ``most waited`` is the longest that
 ``next()`` took. What is left behind is counted after the last epoch: processes, descriptors
@@ -141,11 +141,8 @@ class Killer(threading.Thread):
 
     def _kill_helpers(self) -> None:
         with contextlib.suppress(ProcessLookupError, RuntimeError, ValueError):  # it ends by itself
-            both = self.rng.random() < 1 / 4
-            zygote, standby = self.iterator._engine.segment.zygote, self.iterator._pool.zygote.pid
+            zygote = self.iterator._engine.segment.zygote
             if zygote != 0:
-                if both:
-                    os.kill(standby, signal.SIGKILL)
                 os.kill(zygote, signal.SIGKILL)
                 self.kills, self.helpers = self.kills + 1, self.helpers + 1
 

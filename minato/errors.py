@@ -161,8 +161,8 @@ def never_began_message(pid: int | None) -> str:
 
 
 def starter_died_message(pid: int | None, hung: bool) -> str:
-    """The message when the process that starts workers has died, and so has its parent, which would
-    start another. hung: it was killed because it did not respond."""
+    """The message when the process that starts workers has died and no other is started. hung: it
+    was killed because it did not respond."""
     cause = _exit_cause(pid or 0)
     why = f" Cause: {cause}." if cause else ""
     how = "died unexpectedly"

@@ -99,15 +99,15 @@ SLOW: dict[str, str] = {
         "test_retained_batches_in_small_cgroup, with one rank.",
     "tests/attack/test_cgroup.py::test_retained_batches_in_small_cgroup[static]":
         "the same with balanced batches.",
-    "tests/attack/test_kills.py::test_killed_zygote_and_standby_are_both_replaced[iterable-":
+    "tests/attack/test_kills.py::test_workers_of_a_killed_zygote_go_on[iterable-":
         "the same static.",
-    "tests/attack/test_kills.py::test_killed_zygote_and_standby_are_both_replaced[balanced-forkserver]":
+    "tests/attack/test_kills.py::test_workers_of_a_killed_zygote_go_on[balanced-forkserver]":
         "the same under spawn.",
-    "tests/attack/test_kills.py::test_killed_zygote_and_standby_are_both_replaced[static-forkserver]":
+    "tests/attack/test_kills.py::test_workers_of_a_killed_zygote_go_on[static-forkserver]":
         "the same under spawn.",
-    "tests/attack/test_kills.py::test_killed_zygote_and_standby_are_both_replaced[static-spawn]":
+    "tests/attack/test_kills.py::test_workers_of_a_killed_zygote_go_on[static-spawn]":
         "the same balanced.",
-    "tests/attack/test_kills.py::test_killed_trainer_with_stopped_zygote[spawn-":
+    "tests/attack/test_kills.py::test_killed_trainer_with_stopped_zygote[spawn]":
         "the same under fork.",
     "tests/attack/test_kills.py::test_all_processes_killed_at_once_lose_no_sample[spawn]":
         "the same under fork.",
@@ -148,8 +148,6 @@ SLOW: dict[str, str] = {
         "test_the_losses_are_those_of_an_uninterrupted_run; test_distributed_ranks_share_the_epoch.",
     "tests/attack/test_kills.py::test_a_stopped_zygote_hides_no_death":
         "test_killed_trainer_with_stopped_zygote; deaths at the same time as that of a killed one.",
-    "tests/attack/test_kills.py::test_a_killed_zygote_takes_no_sample_along[standby-spawn]":
-        "the same under fork.",
     "tests/attack/test_kills.py::test_a_killed_zygote_takes_no_sample_along[zygote-spawn]":
         "the same under fork.",
     "tests/attack/test_kills.py::test_a_killed_zygote_takes_no_sample_along[zygote and worker-spawn]":

@@ -28,25 +28,17 @@ zygote_check_table(struct mn_executor *self)
     }
 }
 
-/* The zygote outlives its standby, if that is killed. */
 static bool
 zygote_gone(struct mn_executor *self)
 {
     const struct mn_zygote *z = (const struct mn_zygote *)self;
-    return z->pidfd >= 0 && mn_proc_wait_pidfd(z->pidfd, 0) == 0
-           && mn_proc_alive((pid_t)mn_a32_load_acquire(&z->shm.ctl->zygote)) != 1;
+    return z->pidfd >= 0 && mn_proc_wait_pidfd(z->pidfd, 0) == 0;
 }
 
 static void
-zygote_end(struct mn_executor *self, bool all)
+zygote_end(struct mn_executor *self)
 {
-    const struct mn_zygote *z = (const struct mn_zygote *)self;
-    if (all) {
-        (void)mn_proc_kill_pidfd(z->pidfd, SIGKILL); /* first: the standby must not fork another */
-    }
-    if (mn_proc_kill((pid_t)mn_a32_load_acquire(&z->shm.ctl->zygote), SIGKILL) != 0) {
-        (void)mn_proc_kill_pidfd(z->pidfd, SIGKILL);
-    }
+    (void)mn_proc_kill_pidfd(((const struct mn_zygote *)self)->pidfd, SIGKILL);
 }
 
 void
@@ -511,7 +503,7 @@ expect_answer(struct mn_watch *w, bool owed, bool to_come)
     if (has_hung(w)) {
         w->hung++;
         w->unanswered = w->looks_without_start = 0; /* another zygote begins anew */
-        c->executor->end(c->executor, w->hung >= HUNG_MOST);
+        c->executor->end(c->executor);
     }
 }
 

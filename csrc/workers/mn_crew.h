@@ -83,8 +83,8 @@ struct mn_executor {
     void (*check_table)(struct mn_executor *self);
     /* Returns whether the executor is gone and will not check it any more. Called without locks. */
     bool (*gone)(struct mn_executor *self);
-    /* Ends an executor that does not answer. all: and the process that would start another. */
-    void (*end)(struct mn_executor *self, bool all);
+    /* Ends an executor that does not answer. */
+    void (*end)(struct mn_executor *self);
     bool processes; /* its workers have processes of their own */
 };
 
@@ -221,7 +221,7 @@ mn_crew_notify_all(const struct mn_crew *c);
 struct mn_zygote {
     struct mn_executor executor;
     struct mn_shm shm;
-    int pidfd; /* of the first zygote, or the standby that it has become; -1: none */
+    int pidfd; /* of the zygote; -1: none */
     int cmd;   /* write end of its pipe: one byte means "check the table"; -1: threads */
 };
 

@@ -2,8 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Actors.  The *trainer*: the user's thread and the engine thread, one at a time, under the
- * engine's mutex.  The *zygote* forks and reaps workers.  A *standby* is a zygote that has forked
- * another; it is the parent of workers whose zygote has died.  The *workers* make samples.
+ * engine's mutex.  The *zygote* forks and reaps workers.  The *workers* make samples.
  *
  * The mapping, by offset (never by pointer: every process may map it elsewhere):
  *
@@ -330,8 +329,8 @@ mn_worker_set_owner(struct mn_worker *k, uint32_t starts, uint32_t pid)
 }
 
 /* Notes which process is this start of the entry. The worker and its parent both do so. If the
- * parent has died before it could, the standby calls mn_worker_give_up_entry() instead. All of them
- * exchange the same word, so the first wins: false, if the standby did. */
+ * parent has died before it could, the next zygote calls mn_worker_give_up_entry() instead. All of
+ * them exchange the same word, so the first wins: false, if the next zygote did. */
 static inline bool
 mn_worker_take_entry(struct mn_worker *k, uint32_t starts, uint32_t pid)
 {
@@ -411,8 +410,7 @@ struct mn_ctl {
     uint32_t spin_ns; /* how long a waiting worker or caller spins before it sleeps; 0: not */
     uint32_t trainer_pid;
     mn_a32 start;  /* zygote: enum mn_start */
-    mn_a32 zygote; /* its process id; 0: none has begun, or it has ended. A standby, its parent,
-                    * writes 0 before it reaps it, so the id is no other process's */
+    mn_a32 zygote; /* the process id of the latest; 0: it has not begun */
     /* line: the trainer's messages to workers at any time; seq_cst */
     MN_ALIGNED(MN_CACHELINE) mn_a32 stop;
     mn_a32 fence_word;  /* counted up where a seq_cst write must lie between a plain one and a look

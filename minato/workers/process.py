@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import random
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -128,6 +129,8 @@ def main(job: Job, number: int) -> Runner:
     worker.ready(*runner.init_states)
     while not serve(worker, runner):
         if not segment.trainer_lives():
+            with contextlib.suppress(OSError):
+                os.kill(os.getppid(), signal.SIGCONT)  # a stopped zygote would never end
             break
     return runner
 

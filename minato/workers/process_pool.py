@@ -28,8 +28,7 @@ from ..seeding import generator_states
 from . import grace, library_threads, open_files, signals, start_payload
 from .job import Job, Memory
 from .process import may_start_processes
-from .standby import main as run_standby
-from .zygote import FORKED, LEAVING, UNKNOWN_START
+from .zygote import FORKED, LEAVING, UNKNOWN_START, main as run_zygote
 
 if TYPE_CHECKING:
     from .._core import Engine, _WorkerEntry
@@ -40,8 +39,8 @@ log = logging.getLogger("minato")
 _ALIVE = (_core.WORKER_WANTED, _core.WORKER_STARTING, _core.WORKER_READY)
 #: what Python gives as the exit code of a process whose fork server ended before it
 FORK_SERVER_DIED = 255
-#: how often an iterator starts another zygote when no standby can
-RESTARTS_MOST = 10
+#: RESTARTS_MOST zygotes in a row that each die within SOON_SECONDS are an error
+SOON_SECONDS, RESTARTS_MOST = 1.0, 10
 #: How long WorkerHandle.pid waits for a worker that is starting. A start takes that long if a
 #: dataset is large, or if a main module imports a lot on a busy machine.
 PID_SECONDS = 60.0
@@ -194,7 +193,8 @@ class Pool:
         job: dict[str, Any],
     ) -> None:
         self.started = self.stopped = False
-        self.restarts = 0
+        self.restarts = self._soon = 0  # zygotes started again; of these, in a row, soon
+        self._begun_at = 0.0  # when the present zygote was started
         self.base_seed: int = job["base_seed"]
         self._entries: list[_WorkerEntry] | None = None
         self._owner = os.getpid()
@@ -241,21 +241,23 @@ class Pool:
             self.handles += [WorkerHandle(self, w) for w in range(self._workers)]
 
     def restart(self) -> bool:
-        """Starts another zygote in place of those that were killed.
+        """Starts another zygote in place of one that was killed.
 
         The job is pickled or forked again. The new zygote takes over the workers, which go on.
         Returns False and does nothing if the first zygote has never begun, if an error ended the
         last one, or after too many restarts. After an exception ``stop()`` cleans up.
         """
         begun = self.engine.segment.start != UNKNOWN_START or self.restarts > 0
-        if not self.mine() or not begun or self.restarts == RESTARTS_MOST:
+        if time.monotonic() - self._begun_at > SOON_SECONDS:
+            self._soon = 0
+        if not self.mine() or not begun or self._soon == RESTARTS_MOST:
             return False
         self._await_zygote(grace.KILL)  # it has ended, but with forkserver its status comes later
         code = self.zygote.exitcode or 0
         killed = code < 0 or (code == FORK_SERVER_DIED and self._method == "forkserver")
         if not killed or self.notes.exit_cause(self.zygote.pid):
             return False
-        self.restarts += 1
+        self.restarts, self._soon = self.restarts + 1, self._soon + 1
         self._pickle()
         with signals.Held() as held, explained():
             self._start(held)
@@ -268,6 +270,7 @@ class Pool:
         job.forked = self._method == "fork"
         segment.set_start(FORKED if job.forked else UNKNOWN_START)
         segment.set_zygote(0)
+        self._begun_at = time.monotonic()
         if job.forked:
             library_threads.end_openmp_threads()
             library_threads.find_libraries()
@@ -290,7 +293,7 @@ class Pool:
             os.set_blocking(self._commands.fileno(), False)
             inherited = self._commands if self._method == "fork" else None
             zygote = self._context.Process(
-                target=run_standby,
+                target=run_zygote,
                 args=(job, reader, inherited, self._method),
                 name=signals.Deaf("minato-zygote"),
                 daemon=True,
@@ -334,9 +337,8 @@ class Pool:
         return self.mine() and not self.engine.health()["zygote_lost"]
 
     def starter(self) -> int | None:
-        """Process id of the zygote; if it has died or not begun, of the trainer's child."""
-        parent = self.zygote.pid if self.zygote is not None else None
-        return self.engine.segment.zygote or parent
+        """Process id of the zygote, also if it has died or not begun."""
+        return self.zygote.pid if self.zygote is not None else None
 
     def stack_of(self, number: int) -> str:
         """The stack of a worker's main thread, the latest call first; empty without an answer."""
@@ -415,25 +417,15 @@ class Pool:
         """Waits for the zygote's end. Its join() would wait until a pipe closes, which processes
         started by a worker may hold open. With forkserver, the server writes to that pipe a moment
         after the end."""
-        until = time.monotonic() + seconds
         if self._pidfd < 0 or self._method == "forkserver":
             self.zygote.join(seconds)
         else:
             ended = select.poll()
             ended.register(self._pidfd, select.POLLIN)
             ended.poll(1000 * seconds)
-        while self._zygote_lives(0) and time.monotonic() < until:  # its parent was killed
-            time.sleep(0.002)
-
-    def _zygote_lives(self, signal_number: int) -> bool:
-        """Signals the zygote itself. Returns whether it may still have been there."""
-        try:
-            return self.engine.kill_zygote(signal_number)
-        except OSError:  # no descriptor is left to find that out
-            return True
 
     def signal_zygote(self, number: int) -> None:
-        """Sends a signal to the first zygote, which may be a standby by now, by its pidfd."""
+        """Sends a signal to the zygote, by its pidfd."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
@@ -457,7 +449,6 @@ class Pool:
             self.signal_zygote(signal.SIGKILL)
         else:
             self.zygote.kill()
-        self._zygote_lives(signal.SIGKILL)
         self._await_zygote(grace.KILL)
         # counted from now, so that workers have this time even if the zygote did not end
         deadline = time.monotonic() + grace.KILL

@@ -7,13 +7,23 @@ Each worker imports the program and loads the dataset by itself.
 
 Only the zygote can reap its workers.  It reports (pid, status), waits until the loader has taken
 the dead worker's tasks back, and only then reaps.  So the process id names the dead worker as long
-as the loader needs it.  Once workers have run for a while, a standby can replace a dead zygote
-(standby.py).
+as the loader needs it.
+
+If the zygote is killed, its workers go on.  The loader starts another zygote when ``next()`` has to
+wait (``Pool.restart``), which goes on from what the table of workers says:
+
+- A living worker: the new zygote watches it by a pidfd, without the exit status.
+- A worker that had just been forked, and was not recorded: its entry is STARTING and has no process
+  id.  The new zygote takes the entry back by exchanging the word in which the worker would claim
+  it.  A worker that comes too late exits, and another is forked.
+- A dead worker, before or after its report: its entry is READY, EXITED, SWEPT or WANTED, and the new
+  zygote continues from there.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import select
@@ -27,10 +37,13 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import torch
+
 from .. import _core
 from .._system import NOT_STARTED
 from ..errors import UNKNOWN
-from . import grace, signals
+from ..seeding import generator_states
+from . import grace, library_threads, signals
 from .job import Job
 from .process import may_start_processes, run as run_worker
 
@@ -111,20 +124,15 @@ class Child:
 
 
 class Adopted(Child):
-    """A worker of another parent: the standby, which reports its death; or 0, if that parent has
-    died. Without a living parent a pidfd shows the death, without the exit status."""
+    """A worker of a dead zygote. A pidfd shows its death, without the exit status."""
 
-    def __init__(self, number: int, pid: int, segment: Any, parent: int) -> None:
+    def __init__(self, number: int, pid: int, segment: Any) -> None:
         super().__init__(number, pid)
         self.segment = segment
-        self.parent = parent
         self._pidfd: int | None = None
 
     def _was_reported(self) -> bool:
         return self.segment.state(self.number) in (EXITED, SWEPT)
-
-    def has_parent(self) -> bool:
-        return self.parent != 0 and os.getppid() == self.parent
 
     def signal(self, number: int) -> None:
         """Signals a worker that has no parent any more. It ignores SIGTERM from a process that is
@@ -134,9 +142,7 @@ class Adopted(Child):
 
     def ended(self) -> int | None:
         self.reported |= self._was_reported()
-        if not self.reported and (self.has_parent() or not self._is_gone()):
-            return None
-        return UNKNOWN
+        return UNKNOWN if self.reported or self._is_gone() else None
 
     def _is_gone(self) -> bool:
         if self._pidfd is None:
@@ -208,26 +214,22 @@ class Zygote:
         self.segment = job.memory.segment
         self.commands = commands
         self.method = method
-        self.children: dict[int, Child] = {}
-        self.started: set[int] = set()  # numbers of workers that were started
+        #: by number; at first the workers of a dead zygote
+        self.children: dict[int, Child] = {
+            number: Adopted(number, pid, self.segment)
+            for number in range(self.segment.workers)
+            if (pid := self.segment.adopt(number)) is not None
+        }
+        self.started = set(self.children)  # numbers of workers that were started
         self.delayed: dict[int, _DelayedStart] = {}  # delayed replacements, by number
         self.terminated = False  # SIGTERM has come
         self.orphaned = False  # the trainer is gone
-        self.standby = 0  # process id of the parent, if that is a standby
-        self.poller: select.poll | None = None  # once this process watches
         self.start = THREADS if method != "fork" and runs_threads() else FORKED
         if self.start == FORKED:
             job.memory.settle()
             if job.pickled is not None:
                 job.pickled.load_apart()
         self.segment.set_start(self.start)  # under fork the trainer has set it already
-
-    def take_over(self, standby: int, left: list[Adopted]) -> None:
-        """Takes over workers of other parents. Called in a new process, before run()."""
-        self.standby = standby
-        self.children = {worker.number: worker for worker in left}
-        self.started.update(self.children)
-        self.poller = None
 
     # ---- starting --------------------------------------------------------------------
 
@@ -262,12 +264,10 @@ class Zygote:
         delayed.pause = min(2 * delayed.pause, 1.0)
         return now < delayed.since + REFUSED_SECONDS
 
-    def _poll_timeout(self, pending: bool, until: float | None) -> float:
+    def _poll_timeout(self, pending: bool) -> float:
         """Milliseconds until the next check that no event triggers."""
         now = time.monotonic()
-        times = [delayed.again for delayed in self.delayed.values()]
-        times += [until] if until is not None else []
-        left = [max(0.0, at - now) for at in times]
+        left = [max(0.0, delayed.again - now) for delayed in self.delayed.values()]
         return 1000 * min([ACK_SECONDS if pending else CHECK_SECONDS, *left])
 
     def _process(self, number: int, context: Any) -> Any:
@@ -289,7 +289,7 @@ class Zygote:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         pid = -1
         # a function that the program has registered for forks may hang here
-        _core.die_with_parent(self.standby == 0)
+        _core.die_with_parent(True)
         try:
             pid = os.fork()
         finally:
@@ -311,14 +311,10 @@ class Zygote:
                 os._exit(code)
         return Child(number, pid)
 
-    def close_ends(self) -> None:
-        """Closes, in a fork, the descriptors of its parent's waits."""
+    def _in_child(self) -> None:
         signal.set_wakeup_fd(-1)
         for fd in (self.wake_read, self.wake_write, *self.trainer[1:]):
             os.close(fd)
-
-    def _in_child(self) -> None:
-        self.close_ends()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signals.leave_to_trainer(self.segment.trainer_pid)
@@ -336,38 +332,26 @@ class Zygote:
 
     # ---- watching --------------------------------------------------------------------
 
-    def run(self, alone: float | None = None) -> bool:
-        """Starts and watches the workers, and ends them with the loader or the trainer. alone:
-        returns False, with the workers running, after this many seconds, once no death is left to
-        handle."""
+    def run(self) -> None:
+        """Starts and watches the workers, and ends them with the loader or the trainer."""
         self.segment.set_zygote(os.getpid())
-        try:
-            over = self._watch(alone)
-        finally:
-            self._wake_standby()
-        if over:
-            self.end()
-        return over
+        self._watch()
+        self._end_workers()
 
-    def is_over(self) -> bool:
+    def _is_over(self) -> bool:
         return self.orphaned or self.terminated or self.segment.stopped()
 
-    def _watch(self, alone: float | None) -> bool:
-        """Returns whether the loader or the trainer has ended."""
+    def _watch(self) -> None:
+        """Returns when the loader or the trainer has ended."""
         try:
             poller = self._listen()
         except OSError as error:
             for number in {*range(self.segment.workers)} - self.children.keys():
                 self.segment.exited(number, _Refused(number, error).status)
-            return True
+            return
         self.start_wanted()
-        until = None if alone is None else time.monotonic() + alone
-        while not self.is_over():
-            pending = self._report()
-            settled = not pending and not self.delayed
-            if until is not None and settled and time.monotonic() >= until:
-                return False
-            ready = dict(poller.poll(self._poll_timeout(pending, until if settled else None)))
+        while not self._is_over():
+            ready = dict(poller.poll(self._poll_timeout(self._report())))
             self.orphaned = not ready.keys().isdisjoint(self.trainer)
             if self.commands.fileno() in ready:
                 try:
@@ -375,38 +359,21 @@ class Zygote:
                 except BlockingIOError:
                     told = b"!"
                 if not told:  # the loader closed the pipe in the middle of its own start
-                    return True
+                    return
             if self.wake_read in ready:
                 drain(self.wake_read)
             if not self.orphaned:
                 self.start_wanted()
-        return True
-
-    def _wake_standby(self) -> None:
-        """Makes the standby see that the loader has stopped, so that it ends its own workers."""
-        if self.standby != 0 and os.getppid() == self.standby:
-            os.kill(self.standby, signal.SIGCONT)  # a stopped standby would never end
-            os.kill(self.standby, signal.SIGCHLD)
-
-    def take_signals(self) -> None:
-        """Called in each zygote before it runs. SIGTERM, and signals for which the program has
-        handlers, have an effect only if the trainer or the parent sends them."""
-        signal.signal(signal.SIGTERM, self.terminate)
-        signals.leave_to_trainer(self.segment.trainer_pid, {signal.SIGTERM, *self.job.handled})
-
-    def trainer_ends(self) -> list[int]:
-        """Descriptors that become readable when the trainer ends."""
-        return [self.segment.lifeline, *_parent(self.segment.trainer_pid)]
 
     def _listen(self) -> select.poll:
-        if self.poller is None:
-            self.wake_read, self.wake_write = wake_pipe()
-            signal.signal(signal.SIGCHLD, lambda *_: None)
-            self.trainer = self.trainer_ends()
-            self.poller = select.poll()
-            for fd in (self.wake_read, self.commands.fileno(), *self.trainer):
-                self.poller.register(fd, select.POLLIN)
-        return self.poller
+        self.wake_read, self.wake_write = wake_pipe()
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        # readable when the trainer ends
+        self.trainer = [self.segment.lifeline, *_parent(self.segment.trainer_pid)]
+        poller = select.poll()
+        for fd in (self.wake_read, self.commands.fileno(), *self.trainer):
+            poller.register(fd, select.POLLIN)
+        return poller
 
     def terminate(self, _number: int, _frame: Any) -> None:
         """Handler of SIGTERM, by which multiprocessing ends its daemons when the interpreter exits.
@@ -475,11 +442,7 @@ class Zygote:
             woken.poll(1000 * min(left, 0.02))
             drain(self.wake_read)
 
-    def end(self) -> None:
-        """Ends the workers. Those of a living standby are left to that."""
-        for child in list(self.children.values()):
-            if isinstance(child, Adopted) and child.has_parent():
-                del self.children[child.number]
+    def _end_workers(self) -> None:
         if not self.children:
             return
         if self.orphaned:
@@ -504,3 +467,27 @@ class Zygote:
                 return
         if not self._signal_children(term, True):
             self._await_children(grace.KILLED, grace.KILLED)
+
+
+def main(job: Job, commands: Connection, unused: Connection | None, method: str) -> None:
+    """Target of the process that the trainer starts."""
+    try:
+        signals.released(job.blocked, job.memory.segment.trainer_pid, job.handled)
+        if unused is not None:
+            unused.close()  # the loader's end, inherited by a fork
+        library_threads.limit(job.one_thread, known=job.forked)
+        torch.multiprocessing._set_thread_name("minato_zygote")
+        zygote = Zygote(job, commands, method)
+        if job.seed_per_sample and zygote.start == FORKED and not job.forked:
+            generator_states.probe_globals()
+        gc.freeze()  # so that collections in workers do not write to the pages they share with it
+        # Signals have an effect only if the trainer or the parent sends them.
+        signal.signal(signal.SIGTERM, zygote.terminate)
+        signals.leave_to_trainer(zygote.segment.trainer_pid, {signal.SIGTERM, *job.handled})
+        zygote.run()
+    except BaseException as error:
+        if job.notes is not None:
+            job.notes.ends(error)
+        raise
+    if zygote.terminated:
+        os._exit(0)  # as by a signal, so without exit functions

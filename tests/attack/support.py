@@ -113,19 +113,11 @@ def zygote_of(iterator: Any) -> int:
     return iterator._engine.segment.zygote
 
 
-def standby_of(iterator: Any) -> int:
-    """Process id of the parent of that, once there is one; this takes a second."""
-    standby: int = iterator._pool.zygote.pid
-    # not the number that a killed one has left behind
-    wait_for(lambda: zygote_of(iterator) in [p.pid for p in psutil.Process(standby).children()], "a standby")
-    return standby
-
-
-def kill_starters(iterator: Any) -> None:
-    """The process that forks its workers, and the one that would fork another."""
-    zygote = wait_for(lambda: zygote_of(iterator), "a zygote")
-    kill(iterator._pool.zygote.pid)
+def kill_zygote(iterator: Any) -> int:
+    """Kills what forks its workers, once it has begun. Returns its process id."""
+    zygote: int = wait_for(lambda: zygote_of(iterator), "a zygote")
     kill(zygote)
+    return zygote
 
 
 def workers_of(iterator: Any) -> list[int]:

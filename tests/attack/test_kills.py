@@ -21,8 +21,7 @@ import torch
 
 import minato
 from minato.iterators.across_iterators import memo_of
-from minato.workers import process_pool, standby, zygote
-from minato.workers.standby import Standby
+from minato.workers import process_pool, zygote
 from minato.workers.zygote import Zygote
 
 from .datasets import Counting, Images, Noisy, Ragged, Slow, Wordy, keep_list
@@ -36,10 +35,9 @@ from .support import (
     descendants,
     epochs,
     kill,
-    kill_starters,
+    kill_zygote,
     run_script,
     same,
-    standby_of,
     start_script,
     wait_for,
     worker_entries,
@@ -194,13 +192,13 @@ def test_every_worker_at_once(seed):
 
 
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
-def test_too_many_killed_zygotes_and_standbys_raise(scheduling, monkeypatch):
+def test_too_many_killed_zygotes_raise(scheduling, monkeypatch):
     monkeypatch.setattr(process_pool, "RESTARTS_MOST", 0)
     # a number of samples whose end cannot come first
     iterator = iter(make(Slow(10**6, 0.02), batch_size=2, scheduling=scheduling))
     next(iterator)
     workers = [psutil.Process(pid) for pid in workers_of(iterator)]  # with when they were started
-    kill_starters(iterator)
+    kill_zygote(iterator)
     with pytest.raises(RuntimeError, match="died unexpectedly"):
         for _ in iterator:
             pass
@@ -208,15 +206,8 @@ def test_too_many_killed_zygotes_and_standbys_raise(scheduling, monkeypatch):
     wait_for(lambda: not any(w.is_running() and alive(w.pid) for w in workers), f"{workers} to end")
 
 
-@pytest.fixture
-def at_once(monkeypatch):
-    """The zygote becomes the standby as soon as it has forked its workers."""
-    monkeypatch.setattr(standby, "ALONE_SECONDS", 0.0)
-
-
 KILLED_WITH = {
     "zygote": lambda i: [zygote_of(i)],
-    "standby": lambda i: [i._pool.zygote.pid],
     "worker and zygote": lambda i: [i._workers[0].pid, zygote_of(i)],
     "zygote and worker": lambda i: [zygote_of(i), i._workers[0].pid],
 }
@@ -225,51 +216,30 @@ KILLED_WITH = {
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("killed", KILLED_WITH)
 def test_a_killed_zygote_takes_no_sample_along(killed, method):
-    """Three times an epoch; the standby can be killed once, and the zygote is alone then."""
+    """Each one, as soon as it has begun, up to four an epoch."""
     options = {"persistent_workers": True, "multiprocessing_context": method}
     loader, undisturbed = make(Noisy(300), **options), make(Noisy(300), **options)
     torch.manual_seed(1234)
     expected = [[copied(batch) for batch in undisturbed] for _ in range(2)]
     torch.manual_seed(1234)
+    zygotes = set()
     for epoch in range(2):
-        iterator, got, zygotes = iter(loader), [], set()
-        if epoch == 0:
-            standby_of(iterator)
+        iterator, got = iter(loader), []
         for number, batch in enumerate(iterator):
             got.append(copied(batch))
-            if number in (5, 15, 25):
-                seen = zygotes if killed != "standby" else set()
-                zygotes.add(wait_for(lambda: {zygote_of(iterator)} - {0, *seen}, "a zygote").pop())
+            if number >= 5 and zygote_of(iterator) not in {0, *zygotes} and len(zygotes) < 4 + 4 * epoch:
+                zygotes.add(zygote_of(iterator))
                 for pid in KILLED_WITH[killed](iterator):
                     kill(pid)
         assert same(got, expected[epoch])
-        assert len(zygotes) == (1 if killed == "standby" else 3)
-    assert iterator._pool.restarts == 0
+    assert zygotes and iterator._pool.restarts >= len(zygotes) - 1
     assert bool(iterator._engine.health()["deaths"]) == ("worker" in killed)
-
-
-@pytest.mark.parametrize("scheduling", ["balanced", "static"])
-def test_a_killed_first_zygote_is_replaced(scheduling, monkeypatch):
-    """By the program. The next has a standby at once, and workers go on."""
-    monkeypatch.setattr(standby, "ALONE_SECONDS", 1000.0)
-    iterator = iter(make(Slow(64, 0.02), batch_size=2, num_workers=2, scheduling=scheduling))
-    got = [next(iterator)]
-    workers, first = workers_of(iterator), zygote_of(iterator)
-    assert first == iterator._pool.zygote.pid
-    kill(first)
-    while not iterator._pool.restarts:
-        got.append(next(iterator))
-    standby_of(iterator)
-    kill(zygote_of(iterator))
-    got += iterator
-    assert iterator._pool.restarts == 1 and workers_of(iterator) == workers
-    assert sorted(torch.cat(got).tolist()) == list(range(64))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("scheduling", ["balanced", "static", "iterable"])
-def test_killed_zygote_and_standby_are_both_replaced(scheduling, method):
-    """Twice. The program starts others, and workers go on."""
+def test_workers_of_a_killed_zygote_go_on(scheduling, method):
+    """Twice. The program starts others."""
     dataset = Counting(64, 0.02) if scheduling == "iterable" else Slow(64, 0.02)
     options = {} if scheduling == "iterable" else {"scheduling": scheduling}
     if scheduling == "balanced":
@@ -278,17 +248,15 @@ def test_killed_zygote_and_standby_are_both_replaced(scheduling, method):
         dataset, batch_size=2, num_workers=2, multiprocessing_context=method,
         persistent_workers=True, **{"shuffle": False, **options},
     ))  # fmt: skip
-    got, workers, starters = [next(iterator)], workers_of(iterator), set()
+    got, workers, zygotes = [next(iterator)], workers_of(iterator), set()
     for batch in iterator:
         got.append(batch)
-        if iterator._pool.restarts == len(starters) < 2:
-            if starters:  # the second has a standby at once
-                standby_of(iterator)
-            starters.add(wait_for(lambda: {zygote_of(iterator)} - {0, *starters}, "a zygote").pop())
-            kill_starters(iterator)
+        if iterator._pool.restarts == len(zygotes) < 2:
+            wait_for(lambda: zygote_of(iterator) not in {0, *zygotes}, "another zygote")
+            zygotes.add(kill_zygote(iterator))
     assert iterator._pool.restarts == 2 and workers_of(iterator) == workers
     assert sorted(torch.cat(got).tolist()) == list(range(64))
-    wait_for(lambda: zygote_of(iterator) not in {0, *starters}, "the third zygote")
+    wait_for(lambda: zygote_of(iterator) not in {0, *zygotes}, "the third zygote")
     iterator._shutdown_workers()
     assert not any(map(alive, workers))
 
@@ -298,16 +266,16 @@ def test_all_processes_killed_at_once_lose_no_sample(method):
     expected = [copied(batch) for batch in make(Noisy(200))]
     torch.manual_seed(1234)
     iterator = iter(make(Noisy(200), persistent_workers=True, multiprocessing_context=method))
-    got, times = [], 0
+    got, zygotes = [], set()
     for number, batch in enumerate(iterator):
         got.append(copied(batch))
+        times = len(zygotes)
         if times < 2 and number >= 3 + 8 * times and iterator._pool.restarts == times:
-            times += 1
-            standby_of(iterator)  # both starters are there, and are the new ones
+            wait_for(lambda: zygote_of(iterator) not in {0, *zygotes}, "a zygote")
             workers = wait_for(lambda: [w["pid"] for w in worker_entries(iterator) if w["pid"]], "workers")
             if method == "forkserver":
                 kill(forkserver._forkserver._forkserver_pid)
-            kill_starters(iterator)
+            zygotes.add(kill_zygote(iterator))
             for pid in workers:
                 kill(pid)
     assert same(got, expected) and iterator._pool.restarts == 2
@@ -317,7 +285,7 @@ def test_all_static_processes_killed_raise_an_error():
     iterator = iter(make(Slow(10**6, 0.02), batch_size=2, scheduling="static"))
     next(iterator)
     workers = workers_of(iterator)
-    kill_starters(iterator)
+    kill_zygote(iterator)
     for pid in workers:
         kill(pid)
     with pytest.raises(minato.WorkerLost, match="its exit code is unknown"):
@@ -325,92 +293,50 @@ def test_all_static_processes_killed_raise_an_error():
             pass
 
 
-@pytest.mark.parametrize("scheduling", ["static", "balanced"])
-def test_workers_of_a_killed_zygote_go_on(scheduling, at_once):
-    """They are not replaced: their tasks, and a static worker's stream, stay."""
-    iterator = iter(make(Slow(64, 0.02), batch_size=2, scheduling=scheduling))
-    standby_of(iterator)
-    got = [next(iterator)]
-    workers = workers_of(iterator)
-    for _ in range(2):
-        zygote = wait_for(lambda: zygote_of(iterator), "a zygote")
-        kill(zygote)
-        wait_for(lambda: zygote_of(iterator) not in (0, zygote), "another")
+def test_an_adopted_worker_is_replaced_when_it_dies():
+    """By the zygote that came after its own."""
+    iterator = iter(make(Slow(200, 0.05), batch_size=2, shuffle=False, num_workers=2))
+    got, before = [next(iterator)], workers_of(iterator)
+    kill_zygote(iterator)
+    while not iterator._pool.restarts:
+        got.append(next(iterator))
+    kill(before[0])
+    wait_for(lambda: iterator._engine.health()["deaths"], "the death to be seen")
+    wait_for(lambda: all(w["state"] == READY for w in worker_entries(iterator)), "another worker")
+    now = workers_of(iterator)
+    assert now[0] != before[0] and now[1] == before[1]
     got += iterator
-    assert workers_of(iterator) == workers and sorted(torch.cat(got).tolist()) == list(range(64))
-
-
-def test_an_adopted_worker_is_replaced_when_it_dies(at_once):
-    """By the zygote that came after its own; also where the standby has died that had adopted it."""
-    for standby_dies in False, True:
-        iterator = iter(make(Slow(64, 60.0), num_workers=2))
-        wait_for(lambda: all(w["running"] for w in worker_entries(iterator)), "workers at work")
-        standby_of(iterator)
-        before = workers_of(iterator)
-        zygote = zygote_of(iterator)
-        kill(zygote)
-        wait_for(lambda: zygote_of(iterator) not in (0, zygote), "another zygote")
-        if standby_dies:
-            kill(iterator._pool.zygote.pid)
-        kill(before[0])
-        wait_for(lambda: iterator._engine.health()["deaths"], "the death to be seen")
-        wait_for(lambda: all(w["running"] for w in worker_entries(iterator)), "workers at work")
-        now = workers_of(iterator)
-        assert now[0] != before[0] and now[1] == before[1]
-        iterator._shutdown_workers()
-        assert not any(map(alive, now))
-        assert standby_dies or not any(map(psutil.pid_exists, now))  # it has reaped its own
-
-
-def first_or_next(monkeypatch, which, fails):
-    """Makes the first zygote of each standby fail, or the next ones."""
-    watch = Zygote._watch
-
-    def watched(self, alone):
-        return fails() if (self.standby == 0) == (which == "first") else watch(self, alone)
-
-    monkeypatch.setattr(Zygote, "_watch", watched)
+    assert torch.cat(got).tolist() == list(range(200))
+    assert not any(map(psutil.pid_exists, now[:1]))  # it has reaped its own
 
 
 @pytest.mark.parametrize("which", ["first", "next"])
-def test_a_zygotes_exception_is_in_the_error(which, at_once, monkeypatch):
+def test_a_zygotes_exception_is_in_the_error(which, monkeypatch):
     """It is no death that another zygote would make up for."""
+    watch = Zygote._watch
 
-    def fails():
+    def fails(self):
+        if which == "next" and not self.children:
+            return watch(self)
         raise ValueError("of the zygote")
 
-    first_or_next(monkeypatch, which, fails)
+    monkeypatch.setattr(Zygote, "_watch", fails)
     with pytest.raises(RuntimeError, match="died unexpectedly, .* Cause: ValueError: of the zygote"):
-        list(make(Slow(10**6, 0.01)))
+        for _ in (iterator := iter(make(Slow(10**6, 0.01)))):
+            if not iterator._pool.restarts:
+                kill_zygote(iterator)
 
 
-@pytest.mark.parametrize("which, error", [
-    ("first", "died unexpectedly"),
-    ("next", r"killed 10 times in a row, .* \(signal 9\)"),
-])  # fmt: skip
-def test_zygotes_that_die_at_once_are_an_error(which, error, at_once, monkeypatch):
-    first_or_next(monkeypatch, which, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(RuntimeError, match=error):
-        list(make(Slow(10**6, 0.01)))
-
-
-def test_standby_without_zygote_forks_workers(at_once, monkeypatch):
-    """As where a limit on processes allows for no more."""
-    refusals = multiprocessing.Value("i", 0)
-
-    def refused(_standby):
-        refusals.value += 1
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    monkeypatch.setattr(Standby, "_fork_zygote", refused)
-    iterator = iter(make(Slow(64, 0.0), batch_size=2))
-    got = [next(iterator)]
-    wait_for(lambda: refusals.value, "the refusal")
-    kill(workers_of(iterator)[0])
-    wait_for(lambda: iterator._engine.health()["deaths"], "the death to be seen")
-    wait_for(lambda: all(w["state"] == READY for w in worker_entries(iterator)), "another worker")
-    assert zygote_of(iterator) == iterator._pool.zygote.pid and refusals.value == 1
-    assert sorted(torch.cat([*got, *iterator]).tolist()) == list(range(64))
+def test_zygotes_that_die_at_once_are_an_error(monkeypatch):
+    monkeypatch.setattr(Zygote, "_watch", lambda self: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(process_pool, "SOON_SECONDS", PATIENCE)
+    monkeypatch.setattr(process_pool, "RESTARTS_MOST", 3)
+    iterator = None
+    with pytest.raises(RuntimeError, match="died unexpectedly"):
+        iterator = iter(make(Slow(10**6, 0.01)))
+        pool = iterator._pool
+        list(iterator)
+    assert pool.restarts == 3
 
 
 @pytest.mark.parametrize(
@@ -421,7 +347,7 @@ def test_a_persistent_loader_makes_another_zygote(options, monkeypatch):
     loader = make(Slow(64, 0.02), batch_size=2, persistent_workers=True, **options)
     iterator = iter(loader)
     next(iterator)
-    kill_starters(iterator)
+    kill_zygote(iterator)
     with pytest.raises(RuntimeError, match="died unexpectedly"):
         for _ in iterator:
             pass
@@ -464,26 +390,23 @@ def test_killed_trainer_ends_all_processes(dataset, method):
         process.communicate()
 
 
-@pytest.mark.parametrize("stopped", ["standby", "zygote"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_killed_trainer_with_stopped_zygote(method, stopped):
-    """Workers see for themselves that the trainer is gone; zygote and standby wake each other."""
+def test_killed_trainer_with_stopped_zygote(method):
+    """Workers see for themselves that the trainer is gone, and continue the zygote."""
     script = (
-        "import minato\nfrom attack.datasets import *\nfrom attack.support import standby_of\n"
+        "import minato\nfrom attack.datasets import *\n"
         "if __name__ == '__main__':\n"
         "    it = iter(minato.DataLoader(Slow(4, 0.0), num_workers=2, persistent_workers=True,\n"
         f"        multiprocessing_context={method!r}))\n"
         "    list(it)\n"
-        "    standby_of(it)\n"
-        "    print(it._pool.zygote.pid, it._engine.segment.zygote, *(w.pid for w in it._workers),\n"
-        "          flush=True)\n"
+        "    print(it._pool.zygote.pid, *(w.pid for w in it._workers), flush=True)\n"
         "    input()\n"
     )
     process = start_script(script, stdin=subprocess.PIPE)
     try:
         family = [int(pid) for pid in process.stdout.readline().split()]
-        assert len(family) == 4
-        kill(family[stopped == "zygote"], signal.SIGSTOP)
+        assert len(family) == 3
+        kill(family[0], signal.SIGSTOP)
         kill(process.pid)
         wait_for(lambda: not any(map(alive, family)), "workers and zygote to end")
     finally:
@@ -504,14 +427,14 @@ def test_killed_trainer_beside_a_hung_zygote_leaves_none():
         "os.register_at_fork(before=hang)\n"
         "it = iter(minato.DataLoader([0, 1], num_workers=1))\n"
         "os.read(hung, 1)\n"
-        "print(it._pool.zygote.pid, it._engine.segment.zygote, flush=True)\n"
+        "print(it._pool.zygote.pid, flush=True)\n"
         "input()\n"
     )
     process = start_script(script, stdin=subprocess.PIPE)
     family = [int(pid) for pid in process.stdout.readline().split()]
     try:
         kill(process.pid)
-        wait_for(lambda: not any(map(alive, family)), "standby and zygote to end")
+        wait_for(lambda: not any(map(alive, family)), "the zygote to end")
     finally:
         for pid in (process.pid, *family):
             kill(pid)
@@ -556,20 +479,18 @@ def test_exit_during_worker_start_leaves_no_process(tmp_path):
         process.communicate()
 
 
-@pytest.mark.parametrize("stopped", ["standby", "zygote"])
-def test_program_exits_with_stopped_zygote(stopped):
+def test_program_exits_with_stopped_zygote():
     script = (
-        "import minato\nfrom attack.datasets import *\nfrom attack.support import standby_of\n"
+        "import minato\nfrom attack.datasets import *\n"
         "it = iter(minato.DataLoader(Slow(4, 0.0), num_workers=2, persistent_workers=True))\n"
         "list(it)\n"
-        "standby_of(it)\n"
-        "print(it._pool.zygote.pid, it._engine.segment.zygote, *(w.pid for w in it._workers), flush=True)\n"
+        "print(it._pool.zygote.pid, *(w.pid for w in it._workers), flush=True)\n"
         "input()\n"
     )
     process = start_script(script, stdin=subprocess.PIPE)
     family = [int(pid) for pid in process.stdout.readline().split()]
     try:
-        kill(family[stopped == "zygote"], signal.SIGSTOP)
+        kill(family[0], signal.SIGSTOP)
         process.communicate("go on", timeout=3 * PATIENCE)
         assert process.returncode == 0
         wait_for(lambda: not any(map(alive, family)), "workers and zygote to end")
@@ -587,7 +508,7 @@ def test_killed_zygote_with_default_sigpipe_is_an_error():
         "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
         "it = iter(minato.DataLoader(Slow(4000, 0.01), num_workers=2))\n"
         "next(it)\n"
-        "for pid in it._pool.zygote.pid, it._engine.segment.zygote:\n    os.kill(pid, signal.SIGKILL)\n"
+        "os.kill(it._pool.zygote.pid, signal.SIGKILL)\n"
         "try:\n    list(it)\n"
         "except RuntimeError as error:\n    print(error)\n"
         "assert signal.SIGPIPE not in signal.sigpending()\n"
@@ -721,26 +642,9 @@ def test_the_only_worker_is_killed_again_and_again(seed):
         kills += hunter.kills
 
 
-def test_a_stopped_zygote_hides_no_death(at_once):
-    """The loader waits for ten seconds for another worker, and ends the zygote. Another goes on."""
-    iterator = iter(make(Slow(64, 60.0), num_workers=1, timeout=PATIENCE))
-    wait_for(lambda: worker_entries(iterator)[0]["running"], "a worker at work")
-    standby_of(iterator)
-    zygote = zygote_of(iterator)
-    kill(zygote, signal.SIGSTOP)
-    try:
-        kill(workers_of(iterator)[0])
-        wait_for(lambda: iterator._engine.health()["deaths"], "the death to be seen")
-        wait_for(lambda: worker_entries(iterator)[0]["running"], "another at work")
-        assert zygote_of(iterator) != zygote
-    finally:
-        kill(zygote, signal.SIGCONT)
-
-
-def test_a_stopped_first_zygote_hides_no_death(monkeypatch):
+def test_a_stopped_zygote_hides_no_death():
     """The loader sees by itself that a worker has died, waits for ten seconds to be told, and ends
     the zygote. The program starts another."""
-    monkeypatch.setattr(standby, "ALONE_SECONDS", 1000.0)
     iterator = iter(make(Slow(4, 0.5), batch_size=4, num_workers=1))
     wait_for(lambda: worker_entries(iterator)[0]["running"], "a worker at work")
     zygote = zygote_of(iterator)

@@ -46,7 +46,7 @@ def processes(count):
     os.setresuid(61234, 61234, 61234)
     limit(resource.RLIMIT_NPROC, count)
 
-def standby_refused():
+def second_refused():
     import minato.workers.zygote as zygote
     fork = zygote.Zygote._fork
     def once(self, number):
@@ -61,7 +61,7 @@ REFUSALS = {
     "file size": lambda: limit(resource.RLIMIT_FSIZE, 100_000),
     "first process": lambda: processes(1),
     "first thread": lambda: processes(2),
-    "second worker": standby_refused,
+    "second worker": second_refused,
     "descriptors": lambda: limit(resource.RLIMIT_NOFILE, len(os.listdir("/proc/self/fd")) + 3),
     # room for Python's own small allocations
     "address space": lambda: limit(resource.RLIMIT_AS, address_space() + (16 << 20)),

@@ -40,7 +40,7 @@ from .support import (
     held,
     in_child,
     kill,
-    kill_starters,
+    kill_zygote,
     run_file,
     run_script,
     same,
@@ -125,7 +125,7 @@ def test_processes_started_by_workers_block_nothing(zygote_dies, monkeypatch):
         assert [name for name in descriptors if "memfd" in name] == []
         assert "memfd:minato" not in (process / "maps").read_text()
         if zygote_dies:
-            kill_starters(iterator)
+            kill_zygote(iterator)
         begin = time.monotonic()
         iterator._shutdown_workers()
         assert time.monotonic() - begin < PATIENCE and alive(dataset.pid.value)
@@ -568,7 +568,7 @@ def test_a_sample_of_many_tensors_needs_no_descriptors():
 MANY_DESCRIPTORS = """
 import gc, os, resource, minato
 from attack.datasets import Slow
-from attack.support import descendants, kill_starters, wait_for
+from attack.support import descendants, kill_zygote, wait_for
 resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 others = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
 before = len(os.listdir("/proc/self/fd"))
@@ -576,7 +576,7 @@ for zygote_dies in (False, True):
     iterator = iter(minato.DataLoader(Slow(64, 60.0), num_workers=2))
     wait_for(lambda: all(w["running"] for w in iterator._engine.workers()), "workers at work")
     if zygote_dies:
-        kill_starters(iterator)
+        kill_zygote(iterator)
     iterator._shutdown_workers()
     iterator = None
     gc.collect()

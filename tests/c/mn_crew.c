@@ -60,10 +60,10 @@ fake_gone(struct mn_executor *self)
 }
 
 static void
-fake_end(struct mn_executor *self, bool all)
+fake_end(struct mn_executor *self)
 {
-    ((struct fake *)self)->ended++;
-    ((struct fake *)self)->gone = all;
+    struct fake *f = (struct fake *)self;
+    f->gone = ++f->ended == 2; /* another takes the place of the first at once */
 }
 
 struct bench {
