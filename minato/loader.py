@@ -36,7 +36,7 @@ from .stateful import is_stateful
 from .typing import Batching, CacheForm, OnError, Scheduling, Stats, WorkerType
 
 if CORE:
-    from .iterators.balanced import BalancedIterator
+    from .iterators.iterator import BalancedIterator
     from .iterators.ready import ReadyIterator
     from .iterators.static_and_iterable import StaticIterator
 

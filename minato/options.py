@@ -29,7 +29,7 @@ from .option_values import default, option, option_values, record
 from .text import parse_bytes
 
 if CORE:
-    from .workers import python_threads
+    from .workers import threads
     from .workers.native import why_not
 
 if TYPE_CHECKING:
@@ -479,6 +479,6 @@ class Options:
                     "thread cannot be killed, so no sample is retried. Leave it out."
                 )
         if self.worker_type == "thread":
-            reason = python_threads.why_not(loader) if CORE else NEEDS_LINUX
+            reason = threads.why_not(loader) if CORE else NEEDS_LINUX
             if reason is not None:
                 raise ValueError(thread_impossible_message(reason))

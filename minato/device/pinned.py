@@ -1,7 +1,7 @@
 """``pin_memory=True`` with an accelerator: batches are pinned ahead of ``next()``.
 
 torch's own thread function copies a batch into pinned memory while the program works on
-the previous one. ``iterators/delivery_queue.py`` decides what is sent to it, and when. Without an
+the previous one. ``iterators/receiver.py`` decides what is sent to it, and when. Without an
 accelerator there is no thread.
 """
 
@@ -23,7 +23,7 @@ from torch.utils.data import _utils
 from ..errors import Failure
 from ..time_share import Deadline
 from ..workers import grace
-from ..workers.thread_pool import start_quietly
+from ..workers.threads import start_quietly
 from .copies import FEWEST, Copier, Copies
 from .interface import Provider
 from .operators import Split

@@ -1,15 +1,22 @@
 """The iterator of a loader without workers: torch's, with a counted position that can be resumed.
 
-With ``seed_per_sample=True`` it makes the same samples as workers."""
+With ``seed_per_sample=True`` it makes the same samples as workers. The program's own generators are
+seeded for that, so they are restored after each batch: the program continues to draw as if workers
+had made the batch.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import random
 import sys
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from .._dynamo import eager
@@ -25,26 +32,89 @@ from ..observe.measurements import Load
 from ..options import Options
 from ..seeding.order_generators import BASE_SEED, all_global, global_generators, put_global
 from ..stateful import (
-    Kept,
-    Snapshot,
-    begin_anew,
-    initial_state,
-    load_iterator_state,
-    load_state,
-    make_again,
-    may_be_asked,
-    read,
+    Kept, Snapshot, begin_anew, initial_state, load_iterator_state, load_state, make_again,
+    may_be_asked, read,
 )  # fmt: skip
 from .across_iterators import memo_of
 from .position import Position
 from .stats import export
 
 if CORE:
-    from ..workers.fetching import BY_INDEX, AllLeftOut
+    from ..seeding.find_generators import Growing
+    from ..seeding.generator_states import put_back
+    from ..workers.fetching import (
+        BY_INDEX, OF_COLLATE, AllLeftOut, Unseeded, fetched, made, tolerated,
+    )  # fmt: skip
     from ..workers.on_error import Ahead, Spares, Tolerant
-    from .batch_errors import Amended
-    from .max_errors import ErrorsAllowed
-    from .seeded_inline import SeededFetcher, TolerantFetcher
+    from .failures import Amended, ErrorsAllowed
+
+class SeededHere:
+    """Seeds what a worker would seed for this dataset and collate_fn, and restores it afterwards,
+    except for the effects of seed_sample(), which cannot be undone."""
+
+    def __init__(self, dataset: Any, collate_fn: Any, generator: Any) -> None:
+        self._growing = Growing(dataset, collate_fn, of_loader=generator)
+        rand = np.random.mtrand._rand  # type: ignore[attr-defined]
+        self._everybodys = (random._inst, rand, torch.default_generator)  # type: ignore[attr-defined]
+        self.seeder = self._growing.seeder
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Restores the program's generators afterwards."""
+        generators = (*self._everybodys, *self._growing.seeded())
+        before = [put_back(generator) for generator in generators]
+        try:
+            yield
+        finally:
+            for put in before:
+                put()
+
+
+class SeededFetcher:
+    """Replaces torch's fetcher of a map-style dataset: the same batches as with workers."""
+
+    def __init__(
+        self,
+        fetcher: Any,
+        ranks: tuple[int, int, int],
+        tolerant: Tolerant | None,
+        generator: Any,  # the loader's own
+    ) -> None:
+        self._fetcher = fetcher
+        self._tolerant = tolerant
+        self.spares: list[Any] = []  # for the next batch
+        self._here = SeededHere(fetcher.dataset, fetcher.collate_fn, generator)
+        self._here.seeder.share(ranks)
+        self.place = (0, 0, 0, 0)  # base seed, epoch, batch's number, position of its first
+
+    def fetch(self, index: Any) -> Any:
+        """The batch of an index, or of a list of them."""
+        base_seed, epoch, number, _position = self.place
+        with self._here.undisturbed():
+            place = (base_seed, epoch, number, OF_COLLATE)
+            return made(self._here.seeder, place, self._fetcher.collate_fn, self._samples(index))
+
+    def _samples(self, index: Any) -> Any:
+        seeder, fetcher = self._here.seeder, self._fetcher
+        if self._tolerant is None:
+            return fetched(seeder, fetcher, index, self.place)
+        return tolerated(self._tolerant, seeder, fetcher, index, self.spares, self.place)
+
+
+class TolerantFetcher:
+    """Replaces torch's fetcher of a map-style dataset: continues after samples that fail."""
+
+    def __init__(self, fetcher: Any, tolerant: Tolerant) -> None:
+        self._fetcher = fetcher
+        self._tolerant = tolerant
+        self.spares: list[Any] = []  # for the next batch
+
+    def fetch(self, index: Any) -> Any:
+        """The batch of an index, or of a list of them."""
+        nowhere = 0, 0, 0, 0
+        fetcher, spares = self._fetcher, self.spares
+        data = tolerated(self._tolerant, Unseeded, fetcher, index, spares, nowhere)
+        return fetcher.collate_fn(data)
 
 
 def _begins_with_next(loader: Any) -> bool:

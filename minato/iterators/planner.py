@@ -18,9 +18,8 @@ from ..transport.rows_or_whole import EngineTransport
 from ..workers.fetching import BY_INDEX
 from ..workers.native import integers
 from ..workers.on_error import Ahead, FatalIndex, Spares
-from .batch_errors import lost_sample
-from .cost_hints import CostHints
-from .locality_key import Groups
+from .failures import lost_sample
+from .hints import CostHints, Groups
 from .next_epoch import EpochAhead, NextEpoch
 from .position import Position
 from .window import Window

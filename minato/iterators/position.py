@@ -25,14 +25,11 @@ from ..seeding.order_generators import (
 from ..seeding.ranks import by_launcher, ranks_of
 from ..state import Start, State
 from ..stateful import Kept
-from .across_iterators import Memo
-from .dataset_epochs import DatasetEpochs
-from .reordering import Reordering
-from .sampler_draws import DrawDetector
-from .sampler_states import SamplerStates
+from .across_iterators import DatasetEpochs, Memo
+from .samplers import DrawDetector, Reordering, SamplerStates
 
 if TYPE_CHECKING:
-    from .max_errors import ErrorsAllowed
+    from .failures import ErrorsAllowed
 
 
 class Position:

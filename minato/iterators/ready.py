@@ -23,12 +23,10 @@ from ..transport.rows_or_whole import EngineTransport, SampleTransport
 from ..workers import answers
 from ..workers.answers import ERROR, LEFT_OUT, OBJECTS, REFUSED, REPLACED, parted
 from ..workers.on_error import Spares
-from .balanced import BalancedIterator
-from .batch_errors import Amended, Part, lost, no_room, note, refused, unread
-from .collating import CollatesHere
-from .delivery_queue import AtATime, DeliveryQueue
+from .failures import Amended, Part, lost, no_room, note, refused, unread
+from .iterator import BalancedIterator
 from .planner import Batch, Planner
-from .receiver import Completions, Receiver
+from .receiver import AtATime, CollatesHere, Completions, DeliveryQueue, Receiver
 from .supervisor import Supervisor
 
 #: how many batches a sample may move at most. Each costs memory for samples that wait; a

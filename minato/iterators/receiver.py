@@ -1,42 +1,137 @@
-"""Receives finished batches from the engine. The result is data from rows, data from messages,
-samples collated here, or a failure."""
+"""Receives finished batches from the engine, and delivers them. The result is data from rows, data
+from messages, samples collated here, or a failure.
+
+Some batches are received early and delivered by a later ``next()``. With ``device=``, or
+``pin_memory=True`` and an accelerator, each ``next()`` checks, without waiting, whether the batch
+after the delivered one is complete. If so, it sends that batch to the thread of
+``device/pinned.py``.
+
+Without these, complete small batches are received together with the one that is asked for. A
+program whose steps take milliseconds returns with cold caches, so the first batch costs several
+times as much as the following ones. (If steps are long, batches are received one at a time. The
+cost does not matter then, and each call shows how full the queue is.)
+
+``mn_engine_type_take.c`` is told how many of those batches need nothing else, and delivers them without
+running this code.
+
+Sampler and engine stay in the program's thread. Prefetched batches still count as planned, so the
+engine starts nothing more for them (mn_plan.h), and they are not visible before their turn.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+import torch
+
 from .._core import Block, CostModel, Engine
+from ..device.pinned import Pinner, Pinning
 from ..errors import Failure
 from ..time_share import Deadline
-from ..transport.layouts import Layout
-from ..transport.rows_or_whole import SampleTransport
+from ..transport.layouts import Layout, NoLayout, alike, is_default_collate
+from ..transport.rows_or_whole import EngineTransport, SampleTransport
+from ..transport.uncollatable import by_index, why
+from ..worker_info import as_in_worker
 from ..workers import answers
 from ..workers.answers import (
-    AMISS,
-    BATCH,
-    ERROR,
-    FAILED,
-    LEFT_OUT,
-    OBJECTS,
-    OK,
-    PART,
-    PLACED,
-    REFUSED,
-    REPLACED,
-    SAMPLE,
+    AMISS, BATCH, ERROR, FAILED, LEFT_OUT, OBJECTS, OK, PART, PLACED, REFUSED, REPLACED, SAMPLE,
     parted,
 )  # fmt: skip
 from ..workers.on_error import FailedSample
-from .batch_errors import Amended, Part, lost, no_room, note, refused, unread
-from .collating import CollatesHere
+from .failures import Amended, Part, lost, no_room, note, refused, unread
 from .planner import Batch, Planner
+from .position import Position
 from .supervisor import Supervisor
 from .trace import Trace
+from .window import Window
+
+def _on_cpu() -> contextlib.AbstractContextManager[Any]:
+    """Makes new tensors on the CPU, as in workers, whatever the program's default device."""
+    elsewhere = torch.get_default_device().type != "cpu"
+    return torch.device("cpu") if elsewhere else contextlib.nullcontext()
+
+
+class CollatesHere:
+    """Runs the loader's collate_fn where workers have left that to the trainer."""
+
+    engine: Engine
+
+    def __init__(self, loader: Any, position: Position, shape: SampleTransport) -> None:
+        self.shape = shape
+        self.position = position
+        self.dataset = loader.dataset
+        self.collate_fn = loader.collate_fn
+        self._num_workers: int = loader.num_workers
+
+    def batch(
+        self, place: tuple[int, Any], samples: list[Any], worker: int, layout: Layout | None
+    ) -> Any:
+        """The batch of samples that did not travel as rows, or a Failure with torch's text.
+        place: batch number and indices; layout: the layout that they should have had."""
+        try:
+            with _on_cpu():
+                data = self.collated(samples, worker)
+        except Exception as error:
+            where = f"in DataLoader worker process {worker}"
+            reason = why(samples, by_index(place[1])) if is_default_collate(self.collate_fn) else ""
+            failure = Failure.of(error, f"{where}. minato: {reason}" if reason else where)
+            failure.note = note(*place)
+            return failure
+        if layout is not None:
+            self.shape.misfit()
+        return data
+
+    def collated(self, samples: list[Any], worker: int) -> object:
+        """Collates samples. Samples of equal structure prove a layout and are placed in rows.
+        For others, torch's collate depends on running in a worker, so that is simulated."""
+        shape = self.shape
+        if not shape.whole and alike(samples):
+            if shape.layout is None:
+                try:
+                    proof = self.collate_fn(samples)
+                    shape.learn(Layout.prove(samples[0], proof, len(samples)))
+                except NoLayout:
+                    shape.whole = True
+            if shape.layout is not None:
+                data = self._placed(samples, shape.layout)
+                if data is not None:
+                    return data
+        try:
+            with self.as_worker(worker):
+                return self.collate_fn(samples)
+        except RuntimeError as error:
+            if "</torch_" not in str(error):
+                raise
+        # In a worker, torch collates into files of /dev/shm, one per tensor. If there is no space
+        # or no descriptor for them, collate without: this batch does not travel any more.
+        return self.collate_fn(samples)
+
+    def _placed(self, samples: list[Any], layout: Layout) -> object:
+        """The batch in minato's own memory, or None if a sample does not fit."""
+        objects: list[list[Any]] = [[] for _ in samples]
+        block = self.engine.place(samples, layout.core, objects)
+        if block is None:
+            return None
+        try:
+            return self.engine.decode(block, layout.core, objects)
+        finally:
+            self.engine.retire(block)
+
+    def as_worker(self, number: int) -> contextlib.AbstractContextManager[None]:
+        """Makes get_worker_info() report a worker; torch's collate then uses shared memory."""
+        return as_in_worker(
+            id=number,
+            num_workers=self._num_workers,
+            seed=self.position.base_seed + number,
+            dataset=self.dataset,
+        )
+
 
 #: result of poll() for a block with a task that no worker could finish
 LOST = 2
@@ -396,3 +491,168 @@ class Receiver:
         amended = Amended(data, amiss, empty=not rows)
         amended.name(*place)
         return amended
+
+
+#: limit for short steps. About ten pass between two decisions on the number of workers.
+SHORT_STEP_NS = 25_000_000
+
+#: small batches received at a time, and the limit on their total bytes
+AT_A_TIME, AT_A_TIME_BYTES = 8, 1 << 20
+
+
+class Raised:
+    """An exception that was raised while a batch was received early."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class AtATime:
+    """How many small batches are received at a time: few enough that workers find work while
+    the program uses the earlier ones."""
+
+    def __init__(self, transport: EngineTransport | None, window: Window) -> None:
+        self._transport = transport  # None: always one
+        self._window = window
+        self._layout: Layout | None = None  # the layout for which _most was computed
+        self._most = 1
+
+    def most(self) -> int:
+        """The number if steps are short."""
+        layout = self._transport.layout if self._transport is not None else None
+        if layout is not self._layout:
+            self._layout, self._most = layout, 1
+            if layout is not None:
+                window = self._window
+                fit = AT_A_TIME_BYTES // max(1, layout.core.row_bytes * window.batch_size)
+                self._most = max(1, min(AT_A_TIME, window.size() // 2, fit))
+        return self._most
+
+
+class DeliveryQueue:
+    """Delivers a receiver's batches, and makes sure that the next one is on its way."""
+
+    engine: Engine
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        receiver: Receives,
+        entries: deque[list[Any]],
+        at_a_time: AtATime,
+    ) -> None:
+        #: [description, data or Pinning or Raised] of received batches, in order of delivery
+        self.entries = entries
+        self.pinner: Pinner | None = None
+        self.receiver = receiver
+        self._supervisor = supervisor
+        self._at_a_time = at_a_time
+        self._waits = False  # wait_begins() was called and wait_ends() was not
+        self._got = False  # the wait returned a batch
+
+    def next(self) -> tuple[Any, Any] | None:
+        """The receiver's next batch, pinned if that is asked for. Also prefetches the following
+        batches if they are complete."""
+        entries, supervisor = self.entries, self._supervisor
+        if self._waits:  # an interrupt came before wait_ends()
+            self._end_wait()
+        if self.pinner is not None:
+            most = self.pinner.most()
+        elif entries:
+            return self._handed_out()
+        else:
+            most = self._at_a_time.most() if supervisor.trace is None else 1
+            if most == 1:
+                return self.receiver.receive()
+        if not supervisor.living():
+            return self.receiver.receive()
+        self._got, self._waits = False, True
+        step = self.engine.wait_begins()
+        try:
+            if self.pinner is None and not 0 < step < SHORT_STEP_NS:
+                most = 1
+            if not entries:
+                self._append(self.receiver.receive())
+            if 0 < len(entries) < most:
+                self._receive_ahead(most)
+            if not entries:
+                return None
+            if self.pinner is not None:
+                self._send_off(self.pinner, entries[0])
+            what, data = entries[0]
+            if isinstance(data, Pinning):
+                data = data.result(supervisor.timeout)
+            self._got = True  # a KeyboardInterrupt cannot be raised before the next line
+            entries.popleft()
+            if isinstance(data, Raised):
+                raise data.error
+            return what, data
+        finally:
+            self._end_wait()
+
+    def _end_wait(self) -> None:
+        supervisor = self._supervisor
+        if supervisor.living():
+            # With no batch and an empty queue, an interrupt has lost what was received.
+            self.engine.wait_ends(self._got, bool(self.entries))
+            if supervisor.trace is not None:
+                supervisor.trace.news()
+        self._waits = False
+
+    def put_back(self, got: tuple[Any, Any]) -> None:
+        """Returns a batch to the queue, for the next call; not if it is already pinned."""
+        if self.pinner is None:
+            self.entries.appendleft([*got])
+
+    def need_nothing(self, most: int) -> int:
+        """How many of the first ``most`` prefetched batches need nothing but delivery."""
+        entries = self.entries
+        whole = len(entries) - isinstance(entries[-1][1], (Failure, Raised))
+        return min(most, whole)
+
+    def _handed_out(self) -> tuple[Any, Any]:
+        self.engine.delivered()  # first: after an interrupt it may be called twice for a batch
+        what, data = self.entries.popleft()
+        if self._supervisor.trace is not None:
+            self._supervisor.trace.news()
+        if isinstance(data, Raised):
+            raise data.error
+        return what, data
+
+    def _receive_ahead(self, most: int) -> None:
+        """Receives complete batches in torch's default modes. A later next() may run outside the
+        inference mode or no_grad() block of this one. Tensors that are made in the default modes
+        work in all modes."""
+        if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+            with torch.inference_mode(False), torch.enable_grad():
+                self._append_most(most)
+        else:
+            self._append_most(most)
+
+    def _append_most(self, most: int) -> None:
+        while len(self.entries) < most and self.receiver.more() and self._append_ahead():
+            pass
+
+    def _append_ahead(self) -> bool:
+        try:
+            return self._append(self.receiver.receive(wait=False))
+        except Exception as error:
+            self.entries.append([None, Raised(error)])  # raised in its turn
+            return False
+
+    def _append(self, received: tuple[Any, Any] | None) -> bool:
+        """Adds to the queue. Returns whether more may be received: a failed batch is the last."""
+        if received is None:
+            return False
+        entry = [*received]
+        self.entries.append(entry)
+        del received  # so that the pinning thread holds the last reference
+        if self.pinner is not None:
+            self._send_off(self.pinner, entry)
+        return not isinstance(entry[1], Failure)
+
+    def _send_off(self, pinner: Pinner, entry: list[Any]) -> None:
+        """Submits a batch for pinning, unless it is already. An interrupt may have come first."""
+        if not isinstance(entry[1], (Pinning, Failure, Raised)):
+            note = functools.partial(self.receiver.named, entry[0])
+            entry[1] = pinner.submit(entry[1], note)

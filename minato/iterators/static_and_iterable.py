@@ -25,9 +25,8 @@ from ..transport.rows_or_whole import EngineTransport
 from ..workers import answers
 from ..workers.answers import EXHAUSTED, FAILED, OK
 from ..workers.on_error import RAISE, REPLACE, Ahead, Spares
-from .balanced import WHOLE
-from .base import MinatoIterator, Queue
-from .batch_errors import Amended, note, unread
+from .failures import Amended, note, unread
+from .iterator import WHOLE, MinatoIterator, Queue
 from .receiver import LOST, placed_batch
 from .supervisor import Supervisor, stay_at_exit
 

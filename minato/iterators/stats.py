@@ -89,9 +89,11 @@ from typing import TYPE_CHECKING, Any
 from .._not_linux import CORE
 from ..observe.measurements import Watch, cores
 from ..observe.totals import Source
-from ..observe.verdict import FEW, Alone, Facts, alone, causes, told, trouble, verdict
+from ..observe.verdict import (
+    FEW, SMALL_CACHE, Alone, Facts, alone, causes, larger, told, trouble, verdict,
+)  # fmt: skip
+from ..option_values import option
 from .across_iterators import memo_of
-from .cache_advice import cache_words
 
 if CORE:
     from .. import _core
@@ -392,3 +394,45 @@ def _worker(w: _WorkerEntry) -> dict[str, Any]:
         "busy": w["busy_ns"] * _NS,
         "cpu": w["cpu_ns"] * _NS,
     }
+
+
+# ---- words on a cache: that it is too small, is off, or would help -----------------------------
+
+#: causes that a cache does away with, from the second epoch on
+HELPED = ("too few workers", "computing workers", "slow storage", "no workers")
+
+
+def cache_words(loader: Any, stats: dict[str, Any]) -> str:
+    """A sentence for the verdict, or ""; of caches that the dataset uses by itself, too."""
+    cache, memo = stats["cache"], memo_of(loader)
+    if cache is None and not memo.misses:
+        return _would_help(loader, stats)
+    if cache is not None and cache["off"] is not None:
+        return f"There is no cache, so samples are made each time: {cache['off']}."
+    missed = memo.missed()
+    named = any(cause["name"] == SMALL_CACHE for cause in stats["causes"])
+    if named or missed is None or not missed.too_small:
+        return ""
+    return (
+        f"The cache has no room for {missed.refused} of {missed.values} values that were made, so each "
+        f"epoch makes them again. {larger(missed)}"
+    )
+
+
+def _would_help(loader: Any, stats: dict[str, Any]) -> str:
+    """Advises a loader without a cache whose dataset could be read through one."""
+    if not CORE:
+        return ""  # there is no cache on this system, and its modules are not imported
+    names = [cause["name"] for cause in stats["causes"][:1]]
+    if not names or names[0] not in HELPED or option(loader, "cache") is not None:
+        return ""
+    if stats["worker_type"] == "native" and names[0] != "slow storage":
+        return ""  # they read files that the page cache has
+    from ..cache.datasets import readable
+
+    if not readable(loader.dataset):
+        return ""
+    return (
+        'A cache (cache="16GiB", or the size of your data) would keep the deterministic part of each '
+        "sample, so that later epochs do not make it again."
+    )

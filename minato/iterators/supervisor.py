@@ -1,15 +1,24 @@
-"""The workers of one iterator: started, watched, ended."""
+"""The workers of one iterator: started, watched, ended.
+
+A library may start a thread pool in the program (polars, an executor) and give it work in a forked
+worker. The pool's threads do not exist there, so workers wait forever. The only visible sign is that
+all workers sleep in their first sample. One warning then names the threads.
+
+``sample_timeout=``: a worker whose sample takes too long is killed, and the sample has failed.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import functools
+import os
 import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch.utils.data import _utils
@@ -28,14 +37,152 @@ from ..seeding.order_generators import SYSTEMS_SEEDS, seed_of
 from ..time_share import Deadline
 from ..workers import signals
 from ..workers.process_pool import Executor, Pool
-from .batch_errors import placed
-from .foreign_threads import FirstSamples
-from .late_samples import LateSamples
+from .failures import placed
 from .position import Position
 from .stats import Served, engine_stats
-from .trace import Trace, tracer
-from .trace import writer as trace_writer
+from .trace import Trace, tracer, writer as trace_writer
 from .window import per_worker
+
+#: all workers must have been in their first sample for this many seconds
+SECONDS = 5.0
+#: and must have used no CPU during a period of this many seconds
+LOOK = 1.0
+#: how many threads the warning names
+NAMED = 6
+#: names of threads that a fork does not need: minato's and torch's
+_HARMLESS = ("minato", "pt_", "cuda")
+
+
+class FirstSamples:
+    """Watches one iterator's workers until one of them has made a sample."""
+
+    def __init__(self, forked: bool) -> None:
+        self.watching = forked
+        self._looked = time.monotonic()
+        self._used: list[bytes] | None = None  # CPU time of each process at the last look
+
+    def part(self, seconds: float) -> float:
+        """Shortens a wait (below 0: unlimited) so that it ends at the next look."""
+        if not self.watching:
+            return seconds
+        return min(seconds, LOOK) if seconds >= 0 else LOOK
+
+    def look(self, engine: Engine) -> None:
+        """Warns if all workers sleep in their first sample."""
+        now = time.monotonic()
+        if not self.watching or now < self._looked + LOOK:
+            return
+        self._looked, before, self._used = now, self._used, None
+        entries = [entry for entry in engine.workers() if entry["state"] == WORKER_READY]
+        if any(entry["rows"] for entry in entries):
+            self.watching = False
+            return
+        late = time.monotonic_ns() - int(1e9 * SECONDS)
+        if not entries or any(e["running"] is None or e["since_ns"] > late for e in entries):
+            return
+        with suppress(OSError):  # a worker has ended, or there is no /proc
+            self._used = [_sleeps(entry["pid"]) for entry in entries]
+        if self._used is None or b"" in self._used or self._used != before:
+            return
+        self.watching = False
+        names = foreign_threads()
+        if names:
+            _warn(len(entries), names)
+
+
+def _sleeps(pid: int) -> bytes:
+    """CPU time of a process that waits for another thread; empty if it does not wait."""
+    with open(f"/proc/{pid}/stat", "rb") as stat, open(f"/proc/{pid}/wchan", "rb") as wchan:
+        fields, waits_in = stat.read().rpartition(b")")[2].split(), wchan.read()
+    if fields[0] != b"S" or b"futex" not in waits_in:  # or the system hides it
+        return b""
+    return b" ".join(fields[11:13])
+
+
+def foreign_threads() -> list[str]:
+    """Names of this process's threads, without those that workers do not need."""
+    python = {thread.native_id: thread.name for thread in threading.enumerate()}
+    names = set()
+    with open("/proc/self/comm") as file:
+        unnamed = file.read()
+    for number in os.listdir("/proc/self/task"):
+        with suppress(OSError), open(f"/proc/self/task/{number}/comm") as file:
+            comm = file.read()
+            name = python.get(int(number), "" if comm == unnamed else comm.strip())
+            me = int(number) in (os.getpid(), threading.get_native_id())
+            if name and not me and not name.startswith(_HARMLESS):
+                names.add(name)
+    return sorted(names)
+
+
+def _warn(workers: int, names: list[str]) -> None:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    who = f"All {workers} workers have" if workers > 1 else "The worker has"
+    warnings.warn(
+        f"{who} been asleep in the first sample for {SECONDS:.0f} seconds. Workers are forks of "
+        f"this program and do not have its threads: {', '.join(names[:NAMED])}{more}. If the "
+        "dataset uses a library or an executor that started these threads in the program, it "
+        "may wait for them forever. Give the loader multiprocessing_context='forkserver', or "
+        "use the library only in workers. With timeout=0 the loader waits forever; timeout=60 raises "
+        "an error after 60 seconds. This warning is shown once.",
+        stacklevel=4,
+    )
+
+
+#: A wait wakes after this share of sample_timeout, and after this many seconds at the latest.
+_SHARE, _MOST = 0.1, 1.0
+
+
+class LateSamples:
+    """Watches what workers make while the program waits for a batch. If the whole program is
+    stopped (Ctrl-Z, a debugger), no sample is late afterwards. So the time between two looks
+    counts for at most twice the time that a wait lasts."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._part = min(seconds * _SHARE, _MOST)
+        self._looked = time.monotonic()
+        #: by worker: its process and what it makes, and for how many seconds that was seen
+        self._seen: dict[int, tuple[Any, float]] = {}
+
+    def part(self, seconds: float) -> float:
+        """How long the next wait may last. seconds: the limit without this; below 0: none."""
+        return self._part if seconds < 0 else min(seconds, self._part)
+
+    def look(self, pool: Any, indices_of: Callable[[int], Any]) -> None:
+        """Kills the workers whose sample is late."""
+        now = time.monotonic()
+        passed = min(now - self._looked, 2 * self._part)
+        if passed < self._part / 2:
+            return
+        self._looked, before, self._seen = now, self._seen, {}
+        for number, entry in enumerate(pool.engine.workers()):
+            if (running := entry["running"]) is None:
+                continue
+            what = entry["pid"], entry["since_ns"], running
+            seen, seconds = before.get(number, (None, 0.0))
+            seconds = seconds + passed if seen == what else 0.0
+            if seconds >= self._seconds and self._is_sample(running, indices_of):
+                self._end(pool, number, entry["pid"], running)
+            else:
+                self._seen[number] = what, seconds
+
+    @staticmethod
+    def _is_sample(running: tuple[int, int], indices_of: Callable[[int], Any]) -> bool:
+        """Whether the worker makes a sample, not a batch of samples that are made."""
+        indices = indices_of(running[0])
+        return not hasattr(indices, "__len__") or running[1] < len(indices)
+
+    def _end(self, pool: Any, number: int, pid: int, running: tuple[int, int]) -> None:
+        stack = pool.stack_of(number)
+        where = f"It was here, latest call first:\n{stack}\n" if stack else ""
+        text = (
+            f"took longer than sample_timeout={self._seconds:g} seconds. {where}Its DataLoader worker "
+            f"(pid {pid}) was killed for exceeding sample_timeout, and it is not tried again."
+        )
+        pool.notes.ends_late(pid, text)
+        pool.engine.end_late(number, *running)
+
 
 #: number of workers that the error of a timeout names
 WORKERS_NAMED = 8

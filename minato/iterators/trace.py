@@ -33,7 +33,7 @@ from ..workers.answers import BATCH, COLLATE
 if TYPE_CHECKING:
     from .._core import Block, Engine
     from .across_iterators import Memo
-    from .batch_errors import Amended
+    from .failures import Amended
 
 #: reasons for starting a task that are decisions; the others are the steady window
 DECISIONS = ("early", "ahead", "finale")

@@ -37,9 +37,8 @@ from .answers import ERROR, FAILED, OK, PART, SAMPLE, Answer, Entry
 from .job import SENT_TOGETHER, Job
 from .on_error import RAISE, Fatal, FatalIndex
 from .process import seed_of_all, seed_torch
-from .python_threads import PythonPool
 from .runner import Runner
-from .thread_pool import stop_all
+from .threads import PythonPool, stop_all
 
 #: seconds without any actor, after which one is started on the trainer's node that needs no CPU
 ALONE = 60.0

@@ -1,22 +1,388 @@
-"""The data that the loader sends once to the process that forks its workers."""
+"""The data that the loader sends once to the process that forks its workers.
+
+Workers that inherit nothing get the dataset and functions as a pickle that is made once, and that
+each of them loads. multiprocessing pickles a process's arguments for one child, with descriptors (of
+queues and shared
+tensors) that only that child can take over. Here the pickle is in a memory file, together with the
+descriptors that it refers to, and the zygote can pass both on. Each worker loads the trainer's
+pickle by itself, as torch's workers do, and owns the objects.
+
+Large and plain objects are not copied into each worker. They follow the pickle in the same file.
+The zygote loads containers of text and numbers once, and its forks inherit them. Each worker maps
+the memory of arrays and tensors.
+"""
 
 from __future__ import annotations
 
+import marshal
+import mmap
 import os
-from collections.abc import Mapping, Sequence
+import pickle
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import spawn
+from itertools import chain
+from multiprocessing import context, process, reduction, spawn
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any, Callable
+
+import numpy as np
+import torch
+from torch.multiprocessing import reductions
 
 from .. import _core
 from .._notes import Notes
 from ..errors import add_note
 from .open_files import OpenFile
-from .start_payload import Pickled, inheriting, main_module
 
 if TYPE_CHECKING:
     from ..cache.datasets import Through
+
+#: a list, tuple or dict with more plain values than this is loaded once for all workers
+PLAIN_MOST = 1_000
+#: so are text, bytes and the memory of arrays with more bytes than this
+BYTES_MOST = 1 << 16
+#: the memory of arrays and tensors begins at multiples of this
+ALIGNED = 64
+
+_SCALARS = frozenset({str, int, float, bytes, bool, complex, type(None)})
+_CONTAINERS = frozenset({list, tuple, dict})
+_BYTES = frozenset({str, bytes, bytearray})
+
+#: descriptors of the pickle that is being loaded
+_beside: list[int] = []
+
+
+class _Place:
+    """Stands for a descriptor in a pickle: its place in the list of descriptors."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def detach(self) -> int:
+        return os.dup(_beside[self.place])
+
+
+class _Noting:
+    """Collects descriptors. multiprocessing takes it for the process that it pickles for."""
+
+    DupFd = _Place
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        self.descriptors.append(descriptor)
+        return len(self.descriptors) - 1
+
+
+class Pickled:
+    """An object's pickle in a memory file. It may be sent to a new process, and from there to
+    others. The object must live until the first process has the pickle.
+
+    Raises the errors of pickling the object.
+
+    Attributes:
+        shared: storages that processes share and count: on an accelerator, or by name. Each process
+            that loads them counts itself. So they must live here as long as any such process.
+    """
+
+    _beside: list[int]
+
+    def __init__(self, obj: Any) -> None:
+        noting: Any = _Noting()
+        outer = context.get_spawning_popen()
+        self._apart: Any = None  # the loaded objects that the pickle leaves out
+        self._mine = True  # this owns the descriptors; else the object owns them
+        self._file, self._beside = -1, []
+        self._file = os.memfd_create("minato-dataset")
+        self.shared: list[Any] = []
+        context.set_spawning_popen(noting)
+        try:
+            with open(self._file, "wb", closefd=False) as file, _noting_shared(self.shared):
+                self._begins = self._dump(obj, file)
+        finally:
+            context.set_spawning_popen(outer)
+        self._beside, self._mine = noting.descriptors, False
+
+    def _dump(self, obj: Any, file: Any) -> int:
+        """Writes the pickle. Returns the offset of the table of objects that it leaves out."""
+        pickler: Any = reduction.ForkingPickler(file)
+        share = pickler.dispatch_table[torch.UntypedStorage]
+
+        def reduce_storage(storage: Any) -> Any:
+            rebuild, arguments = share(storage)
+            if rebuild is not reductions.rebuild_storage_filename:
+                return rebuild, arguments
+            storage._shared_decref()  # torch counted it for one process that loads it
+            self.shared.append(storage)
+            return _rebuild_by_name, arguments
+
+        pickler.dispatch_table[torch.UntypedStorage] = reduce_storage
+        apart = _Apart(arrays=np.ndarray not in pickler.dispatch_table)
+        pickler.persistent_id = apart.id_of
+        pickler.dump(obj)
+        return apart.write(file)
+
+    def __getstate__(self) -> Any:
+        return self._begins, [reduction.DupFd(fd) for fd in (self._file, *self._beside)]
+
+    def __setstate__(self, state: Any) -> None:
+        self._begins, descriptors = state
+        self._apart, self._mine, self.shared = None, True, []
+        self._file, *self._beside = [d.detach() for d in descriptors]
+
+    def load_apart(self) -> None:
+        """Loads the objects that the pickle leaves out, for this process and its forks. Runs no
+        code of the program."""
+        with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as data:
+            data.seek(self._begins)
+            mutable, arrays, storages = pickle.load(data)
+            with memoryview(data) as whole, whole[data.tell() :] as rest:
+                plain = marshal.loads(rest)
+        for place in mutable:
+            plain[place] = bytearray(plain[place])
+        self._apart = plain, arrays, storages
+
+    def load(self) -> Any:
+        """Loads a new copy of the object."""
+        if self._apart is None:
+            self.load_apart()
+        apart, self._apart = self._apart, None  # only this copy may use the containers
+        _beside[:] = self._beside
+        try:
+            with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as data, inheriting():
+                return _Loader(self._file, data, apart).load()
+        finally:
+            _beside.clear()
+
+    def close(self) -> None:
+        """Closes file and descriptors. The pickle can no longer be loaded or sent."""
+        mine = [self._file, *self._beside] if self._mine else [self._file]
+        self._file, self._beside, self._apart = -1, [], None
+        for fd in mine:
+            if fd >= 0:
+                os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+@contextmanager
+def _noting_shared(storages: list[Any]) -> Iterator[None]:
+    """Collects each storage on an accelerator for which a handle is made."""
+    kind: Any = torch.UntypedStorage
+    own = vars(kind).get("_share_cuda_")
+    share = kind._share_cuda_
+
+    def noted(storage: Any, *args: Any, **kwargs: Any) -> Any:
+        storages.append(storage)
+        return share(storage, *args, **kwargs)
+
+    kind._share_cuda_ = noted
+    try:
+        yield
+    finally:
+        if own is None:  # the method is inherited
+            del kind._share_cuda_
+        else:
+            kind._share_cuda_ = own
+
+
+def _rebuild_by_name(*args: Any) -> Any:
+    """A storage that is shared by name and counts its users. torch's function subtracts the user
+    that pickling adds; here pickling has added none, so one is added first."""
+    storage = reductions.rebuild_storage_filename(*args)
+    storage._shared_incref()
+    return storage
+
+
+# ---- large and plain objects --------------------------------------------------------------
+
+
+def _kinds(container: Any) -> set[type]:
+    """The types of the items of a list, tuple or dict."""
+    kinds = set(map(type, container))
+    return kinds.union(map(type, container.values())) if type(container) is dict else kinds
+
+
+def _is_plain(container: Any) -> bool:
+    """Whether a container holds only plain values, or tuples of them. Their identity does not
+    matter, and they run no code when they are loaded."""
+    kinds = _kinds(container)
+    if tuple in kinds:
+        parts = [container, container.values()] if type(container) is dict else [container]
+        tuples = (value for value in chain(*parts) if type(value) is tuple)
+        kinds = (kinds - {tuple}).union(map(type, chain.from_iterable(tuples)))
+    return kinds <= _SCALARS
+
+
+class _Apart:
+    """The objects that a pickle leaves out, each once. arrays: also leave out NumPy's arrays."""
+
+    def __init__(self, arrays: bool) -> None:
+        self._with_arrays = arrays
+        self._plain: list[Any] = []
+        self._arrays: list[Any] = []
+        self._storages: list[Any] = []
+        self._ids: dict[int, Any] = {}
+        self._seen: list[Any] = []  # keeps them alive, so that no other object gets their id
+
+    def id_of(self, obj: Any) -> Any:
+        """For Pickler.persistent_id, which asks for every object. Returns the place of an object
+        that is left out, else None."""
+        kind = type(obj)
+        if kind in _CONTAINERS:
+            large = len(obj) > PLAIN_MOST
+        elif kind in _BYTES:
+            large = len(obj) > BYTES_MOST
+        elif kind is np.ndarray:
+            large = self._with_arrays and obj.nbytes > BYTES_MOST
+        else:
+            large = kind is torch.UntypedStorage
+        if not large:
+            return None
+        key = obj._cdata if kind is torch.UntypedStorage else id(obj)
+        if key not in self._ids:
+            self._seen.append(obj)
+            self._ids[key] = self._place(kind, obj)
+        return self._ids[key]
+
+    def _place(self, kind: type, obj: Any) -> tuple[str, int] | None:
+        if kind is np.ndarray:
+            name, objects, leaves_out = "array", self._arrays, obj.dtype.kind in "biufcSUVmM"
+            leaves_out = leaves_out and not obj.dtype.hasobject
+        elif kind is torch.UntypedStorage:
+            # A shared storage stays shared. torch would move the others to shared memory, although
+            # other objects refer to them: arrays of NumPy, say.
+            name, objects = "storage", self._storages
+            leaves_out = obj.device.type == "cpu" and obj.nbytes() > 0 and not obj.is_shared()
+        else:
+            name, objects = "plain", self._plain
+            leaves_out = kind in _BYTES or _is_plain(obj)
+        if not leaves_out:
+            return None
+        objects.append(obj)
+        return name, len(objects) - 1
+
+    def write(self, file: Any) -> int:
+        """Appends to the file: memory, the table that describes it, plain values. Returns the
+        offset of the table."""
+        arrays, storages = [], []
+        for array in self._arrays:
+            fortran = array.flags.f_contiguous and not array.flags.c_contiguous
+            order: Any = "F" if fortran else "C"
+            flat = np.asarray(array, order=order).reshape(-1, order=order).view(np.uint8)
+            arrays.append((array.shape, array.dtype, order, _write(file, flat)))
+        for storage in self._storages:
+            flat = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            storages.append((storage.nbytes(), _write(file, flat)))
+        begins: int = file.tell()
+        mutable = [place for place, one in enumerate(self._plain) if type(one) is bytearray]
+        pickle.dump((mutable, arrays, storages), file)
+        # Pickle would take four times as long for text. But marshal turns a bytearray into bytes.
+        marshal.dump(self._plain, file)
+        return begins
+
+
+def _write(file: Any, memory: Any) -> int:
+    """Writes memory at an aligned offset, which it returns."""
+    file.write(bytes(-file.tell() % ALIGNED))
+    place: int = file.tell()
+    file.write(memory)
+    return place
+
+
+class _Loader(pickle.Unpickler):
+    """Loads a pickle together with the objects that it leaves out."""
+
+    def __init__(self, file: int, data: Any, apart: Any) -> None:
+        super().__init__(data)
+        self._file = file
+        self._plain, self._arrays, self._storages = apart
+        self._made: dict[Any, Any] = {}
+        self._maps: dict[int, mmap.mmap] = {}
+
+    def persistent_load(self, place: Any) -> Any:
+        name, number = place
+        if name == "plain":
+            return self._plain[number]
+        if place not in self._made:
+            make = self._array if name == "array" else self._storage
+            self._made[place] = make(number)
+        return self._made[place]
+
+    def _map(self, access: int) -> mmap.mmap:
+        if access not in self._maps:
+            self._maps[access] = mmap.mmap(self._file, 0, access=access)
+        return self._maps[access]
+
+    def _array(self, number: int) -> Any:
+        """An array over pages that this process copies when it writes to them."""
+        shape, dtype, order, place = self._arrays[number]
+        return np.ndarray(shape, dtype, self._map(mmap.ACCESS_COPY), place, order=order)
+
+    def _storage(self, number: int) -> Any:
+        """A storage over pages that workers share, as with torch: each sees what others write."""
+        size, place = self._storages[number]
+        data = self._map(mmap.ACCESS_WRITE)
+        return torch.frombuffer(data, dtype=torch.uint8, count=size, offset=place).untyped_storage()
+
+
+# ---- the main module ----------------------------------------------------------------------
+
+_lock = threading.Lock()
+
+
+def _forked() -> None:
+    """Replaces the lock: in a fork, the thread that holds it does not exist."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def main_module() -> dict[str, Any]:
+    """The module that multiprocessing would import as main module of a new process."""
+    data = spawn.get_preparation_data("")
+    return {name: value for name, value in data.items() if name.startswith("init_main_from_")}
+
+
+@contextmanager
+def without_main(kind: type[str]) -> Iterator[None]:
+    """Processes that are started inside with a name of this type do not import the main module.
+    Processes that other threads start meanwhile do."""
+    with _lock:
+        prepare: Any = spawn.get_preparation_data
+
+        def prepare_without(name: str) -> Any:
+            data = prepare(name)
+            if type(name) is kind:
+                data.pop("init_main_from_name", None)
+                data.pop("init_main_from_path", None)
+            return data
+
+        spawn.get_preparation_data = prepare_without
+        try:
+            yield
+        finally:
+            spawn.get_preparation_data = prepare
+
+
+@contextmanager
+def inheriting() -> Iterator[None]:
+    """Marks this process as one that multiprocessing prepares: a main module that starts processes
+    then gets multiprocessing's error."""
+    here: Any = process.current_process()
+    outer = vars(here).get("_inheriting")
+    here._inheriting = True
+    try:
+        yield
+    finally:
+        if outer is None:
+            del here._inheriting
 
 
 class Memory:

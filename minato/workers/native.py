@@ -33,7 +33,7 @@ from ..transport.torch_bridge import DLPACK_CODES
 from .answers import AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, parted
 from .fetching import OF_SAMPLE, in_its_place, position_of, seed_place
 from .on_error import RAISE, Tolerant, split_spares
-from .thread_pool import ThreadPool
+from .threads import ThreadPool
 
 #: of struct mn_native_pipeline, minato/ops.h
 _KEYED_BY_SAMPLE = 1

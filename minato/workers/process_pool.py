@@ -25,8 +25,8 @@ from .. import _core
 from .._notes import Notes
 from .._system import explained
 from ..seeding import generator_states
-from . import grace, library_threads, open_files, signals, start_payload
-from .job import Job, Memory
+from . import grace, library_threads, open_files, signals
+from .job import Job, Memory, without_main
 from .process import may_start_processes
 from .zygote import FORKED, LEAVING, UNKNOWN_START, main as run_zygote
 
@@ -299,8 +299,7 @@ class Pool:
                 daemon=True,
             )
             job.identity = job.identity or _identities(zygote, job.num_workers)
-            without_main = start_payload.without_main(signals.Deaf)
-            with _warned(self._method), may_start_processes(), without_main:
+            with _warned(self._method), may_start_processes(), without_main(signals.Deaf):
                 zygote.start()
             zygote.name = "minato-zygote"  # a plain str, for code that pickles or copies it
             if not first:
@@ -501,7 +500,7 @@ def start_method_context(loader: Any) -> Any:
 
 
 class Executor(Protocol):
-    """The interface of workers, processes or threads (``thread_pool.py``), with their engine. It
+    """The interface of workers, processes or threads (``threads.py``), with their engine. It
     belongs to one iterator, and to the process that made it.
 
     Tasks reach all kinds of workers in the same way. The engine *submits* a task to a run queue in

@@ -48,13 +48,13 @@ from torch.utils.data import Dataset, IterableDataset
 import minato
 
 # modules that each fork would otherwise import
-import minato.iterators.balanced  # noqa: E401, I001
+import minato.iterators.iterator  # noqa: E401, I001
 import minato.iterators.inline
 import minato.iterators.ready
 import minato.iterators.static_and_iterable  # noqa: E401
 import minato.seeding.find_generators  # noqa: E401
 import minato.workers.native
-import minato.workers.python_threads
+import minato.workers.threads
 from attack.support import descendants, kill, wait_for, workers_of
 from minato import _core, _ops, ops
 from minato.commands import top

@@ -17,7 +17,7 @@ from .support import run_script
 #: one interpreter with a fork for each case; prints the case, the error and leftovers
 SCRIPT = """
 import ctypes, gc, logging, os, resource, struct, sys, threading, warnings
-import minato.iterators.static_and_iterable, minato.iterators.balanced, minato.seeding.find_generators
+import minato.iterators.static_and_iterable, minato.iterators.iterator, minato.seeding.find_generators
 import multiprocessing.popen_fork
 from attack.datasets import Noisy
 from attack.support import descendants, wait_for

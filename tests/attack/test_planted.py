@@ -47,7 +47,7 @@ MUTANTS = {
     "workers may have children": Mutant(
         "workers/zygote.py", "daemon=True", "daemon=False", ODD + "loaders_in_workers"),
     "a batch has to find room in /dev/shm": Mutant(
-        "iterators/collating.py", 'if "</torch_" not in str(error):', "if error:",
+        "iterators/receiver.py", 'if "</torch_" not in str(error):', "if error:",
         ODD + "dev_shm_of_64_megabytes"),
     "the error does not say which limit to raise": Mutant(
         "_system.py", "        if not helps:", "        if helps:",

@@ -22,7 +22,7 @@ import torch.utils.data
 import minato
 import minato.iterators.next_epoch
 import minato.iterators.planner
-import minato.iterators.delivery_queue
+import minato.iterators.receiver
 import minato.iterators.receiver
 from minato.iterators.supervisor import Supervisor
 from minato.workers import grace
@@ -882,7 +882,7 @@ def test_workers_are_seen_by_their_handles():
 class Alarm:
     """Interrupts what receives batches, or other modules, at its n-th line, once."""
 
-    WATCHED = (minato.iterators.receiver, minato.iterators.delivery_queue)
+    WATCHED = (minato.iterators.receiver, minato.iterators.receiver)
 
     def __init__(self, line: int, watched=WATCHED) -> None:
         self.left = line

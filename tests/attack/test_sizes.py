@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import minato
-from minato.iterators import balanced as _balanced
+from minato.iterators import iterator as _balanced
 
 from .support import PATIENCE
 

@@ -17,7 +17,7 @@ import torch
 import torch.utils.data
 
 import minato
-from minato.workers.start_payload import Pickled
+from minato.workers.job import Pickled
 
 from .datasets import (
     Decodes,
@@ -383,7 +383,7 @@ def test_files_opened_by_main_module_are_per_worker(place, tmp_path):
 
 SHARED_BY_NAME = """
 import torch
-from minato.workers.start_payload import Pickled
+from minato.workers.job import Pickled
 from torch.multiprocessing.reductions import shared_cache
 torch.multiprocessing.set_sharing_strategy("file_system")
 numbers = torch.arange(9).share_memory_()

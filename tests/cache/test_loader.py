@@ -18,7 +18,7 @@ import torch
 import minato
 from minato.cache.files import look, settled
 from minato.commands.top import cached
-from minato.iterators.cache_advice import cache_words
+from minato.iterators.stats import cache_words
 from minato.observe.loader_report import page
 
 from .support import Calls, new_cache
@@ -252,7 +252,7 @@ def test_verdict_proposes_a_cache_where_it_would_help(
 
     assert "would keep the deterministic part" in advised(Parts(calls))
     assert advised(Whole()) == ""
-    monkeypatch.setattr("minato.iterators.cache_advice.CORE", False)  # as on another system
+    monkeypatch.setattr("minato.iterators.stats.CORE", False)  # as on another system
     assert advised(Parts(calls)) == ""
 
 

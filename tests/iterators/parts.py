@@ -11,7 +11,7 @@ import torch
 import minato
 from minato._core import CostModel, Epoch
 from minato.iterators.across_iterators import memo_of
-from minato.iterators.cost_hints import CostHints
+from minato.iterators.hints import CostHints
 from minato.iterators.planner import Planner
 from minato.iterators.position import Position
 from minato.iterators.window import Window

@@ -12,8 +12,8 @@ from torch.utils.data import ConcatDataset, Subset
 
 import minato
 from minato import time_share
-from minato.iterators import cost_hints
-from minato.iterators.cost_hints import CostHints
+from minato.iterators import hints as cost_hints
+from minato.iterators.hints import CostHints
 
 from .parts import Engine, Loader, planner_of
 

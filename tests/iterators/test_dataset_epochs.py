@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import IterableDataset, Sampler
 
 import minato
-from minato.iterators.dataset_epochs import epoch_of
+from minato.iterators.across_iterators import epoch_of
 
 
 class Plain:

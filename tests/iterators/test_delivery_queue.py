@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minato.iterators.delivery_queue import SHORT_STEP_NS, DeliveryQueue
+from minato.iterators.receiver import SHORT_STEP_NS, DeliveryQueue
 
 from .parts import Engine
 

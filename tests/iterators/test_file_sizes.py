@@ -13,9 +13,9 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import minato
 from minato import time_share
-from minato.iterators import file_sizes
+from minato.iterators import hints as file_sizes
 from minato.iterators.across_iterators import memo_of
-from minato.iterators.file_sizes import FileSizes, size_of
+from minato.iterators.hints import FileSizes, size_of
 
 from .parts import Engine, Loader, planner_of
 
@@ -156,7 +156,7 @@ def test_slow_storage_ends_looking_up_within_batch(
     files: list[str], clock: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(_path: str) -> int:
-        clock[0] += file_sizes.FIRST_NS
+        clock[0] += file_sizes.FILES_FIRST_NS
         return 1000
 
     monkeypatch.setattr(file_sizes, "_size", slow)
@@ -166,7 +166,7 @@ def test_slow_storage_ends_looking_up_within_batch(
     assert sum(memo.sized) == 2  # the second one ended it
     look_up(sizes, list(range(SIZE)))
     assert sum(memo.sized) == 2
-    clock[0] = round(1.25 * file_sizes.FIRST_NS / file_sizes.SHARE)  # allows another
+    clock[0] = round(1.25 * file_sizes.FILES_FIRST_NS / file_sizes.SHARE)  # allows another
     look_up(sizes, list(range(SIZE)))
     assert list(memo.sized) == [1] * 3 + [0] * (SIZE - 3)
     assert loader is not None

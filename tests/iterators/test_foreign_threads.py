@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import minato
-from minato.iterators import foreign_threads
+from minato.iterators import supervisor as foreign_threads
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 import minato
 from minato.errors import LATE
-from minato.iterators import late_samples
-from minato.iterators.late_samples import LateSamples
+from minato.iterators import supervisor as late_samples
+from minato.iterators.supervisor import LateSamples
 
 LATE_ONES = {13, 22}
 #: so long no other sample takes, even on a busy machine

@@ -14,7 +14,7 @@ from torch.utils.data import dataloader
 from workers.test_native import wait_for
 
 import minato
-from minato.iterators import delivery_queue as _delivery_queue
+from minato.iterators import receiver as _delivery_queue
 from minato.iterators import window as _window
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from minato._core import Envelope
-from minato.iterators.collating import CollatesHere
-from minato.iterators.foreign_threads import FirstSamples
+from minato.iterators.receiver import CollatesHere
+from minato.iterators.supervisor import FirstSamples
 from minato.iterators.planner import Planner
 from minato.iterators.ready import ReadyReceiver, UnitPlanner
 from minato.iterators.receiver import Completions, Receiver

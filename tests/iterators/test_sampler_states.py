@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 import minato
-from minato.iterators import sampler_states
+from minato.iterators import samplers as sampler_states
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

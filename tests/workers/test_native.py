@@ -861,7 +861,7 @@ def test_a_forked_child_leaves_the_threads_alone(files) -> None:
             assert iterator._workers[0].is_alive() is False
             if turn % 3 == 0:  # the pipeline that threads were in at the fork still works
                 assert [digest(b) for b in native(dataset, 2)] == want
-            minato.workers.thread_pool.stop_all()
+            minato.workers.threads.stop_all()
 
         assert support.in_child(child) == 0
         assert got + [digest(b) for b in iterator] == want

@@ -26,9 +26,9 @@ from attack.support import same
 from torch.utils.data import Dataset, Subset, get_worker_info
 
 import minato
-from minato.iterators.collating import CollatesHere
+from minato.iterators.receiver import CollatesHere
 from minato.transport.rows_or_whole import SampleTransport
-from minato.workers.thread_pool import ThreadPool
+from minato.workers.threads import ThreadPool
 
 ROOT = Path(__file__).resolve().parents[2]
 #: where a wait that should end at once is given up

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from minato.workers.thread_pool import ThreadPool
+from minato.workers.threads import ThreadPool
 
 
 class Engine:
