@@ -23,7 +23,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from torch.utils.data import dataloader
 from torch.utils.data.dataloader import (
@@ -32,6 +32,7 @@ from torch.utils.data.dataloader import (
 
 from .. import _core
 from .._dynamo import eager
+from .._system import explained
 from ..cache.cache import promise
 from ..dataset_calls import fetches_batches
 from ..device.operators import split
@@ -47,7 +48,8 @@ from ..seeding.ranks import ranks_of
 from ..text import parse_bytes
 from ..transport.layouts import collates_more, is_default_collate
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
-from ..workers.native import NativePool, Offer, offer_of
+from ..workers.job import Job, Memory
+from ..workers.native import NativePool, offer_of
 from ..workers.on_error import RAISE, REPLACE
 from ..workers.process_pool import Executor, Pool, WorkerHandle, start_method_context
 from ..workers.threads import PythonPool, warn_of_generators
@@ -136,6 +138,21 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     def _compose(self, loader: Any, supervisor: Supervisor) -> None:
         """Makes the parts of this kind; the workers do not exist yet."""
 
+    def _new_engine(self, *, processes: bool = True) -> _core.Engine:
+        """An engine without workers. processes: they may be killed, and their samples tried again."""
+        options, tries = self._options, self._balanced and processes
+        retries = options.max_retries if tries else 0
+        respawn = tries and (retries > 0 or options.sample_timeout is not None)
+        if options.memory_limit is not None:  # caches of this process leave it free
+            promise(parse_bytes(options.memory_limit))
+        limit = options.memory_bytes(self._num_workers)
+        more = self._engine_options()
+        with explained():
+            engine = _core.Engine(self._num_workers, retries, respawn, limit, **more)
+            if processes:
+                engine.open_lifeline()
+        return engine
+
     def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
         supervisor.start(lambda: self._make_pool(loader))
         copied = isinstance(supervisor.pool, Pool) and self._persistent_workers
@@ -175,32 +192,17 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         return stage
 
     def _make_pool(self, loader: Any) -> Executor:
-        balanced, options = self._balanced, self._options
         context = start_method_context(loader)
-        return Pool(
-            context=context,
-            workers=self._num_workers,
-            max_retries=options.max_retries if balanced else 0,
-            respawn=balanced and (options.max_retries > 0 or options.sample_timeout is not None),
-            memory_limit=self._memory_limit(),
-            one_thread=not options.static,
-            options=self._engine_options(),
-            job=self._job(),
-        )
+        return Pool(self._engine, self._num_workers, self._job(), context)
 
-    def _memory_limit(self) -> int:
-        """Returns the limit in bytes of the memory shared with workers. Caches of this process
-        leave a memory_limit= free."""
-        if self._options.memory_limit is not None:
-            promise(parse_bytes(self._options.memory_limit))
-        return self._options.memory_bytes(self._num_workers)
-
-    def _job(self) -> dict[str, Any]:
-        """Returns what workers need besides their memory."""
+    def _job(self) -> Job:
+        """Returns what workers need."""
         assert self._supervisor is not None
         balanced, options, memo = self._balanced, self._options, self._position.memo
         generator = self._position.sources.generator
-        return dict(
+        return Job(
+            memory=Memory(self._engine.segment, self._engine.fd),
+            one_thread=not options.static,
             num_workers=self._supervisor.bounds[2] if balanced else self._num_workers,
             base_seed=self._position.workers_seed,
             dataset_kind=self._dataset_kind,
@@ -359,8 +361,6 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             self._position.ends()
 
 
-AnyPlanner = TypeVar("AnyPlanner", bound=Planner)
-
 #: the shape for loaders whose batches are always made whole by one worker
 WHOLE = SampleTransport()
 WHOLE.whole = True
@@ -369,42 +369,20 @@ WHOLE.whole = True
 class BalancedIterator(MinatoIterator):
     """For map-style datasets: samples go to the next free worker, batches keep their order."""
 
+    _planner_type: type[Planner] = Planner
+    _receiver_type: type[Receiver] = Receiver
     _planner: Planner
-    _delivery_queue: DeliveryQueue
     _receiver: Receiver
-    _offer: Offer | None
 
     def _compose(self, loader: Any, supervisor: Supervisor) -> None:
+        position, options = self._position, self._options
         self._offer = offer = offer_of(loader, self._dataset)
         batched = loader._auto_collation
-        alone = offer is not None or self._options.remote is not None
+        alone = offer is not None or options.remote is not None
         self._splits = batched and not alone and not fetches_batches(loader.dataset)
         shape = self._shape_of(loader) if offer is None else offer.shape
         queue: deque[list[Any]] = deque()
         supervisor.before_stop.append(queue.clear)
-        self._make_parts(loader, supervisor, shape, queue)
-
-    def _make_parts(
-        self, loader: Any, supervisor: Supervisor, shape: SampleTransport, queue: deque[list[Any]]
-    ) -> None:
-        transport = EngineTransport(shape)
-        planner = self._planner_of(Planner, loader, transport, queue, loader.batch_size or 1)
-        collates = CollatesHere(loader, self._position, shape)
-        completions = Completions(supervisor, planner)
-        forgets = not self._pin_memory and self._provider is None  # else errors may name indices
-        self._receiver = Receiver(completions, planner, collates, forgets=forgets)
-        at_a_time = AtATime(transport if self._in_order else None, planner.window)
-        self._delivery_queue = DeliveryQueue(supervisor, self._receiver, queue, at_a_time)
-
-    def _planner_of(
-        self,
-        kind: type[AnyPlanner],
-        loader: Any,
-        transport: EngineTransport,
-        queue: deque[list[Any]],
-        batch_size: int,
-    ) -> AnyPlanner:
-        position, options = self._position, self._options
         hints = CostHints(
             loader.dataset,
             loader.collate_fn,
@@ -412,26 +390,41 @@ class BalancedIterator(MinatoIterator):
             ranks=position.ranks.for_seeds(),
             seeds=options.seeds,
         )
-        costs, known = position.memo.costs, hints.given
-        window = Window(
+        self._window = window = Window(
             loader,
             options,
-            costs,
-            hinted=known,
-            batch_size=batch_size,
+            position.memo.costs,
+            hinted=hints.given,
+            batch_size=self._batch_size_of(loader),
             shared_buffers=position.memo.shared_buffers,
         )
+        transport = self._transport_of(shape)
+        processes = offer is None and options.worker_type != "thread"
+        supervisor.engine = engine = self._new_engine(processes=processes)
+        window.watch(engine)
         making = Making(
             seeds=options.seeds,
-            native=self._offer is not None,
+            native=offer is not None,
             splits=self._splits,
             replaces=options.on_error == REPLACE,
             goes_on=options.on_error != RAISE,
         )
         groups = groups_of(loader)
-        planner = kind(loader, position, transport, window, queue, hints, groups, making)
-        self._planner = planner
-        return planner
+        self._planner = planner = self._planner_type(
+            engine, loader, position, transport, window, queue, hints, groups, making
+        )
+        collates = CollatesHere(engine, loader, position, shape)
+        completions = Completions(engine, supervisor, planner)
+        forgets = not self._pin_memory and self._provider is None  # else errors may name indices
+        self._receiver = receiver = self._receiver_type(completions, planner, collates, forgets=forgets)
+        at_a_time = AtATime(transport if self._in_order else None, window)
+        self._delivery_queue = DeliveryQueue(engine, supervisor, receiver, queue, at_a_time)
+
+    def _batch_size_of(self, loader: Any) -> int:
+        return loader.batch_size or 1
+
+    def _transport_of(self, shape: SampleTransport) -> EngineTransport:
+        return EngineTransport(shape)
 
     def _shape_of(self, loader: Any) -> SampleTransport:
         """Returns what is known of the loader's samples, if they may travel as rows."""
@@ -447,39 +440,20 @@ class BalancedIterator(MinatoIterator):
 
     def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
         super()._start_workers(loader, supervisor)
-        receiver, engine = self._receiver, supervisor.engine
-        self._planner.engine = self._delivery_queue.engine = engine
-        receiver.engine = receiver.completions.engine = receiver.collates.engine = engine
-        self._planner.window.watch(engine)
         self._delivery_queue.pinner = self._pinner
 
     def _make_pool(self, loader: Any) -> Executor:
-        if (remote := self._options.remote) is not None:
+        engine, workers, options = self._engine, self._num_workers, self._options
+        if options.remote is not None:
             from ..workers.actors import RemotePool  # not at import: few programs have a cluster
 
-            retries = self._options.max_retries
-            return RemotePool(remote=remote, max_retries=retries, job=self._job(), **self._pool_options())
-        if self._options.worker_type == "thread":
+            return RemotePool(engine, workers, self._job(), options.remote, options.max_retries)
+        if options.worker_type == "thread":
             self._warn_of_generators()
-            return PythonPool(job=self._job(), **self._pool_options())
+            return PythonPool(engine, workers, self._job())
         if self._offer is None:
             return super()._make_pool(loader)
-        return NativePool(
-            offer=self._offer,
-            dataset=self._dataset,
-            collate_fn=self._collate_fn,
-            ranks=self._position.ranks.for_seeds(),
-            on_error=self._options.on_error,
-            **self._pool_options(),
-        )
-
-    def _pool_options(self) -> dict[str, Any]:
-        """Options of a pool of threads."""
-        return dict(
-            workers=self._num_workers,
-            memory_limit=self._memory_limit(),
-            options=self._engine_options(),
-        )
+        return NativePool(engine, workers, self._job(), self._offer)
 
     def _warn_of_generators(self) -> None:
         memo = self._position.memo
@@ -490,7 +464,7 @@ class BalancedIterator(MinatoIterator):
         assert self._supervisor is not None
         memo, bounds = self._position.memo, self._supervisor.bounds
         return dict(
-            window=self._planner.window.size(),
+            window=self._window.size(),
             in_order=self._in_order,
             costs=memo.costs,
             min_workers=bounds[0],

@@ -110,7 +110,6 @@ class Draw:
 class Planner:
     """Draws from the sampler and plans batches in the engine."""
 
-    engine: Engine
     draw: Draw
     _epoch: Epoch | None  # the epoch being drawn, once its first index is known
     _progress: Progress  # of that epoch
@@ -119,6 +118,7 @@ class Planner:
 
     def __init__(
         self,
+        engine: Engine,
         loader: Any,
         position: Position,
         transport: EngineTransport,
@@ -128,6 +128,7 @@ class Planner:
         groups: Groups | None = None,
         making: Making = Making(),
     ) -> None:
+        self.engine = engine
         self.planned: dict[int, Batch] = {}  # by sequence
         self.sequence = 0  # of the next planned batch
         self.refill_at = sys.maxsize  # no more are drawn while more than this are planned

@@ -26,7 +26,7 @@ from ..workers.on_error import Spares
 from .failures import Amended, Part, lost, no_room, note, refused, unread
 from .iterator import BalancedIterator
 from .planner import Batch, Planner
-from .receiver import AtATime, CollatesHere, Completions, DeliveryQueue, Receiver
+from .receiver import CollatesHere, Completions, Receiver
 from .supervisor import Supervisor
 
 #: how many batches a sample may move at most. Each costs memory for samples that wait; a
@@ -136,9 +136,9 @@ class ReadyReceiver(Receiver):
     planner: UnitPlanner
 
     def __init__(
-        self, completions: Completions, planner: UnitPlanner, collates: CollatesHere
+        self, completions: Completions, planner: UnitPlanner, collates: CollatesHere, *, forgets: bool
     ) -> None:
-        super().__init__(completions, planner, collates, forgets=False)
+        super().__init__(completions, planner, collates, forgets=forgets)
         self._left: dict[int, int] = {}  # rows left of partly delivered batches
         self._entries: dict[int, dict[int, Entry]] = {}  # of the same batches, by row
         self.formed = 0  # batches of the epoch
@@ -358,38 +358,39 @@ class ReadyIterator(BalancedIterator):
     """Iterates over ready-first batches of a map-style dataset."""
 
     _unit = "sample"
+    _planner_type = UnitPlanner
+    _receiver_type = ReadyReceiver
     _planner: UnitPlanner
     _receiver: ReadyReceiver
 
-    def _make_parts(
-        self, loader: Any, supervisor: Supervisor, shape: SampleTransport, queue: deque[list[Any]]
-    ) -> None:
+    def _compose(self, loader: Any, supervisor: Supervisor) -> None:
+        super()._compose(loader, supervisor)
+        entries = self._delivery_queue.entries
+        supervisor.served.displacement = Displacement(self._planner, entries)
+
+    def _batch_size_of(self, loader: Any) -> int:
+        size: int = loader.batch_sampler.batch_size
+        return size
+
+    def _transport_of(self, shape: SampleTransport) -> EngineTransport:
         self._mixes = not shape.whole
-        transport = EngineTransport(shape, in_parts=self._mixes)
-        size = loader.batch_sampler.batch_size
-        planner = self._planner_of(UnitPlanner, loader, transport, queue, size)
-        collates = CollatesHere(loader, self._position, shape)
-        self._receiver = ReadyReceiver(Completions(supervisor, planner), planner, collates)
-        at_a_time = AtATime(None, planner.window)
-        self._delivery_queue = DeliveryQueue(supervisor, self._receiver, queue, at_a_time)
-        supervisor.served.displacement = Displacement(planner, queue)
+        return EngineTransport(shape, in_parts=self._mixes)
 
     def _engine_options(self) -> dict[str, Any]:
-        size = self._planner.window.batch_size
         return super()._engine_options() | {
-            "ready_batch": size,
+            "ready_batch": self._window.batch_size,
             "ready_bound": DISPLACEMENT,
             "ready_mixes": self._mixes,
         }
 
     def _blocks_out(self) -> int:
         """Tasks of all batches that may wait for a slow sample of the first one."""
-        window = self._planner.window
+        window = self._window
         return (DISPLACEMENT + 1 + window.size()) * min(window.batch_size, BATCH_TASKS)
 
     @property
     def _rcvd_idx(self) -> int:  # type: ignore[override]
-        return -(-self._progress.count // self._planner.window.batch_size)
+        return -(-self._progress.count // self._window.batch_size)
 
     @property
     def _send_idx(self) -> int:  # type: ignore[override]
@@ -397,7 +398,7 @@ class ReadyIterator(BalancedIterator):
 
     def _begin(self, loader: Any, first_iter: bool) -> None:
         super()._begin(loader, first_iter)
-        self._receiver.formed = self._progress.count // self._planner.window.batch_size
+        self._receiver.formed = self._progress.count // self._window.batch_size
 
     def _next_batch(self) -> Any:
         """The next batch, or a Failure that the caller raises or unpacks."""

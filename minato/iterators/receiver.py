@@ -60,9 +60,10 @@ def _on_cpu() -> contextlib.AbstractContextManager[Any]:
 class CollatesHere:
     """Runs the loader's collate_fn where workers have left that to the trainer."""
 
-    engine: Engine
-
-    def __init__(self, loader: Any, position: Position, shape: SampleTransport) -> None:
+    def __init__(
+        self, engine: Engine, loader: Any, position: Position, shape: SampleTransport
+    ) -> None:
+        self.engine = engine
         self.shape = shape
         self.position = position
         self.dataset = loader.dataset
@@ -208,9 +209,8 @@ def placed_batch(
 class Completions:
     """Waits for the engine's next batch, and keeps the workers busy meanwhile."""
 
-    engine: Engine
-
-    def __init__(self, supervisor: Supervisor, planner: Planner) -> None:
+    def __init__(self, engine: Engine, supervisor: Supervisor, planner: Planner) -> None:
+        self.engine = engine
         self.supervisor = supervisor
         self.planner = planner
 
@@ -257,8 +257,6 @@ class Completions:
 class Receiver:
     """Receives the sampler's batches, in its order or as they complete."""
 
-    engine: Engine
-
     def __init__(
         self,
         completions: Completions,
@@ -267,6 +265,7 @@ class Receiver:
         *,
         forgets: bool,
     ) -> None:
+        self.engine = completions.engine
         self.completions = completions
         self.planner = planner
         self.collates = collates
@@ -532,15 +531,15 @@ class AtATime:
 class DeliveryQueue:
     """Delivers a receiver's batches, and makes sure that the next one is on its way."""
 
-    engine: Engine
-
     def __init__(
         self,
+        engine: Engine,
         supervisor: Supervisor,
         receiver: Receives,
         entries: deque[list[Any]],
         at_a_time: AtATime,
     ) -> None:
+        self.engine = engine
         #: [description, data or Pinning or Raised] of received batches, in order of delivery
         self.entries = entries
         self.pinner: Pinner | None = None

@@ -31,7 +31,6 @@ from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler
 from torch.utils.data.dataloader import _DatasetKind
 

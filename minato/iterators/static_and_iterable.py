@@ -67,6 +67,10 @@ class StaticIterator(MinatoIterator):
         # each worker's window, the marker of a new epoch, and some for batches read late
         return dict(blocks=(self._prefetch_factor + 4) * self._num_workers)
 
+    def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
+        supervisor.engine = self._new_engine()
+        super()._start_workers(loader, supervisor)
+
     def _begin(self, loader: Any, first_iter: bool) -> None:
         if first_iter:
             self._start_first(loader)

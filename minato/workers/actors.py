@@ -20,7 +20,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ from torch.utils.data import _utils
 
 from .. import __version__ as _minato
 from .. import worker_info
-from .._core import SEED_SET_EPOCH, Task
+from .._core import SEED_SET_EPOCH, Engine, Task
 from ..errors import LoaderFailure, WorkerLost, add_note, text_of
 from ..remote import Ray, connected, cuts
 from . import library_threads
@@ -89,20 +89,20 @@ def features() -> set[str]:
 class Actor:
     """A worker on Ray. Its methods run one at a time."""
 
-    def __init__(self, number: int, starts: int, payload: bytes, fields: dict[str, Any]) -> None:
+    def __init__(self, number: int, starts: int, payload: bytes, job: Job) -> None:
         import ray
 
         self._node: str = ray.get_runtime_context().get_node_id()
         self.where = f"Ray actor {number} on node {ray.util.get_node_ip_address()} ({self._node[:8]})"
         self._error = ""
-        self._user_epoch: int = fields["user_epoch"]
+        self._user_epoch = job.user_epoch
         library_threads.limit(True)
-        base_seed = seed_of_all(fields["base_seed"], starts)
+        base_seed = seed_of_all(job.base_seed, starts)
         random.seed(base_seed + number)
         seed_torch(base_seed + number)
         np.random.seed(_utils.worker._generate_state(base_seed, number))
         try:
-            parts = dict(zip(SENT_TOGETHER, pickle.loads(payload), strict=True))
+            vars(job).update(zip(SENT_TOGETHER, pickle.loads(payload), strict=True))
         except Exception as error:
             self._error = (
                 f"{self.where} cannot load the dataset: {type(error).__name__}: {error}. Each node "
@@ -110,8 +110,6 @@ class Actor:
                 "them, and so does runtime_env in options= of minato.remote.Ray"
             )
             return
-        nowhere: Any = None  # there is no memory that is shared with the trainer
-        job = Job(memory=nowhere, one_thread=True, blocked=frozenset(), **parts, **fields)
         worker_info.begin()
         count, seed = job.num_workers, base_seed + number
         worker_info.be_worker(id=number, num_workers=count, seed=seed, dataset=job.dataset)
@@ -195,23 +193,22 @@ class Closed(Exception):
 class Fleet:
     """The actors of an iterator. Its worker threads share it."""
 
-    def __init__(self, remote: Ray, job: dict[str, Any], max_retries: int) -> None:
+    def __init__(self, remote: Ray, job: Job, max_retries: int) -> None:
         self._ray = ray = connected()
-        parts = {name: job[name] for name in SENT_TOGETHER}
         try:
-            payload = ray.cloudpickle.dumps(tuple(parts.values()))
+            payload = ray.cloudpickle.dumps([getattr(job, name) for name in SENT_TOGETHER])
         except Exception as error:
             add_note(error, "minato: remote= sends dataset, collate_fn and worker_init_fn to the actors, "
                      "and one of them cannot be pickled. Open files and connections in the first "
                      "sample")  # fmt: skip
             raise
         self.max_retries = max_retries
-        self.on_error: str = job["on_error"]
+        self.on_error = job.on_error
         self.chunk = remote.chunk
         self._remote = remote
         self._payload = ray.put(payload)
-        self._fields = {name: job[name] for name in job.keys() - parts.keys() - {"through"}}
-        self._fields["num_workers"] = remote.actors
+        nowhere: Any = None  # there is no memory that actors share with the trainer
+        self._job = replace(job, memory=nowhere, through=None, num_workers=remote.actors)
         self._here: str = ray.get_runtime_context().get_node_id()
         self._class = ray.remote(Actor)
         errors = ray.exceptions
@@ -234,7 +231,7 @@ class Fleet:
         if helps:
             given = {name: given[name] for name in ("runtime_env",) if name in given}
         asked = {"num_cpus": 0 if helps else self._remote.cpus, "scheduling_strategy": near, **given}
-        actor = self._class.options(**asked).remote(number, starts, self._payload, self._fields)
+        actor = self._class.options(**asked).remote(number, starts, self._payload, self._job)
         return _Member(number, actor, actor.hello.remote(), starts, failed)
 
     def close(self) -> None:
@@ -474,12 +471,14 @@ class RemotePool(PythonPool):
 
     kind = "remote"
 
-    def __init__(self, *, remote: Ray, job: dict[str, Any], max_retries: int, **options: Any) -> None:
+    def __init__(
+        self, engine: Engine, workers: int, job: Job, remote: Ray, max_retries: int
+    ) -> None:
         self.fleet = Fleet(remote, job, max_retries)
         atexit.unregister(stop_all)  # again: it runs before Ray's, which was registered in the meantime
         atexit.register(stop_all)
         self._at = defaultdict[int, list[str]](list)  # where the calls of each thread are
-        super().__init__(job=job, runner=self._runner, **options)
+        super().__init__(engine, workers, job, self._runner)
 
     def _runner(self, job: Job, number: int) -> Runner:
         return _Runner(self.fleet, self._at[number], job, number)

@@ -429,7 +429,6 @@ class Job:
 
     memory: Memory
     one_thread: bool  # in all libraries, see workers/library_threads.py
-    blocked: frozenset[int]  # signals, in the trainer
     num_workers: int
     base_seed: int
     dataset_kind: int
@@ -454,6 +453,7 @@ class Job:
     starts: list[tuple[bytes | None, int]] | None = None
     through: Through | None = None  # the cache that samples are read through
     notes: Notes | None = None  # the file that processes write notes to
+    blocked: frozenset[int] = frozenset()  # signals, in the trainer
     identity: tuple[int, ...] = ()  # of worker 0, as multiprocessing counts the trainer's children
     forked: bool = False  # the zygote is a fork of the program
     handled: frozenset[int] = frozenset()  # signals with handlers; see workers/signals.py

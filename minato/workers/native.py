@@ -21,7 +21,7 @@ from torch.utils.data import Subset
 from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
-from .._core import Task
+from .._core import Engine, Task
 from ..dataset_calls import behind_subsets, by_sample, fetches_batches, offered
 from ..errors import Failure, native_impossible_message
 from ..option_values import option
@@ -32,6 +32,7 @@ from ..transport.rows_or_whole import SampleTransport
 from ..transport.torch_bridge import DLPACK_CODES
 from .answers import AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, parted
 from .fetching import OF_SAMPLE, in_its_place, position_of, seed_place
+from .job import Job
 from .on_error import RAISE, Tolerant, split_spares
 from .threads import ThreadPool
 
@@ -204,21 +205,18 @@ class _Runner:
 
     def __init__(
         self,
-        dataset: Any,
-        collate_fn: Any,
+        job: Job,
         hook: Any,
-        ranks: tuple[int, int, int],
         number: int,
-        on_error: str = RAISE,
     ) -> None:
-        self.tolerant = None if on_error == RAISE else Tolerant(on_error, self._failure)
-        self.dataset = dataset
-        self.collate_fn = collate_fn
+        self.tolerant = None if job.on_error == RAISE else Tolerant(job.on_error, self._failure)
+        self.dataset = job.dataset
+        self.collate_fn = job.collate_fn
         self.where = f"in DataLoader worker process {number}"
         self.seeder: Any = None
         if hook is not None:
             self.seeder = _core.Seeder._from_plans([("seed_sample", STREAM_HOOK, ("hook", hook))])
-            self.seeder.share(ranks)
+            self.seeder.share(job.ranks)
 
     def answer(self, task: Task, mark: Callable[[int], None]) -> Any:
         rows = range(task.row0, task.row0 + task.nrows)
@@ -319,26 +317,14 @@ class NativePool(ThreadPool):
 
     kind = "native"
 
-    def __init__(
-        self,
-        *,
-        offer: Offer,
-        workers: int,
-        memory_limit: int,
-        options: dict[str, Any],
-        dataset: Any,
-        collate_fn: Any,
-        ranks: tuple[int, int, int],
-        on_error: str = RAISE,
-    ) -> None:
-        engine = _core.Engine(workers, 0, False, memory_limit, **options)
+    def __init__(self, engine: Engine, workers: int, job: Job, offer: Offer) -> None:
         segment = engine.segment
 
         def work_of(number: int) -> Callable[[], None]:
             worker = _core.NativeWorker(
-                segment, number, offer.capsule, STREAM_HOOK, ranks, offer.indices
+                segment, number, offer.capsule, STREAM_HOOK, job.ranks, offer.indices
             )
-            runner = _Runner(dataset, collate_fn, offer.hook, ranks, number, on_error)
+            runner = _Runner(job, offer.hook, number)
             return functools.partial(_work, worker, runner)
 
         super().__init__(engine, workers, [work_of(number) for number in range(segment.workers)])

@@ -182,20 +182,15 @@ class Pool:
 
     def __init__(
         self,
-        *,
-        context: Any,
+        engine: Engine,
         workers: int,
-        max_retries: int,
-        respawn: bool,
-        memory_limit: int,
-        one_thread: bool,
-        options: dict[str, Any],
-        job: dict[str, Any],
+        job: Job,
+        context: Any,
     ) -> None:
         self.started = self.stopped = False
         self.restarts = self._soon = 0  # zygotes started again; of these, in a row, soon
         self._begun_at = 0.0  # when the present zygote was started
-        self.base_seed: int = job["base_seed"]
+        self.base_seed = job.base_seed
         self._entries: list[_WorkerEntry] | None = None
         self._owner = os.getpid()
         self._pidfd = -1
@@ -204,22 +199,14 @@ class Pool:
         self.zygote: Any = None
         self._context = context
         self.forks = context.get_start_method() == "fork"
-        self._method = method = context.get_start_method()
-        with explained():
-            self.engine = _core.Engine(workers, max_retries, respawn, memory_limit, **options)
-            self.engine.open_lifeline()
+        self._method = context.get_start_method()
+        self.engine = engine
         self.handles: list[WorkerHandle] = []
         self.ended_by_program: set[int] = set()  # ids of workers, by terminate() or kill()
         self._shared: list[Any] = []  # with workers, on an accelerator
         self._workers = workers
-        self.notes = Notes()
-        self._job: Job | None = Job(
-            memory=Memory(self.engine.segment, self.engine.fd),
-            one_thread=one_thread,
-            blocked=frozenset(),
-            notes=self.notes,
-            **job,
-        )
+        self.notes = job.notes = Notes()
+        self._job: Job | None = job
         self._pickle()
 
     def _pickle(self) -> None:

@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
-from .. import _core, _notes, worker_info
+from .. import _notes, worker_info
 from .._notes import Notes
 from ..option_values import option
 from ..seeding.find_generators import find_of, find_shared, make_seeder_of_thread, own_seeds
 from . import grace, library_threads, signals
-from .job import Job, Memory
+from .job import Job
 from .process_pool import WorkerHandle
 from .runner import Runner, serve, worker_of
 
@@ -367,28 +367,17 @@ class PythonPool(ThreadPool):
 
     def __init__(
         self,
-        *,
+        engine: Engine,
         workers: int,
-        memory_limit: int,
-        options: dict[str, Any],
-        job: dict[str, Any],
+        job: Job,
         runner: Callable[[Job, int], Runner] = _Runner,
     ) -> None:
-        engine = _core.Engine(workers, 0, False, memory_limit, **options)
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        self._notes = Notes()
-        shared = Job(
-            memory=Memory(engine.segment, engine.fd),
-            one_thread=True,
-            blocked=frozenset(),
-            notes=self._notes,
-            **job,
-        )
-
+        self._notes = job.notes = Notes()
         one_thread, modes = library_threads.limit_of_threads(), Modes()
 
         def work_of(number: int) -> Callable[[], None]:
-            work = functools.partial(_work, shared, number, blocked, one_thread, runner)
+            work = functools.partial(_work, job, number, blocked, one_thread, runner)
             return functools.partial(modes.run, work)
 
         super().__init__(engine, workers, [work_of(n) for n in range(engine.segment.workers)])

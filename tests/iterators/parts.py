@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -151,8 +151,8 @@ def planner_of(
         loader.dataset, None, position.memo, ranks=position.ranks.for_seeds(), seeds=options.seeds
     )
     window = Window(loader, options, position.memo.costs, hinted=False, batch_size=loader.batch_size)
-    planner = kind(loader, position, EngineTransport(SampleTransport()), window, received, hints)
-    planner.engine = engine  # type: ignore[assignment]
+    transport, of_tests = EngineTransport(SampleTransport()), cast(Any, engine)
+    planner = kind(of_tests, loader, position, transport, window, received, hints)
     planner.begin(iter(loader._index_sampler), goes_on=goes_on)
     return planner
 

@@ -37,9 +37,8 @@ class Numbers:
 def delivery_queue_of(receiver: Any, most: int = 4, living: bool = True) -> DeliveryQueue:
     supervisor: Any = SimpleNamespace(trace=None, timeout=0, living=lambda: living)
     at_a_time: Any = SimpleNamespace(most=lambda: most)
-    delivery_queue = DeliveryQueue(supervisor, receiver, deque(), at_a_time)
-    delivery_queue.engine = Engine()  # type: ignore[assignment]
-    return delivery_queue
+    engine: Any = Engine()
+    return DeliveryQueue(engine, supervisor, receiver, deque(), at_a_time)
 
 
 @pytest.mark.parametrize("at", ["wait_begins", "wait_ends"])

@@ -32,13 +32,10 @@ def receiver_of(
     )  # fmt: skip
     shape = SampleTransport()
     shape.whole = whole
-    completions = Completions(supervisor, planner)
-    collates = CollatesHere(loader, planner.position, shape)
-    if isinstance(planner, UnitPlanner):
-        receiver: Receiver = ReadyReceiver(completions, planner, collates)
-    else:
-        receiver = Receiver(completions, planner, collates, forgets=True)
-    receiver.engine = completions.engine = receiver.collates.engine = engine  # type: ignore
+    completions = Completions(planner.engine, supervisor, planner)
+    collates = CollatesHere(planner.engine, loader, planner.position, shape)
+    kind: Any = ReadyReceiver if ready else Receiver
+    receiver: Receiver = kind(completions, planner, collates, forgets=True)
     return receiver
 
 
