@@ -98,8 +98,6 @@ from .across_iterators import memo_of
 if CORE:
     from .. import _core
     from .._core import bytes_predictors, hint_predictors
-else:
-    bytes_predictors = hint_predictors = ("history",)
 
 if TYPE_CHECKING:
     from .._core import _Costs, _Scheduler, _Timing, _Waits, _WorkerEntry
