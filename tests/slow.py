@@ -14,7 +14,7 @@ import re
 #: random numbers are not listed here. Iterable datasets are loaded statically by both kinds.
 SAME_WHEN_STATIC = re.compile(
     r"tests/contract/test_(attributes|collate|compile|constructor|contexts|downstream|fetch|info|last_words"
-    r"|leaks|memory|pickling|pinning|pinning_ahead|threads|transport|uncollatable)"
+    r"|iterable|leaks|memory|pickling|pinning|pinning_ahead|threads|transport|uncollatable)"
     r"\.py::\w+\[(.*-)?minato-static\b"
 )
 SLOW: dict[str, str] = {
@@ -70,6 +70,56 @@ SLOW: dict[str, str] = {
     "tests/attack/test_cgroup.py::test_number_of_workers_fits_memory":
         "tests/policy/test_autoscale.py::test_growth_stops_at_memory_limit.",
     # take long
+    "tests/transport/test_torch_extension.py::test_profilers_see_batches":
+        "test_profiler_started_later_sees_each_batch.",
+    "tests/attack/test_start_methods.py::test_a_packages_thread_makes_each_worker_start_itself":
+        "test_a_directly_started_worker_is_replaced.",
+    "tests/attack/test_start_methods.py::test_nothing_is_left":
+        "tests/housekeeping.py looks for processes and memory after each test under spawn.",
+    "tests/attack/test_start_methods.py::test_workers_write_to_private_large_data[spawn":
+        "test_large_plain_data_comes_back_the_same.",
+    "tests/attack/test_start_methods.py::test_unimportable_program_is_an_error[text0-if __name__ == '__main__':-spawn":
+        "the other unimportable program.",
+    "tests/attack/test_start_methods.py::test_files_opened_while_loading_are_per_worker[socket-spawn":
+        "the same with a file.",
+    "tests/attack/test_start_methods.py::test_files_opened_while_loading_are_per_worker[sqlite-forkserver":
+        "the same with a file.",
+    "tests/attack/test_start_methods.py::test_workers_start_processes_by_the_same_method[forkserver":
+        "the same under spawn.",
+    "tests/attack/test_start_methods.py::test_dataset_threads_run_in_workers[balanced-forkserver":
+        "the same under spawn.",
+    "tests/attack/test_kills.py::test_killed_trainer_ends_all_processes[StartsThread(64)-spawn":
+        "other datasets; the same under fork.",
+    "tests/attack/test_kills.py::test_killed_trainer_ends_all_processes[Slow(64, 0.05)-fork":
+        "the same with longer samples.",
+    "tests/attack/test_kills.py::test_killed_zygote_and_standby_are_both_replaced[balanced-spawn":
+        "the same under fork.",
+    "tests/attack/test_kills.py::test_program_exits_with_stopped_zygote[standby":
+        "the same with the zygote.",
+    "tests/attack/test_kills.py::test_killed_trainer_with_stopped_zygote[fork-standby":
+        "the same with the zygote.",
+    "tests/attack/test_processes.py::test_programs_that_a_dataset_starts_can_be_interrupted[spawn-each":
+        "the same under fork.",
+    "tests/attack/test_processes.py::test_interrupt_of_a_process_that_starts[spawn":
+        "the same under fork.",
+    "tests/attack/test_processes.py::test_interrupt_and_go_on[static": "the same balanced.",
+    "tests/attack/test_namespaces.py::test_a_killed_trainer_takes_workers_along_without_proc[no /proc":
+        "the same with another /proc.",
+    "tests/attack/test_memory.py::test_very_many_batches_in_flight[static": "the same balanced.",
+    "tests/contract/test_contexts.py::test_start_methods_give_the_same_streams[minato-forkserver":
+        "the same under spawn.",
+    "tests/contract/test_older_torch.py::test_other_holders_of_the_memory":
+        "the rest of the file; make torches.",
+    "tests/iterators/test_planner.py::test_tensor_in_shared_memory_keeps_torchs_window[spawn-True":
+        "the same under fork.",
+    "tests/seeding/test_own_seeds.py::test_generator_shared_with_loader_draws_alike_after_a_resume[spawn":
+        "the same under fork.",
+    "tests/seeding/test_own_seeds.py::test_own_seeds_survive_other_start_methods":
+        "test_seeded_generator_draws_alike_in_each_run_and_epoch.",
+    "tests/workers/test_processes_in_samples.py::test_daemon_may_load_with_workers[spawn":
+        "the same under fork.",
+    "tests/workers/test_openmp_threads.py::test_a_fork_of_a_parallel_program_can_load[import minato-":
+        "the same with minato imported later.",
     "tests/test_c_primitives.py::test_program_under_sanitizer":
         "test_program runs the same programs; make sanitize adds the sanitizers.",
     "tests/test_benchmarks.py::test_loader":
@@ -163,8 +213,6 @@ SLOW: dict[str, str] = {
         "the same under spawn.",
     "tests/attack/test_start_methods.py::test_directly_started_workers_may_die_together":
         "test_a_directly_started_worker_is_replaced.",
-    "tests/attack/test_start_methods.py::test_a_packages_thread_makes_each_worker_start_itself[import _thread":
-        "a thread of threading.",
     "tests/attack/test_start_methods.py::test_unimportable_program_is_an_error[text0-if __name__ == '__main__':-forkserver":
         "the same under spawn.",
     "tests/attack/test_start_methods.py::test_unimportable_program_is_an_error[text1-SystemExit: 3-spawn":
@@ -320,8 +368,6 @@ SLOW: dict[str, str] = {
         "the same under fork.",
     "tests/workers/test_signals.py::test_signals_to_job_are_left_to_trainer[forkserver]":
         "the same under fork.",
-    "tests/seeding/test_own_seeds.py::test_own_seeds_survive_other_start_methods[forkserver]":
-        "the same under spawn.",
     "tests/iterators/test_planner.py::test_tensor_in_shared_memory_keeps_torchs_window[spawn-False]":
         "the same under fork.",
     "tests/iterators/test_cost_hints.py::test_hint_and_sample_draw_equal_numbers[spawn]":

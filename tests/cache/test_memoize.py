@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
-import subprocess
-import sys
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -16,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contract.support import programs
 
 import minato
 from minato.cache import cache as cache_module
 
-from .support import FOLDER, Calls, environment, files, new_cache
+from .support import FOLDER, Calls, files, new_cache
 
 
 @pytest.fixture
@@ -223,8 +221,7 @@ print(results, len(made), cache.stats()["stored"])
 
 def test_threads_make_a_value_once() -> None:
     """In a program of its own: files that other threads open meanwhile count for a value."""
-    done = subprocess.run([sys.executable, "-c", THREADS], env=environment(), capture_output=True,
-                          text=True, timeout=100)  # fmt: skip
+    done = programs().run(THREADS)
     assert done.stdout == f"{[8] * 6} 1 1\n", done.stdout + done.stderr
 
 

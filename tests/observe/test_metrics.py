@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from contract.support import programs
 from torch.utils.data import Dataset
 
 import minato
@@ -165,20 +166,14 @@ if len(sys.argv) > 1:
 """
 
 
-def program(where: str, *arguments: str, **more: str) -> Any:
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MINATO_METRICS": where, **more},
-    )  # fmt: skip
-
-
 def test_file_has_the_totals_at_the_end(tmp_path: Path) -> None:
-    running = program(str(tmp_path / "minato-%r-%p.prom"), RANK="3", WORLD_SIZE="4")
-    out, errors = running.communicate(timeout=120)
-    assert running.returncode == 0 and out == "trained\n", errors
+    name = str(tmp_path / "minato-%r-%p.prom")
+    code = PROGRAM + "\nimport os; print(os.getpid())"
+    done = programs().run(code, MINATO_METRICS=name, RANK="3", WORLD_SIZE="4")
+    assert done.returncode == 0, done.stderr
+    trained, pid = done.stdout.split()
     (file,) = tmp_path.iterdir()
-    assert file.name == f"minato-3-{running.pid}.prom"
+    assert trained == "trained" and file.name == f"minato-3-{pid}.prom"
     assert 'minato_batches_total{loader="Numbers",rank="3"} 4' in file.read_text()
 
 
@@ -193,7 +188,11 @@ def free_port() -> int:
 
 def test_http_serves_at_the_port_of_the_local_rank() -> None:
     port = free_port()
-    running = program(f":{port - 1}", "wait", LOCAL_RANK="1")
+    running = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MINATO_METRICS": f":{port - 1}", "LOCAL_RANK": "1"},
+    )  # fmt: skip
     try:
         assert running.stdout.readline() == "trained\n"
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
@@ -212,17 +211,16 @@ def test_impossible_export_warns_once_and_training_goes_on(what: str) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         where = f"127.0.0.1:{taken.getsockname()[1]}" if what == "port" else "/nowhere/minato.prom"
-        running = program(where)
-        out, errors = running.communicate(timeout=120)
-    assert running.returncode == 0 and out == "trained\n"
-    assert errors.count("Training goes on without these numbers") == 1
+        done = programs().run(PROGRAM, MINATO_METRICS=where)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert done.stderr.count("Training goes on without these numbers") == 1
 
 
 def test_without_the_variable_nothing_is_imported() -> None:
     code = PROGRAM + "\nimport threading\nassert 'minato.metrics' not in sys.modules\n" \
         "assert not [t for t in threading.enumerate() if t.name == 'minato-metrics']\n"  # fmt: skip
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, stdout=subprocess.DEVNULL,
-                   env={**os.environ, "PYTHONPATH": str(ROOT), "MINATO_METRICS": ""})  # fmt: skip
+    done = programs().run(code, MINATO_METRICS="")
+    assert done.returncode == 0, done.stderr
 
 
 def test_scrape_takes_less_than_a_millisecond() -> None:

@@ -367,7 +367,6 @@ def test_epoch_end_judges_nothing_until_stats_is_called(monkeypatch: pytest.Monk
     ({"persistent_workers": True}, {"persistent": True, "epochs": 1, "sets_epoch": False}),
     ({"persistent_workers": True, "prefetch_next_epoch": True, "prefetch_factor": 5},
      {"prefetches": True, "prefetch": 5}),
-    ({"multiprocessing_context": "spawn"}, {"forks": False}),
 ])  # fmt: skip
 def test_verdict_is_given_facts_of_the_run(
     options: dict[str, Any], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -6,7 +6,6 @@ import gc
 import multiprocessing
 import random
 import struct
-import subprocess
 import sys
 import threading
 import weakref
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contract.support import programs
 
 import minato
 from minato._core import Seeder
@@ -494,7 +494,8 @@ class Dataset:
 minato.seeding.find_generators.make_seeder(Dataset())
 assert now() == before
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE_S)
+    done = programs().run(code)
+    assert done.returncode == 0, done.stderr
 
 
 # ---- threads and processes ------------------------------------------------------------

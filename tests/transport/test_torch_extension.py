@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from contract.support import programs
 
 import minato
 
@@ -34,9 +34,7 @@ print(_info.build()["torch extension"])
 
 
 def test_extension_refuses_other_torch_and_info_explains() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    done = programs().run(OTHER)
     assert done.returncode == 0, done.stderr
     refused, info = done.stdout.splitlines()
     assert f"built for torch {ext.torch_version} and does not load with torch 1.99.0" in refused
@@ -98,9 +96,7 @@ print("minato._torch" in sys.modules and sys.modules["minato._torch"] is not Non
 @pytest.mark.parametrize("way", ["with", "without"])
 def test_tensors_that_are_not_their_bytes(way) -> None:
     """Tensors cross by minato._torch where it was built; the loader does not need it."""
-    done = subprocess.run(
-        [sys.executable, "-c", ODD, way], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    done = programs().run(ODD, way)
     assert done.stdout.strip() == str(way == "with"), done.stderr
 
 

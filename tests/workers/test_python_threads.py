@@ -7,13 +7,10 @@ import gc
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from contract.support import programs
 from attack import support
 from attack.support import same
 from torch.utils.data import Dataset, Subset, get_worker_info
@@ -30,7 +28,6 @@ from minato.iterators.receiver import CollatesHere
 from minato.transport.rows_or_whole import SampleTransport
 from minato.workers.threads import ThreadPool
 
-ROOT = Path(__file__).resolve().parents[2]
 #: where a wait that should end at once is given up
 PATIENCE = 60.0
 wait_for = functools.partial(support.wait_for, seconds=PATIENCE)
@@ -699,10 +696,7 @@ print("end", flush=True)
 )
 def test_exit_in_the_middle_of_a_sample(wait: str, then: str) -> None:
     script = HEAD.format(wait=wait, then=then)
-    done = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = programs().run(script)
     assert (done.returncode, done.stderr) == (0, "")
     assert ("end" in done.stdout) == ("exit" not in then)
 
