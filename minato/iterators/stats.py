@@ -97,7 +97,6 @@ from .across_iterators import memo_of
 
 if CORE:
     from .. import _core
-    from .._core import bytes_predictors, hint_predictors
 
 if TYPE_CHECKING:
     from .._core import _Costs, _Scheduler, _Timing, _Waits, _WorkerEntry
@@ -306,10 +305,11 @@ def _waits(w: _Waits) -> dict[str, float]:
 def _predictors(s: _Costs) -> dict[str, Any]:
     """Which predictor of costs serves, and how well each does."""
     if s["hinted"]:
-        names, best, alike = hint_predictors, s["by"], s["correlations"]
+        names, best, alike = _core.hint_predictors, s["by"], s["correlations"]
         off = s["errors"]
     else:
-        names, best, alike = bytes_predictors, s["bytes_by"], s["bytes_correlations"]
+        names = _core.bytes_predictors if CORE else ("history",)
+        best, alike = s["bytes_by"], s["bytes_correlations"]
         off = None if math.isnan(s["bytes_errors"][0]) else s["bytes_errors"]
     known = {name: None if math.isnan(r) else r for name, r in zip(names, alike)}
     return {

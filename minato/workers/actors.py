@@ -37,7 +37,7 @@ from .answers import ERROR, FAILED, OK, PART, SAMPLE, Answer, Entry
 from .job import SENT_TOGETHER, Job
 from .on_error import RAISE, Fatal, FatalIndex
 from .process import seed_of_all, seed_torch
-from .runner import Runner
+from .runner import Runner, changed
 from .threads import PythonPool, stop_all
 
 #: seconds without any actor, after which one is started on the trainer's node that needs no CPU
@@ -115,7 +115,6 @@ class Actor:
         worker_info.be_worker(id=number, num_workers=count, seed=seed, dataset=job.dataset)
         self._runner = runner = Runner(job, number)
         runner.where += f" ({self.where})"
-        runner.mark = runner.at = lambda row: None
 
     def hello(self) -> dict[str, Any]:
         """Tells what the trainer has to know before the first sample."""
@@ -155,11 +154,7 @@ class Actor:
                 entries.append((row, SAMPLE, get(row, task.indices[row])))
             except Exception as error:
                 entries.append((row, ERROR, error))
-        return runner.part(_changed(task, kind=PART, extras=entries))
-
-
-def _changed(task: Task, **fields: Any) -> Task:
-    return Task([fields.get(name, value) for name, value in zip(Task.__match_args__, task)])
+        return runner.part(changed(task, kind=PART, extras=entries))
 
 
 # ---- in the trainer ------------------------------------------------------------------------
@@ -409,7 +404,7 @@ class Fleet:
             raise lost
         indices = [*task.indices]
         indices[rows.start] = FatalIndex(lost)  # an actor makes what comes in its place
-        return [_Call(_changed(task, indices=indices), rows, tries)]
+        return [_Call(changed(task, indices=indices), rows, tries)]
 
 
 class _Encoded(NamedTuple):

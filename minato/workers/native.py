@@ -22,18 +22,17 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
 from .._core import Engine, Task
-from ..dataset_calls import behind_subsets, by_sample, fetches_batches, offered
-from ..errors import Failure, native_impossible_message
+from ..dataset_calls import behind_subsets, fetches_batches, offered
+from ..errors import native_impossible_message
 from ..option_values import option
 from ..seeding.generator_states import STREAM_HOOK
-from ..transport import messages
 from ..transport.layouts import INT, TENSOR, TUPLE, Layout, is_default_collate
 from ..transport.rows_or_whole import SampleTransport
 from ..transport.torch_bridge import DLPACK_CODES
-from .answers import AMISS, BATCH, ERROR, FAILED, OK, SAMPLE, Answer, Entry, parted
-from .fetching import OF_SAMPLE, in_its_place, position_of, seed_place
+from .answers import BATCH, ERROR, SAMPLE
+from .fetching import Unseeded
 from .job import Job
-from .on_error import RAISE, Tolerant, split_spares
+from .runner import Runner, changed, load_index
 from .threads import ThreadPool
 
 #: of struct mn_native_pipeline, minato/ops.h
@@ -195,114 +194,48 @@ def integers(index: Any) -> Any:
 # ---- one worker --------------------------------------------------------------------------
 
 
-def _loaded(indices: Any) -> Any:
-    """The sampler's indices, unpickled if they are a pickle."""
-    return messages.loads(indices, []) if isinstance(indices, bytes) else indices
-
-
-class _Runner:
+class _Runner(Runner):
     """Does the tasks that a worker's C loop passes to Python."""
 
-    def __init__(
-        self,
-        job: Job,
-        hook: Any,
-        number: int,
-    ) -> None:
-        self.tolerant = None if job.on_error == RAISE else Tolerant(job.on_error, self._failure)
-        self.dataset = job.dataset
-        self.collate_fn = job.collate_fn
-        self.where = f"in DataLoader worker process {number}"
-        self.seeder: Any = None
-        if hook is not None:
-            self.seeder = _core.Seeder._from_plans([("seed_sample", STREAM_HOOK, ("hook", hook))])
-            self.seeder.share(job.ranks)
+    has_copy = False
+
+    def __init__(self, job: Job, hook: Any, number: int) -> None:
+        self._hook = hook
+        super().__init__(job, number)
+
+    def _begin(self, _number: int) -> None:
+        if self._hook is not None:
+            plan = "seed_sample", STREAM_HOOK, ("hook", self._hook)
+            self.seeder = _core.Seeder._from_plans([plan])
 
     def answer(self, task: Task, mark: Callable[[int], None]) -> Any:
-        rows = range(task.row0, task.row0 + task.nrows)
-        if task.extras is not None:  # C made rows, of a list of int, up to the first that failed
-            [(row, what, error)] = task.extras
-            if self.tolerant is None:
-                return [(row, what, self._failure(error))]
-            entry = self._mended(row, error, task.indices, task)
-            if entry[1] == ERROR:
-                return [entry]
-            return [entry, *self._rows(task, range(row + 1, rows.stop), mark)]
+        """The answer to a task. C may have made its rows up to one that failed."""
         if task.kind == BATCH:
-            return self._batch(task)
-        return self._rows(task, rows, mark)
-
-    def _mended(self, row: int, error: Exception, indices: Any, task: Task) -> Entry:
-        """The entry of a row whose sample could not be made."""
-        if self.tolerant is None:
-            return row, ERROR, self._failure(error)
-        return in_its_place(
-            self.tolerant, row, error, (indices, task.spares), lambda r, i: self._sample(i, r, task)
-        )
-
-    def _sample(self, index: Any, row: int, task: Task) -> Any:
-        if task.seeded and self.seeder is not None:
-            at = seed_place(position_of(task), row, index)
-            self.seeder.seed(task.base_seed, task.epoch, at, OF_SAMPLE)
-        return by_sample(self.dataset)[index]
-
-    def _rows(self, task: Task, rows: range, mark: Callable[[int], None]) -> list[Entry]:
-        entries: list[Entry] = []
-        for row in rows:
+            return self.batch(task)
+        self.indices = lambda: (task.indices, task.spares)
+        entries, get = self.rows(task), self._getter(task)
+        for row in range(entries[-1][0] + 1 if entries else task.row0, task.row0 + task.nrows):
+            if entries and entries[-1][1] == ERROR:
+                break  # torch stops at the first exception of a batch
             try:
-                every = _loaded(task.indices)
-                index = every[row]
+                entries.append((row, SAMPLE, get(row, task.indices[row])))
             except Exception as error:
-                return [(row, ERROR, self._failure(error))]
-            try:
-                entries.append((row, SAMPLE, self._sample(index, row, task)))
-            except Exception as error:
-                entries.append(self._mended(row, error, every, task))
-                if entries[-1][1] == ERROR:
-                    break  # torch stops at the first exception of a batch
+                entries.append(self._failed(row, ERROR, error, task))
             mark(row)
         return entries
 
-    def _batch(self, task: Task) -> Answer:
-        at: tuple[int, ...] = ()
-        try:
-            entries = []
-            every = _loaded(task.indices)
-            own, _others = split_spares(every, task.spares)
-            for row, index in enumerate(own):
-                at = (row,)
-                try:
-                    entries.append((row, SAMPLE, self._sample(index, row, task)))
-                except Exception as error:
-                    entries.append(self._mended(row, error, every, task))
-                    if entries[-1][1] == ERROR:
-                        return FAILED, entries[-1][2], row
-            at = ()
-            samples, amiss = parted(entries)
-            if not samples and amiss:
-                return AMISS, None, amiss
-            data = self.collate_fn(samples)
-            return (AMISS, (OK, data), amiss) if amiss else (OK, data)
-        except Exception as error:
-            return FAILED, self._failure(error), *at
-
-    def _failure(self, error: BaseException) -> Failure:
-        return Failure.of(error, self.where)
-
-    def encoded(self, answer: Any) -> tuple[bytes, list[Any]]:
-        try:
-            return messages.dumps(answer)
-        except Exception as error:
-            failure = self._failure(error)
-            rows = isinstance(answer, list)
-            return messages.dumps([(answer[0][0], ERROR, failure)] if rows else (FAILED, failure))
+    def _fetch(self, task: Task) -> Any:
+        seeder = self.seeder if task.seeded and self.seeder is not None else Unseeded
+        return self.collate_fn(self._samples(seeder, task))
 
 
 def _work(worker: _core.NativeWorker, runner: _Runner) -> None:
     """The life of a worker's thread."""
     try:
         while task := worker.next():
-            data, buffers = runner.encoded(runner.answer(task, worker.mark))
+            if isinstance(task.indices, bytes):
+                task = changed(task, indices=load_index(task.indices))
+            data, buffers = runner.encoded(runner.answer(task, worker.mark), task)
             del task
             if not worker.finish(data, buffers):
                 return

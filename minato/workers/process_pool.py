@@ -14,10 +14,10 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -175,8 +175,78 @@ class WorkerHandle:
         return f"<WorkerHandle name={self.name!r} pid={self._entry()['pid']} {state} daemon>"
 
 
-class Pool:
-    """The engine, the zygote and its workers: an ``Executor``. Belongs to one iterator."""
+class Executor:
+    """The workers of one iterator, processes or threads (``threads.py``), with their engine. It
+    belongs to the process that made it.
+
+    Tasks reach all kinds of workers in the same way. The engine *submits* a task to a run queue in
+    the shared mapping. The worker *completes* it by writing DONE to the task's word. A worker is
+    *lost* when its entry says so, or when the engine sees that its process has ended. The engine
+    then takes its tasks back (csrc/workers/mn_crew.h). An executor only *starts* and *stops*
+    workers.
+    """
+
+    kind: str  #: for ``stats()``
+
+    def __init__(self, engine: Engine, workers: int) -> None:
+        self.engine = engine
+        self.started = self.stopped = False
+        self.handles: list[WorkerHandle] = []  # of the first workers
+        self._workers = workers
+        self._owner = os.getpid()
+        self._entries: list[_WorkerEntry] | None = None  # the last ones
+
+    def start(self) -> None:
+        """Starts the workers; to be called once. After an exception ``stop()`` cleans up. A
+        KeyboardInterrupt comes before or after."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Ends the workers and frees the memory. Does nothing the second time."""
+        raise NotImplementedError
+
+    def mine(self) -> bool:
+        """Whether this process has to stop it: a fork of the one that made it has not."""
+        return not self.stopped and self._owner == os.getpid()
+
+    def starts_workers(self) -> bool:
+        """Whether a process that starts wanted workers is there. Threads all exist from the start."""
+        return False
+
+    def starter(self) -> int | None:
+        """Id of the process that starts workers; None: the loading process itself."""
+        return None
+
+    def restart(self) -> bool:
+        """Replaces a lost process that starts workers; running workers go on. Returns False if
+        that would not help."""
+        return False
+
+    def stack_of(self, number: int) -> str:
+        """The stack of a worker's main thread, the latest call first; empty if it is unknown."""
+        raise NotImplementedError
+
+    def moving(self) -> str:
+        """The name of an attribute of the workers' datasets that changes with samples; empty if there
+        is none, or if they share one dataset."""
+        return ""
+
+    def worker_entry(self, number: int) -> _WorkerEntry | None:
+        """The engine's entry of a worker, or after the end its last one; None in a fork."""
+        if self._owner != os.getpid():
+            return None
+        entries = self._entries if self._entries is not None else self.engine.workers()
+        return entries[number]
+
+    def _keep_entries(self) -> None:
+        entries = self.engine.workers()
+        for entry in entries:
+            entry["state"] = 0
+        self._entries = entries
+
+
+class Pool(Executor):
+    """The engine, the zygote and its workers."""
 
     kind = "process"
 
@@ -187,12 +257,10 @@ class Pool:
         job: Job,
         context: Any,
     ) -> None:
-        self.started = self.stopped = False
+        super().__init__(engine, workers)
         self.restarts = self._soon = 0  # zygotes started again; of these, in a row, soon
         self._begun_at = 0.0  # when the present zygote was started
         self.base_seed = job.base_seed
-        self._entries: list[_WorkerEntry] | None = None
-        self._owner = os.getpid()
         self._pidfd = -1
         self._mapping = -1  # the mapping's descriptor, if another zygote does not inherit it
         self._commands: Connection | None = None
@@ -200,11 +268,8 @@ class Pool:
         self._context = context
         self.forks = context.get_start_method() == "fork"
         self._method = context.get_start_method()
-        self.engine = engine
-        self.handles: list[WorkerHandle] = []
         self.ended_by_program: set[int] = set()  # ids of workers, by terminate() or kill()
         self._shared: list[Any] = []  # with workers, on an accelerator
-        self._workers = workers
         self.notes = job.notes = Notes()
         self._job: Job | None = job
         self._pickle()
@@ -221,8 +286,7 @@ class Pool:
                 self._job.pickle()
 
     def start(self) -> None:
-        """Starts the zygote, which starts the workers. After an exception ``stop()`` cleans up. A
-        KeyboardInterrupt comes before or after."""
+        """Starts the zygote, which starts the workers."""
         with signals.Held() as held, explained():
             self._start(held)
             self.handles += [WorkerHandle(self, w) for w in range(self._workers)]
@@ -308,16 +372,6 @@ class Pool:
                 self._shared += job.pickled.shared
                 job.pickled.close()
 
-    def mine(self) -> bool:
-        """Whether this process made the pool: a fork of it did not."""
-        return not self.stopped and self._owner == os.getpid()
-
-    def worker_entry(self, number: int) -> _WorkerEntry | None:
-        if self._owner != os.getpid():
-            return None
-        entries = self._entries if self._entries is not None else self.engine.workers()
-        return entries[number]
-
     def starts_workers(self) -> bool:
         """Whether the zygote, which starts wanted workers, is there."""
         return self.mine() and not self.engine.health()["zygote_lost"]
@@ -327,7 +381,6 @@ class Pool:
         return self.zygote.pid if self.zygote is not None else None
 
     def stack_of(self, number: int) -> str:
-        """The stack of a worker's main thread, the latest call first; empty without an answer."""
         entry = self.worker_entry(number)
         if entry is None or not entry["pid"]:
             return ""
@@ -338,7 +391,6 @@ class Pool:
         return ""
 
     def moving(self) -> str:
-        """The name of an attribute of the dataset that changes with samples; empty if there is none."""
         return self.notes.moving()
 
     def stop(self) -> None:
@@ -364,12 +416,6 @@ class Pool:
                 last_first.callback(self._close_zygote)
                 last_first.callback(self._end_zygote, held)
             self.engine.stop()
-
-    def _keep_entries(self) -> None:
-        entries = self.engine.workers()
-        for entry in entries:
-            entry["state"] = 0
-        self._entries = entries
 
     def _end_zygote(self, held: signals.Held) -> None:
         try:
@@ -484,52 +530,3 @@ def start_method_context(loader: Any) -> Any:
     if context is None and torch.multiprocessing.get_start_method() == "loky":
         context = torch.multiprocessing.get_context("fork")
     return torch.multiprocessing if context is None else context
-
-
-class Executor(Protocol):
-    """The interface of workers, processes or threads (``threads.py``), with their engine. It
-    belongs to one iterator, and to the process that made it.
-
-    Tasks reach all kinds of workers in the same way. The engine *submits* a task to a run queue in
-    the shared mapping. The worker *completes* it by writing DONE to the task's word. A worker is
-    *lost* when its entry says so, or when the engine sees that its process has ended. The engine
-    then takes its tasks back (csrc/workers/mn_crew.h). An executor only *starts* and *stops*
-    workers.
-    """
-
-    kind: str  #: for ``stats()``
-    engine: Engine
-    started: bool
-    stopped: bool
-
-    @property
-    def handles(self) -> Sequence[WorkerHandle]:
-        """Handles of the first workers, with the interface of ``Process``."""
-
-    def start(self) -> None:
-        """Starts the workers; to be called once. After an exception ``stop()`` cleans up."""
-
-    def stop(self) -> None:
-        """Ends the workers and frees the memory. Does nothing the second time."""
-
-    def mine(self) -> bool:
-        """Whether this process has to stop it."""
-
-    def starts_workers(self) -> bool:
-        """Whether the process that starts wanted workers is there."""
-
-    def starter(self) -> int | None:
-        """Id of the process that starts workers; None: the loading process itself."""
-
-    def restart(self) -> bool:
-        """Replaces a lost process that starts workers; running workers go on. Returns False if
-        that would not help."""
-
-    def stack_of(self, number: int) -> str:
-        """A worker's Python stack, the latest call first; empty if it is unknown."""
-
-    def moving(self) -> str:
-        """The name of an attribute of the dataset that changes with samples; empty if there is none."""
-
-    def worker_entry(self, number: int) -> _WorkerEntry | None:
-        """The engine's entry of a worker, or after the end its last one; None in a fork."""

@@ -91,8 +91,8 @@ class Runner:
         self.job = job
         self.where = f"in DataLoader worker process {number}"
         self.seeder: Any = None
-        self.mark: Any = None  # Worker.mark, once there is one
-        self.at: Any = None  # Worker.at, likewise
+        self.mark: Any = lambda row: None  # Worker.mark, once there is one
+        self.at: Any = lambda row: None  # Worker.at, likewise
         self.place: Any = None  # Worker.place, likewise
         self.indices: Any = None  # Worker.indices, likewise
         self.source = _Source(None, job.auto_collation)
@@ -460,12 +460,21 @@ class _IndexError:
     def __iter__(self) -> NoReturn:
         raise self.error  # the core iterates over indices to find one
 
+    def __getitem__(self, row: Any) -> NoReturn:
+        raise self.error
 
-def _load_index(data: bytes) -> Any:
+
+def load_index(data: bytes) -> Any:
+    """A batch's indices, or an object that raises the error of unpickling them."""
     try:
         return pickle.loads(data)
     except Exception as error:
         return _IndexError(error)
+
+
+def changed(task: Task, **fields: Any) -> Task:
+    """The task with other fields."""
+    return Task([fields.get(name, value) for name, value in zip(Task.__match_args__, task)])
 
 
 def _may_be_sent(what: int, obj: Any) -> bool:
@@ -484,7 +493,7 @@ def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _c
         _Refusing(runner.init_failure) if runner.init_failure else dataset,
         runner.seeder,
         open_layout,
-        _load_index,
+        load_index,
         partial(runner.begin_epoch, dataset) if runner.has_copy or job.through is not None else None,
         job.user_epoch,
         runner.tolerant is not None,

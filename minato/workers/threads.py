@@ -36,11 +36,11 @@ from ..option_values import option
 from ..seeding.find_generators import find_of, find_shared, make_seeder_of_thread, own_seeds
 from . import grace, library_threads, signals
 from .job import Job
-from .process_pool import WorkerHandle
+from .process_pool import Executor, WorkerHandle
 from .runner import Runner, serve, worker_of
 
 if TYPE_CHECKING:
-    from .._core import Engine, _WorkerEntry
+    from .._core import Engine
 
 class ThreadHandle(WorkerHandle):
     """A worker thread, with the interface of ``multiprocessing.Process``."""
@@ -52,7 +52,7 @@ class ThreadHandle(WorkerHandle):
     @property
     def pid(self) -> int:
         """Process id of the loading process, also before the thread has started."""
-        owner: int = self._pool.owner
+        owner: int = self._pool._owner
         return owner
 
     ident = pid
@@ -77,8 +77,8 @@ def _run(work: Callable[[], None], ended: threading.Event) -> None:
         ended.set()
 
 
-class ThreadPool:
-    """The engine and its threads: an ``Executor``. Belongs to one iterator."""
+class ThreadPool(Executor):
+    """The engine and its threads."""
 
     kind = "thread"
     #: seconds for which ``stop()`` waits for running samples; None: until they are done
@@ -86,13 +86,8 @@ class ThreadPool:
 
     def __init__(self, engine: Engine, workers: int, works: Sequence[Callable[[], None]]) -> None:
         """works: the function of each entry in the engine's table. workers: how many start."""
-        self.engine = engine
-        self.started = self.stopped = False
-        self.owner = os.getpid()
-        self._entries: list[_WorkerEntry] | None = None
+        super().__init__(engine, workers)
         self._threads: dict[threading.Thread, threading.Event] = {}
-        self.handles: list[WorkerHandle] = []
-        self._workers = workers
         for number, work in enumerate(works):
             ended = threading.Event()
             thread = threading.Thread(
@@ -104,8 +99,6 @@ class ThreadPool:
             self._threads[thread] = ended
 
     def start(self) -> None:
-        """Starts the threads. After an exception ``stop()`` cleans up. A KeyboardInterrupt comes
-        before or after."""
         with signals.Held():
             self.started = True
             self._begin()
@@ -113,22 +106,6 @@ class ThreadPool:
             start_quietly(self._threads)
             self.handles += [ThreadHandle(self, w) for w in range(self._workers)]
             _pools.add(self)
-
-    def mine(self) -> bool:
-        """Whether this process made the pool: a fork of it did not."""
-        return not self.stopped and self.owner == os.getpid()
-
-    def starts_workers(self) -> bool:
-        """False: all threads exist from the start."""
-        return False
-
-    def starter(self) -> int | None:
-        """None: no process starts workers."""
-        return None
-
-    def restart(self) -> bool:
-        """False: no process starts workers."""
-        return False
 
     def stack_of(self, number: int) -> str:
         """The stack of a worker's thread, the latest call first; empty for a thread in C."""
@@ -139,25 +116,12 @@ class ThreadPool:
         lines = traceback.format_stack(frame)[::-1]
         return _notes.of_the_program([line.splitlines()[0] for line in lines])
 
-    def moving(self) -> str:
-        """Empty: threads share their dataset, and what it has grown by."""
-        return ""
-
-    def worker_entry(self, number: int) -> _WorkerEntry | None:
-        """The engine's entry of a worker, or after the end its last one; None in a fork."""
-        if self.owner != os.getpid():
-            return None
-        entries = self._entries if self._entries is not None else self.engine.workers()
-        return entries[number]
-
     def stop(self) -> None:
         """Ends each worker after its current sample, and frees the memory."""
         if not self.mine():
             return
         self.stopped = True
-        self._entries = entries = self.engine.workers()
-        for entry in entries:
-            entry["state"] = 0
+        self._keep_entries()
         self.engine.stop()
         # A collection of garbage may run this in a worker thread, which cannot wait for itself.
         itself = threading.current_thread() in self._threads
@@ -201,7 +165,7 @@ class ThreadPool:
         raises no error and ends with the interpreter. deadline: for threads that may take forever,
         also after stop()."""
         if not self.mine():
-            if self.owner == os.getpid() and self.patience is not None:
+            if self._owner == os.getpid() and self.patience is not None:
                 self._wait(deadline)
             return
         self.stopped = True
