@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .._core import Block, CostModel, Engine
+from .._core import Block, Engine
 from ..device.pinned import Pinner, Pinning
 from ..errors import Failure
 from ..time_share import Deadline
@@ -153,46 +153,35 @@ class Receives(Protocol):
         """Names a batch for an error message."""
 
 
-def whole_batch(engine: Engine, costs: CostModel, block: Block) -> tuple[Any, ...]:
-    """Result of a BATCH or COLLATE task: (status, payload, ...), see workers/answers.py."""
+def whole_batch(engine: Engine, block: Block) -> tuple[answers.Answer, bytes | None]:
+    """The answer to a BATCH or COLLATE task, with Amended in place of AMISS, and the state of the
+    worker's dataset."""
     sent = engine.envelopes(block)[0]
     if sent.pickle is None:
-        return FAILED, no_room()
-    answer = answers.answer(sent)
-    if answer[0] == AMISS:
-        answer = amended(answer)
-    status, data, *more = answer
-    if status == OK and more:
-        costs.sends(more[0])
-    return status, data, *more
-
-
-def amended(answer: tuple[Any, ...]) -> tuple[Any, ...]:
-    """(OK, data, ...) of a batch with samples that could not be made."""
+        return (FAILED, no_room()), None
+    answer, stated = answers.read(sent)
+    if answer[0] != AMISS:
+        return answer, stated
     _, inner, amiss = answer
     if inner is None:
-        return OK, Amended(None, amiss, empty=True)
+        return (OK, Amended(None, amiss, empty=True)), stated
     status, data, *more = inner
-    return status, Amended(data, amiss, empty=False), *more
+    return (status, Amended(data, amiss, empty=False), *more), stated
 
 
 def placed_batch(
-    engine: Engine, shape: SampleTransport, block: Block, told: Layout | None, most: int
+    engine: Engine, shape: SampleTransport, block: Block, told: Layout | None
 ) -> tuple[tuple[Any, ...], bytes | None]:
-    """Reads a BATCH task whose samples may be in rows. told: the layout that its worker got; most:
-    limit on the number of samples. Returns ((status, payload), state of the worker's dataset)."""
+    """Reads a BATCH task whose samples may be in rows. told: the layout that its worker got. Returns
+    ((status, payload), state of the worker's dataset)."""
     layout = told if told is not None and engine.form(block)[1] else None  # or it has no rows
     data = engine.decode(block, layout.core, None) if layout is not None else None
     if data is not None:
         shape.fits()
         return (OK, data), None
-    sent = engine.envelopes(block)[0]
-    if sent.pickle is None:
-        return (FAILED, no_room()), None
-    answer, stated = answers.placed(sent, layout, most)
-    if answer[0] == AMISS:
-        return amended(answer)[:2], stated
-    status, data, *more = answer
+    (status, data, *more), stated = whole_batch(engine, block)
+    if type(data) is Amended:
+        return (status, data), stated
     if status == PLACED and layout is not None:
         shape.fits()
         rows, objects = data, more[0]
@@ -202,7 +191,7 @@ def placed_batch(
     elif more and shape.layout is None and not shape.whole:
         shape.whole = not more[0]
         if more[0]:
-            shape.learn(answers.layout(sent.worker, more[0]))
+            shape.learn(Layout.sent(more[0]))
     return (status, data), stated
 
 
@@ -403,10 +392,11 @@ class Receiver:
             return failure
         kind, has_rows = engine.form(block)
         if kind == BATCH or kind == PART:
-            status, data, *more = whole_batch(engine, self._costs, block)
+            (status, data, *more), _ = whole_batch(engine, block)
             if status == FAILED:
                 data.note_first(note(batch.number, batch.indices, more[0] if more else None))
             elif more:
+                self._costs.sends(more[0])
                 self.shape.seen(more[0] >= 0)
             if type(data) is Amended:
                 data.name(batch.number, batch.indices, self.planner.batched)

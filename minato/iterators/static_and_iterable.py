@@ -22,12 +22,11 @@ from ..errors import Failure, LoaderFailure, WorkerLost, describe_death, warn
 from ..sampler_indices import as_given
 from ..transport.layouts import Layout, is_default_collate
 from ..transport.rows_or_whole import EngineTransport
-from ..workers import answers
 from ..workers.answers import EXHAUSTED, FAILED, OK
 from ..workers.on_error import RAISE, REPLACE, Ahead, Spares
 from .failures import Amended, note, unread
 from .iterator import WHOLE, MinatoIterator, Queue
-from .receiver import LOST, placed_batch
+from .receiver import LOST, placed_batch, whole_batch
 from .supervisor import Supervisor, stay_at_exit
 
 #: stands for a batch that an earlier process has delivered
@@ -175,15 +174,11 @@ class StaticIterator(MinatoIterator):
             del markers[0]
             try:
                 if worker >= 0 and self._iterable and engine.poll(block) == 1:
-                    self._note_begin(worker, block)
+                    _, stated = whole_batch(engine, block)
+                    if stated is not None:
+                        self._progress.kept[worker].came(stated)
             finally:
                 engine.retire(block)
-
-    def _note_begin(self, worker: int, block: Block) -> None:
-        sent = self._engine.envelopes(block)[0]
-        stated = None if sent.pickle is None else answers.begun(sent)
-        if stated is not None:
-            self._progress.kept[worker].came(stated)
 
     def _send(self, worker: int, number: int, index: Any) -> None:
         """Sends a batch to a worker."""
@@ -242,7 +237,11 @@ class StaticIterator(MinatoIterator):
         try:
             if self._supervisor.trace is not None:
                 self._supervisor.trace.block(sent.index, sent.block)
-            sent.answer = (EXHAUSTED, None) if ended else self._whole(sent)
+            sent.answer, sent.stated = (EXHAUSTED, None), None
+            if not ended:
+                sent.answer, sent.stated = placed_batch(
+                    self._engine, self._shape, sent.block, sent.layout
+                )
         except Exception as error:
             failed = LoaderFailure(error) if self._iterable else unread(error, number, sent.index)
             sent.answer = FAILED, failed  # in the batch's place: torch's dispatch expects one
@@ -256,13 +255,6 @@ class StaticIterator(MinatoIterator):
         elif self._pinner is not None and sent.answer[0] == OK:
             named = functools.partial(note, number, sent.index)
             sent.answer = OK, self._pinner.submit(sent.answer[1], named)
-
-    def _whole(self, sent: _Sent) -> tuple[Any, ...]:
-        most = len(sent.index) if sent.layout is not None else 0
-        answer, sent.stated = placed_batch(
-            self._engine, self._shape, sent.block, sent.layout, most
-        )
-        return answer
 
     def _read_ahead(self) -> None:
         """Submits finished batches for pinning: the one that is asked for and the one after."""

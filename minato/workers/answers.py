@@ -11,7 +11,7 @@ from .. import _core
 from .._core import Envelope
 from ..errors import Failure, add_note
 from ..transport import messages
-from ..transport.layouts import Layout, plain
+from ..transport.layouts import plain
 from ..transport.uncollatable import why
 from .on_error import FailedSample
 
@@ -106,8 +106,8 @@ def _refused(entries: list[Entry], failure: Failure, where: str) -> Entry:
 
 # ---- in the trainer ---------------------------------------------------------------------------
 #
-# C code has checked that messages lie in the right memory. Their content can still be anything, if
-# code in the worker writes to memory that is not its own. An error then names the worker.
+# C code has checked that messages lie in the right memory. If code in the worker has written to
+# memory that is not its own, a message may be of another kind, or none. An error then names the worker.
 
 _UNREADABLE = (
     "minato: DataLoader worker {} has pickled this result, but it cannot be unpickled here. Make "
@@ -136,117 +136,24 @@ def _loads(sent: Envelope) -> Any:
         raise
 
 
-def _is_number(value: Any, most: float) -> bool:
-    return type(value) is int and value < most
-
-
-def answer(sent: Envelope) -> tuple[Any, ...]:
-    """The result of a whole batch: (OK, data), (FAILED, failure) or (EXHAUSTED, None); a number may
-    follow the first two. Or (AMISS, the first or None, the failed samples)."""
-    got = _known_answer(sent.worker, _loads(sent))
-    if got[0] == AMISS:
-        return got
-    if got[0] == PLACED or not all(_is_number(more, 2**63) for more in got[2:]):
-        raise nonsense(sent.worker)
-    return got
-
-
-def placed(
-    sent: Envelope, layout: Layout | None, most: int
-) -> tuple[tuple[Any, ...], bytes | None]:
-    """The result of a whole batch that may be in rows of a layout, at most ``most``. It is (OK,
-    data), (FAILED, failure), (EXHAUSTED, None), (PLACED, rows, objects by row) or (AMISS, ...) as
-    above. (OK, data, layout) includes a pickled layout, or b"". Second, the state of the
+def read(sent: Envelope) -> tuple[Answer, bytes | None]:
+    """A worker's answer to a BATCH or RESUME task, which is not STATED, and the state of its
     dataset."""
-    told, state = _stated(sent.worker, _loads(sent))
-    got = _known_answer(sent.worker, told)
-    if got[0] == AMISS:
-        return got, state
-    if got[0] == PLACED:
-        sound = layout is not None and len(got) == 3 and _are_rows(*got[1:], layout, most)
-    else:
-        sound = len(got) == 2 or (got[0] == OK and type(got[2]) is bytes)
-        sound = sound or (got[0] == FAILED and _is_number(got[2], 2**63))
-    if not sound:
+    got, state = _loads(sent), None
+    if isinstance(got, tuple) and len(got) == 3 and got[0] == STATED:
+        _, got, state = got
+    if not isinstance(got, tuple) or len(got) < 2 or got[0] not in (OK, FAILED, EXHAUSTED, PLACED, AMISS):
+        raise nonsense(sent.worker)
+    if got[0] == FAILED and not isinstance(got[1], Failure):
         raise nonsense(sent.worker)
     return got, state
 
 
-def begun(sent: Envelope) -> bytes | None:
-    """The state of the dataset at the start of an epoch."""
-    told, state = _stated(sent.worker, _loads(sent))
-    if _known_answer(sent.worker, told)[0] != OK:
-        raise nonsense(sent.worker)
-    return state
-
-
-def _stated(worker: int, got: Any) -> tuple[Any, bytes | None]:
-    if not isinstance(got, tuple) or got[:1] != (STATED,):
-        return got, None
-    if len(got) != 3 or type(got[2]) is not bytes:
-        raise nonsense(worker)
-    return got[1], got[2]
-
-
-def layout(worker: int, pickled: bytes) -> Layout:
-    """Reads a layout that a worker has verified on its samples."""
-    try:
-        return Layout.sent(pickled)
-    except Exception as error:
-        raise nonsense(worker) from error
-
-
-def _known_answer(worker: int, told: Any) -> tuple[Any, ...]:
-    """Checks that the result is of a kind in ``workers/answers.py``; raises nonsense()."""
-    got: tuple[Any, ...] = told
-    if isinstance(got, tuple) and len(got) == 3 and got[0] == AMISS:
-        if not _is_amiss(*got[1:]):
-            raise nonsense(worker)
-        return got
-    known = isinstance(got, tuple) and len(got) in (2, 3)
-    if not known or got[0] not in (OK, FAILED, EXHAUSTED, PLACED):
-        raise nonsense(worker)
-    if got[0] == FAILED and not isinstance(got[1], Failure):
-        raise nonsense(worker)
-    return got
-
-
-def _is_amiss(inner: Any, amiss: Any) -> bool:
-    """Checks a batch with failed samples: its remaining result, and its failures."""
-    if not isinstance(amiss, list) or not all(isinstance(one, FailedSample) for one in amiss):
-        return False
-    if not all(isinstance(one.failure, Failure) for one in amiss):
-        return False
-    if inner is None:
-        return True
-    return isinstance(inner, tuple) and len(inner) in (2, 3) and inner[0] == OK
-
-
-def _are_rows(rows: Any, objects: Any, layout: Layout, most: int) -> bool:
-    leaves = layout.core.objects
-    if not _is_number(rows, most + 1) or rows < 1 or type(objects) is not list:
-        return False
-    each = all(type(row) is list and len(row) == leaves for row in objects)
-    return each and len(objects) == (rows if leaves else 0)
-
-
-def rows(sent: Envelope) -> list[tuple[int, int, Any]]:
+def rows(sent: Envelope) -> list[Entry]:
     """Results of single rows: (row, kind, object), kind one of SAMPLE, ERROR, OBJECTS, REFUSED,
     LEFT_OUT and REPLACED."""
-    got = _loads(sent)
-    end = sent.row0 + sent.nrows
-    if isinstance(got, list) and got and all(_is_entry(e, sent.row0, end) for e in got):
-        return got
-    raise nonsense(sent.worker)
-
-
-def _is_entry(entry: Any, first: int, end: int) -> bool:
-    if not isinstance(entry, tuple) or len(entry) != 3:
-        return False
-    row, what, obj = entry
-    known = what in (SAMPLE, OBJECTS)
-    if what in (ERROR, REFUSED, LEFT_OUT):
-        known = isinstance(obj, Failure)
-    elif what == REPLACED:
-        known = isinstance(obj, tuple) and len(obj) == 3 and isinstance(obj[0], Failure)
-    return _is_number(row, end) and row >= first and known
+    got: list[Entry] = _loads(sent)
+    first, end = sent.row0, sent.row0 + sent.nrows
+    if not isinstance(got, list) or not got or not all(first <= row < end for row, _, _ in got):
+        raise nonsense(sent.worker)
+    return got
