@@ -357,16 +357,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             as_given: dict[str, Any] = copy.deepcopy(memo.resume["as_given"])
             return as_given
         reason = self._why_torch()
-        if reason is not None and not memo.warned_uncounted:
-            memo.warned_uncounted = True
+        if reason is not None and memo.warns_of("no position"):
             warnings.warn(
                 f"this loader uses torch's own workers ({reason}), which do not count batches: "
                 "its state holds the epoch but no position in it. To resume in the middle of an "
                 "epoch, count the batches you take and skip that number.",
                 stacklevel=2,
             )
-        elif reason is None and not memo.warned_unasked and self._shares_a_stateful_dataset():
-            memo.warned_unasked = True
+        elif reason is None and self._shares_a_stateful_dataset() and memo.warns_of("no state"):
             warnings.warn(
                 f"the state_dict() of the dataset, a {type(self.dataset).__name__}, is not part of "
                 "the loader's state: any free worker makes any sample, so no worker's copy of the "

@@ -96,17 +96,10 @@ class Memo:
         self.user_epoch = 0  # 1 + what set_epoch was told
         self.loaded_dataset = False  # it has loaded a state in this process
         self.initial: bytes | None = None  # its state before that
-        self.warned_uncounted = False  # that its states know no position
-        self.warned_of_generators = False  # that threads share them
-        self.warned_of_history = False  # that samples may depend on earlier ones
-        self.warned_of_copies = False  # that its iterable dataset gives everything in each worker
-        self.warned_of_epoch = False  # that persistent workers do not see its dataset's
-        self.warned_of_order = False  # that cache_reorder=True keeps it
+        self._warned: set[str] = set()  # subjects of warnings that are shown once
         self.elastic_epoch: int | None = None  # the latest that an ElasticSampler has begun
-        self.warned_of_same_epoch = False  # that it is begun twice
         self.hints_refused = False  # cost_hint() has failed, and is not asked again
         self.sized = bytearray()  # for each index, whether its bytes were looked up
-        self.warned_unasked = False  # that its dataset's own state is not part of them
         self.last_stats: Callable[[], dict[str, Any]] = dict  # of an iterator that has ended
         self.load: Load | None = None  # of the latest iterator, without workers
         self.cached: CacheOfLoader | None = None  # with cache=
@@ -116,6 +109,12 @@ class Memo:
         #: the worker scheduler's last result, and its bounds on the number of workers
         self.scheduler: tuple[tuple[int, int, int], bytes] | None = None
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
+
+    def warns_of(self, subject: str) -> bool:
+        """Whether a warning that is shown once for a loader is due. It is not due again."""
+        due = subject not in self._warned
+        self._warned.add(subject)
+        return due
 
     def through(self, dataset: Any, options: Options, loader: Any) -> Through | None:
         """How a new iterator reads the dataset: through the loader's cache, if it has one."""
@@ -162,8 +161,7 @@ class Memo:
 
     def note_elastic(self, epoch: int, resumes: bool) -> None:
         """An epoch of an ElasticSampler begins. Warns if the last one had the same number."""
-        if epoch == self.elastic_epoch and not resumes and not self.warned_of_same_epoch:
-            self.warned_of_same_epoch = True
+        if epoch == self.elastic_epoch and not resumes and self.warns_of("the same epoch"):
             warnings.warn(
                 f"epoch {epoch} of the ElasticSampler begins again, with the same order and random "
                 "numbers. Call set_epoch(epoch) before each epoch. This warning is shown once.",
@@ -292,8 +290,7 @@ class DatasetEpochs:
         ):
             if not self._as_torch and offered(self._dataset, "set_epoch") is not None:
                 self._sent = now[1] + 1
-            elif now != known and not self._memo.warned_of_epoch:
-                self._memo.warned_of_epoch = True
+            elif now != known and self._memo.warns_of("the dataset's epoch"):
                 self._hint(*now)
         return self._sent
 

@@ -70,51 +70,27 @@ class SeededHere:
                 put()
 
 
-class SeededFetcher:
-    """Replaces torch's fetcher of a map-style dataset: the same batches as with workers."""
+class Fetcher:
+    """Replaces torch's fetcher of a map-style dataset: seeds as workers do, or continues after
+    samples that fail, or both."""
 
-    def __init__(
-        self,
-        fetcher: Any,
-        ranks: tuple[int, int, int],
-        tolerant: Tolerant | None,
-        generator: Any,  # the loader's own
-    ) -> None:
-        self._fetcher = fetcher
-        self._tolerant = tolerant
+    def __init__(self, fetcher: Any, seeded: SeededHere | None, tolerant: Tolerant | None) -> None:
+        self._fetcher, self._seeded, self._tolerant = fetcher, seeded, tolerant
         self.spares: list[Any] = []  # for the next batch
-        self._here = SeededHere(fetcher.dataset, fetcher.collate_fn, generator)
-        self._here.seeder.share(ranks)
         self.place = (0, 0, 0, 0)  # base seed, epoch, batch's number, position of its first
 
     def fetch(self, index: Any) -> Any:
         """The batch of an index, or of a list of them."""
-        base_seed, epoch, number, _position = self.place
-        with self._here.undisturbed():
-            place = (base_seed, epoch, number, OF_COLLATE)
-            return made(self._here.seeder, place, self._fetcher.collate_fn, self._samples(index))
+        if self._seeded is None:
+            return self._fetcher.collate_fn(self._samples(Unseeded, index))
+        with self._seeded.undisturbed():
+            place, seeder = (*self.place[:3], OF_COLLATE), self._seeded.seeder
+            return made(seeder, place, self._fetcher.collate_fn, self._samples(seeder, index))
 
-    def _samples(self, index: Any) -> Any:
-        seeder, fetcher = self._here.seeder, self._fetcher
+    def _samples(self, seeder: Any, index: Any) -> Any:
         if self._tolerant is None:
-            return fetched(seeder, fetcher, index, self.place)
-        return tolerated(self._tolerant, seeder, fetcher, index, self.spares, self.place)
-
-
-class TolerantFetcher:
-    """Replaces torch's fetcher of a map-style dataset: continues after samples that fail."""
-
-    def __init__(self, fetcher: Any, tolerant: Tolerant) -> None:
-        self._fetcher = fetcher
-        self._tolerant = tolerant
-        self.spares: list[Any] = []  # for the next batch
-
-    def fetch(self, index: Any) -> Any:
-        """The batch of an index, or of a list of them."""
-        nowhere = 0, 0, 0, 0
-        fetcher, spares = self._fetcher, self.spares
-        data = tolerated(self._tolerant, Unseeded, fetcher, index, spares, nowhere)
-        return fetcher.collate_fn(data)
+            return fetched(seeder, self._fetcher, index, self.place)
+        return tolerated(self._tolerant, seeder, self._fetcher, index, self.spares, self.place)
 
 
 def _begins_with_next(loader: Any) -> bool:
@@ -198,7 +174,6 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._profile_name = f"enumerate(DataLoader)#{name}.__next__"
         self._begun = False
         self._lost = False  # an interrupt lost what an iterable dataset yielded for a batch
-        self._seeded: Any = None
         self._tolerant: Any = None
         self._spares: Any = None
         if options.on_error != "raise":
@@ -208,16 +183,13 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             replaces = options.on_error == "replace"
             self._spares = Spares(self._auto_collation) if replaces else None
             self._allowed = position.allowed = ErrorsAllowed(loader, options, position)
+        seeded = None
         if options.seed_per_sample and CORE:
-            self._seeded = SeededFetcher(
-                self._dataset_fetcher,
-                position.ranks.for_seeds(),
-                self._tolerant,
-                loader.generator,
-            )
-            self._dataset_fetcher = self._seeded
-        elif self._tolerant is not None:
-            self._dataset_fetcher = TolerantFetcher(self._dataset_fetcher, self._tolerant)
+            seeded = SeededHere(fetcher.dataset, fetcher.collate_fn, loader.generator)
+            seeded.seeder.share(position.ranks.for_seeds())
+        if seeded is not None or self._tolerant is not None:
+            self._dataset_fetcher = Fetcher(fetcher, seeded, self._tolerant)
+        self._seeds = seeded is not None
         if through is not None:  # the generators found are those of the program's dataset
             fetcher.dataset = through.over(made.dataset)
         position.progress = progress = position.new_progress(position.start)
@@ -295,10 +267,10 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             index = list(index)  # an iterator would be exhausted before samples are named
         position, number, place = self._position, self._number, self._place
         self._pass_over(index)
-        if self._seeded is not None:
+        if self._seeds:
             place = BY_INDEX if self._progress.by_index else place
             number = number if position.elastic is None else place
-            self._seeded.place = (position.seed, position.epoch, number, place)
+            self._dataset_fetcher.place = (position.seed, position.epoch, number, place)
         if self._tolerant is not None:
             self._indices = index
             if self._spares is not None:

@@ -48,6 +48,7 @@ from ..seeding.ranks import ranks_of
 from ..text import parse_bytes
 from ..transport.layouts import collates_more, is_default_collate
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
+from ..workers.actors import RemotePool
 from ..workers.job import Job, Memory
 from ..workers.native import NativePool, offer_of
 from ..workers.on_error import RAISE, REPLACE
@@ -445,20 +446,14 @@ class BalancedIterator(MinatoIterator):
     def _make_pool(self, loader: Any) -> Executor:
         engine, workers, options = self._engine, self._num_workers, self._options
         if options.remote is not None:
-            from ..workers.actors import RemotePool  # not at import: few programs have a cluster
-
             return RemotePool(engine, workers, self._job(), options.remote, options.max_retries)
         if options.worker_type == "thread":
-            self._warn_of_generators()
+            if options.seed_per_sample is None and self._position.memo.warns_of("generators"):
+                warn_of_generators(self._dataset, self._collate_fn)
             return PythonPool(engine, workers, self._job())
         if self._offer is None:
             return super()._make_pool(loader)
         return NativePool(engine, workers, self._job(), self._offer)
-
-    def _warn_of_generators(self) -> None:
-        memo = self._position.memo
-        if self._options.seed_per_sample is None and not memo.warned_of_generators:
-            memo.warned_of_generators = warn_of_generators(self._dataset, self._collate_fn)
 
     def _engine_options(self) -> dict[str, Any]:
         assert self._supervisor is not None

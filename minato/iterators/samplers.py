@@ -434,8 +434,7 @@ class Reordering:
         self._kept = why_kept(loader)
         #: a state's bits, until its epoch has started
         self.before: bytes | None = None
-        if self._kept is not None and not memo.warned_of_order:
-            memo.warned_of_order = True
+        if self._kept is not None and memo.warns_of("order"):
             log.info("cache_reorder=True keeps the order of this loader: %s", self._kept)
 
     def watched(self, indices: Iterator[Any], progress: Progress, seed: int) -> Iterator[Any]:

@@ -150,10 +150,8 @@ class StaticIterator(MinatoIterator):
         without shares, so this does not raise."""
         memo, counts = self._position.memo, self._progress.by_worker or [0]
         alike = len(counts) > 1 and counts[0] > 0 and len(set(counts)) == 1
-        if memo.warned_of_copies or self._worker_init_fn is not None:
-            return
-        if alike and self._unasked == len(counts):
-            memo.warned_of_copies = True
+        alike = alike and self._unasked == len(counts) and self._worker_init_fn is None
+        if alike and memo.warns_of("copies"):
             with contextlib.suppress(UserWarning):
                 warn(worker_info.shares_warning(self._dataset, len(counts), counts[0]))
 

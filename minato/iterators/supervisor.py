@@ -428,8 +428,7 @@ class Supervisor:
     def _warn_of_history(self, attribute: str) -> None:
         """Warns that two runs differ, if the program has set a seed. The attribute may be harmless,
         so this does not raise."""
-        if attribute and self.reproducible and not self._memo.warned_of_history:
-            self._memo.warned_of_history = True
+        if attribute and self.reproducible and self._memo.warns_of("history"):
             with contextlib.suppress(UserWarning):
                 warnings.warn(
                     f"the attribute {attribute!r} of the dataset, or of an object in it, changes as "

@@ -22,6 +22,7 @@ from .._core import Task
 from ..dataset_calls import attribute, by_sample, fetches_batches
 from ..errors import Failure
 from ..seeding import init_states
+from ..seeding.find_generators import make_seeder, own_seeds
 from ..seeding.order_generators import put_global
 from ..stateful import Snapshots, make_again
 from ..transport import messages
@@ -135,8 +136,6 @@ class Runner:
             if job.worker_init_fn is not None:
                 self._init(number)
             return
-        from ..seeding.find_generators import make_seeder, own_seeds
-
         before = None
         if job.worker_init_fn is not None:
             before, states = own_seeds(*roots), init_states.now()

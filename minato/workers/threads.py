@@ -231,14 +231,14 @@ def why_not(loader: Any) -> str | None:
     return reason if reason is None else f"{reason}. Use worker_type='process'"
 
 
-def warn_of_generators(dataset: Any, collate_fn: Any) -> bool:
-    """Warns if samples may draw from generators that threads share. Returns whether it warned."""
+def warn_of_generators(dataset: Any, collate_fn: Any) -> None:
+    """Warns if samples may draw from generators that threads share."""
     found = find_of(dataset, collate_fn)
     if found.hooks:
-        return False
+        return
     shared = find_shared(dataset, collate_fn)
     if found.generators and not shared:  # each thread has its own
-        return False
+        return
     own = ""
     if shared:
         names = ", ".join(sorted({type(g).__name__ for g in shared}))
@@ -251,7 +251,6 @@ def warn_of_generators(dataset: Any, collate_fn: Any) -> bool:
         "This warning is shown once.",
         stacklevel=2,
     )
-    return True
 
 
 class _Runner(Runner):
