@@ -261,8 +261,8 @@ SLOW: dict[str, str] = {
     "tests/integrations/test_ranks.py::test_lightning_resumes_each_ranks_own_stream":
         "test_lightning_resumes_each_rank_exactly; make libraries runs it.",
     "tests/analyze/test_programs.py::test_a_long_step_is_the_limit": "tests/analyze/test_limits.py.",
-    "tests/analyze/test_programs.py::test_one_lock_of_all_workers_is_named":
-        "tests/analyze/test_limits.py; test_reads_that_wait_are_named_storage.",
+    "tests/analyze/test_programs.py::test_one_lock_of_all_workers_is_named": "tests/analyze/test_limits.py.",
+    "tests/analyze/test_programs.py::test_reads_that_wait_are_named_storage": "tests/analyze/test_limits.py.",
     "tests/analyze/test_programs.py::test_stop_ends_the_program_after_the_watch":
         "test_an_interrupt_leaves_nothing.",
     "tests/analyze/test_programs.py::test_a_folder_of_files_is_studied[sounds":
@@ -304,8 +304,7 @@ SLOW: dict[str, str] = {
         "the same balanced, and under fork.",
     "tests/analyze/test_programs.py::test_a_program_without_a_batch_is_reported":
         "test_a_program_without_a_loader_exits_three.",
-    "tests/analyze/test_programs.py::test_short_epochs_match_programs_own_rate[torch":
-        "the same with minato's loader.",
+    "tests/analyze/test_programs.py::test_short_epochs_match_programs_own_rate": "tests/analyze/test_limits.py.",
     "tests/analyze/test_memory.py::test_large_dataset_keeper_dies_before_program[program0-":
         "where the copy is ended.",
     "tests/test_benchmarks.py::test_cache_table_shows_met_and_missed_limits":
