@@ -226,8 +226,8 @@ class WriteGuard:
     def _find_path(self, pid: int, folder: int, address: int, length: int) -> str | None:
         """None: of a socket that has no file. length: of a socket's address; 0 for a path."""
         try:
-            with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-                text = _read_text(memory.fileno(), address, length) if address else b""
+            with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # reads end where the memory does
+                text = os.pread(memory.fileno(), length or 4096, address) if address else b""
         except OSError:
             return "a file with an unreadable name"
         if length:
@@ -256,17 +256,6 @@ class WriteGuard:
             self.made.add(path)  # it is not there yet: shared memory and semaphores of the study
             return True
         return False
-
-
-def _read_text(memory: int, address: int, length: int) -> bytes:
-    """Up to the end of a page at a time: what is behind the text may not be there."""
-    text = b""
-    while b"\0" not in text[2 if length else 0 :] and len(text) < (length or 4096):
-        part = os.pread(memory, min(4096 - (address + len(text)) % 4096, length or 4096), address + len(text))
-        text += part
-        if not part or length and len(text) >= length:
-            break
-    return text[:length] if length else text
 
 
 # ---- memory --------------------------------------------------------------------------------
