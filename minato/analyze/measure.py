@@ -385,24 +385,21 @@ def check_changes(study: Study, found: Report, seconds: float) -> None:
     with a step is a part of the predictions. What a change does is not."""
     found.helps, found.useless = candidates(Facts(found))
     study.progress.show("checks", 0.75)
-    f, changes = Facts(found), [change for change in found.helps if change.check]
-    if not changes or not f.own_rate:
+    f, checks = Facts(found), [(change, change.check) for change in found.helps if change.check]
+    if not checks or not f.own_rate:
         return
     #: a few samples take much of the time: each run has whole epochs, of at most ``most`` batches
     uneven, most = is_uneven(f.costs) and not f.loader["iterable"] and f.epoch > 0, 0
-    for option in ("order", "codec"):  # of those that were asked for, the best is checked first
-        best = next((change for change in changes if getattr(change.check, option)), None)
-        changes.sort(key=lambda change: change is not best)
-    with_minato = [change for change in changes if change.check and change.check.loader == "minato"]
-    learns = uneven and bool(with_minato)  # minato's loader is also run in an epoch in which it learns costs
-    if learns:  # what a scheduler gains takes whole epochs to see
-        changes.sort(key=lambda change: change not in with_minato)
+    # first what takes whole epochs to see; then the best of the options that were asked for
+    options = [[one for one in checks if getattr(one[1], option)][:1] for option in ("order", "codec")]
+    checks.sort(key=lambda one: (not (uneven and one[1].loader == "minato"), [one] not in options))
+    learns = uneven and checks[0][1].loader == "minato"  # it is also run in an epoch in which it learns costs
     now = f.program_rate(f.own_rate or 0.0, f.workers)
     least = CHECK_S
     if uneven:
         least = max(CHECK_S, min(f.epoch * f.batch / now, UNEVEN * max(f.costs)) / RUN_SHARE)
-    changes = changes[: min(CHECKED, max(1, int(seconds / REPEATS / least) - 1))]
-    slot = seconds / (REPEATS * (len(changes) + 1) + 1 + learns)
+    checks = checks[: min(CHECKED, max(1, int(seconds / REPEATS / least) - 1))]
+    slot = seconds / (REPEATS * (len(checks) + 1) + 1 + learns)
     size = fitting_batch(f, slot)
     if size == 0 or slot < LEAST_S:
         return study.note("predictions were not checked: that needs a longer --budget")
@@ -414,10 +411,9 @@ def check_changes(study: Study, found: Report, seconds: float) -> None:
             need = study.budget_for(2 * (REPEATS + 1) * slowest / RUN_SHARE, CHECKS)
             why = "because the slowest samples take too long"
             return study.note(f"predictions were not checked, {why}: needs about {need}")
-    costs, own = dict(zip(f.work.indices, f.costs)), RateRequest("own", f.workers)
+    costs = dict(zip(f.work.indices, f.costs))
 
-    def run(what: RateRequest | None, repeat: int | None, learnt: bool = True) -> Rate | None:
-        assert what is not None
+    def run(what: RateRequest, repeat: int | None, learnt: bool = True) -> Rate | None:
         g = f.without_sampler() if what.drawn else f
         what = replace(
             what, seconds=slot * RUN_SHARE, step=g.step_alone * rows / f.batch, step_cores=g.step_cores,
@@ -428,52 +424,44 @@ def check_changes(study: Study, found: Report, seconds: float) -> None:
         # other samples in each repeat, the same for all in one
         if uneven:
             what = replace(what, part=repeat / REPEATS, most=most, costs=costs, learnt=learnt)
-        return study.ask_rate(replace(what, skip=0 if uneven else 40 + 37 * repeat))
+        result = study.ask_rate(replace(what, skip=0 if uneven else 40 + 37 * repeat))
+        return result and replace(result, program=_program_rate_of(f, result))
 
+    plans = [RateRequest("own", f.workers), *(check for _change, check in checks)]
     if not f.loader["iterable"]:
-        found.free = run(own, None)
-    runs: list[Rate] = []  # of the program's own loader
-    #: of each change: the program's rates without and with it, and samples that were made with it
-    pairs: list[list[tuple[float, float]]] = [[] for _ in changes]
-    samples, first = [0] * len(changes), None  # first: times as fast, in the epoch in which it learns costs
+        found.free = run(plans[0], None)
+    runs: list[list[Rate | None]] = [[] for _ in plans]
+    first: float | None = None  # times as fast, in the epoch in which it learns costs
     for repeat in range(REPEATS):
         study.progress.show("checks", 0.78 + 0.07 * repeat)
-        base = None
-        if (result := run(own, repeat)) is not None:
-            base = _program_rate_of(f, result)
-            runs.append(replace(result, program=base))
-            found.checks.append(runs[-1])
-        for number, change in enumerate(changes):
-            if (result := run(change.check, repeat)) is None:
-                continue
-            rate = _program_rate_of(f, result)
-            found.checks.append(replace(result, program=rate, change=change.what))
-            samples[number] += result.samples
-            if base is not None:
-                pairs[number].append((base, rate))
-        if learns and first is None and base:
-            if (result := run(changes[0].check, repeat, learnt=False)) is not None:
-                first = _program_rate_of(f, result) / base
-    if not runs:
+        for plan, results in zip(plans, runs):
+            results.append(run(plan, repeat))
+        if learns and first is None and (base := runs[0][-1]) and (result := run(plans[1], repeat, learnt=False)):
+            first = result.program / base.program
+    for what, results in zip([None, *(change.what for change, _check in checks)], runs):
+        found.checks += [replace(result, change=what) for result in results if result]
+    own = [result for result in runs[0] if result]
+    if not own:
         return
     # the predictions that follow from what the program's own loader did with the step
-    found.base = statistics.median(result.program for result in runs)
-    ends = [result.end for result in runs if result.end is not None]
+    found.base = statistics.median(result.program for result in own)
+    ends = [result.end for result in own if result.end is not None]
     found.paced = Rate(
-        rate=statistics.median(_loader_rate_of(f, result) for result in runs),
+        rate=statistics.median(_loader_rate_of(f, result) for result in own),
         end=statistics.median(ends) if ends else None,
     )
     helps, useless = candidates(Facts(found))
-    again = [change for one in changes for change in helps if change.check == one.check]
+    changes = [change for change, _check in checks]
+    again = [change for _change, check in checks for change in helps if change.check == check]
     if len(again) == len(changes):
         found.helps, found.useless, changes = helps, useless, again
     else:  # one of them is predicted to gain too little now: it was checked for what was predicted then
         found.paced = None
     f = Facts(found)
     now = f.program_rate(f.own_rate or 0.0, f.workers)
-    for change, its_pairs, count in zip(changes, pairs, samples):
-        enter_check(change, now, its_pairs)
-        change.samples = count
+    for change, results in zip(changes, runs[1:]):
+        enter_check(change, now, [(a.program, b.program) for a, b in zip(runs[0], results) if a and b])
+        change.samples = sum(result.samples for result in results if result)
     if first is not None:
         changes[0].first_epoch = first
         changes[0].note = (
