@@ -56,30 +56,23 @@ def decode_image(path: Path) -> torch.Tensor:
 def decode_volume(path: Path) -> torch.Tensor:
     """All of it, read; its first 4,096 values."""
     if path.name.endswith(".npy"):
-        values: Any = np.load(path)
-    else:
-        import nibabel
+        return first_values(np.load(path), 4096)
+    import nibabel
 
-        values = np.asarray(vars(nibabel.load(path))["_dataobj"], np.float32)
-    return first_values(values, 4096)
+    return first_values(np.asarray(vars(nibabel.load(path))["_dataobj"], np.float32), 4096)
 
 
 def decode_audio(path: Path) -> torch.Tensor:
     """All of it, decoded; its first second at most."""
-    if path.suffix.lower() == ".wav":
-        with wave.open(str(path)) as file:
-            wide, content = file.getsampwidth(), file.readframes(file.getnframes())
-        if wide == 3:  # the highest three of four bytes
-            four = np.zeros((len(content) // 3, 4), np.uint8)
-            four[:, 1:] = np.frombuffer(content, np.uint8).reshape(-1, 3)
-            content, wide = four.tobytes(), 4
-        whole = np.frombuffer(content, {1: "u1", 2: "<i2", 4: "<i4"}[wide])
-        values = whole.astype(np.float32) / 2 ** (8 * wide - 1) - (wide == 1)
-    else:
+    if path.suffix.lower() != ".wav":
         import soundfile
 
-        values = soundfile.read(path, dtype="float32")[0]
-    return first_values(values, 16_000)
+        return first_values(soundfile.read(path, dtype="float32")[0], 16_000)
+    with wave.open(str(path)) as file:
+        wide, content = file.getsampwidth(), np.frombuffer(file.readframes(file.getnframes()), np.uint8)
+    values = np.zeros((len(content) // wide, 4), np.uint8)
+    values[:, 4 - wide:] = content.reshape(-1, wide) ^ 128 * (wide == 1)  # the highest bytes of four; unsigned if one
+    return first_values(values.view("<i4") / 2.0**31, 16_000)
 
 
 def first_values(values: Any, count: int) -> torch.Tensor:
@@ -88,8 +81,10 @@ def first_values(values: Any, count: int) -> torch.Tensor:
     return torch.from_numpy(np.pad(flat, (0, count - len(flat))))
 
 
-#: (suffixes, the package that decodes them)
-NEEDED = ((IMAGES, "PIL"), ({".nii", ".nii.gz"}, "nibabel"), (AUDIO - {".wav"}, "soundfile"))
+#: (suffixes, the package that decodes them, how pip calls that)
+NEEDED = (
+    (IMAGES, "PIL", "pillow"), ({".nii", ".nii.gz"}, "nibabel", "nibabel"), (AUDIO - {".wav"}, "soundfile", "soundfile")
+)  # fmt: skip
 
 
 def suffix_of(path: Path) -> str:
@@ -99,27 +94,24 @@ def suffix_of(path: Path) -> str:
 def folder_loader(folder: str) -> DataLoader[Any]:
     """A loader of what the folder holds most of."""
     paths = sorted(Path(folder).rglob("*"))
-    kinds = [
-        (kind, [path for path in paths if suffix_of(path) in suffixes], decode)
-        for kind, suffixes, decode in (
-            ("image", IMAGES, decode_image), ("volume", VOLUMES, decode_volume), ("audio", AUDIO, decode_audio)
-        )
-    ]  # fmt: skip
-    kind, files, decode = max(kinds, key=lambda one: len(one[1]))
+    kinds = ("image", IMAGES, decode_image), ("volume", VOLUMES, decode_volume), ("audio", AUDIO, decode_audio)
+    found = [(kind, [path for path in paths if suffix_of(path) in names], decode) for kind, names, decode in kinds]
+    kind, files, decode = max(found, key=lambda one: len(one[1]))
     if not files:
         raise SystemExit(f"minato analyze: {folder} holds no images, volumes or audio files")
-    found = {suffix_of(path) for path in files}
-    for suffixes, package in NEEDED:
-        if found & suffixes and importlib.util.find_spec(package) is None:
-            name = {"PIL": "pillow"}.get(package, package)
+    for suffixes, package, name in NEEDED:
+        if (missing := {*map(suffix_of, files)} & suffixes) and importlib.util.find_spec(package) is None:
             raise SystemExit(
-                f"minato analyze: {', '.join(sorted(found & suffixes))} files need a package that is not "
+                f"minato analyze: {', '.join(sorted(missing))} files need a package that is not "
                 f"installed: pip install {name}"
             )
     print(f"minato analyze: {len(files)} {kind} files in {folder}", file=sys.stderr)
-    data, workers = Folder(files, decode), len(os.sched_getaffinity(0))
-    batch = min(BATCH, len(files))
-    return DataLoader(data, batch, shuffle=True, num_workers=workers, persistent_workers=True)
+    return make_loader(Folder(files, decode), min(BATCH, len(files)), shuffle=True)
+
+
+def make_loader(dataset: Any, batch: int = BATCH, shuffle: bool = False) -> DataLoader[Any]:
+    workers = len(os.sched_getaffinity(0))
+    return DataLoader(dataset, batch, shuffle, num_workers=workers, persistent_workers=True)
 
 
 def import_object(spec: str) -> Any:
@@ -150,8 +142,7 @@ def factory_loader(spec: str) -> Any:
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict):
         return DataLoader(found[0], **found[1])
     if hasattr(found, "__getitem__") or hasattr(found, "__iter__"):
-        workers = len(os.sched_getaffinity(0))
-        return DataLoader(found, BATCH, num_workers=workers, persistent_workers=True)
+        return make_loader(found)
     raise SystemExit(
         f"minato analyze: {spec}() gave a {type(found).__name__}; it must give a loader, a dataset, "
         "or (dataset, arguments of a loader)."
