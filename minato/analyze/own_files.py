@@ -7,7 +7,7 @@ files wait for the keeper, which ends the study at the first that names a file o
 temporary folder. Caches in memory go on: a key has one value, whichever process makes it, and a file that any
 process uses is not removed. Neither depends on what code it is that writes.
 
-Descriptors that can write have been closed by the keeper (``watch._close_others``). Memory that
+Descriptors that can write have been closed by the keeper (``watch.own_descriptors``). Memory that
 is mapped from files, or shared with the program, is replaced by copies.
 """
 

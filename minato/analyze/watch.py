@@ -659,12 +659,13 @@ def _run_keeper(watch: Watch, of: tuple[int, str], loader: Any, pair: socket.soc
     gc.freeze()  # collections would write to pages that are shared with the program
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # where memory runs out, the system kills this process and not the program
-    _open_again()
-    pair.send(b"+")
     watch.link.close()
+    own_descriptors(pair.fileno())
+    pair.send(b"+")
     to = watch.link.connect() or pair
+    if to is not pair:
+        pair.close()
     to.settimeout(None)
-    _close_others(to.fileno())
     _silence()
     send(to, {"kind": "keeper", "pid": os.getpid(), "parent": of[0], "key": of[1]})
     lines = to.makefile("rb")
@@ -704,40 +705,26 @@ def list_open_files() -> dict[int, str]:
     return {number: path for number, path in found.items() if number > 2}
 
 
-def _read_only_file(number: int) -> bool:
-    import fcntl
-
-    flags = fcntl.fcntl(number, fcntl.F_GETFL)
-    is_file = stat.S_ISREG(os.fstat(number).st_mode)
-    return is_file and flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_PATH
-
-
-def _open_again() -> None:
-    """Each regular file that is open for reading gets a position of this process's own; the
-    program waits for that."""
-    for number in list_open_files():
-        with contextlib.suppress(OSError):
-            if _read_only_file(number):
-                at = os.lseek(number, 0, os.SEEK_CUR)
-                new = os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
-                os.lseek(new, at, os.SEEK_SET)
-                os.dup2(new, number, os.get_inheritable(number))
-                os.close(new)
-
-
-def _close_others(mine: int) -> None:
-    """Sockets, pipes and files that are open for writing belong to the program: a reader at the
+def own_descriptors(mine: int) -> None:
+    """Each regular file that is open for reading only gets a position of this process's own, for which the
+    program waits. Sockets, pipes and files that are open for writing belong to the program: a reader at the
     other end would wait for this process, too. Their numbers lead nowhere from now on: objects of
     the program hold them, and must not write to a file that gets the same number. Shared memory stays."""
+    import fcntl
+
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for number in (0, 1, 2):
         os.dup2(null, number)
     for number, path in list_open_files().items():
         with contextlib.suppress(OSError):
-            kind, shared = os.fstat(number).st_mode, path.startswith(("/memfd:", "/dev/shm/"))
-            if number == mine or shared or stat.S_ISCHR(kind) or _read_only_file(number):
-                continue
-            os.dup2(null, number, False)
+            kind, flags = os.fstat(number).st_mode, fcntl.fcntl(number, fcntl.F_GETFL)
+            if stat.S_ISREG(kind) and flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_PATH:
+                new = os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
+                os.lseek(new, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+                os.dup2(new, number, os.get_inheritable(number))
+                os.close(new)
+            elif number != mine and not path.startswith(("/memfd:", "/dev/shm/")) and not stat.S_ISCHR(kind):
+                os.dup2(null, number, False)
 
 
 def _silence() -> None:

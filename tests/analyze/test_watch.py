@@ -477,7 +477,7 @@ def test_numbers_of_closed_files_stay_taken(tmp_path: Path) -> None:
     with log, mine, other:
         pid = os.fork()
         if pid == 0:
-            watch._close_others(mine.fileno())
+            watch.own_descriptors(mine.fileno())
             open(tmp_path / "other", "w")  # noqa: SIM115
             log.write("lost")
             log.flush()
@@ -517,7 +517,7 @@ def test_keepers_file_has_its_own_position(tmp_path: Path) -> None:
     os.lseek(number, 3, os.SEEK_SET)
     pid = os.fork()
     if pid == 0:
-        watch._open_again()
+        watch.own_descriptors(-1)
         os._exit(0 if os.read(number, 4) == b"3456" else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert os.read(number, 4) == b"3456"
