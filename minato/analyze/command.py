@@ -123,30 +123,24 @@ def run(argv: list[str]) -> int:
 
 def _find_mistake(options: argparse.Namespace, program: list[str], dashes: bool) -> str | None:
     """What is wrong with the arguments, beyond what argparse finds."""
-    if dashes and not program:
-        return "there is no program after --"
-    if bool(program) == bool(options.target):
-        return "give a program after --, or a factory, or a folder (minato analyze --help)"
-    if options.stop and options.pause:
-        return "--stop ends the program and --pause continues it: give one of them"
-    if program and (options.step or options.step_ms is not None):
-        return "--step and --step-ms are for factories and folders; a program has its own step"
-    if options.step_ms is not None and not 0 <= options.step_ms < math.inf:
-        return f"--step-ms {options.step_ms:g}: a step takes 0 ms or more"
-    if options.step and options.step_ms is not None:
-        return "give --step or --step-ms, not both"
-    target = options.target
-    if target and not os.path.isdir(target) and not re.fullmatch(r"[\w.]+:\w+", target):
-        return f"{target} is neither a folder nor MODULE:FACTORY; put -- before a command"
-    if options.step and not re.fullmatch(r"[\w.]+:\w+", options.step):
-        return f"--step {options.step} is not MODULE:FUNCTION"
-    usable = _core.machine()["cpus"]
-    if options.cores is not None and not 1 <= options.cores <= usable:
-        return f"--cores {options.cores}: there are {usable} that this process may use"
-    out = Path(options.out)
-    if out.exists() and not (out / "report.json").exists() and (not out.is_dir() or any(out.iterdir())):
-        return f"{out} holds other files: give --out another folder"
-    return None
+    target, step, takes, cores, out = options.target, options.step, options.step_ms, options.cores, Path(options.out)
+    name, usable = r"[\w.]+:\w+", _core.machine()["cpus"]
+    holds_others = out.exists() and not (out / "report.json").exists() and (not out.is_dir() or any(out.iterdir()))
+    mistakes = {
+        "there is no program after --": dashes and not program,
+        "give a program after --, or a factory, or a folder (minato analyze --help)": bool(program) == bool(target),
+        "--stop ends the program and --pause continues it: give one of them": options.stop and options.pause,
+        "--step and --step-ms are for factories and folders; a program has its own step":
+            program and (step or takes is not None),
+        f"--step-ms {takes}: a step takes 0 ms or more": takes is not None and not 0 <= takes < math.inf,
+        "give --step or --step-ms, not both": step and takes is not None,
+        f"{target} is neither a folder nor MODULE:FACTORY; put -- before a command":
+            target and not os.path.isdir(target) and not re.fullmatch(name, target),
+        f"--step {step} is not MODULE:FUNCTION": step and not re.fullmatch(name, step),
+        f"--cores {cores}: there are {usable} that this process may use": cores is not None and not 1 <= cores <= usable,
+        f"{out} holds other files: give --out another folder": holds_others,
+    }  # fmt: skip
+    return next((text for text, wrong in mistakes.items() if wrong), None)
 
 
 def study_this_process(watch: Watch, budget: str, out: str | None) -> str:
