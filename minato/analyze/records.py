@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any, TypeVar
 
 from .recode import Settings
+from .watch import LoaderFacts
 
 T = TypeVar("T")
 #: file and line of the program, and the function in it
@@ -311,7 +312,7 @@ class Orders:
 class Told:
     """A loader of the program, as it is told by ``watch.LoaderRecord``."""
 
-    loader: dict[str, Any]
+    loader: LoaderFacts
     steps: list[Any]
     starts: list[float]
     batches: int = 0
@@ -403,7 +404,7 @@ class Report:
     """All of ``report.json``."""
 
     machine: Machine
-    loader: dict[str, Any]
+    loader: LoaderFacts
     watched: Watched
     own: str = "torch"
     schema: str = ""

@@ -31,7 +31,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from os import pread  # os.pread may get a clock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, cast
 
 #: set by ``minato analyze``: the abstract name of the socket that it listens at
 VARIABLE = "MINATO_ANALYZE"
@@ -115,6 +115,15 @@ class Step(NamedTuple):
     queued: float = 0.0  # seconds inside next() in which this thread could have run, and had no core
     epoch: int = 0
     step_queued: float = 0.0  # such seconds of the step
+
+
+#: the arguments of a loader, as plain data; samples and length: of an epoch, where that is known
+LoaderFacts = TypedDict("LoaderFacts", {
+    "class": str, "maker": "str | None", "minato": bool, "iterable": bool, "batched": bool, "samples": int, "length": int,
+    "num_workers": int, "batch_size": "int | None", "prefetch_factor": "int | None", "persistent_workers": bool,
+    "prefetch_next_epoch": bool, "scheduling": "str | None", "worker_type": "str | None", "start_method": str,
+    "cache": "str | None", "dataset": str, "collate_fn": "str | None", "worker_init_fn": "str | None",
+}, total=False)  # fmt: skip
 
 
 class LoaderRecord:
@@ -273,9 +282,7 @@ class QueueClock:
         self.file = -1
 
 
-def describe_loader(loader: Any) -> dict[str, Any]:
-    """The arguments of a loader, as plain data."""
-
+def describe_loader(loader: Any) -> LoaderFacts:
     def list_kinds(part: Any) -> list[str]:
         return [f"{kind.__module__}.{kind.__qualname__}" for kind in type(part).__mro__]
 
@@ -307,7 +314,7 @@ def describe_loader(loader: Any) -> dict[str, Any]:
         facts["start_method"] = (
             context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
         )
-    return facts
+    return cast("LoaderFacts", facts)
 
 
 def measure_batch(batch: Any, shapes: list[str]) -> tuple[int, int]:
