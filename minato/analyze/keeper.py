@@ -188,23 +188,18 @@ def _name_shared(part: Any, held: dict[int, str]) -> str | None:
     device = getattr(part, "device", None)
     if hasattr(part, "numel") and getattr(device, "type", "cpu") not in ("cpu", "meta"):
         return f"a tensor on {device}"
-    if isinstance(part, io.IOBase) and not isinstance(part, (io.BytesIO, io.StringIO)):
-        return _name_file(part, held)
-    return None
-
-
-def _name_file(part: Any, held: dict[int, str]) -> str | None:
-    """The keeper has closed what is not a regular file that is open for reading only."""
+    if not isinstance(part, io.IOBase) or isinstance(part, (io.BytesIO, io.StringIO)):
+        return None
     try:
         number = part.fileno()
     except (OSError, ValueError):
         return None  # it was closed before
+    path = held.get(number, "")
     if number in (1, 2):
         return None  # what the keeper prints goes nowhere
-    path = held.get(number, "")
     if path.startswith(("socket:", "pipe:")):
         return f"a {path.partition(':')[0]}"
-    try:
+    try:  # what is not a regular file that is open for reading only leads nowhere now
         readable = stat.S_ISREG(os.fstat(number).st_mode) and not part.writable()
     except OSError:
         readable = False

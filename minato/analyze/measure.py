@@ -446,10 +446,11 @@ def check_changes(study: Study, found: Report, seconds: float) -> None:
     # the predictions that follow from what the program's own loader did with the step
     found.base = statistics.median(result.program for result in own)
     ends = [result.end for result in own if result.end is not None]
-    found.paced = Rate(
-        rate=statistics.median(_loader_rate_of(f, result) for result in own),
-        end=statistics.median(ends) if ends else None,
-    )
+    rates = [result.rate for result in own]
+    if uneven:  # whole epochs: without their ends
+        lost, each = f.end_seconds(f.own, f.workers), [1 / result.program for result in own]
+        rates = [1 / max(seconds - lost, 0.2 * seconds) for seconds in each]
+    found.paced = Rate(rate=statistics.median(rates), end=statistics.median(ends) if ends else None)
     helps, useless = candidates(Facts(found))
     changes = [change for change, _check in checks]
     again = [change for _change, check in checks for change in helps if change.check == check]
@@ -483,14 +484,6 @@ def _program_rate_of(f: Facts, result: Rate) -> float:
     if result.end is not None and count:
         lost = (result.end + f.unforked) / count
     return 1 / (1 / result.rate + lost)
-
-
-def _loader_rate_of(f: Facts, result: Rate) -> float:
-    """The rate of the program's own loader by one run, without the ends of epochs."""
-    if not result.epoch:
-        return result.rate
-    each = 1 / result.program
-    return 1 / max(each - f.end_seconds(f.own, f.workers), 0.2 * each)
 
 
 def fitting_batch(f: Facts, seconds: float) -> int | None:

@@ -127,18 +127,6 @@ def describe(value: Any) -> Any:
     return type(value), getattr(value, "dtype", None), getattr(value, "shape", None)
 
 
-def edge_cases(given: Given) -> list[Given]:
-    """The input with images that are flat, extreme, of chance, odd, and tiny."""
-    found: list[Given] = []
-    if any(map(_is_image, [*given[0], *given[1].values()])):
-        for edge in range(5):
-            with contextlib.suppress(Exception):
-                place, named = given
-                new = tuple(_edge_case(part, edge) for part in place)
-                found.append((new, {key: _edge_case(part, edge) for key, part in named.items()}))
-    return found
-
-
 def _is_image(value: Any) -> bool:
     if hasattr(value, "getbands"):
         return True
@@ -279,11 +267,15 @@ def examine_move(elements: list[Any], inputs: list[Given], start: int, to: int) 
         for number, given in enumerate(inputs):
             with contextlib.suppress(Exception):
                 cases.append(apply_all(prefix, given, {id(each): number for each in prefix}))
-        cases += edge_cases(cases[0]) if cases else []
+        place, named = cases[0] if cases else ((), {})
+        for edge in range(5) if any(map(_is_image, [*place, *named.values()])) else ():
+            with contextlib.suppress(Exception):
+                new = tuple(_edge_case(part, edge) for part in place)
+                cases.append((new, {key: _edge_case(part, edge) for key, part in named.items()}))
         draws = enumerate(case for case in cases for _ in range(DRAWS))
-        new = [found for n, case in draws if (found := try_swap(*pair, case, n)) is not None]
-        tries += new
-        known = known and commute(other, mover) and bool(new)
+        found = [found for n, case in draws if (found := try_swap(*pair, case, n)) is not None]
+        tries += found
+        known = known and commute(other, mover) and bool(found)
         both_draw = both_draw or bool(cases) and draws_numbers(other, cases[0]) and draws_numbers(mover, cases[0])
     names, order = [name_of(element) for element in elements], order_after(len(elements), start, to)
     equal, alike = all(equal for equal, _, _ in tries), all(alike for _, alike, _ in tries)

@@ -133,15 +133,6 @@ def _list_facts(f: Facts) -> list[str]:
     return lines + _list_codecs(f)
 
 
-def explain_doubt(report: Report, change: Change) -> str:
-    """Why a change's numbers are not settled; nothing where they are, or where nothing was checked."""
-    if report.limit.seen:
-        return ", not settled: there is no conclusion"
-    if change.settled is not False:
-        return ""
-    return f", not settled: the check is over {change.bound:.0%} away from the prediction"
-
-
 def kind_of_loader(told: Told | Report) -> str:
     return "validation loader" if told.validates else "loader"
 
@@ -184,8 +175,11 @@ def _list_changes(report: Report, changes: list[Change]) -> list[str]:
         if change.checked is not None:
             rate += f", checked {format_rate(change.checked)} ({format_gain(report, change.checked_gain)})"
             rate += f" on {change.samples} samples"
+        if report.limit.seen:
+            rate += ", not settled: there is no conclusion"
+        elif change.settled is False:
+            rate += f", not settled: the check is over {change.bound:.0%} away from the prediction"
         note = f"; {change.note}" if change.note else ""
-        rate += explain_doubt(report, change)
         lines.append(f"{number}. {change.what}{rate}; {change.effort}; data {change.data}{note}")
         if change.paste:
             place = change.place or report.place

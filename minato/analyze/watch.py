@@ -393,12 +393,6 @@ class Watch:
         self.link.tell("torch")
         self._patch(module.DataLoader)
 
-    def _hook_modules(self) -> None:
-        """torch.nn is imported after the module of loaders, and before a program makes a loader."""
-        kind = getattr(sys.modules.get("torch.nn"), "Module", None)
-        if kind is not None and not hasattr(kind.train, "_minato_watch"):
-            self._replace(kind, "train", self._train(kind.train))
-
     def _train(self, original: Any) -> Any:
         @functools.wraps(original)
         def train(module: Any, mode: bool = True) -> Any:
@@ -447,7 +441,10 @@ class Watch:
         def __init__(loader: Any, *given: Any, **named: Any) -> None:
             if self.active:
                 with contextlib.suppress(Exception):
-                    self._hook_modules()
+                    # torch.nn is imported after the module of loaders, and before a program makes a loader
+                    module = getattr(sys.modules.get("torch.nn"), "Module", None)
+                    if module is not None and not hasattr(module.train, "_minato_watch"):
+                        self._replace(module, "train", self._train(module.train))
                     if loader not in self.places:  # the outermost class knows the caller
                         place, maker = _find_place()
                         earlier = self._find_earlier(given[0] if given else named.get("dataset"))

@@ -488,7 +488,8 @@ def _gil_use(loader: Any, seconds: float) -> str | None:
 
 # ---- reads alone, and samples by several processes and threads at once -----------------------
 
-CHUNK = 1 << 18
+#: bytes of a file that are read at most
+READ_MOST = 1 << 24
 
 
 def storage(request: Request, loader: Any, send: Send) -> None:
@@ -508,11 +509,8 @@ def storage(request: Request, loader: Any, send: Send) -> None:
             """Bytes of a file: all of it, or some of one that is too large."""
             if clock() >= end:
                 return None
-            size = 0
             with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:  # it may go at any time
-                while size < 64 * CHUNK and (part := file.read(CHUNK)):
-                    size += len(part)
-                return size
+                return len(file.read(min(READ_MOST, os.fstat(file.fileno()).st_size)) or b"")
             return None
 
         began = clock()
