@@ -102,8 +102,24 @@ def cover_files() -> None:
         here = os.getcwd()
     except OSError:  # it has been removed
         here = "/"
-    options = _enter_namespace()
-    mounts = _list_mounts()
+    options = ""
+    try:
+        _call("unshare", CLONE_NEWNS)
+        _mount(None, "/", None, None, MS_REC | MS_PRIVATE)
+    except OSError:
+        user, group = os.geteuid(), os.getegid()
+        _call("unshare", CLONE_NEWNS | CLONE_NEWUSER)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+        _mount(None, "/", None, None, MS_REC | MS_PRIVATE)
+        options = ",userxattr"
+    mounts: dict[str, tuple[str, bool]] = {}  # of the latest mount of a path: its kind, and whether it can be written to
+    with open("/proc/self/mountinfo", "rb") as lines:
+        for line in lines:
+            first, last = (part.split() for part in line.split(b" - "))
+            path = os.fsdecode(first[4].decode("unicode_escape").encode("latin-1"))
+            mounts[path] = last[0].decode(), b"ro" not in first[5].split(b",") + last[2].split(b",")
     size = _core.machine()["memory_available"] // 4
     _mount("minato", _CARRIER, "tmpfs", f"size={size},mode=700")
     carrier = os.open(_CARRIER, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -122,36 +138,9 @@ def cover_files() -> None:
     os.chdir(here)
 
 
-def _enter_namespace() -> str:
-    """Returns the options of overlays in it."""
-    with contextlib.suppress(OSError):
-        _call("unshare", CLONE_NEWNS)
-        _mount(None, "/", None, None, MS_REC | MS_PRIVATE)
-        return ""
-    user, group = os.geteuid(), os.getegid()
-    _call("unshare", CLONE_NEWNS | CLONE_NEWUSER)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
-    _mount(None, "/", None, None, MS_REC | MS_PRIVATE)
-    return ",userxattr"
-
-
 def _mount(source: str | None, path: str, kind: str | None, options: str | None, flags: int = 0) -> None:
     texts = [text and os.fsencode(text) for text in (source, path, kind, options)]
     _call("mount", *texts[:3], ctypes.c_ulong(flags), texts[3])
-
-
-def _list_mounts() -> dict[str, tuple[str, bool]]:
-    """Path -> kind of the file system, and whether it can be written to; the latest mount of a path."""
-    found = {}
-    with open("/proc/self/mountinfo", "rb") as file:
-        for line in file:
-            first, _, last = line.partition(b" - ")
-            path = first.split()[4].decode("unicode_escape").encode("latin-1")
-            flags = first.split()[5].split(b",") + last.split()[2].split(b",")
-            found[os.fsdecode(path)] = (last.split()[0].decode(), b"ro" not in flags)
-    return found
 
 
 def _cover(path: str, points: set[str], carrier: int, options: str) -> None:
