@@ -76,23 +76,20 @@ TWINS = {
 
 def limit(f: Facts) -> Limit:
     """The kind of the limit, and the sentence that is the first line of the answer."""
-    kind, why = _find_limit(f) or ("unknown", _explain_unknown(f))
-    return Limit(kind, f"Limit: {KINDS[kind]}. {why}")
-
-
-def _explain_unknown(f: Facts) -> str:
-    wait = f.watched.wait
+    wait, study = f.watched.wait, f.report.unstudied
+    if found := _find_limit(f):
+        return Limit(found[0], f"Limit: {KINDS[found[0]]}. {found[1]}")
     if wait is None:
-        return "Too little was measured to say."
-    waits = f"The program waits for data {wait:.0%} of its time"
-    if why := f.report.unstudied:
-        return f"{waits}, and its samples were not studied, because {why}."
-    if f.work.failed and not f.costs:
-        why = "no sample could be made in the study"
-        if files_went(f):
-            why = "its files were gone when it had ended. Run it again with --pause, which studies it before that"
-        return f"{waits}, and what it waits for is not known: {why}."
-    return f"{waits}, and too little of it was measured to say why."
+        return Limit("unknown", f"Limit: {KINDS['unknown']}. Too little was measured to say.")
+    why = ", and too little of it was measured to say why"
+    if study:
+        why = f", and its samples were not studied, because {study}"
+    elif f.work.failed and not f.costs:
+        why = ", and what it waits for is not known: " + (
+            "its files were gone when it had ended. Run it again with --pause, which studies it before that"
+            if files_went(f) else "no sample could be made in the study"
+        )
+    return Limit("unknown", f"Limit: {KINDS['unknown']}. The program waits for data {wait:.0%} of its time{why}.")
 
 
 def files_went(f: Facts) -> bool:

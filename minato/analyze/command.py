@@ -314,7 +314,13 @@ class Analysis:
         loaders = {which: told for which, told in self.listener.loaders.items() if told.batches}
         if not loaders:
             self._end()
-            return self._say_not_watched()
+            if self.options.target and self.status > 0:  # it has said why
+                self._say(f"{self.options.target} could not be studied: see above")
+                return NOT_WATCHED
+            ended = f" It {_name_end(self.status)}." if self.status else ""
+            start = "no batch was seen" if self.listener.processes else "the program could not be watched"
+            self._say(f"{start}: {self._find_cause()}{ended}")
+            return NOT_WATCHED
         which = find_slowest(loaders)
         try:
             found = self._study(self.listener.loaders[which], self.listener.keepers.get(which))
@@ -473,15 +479,6 @@ class Analysis:
                 f"num_workers={told.loader['num_workers']}) delivered no batch"
             )
         return f"{made}. Seen: {'; '.join(seen[:8])}. {' '.join(listener.trouble[:1])}".rstrip()
-
-    def _say_not_watched(self) -> int:
-        if self.options.target and self.status > 0:  # it has said why
-            self._say(f"{self.options.target} could not be studied: see above")
-            return NOT_WATCHED
-        ended = f" It {_name_end(self.status)}." if self.status else ""
-        start = "no batch was seen" if self.listener.processes else "the program could not be watched"
-        self._say(f"{start}: {self._find_cause()}{ended}")
-        return NOT_WATCHED
 
 
 def _name_end(status: int) -> str:

@@ -76,7 +76,12 @@ def watch_facts(told: Told, others: float = 0.0) -> Watched:
     found.inside, found.step, found.step_alone, found.queued = inside, step, alone, queued / whole
     found.wait = min(1.0, inside / max(whole - queued, 1e-9))
     found.asked, found.delivered = batch / max(step, 1e-9), batch / whole
-    found.range = _delivered_range(times, whole, batch)
+    count = min(8, len(times) // 2)
+    if count > 1:  # by how much the parts of what was seen differ
+        cuts = [len(times) * n // count for n in range(count + 1)]
+        means = [statistics.fmean(times[a:b]) for a, b in itertools.pairwise(cuts)]
+        error = 2 * statistics.stdev(means) / math.sqrt(count) / max(statistics.fmean(times), 1e-9)
+        found.range = [batch / (whole * (1 + error)), batch / (whole * max(1 - error, 0.1))]
     return found
 
 
@@ -109,18 +114,6 @@ def _choose_steps(told: Told) -> tuple[list[Step], float]:
         return used, 0.0
     usual = statistics.fmean(step.inside for step in used)
     return used, max(0.0, statistics.fmean(again) - usual) / length
-
-
-def _delivered_range(times: list[float], whole: float, batch: int) -> list[float] | None:
-    """Samples a second between which the delivered rate lies, by how much the parts of what was seen
-    differ; None where too few steps were seen to say."""
-    count = min(8, len(times) // 2)
-    if count < 2:
-        return None
-    cuts = [len(times) * n // count for n in range(count + 1)]
-    means = [statistics.fmean(times[a:b]) for a, b in itertools.pairwise(cuts)]
-    error = 2 * statistics.stdev(means) / math.sqrt(count) / max(statistics.fmean(times), 1e-9)
-    return [batch / (whole * (1 + error)), batch / (whole * max(1 - error, 0.1))]
 
 
 class Facts:
