@@ -104,12 +104,15 @@ if TYPE_CHECKING:
     from .across_iterators import Memo
     from .position import Position
 
+#: fields of stats(), by name
+Fields = dict[str, Any]
+
 _NS = 1e-9
 _BY_ITSELF = "each by itself: a package that Python or torch imports at its start has started threads"
 
 NOTHING = "Nothing was loaded yet."
 #: the fields that an iterator with workers fills
-_NONE: dict[str, Any] = {
+_NONE: Fields = {
     "errors": 0,
     "failed": {"left_out": 0, "replaced": 0, "latest": []},
     "wait": None,
@@ -131,7 +134,7 @@ _NONE: dict[str, Any] = {
 }
 
 
-def collect(loader: Any) -> dict[str, Any]:
+def collect(loader: Any) -> Fields:
     """The statistics of a loader."""
     memo = memo_of(loader)
     progress = memo.progress
@@ -160,7 +163,7 @@ def collect(loader: Any) -> dict[str, Any]:
     return stats
 
 
-def _load(memo: Memo, stats: dict[str, Any]) -> dict[str, Any]:
+def _load(memo: Memo, stats: Fields) -> Fields:
     """The fields of a loader without workers."""
     load: Any = memo.load
     case: Alone = load.facts(_core.machine()["cpus"] if CORE else cores())
@@ -174,14 +177,9 @@ class Served:
     """Holds what the statistics of an iterator need besides its workers."""
 
     position: Position
-    balanced: bool
+    facts: Facts  # those that do not change
     window: int  # batches, for the number of workers that loading starts with
     batch_size: int
-    persistent: bool
-    ready: bool = False  # batching="ready"
-    prefetch: int = 2  # batches for each worker
-    prefetches: bool | None = False  # prefetch_next_epoch; None: it cannot
-    iterable: bool = False
     watch: Watch = field(default_factory=Watch)
     displacement: Callable[[], dict[str, float]] | None = None  # where samples may move
 
@@ -196,14 +194,14 @@ def export(iterator: Any, source: Source) -> None:
         sys.modules["minato.metrics"].watch(iterator, source)
 
 
-def engine_stats(pool: Executor, served: Served) -> Callable[[], dict[str, Any]]:
+def engine_stats(pool: Executor, served: Served) -> Callable[[], Fields]:
     """Reads the fields that need living workers. Returns a function that adds the verdict, because
     most programs never ask for it at the end of an epoch. The function holds plain values only:
     the memo of a loader keeps it, and must not keep the loader alive."""
     engine, costs = pool.engine, served.position.memo.costs
     copies = served.position.memo.copies
     health, memory, waits = engine.health(), engine.memory(), engine.waits()
-    out: dict[str, Any] = {
+    out: Fields = {
         **_NONE,
         **served.position.as_stats(),
         "wait": _waits(waits),
@@ -217,7 +215,7 @@ def engine_stats(pool: Executor, served: Served) -> Callable[[], dict[str, Any]]
         "memory": {k: memory[k] for k in ("used", "kept", "limit", "in_flight")},
         "device": copies.summary() if copies is not None else None,
     }
-    if served.balanced:
+    if served.facts.balanced:
         t = engine.timing()
         out["batch_queue"] = {
             "window": served.window,
@@ -232,18 +230,18 @@ def engine_stats(pool: Executor, served: Served) -> Callable[[], dict[str, Any]]
     return partial(_judged, out, waits["waits"], _facts(pool, served, waits, out))
 
 
-def _judged(out: dict[str, Any], batches: int, facts: Facts) -> dict[str, Any]:
+def _judged(out: Fields, batches: int, facts: Facts) -> Fields:
     """The fields with a verdict. batches: how many the caller has waited for."""
     facts = replace(facts, cores=_core.machine()["cpus"])
     found = causes(out, facts) if batches >= FEW else []
     return {**out, "verdict": verdict(out, batches, facts, found), "causes": told(found)}
 
 
-def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -> Facts:
+def _facts(pool: Executor, served: Served, waits: _Waits, out: Fields) -> Facts:
     """Returns what the verdict needs besides the statistics, except for the cores."""
     costs = served.position.memo.costs
     cost, progress = costs.summary(), served.position.progress
-    balanced = served.balanced
+    balanced = served.facts.balanced
     mean = cost["mean_ns"] * _NS
     scheduler = pool.engine.scheduler() if balanced else None
     decisions = scheduler["decisions"] if scheduler else []
@@ -252,8 +250,8 @@ def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -
     if slowest and first and served.watch.first_use and slowest[0][1] < 1.5 * first[1]:
         slowest = []  # its worker's first one: that it is slow says nothing of the sample
     workers = out["workers"] if pool.kind == "process" else []
-    return Facts(
-        cores=0,
+    return replace(
+        served.facts,
         queued=sum(_queued(w["pid"]) for w in workers if w["state"] == "ready"),
         first=waits["wait_first_ns"] * _NS,
         starting=served.watch.starting,
@@ -269,12 +267,6 @@ def _facts(pool: Executor, served: Served, waits: _Waits, out: dict[str, Any]) -
         slowest=slowest[0] if slowest else None,
         looks=dict(served.watch.looks),
         reason=reasons[-1] if reasons else None,
-        balanced=balanced,
-        ready=served.ready,
-        prefetch=served.prefetch,
-        persistent=served.persistent,
-        prefetches=served.prefetches,
-        iterable=served.iterable,
         sets_epoch=bool(progress.user_epoch or progress.sampler_epoch),
         missed=served.position.memo.missed(),
         forks=getattr(pool, "forks", True),
@@ -302,7 +294,7 @@ def _waits(w: _Waits) -> dict[str, float]:
     }
 
 
-def _predictors(s: _Costs) -> dict[str, Any]:
+def _predictors(s: _Costs) -> Fields:
     """Which predictor of costs serves, and how well each does."""
     if s["hinted"]:
         names, best, alike = _core.hint_predictors, s["by"], s["correlations"]
@@ -321,30 +313,23 @@ def _predictors(s: _Costs) -> dict[str, Any]:
     }
 
 
-def _costs(s: _Costs) -> dict[str, Any]:
+def _costs(s: _Costs) -> Fields:
+    times: Any = s
     return {
-        "mean": s["mean_ns"] * _NS,
-        "p50": s["p50_ns"] * _NS,
-        "p75": s["p75_ns"] * _NS,
-        "p90": s["p90_ns"] * _NS,
-        "p99": s["p99_ns"] * _NS,
+        **{name: times[f"{name}_ns"] * _NS for name in ("mean", "p50", "p75", "p90", "p99", "collate")},
         "slow": None if s["slow_ns"] is None else s["slow_ns"] * _NS,
-        "collate": s["collate_ns"] * _NS,
-        "split": s["split"],
-        "samples": s["samples"],
-        "known": s["known"],
+        **{name: times[name] for name in ("split", "samples", "known")},
         **_predictors(s),
     }
 
 
-def _locality(s: _Costs, timing: _Timing) -> dict[str, Any]:
+def _locality(s: _Costs, timing: _Timing) -> Fields:
+    times: Any = s
     return {
         "together": timing["together"],
         "group": s["group"],
         "helped": timing["helped"],
-        "opening": s["opening_ns"] * _NS,
-        "each": s["each_ns"] * _NS,
-        "away": s["away_ns"] * _NS,
+        **{name: times[f"{name}_ns"] * _NS for name in ("opening", "each", "away")},
     }
 
 
@@ -352,7 +337,7 @@ def _slowest(costs: Any, most: int = 10) -> list[tuple[int, float]]:
     return [(index, wall * _NS) for index, wall in costs.slowest(most)]
 
 
-def _scheduler(s: _Scheduler | None) -> dict[str, Any] | None:
+def _scheduler(s: _Scheduler | None) -> Fields | None:
     if s is None:
         return None
     return {
@@ -381,7 +366,7 @@ def worker_state(number: int) -> str:
     return _core.worker_states[number] if number < len(_core.worker_states) else "damaged"
 
 
-def _worker(w: _WorkerEntry) -> dict[str, Any]:
+def _worker(w: _WorkerEntry) -> Fields:
     return {
         # A worker writes this record itself and may damage it; then it is killed.
         "state": worker_state(w["state"]),
@@ -400,7 +385,7 @@ def _worker(w: _WorkerEntry) -> dict[str, Any]:
 HELPED = ("too few workers", "computing workers", "slow storage", "no workers")
 
 
-def cache_words(loader: Any, stats: dict[str, Any]) -> str:
+def cache_words(loader: Any, stats: Fields) -> str:
     """A sentence for the verdict, or ""; of caches that the dataset uses by itself, too."""
     cache, memo = stats["cache"], memo_of(loader)
     if cache is None and not memo.misses:
@@ -417,7 +402,7 @@ def cache_words(loader: Any, stats: dict[str, Any]) -> str:
     )
 
 
-def _would_help(loader: Any, stats: dict[str, Any]) -> str:
+def _would_help(loader: Any, stats: Fields) -> str:
     """Advises a loader without a cache whose dataset could be read through one."""
     if not CORE:
         return ""  # there is no cache on this system, and its modules are not imported

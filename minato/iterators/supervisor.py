@@ -32,6 +32,7 @@ from ..errors import (
 )  # fmt: skip
 from ..observe import totals
 from ..observe.measurements import Watch
+from ..observe.verdict import Facts
 from ..options import Options
 from ..seeding.order_generators import SYSTEMS_SEEDS, seed_of
 from ..time_share import Deadline
@@ -195,10 +196,6 @@ def _of_a_row(died: str, deaths: int) -> str:
             "sample.")  # fmt: skip
 
 
-def _may_prefetch(balanced: bool, options: Options) -> bool:
-    return balanced and options.batching == "sampler"
-
-
 #: Set at the interpreter's exit before multiprocessing ends the workers: the function registered
 #: last runs first. torch's own flag is set after that.
 _exit = threading.Event()
@@ -238,17 +235,18 @@ class Supervisor:
         self.watch = Watch()
         #: functions that end what must end before the workers, in this order
         self.before_stop: list[Callable[[], object]] = []
-        self.served = Served(
+        may_prefetch = balanced and options.batching == "sampler"
+        facts = Facts(
             balanced=balanced,
-            position=position,
-            window=per_worker(loader) * workers,
-            batch_size=loader.batch_size or 1,
             persistent=bool(loader.persistent_workers),
             iterable=loader._dataset_kind == _DatasetKind.Iterable,
             prefetch=per_worker(loader),
             ready=balanced and options.batching == "ready",
-            prefetches=options.prefetch_next_epoch if _may_prefetch(balanced, options) else None,
+            prefetches=options.prefetch_next_epoch if may_prefetch else None,
         )
+        batch_size = loader.batch_size or 1
+        self.served = Served(position, facts, per_worker(loader) * workers, batch_size)
+        self.balanced = balanced
         self._memo = position.memo
         me = weakref.ref(self)
         self._memo.as_stats = lambda: own.as_stats() if (own := me()) is not None else None
@@ -267,7 +265,7 @@ class Supervisor:
         self.deaths_reported = self._retries_reported = 0
         self.pool = pool = make_pool()
         self.watch = self.served.watch = Watch(pool.kind == "process")
-        self._replaces = self.served.balanced and self._max_retries > 0 and pool.kind == "process"
+        self._replaces = self.balanced and self._max_retries > 0 and pool.kind == "process"
         self.first = FirstSamples(getattr(pool, "forks", False))
         self.engine = pool.engine
         self.engine.set_title(self._title)
@@ -276,7 +274,7 @@ class Supervisor:
         except BaseException:
             pool.stop()
             raise
-        self.trace = tracer(self._memo, self, pool.engine, self.served.balanced)
+        self.trace = tracer(self._memo, self, pool.engine, self.balanced)
         self._cached = self._cache_counts()
         totals.begins(self)
 
@@ -322,7 +320,7 @@ class Supervisor:
         engine = self.engine
         memory = engine.memory()
         return {
-            "minato.batches.ready": engine.timing()["ready"] if self.served.balanced else 0,
+            "minato.batches.ready": engine.timing()["ready"] if self.balanced else 0,
             "minato.workers": sum(entry["state"] == WORKER_READY for entry in engine.workers()),
             "minato.memory.used": memory["used"],
             "minato.memory.limit": memory["limit"],
@@ -353,7 +351,7 @@ class Supervisor:
         for since, number, entry in busy[:WORKERS_NAMED]:
             assert entry["running"] is not None
             batch, row = entry["running"]
-            what = placed(batch, indices_of(batch), row if self.served.balanced else None)
+            what = placed(batch, indices_of(batch), row if self.balanced else None)
             seconds = (now - since) * 1e-9
             lines.append(f"  {what}, for {seconds:.1f} s in worker {number} (pid {entry['pid']})")
         if len(busy) > WORKERS_NAMED:
@@ -397,7 +395,7 @@ class Supervisor:
                 raise RuntimeError(died)
         elif health["deaths"]:
             died = describe_death(health["pid"], health["status"])
-            if not self.served.balanced or health["live"] == 0 or health["zygote_lost"]:
+            if not self.balanced or health["live"] == 0 or health["zygote_lost"]:
                 if not done():
                     self.deaths_reported = health["deaths"]
                     if health["crash_loop"] > 1:
@@ -519,7 +517,7 @@ class Supervisor:
         """Saves what the program and later iterators may ask for after the workers' end."""
         totals.ends(self)
         self._memo.last_stats = engine_stats(pool, self.served)
-        if self.served.balanced:
+        if self.balanced:
             self._memo.save_scheduler(self.bounds, self.engine)
         if self.trace is not None:
             self.trace.ended()

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from .across_iterators import Memo
     from .failures import Amended
 
+#: of the Trace Event Format
+Event = dict[str, Any]
+
 #: reasons for starting a task that are decisions; the others are the steady window
 DECISIONS = ("early", "ahead", "finale")
 #: tracks of a group: two besides its workers, which come after them
@@ -53,7 +56,7 @@ class Writer:
         self.before = "[\n"
         atexit.register(self.close)
 
-    def write(self, events: list[dict[str, Any]]) -> None:
+    def write(self, events: list[Event]) -> None:
         """Appends events. They are in the file when this returns."""
         lines = ",\n".join(json.dumps(e, separators=(",", ":")) for e in events)
         if lines:
@@ -140,18 +143,18 @@ class Trace:
             + [self._meta("thread_name", tid, text) for tid, text in tracks]
         )
 
-    def _meta(self, what: str, tid: int, name: str) -> dict[str, Any]:
+    def _meta(self, what: str, tid: int, name: str) -> Event:
         return {"ph": "M", "name": what, "pid": self.group, "tid": tid, "args": {"name": name}}
 
     def _span(
         self, name: str, kind: str, tid: int, begin: int, ns: int, **args: Any
-    ) -> dict[str, Any]:
+    ) -> Event:
         return {
             "ph": "X", "name": name, "cat": kind, "pid": self.group, "tid": tid,
             "ts": begin / 1000, "dur": ns / 1000, "args": args,
         }  # fmt: skip
 
-    def _instant(self, name: str, at_ns: int, tid: int = CHOICES, **args: Any) -> dict[str, Any]:
+    def _instant(self, name: str, at_ns: int, tid: int = CHOICES, **args: Any) -> Event:
         return {
             "ph": "i", "s": "t", "name": name, "cat": "decision", "pid": self.group,
             "tid": tid, "ts": at_ns / 1000, "args": args,
@@ -162,8 +165,8 @@ class Trace:
     def block(self, indices: Any, block: Block) -> None:
         """Writes the tasks of a block that is about to be read, and the events since the last."""
         epoch, number, tasks = self.engine.spans(block)
-        common: dict[str, Any] = {"epoch": epoch, "batch": number}
-        events: list[dict[str, Any]] = []
+        common: Event = {"epoch": epoch, "batch": number}
+        events: list[Event] = []
         for task in tasks:
             begin, wall, tid = task.done_ns - task.wall_ns, task.wall_ns, FIRST_WORKER + task.worker
             why, cpu = start_reasons[task.why], task.cpu_ns / 1000
@@ -193,7 +196,7 @@ class Trace:
             events += self._arrow(max(spans, key=_end), since[0])
         self.out.write(events + since)
 
-    def _arrow(self, last: dict[str, Any], wait: dict[str, Any]) -> list[dict[str, Any]]:
+    def _arrow(self, last: Event, wait: Event) -> list[Event]:
         """An arrow from inside a worker's span to inside the trainer's wait: the ends of a span do
         not belong to it."""
         common = {
@@ -207,8 +210,8 @@ class Trace:
         ]
 
     def _samples(
-        self, indices: Any, row0: int, rows: list[int], tid: int, begin: int, args: dict[str, Any]
-    ) -> list[dict[str, Any]]:
+        self, indices: Any, row0: int, rows: list[int], tid: int, begin: int, args: Event
+    ) -> list[Event]:
         events = []
         for row, ns in enumerate(rows, row0):
             if ns:
@@ -219,7 +222,7 @@ class Trace:
             begin += ns
         return events
 
-    def _batch(self, args: dict[str, Any], begin: int, end: int) -> list[dict[str, Any]]:
+    def _batch(self, args: Event, begin: int, end: int) -> list[Event]:
         name = f"batch {args['batch']}"
         common = {"name": name, "cat": "batch", "id": args["batch"], "pid": self.group}
         return [
@@ -256,7 +259,7 @@ class Trace:
         """Writes what happened last. Called before the workers are stopped."""
         self.out.write(self._fates(time.monotonic_ns()))
 
-    def _since(self, **args: Any) -> list[dict[str, Any]]:
+    def _since(self, **args: Any) -> list[Event]:
         waits = self.engine.waits()
         if waits["waits"] == self.waits or not waits["given_ns"]:
             return []
@@ -265,7 +268,7 @@ class Trace:
         wait = self._span("wait", "wait", WAITS, begin, end - begin, **args)
         return [wait, *self._fates(end)]
 
-    def _fates(self, now: int) -> list[dict[str, Any]]:
+    def _fates(self, now: int) -> list[Event]:
         """Deaths, retries, starts and the scheduler's decisions since the last batch."""
         events = []
         health = self.engine.health()
@@ -294,7 +297,7 @@ class Trace:
         return events
 
 
-def _end(span: dict[str, Any]) -> float:
+def _end(span: Event) -> float:
     end: float = span["ts"] + span["dur"]
     return end
 
