@@ -133,21 +133,21 @@ class CostHints:
     def of(
         self, index: Any, base_seed: int, epoch: int, first: int, user_epoch: int | None
     ) -> bytes | None:
-        """The hints of a batch, or of one sample, as float32; None where none are to be had now.
+        """The hints of a batch, or of one sample, as float32; None where none are to be had now. For a
+        dataset that gives none, looks up the bytes of its samples.
 
         epoch: as samples are seeded by. first: position of the batch's first sample in the epoch.
         user_epoch: what set_epoch() has told the dataset; None: nothing.
         """
-        if self._ask is None or not self._time.allows():
+        if self._ask is None:
+            if self._sizes is not None:
+                self._sizes.look_up(index)
+            return None
+        if not self._time.allows():
             return None
         self._place = base_seed, epoch
         with self._time:
             return self._asked(self._ask, index, first, user_epoch)
-
-    def without(self, index: Any) -> None:
-        """Prepares a batch, or a sample, of a dataset that gives no hints: looks up its bytes."""
-        if self._sizes is not None:
-            self._sizes.look_up(index)
 
     def _asked(self, ask: Ask, index: Any, first: int, user_epoch: int | None) -> bytes | None:
         hints = array("f")

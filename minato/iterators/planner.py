@@ -442,9 +442,6 @@ class Planner:
 
     def _hints_of(self, index: Any, first: int) -> bytes | None:
         """What the dataset predicts that the samples of a batch cost."""
-        if not self._hints.given:
-            self._hints.without(index)
-            return None
         progress = self._progress
         told = progress.dataset_epoch  # 1 + the epoch, 0: nothing
         user_epoch = told - 1 if told else None

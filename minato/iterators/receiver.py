@@ -26,7 +26,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -136,21 +136,6 @@ class CollatesHere:
 
 #: result of poll() for a block with a task that no worker could finish
 LOST = 2
-
-
-class Receives(Protocol):
-    """A source of batches, in the order of delivery."""
-
-    def receive(self, wait: bool = True) -> tuple[Any, Any] | None:
-        """(description, data or a Failure) of the next batch. None at the end, and without
-        wait also if it is not complete yet. A received batch counts as planned until it
-        is delivered."""
-
-    def more(self) -> bool:
-        """Whether the batch after the received ones is known to belong to this epoch."""
-
-    def named(self, what: Any) -> str:
-        """Names a batch for an error message."""
 
 
 def whole_batch(engine: Engine, block: Block) -> tuple[answers.Answer, bytes | None]:
@@ -267,7 +252,8 @@ class Receiver:
         self._forgets = forgets
 
     def receive(self, wait: bool = True) -> tuple[Batch, Any] | None:
-        """The next batch to deliver: (Batch, data). Without wait, None unless it is done."""
+        """(Batch, data or a Failure) to deliver next. None at the end, and without wait also if it is
+        not done. A received batch counts as planned until it is delivered."""
         if self.kept_back and self._of_this_epoch(self.kept_back[0][0]):
             return self.kept_back.popleft()
         planner = self.planner
@@ -525,7 +511,7 @@ class DeliveryQueue:
         self,
         engine: Engine,
         supervisor: Supervisor,
-        receiver: Receives,
+        receiver: Receiver,
         entries: deque[list[Any]],
         at_a_time: AtATime,
     ) -> None:
