@@ -20,13 +20,12 @@ from .._core import ROW_WRITTEN, Block, Loss
 from ..errors import Failure, LoaderFailure
 from ..transport.layouts import Layout
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
-from ..workers import answers
-from ..workers.answers import ERROR, LEFT_OUT, OBJECTS, REFUSED, REPLACED, parted
+from ..workers.answers import ERROR, OBJECTS
 from ..workers.on_error import Spares
-from .failures import Amended, Part, lost, no_room, note, refused, unread
+from .failures import Part, note
 from .iterator import BalancedIterator
 from .planner import Batch, Planner
-from .receiver import CollatesHere, Completions, Receiver
+from .receiver import GONE, CollatesHere, Completions, Entry, Receiver, read_entries
 from .supervisor import Supervisor
 
 #: how many batches a sample may move at most. Each costs memory for samples that wait; a
@@ -37,9 +36,6 @@ BATCH_TASKS = 1024
 
 #: neighbouring rows of a planned batch: (block, first row, rows)
 Run = tuple[Block, int, int]
-#: what travelled for a row: one of SAMPLE, ERROR, OBJECTS and its value; GONE: its worker was lost
-Entry = tuple[int, Any]
-GONE = -1
 
 
 class UnitPlanner(Planner):
@@ -233,44 +229,17 @@ class ReadyReceiver(Receiver):
                 return self._gathered(rows_only, layout, runs)
             finally:
                 self.engine.retire(rows_only)
-        samples: list[Any] = []
-        amended = Amended(None, [], empty=False)
-        for block, row0, rows in runs:
-            batch = self.planner.planned[block.sequence]
-            if not block.made:
-                return refused(self.engine, block, f"batch {batch.number}")
-            for row in range(row0, row0 + rows):
-                kind, obj = self._entry(block, row)
-                if kind == GONE:
-                    return lost(self.engine, self._parts(runs))
-                if kind in (LEFT_OUT, REPLACED):
-                    made, amiss = parted([(row, kind, obj)])
-                    amended.add(amiss, batch.number, batch.indices)
-                    samples += made
-                    continue
-                sample = self._sample(block, row)
-                if isinstance(sample, Failure):
-                    return sample
-                samples.append(sample)
         place = self.formed - 1, indices_of(what)
-        if amended.amiss:
-            amended.empty = not samples
-            if samples:
-                amended.data = self.collates.batch(place, samples, 0, None)
-            return amended.data if isinstance(amended.data, Failure) else amended
         # Samples that were sent before the layout was known do not show whether others fit it.
-        told = layout if all(self.engine.form(block)[1] for block, _, _ in runs) else None
-        return self.collates.batch(place, samples, 0, told)
+        rows = all(block.made and self.engine.form(block)[1] for block, _, _ in runs)
+        told = layout if rows else None
+        return self._collected(place, self._parts(runs), 0, told, self._entry_of)
 
     def _parts(self, runs: list[Run]) -> list[Part]:
-        """The planned batches that the rows belong to, for an error that names their samples;
-        without those that the engine refused."""
-        parts = []
-        for block, row0, rows in runs:
-            if block.made:
-                batch = self.planner.planned[block.sequence]
-                parts.append(Part(batch.number, batch.indices, block, row0, rows))
-        return parts
+        """The planned batches that the rows belong to."""
+        planned = self.planner.planned
+        batches = [(planned[block.sequence], block, row0, rows) for block, row0, rows in runs]
+        return [Part(batch.number, batch.indices, *where) for batch, *where in batches]
 
     def _gathered(self, block: Block, layout: Layout, runs: list[Run]) -> Any:
         """The data of rows that were all written in place."""
@@ -287,51 +256,23 @@ class ReadyReceiver(Receiver):
         self.shape.fits()
         return data
 
-    def _sample(self, block: Block, row: int) -> Any:
-        """A sample, or a Failure."""
-        what, obj = self._entry(block, row)
-        if what == OBJECTS:
-            assert self.shape.layout is not None
-            return self.engine.row(block, self.shape.layout.core, row, obj)
-        return obj
+    def _entry_of(self, part: Part, row: int) -> Entry:
+        return self._entry(part.block, row)
 
     def _entry(self, block: Block, row: int) -> Entry:
         """Returns what travelled for a row. Read once for all rows of its task, which is done;
         other tasks of the batch may still run."""
         entries = self._entries.setdefault(block.sequence, {})
-        batch = self.planner.planned[block.sequence]
         if row not in entries:
-            self._read(entries, batch, block, row)
+            batch = self.planner.planned[block.sequence]
+            for sent in self.engine.envelopes(block, row):
+                read_entries(entries, self.engine, batch, block, sent)
+                for other in range(sent.row0, sent.row0 + sent.nrows):
+                    entries.setdefault(other, (OBJECTS, None))
         if row not in entries:
-            entries[row] = GONE, None
+            written = self.engine.reports(block)[row][0] == ROW_WRITTEN
+            entries[row] = OBJECTS if written else GONE, None
         return entries[row]
-
-    def _read(self, entries: dict[int, Entry], batch: Batch, block: Block, row: int) -> None:
-        """Reads what the row's task sent. If it failed, the failure counts for all unsent rows."""
-        reports = self.engine.reports(block)
-        for sent in self.engine.envelopes(block, row):
-            failed = no_room() if sent.pickle is None else None
-            try:
-                found = answers.rows(sent) if failed is None else []
-            except Exception as error:
-                found, failed = [], unread(
-                    error, batch.number, batch.indices, sent.row0, sent.nrows
-                )
-            sound = failed is None
-            for made, what, obj in found:
-                if what == REFUSED:  # a mixed batch cannot be made whole by a worker
-                    what = ERROR
-                entries[made] = what, obj
-                if what == ERROR:
-                    obj.note_first(note(batch.number, batch.indices, made))
-                    failed = failed or obj
-            for other in range(sent.row0, sent.row0 + sent.nrows):
-                if other not in entries and not (sound and reports[other][0] == ROW_WRITTEN):
-                    nonsense = LoaderFailure(answers.nonsense(sent.worker))
-                    entries[other] = ERROR, failed or nonsense
-                entries.setdefault(other, (OBJECTS, None))
-        if row not in entries and reports[row][0] == ROW_WRITTEN:
-            entries[row] = OBJECTS, None
 
 
 def indices_of(what: list[tuple[Batch, int, int]]) -> list[Any]:

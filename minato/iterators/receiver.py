@@ -25,12 +25,12 @@ import functools
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .._core import Block, Engine
+from .._core import ROW_WRITTEN, Block, Engine, Envelope
 from ..device.pinned import Pinner, Pinning
 from ..errors import Failure
 from ..time_share import Deadline
@@ -40,8 +40,7 @@ from ..transport.uncollatable import by_index, why
 from ..worker_info import as_in_worker
 from ..workers import answers
 from ..workers.answers import (
-    AMISS, BATCH, ERROR, FAILED, LEFT_OUT, OBJECTS, OK, PART, PLACED, REFUSED, REPLACED, SAMPLE,
-    parted,
+    AMISS, BATCH, ERROR, FAILED, LEFT_OUT, OBJECTS, OK, PART, PLACED, REFUSED, REPLACED, parted,
 )  # fmt: skip
 from ..workers.on_error import FailedSample
 from .failures import Amended, Part, lost, no_room, note, refused, unread
@@ -136,6 +135,32 @@ class CollatesHere:
 
 #: result of poll() for a block with a task that no worker could finish
 LOST = 2
+
+#: what travelled for a row: one of SAMPLE, ERROR, LEFT_OUT, REPLACED, or OBJECTS beside the row
+#: itself, and its value; GONE: its worker was lost
+Entry = tuple[int, Any]
+GONE = -1
+
+
+def read_entries(
+    entries: dict[int, Entry], engine: Engine, batch: Batch, block: Block, sent: Envelope
+) -> None:
+    """Adds what travelled for the rows of a task. What cannot be read fails all of them."""
+    failed = no_room() if sent.pickle is None else None
+    try:
+        found = answers.rows(sent) if failed is None else []
+    except Exception as error:
+        found, failed = [], unread(error, batch.number, batch.indices, sent.row0, sent.nrows)
+    rows, readable = range(sent.row0, sent.row0 + sent.nrows), failed is None
+    for row, what, obj in found:
+        if what in (ERROR, REFUSED):
+            obj.note_first(note(batch.number, batch.indices, row))
+            obj.unsent, what = what == REFUSED, ERROR
+            failed = failed or obj  # its task may have ended there
+        entries[row] = what, obj
+    for row in rows if failed is not None else ():
+        if row not in entries and not (readable and engine.reports(block)[row][0] == ROW_WRITTEN):
+            entries[row] = ERROR, failed
 
 
 def whole_batch(engine: Engine, block: Block) -> tuple[answers.Answer, bytes | None]:
@@ -391,81 +416,60 @@ class Receiver:
 
     def _take_mixed(self, batch: Batch, block: Block, layout: Layout | None) -> Any:
         """The data of a batch of rows, some of which travelled in envelopes."""
-        engine, rows = self.engine, len(batch.indices)
-        samples: dict[int, Any] = {}
-        objects: dict[int, list[Any]] = {}
-        amiss: list[FailedSample] = []
-        worker = left_out = 0
+        engine, rows, worker = self.engine, len(batch.indices), 0
+        entries: dict[int, Entry] = {}
         for sent in engine.envelopes(block):
             worker = sent.worker
-            if sent.pickle is None:
-                return no_room()
-            try:
-                entries = answers.rows(sent)
-            except Exception as error:
-                return unread(error, batch.number, batch.indices, sent.row0, sent.nrows)
-            for row, what, obj in entries:
-                if what in (ERROR, REFUSED):
-                    obj.note_first(note(batch.number, batch.indices, row))
-                    obj.unsent = what == REFUSED
-                    return obj  # the first one in the order of rows, as in torch
-                if what in (LEFT_OUT, REPLACED):
-                    instead, amiss_there = parted([(row, what, obj)])
-                    amiss += amiss_there
-                    if not instead:
-                        left_out += 1
-                        continue
-                    what, obj = SAMPLE, instead[0]
-                (objects if what == OBJECTS else samples)[row] = obj
-        if layout is None and len(samples) + left_out != rows:
-            raise answers.nonsense(worker)
-        if amiss:
-            return self._amended(batch, block, layout, samples, objects, amiss, worker)
-        if layout is not None and not samples and len(objects) == rows:
+            read_entries(entries, engine, batch, block, sent)
+        kinds = {what for what, _ in entries.values()}
+        if layout is not None and kinds <= {OBJECTS} and len(entries) == rows:
             self.shape.fits()
-            return engine.decode(block, layout.core, [objects[r] for r in range(rows)])
-        every = self._samples(block, layout, samples, objects, range(rows))
-        return self.collates.batch((batch.number, batch.indices), every, worker, layout)
-
-    def _samples(
-        self,
-        block: Block,
-        layout: Layout | None,
-        samples: dict[int, Any],
-        objects: dict[int, list[Any]],
-        rows: Iterable[int],
-    ) -> list[Any]:
-        """Samples of these rows: as they travelled, or read from the rows themselves."""
-        return [
-            samples[r]
-            if layout is None or r in samples
-            else self.engine.row(block, layout.core, r, objects.get(r))
-            for r in rows
-        ]
-
-    def _amended(
-        self,
-        batch: Batch,
-        block: Block,
-        layout: Layout | None,
-        samples: dict[int, Any],
-        objects: dict[int, list[Any]],
-        amiss: list[FailedSample],
-        worker: int,
-    ) -> Any:
-        """A batch without its failed samples, or with their replacements."""
-        out = {one.row for one in amiss if not one.replaced}
-        rows = [row for row in range(len(batch.indices)) if row not in out]
+            return engine.decode(block, layout.core, [entries[r][1] for r in range(rows)])
+        part = Part(batch.number, batch.indices, block, 0, rows)
         place = batch.number, batch.indices
-        data: Any = None
-        if rows:
-            every = self._samples(block, layout, samples, objects, rows)
-            data = self.collates.batch(place, every, worker, None)
-            if isinstance(data, Failure):
-                return data
-        amended = Amended(data, amiss, empty=not rows)
-        amended.name(*place)
-        return amended
+        in_place = OBJECTS, None
+        return self._collected(place, [part], worker, layout, lambda _, r: entries.get(r, in_place))
+
+    def _collected(
+        self,
+        place: tuple[int, Any],
+        parts: list[Part],
+        worker: int,
+        layout: Layout | None,
+        entry_of: Callable[[Part, int], Entry],
+    ) -> Any:
+        """Collates rows, as they travelled or read from the rows themselves. A Failure if one
+        failed; Amended without failed samples, or with their replacements. place, worker, layout: see
+        CollatesHere.batch()."""
+        samples: list[Any] = []
+        amended = Amended(None, [], empty=False)
+        for part in parts:
+            if not part.block.made:
+                return refused(self.engine, part.block, f"batch {part.number}")
+            amiss: list[FailedSample] = []
+            for row in range(part.row0, part.row0 + part.rows):
+                what, obj = entry_of(part, row)
+                if what == ERROR:
+                    return obj  # the first one in the order of rows, as in torch
+                if what == GONE:
+                    return lost(self.engine, [one for one in parts if one.block.made])
+                if what in (LEFT_OUT, REPLACED):
+                    made, failed = parted([(row, what, obj)])
+                    samples += made
+                    amiss += failed
+                elif what == OBJECTS:
+                    assert self.shape.layout is not None
+                    samples.append(self.engine.row(part.block, self.shape.layout.core, row, obj))
+                else:
+                    samples.append(obj)
+            if amiss:
+                amended.add(amiss, part.number, part.indices)
+        if not amended.amiss:
+            return self.collates.batch(place, samples, worker, layout)
+        amended.empty = not samples
+        if samples:
+            amended.data = self.collates.batch(place, samples, worker, None)
+        return amended.data if isinstance(amended.data, Failure) else amended
 
 
 #: limit for short steps. About ten pass between two decisions on the number of workers.
