@@ -97,7 +97,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     _splits = False  # whether a batch with a collate_fn may be split over several workers
     _places = False  # whether a worker may place the samples of such a batch in rows
     _pinner: Pinner | None = None
-    _supervisor: Supervisor | None = None
+    _supervisor: Supervisor
     _owner = 0  # process whose workers it has
     _awaits_first = True  # no batch has come yet
 
@@ -171,7 +171,6 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     def _start_first(self, loader: Any) -> None:
         """Starts the workers of a new iterator. If that fails, the iterator has no owner and is
         made anew when it is used again."""
-        assert self._supervisor is not None
         self._start_workers(loader, self._supervisor)
         self._owner = os.getpid()
 
@@ -198,7 +197,6 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     def _job(self) -> Job:
         """Returns what workers need."""
-        assert self._supervisor is not None
         balanced, options, memo = self._balanced, self._options, self._position.memo
         generator = self._position.sources.generator
         return Job(
@@ -253,11 +251,10 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     @property
     def _pool(self) -> Executor | None:
-        return self._supervisor.pool if self._supervisor is not None else None
+        return self._supervisor.pool
 
     @property
     def _engine(self) -> _core.Engine:
-        assert self._supervisor is not None
         return self._supervisor.engine
 
     @property
@@ -266,10 +263,10 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     @property
     def _shutdown(self) -> bool:  # type: ignore[override]
-        return self._supervisor is not None and self._supervisor.stopped
+        return self._supervisor.stopped
 
     def _living(self) -> bool:
-        return self._supervisor is not None and self._supervisor.living()
+        return self._supervisor.living()
 
     # ---- an epoch ----------------------------------------------------------------------------
 
@@ -326,7 +323,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         """The first batch since the workers were started."""
         self._awaits_first = False
         supervisor = self._supervisor
-        if supervisor is not None and supervisor.living():
+        if supervisor.living():
             costs = self._position.memo.costs
             supervisor.watch.first_came(supervisor.engine, costs, self._first_indices())
 
@@ -344,7 +341,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             self._position.errors += 1
             raise
         finally:
-            if supervisor is not None and supervisor.living():
+            if supervisor.living():
                 self._engine.note_failed(allowed.left_out + allowed.replaced)
                 if supervisor.trace is not None:
                     supervisor.trace.amiss(amended)
@@ -357,7 +354,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     @eager
     def _shutdown_workers(self) -> None:
         self._grant(0)
-        if self._supervisor is not None:
+        if "_supervisor" in vars(self):  # else its start failed
             self._supervisor.stop()
             self._position.ends()
 
@@ -456,7 +453,6 @@ class BalancedIterator(MinatoIterator):
         return NativePool(engine, workers, self._job(), self._offer)
 
     def _engine_options(self) -> dict[str, Any]:
-        assert self._supervisor is not None
         memo, bounds = self._position.memo, self._supervisor.bounds
         return dict(
             window=self._window.size(),
@@ -597,7 +593,7 @@ class BalancedIterator(MinatoIterator):
         found = self._seeded_by_init()
         if not self._persistent_workers:
             self._shutdown_workers()
-        elif self._supervisor is not None:
+        else:
             self._supervisor.warn_of_deaths(at_end=True)
         self._position.ends()
         init_states.warn_of(found)
@@ -605,8 +601,7 @@ class BalancedIterator(MinatoIterator):
     def _seeded_by_init(self) -> list[str]:
         """Generators that worker_init_fn seeded from its own number, if warnings are due."""
         asked = self._options.seed_per_sample is not None or self._worker_init_fn is None
-        supervisor = self._supervisor
-        if asked or supervisor is None or supervisor.reproducible or not self._living():
+        if asked or self._supervisor.reproducible or not self._living():
             return []
         made_with = self._pool.base_seed if isinstance(self._pool, Pool) else 0
         return init_states.look(self._engine.workers(), made_with)

@@ -359,7 +359,6 @@ class ReadyIterator(BalancedIterator):
         if type(data) is not Failure or not data.at_start:
             for batch, row0, rows in what:
                 progress.delivered_run(batch.position + row0, rows)
-        supervisor = self._supervisor
-        if supervisor is not None and supervisor.trace is not None:
-            supervisor.trace.formed(position.epoch, indices_of(what))
+        if (trace := self._supervisor.trace) is not None:
+            trace.formed(position.epoch, indices_of(what))
         return data

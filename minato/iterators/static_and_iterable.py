@@ -43,8 +43,6 @@ class StaticIterator(MinatoIterator):
 
     _balanced = False
 
-    _supervisor: Supervisor
-
     def _compose(self, loader: Any, supervisor: Supervisor) -> None:
         self._blocks: dict[int, _Sent] = {}  # by batch number
         self._markers: list[Block] = []  # resume markers of a new epoch, by worker

@@ -613,7 +613,7 @@ def test_batches_finished_during_check_keep_order() -> None:
     iterator._blocks = dict(enumerate(sent))  # type: ignore[arg-type]
     assert iterator._done() == [0]
     assert iterator._done() == [0, 1]
-    iterator._supervisor = None
+    del iterator._supervisor
 
 
 def test_a_dataset_that_has_no_state_now() -> None:
