@@ -33,14 +33,7 @@ from .recode import (
 )
 from .records import CodecRow, Codecs, Request
 from .stages import seed_generators
-from .work import (
-    Send,
-    clock,
-    is_iterable,
-    sample_maker,
-    sample_makers,
-    time_in_turns,
-)
+from .work import clock, is_iterable, sample_maker, sample_makers, time_in_turns
 
 #: what is tried, in this order; raw has no header to speak of, and is only compared
 TRIED = (
@@ -207,7 +200,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def measure(request: Request, loader: Any, send: Send) -> None:
+def measure(request: Request, loader: Any) -> Codecs:
     """Bytes, time to decode, and loss of each codec, and what samples take with it."""
     try:
         import PIL.Image
@@ -219,12 +212,11 @@ def measure(request: Request, loader: Any, send: Send) -> None:
     sampled, sizes = _sample_files(openers, sample_makers(loader), clock() + 0.2 * request.seconds)
     paths = dict.fromkeys(path for _, paths in sampled for path in paths)
     result = Codecs(files=len(paths), containers=openers.containers)
-    send(result)
     openers.seen.clear()
     rows = [_Row(AS_IT_IS, None), *(_Row(name, settings) for name, settings in TRIED)]
     images = {path: found for path in paths if (found := load_photo(path)) is not None}
     if not images:
-        return
+        return result
     result.skipped = result.files - len(images)
     result.short = statistics.fmean(min(photo.image.size) for photo, _ in images.values())
     result.per_sample = sum(p in images for _, ps in sampled for p in ps) / len(sampled)
@@ -251,8 +243,6 @@ def measure(request: Request, loader: Any, send: Send) -> None:
             row.psnr.append((psnr(image, again), path))
             row.files[path] = file_in_memory(content)
         result.images = number + 1
-        result.rows = [row.summary() for row in rows]
-        send(result)
     if not is_iterable(loader):
         whole = [index for index, paths in sampled if all(p in rows[1].files for p in paths if p in images)]
         make = sample_maker(loader.dataset)
@@ -262,7 +252,7 @@ def measure(request: Request, loader: Any, send: Send) -> None:
             row.costs, row.error = costs, error
         openers.to = {}
     result.rows = [row.summary() for row in rows]
-    send(result)
+    return result
 
 
 def _sample_files(

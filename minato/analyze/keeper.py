@@ -1,9 +1,8 @@
 """The copy of a program that keeps its dataset, and forks a process for each measurement.
 
 It waits on a socket for lines of JSON, each of which asks for one measurement. The fork that measures
-answers over the same socket: ``at`` names the sample that begins, and the result comes again and again
-while it grows, so a run that is cut off leaves what it has found. The keeper ends it when its time is
-over, when memory runs low, or when the reader at the other end has gone.
+answers over the same socket: ``at`` names the sample that begins, and the result comes at the end. The keeper
+ends it when its time is over, when memory runs low, or when the reader at the other end has gone.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ import stat
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from multiprocessing import connection, managers, resource_tracker, util
 from typing import Any
 
@@ -150,14 +151,15 @@ def run(request: Request, loader: Any, send: Send) -> None:
     tracker: Any = vars(resource_tracker)["_resource_tracker"]
     tracker._fd = tracker._pid = None
     vars(util)["_run_after_forkers"]()  # the thread that shares descriptors is the program's, too
-    measure = {
-        "work": work, "contend": contend, "storage": storage, "rate": rate, "sampler": sampler,
+    measure: dict[str, Callable[[Request, Any], Any]] = {
+        "work": partial(work, send), "contend": contend, "storage": storage, "rate": rate, "sampler": sampler,
         "codecs": codecs.measure, "orders": orders.measure,
-    }[request.do]  # fmt: skip
+    }  # fmt: skip
     makes_samples = request.do not in ("rate", "storage", "sampler")
     try:
         with as_worker(loader) if makes_samples else contextlib.nullcontext():
-            measure(request, loader, send)
+            if (found := measure[request.do](request, loader)) is not None:
+                send(found)
     except Exception as error:
         send(Failed(f"{type(error).__name__}: {error}"))
 

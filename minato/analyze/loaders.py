@@ -25,7 +25,6 @@ from . import codecs, orders
 from .records import Rate, RateRequest, Request, Sampler
 from .stages import FULL, Clocks, Stopwatch, copy_value, seed_generators, size_of
 from .work import (
-    Send,
     Usage,
     as_worker,
     clock,
@@ -42,7 +41,7 @@ UNTIL_CUT = 0.6
 _LOAD = bytes(1 << 16)
 
 
-def rate(given: Request, loader: Any, send: Send) -> None:
+def rate(given: Request, loader: Any) -> Rate:
     """Samples a second that a loader delivers, to a step that takes ``step`` seconds a batch and
     computes on ``step_cores`` of the cores. Epochs end as those of the program do, after ``length``
     batches. One is ended early where it is longer than the measurement."""
@@ -50,7 +49,7 @@ def rate(given: Request, loader: Any, send: Send) -> None:
     assert request is not None
     made = rebuild(loader, request)
     if request.most:
-        return send(_whole_epochs(made, request))
+        return _whole_epochs(made, request)
     workers, step, seconds = request.workers, request.step, request.seconds
     batches = _order_of(made)
     length = request.length if batches is not None else 0
@@ -60,15 +59,7 @@ def rate(given: Request, loader: Any, send: Send) -> None:
     iterator = iter(made)
     first: float | None = None
     usage: Usage | None = None
-    warm, since, told = 0, 0.0, began
-
-    def tell() -> None:
-        usual, ends = pace.batch(), pace.ends
-        send(Rate(
-            request.loader, workers, pace.samples / pace.batches / usual if usual > 0 else 0.0, first, pace.end(),
-            pace.again / ends if ends else None, pace.batches, pace.samples, pace.seconds, pace.inside,
-            usage=usage.summary(pace.samples) if usage is not None else None,
-        ))  # fmt: skip
+    warm, since = 0, 0.0
 
     while True:
         asked = clock()
@@ -101,10 +92,12 @@ def rate(given: Request, loader: Any, send: Send) -> None:
             batches.cut = batches.cut or (
                 spent > UNTIL_CUT * seconds and (ahead + pace.round) * pace.batch() < seconds
             )
-        if now - told > 1.0:
-            told = now
-            tell()
-    tell()
+    usual, ends = pace.batch(), pace.ends
+    return Rate(
+        request.loader, workers, pace.samples / pace.batches / usual if usual > 0 else 0.0, first, pace.end(),
+        pace.again / ends if ends else None, pace.batches, pace.samples, pace.seconds, pace.inside,
+        usage=usage.summary(pace.samples),
+    )  # fmt: skip
 
 
 def _whole_epochs(made: Any, request: RateRequest) -> Rate:
@@ -186,7 +179,7 @@ class _Pace:
         return max(0.0, self.seconds - self.batches * self.batch()) / self.ends
 
 
-def sampler(request: Request, loader: Any, send: Send) -> None:
+def sampler(request: Request, loader: Any) -> Sampler | None:
     """What the program's own sampler takes for the index of a sample. Where the time ends before an epoch
     does, the rest of the epoch is taken to go on as it did."""
     batched = loader.batch_sampler is not None
@@ -203,7 +196,7 @@ def sampler(request: Request, loader: Any, send: Send) -> None:
         times[-1] = now()[0]
     samples, seconds = float(counts[-1]), times[-1] - times[0]
     if not samples:
-        return
+        return None
     with contextlib.suppress(Exception):
         if (more := len(drawn) - len(counts) + 1) > 0 and len(counts) > 2:
             seconds += more * (times[-1] - times[1]) / (len(counts) - 2)
@@ -212,10 +205,10 @@ def sampler(request: Request, loader: Any, send: Send) -> None:
     source = ""
     with contextlib.suppress(Exception):
         source = inspect.getsource(type(named))
-    send(Sampler(
+    return Sampler(
         type(named).__qualname__, seconds / samples, (code.co_filename, code.co_firstlineno) if code else None,
         bool(re.search(r"\b(choices?|multinomial)\(", source)),
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def rebuild(loader: Any, request: RateRequest) -> Any:

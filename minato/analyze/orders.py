@@ -31,7 +31,7 @@ from .stages import (
     seed_generators,
     size_of,
 )
-from .work import Send, clock, is_iterable, sample_makers, time_in_turns
+from .work import clock, is_iterable, sample_makers, time_in_turns
 
 #: arguments of a transform, by position and by name
 Given = tuple[tuple[Any, ...], dict[str, Any]]
@@ -290,13 +290,12 @@ def examine_move(elements: list[Any], inputs: list[Given], start: int, to: int) 
 # ---- the measurement -----------------------------------------------------------------------
 
 
-def measure(request: Request, loader: Any, send: Send) -> None:
+def measure(request: Request, loader: Any) -> Orders:
     """Moves that save time: what a sample takes in both orders, and what the data become."""
     result = Orders()
     if is_iterable(loader):
         result.failed.append("an iterable dataset makes each sample once, so orders cannot be compared")
-        return send(result)
-    send(result)
+        return result
     end = clock() + request.seconds
     taking, seen, until = _Inputs(), set[Any](), clock() + 0.15 * request.seconds
     taking.take(loader.dataset)
@@ -320,11 +319,10 @@ def measure(request: Request, loader: Any, send: Send) -> None:
             continue
         for start, to in found[:MOVES]:
             result.moves.append(replace(examine_move(elements, inputs[number], start, to), chain=number))
-    send(result)
     for move in result.moves:
         slot = clock() + (end - clock()) / max(1, sum(each.before is None for each in result.moves))
         _time_move(loader, move, slot)
-        send(result)
+    return result
 
 
 def _time_move(loader: Any, move: Move, end: float) -> None:

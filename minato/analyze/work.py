@@ -199,14 +199,16 @@ TIMED, IN_TURNS = 4000, 400
 NO_FILES = ("/proc/", "/sys/", "/dev/", sys.prefix)
 
 
-def work(request: Request, loader: Any, send: Send) -> None:
+def work(send: Send, request: Request, loader: Any) -> Work:
     files, started = record_opened_paths(), time.time()
     timed = SampleTimer(loader, send, FULL)
     usage = Usage()
     timed.run(request.seconds * TIMING)
-    result = timed.result()
-    result.usage = usage.summary()
-    send(result)
+    result = Work(
+        costs=[(round(wall, 7), round(cpu, 7)) for wall, cpu in timed.costs], indices=list(map(str, timed.indices)),
+        first=timed.first, merged=timed.merged, stages=timed.stages(), failed=timed.failed, failures=timed.failures,
+        usage=usage.summary(),
+    )  # fmt: skip
     timed.clocks.remove()
     end = clock() + request.seconds * 0.2
     paths = (path for path in map(os.path.abspath, files) if not path.startswith(NO_FILES) and os.path.isfile(path))
@@ -229,12 +231,11 @@ def work(request: Request, loader: Any, send: Send) -> None:
         result.cache, result.no_cache = _cacheable_part(loader, end)
     except Exception as error:
         result.no_cache = f"a sample failed ({type(error).__name__})"
-    send(result)
     with contextlib.suppress(Exception):
         result.collate = _collate_seconds(loader, end)
     with contextlib.suppress(Exception):
         result.gil = _gil_use(loader, min(1.0, request.seconds * 0.05))
-    send(result)
+    return result
 
 
 class SampleTimer:
@@ -248,7 +249,6 @@ class SampleTimer:
         self.clocked: list[tuple[float, float]] = []
         self.since = 0  # costs before the clocks of this level were set
         self.indices: list[Any] = []
-        self.told = 0.0
         self.first: list[float] = []
         self.failed: list[str] = []
         self.failures = 0
@@ -295,8 +295,6 @@ class SampleTimer:
                     self.level, self.merged = self.level - 1, True
                     self.clocks.set(self.loader.dataset, self.level)
                     self.clocked, self.since = [], len(self.costs)
-            if plainly:
-                self.tell()
 
     def stages(self) -> list[StageTimes]:
         """Seconds of a sample, scaled to what it takes without clocks."""
@@ -316,17 +314,6 @@ class SampleTimer:
             ) for stage in self.clocks.stages.values()
         ]  # fmt: skip
         return sorted(found, key=lambda stage: -stage.seconds)
-
-    def tell(self) -> None:
-        if self.told + 1.0 < clock():
-            self.told = clock()
-            self.send(self.result())
-
-    def result(self) -> Work:
-        return Work(
-            costs=[(round(w, 7), round(c, 7)) for w, c in self.costs], indices=list(map(str, self.indices)),
-            first=self.first, merged=self.merged, stages=self.stages(), failed=self.failed, failures=self.failures,
-        )  # fmt: skip
 
 
 def time_in_turns(
@@ -492,7 +479,7 @@ def _gil_use(loader: Any, seconds: float) -> str | None:
 READ_MOST = 1 << 24
 
 
-def storage(request: Request, loader: Any, send: Send) -> None:
+def storage(request: Request, _loader: Any) -> Storage:
     """Reads alone, of the files that samples opened: 1 to 32 at a time."""
     paths = [path for path in request.files if os.access(path, os.R_OK)]
     sizes = [os.path.getsize(path) for path in paths]
@@ -519,7 +506,7 @@ def storage(request: Request, loader: Any, send: Send) -> None:
             done = [size for size in pool.map(read, source) if size is not None]
         took = max(clock() - began, 1e-6)
         result.rates.append(Reads(flight, len(done) / took, sum(done) / took, len(done)))
-        send(result)
+    return result
 
 
 def _drop_pages(paths: list[str]) -> bool:
@@ -543,7 +530,7 @@ def _drop_pages(paths: list[str]) -> bool:
 THREAD_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore)
 
 
-def contend(request: Request, loader: Any, send: Send) -> None:
+def contend(request: Request, loader: Any) -> Contention:
     """The same samples by one process, by several at once, and by as many threads: what workers
     wait for each other for takes longer then."""
     seconds, count = request.seconds, request.processes
@@ -552,10 +539,9 @@ def contend(request: Request, loader: Any, send: Send) -> None:
     several = _run_processes(loader, count, 0.35 * seconds)
     locks = list(_find_locks(loader, synchronize.SemLock))[:3]
     result = Contention(count, one, several, locks=locks, usage=usage.summary())
-    send(result)
     if not is_iterable(loader):
         result.threads = _compare_threads(loader, count, 0.3 * seconds)
-        send(result)
+    return result
 
 
 def _run_processes(loader: Any, count: int, seconds: float) -> Together:

@@ -171,13 +171,12 @@ def test_check_of_uneven_samples_has_whole_epochs() -> None:
     from minato.iterators.across_iterators import memo_of
 
     def measured() -> Any:
-        told: list[Any] = []
         costs = {str(n): 0.5 if n == 8 else 0.001 for n in range(64)}
         request = RateRequest("minato", 1, 0.1, most=5, costs=costs)
         loader = DataLoader(list(range(64)), 4)
         made = loaders.rebuild(loader, request)
-        loaders.rate(Request("rate", rate=request), loader, lambda found: told.append(asdict(found)))
-        return told[-1], memo_of(made).costs.predict(8), window.may_look_ahead(made)
+        found = asdict(loaders.rate(Request("rate", rate=request), loader))
+        return found, memo_of(made).costs.predict(8), window.may_look_ahead(made)
 
     found, learnt, ahead = in_a_fork(measured)
     assert found["batches"] % 5 == 0 and found["epoch"] == 5
@@ -206,11 +205,10 @@ def test_storage_counts_each_byte_of_parallel_reads(tmp_path: Path) -> None:
     paths = [str(tmp_path / str(number)) for number in range(200)]
     for path in paths:
         Path(path).write_bytes(bytes(1 << 16))
-    told: list[Any] = []
-    work.storage(Request("storage", 2.0, files=[str(tmp_path / "gone"), *paths]), None, lambda found: told.append(asdict(found)))
-    assert told[-1]["files"] == 200 and [each["in_flight"] for each in told[-1]["rates"]] == [1, 4, 16, 32]
-    for each in told[-1]["rates"]:
-        assert each["files"] and each["bytes_per_s"] == pytest.approx(each["files_per_s"] * (1 << 16))
+    found = work.storage(Request("storage", 2.0, files=[str(tmp_path / "gone"), *paths]), None)
+    assert found.files == 200 and [each.in_flight for each in found.rates] == [1, 4, 16, 32]
+    for each in found.rates:
+        assert each.files and each.bytes_per_s == pytest.approx(each.files_per_s * (1 << 16))
 
 
 def test_worker_init_fn_runs_before_samples() -> None:
@@ -255,9 +253,8 @@ def test_a_rate_counts_the_samples_of_batches(kind: str, made: dict[str, Any], r
     loader = DataLoader([torch.zeros(7, 2)] * 24, **made)  # type: ignore[arg-type]
 
     def measured(**more: Any) -> dict[str, Any]:
-        told: list[dict[str, Any]] = []
-        loaders.rate(Request("rate", rate=RateRequest(kind, 1, 0.3, length=6, **more)), loader, lambda found: told.append(asdict(found)))
-        return told[-1]
+        request = RateRequest(kind, 1, 0.3, length=6, **more)
+        return asdict(loaders.rate(Request("rate", rate=request), loader))
 
     for more in ({}, {"cached": -1}, {"same": True}):
         found = in_a_fork(lambda: measured(**more))
@@ -291,10 +288,8 @@ def test_programs_with_a_cache_are_measured(more: dict[str, Any]) -> None:
 
     def measured() -> dict[str, Any]:
         loader = minato.DataLoader(InParts(), 4, num_workers=1, cache="1MiB")  # type: ignore[arg-type]
-        told: list[dict[str, Any]] = []
         request = RateRequest("own", 1, 0.3, length=6, **more)
-        loaders.rate(Request("rate", rate=request), loader, lambda found: told.append(asdict(found)))
-        return told[-1]
+        return asdict(loaders.rate(Request("rate", rate=request), loader))
 
     assert in_a_fork(measured)["samples"] > 0
 
@@ -314,15 +309,12 @@ def test_sampler_is_timed_and_named_with_its_place(seconds: float) -> None:
     """An epoch that is cut off is taken to go on as it began."""
     from minato.analyze import loaders
 
-    told: list[dict[str, Any]] = []
-    loaders.sampler(Request("sampler", seconds), DataLoader(list(range(12)), 4, sampler=Drawn()), lambda found: told.append(asdict(found)))
-    [found] = told
-    assert found["name"] == "Drawn" and found["draws"] and 0.002 < found["seconds"] < 1
+    found = loaders.sampler(Request("sampler", seconds), DataLoader(list(range(12)), 4, sampler=Drawn()))
+    assert found is not None and found.name == "Drawn" and found.draws and 0.002 < found.seconds < 1
     code = Drawn.__iter__.__code__
-    assert found["place"] == (code.co_filename, code.co_firstlineno)
-    told.clear()
-    loaders.sampler(Request("sampler", seconds), DataLoader(list(range(12)), 4), lambda found: told.append(asdict(found)))
-    assert told[0]["name"] == "SequentialSampler" and not told[0]["draws"]
+    assert found.place == (code.co_filename, code.co_firstlineno)
+    found = loaders.sampler(Request("sampler", seconds), DataLoader(list(range(12)), 4))
+    assert found is not None and found.name == "SequentialSampler" and not found.draws
 
 
 class Reader:
