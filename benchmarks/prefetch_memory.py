@@ -4,32 +4,31 @@
 
 Two workers, batches of one sample. A sample sleeps 10 ms, and two of them sleep STRAGGLER_S. The
 step sleeps longer ("slow") or shorter ("fast") than workers need for a batch. Each cell is the most
-memory in use at the end of a step of the second epoch, in MiB, and the time of that epoch: memory of
-the processes' own (PSS), and the machine's shared memory beyond what there was at the start, so that
-batches in a queue count, which no process maps. Nothing else on the machine may use shared memory.
+memory at the end of a step of the second epoch, in MiB: shared memory of the loader's processes,
+which is where batches lie, and all of their memory (PSS); then the time of that epoch. Samples are
+checked.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 import common
-import psutil
 import torch
 from torch.utils.data import Dataset
 
 import minato
 
 LOADERS: dict[str, Any] = {"torch": torch.utils.data.DataLoader, "minato": minato.DataLoader}
-FACTORS, STRAGGLER_S = (1, 2, 4), 2.0
+FACTORS, STRAGGLER_S = (1, 2, 4), 1.0
 SIZES = {"150 KB": 150_000, "10 MB": 10_000_000, "40 MB": 40_000_000}
-STEPS = {"slow": 0.05, "fast": 0.002}
+STEPS = {"slow": 0.1, "fast": 0.002}
 
 
 class Volumes(Dataset):
@@ -46,36 +45,20 @@ class Volumes(Dataset):
         return torch.full((self.nbytes // 4,), float(index))
 
 
-def numbers(path: str) -> dict[str, int]:
-    """A file of /proc with a number, often of KiB, after each name."""
-    lines = (line.replace(":", " ").split() for line in Path(path).read_text().splitlines())
-    return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdecimal()}
-
-
-def memory() -> float:
-    """MiB of this process and its children, with all shared memory of the machine."""
-    total = numbers("/proc/meminfo")["Shmem"]
-    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        try:
-            pss = numbers(f"/proc/{process.pid}/smaps_rollup")
-        except OSError:  # it has ended
-            continue
-        total += pss["Pss"] - pss["Pss_Shmem"]
-    return total / 1024
-
-
 def most(cls: Any, factor: int, nbytes: int, step: float, count: int) -> list[float]:
-    """The most MiB in use in the second epoch, and its seconds."""
+    """The most shared and the most of all MiB in use in the second epoch, and its seconds."""
     loader = cls(Volumes(count, nbytes), batch_size=1, num_workers=2, prefetch_factor=factor,
                  persistent_workers=True)  # fmt: skip
-    before = numbers("/proc/meminfo")["Shmem"] / 1024
     for _epoch in range(2):
-        begin, found = time.perf_counter(), 0.0
+        begin, found = time.perf_counter(), {"shared": 0, "total": 0}
         for number, batch in enumerate(loader):
+            assert batch[0, 0] == batch[0, -1] == number
             time.sleep(step)
-            found = max(found, memory()) if number % 4 == 0 else found
+            now = common.memory_bytes(os.getpid())
+            found = {kind: max(most, now[kind]) for kind, most in found.items()}
             del batch
-    return [found - before, time.perf_counter() - begin]
+    mib = [most / common.MiB for most in found.values()]
+    return [*mib, time.perf_counter() - begin]
 
 
 def main() -> int:
@@ -85,7 +68,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=LOADERS, default=list(LOADERS))
     common.add_options(parser)
     args = parser.parse_args()
-    count = 30 if args.quick else 90
+    count = 30 if args.quick else 60
     runs: dict[str, Any] = {}
     rows = []
     for size, step, factor in itertools.product(SIZES, STEPS, FACTORS):
@@ -95,8 +78,8 @@ def main() -> int:
                  for name in args.only}  # fmt: skip
         runs[f"{size}, {step}, {factor}"] = cells
         ratio = cells[args.only[-1]][0] / cells[args.only[0]][0]
-        rows.append([size, step, str(factor), *(f"{mib:.0f}, {s:.1f} s" for mib, s in cells.values()),
-                     f"{ratio:.2f}"])  # fmt: skip
+        texts = (f"{shared:.1f} of {total:.0f}, {s:.1f} s" for shared, total, s in cells.values())
+        rows.append([size, step, str(factor), *texts, f"{ratio:.2f}"])
         print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
     print(f"# {common.describe(common.machine())}")
     print(common.table(["sample", "step", "prefetch_factor", *args.only, "ratio"], rows))

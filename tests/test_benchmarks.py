@@ -504,7 +504,8 @@ def test_threads(tmp_path: Path) -> None:
 def test_prefetch_memory(tmp_path: Path) -> None:
     result, text = quick("prefetch_memory.py", tmp_path)
     assert set(result["runs"]) == {"10 MB, slow, 1", "10 MB, fast, 1"}
-    assert all(mib > 0 and s > 0 for cells in result["runs"].values() for mib, s in cells.values())
+    cells = [cell for run in result["runs"].values() for cell in run.values()]
+    assert all(0 < shared < total and s > 0 for shared, total, s in cells)
     assert "prefetch_factor" in text
 
 

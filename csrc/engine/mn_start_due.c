@@ -115,6 +115,8 @@ look_at_memory(const struct mn_engine *e, struct mn_plan_facts *f)
     f->free_tasks = e->tasks.nfree;
     f->memory_limit = (int64_t)e->arena.limit;
     f->memory_used = (int64_t)mn_arena_used(&e->arena);
+    bool waits = e->waits.given_ns == 0 && !e->waits.served;
+    f->memory_kept = waits ? 0 : (int64_t)e->arena.kept_bytes;
     f->result_bytes = e->flight.mean_envelope_bytes;
 }
 
@@ -269,7 +271,11 @@ mn_start_due(struct mn_engine *e)
         mn_shared_costs_unlock(e->cfg.costs);
     }
     uint32_t moved = mn_plan_parts(p) ? end_shares(e) : 0;
-    return moved + (mn_plan_view(p)->by_piece ? start_shares(e) : start_tasks(e));
+    uint32_t started = mn_plan_view(p)->by_piece ? start_shares(e) : start_tasks(e);
+    if (mn_plan_view(p)->unreleased) {
+        mn_arena_wait_for_room(&e->arena, true); /* a release wakes the engine thread */
+    }
+    return moved + started;
 }
 
 /* ---- nothing to start ------------------------------------------------------------------------ */

@@ -152,7 +152,7 @@ mn_plan_set_rows(struct mn_plan *p, const struct mn_plan_rows *rows)
 /* ---- planning ---------------------------------------------------------------------- */
 
 static void
-retime(struct mn_plan *p, uint32_t nrows, bool whole)
+retime(struct mn_plan *p, const struct mn_plan_batch *b)
 {
     if (p->cfg.costs == NULL) {
         return;
@@ -162,13 +162,11 @@ retime(struct mn_plan *p, uint32_t nrows, bool whole)
     const struct mn_plan_pace *pace = &p->pace;
     r.typical_ns = pace->cut_tasks != 0 ? v.median_ns * pace->cut_rows / pace->cut_tasks
                                         : v.median_ns;
-    int64_t rows = nrows != 0 ? nrows : 1;
-    int64_t mean = v.mean_ns + (whole ? v.collate_ns / rows : 0);
-    r.period_ns = mn_dispatch_period(p->view.consumer_ns, mean, rows, pace->active);
+    r.period_ns = mn_plan_period(p, b);
     r.workers = pace->active;
     r.window = (int64_t)p->cfg.window * pace->active / p->cfg.workers;
     /* Before any worker exists, no planned batch has a block, so its size is computed here. */
-    uint64_t bytes = whole ? 0 : mn_plan_rows_bytes(p, nrows);
+    uint64_t bytes = b->whole ? 0 : mn_plan_rows_bytes(p, b->nrows);
     bytes = bytes > p->view.batch_bytes ? bytes : p->view.batch_bytes;
     if (r.period_ns > 0 && bytes != 0) {
         int64_t lasts = v.slowest_ns > WINDOW_NS ? v.slowest_ns : WINDOW_NS;
@@ -178,7 +176,7 @@ retime(struct mn_plan *p, uint32_t nrows, bool whole)
     }
     p->pace.steady = (uint64_t)r.window;
     if (p->view.by_piece) { /* a chain for each worker */
-        int64_t chains = (int64_t)(v.group / (double)rows + 1.0) * pace->active;
+        int64_t chains = (int64_t)(v.group / (double)(b->nrows != 0 ? b->nrows : 1) + 1.0) * pace->active;
         chains = mn_min_i64(chains, (int64_t)(p->view.order.next - p->view.order.head) + 1);
         r.window = chains > r.window ? chains : r.window;
     }
@@ -223,7 +221,7 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
         p->pace.split = known.split; /* nothing else is planned */
         p->pace.revision = known.revision;
     }
-    retime(p, b->nrows, b->whole);
+    retime(p, b);
     q->rows = p->rows;
     if (mn_plan_cut(p, q, cost, 0) < 0) {
         free_planned(q);

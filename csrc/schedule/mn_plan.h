@@ -137,6 +137,7 @@ struct mn_plan_facts {
     uint64_t free_tasks;   /* descriptors that are free */
     int64_t memory_limit;  /* bytes */
     int64_t memory_used;
+    int64_t memory_kept;   /* of it, retained by the program; 0 while that waits for its next batch */
     uint64_t result_bytes; /* mean memory of a batch without rows */
     struct mn_worker_view *workers; /* [max_workers]; NULL if no worker has a share */
     /* Returns for how long the batch's longest running task has run; -1: none is running. */
@@ -345,6 +346,7 @@ struct mn_plan_view {
     struct mn_forming *forming;  /* forms batches of ready rows; NULL: delivered as planned */
     bool by_piece;       /* neighbours are kept together: ask for each worker separately */
     bool held;           /* the memory limit ended the last dispatch */
+    bool unreleased;     /* a batch waits until the program releases the one that it had before */
     uint32_t capacity;   /* in batches; never grows */
     uint64_t batch_bytes; /* of the largest batch so far */
     int64_t consumer_ns; /* the caller's time for a batch, running mean; 0: unknown. The caller's

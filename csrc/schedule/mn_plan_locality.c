@@ -761,7 +761,7 @@ void
 mn_plan_round_begin(struct mn_plan *p, const struct mn_plan_facts *f, struct mn_plan_round *r)
 {
     int64_t prefetched = (int64_t)mn_a64_load_relaxed(&p->prefetched);
-    p->view.held = false;
+    p->view.held = p->view.unreleased = false;
     for (uint32_t w = 0; w < p->cfg.max_workers; w++) {
         p->shares.of[w].usable = f->workers[w].usable;
         if (!f->workers[w].usable) {

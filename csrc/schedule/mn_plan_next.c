@@ -224,59 +224,85 @@ first(const struct mn_plan *p)
                               : (int64_t)(p->view.order.head - mn_a64_load_relaxed(&p->prefetched));
 }
 
-/* Returns how many batches from this sequence on have started and are not being made. */
-static uint64_t
-resting(const struct mn_plan *p, const struct mn_plan_facts *f, uint64_t from)
+int64_t
+mn_plan_period(const struct mn_plan *p, const struct mn_plan_batch *b)
 {
-    uint64_t n = from > p->view.order.head ? from : p->view.order.head, rest = 0;
-    for (; n < p->view.order.begun; n++) {
-        const struct mn_planned *q = mn_plan_at(p, n);
-        rest += q != NULL && q->block_off != 0
-                && (q->done || f->running_ns(f->arg, q->block_off) < 0);
-    }
-    return rest;
+    const struct mn_costs_view *v = &p->view.known;
+    int64_t rows = b->nrows != 0 ? b->nrows : 1;
+    int64_t mean = v->mean_ns + (b->whole ? v->collate_ns / rows : 0);
+    return mn_dispatch_period(p->view.consumer_ns, mean, rows, p->pace.active);
 }
 
-/* Returns how many batches take memory: those that have started and are not delivered, without the
- * ones that a straggler holds up. */
-static uint64_t
-lying(const struct mn_plan *p, const struct mn_plan_facts *f)
+/* Numbers of batches that take memory: they have started, and the program has not got them. */
+struct started {
+    uint64_t all;
+    uint64_t lying;   /* of them, without the ones that a straggler holds up */
+    uint64_t resting; /* of them, from a sequence on and not being made */
+};
+
+static struct started
+count_started(const struct mn_plan *p, const struct mn_plan_facts *f, uint64_t from)
 {
     int64_t straggles_ns = straggler_ns(p);
     /* in ready mode, what has ended is no longer planned */
     bool forms = p->view.forming != NULL;
-    uint64_t lie = forms ? (uint64_t)f->ready : mn_a64_load_relaxed(&p->prefetched);
-    for (uint64_t n = p->view.order.head; n < p->view.order.begun; n++) {
-        const struct mn_planned *q = mn_plan_at(p, n);
-        lie += q != NULL && q->block_off != 0
-               && (q->done || f->running_ns(f->arg, q->block_off) < straggles_ns);
+    uint64_t taken = forms ? (uint64_t)f->ready : mn_a64_load_relaxed(&p->prefetched);
+    struct started n = {taken, taken, 0};
+    for (uint64_t i = p->view.order.head; i < p->view.order.begun; i++) {
+        const struct mn_planned *q = mn_plan_at(p, i);
+        if (q != NULL && q->block_off != 0) {
+            int64_t ns = q->done ? -1 : f->running_ns(f->arg, q->block_off);
+            n.all++;
+            n.lying += ns < straggles_ns;
+            n.resting += i >= from && ns < 0;
+        }
     }
-    return lie;
+    return n;
 }
 
-/* Returns whether the batch may start, as it may lie finished in memory before its turn. Within the
- * steady window, it may. Beyond, a batch may start for each one that a straggler holds up, so no
+/* The program usually has its next batch before it releases the one before, so for a moment it has
+ * two. A large batch that would start then, as the last of the window, would need fresh memory, all
+ * of which the loader would then use in turn. It starts once the program has released that one,
+ * asks for another, or has let a worker idle for long. */
+static bool
+awaits_release(struct mn_plan *p, const struct mn_plan_facts *f, uint64_t bytes)
+{
+    return bytes > MN_PLAN_LARGE_BYTES && ((uint64_t)f->memory_kept + bytes / 2) / bytes == 2
+           && !mn_plan_starved(p, f);
+}
+
+/* Returns whether the batch may start, as it may lie finished in memory before its turn. If the
+ * program is the slow part, it may if fewer than the steady window have started. Else it always
+ * may within that window. Beyond, a batch may start for each one that a straggler holds up, so no
  * more lie finished than the window has; and so may samples that are known to be slow, because they
  * are being made until their turn has come. As they may turn out fast, at most half a window of
  * them lies finished. Small batches may be more by SPARE_BYTES, unless the program is the slow
  * part. */
 static bool
-may_lie(const struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_planned *q,
+may_lie(struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_planned *q,
         uint64_t bytes, enum mn_dispatch_why why)
 {
-    const struct mn_dispatch_rates *r = &p->dispatch.rates;
+    bool slow_program = mn_plan_period(p, &q->batch) <= p->view.consumer_ns;
     uint64_t from = (uint64_t)first(p), end = from + p->pace.steady;
-    uint64_t spare = r->consumer_ns < r->period_ns ? SPARE_BYTES : MN_PLAN_LARGE_BYTES;
+    uint64_t spare = slow_program ? MN_PLAN_LARGE_BYTES : SPARE_BYTES;
     uint64_t most = p->pace.steady + (bytes != 0 ? spare / bytes : 0);
-    if (q->sequence < end || p->view.order.begun - from < most) {
+    bool head = q->sequence == p->view.order.head;
+    if (p->view.order.begun - from >= most - 1 && (!head || most == 1)
+        && awaits_release(p, f, bytes)) {
+        p->view.unreleased = true;
+        return false;
+    }
+    if (head || p->view.order.begun - from < most || (q->sequence < end && !slow_program)) {
         return true;
     }
+    struct started n = count_started(p, f, end);
     bool slow = why == MN_DISPATCH_EARLY || why == MN_DISPATCH_FINALE_LPT;
-    return slow ? resting(p, f, end) < (most + 1) / 2 : lying(p, f) < most;
+    return (!slow_program || n.all < most)
+           && (slow ? n.resting < (most + 1) / 2 : n.lying < most);
 }
 
 bool
-mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
+mn_plan_memory_allows(struct mn_plan *p, const struct mn_plan_facts *f,
                       const struct mn_planned *q, enum mn_dispatch_why why, bool *held)
 {
     *held = false;
@@ -292,7 +318,7 @@ mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
         bytes = f->result_bytes; /* not known before it is made */
         m.used += p->view.by_piece ? (int64_t)(bytes * p->unmade) : 0; /* not in used yet */
     }
-    if (!head && !may_lie(p, f, q, bytes, why)) {
+    if (!may_lie(p, f, q, bytes, why)) {
         return false;
     }
     *held = (!head && f->free_tasks < q->ntasks + MN_PLAN_BATCH_TASKS) /* some are for the head */
@@ -315,7 +341,7 @@ may_start(struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_disp
 void
 mn_plan_dispatch_begins(struct mn_plan *p)
 {
-    p->view.held = false;
+    p->view.held = p->view.unreleased = false;
 }
 
 bool

@@ -140,9 +140,13 @@ mn_plan_cut(struct mn_plan *p, struct mn_planned *q, int64_t *cost, uint64_t oth
 bool
 mn_plan_room(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others);
 
+/* Returns the predicted time between two batches like this one. */
+int64_t
+mn_plan_period(const struct mn_plan *p, const struct mn_plan_batch *b);
+
 /* Returns whether memory allows a task of the batch to start. held: set if the limit refuses it. */
 bool
-mn_plan_memory_allows(const struct mn_plan *p, const struct mn_plan_facts *f,
+mn_plan_memory_allows(struct mn_plan *p, const struct mn_plan_facts *f,
                       const struct mn_planned *q, enum mn_dispatch_why why, bool *held);
 
 /* Returns the cost that counts when a task of cost_ns is judged to be slow. */

@@ -261,7 +261,7 @@ finished_batches_are_as_many_as_the_window_has(void)
 {
     CHECK_EQ(start_behind_a_straggler(UINT64_C(40) << 20, 0), 1 + 2);
     CHECK_EQ(start_behind_a_straggler(UINT64_C(8) << 20, 0), 1 + 2 + 4);
-    CHECK_EQ(start_behind_a_straggler(UINT64_C(8) << 20, 1000 * (int64_t)MS), 1 + 2);
+    CHECK_EQ(start_behind_a_straggler(UINT64_C(8) << 20, 1000 * (int64_t)MS), 2);
     CHECK_EQ(start_behind_a_straggler(ROWS, 0), 200);
 }
 
@@ -291,6 +291,34 @@ finished_early_batches_are_half_a_window(void)
         early += s.batch->sequence >= 2;
     }
     CHECK_EQ(early, 1);
+    close_world(&w);
+}
+
+/* A large batch that would be the last of the window waits while the program has two batches. */
+static void
+last_of_the_window_awaits_a_release(void)
+{
+    struct world w;
+    uint64_t bytes[1] = {UINT64_C(5) << 20};
+    uint64_t batch = ROWS * bytes[0];
+    open_world(&w, false, &(struct mn_plan_config){.window = 2, .in_order = true});
+    w.p->pace.rows_of.row_bytes = bytes;
+    add_some(&w, 9);
+    CHECK(start_all(&w) != 0);
+    deliver(&w);
+    w.f.memory_kept = (int64_t)(2 * batch);
+    CHECK_EQ(start_all(&w), 0);
+    CHECK(w.p->view.unreleased);
+    w.f.now_ns += (uint64_t)mn_plan_patience_ns(batch) - 1;
+    CHECK_EQ(start_all(&w), 0);
+    CHECK_EQ(mn_plan_nap(w.p, w.f.now_ns, INT64_MAX), 1);
+    w.f.now_ns += 1; /* a worker has idled for long */
+    CHECK(start_all(&w) != 0);
+    for (int64_t kept = 1; kept < 4; kept += 2) { /* it was released, or the program retains many */
+        deliver(&w);
+        w.f.memory_kept = kept * (int64_t)batch;
+        CHECK(start_all(&w) != 0);
+    }
     close_world(&w);
 }
 
@@ -752,6 +780,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", behind_a_slow_sample_nothing_waits),
     MN_TEST("plain", finished_batches_are_as_many_as_the_window_has),
     MN_TEST("plain", finished_early_batches_are_half_a_window),
+    MN_TEST("plain", last_of_the_window_awaits_a_release),
     MN_TEST("plain", the_head_alone_passes_the_limit),
     MN_TEST("plain", what_is_known_to_be_slow_is_early),
     MN_TEST("plain", what_has_many_bytes_is_early),
