@@ -28,6 +28,7 @@ from .seeding.ranks import (
     ranks_of,
     samplers_of,
 )
+from .typing import State
 
 #: options that must have these values for a state to know the position
 _DEFAULTS = {"scheduling": "balanced", "batching": "sampler", "cache_reorder": False}
@@ -169,7 +170,7 @@ def why_unknown(loader: Any) -> str | None:
     return None
 
 
-def position(loader: Any, state: dict[str, Any]) -> int | None:
+def position(loader: Any, state: State) -> int | None:
     """The number of samples of the epoch's order that all ranks together have received, if all have
     received as many batches as the rank of the state."""
     known = not state["delivered_beyond"] and state.get("order") is None  # older states lack it
@@ -189,7 +190,7 @@ def _splits(loader: Any) -> bool:
     return bool(attribute(loader.batch_sampler, "split_batches"))
 
 
-def misfit(loader: Any, state: dict[str, Any], theirs: Ranks, mine: Ranks) -> str | None:
+def misfit(loader: Any, state: State, theirs: Ranks, mine: Ranks) -> str | None:
     """What differs between a state and the loader, so that batches do not count alike; or None."""
     then, now = state["batch_size"], batch_size_of(loader)
     if theirs.world != mine.world:
@@ -201,7 +202,7 @@ def misfit(loader: Any, state: dict[str, Any], theirs: Ranks, mine: Ranks) -> st
     return None
 
 
-def begun_anew(loader: Any, state: dict[str, Any], differs: str, mine: Ranks) -> dict[str, int]:
+def begun_anew(loader: Any, state: State, differs: str, mine: Ranks) -> dict[str, int]:
     """Fields of a state that make this loader go on where all ranks of the state were. differs:
     the result of misfit().
 
@@ -267,7 +268,7 @@ def of_order(loader: Any) -> dict[str, Any]:
     return found
 
 
-def check_order(loader: Any, state: dict[str, Any]) -> None:
+def check_order(loader: Any, state: State) -> None:
     """Raises ValueError if the state is of another order."""
     for name, mine in of_order(loader).items():
         theirs = state.get(name, mine)  # older states lack it
@@ -282,10 +283,10 @@ def check_order(loader: Any, state: dict[str, Any]) -> None:
 class UnequalPositions(ValueError):
     """Ranks have received different numbers of batches. least: the state of one that had fewest."""
 
-    least: dict[str, Any]
+    least: State
 
 
-def one_of(states: list[dict[str, Any]], loader: Any) -> dict[str, Any]:
+def one_of(states: list[State], loader: Any) -> State:
     """The state to load, of those of all ranks.
 
     Raises:
@@ -313,7 +314,7 @@ def one_of(states: list[dict[str, Any]], loader: Any) -> dict[str, Any]:
     raise error
 
 
-def _place(loader: Any, state: dict[str, Any]) -> tuple[int, float] | None:
+def _place(loader: Any, state: State) -> tuple[int, float] | None:
     """The epoch of a state and its position there; None if that is unknown."""
     reached = state["position"] if "position" in state else position(loader, state)
     epoch = state.get("sampler_epoch")

@@ -33,7 +33,7 @@ from .remote import Ray, check_type, cuts, threads
 from .seeding.order_generators import Sources, set_sampler_epoch
 from .state import OfAnotherRank, of_all_ranks, opened, state_of
 from .stateful import is_stateful
-from .typing import Batching, CacheForm, OnError, Scheduling, Stats, WorkerType
+from .typing import Batching, CacheForm, OnError, Scheduling, State, Stats, WorkerType
 
 if CORE:
     from .iterators.iterator import BalancedIterator
@@ -354,7 +354,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         memo = memo_of(self)
         if memo.resume is not None:
-            as_given: dict[str, Any] = copy.deepcopy(memo.resume["as_given"])
+            as_given: State = copy.deepcopy(memo.resume["as_given"])
             return as_given
         reason = self._why_torch()
         if reason is not None and memo.warns_of("no position"):
@@ -453,7 +453,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 stacklevel=2,
             )
 
-    def _of_all_ranks(self, states: Any, strict: bool | None) -> dict[str, Any]:
+    def _of_all_ranks(self, states: Any, strict: bool | None) -> State:
         """The state to load, of those of all ranks."""
         try:
             return of_all_ranks(states, self)

@@ -81,9 +81,8 @@ from .option_values import option
 from .seeding.order_generators import SYSTEMS_SEEDS, Sources, batch_size_of, portable, seed_of
 from .seeding.ranks import Ranks, ranks_of
 from .stateful import MOST_BYTES, Snapshot, check_loads_state, plain
+from .typing import State
 
-#: a loader's state: as returned by state_dict(), or as opened() prepares it for iterators
-State = dict[str, Any]
 #: a worker's start: a pickled Snapshot, and how many batches after it to make again
 Start = tuple["bytes | None", int]
 
@@ -199,7 +198,7 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
     progress = progress or Progress(user_epoch=memo.user_epoch, dataset_length=length)
     sources = Sources(loader)
     now = sources.capture(everything=False)
-    state: dict[str, Any] = {
+    state: State = {
         "version": VERSION,
         "epoch": progress.epoch,
         "base_seed": progress.base_seed,
@@ -267,7 +266,7 @@ def _worker_states(progress: Progress) -> list[Any] | None:
         if progress.finished:
             dataset = None if progress.by_worker else snapshot.dataset
             snapshot, again = Snapshot(dataset, None, False, True, snapshot.generators), 0
-        state: dict[str, Any] = {**snapshot._asdict(), "again": again}
+        state: State = {**snapshot._asdict(), "again": again}
         if snapshot.generators is not None:
             state["generators"] = {r: pack(s) for r, s in plain(snapshot.generators).items()}
         states.append(state if one.known() or again else None)
@@ -523,7 +522,7 @@ def opened(state: Any, loader: Any, *, in_step: bool = False) -> State:
     Sources(loader).check(generators)
     costs, starts = unpack_costs(state["costs"]), _starts(state, loader)
     ratios = unpack_ratios(state.get("hint_ratios"), len(costs[0]) // 8)  # older states lack it
-    more: dict[str, Any] = {"starts": starts, "as_given": dict(state), "order": None}
+    more: State = {"starts": starts, "as_given": dict(state), "order": None}
     more["costs"] = [*costs, ratios, *_hint_errors(state)]
     if state.get("order") is not None:  # older states lack it
         more["order"] = unpack(state["order"], MOST_BYTES)
@@ -556,7 +555,7 @@ def _starts(state: State, loader: Any) -> list[Start] | None:
     return None
 
 
-def _start(state: dict[str, Any]) -> Start:
+def _start(state: State) -> Start:
     generators, again = state["generators"], state["again"]
     if generators is not None:
         generators = _unpack_generators(generators)

@@ -12,6 +12,8 @@ Batching = Literal["sampler", "ready"]
 WorkerType = Literal["process", "thread", "native"]
 OnError = Literal["raise", "skip", "replace"]
 CacheForm = Literal["decoded", "encoded"]
+#: a loader's state: as returned by state_dict(), or as opened() prepares it for iterators
+State = dict[str, Any]
 
 
 class Failed(TypedDict):

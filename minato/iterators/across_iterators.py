@@ -26,8 +26,9 @@ from ..cache.cache import any_open
 from ..dataset_calls import has_shared_buffers, offered
 from ..epoch_progress import Progress, length_of
 from ..seeding.order_generators import Sources
-from ..state import COSTS_MOST, State, pack_costs, pack_ratios
+from ..state import COSTS_MOST, pack_costs, pack_ratios
 from ..transport.rows_or_whole import SampleTransport
+from ..typing import State
 
 if CORE:
     from .._core import CostModel
@@ -60,7 +61,7 @@ class Said(NamedTuple):
         """Returns the size in bytes."""
         return len(self.pickled) if isinstance(self.pickled, bytes) else 0
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> State | None:
         """Returns it in the form of a loader's state; None if there is none: the sampler then
         starts as the program has left it."""
         if isinstance(self.pickled, Exception):
@@ -216,13 +217,13 @@ def in_sequence(loader: Any) -> bool:
     return type(sampler) is SequentialSampler
 
 
-def pending_of(loader: Any) -> dict[str, Any] | None:
+def pending_of(loader: Any) -> State | None:
     """The argument of ``load_state_dict()``, until an iterator resumes from it."""
-    pending: dict[str, Any] | None = vars(loader).get("pending_state")
+    pending: State | None = vars(loader).get("pending_state")
     return pending
 
 
-def set_pending(loader: Any, state: dict[str, Any] | None) -> None:
+def set_pending(loader: Any, state: State | None) -> None:
     """Sets the loader's attribute, even if its class refuses attributes."""
     try:
         loader.pending_state = state

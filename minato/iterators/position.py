@@ -23,8 +23,9 @@ from ..seeding.order_generators import (
     sampler_epoch,
 )
 from ..seeding.ranks import by_launcher, ranks_of
-from ..state import Start, State
+from ..state import Start
 from ..stateful import Kept
+from ..typing import State
 from .across_iterators import DatasetEpochs, Memo
 from .samplers import DrawDetector, Reordering, SamplerStates
 

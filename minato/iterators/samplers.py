@@ -40,6 +40,7 @@ from ..option_values import option
 from ..seeding.order_generators import batch_size_of, fingerprint, sampler_of
 from ..stateful import is_stateful, load_state
 from ..time_share import TimeShare
+from ..typing import State
 from .across_iterators import Memo, Said
 
 #: nanoseconds: if an answer takes less, the sampler is asked after each index
@@ -73,7 +74,7 @@ class SamplerStates:
             and option(loader, "on_error") != "replace"
             and (loader.num_workers == 0 or option(loader, "scheduling") != "static")
         )
-        self.start: dict[str, Any] | None = None  # from a state, until its epoch has started
+        self.start: State | None = None  # from a state, until its epoch has started
 
     def watched(
         self, indices: Iterator[Any], progress: Progress, rewind: Callable[[], None]
@@ -92,7 +93,7 @@ class SamplerStates:
         progress.sampler = watch = _Watch(self._ask, begin, progress, self._full, self._each)
         return _Watched(watch, begin, indices, self._ended)
 
-    def begin(self, start: dict[str, Any] | None) -> Said | None:
+    def begin(self, start: State | None) -> Said | None:
         """The sampler's state before the epoch that starts now. None if the last epoch was left in
         the middle."""
         if not self._used:
@@ -136,7 +137,7 @@ class SamplerStates:
         return indices
 
 
-def _pickled(start: dict[str, Any]) -> bytes:
+def _pickled(start: State) -> bytes:
     return pickle.dumps([start["sampler"], start["iterator"]])
 
 
@@ -194,7 +195,7 @@ class _Watch:
                 self._said.append(Said(drawn, position, self._asked(indices)))
                 self._bytes += self._said[-1].size()
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> State | None:
         """The state after the last index up to which everything is delivered."""
         head = self._progress.head
         last = [one for one in self._said if one.drawn <= head][-1]
