@@ -95,16 +95,24 @@ def _short(indices: Any) -> str:
 
 #: what a refused batch needs, and what the user can do, by the engine's reason
 _NEEDS = {
-    _core.REFUSED_TASKS: "{need} task descriptors at once, but there are {all} ({used} are in use: each waiting "
-    "sample uses one). Use smaller batches, or a smaller prefetch_factor.",
-    _core.REFUSED_RECORDS: "{need} bytes for its indices and the workers' reports, but there are {all}. Use "
-    "smaller batches.",
-    _core.REFUSED_ROWS: "{need} bytes for its samples, but the memory shared by loader and workers has {all} "
-    "({used} are in use, {kept} of them by batches that the program retains). Use smaller batches, "
-    "retain fewer, or raise memory_limit. A limit on address space (`ulimit -v`) can make that "
-    "memory smaller than memory_limit.",
-    _core.REFUSED_PRIVATE: "{need} bytes, which the system did not allocate. Free memory in the program, or raise "
-    "its memory limit (`ulimit -v`, or the container's).",
+    _core.REFUSED_TASKS: (
+        "{need} task descriptors at once, but there are {all} ({used} are in use: each waiting "
+        "sample uses one). Use smaller batches, or a smaller prefetch_factor."
+    ),
+    _core.REFUSED_RECORDS: (
+        "{need} bytes for its indices and the workers' reports, but there are {all}. Use "
+        "smaller batches."
+    ),
+    _core.REFUSED_ROWS: (
+        "{need} bytes for its samples, but the memory shared by loader and workers has {all} "
+        "({used} are in use, {kept} of them by batches that the program retains). Use smaller "
+        "batches, retain fewer, or raise memory_limit. A limit on address space (`ulimit -v`) can "
+        "make that memory smaller than memory_limit."
+    ),
+    _core.REFUSED_PRIVATE: (
+        "{need} bytes, which the system did not allocate. Free memory in the program, or raise its "
+        "memory limit (`ulimit -v`, or the container's)."
+    ),
 }
 
 

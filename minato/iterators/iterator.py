@@ -59,7 +59,7 @@ from .failures import Amended, ErrorsAllowed
 from .hints import CostHints, groups_of
 from .planner import Making, Planner
 from .position import Position
-from .receiver import AtATime, CollatesHere, Completions, DeliveryQueue, Receiver
+from .receiver import AtATime, CollatesHere, DeliveryQueue, Receiver
 from .stats import export
 from .supervisor import Supervisor
 from .window import Window, per_worker
@@ -412,9 +412,8 @@ class BalancedIterator(MinatoIterator):
             engine, loader, position, transport, window, queue, hints, groups, making
         )
         collates = CollatesHere(engine, loader, position, shape)
-        completions = Completions(engine, supervisor, planner)
         forgets = not self._pin_memory and self._provider is None  # else errors may name indices
-        self._receiver = receiver = self._receiver_type(completions, planner, collates, forgets=forgets)
+        self._receiver = receiver = self._receiver_type(supervisor, planner, collates, forgets=forgets)
         at_a_time = AtATime(transport if self._in_order else None, window)
         self._delivery_queue = DeliveryQueue(engine, supervisor, receiver, queue, at_a_time)
 

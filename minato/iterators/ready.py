@@ -25,7 +25,7 @@ from ..workers.on_error import Spares
 from .failures import Part, note
 from .iterator import BalancedIterator
 from .planner import Batch, Planner
-from .receiver import GONE, CollatesHere, Completions, Entry, Receiver, read_entries
+from .receiver import GONE, CollatesHere, Entry, Receiver, read_entries
 from .supervisor import Supervisor
 
 #: how many batches a sample may move at most. Each costs memory for samples that wait; a
@@ -132,9 +132,9 @@ class ReadyReceiver(Receiver):
     planner: UnitPlanner
 
     def __init__(
-        self, completions: Completions, planner: UnitPlanner, collates: CollatesHere, *, forgets: bool
+        self, supervisor: Supervisor, planner: UnitPlanner, collates: CollatesHere, *, forgets: bool
     ) -> None:
-        super().__init__(completions, planner, collates, forgets=forgets)
+        super().__init__(supervisor, planner, collates, forgets=forgets)
         self._left: dict[int, int] = {}  # rows left of partly delivered batches
         self._entries: dict[int, dict[int, Entry]] = {}  # of the same batches, by row
         self.formed = 0  # batches of the epoch
@@ -142,7 +142,7 @@ class ReadyReceiver(Receiver):
     def receive(self, wait: bool = True) -> tuple[Any, Any] | None:
         """([(Batch, first row, rows)], data or Failure). None at the end, and without wait also
         if no batch is formed."""
-        got = self.completions.next(wait)
+        got = self._next_block(wait)
         if got is None:
             return None
         runs, planned = self.engine.formed(), self.planner.planned
@@ -204,7 +204,7 @@ class ReadyReceiver(Receiver):
 
     def _let_go(self, runs: list[Run]) -> None:
         """Forgets batches that are completely delivered, and then traces them, which may fail."""
-        trace, planned = self.completions.supervisor.trace, self.planner.planned
+        trace, planned = self._supervisor.trace, self.planner.planned
         gone: list[tuple[Batch, Block]] = []
         for block, _, rows in runs:
             sequence = block.sequence

@@ -103,7 +103,12 @@ class CollatesHere:
                 if data is not None:
                     return data
         try:
-            with self.as_worker(worker):
+            with as_in_worker(  # torch's collate then uses shared memory
+                id=worker,
+                num_workers=self._num_workers,
+                seed=self.position.base_seed + worker,
+                dataset=self.dataset,
+            ):
                 return self.collate_fn(samples)
         except RuntimeError as error:
             if "</torch_" not in str(error):
@@ -123,14 +128,6 @@ class CollatesHere:
         finally:
             self.engine.retire(block)
 
-    def as_worker(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """Makes get_worker_info() report a worker; torch's collate then uses shared memory."""
-        return as_in_worker(
-            id=number,
-            num_workers=self._num_workers,
-            seed=self.position.base_seed + number,
-            dataset=self.dataset,
-        )
 
 
 #: result of poll() for a block with a task that no worker could finish
@@ -205,19 +202,59 @@ def placed_batch(
     return (status, data), stated
 
 
-class Completions:
-    """Waits for the engine's next batch, and keeps the workers busy meanwhile."""
+class Receiver:
+    """Receives the sampler's batches, in its order or as they complete."""
 
-    def __init__(self, engine: Engine, supervisor: Supervisor, planner: Planner) -> None:
-        self.engine = engine
-        self.supervisor = supervisor
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        planner: Planner,
+        collates: CollatesHere,
+        *,
+        forgets: bool,
+    ) -> None:
+        self.engine = planner.engine
+        self._supervisor = supervisor
         self.planner = planner
+        self.collates = collates
+        self.shape = collates.shape
+        self.first_indices: Any = None  # of the first batch that was received
+        #: out of order one of the next epoch may be done first
+        self.kept_back: deque[tuple[Batch, Any]] = deque()
+        self._costs = planner.position.memo.costs
+        # Drop indices that are not needed again: freeing them later, on cold caches, is slower.
+        self._forgets = forgets
 
-    def next(self, wait: bool = True) -> Block | None:
+    def receive(self, wait: bool = True) -> tuple[Batch, Any] | None:
+        """(Batch, data or a Failure) to deliver next. None at the end, and without wait also if it is
+        not done. A received batch counts as planned until it is delivered."""
+        if self.kept_back and self._of_this_epoch(self.kept_back[0][0]):
+            return self.kept_back.popleft()
+        planner = self.planner
+        while (block := self._next_block(wait)) is not None:
+            batch = planner.batch_of(block.sequence)
+            try:
+                data = self._data_of(batch, block)
+                if planner.must_plan_again:
+                    continue
+                del planner.planned[block.sequence]
+            except BaseException:  # a KeyboardInterrupt
+                self._interrupted(batch, block)
+                raise
+            if self._of_this_epoch(batch):
+                if self.first_indices is None:
+                    self.first_indices = batch.indices
+                if self._forgets:
+                    batch.indices = batch.sent = None
+                return batch, data
+            self.kept_back.append((batch, data))
+        return None
+
+    def _next_block(self, wait: bool) -> Block | None:
         """The next block, even if it cannot be made. Raises torch's errors for timeouts and
         deaths. The engine returns True if workers need more planned tasks, False if a worker
         may have died, None when the time is over."""
-        supervisor = self.supervisor
+        supervisor = self._supervisor
         if wait:
             if not supervisor.living() and threading.current_thread() is threading.main_thread():
                 # At exit the engine may be gone. Other threads block there instead (stay_at_exit).
@@ -250,56 +287,7 @@ class Completions:
                 supervisor.first.look(self.engine)
 
     def _under_way(self) -> str:
-        return self.supervisor.under_way(self.planner.indices_of)
-
-
-class Receiver:
-    """Receives the sampler's batches, in its order or as they complete."""
-
-    def __init__(
-        self,
-        completions: Completions,
-        planner: Planner,
-        collates: CollatesHere,
-        *,
-        forgets: bool,
-    ) -> None:
-        self.engine = completions.engine
-        self.completions = completions
-        self.planner = planner
-        self.collates = collates
-        self.shape = collates.shape
-        self.first_indices: Any = None  # of the first batch that was received
-        #: out of order one of the next epoch may be done first
-        self.kept_back: deque[tuple[Batch, Any]] = deque()
-        self._costs = planner.position.memo.costs
-        # Drop indices that are not needed again: freeing them later, on cold caches, is slower.
-        self._forgets = forgets
-
-    def receive(self, wait: bool = True) -> tuple[Batch, Any] | None:
-        """(Batch, data or a Failure) to deliver next. None at the end, and without wait also if it is
-        not done. A received batch counts as planned until it is delivered."""
-        if self.kept_back and self._of_this_epoch(self.kept_back[0][0]):
-            return self.kept_back.popleft()
-        planner = self.planner
-        while (block := self.completions.next(wait)) is not None:
-            batch = planner.batch_of(block.sequence)
-            try:
-                data = self._data_of(batch, block)
-                if planner.must_plan_again:
-                    continue
-                del planner.planned[block.sequence]
-            except BaseException:  # a KeyboardInterrupt
-                self._interrupted(batch, block)
-                raise
-            if self._of_this_epoch(batch):
-                if self.first_indices is None:
-                    self.first_indices = batch.indices
-                if self._forgets:
-                    batch.indices = batch.sent = None
-                return batch, data
-            self.kept_back.append((batch, data))
-        return None
+        return self._supervisor.under_way(self.planner.indices_of)
 
     def more(self) -> bool:
         """Whether the batch after the received ones is known to belong to this epoch."""
@@ -343,7 +331,7 @@ class Receiver:
             data: Any = refused(self.engine, block, f"batch {batch.number}")
             self.engine.taken(block)
             return data
-        trace = self.completions.supervisor.trace
+        trace = self._supervisor.trace
         try:
             if trace is not None:
                 self._trace(trace, batch, block)

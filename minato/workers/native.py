@@ -237,7 +237,7 @@ def _work(worker: _core.NativeWorker, runner: _Runner) -> None:
                 task = changed(task, indices=load_index(task.indices))
             data, buffers = runner.encoded(runner.answer(task, worker.mark), task)
             del task
-            if not worker.finish(data, buffers):
+            if not worker.finish(data or b"", buffers):
                 return
             del data, buffers
     except BaseException:

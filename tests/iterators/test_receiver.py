@@ -13,7 +13,7 @@ from minato.iterators.receiver import CollatesHere
 from minato.iterators.supervisor import FirstSamples
 from minato.iterators.planner import Planner
 from minato.iterators.ready import ReadyReceiver, UnitPlanner
-from minato.iterators.receiver import Completions, Receiver
+from minato.iterators.receiver import Receiver
 from minato.transport import messages
 from minato.transport.rows_or_whole import SampleTransport
 from minato.workers.answers import SAMPLE, SAMPLES
@@ -32,10 +32,9 @@ def receiver_of(
     )  # fmt: skip
     shape = SampleTransport()
     shape.whole = whole
-    completions = Completions(planner.engine, supervisor, planner)
     collates = CollatesHere(planner.engine, loader, planner.position, shape)
     kind: Any = ReadyReceiver if ready else Receiver
-    receiver: Receiver = kind(completions, planner, collates, forgets=True)
+    receiver: Receiver = kind(supervisor, planner, collates, forgets=True)
     return receiver
 
 
