@@ -418,7 +418,8 @@ class BalancedIterator(MinatoIterator):
         self._delivery_queue = DeliveryQueue(engine, supervisor, receiver, queue, at_a_time)
 
     def _batch_size_of(self, loader: Any) -> int:
-        return loader.batch_size or 1
+        size: int = loader.batch_size or 1
+        return size
 
     def _transport_of(self, shape: SampleTransport) -> EngineTransport:
         return EngineTransport(shape)

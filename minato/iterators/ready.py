@@ -237,9 +237,11 @@ class ReadyReceiver(Receiver):
 
     def _parts(self, runs: list[Run]) -> list[Part]:
         """The planned batches that the rows belong to."""
-        planned = self.planner.planned
-        batches = [(planned[block.sequence], block, row0, rows) for block, row0, rows in runs]
-        return [Part(batch.number, batch.indices, *where) for batch, *where in batches]
+        parts = []
+        for block, row0, rows in runs:
+            batch = self.planner.planned[block.sequence]
+            parts.append(Part(batch.number, batch.indices, block, row0, rows))
+        return parts
 
     def _gathered(self, block: Block, layout: Layout, runs: list[Run]) -> Any:
         """The data of rows that were all written in place."""
