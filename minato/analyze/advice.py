@@ -218,26 +218,19 @@ def shared_wait(f: Facts) -> tuple[str, str] | None:
         least += 2 * statistics.stdev(f.costs) / f.mean * math.sqrt(1 / one.samples + 1 / several.samples)
     if several.seconds < least * one.seconds or both.processes > max(2, f.cores):
         return None
-    alone = {stage.label: stage for stage in one.stages}
-    grown = []
-    for stage in several.stages:
-        before = alone.get(stage.label, StageTimes())
-        more = (stage.seconds - stage.cpu) - (before.seconds - before.cpu)
-        grown.append((more, stage))
-    rest = [
-        total.seconds - total.cpu - sum(s.seconds - s.cpu for s in total.stages)
-        for total in (one, several)
-    ]
-    grown.append((rest[1] - rest[0], StageTimes("__getitem__ itself", "other")))
+    alone = {stage.label: stage.seconds - stage.cpu for stage in one.stages}
+    grown = [(stage.seconds - stage.cpu - alone.get(stage.label, 0.0), stage) for stage in several.stages]
+    rest = several.seconds - several.cpu - one.seconds + one.cpu - sum(more for more, _stage in grown)
+    grown.append((rest, StageTimes("__getitem__ itself", "other")))
     more, stage = max(grown, key=lambda pair: pair[0])
     if more < max(0.5 * (several.seconds - one.seconds), 0.2 * one.seconds, BARELY):
         return None
-    where = stage.label
-    if stage.kind == "lock" and stage.inside and stage.inside != [""]:
-        where = stage.inside[0]
+    where = (stage.kind == "lock" and stage.inside and stage.inside[0]) or stage.label
     count = both.processes
-    rate = count / several.seconds
-    once = f"{count} processes at once make {format_rate(rate)} samples/s, one makes {format_rate(1 / one.seconds)}"
+    once = (
+        f"{count} processes at once make {format_rate(count / several.seconds)} samples/s, one makes "
+        f"{format_rate(1 / one.seconds)}"
+    )
     names = reading_stages(several.stages)
     if stage.label in names or set(stage.inside) & names:
         return "storage", f"Reads wait for each other in {where}: {once}, and more would not read faster."
@@ -245,7 +238,7 @@ def shared_wait(f: Facts) -> tuple[str, str] | None:
         once += f"; {count} threads make {made['threads']:.2g} times as many as one"
     if stage.kind == "lock" or both.locks:
         lock = f" ({', '.join(both.locks)})" if both.locks else ""
-        where = "__getitem__" if where in ("", "__getitem__ itself", stage.label) else where
+        where = "__getitem__" if where in ("__getitem__ itself", stage.label) else where
         return "lock", f"Workers wait for each other in {where}{lock}: {once}."
     return "shared", f"Workers wait for each other in {where}: {once}."
 
