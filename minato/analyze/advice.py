@@ -263,17 +263,13 @@ def thread_wait(f: Facts) -> tuple[str, str] | None:
 
 
 def opening(f: Facts) -> StageTimes | None:
-    """The stage that takes most of the time of those that open what an earlier sample has opened, with the
-    time of closing it, and what else a sample takes less where files stay open."""
-    opens = {s.label: s for s in f.stages if s.kind == "open" and s.again > 0.5}
-    stages = [
-        replace(stage, whole=stage.whole + opens.get(f"{label}.close", StageTimes()).whole)
-        for label, stage in opens.items() if not label.endswith(".close")
-    ]  # fmt: skip
-    found = max(stages, key=lambda s: s.whole, default=None)
-    if found and f.work.kept_open is not None:
-        found.whole = max(found.whole, f.mean - f.work.kept_open)
-    return found
+    """The stage that takes most of the time of those that open what an earlier sample has opened, with what
+    else a sample takes less where files stay open, such as closing them."""
+    opens = [stage for stage in f.stages if stage.kind == "open" and stage.again > 0.5]
+    found = max(opens, key=lambda stage: stage.whole, default=None)
+    if found is None or f.work.kept_open is None:
+        return found
+    return replace(found, whole=max(found.whole, f.mean - f.work.kept_open))
 
 
 def hand_over(f: Facts) -> tuple[str, str] | None:

@@ -260,8 +260,6 @@ class Clocks:
             function = getattr(function, "__func__", function)  # __new__ is a static method
             self._known[id(function)] = label, kind
             self._set_attribute(module, attribute, self.wrap(function, label, kind))
-            if attribute == "__init__" and "close" in vars(module):
-                self._set_attribute(module, "close", self.wrap(vars(module)["close"], f"{label}.close", kind))
 
     def _set_files(self) -> None:
         """What Python reads by ``open()``."""
