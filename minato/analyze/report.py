@@ -10,7 +10,7 @@ import re
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..text import counted
@@ -361,10 +361,11 @@ def text(value: Any) -> str:
 
 
 def _table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), kind: str = ""
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = (), kind: str = "",
+    caption: str = "",
 ) -> str:
-    """numbers: columns of these. kind: "cards" where each row is a block of lines on a phone, "wide"
-    where columns are as narrow as their text, "plain" for a few short columns."""
+    """Nothing without rows. numbers: columns of these. kind: "cards" where each row is a block of lines on a
+    phone, "wide" where columns are as narrow as their text, "plain" for a few short columns."""
     def cells(tag: str, row: Sequence[str]) -> str:
         return "".join(
             f"<{tag} data-name='{head[n]}'{' class=n' if n in numbers else ''}>{cell}</{tag}>"
@@ -373,7 +374,8 @@ def _table(
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     top = f"<tr>{cells('th', head)}</tr>" if any(head) else ""
-    return f'<div class="scroll"><table class="{kind}">{top}{body}</table></div>'
+    table = f'<h2>{title}</h2><div class="scroll"><table class="{kind}">{top}{body}</table></div>'
+    return table + f"<p class='soft'>{caption}</p>" * bool(caption) if rows else ""
 
 
 #: a bar: its label and its value in words, and its parts: begin, end, color
@@ -477,8 +479,6 @@ def _rates(f: Facts) -> str:
 
 def _storage(f: Facts) -> str:
     storage = f.storage
-    if not storage.rates:
-        return ""
     rows = [
         [str(one.in_flight), format_rate(one.files_per_s), f"{format_bytes(one.bytes_per_s)}/s"]
         for one in storage.rates
@@ -487,11 +487,11 @@ def _storage(f: Facts) -> str:
         "Pages were dropped before, so the reads came from the disk."
         if storage.cold else "The files were in memory: these are not the disk's numbers."
     )  # fmt: skip
-    return (
-        f"<h2>Storage alone</h2>{_table(['reads in flight', 'files/s', 'speed'], rows, (0, 1, 2), 'plain')}"
-        f"<p class='soft'>{storage.files} files that samples opened, {format_bytes(storage.bytes)}, median "
-        f"{format_bytes(storage.median)}. {state}</p>"
+    caption = (
+        f"{storage.files} files that samples opened, {format_bytes(storage.bytes)}, median "
+        f"{format_bytes(storage.median)}. {state}"
     )
+    return _table("Storage alone", ["reads in flight", "files/s", "speed"], rows, (0, 1, 2), "plain", caption)
 
 
 def _codecs(f: Facts) -> str:
@@ -521,36 +521,30 @@ def _codecs(f: Facts) -> str:
     ]
     small = f" All but the first row are shrunk to a shorter side of {told.size} pixels, which is all " \
         "that samples use." if told.size else ""
-    head = ["codec", "an image", "times smaller", "decode", "loss", "epoch here"]
-    storages = ["codec", *(name for name, _ in STORAGES)]
-    return (
-        f"<h2>Codecs</h2>{_table(head, shown, (1, 2, 3, 4, 5), 'cards')}<p class='soft'>"
+    return _table(
+        "Codecs", ["codec", "an image", "times smaller", "decode", "loss", "epoch here"], shown, (1, 2, 3, 4, 5), "cards",
         f"{told.images} images that samples read, encoded anew; decoding is CPU time of one core. An "
-        f"epoch here: loading alone, on this storage.{small}</p>"
-        f"<h2>Codecs on other storages</h2>{_table(storages, elsewhere, (1, 2, 3, 4), 'wide')}"
-        "<p class='soft'>Samples a second, were there nothing but the CPU time of samples, on these cores, "
+        f"epoch here: loading alone, on this storage.{small}",
+    ) + _table(
+        "Codecs on other storages", ["codec", *(name for name, _ in STORAGES)], elsewhere, (1, 2, 3, 4), "wide",
+        "Samples a second, were there nothing but the CPU time of samples, on these cores, "
         "and such a storage, from which each file is read once. Bold is the fastest of those "
-        "that lose as little as JPEG 85.</p>"
-    )
+        "that lose as little as JPEG 85.",
+    )  # fmt: skip
 
 
 def _orders(f: Facts) -> str:
     """Moves of transforms: what they save, and what becomes of the data."""
-    moves = f.orders.moves
     rows = [
         [f"{text(describe_move(m))}<br><code>{text(', '.join(m.names))}</code>",
          format_seconds(m.before) if m.before else "-", format_seconds(m.after) if m.after else "-",
          text(describe_data(m) if m.alike else m.error or "other shapes")]
-        for m in moves
+        for m in f.orders.moves
     ]  # fmt: skip
-    if not rows:
-        return ""
-    return f"<h2>Orders of transforms</h2>{_table(['move', 'a sample now', 'then', 'data'], rows, (1, 2), 'cards')}"
+    return _table("Orders of transforms", ["move", "a sample now", "then", "data"], rows, (1, 2), "cards")
 
 
 def _stages(f: Facts) -> str:
-    if not f.stages:
-        return ""
     rows = [
         [text(s.label), text(s.kind), f"{f.share(s):.1%}", format_seconds(s.seconds),
          format_seconds(s.cpu), f"{s.calls:.3g}",
@@ -558,7 +552,7 @@ def _stages(f: Facts) -> str:
         for s in f.stages
     ]  # fmt: skip
     head = ["stage", "kind", "share", "seconds a sample", "of these computing", "calls a sample", "called in"]
-    return f"<h2>Stages</h2>{_table(head, rows, (2, 3, 4, 5), 'cards')}"
+    return _table("Stages", head, rows, (2, 3, 4, 5), "cards")
 
 
 def _machine(f: Facts) -> str:
@@ -573,4 +567,4 @@ def _machine(f: Facts) -> str:
         if line:
             rows.append([name, f"<code>{text(shlex.join(line))}</code>"])
     rows.append(["minato", text(f.report.version)])
-    return f"<h2>The machine</h2>{_table(['', ''], rows)}"
+    return _table("The machine", ["", ""], rows)
