@@ -70,6 +70,8 @@ SLOW: dict[str, str] = {
     "tests/attack/test_cgroup.py::test_number_of_workers_fits_memory":
         "tests/policy/test_autoscale.py::test_growth_stops_at_memory_limit.",
     # take long
+    "tests/attack/test_kills.py::test_workers_of_a_killed_zygote_go_on[balanced-spawn":
+        "the same under fork.",
     "tests/transport/test_torch_extension.py::test_profilers_see_batches":
         "test_profiler_started_later_sees_each_batch.",
     "tests/attack/test_start_methods.py::test_a_packages_thread_makes_each_worker_start_itself":
@@ -92,12 +94,6 @@ SLOW: dict[str, str] = {
         "other datasets; the same under fork.",
     "tests/attack/test_kills.py::test_killed_trainer_ends_all_processes[Slow(64, 0.05)-fork":
         "the same with longer samples.",
-    "tests/attack/test_kills.py::test_killed_zygote_and_standby_are_both_replaced[balanced-spawn":
-        "the same under fork.",
-    "tests/attack/test_kills.py::test_program_exits_with_stopped_zygote[standby":
-        "the same with the zygote.",
-    "tests/attack/test_kills.py::test_killed_trainer_with_stopped_zygote[fork-standby":
-        "the same with the zygote.",
     "tests/attack/test_processes.py::test_programs_that_a_dataset_starts_can_be_interrupted[spawn-each":
         "the same under fork.",
     "tests/attack/test_processes.py::test_interrupt_of_a_process_that_starts[spawn":
@@ -108,8 +104,6 @@ SLOW: dict[str, str] = {
     "tests/attack/test_memory.py::test_very_many_batches_in_flight[static": "the same balanced.",
     "tests/contract/test_contexts.py::test_start_methods_give_the_same_streams[minato-forkserver":
         "the same under spawn.",
-    "tests/contract/test_older_torch.py::test_other_holders_of_the_memory":
-        "the rest of the file; make torches.",
     "tests/iterators/test_planner.py::test_tensor_in_shared_memory_keeps_torchs_window[spawn-True":
         "the same under fork.",
     "tests/seeding/test_own_seeds.py::test_generator_shared_with_loader_draws_alike_after_a_resume[spawn":
@@ -261,8 +255,8 @@ SLOW: dict[str, str] = {
     "tests/integrations/test_ranks.py::test_lightning_resumes_each_ranks_own_stream":
         "test_lightning_resumes_each_rank_exactly; make libraries runs it.",
     "tests/analyze/test_programs.py::test_a_long_step_is_the_limit": "tests/analyze/test_limits.py.",
-    "tests/analyze/test_programs.py::test_one_lock_of_all_workers_is_named": "tests/analyze/test_limits.py.",
-    "tests/analyze/test_programs.py::test_reads_that_wait_are_named_storage": "tests/analyze/test_limits.py.",
+    "tests/analyze/test_programs.py::test_one_lock_of_all_workers_is_named":
+        "tests/analyze/test_limits.py; test_reads_that_wait_are_named_storage.",
     "tests/analyze/test_programs.py::test_stop_ends_the_program_after_the_watch":
         "test_an_interrupt_leaves_nothing.",
     "tests/analyze/test_programs.py::test_a_folder_of_files_is_studied[sounds":
@@ -304,7 +298,8 @@ SLOW: dict[str, str] = {
         "the same balanced, and under fork.",
     "tests/analyze/test_programs.py::test_a_program_without_a_batch_is_reported":
         "test_a_program_without_a_loader_exits_three.",
-    "tests/analyze/test_programs.py::test_short_epochs_match_programs_own_rate": "tests/analyze/test_limits.py.",
+    "tests/analyze/test_programs.py::test_short_epochs_match_programs_own_rate[torch":
+        "the same with minato's loader.",
     "tests/analyze/test_memory.py::test_large_dataset_keeper_dies_before_program[program0-":
         "where the copy is ended.",
     "tests/test_benchmarks.py::test_cache_table_shows_met_and_missed_limits":
