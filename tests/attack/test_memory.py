@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import io
 import multiprocessing
 import os
-import pickle
 import random
 
 import numpy as np
@@ -59,18 +56,6 @@ def test_keep_every_batch(dataset, limit):
     assert same(kept, expected)
     del kept, batch
     wait_for(lambda: iterator._engine.memory()["kept"] == 0)
-
-
-@pytest.mark.parametrize("collate", [None, keep_list])
-def test_one_sample_larger_than_the_limit(collate):
-    dataset = Images(6, (1024, 1024))  # 4 MiB a sample
-    options = {} if collate is None else {"collate_fn": collate}
-    loader = make(dataset, batch_size=2, memory_limit="1MiB", **options)
-    got = list(loader)
-    assert len(got) == 3
-    for number, batch in enumerate(got):
-        images = batch[0] if collate is None else torch.stack([s[0] for s in batch])
-        assert images[1, 5, 5] == 2 * number + 1
 
 
 def test_batches_of_very_different_sizes():
@@ -160,66 +145,6 @@ def test_numpy_view_and_share_memory(collate):
     for _ in iterator:
         pass
     assert (array == index[:, None, None].numpy()).all()
-
-
-def reader(inbox, outbox) -> None:
-    torch.set_num_threads(1)
-    while (batch := inbox.get()) is not None:
-        images, index = batch
-        outbox.put((images[:, 3, 5].tolist(), index.tolist(), tuple(images.shape)))
-        del batch, images
-
-
-def test_batches_through_torch_queues():
-    """A batch sent to another process does not change while the loader continues."""
-    iterator = iter(make(Images(200, (64, 300)), memory_limit="16MiB"))
-    context = torch.multiprocessing.get_context("fork")
-    inbox, outbox = context.Queue(2), context.Queue()
-    process = context.Process(target=reader, args=(inbox, outbox), daemon=True)
-    process.start()
-    kept = []
-    for number, batch in enumerate(iterator):
-        inbox.put(batch)
-        if number % 10 == 0:
-            kept.append(batch)
-        del batch
-    for number in range(50):
-        first, index, shape = outbox.get(timeout=60)
-        assert first == index == list(range(4 * number, 4 * number + 4))
-        assert shape == (4, 64, 300)
-    inbox.put(None)
-    process.join()
-    assert all(map(right, kept))
-
-
-@pytest.mark.parametrize("kind", ["rows", "envelope"])
-def test_delivered_tensor_has_exact_storage(kind):
-    """Storages of exact size: pickle and torch.save write the tensor and no more."""
-    options = {} if kind == "rows" else {"collate_fn": keep_list}
-    batches = list(make(Images(8), **options))
-    images = batches[1][0] if kind == "rows" else batches[1][2][0]
-    size = images.numel() * 4
-    assert images.untyped_storage().nbytes() == size and images.storage_offset() == 0
-    assert images.is_contiguous() and not images.requires_grad
-    assert size <= len(pickle.dumps(images)) < size + 4096
-    out = io.BytesIO()
-    torch.save(images, out)
-    assert size <= len(out.getvalue()) < size + 4096
-    out.seek(0)
-    assert torch.equal(torch.load(out), images)
-    twin = copy.deepcopy(images)
-    twin += 1
-    assert torch.equal(twin - 1, images)
-    if kind == "rows":
-        with pytest.raises(RuntimeError, match="not resizable"):  # as torch's, which are shared
-            images.resize_(2 * images.numel())
-
-
-def test_batches_may_be_written_to():
-    for images, index in make(Images(80), memory_limit="16MiB"):
-        assert right((images, index))
-        images.mul_(-1.0)
-        assert torch.equal(images, -index[:, None, None].float().expand_as(images))
 
 
 # ---- many loaders ---------------------------------------------------------------------------

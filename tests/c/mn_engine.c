@@ -94,26 +94,6 @@ attach_refuses_another_layout(void)
     mn_engine_close(e);
 }
 
-static void
-block_goes_round(void)
-{
-    struct mn_engine *e = open_engine(2, 0, 4, true);
-    struct rig r = {.e = e, .scale = 100000};
-    struct rig_worker w;
-    struct rig_block b;
-    attach(e, 1, &w, &r);
-    for (uint32_t i = 0; i < 20; i++) {
-        rig_form(&r, i % 5);
-        CHECK_EQ(rig_plan(&r, i, &b), MN_OK);
-        take_now(&r, &w, &b);
-        mn_engine_taken(e, b.sequence, b.off);
-        CHECK_EQ(used(e), 0);
-    }
-    CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
-    CHECK_EQ(mn_extents_used(e->arena.records), 0);
-    mn_engine_close(e);
-}
-
 /* A batch of any size is accepted when nothing else is planned. */
 /* A read of /proc takes long on a busy machine, and next() must not wait for it. */
 static struct mn_engine *locked;
@@ -176,23 +156,6 @@ the_last_worker_is_not_asked_to_leave(void)
     mn_autoscale_move(e, 1);
     mn_mutex_unlock(&e->mutex);
     CHECK_EQ(mn_a32_load_relaxed(&mn_worker_at(&e->shm, 1)->exit_request), MN_EXIT_NOT);
-    mn_engine_close(e);
-}
-
-static void
-batch_with_more_rows_than_descriptors(void)
-{
-    struct mn_engine *e = open_engine(1, 0, 4, true);
-    struct rig r = {.e = e, .scale = 8};
-    struct rig_worker w;
-    struct rig_block b;
-    attach(e, 0, &w, &r);
-    rig_form(&r, 1);
-    for (uint32_t rows = 1000; rows < 200000; rows = rows * 5 + 1) {
-        CHECK_EQ(rig_plan(&r, rows, &b), MN_OK);
-        take_now(&r, &w, &b);
-        mn_engine_taken(e, b.sequence, b.off);
-    }
     mn_engine_close(e);
 }
 
@@ -408,41 +371,6 @@ cleared_plans_leave_nothing(void)
     mn_engine_close(e);
 }
 
-static void
-kept_ranges_outlive_block_and_engine(void)
-{
-    struct mn_engine *e = open_engine(1, 0, 4, true);
-    struct rig r = {.e = e, .scale = 40000};
-    struct rig_worker w;
-    struct rig_block b;
-    struct rig_range kept[8];
-    uint32_t n = 0;
-    attach(e, 0, &w, &r);
-    while (n < 8) {
-        rig_form(&r, (uint32_t)r.number % 9 + 1);
-        CHECK_EQ(rig_plan(&r, 8, &b), MN_OK);
-        take_now(&r, &w, &b);
-        n += rig_retain(&r, &b, &kept[n]);
-        mn_engine_taken(e, b.sequence, b.off);
-    }
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        bytes += mn_page_round(kept[i].bytes);
-    }
-    CHECK_EQ(used(e), bytes);
-    CHECK_EQ(e->arena.kept_bytes, bytes);
-    mn_engine_close(e);
-    for (uint32_t i = 0; i < n; i++) {
-        CHECK(rig_sum(&r, &kept[i]) == kept[i].sum);
-        if (i < n - 1) {
-            mn_engine_release(e, kept[i].off, kept[i].bytes);
-            bytes -= mn_page_round(kept[i].bytes);
-            CHECK_EQ(used(e), bytes);
-        }
-    }
-    mn_engine_release(e, kept[n - 1].off, kept[n - 1].bytes); /* frees the engine */
-}
-
 /* Other processes may have the mapping, too: its pages go with the engine all the same. */
 static void
 closing_gives_the_pages_back(void)
@@ -618,59 +546,6 @@ warm_memory_counts_against_the_limit(void)
     mn_engine_close(e);
 }
 
-static void
-open_without_proc(void *folder)
-{
-    struct mn_engine_config cfg = {.workers = 1, .window = 4, .in_order = true};
-    struct mn_engine *e;
-    if (chroot(folder) != 0 && (unshare(CLONE_NEWUSER) != 0 || chroot(folder) != 0)) {
-        exit(0); /* not allowed here */
-    }
-    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
-    CHECK(e->shm.ctl->arena_bytes >= 64 * MIB && e->arena.limit >= MIB);
-    mn_engine_close(e);
-}
-
-/* The size of memory can be found out in another way. */
-static void
-proc_is_not_needed(void)
-{
-    char folder[] = "/tmp/mn_engine.XXXXXX";
-    CHECK(mkdtemp(folder) != NULL);
-    int status = mn_test_reap(mn_test_fork(open_without_proc, folder));
-    CHECK(rmdir(folder) == 0);
-    CHECK_EQ(status, 0);
-}
-
-static void
-memory_limit_is_kept(void)
-{
-    struct mn_engine *e = open_engine(1, 4 * MIB, 64, true);
-    struct rig r = {.e = e, .scale = 200};
-    struct rig_worker w;
-    struct rig_block b[40], big;
-    uint32_t n = 0, taken = 0;
-    attach(e, 0, &w, &r);
-    rig_form(&r, 1);
-    while (taken < 40) {
-        while (n < 40 && rig_plan(&r, 5000, &b[n]) == MN_OK) {
-            n++;
-        }
-        do {
-            run_all(&w);
-            CHECK(used(e) <= e->arena.limit);
-        } while (rig_step(e));
-        take_now(&r, &w, &b[taken]);
-        mn_engine_taken(e, b[taken].sequence, b[taken].off);
-        taken++;
-    }
-    CHECK_EQ(rig_plan(&r, 100000, &big), MN_OK); /* over the limit: passes alone */
-    take_now(&r, &w, &big);
-    CHECK(used(e) > e->arena.limit);
-    mn_engine_taken(e, big.sequence, big.off);
-    mn_engine_close(e);
-}
-
 /* The head starts, no matter what else uses memory: none of that comes back before the head is
  * delivered. Here the program retains batches, and a later, smaller batch was started early. */
 static void
@@ -830,47 +705,6 @@ take_formed(struct mn_engine *e)
 {
     const struct mn_run run = e->plan->view.forming->runs[0];
     mn_engine_taken(e, run.sequence, run.block_off);
-}
-
-/* A worker hangs at the first task. The batches after it are delivered as they lie, and then the
- * ready part of the first is mixed with them, in full batches. */
-static void
-formed_batches_wait_for_no_slow_sample(void)
-{
-    struct rig r;
-    struct rig_worker w[2];
-    struct mn_engine *e = forming_engine(&r, w, 2, 4, 8);
-    struct rig_block b[6];
-    uint8_t seen[24] = {0};
-    uint32_t slow;
-    for (uint32_t i = 0; i < 6; i++) {
-        CHECK_EQ(rig_plan(&r, 4, &b[i]), MN_OK);
-    }
-    CHECK_EQ(mn_worker_try(&w[0].side, &slow), MN_OK);
-    for (uint32_t k = 1; k <= 2; k++) {
-        form_now(e, &w[1]);
-        CHECK_EQ(e->plan->view.forming->nruns, 1);
-        CHECK_EQ(e->plan->view.forming->runs[0].sequence, k);
-        CHECK_EQ(check_runs(&r, b, 6, seen), 4);
-        take_formed(e);
-        CHECK(mn_plan_at(e->plan, 0) != NULL); /* the slow one is still the head */
-    }
-    uint64_t sequence, off;
-    run_all(&w[1]);
-    CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT); /* the first is due */
-    CHECK_EQ(rig_run(&w[0], slow), 0);
-    for (uint32_t k = 2; k < 6; k++) {
-        form_now(e, &w[1]);
-        CHECK_EQ(check_runs(&r, b, 6, seen), 4);
-        take_formed(e);
-    }
-    for (uint32_t i = 0; i < 24; i++) {
-        CHECK_EQ(seen[i], 1);
-    }
-    CHECK_EQ(e->flight.n, 0);
-    CHECK_EQ(used(e), 0);
-    CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
-    mn_engine_close(e);
 }
 
 /* A task that ends just after the look whether its batch is done. */
@@ -1705,12 +1539,9 @@ ranges_come_back_from_another_thread(void)
 }
 
 static const struct mn_test tests[] = {
-    MN_TEST("fork", proc_is_not_needed),
     MN_TEST("plain", attach_refuses_another_layout),
-    MN_TEST("plain", block_goes_round),
     MN_TEST("plain", slow_samples_are_watched_without_the_mutex),
     MN_TEST("plain", the_last_worker_is_not_asked_to_leave),
-    MN_TEST("plain", batch_with_more_rows_than_descriptors),
     MN_TEST("plain", more_tasks_than_descriptors),
     MN_TEST("plain", old_hints_and_old_generations),
     MN_TEST("plain", only_begun_tasks_have_an_age),
@@ -1718,17 +1549,14 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", abandoned_blocks_come_back),
     MN_TEST("plain", abandoned_tasks_die_with_their_worker),
     MN_TEST("plain", cleared_plans_leave_nothing),
-    MN_TEST("plain", kept_ranges_outlive_block_and_engine),
     MN_TEST_ADVISED("plain", closing_gives_the_pages_back),
     MN_TEST_ADVISED("plain", what_a_load_does_not_need_goes_back),
     MN_TEST("plain", a_steady_load_keeps_its_pages),
     MN_TEST_ADVISED("plain", a_pause_gives_memory_back_later),
     MN_TEST("plain", warm_memory_counts_against_the_limit),
-    MN_TEST("plain", memory_limit_is_kept),
     MN_TEST("plain", head_over_the_limit_starts),
     MN_TEST("plain", refused_batches_are_errors_in_their_place),
     MN_TEST("plain", kept_batches_leave_no_room_for_the_next),
-    MN_TEST("plain", formed_batches_wait_for_no_slow_sample),
     MN_TEST("plain", what_is_delivered_has_left_the_plan),
     MN_TEST("plain", mixed_batches_keep_what_is_left_of_others),
     MN_TEST("plain", descriptors_that_are_all_out),
