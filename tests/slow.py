@@ -69,6 +69,8 @@ SLOW: dict[str, str] = {
         "the same under fork.",
     "tests/attack/test_cgroup.py::test_number_of_workers_fits_memory":
         "tests/policy/test_autoscale.py::test_growth_stops_at_memory_limit.",
+    "tests/attack/test_memory.py::test_a_closed_loader_gives_its_pages_back":
+        "closing_gives_the_pages_back of tests/c/mn_engine.c; this one counts pages of the whole machine.",
     # take long
     "tests/attack/test_kills.py::test_workers_of_a_killed_zygote_go_on[balanced-spawn":
         "the same under fork.",
