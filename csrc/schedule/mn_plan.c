@@ -176,7 +176,8 @@ retime(struct mn_plan *p, const struct mn_plan_batch *b)
     }
     p->pace.steady = (uint64_t)r.window;
     if (p->view.by_piece) { /* a chain for each worker */
-        int64_t chains = (int64_t)(v.group / (double)(b->nrows != 0 ? b->nrows : 1) + 1.0) * pace->active;
+        double rows = b->nrows != 0 ? b->nrows : 1;
+        int64_t chains = (int64_t)(v.group / rows + 1.0) * pace->active;
         chains = mn_min_i64(chains, (int64_t)(p->view.order.next - p->view.order.head) + 1);
         r.window = chains > r.window ? chains : r.window;
     }

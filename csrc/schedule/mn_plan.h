@@ -137,7 +137,7 @@ struct mn_plan_facts {
     uint64_t free_tasks;   /* descriptors that are free */
     int64_t memory_limit;  /* bytes */
     int64_t memory_used;
-    int64_t memory_kept;   /* of it, retained by the program; 0 while that waits for its next batch */
+    int64_t memory_kept;   /* of it, retained by the program; 0 while that waits for a batch */
     uint64_t result_bytes; /* mean memory of a batch without rows */
     struct mn_worker_view *workers; /* [max_workers]; NULL if no worker has a share */
     /* Returns for how long the batch's longest running task has run; -1: none is running. */

@@ -133,7 +133,7 @@ class CollatesHere:
 #: result of poll() for a block with a task that no worker could finish
 LOST = 2
 
-#: what travelled for a row: one of SAMPLE, ERROR, LEFT_OUT, REPLACED, or OBJECTS beside the row
+#: what travelled for a row: one of SAMPLE, ERROR, LEFT_OUT, REPLACED, or OBJECTS besides the row
 #: itself, and its value; GONE: its worker was lost
 Entry = tuple[int, Any]
 GONE = -1

@@ -134,7 +134,7 @@ segment_claim(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(adopt_doc,
-"adopt(number) -> int | None: in the standby, once a zygote has died. The process id of the\n"
+"adopt(number) -> int | None: in a zygote, once another one has died. The process id of the\n"
 "worker in this entry, or 0 where the system refused to make one. None: there is no worker. One\n"
 "that the zygote was about to fork is wanted again.");
 
