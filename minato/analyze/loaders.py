@@ -365,7 +365,7 @@ class ReplayDataset:
     def __init__(self, dataset: Any, calls: int, batches: list[list[Any]]) -> None:
         self.dataset, self.calls = dataset, calls if calls > 0 else 0
         self.clocks = Clocks()
-        self.held: dict[Any, Any] = {}
+        self.held: dict[str, Any] = {}  # by index, which may be a tensor
         if self.calls:
             dataset[batches[0][0]]  # a first sample imports decoders, which get clocks, too
             self.clocks.set(dataset, FULL)
@@ -374,10 +374,10 @@ class ReplayDataset:
         size, end = 0, clock() + 4.0
         for batch in batches:
             for index in batch:
-                if index not in self.held:
+                if str(index) not in self.held:
                     seed_generators(1)
-                    self.held[index] = self._hold(index)
-                    size += size_of(self.held[index])
+                    self.held[str(index)] = self._hold(index)
+                    size += size_of(self.held[str(index)])
             self.batches.append(batch)
             if size > REPLAYED or clock() > end:
                 break
@@ -395,9 +395,9 @@ class ReplayDataset:
 
     def __getitem__(self, index: Any) -> Any:
         if not self.calls:
-            return copy_value(self.held[index])
+            return copy_value(self.held[str(index)])
         self.clocks.thread = threading.get_ident()
-        self.clocks.replay = list(self.held[index])
+        self.clocks.replay = list(self.held[str(index)])
         made, _, _ = self.clocks.sample(lambda: self.dataset[index])
         self.clocks.replay = None
         return made

@@ -246,6 +246,7 @@ def test_worker_init_fn_runs_before_samples() -> None:
 @pytest.mark.parametrize("made, rows", [
     ({"batch_size": 4}, 4), ({"batch_size": None}, 1),
     ({"batch_sampler": [np.arange(3), np.arange(3, 6)]}, 3),
+    ({"batch_sampler": [torch.arange(3), torch.arange(3, 6)]}, 3),
 ])  # fmt: skip
 def test_a_rate_counts_the_samples_of_batches(kind: str, made: dict[str, Any], rows: int) -> None:
     from minato.analyze import loaders
