@@ -9,9 +9,7 @@
 #include "schedule/policy_cost.h"
 #include "schedule/policy_dispatch.h"
 #include "schedule/policy_locality.h"
-#include "schedule/policy_memory.h"
 #include "schedule/policy_ready.h"
-#include "schedule/policy_slow.h"
 
 int64_t
 chunk_size(int64_t cost, int64_t overhead, int64_t batch, int64_t idle)
@@ -29,13 +27,6 @@ int64_t
 dispatch_period(int64_t consumer, int64_t mean, int64_t batch, int64_t workers)
 {
     return mn_dispatch_period(consumer, mean, batch, (uint32_t)workers);
-}
-
-int64_t
-memory_may(int64_t limit, int64_t used, int64_t reserve, int64_t bytes, int64_t is_head)
-{
-    struct mn_memory m = {.limit = limit, .used = used, .reserve = reserve};
-    return mn_memory_may(&m, bytes, is_head != 0);
 }
 
 int64_t

@@ -63,11 +63,6 @@ def period(consumer_ns: int, mean_sample_ns: int, batch_size: int, workers: int)
     return _call("dispatch_period", consumer_ns, mean_sample_ns, batch_size, workers)
 
 
-def memory(limit: int, used: int, reserve: int, size: int, is_head: bool) -> bool:
-    """Whether a task that will occupy that many bytes may start."""
-    return bool(_call("memory_may", limit, used, reserve, size, is_head))
-
-
 class _Policy:
     """Memory of a policy, from its function `new`, which returns NULL for wrong arguments."""
 

@@ -313,7 +313,7 @@ class Minato(Loader):
         self.dispatch.close()
 
     def _memory_may(self, is_head: bool) -> bool:
-        return policies.memory(self.memory_limit, self.memory_used, 1, 1, is_head)
+        return is_head or self.memory_used + 2 <= self.memory_limit  # one is for the head
 
     def _may(self, batch: int) -> bool:
         return self.open[batch] or self._memory_may(batch == self.head)

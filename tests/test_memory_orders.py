@@ -213,7 +213,7 @@ PROGRAMS = {
         ({"R2": 0, "P2": 0}, {"B4": 0, "P2": 0}), ("R1",),
     ),
     "a worker empties a queue while the engine goes to sleep": told(
-        at("hint", "P3", QUEUE), at("hint", "P4", "engine/mn_worker_views.c")),
+        at("hint", "P3", QUEUE), at("hint", "P4", "engine/mn_start_due.c")),
     "a worker asks for a lease while the engine goes to sleep": told(
         at("lease", "L1", LEASE), at("lease", "L2", LEASES)),
     "a lease is granted while the worker goes to sleep": told(

@@ -390,7 +390,7 @@ static int64_t
 backlog(struct mn_engine *e, const struct mn_scaler_input *in)
 {
     const struct mn_plan *p = e->plan;
-    int64_t queued = (int64_t)mn_worker_views_queued(&e->shm, mn_plan_view(p)->by_piece);
+    int64_t queued = (int64_t)mn_worker_views_queued(e, mn_plan_view(p)->by_piece);
     bool idle = (int64_t)in->workers * (1000 - in->busy_permille) >= 1000;
     return idle ? queued : queued + (int64_t)mn_plan_waiting(p);
 }

@@ -186,7 +186,7 @@ open_plan(struct mn_engine *e)
     if (rc == 0) {
         mn_plan_set_active(e->plan, e->active);
         e->done.found = calloc(mn_plan_view(e->plan)->capacity, sizeof(*e->done.found));
-        rc = e->done.found == NULL ? -ENOMEM : mn_worker_views_open(&e->views, &e->shm, &e->crew);
+        rc = e->done.found == NULL ? -ENOMEM : mn_worker_views_open(e);
     }
     return rc;
 }
@@ -228,7 +228,7 @@ destroy(struct mn_engine *e)
     }
     mn_lifeline_close(&e->lifeline);
     mn_plan_close(e->plan);
-    mn_worker_views_close(&e->views);
+    mn_worker_views_close(e);
     free(e->done.found);
     mn_autoscale_close(e->autoscale);
     free(e->flight.by_task);

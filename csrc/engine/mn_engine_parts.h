@@ -22,6 +22,18 @@ mn_engine_has_done(struct mn_engine *e, uint64_t wanted);
 
 /* ---- mn_start_due.c ---- */
 
+/* Returns 0 or -ENOMEM; close it in either case. */
+int
+mn_worker_views_open(struct mn_engine *e);
+
+void
+mn_worker_views_close(struct mn_engine *e);
+
+/* Returns the number of queued and unclaimed tasks: an estimate. own: includes the workers' own
+ * queues. */
+uint64_t
+mn_worker_views_queued(const struct mn_engine *e, bool own);
+
 /* Starts what is due. Returns how many tasks went to the run queues; moving a share from one
  * worker's queue to another's counts as one. */
 uint32_t

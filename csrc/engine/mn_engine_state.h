@@ -11,9 +11,8 @@
  *     mn_engine_snapshot   answers to questions about the engine
  *     mn_engine_step    deaths, leases, abandoned batches
  *     mn_autoscale    the number of workers
- *     mn_start_due    starts what the plan says: blocks, run queues
+ *     mn_start_due    what each worker does; starts what the plan says: blocks, run queues
  *     mn_next_delivery   which batch is delivered next, and what batches have cost
- *     mn_worker_views what each worker does
  *     mn_batches      batches in flight: made, their results checked, and freed
  *
  * Lock. One, mutex, which next() takes. It guards everything below except the marked fields, and
@@ -32,7 +31,6 @@
 #include "os/mn_proc.h"
 #include "schedule/mn_plan.h"
 #include "engine/mn_waits.h"
-#include "engine/mn_worker_views.h"
 #include "memory/mn_arena.h"
 #include "memory/mn_pagelocks.h"
 #include "os/mn_thread.h"
@@ -76,6 +74,20 @@ struct mn_found {
 struct mn_done {
     struct mn_found *found; /* [mn_plan_batches_most] */
     uint32_t n, at;
+};
+
+/* A worker that has tasks on its own queue but runs none. */
+struct mn_worker_rest {
+    uint64_t hint;     /* the queue's hint when this was first seen */
+    uint64_t since_ns; /* when this was first seen; 0: not so */
+};
+
+/* What each worker does now, and what waits on its own queue: mn_start_due.c. */
+struct mn_worker_views {
+    struct mn_worker_view *view; /* [workers] at the last look, updated with what was done since */
+    struct mn_worker_rest *rest; /* [workers] */
+    int64_t *sent_ns;            /* [descriptors] expected time of tasks on workers' own queues */
+    uint64_t looked_ns;          /* time of the last look */
 };
 
 struct mn_engine {

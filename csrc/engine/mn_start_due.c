@@ -11,6 +11,9 @@
  */
 #include "engine/mn_engine_parts.h"
 
+#include <errno.h>
+#include <stdlib.h>
+
 #include "base/mn_error.h"
 #include "engine/mn_batches.h"
 #include "engine/mn_shared_costs.h"
@@ -107,6 +110,145 @@ start(struct mn_engine *e, const struct mn_plan_start *s, uint32_t queue, uint32
     return mn_tasks_publish(&e->tasks, *task, queue) == MN_OK ? MN_OK : MN_EMPTY;
 }
 
+/* ---- what each worker does now, and what waits on its own queue ----
+ *
+ * The plan decides by numbers (struct mn_worker_view in mn_plan.h), which are read from the mapping
+ * here, where workers write them. No value read there is used as an index unchecked. No task is
+ * given to an entry that has no worker according to the crew.
+ */
+
+/* A worker that has not taken a task from its own queue for this long is stopped. */
+#define TAKES_NOTHING_NS UINT64_C(200000000)
+
+int
+mn_worker_views_open(struct mn_engine *e)
+{
+    struct mn_worker_views *v = &e->views;
+    v->view = calloc(e->shm.ctl->nworkers, sizeof(*v->view));
+    v->rest = calloc(e->shm.ctl->nworkers, sizeof(*v->rest));
+    v->sent_ns = calloc(e->shm.ctl->ntasks, sizeof(*v->sent_ns));
+    return v->view != NULL && v->rest != NULL && v->sent_ns != NULL ? 0 : -ENOMEM;
+}
+
+void
+mn_worker_views_close(struct mn_engine *e)
+{
+    free(e->views.view);
+    free(e->views.rest);
+    free(e->views.sent_ns);
+}
+
+/* Returns whether the worker exists and accepts tasks. An entry without a worker may claim so, so
+ * the crew is asked, too. */
+static bool
+is_usable(const struct mn_crew *crew, uint32_t w)
+{
+    const struct mn_worker *k = mn_worker_at(&crew->shm, w);
+    return mn_crew_is_wanted(crew, w) && mn_a32_load_acquire(&k->state) == MN_WORKER_READY
+           && mn_a32_load_relaxed(&k->exit_request) == 0 /* written by the trainer */
+           && !k->retired;
+}
+
+static struct mn_worker_view
+look_at_worker(struct mn_engine *e, uint32_t w)
+{
+    const struct mn_shm *shm = &e->shm;
+    struct mn_worker_views *views = &e->views;
+    uint64_t now = views->looked_ns;
+    struct mn_worker_rest *rest = &views->rest[w];
+    const struct mn_worker *k = mn_worker_at(shm, w);
+    uint64_t hint, end = mn_runqueue_own_entries(shm, MN_QUEUE_WORKER + w, &hint);
+    uint64_t since = mn_a64_load_relaxed(&k->since_ns);
+    struct mn_worker_view v = {.usable = is_usable(&e->crew, w), .running_ns = -1};
+    for (uint64_t at = hint; at < end; at++) {
+        uint32_t task;
+        if (mn_runqueue_waits(shm, MN_QUEUE_WORKER + w, at, &task)) {
+            v.queued++;
+            v.left_ns += task < shm->ctl->ntasks ? views->sent_ns[task] : 0;
+        }
+    }
+    uint64_t running = mn_a64_load_relaxed(&k->running);
+    if (running != 0) {
+        v.running_ns = since != 0 && since < now ? (int64_t)(now - since) : 0;
+        /* A task that has run for longer than expected is taken to last as long again. */
+        int64_t whole = running <= shm->ctl->ntasks ? views->sent_ns[running - 1] : 0;
+        v.present_ns = whole > v.running_ns ? whole - v.running_ns : v.running_ns;
+        v.left_ns += v.present_ns;
+    }
+    bool rests = running == 0 && v.queued != 0;
+    if (!rests || rest->hint != hint || rest->since_ns == 0) { /* it has taken a task meanwhile */
+        rest->since_ns = rests ? now : 0;
+        rest->hint = hint;
+    }
+    if (rests && now - rest->since_ns > TAKES_NOTHING_NS) { /* stopped: as if busy since */
+        v.running_ns = (int64_t)(now - rest->since_ns);
+        v.left_ns += v.running_ns;
+    }
+    return v;
+}
+
+/* Records that a task expected to take cost_ns was put on the worker's own queue. */
+static void
+note_sent(struct mn_worker_views *v, uint32_t w, uint32_t task, int64_t cost_ns)
+{
+    v->sent_ns[task] = cost_ns;
+    v->view[w].queued++;
+    v->view[w].left_ns += cost_ns;
+}
+
+/* Moves the tasks that wait on a worker's own queue to another queue. Returns their number. */
+static uint32_t
+withdraw(struct mn_engine *e, uint32_t w, uint32_t queue)
+{
+    uint64_t at, end = mn_runqueue_own_entries(&e->shm, MN_QUEUE_WORKER + w, &at);
+    uint32_t task, moved = 0;
+    for (; at < end; at++) {
+        if (mn_runqueue_withdraw(&e->shm, MN_QUEUE_WORKER + w, at, &task)) {
+            mn_tasks_put(&e->tasks, task, queue);
+            moved++;
+        }
+    }
+    e->views.view[w] = look_at_worker(e, w);
+    if (queue >= MN_QUEUE_WORKER) {
+        uint32_t to = queue - MN_QUEUE_WORKER;
+        e->views.view[to] = look_at_worker(e, to);
+    }
+    return moved;
+}
+
+uint64_t
+mn_worker_views_queued(const struct mn_engine *e, bool own)
+{
+    const struct mn_shm *shm = &e->shm;
+    const struct mn_queue *q = mn_queue_at(shm, MN_QUEUE_NORMAL);
+    uint64_t hint = mn_a64_load_seqcst(&q->hint); /* [P4]; the difference is an estimate */
+    uint64_t tail = mn_a64_load_relaxed(&q->tail); /* written by the trainer */
+    uint64_t queued = tail > hint ? tail - hint : 0;
+    for (uint32_t w = 0; own && w < shm->ctl->nworkers; w++) {
+        queued += mn_runqueue_waiting(shm, MN_QUEUE_WORKER + w);
+    }
+    return queued;
+}
+
+/* Returns for how long the batch's longest running task has run; -1: none is running. */
+static int64_t
+running_ns(void *arg, uint64_t block_off)
+{
+    const struct mn_shm *shm = &((struct mn_engine *)arg)->shm;
+    uint64_t now_ns = mn_now_ns();
+    int64_t longest = -1;
+    for (uint32_t w = 0; w < shm->ctl->nworkers; w++) {
+        uint32_t task;
+        uint64_t since;
+        if (mn_worker_at_work(mn_worker_at(shm, w), shm->ctl->ntasks, &task, &since)
+            && since < now_ns && mn_task_at(shm, task)->block_off == block_off) {
+            int64_t ns = (int64_t)(now_ns - since);
+            longest = ns > longest ? ns : longest;
+        }
+    }
+    return longest;
+}
+
 /* ---- facts for the plan ------------------------------------------------------------------- */
 
 static void
@@ -118,12 +260,6 @@ look_at_memory(const struct mn_engine *e, struct mn_plan_facts *f)
     bool waits = e->waits.given_ns == 0 && !e->waits.served;
     f->memory_kept = waits ? 0 : (int64_t)e->arena.kept_bytes;
     f->result_bytes = e->flight.mean_envelope_bytes;
-}
-
-static int64_t
-running_ns(void *arg, uint64_t block_off)
-{
-    return mn_worker_views_running_ns(&((struct mn_engine *)arg)->shm, block_off, mn_now_ns());
 }
 
 static struct mn_plan_facts
@@ -162,7 +298,7 @@ start_tasks(struct mn_engine *e)
     uint64_t depth = mn_plan_depth(p);
     uint32_t started = 0;
     struct mn_plan_facts f = facts(e);
-    f.queued = mn_worker_views_queued(&e->shm, false);
+    f.queued = mn_worker_views_queued(e, false);
     f.ready = f.queued < depth ? mn_next_delivery_ready(e) : 0;
     mn_plan_dispatch_begins(p);
     while (f.queued < depth) {
@@ -200,7 +336,7 @@ start_for(struct mn_engine *e, struct mn_plan_round *r, uint32_t w)
             return false;
         }
         if (step == MN_PLAN_MOVE) {
-            if (mn_worker_views_withdraw(&e->views, &e->tasks, s.helps, MN_QUEUE_WORKER + w) != 0) {
+            if (withdraw(e, s.helps, MN_QUEUE_WORKER + w) != 0) {
                 return true;
             }
             rc = MN_CLOSED; /* the other worker has started all of it */
@@ -209,7 +345,7 @@ start_for(struct mn_engine *e, struct mn_plan_round *r, uint32_t w)
             uint32_t task;
             rc = start(e, &s, MN_QUEUE_WORKER + w, &task);
             if (rc == MN_OK) {
-                mn_worker_views_sent(&e->views, w, task, mn_plan_started_for(e->plan, &s, w));
+                note_sent(&e->views, w, task, mn_plan_started_for(e->plan, &s, w));
             }
         }
         look_at_memory(e, &r->facts);
@@ -224,7 +360,10 @@ start_shares(struct mn_engine *e)
     struct mn_ctl *c = e->shm.ctl;
     uint32_t started = 0;
     struct mn_plan_facts f = facts(e);
-    mn_worker_views_look(&e->views, f.now_ns);
+    e->views.looked_ns = f.now_ns;
+    for (uint32_t w = 0; w < c->nworkers; w++) {
+        e->views.view[w] = look_at_worker(e, w);
+    }
     f.workers = e->views.view;
     f.ready = mn_next_delivery_ready(e);
     struct mn_plan_round r;
@@ -256,7 +395,7 @@ end_shares(struct mn_engine *e)
     mn_a64_store_relaxed(&e->shm.ctl->group_milli, 0);
     for (uint32_t w = 0; w < e->shm.ctl->nworkers; w++) {
         mn_a32_store_seqcst(&mn_worker_at(&e->shm, w)->low_own, 0);
-        moved += mn_worker_views_withdraw(&e->views, &e->tasks, w, MN_QUEUE_EXPRESS);
+        moved += withdraw(e, w, MN_QUEUE_EXPRESS);
     }
     return moved;
 }
@@ -283,7 +422,7 @@ mn_start_due(struct mn_engine *e)
 bool
 mn_start_due_starving(struct mn_engine *e)
 {
-    if (!mn_plan_idles(e->plan, mn_worker_views_queued(&e->shm, mn_plan_view(e->plan)->by_piece))) {
+    if (!mn_plan_idles(e->plan, mn_worker_views_queued(e, mn_plan_view(e->plan)->by_piece))) {
         return false;
     }
     struct mn_plan_facts f = facts(e);

@@ -13,7 +13,6 @@
 #include "schedule/policy_cost.h"
 #include "schedule/policy_hint.h"
 #include "schedule/policy_locality.h"
-#include "schedule/policy_slow.h"
 
 struct mn_costs {
     struct mn_cost model;

@@ -1,14 +1,510 @@
-/* mn_plan.c - planned batches from add to taken. See mn_plan.h.
+/* mn_plan.c - planned batches, from add to taken, and how they are cut into tasks. See mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mn_assert.h"
 #include "base/mn_attr.h"
 #include "base/mn_error.h"
 #include "schedule/mn_forming.h"
 #include "schedule/mn_plan_state.h"
+#include "schedule/policy_chunk.h"
+
+/* ---- how many rows make a task, and how many tasks a batch ---- */
+
+/* The cost of a task in addition to its samples: claim, report, a share of a wake-up. */
+#define TASK_OVERHEAD_NS 5000
+
+static int64_t
+sum(const int64_t *v, uint32_t n)
+{
+    int64_t s = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        s += v[i];
+    }
+    return s;
+}
+
+/* Returns what a task costs in addition to its samples. While neighbours are kept together, tasks
+ * may be as long as an eighth of opening a group: taking over less than that never pays. */
+static int64_t
+overhead_ns(const struct mn_plan *p)
+{
+    int64_t opening = p->view.by_piece ? p->view.known.opening_ns / (8 * MN_CHUNK_AMORTISE) : 0;
+    return opening > TASK_OVERHEAD_NS ? opening : TASK_OVERHEAD_NS;
+}
+
+/* Returns the largest number of rows that a task may have in a stretch of n rows. */
+static int64_t
+chunk_limit(const struct mn_plan *p, const struct mn_plan_batch *b,
+                    const int64_t *cost, uint32_t n)
+{
+    /* The caller waits for the first batch of an epoch: spread it. */
+    int64_t idle = b->number == 0 ? (int64_t)p->pace.active : 0;
+    return mn_chunk_size(sum(cost, n) / (n != 0 ? n : 1), overhead_ns(p), n, idle);
+}
+
+/* Returns the number of rows of the next task. n: rows left. parts: split a batch that one worker
+ * could make. limit: from chunk_limit(). */
+static uint32_t
+chunk(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost,
+              uint32_t n, bool parts, int64_t limit)
+{
+    if (b->whole && !parts) {
+        return n;
+    }
+    int64_t most = b->whole ? p->cfg.parts : MN_PLAN_BATCH_TASKS;
+    int64_t least = (b->nrows + most - 1) / most;
+    int64_t rows = mn_chunk_next(cost, n, overhead_ns(p), limit);
+    rows = rows < least ? least : rows;
+    return rows < n ? (uint32_t)rows : n;
+}
+
+/* Returns into how many tasks the batch may be cut, with capacity left for one of each of
+ * `others`. */
+static uint64_t
+tasks_most(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others)
+{
+    uint64_t most = b->whole ? p->cfg.parts : MN_PLAN_BATCH_TASKS;
+    uint64_t there = mn_plan_waiting(p) + others;
+    uint64_t left = there < MN_PLAN_TASKS ? MN_PLAN_TASKS - there : 1;
+    return most < left ? most : left;
+}
+
+/* Cuts a batch into at most this many tasks, ignoring costs. */
+static void
+cut_evenly(struct mn_planned *q, uint64_t most)
+{
+    uint32_t nrows = q->batch.nrows;
+    uint32_t each = (uint32_t)((nrows + most - 1) / most);
+    q->ntasks = 0;
+    for (uint32_t from = 0; from < nrows; from += each) {
+        q->row0[++q->ntasks] = nrows - from < each ? nrows : from + each;
+    }
+}
+
+/* Returns whether there is capacity for all tasks that the batch may be cut into, and for others. */
+static bool
+has_room(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others)
+{
+    uint32_t most = (b->whole && !b->splits) || b->nrows == 0 ? 1 : b->nrows;
+    most = most < MN_PLAN_BATCH_TASKS ? most : MN_PLAN_BATCH_TASKS;
+    return mn_plan_waiting(p) + most + others <= MN_PLAN_TASKS;
+}
+
+/* In one of this many batches, one worker makes two neighbours, to see whether that is cheaper.
+ * Never in the first batch of an epoch, for which the caller waits. */
+#define PROBE_EVERY 4u
+#define PROBE_FIRST 1u
+
+/* One more row for a task of one costly sample, once in some batches, somewhere in the batch. */
+static uint32_t
+probe(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost, uint32_t from,
+      uint32_t rows)
+{
+    if (!p->together.may || rows != 1 || b->nrows < 2 || b->number % PROBE_EVERY != PROBE_FIRST) {
+        return 0;
+    }
+    uint64_t place = b->number / PROBE_EVERY % (b->nrows - 1);
+    bool costly = cost[from] > 2 * p->dispatch.rates.typical_ns
+                  || cost[from + (from + 1 < b->nrows)] > 2 * p->dispatch.rates.typical_ns;
+    return place == from && !costly ? 1 : 0;
+}
+
+/* Cuts the rows into tasks by their predicted costs. Fills row0 and returns their number. parts:
+ * also if one worker could make the batch. */
+static uint32_t
+cut(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost, bool parts,
+    uint32_t *row0)
+{
+    row0[0] = 0;
+    if ((b->whole && !parts) || b->nrows == 0) {
+        row0[1] = b->nrows;
+        return 1;
+    }
+    int64_t limit = chunk_limit(p, b, cost, b->nrows);
+    uint32_t n = 0;
+    while (row0[n] < b->nrows) {
+        uint32_t from = row0[n];
+        uint32_t rows = chunk(p, b, cost + from, b->nrows - from, parts, limit);
+        row0[++n] = from + rows + probe(p, b, cost, from, rows);
+    }
+    return n;
+}
+
+/* Marks the rows at which pieces begin: where chains begin, and where the home changes. */
+static void
+mark_borders(struct mn_plan *p, struct mn_planned *q, const uint16_t *home, const uint8_t *marks)
+{
+    const struct mn_plan_batch *b = &q->batch;
+    uint64_t ahead = p->view.order.next - p->view.order.head + 1;
+    uint64_t window = ahead > p->cfg.window ? ahead : p->cfg.window;
+    bool near = p->together.declared || p->view.known.near != MN_CONTRAST_NO;
+    /* The caller waits for the first batch. That also holds for later epochs of which nothing is
+     * known. */
+    bool unknown = p->view.known.near == MN_CONTRAST_UNKNOWN && !p->together.declared;
+    bool spread = b->number == 0 && unknown;
+    uint32_t part = (b->nrows + p->pace.active - 1) / p->pace.active;
+    for (uint32_t i = 0; i < b->nrows; i++) {
+        struct mn_locality_place place = {.declared = b->begins != NULL,
+                                          .begins = b->begins != NULL && b->begins[i] != 0,
+                                          .batch = i == 0,
+                                          .marks = marks[i],
+                                          .number = q->rows + i,
+                                          .length = p->shares.chain.length,
+                                          .rows = (int64_t)b->nrows,
+                                          .most = (int64_t)(window * b->nrows / p->pace.active)};
+        bool breaks = spread && i % part == 0;
+        breaks = breaks || !near || mn_locality_breaks(&p->cfg.costs->locality, &place);
+        if (breaks) {
+            p->shares.chain = (struct mn_chain){++p->shares.chains, 0, -1};
+        }
+        if (i == 0) {
+            q->first_chain = p->shares.chain.number;
+            q->later_chain = p->shares.chains + 1;
+        }
+        p->shares.chain.length++;
+        bool begins = i == 0 || home[i] != home[i - 1] || (near && breaks);
+        /* A known cost does not include opening the group, unless the sample's group begins
+         * there. */
+        bool opens = breaks && p->view.known.near == MN_CONTRAST_YES && !(marks[i] & MN_COST_OPENS);
+        q->border[i] =
+            (uint8_t)((breaks ? CHAIN : 0) | (begins ? PIECE : 0) | (opens ? OPENING : 0));
+    }
+}
+
+/* Cuts a batch into tasks that end where one of `what` begins (CHAIN, PIECE). parts: also if one
+ * worker could make the batch. */
+static void
+cut_at(const struct mn_plan *p, struct mn_planned *q, const int64_t *cost, bool parts, int what)
+{
+    const struct mn_plan_batch *b = &q->batch;
+    uint32_t from = 0;
+    q->row0[0] = 0;
+    q->ntasks = 0;
+    while (from < b->nrows) {
+        uint32_t end = from + 1;
+        while (end < b->nrows && (!(q->border[end] & what) || (b->whole && !parts))) {
+            end++;
+        }
+        int64_t limit = chunk_limit(p, b, cost + from, end - from);
+        while (from < end) {
+            from += chunk(p, b, cost + from, end - from, parts, limit);
+            q->row0[++q->ntasks] = from;
+        }
+    }
+    if (b->nrows == 0) {
+        q->row0[++q->ntasks] = 0;
+    }
+    for (uint32_t i = 1; i < b->nrows; i++) { /* a piece ends only where a task ends */
+        q->border[i] &= (uint8_t)(what | ~PIECE);
+    }
+}
+
+/* Cuts a batch that has not started into tasks and pieces. Returns 0 or -ENOMEM. */
+static int
+cut_pieces(struct mn_plan *p, struct mn_planned *q, const int64_t *cost, bool parts,
+           uint64_t others)
+{
+    const struct mn_plan_batch *b = &q->batch;
+    uint16_t *home = calloc((size_t)b->nrows + 1, sizeof(*home) + 1);
+    if (home == NULL) {
+        return -ENOMEM;
+    }
+    uint8_t *marks = (uint8_t *)(home + b->nrows + 1);
+    mn_costs_places(p->cfg.costs, mn_planned_index(b), b->nrows, home, marks);
+    q->chain = p->shares.chain;
+    mark_borders(p, q, home, marks);
+    free(home);
+    /* Homes, and then groups, that change too fast for the number of tasks are ignored. */
+    uint64_t most = tasks_most(p, b, others);
+    cut_at(p, q, cost, parts, CHAIN | PIECE);
+    if (q->ntasks > most) {
+        cut_at(p, q, cost, parts, CHAIN);
+    }
+    if (q->ntasks > most) {
+        cut_at(p, q, cost, parts, 0);
+    }
+    if (q->ntasks > most) {
+        cut_evenly(q, most);
+    }
+    return 0;
+}
+
+/* Predicts the cost of each row of a batch, and returns that of its collate task. */
+static int64_t
+predict(const struct mn_plan *p, const struct mn_plan_batch *b, int64_t *cost)
+{
+    memset(cost, 0, b->nrows * sizeof(*cost));
+    if (p->cfg.costs == NULL) {
+        return 0;
+    }
+    mn_costs_predict(p->cfg.costs, mn_planned_index(b), b->hint, b->nrows, p->view.by_piece,
+                     cost);
+    return b->whole ? mn_costs_look(p->cfg.costs).collate_ns : 0;
+}
+
+/* Gives the dispatcher those tasks of a batch that are not queued. */
+static void
+insert_tasks(struct mn_plan *p, const struct mn_planned *q, const int64_t *cost, int64_t collate)
+{
+    int64_t bytes = (int64_t)mn_plan_rows_bytes(p, q->batch.nrows);
+    for (uint32_t t = 0; t < q->ntasks; t++) {
+        if (q->sent[t]) {
+            continue;
+        }
+        uint32_t from = q->row0[t];
+        /* in parts, the last part to end collates: it may be any of them */
+        int64_t ns = sum(cost + from, q->row0[t + 1] - from) + collate / q->ntasks;
+        struct mn_dispatch_task task = {
+            .position = (int64_t)(q->rows + from),
+            .batch = (int64_t)q->sequence,
+            .cost_ns = mn_plan_worth(p, ns, bytes),
+            .tag = mn_plan_tag(q, t),
+        };
+        int rc = mn_dispatch_insert(&p->dispatch, &task, NULL);
+        mn_assert(rc == MN_OK);
+        (void)rc;
+    }
+}
+
+/* Cuts a batch into tasks, unless it has started, and passes on those that are not queued. Leaves
+ * capacity for one task of each of `others` batches. cost: space for the cost of each row. Returns
+ * 0 or -ENOMEM. */
+static int
+cut_batch(struct mn_plan *p, struct mn_planned *q, int64_t *cost, uint64_t others)
+{
+    const struct mn_plan_batch *b = &q->batch;
+    int64_t collate = predict(p, b, cost);
+    bool parts = b->splits && p->pace.split && has_room(p, b, others);
+    if (p->view.by_piece) {
+        int rc = q->block_off == 0 ? cut_pieces(p, q, cost, parts, others) : 0;
+        return rc < 0 ? rc : mn_pieces_insert(p, q, cost);
+    }
+    if (q->block_off == 0) {
+        q->ntasks = cut(p, b, cost, parts, q->row0);
+        uint64_t most = tasks_most(p, b, others);
+        if (q->ntasks > most) { /* finer than when it was planned */
+            cut_evenly(q, most);
+        }
+    }
+    insert_tasks(p, q, cost, collate);
+    return 0;
+}
+
+/* Replans everything that is not queued, after a change of whether neighbours are kept together. */
+static int
+replan(struct mn_plan *p, int64_t *cost)
+{
+    mn_dispatch_drop(&p->dispatch, NULL, NULL);
+    mn_pieces_reset(p);
+    for (int begun = 1; begun >= 0; begun--) { /* started ones first: they are not cut again */
+        for (uint64_t n = p->view.order.head; n < p->view.order.next; n++) {
+            struct mn_planned *q = mn_plan_at(p, n);
+            if (q == NULL || q->refusal.why != MN_REFUSED_NOT || (q->block_off != 0) != begun) {
+                continue;
+            }
+            q->npieces = 0;
+            int rc = cut_batch(p, q, cost, p->view.order.next - n);
+            if (rc < 0) {
+                return rc;
+            }
+        }
+    }
+    return 0;
+}
+
+/* Refreshes what is known of costs, and derives whether neighbours should be kept together. */
+static void
+look_at_costs(struct mn_plan *p)
+{
+    p->view.known = mn_costs_look(p->cfg.costs);
+    bool near = p->together.declared || p->view.known.near != MN_CONTRAST_NO;
+    bool home = p->view.known.home == MN_CONTRAST_YES;
+    p->together.wanted = p->together.may && p->cfg.max_workers > 1 && (near || home);
+}
+
+static uint32_t
+stance_of(const struct mn_plan *p)
+{
+    return p->view.known.near | p->view.known.home << 2 | (uint32_t)p->view.known.joins << 4
+           | (uint32_t)p->view.known.believes << 5;
+}
+
+bool
+mn_plan_unsettled(const struct mn_plan *p)
+{
+    const struct mn_plan_together *t = &p->together;
+    bool by_piece = p->view.by_piece;
+    return t->wanted != by_piece || (by_piece && stance_of(p) != t->stance);
+}
+
+void
+mn_plan_settle(struct mn_plan *p)
+{
+    if (!mn_plan_unsettled(p)) {
+        return;
+    }
+    uint32_t rows = 0;
+    for (uint64_t n = p->view.order.head; n < p->view.order.next; n++) {
+        const struct mn_planned *q = mn_plan_at(p, n);
+        rows = q != NULL && q->batch.nrows > rows ? q->batch.nrows : rows;
+    }
+    int64_t *cost = malloc(((size_t)rows + 1) * sizeof(*cost));
+    if (cost == NULL) {
+        return; /* it is tried again */
+    }
+    p->view.by_piece = p->together.wanted;
+    p->together.stance = stance_of(p);
+    if (replan(p, cost) < 0) { /* pieces need memory; tasks do not */
+        p->view.by_piece = p->together.wanted = p->together.may = false;
+        (void)replan(p, cost);
+    }
+    p->together.parted = !p->view.by_piece;
+    free(cost);
+}
+
+bool
+mn_plan_parts(struct mn_plan *p)
+{
+    bool parted = p->together.parted;
+    p->together.parted = false;
+    return parted;
+}
+
+static bool
+is_stale(const struct mn_dispatch_task *t, void *arg)
+{
+    return mn_plan_at(arg, (uint64_t)t->batch)->stale;
+}
+
+/* Leaves only those batches stale that can be cut again. Returns the rows of the largest. */
+static uint32_t
+find_stale(struct mn_plan *p)
+{
+    uint32_t rows = 0;
+    for (uint64_t n = p->view.order.head; n < p->view.order.next; n++) {
+        struct mn_planned *q = mn_plan_at(p, n);
+        if (q != NULL) {
+            q->stale = q->stale && q->block_off == 0 && q->refusal.why == MN_REFUSED_NOT;
+            rows = q->stale && q->batch.nrows > rows ? q->batch.nrows : rows;
+        }
+    }
+    return rows;
+}
+
+/* Cuts again every stale batch that has not started. */
+static void
+recut(struct mn_plan *p)
+{
+    uint32_t rows = find_stale(p);
+    int64_t *cost = rows != 0 ? malloc(rows * sizeof(*cost)) : NULL;
+    if (cost == NULL) {
+        return; /* without memory the old cut stays */
+    }
+    mn_dispatch_drop(&p->dispatch, is_stale, p);
+    struct mn_chain last = p->shares.chain;
+    bool whole = true;
+    for (uint64_t n = p->view.order.head; n < p->view.order.next; n++) {
+        struct mn_planned *q = mn_plan_at(p, n);
+        if (q != NULL && q->stale) {
+            q->stale = false;
+            mn_pieces_forget(p, q);
+            p->shares.chain = q->chain;
+            whole = whole && cut_batch(p, q, cost, p->view.order.next - n) == 0;
+            last = n + 1 == p->view.order.next ? p->shares.chain : last;
+        }
+    }
+    p->shares.chain = last;
+    if (!whole) { /* no memory for pieces: replan everything without them */
+        p->together.wanted = p->together.may = false;
+        mn_plan_settle(p);
+    }
+    free(cost);
+}
+
+/* ---- replans after finished batches have taught their costs ---- */
+
+/* A sample may turn out slower than most by this without being known to be slow. Its batch in the
+ * next epoch is then cut again. */
+#define NEWS_NS (INT64_C(1) * 1000 * 1000)
+
+/* Cuts again after the answer to whether batches are split has changed, or (all) after bytes have
+ * begun to predict costs. */
+static void
+recut_planned(struct mn_plan *p, bool all)
+{
+    for (uint64_t n = p->view.order.head; n < p->view.order.next; n++) {
+        struct mn_planned *q = mn_plan_at(p, n);
+        if (q != NULL) {
+            q->stale = q->stale || all || q->batch.splits;
+        }
+    }
+    recut(p);
+}
+
+/* Marks planned batches that contain a sample. Returns whether there are any. */
+static bool
+mark_stale(struct mn_plan *p, uint64_t epoch, int64_t index)
+{
+    bool any = false;
+    for (uint64_t n = p->view.order.next; n-- > p->view.order.head;) {
+        struct mn_planned *q = mn_plan_at(p, n);
+        if (q == NULL) {
+            continue; /* taken, out of order */
+        }
+        if (q->batch.epoch == epoch) {
+            break; /* the next epoch's batches are the last ones */
+        }
+        const int64_t *at = q->block_off == 0 ? mn_planned_index(&q->batch) : NULL;
+        for (uint32_t i = 0; at != NULL && i < q->batch.nrows; i++) {
+            q->stale = q->stale || at[i] == index;
+            any = any || at[i] == index;
+        }
+    }
+    return any;
+}
+
+bool
+mn_plan_is_news(struct mn_plan *p, uint64_t epoch, const int64_t *index, const uint64_t *wall_ns,
+                size_t step, uint32_t rows)
+{
+    uint64_t next = p->view.order.next;
+    const struct mn_planned *last = next != 0 ? mn_plan_at(p, next - 1) : NULL;
+    if (last == NULL || last->batch.epoch == epoch || index == NULL) {
+        return false;
+    }
+    bool any = false;
+    int64_t slow = 2 * mn_costs_look(p->cfg.costs).median_ns + NEWS_NS;
+    for (uint32_t i = 0; i < rows; i++) {
+        int64_t guess, ns = (int64_t)wall_ns[i * step];
+        if (ns > slow) {
+            mn_costs_predict(p->cfg.costs, &index[i], NULL, 1, false, &guess);
+            any = (guess < ns / 2 && mark_stale(p, epoch, index[i])) || any;
+        }
+    }
+    return any;
+}
+
+void
+mn_plan_learned(struct mn_plan *p, bool news)
+{
+    struct mn_costs_view known = mn_costs_look(p->cfg.costs);
+    bool all = known.revision != p->pace.revision;
+    if (all || known.split != p->pace.split) {
+        p->pace.split = known.split;
+        p->pace.revision = known.revision;
+        recut_planned(p, all);
+    }
+    else if (news) {
+        recut(p);
+    }
+    look_at_costs(p); /* the next dispatch acts on it */
+}
+
+/* ---- life ---- */
 
 /* Returns NULL if memory is short. */
 static struct mn_planned *
@@ -200,13 +696,13 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
             struct mn_costs *c = p->cfg.costs;
             mn_locality_drawn(&c->locality, b->index, b->nrows, c->model.n);
         }
-        mn_plan_look(p);
+        look_at_costs(p);
         mn_plan_settle(p);
     }
     if (b->hint != NULL && (p->cfg.costs == NULL || mn_costs_hinted(p->cfg.costs) < 0)) {
         return -ENOMEM;
     }
-    p->stall.full = *mn_plan_place(p, b->sequence) != NULL || !mn_plan_room(p, b, 0);
+    p->stall.full = *mn_plan_place(p, b->sequence) != NULL || !has_room(p, b, 0);
     if (p->stall.full) {
         return MN_FULL;
     }
@@ -224,7 +720,7 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
     }
     retime(p, b);
     q->rows = p->rows;
-    if (mn_plan_cut(p, q, cost, 0) < 0) {
+    if (cut_batch(p, q, cost, 0) < 0) {
         free_planned(q);
         free(cost);
         return -ENOMEM;

@@ -8,8 +8,7 @@
  *
  *     add -> next_task or next_for_worker -> begun or refuse -> started -> set_done -> taken
  *
- * policy_dispatch.h decides which task starts next. policy_memory.h and mn_plan_next.c decide
- * whether memory allows it.
+ * policy_dispatch.h decides which task starts next, and mn_plan_next.c whether memory allows it.
  * Where neighbours are kept together (policy_locality.h), each worker has a share of its own, and
  * the plan is asked for each worker separately: mn_plan_locality.c.
  *
@@ -18,8 +17,8 @@
  *
  * The plan's files build on each other, from the lowest: mn_forming (batches of ready rows),
  * mn_plan_next (what starts for any worker, also past the window), mn_plan_locality (which worker
- * makes what, and what an idle one takes over), mn_plan_cut (how batches are cut into tasks, and
- * cut again after learning), mn_plan (from add to taken).
+ * makes what, and what an idle one takes over), mn_plan (from add to taken; how batches are cut into
+ * tasks, and cut again after learning).
  */
 #ifndef MN_PLAN_H
 #define MN_PLAN_H
@@ -172,7 +171,7 @@ struct mn_plan_round {
     bool held; /* the memory limit does not allow the task that the worker would start */
 };
 
-/* ---- life: mn_plan.c, mn_plan_cut.c --------------------------------------------------- */
+/* ---- life: mn_plan.c ------------------------------------------------------------------ */
 
 /* The caller must hold the lock of the costs, here and where noted below. Returns 0 or -ENOMEM. */
 int
@@ -290,7 +289,7 @@ mn_plan_refuse(struct mn_plan *p, struct mn_planned *q, const struct mn_refusal 
 void
 mn_plan_set_done(struct mn_plan *p, struct mn_planned *q);
 
-/* ---- what is learned: mn_plan_cut.c; with the lock of the costs ------------------------ */
+/* ---- what is learned: mn_plan.c; with the lock of the costs ---------------------------- */
 
 /* Returns whether these samples turn out slow while the next epoch already has them planned by a
  * guess. Call it before they are learned. wall_ns[i * step]: of row i. */

@@ -9,7 +9,6 @@
 #include "base/mn_error.h"
 #include "schedule/mn_forming.h"
 #include "schedule/mn_plan_state.h"
-#include "schedule/policy_memory.h"
 
 /* ---- planned batches -------------------------------------------------------------------- */
 
@@ -301,6 +300,18 @@ may_lie(struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_planne
            && (slow ? n.resting < (most + 1) / 2 : n.lying < most);
 }
 
+/* ---- the memory limit ----
+ *
+ * A task of the head always starts. Another starts if what is used, its batch, and a reserve for
+ * the largest batch known fit the limit. So a batch over the limit passes alone.
+ * No deadlock: the head is never refused; it is delivered and frees its memory, and the next batch
+ * becomes the head.
+ * Bound: a task past the head leaves at most limit - reserve in use, and the head uses at most the
+ * reserve. If the reserve was too small, the excess is one batch, and nothing else starts until it
+ * is gone. Delivered batches that the program retains are used memory, too: the code that delivers
+ * must bound them.
+ */
+
 bool
 mn_plan_memory_allows(struct mn_plan *p, const struct mn_plan_facts *f,
                       const struct mn_planned *q, enum mn_dispatch_why why, bool *held)
@@ -310,19 +321,17 @@ mn_plan_memory_allows(struct mn_plan *p, const struct mn_plan_facts *f,
         return true; /* its memory is allocated already */
     }
     bool head = q->sequence == p->view.order.head;
-    struct mn_memory m = {.limit = f->memory_limit,
-                          .used = f->memory_used,
-                          .reserve = (int64_t)p->view.batch_bytes};
+    uint64_t used = (uint64_t)f->memory_used + p->view.batch_bytes, limit = (uint64_t)f->memory_limit;
     uint64_t bytes = mn_plan_rows_bytes(p, q->batch.nrows);
     if (p->pace.rows_of.nfields == 0) {
         bytes = f->result_bytes; /* not known before it is made */
-        m.used += p->view.by_piece ? (int64_t)(bytes * p->unmade) : 0; /* not in used yet */
+        used += p->view.by_piece ? bytes * p->unmade : 0; /* not in used yet */
     }
     if (!may_lie(p, f, q, bytes, why)) {
         return false;
     }
-    *held = (!head && f->free_tasks < q->ntasks + MN_PLAN_BATCH_TASKS) /* some are for the head */
-            || !mn_memory_may(&m, (int64_t)bytes, head);
+    bool tasks = f->free_tasks >= q->ntasks + MN_PLAN_BATCH_TASKS; /* some are for the head */
+    *held = !head && !(tasks && used <= limit && bytes <= limit - used);
     return !*held;
 }
 
@@ -348,7 +357,6 @@ bool
 mn_plan_next_in_order(struct mn_plan *p, const struct mn_plan_facts *f,
                       struct mn_plan_start *out)
 {
-    /* The head's own tasks are always let through: see policy_memory.h. */
     struct mn_dispatch_choice c;
     bool may = mn_dispatch_first(&p->dispatch, &c) == MN_OK && may_start(p, f, &c, out);
     out->in_order = may;

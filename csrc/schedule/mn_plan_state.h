@@ -126,20 +126,6 @@ mn_planned_index(const struct mn_plan_batch *b)
     return b->integers ? b->index : NULL;
 }
 
-/* Refreshes what is known of costs, and derives whether neighbours should be kept together. */
-void
-mn_plan_look(struct mn_plan *p);
-
-/* Cuts a batch that has not started into tasks and passes them on. Leaves capacity for one task of
- * each of `others` batches. cost: space for the cost of each row. Returns 0 or -ENOMEM. */
-int
-mn_plan_cut(struct mn_plan *p, struct mn_planned *q, int64_t *cost, uint64_t others);
-
-/* Returns whether there is capacity for all tasks that the batch may be cut into, and for
- * others. */
-bool
-mn_plan_room(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others);
-
 /* Returns the predicted time between two batches like this one. */
 int64_t
 mn_plan_period(const struct mn_plan *p, const struct mn_plan_batch *b);

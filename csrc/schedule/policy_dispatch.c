@@ -249,7 +249,7 @@ mn_dispatch_drop(struct mn_dispatch *d, bool (*drop)(const struct mn_dispatch_ta
     for (uint32_t i = 0; i < d->count; i++) {
         uint32_t id = d->heap[0][i];
         struct mn_dispatch_node *node = &d->nodes[id];
-        if (drop(&node->task, arg)) {
+        if (drop == NULL || drop(&node->task, arg)) {
             account(d, node->task.cost_ns, -1);
             node->next = d->free;
             d->free = id;

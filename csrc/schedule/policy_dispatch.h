@@ -37,7 +37,7 @@
  *      consumer is slow, and idling is right.)
  *   E: towards the end of the epoch, longest first; see below.
  *   I, E and the early starts of W are bounded by the memory of what lies finished
- *   (mn_plan_next.c), by the memory budget (policy_memory.h) and by the end of the epoch.
+ *   (mn_plan_next.c), by the memory limit and by the end of the epoch.
  *   L: last_batch bounds ordinary tasks, for a caller that cannot use later batches yet
  *      (policy_ready.h). A slow task past it may start once its slack is that of an ordinary
  *      one of last_batch, or in E. It is started early and used when its turn has come.
@@ -215,7 +215,7 @@ mn_dispatch_first(const struct mn_dispatch *d, struct mn_dispatch_choice *out);
 void
 mn_dispatch_take(struct mn_dispatch *d, uint32_t node);
 
-/* Takes out all tasks for which drop(task, arg) is true. O(n). */
+/* Takes out all tasks for which drop(task, arg) is true; NULL: all. O(n). */
 void
 mn_dispatch_drop(struct mn_dispatch *d, bool (*drop)(const struct mn_dispatch_task *, void *),
                  void *arg);
