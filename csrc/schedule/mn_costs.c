@@ -91,26 +91,6 @@ mn_costs_tell_bytes(struct mn_costs *c, const int64_t *index, const int64_t *byt
     return 0;
 }
 
-void
-mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns)
-{
-    mn_cost_observe(&c->model, index, wall_ns);
-    uint64_t all = c->model.wall.total, first = all / QUANTILES_FIRST;
-    uint64_t every = first < QUANTILES_EVERY ? first : QUANTILES_EVERY;
-    if (c->since == 0 || (c->since >= every && c->since >= all / QUANTILES_PART)) {
-        c->since = 0;
-        c->median_ns = mn_histogram_quantile(&c->model.wall, 500);
-        c->slowest_ns = mn_histogram_quantile(&c->model.wall, 995);
-        c->timeout_ns = mn_slow_update(&c->slow, &c->model.wall);
-        /* A sample that opens a group is not slow for that reason. */
-        int64_t opens = MN_SLOW_FACTOR * mn_locality_opening(&c->locality);
-        c->timeout_ns = c->timeout_ns > opens ? c->timeout_ns : opens;
-        c->split = mn_split_worth(c->split, &c->model.wall, (int64_t)c->model.mean_wall_ns,
-                                  c->send_ns);
-    }
-    c->since++;
-}
-
 /* Returns a sample's marks by what is known of groups now. One that followed its neighbour before,
  * and was expensive even so, has opened a group. */
 static uint8_t
@@ -154,7 +134,7 @@ predict_without_hint(const struct mn_costs *c, int64_t index, bool usual)
 }
 
 void
-mn_costs_observe_hinted(struct mn_costs *c, int64_t index, const float *hint, int64_t wall_ns)
+mn_costs_observe(struct mn_costs *c, int64_t index, const float *hint, int64_t wall_ns)
 {
     if (hint != NULL) { /* before history has seen this cost */
         mn_hint_observe(&c->hint, index, *hint, predict_without_hint(c, index, false), wall_ns);
@@ -164,7 +144,21 @@ mn_costs_observe_hinted(struct mn_costs *c, int64_t index, const float *hint, in
         mn_bytes_observe(&c->bytes, index, known ? predict_by_history(c, index, false) : 0,
                          wall_ns);
     }
-    mn_costs_observe(c, index, wall_ns);
+    mn_cost_observe(&c->model, index, wall_ns);
+    uint64_t all = c->model.wall.total, first = all / QUANTILES_FIRST;
+    uint64_t every = first < QUANTILES_EVERY ? first : QUANTILES_EVERY;
+    if (c->since == 0 || (c->since >= every && c->since >= all / QUANTILES_PART)) {
+        c->since = 0;
+        c->median_ns = mn_histogram_quantile(&c->model.wall, 500);
+        c->slowest_ns = mn_histogram_quantile(&c->model.wall, 995);
+        c->timeout_ns = mn_slow_update(&c->slow, &c->model.wall);
+        /* A sample that opens a group is not slow for that reason. */
+        int64_t opens = MN_SLOW_FACTOR * mn_locality_opening(&c->locality);
+        c->timeout_ns = c->timeout_ns > opens ? c->timeout_ns : opens;
+        c->split = mn_split_worth(c->split, &c->model.wall, (int64_t)c->model.mean_wall_ns,
+                                  c->send_ns);
+    }
+    c->since++;
 }
 
 /* Does the same, by its hint if it has one. */
@@ -281,7 +275,7 @@ mn_costs_observe_rows(struct mn_costs *c, const int64_t *index, const float *hin
                 /* A worker's very first sample also pays for the worker's start. */
                 c->model.cells[at].marks |= MN_COST_APART;
             }
-            mn_costs_observe_hinted(c, at, own, cost);
+            mn_costs_observe(c, at, own, cost);
         }
     }
     return sum;

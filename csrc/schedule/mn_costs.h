@@ -40,12 +40,9 @@ mn_costs_init(struct mn_costs *c, int64_t n);
 void
 mn_costs_fini(struct mn_costs *c);
 
+/* Learns what a sample has cost. hint: from the dataset, or NULL. */
 void
-mn_costs_observe(struct mn_costs *c, int64_t index, int64_t wall_ns);
-
-/* Does the same for a sample with a hint from the dataset; hint may be NULL. */
-void
-mn_costs_observe_hinted(struct mn_costs *c, int64_t index, const float *hint, int64_t wall_ns);
+mn_costs_observe(struct mn_costs *c, int64_t index, const float *hint, int64_t wall_ns);
 
 /* How the rows of a task were made. */
 struct mn_costs_made {

@@ -85,7 +85,7 @@ cut_evenly(struct mn_planned *q, uint64_t most)
     }
 }
 
-/* Returns whether there is capacity for all tasks that the batch may be cut into, and for others. */
+/* Returns whether there is capacity for all tasks that it may be cut into, and for others. */
 static bool
 has_room(const struct mn_plan *p, const struct mn_plan_batch *b, uint64_t others)
 {
@@ -672,8 +672,7 @@ retime(struct mn_plan *p, const struct mn_plan_batch *b)
     }
     p->pace.steady = (uint64_t)r.window;
     if (p->view.by_piece) { /* a chain for each worker */
-        double rows = b->nrows != 0 ? b->nrows : 1;
-        int64_t chains = (int64_t)(v.group / rows + 1.0) * pace->active;
+        int64_t chains = (int64_t)(v.group / (b->nrows != 0 ? b->nrows : 1) + 1.0) * pace->active;
         chains = mn_min_i64(chains, (int64_t)(p->view.order.next - p->view.order.head) + 1);
         r.window = chains > r.window ? chains : r.window;
     }

@@ -17,8 +17,8 @@
  *
  * The plan's files build on each other, from the lowest: mn_forming (batches of ready rows),
  * mn_plan_next (what starts for any worker, also past the window), mn_plan_locality (which worker
- * makes what, and what an idle one takes over), mn_plan (from add to taken; how batches are cut into
- * tasks, and cut again after learning).
+ * makes what, and what an idle one takes over), mn_plan (from add to taken; how batches are cut
+ * into tasks, and cut again after learning).
  */
 #ifndef MN_PLAN_H
 #define MN_PLAN_H
@@ -136,7 +136,7 @@ struct mn_plan_facts {
     uint64_t free_tasks;   /* descriptors that are free */
     int64_t memory_limit;  /* bytes */
     int64_t memory_used;
-    int64_t memory_kept;   /* of it, retained by the program; 0 while that waits for a batch */
+    int64_t memory_kept;   /* of it, retained by the program; 0 while it waits for a batch */
     uint64_t result_bytes; /* mean memory of a batch without rows */
     struct mn_worker_view *workers; /* [max_workers]; NULL if no worker has a share */
     /* Returns for how long the batch's longest running task has run; -1: none is running. */

@@ -321,7 +321,8 @@ mn_plan_memory_allows(struct mn_plan *p, const struct mn_plan_facts *f,
         return true; /* its memory is allocated already */
     }
     bool head = q->sequence == p->view.order.head;
-    uint64_t used = (uint64_t)f->memory_used + p->view.batch_bytes, limit = (uint64_t)f->memory_limit;
+    uint64_t used = (uint64_t)f->memory_used + p->view.batch_bytes;
+    uint64_t limit = (uint64_t)f->memory_limit;
     uint64_t bytes = mn_plan_rows_bytes(p, q->batch.nrows);
     if (p->pace.rows_of.nfields == 0) {
         bytes = f->result_bytes; /* not known before it is made */

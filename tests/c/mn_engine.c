@@ -554,7 +554,7 @@ head_over_the_limit_starts(void)
     struct mn_shared_costs costs;
     CHECK_EQ(mn_shared_costs_init(&costs, 100000), 0);
     for (int64_t i = 0; i < 4100; i++) {
-        mn_costs_observe(&costs.costs, i, i == 3950 ? 3000000000 : 1000);
+        mn_costs_observe(&costs.costs, i, NULL, i == 3950 ? 3000000000 : 1000);
     }
     struct mn_engine_config cfg = {.workers = 1, .memory_limit = 4 * MIB, .window = 8,
                                    .arena_bytes = 256 * MIB, .in_order = true,

@@ -217,7 +217,7 @@ behind_a_slow_sample_nothing_waits(void)
     struct world w;
     open_world(&w, true, &(struct mn_plan_config){.window = 1, .in_order = true});
     for (int64_t i = 0; i < 100; i++) {
-        mn_costs_observe(&w.costs, i, (int64_t)MS);
+        mn_costs_observe(&w.costs, i, NULL, (int64_t)MS);
     }
     w.f.running_ns = says;
     said_ns = 15 * (int64_t)MS;
@@ -243,7 +243,7 @@ start_behind_a_straggler(uint64_t batch_bytes, int64_t consumer_ns)
     w.p->view.consumer_ns = consumer_ns;
     w.f.memory_limit = INT64_MAX;
     for (int64_t i = 0; i < 100; i++) {
-        mn_costs_observe(&w.costs, i, (int64_t)MS);
+        mn_costs_observe(&w.costs, i, NULL, (int64_t)MS);
     }
     w.f.running_ns = head_runs;
     add_some(&w, 200);
@@ -277,7 +277,7 @@ finished_early_batches_are_half_a_window(void)
     w.f.memory_limit = INT64_MAX;
     w.f.running_ns = head_runs; /* all others have ended */
     for (int64_t i = 0; i < SAMPLES; i++) {
-        mn_costs_observe(&w.costs, i, (i % 4 == 3 ? 1000 : 1) * (int64_t)MS);
+        mn_costs_observe(&w.costs, i, NULL, (i % 4 == 3 ? 1000 : 1) * (int64_t)MS);
     }
     for (int i = 0; i < 200; i++) {
         CHECK_EQ(add(&w, 1, NULL), MN_OK);
@@ -362,7 +362,7 @@ what_is_known_to_be_slow_is_early(void)
     open_world(&w, true, &(struct mn_plan_config){.window = 2, .in_order = true});
     uint64_t slow = 7 * ROWS + 3;
     for (int64_t i = 0; i < SAMPLES; i++) {
-        mn_costs_observe(&w.costs, i, (i == (int64_t)slow ? 1000 : 20) * (int64_t)MS);
+        mn_costs_observe(&w.costs, i, NULL, (i == (int64_t)slow ? 1000 : 20) * (int64_t)MS);
     }
     add_some(&w, 20);
     CHECK(is_early(&w, 7));
@@ -383,11 +383,11 @@ what_has_many_bytes_is_early(void)
         bytes[i] = (i == 7 * ROWS + 3 ? 50 : 1 + i % 3) << 20;
     }
     CHECK_EQ(mn_costs_tell_bytes(&w.costs, index, bytes, SAMPLES), 0);
-    mn_costs_observe_hinted(&w.costs, last, NULL, 20 * bytes[last]);
+    mn_costs_observe(&w.costs, last, NULL, 20 * bytes[last]);
     add_some(&w, 20);
     mn_plan_learned(w.p, false);
     for (int64_t i = last - 1; i > last - 40; i--) {
-        mn_costs_observe_hinted(&w.costs, i, NULL, 20 * bytes[i]);
+        mn_costs_observe(&w.costs, i, NULL, 20 * bytes[i]);
     }
     mn_plan_learned(w.p, false);
     CHECK(is_early(&w, 7));
@@ -454,7 +454,7 @@ open_shares(struct world *w)
                &(struct mn_plan_config){
                    .window = 8, .in_order = true, .group_neighbours = true});
     for (int64_t i = 0; i < SAMPLES; i++) {
-        mn_costs_observe(&w->costs, i, 2 * (int64_t)MS);
+        mn_costs_observe(&w->costs, i, NULL, 2 * (int64_t)MS);
     }
 }
 

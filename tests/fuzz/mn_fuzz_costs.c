@@ -40,10 +40,10 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         int64_t index = (int64_t)number(&data, &n), wall = (int64_t)number(&data, &n);
         int64_t taken = mn_cost_load(&costs.model, 1, &index, &wall);
         MUST(taken == (index >= 0 && index < SAMPLES));
-        mn_costs_observe(&costs, wall, index); /* the same numbers the other way round */
+        mn_costs_observe(&costs, wall, NULL, index); /* the same numbers the other way round */
         MUST(mn_costs_hinted(&costs) == 0);
         float hint = (float)(wall & INT64_MAX);
-        mn_costs_observe_hinted(&costs, index % SAMPLES, &hint, index);
+        mn_costs_observe(&costs, index % SAMPLES, &hint, index);
         mn_hint_load(&costs.hint, 1, &index, &hint);
         MUST(mn_costs_tell_bytes(&costs, &index, &wall, 1) == 0);
     }

@@ -103,7 +103,7 @@ costs_observe(PyObject *self, PyObject *args)
     struct mn_costs *c = lock(self);
     int rc = hint >= 0.0f ? mn_costs_hinted(c) : 0;
     if (rc == 0) {
-        mn_costs_observe_hinted(c, index, hint >= 0.0f ? &hint : NULL, wall);
+        mn_costs_observe(c, index, hint >= 0.0f ? &hint : NULL, wall);
     }
     unlock(self);
     return rc < 0 ? PyErr_NoMemory() : Py_NewRef(Py_None);
