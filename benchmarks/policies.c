@@ -223,7 +223,7 @@ dispatch_retime(struct mn_dispatch *d, const int64_t *rates)
 void
 dispatch_close(struct mn_dispatch *d, int64_t closed)
 {
-    (closed ? mn_dispatch_close : mn_dispatch_reopen)(d);
+    mn_dispatch_close(d, closed != 0);
 }
 
 static bool

@@ -625,7 +625,6 @@ mn_plan_clear(struct mn_plan *p)
         mn_forming_clear(p->view.forming);
     }
     mn_dispatch_clear(&p->dispatch);
-    mn_dispatch_reopen(&p->dispatch);
     o->head = o->begun = o->next;
     p->refused = p->unmade = 0;
     p->stall.full = false;
@@ -725,7 +724,7 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
         return -ENOMEM;
     }
     *mn_plan_place(p, b->sequence) = q;
-    mn_dispatch_reopen(&p->dispatch); /* it was not the end, or a next epoch begins */
+    mn_dispatch_close(&p->dispatch, false); /* it was not the end, or a next epoch begins */
     p->pace.cut_rows = b->nrows;
     p->pace.cut_tasks = p->view.by_piece && q->npieces != 0 ? q->npieces : q->ntasks;
     p->view.order.next++;
@@ -740,7 +739,7 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
 void
 mn_plan_end(struct mn_plan *p)
 {
-    mn_dispatch_close(&p->dispatch);
+    mn_dispatch_close(&p->dispatch, true);
     if (p->view.forming != NULL) {
         mn_forming_end(p);
     }

@@ -210,15 +210,9 @@ mn_dispatch_insert(struct mn_dispatch *d, const struct mn_dispatch_task *task,
 }
 
 void
-mn_dispatch_close(struct mn_dispatch *d)
+mn_dispatch_close(struct mn_dispatch *d, bool closed)
 {
-    d->closed = true;
-}
-
-void
-mn_dispatch_reopen(struct mn_dispatch *d)
-{
-    d->closed = false;
+    d->closed = closed;
 }
 
 void

@@ -183,12 +183,9 @@ int
 mn_dispatch_insert(struct mn_dispatch *d, const struct mn_dispatch_task *task,
                    uint32_t *node);
 
-/* Declares that no task will be inserted before the epoch is over, until mn_dispatch_reopen(). */
+/* Declares whether no more tasks will be inserted before the epoch is over. */
 void
-mn_dispatch_close(struct mn_dispatch *d);
-
-void
-mn_dispatch_reopen(struct mn_dispatch *d);
+mn_dispatch_close(struct mn_dispatch *d, bool closed);
 
 /* Finds the task that should start now. Returns MN_OK; MN_FULL if none may (the window is full and
  * no worker is starved); MN_EMPTY if there is none. Changes nothing. */
