@@ -260,14 +260,14 @@ count_started(const struct mn_plan *p, const struct mn_plan_facts *f, uint64_t f
 }
 
 /* The program usually has its next batch before it releases the one before, so for a moment it has
- * two. A large batch that would start then, as the last of the window, would need fresh memory, all
- * of which the loader would then use in turn. It starts once the program has released that one,
- * asks for another, or has let a worker idle for long. */
+ * two. A large batch that would start then, as the last of `most`, would need fresh memory, all of
+ * which the loader would then use in turn. It starts once the program has released that one, asks
+ * for another, or has let a worker idle for long. */
 static bool
-awaits_release(struct mn_plan *p, const struct mn_plan_facts *f, uint64_t bytes)
+awaits_release(struct mn_plan *p, const struct mn_plan_facts *f, uint64_t bytes, uint64_t most)
 {
     return bytes > MN_PLAN_LARGE_BYTES && ((uint64_t)f->memory_kept + bytes / 2) / bytes == 2
-           && !mn_plan_starved(p, f);
+           && count_started(p, f, 0).all + 1 >= most && !mn_plan_starved(p, f);
 }
 
 /* Returns whether the batch may start, as it may lie finished in memory before its turn. If the
@@ -275,19 +275,19 @@ awaits_release(struct mn_plan *p, const struct mn_plan_facts *f, uint64_t bytes)
  * may within that window. Beyond, a batch may start for each one that a straggler holds up, so no
  * more lie finished than the window has; and so may samples that are known to be slow, because they
  * are being made until their turn has come. As they may turn out fast, at most half a window of
- * them lies finished. Small batches may be more by SPARE_BYTES, unless the program is the slow
- * part. */
+ * them lies finished. Small batches may be more by SPARE_BYTES, once the program is known not to be
+ * the slow part. */
 static bool
 may_lie(struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_planned *q,
         uint64_t bytes, enum mn_dispatch_why why)
 {
     bool slow_program = mn_plan_period(p, &q->batch) <= p->view.consumer_ns;
     uint64_t from = (uint64_t)first(p), end = from + p->pace.steady;
-    uint64_t spare = slow_program ? MN_PLAN_LARGE_BYTES : SPARE_BYTES;
+    bool fast_program = !slow_program && p->view.consumer_ns != 0; /* 0: not known yet */
+    uint64_t spare = fast_program ? SPARE_BYTES : MN_PLAN_LARGE_BYTES;
     uint64_t most = p->pace.steady + (bytes != 0 ? spare / bytes : 0);
     bool head = q->sequence == p->view.order.head;
-    if (p->view.order.begun - from >= most - 1 && (!head || most == 1)
-        && awaits_release(p, f, bytes)) {
+    if (awaits_release(p, f, bytes, most)) {
         p->view.unreleased = true;
         return false;
     }

@@ -260,7 +260,8 @@ static void
 finished_batches_are_as_many_as_the_window_has(void)
 {
     CHECK_EQ(start_behind_a_straggler(UINT64_C(40) << 20, 0), 1 + 2);
-    CHECK_EQ(start_behind_a_straggler(UINT64_C(8) << 20, 0), 1 + 2 + 4);
+    CHECK_EQ(start_behind_a_straggler(UINT64_C(8) << 20, 0), 1 + 2);
+    CHECK_EQ(start_behind_a_straggler(UINT64_C(8) << 20, 1), 1 + 2 + 4);
     CHECK_EQ(start_behind_a_straggler(UINT64_C(8) << 20, 1000 * (int64_t)MS), 2);
     CHECK_EQ(start_behind_a_straggler(ROWS, 0), 200);
 }
@@ -313,6 +314,12 @@ last_of_the_window_awaits_a_release(void)
     CHECK_EQ(start_all(&w), 0);
     CHECK_EQ(mn_plan_nap(w.p, w.f.now_ns, INT64_MAX), 1);
     w.f.now_ns += 1; /* a worker has idled for long */
+    CHECK(start_all(&w) != 0);
+    deliver(&w);
+    deliver(&w);
+    CHECK(start_all(&w) != 0); /* the head is not the last of the window */
+    CHECK_EQ(w.p->view.order.begun, w.p->view.order.head + 1);
+    w.f.now_ns += (uint64_t)mn_plan_patience_ns(batch);
     CHECK(start_all(&w) != 0);
     for (int64_t kept = 1; kept < 4; kept += 2) { /* it was released, or the program retains many */
         deliver(&w);
