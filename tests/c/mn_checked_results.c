@@ -18,7 +18,7 @@
 #include <sys/wait.h>
 
 #define MIB (UINT64_C(1) << 20)
-#define WAIT_NS INT64_C(10000000000)
+#define WAIT_NS INT64_C(60000000000)
 
 struct bench {
     struct rig r;

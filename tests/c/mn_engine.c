@@ -16,7 +16,7 @@
 #include "workers/mn_worker.h"
 
 #define MIB (UINT64_C(1) << 20)
-#define WAIT_NS INT64_C(10000000000)
+#define WAIT_NS INT64_C(60000000000)
 
 /* window 0: static scheduling. */
 static struct mn_engine *
@@ -1149,7 +1149,7 @@ static void
 end_crew(struct crew *c)
 {
     struct mn_engine *e = c->rig.e;
-    uint64_t stop = mn_test_clock_ns() + 20000000000u, bytes = 0;
+    uint64_t stop = mn_test_clock_ns() + (uint64_t)WAIT_NS, bytes = 0;
     for (bool busy = true; busy; sched_yield()) { /* workers still run abandoned ones */
         mn_mutex_lock(&e->mutex);
         busy = e->flight.n != 0;
