@@ -72,6 +72,40 @@ SLOW: dict[str, str] = {
     "tests/attack/test_memory.py::test_a_closed_loader_gives_its_pages_back":
         "closing_gives_the_pages_back of tests/c/mn_engine.c; this one counts pages of the whole machine.",
     # take long
+    "tests/cache/test_processes.py::test_workers_that_begin_after_a_removal_find_the_values[torch-spawn":
+        "the same under fork.",
+    "tests/cache/test_processes.py::test_workers_that_begin_after_a_removal_find_the_values[torch-forkserver":
+        "the same under fork.",
+    "tests/cache/test_processes.py::test_workers_that_begin_after_a_removal_find_the_values[minato-spawn":
+        "the same under fork.",
+    "tests/cache/test_processes.py::test_workers_make_each_value_once[minato-spawn":
+        "the same under fork.",
+    "tests/cache/test_processes.py::test_workers_make_each_value_once[torch-none":
+        "the same with workers.",
+    "tests/cache/test_processes.py::test_workers_of_a_killed_trainer_leave_nothing[torch":
+        "the same with minato's loader.",
+    "tests/cache/test_processes.py::test_programs_are_one_job_if_their_ranks_differ[tasks]":
+        "the same with ranks, and alone.",
+    "tests/cache/test_processes.py::test_programs_are_one_job_if_their_ranks_differ[port]":
+        "the same with ranks, and alone.",
+    "tests/cache/test_processes.py::test_programs_are_one_job_if_their_ranks_differ[step]":
+        "the same with ranks, and alone.",
+    "tests/cache/test_processes.py::test_programs_are_one_job_if_their_ranks_differ[tasks 0]":
+        "the same with ranks, and alone.",
+    "tests/test_system.py::test_another_system[win32": "the same on darwin.",
+    "tests/test_cli.py::test_closed_output_pipe_exits_without_error[top": "the same with info.",
+    "tests/test_benchmarks.py::test_images":
+        "test_brief_balance_prints_a_line_a_loader; tests/test_examples.py.",
+    "tests/test_memory_budget.py::test_slow_consumer_does_not_fill_memory[whole batches-False":
+        "the same retained and static.",
+    "tests/test_memory_budget.py::test_slow_consumer_does_not_fill_memory[whole and static-False":
+        "the same retained.",
+    "tests/test_memory_budget.py::test_slow_consumer_does_not_fill_memory[ready-False":
+        "the same retained.",
+    "tests/test_memory_budget.py::test_slow_consumer_does_not_fill_memory[more workers-False":
+        "other kinds; tests/policy/test_memory.py.",
+    "tests/test_resume_elastic.py::test_elastic_resume_with_killed_workers[2-3":
+        "the same from four ranks to one.",
     "tests/attack/test_kills.py::test_workers_of_a_killed_zygote_go_on[balanced-spawn":
         "the same under fork.",
     "tests/transport/test_torch_extension.py::test_profilers_see_batches":
