@@ -115,7 +115,7 @@ class Programs:
         self._process.stdin.flush()
 
     def run(
-        self, text: str, *arguments: str, given: str = "", cwd: Path = ROOT, timeout: float = 90,
+        self, text: str, *arguments: str, given: str = "", cwd: Path = ROOT, timeout: float = 110,
         **environment: str,
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """Runs a text as ``python -c`` does, in a process group of its own, with a text as input and in this

@@ -62,7 +62,7 @@ LONGEST = (
     "test_worker_numbers", "test_ranks", "test_unet3d_resume", "test_python_threads",
     "test_benchmarks", "test_contexts", "test_differential", "test_leaks", "test_limits",
 )  # fmt: skip
-LIMIT_S = 120 + 4 * float(os.environ.get("MINATO_STRESS_SECONDS") or 0)
+LIMIT_S = 240 + 4 * float(os.environ.get("MINATO_STRESS_SECONDS") or 0)
 GRACE_S = 30.0
 #: how long a run of several processes may go without the result of any test
 QUIET_S = 3 * LIMIT_S + 1200

@@ -241,7 +241,7 @@ def run_file(file: Path, *arguments: str) -> subprocess.CompletedProcess:
     """Runs a script in an interpreter of its own."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", str(file), *arguments],
-        capture_output=True, text=True, check=False, timeout=90, env=environment(),
+        capture_output=True, text=True, check=False, timeout=110, env=environment(),
     )  # fmt: skip
 
 

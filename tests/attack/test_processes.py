@@ -58,12 +58,6 @@ def make(dataset, **options):
 
 
 @pytest.mark.parametrize("what", ["leave", "end_by_signal"])
-def test_worker_that_exits_once_is_replaced(what):
-    loader = make(Does(what, flag=multiprocessing.Value("i", 0)), batch_size=1)
-    assert [int(b) for b in loader] == list(range(24))
-
-
-@pytest.mark.parametrize("what", ["leave", "end_by_signal"])
 def test_worker_that_always_exits_is_named(what):
     got, iterator = [], iter(make(Does(what), batch_size=1))
     with pytest.raises(minato.WorkerLost) as caught:
