@@ -31,7 +31,6 @@ class Batch:
 
     number: int
     indices: Any
-    whole: bool
     progress: Progress  # of its epoch
     sequence: int = -1  # the engine's number for it
     position: int = 0  # of its first sample in the sampler's order
@@ -274,7 +273,7 @@ class Planner:
                 batch.hints,
             )  # fmt: skip
             assert sequence is not None  # it needs fewer tasks than before
-            planned[sequence] = replace(batch, whole=True, sequence=sequence)
+            planned[sequence] = replace(batch, sequence=sequence)
             end = sequence + 1
         if self.draw.exhausted:
             engine.plan_end()
@@ -438,7 +437,7 @@ class Planner:
         sequence = self.engine.plan(self._epoch, sent, number, first, whole, begins, spares, hints)
         if sequence is None:
             return None
-        return Batch(number, index, whole, self._progress, sequence, first, sent, spares, hints)
+        return Batch(number, index, self._progress, sequence, first, sent, spares, hints)
 
     def _hints_of(self, index: Any, first: int) -> bytes | None:
         """What the dataset predicts that the samples of a batch cost."""
