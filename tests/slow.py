@@ -72,6 +72,12 @@ SLOW: dict[str, str] = {
     "tests/attack/test_memory.py::test_a_closed_loader_gives_its_pages_back":
         "closing_gives_the_pages_back of tests/c/mn_engine.c; this one counts pages of the whole machine.",
     # take long
+    "tests/unet3d/test_unet3d_train.py::test_resume_gives_the_same_hash_and_losses[pytorch-1-3":
+        "tests/unet3d/test_unet3d_resume.py, by its losses.",
+    "tests/unet3d/test_unet3d_resume.py::test_the_losses_are_those_of_an_uninterrupted_run[pytorch-loader-2 2-11-skip":
+        "pytorch-native skips, pytorch resumes by the rest.",
+    "tests/ops/test_mapped.py::test_faults_of_others_end_the_program_as_before[faulthandler before":
+        "faulthandler after, and the default action.",
     "tests/cache/test_processes.py::test_workers_that_begin_after_a_removal_find_the_values[torch-spawn":
         "the same under fork.",
     "tests/cache/test_processes.py::test_workers_that_begin_after_a_removal_find_the_values[torch-forkserver":
