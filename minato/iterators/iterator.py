@@ -352,6 +352,10 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         return data
 
     @eager
+    def __del__(self) -> None:
+        with contextlib.suppress(UserWarning):  # of a death, under -W error: it cannot be raised here
+            self._shutdown_workers()
+
     def _shutdown_workers(self) -> None:
         self._grant(0)
         if "_supervisor" in vars(self):  # else its start failed

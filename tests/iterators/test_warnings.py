@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -167,6 +168,28 @@ def test_warnings_as_errors_leave_no_worker(caplog: pytest.LogCaptureFixture) ->
     data.again()
     with pytest.warns(UserWarning, match="is killed by signal"):
         assert sorted(int(i) for batch in loader for i in batch) == list(range(SIZE))
+
+
+class Exit(BaseException):
+    pass
+
+
+class Exits(Fragile):
+    def __getitem__(self, index: int) -> int:
+        raise Exit("no sample")
+
+
+def test_dropped_loader_of_a_lost_worker_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    unraisable: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", unraisable.append)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        loader: Any = minato.DataLoader(Exits(), 4, num_workers=1)
+        with pytest.raises(BaseException, match="exited unexpectedly|no sample"):
+            list(loader)
+        del loader
+        gc.collect()
+    assert unraisable == []
 
 
 def test_deaths_are_counted_without_a_dict() -> None:
