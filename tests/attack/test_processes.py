@@ -876,7 +876,7 @@ def test_workers_are_seen_by_their_handles():
 class Alarm:
     """Interrupts what receives batches, or other modules, at its n-th line, once."""
 
-    WATCHED = (minato.iterators.receiver, minato.iterators.receiver)
+    WATCHED = (minato.iterators.receiver,)
 
     def __init__(self, line: int, watched=WATCHED) -> None:
         self.left = line
