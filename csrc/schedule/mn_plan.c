@@ -749,7 +749,8 @@ void
 mn_plan_used(struct mn_plan *p, int64_t used_ns)
 {
     int64_t mean = p->view.consumer_ns;
-    p->view.consumer_ns = mean == 0 ? used_ns : (3 * mean + used_ns) / 4;
+    mean = mean == 0 ? used_ns : (3 * mean + used_ns) / 4;
+    p->view.consumer_ns = mean > 0 ? mean : 1; /* 0: unknown */
 }
 
 static bool
