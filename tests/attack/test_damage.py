@@ -225,7 +225,6 @@ GARBAGE = {
     "of another task": pickle.dumps([(99, 0, None)]),
     "no failure": pickle.dumps((1, "no failure")),
     "few": pickle.dumps([]),
-    "wrong": pickle.dumps([(0, 1, "no failure")]),
 }
 
 
