@@ -539,12 +539,6 @@ mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig)
     return mn_proc_kill((pid_t)pid, sig);
 }
 
-int
-mn_engine_kill_zygote(struct mn_engine *e, int sig)
-{
-    return mn_proc_kill((pid_t)mn_a32_load_acquire(&e->shm.ctl->zygote), sig);
-}
-
 void
 mn_engine_zygote_replaced(struct mn_engine *e)
 {

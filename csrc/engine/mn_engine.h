@@ -121,10 +121,6 @@ mn_engine_end_late(struct mn_engine *e, uint32_t worker, uint64_t number, uint64
 int
 mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig);
 
-/* Signals the zygote. Returns 0; -ESRCH: no zygote lives; -errno. */
-int
-mn_engine_kill_zygote(struct mn_engine *e, int sig);
-
 /* Records that another zygote has replaced one that ended. The caller has put its descriptors in
  * place of those that mn_engine_start() was given, under the same numbers. */
 void

@@ -137,7 +137,6 @@ MN_ENGINE_METHOD(reports);
 MN_ENGINE_METHOD(lost);
 MN_ENGINE_METHOD(workers);
 MN_ENGINE_METHOD(kill_worker);
-MN_ENGINE_METHOD(kill_zygote);
 MN_ENGINE_METHOD(zygote_replaced);
 MN_ENGINE_METHOD(retire_worker);
 MN_ENGINE_METHOD(end_worker);

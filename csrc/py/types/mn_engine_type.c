@@ -294,7 +294,6 @@ MN_REPORT_ALONE(mn_engine_py_reports)
 MN_REPORT_ALONE(mn_engine_py_lost)
 MN_REPORT_ALONE(mn_engine_py_workers)
 MN_METHOD_ALONE(mn_engine_py_kill_worker)
-MN_METHOD_ALONE(mn_engine_py_kill_zygote)
 MN_METHOD_ALONE(mn_engine_py_zygote_replaced)
 MN_METHOD_ALONE(mn_engine_py_retire_worker)
 MN_METHOD_ALONE(mn_engine_py_end_worker)
@@ -368,9 +367,6 @@ static PyMethodDef engine_methods[] = {
     {"lost", MN_ALONE(mn_engine_py_lost), METH_O, mn_engine_lost_doc},
     {"workers", MN_ALONE(mn_engine_py_workers), METH_NOARGS, mn_engine_workers_doc},
     {"kill_worker", MN_ALONE(mn_engine_py_kill_worker), METH_VARARGS, mn_engine_kill_worker_doc},
-    {"kill_zygote", MN_ALONE(mn_engine_py_kill_zygote), METH_O,
-     PyDoc_STR("kill_zygote(signal) -> bool: signals the process that starts workers. Whether it\n"
-               "lived")},
     {"zygote_replaced", MN_ALONE(mn_engine_py_zygote_replaced), METH_NOARGS,
      PyDoc_STR("zygote_replaced(): the descriptors that start() was given are another zygote's.")},
     {"retire_worker", MN_ALONE(mn_engine_py_retire_worker), METH_O,

@@ -258,21 +258,6 @@ mn_engine_py_kill_worker(PyObject *self, PyObject *args)
 }
 
 PyObject *
-mn_engine_py_kill_zygote(PyObject *self, PyObject *number)
-{
-    struct mn_engine *e = mn_engine_get(self);
-    long sig = e != NULL ? PyLong_AsLong(number) : -1;
-    if (e == NULL || PyErr_Occurred()) {
-        return NULL;
-    }
-    int rc = mn_engine_kill_zygote(e, (int)sig);
-    if (rc != -ESRCH && mn_raise_errno(rc, "cannot signal the process that starts workers") < 0) {
-        return NULL;
-    }
-    return PyBool_FromLong(rc == 0);
-}
-
-PyObject *
 mn_engine_py_zygote_replaced(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_engine *e = mn_engine_get(self);

@@ -300,7 +300,7 @@ static PyMethodDef segment_methods[] = {
      PyDoc_STR("not_started(number): it could not be forked, and is wanted still")},
     {"claim", segment_claim, METH_VARARGS, claim_doc},
     {"adopt", segment_adopt, METH_O, adopt_doc},
-    {"set_zygote", segment_set_zygote, METH_O, PyDoc_STR("set_zygote(pid): 0 when it has died.")},
+    {"set_zygote", segment_set_zygote, METH_O, PyDoc_STR("set_zygote(pid); 0: not begun")},
     {"leaving", segment_leaving, METH_O,
      PyDoc_STR("leaving(number): the loader has stopped, and this worker does what ends it")},
     {"exited", segment_exited, METH_VARARGS,
