@@ -38,8 +38,7 @@ overhead_ns(const struct mn_plan *p)
 
 /* Returns the largest number of rows that a task may have in a stretch of n rows. */
 static int64_t
-chunk_limit(const struct mn_plan *p, const struct mn_plan_batch *b,
-                    const int64_t *cost, uint32_t n)
+chunk_limit(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost, uint32_t n)
 {
     /* The caller waits for the first batch of an epoch: spread it. */
     int64_t idle = b->number == 0 ? (int64_t)p->pace.active : 0;
@@ -49,8 +48,8 @@ chunk_limit(const struct mn_plan *p, const struct mn_plan_batch *b,
 /* Returns the number of rows of the next task. n: rows left. parts: split a batch that one worker
  * could make. limit: from chunk_limit(). */
 static uint32_t
-chunk(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost,
-              uint32_t n, bool parts, int64_t limit)
+chunk(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost, uint32_t n,
+      bool parts, int64_t limit)
 {
     if (b->whole && !parts) {
         return n;

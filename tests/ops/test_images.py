@@ -133,7 +133,7 @@ def test_subset_and_changed_samples_are_native(root: Path) -> None:
     assert same(loaded(kept, shuffle=False, worker_type="native"), [x.flip(0) for x in whole])
 
 
-def test_left_epoch_resumes_with_the_same_bits_at_each_batch(root: Path) -> None:
+def test_left_epoch_resumes_with_equal_bits(root: Path) -> None:
     def loader() -> Any:
         torch.manual_seed(3)
         return minato.DataLoader(ops.ImageFolder(root, TRAIN), 4, shuffle=True, num_workers=2, worker_type="native")
