@@ -63,10 +63,8 @@ QUICK = {150 * KB: 40, 10 * MB: 3}
 Read = Callable[[int], Any]
 
 
-def contents(size: int, count: int) -> list[np.ndarray[Any, Any]]:
-    rng = np.random.default_rng(size)
-    base = rng.integers(0, 256, size + count, np.uint8)
-    return [base[n : n + size].copy() for n in range(count)]
+def value(size: int, n: int) -> np.ndarray[Any, Any]:
+    return (np.arange(n, n + size, dtype=np.uint32) * np.uint32(2654435761) >> np.uint32(24)).astype(np.uint8)
 
 
 def of_memory(data: list[np.ndarray[Any, Any]]) -> dict[str, Read]:
@@ -80,9 +78,11 @@ def of_memory(data: list[np.ndarray[Any, Any]]) -> dict[str, Read]:
 
 
 def of_minato(data: list[np.ndarray[Any, Any]], cache: minato.Cache) -> dict[str, Read]:
-    @cache.memoize(key=lambda n: (len(data), n))
-    def load(n: int) -> Any:
-        return data[n]
+    size = len(data[0])
+
+    @cache.memoize(key=lambda n: (size, n))
+    def load(n: int) -> Any:  # not from data: arrays that a function uses are compared in each epoch
+        return value(size, n)
 
     for n in range(len(data)):
         load(n)
@@ -222,7 +222,7 @@ def check(name: str, read: Read, data: list[np.ndarray[Any, Any]]) -> None:
 
 def hits_of(size: int, count: int, repeats: int, peers: bool,
             until: float | None) -> dict[str, list[float]]:  # fmt: skip
-    data = contents(size, count)
+    data = [value(size, n) for n in range(count)]
     cache = minato.Cache(max(64 * (size + 4 * MB), 2 * size * count))
     with scratch(MEMORY) as path, ends:
         folder = str(path)
