@@ -12,8 +12,10 @@ to 95. A sample is a random crop resized to 224x224, perhaps flipped, normalized
 The ways take turns, and a number is the median over rounds of CPU milliseconds for each sample.
 Torch uses one thread. "pillow" is Pillow with torchvision's first transforms, if torchvision is
 installed, else the same with Pillow alone. "torchvision 2" is decode_jpeg with the second transforms.
-"scaled" is minato with decode="scaled". "huffman" is a bound for all ways that read codes up to the crop's end: libjpeg-turbo skips to its last
-row. The samples of "pillow" and "minato" must be equal.
+"torchcodec" is its decode_jpeg with the second transforms. "OpenCV" interpolates without antialiasing, so its
+samples are others. "DALI" is a pipeline of operators on the CPU, of which each call makes all files' samples.
+"scaled" is minato with decode="scaled". "huffman" is a bound for all ways that read codes up to the crop's end:
+libjpeg-turbo skips to its last row. The samples of "pillow" and "minato" must be equal.
 
 With --epoch, files of all sets lie in a folder, and a number is images per second and the CPU time of all
 processes for each. Epochs take turns; the first of each is not counted. Every epoch must have each target as
@@ -23,6 +25,7 @@ often, and under torch's loader the samples of "pillow" and "minato.ops" must be
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import io
 import json
@@ -51,7 +54,7 @@ PHOTOS = {
 }  # fmt: skip
 SETS = {"D": ((500, 375), (93, 95, 97)), "S": ((500, 375), (85, 90, 95)),
         "M": ((1000, 720), (85, 90, 95)), "L": ((1600, 1125), (85, 90, 95))}  # fmt: skip
-Way = Callable[[bytes], Any]
+Way = Callable[[Any], Any]  # of a file's bytes
 
 
 def photos() -> list[str]:
@@ -118,7 +121,57 @@ def ways() -> dict[str, Way]:
         found["pillow"] = pillow
         found["torchvision 2"] = lambda file: second(
             decode_jpeg(torch.frombuffer(bytearray(file), dtype=torch.uint8)))
+        with contextlib.suppress(ImportError, OSError, RuntimeError):  # its libraries may be missing
+            from torchcodec.decoders import decode_jpeg as decode_by_torchcodec
+
+            found["torchcodec"] = lambda file: second(decode_by_torchcodec(file))
+        with contextlib.suppress(ImportError):
+            import cv2
+
+            cv2.setNumThreads(1)
+            mean, std = np.float32(MEAN) * 255, np.float32(STD) * 255
+
+            def opencv(file: bytes) -> Any:
+                pixels = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR_RGB)
+                top, left, height, width = transforms.RandomResizedCrop.get_params(
+                    torch.empty(3, *pixels.shape[:2], device="meta"), (0.08, 1.0), (3 / 4, 4 / 3))
+                pixels = cv2.resize(pixels[top : top + height, left : left + width], (224, 224))
+                if torch.rand(1) < 0.5:
+                    pixels = cv2.flip(pixels, 1)
+                return torch.from_numpy((pixels - mean) / std).permute(2, 0, 1).contiguous()
+
+            found["OpenCV"] = opencv
+    with contextlib.suppress(ImportError, OSError):
+        found["DALI"] = dali()
     return found
+
+
+def dali() -> Way:
+    """Makes the samples of all files at once, as DALI's pipelines do; its threads' time counts, too."""
+    from nvidia.dali import fn, pipeline_def, types
+
+    given: list[Any] = []
+
+    @pipeline_def(num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
+    def pipeline() -> Any:
+        files = fn.external_source(lambda: given, dtype=types.UINT8)
+        pixels = fn.decoders.image_random_crop(
+            files, device="cpu", random_area=(0.08, 1.0), random_aspect_ratio=(3 / 4, 4 / 3))
+        pixels = fn.resize(pixels, size=(224, 224), interp_type=types.INTERP_LINEAR, antialias=True)
+        return fn.crop_mirror_normalize(pixels, mirror=fn.random.coin_flip(), dtype=types.FLOAT,
+                                        mean=np.multiply(MEAN, 255), std=np.multiply(STD, 255))  # fmt: skip
+
+    built: Any = None
+
+    def run(files: list[bytes]) -> Any:
+        nonlocal built
+        given[:] = [np.frombuffer(file, np.uint8) for file in files]
+        if built is None:
+            built = pipeline(batch_size=len(files))
+            built.build()
+        return built.run()
+
+    return run
 
 
 def measure(files: list[bytes], all_ways: dict[str, Way], repeats: int) -> dict[str, float]:
@@ -128,7 +181,7 @@ def measure(files: list[bytes], all_ways: dict[str, Way], repeats: int) -> dict[
         for name, way in all_ways.items():
             torch.manual_seed(number)
             begin = time.process_time()
-            for file in files:
+            for file in [files] if name == "DALI" else files:
                 way(file)
             times[name].append((time.process_time() - begin) * 1e3 / len(files))
     return {name: statistics.median(found[1:]) for name, found in times.items()}

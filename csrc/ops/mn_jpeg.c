@@ -52,6 +52,8 @@ struct mn_resize {
     const uint8_t **rows;
 };
 
+#define PIXEL 4u /* bytes, the last of which is not used */
+
 /* Bytes of a row are a multiple of this, which the kernels use as the size of a block. */
 #define ROW_BLOCK 64u
 
@@ -130,8 +132,8 @@ mn_resize_plan(struct mn_resize *resize)
     do {                                                                                \
         const type *table = (const type *)resize->table + (size_t)256 * colour;         \
         type *out = (type *)resize->out + ((size_t)colour * resize->down.n + y) * n;    \
-        for (uint32_t x = 0; x < n; x++) {                                              \
-            out[resize->flip ? n - 1 - x : x] = table[row[4 * x + colour]];             \
+        for (uint32_t x = 0; x < n; x++, from += step) {                                \
+            out[x] = table[*from];                                                      \
         }                                                                               \
     } while (0)
 
@@ -140,7 +142,9 @@ static void
 spread(const struct mn_resize *resize, uint32_t y, const uint8_t *row)
 {
     uint32_t n = resize->across.n;
+    ptrdiff_t step = resize->flip ? -(ptrdiff_t)PIXEL : (ptrdiff_t)PIXEL;
     for (uint32_t colour = 0; colour < 3; colour++) {
+        const uint8_t *from = row + colour + (resize->flip ? PIXEL * (n - 1) : 0);
         if (resize->item == 4) {
             SPREAD(uint32_t);
         }
@@ -156,7 +160,7 @@ spread(const struct mn_resize *resize, uint32_t y, const uint8_t *row)
 static size_t
 row_bytes(uint32_t pixels)
 {
-    return ((size_t)pixels * 4 + ROW_BLOCK - 1) / ROW_BLOCK * ROW_BLOCK;
+    return ((size_t)pixels * PIXEL + ROW_BLOCK - 1) / ROW_BLOCK * ROW_BLOCK;
 }
 
 /* Reads the rows from down.begin on with `read`, and writes the result. A row has `width` pixels,
@@ -170,12 +174,14 @@ mn_resize_run(struct mn_resize *resize, const struct mn_kernels *kernels, uint32
     /* The horizontal pass reads up to across->most pixels more than there are. */
     size_t wide = row_bytes(width + across->most), narrow = row_bytes(across->n);
     size_t kept = resize->down_first ? wide : narrow;
-    resize->memory = calloc(1, kept * down->most + wide + narrow);
+    resize->memory = calloc(1, kept * down->most + wide + narrow + PIXEL);
     resize->rows = calloc(down->most, sizeof(*resize->rows));
     if (resize->memory == NULL || resize->rows == NULL) {
         return -ENOMEM;
     }
-    uint8_t *ring = resize->memory, *line = ring + kept * down->most, *result = line + wide;
+    /* At aligned addresses, libjpeg-turbo writes past the caches, which we would wait for. */
+    uint8_t *ring = (uint8_t *)resize->memory + PIXEL;
+    uint8_t *line = ring + kept * down->most, *result = line + wide;
     uint32_t have = 0; /* rows read */
     for (uint32_t y = 0; y < down->n; y++) {
         for (; have < down->first[y] + down->used[y]; have++) {
