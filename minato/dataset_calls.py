@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import types
 import warnings
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable
 from itertools import accumulate
@@ -15,6 +18,9 @@ from .sampler_indices import whole_number
 
 #: (index of a sample) -> number of the part that has it, and its index there
 Find = Callable[[Any], "tuple[int, Any]"]
+
+#: signatures of functions, cached
+_signatures: weakref.WeakKeyDictionary[Any, inspect.Signature] = weakref.WeakKeyDictionary()
 
 
 def attribute(part: Any, name: str) -> Any:
@@ -40,6 +46,38 @@ def offered(part: Any, name: str) -> Callable[..., Any] | None:
         method = attribute(part, name)
         return method if callable(method) else None
     return None
+
+
+def is_stateful(part: Any) -> bool:
+    """Whether an object really has both methods; ``__getattr__`` is ignored. Three kinds of objects
+    are not stateful: those with ``state_dict = None``, those whose methods need more arguments (as
+    in MosaicML's streams), and modules of a network. The methods of a module are for its
+    weights."""
+
+    def offers(name: str, *arguments: Any) -> bool:
+        method = offered(part, name)
+        return method is not None and _takes(method, *arguments)
+
+    if type(part) is types.GeneratorType or isinstance(part, torch.nn.Module):
+        return False
+    return offers("state_dict") and offers("load_state_dict", None)
+
+
+def _takes(method: Any, *arguments: Any) -> bool:
+    """Whether a method can be called with these arguments. Cached, because it is asked often."""
+    function = method
+    if isinstance(method, types.MethodType):
+        function, arguments = method.__func__, (method.__self__, *arguments)
+    kept = _signatures if isinstance(function, types.FunctionType) else {}
+    try:
+        signature = kept.get(function) or inspect.signature(function)
+        kept[function] = signature
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # written in C, without a signature
+        pass
+    return True
 
 
 def parts_of(dataset: Any) -> tuple[list[Any], Find]:

@@ -29,7 +29,9 @@ from .iterators.hints import hint_method, takes
 from .loader import DataLoader
 from .remote import Ray, each_node
 from .seeding.draws import Draws, SampleSeed, sample_seed
-from .seeding.find_generators import find_all, make_seeder
+from .seeding.find_generators import find_all, global_keys, make_seeder
+from .seeding.generator_states import state_of
+from .seeding.order_generators import GENERATORS
 from .workers.fetching import fetched
 
 #: number of samples whose hint is compared with their draws
@@ -37,14 +39,6 @@ HINTED = 8
 #: samples per call if the dataset offers __getitems__, which is seeded by batch
 CHUNK = 8
 _BASE_SEED = 0x6D696E61746F
-
-_GENERATORS = (
-    random.Random,
-    np.random.Generator,
-    np.random.RandomState,
-    np.random.BitGenerator,
-    torch.Generator,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,15 +302,7 @@ class _Probe(Dataset[Any]):
 
 
 def _fingerprint(generator: Any) -> bytes:
-    if isinstance(generator, random.Random):
-        state: Any = generator.getstate()
-    elif isinstance(generator, torch.Generator):
-        state = generator.get_state().numpy().tobytes()
-    elif isinstance(generator, np.random.RandomState):
-        state = generator.get_state(legacy=False)
-    else:
-        state = getattr(generator, "bit_generator", generator).state
-    return hashlib.sha1(pickle.dumps(state)).digest()
+    return hashlib.sha1(pickle.dumps(state_of(generator))).digest()
 
 
 def _key(generator: Any) -> int:
@@ -338,28 +324,22 @@ def _places() -> Iterator[tuple[str, Any]]:
         yield "", value
 
 
-def _is_generator(value: Any) -> bool:
-    kind = type(value)
-    return issubclass(kind, _GENERATORS) and not issubclass(kind, random.SystemRandom)
-
-
 def _hidden_generators(dataset: Any) -> dict[str, Any]:
     """Generators of this process that seeding per sample does not reach, by name."""
-    seeded = {_key(g) for g in find_all((dataset,)).generators}
-    seeded |= {id(random._inst), id(torch.default_generator)}  # type: ignore[attr-defined]
-    seeded.add(id(np.random.mtrand._rand._bit_generator))  # type: ignore[attr-defined]
-    seeded.add(id(np.random.mtrand._rand))  # type: ignore[attr-defined]
+    seeded = {_key(g) for g in find_all((dataset,)).generators} | global_keys()
     hidden: dict[str, Any] = {}
     for name, value in _places():
-        if not _is_generator(value) or _key(value) in seeded:
+        kind = type(value)
+        is_generator = issubclass(kind, GENERATORS) and not issubclass(kind, random.SystemRandom)
+        if not is_generator or _key(value) in seeded:
             continue
         try:
             _fingerprint(value)
         except Exception:  # a generator with an unreadable state cannot be compared
             continue
         seeded.add(_key(value))
-        kind = f"{type(value).__module__.split('.')[0]} {type(value).__qualname__}"
-        hidden[f"{name} ({kind})" if name else f"a {kind} without a name"] = value
+        what = f"{kind.__module__.split('.')[0]} {kind.__qualname__}"
+        hidden[f"{name} ({what})" if name else f"a {what} without a name"] = value
     return hidden
 
 

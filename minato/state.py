@@ -80,7 +80,7 @@ from .epoch_progress import Progress, length_of
 from .option_values import option
 from .seeding.order_generators import SYSTEMS_SEEDS, Sources, batch_size_of, portable, seed_of
 from .seeding.ranks import Ranks, ranks_of
-from .stateful import MOST_BYTES, Snapshot, check_loads_state, plain
+from .stateful import MOST_BYTES, Snapshot, check_loads_state
 from .typing import State
 
 #: a worker's start: a pickled Snapshot, and how many batches after it to make again
@@ -268,7 +268,7 @@ def _worker_states(progress: Progress) -> list[Any] | None:
             snapshot, again = Snapshot(dataset, None, False, True, snapshot.generators), 0
         state: State = {**snapshot._asdict(), "again": again}
         if snapshot.generators is not None:
-            state["generators"] = {r: pack(s) for r, s in plain(snapshot.generators).items()}
+            state["generators"] = {r: pack(portable(s)) for r, s in snapshot.generators.items()}
         states.append(state if one.known() or again else None)
     return states
 

@@ -19,23 +19,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
-import inspect
-import json
 import pickle
-import random
-import types
 import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from torch.utils.data import IterableDataset
 
-from .dataset_calls import offered, own_attributes
+from .dataset_calls import is_stateful as is_stateful
+from .dataset_calls import own_attributes
 from .errors import Failure
+from .seeding.order_generators import all_global
+from .seeding.order_generators import numpy_words as numpy_words
 from .time_share import TimeShare
 
 #: nanoseconds: a snapshot that takes less travels with every batch
@@ -47,42 +43,6 @@ SHARE = 0.1
 MOST_BYTES = 32 << 20
 
 
-#: signatures of functions, cached
-_signatures: weakref.WeakKeyDictionary[Any, inspect.Signature] = weakref.WeakKeyDictionary()
-
-
-def is_stateful(part: Any) -> bool:
-    """Whether an object really has both methods; ``__getattr__`` is ignored. Three kinds of objects
-    are not stateful: those with ``state_dict = None``, those whose methods need more arguments (as
-    in MosaicML's streams), and modules of a network. The methods of a module are for its
-    weights."""
-
-    def offers(name: str, *arguments: Any) -> bool:
-        method = offered(part, name)
-        return method is not None and _takes(method, *arguments)
-
-    if type(part) is types.GeneratorType or isinstance(part, torch.nn.Module):
-        return False
-    return offers("state_dict") and offers("load_state_dict", None)
-
-
-def _takes(method: Any, *arguments: Any) -> bool:
-    """Whether a method can be called with these arguments. Cached, because it is asked often."""
-    function = method
-    if isinstance(method, types.MethodType):
-        function, arguments = method.__func__, (method.__self__, *arguments)
-    kept = _signatures if isinstance(function, types.FunctionType) else {}
-    try:
-        signature = kept.get(function) or inspect.signature(function)
-        kept[function] = signature
-        signature.bind(*arguments)
-    except TypeError:
-        return False
-    except ValueError:  # written in C, without a signature
-        pass
-    return True
-
-
 class Snapshot(NamedTuple):
     """The states at one moment; None for an object that is not Stateful."""
 
@@ -91,7 +51,7 @@ class Snapshot(NamedTuple):
     ended: bool = False  # the fetcher has ended: its last batch was not full
     begins: bool = False  # an epoch starts and has no iterator yet
     #: states of the global generators that the worker has drawn from: see Generators
-    generators: dict[str, Any] | None = None
+    generators: dict[str, bytes] | None = None
 
 
 def ask(dataset: Any, fetcher: Any) -> Snapshot:
@@ -197,69 +157,15 @@ def _forgets(dataset: Any) -> bool:
     return False
 
 
-# ---- generators ------------------------------------------------------------------------
-
-
-#: bytes of a Mersenne Twister's words and position, in NumPy's memory layout
-_MT19937 = 4 * 625
-
-
-def _is_mt(bits: Any) -> bool:
-    return type(bits) is np.random.MT19937
-
-
-def numpy_words() -> bytes:
-    """The words of NumPy's global generator in memory; empty if it is of another kind."""
-    bits: Any = np.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
-    return ctypes.string_at(bits.ctypes.state_address, _MT19937) if _is_mt(bits) else b""
-
-
 class Generators:
-    """A worker's global generators, compared with their states before its dataset drew from them.
-
-    The captured form takes only microseconds; ``plain`` converts it to the form in states."""
+    """A worker's global generators, compared with their states before its dataset drew from them."""
 
     def __init__(self) -> None:
-        self.initial = {**self._torch_and_python(), **self._numpy()}
-        # Asking NumPy takes longest, so its words in memory are compared first.
-        untouched = self.initial.get("numpy", (b"", 0, 1))[2] == 0  # no second Gaussian is cached
-        self._words = numpy_words() if untouched else None
+        self.initial = all_global()
 
-    @staticmethod
-    def _torch_and_python() -> dict[str, Any]:
-        words = torch.default_generator.get_state().numpy().tobytes()
-        return {"torch": words, "python": random.getstate()}
-
-    @staticmethod
-    def _numpy() -> dict[str, Any]:
-        state: Any = np.random.get_state(legacy=True)
-        name, words, *rest = state
-        return {"numpy": (words.tobytes(), *rest)} if name == "MT19937" else {}
-
-    def drawn(self) -> dict[str, Any]:
+    def drawn(self) -> dict[str, bytes]:
         """The states of the generators that have changed."""
-        now = self._torch_and_python()
-        if numpy_words() != self._words:
-            now.update(self._numpy())
-        return {role: state for role, state in now.items() if state != self.initial.get(role)}
-
-    def put(self, states: dict[str, Any], set_all: Callable[[dict[str, bytes]], None]) -> None:
-        """Sets these generators, and the others to their initial states."""
-        set_all(plain({**self.initial, **states}))
-
-
-def plain(generators: dict[str, Any]) -> dict[str, bytes]:
-    """States of global generators in the form of seeding/order_generators.py."""
-    return {role: _plain(state) for role, state in generators.items()}
-
-
-def _plain(state: Any) -> bytes:
-    if isinstance(state, bytes):
-        return state
-    if isinstance(state[0], bytes):
-        words, *rest = state
-        state = [np.frombuffer(words, np.uint32).tolist(), *rest]
-    return json.dumps(state).encode()
+        return {role: state for role, state in all_global().items() if state != self.initial.get(role)}
 
 
 # ---- snapshots -------------------------------------------------------------------------
@@ -291,12 +197,14 @@ class Snapshots:
         self._told = snapshot.dataset is not None
         self._initial = initial_state(dataset) if self._told else None
         load_state(dataset, snapshot.dataset, "dataset")
-        if snapshot.begins and snapshot.generators is not None:
-            self._generators.put(snapshot.generators, set_all)
+        drawn = snapshot.generators
+        states = {} if drawn is None else {**self._generators.initial, **drawn}
+        if snapshot.begins:
+            set_all(states)
         fetcher = create()
         load_iterator_state(fetcher, snapshot)
-        if not snapshot.begins and snapshot.generators is not None:
-            self._generators.put(snapshot.generators, set_all)
+        if not snapshot.begins:
+            set_all(states)
         return fetcher
 
     def watch(self, dataset: Any, fetcher: Any) -> None:

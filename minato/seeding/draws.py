@@ -6,9 +6,10 @@ import functools
 import random as _random
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch as _torch
 
 from .._not_linux import CORE
 from .generator_states import STREAM_NUMPY, STREAM_RANDOM, STREAM_TORCH, plan_private
@@ -16,10 +17,9 @@ from .generator_states import STREAM_NUMPY, STREAM_RANDOM, STREAM_TORCH, plan_pr
 if CORE:
     from .._core import Seeder
 
-if TYPE_CHECKING:
-    import torch as _torch
-
 __all__ = ["Draws", "SampleSeed", "draws"]
+
+_T = TypeVar("_T")
 
 
 class SampleSeed(int):
@@ -47,23 +47,18 @@ class _OfThisThread(threading.local):
     def __init__(self) -> None:
         self.made: dict[int, tuple[Any, Seeder]] = {}
 
-    def seeded(self, stream: int, make: Callable[[], Any], key: tuple[int, int]) -> Any:
+    def seeded(self, stream: int, make: Callable[[], _T], key: tuple[int, int]) -> _T:
         if stream not in self.made:
-            generator = make()
-            ((_, _, plan, _),) = plan_private([generator], [])
-            self.made[stream] = generator, Seeder._from_plans([("draws", stream, plan)])
+            made = make()
+            ((_, _, plan, _),) = plan_private([made], [])
+            self.made[stream] = made, Seeder._from_plans([("draws", stream, plan)])
+        generator: _T
         generator, seeder = self.made[stream]
         seeder.put(*key)
         return generator
 
 
 _of_this_thread = _OfThisThread()
-
-
-def _torch_generator() -> _torch.Generator:
-    import torch
-
-    return torch.Generator()
 
 
 class Draws:
@@ -75,23 +70,17 @@ class Draws:
     @functools.cached_property
     def random(self) -> _random.Random:
         """For Python's ``random``."""
-        make = _random.Random
-        made: _random.Random = _of_this_thread.seeded(STREAM_RANDOM, make, self._key)
-        return made
+        return _of_this_thread.seeded(STREAM_RANDOM, _random.Random, self._key)
 
     @functools.cached_property
     def numpy(self) -> np.random.RandomState:
         """For the functions of ``numpy.random``."""
-        make = np.random.RandomState
-        made: np.random.RandomState = _of_this_thread.seeded(STREAM_NUMPY, make, self._key)
-        return made
+        return _of_this_thread.seeded(STREAM_NUMPY, np.random.RandomState, self._key)
 
     @functools.cached_property
     def torch(self) -> _torch.Generator:
         """For torch's default CPU generator: pass it as ``generator=``."""
-        make = _torch_generator
-        made: _torch.Generator = _of_this_thread.seeded(STREAM_TORCH, make, self._key)
-        return made
+        return _of_this_thread.seeded(STREAM_TORCH, _torch.Generator, self._key)
 
 
 def draws(seed: int | None) -> Draws:

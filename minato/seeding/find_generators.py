@@ -20,13 +20,16 @@ from itertools import islice
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
 from .._core import Seeder
 from ..dataset_calls import behind_subsets
 from .generator_states import (
     GLOBALS,
     bitgen_of,
     generator_kind,
-    loaded,
     mro_of,
     opencv_plans,
     own_seed,
@@ -76,6 +79,8 @@ _type_module = type.__dict__["__module__"].__get__
 _type_name = type.__dict__["__qualname__"].__get__
 
 _Members = Callable[[Any], Iterable[Any]]
+#: of an object or a module, by name
+Attributes = dict[str, Any]
 #: plans of everything to be seeded, and what is watched: dicts, counted ones, types of generators
 News = tuple[list[Any], list[Any], list[Any], set[type]]
 
@@ -103,7 +108,7 @@ def _is_program(name: str, file: str) -> bool:
     return name.partition(".")[0] not in _LIBRARIES and _INSTALLED.isdisjoint(PurePath(file).parts)
 
 
-def _is_of_program(module: dict[str, Any]) -> bool:
+def _is_of_program(module: Attributes) -> bool:
     return _is_program(str(dict.get(module, "__name__")), str(dict.get(module, "__file__")))
 
 
@@ -144,14 +149,11 @@ _READERS: dict[type, _Members] = {
     types.MethodWrapperType: lambda m: (m.__self__,),
 }
 
-#: Types that are never searched, besides tensors and arrays.
-_CLOSED = (type, types.ModuleType, str, bytes, bytearray, memoryview, int, float, complex)
-
-
-def _closed() -> frozenset[Any]:
-    more = {loaded("numpy", "ndarray"), loaded("numpy", "generic"),
-            loaded("torch", "Tensor")}
-    return frozenset({*_CLOSED, type(None), *more}) - {None}
+#: Types that are never searched.
+_CLOSED: frozenset[type] = frozenset({
+    type, types.ModuleType, str, bytes, bytearray, memoryview, int, float, complex, type(None), np.ndarray,
+    np.generic, torch.Tensor,
+})  # fmt: skip
 
 
 def _slot_readers(mro: tuple[type, ...]) -> list[Any]:
@@ -227,8 +229,8 @@ class Found(NamedTuple):
     hooks: list[Callable[[int], Any]]
     nodes: int
     truncated: bool
-    watched: list[dict[str, Any]]
-    counted: list[dict[str, Any]]
+    watched: list[Attributes]
+    counted: list[Attributes]
     owners: list[type]
     crowds: list[Any]
     sequences: list[Any]
@@ -239,14 +241,10 @@ def _key(kind: str, obj: Any) -> int:
     return id(bitgen_of(obj) if kind == "numpy" else obj)
 
 
-def _global_keys() -> set[int]:
-    keys = {id(random._inst)}
-    rand = getattr(loaded("numpy.random", "mtrand"), "_rand", None)
-    if rand is not None:
-        keys |= {id(rand), id(rand._bit_generator)}
-    if "torch" in sys.modules:
-        keys.add(id(loaded("torch", "default_generator")))
-    return keys
+def global_keys() -> set[int]:
+    """Identities of the global generators."""
+    rand: Any = np.random.mtrand._rand
+    return {id(random._inst), id(rand), id(rand._bit_generator), id(torch.default_generator)}
 
 
 def _bind_hook(obj: Any, raw: Any) -> Any:
@@ -273,9 +271,8 @@ class _Walk:
     def __init__(self, limit: int = NODE_LIMIT, closed: frozenset[Any] = frozenset()) -> None:
         self.nodes = limit
         self.looks = LOOKS_PER_NODE * limit
-        self.closed = _closed() | closed
-        self.dataset = loaded("torch.utils.data", "Dataset")
-        self.taken = _global_keys()
+        self.closed = _CLOSED | closed
+        self.taken = global_keys()
         self.shapes: dict[type, _Shape | None] = {}
         self.seen: set[int] = set()
         self.classes: set[type] = set()
@@ -283,8 +280,8 @@ class _Walk:
         self.kept: list[Any] = []  # so that no id is given to another object
         self.generators: list[Any] = []
         self.hooks: list[Callable[[int], Any]] = []
-        self.watched: list[dict[str, Any]] = []
-        self.counted: list[dict[str, Any]] = []
+        self.watched: list[Attributes] = []
+        self.counted: list[Attributes] = []
         self.sequences: list[Any] = []
         self.owners: list[type] = []
         self.crowds: list[Any] = []
@@ -349,7 +346,7 @@ class _Walk:
         self.add_hook(_root_hook(root, self.shape(root)))
 
     def enter(self, obj: Any, shape: _Shape, is_root: bool) -> None:
-        if shape.hook is not None and not is_root and self.dataset in mro_of(type(obj)):
+        if shape.hook is not None and not is_root and Dataset in mro_of(type(obj)):
             self.guarded(lambda: self.add_hook(_bind_hook(obj, shape.hook)))
         if shape.attributes is not None and len(self.counted) < COUNTED:
             attributes = shape.attributes.__get__(obj)

@@ -26,7 +26,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
 from .._core import Seeder
+from .order_generators import SYSTEMS_SEEDS
 
 STREAM_RANDOM = 1
 STREAM_NUMPY = 2
@@ -40,6 +45,8 @@ _TORCH_BLOB = struct.Struct(f"=QiiQ{_MT_WORDS}Q40x")
 _TORCH_SEED = struct.Struct("=Q")
 
 Plan = tuple[Any, ...]
+#: a state of NumPy's, as its public API gives it
+State = dict[str, Any]
 #: where words go in a generator's memory: (offset, first word, count), and what else is written:
 #: (offset, 32-bit value)
 Runs = tuple[tuple[int, int, int], ...]
@@ -49,33 +56,13 @@ Fixed = tuple[tuple[int, int], ...]
 # ---- states ---------------------------------------------------------------------------
 
 
-def _mt_state(w: Sequence[int]) -> dict[str, Any]:
-    import numpy as np
-
-    return {"key": np.array(w, dtype=np.uint32), "pos": _MT_WORDS}
-
-
 def _join(w: Sequence[int]) -> int:
     """One integer made of 32-bit words, the least significant first."""
     return sum(x << (32 * i) for i, x in enumerate(w))
 
 
 def _u64s(w: Sequence[int]) -> Any:
-    import numpy as np
-
     return np.array([_join(w[i : i + 2]) for i in range(0, len(w), 2)], dtype=np.uint64)
-
-
-def _pcg_state(w: Sequence[int]) -> dict[str, Any]:
-    return {"state": _join(w[:4]), "inc": _join(w[4:8])}
-
-
-def _philox_state(w: Sequence[int]) -> dict[str, Any]:
-    return {"counter": _u64s(w[:8]), "key": _u64s(w[8:12])}
-
-
-def _sfc_state(w: Sequence[int]) -> dict[str, Any]:
-    return {"state": _u64s([*w[:6], 1, 0])}
 
 
 class _Algorithm(NamedTuple):
@@ -88,7 +75,7 @@ class _Algorithm(NamedTuple):
     words: int
     or_word: int
     or_mask: int
-    state: Callable[[Sequence[int]], dict[str, Any]]
+    state: Callable[[Sequence[int]], State]
     runs: tuple[tuple[int, int], ...]
 
     def read(self, raw: bytes) -> list[int]:
@@ -98,29 +85,29 @@ class _Algorithm(NamedTuple):
         return w
 
 
-_MT = _Algorithm(_MT_WORDS, 0, 0x8000_0000, _mt_state, ((0, _MT_WORDS),))
-_PCG = _Algorithm(8, 4, 1, _pcg_state, ((0, 4), (4, 4)))
+_MT = _Algorithm(_MT_WORDS, 0, 0x8000_0000, lambda w: {"key": np.array(w, np.uint32), "pos": _MT_WORDS},
+                 ((0, _MT_WORDS),))  # fmt: skip
+_PCG = _Algorithm(8, 4, 1, lambda w: {"state": _join(w[:4]), "inc": _join(w[4:8])}, ((0, 4), (4, 4)))
 _SEQUENCE = _Algorithm(1, 0, 0, lambda w: {"n_children_spawned": w[0]}, ((0, 1),))
 _ALGORITHMS = {
     "MT19937": _MT,
     "PCG64": _PCG,
     "PCG64DXSM": _PCG,
-    "Philox": _Algorithm(12, 0, 0, _philox_state, ((0, 8), (8, 4))),
-    "SFC64": _Algorithm(6, 0, 0, _sfc_state, ((0, 6),)),
+    "Philox": _Algorithm(12, 0, 0, lambda w: {"counter": _u64s(w[:8]), "key": _u64s(w[8:12])}, ((0, 8), (8, 4))),
+    "SFC64": _Algorithm(6, 0, 0, lambda w: {"state": _u64s([*w[:6], 1, 0])}, ((0, 6),)),
 }
 
 
 def _algorithm(bitgen: Any) -> _Algorithm | None:
     """Whether it is one of NumPy's bit generators by exact type: a subclass may have more state."""
-    np_random = sys.modules["numpy.random"]
     cls = type(bitgen)
-    known = getattr(np_random, cls.__name__, None) is cls
+    known = getattr(np.random, cls.__name__, None) is cls
     return _ALGORITHMS.get(cls.__name__) if known else None
 
 
-def _public_state(name: str, w: Sequence[int]) -> dict[str, Any]:
+def _public_state(name: str, w: Sequence[int]) -> State:
     """The format of ``bit_generator.state``, with empty caches."""
-    state: dict[str, Any] = {"bit_generator": name, "state": _ALGORITHMS[name].state(w)}
+    state: State = {"bit_generator": name, "state": _ALGORITHMS[name].state(w)}
     if name == "Philox":
         state.update(buffer=_u64s([0] * 8), buffer_pos=4)
     if name != "MT19937":
@@ -128,7 +115,7 @@ def _public_state(name: str, w: Sequence[int]) -> dict[str, Any]:
     return state
 
 
-def _bitgen_state(bitgen: Any, raw: bytes) -> dict[str, Any]:
+def _bitgen_state(bitgen: Any, raw: bytes) -> State:
     """The state for any bit generator; for one unknown to this module, that of a new seeded one."""
     algorithm = _algorithm(bitgen)
     if algorithm is None:
@@ -158,8 +145,6 @@ def _torch_blob(raw: bytes, seed: int) -> bytes:
 
 
 def _set_torch(generator: Any, raw: bytes, seed: int) -> None:
-    import torch
-
     blob = bytearray(_torch_blob(raw, seed))
     generator.set_state(torch.frombuffer(blob, dtype=torch.uint8))
 
@@ -270,10 +255,8 @@ def _fields(name: str) -> Iterator[_Field]:
                      struct.pack("=Q", 1))
 
 
-def _put_field(bitgen: Any, state: dict[str, Any], path: tuple[str | int, ...],
+def _put_field(bitgen: Any, state: State, path: tuple[str | int, ...],
                raw: bytes) -> None:
-    import numpy as np
-
     inner: Any = state
     for step in path[:-1]:
         inner = inner[step]
@@ -316,8 +299,6 @@ def _bitgen_layout(cls: type) -> tuple[Runs, Fixed]:
 @_probed
 def _random_state_layout(cls: type) -> tuple[int, Fixed]:
     """Offset of a RandomState's bit generator, and of its cached Gaussian."""
-    import numpy as np
-
     rs, other = cls(np.random.MT19937(1)), cls(np.random.MT19937(2))
     places = []
     for each in (rs, other):
@@ -346,14 +327,10 @@ def _random_state_layout(cls: type) -> tuple[int, Fixed]:
     return layout
 
 
-def _new_sequence() -> Any:
-    return sys.modules["numpy.random"].SeedSequence(0)
-
-
 @_probed
 def _sequence_layout() -> tuple[Runs, Fixed]:
     """Where a SeedSequence counts the children that it has spawned."""
-    sequence = _new_sequence()
+    sequence: Any = np.random.SeedSequence(0)
 
     def put(raw: bytes) -> None:
         sequence.__init__(0, n_children_spawned=struct.unpack("=I", raw)[0])
@@ -368,14 +345,12 @@ def _sequence_layout() -> tuple[Runs, Fixed]:
 @_probed
 def _torch_layout() -> bool:
     """Whether torch reads a state blob in the way that this module and the Seeder write it."""
-    import torch
-
     raw, seed = Seeder._words(1, 2, 3, 0, STREAM_PRIVATE, _MT_WORDS)
     by_api, by_fill = torch.Generator(), torch.Generator()
     one = torch.empty(1, device="cpu")
     one.normal_(generator=by_api)  # leaves a cached value to be cleared
     _set_torch(by_api, raw, seed)
-    _seeded_by(_torch_plan(by_fill, _new_blob(torch)))
+    _seeded_by(_torch_plan(by_fill))
     expected = _torch_blob(raw, seed)
     blobs = [bytes(g.get_state().numpy()) for g in (by_api, by_fill)]
     if blobs != [expected, expected] or by_fill.initial_seed() != seed:
@@ -400,25 +375,18 @@ def mro_of(cls: type) -> tuple[type, ...]:
     return classes
 
 
-def loaded(module: str, name: str) -> Any:
-    return getattr(sys.modules.get(module), name, None)
+_KINDS: dict[type, str] = {
+    random.Random: "random", torch.Generator: "torch", np.random.Generator: "numpy", np.random.RandomState: "legacy",
+    np.random.BitGenerator: "bitgen", np.random.SeedSequence: "sequence",
+}  # fmt: skip
 
 
 def generator_kind(mro: tuple[type, ...]) -> str | None:
-    """A library that is not imported has no objects to find."""
-    for kind, cls in (("random", random.Random), ("torch", loaded("torch", "Generator")),
-                      ("numpy", loaded("numpy.random", "Generator")),
-                      ("legacy", loaded("numpy.random", "RandomState")),
-                      ("bitgen", loaded("numpy.random", "BitGenerator")),
-                      ("sequence", loaded("numpy.random", "SeedSequence"))):
-        if cls is not None and cls in mro:
-            return kind
-    return None
+    return next((_KINDS[cls] for cls in mro if cls in _KINDS), None)
 
 
 def bitgen_of(generator: Any) -> Any:
-    cls = sys.modules["numpy.random"].Generator
-    return cls.__dict__["bit_generator"].__get__(generator)
+    return vars(np.random.Generator)["bit_generator"].__get__(generator)
 
 
 #: seeds of NumPy from here on are the system's, which gives 128 bits
@@ -433,13 +401,14 @@ def own_seed(generator: Any) -> int:
     try:
         if _is_systems(generator):
             return 0
-        state = repr(_plain(_state(generator))).encode()
+        state = repr(_plain(state_of(generator))).encode()
     except Exception:  # a class of the program's own may refuse
         return 0
     return int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little") or 1
 
 
-def _state(generator: Any) -> Any:
+def state_of(generator: Any) -> Any:
+    """A generator's state, as its library gives it."""
     kind = generator_kind(mro_of(type(generator)))
     if kind == "torch":
         return generator.get_state().numpy()
@@ -453,8 +422,6 @@ def _state(generator: Any) -> Any:
 
 
 def _plain(state: Any) -> Any:
-    import numpy as np
-
     if isinstance(state, dict):
         return [(name, _plain(value)) for name, value in sorted(state.items())]
     if isinstance(state, tuple) and len(state) > _KEY_WORDS:
@@ -467,8 +434,6 @@ def _plain(state: Any) -> Any:
 def _is_systems(generator: Any) -> bool:
     kind = generator_kind(mro_of(type(generator)))
     if kind == "torch":
-        from .order_generators import SYSTEMS_SEEDS
-
         return bool(generator.initial_seed() >= SYSTEMS_SEEDS)
     if kind == "random":
         return _is_systems_key(generator.getstate()[1])
@@ -482,8 +447,6 @@ def _is_systems(generator: Any) -> bool:
 @functools.cache
 def _begin() -> Any:
     """The words from which that initialisation starts."""
-    import numpy as np
-
     return np.random.RandomState(19650218).get_state(legacy=False)["state"]["key"]
 
 
@@ -491,8 +454,6 @@ def _is_systems_key(words: tuple[int, ...]) -> bool:
     """Whether ``random`` was seeded with as many words as the system gives, and has not been drawn
     from. Undoes the initialisation by array of the Mersenne Twister's authors, which adds the words
     of the key, and their places, in turn: those of a short key come again and again."""
-    import numpy as np
-
     if len(words) != _MT_WORDS + 1 or words[-1] != _MT_WORDS or words[0] != 1 << 31:
         return False
     mt, place = np.array(words[:-1], np.uint32), np.arange(_MT_WORDS, dtype=np.uint32)
@@ -536,7 +497,7 @@ def plan_bitgen(bitgen: Any, force: str | None = None) -> Plan:
 def _plan_sequence(sequence: Any) -> Plan:
     """spawn() goes on from a number that belongs to the sample."""
     state = sequence.state
-    layout = _sequence_layout() if type(sequence) is type(_new_sequence()) else None
+    layout = _sequence_layout() if type(sequence) is np.random.SeedSequence else None
     if layout is None:
         return ("hook", lambda seed: sequence.__init__(**{**state, "n_children_spawned": seed >> 32}))
     return _fill_plan(sequence, None, None, _SEQUENCE, layout)
@@ -552,15 +513,10 @@ def _is_reseedable(bitgen: Any) -> bool:
 
 
 def _plan_random_state(rs: Any, force: str | None) -> Plan:
-    layout = None if force else _random_state_layout(_numpy_random_state())
+    layout = None if force else _random_state_layout(np.random.RandomState)
     if layout is None:
         return ("call", functools.partial(_set_random_state, rs), _MT_WORDS)
     return ("state", rs, *layout, plan_bitgen(rs._bit_generator))
-
-
-def _numpy_random_state() -> type:
-    kind: type = sys.modules["numpy.random"].RandomState
-    return kind
 
 
 _STANDARD = ("random", "getrandbits", "seed", "getstate", "setstate")
@@ -578,12 +534,9 @@ def _plan_random(rng: random.Random, force: str | None) -> Plan:
     return _fill_plan(rng, None, "gauss_next", _MT, layout)
 
 
-def _new_blob(torch: Any) -> Any:
-    return torch.zeros(_TORCH_BLOB.size, dtype=torch.uint8, device="cpu")
-
-
-def _torch_plan(generator: Any, blob: Any, seed: int | None = None) -> Plan:
+def _torch_plan(generator: Any, seed: int | None = None) -> Plan:
     """seed: the result of ``initial_seed()`` from now on, instead of each sample's own seed."""
+    blob: Any = torch.zeros(_TORCH_BLOB.size, dtype=torch.uint8, device="cpu")
     if seed is not None:
         _TORCH_SEED.pack_into(blob.numpy(), 0, seed)
     return ("torch", generator.set_state, blob, blob.data_ptr(), blob.numel(), seed is not None)
@@ -591,41 +544,25 @@ def _torch_plan(generator: Any, blob: Any, seed: int | None = None) -> Plan:
 
 def _chosen_seed(generator: Any) -> int | None:
     """The seed that worker_init_fn has given torch, which programs may read again."""
-    info = sys.modules["torch.utils.data"].get_worker_info()
+    info = get_worker_info()
     seed = generator.initial_seed()
     return None if info is None or seed == info.seed else seed
 
 
 def _plan_torch(generator: Any, force: str | None) -> Plan:
     """Only CPU generators are Mersenne Twisters; others take a seed."""
-    import torch
-
     if generator.device.type != "cpu" or _torch_layout() is None:
         return ("hook", generator.manual_seed)
     if force:
         return ("call", functools.partial(_set_torch, generator), _MT_WORDS)
     chosen = _chosen_seed(generator) if generator is torch.default_generator else None
-    return _torch_plan(generator, _new_blob(torch), chosen)
+    return _torch_plan(generator, chosen)
 
 
 def _globals(force: str | None) -> Iterator[tuple[str, int, Plan]]:
     yield "random", STREAM_RANDOM, _plan_random(random._inst, force)
-    plan: Plan = ("none",)
-    try:
-        import numpy.random
-
-        plan = _plan_random_state(numpy.random.mtrand._rand, force)
-    except ImportError:
-        pass
-    yield "numpy", STREAM_NUMPY, plan
-    plan = ("none",)
-    try:
-        import torch
-
-        plan = _plan_torch(torch.default_generator, force)
-    except ImportError:
-        pass
-    yield "torch", STREAM_TORCH, plan
+    yield "numpy", STREAM_NUMPY, _plan_random_state(np.random.mtrand._rand, force)
+    yield "torch", STREAM_TORCH, _plan_torch(torch.default_generator, force)
 
 
 def probe_globals() -> None:
@@ -657,11 +594,10 @@ def _plan_private(obj: Any, force: str | None) -> tuple[str, Plan]:
 def opencv_plans(keeps_own: bool) -> list[tuple[Any, ...]]:
     """OpenCV has one generator, whose state can be told by its draws only. keeps_own: its state is
     the same in all workers, and stands for the seed that the program has given it."""
-    set_seed, draw = loaded("cv2", "setRNGSeed"), loaded("cv2", "randu")
+    cv2 = sys.modules.get("cv2")
+    set_seed, draw = getattr(cv2, "setRNGSeed", None), getattr(cv2, "randu", None)
     if set_seed is None or draw is None:
         return []
-    import numpy as np
-
     own = 0
     if keeps_own:
         drawn = draw(np.empty((1, 4), np.int32), 0, 1 << 30).tobytes()

@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .order_generators import all_global, get_state, legacy_state
+
 #: in this order in a worker's entry; with the name for users
 ROLES = {"python": "random", "numpy": "numpy.random", "torch": "torch"}
 
@@ -40,52 +42,29 @@ _told = False
 
 UNCHANGED: tuple[int, ...] = (0, 0, 0)
 
-
-def _of_python(generator: random.Random) -> bytes:
-    _version, words, gauss = generator.getstate()
-    return np.array(words, np.uint32).tobytes() + repr(gauss).encode()
-
-
-def _of_numpy(generator: np.random.RandomState) -> bytes:
-    state: Any = generator.get_state(legacy=True)
-    if state[0] != "MT19937":  # replaced by the program, and not checked
-        return b""
-    words: bytes = state[1].tobytes()
-    return words + repr(state[2:]).encode()
-
-
-def _of_torch(generator: torch.Generator) -> bytes:
-    return generator.get_state().numpy().tobytes()
-
-
 #: role -> a state with this seed
-_SEEDED: dict[str, Callable[[int], bytes]] = {
-    "python": lambda seed: _of_python(random.Random(seed)),
-    "numpy": lambda seed: _of_numpy(np.random.RandomState(seed)),
-    "torch": lambda seed: _of_torch(torch.Generator().manual_seed(seed)),
+_SEEDED: dict[str, Callable[[int], bytes | None]] = {
+    "python": lambda seed: get_state(random.Random(seed)),
+    "numpy": lambda seed: legacy_state(np.random.RandomState(seed)),
+    "torch": lambda seed: get_state(torch.Generator().manual_seed(seed)),
 }
 #: role -> hash of a state -> the seed among WRITTEN that gives it; made when first needed
 _written: dict[str, dict[int, int]] = {}
 
-
-def now() -> dict[str, bytes]:
-    """States of the global generators, by role."""
-    numpys: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
-    pythons: random.Random = random._inst  # type: ignore[attr-defined]
-    return {
-        "python": _of_python(pythons),
-        "numpy": _of_numpy(numpys),
-        "torch": _of_torch(torch.default_generator),
-    }
+#: what to hand to left_by()
+now = all_global
 
 
 def left_by(before: dict[str, bytes]) -> tuple[int, ...]:
-    """Hashes of the states that have changed; 0 for the others."""
+    """Hashes of the states that have changed since; 0 for the others."""
     after = now()
-    return tuple(_hash(after[r]) if after[r] and after[r] != before[r] else 0 for r in ROLES)
+    return tuple(0 if after.get(role) == before.get(role) else _hash(after.get(role)) for role in ROLES)
 
 
-def _hash(state: bytes) -> int:
+def _hash(state: bytes | None) -> int:
+    """0 for a generator that the program has replaced, which is not checked."""
+    if state is None:
+        return 0
     return int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little") or 1
 
 

@@ -8,6 +8,7 @@ generators that it and its nested samplers hold, the loader's, and the global on
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import marshal
 import random
@@ -22,8 +23,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _DatasetKind
 
 from .._not_linux import CORE
-from ..dataset_calls import attribute
-from ..stateful import is_stateful, numpy_words
+from ..dataset_calls import attribute, is_stateful
 
 if CORE:
     from .._core import Seeder
@@ -42,13 +42,6 @@ PLAIN_SAMPLERS = (torch.utils.data.BatchSampler, *TORCH_SAMPLERS[:-1])
 
 def _tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _of_numpy() -> list[Any] | None:
-    """NumPy's global state: its words, and the rest."""
-    state: Any = np.random.get_state(legacy=True)
-    name, *held = state
-    return held if name == "MT19937" else None  # replaced by the program, and not saved
 
 
 #: first item of a state captured in the form that takes microseconds. Each epoch captures these,
@@ -70,6 +63,24 @@ def portable(data: bytes) -> bytes:
 _numpy_was: tuple[bytes, bytes | None] = b"", None
 
 
+#: bytes of a Mersenne Twister's words and position, in NumPy's memory layout
+_MT19937 = 4 * 625
+
+
+def numpy_words() -> bytes:
+    """The words of NumPy's global generator in memory; empty if it is of another kind."""
+    bits: Any = np.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
+    is_mt = type(bits) is np.random.MT19937
+    return ctypes.string_at(bits.ctypes.state_address, _MT19937) if is_mt else b""
+
+
+def legacy_state(generator: Any) -> bytes | None:
+    """The state of a RandomState, or of the functions of ``numpy.random``; None if it is no Mersenne
+    Twister: then the program has replaced it, and it is not saved."""
+    name, words, *rest = generator.get_state(legacy=True)
+    return _QUICK + marshal.dumps((words.tobytes(), *rest)) if name == "MT19937" else None
+
+
 def _numpy_memory() -> bytes:
     """The words of NumPy's global generator, and the rest of its RandomState."""
     words = numpy_words() if CORE else b""
@@ -81,8 +92,7 @@ def _get_numpy() -> bytes | None:
     global _numpy_was
     memory, (was, state) = _numpy_memory(), _numpy_was
     if not memory or memory != was:  # asking NumPy takes 80 us
-        held = _of_numpy()
-        state = None if held is None else _QUICK + marshal.dumps((held[0].tobytes(), *held[1:]))
+        state = legacy_state(np.random)
         _numpy_was = memory, state
     return state
 
@@ -113,7 +123,8 @@ def _whole(state: Any) -> Any:
     return np.array(state[1], state[0]) if isinstance(state, list) else state
 
 
-def _get_state(generator: Any) -> bytes:
+def get_state(generator: Any) -> bytes:
+    """A generator's state, as capture() has it."""
     if isinstance(generator, torch.Generator):
         return generator.get_state().numpy().tobytes()
     if isinstance(generator, random.Random):
@@ -141,10 +152,10 @@ _PYTHON: random.Random = random._inst  # type: ignore[attr-defined]
 #: role -> (get, set) of the global generators
 _GLOBALS: dict[str, tuple[Callable[[], bytes | None], Callable[[bytes], None]]] = {
     "torch": (
-        lambda: _get_state(torch.default_generator),
+        lambda: get_state(torch.default_generator),
         lambda data: _set_state(torch.default_generator, data),
     ),
-    "python": (lambda: _get_state(_PYTHON), lambda data: _set_state(_PYTHON, data)),
+    "python": (lambda: get_state(_PYTHON), lambda data: _set_state(_PYTHON, data)),
     "numpy": (_get_numpy, _set_numpy),
 }
 
@@ -155,7 +166,8 @@ PLAIN = (int, float, str, bool, type(None))
 #: limit on samplers, and on the length of a list that is searched for them
 MOST = 64
 
-_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState,
+#: kinds of generators whose states can be saved
+GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState,
                np.random.BitGenerator)  # fmt: skip
 
 
@@ -227,7 +239,7 @@ def _search(ways: list[tuple[str, Any]], is_part: Callable[[Any], bool]) -> Foun
         for role, one in _held(part, way):
             if type(one) in weakref.ProxyTypes:
                 continue  # a weak proxy raises if its object is gone
-            if isinstance(one, _GENERATORS) and _is_own(one):
+            if isinstance(one, GENERATORS) and _is_own(one):
                 generators[role] = one
             if id(one) not in known and len(ways) < MOST and is_part(one) and _holds_any(one):
                 known.add(id(one))
@@ -344,7 +356,7 @@ class Sources:
 
     def capture(self, everything: bool = True) -> dict[str, bytes]:
         """Current states, by role; the global ones only if the order may come from them."""
-        states = {role: _get_state(g) for role, g in (self.own | self.of_dataset).items()}
+        states = {role: get_state(g) for role, g in (self.own | self.of_dataset).items()}
         for role in self.globals if everything else ():
             data = _GLOBALS[role][0]()
             if data is not None:
@@ -362,7 +374,7 @@ class Sources:
             seeds = torch.Generator(source.device)
             seeds.set_state(_tensor(before[role]))
             torch.empty((), dtype=torch.int64, device=source.device).random_(generator=seeds)
-            after[role] = _get_state(seeds)
+            after[role] = get_state(seeds)
         return self.capture() != after
 
     def lacks(self, states: dict[str, bytes]) -> list[str]:
@@ -409,7 +421,7 @@ class Sources:
 
 def fingerprint() -> tuple[Any, ...]:
     """Fingerprint of the global generators: it changes with every draw."""
-    return _get_state(torch.default_generator), _PYTHON.getstate(), _get_numpy()
+    return get_state(torch.default_generator), _PYTHON.getstate(), _get_numpy()
 
 
 def all_global() -> dict[str, bytes]:
