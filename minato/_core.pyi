@@ -96,7 +96,7 @@ class _Seen(TypedDict):
     state: int
     pid: int
     starts: int
-    running: tuple[int, int, int, int, int | None] | None
+    running: tuple[int, int, int, int, int | str | None] | None
     since_ns: int
     tasks: int
     rows: int
@@ -112,6 +112,7 @@ class _Queue(TypedDict):
     ready: int
 
 class _Peek(TypedDict):
+    title: str
     trainer_pid: int
     stopped: bool
     now_ns: int

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from .. import _cache
 from ..cache.cache import folder
-from ..text import sized
+from ..text import counted, sized
 
 #: the first bytes of each file of a cache
 MAGIC = _cache.MAGIC.to_bytes(8, sys.byteorder)
+
 
 class File(NamedTuple):
     folder: str
@@ -59,7 +60,7 @@ def _given(argument: str) -> list[File]:
     return [file for file in _files(where or folder()) if file.name == name]
 
 
-def _guest(file: File) -> _cache.Store:
+def guest(file: File) -> _cache.Store:
     """The file, opened without becoming one of those that share it."""
     store = _cache.Store(file.folder, file.name, _cache.BYTES_MIN, 0, False, 0, file.on_disk)
     store.attach()
@@ -71,7 +72,7 @@ def left_bytes() -> int:
     left = 0
     for file in _files(folder()):
         with contextlib.suppress(OSError, RuntimeError):  # it has gone, or is another version's
-            stats = _guest(file).stats()
+            stats = guest(file).stats()
             left += stats["used_bytes"] if stats["processes"] == 0 else 0
     return left
 
@@ -83,8 +84,8 @@ def _head(file: File, store: _cache.Store) -> str:
 
 
 def _users(stats: dict[str, int]) -> str:
-    processes, jobs = stats["processes"], stats["jobs"]
-    return f"{processes} process{'es' * (processes != 1)} of {jobs} job{'s' * (jobs != 1)}"
+    processes = stats["processes"]
+    return f"{processes} process{'es' * (processes != 1)} of {counted(stats['jobs'], 'job')}"
 
 
 def _ls(head: str, file: File, stats: dict[str, int]) -> str:
@@ -132,7 +133,7 @@ def _drop(file: File, force: bool) -> int:
     """Removes a file, after saying what it is."""
     processes = 0
     try:
-        store = _guest(file)
+        store = guest(file)
         stats = store.stats()
         processes = stats["processes"]
         print(_ls(_head(file, store), file, stats))
@@ -155,7 +156,7 @@ def _drop(file: File, force: bool) -> int:
 def _act(action: str, file: File, force: bool) -> int:
     if action == "drop":
         return _drop(file, force)
-    store = _guest(file)
+    store = guest(file)
     if action == "verify":
         checked, damaged = store.verify()
         print(f"{file.shown}  {checked} values, {damaged} damaged")

@@ -18,9 +18,13 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from .. import _system
+from .. import _system, loader
 from .._not_linux import CORE, NEEDS_LINUX
+from ..device import operators
 from . import info
+
+if CORE:
+    from .cache_files import left_bytes
 
 #: seconds that the trial load may take
 TRIAL_S = 60.0
@@ -164,12 +168,6 @@ def _free_shm() -> int:
     return found.f_bavail * found.f_frsize
 
 
-def _left_caches() -> int:
-    from .cache_files import left_bytes  # not at import: other systems lack what it needs
-
-    return left_bytes()
-
-
 class Squares(Dataset[torch.Tensor]):
     """The dataset of the trial."""
 
@@ -182,11 +180,9 @@ class Squares(Dataset[torch.Tensor]):
 
 def try_load() -> str | None:
     """Loads some batches with two workers. Returns the error, or None."""
-    from ..loader import DataLoader
-
     data = Squares()
     try:
-        batches = list(DataLoader(data, batch_size=8, num_workers=2, timeout=TRIAL_S))
+        batches = list(loader.DataLoader(data, batch_size=8, num_workers=2, timeout=TRIAL_S))
         if not torch.equal(torch.cat(batches), torch.stack([data[i] for i in range(len(data))])):
             return "its batches are not those of the dataset."
     except Exception as error:
@@ -208,9 +204,9 @@ def gather(workers: int | None = None, trial: bool = True) -> Facts:
         no_engine=None if CORE else NEEDS_LINUX,
         refused=_system.refused() if CORE else None,
         torch=torch.__version__,
-        torch_extension=_known(info._torch_extension) or "built",
-        device_operators=_known(info._device_operators) or "built",
-        photos=_known(info._photos) or "libjpeg.so.62",
+        torch_extension=_known(info.torch_extension) or "built",
+        device_operators=_known(operators.describe) or "built",
+        photos=_known(info.photos) or "libjpeg.so.62",
         torch_accelerator=torch.version.cuda or torch.version.hip,
         accelerator=bool(_known(found.is_available)),
         driver=_known(_driver),
@@ -233,7 +229,7 @@ def gather(workers: int | None = None, trial: bool = True) -> Facts:
             lambda: _kib("/proc/meminfo", "CommitLimit") - _kib("/proc/meminfo", "Committed_AS")
         ),
         shm_free=_known(_free_shm),
-        left_caches=_known(_left_caches),
+        left_caches=_known(left_bytes) if CORE else None,
         start_method=multiprocessing.get_start_method(allow_none=True)
         or multiprocessing.get_all_start_methods()[0],
         threads={n: v for n, v in environ.items() if n.endswith("_NUM_THREADS")},

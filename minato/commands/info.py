@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import os
 import platform
+import runpy
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -30,7 +31,12 @@ WAYS = {
 }  # fmt: skip
 NO_TORCH = "not installed; minato needs it: pip install torch"
 
-Facts = dict[str, dict[str, Any]]
+#: of a section, by name
+Texts = dict[str, str]
+
+
+class NotImported(Exception):
+    """The package did not import."""
 
 
 def extension(name: str) -> ModuleType:
@@ -55,6 +61,13 @@ def has_colours() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def _part(name: str) -> Any:
+    """``minato.<name>``, where the package has imported."""
+    if "minato" not in sys.modules:
+        raise NotImported
+    return importlib.import_module(f"minato.{name}")
+
+
 def _torch() -> Any:
     try:
         return importlib.import_module("torch")
@@ -65,12 +78,9 @@ def _torch() -> Any:
 # ---- versions and build ----------------------------------------------------------------
 
 
-def _version() -> str:
-    names: dict[str, Any] = {}
-    with open(os.path.join(HERE, "_version.py"), encoding="utf-8") as file:
-        exec(file.read(), names)
-    version: str = names["__version__"]
-    return version
+def _torch_version() -> str:
+    torch = _torch()
+    return NO_TORCH if torch is None else str(torch.__version__)
 
 
 def _numpy_version() -> str:
@@ -80,15 +90,10 @@ def _numpy_version() -> str:
         return "not installed"
 
 
-def _torch_version() -> str:
-    torch = _torch()
-    return NO_TORCH if torch is None else torch.__version__
-
-
-def versions() -> dict[str, Any]:
+def versions() -> Texts:
     """Versions of minato and of the software that it needs."""
     return {
-        "minato": _asked(_version),
+        "minato": _asked(lambda: runpy.run_path(os.path.join(HERE, "_version.py"))["__version__"]),
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         "torch": _asked(_torch_version),
         "NumPy": _asked(_numpy_version),
@@ -109,7 +114,7 @@ def _built(name: str, why_not: str) -> str:
     return "built"
 
 
-def _torch_extension() -> str:
+def torch_extension() -> str:
     how = (
         "not built; optional. To get it, with torch and a C++ compiler installed, run in "
         "minato's sources: pip install --no-build-isolation ."
@@ -120,24 +125,13 @@ def _torch_extension() -> str:
     return state
 
 
-def _device_operators() -> str:
-    if "minato" not in sys.modules:
-        return "unknown: minato did not import"
-    from minato.device import operators
-
-    return operators.describe()
+def photos() -> str:
+    """What minato.ops decodes JPEG files with."""
+    found = _part("ops.jpeg").find_library()
+    return "Pillow alone: there is no libjpeg-turbo" if found is None else str(found.path)
 
 
-def _photos() -> str:
-    if "minato" not in sys.modules:
-        return "unknown: minato did not import"
-    from minato.ops import jpeg
-
-    found = jpeg.find_library()
-    return "Pillow alone: there is no libjpeg-turbo" if found is None else found.path
-
-
-def build() -> dict[str, Any]:
+def build() -> Texts:
     """Which extension modules there are, and how they were compiled."""
     missing = "missing: this installation is broken, install minato again"
     if sys.platform != "linux":
@@ -145,8 +139,8 @@ def build() -> dict[str, Any]:
     return {
         "engine": _built("_core", missing),
         "operators (minato.ops)": _built("_ops", "not built"),
-        "torch extension": _asked(_torch_extension),
-        "device operators": _asked(_device_operators),
+        "torch extension": _asked(torch_extension),
+        "device operators": _asked(lambda: _part("device.operators").describe()),
         "compiler": _asked(lambda: extension("_core").compiler),
     }
 
@@ -155,34 +149,25 @@ def build() -> dict[str, Any]:
 
 
 def _exchange() -> str:
-    torch = _torch()
-    if torch is None:
+    if _torch() is None:
         return "unknown without torch"
-    if "minato" not in sys.modules:
-        return "unknown: minato did not import"
-    from minato.transport import torch_bridge
-
-    if torch_bridge.bind():
+    if _part("transport.torch_bridge").bind():
         return "DLPack C exchange"
     return "torch.frombuffer (this torch offers no DLPack C exchange of a known version)"
 
 
-def _seeding() -> dict[str, str]:
-    """Returns, for each global generator, how it gets a sample's state (Seeder.describe())."""
+def _seeding() -> str:
+    """How each global generator gets a sample's state."""
     if "minato" not in sys.modules:
-        return {}
-    from minato.seeding.find_generators import make_seeder
+        return "unknown without torch"
+    ways = _part("seeding.find_generators").make_seeder(None).describe()
+    return ", ".join(f"{name} {WAYS.get(way, way)}" for name, way in ways.items())
 
-    return make_seeder(None).describe()
 
-
-def methods() -> dict[str, Any]:
+def methods() -> Texts:
     """How minato works here, where there is more than one way."""
-    seeding = _asked(_seeding)
-    if isinstance(seeding, dict):
-        seeding = ", ".join(f"{k} {WAYS.get(v, v)}" for k, v in seeding.items()) or "unknown without torch"
-    return {"tensors are made by": _asked(_exchange), "generators are seeded": seeding,
-            "photos are decoded by": _asked(_photos)}  # fmt: skip
+    return {"tensors are made by": _asked(_exchange), "generators are seeded": _asked(_seeding),
+            "photos are decoded by": _asked(photos)}  # fmt: skip
 
 
 # ---- the machine -----------------------------------------------------------------------
@@ -231,15 +216,7 @@ def _accelerator() -> str:
     return f"none found, {built}" if built else "none (torch is built without one)"
 
 
-def _device_copies() -> str:
-    if "minato" not in sys.modules:
-        return "unknown: minato did not import"
-    from minato.device import pagelocked_rows
-
-    return pagelocked_rows.describe()
-
-
-def machine() -> dict[str, Any]:
+def machine() -> Texts:
     """Returns what this process may use."""
     return {
         "CPUs": _asked(_cpus),
@@ -247,27 +224,29 @@ def machine() -> dict[str, Any]:
         "start methods": _asked(_start_methods),
         "/dev/shm": _asked(_shm),
         "accelerator": _asked(_accelerator),
-        "copies to CUDA": _asked(_device_copies),
+        "copies to CUDA": _asked(lambda: _part("device.pagelocked_rows").describe()),
     }
 
 
 # ---- the page --------------------------------------------------------------------------
 
 
-def _asked(fact: Callable[[], Any]) -> Any:
+def _asked(fact: Callable[[], str]) -> str:
     """The fact, or the reason why it is unknown: one missing fact must not hide the others."""
     try:
         return fact()
+    except NotImported:
+        return "unknown: minato did not import"
     except Exception as error:
         return f"unknown ({type(error).__name__}: {error})"
 
 
-def facts() -> Facts:
+def facts() -> dict[str, Texts]:
     """All facts by section; each value is text for people."""
     return {"versions": versions(), "build": build(), "methods": methods(), "machine": machine()}
 
 
-def render(found: Facts) -> str:
+def render(found: dict[str, Texts]) -> str:
     """The facts as text, one per line."""
     lines = []
     for section, entries in found.items():

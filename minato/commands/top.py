@@ -19,13 +19,22 @@ import termios
 import textwrap
 import time
 import tty
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
+from .._core import peek
+from .._notes import Notes
 from .._system import stat_fields
 from ..iterators.stats import worker_state
-from ..text import sized
+from ..text import counted, sized
+from .cache_files import File, guest
 from .info import has_colours
+
+if TYPE_CHECKING:
+    from .._core import _Peek, _Seen
+
+    class Snapshot(_Peek):
+        address: int
 
 COLLATES = "collate"  # stands for an index: the worker collates samples that others have fetched
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+)\s+/memfd:minato ")
@@ -47,11 +56,15 @@ class TopError(Exception):
 # ---- reading ---------------------------------------------------------------------------
 
 
+def _maps(pid: int) -> list[str]:
+    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+        return file.readlines()
+
+
 def mappings(pid: int) -> list[tuple[int, int]]:
     """(address, bytes) of each loader's memory in a process, in order of address."""
     try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            lines = file.readlines()
+        lines = _maps(pid)
     except (FileNotFoundError, ProcessLookupError):
         raise TopError(f"there is no process {pid}") from None
     except PermissionError:
@@ -79,14 +92,12 @@ def _no_permission(pid: int) -> str:
     )
 
 
-def snapshots(pid: int) -> list[dict[str, Any]]:
+def snapshots(pid: int) -> list[Snapshot]:
     """A snapshot of each living loader in the process, by the core's peek().
 
     Raises:
         TopError: no such process, no permission, no loader, or another version of minato.
     """
-    from .._core import peek
-
     places = mappings(pid)
     if not places and not _alive(pid):
         raise TopError(f"process {pid} is gone")
@@ -101,7 +112,7 @@ def snapshots(pid: int) -> list[dict[str, Any]]:
         raise TopError(f"process {pid} is gone") from None
     except PermissionError:
         raise TopError(_no_permission(pid)) from None
-    found: list[dict[str, Any]] = []
+    found: list[Snapshot] = []
     wrong = ""
     try:
         for base, size in places:
@@ -112,7 +123,7 @@ def snapshots(pid: int) -> list[dict[str, Any]]:
                 return os.pread(fd, count, base + offset)
 
             try:
-                seen: dict[str, Any] = dict(peek(read))
+                seen = peek(read)
             except (ValueError, OSError) as error:
                 wrong = str(error)  # it was just mapped or unmapped, or is of another version
                 continue
@@ -152,40 +163,41 @@ def _seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 120 else f"{value / 60:.0f} min"
 
 
-def _waited(seen: dict[str, Any]) -> int:
+def _waited(seen: Snapshot) -> int:
     """Nanoseconds in next() so far, the present wait included."""
     since = seen["waiting_since_ns"]
-    waited: int = seen["wait_ns"]
-    return waited + (max(0, seen["now_ns"] - since) if since else 0)
+    return seen["wait_ns"] + (max(0, seen["now_ns"] - since) if since else 0)
 
 
-def _shares(seen: dict[str, Any], before: dict[str, Any] | None) -> tuple[float, float]:
+def _shares(seen: Snapshot, before: Snapshot | None) -> tuple[float, float]:
     """(share of waiting, batches a second) since the last snapshot, or since the start."""
-    then = before or {**seen, "now_ns": seen["opened_ns"], "given": 0, "wait_ns": 0,
-                      "waiting_since_ns": 0}  # fmt: skip
+    start = seen["opened_ns"]
+    then: Snapshot = before or {**seen, "now_ns": start, "given": 0, "wait_ns": 0, "waiting_since_ns": 0}
     elapsed = max(1, seen["now_ns"] - then["now_ns"])
     share = (_waited(seen) - _waited(then)) / elapsed
     return min(1.0, max(0.0, share)), (seen["given"] - then["given"]) / (elapsed * _NS)
 
 
-def _running(entry: dict[str, Any], now_ns: int) -> tuple[str, str, str, str]:
-    """(state, batch, sample, for how long) of a worker."""
-    task, state = entry["running"], worker_state(entry["state"])
-    if task is None or state != "ready":
-        return state, "", "", ""
-    batch, row, _row0, _nrows, index = task
-    sample = f"position {row}" if index is None else f"{index} (position {row})"
+def _flying(loaders: Iterable[Snapshot]) -> list[tuple[float, _Seen]]:
+    """The workers that make a sample, with the seconds for which they have done so, the longest first."""
+    flying = [
+        ((seen["now_ns"] - worker["since_ns"]) * _NS, worker) for seen in loaders for worker in seen["workers"]
+        if worker["running"] is not None and worker_state(worker["state"]) == "ready"
+    ]  # fmt: skip
+    return sorted(flying, key=lambda one: -one[0])
+
+
+def _name(worker: _Seen) -> str:
+    """What the worker makes."""
+    assert worker["running"] is not None
+    batch, row, _row0, _nrows, index = worker["running"]
     if index == COLLATES:
-        sample = "(collates it)"
-    return "working", str(batch), sample, _seconds((now_ns - entry["since_ns"]) * _NS)
-
-
-def _heading(seen: dict[str, Any]) -> str:
-    return seen["title"] or "a loader"
+        return f"collating batch {batch}"
+    return f"position {row} of batch {batch}" if index is None else str(index)
 
 
 def render(
-    seen: dict[str, Any], before: dict[str, Any] | None = None, width: int = WIDE
+    seen: Snapshot, before: Snapshot | None = None, width: int = WIDE
 ) -> list[str]:
     """The lines of one loader, from its snapshot and the one before, within a width."""
     now, queue = seen["now_ns"], seen["queue"]
@@ -193,7 +205,7 @@ def render(
     state = "waits in next()" if seen["waiting_since_ns"] else "does not wait for this loader"
     period = "since the last look" if before else "since the start"
     lines = [
-        _heading(seen),
+        seen["title"] or "a loader",
         f"  process  {seen['trainer_pid']}, open for {_seconds((now - seen['opened_ns']) * _NS)}",
         f"  trainer  {state}; waited {share:.0%} of its time {period}",
         f"  batches  {rate:.1f} a second, {seen['given']} so far; {queue['ready']} ready, "
@@ -201,23 +213,36 @@ def render(
         f"  tasks    {queue['running']} running, {queue['queued']} queued, "
         f"{queue['waiting']} not begun",
         f"  memory   {sized(seen['used_bytes'])} of {sized(seen['limit_bytes'])}",
-        *_failed(seen),
-        *_together(seen),
-        *_slow(seen),
     ]
+    if failed := seen.get("failed"):
+        lines.append(f"  errors   {failed} samples could not be made, and were left out or replaced")
+    if seen["group_milli"]:
+        lines.append(
+            f"  groups   of about {seen['group_milli'] / 1000:.0f} samples stay together: "
+            f"the first takes {_seconds(seen['opening_ns'] * _NS)} longer"
+        )
+    lines += _slow(seen)
     lines = [part for line in lines for part in _wrapped(line, width)]
     wide = width >= WIDE
-    names = "worker", "pid", "state", "cpu", "busy", "samples", "batch", "for", "sample"
-    lines.append(_row(names, wide))
+    lines.append(_row(("worker", "pid", "state", "cpu", "busy", "samples", "batch", "for", "sample"), wide))
     last = before["workers"] if before else []
+    since = before["now_ns"] if before else seen["opened_ns"]
     for number, entry in enumerate(seen["workers"]):
-        if worker_state(entry["state"]) == "none":
+        what = worker_state(entry["state"])
+        if what == "none":
             continue  # no process wanted here: room for the worker scheduler
-        busy, cpu = _busy(entry, last[number] if number < len(last) else None, seen, before)
-        what, batch, sample, long = _running(entry, now)
+        cpu, busy = entry["cpu_ns"], _busy(entry, now)
+        if number < len(last):  # the counters belong to the entry and go on when another process takes it
+            cpu, busy = cpu - last[number]["cpu_ns"], busy - _busy(last[number], since)
+        shares = (f"{min(1.0, max(0.0, spent / max(1, now - since))):.0%}" for spent in (cpu, busy))
+        batch = sample = long = ""
+        if entry["running"] is not None and what == "ready":
+            of, row, _row0, _nrows, index = entry["running"]
+            what, batch, long = "working", str(of), _seconds((now - entry["since_ns"]) * _NS)
+            sample = f"position {row}" if index is None else f"{index} (position {row})"
+            sample = "(collates it)" if index == COLLATES else sample
         sample += f"  {entry['starts']} starts" if entry["starts"] > 1 else ""
-        shown = number, entry["pid"], what, f"{cpu:.0%}", f"{busy:.0%}", entry["rows"], batch, long
-        lines.append(_row((*shown, sample), wide))
+        lines.append(_row((number, entry["pid"], what, *shares, entry["rows"], batch, long, sample), wide))
     return lines
 
 
@@ -234,98 +259,40 @@ def _wrapped(line: str, width: int) -> list[str]:
     return textwrap.wrap(words.strip(), max(width, 20), initial_indent=first, subsequent_indent=rest)
 
 
-def _row(of: tuple[Any, ...], wide: bool) -> str:
+def _row(of: tuple[object, ...], wide: bool) -> str:
     """A line of the table of workers."""
     number, pid, state, cpu, busy, samples, batch, long, sample = of
-    if wide:
-        line = (
-            f"  {number:>6} {pid:>8} {state:8} {cpu:>5} {busy:>5} {samples:>8} {batch:>6} {long:>7}"
-            f"  {sample}"
-        )
-    else:
-        line = f"  {number:>6} {pid:>8} {state:8} {busy:>5} {long:>7}  {sample}"
-    return line.rstrip()
+    counts = f"{cpu:>5} {busy:>5} {samples:>8} {batch:>6}" if wide else f"{busy:>5}"
+    return f"  {number:>6} {pid:>8} {state:8} {counts} {long:>7}  {sample}".rstrip()
 
 
-def _busy(
-    entry: dict[str, Any],
-    last: dict[str, Any] | None,
-    seen: dict[str, Any],
-    before: dict[str, Any] | None,
-) -> tuple[float, float]:
-    """The shares of time in which a worker had a task, the present one included, and computed."""
-
-    def total(e: dict[str, Any], now: int) -> int:
-        busy: int = e["busy_ns"]
-        return busy + (max(0, now - e["since_ns"]) if e["running"] else 0)
-
-    then = before["now_ns"] if before else seen["opened_ns"]
-    elapsed = max(1, seen["now_ns"] - then)
-    # the counters belong to the entry and go on when another process takes it
-    was = (total(last, then), last["cpu_ns"]) if last is not None else (0, 0)
-    busy = (total(entry, seen["now_ns"]) - was[0]) / elapsed
-    cpu = (entry["cpu_ns"] - was[1]) / elapsed
-    return min(1.0, max(0.0, busy)), min(1.0, max(0.0, cpu))
+def _busy(entry: _Seen, now_ns: int) -> int:
+    """Nanoseconds in which a worker had a task, the present one included."""
+    return entry["busy_ns"] + (max(0, now_ns - entry["since_ns"]) if entry["running"] else 0)
 
 
-def _failed(seen: Any) -> list[str]:
-    """The line about samples that could not be made, if there are any."""
-    if not seen.get("failed"):
-        return []
-    return [f"  errors   {seen['failed']} samples could not be made, and were left out or replaced"]
-
-
-def _together(seen: Any) -> list[str]:
-    """The line about groups, if neighbours are kept in one worker."""
-    if not seen["group_milli"]:
-        return []
-    return [
-        f"  groups   of about {seen['group_milli'] / 1000:.0f} samples stay together: "
-        f"the first takes {_seconds(seen['opening_ns'] * _NS)} longer"
-    ]
-
-
-def _slow(seen: dict[str, Any]) -> list[str]:
+def _slow(seen: Snapshot) -> list[str]:
     """The line about the samples that have been running longest."""
-    flying = [
-        (seen["now_ns"] - w["since_ns"], w["running"])
-        for w in seen["workers"]
-        if w["running"] is not None and worker_state(w["state"]) == "ready"
-    ]
-    flying.sort(key=lambda f: -f[0])
-    if not flying:
-        return []
-    items = []
-    for ns, (batch, row, _row0, _nrows, index) in flying[:MOST_SLOW]:
-        name = f"position {row} of batch {batch}" if index is None else str(index)
-        if index == COLLATES:
-            name = f"collating batch {batch}"
-        items.append(f"{name} ({_seconds(ns * _NS)})")
-    return [f"  longest  in flight, by index: {', '.join(items)}"]
+    items = [f"{_name(worker)} ({_seconds(seconds)})" for seconds, worker in _flying([seen])[:MOST_SLOW]]
+    return [f"  longest  in flight, by index: {', '.join(items)}"] if items else []
 
 
 def cached(pid: int) -> list[str]:
     """A line for each cache that the process has open, of those of this user."""
-    from .cache_files import File, _guest
-
     try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            files = {
-                File(*found.groups()) for line in file if (found := _CACHE.search(line)) is not None
-            }
+        files = {File(*found.groups()) for line in _maps(pid) if (found := _CACHE.search(line)) is not None}
     except OSError:
         return []
     lines = []
     for one in sorted(files):
         try:
-            seen = _guest(one).stats()
+            seen = guest(one).stats()
         except (OSError, RuntimeError):  # another user's, or removed meanwhile
             continue
-        asked = max(1, seen["hits"] + seen["misses"])
-        jobs = f"{seen['jobs']} job{'s' * (seen['jobs'] != 1)}"
+        asked = seen["hits"] + seen["misses"]
         lines.append(
-            f"  cache    {seen['hits'] / asked:.0%} of {seen['hits'] + seen['misses']} values found; "
-            f"{sized(seen['used_bytes'])} of {sized(seen['bytes'])} used, by {jobs}"
+            f"  cache    {seen['hits'] / max(1, asked):.0%} of {asked} values found; "
+            f"{sized(seen['used_bytes'])} of {sized(seen['bytes'])} used, by {counted(seen['jobs'], 'job')}"
         )
     return lines
 
@@ -333,7 +300,7 @@ def cached(pid: int) -> list[str]:
 # ---- all processes -----------------------------------------------------------------------
 
 
-def found() -> list[tuple[int, list[dict[str, Any]]]]:
+def found() -> list[tuple[int, list[Snapshot]]]:
     """(process id, snapshots of its loaders) of all processes that this user may read."""
     own = []
     for name in os.listdir("/proc"):
@@ -359,7 +326,7 @@ def listed(width: int) -> list[str]:
         lines.append(f"{pid:>8}  {' '.join(_program(pid).split())}"[:width])
         for seen in loaders:
             share, rate = _shares(seen, None)
-            text = f"{_heading(seen)}: {rate:.1f} batches a second, waited {share:.0%} of its time"
+            text = f"{seen['title'] or 'a loader'}: {rate:.1f} batches a second, waited {share:.0%} of its time"
             indent = " " * 10
             lines += textwrap.wrap(
                 text, max(width, 30), initial_indent=indent, subsequent_indent=indent + "  "
@@ -422,28 +389,21 @@ def _pressed(keys: int | None, seconds: float) -> str:
     return ""
 
 
-def stack_of_oldest(found: dict[int, dict[str, Any]]) -> list[str]:
+def stack_of_oldest(found: dict[int, Snapshot]) -> list[str]:
     """The lines about where the sample is that has been running longest."""
-    running = [
-        (worker["since_ns"], worker) for seen in found.values() for worker in seen["workers"]
-        if worker["running"] is not None and worker_state(worker["state"]) == "ready"
-    ]  # fmt: skip
-    if not running:
+    flying = _flying(found.values())
+    if not flying:
         return ["no worker is making a sample"]
-    worker = min(running, key=lambda one: one[0])[1]
-    batch, row, _row0, _nrows, index = worker["running"]
-    name = f"position {row} of batch {batch}" if index is None else index
+    worker = flying[0][1]
     stack = _stack(worker["pid"])
     if not stack:
-        return [f"sample {name}: the stack of worker {worker['pid']} cannot be read (it is a thread, "
+        return [f"sample {_name(worker)}: the stack of worker {worker['pid']} cannot be read (it is a thread, "
                 "or another user's)"]  # fmt: skip
-    return [f"sample {name} is here, latest call first:", *stack.splitlines()]
+    return [f"sample {_name(worker)} is here, latest call first:", *stack.splitlines()]
 
 
 def _stack(pid: int) -> str:
     """The stack of a worker process, which writes it to its loader's notes."""
-    from .._notes import Notes
-
     with contextlib.suppress(OSError):
         for name in os.listdir(folder := f"/proc/{pid}/fd"):
             if os.readlink(f"{folder}/{name}").startswith("/memfd:minato-notes"):
@@ -457,8 +417,8 @@ def _stack(pid: int) -> str:
 
 
 def _page(
-    pid: int, before: dict[int, dict[str, Any]], width: int = WIDE
-) -> tuple[list[str], dict[int, dict[str, Any]]]:
+    pid: int, before: dict[int, Snapshot], width: int = WIDE
+) -> tuple[list[str], dict[int, Snapshot]]:
     """The lines to show; and the snapshots by address, with which the next ones are compared."""
     found = {seen["address"]: seen for seen in snapshots(pid)}
     lines: list[str] = []
@@ -483,7 +443,7 @@ def _fitted(lines: list[str], width: int, height: int) -> list[str]:
 
 def watch(pid: int, interval: float) -> int:
     """Shows the table until q, Ctrl-C, or the end of the process."""
-    before: dict[int, dict[str, Any]] = {}
+    before: dict[int, Snapshot] = {}
     stack: list[str] = []
     screen, colours = sys.stdout.isatty(), has_colours()
     try:
