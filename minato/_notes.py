@@ -76,7 +76,7 @@ class Notes:
         """An attribute of the dataset, or of an object in it, changes with the samples."""
         self._append({"moves": attribute})
 
-    def _append(self, record: dict[str, Any]) -> None:
+    def _append(self, record: dict[str, str | int]) -> None:
         if os.fstat(self.fd).st_size < MOST:
             os.write(self.fd, json.dumps(record).encode() + b"\n")
 
@@ -95,7 +95,7 @@ class Notes:
         """The name of such an attribute; empty if there is none."""
         return next((str(record["moves"]) for record in self._records() if "moves" in record), "")
 
-    def _records(self) -> Iterator[dict[str, Any]]:
+    def _records(self) -> Iterator[dict[str, str | int]]:
         """The records of the workers, the latest first."""
         lines = os.pread(self.fd, MOST, 0).splitlines() if self.fd >= 0 else []
         for line in reversed(lines):

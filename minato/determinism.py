@@ -425,20 +425,20 @@ class _StateWatch:
 
 def drawn_by(hint: Callable[..., Any], index: int, seed: SampleSeed) -> dict[str, _State]:
     """Asks for a hint. Returns the states of the generators that the hint has drawn from."""
-    used: dict[str, Any] = {}
+    used: list[Draws] = []
     before = {name: read(getattr(Draws(seed.key), name)) for name, (read, _) in _LIBRARIES.items()}
     original = Draws.__init__
 
     def noted(self: Draws, key: tuple[int, int]) -> None:
         original(self, key)
-        used["draws"] = self
+        used[:] = [self]
 
     Draws.__init__ = noted  # type: ignore[method-assign]
     try:
         hint(index, seed=seed)
     finally:
         Draws.__init__ = original  # type: ignore[method-assign]
-    made = vars(used["draws"]) if used else {}
+    made = vars(used[0]) if used else {}
     after = {name: _LIBRARIES[name][0](made[name]) for name in _LIBRARIES if name in made}
     return {name: state for name, state in after.items() if state != before[name]}
 

@@ -258,7 +258,7 @@ def _depends_on_batches(loader: Any) -> Any:
     return None
 
 
-def of_order(loader: Any) -> dict[str, Any]:
+def of_order(loader: Any) -> State:
     """The seed and shuffle of the sampler, for a state."""
     parts = [part for part, _gives_batches in samplers_of(loader)]
     found = {}

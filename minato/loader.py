@@ -208,7 +208,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     cache_reorder: bool = False
     device: str | int | torch.device | None = None
     remote: Ray | None = None
-    pending_state: dict[str, Any] | None = None
+    pending_state: State | None = None
 
     @hinting
     @eager
@@ -250,7 +250,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         cache_reorder: bool = False,
         device: str | int | torch.device | None = None,
         remote: Ray | None = None,
-        pending_state: dict[str, Any] | None = None,
+        pending_state: State | None = None,
     ) -> None:
         if remote is not None:
             check_type(remote)
@@ -334,7 +334,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         memo.user_epoch = epoch + 1
 
     @eager
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Position of the latest iterator, counted by the batches that the caller received.
 
         Plain data that survives ``torch.save`` and JSON. Starts no worker and draws no random
@@ -379,9 +379,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return balanced and self._dataset_kind == _DatasetKind.Map and is_stateful(self.dataset)
 
     @eager
-    def load_state_dict(
-        self, state: dict[str, Any] | list[dict[str, Any]], strict: bool | None = None
-    ) -> None:
+    def load_state_dict(self, state: State | list[State], strict: bool | None = None) -> None:
         """Makes the next iterator resume where ``state`` was taken, in any process.
 
         In order, the rest of the epoch is the same bit for bit with any number of workers. Out of
@@ -473,11 +471,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def report(self) -> report.Report:
         """Returns ``stats()`` as a page of text: the verdict, where the time went and what would help.
         Print it; a prompt or a notebook shows it by itself, as it shows a loader in a notebook."""
-        return report.Report(title_of(self), collect(self))
+        return report.Report(title_of(self), self.stats())
 
     @eager
     def _repr_html_(self) -> str:
-        return report.table(title_of(self), collect(self))
+        return report.table(title_of(self), self.stats())
 
     @eager
     def _get_iterator(self) -> Any:

@@ -27,6 +27,7 @@ from .device.provider import target
 from .errors import native_impossible_message, thread_impossible_message
 from .option_values import default, option, option_values, record
 from .text import parse_bytes
+from .typing import State
 
 if CORE:
     from .workers import threads
@@ -145,7 +146,7 @@ class Options:
     cache_reorder: bool
     device: str | int | torch.device | None
     remote: Ray | None
-    pending_state: dict[str, Any] | None = None
+    pending_state: State | None = None
 
     def __post_init__(self) -> None:
         """Converts NumPy's number types to Python's."""

@@ -14,6 +14,8 @@ OnError = Literal["raise", "skip", "replace"]
 CacheForm = Literal["decoded", "encoded"]
 #: a loader's state: as returned by state_dict(), or as opened() prepares it for iterators
 State = dict[str, Any]
+#: fields of stats(), before all of them are there
+Fields = dict[str, Any]
 
 
 class Failed(TypedDict):

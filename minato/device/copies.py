@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..typing import Device
 from ..workers import grace
 from .interface import Provider
 from .operators import Split, Tail
@@ -152,7 +153,7 @@ class Copies:
         self.batches = 0
         self.waited_s = self.step_s = 0.0
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Device:
         """``stats()["device"]``."""
         copy_s = self.copy_s
         return {

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import html
 import textwrap
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..text import seconds, sized
+from ..typing import Cause, Stats
 from .verdict import APART
 
 #: columns of the page, and of the bars on it
@@ -31,7 +32,7 @@ class Report(str):
 
     html: str
 
-    def __new__(cls, title: str, stats: dict[str, Any]) -> Report:
+    def __new__(cls, title: str, stats: Stats) -> Report:
         self = super().__new__(cls, page(title, stats))
         self.html = table(title, stats)
         return self
@@ -43,7 +44,7 @@ class Report(str):
         return self.html
 
 
-def where(stats: dict[str, Any]) -> list[Row]:
+def where(stats: Stats) -> list[Row]:
     """The rows of the page: the trainer's own work, and its waits by cause."""
     wait = stats["wait"]
     if wait is None:
@@ -60,7 +61,7 @@ def where(stats: dict[str, Any]) -> list[Row]:
     return [Row(name, spent, spent / elapsed) for name, spent in parts]
 
 
-def facts(stats: dict[str, Any]) -> list[tuple[str, str]]:
+def facts(stats: Stats) -> list[tuple[str, str]]:
     """(name, text) of every fact that is known."""
     found = []
     ready = [w for w in stats["workers"] if w["state"] == "ready"]
@@ -68,7 +69,7 @@ def facts(stats: dict[str, Any]) -> list[tuple[str, str]]:
     elapsed = wait["total"] + wait["between"] if wait else 0.0
     if ready and elapsed > 0:
         whole = len(ready) * elapsed
-        busy, cpu = (sum(w[name] for w in ready) for name in ("busy", "cpu"))
+        busy, cpu = sum(w["busy"] for w in ready), sum(w["cpu"] for w in ready)
         found.append(
             ("workers", f"{len(ready)} ({stats['worker_type']}), {min(1.0, busy / whole):.0%} busy, "
              f"{min(1.0, cpu / whole):.0%} on a core")
@@ -111,19 +112,19 @@ def facts(stats: dict[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
-def _head(stats: dict[str, Any]) -> str:
+def _head(stats: Stats) -> str:
     ready = stats["displacement"] is not None
     what = f"epoch {stats['epoch']}, {stats['delivered']} {'samples' if ready else 'batches'} delivered"
     return what + (", ready mode" if ready else "")
 
 
-def _others(stats: dict[str, Any]) -> list[dict[str, Any]]:
+def _others(stats: Stats) -> list[Cause]:
     """Causes whose advice the verdict does not give already."""
     helps = [c for c in stats["causes"][:MOST] if c["advice"] and c["advice"] not in stats["verdict"]]
     return helps[:2]
 
 
-def page(title: str, stats: dict[str, Any]) -> str:
+def page(title: str, stats: Stats) -> str:
     """The report as text, without a line break at its end."""
     lines = [*textwrap.wrap(title, WIDTH), _head(stats), ""]
     lines += textwrap.wrap(stats["verdict"], WIDTH)
@@ -151,7 +152,7 @@ def page(title: str, stats: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def table(title: str, stats: dict[str, Any]) -> str:
+def table(title: str, stats: Stats) -> str:
     """The report as HTML, for notebooks. Colours are the notebook's own."""
     say = html.escape
     rows = "".join(

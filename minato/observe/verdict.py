@@ -19,11 +19,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .._not_linux import CORE
 from ..text import counted, seconds, sized
+from ..typing import Cause as CauseFields
+from ..typing import Device, Fields
 
 if CORE:
     from .. import _core
@@ -120,7 +122,7 @@ class Cause:
 class Case:
     """One loader's statistics and facts."""
 
-    stats: dict[str, Any]
+    stats: Fields
     facts: Facts
 
     @property
@@ -189,7 +191,7 @@ class Case:
 # ---- the verdict -------------------------------------------------------------------------
 
 
-def causes(stats: dict[str, Any], facts: Facts) -> list[Cause]:
+def causes(stats: Fields, facts: Facts) -> list[Cause]:
     """Everything worth words, the costliest first."""
     case = Case(stats, facts)
     least = WORTH * case.elapsed
@@ -206,20 +208,20 @@ APART = "copies to the device"
 SMALL_CACHE = "cache too small"
 
 
-def told(found: list[Cause]) -> list[dict[str, Any]]:
+def told(found: list[Cause]) -> list[CauseFields]:
     """``stats()["causes"]``."""
-    return [{k: v for k, v in asdict(cause).items() if k != "apart"} for cause in found]
+    return [{"name": c.name, "seconds": c.seconds, "why": c.why, "advice": c.advice} for c in found]
 
 
 def verdict(
-    stats: dict[str, Any], batches: int, facts: Facts, found: list[Cause] | None = None
+    stats: Fields, batches: int, facts: Facts, found: list[Cause] | None = None
 ) -> str:
     """The sentence, from the fields of ``stats()`` and the number of batches waited for."""
     return " ".join(filter(None, (_waits(stats, batches, facts, found), trouble(stats))))
 
 
 def _waits(
-    stats: dict[str, Any], batches: int, facts: Facts, found: list[Cause] | None = None
+    stats: Fields, batches: int, facts: Facts, found: list[Cause] | None = None
 ) -> str:
     if batches < FEW:
         return f"Too early to say: {batches} batch(es) were asked for."
@@ -242,7 +244,7 @@ def _waits(
     return text.strip()
 
 
-def trouble(stats: dict[str, Any]) -> str:
+def trouble(stats: Fields) -> str:
     """Returns what went wrong, whether or not the trainer waits."""
     said = []
     deaths, failed = stats.get("deaths", 0), stats.get("failed") or {}
@@ -400,15 +402,13 @@ def _long(case: Case) -> Iterator[Cause]:
 
 def _handing(case: Case) -> float:
     """The trainer's waits for the thread that copies, if they are most of its waits."""
-    device: dict[str, Any] | None = case.stats.get("device")
-    if device is None or not device["batches"]:
-        return 0.0
-    waited: float = device["waited"]
+    device: Device | None = case.stats.get("device")
+    waited = device["waited"] if device is not None and device["batches"] else 0.0
     return waited if waited > 0.5 * case.waited else 0.0
 
 
 def _copies(case: Case) -> Iterator[Cause]:
-    device: dict[str, Any] | None = case.stats.get("device")
+    device: Device | None = case.stats.get("device")
     if device is None or not device["batches"]:
         return
     name, elapsed = device["device"], max(case.elapsed, 1e-9)

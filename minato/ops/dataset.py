@@ -167,7 +167,7 @@ class VolumeDataset:
         self._outputs: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
         self._forget()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Any:
         state = dict(self.__dict__)
         for name in ("_sample_seed", "_native", "_outputs", "_resident", "_hinted"):
             state.pop(name, None)
@@ -176,7 +176,7 @@ class VolumeDataset:
             state["_epoch"] = self._epoch.value
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Any) -> None:
         self.__dict__.update(state)
         if isinstance(self._epoch, int):
             self._epoch = _sharedctypes.RawValue("Q", self._epoch)

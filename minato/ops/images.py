@@ -29,11 +29,11 @@ class ImageFolder(datasets.ImageFolder):  # type: ignore[misc]
         super().__init__(root, transform, target_transform, loader=str, **options)
         self._seeds = threading.local()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Any:
         return {name: value for name, value in vars(self).items()
                 if name not in ("_seeds", "_made", "_bytes")}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Any) -> None:
         self.__dict__.update(state)
         self._seeds = threading.local()
 

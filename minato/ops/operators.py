@@ -385,11 +385,11 @@ class Pipeline:
     def __repr__(self) -> str:
         return f"Pipeline([{', '.join(map(repr, self.operators))}])"
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Any:
         boxes = self._boxes if self._native is None else self._native.export_boxes()
         return {"operators": self.operators, "level": self._level, "boxes": boxes}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Any) -> None:
         self.__init__(state["operators"], _level=state["level"])  # type: ignore[misc]
         self._boxes = state["boxes"]
 

@@ -37,7 +37,7 @@ from .generator_states import (
     plan_bitgen,
     plan_private,
 )
-from .history import History
+from .history import Attributes, History
 
 __all__ = ["Found", "Growing", "find_all", "find_of", "find_shared", "make_seeder",
            "make_seeder_of_thread"]
@@ -79,8 +79,6 @@ _type_module = type.__dict__["__module__"].__get__
 _type_name = type.__dict__["__qualname__"].__get__
 
 _Members = Callable[[Any], Iterable[Any]]
-#: of an object or a module, by name
-Attributes = dict[str, Any]
 #: plans of everything to be seeded, and what is watched: dicts, counted ones, types of generators
 News = tuple[list[Any], list[Any], list[Any], set[type]]
 

@@ -13,6 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+#: of an object or a module, by name
+Attributes = dict[str, Any]
+
 #: methods that are called for a sample
 _ENTRIES = ("__getitem__", "__getitems__", "__call__", "forward")
 _ITERATORS = (types.GeneratorType, *(type(iter(kind())) for kind in (list, tuple, dict, set)))
@@ -26,7 +29,7 @@ class History:
 
     def __init__(
         self,
-        places: list[tuple[dict[str, Any], type]],
+        places: list[tuple[Attributes, type]],
         crowds: list[Any],
         length: float,
         tell: Callable[[str], None],

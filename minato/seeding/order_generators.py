@@ -227,8 +227,10 @@ def _holds_any(part: Any) -> bool:
     return next(attributes(part), None) is not None
 
 
-#: parts, and the generators that they hold, both by the path to each
-Found = tuple[dict[str, Any], dict[str, Any]]
+#: generators or parts, by the path to each
+ByRole = dict[str, Any]
+#: parts, and the generators that they hold
+Found = tuple[ByRole, ByRole]
 
 
 def _search(ways: list[tuple[str, Any]], is_part: Callable[[Any], bool]) -> Found:
@@ -323,7 +325,7 @@ class Sources:
         of_torch, sampler = sampler_of_torch(self), sampler_of(self)
         of_batches = _generator_of(self.batch_sampler)
         own = of_batches if of_batches is not None else _generator_of(sampler)
-        self.own: dict[str, Any] = {} if own is None else {"sampler": own}
+        self.own: ByRole = {} if own is None else {"sampler": own}
         #: the samplers, and those that they hold
         self.samplers = {"batch_sampler": self.batch_sampler, "sampler": sampler}
         if not of_torch or of_batches is not None:  # torch's draw from their attribute generator
@@ -336,7 +338,7 @@ class Sources:
         if given and not self._has(self.generator):
             self.own["loader"] = self.generator
         #: of an iterable dataset that is read in this process and may shuffle
-        self.of_dataset: dict[str, Any] = {}
+        self.of_dataset: ByRole = {}
         if self._dataset_kind == _DatasetKind.Iterable and self.num_workers == 0:
             generators = _datasets_in(loader.dataset)[1]
             self.of_dataset = {r: one for r, one in generators.items() if not self._has(one)}
@@ -406,7 +408,7 @@ class Sources:
             self.set_dataset(found)
 
     @staticmethod
-    def _set(generators: dict[str, Any], states: dict[str, bytes], whose: str) -> None:
+    def _set(generators: ByRole, states: dict[str, bytes], whose: str) -> None:
         for role, generator in generators.items():
             if role not in states:
                 continue
