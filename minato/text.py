@@ -1,8 +1,12 @@
-"""Numbers as people write and read them. Imports nothing of the package, see commands/info.py."""
+"""Numbers, places and the progress of a command as people write and read them. Imports nothing of the
+package, see commands/info.py."""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+from collections.abc import Sequence
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
@@ -44,3 +48,52 @@ def seconds(value: float) -> str:
 def counted(count: int, noun: str) -> str:
     """For example "1 job", "2 jobs"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def format_rate(rate: float) -> str:
+    """Four digits for people."""
+    return f"{rate:,.0f}" if rate >= 10_000 else f"{rate:.4g}"
+
+
+def format_seconds(value: float) -> str:
+    """A time, with three digits."""
+    scale, unit = (1.0, "s") if value >= 1 else (1e3, "ms") if value >= 1e-3 else (1e6, "us")
+    return f"{value * scale:.3g} {unit}"
+
+
+def format_place(place: Sequence[object] | None) -> str:
+    """File and line, from the current folder where the file lies in it."""
+    if not place:
+        return "an unknown place"
+    file = str(place[0])
+    if file == os.path.join(os.path.dirname(os.path.abspath(__file__)), "analyze", "stand_in.py"):
+        return "your loader"  # of a folder, or of a dataset that a factory gave
+    return f"{file.removeprefix(os.getcwd() + os.sep)}:{place[1]}"
+
+
+def format_bytes(count: float) -> str:
+    """As storage is sold: in powers of 1,000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+class Progress:
+    """Writes to stderr; nothing where stderr is no terminal."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+        self.shows = sys.stderr.isatty()
+
+    def show(self, text: str, share: float | None = None) -> None:
+        if self.shows:
+            bar = "" if share is None else f" [{'#' * round(20 * share):20}]"
+            sys.stderr.write(f"\r\x1b[K{self.command}: {text}{bar}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self.shows:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

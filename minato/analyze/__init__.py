@@ -18,6 +18,6 @@ What they tell each other, and ``report.json``, are the classes of ``records``. 
 - ``codecs``, ``orders``: other encodings of images, other orders of transforms
 
 ``facts`` reads what was found. ``advice`` derives the one limit from it, and what would help. ``report``
-writes the answer and the page, with ``text``. ``stand_in`` is the program for a factory or a folder,
+writes the answer and the page. ``stand_in`` is the program for a factory or a folder,
 and ``recode`` the command of that name.
 """

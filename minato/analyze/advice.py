@@ -8,7 +8,7 @@ import shlex
 import statistics
 from dataclasses import replace
 
-from ..text import counted
+from ..text import counted, format_bytes, format_place, format_rate, format_seconds
 from .codecs import CHEAP, CLOSE, LOSS, QUALITY, codec_rows
 from .facts import (
     BARELY,
@@ -27,7 +27,6 @@ from .facts import (
 )
 from .recode import SUFFIXES, Settings
 from .records import Change, Limit, Move, RateRequest, Report, StageTimes
-from .text import format_bytes, format_place, format_rate, format_seconds
 
 #: share of its time that a program waits. Below the first the step is the limit; below the second a
 #: loader that costs nothing would gain too little to matter

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import _core
+from ..text import Progress, format_bytes, format_place
 from . import report
 from .measure import (
     EXTRA,
@@ -32,7 +33,6 @@ from .measure import (
     write_report,
 )
 from .records import Report, Told, parse
-from .text import Progress, format_bytes, format_place
 from .watch import PAUSES, VARIABLE, Step, Watch, send
 from .work import Usage, tree
 

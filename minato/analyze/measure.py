@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 
 from .. import _core
 from .._version import __version__
-from ..text import counted
+from ..text import Progress, counted, format_place, format_seconds
 from . import own_files, report
 from .advice import add_base_rate, candidates, drop_small_gains, enter_check, limit
 from .facts import OTHERS, Facts, is_uneven, watch_facts
 from .keeper import MANAGED
 from .records import (
-    Change,
     Codecs,
     Contention,
     Limit,
@@ -38,7 +37,6 @@ from .records import (
     Work,
     parse,
 )
-from .text import Progress, format_place, format_seconds
 from .watch import send
 from .work import FEW, TIMING
 

@@ -34,7 +34,7 @@ from typing import IO, Any
 import numpy as np
 
 from .. import _core
-from .text import Progress, format_bytes, format_seconds
+from ..text import Progress, format_bytes, format_seconds
 
 #: why a file is copied as it is
 REASONS = {
