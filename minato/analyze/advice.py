@@ -11,20 +11,9 @@ from dataclasses import replace
 from ..text import counted, format_bytes, format_place, format_rate, format_seconds
 from .codecs import CHEAP, CLOSE, LOSS, QUALITY, codec_rows
 from .facts import (
-    BARELY,
-    OTHERS,
-    WORTH,
-    Facts,
-    fit_scaling,
-    is_uneven,
-    measured_gain,
-    rate_with_step,
-    reading_stages,
-    scheduling_gain,
-    slow_share,
-    virtual_gain,
-    virtual_rate,
-)
+    BARELY, OTHERS, WORTH, Facts, fit_scaling, is_uneven, measured_gain, rate_with_step,
+    reading_stages, scheduling_gain, slow_share, virtual_rate,
+)  # fmt: skip
 from .recode import SUFFIXES, Settings
 from .records import Change, Limit, Move, RateRequest, Report, StageTimes
 
@@ -120,7 +109,7 @@ def _find_limit(f: Facts) -> tuple[str, str] | None:
     if found := starting(f) or slow_sampler(f):
         return found
     count, slow, times = slow_share(f.costs)
-    if is_uneven(f.costs) and f.workers > 1 and scheduling_gain(f) >= WORTH:
+    if is_uneven(f.costs) and f.workers > 1 and not f.balanced and scheduling_gain(f, f.workers) >= WORTH:
         return "stragglers", (
             f"{count:.1%} of the samples take {slow:.0%} of the time, up to {times:.0f} times the median, and whole "
             "batches wait for them while workers idle."
@@ -402,7 +391,7 @@ def _minato(f: Facts, rate: float, _now: float) -> Change | str | None:
     measured = measured_gain(f, f.workers)
     if f.workers < 2 and (measured is None or measured < WORTH):
         return "minato's scheduling: one worker has nothing to share"
-    gain = virtual_gain(f, f.workers) if measured is None else measured
+    gain = scheduling_gain(f, f.workers)
     if gain < WORTH and measured:
         return f"minato's loader: measured {gain:.2f} times with {f.workers} workers"
     if gain < WORTH:
@@ -543,8 +532,7 @@ def _together(f: Facts, helps: list[Change]) -> list[Change]:
     fit = fit_scaling(f.scaling())
     if target is None or fit is None or f.own == "minato" or target < 2:
         return []
-    measured = measured_gain(f, target)
-    gain = virtual_gain(f, target) if measured is None else measured
+    gain = scheduling_gain(f, target)
     predicted = _minato_rate(f, fit(target), gain, target)
     if gain < WORTH or predicted < WORTH * max(h.predicted or 0.0 for h in helps):
         return []

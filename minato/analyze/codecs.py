@@ -22,15 +22,8 @@ import numpy as np
 
 from .facts import BARELY, Facts
 from .recode import (
-    MISSING,
-    NotAPhoto,
-    Photo,
-    Settings,
-    decode,
-    encode,
-    read_photo,
-    shrink,
-)
+    MISSING, NotAPhoto, Photo, Settings, decode, encode, read_photo, shrink,
+)  # fmt: skip
 from .records import CodecRow, Codecs, Request
 from .stages import seed_generators
 from .work import clock, is_iterable, sample_maker, sample_makers, time_in_turns

@@ -15,25 +15,19 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from .. import _core
 from ..text import Progress, format_bytes, format_place
 from . import report
 from .measure import (
-    EXTRA,
-    Connection,
-    Study,
-    begin_report,
-    finish_report,
-    machine_facts,
-    make_report,
-    name_loaders,
+    EXTRA, Connection, Study, begin_report, finish_report, machine_facts, make_report, name_loaders,
     write_report,
-)
+)  # fmt: skip
 from .records import Report, Told, parse
-from .watch import PAUSES, VARIABLE, Step, Watch, send
+from .watch import PAUSES, VARIABLE, Message, Step, Watch, send
 from .work import Usage, tree
 
 HERE = Path(__file__).resolve().parent
@@ -175,6 +169,15 @@ def find_slowest(loaders: dict[Key, Told]) -> Key:
     return max(loaders, key=waited)
 
 
+@dataclass
+class Process:
+    """Of the program: its command line, how many ranks there are by the launcher, whether it has imported torch."""
+
+    argv: list[str] = field(default_factory=list)
+    ranks: str | None = None
+    torch: bool = False
+
+
 class Listener:
     """The socket that processes of the program connect to, and what they have told."""
 
@@ -185,8 +188,8 @@ class Listener:
         self.socket.listen(64)
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.socket, selectors.EVENT_READ)
-        #: of each process that Python has started in: what it is
-        self.processes: dict[int, dict[str, Any]] = {}
+        #: those that Python has started in
+        self.processes: dict[int, Process] = {}
         #: (pid, key of the loader) -> the last report on it
         self.loaders: dict[tuple[int, str], Told] = {}
         self.keepers: dict[tuple[int, str], Connection] = {}
@@ -214,16 +217,16 @@ class Listener:
             for message in messages:
                 self._take(connection, message)
 
-    def _take(self, connection: Connection, message: dict[str, Any]) -> None:
+    def _take(self, connection: Connection, message: Message) -> None:
         kind, pid = message["kind"], message.get("pid", 0)
         if kind == "keeper":
             self.keepers[message["parent"], message["key"]] = connection
             self.selector.unregister(connection.socket)
             connection.socket.setblocking(True)
         elif kind == "process":
-            self.processes[pid] = {**message, "torch": False}
+            self.processes[pid] = Process(message["argv"], message["ranks"])
         elif kind == "torch":
-            self.processes.setdefault(pid, message)["torch"] = True
+            self.processes.setdefault(pid, Process()).torch = True
         elif kind in ("loader", "watch"):
             self.loaders[pid, message["key"]] = parse(Told, message)
         elif kind == "watched":
@@ -360,7 +363,7 @@ class Analysis:
                 usage = usage or Usage()
                 self.others = usage.summary().others
             self.progress.show(f"watching, {batches} batches" if batches else "waiting for the first batch")
-            if options.pause and any((p.get("ranks") or "1") != "1" for p in listener.processes.values()):
+            if options.pause and any((p.ranks or "1") != "1" for p in listener.processes.values()):
                 self._say("--pause: the program has several ranks, and the others would wait for one")
                 self._end()
                 return False
@@ -440,7 +443,7 @@ class Analysis:
 
     def _print_answer(self, found: Report, which: tuple[int, str]) -> None:
         name_loaders(found, [t for (pid, _), t in self.listener.loaders.items() if pid == which[0]], which[1])
-        ranks = {p.get("ranks") for p in self.listener.processes.values()} - {None, "1"}
+        ranks = {p.ranks for p in self.listener.processes.values()} - {None, "1"}
         if ranks:
             found.notes.append(f"{ranks.pop()} ranks share these cores; local rank 0 was studied")
         if self.options.pause and not self.paused:
@@ -467,8 +470,8 @@ class Analysis:
             )  # fmt: skip
             return f"{' '.join(self.command)}: {cause}. Write import minato.analyze.watch as the program's first line."
         seen = [
-            f"process {pid} ({' '.join(process.get('argv', [])[:6])}) " + (
-                "imported torch" if process["torch"] else "did not import torch" if ended
+            f"process {pid} ({' '.join(process.argv[:6])}) " + (
+                "imported torch" if process.torch else "did not import torch" if ended
                 else "has not imported torch so far"
             ) for pid, process in listener.processes.items()
         ]  # fmt: skip

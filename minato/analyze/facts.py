@@ -50,7 +50,7 @@ def watch_facts(told: Told, others: float = 0.0) -> Watched:
         told.batches, len(used), batch, shapes=told.shapes, objects=told.objects,
         bytes=statistics.median(size for _, size in told.sizes) if rows else 0,
         start=statistics.fmean(told.starts[1:] or told.starts) if told.starts else None,
-        starts=len(told.starts) if told.started is None else told.started, whole=max(0, len(told.whole) - 1),
+        starts=max(told.started, len(told.starts)), whole=max(0, len(told.whole) - 1),
     )  # fmt: skip
     if not used:
         return found
@@ -298,13 +298,11 @@ def reading_stages(stages: list[StageTimes]) -> set[str]:
     return found
 
 
-def scheduling_gain(f: Facts) -> float:
-    """What minato's scheduling gains over the program's: measured, or in virtual time where it was
-    not measured, or while other programs used the cores. 1 where the program has it already."""
-    if f.balanced or f.workers < 2 or not f.costs:
-        return 1.0
-    measured = measured_gain(f, f.workers)
-    return virtual_gain(f, f.workers) if measured is None else max(measured, 1.0)
+def scheduling_gain(f: Facts, workers: int) -> float:
+    """What minato's scheduling gains over torch's: measured, or in virtual time where it was not
+    measured, or while other programs used the cores."""
+    measured = measured_gain(f, workers)
+    return virtual_gain(f, workers) if measured is None else measured
 
 
 def measured_gain(f: Facts, workers: int) -> float | None:

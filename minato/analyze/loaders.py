@@ -25,14 +25,8 @@ from . import codecs, orders
 from .records import Rate, RateRequest, Request, Sampler
 from .stages import FULL, Clocks, Stopwatch, copy_value, seed_generators, size_of
 from .work import (
-    Usage,
-    as_worker,
-    clock,
-    is_iterable,
-    native_photos,
-    sample_makers,
-    sampler_batches,
-)
+    Usage, as_worker, clock, is_iterable, native_photos, sample_makers, sampler_batches,
+)  # fmt: skip
 
 #: bytes of results that a replay may hold
 REPLAYED = 1 << 28
@@ -257,9 +251,7 @@ def rebuild(loader: Any, request: RateRequest) -> Any:
         order = _Batches(batches, length, batched)
         given.update({"batch_sampler": order} if batched else {"batch_size": None, "sampler": order})
     if request.open:
-        clocks = Clocks()
-        clocks.set(dataset, FULL)
-        clocks.kept = {}
+        Clocks().keep_open(dataset)
     if request.order:
         orders.reorder(dataset, *request.order)
     own = isinstance(loader, DataLoader) or patched.active

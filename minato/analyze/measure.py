@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from .. import _core
 from .._version import __version__
@@ -22,22 +22,10 @@ from .advice import add_base_rate, candidates, drop_small_gains, enter_check, li
 from .facts import OTHERS, Facts, is_uneven, watch_facts
 from .keeper import MANAGED
 from .records import (
-    Codecs,
-    Contention,
-    Limit,
-    Machine,
-    Orders,
-    Rate,
-    RateRequest,
-    Report,
-    Request,
-    Sampler,
-    Storage,
-    Told,
-    Work,
-    parse,
-)
-from .watch import send
+    Codecs, Contention, Limit, Machine, Orders, Rate, RateRequest, Report, Request, Sampler,
+    Storage, Told, Work, parse,
+)  # fmt: skip
+from .watch import Message, send
 from .work import FEW, TIMING
 
 #: shares of the budget
@@ -76,7 +64,7 @@ class Connection:
         self.socket = to
         self.rest = b""
 
-    def lines(self) -> Iterator[dict[str, Any]] | None:
+    def lines(self) -> Iterator[Message] | None:
         """The messages that have come; None at the end."""
         try:
             part = self.socket.recv(1 << 16)
@@ -138,7 +126,7 @@ class Study:
             raise Stopped(message["wrote"])
         return None if self.cut or self.error or result is None else parse(answer, result)
 
-    def _messages(self, request: Request) -> Iterator[dict[str, Any]]:
+    def _messages(self, request: Request) -> Iterator[Message]:
         """Sends a request; what the keeper says after that."""
         request.cores = self.cores
         send(self.keeper.socket, asdict(request))
@@ -310,7 +298,7 @@ def name_loaders(found: Report, loaders: list[Told], which: str) -> None:
     others = [told for told in loaders if told.key != which]
     if not others:
         return
-    whole = max(max(told.left for told in loaders) - min(told.begun for told in loaders), 1e-9)
+    whole = max(max(told.left for told in loaders) - min(told.begun or 0.0 for told in loaders), 1e-9)
     found.share = min(1.0, next(told.spent for told in loaders if told.key == which) / whole)
     names = ", ".join(
         f"{report.kind_of_loader(told)} at {format_place(told.place)} ({told.spent / whole:.0%} of the time)"

@@ -22,15 +22,8 @@ import torch
 
 from .records import Move, Orders, Request
 from .stages import (
-    Clocks,
-    copy_value,
-    find_chains,
-    hash_value,
-    list_chain,
-    name_of,
-    seed_generators,
-    size_of,
-)
+    Clocks, copy_value, find_chains, hash_value, list_chain, name_of, seed_generators, size_of,
+)  # fmt: skip
 from .work import clock, is_iterable, sample_makers, time_in_turns
 
 #: arguments of a transform, by position and by name

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any, TypeVar
 
 from .recode import Settings
-from .watch import LoaderFacts
+from .watch import LoaderFacts, Told as Told
 
 T = TypeVar("T")
 #: file and line of the program, and the function in it
@@ -306,29 +306,6 @@ class Orders:
     moves: list[Move] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     kind: str = "orders"
-
-
-@dataclass
-class Told:
-    """A loader of the program, as it is told by ``watch.LoaderRecord``."""
-
-    loader: LoaderFacts
-    steps: list[Any]
-    starts: list[float]
-    batches: int = 0
-    noted: int = 0
-    sizes: list[tuple[int, int]] = field(default_factory=list)
-    shapes: str = ""
-    device: list[tuple[float, float]] | None = None
-    key: str = ""
-    place: Place | None = None
-    started: int | None = None
-    whole: list[int] = field(default_factory=list)
-    objects: int = 1
-    spent: float = 0.0
-    begun: float = 0.0
-    left: float = 0.0
-    validates: bool = False
 
 
 @dataclass

@@ -202,8 +202,6 @@ def list_notes(f: Facts) -> list[str]:
             notes.append("the files may have gone when the program ended: --pause studies it before that")
     if f.own_rate and fit_scaling(f.scaling()) is None:
         notes.append("another number of workers was not predicted, because only one number was measured")
-    if f.codecs.images and not codec_rows(f):
-        notes.append(f"other codecs were not compared: only {f.codecs.images} images were encoded in time")
     if work.merged:
         notes.append("measuring inside samples slowed them by over 10 %, so some stages are shown as one")
     rate, lost = f.own_rate, f.end_seconds(f.own, f.workers)
@@ -222,7 +220,8 @@ def list_notes(f: Facts) -> list[str]:
             f"{format_bytes(best.bytes_per_s)}/s with {best.in_flight} reads in flight"
         )
     if 0 < codecs.images < FEW:
-        notes.append(f"codecs: only {codecs.images} images were encoded in time; a longer --budget tells more")
+        what = "" if codec_rows(f) else " and were not compared"
+        notes.append(f"codecs: only {codecs.images} images were encoded in time{what}; a longer --budget tells more")
     if codecs.skipped:
         notes.append(f"{codecs.skipped} files that samples read are not photos, and were left as they are")
     notes += [f"{r.name}: the program cannot read it: {r.error}" for r in codecs.rows if r.error]

@@ -88,6 +88,13 @@ class Stopwatch:
             again = self.queued.now()
         return wall - queued, cpu
 
+    def time(self, make: Callable[[], Any]) -> tuple[Any, float, float]:
+        """What a function returns, and the wall and CPU seconds that it took."""
+        began = self.now()
+        made = make()
+        ended = self.now()
+        return made, ended[0] - began[0], ended[1] - began[1]
+
 
 @dataclass
 class Call:
@@ -99,10 +106,11 @@ class Call:
     result: Any
 
 
-class Clocks:
+class Clocks(Stopwatch):
     """The clocks of one process, and what they have measured."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.stages: dict[str, StageTimes] = {}  # sums over samples
         self.opened: dict[str, set[str]] = {}  # what calls of kind OPEN were given
         self.on = False
@@ -111,7 +119,6 @@ class Clocks:
         #: (label, result) that outermost calls give in place of being made, in order
         self.replay: list[tuple[str, Any]] | None = None
         self.thread = threading.get_ident()
-        self.now = Stopwatch().now
         self._stack: list[tuple[str, list[float]]] = []
         self._by_object: dict[int, str] = {}
         self._undo: list[Callable[[], None]] = []
@@ -204,11 +211,8 @@ class Clocks:
         """A sample with the clocks on: it, and its wall and CPU seconds."""
         self._stack.clear()
         self.on = True
-        began = self.now()
         try:
-            made = make()
-            ended = self.now()
-            return made, ended[0] - began[0], ended[1] - began[1]
+            return self.time(make)
         finally:
             self.on = False
 
@@ -233,6 +237,11 @@ class Clocks:
             for part in find_datasets(dataset):
                 with contextlib.suppress(Exception):
                     self._set_callees(part)
+
+    def keep_open(self, dataset: Any) -> None:
+        """From now on, what a sample opens stays open."""
+        self.set(dataset, FULL)
+        self.kept = {}
 
     def remove(self) -> None:
         while self._undo:
@@ -287,12 +296,12 @@ class Clocks:
             container[at] = self.wrap(element, label, TRANSFORM)
             self._undo.append(lambda: container.__setitem__(at, element))
             return
-        self._by_object[id(element)] = label
-        self._set_class(type(element), TRANSFORM)
+        self._set_object(element, label, TRANSFORM)
 
-    def _set_class(self, kind: type, of: str) -> None:
-        """``__call__`` of the objects that have a label."""
-        self._set_attribute(kind, "__call__", self.wrap(kind.__call__, None, of))  # type: ignore[operator]
+    def _set_object(self, part: Any, label: str, kind: str) -> None:
+        """``__call__`` of its class, for the objects that have a label."""
+        self._by_object[id(part)] = label
+        self._set_attribute(type(part), "__call__", self.wrap(type(part).__call__, None, kind))
 
     def _set_callees(self, dataset: Any) -> None:
         """What ``__getitem__`` calls by a name of its own class, its object or its module."""
@@ -344,8 +353,7 @@ class Clocks:
                 self._set_attribute(dataset, name, self.wrap(value, f"{name}()", CALL))
             elif callable(value) and id(value) not in self._by_object:
                 if not list_chain(value) and not isinstance(value, type):
-                    self._by_object[id(value)] = f"{name} ({type(value).__name__})"
-                    self._set_class(type(value), CALL)
+                    self._set_object(value, f"{name} ({type(value).__name__})", CALL)
             return
         self._set_method(type(dataset), name)
 

@@ -29,7 +29,8 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from os import pread  # os.pread may get a clock
 from typing import Any, NamedTuple, TypedDict, cast
 
@@ -61,6 +62,8 @@ PAUSES = "-pause-"
 BYE = b'"bye"'
 
 clock = time.monotonic
+#: a line of JSON: what is told or asked
+Message = dict[str, Any]
 
 
 class Link:
@@ -101,7 +104,7 @@ class Link:
         self.socket = None
 
 
-def send(to: socket.socket, message: dict[str, Any]) -> None:
+def send(to: socket.socket, message: Message) -> None:
     to.sendall(json.dumps(message, default=str).encode() + b"\n")
 
 
@@ -126,36 +129,48 @@ LoaderFacts = TypedDict("LoaderFacts", {
 }, total=False)  # fmt: skip
 
 
-class LoaderRecord:
+@dataclass
+class Told:
+    """A loader of the program, as the command is told."""
+
+    loader: LoaderFacts
+    steps: list[Any]  # the latest ones: each is a Step
+    #: seconds inside iter() and next() for the first batch of an epoch, of the latest epochs
+    starts: list[float]
+    batches: int = 0
+    noted: int = 0  # all steps
+    sizes: list[tuple[int, int]] = field(default_factory=list)  # samples and bytes of some batches
+    shapes: str = ""
+    #: milliseconds that the device idled because of loading, and that it worked for a step
+    device: list[tuple[float, float]] | None = None
+    key: str = ""
+    place: Sequence[Any] | None = None
+    started: int = 0  # epochs that began with a first batch
+    whole: list[int] = field(default_factory=list)  # epochs that the program has iterated to their end
+    objects: int = 1  # loaders made at this place
+    spent: float = 0.0  # seconds inside next() and of steps
+    begun: float | None = None
+    left: float = 0.0  # the end of the latest next()
+    validates: bool = False
+
+
+class LoaderRecord(Told):
     """What is known of one loader of the program. Loaders that are made again at the same place,
     of the same dataset, count as one."""
 
     def __init__(self, key: str, loader: Any, place: tuple[str, int, str] | None) -> None:
-        self.key = key
-        self.place = place
-        self.facts = describe_loader(loader)
-        self.steps: list[Step] = []
-        #: seconds inside iter() and next() for the first batch of an epoch, of the latest epochs
-        self.starts: list[float] = []
-        self.started = 0  # epochs that began so
+        super().__init__(describe_loader(loader), [], [], key=key, place=place)
         self.epoch = -1
-        self.whole: list[int] = []  # epochs that the program has iterated to their end
         self.before = 0  # steps before this epoch
         self.later = 0  # steps of whole epochs after the first of these
         self.opening = 0.0  # seconds inside the latest iter()
-        self.batches = 0
-        self.objects = 1  # loaders made at this place
         self.latest = weakref.ref(loader)
         self.events: list[tuple[Any, Any]] = []
         self.opening_event: Any = None  # before the latest iter()
-        self.sizes: list[tuple[int, int]] = []  # samples and bytes of some batches
-        self.shapes = ""
-        self.begun: float | None = None
         self.queued = QueueClock()
         self.inside: tuple[float, float] | None = None  # of the batch whose step is under way
-        self.left = 0.0, 0.0, 0.0, 0.0  # _now() at the end of the latest next()
+        self.at = 0.0, 0.0, 0.0, 0.0  # _now() at the end of the latest next()
         self.ended = False
-        self.spent = 0.0  # seconds inside next() and of steps
         self.evaluated = 0  # batches that the program asked for in order to validate
 
     #: seconds inside next() of all loaders: those of another one are no part of a step
@@ -172,7 +187,7 @@ class LoaderRecord:
             entered -= self.opening
             self.opening_event = None
         elif self.inside is not None:
-            step, cpu, without, others = (a - b for a, b in zip(now, self.left))
+            step, cpu, without, others = (a - b for a, b in zip(now, self.at))
             step -= min(step, others)
             self.spent += self.inside[0] + step
             self.steps.append(Step(self.inside[0], step, cpu, self.inside[1], self.epoch, without))
@@ -189,7 +204,7 @@ class LoaderRecord:
         self.inside = inside, _ = clock() - entered, self.queued.now() - queued
         if self.begun is None:
             self.begun = clock()
-        if first and (self.facts["num_workers"] or not self.batches):
+        if first and (self.loader["num_workers"] or not self.batches):
             self.starts.append(inside)
             self.started += 1
             del self.starts[:-50]
@@ -210,7 +225,8 @@ class LoaderRecord:
 
     def leave(self) -> None:
         """The step begins now."""
-        self.left = self._now()
+        self.at = self._now()
+        self.left = self.at[0]
 
     def has_seen_enough(self, now: float) -> bool:
         if self.begun is None:
@@ -220,7 +236,7 @@ class LoaderRecord:
             return seconds > MOST_S
         if self.whole and PAUSES in os.environ.get(VARIABLE, ""):
             return True  # a program that is to be paused may have only one epoch
-        length = self.facts.get("length")
+        length = self.loader.get("length")
         if self.later >= LATER or not length or seconds > EPOCHS_S or len(self.steps) > EPOCHS_STEPS:
             return True
         # Waits at the start of an epoch are a part of it, and the first epoch has what happens only once: a
@@ -228,20 +244,16 @@ class LoaderRecord:
         epochs = max(2, len(self.whole) + 1)
         return bool(epochs * length > min(EPOCHS_STEPS, self.batches * EPOCHS_S / seconds))
 
-    def summary(self, most: int = 200) -> dict[str, Any]:
+    def summary(self, most: int = 200) -> Message:
         """The message: plain numbers, of the latest steps."""
+        self.noted, self.device = len(self.steps), self._device()
+        self.validates = self.evaluated > 0.9 * self.batches
+        told = {each.name: getattr(self, each.name) for each in fields(Told)}
         steps = [[round(number, 7) for number in step] for step in self.steps[-most:]]
-        return {
-            "key": self.key, "place": self.place, "loader": self.facts,
-            "batches": self.batches, "noted": len(self.steps), "steps": steps, "starts": self.starts, "started": self.started,
-            "whole": self.whole[-2000:], "objects": self.objects, "spent": self.spent, "begun": self.begun,
-            "left": self.left[0], "validates": self.evaluated > 0.9 * self.batches,
-            "device": self._device(), "sizes": self.sizes[-50:], "shapes": self.shapes,
-        }  # fmt: skip
+        return {**told, "steps": steps, "whole": self.whole[-2000:], "sizes": self.sizes[-50:]}
 
     def _device(self) -> list[tuple[float, float]] | None:
-        """Milliseconds that the device idled because of loading, and that it worked for a step,
-        from the events that have passed."""
+        """From the events that have passed."""
         if not self.events:
             return None
         found = []
@@ -286,7 +298,7 @@ def describe_loader(loader: Any) -> LoaderFacts:
     def list_kinds(part: Any) -> list[str]:
         return [f"{kind.__module__}.{kind.__qualname__}" for kind in type(part).__mro__]
 
-    facts: dict[str, Any] = {"class": list_kinds(loader)[0]}
+    facts: Message = {"class": list_kinds(loader)[0]}
     facts["iterable"] = "torch.utils.data.dataset.IterableDataset" in list_kinds(loader.dataset)
     patch = sys.modules.get("minato.patch")  # minato.patch_torch() keeps torch's class
     facts["minato"] = "minato.loader.DataLoader" in list_kinds(loader) or bool(patch and vars(patch)["_torch"].active)
@@ -497,7 +509,7 @@ class Watch:
                 if len(self.loaders) >= LOADERS_MOST:
                     return None
                 self.loaders[key] = LoaderRecord(key, loader, place)
-                self.loaders[key].facts["maker"] = maker
+                self.loaders[key].loader["maker"] = maker
                 self.link.tell("loader", **self.loaders[key].summary())
                 self._fork_keeper(self.loaders[key], loader)
             record = self.loaders[key]
@@ -506,7 +518,7 @@ class Watch:
             return record
 
     def _watched(self, iterator: Any, record: LoaderRecord) -> Any:
-        """The iterator, whose ``__next__`` now tells the record; in a proxy where its class cannot
+        """The iterator, whose ``__next__`` now tells the record; another one where its class cannot
         be changed, as that of a generator."""
         with self.lock:
             self.iterators[id(iterator)] = record
@@ -523,7 +535,7 @@ class Watch:
 
                 self._replace(owner, "__next__", __next__)
                 return iterator
-        return _Proxy(self, iterator)
+        return _iterate(self, iterator)
 
     def advance(self, original: Any, iterator: Any) -> Any:
         """``next()`` of an iterator, noted where it is a watched one."""
@@ -612,21 +624,11 @@ class Watch:
             self.keepers.append((record.key, ours))
 
 
-class _Proxy:
-    """An iterator of a class that cannot be changed."""
-
-    def __init__(self, watch: Watch, iterator: Any) -> None:
-        self._minato = watch, iterator
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        watch, iterator = self._minato
-        return watch.advance(next, iterator)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._minato[1], name)
+def _iterate(watch: Watch, iterator: Any) -> Iterator[Any]:
+    """In place of an iterator of a class that cannot be changed."""
+    with contextlib.suppress(StopIteration):
+        while True:
+            yield watch.advance(next, iterator)
 
 
 def _find_place() -> tuple[tuple[str, int, str] | None, str | None]:

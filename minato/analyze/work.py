@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 import os
+import pickle
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing import synchronize
 from typing import Any
@@ -24,33 +24,12 @@ from torch.utils.data._utils import worker
 from .. import _system
 from ..dataset_calls import fetches_batches
 from .records import (
-    At,
-    Cacheable,
-    Contention,
-    Reads,
-    Request,
-    StageTimes,
-    Storage,
-    Threads,
-    Together,
-    Used,
-    Work,
-    parse,
-)
+    At, Cacheable, Contention, Reads, Request, StageTimes, Storage, Threads, Together, Used, Work,
+)  # fmt: skip
 from .stages import (
-    FULL,
-    LOCK,
-    OPEN,
-    OPENS,
-    Call,
-    Clocks,
-    Stopwatch,
-    hash_value,
-    record_opened_paths,
-    seed_generators,
-    size_of,
-    walk_objects,
-)
+    FULL, LOCK, OPEN, OPENS, Call, Clocks, Stopwatch, hash_value, record_opened_paths, seed_generators,
+    size_of, walk_objects,
+)  # fmt: skip
 
 #: what a measurement calls with each record of what it has found
 Send = Callable[[Any], None]
@@ -264,10 +243,8 @@ class SampleTimer:
             self.send(At(str(index)))
             try:
                 if number < 2:  # what a first sample sets up is apart
-                    start = time.perf_counter()
                     seed_generators(number)
-                    make()
-                    self.first.append(time.perf_counter() - start)
+                    self.first.append(self.clocks.time(make)[1])
                     if number == 1:
                         self.clocks.set(self.loader.dataset, self.level)
                     continue
@@ -277,12 +254,9 @@ class SampleTimer:
                     seed_generators(number)
                     if clocked:
                         self.clocked.append(self.clocks.sample(make)[1:])
-                        continue
-                    began = self.clocks.now()
-                    make()
-                    ended = self.clocks.now()
-                    self.costs.append((ended[0] - began[0], ended[1] - began[1]))
-                    self.indices.append(index)
+                    else:
+                        self.costs.append(self.clocks.time(make)[1:])
+                        self.indices.append(index)
             except Exception as error:
                 self.failures += 1
                 if len(self.failed) < 3:
@@ -321,7 +295,7 @@ def time_in_turns(
 ) -> tuple[list[list[tuple[float, float]]], list[str]]:
     """Wall and CPU seconds of samples after each of the setups, by turns, with the same numbers at random;
     and the error that ended each. What a first sample sets up is left out."""
-    now = Stopwatch().now
+    watch = Stopwatch()
     took, errors = [list[tuple[float, float]]() for _ in setups], [""] * len(setups)
     for number, (_index, make) in enumerate(source):
         if (clock() > end and number >= 5) or number > IN_TURNS:
@@ -331,26 +305,28 @@ def time_in_turns(
                 continue
             setups[which]()
             seed_generators(number)
-            began = now()
             try:
-                make()
+                cost = watch.time(make)[1:]
             except Exception as error:
                 errors[which] = f"{type(error).__name__}: {error}".partition("\n")[0]
                 continue
-            ended = now()
-            if number:
-                took[which].append((ended[0] - began[0], ended[1] - began[1]))
+            took[which] += [cost] if number else []
     return took, errors
+
+
+def _seconds_of(source: Iterable[tuple[Any, Callable[[], Any]]], end: float, skip: int = 0) -> float | None:
+    """Seconds of a sample without the first ones; None where one fails."""
+    [took], [error] = time_in_turns(source, [lambda: None], end)
+    return _mean_seconds(took[skip:]) if took[skip:] and not error else None
 
 
 def _kept_open_seconds(loader: Any, end: float) -> float | None:
     """What opens also reads what later calls find again, so its own time is less than it costs."""
     clocks = Clocks()
-    clocks.set(loader.dataset, FULL)
-    clocks.kept = {}
-    [took], [error] = time_in_turns(itertools.islice(sample_makers(loader), 4 * FEW), [lambda: None], end)
+    clocks.keep_open(loader.dataset)
+    seconds = _seconds_of(itertools.islice(sample_makers(loader), 4 * FEW), end, 3)  # the first ones open
     clocks.remove()
-    return _mean_seconds(took[3:]) if took[3:] and not error else None  # the first ones open
+    return seconds
 
 
 def _mean_seconds(costs: list[tuple[float, float]]) -> float:
@@ -388,9 +364,7 @@ def _photos_seconds(loader: Any, end: float) -> float | None:
     dataset = native_photos(loader)
     if dataset is None:
         return None
-    source = ((index, partial(dataset.__getitem__, index)) for index in indices(loader))
-    [took], [error] = time_in_turns(source, [lambda: None], end)
-    return _mean_seconds(took) if took and not error else None
+    return _seconds_of(((index, partial(dataset.__getitem__, index)) for index in indices(loader)), end)
 
 
 def _cacheable_part(loader: Any, end: float) -> tuple[Cacheable | None, str]:
@@ -434,9 +408,7 @@ def _cacheable_part(loader: Any, end: float) -> tuple[Cacheable | None, str]:
     full = left = 0.0  # seconds of samples, all of them and where the results of the first calls are there
     for (_index, make), calls in zip(sample_makers(loader), saves):
         seed_generators(1)
-        began, _ = clocks.now()
-        make()
-        full += clocks.now()[0] - began
+        full += clocks.time(make)[1]
         seed_generators(1)
         clocks.replay = [(call.label, call.result) for call in calls[:same]]
         left += clocks.sample(make)[1]
@@ -617,19 +589,18 @@ def _in_forks(functions: list[Callable[[], Together]]) -> list[Together]:
         if pid == 0:
             status = 1
             try:
-                told = asdict(function())
-                with os.fdopen(write, "w") as out:
-                    json.dump(told, out)
+                told = pickle.dumps(function())
+                with os.fdopen(write, "wb") as out:
+                    out.write(told)
                 status = 0
             finally:
                 os._exit(status)
         os.close(write)
         children.append((pid, read))
-    found = []
+    found: list[Together] = []
     for pid, read in children:
-        with os.fdopen(read) as source:
-            text = source.read()
+        with os.fdopen(read, "rb") as source:
+            told = source.read()
         os.waitpid(pid, 0)
-        if text:
-            found.append(parse(Together, json.loads(text)))
+        found += [pickle.loads(told)] if told else []
     return found

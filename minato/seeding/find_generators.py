@@ -27,16 +27,9 @@ from torch.utils.data import Dataset
 from .._core import Seeder
 from ..dataset_calls import behind_subsets
 from .generator_states import (
-    GLOBALS,
-    bitgen_of,
-    generator_kind,
-    mro_of,
-    opencv_plans,
-    own_seed,
-    plan_all,
-    plan_bitgen,
+    GLOBALS, bitgen_of, generator_kind, mro_of, opencv_plans, own_seed, plan_all, plan_bitgen,
     plan_private,
-)
+)  # fmt: skip
 from .history import Attributes, History
 
 __all__ = ["Found", "Growing", "find_all", "find_of", "find_shared", "make_seeder",

@@ -65,7 +65,7 @@ def test_loaders_of_all_kinds_are_noted(tmp_path: Path) -> None:
             batches = list(loader)
             assert len(batches) in (3, 5, 4)
         for record in watch.current.loaders.values():
-            print(record.batches, record.facts["class"], record.place and record.place[1])
+            print(record.batches, record.loader["class"], record.place and record.place[1])
         """)  # fmt: skip
     lines = printed.splitlines()
     assert lines[0].startswith("3 torch.utils.data.dataloader.DataLoader None")
@@ -93,7 +93,7 @@ def test_loader_made_by_library_has_programs_place(tmp_path: Path) -> None:
         list(make(own.dataset))
         list(make_for([1, 2]))
         for record in watch.current.loaders.values():
-            print(record.place[1], record.facts["maker"], record.place[2])
+            print(record.place[1], record.loader["maker"], record.place[2])
         """)  # fmt: skip
     assert printed.splitlines() == ["10 prepares <module>", "12 transformers <module>"]
 
@@ -190,7 +190,7 @@ def test_a_patched_loader_is_noted_as_minatos(tmp_path: Path) -> None:
         list(DataLoader(range(6), 2))
         minato.patch_torch()
         list(DataLoader(range(7), 2))
-        print([record.facts["minato"] for record in watch.current.loaders.values()])
+        print([record.loader["minato"] for record in watch.current.loaders.values()])
         """)  # fmt: skip
     assert printed == "[False, True]\n"
 
@@ -267,7 +267,7 @@ def test_watch_notes_epochs_to_their_end(tmp_path: Path) -> None:
                 if epoch == 1 and number == 1:
                     break
         record, = watch.current.loaders.values()
-        print([step[4] for step in record.steps], record.whole, record.facts["length"])
+        print([step[4] for step in record.steps], record.whole, record.loader["length"])
         print([step[0] > 0.05 for step in record.steps])
         """).splitlines()  # fmt: skip
     assert lines[0] == "[0, 0, 0, 1, 2, 2, 2] [0, 2] 3"
