@@ -32,7 +32,7 @@ from . import codecs, orders, own_files
 from .loaders import rate, sampler
 from .records import Failed, Request, parse
 from .stages import walk_objects
-from .watch import BYE, VARIABLE, send
+from .watch import BYE, VARIABLE, fork, send
 from .work import Send, as_worker, contend, storage, tree, work
 
 #: share of the available memory that a study may take
@@ -88,18 +88,15 @@ def _measure(to: socket.socket, request: Request, loader: Any, program: int) -> 
     keeper, way = os.getpid(), request.way
     folder = tempfile.mkdtemp(prefix="minato-") if way != own_files.OVERLAY else ""
     mine, theirs = socket.socketpair()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            os.setpgid(0, 0)
-            _core.die_with_parent(True)
-            if os.getppid() == keeper:
-                own_files.protect(way, folder, theirs)
-                run(request, loader, lambda found: send(to, asdict(found)))
-                status = 0
-        finally:
-            os._exit(status)
+
+    def measure() -> None:
+        os.setpgid(0, 0)
+        _core.die_with_parent(True)
+        if os.getppid() == keeper:
+            own_files.protect(way, folder, theirs)
+            run(request, loader, lambda found: send(to, asdict(found)))
+
+    pid = fork(measure)
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
     theirs.close()

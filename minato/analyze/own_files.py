@@ -27,6 +27,7 @@ from typing import Any
 
 from .. import _core
 from ..cache import cache
+from .watch import fork
 
 OVERLAY, FILTER, NEITHER = "overlay", "filter", "neither"
 
@@ -59,14 +60,7 @@ def _call(name: str, *given: object) -> None:
 def find_way() -> str:
     """Which of the ways there is, tried in a process that ends with the trial."""
     for way in (OVERLAY, FILTER):
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                cover_files() if way == OVERLAY else os.close(_core.filter_writes())
-                status = 0
-            finally:
-                os._exit(status)
+        pid = fork(cover_files if way == OVERLAY else lambda: os.close(_core.filter_writes()))
         if os.waitpid(pid, 0)[1] == 0:
             return way
     return NEITHER

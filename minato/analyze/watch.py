@@ -104,6 +104,19 @@ class Link:
         self.socket = None
 
 
+def fork(function: Callable[[], object]) -> int:
+    """The id of a process that calls a function, and ends."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            function()
+            status = 0
+        finally:
+            os._exit(status)
+    return pid
+
+
 def send(to: socket.socket, message: Message) -> None:
     to.sendall(json.dumps(message, default=str).encode() + b"\n")
 
@@ -601,18 +614,14 @@ class Watch:
             return
         program = os.getpid()
         ours, theirs = socket.socketpair()
+
+        def keep() -> None:
+            ours.close()
+            _run_keeper(self, (program, record.key), loader, theirs)
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python 3.12 warns of forks where threads run
-            pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                if os.fork() == 0:
-                    ours.close()
-                    _run_keeper(self, (program, record.key), loader, theirs)
-                status = 0
-            finally:
-                os._exit(status)
+            pid = fork(lambda: fork(keep))
         theirs.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)

@@ -30,6 +30,7 @@ from .stages import (
     FULL, LOCK, OPEN, OPENS, Call, Clocks, Stopwatch, hash_value, record_opened_paths, seed_generators,
     size_of, walk_objects,
 )  # fmt: skip
+from .watch import fork
 
 #: what a measurement calls with each record of what it has found
 Send = Callable[[Any], None]
@@ -582,21 +583,15 @@ def _find_locks(loader: Any, kinds: Any) -> dict[str, Any]:
 def _in_forks(functions: list[Callable[[], Together]]) -> list[Together]:
     """What functions return, each in a process of its own, at the same time. One that fails has
     no result."""
+    def tell(function: Callable[[], Together], write: int) -> None:
+        with os.fdopen(write, "wb") as out:
+            pickle.dump(function(), out)
+
     children = []
     for function in functions:
         read, write = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                told = pickle.dumps(function())
-                with os.fdopen(write, "wb") as out:
-                    out.write(told)
-                status = 0
-            finally:
-                os._exit(status)
+        children.append((fork(partial(tell, function, write)), read))
         os.close(write)
-        children.append((pid, read))
     found: list[Together] = []
     for pid, read in children:
         with os.fdopen(read, "rb") as source:
