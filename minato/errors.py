@@ -17,7 +17,11 @@ from typing import Any, NoReturn
 import torch
 from torch._utils import ExceptionWrapper
 
+from ._not_linux import CORE
 from ._system import NOT_STARTED, OomKills, advice
+
+if CORE:
+    from ._notes import exit_cause
 
 #: from Python 3.11 on
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
@@ -93,12 +97,6 @@ def timed_out(seconds: float, under_way: str = "") -> RuntimeError:
 UNKNOWN = 256
 
 
-def _exit_cause(pid: int) -> str:
-    from . import _notes  # not at import: other systems lack its system calls and have no workers
-
-    return _notes.exit_cause(pid)
-
-
 def describe_death(pid: int, status: int) -> str:
     """torch's sentence about a dead worker. status: its exit code, or minus a signal."""
     if status == LATE:
@@ -122,7 +120,7 @@ def describe_death(pid: int, status: int) -> str:
             "its exit code is unknown. If it was killed, see dmesg: the system may have run out of "
             "memory. "
         )
-    if status >= 0 and (cause := _exit_cause(pid)):
+    if status >= 0 and (cause := exit_cause(pid)):
         return (
             f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {status}. Cause: "
             f"{cause}. "
@@ -147,12 +145,12 @@ def describe_death(pid: int, status: int) -> str:
 
 def late_message(pid: int, what: str) -> str:
     """The message about a sample, or a batch made by ``__getitems__``, that took too long."""
-    return f"{what} {_exit_cause(pid) or 'took longer than sample_timeout'}"
+    return f"{what} {exit_cause(pid) or 'took longer than sample_timeout'}"
 
 
 def never_began_message(pid: int | None) -> str:
     """The message when the process that starts spawned workers died before it started one."""
-    cause = _exit_cause(pid or 0)
+    cause = exit_cause(pid or 0)
     why = f"Cause: {cause}." if cause else "See its output above."
     return (
         f"The process that starts DataLoader workers (pid {pid}) died unexpectedly before it had "
@@ -163,7 +161,7 @@ def never_began_message(pid: int | None) -> str:
 def starter_died_message(pid: int | None, hung: bool) -> str:
     """The message when the process that starts workers has died and no other is started. hung: it
     was killed because it did not respond."""
-    cause = _exit_cause(pid or 0)
+    cause = exit_cause(pid or 0)
     why = f" Cause: {cause}." if cause else ""
     how = "died unexpectedly"
     if hung:

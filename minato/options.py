@@ -23,6 +23,7 @@ from . import remote
 from ._dynamo import eager
 from ._not_linux import CORE, NEEDS_LINUX
 from ._system import fair_memory
+from .cache.cache import Cache
 from .device.provider import target
 from .errors import native_impossible_message, thread_impossible_message
 from .option_values import default, option, option_values, record
@@ -34,7 +35,6 @@ if CORE:
     from .workers.native import why_not
 
 if TYPE_CHECKING:
-    from .cache.cache import Cache
     from .remote import Ray
 
 _STANDARD_CONTEXTS = tuple(
@@ -316,8 +316,6 @@ class Options:
                 if value := getattr(self, name):
                     raise ValueError(f"{name}={value!r} has no effect without cache=. Leave it out.")
             return
-        from .cache.cache import Cache
-
         if isinstance(self.cache, (int, str)) and not isinstance(self.cache, bool):
             Cache(self.cache)  # it checks the size and opens nothing
         elif not isinstance(self.cache, Cache):

@@ -12,8 +12,12 @@ from typing import Any
 
 from torch.utils.data.dataloader import _DatasetKind
 
+from ._not_linux import CORE
 from .dataset_calls import fetches_batches
 from .stateful import is_stateful
+
+if CORE:
+    from .transport.layouts import is_default_collate
 
 __all__ = ["Ray"]
 
@@ -68,8 +72,6 @@ class Ray:
 
 def cuts(dataset: Any, collate_fn: Any, batched: bool) -> bool:
     """Whether several actors may make samples of one batch."""
-    from .transport.layouts import is_default_collate  # not at import: the loader needs it on all systems
-
     by_default = collate_fn is None or is_default_collate(collate_fn)
     return batched and by_default and not fetches_batches(dataset)
 

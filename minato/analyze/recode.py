@@ -34,6 +34,7 @@ from typing import IO, Any
 import numpy as np
 
 from .. import _core
+from ..ops.jpeg import baseline
 from ..text import Progress, format_bytes, format_seconds
 
 #: why a file is copied as it is
@@ -332,8 +333,6 @@ def recode_image(source: Path, settings: Settings) -> tuple[bytes, Photo]:
 
 def _rewrite(content: bytes) -> tuple[bytes, Photo]:
     """A progressive JPEG file as a baseline one, whose pixels were compared."""
-    from ..ops.jpeg import baseline
-
     made = baseline(content)
     if made is None:
         raise NotAPhoto("sequential")
