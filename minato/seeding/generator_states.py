@@ -389,6 +389,28 @@ def bitgen_of(generator: Any) -> Any:
     return vars(np.random.Generator)["bit_generator"].__get__(generator)
 
 
+#: of each kind: how its library gives a state, and how it takes one
+_STATES: dict[str | None, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
+    "random": (lambda g: g.getstate(), lambda g, state: g.setstate(state)),
+    "torch": (lambda g: g.get_state().numpy(), lambda g, state: g.set_state(torch.from_numpy(state))),
+    "numpy": (lambda g: bitgen_of(g).state, lambda g, state: setattr(bitgen_of(g), "state", state)),
+    "legacy": (lambda g: g.get_state(legacy=False), lambda g, state: g.set_state(state)),
+    "bitgen": (lambda g: g.state, lambda g, state: setattr(g, "state", state)),
+    "sequence": (lambda g: g.state, lambda g, state: g.__init__(**state)),
+}
+
+
+def state_of(generator: Any) -> Any:
+    """A generator's state, as its library gives it."""
+    return _STATES[generator_kind(mro_of(type(generator)))][0](generator)
+
+
+def put_back(generator: Any) -> Callable[[], Any]:
+    """A function that restores a generator's current state."""
+    get, put = _STATES[generator_kind(mro_of(type(generator)))]
+    return functools.partial(put, generator, get(generator))
+
+
 #: seeds of NumPy from here on are the system's, which gives 128 bits
 _SYSTEMS_NUMPY = 1 << 96
 #: words of a key of ``random``: texts and numbers have fewer, the system gives all 624
@@ -405,20 +427,6 @@ def own_seed(generator: Any) -> int:
     except Exception:  # a class of the program's own may refuse
         return 0
     return int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little") or 1
-
-
-def state_of(generator: Any) -> Any:
-    """A generator's state, as its library gives it."""
-    kind = generator_kind(mro_of(type(generator)))
-    if kind == "torch":
-        return generator.get_state().numpy()
-    if kind == "random":
-        return generator.getstate()
-    if kind == "legacy":
-        return generator.get_state(legacy=False)
-    if kind == "sequence":
-        return generator.state
-    return (bitgen_of(generator) if kind == "numpy" else generator).state
 
 
 def _plain(state: Any) -> Any:
@@ -462,21 +470,6 @@ def _is_systems_key(words: tuple[int, ...]) -> bool:
     key = first[1:] - (begin[4:] ^ (first[:-1] ^ first[:-1] >> 30) * np.uint32(1664525))
     again = np.flatnonzero(key[1:_KEY_WORDS] == key[0]) + 1
     return not any((key[n:] == key[:-n]).all() for n in again)
-
-
-def put_back(generator: Any) -> Callable[[], Any]:
-    """A function that restores a generator's current state."""
-    kind = generator_kind(mro_of(type(generator)))
-    if kind == "torch":
-        return functools.partial(generator.set_state, generator.get_state())
-    if kind == "random":
-        return functools.partial(generator.setstate, generator.getstate())
-    if kind == "legacy":
-        return functools.partial(generator.set_state, generator.get_state(legacy=False))
-    if kind == "sequence":
-        return functools.partial(generator.__init__, **generator.state)
-    bits = bitgen_of(generator) if kind == "numpy" else generator
-    return functools.partial(setattr, bits, "state", bits.state)
 
 
 # ---- plans ----------------------------------------------------------------------------
