@@ -16,6 +16,7 @@ import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -210,21 +211,19 @@ def _shape_of(cls: type, closed: frozenset[Any]) -> _Shape | None:
     return _Shape(kind, readers, slots, attributes, hook)
 
 
-class Found(NamedTuple):
-    """The result of a walk: generators and ``seed_sample`` functions in order of discovery, number
-    of objects searched, and whether the limit cut the walk short. Also the attributes of the
-    objects nearest to the roots with their classes, those of further ones, containers of too many
-    generators, and SeedSequences, which spawn() counts in."""
+@dataclass
+class Found:
+    """The result of a walk. Attributes are those of objects, in dicts."""
 
-    generators: list[Any]
-    hooks: list[Callable[[int], Any]]
-    nodes: int
-    truncated: bool
-    watched: list[Attributes]
-    counted: list[Attributes]
-    owners: list[type]
-    crowds: list[Any]
-    sequences: list[Any]
+    generators: list[Any] = field(default_factory=list)  # in order of discovery, as the hooks are
+    hooks: list[Callable[[int], Any]] = field(default_factory=list)  # functions ``seed_sample``
+    nodes: int = 0  # objects searched
+    truncated: bool = False  # the limit cut the walk short
+    watched: list[Attributes] = field(default_factory=list)  # of the objects nearest to the roots
+    counted: list[Attributes] = field(default_factory=list)  # of further ones
+    owners: list[type] = field(default_factory=list)  # classes of the objects of both
+    crowds: list[Any] = field(default_factory=list)  # containers of too many generators
+    sequences: list[Any] = field(default_factory=list)  # SeedSequences, which spawn() counts in
 
 
 def _key(kind: str, obj: Any) -> int:
@@ -269,13 +268,7 @@ class _Walk:
         self.classes: set[type] = set()
         self.queue: deque[tuple[Any, _Shape]] = deque()
         self.kept: list[Any] = []  # so that no id is given to another object
-        self.generators: list[Any] = []
-        self.hooks: list[Callable[[int], Any]] = []
-        self.watched: list[Attributes] = []
-        self.counted: list[Attributes] = []
-        self.sequences: list[Any] = []
-        self.owners: list[type] = []
-        self.crowds: list[Any] = []
+        self.found = Found()
         self.unwatched = WATCHED
 
     def shape(self, obj: Any) -> _Shape | None:
@@ -309,14 +302,15 @@ class _Walk:
             self.queue.append((obj, shape))
         elif _key(shape.kind, obj) not in self.taken and _is_seedable(shape.kind, obj):
             self.taken.add(_key(shape.kind, obj))
-            (self.sequences if shape.kind == "sequence" else self.generators).append(obj)
+            found = self.found
+            (found.sequences if shape.kind == "sequence" else found.generators).append(obj)
             if shape.kind in ("numpy", "bitgen"):  # for the children of spawn()
                 bits = bitgen_of(obj) if shape.kind == "numpy" else obj
                 self.guarded(self.reach, getattr(bits, "_seed_seq", None))
 
     def add_hook(self, hook: Any) -> None:
         if callable(hook):
-            self.hooks.append(hook)
+            self.found.hooks.append(hook)
 
     def run(self, roots: Sequence[Any]) -> Found:
         for root in roots:
@@ -327,10 +321,8 @@ class _Walk:
             self.nodes -= 1
             obj, shape = self.queue.popleft()
             self.guarded(self.enter, obj, shape, id(obj) in skip)
-        cut = bool(self.queue) or self.looks <= 0
-        nodes = limit - self.nodes
-        return Found(self.generators, self.hooks, nodes, cut, self.watched, self.counted,
-                     self.owners, self.crowds, self.sequences)
+        self.found.nodes, self.found.truncated = limit - self.nodes, bool(self.queue) or self.looks <= 0
+        return self.found
 
     def enter_root(self, root: Any) -> None:
         self.reach(root)
@@ -339,13 +331,14 @@ class _Walk:
     def enter(self, obj: Any, shape: _Shape, is_root: bool) -> None:
         if shape.hook is not None and not is_root and Dataset in mro_of(type(obj)):
             self.guarded(lambda: self.add_hook(_bind_hook(obj, shape.hook)))
-        if shape.attributes is not None and len(self.counted) < COUNTED:
+        found = self.found
+        if shape.attributes is not None and len(found.counted) < COUNTED:
             attributes = shape.attributes.__get__(obj)
             self.unwatched -= 1 + dict.__len__(attributes)
-            (self.watched if self.unwatched >= 0 else self.counted).append(attributes)
-            self.owners.append(type(obj))
+            (found.watched if self.unwatched >= 0 else found.counted).append(attributes)
+            found.owners.append(type(obj))
         shapes, looks = self.shapes, self.looks
-        before, sequences = len(self.generators), len(self.sequences)
+        before, sequences = len(found.generators), len(found.sequences)
         for member in shape.members(obj):
             looks -= 1
             if shapes.get(type(member), self) is not None:  # None: known to hold nothing
@@ -353,11 +346,11 @@ class _Walk:
             if looks <= 0:
                 break
         self.looks = looks
-        if len(self.generators) - before > GENERATORS_LIMIT:
-            del self.generators[before:]
-            self.crowds.append(obj)
-        if len(self.sequences) - sequences > GENERATORS_LIMIT:
-            del self.sequences[sequences:]
+        if len(found.generators) - before > GENERATORS_LIMIT:
+            del found.generators[before:]
+            found.crowds.append(obj)
+        if len(found.sequences) - sequences > GENERATORS_LIMIT:
+            del found.sequences[sequences:]
 
     @staticmethod
     def guarded(step: Callable[..., None], *args: Any) -> None:
