@@ -184,11 +184,9 @@ def work(send: Send, request: Request, loader: Any) -> Work:
     timed = SampleTimer(loader, send, FULL)
     usage = Usage()
     timed.run(request.seconds * TIMING)
-    result = Work(
-        costs=[(round(wall, 7), round(cpu, 7)) for wall, cpu in timed.costs], indices=list(map(str, timed.indices)),
-        first=timed.first, merged=timed.merged, stages=timed.stages(), failed=timed.failed, failures=timed.failures,
-        usage=usage.summary(),
-    )  # fmt: skip
+    result = timed.work
+    result.stages, result.usage = timed.stages(), usage.summary()
+    result.costs = [(round(wall, 7), round(cpu, 7)) for wall, cpu in result.costs]
     timed.clocks.remove()
     end = clock() + request.seconds * 0.2
     paths = (path for path in map(os.path.abspath, files) if not path.startswith(NO_FILES) and os.path.isfile(path))
@@ -224,28 +222,20 @@ class SampleTimer:
     def __init__(self, loader: Any, send: Send, level: int) -> None:
         self.loader, self.send, self.level = loader, send, level
         self.clocks = Clocks()
-        #: wall and CPU seconds of samples without clocks, and with them
-        self.costs: list[tuple[float, float]] = []
-        self.clocked: list[tuple[float, float]] = []
+        self.work = Work()  # what samples cost without clocks, and what failed
+        self.clocked: list[tuple[float, float]] = []  # wall and CPU seconds of samples with clocks
         self.since = 0  # costs before the clocks of this level were set
-        self.indices: list[Any] = []
-        self.first: list[float] = []
-        self.failed: list[str] = []
-        self.failures = 0
-        self.merged = False
 
     def run(self, seconds: float, plainly: bool = True, skip: int = 0) -> None:
-        end = clock() + seconds
-        source = sample_makers(self.loader, skip)
-        once = is_iterable(self.loader)
-        for number, (index, make) in enumerate(source):
+        end, found, once = clock() + seconds, self.work, is_iterable(self.loader)
+        for number, (index, make) in enumerate(sample_makers(self.loader, skip)):
             if number > 2 and (clock() > end or number > TIMED):
                 return
             self.send(At(str(index)))
             try:
                 if number < 2:  # what a first sample sets up is apart
                     seed_generators(number)
-                    self.first.append(self.clocks.time(make)[1])
+                    found.first.append(self.clocks.time(make)[1])
                     if number == 1:
                         self.clocks.set(self.loader.dataset, self.level)
                     continue
@@ -256,29 +246,29 @@ class SampleTimer:
                     if clocked:
                         self.clocked.append(self.clocks.sample(make)[1:])
                     else:
-                        self.costs.append(self.clocks.time(make)[1:])
-                        self.indices.append(index)
+                        found.costs.append(self.clocks.time(make)[1:])
+                        found.indices.append(str(index))
             except Exception as error:
-                self.failures += 1
-                if len(self.failed) < 3:
-                    self.failed.append(f"sample {index}: {type(error).__name__}: {error}")
-                if self.failures >= 64 and not self.costs:
+                found.failures += 1
+                if len(found.failed) < 3:
+                    found.failed.append(f"sample {index}: {type(error).__name__}: {error}")
+                if found.failures >= 64 and not found.costs:
                     return
             if len(self.clocked) == 2 * FEW and plainly and self.level > OPENS:
-                with_clocks, without = _mean_seconds(self.clocked), _mean_seconds(self.costs[self.since :])
+                with_clocks, without = _mean_seconds(self.clocked), _mean_seconds(found.costs[self.since :])
                 if with_clocks > (1 + CLOCKS_ADD) * without:
-                    self.level, self.merged = self.level - 1, True
+                    self.level, found.merged = self.level - 1, True
                     self.clocks.set(self.loader.dataset, self.level)
-                    self.clocked, self.since = [], len(self.costs)
+                    self.clocked, self.since = [], len(found.costs)
 
     def stages(self) -> list[StageTimes]:
         """Seconds of a sample, scaled to what it takes without clocks."""
         count = max(1, len(self.clocked))
-        plain, clocked = (sum(wall for wall, _ in each) for each in (self.costs[self.since :], self.clocked))
+        plain, clocked = (sum(wall for wall, _ in each) for each in (self.work.costs[self.since :], self.clocked))
         scale = plain / clocked if clocked and plain else 1.0
         if is_iterable(self.loader):
             scale = 1.0  # samples without clocks were others
-        elif self.failures and plain:  # the stages that ran before a failure count, and its sample does not
+        elif self.work.failures and plain:  # the stages that ran before a failure count, and its sample does not
             took = sum(stage.seconds for stage in self.clocks.stages.values()) * scale
             scale *= min(1.0, plain / max(took, 1e-9))
         opened, each = self.clocks.opened, scale / count
