@@ -320,25 +320,6 @@ def _trial(f: Facts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-Check = Callable[[Facts], Iterator[Finding]]
-#: the checks, by subject
-CHECKS: dict[str, Check] = {
-    "system": _system, "torch": _torch, "accelerator": _accelerator,
-    "device operators": _operators, "photos": _photos, "locked memory": _locked, "open files": _descriptors,
-    "address space": _address_space, "size of files": _file_size, "memory": _memory,
-    "overcommit": _overcommit, "processes": _processes, "CPUs": _cpus, "threads": _threads,
-    "start method": _start_method, "/dev/shm": _shm, "environment": _variables, "trial": _trial,
-}  # fmt: skip
-
-
-def examine(facts: Facts) -> list[Finding]:
-    """All findings: problems first, then notes."""
-    found = [finding for check in CHECKS.values() for finding in check(facts)]
-    return sorted(found, key=lambda finding: finding.level != WRONG)
-
-
-# ---- the page --------------------------------------------------------------------------------
-
 UNKNOWN = "unknown on this system"
 NOT_NEEDED = "not needed without an accelerator"
 
@@ -354,41 +335,41 @@ def _files(f: Facts) -> str:
     return f"this process may open {f.open_limit}{now}"
 
 
-def _device(f: Facts) -> str:
-    return (f.driver or "usable") if f.accelerator else "none found: programs train on the CPU"
-
-
 def _one_thread(f: Facts) -> str:
     named = ", ".join(f"{name}={value}" for name, value in sorted(f.threads.items()))
     return f"{named} fits {f.workers} workers" if named else "each worker computes with one thread"
 
 
-def _started(f: Facts) -> str:
-    """Describes fork, the only method without a note."""
-    return f"{f.start_method}: workers start in milliseconds"
-
-
-#: the text of a check that found nothing
-_FINE: dict[str, Callable[[Facts], str]] = {
-    "system": lambda f: "minato's own workers can run here",
-    "torch": lambda f: f"{f.torch}; minato's extension is {f.torch_extension}",
-    "accelerator": _device,
-    "device operators": lambda f: f.device_operators if f.accelerator else NOT_NEEDED,
-    "photos": lambda f: f"JPEG files are decoded by {f.photos}",
-    "locked memory": lambda f: _size(f.locked, "no limit") if f.accelerator else NOT_NEEDED,
-    "open files": _files,
-    "address space": lambda f: "no limit",
-    "size of files": lambda f: "no limit",
-    "memory": lambda f: _size(f.memory_available, UNKNOWN, " available"),
-    "overcommit": lambda f: "not allowed" if f.overcommit == 2 else "allowed: forked workers share memory",
-    "processes": lambda f: "no limit" if f.processes_left is None else f"{f.processes_left} more may start",
-    "CPUs": lambda f: UNKNOWN if f.cpus is None else f"{f.cpus} usable",
-    "threads": _one_thread,
-    "start method": _started,
-    "/dev/shm": lambda f: _size(f.shm_free, UNKNOWN, " free"),
-    "environment": lambda f: ", ".join(sorted(f.variables)) or "no MINATO_ variables are set",
-    "trial": lambda f: "two workers loaded all samples" if f.tried else "not run (--no-trial)",
+#: by subject: the check, and its text where it finds nothing
+CHECKS: dict[str, tuple[Callable[[Facts], Iterator[Finding]], Callable[[Facts], str]]] = {
+    "system": (_system, lambda f: "minato's own workers can run here"),
+    "torch": (_torch, lambda f: f"{f.torch}; minato's extension is {f.torch_extension}"),
+    "accelerator": (_accelerator, lambda f: (f.driver or "usable") if f.accelerator else "none found: programs train on the CPU"),
+    "device operators": (_operators, lambda f: f.device_operators if f.accelerator else NOT_NEEDED),
+    "photos": (_photos, lambda f: f"JPEG files are decoded by {f.photos}"),
+    "locked memory": (_locked, lambda f: _size(f.locked, "no limit") if f.accelerator else NOT_NEEDED),
+    "open files": (_descriptors, _files),
+    "address space": (_address_space, lambda f: "no limit"),
+    "size of files": (_file_size, lambda f: "no limit"),
+    "memory": (_memory, lambda f: _size(f.memory_available, UNKNOWN, " available")),
+    "overcommit": (_overcommit, lambda f: "not allowed" if f.overcommit == 2 else "allowed: forked workers share memory"),
+    "processes": (_processes, lambda f: "no limit" if f.processes_left is None else f"{f.processes_left} more may start"),
+    "CPUs": (_cpus, lambda f: UNKNOWN if f.cpus is None else f"{f.cpus} usable"),
+    "threads": (_threads, _one_thread),
+    "start method": (_start_method, lambda f: f"{f.start_method}: workers start in milliseconds"),
+    "/dev/shm": (_shm, lambda f: _size(f.shm_free, UNKNOWN, " free")),
+    "environment": (_variables, lambda f: ", ".join(sorted(f.variables)) or "no MINATO_ variables are set"),
+    "trial": (_trial, lambda f: "two workers loaded all samples" if f.tried else "not run (--no-trial)"),
 }
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """All findings: problems first, then notes."""
+    found = [finding for check, _fine in CHECKS.values() for finding in check(facts)]
+    return sorted(found, key=lambda finding: finding.level != WRONG)
+
+
+# ---- the page --------------------------------------------------------------------------------
 
 #: marks of a check without a finding, with a problem, with a note; and those without UTF-8
 _MARKS = {"": "\u2713", WRONG: "\u2717", NOTE: "!"}
@@ -404,11 +385,11 @@ def _shown(level: str, name: str, text: str, marks: dict[str, str], colours: boo
 def render(facts: Facts, marks: dict[str, str] = _MARKS, colours: bool = False) -> str:
     """All checks as text for people: the findings of each, and the fixes."""
     lines, found = [], []
-    for name, check in CHECKS.items():
+    for name, (check, fine) in CHECKS.items():
         here = list(check(facts))
         found += here
         if not here:
-            lines.append(_shown("", name, _FINE[name](facts), marks, colours))
+            lines.append(_shown("", name, fine(facts), marks, colours))
         for finding in here:
             lines.append(_shown(finding.level, finding.about, "", marks, colours).rstrip())
             for text in (finding.what, f"Fix: {finding.fix}"):
