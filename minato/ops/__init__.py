@@ -32,6 +32,7 @@ pipeline is a function of (key, i, n) alone, with a key of 128 bits. There is no
 result does not depend on threads, processes, order or instruction set. `csrc/ops/mn_pipeline.h`
 lists the draws of each operator; minato/ops.h offers them to user-defined operators in C.
 """
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .dataset import VolumeDataset
@@ -59,17 +60,14 @@ if TYPE_CHECKING:
     from .images import ImageFolder
 
 
+#: what needs torchvision, so it is not in __all__, and its module
+_LATE = {"ImageFolder": "images", "native_images": "from_torchvision"}
+
+
 def __getattr__(name: str) -> Any:
-    """What needs torchvision, so it is not in __all__."""
-    if name == "ImageFolder":
-        from .images import ImageFolder
-
-        return ImageFolder
-    if name == "native_images":
-        from .from_torchvision import native_images
-
-        return native_images
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
 
 
 __all__ = [

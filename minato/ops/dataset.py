@@ -8,9 +8,10 @@ import threading
 from collections.abc import Iterable, Sequence
 from multiprocessing import context as _mp_context
 from multiprocessing import sharedctypes as _sharedctypes
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from .._not_linux import CORE, Absent
 from .operators import MASK, Pipeline, RandBalancedCrop, RandCrop, ReadNpy, random_bits
@@ -19,9 +20,6 @@ if CORE:
     from .. import _ops
 else:
     _ops = Absent()  # type: ignore[assignment]
-
-if TYPE_CHECKING:
-    import torch
 
 _KEYINGS = {"epoch": 0, "sample": 1}
 #: attributes that determine the samples
@@ -312,6 +310,4 @@ class VolumeDataset:
 
 
 def _as_tensors(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-    import torch  # here, so that operators can be used without torch
-
     return [torch.from_numpy(array) for array in arrays]

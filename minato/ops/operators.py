@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import random
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from operator import index
 from typing import Any, Union
 
 import numpy as np
+import torch
 
 from .._not_linux import CORE, Absent
 
@@ -64,11 +64,7 @@ def _dtype(name: str, allowed: Iterable[str]) -> int:
 
 
 def random_bits() -> int:
-    """One 64-bit number from torch's default generator; from `random` without torch."""
-    try:
-        import torch
-    except ImportError:
-        return random.getrandbits(64)
+    """One 64-bit number from torch's default generator."""
     number = torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None).item()
     return int(number) & MASK
 
@@ -407,9 +403,8 @@ class Pipeline:
         """Run on two paths (if ReadNpy is first) or two arrays; label may be None.
 
         key: the sample's key, an int of 64 bits or a pair of them; None draws one from torch's
-        default generator (without torch, from `random`). out: arrays (image, label) for
-        the result, C contiguous, of its dtype and shape, sharing no memory with the
-        inputs. Returns (image, label). Raises ValueError, TypeError, OSError, MemoryError.
+        default generator. out: arrays (image, label) for the result, C contiguous, of its dtype
+        and shape, sharing no memory with the inputs. Returns (image, label). Raises ValueError, TypeError, OSError, MemoryError.
         """
         high, low = _split_key(key)
         inputs = [_input("image", image), None if label is None else _input("label", label)]
