@@ -1,9 +1,9 @@
 """Keys: values as bytes that are equal exactly where the values are.
 
-1, 1.0, True and NumPy's scalars differ, because a function may return something else for each, and so
-do lists and tuples, and dicts of another order. Arrays and tensors count by dtype, shape and content. A
-relative path counts with the folder that it starts from, because jobs in other folders mean other
-files by it.
+1, 1.0, True and NumPy's scalars differ, because a function may return something else for each, and so do lists and
+tuples, and dicts of another order. Arrays and tensors count by dtype, shape, strides and content, and by whether
+they may be written or require grad. A relative path counts with the folder that it starts from, because jobs in
+other folders mean other files by it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _array(value: np.ndarray[Any, Any], tag: bytes, where: str) -> bytes:
             f"{where} is an array of {value.nbytes} bytes; a cache key holds up to {ARRAY_MOST}. "
             "Give memoize() a key= that names the array, for example by its path"
         )
-    head = f"{np.lib.format.dtype_to_descr(value.dtype)}{value.shape}".encode()
+    head = f"{np.lib.format.dtype_to_descr(value.dtype)}{value.shape}{value.strides}{value.flags.writeable}".encode()
     return _counted(tag, head) + _counted(b"", value.tobytes())
 
 
@@ -67,7 +67,9 @@ def _tensor(value: torch.Tensor, where: str) -> bytes:
     data = tensor_bytes(value.detach())
     if data.nbytes > ARRAY_MOST:
         return _array(data, b"t", where)
-    head = f"{value.dtype}{tuple(value.shape)}".encode()
+    if vars(value):
+        raise TypeError(f"{where} is a tensor with attributes ({', '.join(vars(value))}): a cache key cannot hold it")
+    head = f"{value.dtype}{tuple(value.shape)}{value.stride()}{value.requires_grad}{value.is_conj()}".encode()
     return _counted(b"t", head) + _counted(b"", data.tobytes())
 
 
@@ -81,10 +83,7 @@ def _container(value: Any, where: str) -> bytes | None:
         tag = b"(" if kind is tuple else b"["
         return _all(tag, [canonical(v, f"{where}[{i}]") for i, v in enumerate(value)])
     if kind is dict or kind is OrderedDict:
-        pairs = [
-            canonical(k, f"a key of {where}") + canonical(v, f"{where}[{k!r}]")
-            for k, v in value.items()
-        ]
+        pairs = [canonical(k, f"a key of {where}") + canonical(v, f"{where}[{k!r}]") for k, v in value.items()]
         return _all(b"{" if kind is dict else b"O", pairs)
     if kind is set or kind is frozenset:
         tag = b"S" if kind is set else b"Z"

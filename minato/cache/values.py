@@ -25,8 +25,8 @@ The description is JSON. None, bool, int and str stand for themselves. Everythin
                                       bytearrays and images are numbered in the order in which they
                                       begin, except in keys
 
-Buffers follow in the order of the description, without the empty ones. ``_encode``, ``_allocate``
-and ``_assemble`` must agree on this order.
+Buffers follow in the order of the description, without the empty ones. ``_encode``, ``_allocate`` and ``_assemble``
+must agree on this order.
 """
 
 from __future__ import annotations
@@ -95,10 +95,7 @@ def _tuples(descr: Any) -> Any:
     """Turns JSON lists back into the tuples that a structured dtype needs."""
     if isinstance(descr, str):
         return descr
-    return [
-        (f[0], _tuples(f[1]), *(tuple(n) if isinstance(n, list) else n for n in f[2:]))
-        for f in descr
-    ]
+    return [(f[0], _tuples(f[1]), *(tuple(n) if isinstance(n, list) else n for n in f[2:])) for f in descr]
 
 
 def _dtype(descr: Any) -> np.dtype[Any]:
@@ -144,6 +141,8 @@ def _of_tensor(tensor: torch.Tensor, where: str, parts: list[Any]) -> Any:
         raise refusal(tensor, where, f"it is a tensor on {tensor.device}; move it to the CPU")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         raise refusal(tensor, where, f"it is a tensor of the layout {tensor.layout}, not a dense one")
+    if vars(tensor):
+        raise refusal(tensor, where, f"it is a tensor with attributes of its own ({', '.join(vars(tensor))})")
     strides = None
     if tensor.is_conj() or tensor.is_neg() or not tensor.is_contiguous():
         tensor = tensor.resolve_conj().resolve_neg().clone()  # dense, strides as they were
@@ -155,6 +154,8 @@ def _of_tensor(tensor: torch.Tensor, where: str, parts: list[Any]) -> Any:
 
 
 def _of_image(image: Any, where: str, parts: list[Any]) -> Any:
+    if getattr(image, "n_frames", 1) > 1:
+        raise refusal(image, where, f"it is an image of {image.n_frames} frames; copy() the one that you need")
     image.load()
     extra: dict[str, Any] = {}
     palette = getattr(image, "palette", None)
@@ -171,10 +172,7 @@ def _of_image(image: Any, where: str, parts: list[Any]) -> Any:
 
 def _is_image(value: Any) -> bool:
     """Whether it is a PIL image. Does not import PIL: without it there are no images."""
-    return any(
-        kind.__module__ == "PIL.Image" and kind.__qualname__ == "Image"
-        for kind in type(value).__mro__
-    )
+    return any(kind.__module__ == "PIL.Image" and kind.__qualname__ == "Image" for kind in type(value).__mro__)
 
 
 def _of_scalar(value: Any, where: str) -> Any:
@@ -302,9 +300,7 @@ def _alone(node: Any, part: Any) -> Any:
     return array if same and not weakref.getweakrefcount(array) else None
 
 
-def _allocate(
-    node: Any, targets: list[Any], objects: list[Any], parts: Sequence[Any] = ()
-) -> None:  # fmt: skip
+def _allocate(node: Any, targets: list[Any], objects: list[Any], parts: Sequence[Any] = ()) -> None:
     """Appends to objects each new array or tensor, and to targets where each buffer is to be copied,
     in the order of the description. parts: the buffers, if they are of a value that was just made,
     whose own arrays can be taken."""
@@ -353,11 +349,8 @@ def _of_key(node: Any) -> Any:
     return _assemble(node, iter(()), iter(()), [])
 
 
-def _assemble(
-    node: Any, objects: Iterator[Any], made: Iterator[bytes], before: list[Any]
-) -> Any:  # fmt: skip
-    """The value, of objects and bytes that were made in the same order. before: the numbered objects
-    so far."""
+def _assemble(node: Any, objects: Iterator[Any], made: Iterator[bytes], before: list[Any]) -> Any:
+    """The value, of objects and bytes that were made in the same order. before: the numbered objects so far."""
     if type(node) is not list:
         return node
     letter = node[0]

@@ -42,11 +42,14 @@ class Zone(tzinfo):
     """Its repr() says where it lies in memory."""
 
 
+NAMED = torch.zeros(1)
+NAMED.about = "a"  # type: ignore[attr-defined]
+
 EQUAL = [
     (np.int64(1), np.int64(1)), (np.longdouble(1), np.longdouble("1.0")), (10**5000, 10**5000), (..., ...),
     ({"a": 1, "b": 2}, {"a": 1, "b": 2}), ({1, 2, 3}, {3, 2, 1}),
     (np.arange(4), np.arange(8)[::2] // 2), (torch.arange(4), torch.arange(4)),
-    (torch.eye(3).t(), torch.eye(3)), (Path("a") / "b", Path("a/b")), (Color.RED, Color("r")),
+    (Path("a") / "b", Path("a/b")), (Color.RED, Color("r")),
     (Mode.A | Mode.B, Mode(3)), (Pair(1, 2), Pair(*[1, 2])), (date(2020, 1, 2), date(2020, 1, 2)),
     (OrderedDict(a=1), OrderedDict(a=1)), (frozenset([1, 2]), frozenset([2, 1])),
 ]  # fmt: skip
@@ -68,6 +71,8 @@ DIFFERENT = [
     (datetime(2020, 1, 1), datetime(2020, 1, 1, tzinfo=timezone.utc)), (torch.int32, torch.int64),
     (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)), (OrderedDict(a=1), {"a": 1}),
     (PurePosixPath("a"), PureWindowsPath("a")),
+    (torch.eye(3).t(), torch.eye(3)), (np.eye(3), np.asfortranarray(np.eye(3))),
+    (np.eye(3), np.broadcast_to(np.eye(3), (3, 3))), (torch.eye(3), torch.eye(3).requires_grad_()),
     (torch.tensor([1j, 2j]).conj().imag, torch.tensor([1j, 2j]).imag),
 ]  # fmt: skip
 
@@ -107,8 +112,10 @@ def test_keys_are_equal_where_values_are(one: Any, other: Any) -> None:
     (object(), "builtins.object"), ([1, {"a": {2: object()}}], r"the key\[1\]\['a'\]\[2\]"),
     (np.array([None]), "array of objects"), (np.zeros(ARRAY_MOST + 1, "u1"), "1048577 bytes"),
     (torch.zeros(ARRAY_MOST + 1, dtype=torch.uint8), "1048577 bytes"), (lambda: 1, "function"),
-    (torch.empty(2, device="meta"), "meta"), (datetime(2020, 1, 1, tzinfo=Zone()), "datetime.datetime"),
-], ids=["object", "nested", "objects", "large", "large tensor", "function", "device", "time zone"])  # fmt: skip
+    (torch.empty(2, device="meta"), "meta"), (NAMED, r"attributes \(about\)"),
+    (datetime(2020, 1, 1, tzinfo=Zone()), "datetime.datetime"),
+], ids=["object", "nested", "objects", "large", "large tensor", "function", "device", "attributes",
+        "time zone"])  # fmt: skip
 def test_a_value_without_key_is_refused(value: Any, told: str) -> None:
     with pytest.raises(TypeError, match=told):
         canonical(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,16 @@ def test_images_come_back_as_pixels_and_mode() -> None:
         assert "other" not in through_store(image).info
 
 
+def test_image_of_several_frames_is_refused(tmp_path: Path) -> None:
+    Image = pytest.importorskip("PIL.Image")
+    frames = [Image.new("L", (5, 5), gray) for gray in (10, 20)]
+    frames[0].save(tmp_path / "two.gif", save_all=True, append_images=frames[1:])
+    with Image.open(tmp_path / "two.gif") as image:
+        with pytest.raises(TypeError, match="an image of 2 frames"):
+            values.encode(image, "f")
+        assert through_store(image.copy()).size == (5, 5)
+
+
 def test_values_are_copies() -> None:
     array, tensor = np.arange(5), torch.arange(5)
     for value in ({"a": array, "b": tensor}, array, [array[1:]]):
@@ -209,6 +220,8 @@ class Mine(np.ndarray):
     pass
 
 
+NAMED = torch.zeros(1)
+NAMED.about = "a"  # type: ignore[attr-defined]
 Point = collections.namedtuple("Point", "x y")
 
 
@@ -216,10 +229,11 @@ Point = collections.namedtuple("Point", "x y")
     (Point(1, 2), "Point"), (collections.OrderedDict(), "OrderedDict"), ({1, 2}, "set"),
     (np.arange(3).view(Mine), "Mine"), (np.array([None]), "Python objects"),
     (torch.nn.Parameter(torch.zeros(2)), "Parameter"), (object(), "builtins.object"),
-    (torch.zeros(2, requires_grad=True), "requires grad"), (torch.empty(2, device="meta"), "meta"),
+    (torch.zeros(2, requires_grad=True), "requires grad"), (NAMED, r"attributes of its own \(about\)"),
+    (torch.empty(2, device="meta"), "meta"),
     (torch.eye(2).to_sparse(), "sparse"), ([1, {"a": object()}], r"returned\[1\]\['a'\]"),
     (np.zeros(2, np.dtype("u1", metadata={"a": 1})), None), (np.ma.zeros(2), "MaskedArray"),
-], ids=["namedtuple", "ordered", "set", "subclass", "objects", "parameter", "object", "grad",
+], ids=["namedtuple", "ordered", "set", "subclass", "objects", "parameter", "object", "grad", "attributes",
         "device", "sparse", "nested", "metadata", "masked"])  # fmt: skip
 def test_a_value_that_cannot_be_stored_is_named(value: Any, told: str | None) -> None:
     if told is None:  # a dtype's metadata is left out, as NumPy's own files leave it out
