@@ -2,12 +2,11 @@
 
 A file is identified by its device, inode, size and times; a folder by those of all that is in it.
 What ``files=`` names is part of the entry's key. What Python opens or lists while a value is made is
-noted with the value, and compared when the value is found. Files that C code opens, or another
-process, have to be named.
+noted with the value, and compared when the value is found; so is whether a path is there that it asks for.
+Files that C code opens, or another process, have to be named.
 
-check= says how often a process checks a path: at each "use"; "never"; or once an "epoch". A process
-is in its next epoch when it asks again for a key that it has had. A worker that ends with its epoch
-checks each path once.
+check= says how often a process checks a path: at each "use"; "never"; or once an "epoch". A process is in its next
+epoch when it asks again for a key that it has had. A worker that ends with its epoch checks each path once.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import gc
 import hashlib
 import importlib.util
 import os
+import stat
 import sys
 import sysconfig
 import threading
@@ -28,6 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 from .keys import canonical
 
+_stat, _lstat = os.stat, os.lstat  # these note nothing
 CHECKS = ("epoch", "use", "never")
 #: A file whose time is as fresh as this may be written again without a change of its time.
 FRESH_NS = 20_000_000
@@ -41,6 +42,8 @@ FILTER = 1 << 20
 #: what the system makes up
 SYSTEM = ("/proc/", "/sys/", "/dev/")
 
+#: before a path of which only counts what is there: no file, or which file or folder
+IS_THERE = "is there:"
 #: size, mtime, ctime, inode, device; of a folder: a digest, and the newest times in it. None: there is none
 Stamp = tuple[int, int, int, int, int] | None
 
@@ -51,15 +54,22 @@ def paths_of(given: Any) -> tuple[str, ...]:
         return (os.fsdecode(given),)
     if isinstance(given, Iterable):
         return tuple(os.fsdecode(path) for path in given)
-    raise TypeError(
-        f"files= of memoize() should return a path or several, but returned {type(given).__name__}"
-    )
+    raise TypeError(f"files= of memoize() should return a path or several, but returned {type(given).__name__}")
 
 
 def look(path: str) -> Stamp:
     """Returns what a file or folder is now."""
+    if path.startswith(IS_THERE):
+        try:
+            link = _lstat(path[len(IS_THERE) :])
+            time_of_link = link.st_mtime_ns if stat.S_ISLNK(link.st_mode) else 0
+            with contextlib.suppress(OSError):  # it leads nowhere
+                link = _stat(path[len(IS_THERE) :])
+        except (OSError, ValueError):
+            return None
+        return stat.S_IFMT(link.st_mode), time_of_link, 0, link.st_ino, link.st_dev
     try:
-        found = os.stat(path)
+        found = _stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     stamp = found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev
@@ -73,7 +83,7 @@ def _look_into(folder: str, own: tuple[int, int, int, int, int]) -> Stamp:
         folders.sort()
         for name in sorted(files):
             try:
-                found = os.lstat(os.path.join(place, name))
+                found = _lstat(os.path.join(place, name))
             except FileNotFoundError:
                 continue
             stamp = found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev
@@ -85,10 +95,7 @@ def _look_into(folder: str, own: tuple[int, int, int, int, int]) -> Stamp:
 def settled(stamps: Iterable[Stamp]) -> bool:
     """Whether a change of the files from now on will change their times, too."""
     now = time.time_ns()
-    return all(
-        stamp is None or min(abs(now - stamp[1]), abs(now - stamp[2])) > FRESH_NS
-        for stamp in stamps
-    )
+    return all(stamp is None or min(abs(now - stamp[1]), abs(now - stamp[2])) > FRESH_NS for stamp in stamps)
 
 
 # ---- what Python opens -----------------------------------------------------------------------
@@ -119,9 +126,10 @@ class Opened:
         self.lasts = False
 
     def note(self, path: str, flags: int) -> None:
-        if path in self.stamps or path in self.written or f"{path}/".startswith(SYSTEM):
+        plain = path.removeprefix(IS_THERE)
+        if path in self.stamps or plain in self.stamps or plain in self.written or f"{plain}/".startswith(SYSTEM):
             return
-        if path.startswith(installed()) or "/site-packages/" in path:
+        if plain.startswith(installed()) or "/site-packages/" in plain:
             return
         if flags & os.O_ACCMODE == os.O_WRONLY or flags & (os.O_TRUNC | os.O_EXCL):
             self.written.add(path)
@@ -148,9 +156,7 @@ class Opened:
             raise Changes(min(changed & self.updated))
         if changed or not settled(self.stamps.values()):
             return None
-        return b"\0".join(
-            os.fsencode(path) + b"\0" + canonical(stamp) for path, stamp in self.stamps.items()
-        )
+        return b"\0".join(os.fsencode(path) + b"\0" + canonical(stamp) for path, stamp in self.stamps.items())
 
 
 @functools.cache
@@ -167,19 +173,22 @@ _all: list[Opened] = []
 #: files of which this process keeps what it has read
 _lasting: dict[str, Stamp] = {}
 _hooked = False
+EVENTS = frozenset({
+    "open", "os.listdir", "os.scandir", "sqlite3.connect", "pickle.find_class", "ctypes.dlopen", "stat",
+})  # fmt: skip
 _HERE = os.path.join(os.path.dirname(__file__), "")
 
 
 def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
     """Python's audit hook; it runs for many events of a process, so it returns early."""
-    if not _all or event not in ("open", "os.listdir", "os.scandir", "sqlite3.connect", "pickle.find_class"):
+    if not _all or event not in EVENTS:
         return
     path: Any = arguments[0] if arguments else None
     if event == "pickle.find_class":  # the value depends on that class's code
         path = getattr(sys.modules.get(path), "__file__", None) or 0
     if isinstance(path, int) or getattr(_by_thread, "notes", False) or getattr(_by_thread, "collects", False):
         return
-    frame: Any = sys._getframe(1)
+    frame: Any = sys._getframe(1 + (event == "stat"))
     if event != "open" and frame.f_code.co_filename.startswith("<frozen importlib"):
         return  # looks for a module
     own = getattr(_by_thread, "opened", None)
@@ -191,11 +200,34 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
         if name.endswith(".pyc"):
             with contextlib.suppress(ValueError):  # it is not where Python puts them
                 name = importlib.util.source_from_cache(name)
+        names = [name]
+        if event == "stat":
+            code = frame.f_code
+            sees_all = code.co_name in ("stat", "getsize", "getmtime") or not code.co_filename.startswith(installed())
+            names = [IS_THERE + os.path.abspath(name)] + [name] * (sees_all and not os.path.isdir(name))
         for opened in [own] if own is not None else list(_all):  # a thread of the maker's
-            opened.note(name, flags)
+            for name in names:
+                opened.note(name, flags)
             if event == "sqlite3.connect":
                 opened.note(f"{name}-wal", flags)  # what is not yet in the database's own file
-            opened.lasts = opened.lasts or (event == "open" and name.endswith(".py")) or _is_remembered(frame)
+            stays = event == "ctypes.dlopen" or (event == "open" and name.endswith(".py"))
+            opened.lasts = opened.lasts or stays or _is_remembered(frame)
+
+
+def _noting(function: Any) -> Any:
+    """A function of `os` that says what a path is, for which Python has no event."""
+
+    @functools.wraps(function)
+    def call(path: Any, *args: Any, **options: Any) -> Any:
+        if options.get("dir_fd") is None:
+            _on_event("stat", (path,))
+        return function(path, *args, **options)
+
+    call.__module__ = "os"  # where pickle finds it
+    for able in (os.supports_dir_fd, os.supports_effective_ids, os.supports_fd, os.supports_follow_symlinks):
+        if function in able:
+            able.add(call)
+    return call
 
 
 def _on_collection(phase: str, _info: dict[str, int]) -> None:
@@ -241,6 +273,8 @@ def noted() -> Iterator[Opened]:
     if not _hooked:
         _hooked = True
         sys.addaudithook(_on_event)
+        for name in ("stat", "lstat", "access", "readlink"):
+            setattr(os, name, _noting(getattr(os, name)))
         gc.callbacks.append(_on_collection)
     outer, opened = getattr(_by_thread, "opened", None), Opened()
     _by_thread.opened = opened

@@ -694,9 +694,65 @@ def test_temporary_file_of_the_maker_does_not_count(tmp_path: Path, calls: Calls
         calls.note()
         file = tmp_path / "scratch"
         file.write_text("1")
-        return file.read_text()
+        text = file.read_text()
+        file.unlink()
+        return text
 
     assert load() == load() == "1" and len(calls.all()) == 1
+
+
+@pytest.mark.parametrize("write", [Path.write_text, lambda path, text: replaced(path, text)], ids=["open", "rename"])
+def test_file_that_the_maker_leaves_counts(write: Any, tmp_path: Path, calls: Calls) -> None:
+    file = tmp_path / "left"
+
+    @new_cache().memoize(key=lambda: 0, check="use")
+    def load() -> str:
+        calls.note()
+        if not file.exists():
+            write(file, "1")
+            return "1"
+        return file.read_text()
+
+    assert load() == "1"
+    time.sleep(0.05)  # a file that was written just now is not trusted
+    assert load() == load() == "1" and len(calls.all()) == 2
+    rewritten(file, "2")
+    assert load() == "2"
+
+
+def replaced(file: Path, text: str) -> None:
+    other = file.with_suffix(".new")
+    other.write_text(text)
+    other.replace(file)
+
+
+@pytest.mark.parametrize("ask", [
+    os.path.exists, Path.is_file, os.path.getsize, lambda path: os.readlink(path), lambda path: os.stat(path).st_size,
+    lambda path: path.resolve().name, lambda path: os.access(path, os.R_OK),
+], ids=["exists", "is_file", "getsize", "readlink", "stat", "resolve", "access"])  # fmt: skip
+def test_path_that_is_asked_for_counts(ask: Any, tmp_path: Path, calls: Calls) -> None:
+    file, link = tmp_path / "data", tmp_path / "link"
+    file.write_text("1")
+    link.symlink_to(file)
+
+    @new_cache().memoize(key=lambda: 0, check="use")
+    def load() -> Any:
+        calls.note()
+        try:
+            return ask(link)
+        except OSError:
+            return None
+
+    time.sleep(0.05)  # a file that was written just now is not trusted
+    before = load()
+    assert load() == before is not None and len(calls.all()) == 1
+    (tmp_path / "other").write_text("22")
+    link.unlink()
+    if before is not True:
+        link.symlink_to(tmp_path / "other")
+    time.sleep(0.05)
+    assert load() != before
+    assert pickle.loads(pickle.dumps(os.stat)) is os.stat in os.supports_follow_symlinks
 
 
 def rewritten(file: Path, text: str) -> None:
