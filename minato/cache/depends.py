@@ -42,6 +42,7 @@ import weakref
 import zipfile
 from _abc import _get_dump  # type: ignore[import-not-found]
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -62,12 +63,14 @@ if CORE:
 COMPUTED = frozenset({
     "getattr", "setattr", "vars", "eval", "exec", "compile", "globals", "locals", "__import__", "import_module",
     "attrgetter", "methodcaller", "_getframe", "currentframe", "modules", "__subclasses__", "__annotations__",
-    "get_type_hints", "get_annotations", "signature", "getsource", "getsourcelines",
+    "get_type_hints", "get_annotations", "signature", "getsource", "getsourcelines", "__globals__",
 })  # fmt: skip
 #: those by which it reaches any name of the modules that it names; of its own module (as attributes, they
 #: are others, such as model.eval())
-ANY_NAME = frozenset({"getattr", "vars", "attrgetter", "methodcaller", "__dict__"})
+ANY_NAME = frozenset({"getattr", "vars", "attrgetter", "methodcaller", "__dict__", "__globals__"})
 OWN_MODULE = frozenset({"eval", "exec", "globals"})
+#: those by which it reaches modules that its text names
+BY_TEXT = frozenset({"modules", "import_module", "__import__"})
 #: attributes of a class that say nothing of its values
 WITHOUT_EFFECT = frozenset({
     "__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__annotate__",
@@ -89,6 +92,8 @@ DESCRIPTORS = (
     types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.MethodWrapperType,
 )  # fmt: skip
+#: digests by the id of an object, or of a holder and a name, and that object or holder
+Tokens = dict[Any, tuple[bytes, Any]]
 #: types of objects that change only by being replaced, or whose parts are looked at on their own
 FIXED = (types.FunctionType, types.ModuleType, type, types.MethodType, *DESCRIPTORS, *OPAQUE, tuple, frozenset)
 
@@ -275,8 +280,13 @@ class Depends:
 
     Args:
         answered: someone has given a version, and so answers for what cannot be compared.
+        own: what the code itself changes, by the id of an object, or of a holder and a name: its digest
+            from before that, and the object or holder, which keeps the id.
+        before: `tokens` from before a call.
 
     Attributes:
+        tokens: of objects that may change, and of names, as `own`
+        changed: those that are not as `before`. Of objects within each other only the innermost
         whole: why the source of the whole program counts; None: it does not
         uncompared: what was met that cannot be compared, and was answered for
         mutable: something was met that may change without being replaced
@@ -284,13 +294,11 @@ class Depends:
         generators: of random numbers, that were met
     """
 
-    def __init__(self, answered: bool, own: dict[Any, bytes] | None = None) -> None:
-        """own: what the code itself changes, by the id of an object, or of a holder and a name: its digest
-        from before that."""
+    def __init__(self, answered: bool, own: Tokens | None = None, before: Tokens | None = None) -> None:
         self._answered = answered
-        self._own = own or {}
-        self._changeable: dict[int, tuple[Any, bytes]] = {}
-        self._named: list[tuple[Any, Any, Any, bytes]] = []
+        self._own, self._before = own or {}, before or {}
+        self.tokens: Tokens = {}
+        self.changed: Tokens = {}
         self.whole: str | None = None
         self.uncompared: str | None = None
         self.mutable = False
@@ -319,12 +327,12 @@ class Depends:
         """Of all that was added, and of what the program's modules have under names that were used."""
         looked: set[tuple[str, str]] = set()
         while True:
+            before = len(self._modules)
             pairs = [
-                (module, name) for module in sorted(self._modules) for name in sorted(vars(self._modules[module]))
+                (module, name) for module in sorted(self._modules) for name in self._names_of(module)
                 if (module, name) not in looked
-                and (name in self._used or name == "__getattr__" or self._any_name and not name.startswith("__"))
             ]  # fmt: skip
-            if not pairs:
+            if not pairs and len(self._modules) == before:
                 break
             for module, name in pairs:
                 looked.add((module, name))
@@ -339,7 +347,21 @@ class Depends:
         self._known.clear()
         self._alive.clear()
         named = [part for name in sorted(self.parts) for part in (name.encode("utf-8", "replace"), self.parts[name])]
-        return _digest([surroundings(), *named])
+        self._around = surroundings()
+        return _digest([self._around, *named])
+
+    def _names_of(self, module: str) -> list[str]:
+        """Names of a module that count; in a package, those of functions that the program has put there."""
+        names = vars(self._modules[module])
+        if _package(module) is None:
+            used = names if self._any_name else (self._used | {"__getattr__"}) & names.keys()
+            return sorted(name for name in used if name in self._used or name == "__getattr__" or name[:2] != "__")
+        used = {name: names[name] for name in sorted(self._used & names.keys())}
+        for value in used.values():
+            if type(value) is types.ModuleType and value.__name__.startswith(f"{module}."):
+                self._modules[value.__name__] = value
+        own = lambda value: isinstance(value, types.FunctionType) and _package_of(value) is None  # noqa: E731
+        return [name for name, value in used.items() if own(value)]
 
     def _perhaps(self, names: dict[str, Any], name: str, where: str) -> None:
         """What code may reach by a name that it computes: most of it without effect, so that it may be
@@ -348,7 +370,8 @@ class Depends:
         if not isinstance(value, (types.FunctionType, type, types.ModuleType)):
             self.mutable = True
             self._see(names, name, value)
-            inner = Depends(True)
+            inner = Depends(True, self._own, self._before)
+            inner.tokens, inner.changed = self.tokens, self.changed
             with contextlib.suppress(Exception):  # of any object's code
                 inner.add(where, value)
                 self.parts |= inner.parts
@@ -357,56 +380,66 @@ class Depends:
         """Whether all that it was made of is the same object as then."""
         return _cache.unchanged(self._seen)
 
+    def may_have_changed(self) -> bool:
+        """Whether it is to be looked at again, though all are the same objects."""
+        return self.mutable or self._around != surroundings()
+
     # ---- tokens --------------------------------------------------------------------------------
 
     def _token(self, value: Any, where: str) -> bytes:
         at = id(value)
         if at in self._own:
-            return self._own[at]
+            return self._own[at][0]
         plain = _cache.plain(value)
         if plain is not None:
             try:
                 hash(value)
             except TypeError:  # it is, or holds, a list, dict or set
                 self.mutable = True
-                self._changeable[at] = value, plain
+                return self._since(at, value, plain)
             return plain
         if at in self._known:
             return self._known[at]
         if at in self._open:
-            return b"^%d" % self._open[at]
+            return b"^%d" % (len(self._open) - self._open[at])
         self._open[at] = len(self._open)
         self._alive.append(value)
         try:
             found = _digest(self._parts_of(value, where))
         finally:
             del self._open[at]
-        self._known[at] = found
         if not isinstance(value, FIXED):
-            self._changeable[at] = value, found
+            found = self._since(at, value, found)
+        self._known[at] = found
         return found
+
+    def _since(self, at: Any, held: Any, token: bytes, value: Any = None) -> bytes:
+        """The token from before, so that what holds a thing that has changed has not changed, too."""
+        if id(value) in self._open:  # within itself
+            return token
+        before = self._before.get(at, (token, held))[0]
+        if before != token:
+            self.changed[at] = before, held
+        self.tokens[at] = before, held
+        return before
 
     def _name(self, holder: Any, name: Any, value: Any, where: str) -> bytes:
         """The token of what a name stands for, in a module, class or cell."""
-        if (id(holder), name) in self._own:
-            return self._own[id(holder), name]
+        at = id(holder), name
+        if at in self._own:
+            return self._own[at][0]
         self._see(holder, name, value)
-        found = self._token(value, where)
-        self._named.append((holder, name, value, found))
-        return found
+        return self._since(at, holder, self._token(value, where), value)
 
-    def changed(self) -> dict[Any, bytes]:
-        """What has changed since, as `own`. Objects within others are looked at, too."""
-        again = Depends(True, self._own)
-        found: dict[Any, bytes] = {
-            (id(holder), name): token for holder, name, value, token in self._named
-            if not _cache.unchanged([(holder, name, value)])
-        }  # fmt: skip
-        for at, (value, token) in self._changeable.items():
-            again._known.clear()
-            if again._token(value, "it") != token:
-                found[at] = token
-        return found
+    def _attribute(self, owner: Any, name: Any, value: Any, where: str) -> list[bytes]:
+        at = id(owner), name
+        if at in self._own:
+            token = self._own[at][0]
+        elif id(owner) in self._before and at not in self._before:  # the call has added it
+            self.tokens[at] = self.changed[at] = token, _ = b"", owner
+        else:
+            token = self._since(at, owner, self._token(value, where), value)
+        return [self._token(name, where), token] if token else []
 
     def _tokens(self, values: Iterable[Any], where: str) -> list[bytes]:
         return [self._token(value, where) for value in values]
@@ -456,9 +489,7 @@ class Depends:
             found += self._bound(function, where)
         return found
 
-    def _own_function(
-        self, function: types.FunctionType, where: str, without_class: bool = False
-    ) -> list[bytes]:
+    def _own_function(self, function: types.FunctionType, where: str, without_class: bool = False) -> list[bytes]:
         self._see(function, None, function.__code__)
         code = _code(function.__code__)
         found = [code.digest, function.__qualname__.encode(), *self._bound(function, where, without_class)]
@@ -471,8 +502,9 @@ class Depends:
                 found += [name.encode(), self._name(names, name, names[name], name)]
             else:
                 self._see(names, (name,), None)
-                if not hasattr(builtins, name):
-                    found += [name.encode(), b"missing"]
+                value = getattr(builtins, name, None)
+                if value is None or isinstance(value, types.FunctionType):  # the program may have replaced it
+                    found += [name.encode(), self._token(value, name)]
         self._computed(function, code)
         return found
 
@@ -481,14 +513,14 @@ class Depends:
         names = code.names | code.attributes
         if COMPUTED & names:
             self.reach_all(f"{function.__qualname__} uses {min(COMPUTED & names)}")
-        own = sys.modules.get(_module_name(function)) if OWN_MODULE & code.names else None
-        if own is not None:
-            self._module(own, own.__name__)
-        self._any_name |= bool(own is not None or names & ANY_NAME)
+        modules = {_module_name(function)} if OWN_MODULE & code.names or BY_TEXT & names else set()
+        if BY_TEXT & names:
+            modules |= {text for one in codes(function.__code__) for text in one.co_consts if type(text) is str}
+        for name in modules & sys.modules.keys():
+            self._module(sys.modules[name], name)
+        self._any_name |= bool(modules or names & ANY_NAME)
 
-    def _bound(
-        self, function: types.FunctionType, where: str, without_class: bool = False
-    ) -> list[bytes]:
+    def _bound(self, function: types.FunctionType, where: str, without_class: bool = False) -> list[bytes]:
         """Defaults, variables of functions around it, and attributes."""
         name = function.__qualname__
         found = self._tokens([function.__defaults__, function.__kwdefaults__], f"a default of {name}")
@@ -503,6 +535,7 @@ class Depends:
                 continue
             where = f"{variable}, a variable of the function around {name}"
             found.append(self._name(cell, None, value, where))
+        self.mutable |= bool(vars(function).keys() - {"__wrapped__"})
         return [*found, *self._items(vars(function), f"an attribute of {name}")]
 
     def _imported(self, function: Any, level: int, name: str, taken: tuple[str, ...]) -> bytes:
@@ -522,6 +555,8 @@ class Depends:
     def _module_named(self, name: str) -> bytes:
         package = _package(name)
         if package is not None:
+            if name in sys.modules:
+                self._module(sys.modules[name], name)
             return package.encode()
         try:
             importlib.import_module(name)  # as the function itself will
@@ -533,6 +568,7 @@ class Depends:
         name = "__main__" if module.__name__ == "__mp_main__" else module.__name__
         package = _package(name)
         if package is not None:
+            self._modules[name] = module
             return [name.encode(), package.encode()]
         file = getattr(module, "__file__", None) or ""
         if file and not file.endswith((".py", ".pyc")):  # compiled
@@ -584,8 +620,13 @@ class Depends:
     def _object(self, value: Any, where: str) -> list[bytes]:
         cls = type(value)
         self.mutable = True
+        if isinstance(value, SharedMemory):
+            return self._unknown(value, where, None)
         if cls.__module__.startswith("h5py.") and hasattr(value, "file"):
             return [str(value.name).encode(), *self._path(os.fsdecode(value.file.filename))]
+        if cls in (operator.attrgetter, operator.methodcaller):
+            self._any_name = True
+            self.reach_all(f"{where} is an {cls.__name__}")
         own = own_attributes(value)
         if isinstance(own.get("py_func"), types.FunctionType):  # numba's
             options = {name: repr(one) for name, one in own.get("targetoptions", {}).items()}
@@ -611,7 +652,7 @@ class Depends:
             if is_own:
                 state = {k: v for k, v in state.items() if not _is_cached_property(cls, k)}
             for name, one in state.items():
-                found += [self._token(name, where), self._token(one, f"{where}.{name}")]
+                found += self._attribute(value, name, one, f"{where}.{name}")
         else:
             found.append(self._token(state, where))
         found += self._tokens(items or (), f"an item of {where}")
@@ -683,15 +724,21 @@ class Depends:
         self.whole = self.whole or why
 
     def reach_code(self, values: Iterable[Any]) -> None:
-        """Of values that a key names: the source of the program counts if they have code of its own."""
+        """Of values that a key names: their classes and the source of the program count if they have code of
+        its own."""
         for value in values:
             if not is_data(value):
-                self.reach_all(f"it uses a {type(value).__qualname__}, which its key names")
+                cls = value if isinstance(value, type) else type(value)
+                self.reach_all(f"it uses a {cls.__qualname__}, which its key names")
+                with contextlib.suppress(Unknown):
+                    self.add(f"the class {cls.__qualname__}", cls)
 
     def _unknown(self, value: Any, where: str, error: BaseException | None) -> list[bytes]:
         """An object that does not show its state: as pickled, with the source of the program."""
         cls = type(value)
         try:
+            if isinstance(value, SharedMemory):
+                raise TypeError("it pickles its name alone")
             found = [pickle.dumps(value, 4)]
         except Exception as failed:
             refused = self._refused(value, where, str(error or failed))
@@ -739,9 +786,7 @@ def _content(data: np.ndarray[Any, Any]) -> bytes:
 
 
 def _is_cached_property(cls: type, name: Any) -> bool:
-    return any(
-        isinstance(vars(base).get(name), functools.cached_property) for base in cls.__mro__
-    )
+    return any(isinstance(vars(base).get(name), functools.cached_property) for base in cls.__mro__)
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -845,13 +890,14 @@ def _body(member: Any) -> types.FunctionType | None:
     return member if isinstance(member, types.FunctionType) else None
 
 
-def follow(depends: Depends, cls: type, methods: Iterable[str], own: dict[str, Any]) -> tuple[set[str], str | None]:
+def follow(
+    depends: Depends, cls: type, methods: Iterable[str], own: dict[str, Any], any_of: str | None = None
+) -> tuple[set[str], str | None]:
     """Adds the code of methods, and of those that they call on `self`.
 
-    own: the object's attributes.
-    Returns those of them that the code uses, and why it may use any other one; None: it does not."""
+    own: the object's attributes. any_of: why the code may use any of them and of the class; None: that is not known.
+    Returns those that it uses, and why it may use any; None: it does not."""
     used: set[str] = set()
-    any_of: str | None = None
     todo, done = [*methods], set()
     todo += [name for name in ("__getattr__", "__getattribute__") if _defined(cls, name)]
     while todo:
@@ -876,9 +922,15 @@ def follow(depends: Depends, cls: type, methods: Iterable[str], own: dict[str, A
                 continue
             depends.add_code(function, where)
             code = function.__code__
-            todo += _code(code).attributes
+            attributes = _code(code).attributes
+            todo += attributes
+            if "super" in _code(code).names and {"__getattribute__", "__getattr__", "__dict__"} & attributes:
+                any_of = any_of or f"{where} uses super()"
             if code.co_argcount == 0 or _escapes(code, code.co_varnames[0]):
                 any_of = any_of or f"{where} hands on {code.co_varnames[0] if code.co_argcount else 'self'}"
+    if any_of is not None:
+        depends.add(f"the class {cls.__qualname__}", cls)
+        used = set(own)
     return used, any_of
 
 
@@ -903,12 +955,13 @@ class Found(NamedTuple):
 
 
 def of_call(
-    made_of: tuple[Any, ...], args: tuple[Any, ...], is_method: bool, own: dict[Any, bytes] | None = None
-) -> Depends:
+    made_of: tuple[Any, ...], args: tuple[Any, ...], is_method: bool,
+    changed: Tokens | None = None, before: Tokens | None = None,
+) -> Depends:  # fmt: skip
     """What the values of a memoized function depend on besides its key and files, if it is called
-    with such arguments. made_of: the function, its key=, files= and version=."""
+    with such arguments. made_of: the function, its key=, files= and version=. changed: as `own` of Depends."""
     function, key, files, version = made_of
-    depends = Depends(version is not None, own)
+    depends = Depends(version is not None or before is not None, changed, before)
     for name, value in (("version=", version), ("key=", key), ("files=", files)):
         depends.add(name, value)
     if is_method and args:
@@ -916,10 +969,9 @@ def of_call(
         cls = owner if isinstance(owner, type) else type(owner)
         own = {} if isinstance(owner, type) else attributes_of(owner)
         depends.add_code(function, function.__qualname__)
-        used, any_of = follow(depends, cls, _code(function.__code__).attributes, own)
-        if any_of is not None or _escapes(function.__code__, function.__code__.co_varnames[0]):
-            depends.add(f"the class {cls.__qualname__}", cls)
-            used = set(own)
+        code = function.__code__
+        any_of = "it hands on self" if _escapes(code, code.co_varnames[0]) else None
+        used, _ = follow(depends, cls, _code(code).attributes, own, any_of)
         # Their values are what key= is for, but they may have code.
         args = [own[name] for name in sorted(used)] + args  # type: ignore[operator]
     else:
@@ -935,9 +987,6 @@ def of_methods(dataset: Any, methods: tuple[str, ...], version: Any, without_sta
     depends = Depends(version is not None)
     depends.add("the version", version)
     used, any_of = follow(depends, cls, methods, own)
-    if any_of is not None:
-        depends.add(f"the class {cls.__qualname__}", cls)
-        used = set(own)
     if without_state:
         depends.reach_code(own[name] for name in sorted(used))
         used = set()

@@ -70,12 +70,9 @@ def made_each_time() -> Iterator[set[str]]:
 
 
 @contextlib.contextmanager
-def seeded(
-    digest: bytes, generators: dict[str, Any], tell: Callable[[str], None]
-) -> Iterator[None]:
-    """Within, the global generators begin where the key says; after it they are what they were.
-    So a value does not depend on what was drawn before. A sample draws the same numbers whether its
-    value was made or found.
+def seeded(digest: bytes, generators: dict[str, Any], tell: Callable[[str], None]) -> Iterator[None]:
+    """Within, the global generators begin where the key says; after it they are what they were. So a value does not
+    depend on what was drawn before. A sample draws the same numbers whether its value was made or found.
 
     generators: others, by name. tell: called with the name of one that was drawn from.
 
@@ -155,14 +152,19 @@ LOOK_SHARE = 0.05
 
 
 class _Code:
-    """What a memoized function's values depend on besides key and files, for arguments of some types."""
+    """What a memoized function's values depend on besides key and files, for arguments of some types.
 
-    def __init__(self, memoized: Memoized, args: tuple[Any, ...]) -> None:
+    before: the tokens of another one, from before a call. Those that the call has changed are in `changed`.
+    """
+
+    def __init__(self, memoized: Memoized, args: tuple[Any, ...], before: depends.Tokens | None = None) -> None:
         try:
             with _files.not_noted():
-                self._depends = depends.of_call(memoized.made_of(), args, memoized._is_method, memoized._own)
+                self._depends = depends.of_call(
+                    memoized.made_of(), args, memoized._is_method, memoized._own, before
+                )
                 self.digest = self._depends.digest()
-            if memoized.cache.directory is not None and self._depends.uncompared is not None:
+            if before is None and memoized.cache.directory is not None and self._depends.uncompared is not None:
                 memoized._tell(UNSEEN, "minato.Cache cannot compare what %s depends on: it uses %s. Change version= "
                                "whenever that object changes what the function returns.",
                                memoized.name, self._depends.uncompared)  # fmt: skip
@@ -174,27 +176,15 @@ class _Code:
                 "memoize() a version=, and change it whenever that object changes what the function "
                 "returns; or pass the function plain values and name them in key="
             ) from None
+        self.tokens, self.changed = self._depends.tokens, self._depends.changed
         self._is_due = False
-        self._looks, self._looked = 0, 0.0  # how often it was looked for changes, and how long
 
     def begin_epoch(self) -> None:
-        """Objects that can change without being replaced are compared once an epoch."""
-        self._is_due = self._depends.mutable
+        """Objects that can change without being replaced are compared once an epoch, and before a value is made."""
+        self._is_due = self._depends.may_have_changed()
 
-    def holds(self) -> bool:
-        return not self._is_due and self._depends.unchanged()
-
-    def changed(self, made_ns: int) -> dict[Any, bytes]:
-        """What the function has changed itself, if it may be looked for after a call of that time."""
-        if self._depends.unchanged() and not self._depends.mutable:
-            return {}
-        begun = time.perf_counter()
-        if self._looks and self._looked > LOOK_SHARE * made_ns * 1e-9:
-            return {}
-        with _files.not_noted():
-            found = self._depends.changed()
-        self._looks, self._looked = self._looks + 1, time.perf_counter() - begun
-        return found
+    def holds(self, now: bool = False) -> bool:
+        return not (self._depends.may_have_changed() if now else self._is_due) and self._depends.unchanged()
 
 
 class Memoized:
@@ -238,7 +228,8 @@ class Memoized:
         self._version = version
         self._is_method = bool(names) and names[0] in ("self", "cls")
         self._code = code
-        self._own: dict[Any, bytes] = {}  # what the function changes itself; see depends.Depends
+        self._own: depends.Tokens = {}  # what the function changes itself; see depends.Depends
+        self._made, self._looked = 0.0, 0.0  # seconds of the last call, and of the last look for what it changes
         self._codes: dict[tuple[type, ...], _Code] = {}
         self._number = int.from_bytes(_digest(self.name.encode())[:8], "little")
         self._slot = next(_numbers) % len(_told)
@@ -254,17 +245,16 @@ class Memoized:
 
     def code(self, args: tuple[Any, ...]) -> bytes:
         """The digest of what the values depend on besides key and files, as it is now."""
-        if self._code is not None:
-            return self._code
-        types = tuple(map(type, args))
-        if self._is_method and args and isinstance(args[0], type):
-            types = (args[0], *types[1:])
+        return self._code if self._code is not None else self._now(args).digest
+
+    def _now(self, args: tuple[Any, ...]) -> _Code:
+        types = tuple(one if isinstance(one, type) else type(one) for one in args)
         found = self._codes.get(types)
         if found is None or not found.holds():
             if len(self._codes) >= KINDS_MOST:
                 self._codes.clear()
             found = self._codes[types] = _Code(self, args)
-        return found.digest
+        return found
 
     def unfollowed(self) -> set[str]:
         """Why the source of the whole program counts, once this process has called it."""
@@ -276,8 +266,11 @@ class Memoized:
         if self._files.is_new_epoch(given):
             for found in self._codes.values():
                 found.begin_epoch()
-        # With a key= the other arguments may have code of the program's.
-        return self.code((*args, *kwargs.values()) if self._key is not None else args[:1]) + given
+        return self.code(self._with_code(args, kwargs)) + given
+
+    def _with_code(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """With a key= all arguments may have code of the program's."""
+        return (*args, *kwargs.values()) if self._key is not None else args[:1]
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         if self._key is not None:
@@ -350,6 +343,10 @@ class Memoized:
         args: tuple[Any, ...], kwargs: dict[str, Any], part: Any,
     ) -> Any:  # fmt: skip
         before: tuple[Any, ...] = ()
+        code: _Code | None = None
+        if self._code is None and self._looked <= LOOK_SHARE * self._made:
+            code, key = self._looked_at(self._with_code(args, kwargs), key)
+            digest = _digest(key)
         if paths:
             before = self._files.fresh(paths)
             digest = _digest(key, _files.stamped(key, paths, before))
@@ -361,12 +358,11 @@ class Memoized:
                     return value
                 start = time.perf_counter_ns()
                 state = depends.states_of(args)
-                with _files.noted() as opened, seeded(
-                    digest, self._generators(args), self._tell_of_draws
-                ):
+                with _files.noted() as opened, seeded(digest, self._generators(args), self._tell_of_draws):
                     made = [self.function(*args, **kwargs)]
                 opened.lasts = opened.lasts or depends.states_of(args) != state
-                opened.lasts |= self._changes_itself(time.perf_counter_ns() - start)
+                self._made = (time.perf_counter_ns() - start) * 1e-9
+                opened.lasts |= code is not None and self._changes_itself(code, self._with_code(args, kwargs))
                 for path in paths:
                     opened.note(path, os.O_RDONLY)
                 made_ns = time.perf_counter_ns() - start
@@ -375,12 +371,19 @@ class Memoized:
                 if claimed:
                     store.release(digest, claimed)
 
-    def _changes_itself(self, made_ns: int) -> bool:
+    def _looked_at(self, args: tuple[Any, ...], key: bytes) -> tuple[_Code, bytes]:
+        """What a value that is made now depends on, and its key: the program may have changed a list, say, since
+        the epoch began."""
+        begun = time.perf_counter()
+        self._now(args).begin_epoch()
+        code = self._now(args)
+        self._looked = time.perf_counter() - begun
+        return code, code.digest + key[len(code.digest) :]
+
+    def _changes_itself(self, code: _Code, args: tuple[Any, ...]) -> bool:
         """Whether the call has changed what its code depends on, such as a list in which it notes calls.
         Later values do not depend on that: their keys would never come again."""
-        found: dict[Any, bytes] = {}
-        for code in self._codes.values():
-            found |= code.changed(made_ns)
+        found = {} if code.holds(now=True) else _Code(self, args, code.tokens).changed
         if found:
             self._own |= found
             self._codes.clear()
@@ -397,9 +400,7 @@ class Memoized:
         encoded = values.encode(made[0], self.name)
         if part is not None:
             parts.check(encoded.description, self.name)
-        same = not paths or (
-            _files.settled(before) and self._files.fresh(paths) == before
-        )  # fmt: skip
+        same = not paths or (_files.settled(before) and self._files.fresh(paths) == before)
         try:
             told = b"" if self._files.check == "never" else opened.told(paths)
         except _files.TooMany:
@@ -415,9 +416,7 @@ class Memoized:
         if same and told is not None:
             description = encoded.description + (b"\n" + told if told else b"")
             try:
-                result = store.put(
-                    digest, made_ns, description, encoded.parts, self._number, self.evicts
-                )
+                result = store.put(digest, made_ns, description, encoded.parts, self._number, self.evicts)
                 if result == TOO_LARGE:
                     self._warn_of_large(store, encoded)
                 elif result == NO_ROOM and self.cache.directory is not None:

@@ -14,6 +14,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -148,6 +149,12 @@ FORMS = {
         "def load(i): return f(torch.tensor(i))", "self.k = 3", "self.k = 4"),
     "name of a function": ("def f(): pass\ng = f\ndef load(i): return g.__name__", "f(): pass\ng = f", "h(): pass\ng = h"),
     "annotations": ("def f(x: int): pass\ndef load(i): return f.__annotations__['x'](i)", "x: int", "x: float"),
+    "function that a package got": ("import colorsys\ncolorsys.of_test = lambda i: i + 1\n"
+                                    "def load(i): return colorsys.of_test(i)", "i + 1", "i + 2"),
+    "function among the builtins": ("import builtins\nbuiltins.of_test = lambda i: i + 1\n"
+                                    "def load(i): return of_test(i)", "i + 1", "i + 2"),
+    "attrgetter of a module": ("f = operator.attrgetter('a')\ndef load(i): return f(helpers)(i)",
+                               "x * 10", "x * 100"),
     "exception": ("def load(i):\n    try: return 1 / i\n    except ZeroDivisionError: return 3", "return 3", "return 4"),
 }  # fmt: skip
 #: programs with a function `load` whose values differ by V, which is no part of the source
@@ -155,6 +162,9 @@ STATES = {
     "module's name that is computed": "helpers.LIMIT = V\ndef load(i): return getattr(helpers, 'LIM' + 'IT')",
     "module's dict": "helpers.LIMIT = V\ndef load(i): return helpers.__dict__['LIMIT']",
     "globals": "def load(i): return globals()['V']",
+    "sys.modules": "import sys\nhelpers.LIMIT = V\ndef load(i): return sys.modules['helpers'].LIMIT",
+    "import_module": "import importlib as l\nhelpers.LIMIT = V\ndef load(i): return l.import_module('helpers').LIMIT",
+    "globals of a function": "helpers.LIMIT = V\ndef load(i): return helpers.a.__globals__['LIMIT']",
     "eval": "def load(i): return eval('V')",
     "attribute of a tensor": "T = torch.ones(2)\nT.k = V\ndef load(i): return T.k",
     "strides of a tensor": "T = torch.ones(2, 2).t() if V else torch.ones(2, 2)\ndef load(i): return T.stride()",
@@ -168,6 +178,31 @@ STATES = {
     "object that copyreg pickles": (
         "import copyreg\nclass C: pass\ncopyreg.pickle(C, lambda one: (C, ()))\nC1 = C()\nC1.k = V\n"
         "def load(i): return C1.k"),
+}  # fmt: skip
+#: programs with a function `load` whose values `change` changes
+CHANGES = {
+    "attribute of a function": "def f(): return f.k\nf.k = 1\ndef load(i): return f()\ndef change(): f.k = 2",
+    "default dtype": "def load(i): return torch.ones(1).dtype.itemsize\n"
+                     "def change(): torch.set_default_dtype(torch.float64)",
+    "object that leads back to its class": (
+        "class C:\n    __slots__ = ('k',)\n    def __init__(self):\n        super().__init__()\n        self.k = 1\n"
+        "one = C()\ndef load(i): return one.k\ndef change(): one.k = 2"),
+    "buffer of a module of torch": (
+        "class N(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.register_buffer('k', torch.tensor(1.0), persistent=False)\n"
+        "    def forward(self, x): return x * self.k\nnet = N()\n"
+        "def load(i): return net(torch.ones(1)).item()\ndef change(): net.k.fill_(2)"),
+    "parser of a configuration": (
+        "import configparser\nK = configparser.ConfigParser()\nK.read_string('[a]\\nk = 1')\n"
+        "def load(i): return K['a']['k']\ndef change(): K['a']['k'] = '2'"),
+    "object to which the call adds": (
+        "class C: k = [1]\none = C()\none.k = [1]\ndef load(i):\n    one.made = i\n    return one.k[0]\n"
+        "def change(): one.k[0] = 2"),
+    "object of which the call counts": (
+        "class C: pass\none = C()\none.k, one.n = [1], 0\ndef load(i):\n    one.n += 1\n    return one.k[0]\n"
+        "def change(): one.k[0] = 2"),
+    "class of an argument": (
+        "class C: k = 1\ndef load(one): return type(one).k\ndef change(): C.k = 2\ndef argument(): return C()"),
 }  # fmt: skip
 #: the same with a method `load` of a class Scans, whose state the key stands for
 METHODS = {
@@ -284,6 +319,11 @@ def test_object_without_state_is_refused_or_answered_for(program: Callable[..., 
     kept = new_cache().memoize()(module.load)
     with pytest.raises(TypeError, match=r"it uses own, .*memoize\(\) a version="):
         kept(1)
+    module.own = memory = SharedMemory(create=True, size=8)  # type: ignore[attr-defined]
+    memory.close()
+    memory.unlink()
+    with pytest.raises(TypeError, match=r"SharedMemory \(it pickles its name alone\)"):
+        kept(1)
 
 
 def test_object_without_state_is_told_of_in_a_directory(
@@ -358,6 +398,31 @@ def test_changes_while_a_program_runs_count(program: Callable[..., ModuleType]) 
     assert load(0) == (2, 2, 2, 2, 3)
     module.load.__code__ = (lambda i: i).__code__
     assert load(0) == 0
+
+
+@pytest.mark.parametrize("form", CHANGES)
+def test_change_between_two_calls_counts(program: Callable[..., ModuleType], form: str) -> None:
+    module = program(CHANGES[form])
+    argument = module.argument() if hasattr(module, "argument") else 1
+    load, dtype = new_cache().memoize(key=lambda one: 0)(module.load), torch.get_default_dtype()
+    try:
+        before = load(argument)
+        assert load(argument) == before == module.load(argument)
+        module.change()
+        assert load(argument) == load(argument) == module.load(argument) != before
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+def test_change_within_an_epoch_counts_for_new_values(program: Callable[..., ModuleType]) -> None:
+    module = program("K = [1]\ndef load(i): return i * K[0]")
+    load = new_cache().memoize()(module.load)
+    assert load(1) == 1
+    load.__minato_memoized__._looked = 0.0  # as after a look that took no time
+    module.K[0] = 10
+    assert load(2) == 20
+    module.K[0] = 1
+    assert [load(2), load(1)] == [2, 1]
 
 
 def test_object_that_takes_long_to_compare_is_compared_each_epoch() -> None:
@@ -562,9 +627,14 @@ def by_class(items: Any) -> Any:
     return type("ByClass", (Base,), {"items": items, "__init__": lambda self: None})()
 
 
+class BySuper(Base):
+    def read(self, i: int) -> Any:
+        return super().__getattribute__("items")[i]
+
+
 KINDS: list[Any] = [
     ByPartial, ByObject, ByHolder, ByCachedProperty, ByMethodCaller, ByAlias, ByCall, ByName, ByDict, ByGetattr,
-    ByComprehension, ByBoundMethod, ByReplacedMethod, BySlots, by_default, by_closure, by_class,
+    BySuper, ByComprehension, ByBoundMethod, ByReplacedMethod, BySlots, by_default, by_closure, by_class,
 ]  # fmt: skip
 
 
