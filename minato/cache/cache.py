@@ -114,8 +114,7 @@ class Client:
         self.leave_at_exit()
 
     def leave_at_exit(self) -> None:
-        """Registers the exit hook; again after each fork, because multiprocessing clears inherited
-        hooks."""
+        """Registers the exit hook; again after each fork, because multiprocessing clears inherited hooks."""
         # After everything else, when this process's own workers are gone: the last one unlinks.
         util.Finalize(None, _leave, (weakref.ref(self),), exitpriority=-1000)
         self.pid = os.getpid()
@@ -209,8 +208,8 @@ class Cache(Opaque):
         directory: a folder on a local disk, such as "/nvme/minato", to be made if need be. Each user has
             a folder in it. memoize() then needs a version=.
 
-    Where there can be no cache (no room, no permission, not Linux), a warning says why, and the
-    functions run each time.
+    Where there can be no cache (no room, no permission, not Linux), a warning says why, and the functions run each
+    time.
     """
 
     def __init__(
@@ -221,9 +220,7 @@ class Cache(Opaque):
         if self.size < 1 << 20:
             raise ValueError(f"size must be at least '1MiB', got {size!r}")
         self.keep = bool(keep)
-        self.directory = None if directory is None else os.path.abspath(
-            os.path.expanduser(os.fspath(directory))
-        )  # fmt: skip
+        self.directory = None if directory is None else os.path.abspath(os.path.expanduser(os.fspath(directory)))
         self._name: str | None = None
         self._label = ""
         self._client: Client | None = None
@@ -249,8 +246,7 @@ class Cache(Opaque):
         self, function: Any = None, /, *, key: Callable[..., Any] | None = None,
         files: Callable[..., Any] | None = None, check: str = "epoch", version: Any = None,
     ) -> Any:  # fmt: skip
-        """A decorator for functions whose value depends on their arguments alone, with or without
-        parentheses.
+        """A decorator for functions whose value depends on their arguments alone, with or without parentheses.
 
         The function gets a parameter `part`, an index of the array or tensor that it returns, such
         as (slice(8, 72), ..., 0). Only that part is then copied.
@@ -288,8 +284,7 @@ class Cache(Opaque):
         self._label = self._label or data_set.label
 
     def stats(self) -> dict[str, Any]:
-        """Numbers of all processes that have used the file since it was made. All are 0 where there
-        is no cache.
+        """Numbers of all processes that have used the file since it was made. All are 0 where there is no cache.
 
         hits, misses, stored: values found, made, and kept.
         refused: values not kept, for want of room or because they are too large.
@@ -367,9 +362,7 @@ class Cache(Opaque):
         )
 
 
-def _again(
-    size: int, keep: bool, name: str | None, directory: str | None = None, label: str = ""
-) -> Cache:
+def _again(size: int, keep: bool, name: str | None, directory: str | None = None, label: str = "") -> Cache:
     cache = Cache(size, keep=keep, directory=directory)
     cache._name, cache._label = name, label
     return cache

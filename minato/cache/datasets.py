@@ -1,13 +1,11 @@
 """Implements DataLoader(cache=): what is kept of a dataset's samples, and how workers read it.
 
-A dataset divides a sample by three methods. ``read(i)`` returns what lies in storage,
-``decode(raw, i)`` is the deterministic rest, and ``augment(value, i)`` is random and runs every time. Its
-``__getitem__(i)`` returns ``augment(decode(read(i), i), i)``, so a loader without cache makes the
-same samples.
+A dataset divides a sample by three methods. ``read(i)`` returns what lies in storage, ``decode(raw, i)`` is the
+deterministic rest, and ``augment(value, i)`` is random and runs every time. Its ``__getitem__(i)`` returns
+``augment(decode(read(i), i), i)``, so a loader without cache makes the same samples.
 
-The trainer makes a Through, which travels to workers. There it puts readers in the place of the
-datasets whose samples it knows, inside Subset and ConcatDataset, too. The program's own dataset
-objects stay as they are.
+The trainer makes a Through, which travels to workers. There it puts readers in the place of the datasets whose
+samples it knows, inside Subset and ConcatDataset, too. The program's own dataset objects stay as they are.
 """
 
 from __future__ import annotations
@@ -249,17 +247,14 @@ def made_of_all(found: list[Any]) -> list[MadeOf]:
 class Through:
     """How workers read a dataset through a cache."""
 
-    def __init__(
-        self, cache: Cache, form: str | None, made_of: list[MadeOf], evicts: bool
-    ) -> None:
+    def __init__(self, cache: Cache, form: str | None, made_of: list[MadeOf], evicts: bool) -> None:
         self.cache = cache
         self.form = form
         self._made_of = made_of  # of each of leaves()
         self._evicts = evicts
 
     def over(self, dataset: Any, looks: bool = False) -> Any:
-        """The dataset with readers in place of what it is made of. looks: it may have changed in this
-        process."""
+        """The dataset with readers in place of what it is made of. looks: it may have changed in this process."""
         made_of = made_of_all(leaves(dataset)) if looks else self._made_of
         return self._over(dataset, iter(made_of))
 

@@ -27,9 +27,7 @@ def is_folder(dataset: Any) -> bool:
     """Whether a dataset makes its samples as torchvision's DatasetFolder does."""
     kind = getattr(_module(), "DatasetFolder", None)
     own = "__getitem__"
-    return kind is not None and isinstance(dataset, kind) and (
-        getattr(type(dataset), own) is getattr(kind, own)
-    )  # fmt: skip
+    return kind is not None and isinstance(dataset, kind) and (getattr(type(dataset), own) is getattr(kind, own))
 
 
 def _bytes(dataset: Any, path: str) -> bytes:

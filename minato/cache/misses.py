@@ -1,7 +1,7 @@
 """Values that the caches of a loader did not have while its latest iterator ran, for the verdict.
 
-The caches are that of ``DataLoader(cache=)`` and those whose memoized functions the dataset calls.
-They are found in its class, in the classes of its attributes, and in the globals of their methods.
+The caches are that of ``DataLoader(cache=)`` and those whose memoized functions the dataset calls. They are found
+in its class, in the classes of its attributes, and in the globals of their methods.
 """
 
 from __future__ import annotations
@@ -126,9 +126,7 @@ class Misses:
             (cache, now, {name: now[name] - before.get(name, 0) for name in _COUNTS})
             for cache, now, before in open_now if now
         ]  # fmt: skip
-        values, hits, refused, made_ns = (
-            sum(since[name] for _cache, _now, since in each) for name in _COUNTS
-        )
+        values, hits, refused, made_ns = (sum(since[name] for _cache, _now, since in each) for name in _COUNTS)
         if not values:
             return None
         full = [one for one in each if one[2]["refused"]]

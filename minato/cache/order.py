@@ -1,9 +1,9 @@
 """The order of an epoch in which cached samples may come earlier, each sample exactly once.
 
-Several jobs on one data set read less if each takes what another has just cached. So the trainer
-swaps within the sampler's order. It issues a cached sample that this epoch has not had yet, chosen
-at random. If there is none, it issues the next sample of the sampler's order. A position of that
-order is issued once, whatever the cache holds; so is each sample.
+Several jobs on one data set read less if each takes what another has just cached. So the trainer swaps within the
+sampler's order. It issues a cached sample that this epoch has not had yet, chosen at random. If there is none, it
+issues the next sample of the sampler's order. A position of that order is issued once, whatever the cache holds; so
+is each sample.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ class Order:
         swaps: how many of them because they were cached.
     """
 
-    def __init__(
-        self, n: int, seen: Iterable[int] = (), apart: Iterable[int] = (), seed: int = 0
-    ) -> None:
+    def __init__(self, n: int, seen: Iterable[int] = (), apart: Iterable[int] = (), seed: int = 0) -> None:
         self._seen = bytearray(n)
         for position in seen:
             self._seen[position] = 1

@@ -33,18 +33,14 @@ def _slices(part: Any, ndim: int) -> tuple[Any, ...]:
         raise IndexError(f"part= has {len(given)} indices, and the array has {ndim} dimensions")
     for one in given:
         if not isinstance(one, (slice, int, np.integer)) or isinstance(one, bool):
-            raise TypeError(
-                f"part= must hold slices, integers and ..., got {type(one).__name__}"
-            )
+            raise TypeError(f"part= must hold slices, integers and ..., got {type(one).__name__}")
     return (*given, *[slice(None)] * (ndim - len(given)))
 
 
 def of(value: Any, part: Any) -> Any:
     """The same part of a value that is at hand, as a dense copy."""
     if not isinstance(value, (np.ndarray, torch.Tensor)):
-        raise TypeError(
-            f"part= is for functions that return one array or tensor, not {type(value).__name__}"
-        )
+        raise TypeError(f"part= is for functions that return one array or tensor, not {type(value).__name__}")
     found = value[_slices(part, value.ndim)]
     if isinstance(found, torch.Tensor):
         return found.clone(memory_format=torch.contiguous_format)

@@ -1,9 +1,8 @@
 """ops.VolumeDataset through a cache: volumes are kept, and only the crop of a sample is copied.
 
-A volume is kept in slabs of planes, so that one that is larger than an entry may be fits, too. If
-the crop comes right after ReadNpy, C code says where a sample's crop begins. It uses the boxes of
-the label, which are kept with the volume. All operators after that run on the crop, in C, with the
-same draws.
+A volume is kept in slabs of planes, so that one that is larger than an entry may be fits, too. If the crop comes
+right after ReadNpy, C code says where a sample's crop begins. It uses the boxes of the label, which are kept with
+the volume. All operators after that run on the crop, in C, with the same draws.
 """
 
 from __future__ import annotations
