@@ -21,7 +21,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker
 
-from .. import _system
+from .._system import stat_fields
 from ..dataset_calls import fetches_batches
 from .records import (
     At, Cacheable, Contention, Reads, Request, StageTimes, Storage, Threads, Together, Used, Work,
@@ -144,14 +144,11 @@ def _busy_seconds() -> float:
 
 def _own_seconds() -> float:
     """CPU seconds of this process and of all below it, and of those of them that have ended."""
-    return sum(sum(map(int, stat_fields(pid)[11:15])) for pid in tree(os.getpid())) / _TICK
-
-
-def stat_fields(pid: int) -> list[str]:
-    """/proc/PID/stat from the third field on; zeros of a process that has ended."""
-    with contextlib.suppress(OSError):
-        return _system.stat_fields(pid)
-    return ["0"] * 20
+    total = 0
+    for pid in tree(os.getpid()):
+        with contextlib.suppress(OSError):  # it has ended
+            total += sum(map(int, stat_fields(pid)[11:15]))
+    return total / _TICK
 
 
 def tree(pid: int) -> list[int]:
