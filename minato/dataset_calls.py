@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
+from .errors import program_level
 from .sampler_indices import whole_number
 
 #: (index of a sample) -> number of the part that has it, and its index there
@@ -177,7 +178,7 @@ def warn_of_forwarded_getitems(dataset: Any) -> None:
             f"{name} forwards __getitems__ of the dataset that it wraps, so scheduling='static' "
             f"calls the wrapped __getitems__ and skips {name}.__getitem__. Define "
             f"{name}.__getitems__, or make __getattr__ raise AttributeError for it.",
-            stacklevel=2,
+            stacklevel=program_level(),
         )
 
 

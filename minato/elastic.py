@@ -17,6 +17,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from torch.utils.data.dataloader import _DatasetKind
 
 from .dataset_calls import attribute
+from .errors import program_level
 from .option_values import option
 from .seeding.order_generators import batch_size_of
 from .seeding.ranks import (
@@ -230,7 +231,7 @@ def begun_anew(loader: Any, state: State, differs: str, mine: Ranks) -> dict[str
                 f"{len(elastic.dataset) - reached} samples of the epoch are left, which is no multiple "
                 f"of {mine.world} ranks: at its end {abs(tail)} samples "
                 + ("are left out" if tail < 0 else "are delivered a second time"),
-                stacklevel=5,
+                stacklevel=program_level(),
             )
         return {"origin": reached, "delivered": 0}
     if reached == state["dataset_length"] and isinstance(loader._index_sampler, Sized):

@@ -318,8 +318,10 @@ class LoaderFailure(Failure):
 
 log = logging.getLogger("minato")
 
-#: folders of code that only passes a call of the program on
-_PASSED = tuple(os.path.dirname(file) + os.sep for file in (__file__, torch.__file__ or ""))
+#: code that only passes a call of the program on: two folders, and the file of decorators
+_PASSED = (
+    *(os.path.dirname(file) + os.sep for file in (__file__, torch.__file__ or "")), contextlib.__file__
+)  # fmt: skip
 
 
 def warn(text: str) -> None:
@@ -329,12 +331,12 @@ def warn(text: str) -> None:
     """
     if log.hasHandlers():  # else Python would print the text once more, after the warning
         log.warning("%s", text)
-    warnings.warn(text, stacklevel=_level())
+    warnings.warn(text, stacklevel=program_level())
 
 
-def _level() -> int:
-    """The ``stacklevel`` of the program's frame, seen from warn()."""
-    frame, level = sys._getframe(2), 2
+def program_level() -> int:
+    """The ``stacklevel`` with which a warning of the calling function names the program's own line."""
+    frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PASSED):
         frame, level = frame.f_back, level + 1
     return level

@@ -22,6 +22,7 @@ from .dataset_calls import attribute
 from .device.provider import target
 from .elastic import UnequalPositions, elastic_of
 from .epoch_progress import title_of
+from .errors import program_level
 from .frameworks import epoch_starts_again_warning, is_strict, other_rank_warning
 from .iterators.across_iterators import memo_of, set_pending
 from .iterators.inline import InlineIterator
@@ -343,7 +344,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 f"this loader uses torch's own workers ({reason}), which do not count batches: "
                 "its state holds the epoch but no position in it. To resume in the middle of an "
                 "epoch, count the batches you take and skip that number.",
-                stacklevel=2,
+                stacklevel=program_level(),
             )
         elif reason is None and self._shares_a_stateful_dataset() and memo.warns_of("no state"):
             warnings.warn(
@@ -351,7 +352,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 "the loader's state: any free worker makes any sample, so no worker's copy of the "
                 "dataset has a position. Save that state in the program, or use "
                 "scheduling='static'. This warning is shown once.",
-                stacklevel=2,
+                stacklevel=program_level(),
             )
         return state_of(self, memo, counted=reason is None)
 
@@ -401,10 +402,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if is_strict(strict, self):
                 raise
             if not isinstance(error, OfAnotherRank):
-                warnings.warn(epoch_starts_again_warning(error), stacklevel=2)
+                warnings.warn(epoch_starts_again_warning(error), stacklevel=program_level())
                 return
             resume = opened(state, self, in_step=True)
-            warnings.warn(other_rank_warning(error), stacklevel=2)
+            warnings.warn(other_rank_warning(error), stacklevel=program_level())
         memo.load_costs(*resume["costs"])
         if resume["user_epoch"] is not None:
             self.set_epoch(resume["user_epoch"])
@@ -429,7 +430,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 f"this loader uses torch's own workers ({reason}), which cannot resume in the "
                 f"middle of an epoch: the epoch restarts and delivers {again} {units} again. To "
                 "avoid that, skip them (itertools.islice).",
-                stacklevel=2,
+                stacklevel=program_level(),
             )
 
     def _of_all_ranks(self, states: Any, strict: bool | None) -> State:
@@ -439,7 +440,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         except UnequalPositions as error:
             if is_strict(strict, self):
                 raise
-            warnings.warn(f"{error}. All ranks go on at the smallest: samples repeat", stacklevel=3)
+            warnings.warn(
+                f"{error}. All ranks go on at the smallest: samples repeat",
+                stacklevel=program_level(),
+            )
             return error.least
 
     @eager

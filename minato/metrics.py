@@ -22,6 +22,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from .errors import program_level
 from .observe import totals
 from .seeding.ranks import of_process
 
@@ -183,7 +184,7 @@ def _warn(error: OSError) -> None:
     warnings.warn(
         f"MINATO_METRICS={os.environ.get('MINATO_METRICS')}: {error}. Training goes on without these "
         "numbers. Name a free port, or a path in a folder that can be written to.",
-        stacklevel=2,
+        stacklevel=program_level(),
     )
 
 

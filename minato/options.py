@@ -25,7 +25,7 @@ from ._not_linux import CORE, NEEDS_LINUX
 from ._system import fair_memory
 from .cache.cache import Cache
 from .device.provider import target
-from .errors import native_impossible_message, thread_impossible_message
+from .errors import native_impossible_message, program_level, thread_impossible_message
 from .option_values import default, option, option_values, record
 from .text import parse_bytes
 from .typing import State
@@ -375,7 +375,7 @@ class Options:
         if "on_error" in ignored:
             raise ValueError(f"on_error={self.on_error!r} has no effect {why}. Leave it out.")
         if ignored := [name for name in ignored if name != "device"]:  # here it copies nothing
-            warnings.warn(f"{', '.join(ignored)}: no effect {why}", stacklevel=4)
+            warnings.warn(f"{', '.join(ignored)}: no effect {why}", stacklevel=program_level())
 
     def _asked_of_balanced(self) -> list[str]:
         """Options in use that only balanced scheduling supports."""

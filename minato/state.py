@@ -77,6 +77,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .elastic import begun_anew, check_order, elastic_of, misfit, of_order, one_of, position
 from .epoch_progress import Progress, length_of
+from .errors import program_level
 from .option_values import option
 from .seeding.order_generators import SYSTEMS_SEEDS, Sources, batch_size_of, portable, seed_of
 from .seeding.ranks import Ranks, ranks_of
@@ -242,7 +243,7 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
             "it is iterated, so its order depends on what the program draws in the meantime. If "
             "the epoch resumes from this state, samples may be delivered twice or not at all. Give "
             "the sampler its own generator",
-            stacklevel=3,
+            stacklevel=program_level(),
         )
     state["sampler"] = None if progress.sampler is None else progress.sampler.state()
     state["worker_states"] = _worker_states(progress)
@@ -499,7 +500,7 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
             f"{seed}). Its samples are those that are left, but they draw random numbers of rank "
             f"{theirs.rank}'s seed, other ones than before. Save the state of each rank, and load each "
             "rank's own; or give all ranks the same seed, with which they draw different numbers, too",
-            stacklevel=4,
+            stacklevel=program_level(),
         )
     return state
 
@@ -551,7 +552,8 @@ def _starts(state: State, loader: Any) -> list[Start] | None:
     )
     if iterable or not all(one["begins"] for one in said):
         raise ValueError(what + "use the number of workers that the state was taken with")
-    warnings.warn(what + "an epoch starts, and the dataset does not get its state", stacklevel=4)
+    what += "an epoch starts, and the dataset does not get its state"
+    warnings.warn(what, stacklevel=program_level())
     return None
 
 

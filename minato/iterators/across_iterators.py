@@ -25,6 +25,7 @@ from .._not_linux import CORE, NoCosts
 from ..cache.cache import any_open
 from ..dataset_calls import has_shared_buffers, offered
 from ..epoch_progress import Progress, length_of
+from ..errors import program_level
 from ..seeding.order_generators import Sources
 from ..state import COSTS_MOST, pack_costs, pack_ratios
 from ..transport.rows_or_whole import SampleTransport
@@ -166,7 +167,7 @@ class Memo:
             warnings.warn(
                 f"epoch {epoch} of the ElasticSampler begins again, with the same order and random "
                 "numbers. Call set_epoch(epoch) before each epoch. This warning is shown once.",
-                stacklevel=2,
+                stacklevel=program_level(),
             )
         self.elastic_epoch = epoch
 
@@ -304,5 +305,5 @@ class DatasetEpochs:
             f"{kind}.{name} is {value} in the program now. Persistent workers keep copies of "
             "the dataset, in which it still has the value from their start. To update them, "
             f"{give}call set_epoch(epoch) of the loader. This warning is shown once.",
-            stacklevel=2,
+            stacklevel=program_level(),
         )

@@ -29,7 +29,7 @@ from torch.utils.data import Dataset
 
 from .._core import Seeder
 from ..dataset_calls import attribute, by_part, offered, own_attributes, parts_of
-from ..errors import add_note, stop_iteration_error
+from ..errors import add_note, program_level, stop_iteration_error
 from ..sampler_indices import each_index, whole_number
 from ..seeding.draws import sample_seed
 from ..seeding.find_generators import find_all
@@ -177,7 +177,7 @@ class CostHints:
             f"cost_hint({index!r}) of {type(self._dataset).__name__} failed: "
             f"{type(error).__name__}: {error}. The loader stops calling cost_hint() and "
             "predicts from measured costs.",
-            stacklevel=2,
+            stacklevel=program_level(),
         )
 
 

@@ -13,6 +13,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ..elastic import ElasticSampler, elastic_of
 from ..epoch_progress import Progress, length_of
+from ..errors import program_level
 from ..option_values import option
 from ..seeding import order_generators
 from ..seeding.order_generators import (
@@ -156,7 +157,7 @@ class Position:
                 "have it. If the order comes from it, the rest of the epoch may come in another "
                 "order, with samples twice or not at all. Have the sampler make its generator in "
                 "its constructor, not when it is iterated",
-                stacklevel=2,
+                stacklevel=program_level(),
             )
 
     def watched(self, indices: Iterator[Any], progress: Progress) -> Iterator[Any]:

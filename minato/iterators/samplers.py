@@ -36,6 +36,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ..cache.order import Following, Order
 from ..epoch_progress import Progress
+from ..errors import program_level
 from ..option_values import option
 from ..seeding.order_generators import batch_size_of, fingerprint, sampler_of
 from ..stateful import is_stateful, load_state
@@ -107,7 +108,7 @@ class SamplerStates:
                 "on_error='replace', or a custom batch sampler) needs all indices of the epoch. "
                 "The sampler does not get its state and starts as the program has left it. Restore "
                 "it, or resume with the options that the state was taken with",
-                stacklevel=2,
+                stacklevel=program_level(),
             )
             return None
         return Said(start["drawn"], start["position"], _pickled(start), start["begins"])

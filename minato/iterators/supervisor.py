@@ -28,7 +28,8 @@ from .._core import WORKER_READY, Block, Engine
 from .._system import NOT_STARTED
 from ..epoch_progress import Progress, title_of
 from ..errors import (
-    DAMAGED, LATE, WorkerLost, describe_death, never_began_message, starter_died_message, warn,
+    DAMAGED, LATE, WorkerLost, describe_death, never_began_message, program_level,
+    starter_died_message, warn,
 )  # fmt: skip
 from ..observe import totals
 from ..observe.measurements import Watch
@@ -126,7 +127,7 @@ def _warn(workers: int, names: list[str]) -> None:
         "may wait for them forever. Give the loader multiprocessing_context='forkserver', or "
         "use the library only in workers. With timeout=0 the loader waits forever; timeout=60 raises "
         "an error after 60 seconds. This warning is shown once.",
-        stacklevel=4,
+        stacklevel=program_level(),
     )
 
 
@@ -433,7 +434,7 @@ class Supervisor:
                     "workers make samples. If samples use it (a buffer of earlier samples, a counter), "
                     "two runs with one seed differ, because workers do not make the same samples in "
                     "each run. scheduling='static' gives each worker the same samples, as torch does.",
-                    stacklevel=4,
+                    stacklevel=program_level(),
                 )
 
     def _warn_of_deaths(self, health: Any) -> None:
@@ -466,7 +467,7 @@ class Supervisor:
         if not self._warned_of_fewer:
             self._warned_of_fewer = True
             warnings.warn(
-                f"{died}The remaining workers take over its samples.", stacklevel=4
+                f"{died}The remaining workers take over its samples.", stacklevel=program_level()
             )
 
     def _warn_of_loop(self, died: str) -> None:
@@ -475,7 +476,7 @@ class Supervisor:
             warnings.warn(
                 f"{died} Workers keep dying; replacements now start after a pause of up to one "
                 "second. Check the dataset, worker_init_fn, memory limits and the cluster manager.",
-                stacklevel=4,
+                stacklevel=program_level(),
             )
 
     # ---- ending ----------------------------------------------------------------------

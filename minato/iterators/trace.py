@@ -27,7 +27,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .._core import start_reasons
-from ..errors import text_of
+from ..errors import program_level, text_of
 from ..workers.answers import BATCH, COLLATE
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Writer:
                 data = data[self.file.write(data) :]
         except OSError as error:  # a full disk ends the trace, not the training
             self.file.close()
-            warnings.warn(f"MINATO_TRACE: {error}; the trace ends here", stacklevel=4)
+            warnings.warn(f"MINATO_TRACE: {error}; the trace ends here", stacklevel=program_level())
 
     def close(self) -> None:
         self._append("\n]\n" if self.before != "[\n" else "[]\n")

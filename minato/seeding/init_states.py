@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..errors import program_level
 from .order_generators import all_global, get_state, legacy_state
 
 #: in this order in a worker's entry; with the name for users
@@ -101,5 +102,5 @@ def warn_of(generators: list[str]) -> None:
             "from the loader's seed, so it has no effect here. For reproducible runs, call "
             "torch.manual_seed() before iterating over the loader, or use workers' own streams with "
             "seed_per_sample=False or scheduling='static'.",
-            stacklevel=4,
+            stacklevel=program_level(),
         )

@@ -30,7 +30,7 @@ from torch.utils.data import _utils
 from .. import __version__ as _minato
 from .. import worker_info
 from .._core import SEED_SET_EPOCH, Engine, Task
-from ..errors import LoaderFailure, WorkerLost, add_note, text_of
+from ..errors import LoaderFailure, WorkerLost, add_note, program_level, text_of
 from ..remote import Ray, connected, cuts
 from . import library_threads
 from .answers import ERROR, FAILED, OK, PART, SAMPLE, Answer, Entry
@@ -278,7 +278,8 @@ class Fleet:
             self._warned = True
             warnings.warn(
                 f"the processor of {told['where']} differs from the trainer's "
-                f"({', '.join(sorted(differ))}): samples may differ in their last bits", stacklevel=2
+                f"({', '.join(sorted(differ))}): samples may differ in their last bits",
+                stacklevel=program_level(),
             )
         member.hello, member.failed = None, 0
         member.local, member.where = told["node"] == self._here, told["where"]
@@ -328,7 +329,7 @@ class Fleet:
         warnings.warn(
             f"remote=: Ray has placed no actor for {ALONE:.0f} s (ray status shows why). A process "
             "of the trainer's node makes samples until it does",
-            stacklevel=2,
+            stacklevel=program_level(),
         )
         self._members.append(self._started(len(self._members), helps=True))
 

@@ -24,6 +24,7 @@ import torch
 from .. import _core
 from .._notes import Notes
 from .._system import explained
+from ..errors import program_level
 from ..seeding import generator_states
 from . import grace, library_threads, open_files, signals
 from .job import Job, Memory, without_main
@@ -518,7 +519,7 @@ def _warned(method: str) -> Iterator[None]:
                 "them for each worker. Make them picklable, or try "
                 "multiprocessing_context='fork', which needs no pickle."
             ),
-            stacklevel=4,
+            stacklevel=program_level(),
         )
         raise
 

@@ -32,6 +32,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _notes, worker_info
 from .._notes import Notes
+from ..errors import program_level
 from ..option_values import option
 from ..seeding.find_generators import find_of, find_shared, make_seeder_of_thread, own_seeds
 from . import grace, library_threads, signals
@@ -249,7 +250,7 @@ def warn_of_generators(dataset: Any, collate_fn: Any) -> None:
         "in each run. Give the dataset a seed_sample(seed) that puts a generator into a "
         "threading.local, and draw from that. If samples draw nothing, set seed_per_sample=False. "
         "This warning is shown once.",
-        stacklevel=2,
+        stacklevel=program_level(),
     )
 
 

@@ -195,3 +195,52 @@ def test_dropped_loader_of_a_lost_worker_raises_nothing(monkeypatch: pytest.Monk
 def test_deaths_are_counted_without_a_dict() -> None:
     engine = _core.Engine(1, 0, False)
     assert engine.deaths() == engine.health()["deaths"] == 0
+
+
+class Hinting(Fragile):
+    def cost_hint(self, index: int) -> float:
+        raise KeyError(index)
+
+
+class Epochs(Fragile):
+    epoch = 0
+
+
+def read_failing_hints() -> None:
+    list(minato.DataLoader(Hinting(), 4, num_workers=1))
+
+
+def read_one_epoch_again() -> None:
+    data = Fragile()
+    loader = minato.DataLoader(data, 4, sampler=minato.ElasticSampler(data, 1, 0))
+    for _ in range(2):
+        list(loader)
+
+
+def read_with_threads() -> None:
+    list(minato.DataLoader(Fragile(), 4, num_workers=1, worker_type="thread"))
+
+
+def change_the_epoch() -> None:
+    data = Epochs()
+    loader = minato.DataLoader(data, 4, num_workers=1, persistent_workers=True)
+    for data.epoch in range(2):
+        list(loader)
+
+
+def load_a_state_of_another_sampler() -> None:
+    made: Any = minato.DataLoader(Fragile(), 4, shuffle=True, generator=torch.Generator())
+    next(iter(made))
+    loader = minato.DataLoader(Fragile(), 4)
+    loader.load_state_dict(made.state_dict(), strict=False)
+    list(loader)
+
+
+@pytest.mark.parametrize("run", [
+    read_failing_hints, read_one_epoch_again, read_with_threads, change_the_epoch,
+    load_a_state_of_another_sampler,
+])  # fmt: skip
+def test_warning_names_a_line_of_the_program(run: Any) -> None:
+    with pytest.warns(UserWarning) as seen:
+        run()
+    assert {warning.filename for warning in seen} == {__file__}
