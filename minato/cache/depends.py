@@ -360,8 +360,8 @@ class Depends:
         for value in used.values():
             if type(value) is types.ModuleType and value.__name__.startswith(f"{module}."):
                 self._modules[value.__name__] = value
-        own = lambda value: isinstance(value, types.FunctionType) and _package_of(value) is None  # noqa: E731
-        return [name for name, value in used.items() if own(value)]
+        return [name for name, value in used.items()
+                if isinstance(value, types.FunctionType) and _package_of(value) is None]  # fmt: skip
 
     def _perhaps(self, names: dict[str, Any], name: str, where: str) -> None:
         """What code may reach by a name that it computes: most of it without effect, so that it may be
