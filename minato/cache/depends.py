@@ -171,15 +171,6 @@ def _named(module: str, qualname: str) -> Any:
         return None
 
 
-def own_files() -> list[str]:
-    """The source files of all loaded modules of the program."""
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    return sorted(
-        file for file in files
-        if isinstance(file, str) and file.endswith(".py") and not _is_installed(file)
-    )  # fmt: skip
-
-
 def surroundings() -> bytes:
     """What each value depends on: versions, and torch's default dtype."""
     return repr((
@@ -304,7 +295,7 @@ class Depends:
         self.mutable = False
         self.parts: dict[str, bytes] = {}
         self.generators: dict[str, Any] = {}
-        #: as _cache.unchanged() takes them
+        #: what is to be compared, as _cache.unchanged() takes it
         self._seen: list[tuple[Any, Any, Any]] = []
         self._known: dict[int, bytes] = {}
         self._open: dict[int, int] = {}
@@ -360,8 +351,8 @@ class Depends:
         for value in used.values():
             if type(value) is types.ModuleType and value.__name__.startswith(f"{module}."):
                 self._modules[value.__name__] = value
-        return [name for name, value in used.items()
-                if isinstance(value, types.FunctionType) and _package_of(value) is None]  # fmt: skip
+        functions = {name: value for name, value in used.items() if isinstance(value, types.FunctionType)}
+        return [name for name, value in functions.items() if _package_of(value) is None]
 
     def _perhaps(self, names: dict[str, Any], name: str, where: str) -> None:
         """What code may reach by a name that it computes: most of it without effect, so that it may be
@@ -369,7 +360,7 @@ class Depends:
         value = names[name]
         if not isinstance(value, (types.FunctionType, type, types.ModuleType)):
             self.mutable = True
-            self._see(names, name, value)
+            self._seen.append((names, name, value))
             inner = Depends(True, self._own, self._before)
             inner.tokens, inner.changed = self.tokens, self.changed
             with contextlib.suppress(Exception):  # of any object's code
@@ -428,7 +419,7 @@ class Depends:
         at = id(holder), name
         if at in self._own:
             return self._own[at][0]
-        self._see(holder, name, value)
+        self._seen.append((holder, name, value))
         return self._since(at, holder, self._token(value, where), value)
 
     def _attribute(self, owner: Any, name: Any, value: Any, where: str) -> list[bytes]:
@@ -443,10 +434,6 @@ class Depends:
 
     def _tokens(self, values: Iterable[Any], where: str) -> list[bytes]:
         return [self._token(value, where) for value in values]
-
-    def _see(self, holder: Any, name: Any, value: Any) -> None:
-        """Notes what is to be compared by unchanged()."""
-        self._seen.append((holder, name, value))
 
     def _parts_of(self, value: Any, where: str) -> list[bytes]:
         kind = type(value)
@@ -490,7 +477,7 @@ class Depends:
         return found
 
     def _own_function(self, function: types.FunctionType, where: str, without_class: bool = False) -> list[bytes]:
-        self._see(function, None, function.__code__)
+        self._seen.append((function, None, function.__code__))
         code = _code(function.__code__)
         found = [code.digest, function.__qualname__.encode(), *self._bound(function, where, without_class)]
         self._used |= code.attributes | code.names
@@ -501,7 +488,7 @@ class Depends:
             if name in names:
                 found += [name.encode(), self._name(names, name, names[name], name)]
             else:
-                self._see(names, (name,), None)
+                self._seen.append((names, (name,), None))
                 value = getattr(builtins, name, None)
                 if value is None or isinstance(value, types.FunctionType):  # the program may have replaced it
                     found += [name.encode(), self._token(value, name)]
@@ -524,7 +511,7 @@ class Depends:
         """Defaults, variables of functions around it, and attributes."""
         name = function.__qualname__
         found = self._tokens([function.__defaults__, function.__kwdefaults__], f"a default of {name}")
-        self._see(function, "", function.__defaults__)
+        self._seen.append((function, "", function.__defaults__))
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             if without_class and variable == "__class__":
                 continue
@@ -608,7 +595,7 @@ class Depends:
             return [f"{cls.__qualname__} {cls.__module__} of {package}".encode()]
         found = [cls.__qualname__.encode(), *self._tokens([type(cls), *cls.__bases__], where)]
         members = vars(cls)
-        self._see(cls, None, len(members))
+        self._seen.append((cls, None, len(members)))
         for name in sorted(members.keys() - WITHOUT_EFFECT):
             where = f"{cls.__qualname__}.{name}"
             found += [name.encode(), self._name(cls, name, members[name], where)]
@@ -755,7 +742,9 @@ class Depends:
         return Unknown(f"{where}, of the type {kind} ({why})")
 
     def _source(self) -> Iterator[bytes]:
-        for file in own_files():
+        """Of all loaded modules of the program."""
+        files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
+        for file in sorted(file for file in files if file.endswith(".py") and not _is_installed(file)):
             try:
                 yield Path(file).read_bytes()
             except OSError:
@@ -899,7 +888,8 @@ def follow(
     Returns those that it uses, and why it may use any; None: it does not."""
     used: set[str] = set()
     todo, done = [*methods], set()
-    todo += [name for name in ("__getattr__", "__getattribute__") if _defined(cls, name)]
+    for base in cls.__mro__[:-1]:
+        todo += {"__getattr__", "__getattribute__"} & vars(base).keys()
     while todo:
         name = todo.pop()
         if name in done:
@@ -932,10 +922,6 @@ def follow(
         depends.add(f"the class {cls.__qualname__}", cls)
         used = set(own)
     return used, any_of
-
-
-def _defined(cls: type, name: str) -> bool:
-    return any(name in vars(base) for base in cls.__mro__[:-1])
 
 
 class Found(NamedTuple):

@@ -215,11 +215,12 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _noting(function: Any) -> Any:
-    """A function of `os` that says what a path is, for which Python has no event."""
+    """A function of `os` that says what a path is, for which Python has no event. Threads that make no value ask
+    for much that has nothing to do with values, so only the maker's own is heard."""
 
     @functools.wraps(function)
     def call(path: Any, *args: Any, **options: Any) -> Any:
-        if options.get("dir_fd") is None:
+        if getattr(_by_thread, "opened", None) is not None and options.get("dir_fd") is None:
             _on_event("stat", (path,))
         return function(path, *args, **options)
 

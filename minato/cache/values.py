@@ -87,10 +87,6 @@ def _order(array: np.ndarray[Any, Any]) -> tuple[Any, np.ndarray[Any, Any]]:
     return axes, array.transpose(axes)
 
 
-def _descr(dtype: np.dtype[Any]) -> Any:
-    return dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
-
-
 def _tuples(descr: Any) -> Any:
     """Turns JSON lists back into the tuples that a structured dtype needs."""
     if isinstance(descr, str):
@@ -106,7 +102,7 @@ def _dtype(descr: Any) -> np.dtype[Any]:
 def _check_dtype(dtype: np.dtype[Any], value: Any, where: str) -> Any:
     if dtype.hasobject:
         raise refusal(value, where, "it is an array of Python objects")
-    descr = _descr(dtype)
+    descr = dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
     if dtype.isbuiltin == 1 and dtype.metadata is None and dtype.kind in PLAIN:
         return descr
     again = None
@@ -267,14 +263,6 @@ def _empty_array(node: Any) -> tuple[Any, Any]:
     return array, ordered if dtype.kind in PLAIN else _flat(ordered) if array.nbytes else ordered
 
 
-def _empty_tensor(node: Any) -> torch.Tensor:
-    _letter, name, shape, strides = node
-    dtype = getattr(torch, name)
-    if strides is None:
-        return torch.empty(shape, dtype=dtype)
-    return torch.empty_strided(shape, strides, dtype=dtype)
-
-
 def _references(part: Any) -> int:
     return sys.getrefcount(part.base)
 
@@ -316,7 +304,9 @@ def _allocate(node: Any, targets: list[Any], objects: list[Any], parts: Sequence
         if array.nbytes:
             targets.append(target)
     elif letter == "t":
-        tensor = _empty_tensor(node)
+        _letter, name, shape, strides = node
+        plain, dtype = strides is None, getattr(torch, name)
+        tensor = torch.empty(shape, dtype=dtype) if plain else torch.empty_strided(shape, strides, dtype=dtype)
         objects.append(tensor)
         if tensor.numel():
             targets.append((tensor.data_ptr(), tensor.numel() * tensor.element_size()))

@@ -277,7 +277,7 @@ def test_state_set_at_run_time_changes_the_digest(program: Callable[..., ModuleT
     changed = ModuleType("prog")
     changed.__file__ = str(source)
     sys.modules["prog"] = changed
-    exec(compile((HEAD + text).replace("V = 0\n", "V = 1\n"), str(source), "exec"), vars(changed))
+    exec(compile((HEAD + text).replace("V = 0\n", "V = 1\n"), str(source), "exec", 0, True), vars(changed))
     assert digest(changed) != before
 
 
@@ -628,8 +628,12 @@ def by_class(items: Any) -> Any:
 
 
 class BySuper(Base):
+    def __init__(self, items: Any) -> None:
+        super().__init__(None)
+        self.others = items
+
     def read(self, i: int) -> Any:
-        return super().__getattribute__("items")[i]
+        return super().__getattribute__("others")[i]
 
 
 KINDS: list[Any] = [
