@@ -15,6 +15,7 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from .._not_linux import CORE, NEEDS_LINUX
+from ..errors import program_level
 from ..text import parse_bytes, sized
 from .keys import Opaque
 
@@ -358,7 +359,7 @@ class Cache(Opaque):
         self._off = str(error) or type(error).__name__
         warnings.warn(
             f"minato.Cache is off in process {os.getpid()}: {self._off}. Values are made each time.",
-            stacklevel=2,
+            stacklevel=program_level(),
         )
 
 
