@@ -259,6 +259,10 @@ publish_sizes(struct mn_engine *e)
     }
     mn_a64_store_relaxed(&c->opened_ns, mn_now_ns());
     mn_a64_store_relaxed(&c->limit_bytes, e->arena.limit);
+    size_t n = e->cfg.title != NULL ? strlen(e->cfg.title) : 0, most = sizeof(c->title) - 1;
+    if (n != 0) { /* it ends with a zero: the mapping is empty */
+        memcpy(c->title, e->cfg.title, n < most ? n : most);
+    }
     c->magic = MN_MAGIC;
 }
 
@@ -281,7 +285,6 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     if (cfg->saved_scheduler != NULL && scheduled) {
         e->active = mn_autoscale_bound(e, cfg->saved_scheduler->active);
     }
-    e->cfg.saved_scheduler = NULL; /* owned by the caller */
     mn_memory_file_init(&e->file);
     e->lifeline.fd = e->lifeline_end = -1;
     e->refs = 1;
@@ -304,6 +307,9 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     if (rc == 0) {
         rc = open_parts(e);
     }
+    if (rc == 0 && cfg->processes) {
+        rc = mn_lifeline_open(&e->lifeline, &e->lifeline_end);
+    }
     if (rc == 0 && scheduled) {
         rc = mn_autoscale_open(&e->autoscale, e->cfg.max_workers, cfg->saved_scheduler);
     }
@@ -313,6 +319,8 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     }
     (void)mn_memfd_dontdump(e->shm.base, e->shm.ctl->total_bytes); /* old kernels lack it */
     publish_sizes(e);
+    e->cfg.saved_scheduler = NULL; /* both are the caller's */
+    e->cfg.title = NULL;
     *out = e;
     return 0;
 }
@@ -351,14 +359,14 @@ engine_main(void *arg)
 }
 
 int
-mn_engine_open_lifeline(struct mn_engine *e)
-{
-    return mn_lifeline_open(&e->lifeline, &e->lifeline_end);
-}
-
-int
 mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd)
 {
+    if (e->thread.owner != 0) {
+        mn_mutex_lock(&e->mutex);
+        mn_crew_replace_executor(&e->crew);
+        mn_engine_unlock(e);
+        return 0;
+    }
     mn_zygote_init(&e->zygote, &e->shm, zygote_pidfd, zygote_cmd);
     /* Forked and spawned processes have their mapping by now, and holes are punched through the
      * mapping. Closing the file saves a descriptor for as long as the loader lives. */
@@ -480,29 +488,16 @@ mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t 
 
 /* ---- requests of the program to single workers ------------------------------------------ */
 
-int
-mn_engine_retire_worker(struct mn_engine *e, uint32_t worker)
-{
-    if (worker >= e->shm.ctl->nworkers) {
-        return -EINVAL;
-    }
-    mn_mutex_lock(&e->mutex);
-    mn_crew_retire(&e->crew, worker);
-    mn_mutex_unlock(&e->mutex);
-    return 0;
-}
-
-int
+void
 mn_engine_ask_to_exit(struct mn_engine *e, uint32_t worker, enum mn_exit_request how)
 {
-    int rc = mn_engine_retire_worker(e, worker);
-    if (rc == 0) {
+    if (worker < e->shm.ctl->nworkers) {
         mn_mutex_lock(&e->mutex);
+        mn_crew_retire(&e->crew, worker);
         mn_crew_ask_to_exit(&e->crew, worker, how);
         mn_mutex_unlock(&e->mutex);
         mn_event_notify(&mn_worker_at(&e->shm, worker)->event);
     }
-    return rc;
 }
 
 bool
@@ -528,23 +523,18 @@ mn_engine_end_late(struct mn_engine *e, uint32_t worker, uint64_t number, uint64
 }
 
 int
-mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig)
+mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig, bool retire)
 {
     if (worker >= e->shm.ctl->nworkers) {
         return -EINVAL;
     }
     mn_mutex_lock(&e->mutex);
+    if (retire) {
+        mn_crew_retire(&e->crew, worker);
+    }
     uint32_t pid = mn_crew_pid(&e->crew, worker);
     mn_mutex_unlock(&e->mutex);
     return mn_proc_kill((pid_t)pid, sig);
-}
-
-void
-mn_engine_zygote_replaced(struct mn_engine *e)
-{
-    mn_mutex_lock(&e->mutex);
-    mn_crew_replace_executor(&e->crew);
-    mn_engine_unlock(e);
 }
 
 int

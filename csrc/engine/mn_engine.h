@@ -63,18 +63,16 @@ struct mn_engine_config {
      * show that to be cheaper. */
     bool group_neighbours;
     const struct mn_autoscale_saved *saved_scheduler; /* the last iterator's scheduler, or NULL */
+    bool processes;         /* workers may be processes, which notice the end of this one */
+    const char *title;      /* by which observers show this loader; NULL: none */
 };
 
 /* Opens an engine whose worker entries start WANTED. Returns 0 or -errno. */
 int
 mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg);
 
-/* Makes the pipe by which worker processes notice the end of this process (os/mn_proc.h). Call
- * once, before the first of them starts. Returns 0 or -errno. */
-int
-mn_engine_open_lifeline(struct mn_engine *e);
-
-/* Starts the engine thread, once the zygote is known. Returns 0 or -errno. */
+/* Starts the engine thread, once the zygote is known. If it has started: another zygote has
+ * replaced one that ended, and its descriptors have the same numbers. Returns 0 or -errno. */
 int
 mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd);
 
@@ -102,14 +100,11 @@ mn_engine_close(struct mn_engine *e);
 void
 mn_engine_wake_waiters(struct mn_engine *e);
 
-/* ---- single workers: -EINVAL for a number without an entry --------------------------- */
+/* ---- single workers ------------------------------------------------------------------ */
 
-/* Marks the worker as not to be replaced when it dies. */
-int
-mn_engine_retire_worker(struct mn_engine *e, uint32_t worker);
-
-/* Asks the worker to exit after its current task. It is not replaced. */
-int
+/* Asks the worker to exit after its current task. It is not replaced. Does nothing for a number
+ * without an entry. */
+void
 mn_engine_ask_to_exit(struct mn_engine *e, uint32_t worker, enum mn_exit_request how);
 
 /* Ends the worker if it still makes this row of the batch with this number: that took too long. The
@@ -117,14 +112,10 @@ mn_engine_ask_to_exit(struct mn_engine *e, uint32_t worker, enum mn_exit_request
 bool
 mn_engine_end_late(struct mn_engine *e, uint32_t worker, uint64_t number, uint64_t row);
 
-/* Signals the worker's process. Returns 0; -ESRCH: it has ended; -errno. */
+/* Signals the worker's process. retire: it is not replaced when it ends. Returns 0; -ESRCH: it has
+ * ended; -EINVAL for a number without an entry; -errno. */
 int
-mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig);
-
-/* Records that another zygote has replaced one that ended. The caller has put its descriptors in
- * place of those that mn_engine_start() was given, under the same numbers. */
-void
-mn_engine_zygote_replaced(struct mn_engine *e);
+mn_engine_kill_worker(struct mn_engine *e, uint32_t worker, int sig, bool retire);
 
 /* Sets the number of workers, within its bounds, as if the policy had decided so. Later decisions
  * start from there. Returns -EINVAL if the number is fixed. */
@@ -178,13 +169,10 @@ int64_t
 mn_engine_span_begin(struct mn_engine *e);
 
 /* Ends the wait. got: with a batch. held: the caller already has the batch that it would have given
- * now, and will give it the next time. */
+ * now, and will give it the next time. If no wait has begun, it begins and ends now: the caller is
+ * given a prefetched batch. */
 void
 mn_engine_span_end(struct mn_engine *e, bool got, bool held);
-
-/* Begins and ends a wait at once: the caller is given a prefetched batch. */
-void
-mn_engine_handed(struct mn_engine *e);
 
 /* Makes a DONE block without tasks, with memory for the rows of s: for rows gathered from other
  * batches. Returns 0 or -errno. */

@@ -122,7 +122,6 @@ mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
         (void)mn_plan_prefetched(e->plan, 1);
     }
     e->waits.served = e->waits.spanned;
-    e->delivered++;
     start_due_and_unlock(e);
     return 0;
 }
@@ -259,7 +258,7 @@ next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence, uint64_t *bloc
 /* ---- the caller's waits --------------------------------------------------------------- */
 
 /* The stopwatch belongs to the caller's thread; other threads look at it under the mutex
- * (mn_engine_waits). The values stored in the control page are statistics only: relaxed. */
+ * (mn_engine_progress). The values stored in the control page are statistics only: relaxed. */
 static void
 asked(struct mn_engine *e)
 {
@@ -298,6 +297,9 @@ void
 mn_engine_span_end(struct mn_engine *e, bool got, bool held)
 {
     struct mn_waits *w = &e->waits;
+    if (!w->spanned) {
+        (void)mn_engine_span_begin(e);
+    }
     mn_mutex_lock(&e->mutex);
     given(e, got);
     if (w->served && !got && held) {
@@ -305,13 +307,6 @@ mn_engine_span_end(struct mn_engine *e, bool got, bool held)
     }
     w->spanned = w->asking = w->served = false;
     mn_mutex_unlock(&e->mutex);
-}
-
-void
-mn_engine_handed(struct mn_engine *e)
-{
-    (void)mn_engine_span_begin(e);
-    mn_engine_span_end(e, true, false);
 }
 
 int

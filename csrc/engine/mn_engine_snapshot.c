@@ -152,30 +152,23 @@ mn_engine_progress(struct mn_engine *e)
 {
     const struct mn_plan *p = e->plan;
     mn_mutex_lock(&e->mutex);
-    struct mn_plan_order order = mn_plan_view(p)->order;
-    struct mn_progress out = {.delivered = e->delivered,
-                              .helped = mn_plan_view(p)->helped,
-                              .consumer_ns = mn_plan_view(p)->consumer_ns,
-                              .together = mn_plan_view(p)->by_piece};
-    for (uint64_t n = order.head; n < order.next; n++) {
-        uint64_t off = mn_plan_block(p, n);
-        out.planned += off == 0;
-        out.ready += off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
+    struct mn_progress out = {.waits = e->waits, .held = e->held};
+    if (p != NULL) {
+        const struct mn_plan_view *v = mn_plan_view(p);
+        out.helped = v->helped;
+        out.together = v->by_piece;
+        memcpy(out.starts, v->starts, sizeof(out.starts));
+        for (uint64_t n = v->order.head; n < v->order.next; n++) {
+            uint64_t off = mn_plan_block(p, n);
+            out.planned += off == 0;
+            out.ready += off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
+        }
+        if (v->forming != NULL) {
+            out.ready = (uint64_t)mn_next_delivery_ready(e);
+            out.displaced_max = v->forming->policy.displaced_max;
+            out.displaced_sum = v->forming->policy.displaced_sum;
+        }
     }
-    if (mn_plan_view(p)->forming != NULL) {
-        out.ready = (uint64_t)mn_next_delivery_ready(e);
-    }
-    memcpy(out.starts, mn_plan_view(p)->starts, sizeof(out.starts));
-    mn_mutex_unlock(&e->mutex);
-    return out;
-}
-
-struct mn_waits
-mn_engine_waits(struct mn_engine *e, uint64_t *held)
-{
-    mn_mutex_lock(&e->mutex);
-    struct mn_waits out = e->waits;
-    *held = e->held;
     mn_mutex_unlock(&e->mutex);
     return out;
 }
@@ -184,16 +177,6 @@ void
 mn_engine_note_failed(struct mn_engine *e, uint64_t samples)
 {
     mn_a64_store_relaxed(&e->shm.ctl->failed, samples);
-}
-
-void
-mn_engine_set_title(struct mn_engine *e, const char *title)
-{
-    struct mn_ctl *c = e->shm.ctl;
-    size_t whole = strlen(title), most = sizeof(c->title) - 1;
-    size_t n = whole < most ? whole : most;
-    memcpy(c->title, title, n);
-    memset(c->title + n, 0, sizeof(c->title) - n);
 }
 
 struct mn_refusal
@@ -223,14 +206,4 @@ mn_engine_formed(const struct mn_engine *e, const struct mn_run **runs)
     const struct mn_forming *f = mn_plan_view(e->plan)->forming;
     *runs = f != NULL ? f->runs : NULL;
     return f != NULL ? f->nruns : 0;
-}
-
-void
-mn_engine_displaced(struct mn_engine *e, int64_t *most, int64_t *sum)
-{
-    mn_mutex_lock(&e->mutex);
-    const struct mn_forming *f = mn_plan_view(e->plan)->forming;
-    *most = f != NULL ? f->policy.displaced_max : 0;
-    *sum = f != NULL ? f->policy.displaced_sum : 0;
-    mn_mutex_unlock(&e->mutex);
 }

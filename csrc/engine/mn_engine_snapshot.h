@@ -128,34 +128,27 @@ struct mn_loss {
 bool
 mn_engine_loss(const struct mn_engine *e, uint64_t block_off, uint32_t i, struct mn_loss *out);
 
-/* Balanced scheduling only. */
 struct mn_progress {
-    uint64_t delivered; /* batches, like the next three */
-    uint64_t planned;   /* and not started */
-    uint64_t ready;     /* complete, and not delivered */
+    struct mn_waits waits; /* the caller's */
+    uint64_t held;      /* how often the memory limit held tasks back; the rest is 0 for static
+                         * scheduling */
+    uint64_t planned;   /* batches that have not started */
+    uint64_t ready;     /* batches that are complete, and not delivered */
     uint64_t helped;    /* times that a worker took over part of another worker's share */
     uint64_t starts[6]; /* tasks started, by enum mn_dispatch_why */
-    int64_t consumer_ns; /* the caller's time for a batch, running mean; 0: unknown */
     bool together;      /* neighbours are made by one worker */
+    int64_t displaced_max, displaced_sum; /* how far samples moved from their positions in the
+                                           * sampler's order, in batches */
 };
 
 /* Returns the progress of deliveries and the plan's statistics. */
 struct mn_progress
 mn_engine_progress(struct mn_engine *e);
 
-/* Returns the caller's waits, and in *held how often the memory limit held tasks back. */
-struct mn_waits
-mn_engine_waits(struct mn_engine *e, uint64_t *held);
-
 /* Publishes a statistic that other processes read: how many samples failed so far and were left out
  * or replaced. Caller's thread only. */
 void
 mn_engine_note_failed(struct mn_engine *e, uint64_t samples);
-
-/* Sets the name by which observers show this loader; cut to MN_TITLE_BYTES. Call it before there
- * are workers. */
-void
-mn_engine_set_title(struct mn_engine *e, const char *title);
 
 /* Returns why a batch that mn_engine_next() gave without a block cannot be made. */
 struct mn_refusal
@@ -171,10 +164,5 @@ mn_engine_forms(const struct mn_engine *e);
  * is taken. */
 uint32_t
 mn_engine_formed(const struct mn_engine *e, const struct mn_run **runs);
-
-/* Returns how far samples moved from their positions in the sampler's order, in batches: the
- * maximum and the sum. */
-void
-mn_engine_displaced(struct mn_engine *e, int64_t *most, int64_t *sum);
 
 #endif

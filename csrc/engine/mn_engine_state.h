@@ -116,7 +116,6 @@ struct mn_engine {
     struct mn_refusal refusal; /* of the last batch that could not be made */
     struct mn_waits waits;   /* caller's thread only */
     uint64_t held;           /* waits during which the memory limit held tasks back */
-    uint64_t delivered;      /* number of batches */
     uint64_t refs;           /* ranges handed out, pins, and one while the engine is open */
     uint64_t idle_ns;        /* since when a lease waits only for idle workers; 0: it does not */
     bool closing;

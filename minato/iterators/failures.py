@@ -118,7 +118,7 @@ _NEEDS = {
 
 def refused(engine: Engine, block: Block, what: str) -> Failure:
     """The error for a batch or sample that the engine cannot make."""
-    why, need, there = engine.refused(block)
+    why, need, there = block.refusal
     memory = engine.memory()
     used = memory["in_flight"] if why == _core.REFUSED_TASKS else memory["used"]
     needs = _NEEDS[why].format(need=need, all=there, used=used, kept=memory["kept"])
@@ -142,7 +142,7 @@ def lost(engine: Engine, parts: list[Part], together: bool = False) -> Failure:
     found: list[tuple[int, int, int, list[Any]]] = []
     for part in parts:
         for loss in engine.lost(part.block):
-            whole = engine.form(part.block)[0] == BATCH
+            whole = part.block.kind == BATCH
             samples = _late(part, loss, together and whole) or _lost_of(part, loss, whole)
             if samples:
                 found.append((part.number, loss.pid, loss.status, samples))

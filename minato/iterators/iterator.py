@@ -149,10 +149,10 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         limit = options.memory_bytes(self._num_workers)
         more = self._engine_options()
         with explained():
-            engine = _core.Engine(self._num_workers, retries, respawn, limit, **more)
-            if processes:
-                engine.open_lifeline()
-        return engine
+            return _core.Engine(
+                self._num_workers, retries, respawn, limit,
+                processes=processes, title=self._supervisor.title, **more,
+            )  # fmt: skip
 
     def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
         supervisor.start(lambda: self._make_pool(loader))
@@ -499,7 +499,7 @@ class BalancedIterator(MinatoIterator):
         return self._receiver.first_indices
 
     def _finished(self) -> int:
-        ready = self._engine.timing()["ready"] if self._living() else 0
+        ready = self._engine.progress()["ready"] if self._living() else 0
         return ready + len(self._delivery_queue.entries)
 
     # ---- an epoch --------------------------------------------------------------------------

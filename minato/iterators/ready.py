@@ -16,11 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .._core import ROW_WRITTEN, Block, Loss
+from .._core import Block, Loss
 from ..errors import Failure, LoaderFailure
-from ..transport.layouts import Layout
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
-from ..workers.answers import ERROR, OBJECTS
+from ..workers.answers import OBJECTS
 from ..workers.on_error import Spares
 from .failures import Part, note
 from .iterator import BalancedIterator
@@ -145,7 +144,7 @@ class ReadyReceiver(Receiver):
         got = self._next_block(wait)
         if got is None:
             return None
-        runs, planned = self.engine.formed(), self.planner.planned
+        runs, planned = got.runs, self.planner.planned
         what = [(self.planner.batch_of(block.sequence), row0, rows) for block, row0, rows in runs]
         batch, _, rows = what[0]
         entire = len(what) == 1 and rows == len(batch.indices)
@@ -223,15 +222,13 @@ class ReadyReceiver(Receiver):
 
     def _data_of_runs(self, runs: list[Run], what: list[tuple[Batch, int, int]]) -> Any:
         layout = self.shape.layout
-        rows_only = None if layout is None else self.engine.gather(layout.core)
-        if layout is not None and rows_only is not None:
-            try:
-                return self._gathered(rows_only, layout, runs)
-            finally:
-                self.engine.retire(rows_only)
+        data = None if layout is None else self.engine.gather(layout.core)
+        if data is not None:
+            self.shape.fits()
+            return data
         place = self.formed - 1, indices_of(what)
         # Samples that were sent before the layout was known do not show whether others fit it.
-        rows = all(block.made and self.engine.form(block)[1] for block, _, _ in runs)
+        rows = all(block.has_rows for block, _, _ in runs)
         told = layout if rows else None
         return self._collected(place, self._parts(runs), 0, told, self._entry_of)
 
@@ -242,21 +239,6 @@ class ReadyReceiver(Receiver):
             batch = self.planner.planned[block.sequence]
             parts.append(Part(batch.number, batch.indices, block, row0, rows))
         return parts
-
-    def _gathered(self, block: Block, layout: Layout, runs: list[Run]) -> Any:
-        """The data of rows that were all written in place."""
-        data = self.engine.decode(block, layout.core, None)
-        if data is None:  # some fields are objects
-            objects = []
-            for made, row0, rows in runs:
-                for row in range(row0, row0 + rows):
-                    what, obj = self._entry(made, row)
-                    if what == ERROR:
-                        return obj
-                    objects.append(obj)
-            data = self.engine.decode(block, layout.core, objects)
-        self.shape.fits()
-        return data
 
     def _entry_of(self, part: Part, row: int) -> Entry:
         return self._entry(part.block, row)
@@ -272,8 +254,7 @@ class ReadyReceiver(Receiver):
                 for other in range(sent.row0, sent.row0 + sent.nrows):
                     entries.setdefault(other, (OBJECTS, None))
         if row not in entries:
-            written = self.engine.reports(block)[row][0] == ROW_WRITTEN
-            entries[row] = OBJECTS if written else GONE, None
+            entries[row] = OBJECTS if self.engine.written(block, row) else GONE, None
         return entries[row]
 
 
@@ -291,7 +272,7 @@ class Displacement:
 
     def __call__(self) -> dict[str, float]:
         """Maximum and mean, in batches."""
-        most, moved = self.planner.engine.displaced()
+        most, moved = self.planner.engine.progress()["displaced"]
         formed = self.planner.position.progress.count
         formed += sum(rows for what, _ in self.queue if what for _, _, rows in what)
         return {"max": most, "mean": moved / max(1, formed)}

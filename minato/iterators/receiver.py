@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from .._core import ROW_WRITTEN, Block, Engine, Envelope
+from .._core import Block, Engine, Envelope
 from ..device.pinned import Pinner, Pinning
 from ..errors import Failure
 from ..time_share import Deadline
@@ -130,9 +130,6 @@ class CollatesHere:
 
 
 
-#: result of poll() for a block with a task that no worker could finish
-LOST = 2
-
 #: what travelled for a row: one of SAMPLE, ERROR, LEFT_OUT, REPLACED, or OBJECTS besides the row
 #: itself, and its value; GONE: its worker was lost
 Entry = tuple[int, Any]
@@ -156,7 +153,7 @@ def read_entries(
             failed = failed or obj  # its task may have ended there
         entries[row] = what, obj
     for row in rows if failed is not None else ():
-        if row not in entries and not (readable and engine.reports(block)[row][0] == ROW_WRITTEN):
+        if row not in entries and not (readable and engine.written(block, row)):
             entries[row] = ERROR, failed
 
 
@@ -181,7 +178,7 @@ def placed_batch(
 ) -> tuple[tuple[Any, ...], bytes | None]:
     """Reads a BATCH task whose samples may be in rows. told: the layout that its worker got. Returns
     ((status, payload), state of the worker's dataset)."""
-    layout = told if told is not None and engine.form(block)[1] else None  # or it has no rows
+    layout = told if block.has_rows else None
     data = engine.decode(block, layout.core, None) if layout is not None else None
     if data is not None:
         shape.fits()
@@ -259,8 +256,7 @@ class Receiver:
             if not supervisor.living() and threading.current_thread() is threading.main_thread():
                 # At exit the engine may be gone. Other threads block there instead (stay_at_exit).
                 raise RuntimeError("the loader was shut down; make a new iterator")
-            if self.engine.deaths() != supervisor.deaths_reported:
-                supervisor.warn_of_deaths()
+            supervisor.warn_of_deaths()
             supervisor.watch.look(self.engine)
         if self.planner.must_plan_again:
             self.planner.plan_again()
@@ -384,13 +380,12 @@ class Receiver:
     def _take(self, batch: Batch, block: Block) -> Any:
         """The data of a batch that is not only rows, or a Failure."""
         engine = self.engine
-        if engine.poll(block) == LOST:
+        if losses := engine.lost(block):
             part = Part(batch.number, batch.indices, block, 0, sys.maxsize)
             failure = lost(engine, [part], self.planner.together)
-            self.planner.plan_without(batch, engine.lost(block), engine.form(block)[0] == BATCH)
+            self.planner.plan_without(batch, losses, block.kind == BATCH)
             return failure
-        kind, has_rows = engine.form(block)
-        if kind == BATCH or kind == PART:
+        if block.kind in (BATCH, PART):
             (status, data, *more), _ = whole_batch(engine, block)
             if status == FAILED:
                 data.note_first(note(batch.number, batch.indices, more[0] if more else None))
@@ -400,7 +395,7 @@ class Receiver:
             if type(data) is Amended:
                 data.name(batch.number, batch.indices, self.planner.batched)
             return data
-        return self._take_mixed(batch, block, self.shape.layout if has_rows else None)
+        return self._take_mixed(batch, block, self.shape.layout if block.has_rows else None)
 
     def _take_mixed(self, batch: Batch, block: Block, layout: Layout | None) -> Any:
         """The data of a batch of rows, some of which travelled in envelopes."""
@@ -578,7 +573,7 @@ class DeliveryQueue:
         return min(most, whole)
 
     def _handed_out(self) -> tuple[Any, Any]:
-        self.engine.delivered()  # first: after an interrupt it may be called twice for a batch
+        self.engine.wait_ends(True, False)  # first: an interrupt may have it called twice for a batch
         what, data = self.entries.popleft()
         if self._supervisor.trace is not None:
             self._supervisor.trace.news()

@@ -26,7 +26,7 @@ from ..workers.answers import EXHAUSTED, FAILED, OK
 from ..workers.on_error import RAISE, REPLACE, Ahead, Spares
 from .failures import Amended, note, unread
 from .iterator import WHOLE, MinatoIterator, Queue
-from .receiver import LOST, placed_batch, whole_batch
+from .receiver import placed_batch, whole_batch
 from .supervisor import Supervisor, stay_at_exit
 
 #: stands for a batch that an earlier process has delivered
@@ -158,7 +158,8 @@ class StaticIterator(MinatoIterator):
         advances their random streams) and make new fetchers. Those batches are discarded."""
         engine = self._engine
         markers = self._markers  # may hold markers from an interrupted call
-        markers += [_placed(engine.resume(self._epoch, w)) for w in range(self._num_workers)]
+        workers, epoch = range(self._num_workers), self._epoch
+        markers += [_placed(engine.submit(epoch, w, None, None, None, 0)) for w in workers]
         for number, sent in list(self._blocks.items()):
             if sent.answer is None:
                 self._supervisor.wait_for(sent.block, functools.partial(engine.poll, sent.block))
@@ -169,7 +170,7 @@ class StaticIterator(MinatoIterator):
             self._supervisor.wait_for(block, functools.partial(engine.poll, block))
             del markers[0]
             try:
-                if worker >= 0 and self._iterable and engine.poll(block) == 1:
+                if worker >= 0 and self._iterable and not engine.lost(block):
                     _, stated = whole_batch(engine, block)
                     if stated is not None:
                         self._progress.kept[worker].came(stated)
@@ -186,11 +187,8 @@ class StaticIterator(MinatoIterator):
             spares = self._spares.of(index, self._sampler_iter.following)
             self._spares.passed(index)
             sent = [*index, *spares] if self._auto_collation else [index, *spares]
-        engine, core = self._engine, None
-        if layout is not None:
-            core = layout.core
-            engine.post(core, layout.pickled)  # has no effect after the first time
-        block = engine.submit(self._epoch, worker, number, sent, core, len(spares))
+        core = None if layout is None else layout.core
+        block = self._engine.submit(self._epoch, worker, number, sent, core, len(spares))
         self._blocks[number] = _Sent(_placed(block), worker, index, layout)
 
     def _get_data(self) -> tuple[int, Any]:
@@ -215,7 +213,7 @@ class StaticIterator(MinatoIterator):
                 if sent.stated is not None:
                     self._last_words[sent.worker] = sent.stated
                 if not self._persistent_workers:
-                    self._engine.let_go(sent.worker)  # it need not wait for the other workers
+                    self._engine.end_worker(sent.worker, True)  # it need not wait for the other workers
                 return number, _utils.worker._IterableDatasetStopIteration(sent.worker)
         if status == FAILED and self._dataset_kind == _DatasetKind.Map:
             data.note_first(note(number, sent.index))
@@ -229,7 +227,7 @@ class StaticIterator(MinatoIterator):
         sent = self._blocks[number]
         if sent.answer is not None:
             return
-        sent.done_ns = self._engine.done_ns(sent.block)
+        sent.done_ns = self._engine.poll(sent.block)
         try:
             if self._supervisor.trace is not None:
                 self._supervisor.trace.block(sent.index, sent.block)
@@ -257,7 +255,7 @@ class StaticIterator(MinatoIterator):
         assert self._pinner is not None
         for number in self._done()[: self._pinner.most()]:
             sent = self._blocks[number]
-            if sent.answer is None and self._engine.poll(sent.block) == 1:
+            if sent.answer is None and not self._engine.lost(sent.block):
                 if self._workers_status[sent.worker]:
                     self._read(number)
 
@@ -265,12 +263,9 @@ class StaticIterator(MinatoIterator):
         """Numbers of finished batches, in the order in which they finished. A batch that finishes
         during the call only appears together with its worker's earlier batches. Otherwise the end
         of a worker's stream could be seen before its last batch."""
-        engine, sent = self._engine, self._blocks
-        numbers = [n for n in reversed(sent)
-                   if sent[n].answer is not None or engine.poll(sent[n].block)]  # fmt: skip
-        return sorted(
-            numbers, key=lambda n: (sent[n].done_ns or engine.done_ns(sent[n].block), n)
-        )
+        found = [(sent.done_ns or self._engine.poll(sent.block), number)
+                 for number, sent in reversed(self._blocks.items())]  # fmt: skip
+        return [number for done_ns, number in sorted(found) if done_ns]
 
     def _first_done(self) -> int:
         engine = self._engine
@@ -279,12 +274,12 @@ class StaticIterator(MinatoIterator):
             self._supervisor.wait_for(None, lambda: bool(self._done()), self._indices_of)
             numbers = self._done()
         batch = self._blocks[numbers[0]]
-        lost = batch.answer is None and engine.poll(batch.block) == LOST
+        lost = engine.lost(batch.block) if batch.answer is None else []
         if lost and self._workers_status[batch.worker]:
             stay_at_exit()
-            loss = engine.lost(batch.block)[0]
+            loss = lost[0]
             died = describe_death(loss.pid, loss.status)
-            self._supervisor.deaths_reported = engine.deaths()
+            self._supervisor.deaths_reported = engine.health()["deaths"]
             raise WorkerLost(died, loss.pid, batch.index, loss.status)
         return numbers[0]
 
@@ -322,14 +317,14 @@ class StaticIterator(MinatoIterator):
         if not self._living():
             return here
         poll = self._engine.poll
-        done = (s.answer is not None or poll(s.block) == 1 for s in self._blocks.values())
+        done = (s.answer is not None or poll(s.block) > 0 for s in self._blocks.values())
         return here + sum(done)
 
     def _waiting(self, worker: int) -> int:
         """Batches of a worker's that it has not begun."""
         poll = self._engine.poll if self._living() else lambda block: 1
         sent = [s for s in self._blocks.values() if s.worker == worker and s.answer is None]
-        return max(0, sum(poll(s.block) != 1 for s in sent) - 1)
+        return max(0, sum(not poll(s.block) for s in sent) - 1)
 
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
         """torch calls this when a worker has nothing more to send."""

@@ -99,7 +99,7 @@ if CORE:
     from .. import _core
 
 if TYPE_CHECKING:
-    from .._core import _Costs, _Scheduler, _Timing, _Waits, _WorkerEntry
+    from .._core import _Costs, _Progress, _Scheduler, _WorkerEntry
     from ..workers.process_pool import Executor
     from .across_iterators import Memo
     from .position import Position
@@ -200,7 +200,7 @@ def engine_stats(pool: Executor, served: Served) -> Callable[[], Fields]:
     the memo of a loader keeps it, and must not keep the loader alive."""
     engine, costs = pool.engine, served.position.memo.costs
     copies = served.position.memo.copies
-    health, memory, waits = engine.health(), engine.memory(), engine.waits()
+    health, memory, waits = engine.health(), engine.memory(), engine.progress()
     out: Fields = {
         **_NONE,
         **served.position.as_stats(),
@@ -216,15 +216,14 @@ def engine_stats(pool: Executor, served: Served) -> Callable[[], Fields]:
         "device": copies.summary() if copies is not None else None,
     }
     if served.facts.balanced:
-        t = engine.timing()
         out["batch_queue"] = {
             "window": served.window,
-            "ready": t["ready"],
-            "planned": t["planned"],
+            "ready": waits["ready"],
+            "planned": waits["planned"],
         }
         out["scheduler"] = _scheduler(engine.scheduler())
-        out["started"] = dict(zip(_core.start_reasons[1:], t["starts"]))
-        out["locality"] = _locality(costs.summary(), t)
+        out["started"] = dict(zip(_core.start_reasons[1:], waits["starts"]))
+        out["locality"] = _locality(costs.summary(), waits)
         if served.displacement is not None:
             out["displacement"] = served.displacement()
     return partial(_judged, out, waits["waits"], _facts(pool, served, waits, out))
@@ -237,7 +236,7 @@ def _judged(out: Fields, batches: int, facts: Facts) -> Fields:
     return {**out, "verdict": verdict(out, batches, facts, found), "causes": told(found)}
 
 
-def _facts(pool: Executor, served: Served, waits: _Waits, out: Fields) -> Facts:
+def _facts(pool: Executor, served: Served, waits: _Progress, out: Fields) -> Facts:
     """Returns what the verdict needs besides the statistics, except for the cores."""
     costs = served.position.memo.costs
     cost, progress = costs.summary(), served.position.progress
@@ -257,8 +256,8 @@ def _facts(pool: Executor, served: Served, waits: _Waits, out: Fields) -> Facts:
         starting=served.watch.starting,
         first_slowest=served.watch.first_slowest,
         first_use=served.watch.first_use,
-        starts=waits["starts_ns"] * _NS,
-        epochs=waits["starts"],
+        starts=waits["epochs_ns"] * _NS,
+        epochs=waits["epochs"],
         longest=waits["steady_max_ns"] * _NS,
         held=waits["held"] / max(1, waits["waits"]),
         collate=cost["collate_ns"] * _NS,
@@ -284,7 +283,7 @@ def _queued(pid: int) -> float:
         return 0.0
 
 
-def _waits(w: _Waits) -> dict[str, float]:
+def _waits(w: _Progress) -> dict[str, float]:
     return {
         "total": w["wait_ns"] * _NS,
         "mean": w["wait_ns"] / max(1, w["waits"]) * _NS,
@@ -323,7 +322,7 @@ def _costs(s: _Costs) -> Fields:
     }
 
 
-def _locality(s: _Costs, timing: _Timing) -> Fields:
+def _locality(s: _Costs, timing: _Progress) -> Fields:
     times: Any = s
     return {
         "together": timing["together"],

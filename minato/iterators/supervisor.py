@@ -223,7 +223,7 @@ class Supervisor:
         self.bounds = options.bounds(workers)
         self.timeout: float = loader.timeout
         self._max_retries = options.max_retries
-        self._title = title_of(loader)
+        self.title = title_of(loader)  # by which other processes show the loader
         self.reproducible = seed_of(loader) < SYSTEMS_SEEDS
         self.name = totals.name_of(loader)
         self.counted = self.watched = False
@@ -269,7 +269,6 @@ class Supervisor:
         self._replaces = self.balanced and self._max_retries > 0 and pool.kind == "process"
         self.first = FirstSamples(getattr(pool, "forks", False))
         self.engine = pool.engine
-        self.engine.set_title(self._title)
         try:
             pool.start()
         except BaseException:
@@ -294,7 +293,7 @@ class Supervisor:
     def counts(self) -> dict[str, float]:
         """Totals since the workers were started, see ``minato.metrics``."""
         engine, memo = self.engine, self._memo
-        waits, health, layout = engine.waits(), engine.health(), memo.shape.layout
+        waits, health, layout = engine.progress(), engine.health(), memo.shape.layout
         samples = sum(entry["rows"] for entry in engine.workers())
         failed = self.served.position.as_stats().get("failed", {})
         hits, misses = self._cache_counts()
@@ -321,7 +320,7 @@ class Supervisor:
         engine = self.engine
         memory = engine.memory()
         return {
-            "minato.batches.ready": engine.timing()["ready"] if self.balanced else 0,
+            "minato.batches.ready": engine.progress()["ready"],
             "minato.workers": sum(entry["state"] == WORKER_READY for entry in engine.workers()),
             "minato.memory.used": memory["used"],
             "minato.memory.limit": memory["limit"],
@@ -419,8 +418,7 @@ class Supervisor:
         """Warns of dead workers, once an epoch. at_end: an error that names them would have come
         before."""
         if (self._replaces or at_end) and self.living():
-            if self.engine.deaths() != self.deaths_reported:
-                self._warn_of_deaths(self.engine.health())
+            self._warn_of_deaths(self.engine.health())
         if at_end and self.pool is not None and self.living():
             self._warn_of_history(self.pool.moving())
 

@@ -247,7 +247,7 @@ class Trace:
 
     def _now(self) -> int:
         """The end of the last wait; during a wait, the present time."""
-        return self.engine.waits()["given_ns"] or time.monotonic_ns()
+        return self.engine.progress()["given_ns"] or time.monotonic_ns()
 
     # ---- everything else -----------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class Trace:
         self.out.write(self._fates(time.monotonic_ns()))
 
     def _since(self, **args: Any) -> list[Event]:
-        waits = self.engine.waits()
+        waits = self.engine.progress()
         if waits["waits"] == self.waits or not waits["given_ns"]:
             return []
         self.waits = waits["waits"]

@@ -55,7 +55,7 @@ class Watch:
     def first_came(self, engine: Engine, costs: CostModel, indices: Any) -> None:
         """Called with the iterator's first batch. The worker that has worked longest began about
         when the first worker had started. indices: of the batch's samples, if they are known."""
-        now, first = time.monotonic_ns(), engine.waits()["wait_first_ns"]
+        now, first = time.monotonic_ns(), engine.progress()["wait_first_ns"]
         working: list[tuple[int, int]] = []  # (nanoseconds, samples) of each worker
         for entry in engine.workers():
             under_way = now - entry["since_ns"] if entry["running"] is not None else 0

@@ -182,8 +182,8 @@ class Layout:
     """A verified description, its compiled form, and its pickle for workers."""
 
     def __init__(self, spec: Spec) -> None:
-        self.core = _core.Layout(spec)
         self.pickled = pickle.dumps(spec)
+        self.core = _core.Layout(spec, self.pickled)
 
     @classmethod
     def prove(cls, sample: Any, batch: Any, rows: int) -> Layout:

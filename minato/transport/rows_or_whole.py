@@ -70,8 +70,6 @@ class EngineTransport:
         if now == self._sent:
             return
         self.layout = layout = None if now[0] else now[1]
-        if layout is not None:
-            engine.post(layout.core, layout.pickled)
         engine.set_form(None if layout is None else layout.core)
         self._sent = now
 

@@ -152,8 +152,7 @@ class WorkerHandle:
     def _signal(self, number: int) -> None:
         if self.pid and self.is_alive():
             self._pool.ended_by_program.add(self.pid)
-            self._pool.engine.retire_worker(self._number)
-            self._pool.engine.kill_worker(self._number, number)
+            self._pool.engine.kill_worker(self._number, number, True)
 
     def terminate(self) -> None:
         """Ends the worker. It is not replaced; other workers take its tasks."""
@@ -362,11 +361,10 @@ class Pool(Executor):
             if first:
                 self._pidfd = pidfd
                 _pools.add(self)
-                self.engine.start(self._pidfd, self._commands.fileno())
             else:  # the engine looks at the descriptor of this number
                 os.dup2(pidfd, self._pidfd, inheritable=False)
                 os.close(pidfd)
-                self.engine.zygote_replaced()
+            self.engine.start(self._pidfd, self._commands.fileno())
         finally:
             reader.close()
             if job.pickled is not None:

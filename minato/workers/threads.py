@@ -65,7 +65,7 @@ class ThreadHandle(WorkerHandle):
     def terminate(self) -> None:
         """Ends the worker after its current sample. Other workers take its tasks."""
         if self.is_alive():
-            self._pool.engine.end_worker(self._number)
+            self._pool.engine.end_worker(self._number, False)
 
     kill = terminate
 
@@ -172,7 +172,7 @@ class ThreadPool(Executor):
         self.stopped = True
         for thread, ended in self._threads.items():
             while thread.ident is not None and not ended.wait(0.02):
-                self.engine.dismiss()
+                self.engine.stop(True)
                 if self.patience is not None and time.monotonic() >= deadline:
                     break
 

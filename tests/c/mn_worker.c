@@ -452,13 +452,12 @@ waiting_for_room_ends_with_the_trainer(void)
     pid_t trainer = fork();
     CHECK(trainer >= 0);
     if (trainer == 0) {
-        struct mn_engine_config cfg = {.workers = 1, .arena_bytes = 16 * MIB};
+        struct mn_engine_config cfg = {.workers = 1, .arena_bytes = 16 * MIB, .processes = true};
         struct mn_engine *e;
         struct mn_worker_side side;
         uint64_t off;
         struct mn_lifeline_end line;
         CHECK_EQ(mn_engine_open(&e, &cfg), 0);
-        CHECK_EQ(mn_engine_open_lifeline(e), 0);
         mn_lifeline_hold(&line, e->lifeline_end);
         if (fork() != 0) {
             close(fd[1]);

@@ -17,6 +17,7 @@ from minato.iterators.position import Position
 from minato.iterators.window import Window
 from minato.options import Options
 from minato.transport.rows_or_whole import EngineTransport, SampleTransport
+from minato.workers.answers import ROWS
 
 
 class Loader:
@@ -40,6 +41,8 @@ class Block(NamedTuple):
 
     sequence: int
     made: bool = True
+    kind: int = ROWS  # what made it
+    has_rows: bool = False
 
 
 class Plan(NamedTuple):
@@ -62,7 +65,6 @@ class Engine:
     def __init__(self, room: int = 1 << 30) -> None:
         self.room = room
         self.told: list[Any] = []  # layouts
-        self.kinds: dict[Block, int] = {}  # what made them
         self.planned = 0
         self.last: dict[Epoch, tuple[int, int, int]] = {}  # number, position, sequence
         self.plans: list[Plan] = []
@@ -72,13 +74,9 @@ class Engine:
         self.retired: list[Block] = []
         self.waits_ended: list[bool] = []
         self.waits_held: list[bool] = []
-        self.delivered_ahead = 0
 
     def set_form(self, layout: Any) -> None:
         self.told.append(layout)
-
-    def deaths(self) -> int:
-        return 0
 
     def plan(self, *told: Any) -> int | None:
         epoch, _, number, position, *_ = told
@@ -109,8 +107,8 @@ class Engine:
             raise ValueError("of no batch in flight")
         return 1
 
-    def form(self, block: Block) -> tuple[int, bool]:
-        return self.kinds[block], False
+    def lost(self, block: Block) -> list[Any]:
+        return []
 
     def envelopes(self, block: Block) -> Any:
         return self.data[block]
@@ -121,9 +119,6 @@ class Engine:
     def wait_ends(self, got: bool, held: bool) -> None:
         self.waits_ended.append(got)
         self.waits_held.append(held)
-
-    def delivered(self) -> None:
-        self.delivered_ahead += 1
 
 
 def position_of(loader: Any) -> Position:

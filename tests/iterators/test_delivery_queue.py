@@ -78,7 +78,7 @@ def test_batch_lost_to_interrupt_is_not_held() -> None:
     receiver.receive = usual  # type: ignore[method-assign]
     delivery_queue.entries.append(["batch 0", 0])
     delivery_queue.next()
-    assert engine.waits_ended == [False] and engine.waits_held == [False]
+    assert engine.waits_ended == [False, True] and engine.waits_held == [False, False]
 
 
 @pytest.mark.parametrize("step", [0, SHORT_STEP_NS])

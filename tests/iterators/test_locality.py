@@ -226,7 +226,7 @@ class TestNothingToGain:
                       persistent_workers=True)  # fmt: skip
         for _epoch in range(12):
             assert indices_of(loader) == list(range(96))
-            if near(loader) is False and not loader._iterator._engine.timing()["together"]:
+            if near(loader) is False and not loader._iterator._engine.progress()["together"]:
                 return
         raise AssertionError("batches are made by single workers for ever")
 

@@ -217,7 +217,7 @@ def test_break_leaves_generator_as_in_torch(
 def past_the_window(iterator: Any) -> int:
     """Tasks that may have been started there: for slow samples, because workers idled, or because
     the costliest sample comes first at the epoch's end."""
-    _window, early, ahead, finale, *_more = iterator._engine.timing()["starts"]
+    _window, early, ahead, finale, *_more = iterator._engine.progress()["starts"]
     return int(early) + int(ahead) + int(finale)
 
 
@@ -364,7 +364,7 @@ def test_waits_are_counted() -> None:
     loader = make(Numbers())
     for _ in range(3):
         assert len(list(loader)) == BATCHES
-    assert loader._iterator._engine.waits()["waits"] == 3 * BATCHES
+    assert loader._iterator._engine.progress()["waits"] == 3 * BATCHES
 
 
 def test_nothing_comes_after_the_end() -> None:

@@ -26,8 +26,8 @@ def receiver_of(
 ) -> Receiver:
     planner = planner_of(loader, engine, kind=UnitPlanner if ready else Planner)
     supervisor: Any = SimpleNamespace(
-        deaths_reported=0, late=None, watch=SimpleNamespace(look=lambda engine: None),
-        living=lambda: True, timeout=0, trace=None, check=lambda done: None,
+        late=None, watch=SimpleNamespace(look=lambda engine: None),
+        living=lambda: True, timeout=0, warn_of_deaths=lambda: None, trace=None, check=lambda done: None,
         under_way=lambda indices_of: "", first=FirstSamples(False),
     )  # fmt: skip
     shape = SampleTransport()
@@ -40,8 +40,7 @@ def receiver_of(
 
 def done(engine: Engine, sequence: int, answer: Any, kind: int) -> None:
     """A worker is done with a batch."""
-    block = Block(sequence)
-    engine.kinds[block] = kind
+    block = Block(sequence, kind=kind)
     data, buffers = messages.dumps(answer)
     engine.data[block] = [Envelope((0, 0, 2, data, [bytearray(b) for b in buffers]))]
     engine.ready.append(block)

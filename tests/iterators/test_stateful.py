@@ -607,7 +607,7 @@ def test_batches_finished_during_check_keep_order() -> None:
         polled.append(block)
         return len(polled) > 1
 
-    engine = SimpleNamespace(poll=poll, done_ns=lambda block: 5)
+    engine = SimpleNamespace(poll=poll)
     iterator._supervisor = SimpleNamespace(engine=engine)  # type: ignore[assignment]
     sent = [SimpleNamespace(answer=None, done_ns=0, block=number) for number in range(2)]
     iterator._blocks = dict(enumerate(sent))  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ class Pool:
         self.health = {**HEALTHY, **health}
         self.engine: Any = SimpleNamespace(
             health=lambda: self.health, workers=lambda: [], wait=lambda block, left: None,
-            segment=SimpleNamespace(start=1), set_title=lambda title: None, deaths=lambda: 0,
+            segment=SimpleNamespace(start=1),
         )  # fmt: skip
         self.fails = fails
         self.stopped = self.started = False

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import minato
-from minato import _core
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -87,7 +86,7 @@ def test_death_of_an_idle_worker_warns(caplog: pytest.LogCaptureFixture) -> None
         it: Any = iter(loader)
         batches = [next(it) for _ in range(SIZE // 4)]  # nothing is left to be made
         os.kill(it._workers[0].pid, signal.SIGKILL)
-        while it._engine.deaths() == 0:
+        while it._engine.health()["deaths"] == 0:
             it._engine.wait(None, 0.01)
         assert next(it, None) is None and len(batches) == SIZE // 4
 
@@ -190,11 +189,6 @@ def test_dropped_loader_of_a_lost_worker_raises_nothing(monkeypatch: pytest.Monk
         del loader
         gc.collect()
     assert unraisable == []
-
-
-def test_deaths_are_counted_without_a_dict() -> None:
-    engine = _core.Engine(1, 0, False)
-    assert engine.deaths() == engine.health()["deaths"] == 0
 
 
 class Hinting(Fragile):

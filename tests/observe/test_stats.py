@@ -234,7 +234,7 @@ def test_signal_checks_do_not_split_waits() -> None:
     """A wait of more than half a second is one wait."""
     it: Any = iter(minato.DataLoader(Plain(2, 1.2), 1, num_workers=1))
     next(it)
-    assert it._engine.waits()["waits"] == 1
+    assert it._engine.progress()["waits"] == 1
     del it
 
 

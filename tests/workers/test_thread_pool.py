@@ -25,15 +25,11 @@ class Engine:
     def workers(self) -> list[dict[str, int]]:
         return [{"state": 3, "pid": os.getpid(), "status": 0} for _ in range(2)]
 
-    def end_worker(self, number: int) -> None:
-        self.told.append(("end", number))
+    def end_worker(self, number: int, finished: bool) -> None:
+        self.told.append(("end", number, finished))
 
-    def stop(self) -> None:
-        self.told.append("stop")
-        self.stopped.set()
-
-    def dismiss(self) -> None:
-        self.told.append("dismiss")
+    def stop(self, dismiss: bool = False) -> None:
+        self.told.append("dismiss" if dismiss else "stop")
         self.stopped.set()
 
     def close(self) -> None:
@@ -98,7 +94,7 @@ def test_a_handle_asks_for_its_worker_to_end() -> None:
     first, second = pool.handles
     assert first.name == "minato-thread-0" and first.pid == os.getpid()
     second.terminate()
-    assert engine.told[-1] == ("end", 1)
+    assert engine.told[-1] == ("end", 1, False)
     pool.stop()
 
 

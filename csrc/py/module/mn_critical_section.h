@@ -24,49 +24,4 @@ PyList_GetItemRef(PyObject *list, Py_ssize_t i)
 }
 #endif
 
-/* Defines a method's version that runs in a critical section of its object; the method table names
- * that one. */
-#define MN_ALONE(method) method##_alone
-#define MN_FAST_ALONE(method) (PyCFunction)(void (*)(void))method##_alone
-
-#define MN_METHOD_ALONE(method)                                                         \
-    static PyObject *method##_alone(PyObject *self, PyObject *arg)                      \
-    {                                                                                   \
-        PyObject *result;                                                               \
-        Py_BEGIN_CRITICAL_SECTION(self);                                                \
-        result = method(self, arg);                                                     \
-        Py_END_CRITICAL_SECTION();                                                      \
-        return result;                                                                  \
-    }
-
-/* The same for a method that reports: it reads memory that close() frees, and makes objects
- * meanwhile. Up to Python 3.11, making an object may collect garbage at once. That may collect the
- * iterator, which closes the engine. */
-#if PY_VERSION_HEX >= 0x030C0000
-#define MN_REPORT_ALONE(method) MN_METHOD_ALONE(method)
-#else
-#define MN_REPORT_ALONE(method)                                                         \
-    static PyObject *method##_alone(PyObject *self, PyObject *arg)                      \
-    {                                                                                   \
-        int collects = PyGC_Disable();                                                  \
-        PyObject *result = method(self, arg);                                           \
-        if (collects) {                                                                 \
-            (void)PyGC_Enable();                                                        \
-        }                                                                               \
-        return result;                                                                  \
-    }
-#endif
-
-/* The same for a method with METH_FASTCALL. */
-#define MN_FAST_METHOD_ALONE(method)                                                    \
-    static PyObject *method##_alone(PyObject *self, PyObject *const *args,              \
-                                    Py_ssize_t nargs)                                   \
-    {                                                                                   \
-        PyObject *result;                                                               \
-        Py_BEGIN_CRITICAL_SECTION(self);                                                \
-        result = method(self, args, nargs);                                             \
-        Py_END_CRITICAL_SECTION();                                                      \
-        return result;                                                                  \
-    }
-
 #endif

@@ -198,6 +198,9 @@ const uint64_t *
 mn_layout_row_bytes(const struct mn_layout *l);
 bool
 mn_layout_has_objects(const struct mn_layout *l);
+/* Returns the bytes from which workers open the layout; NULL: it has none. A borrowed reference. */
+PyObject *
+mn_layout_description(const struct mn_layout *l);
 
 /* Writes sample as row of block. Returns 1: written; 0: it does not fit, nothing to undo; -1: an
  * exception. Appends objects that are not row data to objects (a list). */

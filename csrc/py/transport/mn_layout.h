@@ -45,6 +45,7 @@ struct mn_node {
 
 struct mn_layout {
     PyObject_HEAD
+    PyObject *description; /* bytes from which workers open it; NULL: it is a worker's */
     uint32_t nnodes;
     uint32_t nfields;
     uint32_t nobjects;

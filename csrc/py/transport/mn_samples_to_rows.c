@@ -27,6 +27,12 @@ mn_layout_has_objects(const struct mn_layout *l)
     return l->nobjects != 0;
 }
 
+PyObject *
+mn_layout_description(const struct mn_layout *l)
+{
+    return l->description;
+}
+
 /* ---- building ---------------------------------------------------------------------- */
 
 static int
@@ -155,14 +161,17 @@ add_node(struct mn_layout *l, PyObject *spec, int depth)
 static PyObject *
 layout_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"spec", NULL};
-    PyObject *spec;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &spec)) {
+    static char *names[] = {"spec", "description", NULL};
+    PyObject *spec, *description = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|S", names, &spec, &description)) {
         return NULL;
     }
     struct mn_layout *l = (struct mn_layout *)type->tp_alloc(type, 0);
-    if (l != NULL && add_node(l, spec, 0) < 0) {
-        Py_CLEAR(l);
+    if (l != NULL) {
+        l->description = Py_XNewRef(description);
+        if (add_node(l, spec, 0) < 0) {
+            Py_CLEAR(l);
+        }
     }
     return (PyObject *)l;
 }
@@ -195,6 +204,7 @@ layout_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     layout_clear(self);
+    Py_XDECREF(l->description);
     for (uint32_t i = 0; i < l->nnodes; i++) {
         PyMem_Free(l->nodes[i].shape);
     }
@@ -567,7 +577,8 @@ static PyType_Slot layout_slots[] = {
     {Py_tp_traverse, layout_traverse},
     {Py_tp_clear, layout_clear},
     {Py_tp_getset, layout_getset},
-    {Py_tp_doc, PyDoc_STR("Layout(spec): how samples lie in rows; see transport/layouts.py.")},
+    {Py_tp_doc, PyDoc_STR("Layout(spec, description=None): how samples lie in rows; see\n"
+                          "transport/layouts.py. description: bytes from which workers open it.")},
     {0, NULL},
 };
 

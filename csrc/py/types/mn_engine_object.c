@@ -27,6 +27,28 @@ mn_engine_get(PyObject *self)
     return o->engine;
 }
 
+struct mn_engine *
+mn_engine_balanced(PyObject *self)
+{
+    struct mn_engine *e = mn_engine_get(self);
+    if (e != NULL && !mn_engine_is_balanced(e)) {
+        PyErr_SetString(PyExc_RuntimeError, "the engine was opened without a window");
+        return NULL;
+    }
+    return e;
+}
+
+bool
+mn_is_layout(PyObject *self, PyObject *layout)
+{
+    const struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    bool is = st != NULL && Py_IS_TYPE(layout, st->layout_type);
+    if (st != NULL && !is) {
+        PyErr_SetString(PyExc_TypeError, "layout must be a Layout");
+    }
+    return is;
+}
+
 int
 mn_engine_goes_on(PyObject *self)
 {
@@ -70,11 +92,17 @@ mn_block_new(PyObject *engine, uint64_t sequence, uint64_t off, PyObject *layout
     }
     struct mn_block_object *b = PyObject_New(struct mn_block_object, st->block_type);
     if (b != NULL) {
+        const struct mn_block *at = off != 0 ? mn_block_at(mn_engine_shm(e), off) : NULL;
+        const struct mn_result *first = off != 0 ? mn_engine_result(e, off, 0) : NULL;
         b->engine = Py_NewRef(engine);
         b->layout = Py_XNewRef(layout);
+        b->runs = NULL;
         b->sequence = sequence;
         b->off = off;
-        b->serial = off != 0 ? mn_block_at(mn_engine_shm(e), off)->serial : 0;
+        b->serial = at != NULL ? at->serial : 0;
+        b->kind = first != NULL ? first->kind : (uint32_t)MN_KIND_SAMPLES;
+        b->has_rows = at != NULL && at->layout != 0;
+        b->refusal = off != 0 ? (struct mn_refusal){0} : mn_engine_refused(e, sequence);
     }
     return (PyObject *)b;
 }
@@ -129,6 +157,7 @@ dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     Py_DECREF(b->engine);
     Py_XDECREF(b->layout);
+    Py_XDECREF(b->runs);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -140,14 +169,34 @@ get_made(PyObject *self, void *closure)
     return PyBool_FromLong(((struct mn_block_object *)self)->off != 0);
 }
 
+static PyObject *
+get_refusal(PyObject *self, void *closure)
+{
+    (void)closure;
+    const struct mn_refusal *r = &((struct mn_block_object *)self)->refusal;
+    return Py_BuildValue("(iKK)", (int)r->why, (unsigned long long)r->need,
+                         (unsigned long long)r->all);
+}
+
 static PyMemberDef members[] = {
     {"sequence", T_ULONGLONG, offsetof(struct mn_block_object, sequence), READONLY,
      PyDoc_STR("position in the order of planning, over epochs")},
+    {"kind", T_UINT, offsetof(struct mn_block_object, kind), READONLY,
+     PyDoc_STR("how its samples travel")},
+    {"has_rows", T_BOOL, offsetof(struct mn_block_object, has_rows), READONLY,
+     PyDoc_STR("whether it has rows for its samples")},
+    {"runs", T_OBJECT, offsetof(struct mn_block_object, runs), READONLY,
+     PyDoc_STR("[(block, row0, nrows)] of a batch that next() gave in ready mode: the rows of\n"
+               "planned batches that make it up; else None")},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyGetSetDef getset[] = {
-    {"made", get_made, NULL, PyDoc_STR("False: the batch cannot be made, see refused()"), NULL},
+    {"made", get_made, NULL, PyDoc_STR("False: the batch cannot be made, see refusal"), NULL},
+    {"refusal", get_refusal, NULL,
+     PyDoc_STR("(why, need, all) of a batch that is not made. why: 1 task descriptors, 2 bytes\n"
+               "for indices and reports, 3 bytes of the arena, 4 bytes of the system, 0: it was\n"
+               "not refused; all: how many there are, in use or not"), NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

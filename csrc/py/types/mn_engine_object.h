@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include "engine/mn_engine_snapshot.h"
 #include "py/module/mn_state.h"
 
 struct mn_engine_object {
@@ -35,9 +36,13 @@ struct mn_block_object {
     PyObject_HEAD
     PyObject *engine;  /* its engine */
     PyObject *layout;  /* of rows that the trainer itself has placed; NULL: the posted one */
+    PyObject *runs;    /* of the batch that next() has formed; NULL: not in ready mode */
     uint64_t sequence; /* of a planned batch; or MN_UNPLANNED */
     uint64_t off;      /* 0: it cannot be made */
     uint32_t serial;   /* of the block there: later blocks have another */
+    uint32_t kind;     /* enum mn_task_kind: how its samples travel */
+    bool has_rows;     /* for its samples */
+    struct mn_refusal refusal; /* why it cannot be made */
 };
 
 #define MN_UNPLANNED UINT64_MAX
@@ -45,6 +50,10 @@ struct mn_block_object {
 /* Returns the engine; NULL with an exception if it is closed or belongs to another process. */
 struct mn_engine *
 mn_engine_get(PyObject *self);
+
+/* Does the same for an engine that was opened with a window. */
+struct mn_engine *
+mn_engine_balanced(PyObject *self);
 
 /* Makes a Block of the engine. Returns NULL with an exception. */
 PyObject *
@@ -85,74 +94,75 @@ mn_engine_slice(uint64_t until);
 uint32_t
 mn_engine_posted(PyObject *self, PyObject *layout);
 
+bool
+mn_is_layout(PyObject *self, PyObject *layout);
+
 void
 mn_engine_forget_posted(PyObject *self);
 
-/* ---- methods, which mn_engine_type.c puts into the type -------------------------------- */
+/* ---- methods ------------------------------------------------------------------------------
+ *
+ * X(name, how, get, flags) for each method. mn_engine_type.c makes of the list what the type needs.
+ * how: BRIEF; or REPORT, which reads memory that close() frees while it makes objects; or FAST,
+ * with METH_FASTCALL. get: mn_engine_get, or mn_engine_balanced for engines with a window only. The
+ * method gets the open engine that it returns.
+ */
+#define MN_ENGINE_METHODS(X)                                                            \
+    /* mn_engine_type.c: life, waits */                                                 \
+    X(start, BRIEF, mn_engine_get, METH_VARARGS)                                        \
+    X(stop, BRIEF, mn_engine_get, METH_VARARGS)                                         \
+    X(close, BRIEF, mn_engine_get, METH_NOARGS)                                         \
+    X(wait, BRIEF, mn_engine_get, METH_VARARGS)                                         \
+    X(wait_begins, BRIEF, mn_engine_get, METH_NOARGS)                                   \
+    X(wait_ends, BRIEF, mn_engine_get, METH_VARARGS)                                    \
+    /* mn_engine_type_plan.c: static scheduling; layouts that rows may follow, ... */   \
+    X(submit, FAST, mn_engine_get, METH_FASTCALL)                                       \
+    X(poll, BRIEF, mn_engine_get, METH_O)                                               \
+    X(retire, BRIEF, mn_engine_get, METH_O)                                             \
+    /* ... and balanced scheduling */                                                   \
+    X(plan, FAST, mn_engine_balanced, METH_FASTCALL)                                    \
+    X(set_form, BRIEF, mn_engine_balanced, METH_O)                                      \
+    X(plan_end, BRIEF, mn_engine_balanced, METH_NOARGS)                                 \
+    X(plan_clear, BRIEF, mn_engine_balanced, METH_NOARGS)                               \
+    X(next, BRIEF, mn_engine_balanced, METH_VARARGS)                                    \
+    X(taken, BRIEF, mn_engine_balanced, METH_O)                                         \
+    /* mn_engine_type_take.c: batches of what is done */                                \
+    X(decode, BRIEF, mn_engine_get, METH_VARARGS)                                       \
+    X(take, FAST, mn_engine_get, METH_FASTCALL)                                         \
+    X(row, BRIEF, mn_engine_get, METH_VARARGS)                                          \
+    X(gather, BRIEF, mn_engine_balanced, METH_O)                                        \
+    X(place, BRIEF, mn_engine_balanced, METH_VARARGS)                                   \
+    /* mn_pagelock_type.c: pages that a device may read */                              \
+    X(set_page_driver, BRIEF, mn_engine_get, METH_VARARGS)                              \
+    X(lock_pages, BRIEF, mn_engine_get, METH_VARARGS)                                   \
+    X(unlock_pages, BRIEF, mn_engine_get, METH_NOARGS)                                  \
+    X(page_locks, BRIEF, mn_engine_get, METH_NOARGS)                                    \
+    /* mn_engine_type_snapshot.c: reports; requests to workers */                       \
+    X(envelopes, REPORT, mn_engine_get, METH_VARARGS)                                   \
+    X(written, BRIEF, mn_engine_get, METH_VARARGS)                                      \
+    X(lost, REPORT, mn_engine_get, METH_O)                                              \
+    X(spans, REPORT, mn_engine_get, METH_O)                                             \
+    X(workers, REPORT, mn_engine_get, METH_NOARGS)                                      \
+    X(health, BRIEF, mn_engine_get, METH_NOARGS)                                        \
+    X(memory, BRIEF, mn_engine_get, METH_NOARGS)                                        \
+    X(progress, BRIEF, mn_engine_get, METH_NOARGS)                                      \
+    X(scheduler, BRIEF, mn_engine_balanced, METH_NOARGS)                                \
+    X(kill_worker, BRIEF, mn_engine_get, METH_VARARGS)                                  \
+    X(end_worker, BRIEF, mn_engine_get, METH_VARARGS)                                   \
+    X(end_late, BRIEF, mn_engine_get, METH_VARARGS)                                     \
+    X(note_failed, BRIEF, mn_engine_get, METH_O)
 
-/* Declares mn_engine_py_<name>, which takes no argument, one, or a tuple of them, and its
- * docstring. The table of mn_engine_type.c says which, and documents some itself. */
-#define MN_ENGINE_METHOD(name)                                                          \
+#define MN_ENGINE_TAKES_BRIEF PyObject *arg
+#define MN_ENGINE_TAKES_REPORT PyObject *arg
+#define MN_ENGINE_TAKES_FAST PyObject *const *args, Py_ssize_t nargs
+#define MN_ENGINE_DECLARE(name, how, get, flags)                                        \
     extern const char mn_engine_##name##_doc[];                                         \
-    PyObject *mn_engine_py_##name(PyObject *self, PyObject *arg)
-#define MN_ENGINE_FAST_METHOD(name)                                                     \
-    extern const char mn_engine_##name##_doc[];                                         \
-    PyObject *mn_engine_py_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+    PyObject *mn_engine_py_##name(PyObject *self, struct mn_engine *e, MN_ENGINE_TAKES_##how);
 
-/* mn_engine_type_plan.c: static scheduling, the layouts that rows may follow, ... */
-MN_ENGINE_METHOD(post);
-MN_ENGINE_FAST_METHOD(submit);
-MN_ENGINE_METHOD(resume);
+MN_ENGINE_METHODS(MN_ENGINE_DECLARE)
 
-/* ... and balanced scheduling */
-MN_ENGINE_FAST_METHOD(plan);
-MN_ENGINE_METHOD(set_form);
-MN_ENGINE_METHOD(plan_end);
-MN_ENGINE_METHOD(plan_clear);
-MN_ENGINE_METHOD(next);
-MN_ENGINE_METHOD(refused);
-MN_ENGINE_METHOD(taken);
-MN_ENGINE_METHOD(formed);
-MN_ENGINE_METHOD(displaced);
-MN_ENGINE_METHOD(gather);
-MN_ENGINE_METHOD(place);
-MN_ENGINE_METHOD(scheduler);
-MN_ENGINE_METHOD(timing);
-
-/* mn_engine_type_take.c */
-MN_ENGINE_METHOD(decode);
-MN_ENGINE_FAST_METHOD(take);
-MN_ENGINE_METHOD(row);
-
-/* mn_pagelock_type.c: pages that a device may read */
-MN_ENGINE_METHOD(set_driver);
-MN_ENGINE_METHOD(lock_pages);
-MN_ENGINE_METHOD(unlock_pages);
-MN_ENGINE_METHOD(page_locks);
-
-/* mn_engine_type_snapshot.c: methods that report */
-MN_ENGINE_METHOD(envelopes);
-MN_ENGINE_METHOD(form);
-MN_ENGINE_METHOD(reports);
-MN_ENGINE_METHOD(lost);
-MN_ENGINE_METHOD(workers);
-MN_ENGINE_METHOD(kill_worker);
-MN_ENGINE_METHOD(zygote_replaced);
-MN_ENGINE_METHOD(retire_worker);
-MN_ENGINE_METHOD(end_worker);
-MN_ENGINE_METHOD(end_late);
-MN_ENGINE_METHOD(move_to);
-MN_ENGINE_METHOD(let_go);
-MN_ENGINE_METHOD(note_failed);
-MN_ENGINE_METHOD(set_title);
-MN_ENGINE_METHOD(dismiss);
-MN_ENGINE_METHOD(health);
-MN_ENGINE_METHOD(deaths);
-MN_ENGINE_METHOD(memory);
-MN_ENGINE_METHOD(waits);
-MN_ENGINE_METHOD(wait_begins);
-MN_ENGINE_METHOD(wait_ends);
-MN_ENGINE_METHOD(delivered);
-MN_ENGINE_METHOD(spans);
+#ifdef MN_TEST_BINDINGS
+MN_ENGINE_DECLARE(move_to, BRIEF, , )
+#endif
 
 #endif

@@ -1,4 +1,4 @@
-/* mn_engine_type_snapshot.c - what an Engine reports: envelopes, reports, deaths, workers, memory.
+/* mn_engine_type_snapshot.c - what an Engine reports, and requests to its workers.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <errno.h>
@@ -44,16 +44,6 @@ open_envelope(struct mn_state *st, struct mn_engine *e, uint64_t block,
 
 #define EVERY_ROW (-1)
 
-/* Reads (block, row=EVERY_ROW). */
-static struct mn_engine *
-of_block_or_row(PyObject *self, PyObject *args, uint64_t *block_off, long long *row)
-{
-    PyObject *block;
-    *row = EVERY_ROW;
-    return PyArg_ParseTuple(args, "O|L", &block, row) ? mn_engine_of_block(self, block, block_off)
-                                                      : NULL;
-}
-
 static bool
 has_row(const struct mn_result *t, long long row)
 {
@@ -68,13 +58,14 @@ const char mn_engine_envelopes_doc[] =
     "opened once.";
 
 PyObject *
-mn_engine_py_envelopes(PyObject *self, PyObject *args)
+mn_engine_py_envelopes(PyObject *self, struct mn_engine *e, PyObject *args)
 {
     uint64_t off;
-    long long row;
-    struct mn_engine *e = of_block_or_row(self, args, &off, &row);
+    long long row = EVERY_ROW;
+    PyObject *block;
     struct mn_state *st = mn_state_of_type(Py_TYPE(self));
-    if (e == NULL || st == NULL) {
+    if (st == NULL || !PyArg_ParseTuple(args, "O|L", &block, &row)
+        || mn_engine_of_block(self, block, &off) == NULL) {
         return NULL;
     }
     const struct mn_result *t;
@@ -93,54 +84,33 @@ mn_engine_py_envelopes(PyObject *self, PyObject *args)
     return out;
 }
 
-const char mn_engine_form_doc[] =
-    "form(block) -> (kind, has_rows): how its samples travelled; whether it has rows for them";
+const char mn_engine_written_doc[] =
+    "written(block, row) -> bool: whether the worker has written this row of a done block";
 
 PyObject *
-mn_engine_py_form(PyObject *self, PyObject *block)
+mn_engine_py_written(PyObject *self, struct mn_engine *e, PyObject *args)
 {
     uint64_t off;
-    struct mn_engine *e = mn_engine_of_block(self, block, &off);
-    if (e == NULL) {
+    unsigned int row;
+    PyObject *block;
+    if (!PyArg_ParseTuple(args, "OI", &block, &row)
+        || mn_engine_of_block(self, block, &off) == NULL) {
         return NULL;
     }
-    const struct mn_result *first = mn_engine_result(e, off, 0);
-    uint32_t kind = first != NULL ? first->kind : (uint32_t)MN_KIND_SAMPLES;
-    bool has_rows = mn_block_at(mn_engine_shm(e), off)->layout != 0;
-    return Py_BuildValue("(IO)", kind, has_rows ? Py_True : Py_False);
-}
-
-const char mn_engine_reports_doc[] =
-    "reports(block) -> [(status, wall_ns)] of the rows of a done block";
-
-PyObject *
-mn_engine_py_reports(PyObject *self, PyObject *block)
-{
-    uint64_t off;
-    struct mn_engine *e = mn_engine_of_block(self, block, &off);
-    if (e == NULL) {
-        return NULL;
-    }
-    struct mn_block *b = mn_block_at(mn_engine_shm(e), off);
-    const struct mn_report *r = mn_engine_read_reports(e, off);
-    PyObject *out = PyList_New(0);
-    for (uint32_t i = 0; out != NULL && i < b->nrows; i++) {
-        mn_list_add(&out,
-                    Py_BuildValue("(IK)", r[i].status, (unsigned long long)r[i].wall_ns));
-    }
-    return out;
+    bool there = row < mn_block_at(mn_engine_shm(e), off)->nrows;
+    return PyBool_FromLong(there
+                           && mn_engine_read_reports(e, off)[row].status == MN_ROW_WRITTEN);
 }
 
 const char mn_engine_lost_doc[] =
     "lost(block) -> [Loss] of its tasks that were lost, in row order";
 
 PyObject *
-mn_engine_py_lost(PyObject *self, PyObject *block)
+mn_engine_py_lost(PyObject *self, struct mn_engine *e, PyObject *block)
 {
     uint64_t off;
-    struct mn_engine *e = mn_engine_of_block(self, block, &off);
     struct mn_state *st = mn_state_of_type(Py_TYPE(self));
-    if (e == NULL || st == NULL) {
+    if (st == NULL || mn_engine_of_block(self, block, &off) == NULL) {
         return NULL;
     }
     uint32_t ntasks = mn_block_at(mn_engine_shm(e), off)->ntasks;
@@ -179,13 +149,9 @@ running_of(const struct mn_shm *shm, struct mn_worker *k)
 }
 
 PyObject *
-mn_engine_py_workers(PyObject *self, PyObject *ignored)
+mn_engine_py_workers(PyObject *Py_UNUSED(self), struct mn_engine *e,
+                     PyObject *Py_UNUSED(ignored))
 {
-    (void)ignored;
-    struct mn_engine *e = mn_engine_get(self);
-    if (e == NULL) {
-        return NULL;
-    }
     const struct mn_shm *shm = mn_engine_shm(e);
     uint32_t n = shm->ctl->nworkers;
     PyObject *out = PyList_New(0);
@@ -213,103 +179,59 @@ mn_engine_py_workers(PyObject *self, PyObject *ignored)
     return out;
 }
 
-/* Calls a function of the engine for one worker. No error for a number that no worker has. */
-static PyObject *
-tell_of(PyObject *self, PyObject *number, int (*what)(struct mn_engine *, uint32_t))
-{
-    struct mn_engine *e = mn_engine_get(self);
-    unsigned long w = PyLong_AsUnsignedLong(number);
-    if (e == NULL || PyErr_Occurred()) {
-        return NULL;
-    }
-    if (w <= UINT32_MAX) {
-        (void)what(e, (uint32_t)w);
-    }
-    Py_RETURN_NONE;
-}
-
-PyObject *
-mn_engine_py_retire_worker(PyObject *self, PyObject *number)
-{
-    return tell_of(self, number, mn_engine_retire_worker);
-}
-
 const char mn_engine_kill_worker_doc[] =
-    "kill_worker(number, signal) -> bool: signals the worker's process. Whether it lived.";
+    "kill_worker(number, signal, retire=False) -> bool: signals the worker's process. Whether it\n"
+    "lived. retire: it is not replaced when it ends.";
 
 PyObject *
-mn_engine_py_kill_worker(PyObject *self, PyObject *args)
+mn_engine_py_kill_worker(PyObject *Py_UNUSED(self), struct mn_engine *e, PyObject *args)
 {
-    struct mn_engine *e = mn_engine_get(self);
     unsigned int w;
-    int sig;
-    if (e == NULL || !PyArg_ParseTuple(args, "Ii", &w, &sig)) {
+    int sig, retire = 0;
+    if (!PyArg_ParseTuple(args, "Ii|p", &w, &sig, &retire)) {
         return NULL;
     }
     if (w >= mn_engine_shm(e)->ctl->nworkers) {
         PyErr_SetString(PyExc_IndexError, "no such worker");
         return NULL;
     }
-    int rc = mn_engine_kill_worker(e, w, sig);
+    int rc = mn_engine_kill_worker(e, w, sig, retire != 0);
     if (rc != -ESRCH && mn_raise_errno(rc, "cannot signal a worker") < 0) {
         return NULL;
     }
     return PyBool_FromLong(rc == 0);
 }
 
-PyObject *
-mn_engine_py_zygote_replaced(PyObject *self, PyObject *Py_UNUSED(ignored))
-{
-    struct mn_engine *e = mn_engine_get(self);
-    if (e == NULL) {
-        return NULL;
-    }
-    mn_engine_zygote_replaced(e);
-    Py_RETURN_NONE;
-}
+const char mn_engine_end_late_doc[] =
+    "end_late(number, batch, row) -> bool: kills the worker if it makes that row.\n"
+    "Its task is not retried. Whether it did";
 
 PyObject *
-mn_engine_py_end_late(PyObject *self, PyObject *args)
+mn_engine_py_end_late(PyObject *Py_UNUSED(self), struct mn_engine *e, PyObject *args)
 {
-    struct mn_engine *e = mn_engine_get(self);
     unsigned int w;
     unsigned long long number, row;
-    if (e == NULL || !PyArg_ParseTuple(args, "IKK", &w, &number, &row)) {
+    if (!PyArg_ParseTuple(args, "IKK", &w, &number, &row)) {
         return NULL;
     }
     return PyBool_FromLong(mn_engine_end_late(e, w, number, row));
 }
 
-static int
-end_worker(struct mn_engine *e, uint32_t worker)
-{
-    return mn_engine_ask_to_exit(e, worker, MN_EXIT_ENDED);
-}
-
-static int
-let_go(struct mn_engine *e, uint32_t worker)
-{
-    return mn_engine_ask_to_exit(e, worker, MN_EXIT_SHRINK);
-}
-
 const char mn_engine_end_worker_doc[] =
-    "end_worker(number): asks a native worker to exit after its current sample. That counts as\n"
-    "a death by SIGTERM. The worker is not replaced.";
+    "end_worker(number, finished): asks a worker to exit after its current sample. It is not\n"
+    "replaced. finished: it has nothing more to do, and that is no death. Else, for a thread, it\n"
+    "counts as a death by SIGTERM. No error for a number that no worker has.";
 
 PyObject *
-mn_engine_py_end_worker(PyObject *self, PyObject *number)
+mn_engine_py_end_worker(PyObject *Py_UNUSED(self), struct mn_engine *e, PyObject *args)
 {
-    return tell_of(self, number, end_worker);
-}
-
-const char mn_engine_let_go_doc[] =
-    "let_go(number): asks a worker that has nothing more to do to exit. That is no death. The\n"
-    "worker is not replaced.";
-
-PyObject *
-mn_engine_py_let_go(PyObject *self, PyObject *number)
-{
-    return tell_of(self, number, let_go);
+    unsigned int w;
+    int finished;
+    if (!PyArg_ParseTuple(args, "Ip", &w, &finished)) {
+        return NULL;
+    }
+    mn_engine_ask_to_exit(e, w, finished ? MN_EXIT_SHRINK : MN_EXIT_ENDED);
+    Py_RETURN_NONE;
 }
 
 #ifdef MN_TEST_BINDINGS
@@ -318,11 +240,10 @@ const char mn_engine_move_to_doc[] =
     "there. RuntimeError where it has nothing to decide: its bounds are one number.";
 
 PyObject *
-mn_engine_py_move_to(PyObject *self, PyObject *workers)
+mn_engine_py_move_to(PyObject *Py_UNUSED(self), struct mn_engine *e, PyObject *workers)
 {
-    struct mn_engine *e = mn_engine_get(self);
     long target = PyLong_AsLong(workers);
-    if (e == NULL || (target == -1 && PyErr_Occurred())) {
+    if (target == -1 && PyErr_Occurred()) {
         return NULL;
     }
     if (mn_engine_move_to(e, target < INT32_MAX ? (int32_t)target : INT32_MAX) < 0) {
@@ -333,47 +254,18 @@ mn_engine_py_move_to(PyObject *self, PyObject *workers)
 }
 #endif
 
-const char mn_engine_dismiss_doc[] =
-    "dismiss(): threads end after their current sample. A caller that waits for a batch gets no\n"
-    "error.";
-
-PyObject *
-mn_engine_py_dismiss(PyObject *self, PyObject *ignored)
-{
-    (void)ignored;
-    struct mn_engine *e = mn_engine_get(self);
-    if (e == NULL) {
-        return NULL;
-    }
-    mn_engine_dismiss(e);
-    Py_RETURN_NONE;
-}
-
 const char mn_engine_note_failed_doc[] =
     "note_failed(samples): sets the number of samples left out or replaced so far, which other\n"
     "processes read.";
 
 PyObject *
-mn_engine_py_note_failed(PyObject *self, PyObject *arg)
+mn_engine_py_note_failed(PyObject *Py_UNUSED(self), struct mn_engine *e, PyObject *arg)
 {
     unsigned long long samples = PyLong_AsUnsignedLongLong(arg);
-    struct mn_engine *e = mn_engine_get(self);
-    if (e == NULL || PyErr_Occurred()) {
+    if (PyErr_Occurred()) {
         return NULL;
     }
     mn_engine_note_failed(e, samples);
-    Py_RETURN_NONE;
-}
-
-PyObject *
-mn_engine_py_set_title(PyObject *self, PyObject *arg)
-{
-    struct mn_engine *e = mn_engine_get(self);
-    const char *title = e != NULL ? PyUnicode_AsUTF8(arg) : NULL;
-    if (title == NULL) {
-        return NULL;
-    }
-    mn_engine_set_title(e, title);
     Py_RETURN_NONE;
 }
 
@@ -384,13 +276,9 @@ const char mn_engine_health_doc[] =
     "task, workers that may still finish something, and the last death.";
 
 PyObject *
-mn_engine_py_health(PyObject *self, PyObject *ignored)
+mn_engine_py_health(PyObject *Py_UNUSED(self), struct mn_engine *e,
+                    PyObject *Py_UNUSED(ignored))
 {
-    (void)ignored;
-    struct mn_engine *e = mn_engine_get(self);
-    if (e == NULL) {
-        return NULL;
-    }
     struct mn_health h = mn_engine_health(e);
     return Py_BuildValue("{sO sO sI sI sI sK sI sI si}", "zygote_lost",
                          h.zygote_lost ? Py_True : Py_False, "zygote_hung",
@@ -400,26 +288,16 @@ mn_engine_py_health(PyObject *self, PyObject *ignored)
                          h.last.pid, "status", h.last.status);
 }
 
-PyObject *
-mn_engine_py_deaths(PyObject *self, PyObject *ignored)
-{
-    (void)ignored;
-    struct mn_engine *e = mn_engine_get(self);
-    return e == NULL ? NULL : PyLong_FromUnsignedLong(mn_engine_health(e).deaths);
-}
-
 const char mn_engine_memory_doc[] =
     "memory() -> {used, kept, warm, reclaimed, limit, in_flight, envelope_bytes}: bytes of the\n"
     "arena in use, those of them that the program keeps, those free that may hold pages, those\n"
     "given back to the system so far, the ceiling, and batches in flight";
 
 PyObject *
-mn_engine_py_memory(PyObject *self, PyObject *ignored)
+mn_engine_py_memory(PyObject *self, struct mn_engine *e, PyObject *Py_UNUSED(ignored))
 {
-    (void)ignored;
     mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
-    struct mn_engine *e = mn_engine_get(self);
-    if (e == NULL) {
+    if (mn_engine_get(self) == NULL) {
         return NULL;
     }
     struct mn_memory_snapshot m = mn_engine_memory(e);
@@ -430,68 +308,80 @@ mn_engine_py_memory(PyObject *self, PyObject *ignored)
                          (unsigned long long)m.envelope_bytes);
 }
 
-const char mn_engine_waits_doc[] =
-    "waits() -> {waits, wait_ns, wait_max_ns, wait_first_ns, starts, starts_ns, steady_max_ns,\n"
-    "held, used_ns, asked_ns, given_ns}:\n"
-    "batches the caller waited for, its time in next() (in all, longest, first), waits for the\n"
-    "first batches of later epochs (how many, in all), the longest of the other waits, batches\n"
-    "during which the memory limit held tasks back, its time between calls, and the last wait's\n"
-    "begin and end (0 without one), by the monotonic clock";
+const char mn_engine_progress_doc[] =
+    "progress() -> dict. waits, wait_ns, wait_max_ns, wait_first_ns: batches the caller waited\n"
+    "for, its time in next() (in all, longest, first). epochs, epochs_ns: waits for the first\n"
+    "batches of later epochs (how many, in all). steady_max_ns: the longest of the other waits.\n"
+    "held: batches during which the memory limit held tasks back. used_ns: the caller's time\n"
+    "between calls. asked_ns, given_ns: the last wait's begin and end (0 without one), by the\n"
+    "monotonic clock. The rest is 0 for static scheduling. planned, ready: batches that have not\n"
+    "started, and complete ones. starts: tasks started by reason (window, early, ahead, finale,\n"
+    "order). helped: how often a worker took over part of another's share. together: whether\n"
+    "neighbours are kept together. displaced: (max, sum) of how far samples moved from their\n"
+    "positions in the sampler's order, in batches";
 
 PyObject *
-mn_engine_py_waits(PyObject *self, PyObject *ignored)
+mn_engine_py_progress(PyObject *Py_UNUSED(self), struct mn_engine *e,
+                      PyObject *Py_UNUSED(ignored))
 {
-    (void)ignored;
-    struct mn_engine *e = mn_engine_get(self);
-    if (e == NULL) {
-        return NULL;
+    typedef unsigned long long number;
+    struct mn_progress p = mn_engine_progress(e);
+    const struct mn_waits *w = &p.waits;
+    return Py_BuildValue(
+        "{sK sK sK sK sK sK sK sK sK sK sK sK sK s(KKKKK) sK sO s(LL)}", "waits", (number)w->n,
+        "wait_ns", (number)w->wait_ns, "wait_max_ns", (number)w->max_ns, "wait_first_ns",
+        (number)w->first_ns, "epochs", (number)w->starts, "epochs_ns", (number)w->starts_ns,
+        "steady_max_ns", (number)w->steady_max_ns, "held", (number)p.held, "used_ns",
+        (number)w->used_ns, "asked_ns", (number)w->asked_ns, "given_ns", (number)w->given_ns,
+        "planned", (number)p.planned, "ready", (number)p.ready, "starts", (number)p.starts[1],
+        (number)p.starts[2], (number)p.starts[3], (number)p.starts[4], (number)p.starts[5],
+        "helped", (number)p.helped, "together", p.together ? Py_True : Py_False, "displaced",
+        (long long)p.displaced_max, (long long)p.displaced_sum);
+}
+
+const char mn_engine_scheduler_doc[] =
+    "scheduler() -> {active, low, high, stragglers, decisions, saved} | None\n\n"
+    "decisions: [Decision], oldest first. saved: for the next Engine of the loader.";
+
+static const char *
+reason_text(int32_t reason)
+{
+    switch (reason) {
+    case MN_STANDBY_ADMITTED:
+        return "a straggler keeps its worker busy: a standby worker is admitted";
+    case MN_STANDBY_RETIRED:
+        return "the straggler is done: its standby worker exits";
+    default:
+        return mn_scaler_text((enum mn_scaler_reason)reason);
     }
-    uint64_t held;
-    struct mn_waits w = mn_engine_waits(e, &held);
-    return Py_BuildValue("{sK sK sK sK sK sK sK sK sK sK sK}", "waits", (unsigned long long)w.n,
-                         "wait_ns", (unsigned long long)w.wait_ns, "wait_max_ns",
-                         (unsigned long long)w.max_ns, "wait_first_ns",
-                         (unsigned long long)w.first_ns, "starts", (unsigned long long)w.starts,
-                         "starts_ns", (unsigned long long)w.starts_ns, "steady_max_ns",
-                         (unsigned long long)w.steady_max_ns, "held", (unsigned long long)held,
-                         "used_ns", (unsigned long long)w.used_ns, "asked_ns",
-                         (unsigned long long)w.asked_ns, "given_ns",
-                         (unsigned long long)w.given_ns);
 }
 
 PyObject *
-mn_engine_py_wait_begins(PyObject *self, PyObject *ignored)
+mn_engine_py_scheduler(PyObject *self, struct mn_engine *e, PyObject *Py_UNUSED(ignored))
 {
-    (void)ignored;
-    struct mn_engine *e = mn_engine_get(self);
-    if (e == NULL) {
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    struct mn_autoscale_log log;
+    if (st == NULL) {
         return NULL;
     }
-    return PyLong_FromLongLong(mn_engine_span_begin(e));
-}
-
-PyObject *
-mn_engine_py_wait_ends(PyObject *self, PyObject *args)
-{
-    struct mn_engine *e = mn_engine_get(self);
-    int got, held;
-    if (e == NULL || !PyArg_ParseTuple(args, "pp:wait_ends", &got, &held)) {
-        return NULL;
+    if (!mn_engine_autoscale(e, &log)) {
+        Py_RETURN_NONE;
     }
-    mn_engine_span_end(e, got != 0, held != 0);
-    Py_RETURN_NONE;
-}
-
-PyObject *
-mn_engine_py_delivered(PyObject *self, PyObject *ignored)
-{
-    (void)ignored;
-    struct mn_engine *e = mn_engine_get(self);
-    if (e == NULL) {
-        return NULL;
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list != NULL && i < log.n; i++) {
+        const struct mn_decision *d = &log.last[i];
+        PyObject *one = mn_named_tuple(st->decision_type, "(Kiiisiiid)",
+                                       (unsigned long long)d->at_ns, d->from, d->to, d->reason,
+                                       reason_text(d->reason), d->occupancy, d->cpu, d->wait,
+                                       (double)d->rate_milli / 1000.0);
+        mn_list_add(&list, one);
     }
-    mn_engine_handed(e);
-    Py_RETURN_NONE;
+    return list == NULL ? NULL
+                        : Py_BuildValue("{sI sI sI sK sN sy#}", "active", log.active, "low",
+                                        log.low, "high", log.high, "stragglers",
+                                        (unsigned long long)log.stragglers, "decisions", list,
+                                        "saved", (const char *)&log.saved,
+                                        (Py_ssize_t)sizeof(log.saved));
 }
 
 const char mn_engine_spans_doc[] =
@@ -518,12 +408,11 @@ span(const struct mn_state *st, struct mn_block *b, const struct mn_report *r,
 }
 
 PyObject *
-mn_engine_py_spans(PyObject *self, PyObject *block)
+mn_engine_py_spans(PyObject *self, struct mn_engine *e, PyObject *block)
 {
     uint64_t off;
-    struct mn_engine *e = mn_engine_of_block(self, block, &off);
     struct mn_state *st = mn_state_of_type(Py_TYPE(self));
-    if (e == NULL || st == NULL) {
+    if (st == NULL || mn_engine_of_block(self, block, &off) == NULL) {
         return NULL;
     }
     const struct mn_shm *shm = mn_engine_shm(e);

@@ -5,8 +5,10 @@
 #include "py/module/mn_critical_section.h"
 #include "py/transport/mn_layout.h"
 #include "py/types/mn_engine_object.h"
+#include "schedule/mn_forming.h"
 
 #include <stddef.h>
+#include <string.h>
 #include <structmember.h>
 
 /* Returns whether every row was written in place and whole, and no envelope exists. */
@@ -29,17 +31,6 @@ must_copy(struct mn_engine *e, const struct mn_layout *l, uint32_t nrows)
         bytes += mn_layout_row_bytes(l)[f] * nrows;
     }
     return !mn_engine_may_retain(e, bytes);
-}
-
-static bool
-is_layout(PyObject *self, PyObject *layout)
-{
-    const struct mn_state *st = mn_state_of_type(Py_TYPE(self));
-    bool is = st != NULL && Py_IS_TYPE(layout, st->layout_type);
-    if (st != NULL && !is) {
-        PyErr_SetString(PyExc_TypeError, "layout must be a Layout");
-    }
-    return is;
 }
 
 /* Returns whether the rows of the block follow the layout; raises ValueError if not. */
@@ -121,18 +112,16 @@ const char mn_engine_decode_doc[] =
     "with envelopes, or one without rows gives None.";
 
 PyObject *
-mn_engine_py_decode(PyObject *self, PyObject *args)
+mn_engine_py_decode(PyObject *self, struct mn_engine *e, PyObject *args)
 {
     PyObject *block, *layout, *objects;
     unsigned int nrows = UINT32_MAX;
     uint64_t off;
     if (!PyArg_ParseTuple(args, "OOO|I", &block, &layout, &objects, &nrows)
-        || !is_layout(self, layout)) {
+        || !mn_is_layout(self, layout) || mn_engine_of_done(self, block, &off) == NULL) {
         return NULL;
     }
-    struct mn_engine *e = mn_engine_of_done(self, block, &off);
-    return e == NULL ? NULL
-                     : decode(self, e, block, layout, objects != Py_None ? objects : NULL, nrows);
+    return decode(self, e, block, layout, objects != Py_None ? objects : NULL, nrows);
 }
 
 const char mn_engine_take_doc[] =
@@ -142,7 +131,7 @@ const char mn_engine_take_doc[] =
     "decode gives None.";
 
 PyObject *
-mn_engine_py_take(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+mn_engine_py_take(PyObject *self, struct mn_engine *e, PyObject *const *args, Py_ssize_t nargs)
 {
     uint64_t off;
     if (nargs != 2) {
@@ -150,8 +139,7 @@ mn_engine_py_take(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
         return NULL;
     }
     PyObject *block = args[0], *layout = args[1];
-    struct mn_engine *e = is_layout(self, layout) ? mn_engine_of_block(self, block, &off) : NULL;
-    if (e == NULL) {
+    if (!mn_is_layout(self, layout) || mn_engine_of_block(self, block, &off) == NULL) {
         return NULL;
     }
     uint64_t sequence = ((struct mn_block_object *)block)->sequence;
@@ -172,18 +160,18 @@ mn_engine_py_take(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     return batch;
 }
 
+const char mn_engine_row_doc[] =
+    "row(block, layout, row, objects): the sample that was written there.";
+
 PyObject *
-mn_engine_py_row(PyObject *self, PyObject *args)
+mn_engine_py_row(PyObject *self, struct mn_engine *e, PyObject *args)
 {
     PyObject *block, *layout, *objects;
     unsigned int row;
     uint64_t off;
     if (!PyArg_ParseTuple(args, "OOIO", &block, &layout, &row, &objects)
-        || !is_layout(self, layout)) {
-        return NULL;
-    }
-    struct mn_engine *e = mn_engine_of_block(self, block, &off);
-    if (e == NULL || !follows(self, e, block, layout)) {
+        || !mn_is_layout(self, layout) || mn_engine_of_block(self, block, &off) == NULL
+        || !follows(self, e, block, layout)) {
         return NULL;
     }
     if (row >= mn_block_at(mn_engine_shm(e), off)->nrows) {
@@ -199,6 +187,147 @@ mn_engine_py_row(PyObject *self, PyObject *args)
                                      objects == Py_None ? NULL : objects);
     mn_engine_unpin(e);
     return unless_closed(self, sample);
+}
+
+/* ---- blocks that the trainer makes: rows of several batches, samples that it got ---- */
+
+/* Returns whether every row of the formed batch was written in place by the layout posted there,
+ * and nothing else belongs to it. */
+static bool
+all_written(struct mn_engine *e, const struct mn_layout *l, uint32_t posted)
+{
+    const struct mn_run *runs;
+    uint32_t nruns = mn_engine_formed(e, &runs);
+    bool all = nruns != 0 && posted != 0 && !mn_layout_has_objects(l);
+    for (uint32_t i = 0; all && i < nruns; i++) {
+        const struct mn_run *r = &runs[i];
+        all = r->block_off != 0
+              && mn_block_at(mn_engine_shm(e), r->block_off)->layout == posted;
+        const struct mn_report *reports = all ? mn_engine_read_reports(e, r->block_off) : NULL;
+        for (uint32_t row = r->row0; all && row < r->row0 + r->nrows; row++) {
+            all = reports[row].status == MN_ROW_WRITTEN;
+        }
+    }
+    return all;
+}
+
+/* Copies the rows of the formed batch to a block, one after another, without the GIL. */
+static void
+copy_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t to)
+{
+    const struct mn_shm *shm = mn_engine_shm(e);
+    const struct mn_run *runs;
+    uint32_t nruns = mn_engine_formed(e, &runs);
+    struct mn_block *target = mn_block_at(shm, to);
+    for (uint32_t i = 0; i < mn_layout_nfields(l); i++) {
+        uint64_t bytes = mn_layout_row_bytes(l)[i];
+        char *dst = mn_at(shm, mn_block_fields(target)[i]);
+        for (uint32_t k = 0; k < nruns && bytes != 0; k++) {
+            const struct mn_run *r = &runs[k];
+            struct mn_block *b = mn_block_at(shm, r->block_off);
+            const char *rows = mn_at(shm, mn_block_fields(b)[i]);
+            memcpy(dst, rows + r->row0 * bytes, r->nrows * bytes);
+            dst += r->nrows * bytes;
+        }
+    }
+}
+
+const char mn_engine_gather_doc[] =
+    "gather(layout) -> batch | None\n\n"
+    "A copy of the rows of the formed batch; None if the rows are not all that belongs to it.";
+
+PyObject *
+mn_engine_py_gather(PyObject *self, struct mn_engine *e, PyObject *layout)
+{
+    if (!mn_is_layout(self, layout)) {
+        return NULL;
+    }
+    struct mn_layout *l = (struct mn_layout *)layout;
+    if (!all_written(e, l, mn_engine_posted(self, layout))) {
+        Py_RETURN_NONE;
+    }
+    struct mn_submit s = {.kind = MN_KIND_ROWS,
+                          .nfields = mn_layout_nfields(l),
+                          .row_bytes = mn_layout_row_bytes(l)};
+    const struct mn_run *runs;
+    uint32_t nruns = mn_engine_formed(e, &runs);
+    for (uint32_t i = 0; i < nruns; i++) {
+        s.nrows += runs[i].nrows;
+    }
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
+    uint64_t to = 0;
+    int rc;
+    o->inside++;
+    Py_BEGIN_ALLOW_THREADS
+    rc = mn_engine_gather_block(e, &s, &to);
+    if (rc == 0) {
+        copy_rows(e, l, to);
+    }
+    Py_END_ALLOW_THREADS
+    o->inside--;
+    if (mn_raise_errno(rc, "no memory to gather a batch") < 0) {
+        return NULL;
+    }
+    PyObject *block = mn_block_new(self, MN_UNPLANNED, to, layout), *batch = NULL;
+    if (block != NULL) {
+        batch = decode(self, e, block, layout, NULL, UINT32_MAX);
+        Py_DECREF(block);
+    }
+    if (o->engine == e) {
+        mn_engine_retire(e, to);
+    }
+    return batch;
+}
+
+const char mn_engine_place_doc[] =
+    "place(samples, layout, objects) -> Block | None\n\n"
+    "A new block with the samples as rows, to be decoded and retired; None if one does not\n"
+    "fit. objects: a list for each sample, to which its object leaves are appended.";
+
+PyObject *
+mn_engine_py_place(PyObject *self, struct mn_engine *e, PyObject *args)
+{
+    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    PyObject *samples, *layout, *objects;
+    if (st == NULL
+        || !PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &samples, st->layout_type, &layout,
+                             &PyList_Type, &objects)) {
+        return NULL;
+    }
+    struct mn_layout *l = (struct mn_layout *)layout;
+    struct mn_submit s = {.nrows = (uint32_t)PyList_GET_SIZE(samples),
+                          .kind = MN_KIND_ROWS,
+                          .nfields = mn_layout_nfields(l),
+                          .row_bytes = mn_layout_row_bytes(l)};
+    uint64_t to = 0;
+    if (mn_raise_errno(mn_engine_gather_block(e, &s, &to), "no memory for a batch") < 0) {
+        return NULL;
+    }
+    const struct mn_shm *shm = mn_engine_shm(e);
+    int rc = 1;
+    mn_engine_pin(e);
+    for (uint32_t i = 0; rc == 1 && i < s.nrows; i++) {
+        /* called code may change the lists */
+        PyObject *own = PyList_GetItemRef(objects, i);
+        PyObject *sample = own != NULL ? PyList_GetItemRef(samples, i) : NULL;
+        rc = sample == NULL
+                 ? -1
+                 : mn_layout_encode(st, l, sample, shm, mn_block_at(shm, to), i, own);
+        Py_XDECREF(sample);
+        Py_XDECREF(own);
+    }
+    bool open = ((struct mn_engine_object *)self)->engine == e;
+    if (open && rc != 1) {
+        mn_engine_retire(e, to);
+    }
+    mn_engine_unpin(e);
+    if (!open && !PyErr_Occurred()) {
+        (void)mn_engine_get(self); /* raises */
+    }
+    if (!open || rc == 1) {
+        return open ? mn_block_new(self, MN_UNPLANNED, to, layout) : NULL;
+    }
+    return rc < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* ---- HandsOut: next() of iterators, without Python for a prefetched batch ----
@@ -296,7 +425,7 @@ tell(PyObject *engine)
     Py_BEGIN_CRITICAL_SECTION(engine); /* so that it is not closed meanwhile */
     e = mn_engine_get(engine);
     if (e != NULL) {
-        mn_engine_handed(e);
+        mn_engine_span_end(e, true, false);
     }
     Py_END_CRITICAL_SECTION();
     return e != NULL ? 0 : -1;

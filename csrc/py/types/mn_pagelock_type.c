@@ -79,20 +79,18 @@ PyType_Spec mn_pagelock_spec = {
 
 /* ---- methods of Engine ------------------------------------------------------------------- */
 
-const char mn_engine_set_driver_doc[] =
+const char mn_engine_set_page_driver_doc[] =
     "set_page_driver(enter, leave, lock, unlock, context, flags)\n\n"
     "From now on lock_pages() locks by these functions, given as their addresses:\n"
     "enter(context), leave(&context), lock(at, bytes, flags), unlock(at), each 0 or an error.\n"
     "They are called from any thread, without the GIL, and must exist as long as the memory.";
 
 PyObject *
-mn_engine_py_set_driver(PyObject *self, PyObject *args)
+mn_engine_py_set_page_driver(PyObject *Py_UNUSED(self), struct mn_engine *e, PyObject *args)
 {
-    struct mn_engine *e = mn_engine_get(self);
     unsigned long long enter, leave, lock, unlock, context;
     unsigned int flags;
-    if (e == NULL || !PyArg_ParseTuple(args, "KKKKKI", &enter, &leave, &lock, &unlock, &context,
-                                       &flags)) {
+    if (!PyArg_ParseTuple(args, "KKKKKI", &enter, &leave, &lock, &unlock, &context, &flags)) {
         return NULL;
     }
     struct mn_pagelocks_driver driver = {
@@ -119,13 +117,12 @@ const char mn_engine_lock_pages_doc[] =
     "as long as it has the lock.";
 
 PyObject *
-mn_engine_py_lock_pages(PyObject *self, PyObject *args)
+mn_engine_py_lock_pages(PyObject *self, struct mn_engine *e, PyObject *args)
 {
-    struct mn_engine *e = mn_engine_get(self);
     struct mn_state *st = mn_state_of_type(Py_TYPE(self));
     unsigned long long address, bytes;
     int rc;
-    if (e == NULL || st == NULL || !PyArg_ParseTuple(args, "KK", &address, &bytes)) {
+    if (st == NULL || !PyArg_ParseTuple(args, "KK", &address, &bytes)) {
         return NULL;
     }
     const char *at = (const char *)(uintptr_t)address;
@@ -146,14 +143,13 @@ mn_engine_py_lock_pages(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+const char mn_engine_unlock_pages_doc[] =
+    "unlock_pages(): locks no more pages; those in use are unlocked with their PageLock.";
+
 PyObject *
-mn_engine_py_unlock_pages(PyObject *self, PyObject *ignored)
+mn_engine_py_unlock_pages(PyObject *Py_UNUSED(self), struct mn_engine *e,
+                          PyObject *Py_UNUSED(ignored))
 {
-    (void)ignored;
-    struct mn_engine *e = mn_engine_get(self);
-    if (e == NULL) {
-        return NULL;
-    }
     mn_engine_pin(e);
     Py_BEGIN_ALLOW_THREADS
     mn_pagelocks_stop(mn_engine_pagelocks(e));
@@ -168,13 +164,9 @@ const char mn_engine_page_locks_doc[] =
     "lock that it refused, or 0";
 
 PyObject *
-mn_engine_py_page_locks(PyObject *self, PyObject *ignored)
+mn_engine_py_page_locks(PyObject *Py_UNUSED(self), struct mn_engine *e,
+                        PyObject *Py_UNUSED(ignored))
 {
-    (void)ignored;
-    struct mn_engine *e = mn_engine_get(self);
-    if (e == NULL) {
-        return NULL;
-    }
     unsigned long long locked;
     int refused;
     mn_engine_pin(e);
