@@ -9,7 +9,7 @@
 #include "base/mn_error.h"
 #include "engine/mn_batches.h"
 #include "engine/mn_engine_parts.h"
-#include "engine/mn_engine_state.h"
+#include "engine/mn_shared_costs.h"
 #include "os/mn_clock.h"
 #include "workers/mn_records.h"
 
@@ -605,14 +605,60 @@ mn_engine_retain(struct mn_engine *e, uint64_t block_off, uint64_t off, uint64_t
     return rc;
 }
 
-void
-mn_batch_learn_envelopes(struct mn_engine *e, struct mn_batch *b)
+/* ---- what finished batches teach --------------------------------------------------------- */
+
+/* Teaches what the batch took in addition to its samples: its collate task, or the rest of its only
+ * task. */
+static void
+learn_collate(struct mn_engine *e, struct mn_block *b, uint64_t rows_ns)
 {
-    if (b->weighed) {
+    const struct mn_result *t = &e->tasks.results[mn_block_tasks(b)[b->ntasks - 1]];
+    if (!t->accepted) {
         return;
     }
-    b->weighed = true;
-    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+    if (t->kind == MN_KIND_COLLATE) {
+        mn_costs_collated(&e->cfg.costs->costs, (int64_t)t->wall_ns);
+    }
+    else if (t->kind == MN_KIND_BATCH && rows_ns != 0) {
+        mn_costs_collated(&e->cfg.costs->costs,
+                          t->wall_ns > rows_ns ? (int64_t)(t->wall_ns - rows_ns) : 0);
+    }
+}
+
+/* Teaches what the rows of each task cost, and which worker made them. Returns the sum. */
+static uint64_t
+learn_rows(struct mn_engine *e, const struct mn_batch *batch, struct mn_block *b,
+           const int64_t *index)
+{
+    uint64_t sum = 0;
+    const struct mn_planned *q = mn_plan_at(e->plan, batch->sequence);
+    const float *hint = q != NULL ? q->batch.hint : NULL;
+    for (uint32_t i = 0; i < b->ntasks; i++) {
+        uint32_t task = mn_block_tasks(b)[i];
+        const struct mn_result *t = &e->tasks.results[task];
+        if (!t->accepted || t->kind == MN_KIND_COLLATE) {
+            continue;
+        }
+        uint32_t how = mn_task_at(&e->shm, task)->made; /* unchecked: it is only compared */
+        struct mn_costs_made made = {.worker = t->worker,
+                                     .learn_locality = e->cfg.group_neighbours,
+                                     .follows = how == MN_MADE_NEXT,
+                                     .newcomer = how == MN_MADE_FIRST,
+                                     .edge = t->row0 == 0};
+        sum += mn_costs_observe_rows(&e->cfg.costs->costs, index != NULL ? index + t->row0 : NULL,
+                                     hint != NULL ? hint + t->row0 : NULL,
+                                     &batch->reports[t->row0].wall_ns,
+                                     MN_REPORT_STEP, t->nrows,
+                                     &made);
+    }
+    return sum;
+}
+
+/* Adds the memory that the batch used outside of its rows to the running mean, which sets the
+ * budget of later batches. */
+static void
+learn_envelopes(struct mn_engine *e, struct mn_block *block)
+{
     const uint32_t *tasks = mn_block_tasks(block);
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < block->ntasks; i++) {
@@ -621,6 +667,50 @@ mn_batch_learn_envelopes(struct mn_engine *e, struct mn_batch *b)
     }
     uint64_t mean = e->flight.mean_envelope_bytes;
     e->flight.mean_envelope_bytes = mean == 0 ? bytes : (3 * mean + bytes) / 4;
+}
+
+void
+mn_batch_learn(struct mn_engine *e, struct mn_batch *batch)
+{
+    struct mn_block *b = mn_block_at(&e->shm, batch->block_off);
+    if (batch->learned) {
+        return;
+    }
+    batch->learned = true;
+    learn_envelopes(e, b);
+    if (e->plan == NULL || e->cfg.costs == NULL || b->nrows == 0) {
+        return;
+    }
+    const int64_t *index = b->index_kind != MN_INDEX_PICKLE ? mn_block_index(b) : NULL;
+    mn_shared_costs_lock(e->cfg.costs);
+    bool news = mn_plan_is_news(e->plan, b->epoch, index, &batch->reports->wall_ns,
+                                MN_REPORT_STEP, b->nrows);
+    uint64_t rows_ns = learn_rows(e, batch, b, index);
+    if (b->ntasks != 0) {
+        learn_collate(e, b, rows_ns);
+    }
+    mn_plan_learned(e->plan, news);
+    mn_shared_costs_unlock(e->cfg.costs);
+}
+
+void
+mn_batches_learn_waiting(struct mn_engine *e)
+{
+    for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
+        if (!b->abandoned && mn_engine_poll(e, b->block_off) == MN_BLOCK_DONE
+            && mn_batch_accept(e, b) == MN_BLOCK_DONE) {
+            mn_batch_learn(e, b);
+        }
+    }
+}
+
+void
+mn_batch_retire(struct mn_engine *e, uint64_t block_off)
+{
+    struct mn_batch *b = mn_batch_find(e, block_off);
+    mn_assert(b != NULL);
+    mn_batch_learn(e, b);
+    mn_batch_drop(e, b);
 }
 
 void

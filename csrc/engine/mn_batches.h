@@ -101,10 +101,19 @@ mn_batch_drop(struct mn_engine *e, struct mn_batch *b);
 void
 mn_batch_abandon(struct mn_engine *e, uint64_t block_off);
 
-/* Adds the memory that the batch used outside of its rows to the running mean, which sets the
- * budget of later batches. Does so once per batch. */
+/* Learns from an accepted batch what its rows have cost, and how much memory it used outside of
+ * them. Does so once per batch. */
 void
-mn_batch_learn_envelopes(struct mn_engine *e, struct mn_batch *b);
+mn_batch_learn(struct mn_engine *e, struct mn_batch *b);
+
+/* Does the same for all batches that are done and not delivered. While one sample holds up the very
+ * first batches, there is nothing else to learn from. */
+void
+mn_batches_learn_waiting(struct mn_engine *e);
+
+/* The batch was read: learns from it, and frees its memory. */
+void
+mn_batch_retire(struct mn_engine *e, uint64_t block_off);
 
 /* Copies the head of an envelope of len bytes. Returns whether the head and all of its parts lie
  * within. */

@@ -177,9 +177,7 @@ open_plan(struct mn_engine *e)
                                  .in_order = c->in_order,
                                  .group_neighbours = c->group_neighbours,
                                  .costs = c->costs != NULL ? &c->costs->costs : NULL,
-                                 .ready_batch = c->ready_batch,
-                                 .ready_bound = c->ready_bound,
-                                 .ready_mixes = c->ready_mixes};
+                                 .forms = c->ready_batch != 0};
     mn_shared_costs_lock(c->costs);
     int rc = mn_plan_open(&e->plan, &cfg);
     mn_shared_costs_unlock(c->costs);
@@ -187,6 +185,10 @@ open_plan(struct mn_engine *e)
         mn_plan_set_active(e->plan, e->active);
         e->done.found = calloc(mn_plan_view(e->plan)->capacity, sizeof(*e->done.found));
         rc = e->done.found == NULL ? -ENOMEM : mn_worker_views_open(e);
+    }
+    if (rc == 0 && cfg.forms) {
+        e->forming = mn_forming_open(c->ready_batch, c->ready_bound, c->ready_mixes);
+        rc = e->forming == NULL ? -ENOMEM : 0;
     }
     return rc;
 }
@@ -230,6 +232,7 @@ destroy(struct mn_engine *e)
     mn_plan_close(e->plan);
     mn_worker_views_close(e);
     free(e->done.found);
+    mn_forming_close(e->forming);
     mn_autoscale_close(e->autoscale);
     free(e->flight.by_task);
     mn_crew_close(&e->crew);
@@ -276,6 +279,11 @@ mn_engine_open(struct mn_engine **out, const struct mn_engine_config *cfg)
     e->cfg = *cfg;
     if (e->cfg.max_workers < cfg->workers) {
         e->cfg.max_workers = cfg->workers;
+    }
+    if (cfg->ready_batch != 0) { /* all that may wait for a slow sample of the first batch */
+        uint32_t most = MN_PLAN_BATCH_TASKS;
+        e->cfg.blocks = (cfg->ready_bound + 1 + cfg->window)
+                        * (cfg->ready_batch < most ? cfg->ready_batch : most);
     }
     e->active = cfg->workers;
     if (cfg->min_workers == 0 || cfg->min_workers > cfg->workers) {

@@ -53,7 +53,7 @@ struct mn_engine_config {
     uint64_t arena_bytes;   /* 0: four times the memory limit; halved until it maps */
     uint64_t memory_limit;  /* 0: three quarters of the arena */
     uint32_t window;        /* balanced: steady prefetch window, in batches; 0: static */
-    uint32_t blocks;        /* expected number of batches in flight */
+    uint32_t blocks;        /* expected number of batches in flight; not used in ready mode */
     bool in_order;
     struct mn_shared_costs *costs; /* balanced: must outlive the engine */
     uint32_t ready_batch;   /* 0: deliver batches as planned. Else form batches of this many */

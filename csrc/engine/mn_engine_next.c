@@ -36,8 +36,12 @@ mn_engine_plan(struct mn_engine *e, const struct mn_plan_batch *b)
     own.integers = b->index_kind != MN_INDEX_PICKLE;
     mn_mutex_lock(&e->mutex);
     mn_shared_costs_lock(e->cfg.costs);
-    int rc = mn_plan_add(e->plan, &own);
+    int rc = e->forming != NULL ? mn_forming_room(e->forming) : 0;
+    rc = rc < 0 ? rc : mn_plan_add(e->plan, &own);
     mn_shared_costs_unlock(e->cfg.costs);
+    if (rc == MN_OK && e->forming != NULL) {
+        mn_forming_add(e, b->sequence, b->nrows);
+    }
     start_due_and_unlock(e);
     return rc;
 }
@@ -57,6 +61,9 @@ mn_engine_plan_end(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
     mn_plan_end(e->plan);
+    if (e->forming != NULL) {
+        mn_forming_end(e);
+    }
     mn_engine_unlock(e);
 }
 
@@ -71,8 +78,8 @@ mn_engine_plan_clear(struct mn_engine *e)
             mn_batch_abandon(e, off);
         }
     }
-    if (mn_plan_view(e->plan)->forming != NULL) {
-        mn_ready_rows_drop(e);
+    if (e->forming != NULL) {
+        mn_forming_clear(e);
     }
     mn_plan_clear(e->plan);
     e->done.n = e->done.at = 0;
@@ -81,22 +88,11 @@ mn_engine_plan_clear(struct mn_engine *e)
     mn_engine_unlock(e);
 }
 
-/* The batch was read: learns what it cost, and frees its memory. */
-static void
-retire(struct mn_engine *e, uint64_t block_off)
-{
-    struct mn_batch *b = mn_batch_find(e, block_off);
-    mn_assert(b != NULL);
-    mn_learn_costs(e, b);
-    mn_batch_learn_envelopes(e, b);
-    mn_batch_drop(e, b);
-}
-
 void
 mn_engine_retire(struct mn_engine *e, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
-    retire(e, block_off);
+    mn_batch_retire(e, block_off);
     mn_engine_unlock(e);
 }
 
@@ -104,19 +100,9 @@ int
 mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
-    if (!mn_next_delivery_may_take(e, sequence, block_off)) {
+    if (mn_next_delivery_take(e, sequence, block_off) < 0) {
         mn_engine_unlock(e);
         return -EINVAL;
-    }
-    if (mn_plan_view(e->plan)->forming != NULL) {
-        mn_ready_rows_taken(e);
-    }
-    else {
-        if (block_off != 0) { /* else it was refused */
-            retire(e, block_off);
-        }
-        MN_FAULT("engine.taken");
-        mn_plan_taken(e->plan, sequence);
     }
     if (e->waits.served) { /* another batch was taken already: this one is prefetched */
         (void)mn_plan_prefetched(e->plan, 1);
@@ -190,7 +176,8 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
 static int64_t
 nap_ns(const struct mn_engine *e, uint64_t want)
 {
-    int64_t lasts = mn_plan_lasts(e->plan), mix = mn_ready_rows_nap(e);
+    int64_t lasts = mn_plan_lasts(e->plan);
+    int64_t mix = e->forming != NULL ? mn_forming_nap(e) : INT64_MAX;
     int64_t nap = want == MN_WANT_CHANGE || lasts < CHANGE_NS ? CHANGE_NS : lasts;
     return mix < nap ? mix : nap;
 }

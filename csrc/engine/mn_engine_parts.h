@@ -46,18 +46,34 @@ mn_start_due_starving(struct mn_engine *e);
 
 /* ---- mn_next_delivery.c ---- */
 
+/* Returns NULL if memory is short. */
+struct mn_forming *
+mn_forming_open(uint32_t batch, uint32_t bound, bool mixes);
+
+void
+mn_forming_close(struct mn_forming *f);
+
+/* Makes space for one more unit. Returns 0 or -ENOMEM. */
+int
+mn_forming_room(struct mn_forming *f);
+
+/* Adds the batch that the plan added last. mn_forming_room() must have made space for it. */
+void
+mn_forming_add(struct mn_engine *e, uint64_t sequence, uint32_t nrows);
+
+/* Declares that no more batches are planned in this epoch. */
+void
+mn_forming_end(struct mn_engine *e);
+
+/* Drops the blocks of units that have left the plan, and forgets all units. Call it just before the
+ * plan is cleared. */
+void
+mn_forming_clear(struct mn_engine *e);
+
 /* Returns for how long from now a mixed batch must still wait if nothing happens; INT64_MAX: there
  * is none to wait for. */
 int64_t
-mn_ready_rows_nap(const struct mn_engine *e);
-
-/* The formed batch was read: retires the units whose rows are all delivered. */
-void
-mn_ready_rows_taken(struct mn_engine *e);
-
-/* Drops the blocks of units that have left the plan. Call just before the plan is cleared. */
-void
-mn_ready_rows_drop(struct mn_engine *e);
+mn_forming_nap(const struct mn_engine *e);
 
 /* Returns the number of batches that are done and not taken. In order it counts from the head on,
  * out of order all (up to starved_below). */
@@ -73,19 +89,9 @@ mn_next_delivery_pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_o
 bool
 mn_next_delivery_any(struct mn_engine *e);
 
-/* Returns whether the caller may take this batch: it was given as the next one, and was not taken
- * yet. */
-bool
-mn_next_delivery_may_take(struct mn_engine *e, uint64_t sequence, uint64_t block_off);
-
-/* Teaches the cost model what the rows of a finished batch cost. Does so once per batch. */
-void
-mn_learn_costs(struct mn_engine *e, struct mn_batch *batch);
-
-/* Does the same for all batches that are done and not delivered, and learns the memory of their
- * envelopes. While one sample holds up the very first batches, there is nothing else to learn
- * from. */
-void
-mn_learn_costs_waiting(struct mn_engine *e);
+/* Frees the batch, which the caller has read. In ready mode, frees every unit whose last row this
+ * delivery used. Returns -EINVAL if it was not given as the next one, or was taken. */
+int
+mn_next_delivery_take(struct mn_engine *e, uint64_t sequence, uint64_t block_off);
 
 #endif

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "engine/mn_engine_state.h"
-#include "schedule/mn_forming.h"
 #include "engine/mn_engine_parts.h"
 
 const struct mn_shm *
@@ -163,10 +162,10 @@ mn_engine_progress(struct mn_engine *e)
             out.planned += off == 0;
             out.ready += off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
         }
-        if (v->forming != NULL) {
+        if (e->forming != NULL) {
             out.ready = (uint64_t)mn_next_delivery_ready(e);
-            out.displaced_max = v->forming->policy.displaced_max;
-            out.displaced_sum = v->forming->policy.displaced_sum;
+            out.displaced_max = e->forming->policy.displaced_max;
+            out.displaced_sum = e->forming->policy.displaced_sum;
         }
     }
     mn_mutex_unlock(&e->mutex);
@@ -184,10 +183,13 @@ mn_engine_refused(struct mn_engine *e, uint64_t sequence)
 {
     mn_mutex_lock(&e->mutex);
     const struct mn_planned *q = mn_plan_at(e->plan, sequence);
-    struct mn_refusal r = mn_plan_view(e->plan)->forming != NULL
-                              ? mn_forming_refused(mn_plan_view(e->plan)->forming, sequence)
-                          : q != NULL ? q->refusal
-                                      : (struct mn_refusal){MN_REFUSED_NOT, 0, 0};
+    struct mn_refusal r = q != NULL ? q->refusal : (struct mn_refusal){MN_REFUSED_NOT, 0, 0};
+    const struct mn_forming *f = e->forming;
+    for (uint32_t i = f != NULL ? f->oldest : 0; f != NULL && i < f->nunits; i++) {
+        if (f->units[i].sequence == sequence) { /* it may have left the plan */
+            r = f->units[i].refusal;
+        }
+    }
     mn_mutex_unlock(&e->mutex);
     return r;
 }
@@ -197,13 +199,13 @@ mn_engine_refused(struct mn_engine *e, uint64_t sequence)
 bool
 mn_engine_forms(const struct mn_engine *e)
 {
-    return e->plan != NULL && mn_plan_view(e->plan)->forming != NULL;
+    return e->forming != NULL;
 }
 
 uint32_t
 mn_engine_formed(const struct mn_engine *e, const struct mn_run **runs)
 {
-    const struct mn_forming *f = mn_plan_view(e->plan)->forming;
+    const struct mn_forming *f = e->forming;
     *runs = f != NULL ? f->runs : NULL;
     return f != NULL ? f->nruns : 0;
 }

@@ -20,7 +20,6 @@
 
 struct mn_engine;
 struct mn_pagelocks;
-struct mn_run;
 
 /* Returns the mapping; valid for as long as the engine lives. */
 const struct mn_shm *
@@ -154,7 +153,15 @@ mn_engine_note_failed(struct mn_engine *e, uint64_t samples);
 struct mn_refusal
 mn_engine_refused(struct mn_engine *e, uint64_t sequence);
 
-/* ---- ready mode (mn_forming.h) ------------------------------------------------------------ */
+/* ---- ready mode (mn_next_delivery.c) ------------------------------------------------------ */
+
+/* Neighbouring rows of one planned batch. */
+struct mn_run {
+    uint64_t sequence;
+    uint64_t block_off;
+    uint32_t row0;
+    uint32_t nrows;
+};
 
 /* Returns whether the engine runs in ready mode. */
 bool

@@ -12,8 +12,8 @@
  *     mn_engine_step    deaths, leases, abandoned batches
  *     mn_autoscale    the number of workers
  *     mn_start_due    what each worker does; starts what the plan says: blocks, run queues
- *     mn_next_delivery   which batch is delivered next, and what batches have cost
- *     mn_batches      batches in flight: made, their results checked, and freed
+ *     mn_next_delivery   which batch is delivered next
+ *     mn_batches      batches in flight: made, checked, learned from, and freed
  *
  * Lock. One, mutex, which next() takes. It guards everything below except the marked fields, and
  * the parts that have no lock of their own. mn_engine_unlock() unlocks it and then makes the
@@ -28,9 +28,9 @@
 
 #include "engine/mn_batches.h"
 #include "engine/mn_engine.h"
+#include "engine/mn_engine_snapshot.h"
 #include "os/mn_proc.h"
-#include "schedule/mn_plan.h"
-#include "engine/mn_waits.h"
+#include "schedule/policy_ready.h"
 #include "memory/mn_arena.h"
 #include "memory/mn_pagelocks.h"
 #include "os/mn_thread.h"
@@ -48,8 +48,7 @@ struct mn_batch {
     uint64_t sequence;    /* in the order of delivery, over all epochs; UINT64_MAX: not in it */
     bool abandoned;
     bool detached;        /* the plan was told that it is done */
-    bool learned;         /* its costs are in the model */
-    bool weighed;         /* its envelopes are in the mean of their memory */
+    bool learned;         /* its costs are in the model, its envelopes in their mean */
     bool accepted;        /* the workers' results were read: it is done or lost */
     struct mn_ranges ranges; /* of the arena; freed when the block is retired */
     struct mn_report reports[]; /* [rows], from accepted tasks */
@@ -74,6 +73,31 @@ struct mn_found {
 struct mn_done {
     struct mn_found *found; /* [mn_plan_batches_most] */
     uint32_t n, at;
+};
+
+/* Ready mode: a planned batch, until its last row was taken. */
+struct mn_unit {
+    uint64_t sequence;
+    uint64_t block_off; /* 0: it had none at the last look, or is refused */
+    int64_t first;      /* place of its row 0 */
+    uint32_t nrows;
+    uint32_t left;      /* rows not taken yet */
+    uint32_t unmarked;  /* rows not known to be ready */
+    bool ended;         /* all of its tasks have ended, and it has left the plan */
+    struct mn_refusal refusal;
+};
+
+struct mn_forming {
+    struct mn_ready policy;
+    void *memory;
+    int64_t *places;       /* [batch] */
+    struct mn_run *runs;   /* [batch]; of the batch that is formed and not taken */
+    uint32_t nruns;        /* 0: no batch is formed */
+    struct mn_unit *units; /* [capacity]; the live ones from oldest on, in the order of planning */
+    uint32_t oldest, nunits, capacity;
+    int64_t planned;       /* places assigned so far */
+    bool mixes;            /* units may be delivered in parts */
+    uint64_t could_ns;     /* since when a batch could be mixed; 0: none could */
 };
 
 /* A worker that has tasks on its own queue but runs none. */
@@ -111,6 +135,7 @@ struct mn_engine {
     struct mn_form form;     /* form of the batches that start now */
     struct mn_worker_views views;
     struct mn_done done;
+    struct mn_forming *forming; /* NULL: batches are delivered as planned */
     uint64_t stuck_ns;       /* since when memory is too short for the plan's head; 0: it is not */
     struct mn_flight flight;
     struct mn_refusal refusal; /* of the last batch that could not be made */

@@ -41,7 +41,7 @@ make_block(struct mn_engine *e, struct mn_planned *q, uint64_t *block_off)
                                              : e->form.kind,
                           .queue = MN_QUEUE_NORMAL,
                           .seeded = b->seeded,
-                          .apart = mn_plan_view(e->plan)->forming != NULL,
+                          .apart = e->forming != NULL,
                           .user_epoch = b->user_epoch,
                           .index_kind = b->index_kind,
                           .index = b->index,
@@ -429,7 +429,7 @@ mn_start_due_starving(struct mn_engine *e)
     f.ready = mn_next_delivery_ready(e);
     bool starving = mn_plan_starving(e->plan, &f);
     if (starving && e->cfg.costs != NULL) {
-        mn_learn_costs_waiting(e);
+        mn_batches_learn_waiting(e);
     }
     return starving;
 }

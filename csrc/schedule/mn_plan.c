@@ -8,7 +8,6 @@
 #include "base/mn_assert.h"
 #include "base/mn_attr.h"
 #include "base/mn_error.h"
-#include "schedule/mn_forming.h"
 #include "schedule/mn_plan_state.h"
 #include "schedule/policy_chunk.h"
 
@@ -565,9 +564,6 @@ mn_plan_open(struct mn_plan **out, const struct mn_plan_config *cfg)
     p->pace.active = cfg->workers;
     p->pace.steady = cfg->window;
     p->together.may = cfg->group_neighbours && cfg->costs != NULL;
-    p->view.forming = cfg->ready_batch != 0 ? mn_forming_open(cfg->ready_batch, cfg->ready_bound,
-                                                         cfg->ready_mixes)
-                                       : NULL;
     p->shares.of = calloc(cfg->max_workers, sizeof(*p->shares.of));
     p->shares.chain.owner = -1;
     p->horizon = INT64_MAX;
@@ -582,7 +578,6 @@ mn_plan_open(struct mn_plan **out, const struct mn_plan_config *cfg)
                                       .starved_below = cfg->window,
                                       .workers = cfg->workers};
     if (p->memory == NULL || p->batches == NULL || p->shares.of == NULL
-        || (cfg->ready_batch != 0 && p->view.forming == NULL)
         || mn_dispatch_init(&p->dispatch, p->memory, MN_PLAN_TASKS, &rates) < 0) {
         mn_plan_close(p);
         return -ENOMEM;
@@ -604,7 +599,6 @@ mn_plan_close(struct mn_plan *p)
     if (p->batches != NULL && p->shares.of != NULL) {
         mn_plan_clear(p);
     }
-    mn_forming_close(p->view.forming);
     free(p->batches);
     free(p->shares.of);
     free(p->memory);
@@ -620,9 +614,6 @@ mn_plan_clear(struct mn_plan *p)
         *mn_plan_place(p, n) = NULL;
     }
     mn_pieces_reset(p);
-    if (p->view.forming != NULL) {
-        mn_forming_clear(p->view.forming);
-    }
     mn_dispatch_clear(&p->dispatch);
     o->head = o->begun = o->next;
     p->refused = p->unmade = 0;
@@ -635,6 +626,13 @@ void
 mn_plan_set_active(struct mn_plan *p, uint32_t workers)
 {
     p->pace.active = workers;
+}
+
+void
+mn_plan_set_span(struct mn_plan *p, uint64_t first, uint64_t end)
+{
+    p->formed_first = first;
+    p->horizon = end;
 }
 
 void
@@ -705,8 +703,7 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
     }
     int64_t *cost = malloc(((size_t)b->nrows + 1) * sizeof(*cost));
     struct mn_planned *q = cost != NULL ? make(b) : NULL;
-    if (q == NULL || (p->view.forming != NULL && mn_forming_room(p->view.forming) < 0)) {
-        free(q);
+    if (q == NULL) {
         free(cost);
         return -ENOMEM;
     }
@@ -728,9 +725,6 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
     p->pace.cut_tasks = p->view.by_piece && q->npieces != 0 ? q->npieces : q->ntasks;
     p->view.order.next++;
     p->rows += b->nrows;
-    if (p->view.forming != NULL) {
-        mn_forming_add(p, b->sequence, b->nrows);
-    }
     free(cost);
     return MN_OK;
 }
@@ -739,9 +733,6 @@ void
 mn_plan_end(struct mn_plan *p)
 {
     mn_dispatch_close(&p->dispatch, true);
-    if (p->view.forming != NULL) {
-        mn_forming_end(p);
-    }
 }
 
 void

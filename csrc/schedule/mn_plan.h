@@ -15,10 +15,9 @@
  * Few tasks are queued at a time, because a queued task can no longer be reordered. The number is
  * about one millisecond of work or a quarter of a task for each worker.
  *
- * The plan's files build on each other, from the lowest: mn_forming (batches of ready rows),
- * mn_plan_next (what starts for any worker, also past the window), mn_plan_locality (which worker
- * makes what, and what an idle one takes over), mn_plan (from add to taken; how batches are cut
- * into tasks, and cut again after learning).
+ * The plan's files build on each other, from the lowest: mn_plan_next (what starts for any worker,
+ * also past the window), mn_plan_locality (which worker makes what, and what an idle one takes
+ * over), mn_plan (from add to taken; how batches are cut into tasks, and cut again after learning).
  */
 #ifndef MN_PLAN_H
 #define MN_PLAN_H
@@ -30,9 +29,11 @@
 #include "schedule/mn_costs.h"
 #include "schedule/policy_dispatch.h"
 
-struct mn_forming;
 struct mn_piece;
 struct mn_plan; /* mn_plan_state.h; private to the plan's files */
+
+/* Most tasks of one batch, so that the head always finds descriptors. */
+#define MN_PLAN_BATCH_TASKS 1024u
 
 /* Why a batch cannot be made. */
 enum mn_refusal_why {
@@ -59,9 +60,8 @@ struct mn_plan_config {
     bool in_order;
     bool group_neighbours; /* neighbours may be kept together */
     struct mn_costs *costs; /* NULL: costs are not learned */
-    uint32_t ready_batch;  /* 0: deliver batches as planned. Else form batches of this many */
-    uint32_t ready_bound;  /* ready samples; none moves by more than this many batches */
-    bool ready_mixes;      /* mix samples of several planned batches where that helps */
+    bool forms;            /* batches are formed of ready rows: mn_plan_set_span() says of which.
+                            * Planned batches are taken as soon as they have ended */
 };
 
 /* The memory that the rows of a batch take: nfields fields, each rounded up to whole pages. */
@@ -215,6 +215,11 @@ mn_plan_unsettled(const struct mn_plan *p);
 void
 mn_plan_set_active(struct mn_plan *p, uint32_t workers);
 
+/* Where batches are formed: sets the first batch that would be in the next formed one if all rows
+ * were ready, and from which one on no batch may start. */
+void
+mn_plan_set_span(struct mn_plan *p, uint64_t first, uint64_t end);
+
 /* Sets the memory that rows take in batches that start from now on. */
 void
 mn_plan_set_rows(struct mn_plan *p, const struct mn_plan_rows *rows);
@@ -342,7 +347,6 @@ struct mn_plan_order {
 struct mn_plan_view {
     struct mn_plan_order order;
     struct mn_costs_view known;  /* costs, when something was last planned or learned */
-    struct mn_forming *forming;  /* forms batches of ready rows; NULL: delivered as planned */
     bool by_piece;       /* neighbours are kept together: ask for each worker separately */
     bool held;           /* the memory limit ended the last dispatch */
     bool unreleased;     /* a batch waits until the program releases the one that it had before */

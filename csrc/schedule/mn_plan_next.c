@@ -7,7 +7,6 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "schedule/mn_forming.h"
 #include "schedule/mn_plan_state.h"
 
 /* ---- planned batches -------------------------------------------------------------------- */
@@ -219,8 +218,8 @@ mn_plan_depth(const struct mn_plan *p)
 static int64_t
 first(const struct mn_plan *p)
 {
-    return p->view.forming != NULL ? (int64_t)mn_forming_head(p)
-                              : (int64_t)(p->view.order.head - mn_a64_load_relaxed(&p->prefetched));
+    return (int64_t)(p->cfg.forms ? p->formed_first
+                                  : p->view.order.head - mn_a64_load_relaxed(&p->prefetched));
 }
 
 int64_t
@@ -243,9 +242,8 @@ static struct started
 count_started(const struct mn_plan *p, const struct mn_plan_facts *f, uint64_t from)
 {
     int64_t straggles_ns = straggler_ns(p);
-    /* in ready mode, what has ended is no longer planned */
-    bool forms = p->view.forming != NULL;
-    uint64_t taken = forms ? (uint64_t)f->ready : mn_a64_load_relaxed(&p->prefetched);
+    /* where batches are formed, what has ended is no longer planned */
+    uint64_t taken = p->cfg.forms ? (uint64_t)f->ready : mn_a64_load_relaxed(&p->prefetched);
     struct started n = {taken, taken, 0};
     for (uint64_t i = p->view.order.head; i < p->view.order.begun; i++) {
         const struct mn_planned *q = mn_plan_at(p, i);

@@ -8,9 +8,6 @@
 #include "base/mn_attr.h"
 #include "schedule/mn_plan.h"
 
-/* Most tasks of one batch, so that the head always finds descriptors. */
-#define MN_PLAN_BATCH_TASKS 1024u
-
 #define MN_PLAN_BATCHES 4096u /* at least */
 #define MN_PLAN_BATCHES_MOST (1u << 20)
 #define MN_PLAN_TASKS 16384u
@@ -81,6 +78,7 @@ struct mn_plan {
     struct mn_dispatch dispatch;
     void *memory;                /* the dispatcher's */
     struct mn_planned **batches; /* ring by sequence, [view.capacity], which is a power of two */
+    uint64_t formed_first;       /* where batches are formed: see mn_plan_set_span() */
     uint64_t horizon;            /* no batch from this sequence on may start */
     uint64_t rows;               /* planned so far: the order among equals */
     uint64_t refused;            /* planned batches that cannot be made */

@@ -465,14 +465,9 @@ class BalancedIterator(MinatoIterator):
             min_workers=bounds[0],
             max_workers=bounds[2],
             straggler_seconds=self._options.straggler_seconds(),
-            blocks=self._blocks_out(),
             saved_scheduler=memo.saved_scheduler(bounds),
             group_neighbours=self._offer is None,
         )
-
-    def _blocks_out(self) -> int:
-        """Upper bound of blocks in flight where that is large; 0 for the default."""
-        return 0
 
     @property
     def _send_idx(self) -> int:  # type: ignore[override]  # torch's counters that libraries read

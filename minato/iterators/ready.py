@@ -1,7 +1,7 @@
 """``batching="ready"``: batches of the samples that are ready first.
 
 The sampler's batches are planned and made as usual. The engine forms batches from the
-rows that are ready (csrc/schedule/mn_forming.h). Slow samples keep their natural share. No sample
+rows that are ready (csrc/engine/mn_next_delivery.c). Slow samples keep their natural share. No sample
 moves further than ``DISPLACEMENT`` batches from its position in the sampler's order. All batches up to
 the last are full. If no sample is slow, they are the sampler's batches, delivered without a copy.
 Otherwise rows of several batches are gathered by one copy.
@@ -30,8 +30,6 @@ from .supervisor import Supervisor
 #: how many batches a sample may move at most. Each costs memory for samples that wait; a
 #: slow sample of sixteen times a batch's time still fits.
 DISPLACEMENT = 16
-#: limit on the tasks of a batch (csrc/schedule/mn_plan_state.h)
-BATCH_TASKS = 1024
 
 #: neighbouring rows of a planned batch: (block, first row, rows)
 Run = tuple[Block, int, int]
@@ -306,11 +304,6 @@ class ReadyIterator(BalancedIterator):
             "ready_bound": DISPLACEMENT,
             "ready_mixes": self._mixes,
         }
-
-    def _blocks_out(self) -> int:
-        """Tasks of all batches that may wait for a slow sample of the first one."""
-        window = self._window
-        return (DISPLACEMENT + 1 + window.size()) * min(window.batch_size, BATCH_TASKS)
 
     @property
     def _rcvd_idx(self) -> int:  # type: ignore[override]

@@ -8,7 +8,6 @@
 #include "mn_rig.h"
 
 #include "engine/mn_engine_snapshot.h"
-#include "schedule/mn_forming.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_shared_costs.h"
 #include "os/mn_proc.h"
@@ -676,16 +675,16 @@ form_now(struct mn_engine *e, struct rig_worker *w)
         run_all(w);
         CHECK(mn_test_clock_ns() < deadline);
     }
-    CHECK(e->plan->view.forming->nruns != 0);
-    CHECK_EQ(e->plan->view.forming->runs[0].sequence, sequence);
-    CHECK_EQ(e->plan->view.forming->runs[0].block_off, off);
+    CHECK(e->forming->nruns != 0);
+    CHECK_EQ(e->forming->runs[0].sequence, sequence);
+    CHECK_EQ(e->forming->runs[0].block_off, off);
 }
 
 /* Checks that every row of the formed batch is right and occurs once. */
 static uint32_t
 check_runs(struct rig *r, const struct rig_block *b, uint32_t nblocks, uint8_t *seen)
 {
-    const struct mn_forming *f = r->e->plan->view.forming;
+    const struct mn_forming *f = r->e->forming;
     uint32_t rows = 0;
     for (uint32_t i = 0; i < f->nruns; i++) {
         const struct mn_run *run = &f->runs[i];
@@ -703,7 +702,7 @@ check_runs(struct rig *r, const struct rig_block *b, uint32_t nblocks, uint8_t *
 static void
 take_formed(struct mn_engine *e)
 {
-    const struct mn_run run = e->plan->view.forming->runs[0];
+    const struct mn_run run = e->forming->runs[0];
     mn_engine_taken(e, run.sequence, run.block_off);
 }
 
@@ -768,7 +767,7 @@ mixed_batches_keep_what_is_left_of_others(void)
         run_all(&w[2]);
     }
     form_now(e, &w[2]);
-    CHECK_EQ(e->plan->view.forming->nruns, 2);
+    CHECK_EQ(e->forming->nruns, 2);
     CHECK_EQ(check_runs(&r, b, 2, seen), 4);
     take_formed(e);
     CHECK_EQ(e->flight.n, 2);
@@ -797,7 +796,7 @@ descriptors_that_are_all_out(void)
     for (uint32_t i = 0; i < 4097; i++) {
         uint64_t sequence, off;
         CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
-        CHECK_EQ(mn_ready_end(&e->plan->view.forming->policy, INT64_MAX), 0); /* there is more */
+        CHECK_EQ(mn_ready_end(&e->forming->policy, INT64_MAX), 0); /* there is more */
         run_all(&w);
         if (i < 4096) {
             CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
@@ -1382,7 +1381,7 @@ static uint32_t
 formed_read(struct crew *c)
 {
     struct mn_engine *e = c->rig.e;
-    const struct mn_forming *f = e->plan->view.forming;
+    const struct mn_forming *f = e->forming;
     uint64_t row_bytes[RIG_FIELDS];
     uint32_t rows = 0;
     for (uint32_t i = 0; i < f->nruns; i++) {

@@ -6,7 +6,6 @@
 
 #include "base/mn_error.h"
 #include "mn_test.h"
-#include "schedule/mn_forming.h"
 #include "schedule/mn_plan_state.h"
 
 #define MS UINT64_C(1000000)

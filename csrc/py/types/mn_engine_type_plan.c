@@ -6,7 +6,6 @@
 #include "py/module/mn_critical_section.h"
 #include "py/types/mn_engine_object.h"
 #include "py/types/mn_index.h"
-#include "schedule/mn_forming.h"
 
 #include <errno.h>
 #include <string.h>

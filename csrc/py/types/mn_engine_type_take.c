@@ -5,7 +5,6 @@
 #include "py/module/mn_critical_section.h"
 #include "py/transport/mn_layout.h"
 #include "py/types/mn_engine_object.h"
-#include "schedule/mn_forming.h"
 
 #include <stddef.h>
 #include <string.h>
