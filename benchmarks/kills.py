@@ -141,7 +141,7 @@ class Killer(threading.Thread):
 
     def _kill_helpers(self) -> None:
         with contextlib.suppress(ProcessLookupError, RuntimeError, ValueError):  # it ends by itself
-            zygote = self.iterator._engine.segment.zygote
+            zygote = self.iterator._pool.zygote.pid
             if zygote != 0:
                 os.kill(zygote, signal.SIGKILL)
                 self.kills, self.helpers = self.kills + 1, self.helpers + 1

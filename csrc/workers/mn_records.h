@@ -410,7 +410,6 @@ struct mn_ctl {
     uint32_t spin_ns; /* how long a waiting worker or caller spins before it sleeps; 0: not */
     uint32_t trainer_pid;
     mn_a32 start;  /* zygote: enum mn_start */
-    mn_a32 zygote; /* the process id of the latest; 0: it has not begun */
     /* line: the trainer's messages to workers at any time; seq_cst */
     MN_ALIGNED(MN_CACHELINE) mn_a32 stop;
     mn_a32 fence_word;  /* counted up where a seq_cst write must lie between a plain one and a look

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from .._core import Block, Loss
@@ -261,19 +262,13 @@ def indices_of(what: list[tuple[Batch, int, int]]) -> list[Any]:
     return [i for batch, row0, rows in what for i in batch.indices[row0 : row0 + rows]]
 
 
-class Displacement:
-    """How far samples moved from their positions in the sampler's order."""
-
-    def __init__(self, planner: UnitPlanner, queue: deque[list[Any]]) -> None:
-        self.planner = planner
-        self.queue = queue
-
-    def __call__(self) -> dict[str, float]:
-        """Maximum and mean, in batches."""
-        most, moved = self.planner.engine.progress()["displaced"]
-        formed = self.planner.position.progress.count
-        formed += sum(rows for what, _ in self.queue if what for _, _, rows in what)
-        return {"max": most, "mean": moved / max(1, formed)}
+def displacement(planner: UnitPlanner, queue: deque[list[Any]]) -> dict[str, float]:
+    """How far samples moved from their positions in the sampler's order: maximum and mean, in
+    batches."""
+    most, moved = planner.engine.progress()["displaced"]
+    formed = planner.position.progress.count
+    formed += sum(rows for what, _ in queue if what for _, _, rows in what)
+    return {"max": most, "mean": moved / max(1, formed)}
 
 
 class ReadyIterator(BalancedIterator):
@@ -288,7 +283,7 @@ class ReadyIterator(BalancedIterator):
     def _compose(self, loader: Any, supervisor: Supervisor) -> None:
         super()._compose(loader, supervisor)
         entries = self._delivery_queue.entries
-        supervisor.served.displacement = Displacement(self._planner, entries)
+        supervisor.served.displacement = partial(displacement, self._planner, entries)
 
     def _batch_size_of(self, loader: Any) -> int:
         size: int = loader.batch_sampler.batch_size

@@ -320,7 +320,6 @@ class Pool(Executor):
         job.blocked, job.handled = frozenset(held.blocked), signals.handled()
         job.forked = self._method == "fork"
         segment.set_start(FORKED if job.forked else UNKNOWN_START)
-        segment.set_zygote(0)
         self._begun_at = time.monotonic()
         if job.forked:
             library_threads.end_openmp_threads()

@@ -334,7 +334,6 @@ class Zygote:
 
     def run(self) -> None:
         """Starts and watches the workers, and ends them with the loader or the trainer."""
-        self.segment.set_zygote(os.getpid())
         self._watch()
         self._end_workers()
 

@@ -110,7 +110,8 @@ def kill(pid: int | None, number: int = signal.SIGKILL) -> None:
 
 def zygote_of(iterator: Any) -> int:
     """Process id of what forks its workers; 0: none has begun."""
-    return iterator._engine.segment.zygote
+    zygote = iterator._pool.zygote
+    return zygote.pid if zygote is not None and iterator._engine.segment.start else 0
 
 
 def kill_zygote(iterator: Any) -> int:

@@ -410,7 +410,7 @@ def test_directly_started_workers_may_die_together(started_with):
         return [w["pid"] for w in entries] if all(w["state"] == 3 for w in entries) else []
 
     pids = wait_for(both_ready, "both workers")
-    starter = iterator._engine.segment.zygote
+    starter = iterator._pool.zygote.pid
     kill(starter, signal.SIGSTOP)
     try:
         for pid in pids:

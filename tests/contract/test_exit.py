@@ -107,7 +107,7 @@ next(iterator)
 # A program that dies while a worker is being forked leaves workers to their samples. Once all are
 # there, and the process that forks them sleeps, none is.
 assert all(worker.pid for worker in iterator._workers)
-stat = f"/proc/{iterator._engine.segment.zygote}/stat"
+stat = f"/proc/{iterator._pool.zygote.pid}/stat"
 assert wait_for(lambda: open(stat).read().rpartition(")")[2].split()[0] == "S")
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -273,17 +273,6 @@ segment_set_start(PyObject *self, PyObject *how)
 }
 
 static PyObject *
-segment_set_zygote(PyObject *self, PyObject *id)
-{
-    unsigned long pid = PyLong_AsUnsignedLong(id);
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    mn_a32_store_release(&((struct mn_segment *)self)->shm.ctl->zygote, (uint32_t)pid);
-    Py_RETURN_NONE;
-}
-
-static PyObject *
 segment_dontfork(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_segment *s = (struct mn_segment *)self;
@@ -300,7 +289,6 @@ static PyMethodDef segment_methods[] = {
      PyDoc_STR("not_started(number): it could not be forked, and is wanted still")},
     {"claim", segment_claim, METH_VARARGS, claim_doc},
     {"adopt", segment_adopt, METH_O, adopt_doc},
-    {"set_zygote", segment_set_zygote, METH_O, PyDoc_STR("set_zygote(pid); 0: not begun")},
     {"leaving", segment_leaving, METH_O,
      PyDoc_STR("leaving(number): the loader has stopped, and this worker does what ends it")},
     {"exited", segment_exited, METH_VARARGS,
@@ -332,14 +320,6 @@ segment_get_trainer(PyObject *self, void *closure)
 }
 
 static PyObject *
-segment_get_zygote(PyObject *self, void *closure)
-{
-    (void)closure;
-    struct mn_ctl *c = ((struct mn_segment *)self)->shm.ctl;
-    return PyLong_FromUnsignedLong(mn_a32_load_acquire(&c->zygote));
-}
-
-static PyObject *
 segment_get_start(PyObject *self, void *closure)
 {
     (void)closure;
@@ -360,7 +340,6 @@ static PyGetSetDef segment_getset[] = {
     {"lifeline", segment_get_lifeline, NULL,
      PyDoc_STR("descriptor that hangs up when the process that made the mapping is gone; or -1"),
      NULL},
-    {"zygote", segment_get_zygote, NULL, PyDoc_STR("process id of the zygote; 0: none"), NULL},
     {"trainer_pid", segment_get_trainer, NULL, PyDoc_STR("process that made it"), NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
