@@ -13,7 +13,7 @@
 #include "base/mn_error.h"
 #include "engine/mn_engine.h"
 #include "engine/mn_shared_costs.h"
-#include "engine/mn_engine_parts.h"
+#include "engine/mn_engine_state.h"
 #include "os/mn_clock.h"
 #include "workers/mn_worker.h"
 

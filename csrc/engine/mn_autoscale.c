@@ -7,7 +7,6 @@
 #include <stdlib.h>
 
 #include "engine/mn_engine_state.h"
-#include "engine/mn_engine_parts.h"
 #include "os/mn_clock.h"
 #include "os/mn_limits.h"
 #include "os/mn_proc.h"
@@ -265,7 +264,7 @@ move_to(struct mn_engine *e, int32_t target)
     }
     mn_plan_set_active(e->plan, e->active);
     if (wake) {
-        mn_engine_wake_zygote(e);
+        e->crew.wakes.executor = true; /* it looks at the worker table */
     }
 }
 
@@ -490,7 +489,7 @@ watch_worker(struct mn_engine *e, uint32_t w, int64_t limit, uint64_t now)
         if (f->standby >= 0) {
             note(e->autoscale, now, (int32_t)e->active, (int32_t)e->active + 1,
                  MN_STANDBY_ADMITTED, NULL);
-            mn_engine_wake_zygote(e);
+            e->crew.wakes.executor = true; /* it looks at the worker table */
         }
     }
 }

@@ -8,7 +8,7 @@
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
 #include "engine/mn_batches.h"
-#include "engine/mn_engine_parts.h"
+#include "engine/mn_engine_state.h"
 #include "engine/mn_shared_costs.h"
 #include "os/mn_clock.h"
 #include "workers/mn_records.h"

@@ -10,7 +10,6 @@
 #include "base/mn_fault.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_engine.h"
-#include "engine/mn_engine_parts.h"
 #include "engine/mn_engine_state.h"
 #include "engine/mn_shared_costs.h"
 #include "memory/mn_arena.h"

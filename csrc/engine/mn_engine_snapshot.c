@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "engine/mn_engine_state.h"
-#include "engine/mn_engine_parts.h"
 
 const struct mn_shm *
 mn_engine_shm(const struct mn_engine *e)

@@ -3,7 +3,7 @@
  *
  * Composes the crew, tasks and leases (workers/), which do not know batches. Mutex held.
  */
-#include "engine/mn_engine_parts.h"
+#include "engine/mn_engine_state.h"
 
 #include "base/mn_assert.h"
 #include "base/mn_fault.h"

@@ -33,7 +33,7 @@
 #include "base/mn_error.h"
 #include "base/mn_fault.h"
 #include "engine/mn_batches.h"
-#include "engine/mn_engine_parts.h"
+#include "engine/mn_engine_state.h"
 #include "os/mn_clock.h"
 
 /* ---- ready mode: units, and the batches formed of them ------------------------------------ */

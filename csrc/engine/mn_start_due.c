@@ -9,7 +9,7 @@
  * no memory that it needs can come back. It is delivered in its place as an error, and the other
  * batches go on. Balanced scheduling only; all functions need the engine's mutex.
  */
-#include "engine/mn_engine_parts.h"
+#include "engine/mn_engine_state.h"
 
 #include <errno.h>
 #include <stdlib.h>

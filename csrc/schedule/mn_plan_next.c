@@ -257,24 +257,18 @@ count_started(const struct mn_plan *p, const struct mn_plan_facts *f, uint64_t f
     return n;
 }
 
-/* The program usually has its next batch before it releases the one before, so for a moment it has
- * two. A large batch that would start then, as the last of `most`, would need fresh memory, all of
- * which the loader would then use in turn. It starts once the program has released that one, asks
- * for another, or has let a worker idle for long. */
-static bool
-awaits_release(struct mn_plan *p, const struct mn_plan_facts *f, uint64_t bytes, uint64_t most)
-{
-    return bytes > MN_PLAN_LARGE_BYTES && ((uint64_t)f->memory_kept + bytes / 2) / bytes == 2
-           && count_started(p, f, 0).all + 1 >= most && !mn_plan_starved(p, f);
-}
-
 /* Returns whether the batch may start, as it may lie finished in memory before its turn. If the
  * program is the slow part, it may if fewer than the steady window have started. Else it always
  * may within that window. Beyond, a batch may start for each one that a straggler holds up, so no
  * more lie finished than the window has; and so may samples that are known to be slow, because they
  * are being made until their turn has come. As they may turn out fast, at most half a window of
  * them lies finished. Small batches may be more by SPARE_BYTES, once the program is known not to be
- * the slow part. */
+ * the slow part.
+ *
+ * The program usually has its next batch before it releases the one before, so for a moment it has
+ * two. A large batch that would start then, as the last of `most`, would need fresh memory, all of
+ * which the loader would then use in turn. It starts once the program has released that one, asks
+ * for another, or has let a worker idle for long. */
 static bool
 may_lie(struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_planned *q,
         uint64_t bytes, enum mn_dispatch_why why)
@@ -284,15 +278,21 @@ may_lie(struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_planne
     bool fast_program = !slow_program && p->view.consumer_ns != 0; /* 0: not known yet */
     uint64_t spare = fast_program ? SPARE_BYTES : MN_PLAN_LARGE_BYTES;
     uint64_t most = p->pace.steady + (bytes != 0 ? spare / bytes : 0);
-    bool head = q->sequence == p->view.order.head;
-    if (awaits_release(p, f, bytes, most)) {
-        p->view.unreleased = true;
-        return false;
-    }
-    if (head || p->view.order.begun - from < most || (q->sequence < end && !slow_program)) {
+    bool within = q->sequence == p->view.order.head || p->view.order.begun - from < most
+                  || (q->sequence < end && !slow_program);
+    bool has_two = bytes > MN_PLAN_LARGE_BYTES
+                   && ((uint64_t)f->memory_kept + bytes / 2) / bytes == 2;
+    if (within && !has_two) {
         return true;
     }
     struct started n = count_started(p, f, end);
+    if (has_two && n.all + 1 >= most && !mn_plan_starved(p, f)) {
+        p->view.unreleased = true;
+        return false;
+    }
+    if (within) {
+        return true;
+    }
     bool slow = why == MN_DISPATCH_EARLY || why == MN_DISPATCH_FINALE_LPT;
     return (!slow_program || n.all < most)
            && (slow ? n.resting < (most + 1) / 2 : n.lying < most);

@@ -9,7 +9,7 @@
 
 #include "base/mn_fault.h"
 #include "engine/mn_autoscale.h"
-#include "engine/mn_engine_parts.h"
+#include "engine/mn_engine_state.h"
 #include "os/mn_clock.h"
 #include "os/mn_proc.h"
 

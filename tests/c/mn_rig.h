@@ -11,7 +11,6 @@
 #include "base/mn_error.h"
 #include "engine/mn_engine.h"
 #include "engine/mn_engine_state.h"
-#include "engine/mn_engine_parts.h"
 #include "schedule/mn_plan_state.h"
 #include "workers/mn_worker.h"
 #include "mn_test.h"

@@ -68,35 +68,31 @@ entry(PyObject *self, unsigned long w)
     return mn_worker_at(&s->shm, (uint32_t)w);
 }
 
-static struct mn_worker *
-entry_of(PyObject *self, PyObject *number)
+/* Defines what the type calls for a method that gets a worker's number. */
+#define OF_ENTRY(method)                                                                \
+    static PyObject *segment_##method(PyObject *self, PyObject *number)                 \
+    {                                                                                   \
+        unsigned long w = PyLong_AsUnsignedLong(number);                                \
+        struct mn_worker *k = PyErr_Occurred() ? NULL : entry(self, w);                 \
+        return k != NULL ? entry_##method((struct mn_segment *)self, k) : NULL;                 \
+    }
+
+static PyObject *
+entry_state(struct mn_segment *Py_UNUSED(s), struct mn_worker *k)
 {
-    unsigned long w = PyLong_AsUnsignedLong(number);
-    return PyErr_Occurred() ? NULL : entry(self, w);
+    return PyLong_FromUnsignedLong(mn_a32_load_acquire(&k->state));
 }
 
 static PyObject *
-segment_state(PyObject *self, PyObject *arg)
+entry_starts(struct mn_segment *Py_UNUSED(s), struct mn_worker *k)
 {
-    struct mn_worker *k = entry_of(self, arg);
-    return k != NULL ? PyLong_FromUnsignedLong(mn_a32_load_acquire(&k->state)) : NULL;
-}
-
-static PyObject *
-segment_starts(PyObject *self, PyObject *arg)
-{
-    struct mn_worker *k = entry_of(self, arg);
-    return k != NULL ? PyLong_FromUnsignedLong(mn_worker_starts(k)) : NULL;
+    return PyLong_FromUnsignedLong(mn_worker_starts(k));
 }
 
 /* The zygote is about to fork worker w. Called before the fork, so that the child finds it done. */
 static PyObject *
-segment_starting(PyObject *self, PyObject *arg)
+entry_starting(struct mn_segment *Py_UNUSED(s), struct mn_worker *k)
 {
-    struct mn_worker *k = entry_of(self, arg);
-    if (k == NULL) {
-        return NULL;
-    }
     mn_worker_set_owner(k, mn_worker_starts(k) + 1, 0);
     mn_a32_store_release(&k->state, MN_WORKER_STARTING);
     MN_FAULT("zygote.starting");
@@ -105,12 +101,8 @@ segment_starting(PyObject *self, PyObject *arg)
 
 /* The system has refused the fork: the zygote will try again. */
 static PyObject *
-segment_not_started(PyObject *self, PyObject *arg)
+entry_not_started(struct mn_segment *Py_UNUSED(s), struct mn_worker *k)
 {
-    struct mn_worker *k = entry_of(self, arg);
-    if (k == NULL) {
-        return NULL;
-    }
     mn_worker_set_owner(k, mn_worker_starts(k) - 1, 0);
     mn_a32_store_release(&k->state, MN_WORKER_WANTED);
     Py_RETURN_NONE;
@@ -139,12 +131,8 @@ PyDoc_STRVAR(adopt_doc,
 "that the zygote was about to fork is wanted again.");
 
 static PyObject *
-segment_adopt(PyObject *self, PyObject *arg)
+entry_adopt(struct mn_segment *Py_UNUSED(s), struct mn_worker *k)
 {
-    struct mn_worker *k = entry_of(self, arg);
-    if (k == NULL) {
-        return NULL;
-    }
     uint32_t state = mn_a32_load_acquire(&k->state);
     if (state == MN_WORKER_STARTING && mn_worker_give_up_entry(k)) {
         mn_a32_store_release(&k->state, MN_WORKER_WANTED);
@@ -159,13 +147,9 @@ segment_adopt(PyObject *self, PyObject *arg)
 /* The process of worker w has done its last task. If the loader has not stopped, its place is
  * filled again; the trainer handles what the entry says. */
 static PyObject *
-segment_leaving(PyObject *self, PyObject *arg)
+entry_leaving(struct mn_segment *s, struct mn_worker *k)
 {
-    struct mn_worker *k = entry_of(self, arg);
-    if (k == NULL) {
-        return NULL;
-    }
-    if (mn_a32_load_acquire(&((struct mn_segment *)self)->shm.ctl->stop) != 0) {
+    if (mn_a32_load_acquire(&s->shm.ctl->stop) != 0) {
         mn_a32_store_release(&k->state, MN_WORKER_LEAVING);
     }
     Py_RETURN_NONE;
@@ -197,12 +181,8 @@ PyDoc_STRVAR(reap_doc,
 "another, or -1: none.");
 
 static PyObject *
-segment_reap(PyObject *self, PyObject *arg)
+entry_reap(struct mn_segment *Py_UNUSED(s), struct mn_worker *k)
 {
-    struct mn_worker *k = entry_of(self, arg);
-    if (k == NULL) {
-        return NULL;
-    }
     if (mn_a32_load_acquire(&k->state) != MN_WORKER_SWEPT) {
         Py_RETURN_NONE;
     }
@@ -279,6 +259,14 @@ segment_dontfork(PyObject *self, PyObject *Py_UNUSED(ignored))
     (void)mn_memfd_dontfork(s->shm.base, s->bytes);
     Py_RETURN_NONE;
 }
+
+OF_ENTRY(state)
+OF_ENTRY(starts)
+OF_ENTRY(starting)
+OF_ENTRY(not_started)
+OF_ENTRY(adopt)
+OF_ENTRY(leaving)
+OF_ENTRY(reap)
 
 static PyMethodDef segment_methods[] = {
     {"state", segment_state, METH_O, PyDoc_STR("state(number) of a worker's entry")},
