@@ -601,12 +601,13 @@ class Worker:
         number: int,
         dataset: object,
         seeder: Seeder | None,
-        open_layout: Callable[[bytes], Layout],
-        load_index: Callable[[bytes], object],
+        open_layout: Callable[[bytes], Layout] | None,
+        load_index: Callable[[bytes], object] | None,
         set_epoch: Callable[[int], object] | None = None,  # gives what makes its samples
         user_epoch: int = 0,
         goes_on: bool = False,
         thread: bool = False,
+        native: tuple[object, int, tuple[int, int, int], object] = ...,
     ) -> Worker: ...
     def ready(self, random: int = 0, numpy: int = 0, torch: int = 0, /) -> None: ...
     def next(self) -> Task | Literal[False] | None: ...
@@ -616,22 +617,6 @@ class Worker:
     def parts(self) -> list[tuple[bytes, list[bytearray]] | None]: ...
     def indices(self) -> tuple[Any, int]: ...
     def finish(self, pickle: bytes | None, buffers: list[Buffer], /) -> bool: ...
-
-@final
-class NativeWorker:
-    def __new__(
-        cls,
-        segment: Segment,
-        number: int,
-        capsule: object,
-        stream: int,
-        ranks: tuple[int, int, int],
-        indices: object = None,
-    ) -> NativeWorker: ...
-    def next(self) -> Task | Literal[False]: ...
-    def mark(self, row: int, /) -> None: ...
-    def finish(self, pickle: bytes, buffers: list[Buffer], /) -> bool: ...
-    def die(self, status: int, /) -> None: ...
 
 def native_info(
     capsule: object, /

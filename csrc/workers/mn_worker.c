@@ -410,19 +410,13 @@ mn_entry_begin(struct mn_worker_side *w)
 }
 
 void
-mn_entry_die(struct mn_worker_side *w, int32_t status)
-{
-    mn_a32_store_relaxed(&w->me->exit_status, (uint32_t)status);
-    mn_a32_store_seqcst(&w->me->state, MN_WORKER_EXITED); /* [S1] */
-    mn_event_notify(&w->shm.ctl->engine);
-}
-
-void
 mn_entry_leave(struct mn_worker_side *w)
 {
     bool ended = mn_a32_load_seqcst(&w->me->exit_request) == MN_EXIT_ENDED;
     if (ended) {
         mn_a32_store_seqcst(&w->me->exit_request, 0); /* so that it counts as a death */
     }
-    mn_entry_die(w, ended ? -SIGTERM : 0);
+    mn_a32_store_relaxed(&w->me->exit_status, (uint32_t)(ended ? -SIGTERM : 0));
+    mn_a32_store_seqcst(&w->me->state, MN_WORKER_EXITED); /* [S1] */
+    mn_event_notify(&w->shm.ctl->engine);
 }

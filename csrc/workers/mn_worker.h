@@ -119,8 +119,4 @@ mn_entry_begin(struct mn_worker_side *w);
 void
 mn_entry_leave(struct mn_worker_side *w);
 
-/* This thread will not come back; its current task is lost with it. */
-void
-mn_entry_die(struct mn_worker_side *w, int32_t status);
-
 #endif

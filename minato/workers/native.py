@@ -229,7 +229,7 @@ class _Runner(Runner):
         return self.collate_fn(self._samples(seeder, task))
 
 
-def _work(worker: _core.NativeWorker, runner: _Runner) -> None:
+def _work(worker: _core.Worker, runner: _Runner, segment: _core.Segment, number: int) -> None:
     """The life of a worker's thread."""
     try:
         while task := worker.next():
@@ -237,12 +237,13 @@ def _work(worker: _core.NativeWorker, runner: _Runner) -> None:
                 task = changed(task, indices=load_index(task.indices))
             data, buffers = runner.encoded(runner.answer(task, worker.mark), task)
             del task
-            if not worker.finish(data or b"", buffers):
+            if not worker.finish(data, buffers):
                 return
             del data, buffers
     except BaseException:
-        worker.die(1)  # its current task is lost, and the loader raises an error
-        raise
+        if not segment.over():
+            segment.exited(number, 1)  # its current task is lost, and the loader raises an error
+            raise
 
 
 class NativePool(ThreadPool):
@@ -254,10 +255,11 @@ class NativePool(ThreadPool):
         segment = engine.segment
 
         def work_of(number: int) -> Callable[[], None]:
-            worker = _core.NativeWorker(
-                segment, number, offer.capsule, STREAM_HOOK, job.ranks, offer.indices
+            native = offer.capsule, STREAM_HOOK, job.ranks, offer.indices
+            worker = _core.Worker(
+                segment, number, None, None, None, None, thread=True, native=native
             )
             runner = _Runner(job, offer.hook, number)
-            return functools.partial(_work, worker, runner)
+            return functools.partial(_work, worker, runner, segment, number)
 
         super().__init__(engine, workers, [work_of(number) for number in range(segment.workers)])

@@ -23,7 +23,7 @@ struct mn_pending;
 /* The types of minato._core, of mn_<name>_spec each. */
 #define MN_STATE_TYPES(X)                                                                \
     X(engine) X(block) X(epoch) X(segment) X(worker) X(layout) X(arena_view) X(pagelock) \
-    X(costs) X(native) X(delivery) X(seeder)
+    X(costs) X(delivery) X(seeder)
 
 /* Names that are looked up often. */
 #define MN_STATE_NAMES(X)                                                                \
@@ -83,7 +83,28 @@ mn_task_tuple(const struct mn_state *st, const struct mn_task *t, const struct m
 int
 mn_named_tuples_add_types(PyObject *module, struct mn_state *st);
 
-/* Describes what a dataset's native pipeline makes: mn_native_worker_type.c. */
+/* ---- the pipeline in C of a Worker: mn_native_worker_type.c ---- */
+
+struct mn_native_part;
+struct mn_worker_clock;
+struct mn_worker_side;
+
+/* Opens it from a tuple (capsule, number of the stream of samples' seeds, ranks as Seeder.share()
+ * takes them, indices of a subset or None). Returns NULL with an exception. */
+struct mn_native_part *
+mn_native_open(PyObject *parts);
+
+void
+mn_native_close(struct mn_native_part *o);
+
+/* Makes samples until a task needs Python. Returns that Task, which is RUNNING, with indices as
+ * bytes of pickle or a list of int, and a sample's error as extras. False: it is over. NULL with an
+ * exception. */
+PyObject *
+mn_native_next(struct mn_state *st, struct mn_native_part *o, struct mn_worker_side *side,
+               struct mn_worker_clock *clock, uint32_t *task);
+
+/* Describes what a dataset's native pipeline makes. */
 extern const char mn_native_info_doc[];
 PyObject *
 mn_native_info(PyObject *module, PyObject *capsule);

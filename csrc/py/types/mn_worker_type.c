@@ -35,6 +35,7 @@ struct mn_worker_object {
     bool goes_on;         /* continue after a sample that has failed: Python handles that sample */
     bool thread;          /* a thread of the trainer: it manages its own entry
                            * (workers/mn_worker.h) */
+    struct mn_native_part *native; /* makes the samples; NULL: Python does */
     bool holding;         /* `task` is RUNNING under us */
     uint32_t task;
     uint32_t collate;     /* claimed when its block's last part was done, or MN_NO_TASK */
@@ -350,17 +351,18 @@ worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"segment", "number", "dataset", "seeder", "open_layout",
                             "load_index", "set_epoch", "user_epoch", "goes_on", "thread",
-                            NULL};
+                            "native", NULL};
     struct mn_state *st = mn_state_of_type(type);
     PyObject *segment, *dataset, *seeder, *open_layout, *load_index, *set_epoch = Py_None;
+    PyObject *native = NULL;
     unsigned int number;
     unsigned long long user_epoch = 0;
     int goes_on = 0, thread = 0;
     if (st == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|OKpp", names, st->segment_type,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|OKppO!", names, st->segment_type,
                                         &segment, &number, &dataset, &seeder, &open_layout,
                                         &load_index, &set_epoch, &user_epoch, &goes_on,
-                                        &thread)) {
+                                        &thread, &PyTuple_Type, &native)) {
         return NULL;
     }
     struct mn_worker_object *o = (struct mn_worker_object *)type->tp_alloc(type, 0);
@@ -387,7 +389,10 @@ worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (o != NULL && !o->thread) {
         o->side.trainer = &((struct mn_segment *)segment)->trainer;
     }
-    if (o != NULL && o->layouts == NULL) {
+    if (o != NULL && native != NULL) {
+        o->native = mn_native_open(native);
+    }
+    if (o != NULL && (o->layouts == NULL || (native != NULL && o->native == NULL))) {
         Py_CLEAR(o);
     }
     return (PyObject *)o;
@@ -428,6 +433,7 @@ worker_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     worker_clear(self);
+    mn_native_close(((struct mn_worker_object *)self)->native);
     /* Not earlier: it keeps the mapping alive, which side points into. */
     Py_CLEAR(((struct mn_worker_object *)self)->segment);
     type->tp_free(self);
@@ -478,6 +484,11 @@ worker_next(PyObject *self, PyObject *Py_UNUSED(ignored))
     struct mn_state *st = mn_state_of_type(Py_TYPE(self));
     if (st == NULL) {
         return NULL;
+    }
+    if (o->native != NULL) {
+        PyObject *todo = mn_native_next(st, o->native, &o->side, &o->clock, &o->task);
+        o->holding = todo != Py_False;
+        return todo;
     }
     for (;;) {
         int rc = MN_OK;
@@ -669,7 +680,7 @@ worker_at(PyObject *self, PyObject *arg)
 }
 
 PyDoc_STRVAR(mark_doc,
-"mark(row): this row of the current batch has just been fetched; teaches its cost. Ends a\n"
+"mark(row): this row of the current task has just been fetched; teaches its cost. Ends a\n"
 "thread by SystemExit once the other rows are not needed.");
 
 static PyObject *
@@ -685,9 +696,12 @@ worker_mark(PyObject *self, PyObject *arg)
         PyErr_SetNone(PyExc_SystemExit);
         return NULL;
     }
-    if (t != NULL && row < t->nrows) {
-        mn_block_reports(mn_block_at(&o->side.shm, t->block_off))[row].wall_ns =
-            mn_worker_lap(&o->clock);
+    if (t != NULL && row >= t->row0 && row < t->row0 + t->nrows) {
+        struct mn_report *r = mn_block_reports(mn_block_at(&o->side.shm, t->block_off)) + row;
+        r->wall_ns = mn_worker_lap(&o->clock);
+        if (o->native != NULL) {
+            r->status = MN_ROW_ENVELOPE;
+        }
         mn_a64_store_relaxed(&o->side.me->row, row + 1); /* statistics only */
     }
     Py_RETURN_NONE;
@@ -745,9 +759,11 @@ static PyType_Slot worker_slots[] = {
     {Py_tp_methods, worker_methods},
     {Py_tp_doc, PyDoc_STR("Worker(segment, number, dataset, seeder, open_layout, load_index, "
                           "set_epoch=None, user_epoch=0, goes_on=False,\n"
-                          "thread=False): the worker's side of the loader's mapping. goes_on:\n"
-                          "continue after a failed sample, to the end of the task. thread: of\n"
-                          "the process that made the mapping, without a zygote.")},
+                          "thread=False, native=()): the worker's side of the loader's mapping.\n"
+                          "goes_on: continue after a failed sample, to the end of the task.\n"
+                          "thread: of the process that made the mapping, without a zygote.\n"
+                          "native: of a thread whose samples a pipeline in C makes:\n"
+                          "(capsule, stream, ranks, indices); tasks then have indices.")},
     {0, NULL},
 };
 
