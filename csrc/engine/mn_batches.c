@@ -367,11 +367,11 @@ block_bytes(const struct mn_submit *s, uint32_t ntasks, struct mn_block *b)
     uint64_t at = align8(sizeof(*b));
     at = align8(at + ntasks * sizeof(uint32_t));
     b->fields_at = (uint32_t)at;
-    at += s->nfields * sizeof(uint64_t);
+    at += s->form.nfields * sizeof(uint64_t);
     b->reports_at = (uint32_t)at;
-    at += s->nrows * sizeof(struct mn_report);
+    at += s->batch.nrows * sizeof(struct mn_report);
     b->index_at = (uint32_t)at;
-    return align8(at + s->index_bytes);
+    return align8(at + s->batch.index_bytes);
 }
 
 /* Returns the arena bytes that the rows need. Large fields lie on pages of their own, small ones
@@ -381,8 +381,8 @@ fields_bytes(const struct mn_submit *s, uint64_t *small)
 {
     uint64_t big = 0;
     *small = 0;
-    for (uint32_t f = 0; f < s->nfields; f++) {
-        uint64_t bytes = s->row_bytes[f] * s->nrows;
+    for (uint32_t f = 0; f < s->form.nfields; f++) {
+        uint64_t bytes = s->form.row_bytes[f] * s->batch.nrows;
         if (bytes >= MN_FIELD_BIG) {
             big += mn_page_round(bytes);
         }
@@ -421,8 +421,8 @@ take_fields(struct mn_engine *e, struct mn_batch *b, const struct mn_submit *s,
         return -ENOMEM;
     }
     int rc = small != 0 ? take_range(e, b, small, &small_off) : 0;
-    for (uint32_t f = 0; f < s->nfields && rc == 0; f++) {
-        uint64_t bytes = s->row_bytes[f] * s->nrows;
+    for (uint32_t f = 0; f < s->form.nfields && rc == 0; f++) {
+        uint64_t bytes = s->form.row_bytes[f] * s->batch.nrows;
         if (bytes >= MN_FIELD_BIG) {
             rc = take_range(e, b, bytes, &field_off[f]);
         }
@@ -437,23 +437,23 @@ take_fields(struct mn_engine *e, struct mn_batch *b, const struct mn_submit *s,
 static void
 fill_block(struct mn_block *b, const struct mn_submit *s, uint32_t ntasks)
 {
-    b->number = s->number;
-    b->epoch = s->epoch;
-    b->position = s->position;
-    b->base_seed = s->base_seed;
-    b->nrows = s->nrows;
-    b->spares = s->spares;
+    b->number = s->batch.number;
+    b->epoch = s->batch.epoch;
+    b->position = s->batch.position;
+    b->base_seed = s->batch.base_seed;
+    b->nrows = s->batch.nrows;
+    b->spares = s->batch.spares;
     b->ntasks = ntasks;
-    b->nfields = s->nfields;
-    b->layout = s->layout;
-    b->index_kind = s->index_kind;
-    b->seeded = s->seeded;
+    b->nfields = s->form.nfields;
+    b->layout = s->form.layout;
+    b->index_kind = s->batch.index_kind;
+    b->seeded = s->batch.seeded;
     b->apart = s->apart;
-    b->user_epoch = s->user_epoch;
-    b->index_bytes = s->index_bytes;
-    memset(mn_block_reports(b), 0, s->nrows * sizeof(struct mn_report));
-    if (s->index_bytes != 0) {
-        memcpy(mn_block_index(b), s->index, s->index_bytes);
+    b->user_epoch = s->batch.user_epoch;
+    b->index_bytes = s->batch.index_bytes;
+    memset(mn_block_reports(b), 0, s->batch.nrows * sizeof(struct mn_report));
+    if (s->batch.index_bytes != 0) {
+        memcpy(mn_block_index(b), s->batch.index, s->batch.index_bytes);
     }
 }
 
@@ -496,12 +496,12 @@ int
 mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *row0,
               uint32_t ntasks, uint64_t *block_off)
 {
-    size_t bytes = sizeof(struct mn_batch) + s->nrows * sizeof(struct mn_report);
+    size_t bytes = sizeof(struct mn_batch) + s->batch.nrows * sizeof(struct mn_report);
     struct mn_batch *b = calloc(1, bytes);
     if (b == NULL) {
         return refuse(e, MN_REFUSED_PRIVATE, bytes, 0);
     }
-    uint32_t total = ntasks + (s->kind == MN_KIND_PART);
+    uint32_t total = ntasks + (s->form.kind == MN_KIND_PART);
     int rc = make_block(e, s, b, total);
     if (rc < 0) {
         mn_ranges_fini(&b->ranges);
@@ -510,12 +510,12 @@ mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *ro
     }
     uint32_t *tasks = mn_block_tasks(mn_block_at(&e->shm, b->block_off));
     for (uint32_t i = 0; i < total; i++) {
-        tasks[i] = i < ntasks ? mn_tasks_take(&e->tasks, b->block_off, s->kind, row0[i],
+        tasks[i] = i < ntasks ? mn_tasks_take(&e->tasks, b->block_off, s->form.kind, row0[i],
                                               row0[i + 1] - row0[i])
-                              : mn_tasks_take_collate(&e->tasks, b->block_off, s->nrows);
+                              : mn_tasks_take_collate(&e->tasks, b->block_off, s->batch.nrows);
         e->flight.by_task[tasks[i]] = b;
     }
-    b->sequence = s->sequence;
+    b->sequence = s->batch.sequence;
     link_batch(e, b);
     *block_off = b->block_off;
     return 0;
@@ -538,18 +538,18 @@ leaves_room(struct mn_engine *e, const struct mn_submit *s)
 int
 mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off)
 {
-    uint32_t rows[2] = {0, s->nrows};
+    uint32_t rows[2] = {0, s->batch.nrows};
     struct mn_submit own = *s;
-    bool may_go_without = s->kind == MN_KIND_BATCH && s->nfields != 0;
+    bool may_go_without = s->form.kind == MN_KIND_BATCH && s->form.nfields != 0;
     mn_assert(s->queue >= MN_QUEUE_WORKER);
     mn_mutex_lock(&e->mutex);
-    own.sequence = e->flight.submitted++; /* only compared: a batch that fails leaves a gap */
+    own.batch.sequence = e->flight.submitted++; /* only compared: a batch that fails leaves a gap */
     int rc = -ENOMEM;
     if (!may_go_without || leaves_room(e, s)) {
         rc = mn_batch_make(e, &own, rows, 1, block_off);
     }
     if (rc < 0 && may_go_without) {
-        own.nfields = own.layout = 0;
+        own.form.nfields = own.form.layout = 0;
         rc = mn_batch_make(e, &own, rows, 1, block_off);
     }
     if (rc < 0 && mn_arena_no_lent(&e->arena)) { /* lent memory came back: try again */

@@ -26,6 +26,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "schedule/mn_plan.h"
 #include "workers/mn_records.h"
 
 struct mn_engine;
@@ -40,20 +41,10 @@ struct mn_form {
 };
 
 struct mn_submit {
-    uint64_t sequence; /* position in the order of delivery, over all epochs */
-    uint64_t number, epoch, position, base_seed, user_epoch;
-    uint32_t nrows;
-    uint32_t spares; /* spare indices that follow those of the rows */
-    uint32_t kind;
+    struct mn_plan_batch batch;
+    struct mn_form form;
     uint32_t queue; /* mn_engine_submit: the queue of one worker */
-    uint32_t layout;
-    uint32_t seeded; /* this and apart: as in struct mn_block */
-    uint32_t apart;
-    uint32_t nfields;
-    const uint64_t *row_bytes; /* [nfields] */
-    uint32_t index_kind;
-    const void *index;
-    uint64_t index_bytes;
+    uint32_t apart; /* as in struct mn_block */
 };
 
 /* ---- mutex held, unless a function says otherwise ------------------------------------- */

@@ -486,7 +486,7 @@ mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t 
     uint64_t limit = e->arena.limit;
     e->arena.limit = UINT64_MAX; /* for rows that exist already: they move, and are freed */
     struct mn_submit own = *s;
-    own.sequence = UINT64_MAX;
+    own.batch.sequence = UINT64_MAX;
     int rc = mn_batch_make(e, &own, &none, 0, block_off);
     e->arena.limit = limit;
     mn_engine_unlock(e);

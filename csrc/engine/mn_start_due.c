@@ -29,27 +29,9 @@ make_block(struct mn_engine *e, struct mn_planned *q, uint64_t *block_off)
 {
     const struct mn_plan_batch *b = &q->batch;
     bool in_parts = b->whole && q->ntasks > 1; /* one more task collates them */
-    struct mn_submit s = {.sequence = q->sequence,
-                          .number = b->number,
-                          .epoch = b->epoch,
-                          .position = b->position,
-                          .base_seed = b->base_seed,
-                          .nrows = b->nrows,
-                          .spares = b->spares,
-                          .kind = in_parts   ? (uint32_t)MN_KIND_PART
-                                  : b->whole ? (uint32_t)MN_KIND_BATCH
-                                             : e->form.kind,
-                          .queue = MN_QUEUE_NORMAL,
-                          .seeded = b->seeded,
-                          .apart = e->forming != NULL,
-                          .user_epoch = b->user_epoch,
-                          .index_kind = b->index_kind,
-                          .index = b->index,
-                          .index_bytes = b->index_bytes};
-    if (!b->whole) {
-        s.layout = e->form.layout;
-        s.nfields = e->form.nfields;
-        s.row_bytes = e->form.row_bytes;
+    struct mn_submit s = {.batch = *b, .form = e->form, .apart = e->forming != NULL};
+    if (b->whole) {
+        s.form = (struct mn_form){.kind = in_parts ? MN_KIND_PART : MN_KIND_BATCH};
     }
     mn_plan_tries(e->plan, q);
     return mn_batch_make(e, &s, q->row0, q->ntasks, block_off);

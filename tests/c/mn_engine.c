@@ -247,12 +247,9 @@ batches_may_go_without_rows(void)
 {
     struct mn_engine *e = open_engine(1, 2 * MIB, 0, true);
     uint64_t row_bytes = 400 * 1024, off[4];
-    struct mn_submit s = {.nrows = 3,
-                          .kind = MN_KIND_BATCH,
-                          .queue = MN_QUEUE_WORKER,
-                          .layout = 64,
-                          .nfields = 1,
-                          .row_bytes = &row_bytes};
+    struct mn_submit s = {.batch = {.nrows = 3},
+                          .form = {MN_KIND_BATCH, 64, 1, &row_bytes},
+                          .queue = MN_QUEUE_WORKER};
     for (int i = 0; i < 4; i++) {
         CHECK_EQ(mn_engine_submit(e, &s, &off[i]), 0);
         const struct mn_block *b = mn_block_at(&e->shm, off[i]);

@@ -267,18 +267,15 @@ static MN_UNUSED int
 rig_submit(struct rig *r, uint32_t nrows, uint32_t queue, struct rig_block *out)
 {
     int64_t *index = rig_index(r, nrows);
-    struct mn_submit s = {.number = r->number,
-                          .position = r->position,
-                          .nrows = nrows,
-                          .kind = r->form.kind,
-                          .queue = queue,
-                          .layout = r->form.layout,
-                          .nfields = r->form.nfields,
-                          .row_bytes = r->form.row_bytes,
-                          .index_kind = MN_INDEX_INT64,
-                          .index = index,
-                          .index_bytes = nrows * sizeof(*index)};
-    *out = (struct rig_block){0, s.number, s.position, nrows, 0};
+    struct mn_submit s = {.batch = {.number = r->number,
+                                    .position = r->position,
+                                    .nrows = nrows,
+                                    .index_kind = MN_INDEX_INT64,
+                                    .index = index,
+                                    .index_bytes = nrows * sizeof(*index)},
+                          .form = r->form,
+                          .queue = queue};
+    *out = (struct rig_block){0, r->number, r->position, nrows, 0};
     int rc = mn_engine_submit(r->e, &s, &out->off);
     free(index);
     if (rc == 0) {

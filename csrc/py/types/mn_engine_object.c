@@ -6,7 +6,6 @@
 #include <stddef.h>
 #include <structmember.h>
 
-#include "engine/mn_engine_snapshot.h"
 #include "os/mn_clock.h"
 #include "os/mn_proc.h"
 

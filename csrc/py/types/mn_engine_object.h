@@ -6,6 +6,8 @@
 
 #include <sys/types.h>
 
+#include "engine/mn_batches.h"
+#include "engine/mn_engine.h"
 #include "engine/mn_engine_snapshot.h"
 #include "py/module/mn_state.h"
 
@@ -96,6 +98,14 @@ mn_engine_posted(PyObject *self, PyObject *layout);
 
 bool
 mn_is_layout(PyObject *self, PyObject *layout);
+
+/* Sets the fields of rows that follow the layout. */
+static inline void
+mn_layout_form(const struct mn_layout *l, struct mn_form *form)
+{
+    form->nfields = mn_layout_nfields(l);
+    form->row_bytes = mn_layout_row_bytes(l);
+}
 
 void
 mn_engine_forget_posted(PyObject *self);

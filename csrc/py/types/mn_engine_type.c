@@ -10,7 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/mn_engine_snapshot.h"
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
 #include "py/module/mn_critical_section.h"

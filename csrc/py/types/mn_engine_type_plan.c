@@ -2,7 +2,6 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "base/mn_error.h"
-#include "engine/mn_engine_snapshot.h"
 #include "py/module/mn_critical_section.h"
 #include "py/types/mn_engine_object.h"
 #include "py/types/mn_index.h"
@@ -72,6 +71,18 @@ post(PyObject *self, struct mn_engine *e, PyObject *layout)
     return p->at;
 }
 
+/* Fills in what is the same for both kinds of scheduling. Sets an exception for a number of spares
+ * that does not fit. */
+static void
+fill_epoch(struct mn_plan_batch *b, const struct mn_epoch *epoch, PyObject *spares)
+{
+    b->epoch = epoch->number;
+    b->base_seed = epoch->base_seed;
+    b->user_epoch = epoch->user_epoch;
+    b->seeded = epoch->seeded;
+    b->spares = mn_as_uint32(spares);
+}
+
 /* ---- batches of one worker -------------------------------------------------------------- */
 
 static PyObject *
@@ -119,19 +130,19 @@ static bool
 fill_rows(PyObject *self, struct mn_engine *e, struct mn_submit *s, PyObject *layout,
           PyObject *indices)
 {
-    s->nrows = 1; /* without a layout it is not used, except for counting spares */
+    struct mn_plan_batch *b = &s->batch;
+    b->nrows = 1; /* without a layout it is not used, except for counting spares */
     if (layout == Py_None) {
         return true;
     }
-    s->layout = post(self, e, layout); /* first: the size may be a program's code */
-    Py_ssize_t n = s->layout != 0 ? PyObject_Size(indices) : -1;
+    s->form.layout = post(self, e, layout); /* first: the size may be a program's code */
+    Py_ssize_t n = s->form.layout != 0 ? PyObject_Size(indices) : -1;
     if (n < 0) {
         return false;
     }
-    s->nfields = mn_layout_nfields((struct mn_layout *)layout);
-    s->row_bytes = mn_layout_row_bytes((struct mn_layout *)layout);
-    s->nrows = (uint32_t)n;
-    return mn_split_spares(&s->nrows, s->spares);
+    mn_layout_form((struct mn_layout *)layout, &s->form);
+    b->nrows = (uint32_t)n;
+    return mn_split_spares(&b->nrows, b->spares);
 }
 
 PyObject *
@@ -148,17 +159,13 @@ mn_engine_py_submit(PyObject *self, struct mn_engine *e, PyObject *const *args,
     }
     PyObject *indices = args[3], *layout = args[4];
     unsigned long worker = PyLong_AsUnsignedLong(args[1]);
+    struct mn_submit s = {.form = {.kind = MN_KIND_RESUME},
+                          .batch = {.index_kind = MN_INDEX_INT64, .index = ""},
+                          .queue = MN_QUEUE_WORKER + (uint32_t)worker};
+    struct mn_plan_batch *b = &s.batch;
     bool resumes = args[2] == Py_None;
-    struct mn_submit s = {.kind = MN_KIND_RESUME,
-                          .queue = MN_QUEUE_WORKER + (uint32_t)worker,
-                          .number = resumes ? 0 : PyLong_AsUnsignedLongLong(args[2]),
-                          .epoch = epoch->number,
-                          .base_seed = epoch->base_seed,
-                          .user_epoch = epoch->user_epoch,
-                          .seeded = epoch->seeded,
-                          .spares = mn_as_uint32(args[5]),
-                          .index_kind = MN_INDEX_INT64,
-                          .index = ""};
+    fill_epoch(b, epoch, args[5]);
+    b->number = resumes ? 0 : PyLong_AsUnsignedLongLong(args[2]);
     if (PyErr_Occurred()) {
         return NULL;
     }
@@ -169,19 +176,19 @@ mn_engine_py_submit(PyObject *self, struct mn_engine *e, PyObject *const *args,
     if (resumes) {
         return submit(self, &s);
     }
-    s.kind = MN_KIND_BATCH;
+    s.form.kind = MN_KIND_BATCH;
     if (!fill_rows(self, e, &s, layout, indices)) {
         return NULL;
     }
-    uint32_t nrows = s.nrows;
-    PyObject *owned = mn_fill_index(&s.index_kind, &s.index, &s.index_bytes, &nrows, indices,
+    uint32_t nrows = b->nrows;
+    PyObject *owned = mn_fill_index(&b->index_kind, &b->index, &b->index_bytes, &nrows, indices,
                                     epoch->dumps);
-    bool counted = owned != NULL && s.index_kind != MN_INDEX_PICKLE;
-    if (owned == NULL || (counted && !mn_split_spares(&nrows, s.spares))) {
+    bool counted = owned != NULL && b->index_kind != MN_INDEX_PICKLE;
+    if (owned == NULL || (counted && !mn_split_spares(&nrows, b->spares))) {
         Py_XDECREF(owned);
         return NULL;
     }
-    s.nrows = nrows;
+    b->nrows = nrows;
     PyObject *block = submit(self, &s);
     Py_DECREF(owned);
     return block;
@@ -257,14 +264,10 @@ fill_batch(PyObject *self, struct mn_plan_batch *b, PyObject *const *args)
         return NULL;
     }
     PyObject *indices = args[1], *begins = args[5], *hints = args[7];
-    b->epoch = epoch->number;
-    b->base_seed = epoch->base_seed;
-    b->user_epoch = epoch->user_epoch;
-    b->seeded = epoch->seeded;
+    fill_epoch(b, epoch, args[6]);
     b->number = PyLong_AsUnsignedLongLong(args[2]);
     b->position = PyLong_AsUnsignedLongLong(args[3]);
     b->whole = PyObject_IsTrue(args[4]) > 0;
-    b->spares = mn_as_uint32(args[6]);
     if (begins != Py_None && !PyBytes_Check(begins) && !PyErr_Occurred()) {
         PyErr_SetString(PyExc_TypeError, "begins must be bytes or None");
     }
@@ -355,8 +358,7 @@ mn_engine_py_set_form(PyObject *self, struct mn_engine *e, PyObject *layout)
             return NULL;
         }
         form.kind = MN_KIND_ROWS;
-        form.nfields = mn_layout_nfields((struct mn_layout *)layout);
-        form.row_bytes = mn_layout_row_bytes((struct mn_layout *)layout);
+        mn_layout_form((struct mn_layout *)layout, &form);
     }
     mn_engine_set_form(e, &form);
     Py_RETURN_NONE;

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/mn_engine_snapshot.h"
 #include "py/types/mn_engine_object.h"
 
 /* Returns one part of an envelope: a view of the arena if it is big, else a copy. */

@@ -1,7 +1,6 @@
 /* mn_engine_type_take.c - done blocks of an Engine as batches.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "engine/mn_engine_snapshot.h"
 #include "py/module/mn_critical_section.h"
 #include "py/transport/mn_layout.h"
 #include "py/types/mn_engine_object.h"
@@ -245,13 +244,12 @@ mn_engine_py_gather(PyObject *self, struct mn_engine *e, PyObject *layout)
     if (!all_written(e, l, mn_engine_posted(self, layout))) {
         Py_RETURN_NONE;
     }
-    struct mn_submit s = {.kind = MN_KIND_ROWS,
-                          .nfields = mn_layout_nfields(l),
-                          .row_bytes = mn_layout_row_bytes(l)};
+    struct mn_submit s = {.form = {.kind = MN_KIND_ROWS}};
+    mn_layout_form(l, &s.form);
     const struct mn_run *runs;
     uint32_t nruns = mn_engine_formed(e, &runs);
     for (uint32_t i = 0; i < nruns; i++) {
-        s.nrows += runs[i].nrows;
+        s.batch.nrows += runs[i].nrows;
     }
     struct mn_engine_object *o = (struct mn_engine_object *)self;
     uint64_t to = 0;
@@ -294,10 +292,9 @@ mn_engine_py_place(PyObject *self, struct mn_engine *e, PyObject *args)
         return NULL;
     }
     struct mn_layout *l = (struct mn_layout *)layout;
-    struct mn_submit s = {.nrows = (uint32_t)PyList_GET_SIZE(samples),
-                          .kind = MN_KIND_ROWS,
-                          .nfields = mn_layout_nfields(l),
-                          .row_bytes = mn_layout_row_bytes(l)};
+    struct mn_submit s = {.batch = {.nrows = (uint32_t)PyList_GET_SIZE(samples)},
+                          .form = {.kind = MN_KIND_ROWS}};
+    mn_layout_form(l, &s.form);
     uint64_t to = 0;
     if (mn_raise_errno(mn_engine_gather_block(e, &s, &to), "no memory for a batch") < 0) {
         return NULL;
@@ -305,7 +302,7 @@ mn_engine_py_place(PyObject *self, struct mn_engine *e, PyObject *args)
     const struct mn_shm *shm = mn_engine_shm(e);
     int rc = 1;
     mn_engine_pin(e);
-    for (uint32_t i = 0; rc == 1 && i < s.nrows; i++) {
+    for (uint32_t i = 0; rc == 1 && i < s.batch.nrows; i++) {
         /* called code may change the lists */
         PyObject *own = PyList_GetItemRef(objects, i);
         PyObject *sample = own != NULL ? PyList_GetItemRef(samples, i) : NULL;

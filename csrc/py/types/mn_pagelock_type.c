@@ -7,8 +7,6 @@
  */
 #include <errno.h>
 
-#include "engine/mn_engine.h"
-#include "engine/mn_engine_snapshot.h"
 #include "memory/mn_pagelocks.h"
 #include "os/mn_proc.h"
 #include "py/types/mn_engine_object.h"
