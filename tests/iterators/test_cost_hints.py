@@ -14,6 +14,7 @@ import minato
 from minato import time_share
 from minato.iterators import hints as cost_hints
 from minato.iterators.hints import CostHints
+from minato.iterators.ready import UnitPlanner
 
 from .parts import Engine, Loader, planner_of
 
@@ -189,6 +190,19 @@ def test_planning_again_keeps_the_hints() -> None:
     planner.plan_again()
     assert [plan.hints for plan in engine.plans] == before
     assert [np.frombuffer(b or b"", np.float32).tolist() for b in before[:2]] == [[0, 1], [2, 3]]
+
+
+def test_stretches_of_resumed_batch_have_own_hints() -> None:
+    """Ready mode plans what is left of a partly delivered batch in stretches."""
+    loader = Loader(8, 4)
+    data: Any = type("Data", (list,), {"cost_hint": lambda _, i: float(i)})
+    loader.inner.__dict__["dataset"] = data(range(8))
+    planner = planner_of(loader, engine := Engine(), kind=UnitPlanner)
+    planner.clear()
+    planner.position.progress.beyond = {1}
+    planner.begin(iter(loader._index_sampler), goes_on=False)
+    hints = [np.frombuffer(plan.hints or b"", np.float32).tolist() for plan in engine.plans]
+    assert hints == [[0], [2, 3], [4, 5, 6, 7]]
 
 
 def test_engine_without_room_is_offered_the_same_hints() -> None:
