@@ -112,7 +112,7 @@ def test_collected_garbage_may_shut_down_the_loader(
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="garbage is collected between bytecodes")
-@pytest.mark.parametrize("method", ["workers", "envelopes", "reports", "lost", "spans"])
+@pytest.mark.parametrize("method", ["workers", "envelopes", "lost", "spans"])
 def test_iterator_collected_during_report(method: str) -> None:
     """Creating an object may collect the iterator, which closes the engine."""
     made = minato.DataLoader(Pairs(), 4, num_workers=1, timeout=PATIENCE, collate_fn=list)
