@@ -490,7 +490,8 @@ class Depends:
             else:
                 self._seen.append((names, (name,), None))
                 value = getattr(builtins, name, None)
-                if value is None or isinstance(value, types.FunctionType):  # the program may have replaced it
+                if value is None or (isinstance(value, types.FunctionType) and _package_of(value) is None):
+                    # the program has replaced it
                     found += [name.encode(), self._token(value, name)]
         self._computed(function, code)
         return found
