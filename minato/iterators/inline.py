@@ -50,7 +50,7 @@ if CORE:
 
 class SeededHere:
     """Seeds what a worker would seed for this dataset and collate_fn, and restores it afterwards,
-    except for the effects of seed_sample(), which cannot be undone."""
+    except for the effects of a program's seed_sample(), which cannot be undone."""
 
     def __init__(self, dataset: Any, collate_fn: Any, generator: Any) -> None:
         self._growing = Growing(dataset, collate_fn, of_loader=generator)
@@ -68,6 +68,8 @@ class SeededHere:
         finally:
             for put in before:
                 put()
+            for hook in self._growing.found.hooks:  # collate_fn's seed would stay for the next sample
+                getattr(getattr(hook, "__self__", None), "_forget_seed", int)()
 
 
 class Fetcher:

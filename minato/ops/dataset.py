@@ -207,9 +207,12 @@ class VolumeDataset:
         """Set the key of this thread's next __getitem__ (keyed_by="sample")."""
         self._sample_seed.value = int(seed) & MASK
 
+    def _forget_seed(self) -> None:
+        self._sample_seed.value = None
+
     def _key(self, index: int) -> tuple[int, int]:
         sample_seed = self._sample_seed.value
-        self._sample_seed.value = None
+        self._forget_seed()
         if self.keyed_by == "sample" and sample_seed is None:
             sample_seed = random_bits()
         return _ops.sample_key(_KEYINGS[self.keyed_by], self.seed & MASK, self.epoch, index,

@@ -32,7 +32,10 @@ def native_images(dataset: Any) -> Any:
         return Subset(native_images(dataset.dataset), dataset.indices)
     if type(dataset) not in (datasets.ImageFolder, datasets.DatasetFolder):
         raise ValueError(f"native_images() takes torchvision's ImageFolder, DatasetFolder or a Subset of one, got "
-                         f"{type(dataset).__name__}")  # fmt: skip
+                         f"{type(dataset).__name__}. Give it each part of a list or ConcatDataset; a class derived from "
+                         "ImageFolder may make other samples")  # fmt: skip
+    if dataset.transform is None:
+        raise ValueError("native_images() needs the dataset's transform, which is None")
     loader = dataset.loader
     backend = get_image_backend()
     if loader is not datasets.folder.pil_loader and (

@@ -41,9 +41,13 @@ class ImageFolder(datasets.ImageFolder):  # type: ignore[misc]
         """Set the seed of this thread's next sample."""
         self._seeds.value = seed
 
+    def _forget_seed(self) -> None:
+        self._seeds.value = None
+
     def __getitem__(self, index: int) -> Any:
         """Make a sample. Raises IndexError, and what reading and decoding the photo raises, with its path."""
-        seed, self._seeds.value = getattr(self._seeds, "value", None), None
+        seed = getattr(self._seeds, "value", None)
+        self._forget_seed()
         if seed is None or not isinstance(self.transform, _Transform):
             return super().__getitem__(index)
         path, target = self.samples[index]
@@ -69,8 +73,10 @@ class ImageFolder(datasets.ImageFolder):  # type: ignore[misc]
     def native_pipeline(self) -> Any:
         """A capsule "minato.native_pipeline.v1" (minato/ops.h): this dataset for C threads. Raises
         ValueError if they cannot make its samples."""
-        if not isinstance(self.transform, _Transform) or self.target_transform is not None:
-            raise ValueError("its transform is not one of minato.ops, or it has a target_transform")
+        if not isinstance(self.transform, _Transform):
+            raise ValueError(f"its transform is not one of minato.ops: {self.transform}")
+        if self.target_transform is not None:
+            raise ValueError("it has a target_transform")
         made_of = self.transform, list(self.samples)
         if self._made is None or self._made[0] != made_of:
             paths = [path for path, _target in self.samples]

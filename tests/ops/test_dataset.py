@@ -149,6 +149,16 @@ def test_keyed_by_sample(files):
     assert first == [part.tobytes() for part in want]
 
 
+def test_a_loader_leaves_no_seed_behind(files):
+    """The seed for collate_fn would become that of the program's next sample."""
+    dataset = ops.VolumeDataset(files, strong(), keyed_by="sample")
+    torch.manual_seed(5)
+    first = [part.numpy().tobytes() for part in dataset[0]]
+    next(iter(minato.DataLoader(dataset, batch_size=1, seed_per_sample=True)))
+    torch.manual_seed(5)
+    assert [part.numpy().tobytes() for part in dataset[0]] == first
+
+
 def test_seeds_of_threads_do_not_mix(files):
     dataset = ops.VolumeDataset(files, strong(), keyed_by="sample", output="numpy")
     dataset.seed_sample(1)
