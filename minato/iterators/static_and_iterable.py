@@ -279,7 +279,7 @@ class StaticIterator(MinatoIterator):
             stay_at_exit()
             loss = lost[0]
             died = describe_death(loss.pid, loss.status)
-            self._supervisor.deaths_reported = engine.health()["deaths"]
+            self._supervisor.deaths_reported = engine.deaths()
             raise WorkerLost(died, loss.pid, batch.index, loss.status)
         return numbers[0]
 

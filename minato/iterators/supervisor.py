@@ -418,7 +418,8 @@ class Supervisor:
         """Warns of dead workers, once an epoch. at_end: an error that names them would have come
         before."""
         if (self._replaces or at_end) and self.living():
-            self._warn_of_deaths(self.engine.health())
+            if self.engine.deaths() != self.deaths_reported:
+                self._warn_of_deaths(self.engine.health())
         if at_end and self.pool is not None and self.living():
             self._warn_of_history(self.pool.moving())
 

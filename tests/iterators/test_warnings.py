@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import minato
+from minato import _core
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -189,6 +190,11 @@ def test_dropped_loader_of_a_lost_worker_raises_nothing(monkeypatch: pytest.Monk
         del loader
         gc.collect()
     assert unraisable == []
+
+
+def test_deaths_are_counted_without_a_dict() -> None:
+    engine = _core.Engine(1, 0, False)
+    assert engine.deaths() == engine.health()["deaths"] == 0
 
 
 class Hinting(Fragile):

@@ -154,6 +154,7 @@ mn_engine_forget_posted(PyObject *self);
     X(spans, REPORT, mn_engine_get, METH_O)                                             \
     X(workers, REPORT, mn_engine_get, METH_NOARGS)                                      \
     X(health, BRIEF, mn_engine_get, METH_NOARGS)                                        \
+    X(deaths, BRIEF, mn_engine_get, METH_NOARGS)                                        \
     X(memory, BRIEF, mn_engine_get, METH_NOARGS)                                        \
     X(progress, BRIEF, mn_engine_get, METH_NOARGS)                                      \
     X(scheduler, BRIEF, mn_engine_balanced, METH_NOARGS)                                \

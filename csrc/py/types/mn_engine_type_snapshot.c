@@ -287,6 +287,15 @@ mn_engine_py_health(PyObject *Py_UNUSED(self), struct mn_engine *e,
                          h.last.pid, "status", h.last.status);
 }
 
+const char mn_engine_deaths_doc[] = "deaths() -> unexpected deaths so far, as in health()";
+
+PyObject *
+mn_engine_py_deaths(PyObject *Py_UNUSED(self), struct mn_engine *e,
+                    PyObject *Py_UNUSED(ignored))
+{
+    return PyLong_FromUnsignedLong(mn_engine_health(e).deaths);
+}
+
 const char mn_engine_memory_doc[] =
     "memory() -> {used, kept, warm, reclaimed, limit, in_flight, envelope_bytes}: bytes of the\n"
     "arena in use, those of them that the program keeps, those free that may hold pages, those\n"
