@@ -531,7 +531,7 @@ class Watch:
             return record
 
     def _watched(self, iterator: Any, record: LoaderRecord) -> Any:
-        """The iterator, whose ``__next__`` now tells the record; another one where its class cannot
+        """The iterator, whose ``__next__`` now tells the record; in a proxy where its class cannot
         be changed, as that of a generator."""
         with self.lock:
             self.iterators[id(iterator)] = record
@@ -548,7 +548,7 @@ class Watch:
 
                 self._replace(owner, "__next__", __next__)
                 return iterator
-        return _iterate(self, iterator)
+        return _Proxy(self, iterator)
 
     def advance(self, original: Any, iterator: Any) -> Any:
         """``next()`` of an iterator, noted where it is a watched one."""
@@ -633,11 +633,21 @@ class Watch:
             self.keepers.append((record.key, ours))
 
 
-def _iterate(watch: Watch, iterator: Any) -> Iterator[Any]:
-    """In place of an iterator of a class that cannot be changed."""
-    with contextlib.suppress(StopIteration):
-        while True:
-            yield watch.advance(next, iterator)
+class _Proxy:
+    """An iterator of a class that cannot be changed: like it, it has its own methods, and goes on after an error."""
+
+    def __init__(self, watch: Watch, iterator: Any) -> None:
+        self._minato = watch, iterator
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        watch, iterator = self._minato
+        return watch.advance(next, iterator)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._minato[1], name)
 
 
 def _find_place() -> tuple[tuple[str, int, str] | None, str | None]:
