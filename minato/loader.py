@@ -18,7 +18,7 @@ from ._dynamo import eager
 from ._not_linux import CORE, NEEDS_LINUX, warn_of_torch
 from ._system import refused
 from .cache.cache import Cache
-from .dataset_calls import attribute
+from .dataset_calls import attribute, is_stateful
 from .device.provider import target
 from .elastic import UnequalPositions, elastic_of
 from .epoch_progress import title_of
@@ -33,7 +33,6 @@ from .options import SCHEDULING_VARIABLE, Options, asks_for_torchs_workers, desc
 from .remote import Ray, check_type, cuts, threads
 from .seeding.order_generators import Sources, set_sampler_epoch
 from .state import OfAnotherRank, of_all_ranks, opened, state_of
-from .stateful import is_stateful
 from .typing import Batching, CacheForm, OnError, Scheduling, State, Stats, WorkerType
 
 if CORE:
@@ -259,8 +258,27 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             splits = cuts(dataset, collate_fn, batch_size is not None)
             num_workers = num_workers or threads(remote, size or 1, splits)
             worker_type = worker_type or "thread"
-        given = locals()
-        options = Options(**{name: given[name] for name in Options.__dataclass_fields__})
+        options = Options(
+            scheduling=scheduling,
+            seed_per_sample=seed_per_sample,
+            seed_rank=seed_rank,
+            memory_limit=memory_limit,
+            max_retries=max_retries,
+            batching=batching,
+            worker_type=worker_type,
+            autoscale=autoscale,
+            straggler_threshold=straggler_threshold,
+            prefetch_next_epoch=prefetch_next_epoch,
+            on_error=on_error,
+            max_errors=max_errors,
+            sample_timeout=sample_timeout,
+            cache=cache,
+            cache_format=cache_format,
+            cache_reorder=cache_reorder,
+            device=device,
+            remote=remote,
+            pending_state=pending_state,
+        )
         options.check(num_workers, persistent_workers)
         options.put(self)
         super().__init__(

@@ -13,8 +13,7 @@ from typing import Any
 from torch.utils.data.dataloader import _DatasetKind
 
 from ._not_linux import CORE
-from .dataset_calls import fetches_batches
-from .stateful import is_stateful
+from .dataset_calls import fetches_batches, is_stateful
 
 if CORE:
     from .transport.layouts import is_default_collate

@@ -27,11 +27,9 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
-from .dataset_calls import is_stateful as is_stateful
-from .dataset_calls import own_attributes
+from .dataset_calls import is_stateful, own_attributes
 from .errors import Failure
 from .seeding.order_generators import all_global
-from .seeding.order_generators import numpy_words as numpy_words
 from .time_share import TimeShare
 
 #: nanoseconds: a snapshot that takes less travels with every batch

@@ -57,7 +57,7 @@ from .keys import Opaque, canonical, tensor_bytes
 if CORE:
     from .. import _cache
     from .._core import Seeder
-    from ..stateful import numpy_words
+    from ..seeding.order_generators import numpy_words
 
 #: names by which code reaches what its other names do not show
 COMPUTED = frozenset({

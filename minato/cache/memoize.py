@@ -30,7 +30,7 @@ from .keys import canonical
 
 if CORE:
     from .._core import Seeder
-    from ..stateful import numpy_words
+    from ..seeding.order_generators import numpy_words
     from ..worker_info import is_worker_thread
 if TYPE_CHECKING:
     from .._cache import Store

@@ -35,11 +35,12 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Su
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..cache.order import Following, Order
+from ..dataset_calls import is_stateful
 from ..epoch_progress import Progress
 from ..errors import program_level
 from ..option_values import option
 from ..seeding.order_generators import batch_size_of, fingerprint, sampler_of
-from ..stateful import is_stateful, load_state
+from ..stateful import load_state
 from ..time_share import TimeShare
 from ..typing import State
 from .across_iterators import Memo, Said
