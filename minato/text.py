@@ -1,12 +1,10 @@
-"""Numbers, places and the progress of a command as people write and read them. Imports nothing of the
+"""Numbers and the progress of a command as people write and read them. Imports nothing of the
 package, see commands/info.py."""
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from collections.abc import Sequence
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
@@ -59,16 +57,6 @@ def format_seconds(value: float) -> str:
     """A time, with three digits."""
     scale, unit = (1.0, "s") if value >= 1 else (1e3, "ms") if value >= 1e-3 else (1e6, "us")
     return f"{value * scale:.3g} {unit}"
-
-
-def format_place(place: Sequence[object] | None) -> str:
-    """File and line, from the current folder where the file lies in it."""
-    if not place:
-        return "an unknown place"
-    file = str(place[0])
-    if file == os.path.join(os.path.dirname(os.path.abspath(__file__)), "analyze", "stand_in.py"):
-        return "your loader"  # of a folder, or of a dataset that a factory gave
-    return f"{file.removeprefix(os.getcwd() + os.sep)}:{place[1]}"
 
 
 def format_bytes(count: float) -> str:

@@ -8,14 +8,14 @@ import shlex
 import statistics
 from dataclasses import replace
 
-from ..text import counted, format_bytes, format_place, format_rate, format_seconds
+from ..text import counted, format_bytes, format_rate, format_seconds
 from .codecs import CHEAP, CLOSE, LOSS, QUALITY, codec_rows
 from .facts import (
     BARELY, OTHERS, WORTH, Facts, fit_scaling, is_uneven, measured_gain, rate_with_step,
     reading_stages, scheduling_gain, slow_share, virtual_rate,
 )  # fmt: skip
 from .recode import SUFFIXES, Settings
-from .records import Change, Limit, Move, RateRequest, Report, StageTimes
+from .records import Change, Limit, Move, RateRequest, Report, StageTimes, format_place
 
 #: share of its time that a program waits. Below the first the step is the limit; below the second a
 #: loader that costs nothing would gain too little to matter

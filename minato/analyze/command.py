@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from .. import _core
-from ..text import Progress, format_bytes, format_place
+from ..text import Progress, format_bytes
 from . import report
 from .measure import (
     EXTRA, Connection, Study, begin_report, finish_report, machine_facts, make_report, name_loaders,
     write_report,
 )  # fmt: skip
-from .records import Report, Told, parse
+from .records import Report, Told, format_place, parse
 from .watch import PAUSES, VARIABLE, Message, Step, Watch, send
 from .work import Usage, tree
 

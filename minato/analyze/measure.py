@@ -16,14 +16,14 @@ from typing import TypeVar
 
 from .. import _core
 from .._version import __version__
-from ..text import Progress, counted, format_place, format_seconds
+from ..text import Progress, counted, format_seconds
 from . import own_files, report
 from .advice import add_base_rate, candidates, drop_small_gains, enter_check, limit
 from .facts import OTHERS, Facts, is_uneven, watch_facts
 from .keeper import MANAGED
 from .records import (
     Codecs, Contention, Limit, Machine, Orders, Rate, RateRequest, Report, Request, Sampler,
-    Storage, Told, Work, parse,
+    Storage, Told, Work, format_place, parse,
 )  # fmt: skip
 from .watch import Message, send
 from .work import FEW, TIMING

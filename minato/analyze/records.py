@@ -6,6 +6,7 @@ nothing was measured.
 
 from __future__ import annotations
 
+import os
 import types
 import typing
 from dataclasses import dataclass, field, is_dataclass
@@ -17,6 +18,16 @@ from .watch import LoaderFacts, Told as Told
 T = TypeVar("T")
 #: file and line of the program, and the function in it
 Place = typing.Sequence[Any]
+
+
+def format_place(place: Place | None) -> str:
+    """File and line, from the current folder where the file lies in it."""
+    if not place:
+        return "an unknown place"
+    file = str(place[0])
+    if file == os.path.join(os.path.dirname(os.path.abspath(__file__)), "stand_in.py"):
+        return "your loader"  # of a folder, or of a dataset that a factory gave
+    return f"{file.removeprefix(os.getcwd() + os.sep)}:{place[1]}"
 
 
 def parse(kind: type[T], told: typing.Mapping[str, Any]) -> T:

@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..text import counted, format_bytes, format_place, format_rate, format_seconds
+from ..text import counted, format_bytes, format_rate, format_seconds
 from .advice import describe_data, describe_move, files_went
 from .codecs import STORAGES, codec_rows, storage_rate, winners
 from .facts import OTHERS, Facts, fit_scaling, slow_share
-from .records import Change, CodecRow, Report, Told, parse
+from .records import Change, CodecRow, Report, Told, format_place, parse
 
 #: a rate whose range is wider than this is told with the range
 UNCERTAIN = 1.3

@@ -16,7 +16,7 @@ from minato.analyze.advice import candidates, enter_check, limit
 from minato.analyze.facts import Facts
 from minato.analyze.records import Reads, Storage, Used
 from minato.analyze.report import STYLE, WIDTH, page
-from minato.text import format_place
+from minato.analyze.records import format_place
 
 from .test_limits import facts, stage
 
