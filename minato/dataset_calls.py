@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import types
 import warnings
 import weakref
@@ -47,6 +48,17 @@ def offered(part: Any, name: str) -> Callable[..., Any] | None:
         method = attribute(part, name)
         return method if callable(method) else None
     return None
+
+
+class NextSeed(threading.local):
+    """The seed that a loader gives this thread's next sample."""
+
+    value: int | None = None
+
+    def take(self) -> int | None:
+        """It, once: it counts for one sample."""
+        value, self.value = self.value, None
+        return value
 
 
 def is_stateful(part: Any) -> bool:

@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 
 from .._dynamo import eager
 from .._not_linux import CORE
-from ..dataset_calls import ByItem, forwards_getitems, warn_of_forwarded_getitems
+from ..dataset_calls import ByItem, NextSeed, forwards_getitems, warn_of_forwarded_getitems
 from ..device.copies import Copier
 from ..device.operators import split
 from ..device.provider import provider_for
@@ -68,8 +68,10 @@ class SeededHere:
         finally:
             for put in before:
                 put()
-            for hook in self._growing.found.hooks:  # collate_fn's seed would stay for the next sample
-                getattr(getattr(hook, "__self__", None), "_forget_seed", int)()
+            for hook in self._growing.found.hooks:
+                left = getattr(getattr(hook, "__self__", None), "_sample_seed", None)
+                if isinstance(left, NextSeed):  # that of collate_fn, for which hooks are called, too
+                    left.take()
 
 
 class Fetcher:

@@ -4,7 +4,6 @@ from __future__ import annotations
 import math
 import operator
 import os
-import threading
 from collections.abc import Iterable, Sequence
 from multiprocessing import context as _mp_context
 from multiprocessing import sharedctypes as _sharedctypes
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from .._not_linux import CORE, Absent
+from ..dataset_calls import NextSeed
 from .operators import MASK, Pipeline, RandBalancedCrop, RandCrop, ReadNpy, random_bits
 
 if CORE:
@@ -35,10 +35,6 @@ def _case_paths(case: Any) -> tuple[str, str | None]:
     else:
         image, label = case
     return os.fspath(image), None if label is None else os.fspath(label)
-
-
-class _SampleSeed(threading.local):
-    value: int | None = None
 
 
 class Unfinished(NamedTuple):
@@ -161,7 +157,7 @@ class VolumeDataset:
         vars(self)["_resident"] = {}  # by device: its resident cases, or why there are none
 
     def _start(self) -> None:
-        self._sample_seed = _SampleSeed()
+        self._sample_seed = NextSeed()
         self._outputs: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
         self._forget()
 
@@ -207,12 +203,8 @@ class VolumeDataset:
         """Set the key of this thread's next __getitem__ (keyed_by="sample")."""
         self._sample_seed.value = int(seed) & MASK
 
-    def _forget_seed(self) -> None:
-        self._sample_seed.value = None
-
     def _key(self, index: int) -> tuple[int, int]:
-        sample_seed = self._sample_seed.value
-        self._forget_seed()
+        sample_seed = self._sample_seed.take()
         if self.keyed_by == "sample" and sample_seed is None:
             sample_seed = random_bits()
         return _ops.sample_key(_KEYINGS[self.keyed_by], self.seed & MASK, self.epoch, index,

@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from array import array
 from typing import Any
 
 from torchvision import datasets
 
+from ..dataset_calls import NextSeed
 from .jpeg import _Transform
 
 
@@ -27,27 +27,23 @@ class ImageFolder(datasets.ImageFolder):  # type: ignore[misc]
 
     def __init__(self, root: Any, transform: Any, target_transform: Any = None, **options: Any) -> None:
         super().__init__(root, transform, target_transform, loader=str, **options)
-        self._seeds = threading.local()
+        self._sample_seed = NextSeed()
 
     def __getstate__(self) -> Any:
         return {name: value for name, value in vars(self).items()
-                if name not in ("_seeds", "_made", "_bytes")}
+                if name not in ("_sample_seed", "_made", "_bytes")}
 
     def __setstate__(self, state: Any) -> None:
         self.__dict__.update(state)
-        self._seeds = threading.local()
+        self._sample_seed = NextSeed()
 
     def seed_sample(self, seed: int) -> None:
         """Set the seed of this thread's next sample."""
-        self._seeds.value = seed
-
-    def _forget_seed(self) -> None:
-        self._seeds.value = None
+        self._sample_seed.value = seed
 
     def __getitem__(self, index: int) -> Any:
         """Make a sample. Raises IndexError, and what reading and decoding the photo raises, with its path."""
-        seed = getattr(self._seeds, "value", None)
-        self._forget_seed()
+        seed = self._sample_seed.take()
         if seed is None or not isinstance(self.transform, _Transform):
             return super().__getitem__(index)
         path, target = self.samples[index]
