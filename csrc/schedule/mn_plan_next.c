@@ -303,7 +303,7 @@ may_lie(struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_planne
  * A task of the head always starts. Another starts if what is used, its batch, and a reserve for
  * the largest batch known fit the limit. So a batch over the limit passes alone.
  * No deadlock: the limit never refuses the head; it is delivered and frees its memory, and the next
- * batch becomes the head. awaits_release() may delay a head, but not longer than a worker idles.
+ * batch becomes the head. may_lie() may delay a head, but not longer than a worker idles.
  * Bound: a task past the head leaves at most limit - reserve in use, and the head uses at most the
  * reserve. If the reserve was too small, the excess is one batch, and nothing else starts until it
  * is gone. Delivered batches that the program retains are used memory, too: the code that delivers
