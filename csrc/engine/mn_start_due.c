@@ -242,6 +242,7 @@ look_at_memory(const struct mn_engine *e, struct mn_plan_facts *f)
     bool waits = e->waits.given_ns == 0 && !e->waits.served;
     f->memory_kept = waits ? 0 : (int64_t)e->arena.kept_bytes;
     f->result_bytes = e->flight.mean_envelope_bytes;
+    f->formed = e->forming != NULL && e->forming->nruns != 0;
 }
 
 static struct mn_plan_facts

@@ -138,6 +138,7 @@ struct mn_plan_facts {
     int64_t memory_used;
     int64_t memory_kept;   /* of it, retained by the program; 0 while it waits for a batch */
     uint64_t result_bytes; /* mean memory of a batch without rows */
+    bool formed;           /* a batch has left the plan before it was taken (ready mode) */
     struct mn_worker_view *workers; /* [max_workers]; NULL if no worker has a share */
     /* Returns for how long the batch's longest running task has run; -1: none is running. */
     int64_t (*running_ns)(void *arg, uint64_t block_off);

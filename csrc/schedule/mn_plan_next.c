@@ -300,10 +300,11 @@ may_lie(struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_planne
 
 /* ---- the memory limit ----
  *
- * A task of the head always starts. Another starts if what is used, its batch, and a reserve for
- * the largest batch known fit the limit. So a batch over the limit passes alone.
- * No deadlock: the limit never refuses the head; it is delivered and frees its memory, and the next
- * batch becomes the head. may_lie() may delay a head, but not longer than a worker idles.
+ * A task of the head always starts, unless a formed batch waits: that one was the head. Another
+ * starts if what is used, its batch, and a reserve for the largest batch known fit the limit. So a
+ * batch over the limit passes alone.
+ * No deadlock: the head, or the formed batch, is delivered and frees its memory, and the next batch
+ * becomes the head. may_lie() may delay a head, but not longer than a worker idles.
  * Bound: a task past the head leaves at most limit - reserve in use, and the head uses at most the
  * reserve. If the reserve was too small, the excess is one batch, and nothing else starts until it
  * is gone. Delivered batches that the program retains are used memory, too: the code that delivers
@@ -318,7 +319,7 @@ mn_plan_memory_allows(struct mn_plan *p, const struct mn_plan_facts *f,
     if (q->block_off != 0) {
         return true; /* its memory is allocated already */
     }
-    bool head = q->sequence == p->view.order.head;
+    bool head = q->sequence == p->view.order.head && !f->formed;
     uint64_t used = (uint64_t)f->memory_used + p->view.batch_bytes;
     uint64_t limit = (uint64_t)f->memory_limit;
     uint64_t bytes = mn_plan_rows_bytes(p, q->batch.nrows);
