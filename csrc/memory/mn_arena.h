@@ -97,8 +97,8 @@ mn_ranges_fini(struct mn_ranges *r);
  * some seconds is a pause of one or two turns. */
 #define MN_TRIM_COLD 4u
 #define MN_TRIM_LONG 10u
-/* A batch or two of large samples. */
-#define MN_TRIM_SPARE (UINT64_C(16) << 20)
+/* Less than a batch of large samples. */
+#define MN_TRIM_SPARE (UINT64_C(4) << 20)
 
 /* Bytes. */
 struct mn_trim_view {
