@@ -44,8 +44,6 @@ MUTANTS = {
     "workers have as many threads as the program": Mutant(
         "workers/library_threads.py", "    torch.set_num_threads(1)\n    if _limited",
         "    if _limited", ODD + "a_program_with_threads_and_openmp_forks"),
-    "workers may have children": Mutant(
-        "workers/zygote.py", "daemon=True", "daemon=False", ODD + "loaders_in_workers"),
     "a batch has to find room in /dev/shm": Mutant(
         "iterators/receiver.py", 'if "</torch_" not in str(error):', "if error:",
         ODD + "dev_shm_of_64_megabytes"),
