@@ -6,6 +6,7 @@ process in its own session, so that processes that it leaves behind can be found
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import multiprocessing
 import multiprocessing.forkserver
@@ -88,7 +89,10 @@ def train(method: str, end: Callable[[str], None]) -> None:
     end("while workers start")
     for _ in range(4):
         next(iterator)
-    iterator = iter(loader)  # batches queued behind the gate are cancelled
+    progress = iterator._engine.progress
+    with contextlib.suppress(AssertionError):  # as a rule one sample is queued behind the gate,
+        wait_for(lambda: sum(progress()["starts"]) > 16 + 2, seconds=5)
+    iterator = iter(loader)  # and is cancelled
     dataset.gate.set()
     with dataset.lock:
         time.sleep(0.02)
