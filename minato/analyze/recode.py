@@ -45,7 +45,7 @@ REASONS = {
     "depth": "whose values are not stored in 8 bits each",
     "alpha": "with an alpha channel or a transparent colour",
     "channels": "that are neither RGB nor gray",
-    "tags": "with tags that would be lost, such as those of GeoTIFF, gamma or a turned TIFF",
+    "tags": "with tags that would be lost, such as those of GeoTIFF, colours of their own or a turned TIFF",
     "lossless": "in a lossless format; --lossy encodes the photographs among them anew",
     "gray": "gray and in a lossless format, which may be labels or depth",
     "flat": "of few colours or flat areas, which may be labels",
@@ -63,8 +63,19 @@ SCALING = ("ppm", "ppm_plain")
 ORIENTATION = 0x0112
 #: tags of TIFF from PRIVATE on belong to an application, but for copyright, IPTC, Photoshop, EXIF, ICC, GPS
 PRIVATE, HARMLESS = 0x8000, {0x8298, 0x83BB, 0x8649, 0x8769, 0x8773, 0x8825}
-#: the gamma of sRGB as PNG stores it
+#: the gamma and the primaries of sRGB as PNG stores them
 GAMMA = 0.45455
+PRIMARIES = (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)
+#: tags of TIFF below PRIVATE that describe a picture; the others there say how it is stored
+DESCRIBING = {0x010D, 0x010E, 0x010F, 0x0110, 0x0131, 0x0132, 0x013B, 0x013C, 0x02BC}
+#: the tag of a colour profile, which is kept
+PROFILE = 0x8773
+#: what Pillow's info says of an image besides: how it is stored, what is kept, and EXIF, of which the tags count
+STORAGE = {
+    "jfif", "jfif_version", "jfif_unit", "jfif_density", "adobe", "adobe_transform", "progressive", "progression",
+    "dpi", "resolution", "compression", "interlace", "loop", "background", "timestamp", "duration",
+    "gamma", "srgb", "chromaticity", "icc_profile", "exif",
+}  # fmt: skip
 
 #: photographs have more colours than this
 COLORS = {"RGB": 256, "L": 32}
@@ -95,6 +106,8 @@ class Photo:
     seconds: float
     #: what an encoder gets to keep: the orientation and the colour profile
     metadata: dict[str, bytes]
+    #: whether there is more, which is lost
+    more: bool = False
 
 
 def read_photo(file: IO[bytes], lossless: bool = True) -> Photo:
@@ -120,12 +133,12 @@ def read_photo(file: IO[bytes], lossless: bool = True) -> Photo:
                     image.load()
                     took = time.thread_time() - began
                     reason = _judge_pixels(image, lossy)
-                    metadata = _read_metadata(image)
+                    metadata, more = _read_metadata(image), _has_more(image)
         except Exception:  # decoders raise errors of any class
             reason = "unreadable"
     if reason:
         raise NotAPhoto(reason)
-    return Photo(image, not lossy, took, metadata)
+    return Photo(image, not lossy, took, metadata, more)
 
 
 def is_lossy(file: IO[bytes]) -> bool:
@@ -165,10 +178,10 @@ def _judge_header(image: Any) -> str:
         stored = given if isinstance(given, str) else given[0]
         if stored not in STORED or decoder in SCALING:
             return "depth"
-    gamma = image.info.get("gamma", GAMMA)
+    colors = (image.info.get("gamma", GAMMA), *image.info.get("chromaticity", PRIMARIES))
     tags = getattr(image, "tag_v2", {})
     private = any(tag >= PRIVATE and tag not in HARMLESS for tag in tags)
-    if private or tags.get(ORIENTATION, 1) != 1 or abs(gamma - GAMMA) > 1e-3:
+    if private or tags.get(ORIENTATION, 1) != 1 or not np.allclose(colors, (GAMMA, *PRIMARIES), atol=1e-3):
         return "tags"
     return ""
 
@@ -209,6 +222,12 @@ def _read_metadata(image: Any) -> dict[str, bytes]:
         exif[ORIENTATION] = orientation
         found["exif"] = exif.tobytes()
     return {name: value for name, value in found.items() if value}
+
+
+def _has_more(image: Any) -> bool:
+    """Whether the file has metadata besides those of _read_metadata(): a comment, a text, a date, a place."""
+    tags = image.getexif().keys() - {PROFILE}
+    return bool(image.info.keys() - STORAGE) or any(tag in DESCRIBING or tag >= PRIVATE for tag in tags)
 
 
 # ---- the command's settings and results ------------------------------------------------------
@@ -265,6 +284,8 @@ class Result:
     why: str = ""
     #: its new name, where that is another one
     renamed: str = ""
+    #: whether it was encoded anew without some of its metadata
+    stripped: bool = False
 
 
 # ---- one image -----------------------------------------------------------------------------
@@ -316,6 +337,8 @@ def recode_image(source: Path, settings: Settings) -> tuple[bytes, Photo]:
     with open(source, "rb") as file:
         loses = settings.format != "png" or settings.size is not None
         photo = read_photo(file, settings.lossy or not loses)
+    if photo.more and not (settings.lossy or loses):
+        raise NotAPhoto("tags")
     made = shrink(photo.image, settings.size)
     try:
         content = encode(made, settings, photo.metadata)
@@ -372,7 +395,7 @@ def recode_file(source: str, target: str, settings: Settings, path: str, name: s
                 if there.stat().st_mtime_ns != stat.st_mtime_ns:
                     raise ValueError(f"{there} exists and is not of this file as it is now; remove it first")
                 return Result(path, "there", stat.st_size, there.stat().st_size)
-        part, what = Path(target, PARTS, str(os.getpid())), "made"
+        part, what, stripped = Path(target, PARTS, str(os.getpid())), "made", False
         try:
             if origin.suffix.lower() not in IMAGES:
                 raise NotAPhoto("other")
@@ -381,7 +404,7 @@ def recode_file(source: str, target: str, settings: Settings, path: str, name: s
             content, photo = recode_image(origin, settings)
             times = (photo.seconds, decode(content)[1]) if timed else None
             part.write_bytes(content)
-            to = Path(target, name)
+            to, stripped = Path(target, name), photo.more
         except NotAPhoto as error:
             what = str(error)
             shutil.copyfile(origin, part)
@@ -389,7 +412,8 @@ def recode_file(source: str, target: str, settings: Settings, path: str, name: s
         after = part.stat().st_size
         to.parent.mkdir(parents=True, exist_ok=True)
         os.replace(part, to)
-        return Result(path, what, stat.st_size, after, times, renamed="" if to.name == origin.name else to.name)
+        renamed = "" if to.name == origin.name else to.name
+        return Result(path, what, stat.st_size, after, times, renamed=renamed, stripped=stripped)
     except Exception as error:
         text = str(error).replace(str(origin), path)
         return Result(path, "failed", why=f"{type(error).__name__}: {text}")
@@ -470,6 +494,8 @@ class Totals:
         self.after += done.after
         if done.renamed:
             self._note("renamed", f"{printable(done.path)} is {printable(done.renamed)}")
+        if done.stripped:
+            self._note("stripped", printable(done.path))
         if done.times is not None:
             self.times.append(done.times)
         if done.what == "failed":
@@ -481,7 +507,7 @@ class Totals:
 
     @property
     def done(self) -> int:
-        return self.count.total() - self.count["renamed"]
+        return self.count.total() - self.count["renamed"] - self.count["stripped"]
 
     def lines(self, total: int) -> list[str]:
         """What was done, and a line for each cause of a copy."""
@@ -496,6 +522,8 @@ class Totals:
             lines.append(f"  copied: {self.count[what]} {text} ({self.first[what]})")
         if count := self.count["renamed"]:
             lines.append(f"  renamed: {count} ({self.first['renamed']}); lists that name these files must change")
+        if count := self.count["stripped"]:
+            lines.append(f"  dropped: metadata but orientation and colour profile, of {count} ({self.first['stripped']})")
         if self.after:
             times = self.before / self.after
             lines.append(f"{format_bytes(self.before)} -> {format_bytes(self.after)}, {times:.2f} times smaller")

@@ -172,6 +172,10 @@ TABLE: dict[str, tuple[str, Callable[[], bytes]]] = {
     "GeoTIFF": ("tags", lambda: saved(PHOTO, "TIFF", tiffinfo=tags(_33550=(1.0, 1.0, 0.0)))),
     "turned tiff": ("tags", lambda: saved(PHOTO, "TIFF", tiffinfo=tags(_274=6))),
     "png of another gamma": ("tags", lambda: png_with(b"gAMA", struct.pack(">I", 100000))),
+    "png of other primaries": ("tags", lambda: png_with(
+        b"cHRM", struct.pack(">8I", 31270, 32900, 68000, 32000, 26500, 69000, 15000, 6000))),
+    "png of the primaries of sRGB": ("lossless", lambda: png_with(
+        b"cHRM", struct.pack(">8I", 31270, 32900, 64000, 33000, 30000, 60000, 15000, 6000))),
     "gray png": ("gray", lambda: saved(GRAY, "PNG")),
     "gray bmp": ("gray", lambda: saved(GRAY, "BMP")),
     "gray tiff": ("gray", lambda: saved(GRAY, "TIFF")),

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("PIL")
 
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from minato.__main__ import main
 from minato.analyze import recode
@@ -293,6 +293,25 @@ def test_files_of_every_kind_lose_nothing_unasked(options: list[str], tmp_path: 
         if "--size" not in options:
             a, b = (np.asarray(Image.open(path), float) for path in (source / name, new))
             assert np.abs(a - b).mean() < (8 if "png" not in options else 1e-9)
+
+
+@pytest.mark.parametrize(("options", "dropped"), [([], 2), (["--format", "png"], 0), (["--format", "png", "--lossy"], 3)])
+def test_dropped_metadata_are_told_and_never_dropped_by_png(
+    options: list[str], dropped: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, made, exif, text = tmp_path / "src", photo(1, 96, 72), Image.Exif(), PngImagePlugin.PngInfo()
+    source.mkdir()
+    exif[0x010F] = "the camera"
+    text.add_text("scale", "0.001")
+    made.save(source / "a.jpg", quality=95, exif=exif)
+    made.save(source / "b.jpg", quality=95, comment=b"mine")
+    made.save(source / "c.png", pnginfo=text, compress_level=0)
+    made.save(source / "plain.jpg", quality=95, icc_profile=b"profile", dpi=(72, 72))
+    before = tree(source)
+    assert run(source, tmp_path / "dst", *options) == 0
+    found, said = tree(tmp_path / "dst"), capsys.readouterr().out
+    assert len([name for name in before if found.get(name) != before[name]]) == dropped + 1
+    assert ("dropped: " in said) == bool(dropped) and (not dropped or f", of {dropped} (a.jpg)" in said)
 
 
 def test_baseline_rewrites_progressive_photos_without_a_loss(
