@@ -30,8 +30,8 @@ def per_worker(loader: Any) -> int:
 
 def _is_fixed(order: Any) -> bool:
     """Whether no program can change it while it is read."""
-    return type(order) is range or (
-        type(order) is tuple and all(type(one) in (int, str, tuple, range) for one in order)
+    return type(order) in (int, str, range) or (
+        type(order) is tuple and all(map(_is_fixed, order))
     )
 
 

@@ -76,11 +76,14 @@ class OwnBatches(torch.utils.data.BatchSampler):
     ({"batch_sampler": [(0, 1), (2,)]}, False),
     ({"batch_sampler": ([0], [1, 2])}, False),
     ({"batch_sampler": ((0,), range(1, 3))}, True),
+    ({"sampler": ((0, (1, "a")), (1, ()))}, True),
+    ({"sampler": ((0, [1]), (1, [2]))}, False),
+    ({"sampler": torch.arange(4)}, False),
     ({"sampler": iter([3, 1])}, False),
     ({"batch_sampler": OwnBatches([0, 1, 2], 2, False)}, False),
 ], ids=["list", "tuple", "range", "some of a list", "some of a tuple", "batches of a list",
-        "batches of a tuple", "list of batches", "tuple of lists", "tuple of tuples", "iterator",
-        "own class"])
+        "batches of a tuple", "list of batches", "tuple of lists", "tuple of tuples", "nested tuples",
+        "lists in nested tuples", "tensor", "iterator", "own class"])
 def test_only_an_order_that_cannot_change_allows_look_ahead(order: dict[str, Any], safe: bool) -> None:
     loader = minato.DataLoader(torch.arange(4), **order)
     assert may_look_ahead(loader) is safe
