@@ -275,7 +275,10 @@ class FileSizes:
         self._batches.append(batch)
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="minato-file-sizes", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:  # the system gives no thread: no sizes are known
+                self.known = False
 
     def _run(self) -> None:
         with self._time:

@@ -191,6 +191,20 @@ def test_a_file_that_does_not_answer_holds_up_no_batch(
         wait()
 
 
+def test_sizes_stay_unknown_if_no_thread_starts(
+    files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "minato-file-sizes":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert epochs(Listed(files, files)).stats()["cost"]["sized"] == 0
+
+
 def test_planner_looks_up_earliest_batches_first(
     files: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
