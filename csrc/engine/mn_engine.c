@@ -37,7 +37,7 @@
 #define ARENA_OF_LEFT 6u
 /* The input region: a row takes 16 bytes and its index, so a quarter of the arena is plenty.
  * Offsets of layouts have 32 bits. */
-#define INPUT_LEAST (UINT64_C(64) << 20)
+#define INPUT_LEAST (UINT64_C(1) << 20)
 #define INPUT_MOST (UINT64_C(2) << 30)
 
 static uint32_t
@@ -139,8 +139,8 @@ memory_limit_for(const struct mn_engine_config *cfg, uint64_t arena_bytes)
 
 #define WATCH_NS (INT64_C(100) * 1000 * 1000) /* time until a lost zygote is noticed */
 
-/* Maps the sparse file. Halves the arena until the system accepts it: ulimit -v or the overcommit
- * policy may refuse. With less than a mebibyte no sample could be loaded. */
+/* Maps the sparse file. Halves the arena until the system accepts it: ulimit -v, ulimit -f or the
+ * overcommit policy may refuse. With less than a mebibyte no sample could be loaded. */
 static int
 map_arena(struct mn_engine *e)
 {

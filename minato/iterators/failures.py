@@ -106,8 +106,8 @@ _NEEDS = {
     _core.REFUSED_ROWS: (
         "{need} bytes for its samples, but the memory shared by loader and workers has {all} "
         "({used} are in use, {kept} of them by batches that the program retains). Use smaller "
-        "batches, retain fewer, or raise memory_limit. A limit on address space (`ulimit -v`) can "
-        "make that memory smaller than memory_limit."
+        "batches, retain fewer, or raise memory_limit. A limit on address space (`ulimit -v`) or on "
+        "the size of files (`ulimit -f`) can make that memory smaller than memory_limit."
     ),
     _core.REFUSED_PRIVATE: (
         "{need} bytes, which the system did not allocate. Free memory in the program, or raise its "
@@ -191,7 +191,7 @@ def no_room() -> Failure:
     try:
         raise MemoryError(
             "a worker's result exceeds memory_limit. Raise memory_limit, retain fewer batches, or "
-            "use smaller batches"
+            "use smaller batches. `ulimit -v` and `ulimit -f` may make it smaller than you have set it"
         )
     except MemoryError as error:
         return Failure.of(error, "in DataLoader worker process")

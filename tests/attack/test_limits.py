@@ -59,12 +59,13 @@ REFUSALS = {
     "memfd": lambda: forbid(MEMFD, 1),
     "pidfd": lambda: forbid(434, 38),
     "file size": lambda: limit(resource.RLIMIT_FSIZE, 100_000),
+    "small files": lambda: limit(resource.RLIMIT_FSIZE, 16 << 20),
     "first process": lambda: processes(1),
     "first thread": lambda: processes(2),
     "second worker": second_refused,
     "descriptors": lambda: limit(resource.RLIMIT_NOFILE, len(os.listdir("/proc/self/fd")) + 3),
     # room for Python's own small allocations
-    "address space": lambda: limit(resource.RLIMIT_AS, address_space() + (16 << 20)),
+    "address space": lambda: limit(resource.RLIMIT_AS, address_space() + (3 << 20)),
 }
 
 def child(refuse, scheduling):
@@ -121,6 +122,10 @@ def test_torch_serves_if_system_calls_are_refused(case: str, name: str) -> None:
     assert told.startswith("WARNING minato.DataLoader uses torch's own workers: ")
     assert f"the system call {name} is refused here" in told
     assert (batches, left) == ("8 batches", "left 0")
+
+
+def test_limit_on_file_size_makes_shared_memory_small() -> None:
+    assert run_limited("small files") == ["8 batches", "left 0"]
 
 
 def test_static_scheduling_needs_every_worker() -> None:

@@ -296,7 +296,10 @@ mn_engine_py_place(PyObject *self, struct mn_engine *e, PyObject *args)
                           .form = {.kind = MN_KIND_ROWS}};
     mn_layout_form(l, &s.form);
     uint64_t to = 0;
-    if (mn_raise_errno(mn_engine_gather_block(e, &s, &to), "no memory for a batch") < 0) {
+    if (mn_raise_errno(mn_engine_gather_block(e, &s, &to),
+                       "the memory shared by loader and workers cannot hold a batch (use smaller "
+                       "batches, retain fewer, or raise memory_limit, `ulimit -v` or `ulimit -f`)")
+        < 0) {
         return NULL;
     }
     const struct mn_shm *shm = mn_engine_shm(e);
