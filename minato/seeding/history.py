@@ -64,10 +64,10 @@ class History:
         """What moves with samples: numbers, lengths, and the identities of a list and its first
         elements."""
         return {
-            (place, name): value if type(value) is int else (len(value), _elements(value))
+            (place, name): value if type(value) in (int, float) else (len(value), _elements(value))
             for place, (attributes, _) in enumerate(self._places)
             for name, value in attributes.items()
-            if type(value) in (int, list, set, deque)
+            if type(value) in (int, float, list, set, deque)
         }
 
     def look(self) -> None:
@@ -82,7 +82,7 @@ class History:
     def _has_moved(self, key: tuple[int, str], before: Any, now: Any) -> bool:
         if type(now) is not type(before):
             return False
-        if type(now) is int:
+        if type(now) in (int, float):
             loads, sums = _uses(self._places[key[0]][1], key[1]) if now != before else (0, 0)
             return loads > sums > 0
         grows = bool(now[0] > before[0])

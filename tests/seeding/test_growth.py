@@ -81,6 +81,17 @@ class Counting(Mosaic):
         return self.made
 
 
+class Averaging(Mosaic):
+    """A sample is less the running mean of those that its worker has made."""
+
+    def __init__(self):
+        self.mean = 0.0
+
+    def __getitem__(self, index):
+        self.mean += 0.1 * (index - self.mean)
+        return index - self.mean
+
+
 class Shuffling(Mosaic):
     def __init__(self):
         self.order = list(range(500, 564))
@@ -112,6 +123,7 @@ class Crowd(Mosaic):
     "data, name, options",
     [
         (Counting(), "made", {}),
+        (Averaging(), "mean", {}),
         (Shuffling(), "order", {}),
         (Iterating(), "backgrounds", {}),
         (Crowd(GENERATORS_LIMIT + 1), "rngs", {"persistent_workers": True}),

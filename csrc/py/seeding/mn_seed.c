@@ -68,7 +68,7 @@ add_prints(const struct mn_seed_watch *w, PyObject *dict, uint64_t *types, uint6
     for (Py_ssize_t left = PyDict_GET_SIZE(dict);
          left > 0 && PyDict_Next(dict, &place, NULL, &value); left--) {
         PyTypeObject *type = Py_TYPE(value);
-        if (type == &PyLong_Type) {
+        if (type == &PyLong_Type || type == &PyFloat_Type) {
             *values += (uint64_t)(uintptr_t)value; /* += makes another object */
         }
         if (value == Py_None || type == &PyLong_Type || type == &PyFloat_Type
@@ -94,8 +94,8 @@ add_prints(const struct mn_seed_watch *w, PyObject *dict, uint64_t *types, uint6
 
 /* Computes four fingerprints. The first is of the types of attributes that may contain something,
  * with generators' addresses. The second is of the lengths of lists, dicts, sets and deques among
- * them. The third is of the numbers of entries of the counted dicts. The fourth is of ints, and of
- * the first elements of lists. */
+ * them. The third is of the numbers of entries of the counted dicts. The fourth is of ints and
+ * floats, and of the first elements of lists. */
 static void
 mn_seed_watch_prints(const struct mn_seed_watch *w, uint64_t prints[MN_SEED_CHANGES])
 {
@@ -671,9 +671,9 @@ PyDoc_STRVAR(share_doc,
 PyDoc_STRVAR(watch_doc,
 "watch(dicts, counted, find, globals, types)\n\n"
 "From now on renew() checks whether values of these types in the dicts, or the numbers of\n"
-"entries of the counted dicts, have changed, or ints and first elements of lists.\n"
+"entries of the counted dicts, have changed, or numbers and first elements of lists.\n"
 "find(changes) -> None, or (entries, dicts, counted, types) for new generators: plans of all\n"
-"targets but the first `globals`. changes: 0 after set_epoch(); 8: only ints and elements.");
+"targets but the first `globals`. changes: 0 after set_epoch(); 8: only numbers and elements.");
 PyDoc_STRVAR(renew_doc,
 "renew() -> bool\n\n"
 "After a sample was made: whether it has made a generator, which is seeded from now on.");
