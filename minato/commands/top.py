@@ -436,7 +436,7 @@ def _fitted(lines: list[str], width: int, height: int) -> list[str]:
     room = max(1, height - 3)
     if len(lines) > room:
         cut = len(lines) - room + 1
-        more = f"  and {cut} more lines: a taller window shows them, or --once"
+        more = f"  and {cut} more lines: a taller window, or --once"
         lines = [*lines[: room - 1], more]
     return [line[:width] for line in lines] or [""]
 

@@ -415,8 +415,9 @@ def test_top_without_any_loader_says_so(
 def test_small_terminal_shows_first_lines() -> None:
     lines = [f"line {n}" for n in range(10)]
     assert _top._fitted(lines, 80, 13) == lines
-    shown = _top._fitted(lines, 80, 8)
-    assert shown[:4] == lines[:4] and len(shown) == 5 and "and 6 more lines" in shown[4]
+    shown = _top._fitted(lines, 50, 8)
+    assert shown[:4] == lines[:4] and len(shown) == 5
+    assert "and 6 more lines" in shown[4] and "--once" in shown[4]
     assert _top._fitted(lines, 3, 24) == ["lin"] * 10
     assert _top._fitted([], 80, 24) == [""] and len(_top._fitted(lines, 80, 1)) == 1
 
